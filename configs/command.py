@@ -6,7 +6,6 @@
     130    stopped by Ctrl-C
 
 `InputError` is the one exception for bad input: a command prints its message, one line, and exits with code 2.
-`warnings.warn(message, InputWarning)` is for input that a command can still use: it prints one line, `warning: …`.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ import sys
 import tempfile
 import threading
 import traceback
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,21 +32,12 @@ class InputError(Exception):
     """Something that the user gave is wrong. The message says what, where, and what to do."""
 
 
-class InputWarning(UserWarning):
-    """Something that the user gave is suspicious, and the command continues. The message says what and where."""
-
-
 def exit_on_bad_input(command: Callable[[], int | None]) -> None:
     """Run a command and end the process: one clear line and exit code 2 for bad input."""
     if spec := sys.modules["__main__"].__spec__:  # what argparse calls the program; from Python 3.14 on by itself
         sys.argv[0] = f"python -m {spec.name.removesuffix('.__main__')}"
-    stdout, formatwarning = sys.stdout, warnings.formatwarning
+    stdout = sys.stdout
     sys.stdout = Plain(stdout)
-    warnings.formatwarning = lambda message, category, *where: (
-        f"warning: {escape(str(message))}\n"
-        if issubclass(category, InputWarning)
-        else formatwarning(message, category, *where)
-    )
     _keep_compiled_code_apart()
     code, line = 0, ""
     try:
@@ -78,7 +67,7 @@ def exit_on_bad_input(command: Callable[[], int | None]) -> None:
         if code:  # what nobody reads is dropped here, or Python would try to write it at its end and exit with 120
             survive_lost_output()
             sys.stdout.flush()
-        sys.stdout, warnings.formatwarning = stdout, formatwarning
+        sys.stdout = stdout
     if line and os.environ.get("RANK", "0") == "0":  # under torchrun every process finds the same
         print(escape(line), file=sys.stderr)
     sys.exit(code)

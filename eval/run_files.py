@@ -41,12 +41,12 @@ class Sample(TypedDict):
 
 def read_metrics(run: Path, warn: Warn) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl; none without the file."""
-    return _read_log(run / METRICS, Metric, warn)
+    return read_log(run / METRICS, Metric, warn)
 
 
 def read_samples(run: Path, warn: Warn) -> list[dict[str, Any]]:
     """The lines of samples.jsonl; none without the file."""
-    return _read_log(run / SAMPLES, Sample, warn)
+    return read_log(run / SAMPLES, Sample, warn)
 
 
 def read_result(run: Path, warn: Warn) -> dict[str, Any] | None:
@@ -59,7 +59,8 @@ def read_result(run: Path, warn: Warn) -> dict[str, Any] | None:
         return None
 
 
-def _read_log(file: Path, kind: Any, warn: Warn) -> list[dict[str, Any]]:
+def read_log(file: Path, kind: Any, warn: Warn) -> list[Any]:
+    """The lines of a log, each of this kind; none without the file."""
     try:
         return read_lines(file, warn, kind)
     except DamagedFile as error:

@@ -1,7 +1,7 @@
 """Weights + config.json: a saved model directory IS a Hugging Face model directory.
 
 Parameter names and the order of operations are transformers', so `AutoModelForCausalLM.from_pretrained(dir)` gives
-the same logits. model/families/ has what differs between the architectures.
+the same logits. model/families.py has what differs between the architectures.
 A directory may have been written by somebody else: what is wrong in it is a DamagedFile, one line that names the file.
 """
 
@@ -23,25 +23,14 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from configs.command import InputError
-from configs.files import (
-    ADAPTER,
-    DamagedFile,
-    checkpoint_directory,
-    is_adapter,
-    read_checkpoint,
-    read_json,
-)
+from configs.files import ADAPTER, DamagedFile, checkpoint_directory, is_adapter, read_checkpoint, read_json
 from model.config import ModelConfig
-from model.families import Family, family_in, family_of
+from model.families import family_in, family_of
 from model.transformer import LanguageModel, on_meta
-from model.weight_files import check_tensors, read_tensors, warn_of_non_finite
+from model.weight_files import check_tensors, read_tensors
 
 WEIGHTS = "model.safetensors"
 TOKENIZER_FILES = "tokenizer.json tokenizer_config.json special_tokens_map.json chat_template.jinja".split()
-
-
-class _Generation(BaseModel):  # what is read of generation_config.json
-    eos_token_id: int | list[int] | None = None
 
 
 class _Adapters(BaseModel):  # what is read of adapter_config.json here; model/lora.py reads the rest
@@ -121,32 +110,26 @@ def read_tokenizer_files(directory: Path) -> dict[str, bytes]:
 def load(path: str | Path, device: str | torch.device = "cpu") -> LanguageModel:
     """Load a run (its newest checkpoint) or a checkpoint directory, in evaluation mode.
 
-    Warns (InputWarning) of weights that are not finite. Raises DamagedFile, a ValueError, for anything that is not such
-    a directory, is damaged, does not fit, or needs more memory than there is.
+    Raises DamagedFile, a ValueError, for anything that is not such a directory, is damaged, does not fit, or needs more
+    memory than there is.
     """
 
     def build(directory: Path) -> LanguageModel:
-        _check_before_building(base_of(directory) if is_adapter(directory) else directory)
-        lm = LanguageModel(read_config(directory))
+        config = read_config(directory)
+        try:
+            parameters = on_meta(config).num_parameters()
+        except (RuntimeError, OverflowError, TypeError, ValueError) as error:  # each kind of size has its own
+            reason = str(error).partition("\n")[0]
+            raise DamagedFile(f"{directory / 'config.json'}: no such model can be built: {reason}") from None
+        needed = 4.0 * parameters + sum(file.stat().st_size for file in directory.glob("*.safetensors"))
+        if needed > (free := psutil.virtual_memory().available):
+            sizes = f"{needed / 1e9:.1f} GB to be loaded, and {free / 1e9:.1f} GB of RAM are free"
+            raise DamagedFile(f"{directory}: holds {parameters:,} parameters, which need {sizes}")
+        lm = LanguageModel(config)
         load_weights(lm, directory)
         return lm
 
     return read_checkpoint(path, build).to(device).eval()
-
-
-def _check_before_building(directory: Path) -> None:
-    """The files hold the model of config.json, and it fits into memory: built on `meta`, it needs none."""
-    config = read_config(directory)
-    try:
-        lm = on_meta(config)
-    except (RuntimeError, OverflowError, TypeError, ValueError) as error:  # each kind of size has its own
-        reason = str(error).partition("\n")[0]
-        raise DamagedFile(f"{directory / 'config.json'}: no such model can be built: {reason}") from None
-    tensors, _ = _tensors_of(lm, directory)
-    needed = 4.0 * lm.num_parameters() + sum(tensor.nbytes for tensor in tensors.values())
-    if needed > (there := psutil.virtual_memory().available):
-        sizes = f"{needed / 1e9:.1f} GB to be loaded, and {there / 1e9:.1f} GB of RAM are free"
-        raise DamagedFile(f"{directory}: holds {lm.num_parameters():,} parameters, which need {sizes}")
 
 
 def read_config(directory: Path) -> ModelConfig:
@@ -159,7 +142,7 @@ def read_config(directory: Path) -> ModelConfig:
         return read_config(base_of(directory))
     file, generation = directory / "config.json", directory / "generation_config.json"
     fields = read_json(file)
-    if generation.is_file() and (ends := read_json(generation, _Generation).eos_token_id) is not None:
+    if generation.is_file() and (ends := read_json(generation).get("eos_token_id")) is not None:
         fields["eos_token_id"] = ends
     return family_in(fields, file).read(fields, file)
 
@@ -190,25 +173,18 @@ def load_weights(lm: LanguageModel, directory: Path) -> None:
 def read_weights(lm: LanguageModel, directory: Path) -> dict[str, Tensor]:
     """The weights in a directory under the model's own names, checked against it; no lm_head if it is tied.
 
-    Of a directory of adapters, for a model that has such, the adapters alone.
-    Warns of weights that are not finite. Raises DamagedFile.
+    Of a directory of adapters, for a model that has such, the adapters alone. Raises DamagedFile.
     """
     if is_adapter(directory):
         from model.lora import read_adapters
 
         return read_adapters(lm, directory)
-    tensors, family = _tensors_of(lm, directory)
-    warn_of_non_finite(tensors, directory / WEIGHTS)
-    return family.from_files(tensors)
-
-
-def _tensors_of(lm: LanguageModel, directory: Path) -> tuple[dict[str, Tensor], Family]:
-    """The tensors of a directory under the names of its family: those of the model, all and no others."""
-    family, state = family_in(read_json(directory / "config.json"), directory / "config.json"), lm.state_dict()
+    file, state = directory / "config.json", lm.state_dict()
+    family = family_in(read_json(file), file)
     tensors = read_tensors(directory / WEIGHTS, family.current)
     expected = family.to_files({name: torch.empty(state[name].shape, device="meta") for name in _stored_names(lm)})
     check_tensors(tensors, {name: list(x.shape) for name, x in expected.items()}, directory / WEIGHTS)
-    return tensors, family
+    return family.from_files(tensors)
 
 
 def base_of(directory: Path) -> Path:

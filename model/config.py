@@ -72,7 +72,7 @@ class ModelConfig(Section):
     """Layers without experts, counted from 0."""
     num_hidden_layers: int = Field(6, ge=1, le=10_000)
     """Number of layers."""
-    num_attention_heads: int = Field(8, ge=1)
+    num_attention_heads: int = Field(8, ge=1, le=10_000)
     """Query heads in a layer. Each one learns to look at the text in its own way."""
     num_key_value_heads: KeyValueHeads = Field(
         "gqa",
@@ -192,16 +192,9 @@ class ModelConfig(Section):
         values["num_key_value_heads"] = kv_heads_of(self.num_key_value_heads, heads)
         if is_mla:
             self._resolve_latent()
-        elif self.kv_heads < 1 or heads % self.kv_heads:
-            use = ", ".join(map(str, divisors(heads)))
-            raise ValueError(
-                f"num_key_value_heads ({self.kv_heads}) must divide num_attention_heads ({heads}): use {use}"
-            )
         if position == "rope" and self.rotary_size % 2:
             key, size = "qk_rope_head_dim" if is_mla else "head_dim", self.rotary_size
-            raise ValueError(
-                f"{key} ({size}) must be even, RoPE rotates pairs: change num_attention_heads, or use {size + 1}"
-            )
+            raise ValueError(f"{key} ({size}) must be even, because RoPE rotates pairs: use {size + 1}")
 
         # kinds of layers: a pattern is repeated
         if self.layer_types is None:
@@ -279,9 +272,7 @@ class ModelConfig(Section):
         if (last := max(self.mlp_only_layers, default=0)) >= self.num_hidden_layers:
             raise ValueError(f"mlp_only_layers names layer {last}: the layers are 0 to {self.num_hidden_layers - 1}")
         if not any(self.has_experts):
-            raise ValueError(
-                f"decoder_sparse_step ({self.decoder_sparse_step}) and mlp_only_layers leave no layer with experts"
-            )
+            raise ValueError("decoder_sparse_step and mlp_only_layers leave no layer with experts")
 
     # What may be left open in YAML and is always there in a built config.
 
@@ -358,24 +349,19 @@ class ModelConfig(Section):
 
 
 def kv_heads_of(toggle: int | str, heads: int) -> int:
-    """mha, gqa or mqa as a number of key/value heads. Raises ValueError for a word that another word is already."""
-    if isinstance(toggle, int):
-        return toggle
-    if toggle == "mha":
-        return heads
-    if toggle == "mqa" and heads > 1:
-        return 1
-    if toggle == "gqa" and (between := divisors(heads)[1:-1]):
+    """mha, gqa, mqa or a number as a number of key/value heads. Raises ValueError for a number that does not divide the
+    query heads, and for a word that another word is already."""
+    divisors = [d for d in range(1, heads + 1) if heads % d == 0]
+    if toggle == "gqa" and (between := divisors[1:-1]):
         return min(between, key=lambda divisor: (abs(divisor - heads / 4), -divisor))
+    number = heads if toggle == "mha" else 1 if toggle == "mqa" and heads > 1 else toggle
+    if isinstance(number, int) and number in divisors:
+        return number
+    use = ", ".join(map(str, divisors))
     raise ValueError(
-        f"num_key_value_heads: there is no {toggle} of {heads} query heads: gqa is a divisor between 1 and "
-        f"{heads}, mqa shares 1 among several: use mha or another num_attention_heads"
+        f"num_key_value_heads ({toggle}) must divide num_attention_heads ({heads}): use {use}. gqa is a divisor "
+        "between 1 and all, mqa shares 1 among several"
     )
-
-
-def divisors(number: int) -> list[int]:
-    """All of them, 1 and the number included."""
-    return [d for d in range(1, number + 1) if number % d == 0]
 
 
 class LoraConfig(Section):

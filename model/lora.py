@@ -33,7 +33,7 @@ from torch.nn.utils import parametrize
 
 from configs.files import ADAPTER, DamagedFile, checked, read_json
 from model.config import LoraConfig
-from model.weight_files import check_tensors, read_tensors, warn_of_non_finite
+from model.weight_files import check_tensors, read_tensors
 
 if TYPE_CHECKING:
     from model.transformer import LanguageModel
@@ -44,9 +44,8 @@ PREFIX = "base_model.model."  # peft's wrapper around the model
 HASH = "base_sha256"
 # added rows of the embedding or the head (AddedRows): our name, and peft's
 ROWS, PEFT_ROWS = "parametrizations.weight.0.lora_rows", "token_adapter.trainable_tokens_delta"
-PLAIN_LORA: dict[
-    str, tuple[Any, ...]
-] = {  # the values of a key with which peft computes what is computed here; the first is its default
+# the values of a key with which peft computes what is computed here; the first is its default
+PLAIN_LORA: dict[str, tuple[Any, ...]] = {
     "peft_type": (None, "LORA"),
     "bias": ("none",),
     "init_lora_weights": (True, False, "gaussian", "orthogonal", "eva"),  # others change the base as well
@@ -59,13 +58,15 @@ PLAIN_LORA: dict[
 }
 
 
-@dataclass(frozen=True)
+@dataclass
 class Adapters:
-    """What a model with adapters remembers: their config, and its base, a model directory with its `weights_hash`."""
+    """What a model with adapters remembers: their config, its base (a model directory, with its `weights_hash`), and
+    whether they are on."""
 
     config: LoraConfig
     base: str = ""
     base_sha256: str = ""
+    on: bool = True
 
 
 class Thin(nn.Linear):
@@ -75,39 +76,38 @@ class Thin(nn.Linear):
 
 
 class LoraLinear(nn.Linear):
-    """A linear layer with an adapter beside its frozen matrix. `on` switches the adapter."""
+    """A linear layer with an adapter beside its frozen matrix."""
 
-    def __init__(self, linear: nn.Linear, config: LoraConfig):
+    def __init__(self, linear: nn.Linear, adapters: Adapters):
         super().__init__(linear.in_features, linear.out_features, linear.bias is not None, device="meta")
         self.weight, self.bias = linear.weight, linear.bias  # the same tensors, not copies
-        place = {"device": linear.weight.device, "dtype": linear.weight.dtype}
+        config, place = adapters.config, {"device": linear.weight.device, "dtype": linear.weight.dtype}
         self.lora_A = Thin(self.in_features, config.rank, bias=False, **place)  # uniform, ± 1 / sqrt(in)
         self.lora_B = Thin(config.rank, self.out_features, bias=False, **place)
         nn.init.zeros_(self.lora_B.weight)
         self.dropout = nn.Dropout(config.dropout)
-        self.scaling, self.on = config.alpha / config.rank, True
+        self.adapters, self.scaling = adapters, config.alpha / config.rank
         self.train(linear.training)
 
     def forward(self, x: Tensor) -> Tensor:
         y = super().forward(x)
-        return y + self.lora_B(self.lora_A(self.dropout(x))) * self.scaling if self.on else y
+        return y + self.lora_B(self.lora_A(self.dropout(x))) * self.scaling if self.adapters.on else y
 
 
 class AddedRows(nn.Module):
     """Rows of the embedding or the head for tokens that the base does not know, trained in place of frozen ones.
 
-    A parametrization of `weight`: the frozen rows, then these. `on` switches to all the frozen ones.
+    A parametrization of `weight`: the frozen rows, then these. Off: all the frozen ones.
     """
 
     optimizer_group = "adapter"
 
-    def __init__(self, weight: Tensor, start: int):
+    def __init__(self, weight: Tensor, start: int, adapters: Adapters):
         super().__init__()
-        self.lora_rows = nn.Parameter(weight[start:].detach().clone())
-        self.on = True
+        self.lora_rows, self.adapters = nn.Parameter(weight[start:].detach().clone()), adapters
 
     def forward(self, weight: Tensor) -> Tensor:
-        return torch.cat([weight[: -len(self.lora_rows)], self.lora_rows]) if self.on else weight
+        return torch.cat([weight[: -len(self.lora_rows)], self.lora_rows]) if self.adapters.on else weight
 
 
 def add_adapters(
@@ -116,8 +116,7 @@ def add_adapters(
     """Freeze the model and put adapters beside the matrices that the config names.
 
     base, base_sha256: as in `Adapters`. rows: tokens of the base, where others were added: their rows are trained too.
-    Raises ValueError for a model that has adapters, a module that is not there, and a rank that is larger than a matrix
-    is wide; then nothing was changed.
+    Raises ValueError for a model that has adapters and for a module that is not there; then nothing was changed.
     """
     if lm.adapters is not None:
         raise ValueError("this model has adapters already: remove or merge them first")
@@ -126,24 +125,19 @@ def add_adapters(
         for target in config.target_modules:
             if not any(f".{name}".endswith(f".{target}") for name in layers):
                 names = ", ".join(sorted({name.rpartition(".")[2] for name in layers}))
-                raise ValueError(
-                    f"target_modules: no linear layer of the blocks is named {target!r}: use some of {names}"
-                )
+                raise ValueError(f"target_modules: no layer of the blocks is named {target!r}: use some of {names}")
         targets = tuple(f".{target}" for target in config.target_modules)
         layers = {name: linear for name, linear in layers.items() if f".{name}".endswith(targets)}
-    for name, linear in layers.items():
-        if config.rank > (side := min(linear.weight.shape)):
-            raise ValueError(f"rank ({config.rank}) is larger than the smaller side ({side}) of {name}: use less")
     lm.requires_grad_(False)
+    lm.adapters = adapters = Adapters(config, base, base_sha256)
     for name, linear in layers.items():
-        lm.set_submodule(name, LoraLinear(linear, config))
+        lm.set_submodule(name, LoraLinear(linear, adapters))
     if rows is not None and rows < lm.lm_head.out_features:
         embedding, head = lm.model.embed_tokens, lm.lm_head
-        of_head = AddedRows(head.weight, rows)
-        of_embedding = of_head if lm.config.tie_word_embeddings else AddedRows(embedding.weight, rows)
+        of_head = AddedRows(head.weight, rows, adapters)
+        of_embedding = of_head if lm.config.tie_word_embeddings else AddedRows(embedding.weight, rows, adapters)
         parametrize.register_parametrization(embedding, "weight", of_embedding)
         parametrize.register_parametrization(head, "weight", of_head)
-    lm.adapters = Adapters(config, base, base_sha256)
 
 
 def adaptable(lm: LanguageModel) -> dict[str, nn.Linear]:
@@ -172,17 +166,13 @@ def without_adapters(lm: LanguageModel) -> Iterator[None]:
 
     Raises ValueError for a model without adapters, which would be compared with itself.
     """
-    layers = [module for module in lm.modules() if isinstance(module, LoraLinear | AddedRows)]
-    if not layers:
+    if (adapters := lm.adapters) is None:
         raise ValueError("this model has no adapters, so there is no base inside it: use lora, or a second model")
-    before = [layer.on for layer in layers]
-    for layer in layers:
-        layer.on = False
+    before, adapters.on = adapters.on, False
     try:
         yield
     finally:
-        for layer, on in zip(layers, before, strict=True):
-            layer.on = on
+        adapters.on = before
 
 
 @torch.no_grad()
@@ -288,10 +278,9 @@ def check_base(directory: Path, sha256: str) -> None:
 def read_adapters(lm: LanguageModel, directory: Path) -> dict[str, Tensor]:
     """The tensors of a directory under the model's own names, checked against its adapters. Raises DamagedFile."""
     assert lm.adapters is not None
-    tensors, file = _tensors_in(directory), directory / TENSORS
     check_base(directory, lm.adapters.base_sha256)
-    check_tensors(tensors, _adapter_shapes(lm), file)
-    warn_of_non_finite(tensors, file)
+    tensors = _tensors_in(directory)
+    check_tensors(tensors, _adapter_shapes(lm), directory / TENSORS)
     return tensors
 
 

@@ -51,7 +51,7 @@ class PagedCache:
     """
 
     def __init__(self, config: ModelConfig, blocks: int, like: Tensor, block_size: int = 16):
-        self.config, self.block_size = config, block_size
+        self.block_size = block_size
         self.layers = [
             [like.new_zeros(blocks * block_size, heads, size) for heads, size in config.cache_shapes]
             for _ in range(config.num_hidden_layers)

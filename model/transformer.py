@@ -168,8 +168,7 @@ class Decoder(nn.Module):
             positions, positions, len(input_ids), attention_mask, document_ids, document_starts=document_starts
         )
         self.check_backend(device, document_ids is not None, attention_mask is not None or kv_cache is not None)
-        specs = spec.of_layers(self.config.windows, kv_cache)
-        masks = {window: BACKENDS[self.backend].mask(spec) for window, spec in specs.items()}
+        masks = self.build_masks(spec, kv_cache)
         position_ids = positions[None] if position_ids is None else position_ids
         real = None  # which tokens are not padding (B, T), None: all; only experts, which are balanced, ask
         if self.training and self.config.num_experts:
@@ -197,6 +196,11 @@ class Decoder(nn.Module):
             tokens = input_ids.new_full((len(input_ids),), T) if real is None else real.sum(1)
             auxiliary = {name: (loss * tokens).sum() for name, loss in auxiliary.items()}
         return self.norm(x), auxiliary
+
+    def build_masks(self, spec: MaskSpec, cache: KVCache | None) -> dict[int | None, Mask]:
+        """One mask for each kind of layer, by its window, as the backend reads it."""
+        specs = spec.of_layers(self.config.windows, cache)
+        return {window: BACKENDS[self.backend].mask(spec) for window, spec in specs.items()}
 
     def check_backend(self, device: torch.device, documents: bool, padding: bool) -> None:
         """Raises ValueError if the backend cannot serve this, with reason and remedy, before anything is computed.

@@ -6,7 +6,6 @@ Two families have other tensors in their files than LanguageModel has: Qwen3-MoE
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
@@ -17,7 +16,6 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from configs.command import InputWarning
 from configs.files import DamagedFile, read_json
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)  # what is not rounded when it is loaded
@@ -52,8 +50,6 @@ def read_tensors(file: Path, current: Callable[[str], str | None] = str) -> Tens
                 continue
             if tensor.dtype not in DTYPES:
                 raise DamagedFile(f"{part}: {name[:60]} is of {tensor.dtype}: must be float32, float16 or bfloat16")
-            if today in tensors:
-                raise DamagedFile(f"{part}: {today[:60]} is there under two names")
             tensors[today] = tensor
     return tensors
 
@@ -66,14 +62,6 @@ def check_tensors(tensors: Tensors, shapes: dict[str, list[int]], file: Path) ->
             problem = f"has shape {shape}, and the model {expected}"
             problem = "is missing" if shape is None else "is not part of this model" if expected is None else problem
             raise DamagedFile(f"{file}: is of another architecture: {name[:100]} {problem}")
-
-
-def warn_of_non_finite(tensors: Tensors, file: Path) -> None:
-    """InputWarning. The extremes tell, because NaN comes through: ten times as fast as torch.isfinite."""
-    extremes = {name: torch.stack(torch.aminmax(tensor)) for name, tensor in tensors.items() if tensor.numel()}
-    if broken := [name for name, pair in extremes.items() if not pair.isfinite().all()]:
-        others = f" and {len(broken) - 1:,} other tensors" if len(broken) > 1 else ""
-        warnings.warn(f"{file}: {broken[0]}{others}: not every number is finite", InputWarning, stacklevel=3)
 
 
 # ---------------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from eval.compare.recall import Point
+from eval.compare.pictures import Point
 from eval.recall import half_at
 from eval.run_files import read_metrics
 from notebooks import start

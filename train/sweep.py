@@ -155,10 +155,8 @@ def main() -> int:
         paths = [run.config.directory for run in runs if run.config.name not in failed]
         notes = [f"{name} is left out: exit code {code}{REASONS.get(code, '')}" for name, code in failed.items()]
         if paths:
-            comparison = compare(paths, out, decode=not given.skip_decode, notes=notes)
-            for warning in comparison.warnings:
-                print(f"warning: {warning}", file=sys.stderr)
-            print(f"\n{comparison.short}\n\nall rows, figures and heads: {comparison.file}")
+            print()
+            compare(paths, out, decode=not given.skip_decode, notes=notes)
         return 3 if 3 in failed.values() else next((code if code > 0 else 128 - code for code in failed.values()), 0)
 
 

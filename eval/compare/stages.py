@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from configs.command import InputError
 from configs.text import table as markdown_table
@@ -24,11 +23,11 @@ from data.batches import IGNORED, Batch
 from data.chat import TRAINED, encode_conversations
 from data.config import StoryworldSource
 from data.reading.records import checked_conversation
-from data.storyworld import Story, interview, tell
+from data.storyworld import interview, tell
 from data.storyworld.questions import KINDS
 from data.tokenizer import Tokenizer
 from eval.attention.controls import LOGITS, rises_without_each
-from eval.compare.runs import RunResult, Variant
+from eval.compare import RunResult, Variant
 from eval.language_modeling import compare_with_floor, evaluating, fitting, mean_loss
 from eval.load_model import open_model
 from eval.questions import ask, figures, held_out_questions, score, source_of
@@ -39,76 +38,17 @@ MATRIX = re.compile(r"\blayers\.(\d+)\.(\S+?)\.weight$")
 SHOWN_HEADS = 2  # that are named in the table: those that the answers need most
 
 
-@dataclass(frozen=True)
-class Text:
-    """Rows of ids, padded on the right, and which of them are counted: (N, T) int64 and (N, T) bool."""
+def measure(variants: Sequence[Variant], device: str = "auto") -> list[dict[str, Any]]:
+    """The stages in the order of the runs; none where no run started from another, or not in the built-in world.
 
-    ids: Tensor
-    counted: Tensor
-
-    def parts(self, lm: LanguageModel) -> Iterator[Text]:
-        """As many rows at a time as their logits fit into memory."""
-        rows = max(1, LOGITS // (self.ids.shape[1] * lm.lm_head.out_features))
-        for start in range(0, len(self.ids), rows):
-            yield Text(self.ids[start : start + rows], self.counted[start : start + rows])
-
-
-@dataclass(frozen=True)
-class Stage:
-    """One run of the life.
-
-    started_from:  name of the run whose weights it began with; None for the first one
-    right, new:    share of right answers by class, as eval.questions.figures has them; with names of a new form
+    A stage, as histories.json has it (null: not measured):
+    name, started_from:     the run, and the one whose weights it began with
+    right, new:             share of right answers by class (eval.questions.figures); with names of a new form
     kl_answers, kl_stories: KL(stage || first stage), nats a token, over right answers and over stories
-    gap:           bits per byte above the entropy floor, on stories
-    needed:        (layer, head): rise of the loss on right answers, nats a token, without that head
-    moved:         (layer, matrix): |W - W of started_from| / |W of started_from|; empty for the first stage
+    gap:                    bits per byte above the entropy floor, on stories
+    needed:                 [layer][head]: rise of the loss on right answers, nats a token, without that head
+    moved:                  [layer, matrix, |W - W of started_from| / |W of started_from|]
     """
-
-    name: str
-    started_from: str | None
-    right: dict[str, float | int]
-    new: dict[str, float | int]
-    kl_answers: float
-    kl_stories: float
-    gap: float
-    needed: Tensor
-    moved: dict[tuple[int, str], float] = field(default_factory=dict)
-
-
-def chain(variants: Sequence[Variant]) -> list[tuple[RunResult, RunResult | None]]:
-    """Each variant's first run with the compared run that it started from; empty where no run started from another.
-
-    Runs that neither started from another nor were started from are left out.
-    """
-    runs = [variant.runs[0] for variant in variants]
-    places = {run.path.resolve(): run for run in runs}
-    found = [(run, _origin(run, places)) for run in runs]
-    origins = [origin.path for _, origin in found if origin is not None]
-    return [(run, origin) for run, origin in found if origin is not None or run.path in origins]
-
-
-def _origin(run: RunResult, places: dict[Path, RunResult]) -> RunResult | None:
-    start = run.settings.get("init_from")
-    if not start:
-        return None
-    path = Path(start).resolve()
-    return next((places[at] for at in (path, *path.parents[:2]) if at in places), None)
-
-
-@dataclass(frozen=True)
-class HeldOut:
-    """What every stage is measured on. first: the first stage's model, which the others are compared with."""
-
-    source: StoryworldSource
-    stories: Sequence[Story]
-    right_answers: Text
-    whole_stories: Text
-    first: LanguageModel
-
-
-def stages(variants: Sequence[Variant], device: str = "auto") -> list[Stage]:
-    """Every stage of the life, measured; empty where there is none, or its last run is not of the built-in world."""
     life = chain(variants)
     try:
         source = source_of(life[-1][0].path) if life else None
@@ -116,167 +56,133 @@ def stages(variants: Sequence[Variant], device: str = "auto") -> list[Stage]:
         source = None
     if source is None or source.recall is not None:
         return []
-    models = {run.name: open_model(run.path, device) for run, _ in life}
-    first, tokenizer = models[life[0][0].name]
+    models = {run.path: open_model(run.path, device) for run, _ in life}
+    first, tokenizer = models[life[0][0].path]
     stories = [tell(source.seed, index, "validation", source.level) for index in range(STORIES)]
-    texts = right_answers(tokenizer, source), whole_texts(tokenizer, [story.text for story in stories])
-    held_out = HeldOut(source, stories, *texts, first)
-    found = []
+    answers, texts = right_answers(tokenizer, source), whole_texts(tokenizer, [story.text for story in stories])
+    stages = []
     for run, origin in life:
-        before = models[origin.name][0] if origin else None
-        found.append(measure(run.name, *models[run.name], held_out, origin.name if origin else None, before))
-    return found
+        lm, its_tokenizer = models[run.path]
+        stage: dict[str, Any] = {"name": run.name, "started_from": origin.name if origin else None}
+        for key, new_names in (("right", False), ("new", True)):
+            questions = list(islice(held_out_questions(source, new_names=new_names), QUESTIONS))
+            stage[key] = figures(score(questions, ask(lm, its_tokenizer, questions)))
+        stage["kl_answers"], stage["kl_stories"] = divergence(lm, first, answers), divergence(lm, first, texts)
+        readable = fitting(lm, its_tokenizer, stories)
+        stage["gap"] = compare_with_floor(lm, its_tokenizer, readable).gap if readable else math.nan
+        stage["needed"] = rises_without_each(lm, partial(answer_loss, lm, answers)).tolist()
+        stage["moved"] = moved(lm, models[origin.path][0]) if origin else []
+        stages.append(stage)
+    return stages
 
 
-def measure(
-    name: str,
-    lm: LanguageModel,
-    tokenizer: Tokenizer,
-    held_out: HeldOut,
-    started_from: str | None = None,
-    before: LanguageModel | None = None,
-) -> Stage:
-    """One stage. before: the model that it started from, whose name is started_from."""
-    source, shares = held_out.source, []
-    for new_names in (False, True):
-        asked = list(islice(held_out_questions(source, new_names=new_names), QUESTIONS))
-        shares.append(figures(score(asked, ask(lm, tokenizer, asked))))
-    stories = fitting(lm, tokenizer, held_out.stories)
-    return Stage(
-        name=name,
-        started_from=started_from,
-        right=shares[0],
-        new=shares[1],
-        kl_answers=divergence(lm, held_out.first, held_out.right_answers),
-        kl_stories=divergence(lm, held_out.first, held_out.whole_stories),
-        gap=compare_with_floor(lm, tokenizer, stories).gap if stories else math.nan,
-        needed=needed_heads(lm, held_out.right_answers),
-        moved=moved(lm, before) if before is not None else {},
-    )
+def chain(variants: Sequence[Variant]) -> list[tuple[RunResult, RunResult | None]]:
+    """Each variant's first run with the compared run that it started from; empty where no run started from another.
+
+    Runs that neither started from another nor were started from are left out.
+    """
+    runs = {variant.runs[0].path.resolve(): variant.runs[0] for variant in variants}
+    origins: dict[Path, RunResult | None] = {}
+    for path, run in runs.items():
+        start = Path(run.settings.get("init_from") or path / "itself").resolve()  # a run, or a checkpoint in one
+        origins[path] = next((runs[at] for at in (start, *start.parents[:2]) if at in runs and at != path), None)
+    began = [origin.path for origin in origins.values() if origin]
+    return [(runs[path], origin) for path, origin in origins.items() if origin or runs[path].path in began]
 
 
-def right_answers(tokenizer: Tokenizer, source: StoryworldSource) -> Text:
-    """Held-out conversations with many questions each; what the assistant says is counted."""
+def right_answers(tokenizer: Tokenizer, source: StoryworldSource) -> Batch:
+    """Held-out conversations with many questions each; what the assistant says has labels."""
     talks = [
         interview(source.seed, index, "validation", source.level, held_out_names=False)["conversations"]
         for index in range(CONVERSATIONS)
     ]
-    encoded = encode_conversations(tokenizer, [checked_conversation(one) for one in talks])
-    return _text([(ids, [bool(flag & TRAINED) for flag in flags]) for ids, flags in encoded], tokenizer)
+    encoded = encode_conversations(tokenizer, [checked_conversation(talk) for talk in talks])
+    return _batch([(ids, [bool(flag & TRAINED) for flag in flags]) for ids, flags in encoded], tokenizer)
 
 
-def whole_texts(tokenizer: Tokenizer, texts: Sequence[str]) -> Text:
-    """Documents from their first token to their end; every token but the first is counted."""
-    return _text([(ids, [False] + [True] * (len(ids) - 1)) for ids in tokenizer.encode_documents(texts)], tokenizer)
+def whole_texts(tokenizer: Tokenizer, texts: Sequence[str]) -> Batch:
+    """Documents from their first token to their end; every token but the first has a label."""
+    return _batch([(ids, [False] + [True] * (len(ids) - 1)) for ids in tokenizer.encode_documents(texts)], tokenizer)
 
 
-def _text(rows: Sequence[tuple[Sequence[int], Sequence[bool]]], tokenizer: Tokenizer) -> Text:
+def _batch(rows: Sequence[tuple[Sequence[int], Sequence[bool]]], tokenizer: Tokenizer) -> Batch:
     pad = torch.nn.utils.rnn.pad_sequence
     ids = pad([torch.tensor(ids) for ids, _ in rows], batch_first=True, padding_value=tokenizer.pad_id)
-    return Text(ids, pad([torch.tensor(counted) for _, counted in rows], batch_first=True, padding_value=False))
+    counted = pad([torch.tensor(counted) for _, counted in rows], batch_first=True, padding_value=False)
+    return Batch({"input_ids": ids, "labels": ids.masked_fill(~counted, IGNORED)}, [*range(len(rows))])
 
 
-def _fitting(lm: LanguageModel, text: Text) -> Text:
-    """The rows that the model can read whole."""
-    whole = ~text.counted[:, lm.config.max_position_embeddings :].any(1)
-    longest = min(text.ids.shape[1], lm.config.max_position_embeddings)
-    return Text(text.ids[whole, :longest], text.counted[whole, :longest])
+def _parts(text: Batch, *models: LanguageModel) -> list[Batch]:
+    """The rows that the models can read whole, as many at a time as their logits fit into memory."""
+    longest = min(lm.config.max_position_embeddings for lm in models)
+    whole = (text["labels"][:, longest:] == IGNORED).all(1)
+    tensors = {name: tensor[whole, :longest] for name, tensor in text.tensors.items()}
+    length = tensors["labels"].shape[1]
+    return Batch(tensors, [*range(int(whole.sum()))]).split(max(1, LOGITS // (length * models[0].lm_head.out_features)))
 
 
 @torch.no_grad()
-def divergence(lm: LanguageModel, base: LanguageModel, text: Text) -> float:
-    """KL(lm || base) of the next token, in nats, mean over the counted tokens; NaN where no row fits into a model."""
-    total, count = 0.0, 0
-    text = _fitting(base, _fitting(lm, text))
-    device = next(lm.parameters()).device
+def divergence(lm: LanguageModel, base: LanguageModel, text: Batch) -> float:
+    """KL(lm || base) of the next token, in nats, mean over the labels; NaN where no row fits into a model."""
+    total, count, device = 0.0, 0, next(lm.parameters()).device
     with evaluating(lm), evaluating(base):
-        for part in text.parts(lm):
-            ids, asked = part.ids.to(device), part.counted[:, 1:].to(device)
-            ours, theirs = (F.log_softmax(one(ids)[:, :-1][asked].float(), -1) for one in (lm, base))
+        for part in _parts(text, lm, base):
+            ids, counted = part["input_ids"].to(device), (part["labels"][:, 1:] != IGNORED).to(device)
+            ours, theirs = (F.log_softmax(model(ids)[:, :-1][counted].float(), -1) for model in (lm, base))
             total += (ours.exp() * (ours - theirs)).sum().item()
-            count += int(asked.sum())
+            count += int(counted.sum())
     return total / count if count else math.nan
 
 
-def answer_loss(lm: LanguageModel, text: Text) -> float:
-    """Mean -ln p of the counted tokens, in nats; NaN where no row fits into the model."""
-    text = _fitting(lm, text)
-    parts = [
-        Batch({"input_ids": part.ids, "labels": part.ids.masked_fill(~part.counted, IGNORED)}, [*range(len(part.ids))])
-        for part in text.parts(lm)
-    ]
-    return mean_loss(lm, parts)
+def answer_loss(lm: LanguageModel, text: Batch) -> float:
+    """Mean -ln p of the labels, in nats; NaN where no row fits into the model."""
+    return mean_loss(lm, _parts(text, lm))
 
 
-def needed_heads(lm: LanguageModel, text: Text) -> Tensor:
-    """How much `answer_loss` rises when a head is ablated: (layer, head) float32, nats a token; one head at a time."""
-    return rises_without_each(lm, lambda: answer_loss(lm, text))
-
-
-def moved(lm: LanguageModel, before: LanguageModel) -> dict[tuple[int, str], float]:
-    """(layer, name of a matrix) -> Frobenius norm of its change, as a share of the norm it had."""
-    old, found = before.state_dict(), {}
+def moved(lm: LanguageModel, before: LanguageModel) -> list[tuple[int, str, float]]:
+    """(layer, name of a matrix, Frobenius norm of its change as a share of the norm it had)."""
+    old, shares = before.state_dict(), []
     for name, weight in lm.state_dict().items():
         if (place := MATRIX.search(name)) and weight.dim() == 2 and name in old:
             change = (weight - old[name]).norm() / old[name].norm().clamp_min(1e-12)
-            found[int(place[1]), place[2].rsplit(".", 1)[-1]] = change.item()
-    return found
+            shares.append((int(place[1]), place[2].rsplit(".", 1)[-1], change.item()))
+    return shares
 
 
-# ---------------------------------------------------------------------------------------------------------
-# the table, and the file of numbers
+def table(life: Sequence[dict[str, Any]]) -> str:
+    """Markdown: a column for each stage. life: as `measure` gives it, or as histories.json has it."""
+    rows: list[list[str]] = []
 
+    def row(label: str, cell: Callable[[dict[str, Any]], str]) -> None:
+        rows.append([label, *map(cell, life)])
 
-def table(life: Sequence[Stage]) -> str:
-    """Markdown: a column for each stage."""
+    def share(label: str, of: Callable[[dict[str, Any]], float | None]) -> None:
+        row(label, lambda stage: "–" if (value := of(stage)) is None else f"{value:.1%}")
 
-    def percent(values: dict[str, float | int], key: str) -> str:
-        return f"{values[key]:.1%}" if key in values else "–"
+    def number(label: str, key: str, digits: int) -> None:
+        row(label, lambda stage: "–" if stage[key] is None or math.isnan(stage[key]) else f"{stage[key]:.{digits}f}")
 
-    def number(value: float, digits: int = 3) -> str:
-        return "–" if math.isnan(value) else f"{value:.{digits}f}"
+    def needed(stage: dict[str, Any]) -> str:
+        heads = [(rise, f"L{i} H{j}") for i, layer in enumerate(stage["needed"]) for j, rise in enumerate(layer)]
+        best = sorted(heads, key=lambda head: -head[0])[:SHOWN_HEADS]
+        return ", ".join(f"{head} {rise:+.2f}" for rise, head in best)
 
-    rows = [["started from", *(one.started_from or "–" for one in life)]]
-    rows += [[f"answers right, all {life[0].right['asked']}", *(percent(one.right, "exact_match") for one in life)]]
-    for kind in KINDS:
-        if any(f"exact_match_{kind}" in one.right for one in life):
-            rows.append([f"… {kind}", *(percent(one.right, f"exact_match_{kind}") for one in life)])
-    rows.append(["answers right, names of a new form", *(percent(one.new, "exact_match") for one in life)])
-    rows.append([f"KL from {life[0].name}, right answers (nats a token)", *(number(one.kl_answers) for one in life)])
-    rows.append([f"KL from {life[0].name}, stories (nats a token)", *(number(one.kl_stories) for one in life)])
-    rows.append(["gap to the entropy floor, stories (bits per byte)", *(number(one.gap, 4) for one in life)])
-    rows.append(["heads that right answers need most (nats a token)", *(_most_needed(one.needed) for one in life)])
-    for layer in sorted({layer for one in life for layer, _ in one.moved}):
-        rows.append([f"weights moved, layer {layer}", *(_moved_in(one, layer) for one in life)])
-    return markdown_table(["", *(one.name for one in life)], rows)
+    def right(stage: dict[str, Any], kind: str) -> float | None:
+        return stage["right"].get(f"exact_match_{kind}")
 
+    def mean_moved(stage: dict[str, Any], layer: int) -> float | None:
+        shares = [moved for at, _, moved in stage["moved"] if at == layer]
+        return sum(shares) / len(shares) if shares else None
 
-def _most_needed(needed: Tensor) -> str:
-    best = needed.flatten().argsort(descending=True)[:SHOWN_HEADS].tolist()
-    places = [divmod(place, needed.shape[1]) for place in best]
-    return ", ".join(f"L{layer} H{head} {needed[layer, head]:+.2f}" for layer, head in places)
-
-
-def _moved_in(stage: Stage, layer: int) -> str:
-    found = [value for (at, _), value in stage.moved.items() if at == layer]
-    return f"{sum(found) / len(found):.1%}" if found else "–"
-
-
-def numbers(stage: Stage) -> dict[str, Any]:
-    """A stage as JSON."""
-    plain = {key: getattr(stage, key) for key in ("name", "started_from", "right", "new")}
-    for key in ("kl_answers", "kl_stories", "gap"):
-        value = getattr(stage, key)
-        plain[key] = round(value, 4) if math.isfinite(value) else None
-    plain["needed"] = [[round(value, 4) for value in row] for row in stage.needed.tolist()]
-    return plain | {"moved": [[layer, name, round(value, 5)] for (layer, name), value in stage.moved.items()]}
-
-
-def from_numbers(plain: dict[str, Any]) -> Stage:
-    """A stage as `numbers` wrote it."""
-    kl_answers, kl_stories, gap = (
-        math.nan if plain[key] is None else plain[key] for key in ("kl_answers", "kl_stories", "gap")
-    )
-    moved = {(layer, name): value for layer, name, value in plain["moved"]}
-    shares, needed = (plain["right"], plain["new"]), torch.tensor(plain["needed"])
-    return Stage(plain["name"], plain["started_from"], *shares, kl_answers, kl_stories, gap, needed, moved)
+    row("started from", lambda stage: stage["started_from"] or "–")
+    share(f"answers right, all {life[0]['right']['asked']}", lambda stage: stage["right"]["exact_match"])
+    for kind in [kind for kind in KINDS if any(right(stage, kind) is not None for stage in life)]:
+        share(f"… {kind}", partial(right, kind=kind))
+    share("answers right, names of a new form", lambda stage: stage["new"]["exact_match"])
+    number(f"KL from {life[0]['name']}, right answers (nats a token)", "kl_answers", 3)
+    number(f"KL from {life[0]['name']}, stories (nats a token)", "kl_stories", 3)
+    number("gap to the entropy floor, stories (bits per byte)", "gap", 4)
+    row("heads that right answers need most (nats a token)", needed)
+    for layer in sorted({layer for stage in life for layer, *_ in stage["moved"]}):
+        share(f"weights moved, layer {layer}", partial(mean_moved, layer=layer))
+    return markdown_table(["", *(stage["name"] for stage in life)], rows)

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 from pydantic import BaseModel, Field, FiniteFloat
 
-from configs.files import DamagedFile, read_lines
 from configs.text import escape, table
-from eval.run_files import EXPERTS, Count, Warn
+from eval.run_files import EXPERTS, Count, Warn, read_log
 
 if TYPE_CHECKING:
     from eval.experts.routing import Routing
@@ -77,11 +76,7 @@ def characteristic_ids(routing: Routing) -> np.ndarray:
 
 def read(directory: Path, warn: Warn) -> list[ExpertUse]:
     """The lines of a run, in order, all of the model that the last one saw; none without the file."""
-    try:
-        lines: list[Any] = read_lines(directory / EXPERTS, warn, ExpertUse)
-    except DamagedFile as error:
-        warn(str(error))
-        return []
+    lines: list[ExpertUse] = read_log(directory / EXPERTS, ExpertUse, warn)
     return [line for line in lines if line.layers == lines[-1].layers and line.experts == lines[-1].experts]
 
 

@@ -78,7 +78,7 @@ def shares_over_steps(lines: Sequence[ExpertUse], path: Path, title: str = "") -
     down = -(-len(last.layers) // across)
     figure = drawing.new_figure(max(across * WIDTH, 560), down * HEIGHT + 60, layout="constrained")
     heading = " · ".join(part for part in (title, "share of the tokens of every expert, 1 = fair share") if part)
-    figure.suptitle(drawing.readable(heading), x=0.01, ha="left", family=drawing.fonts(heading), parse_math=False)
+    figure.suptitle(drawing.readable(heading), x=0.01, ha="left", family=drawing.fonts(), parse_math=False)
     panels = figure.subplots(down, across, squeeze=False, sharex=True, sharey=True)
     steps, of_fair = [line.step for line in lines], np.stack([line.of_fair for line in lines])  # (lines, L, E)
     for i, axes in enumerate(panels.flat):

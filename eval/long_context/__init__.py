@@ -1,1 +1,276 @@
-"""What does a model do with texts longer than those of its training? docs/long_context.md."""
+"""What does a model do with texts longer than those of its training? docs/long_context.md explains it.
+
+No document of the built-in world is as long as four rows, so two kinds of text are made:
+
+    held-out text   the held-out documents one after the other, cut into pieces: what the model reads in training, but
+                    with more before it. If nothing breaks, the loss is the same at every position
+    recall text     random words, no two alike; at the end phrases of it come again, from known places
+
+Each is read in several ways:
+
+    none       positions as they are, also where they are larger than in training
+    linear     every angle of RoPE divided by length / trained length (Chen et al. 2023, arXiv 2306.15595)
+    yarn       slow pairs divided by it, fast ones kept (Peng et al. 2023, arXiv 2309.00071)
+    windows    every layer sees no more tokens than a row of training had
+
+A further run is read as it was trained, under its own name.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import accumulate, chain
+from pathlib import Path
+from random import Random
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from configs.command import InputError
+from data.chat import plain_texts
+from data.config import DataConfig
+from data.reading.documents import documents
+from data.storyworld.lexicon import lexicon
+from data.storyworld.names import held_out_names
+from data.tokenizer import Tokenizer
+from eval.attention.capture import capture
+from eval.language_modeling import evaluating
+from model import LanguageModel
+from model.config import ModelConfig
+from model.rope import inverse_frequencies
+
+PARTS, PHRASE = 4, 4  # a phrase of four words from each quarter of a recall text
+LOGITS = 2**24  # in memory at a time: 64 MB
+LOOKED_AT = 6  # recall texts whose attention is kept: it grows with the square of their length
+POSITIONS, DISTANCES, DEPTHS = 16, 8, 8  # stretches in which means are taken
+RECALLED = ("recall", "copy_gain", "recall_by_depth", "gain_by_distance", "induction_by_distance")
+Make = Callable[[int], LanguageModel]  # length in tokens -> the model for it
+
+
+def study(
+    opened: Mapping[str, tuple[LanguageModel, Tokenizer]], config: DataConfig, lengths: Sequence[int], count: int
+) -> dict[str, Any]:
+    """Read `count` texts of every length with the first run in every way, and with all others as they are.
+
+    Returns what is written as JSON. Most of it is name -> way to read -> one entry a length:
+
+    loss:                  of the same last tokens of every held-out text, however much stands before them
+    loss_by_position:      its mean in stretches from the first token to the last
+    recall, copy_gain:     of the tokens asked for: the share that are the likeliest; how much their loss falls
+    recall_by_depth:       in stretches of the text, from its beginning to its end
+    gain_by_distance, induction_by_distance: in stretches of the distance, from 0 to the length
+
+    Raises InputError for a run with another tokenizer, and for what cannot be read.
+    """
+    (first, (lm, tokenizer)), *others = opened.items()
+    trained, longest = config.sequence_length, lengths[-1]
+    makers = ways(lm, trained)
+    for path, (other, its_tokenizer) in others:
+        if its_tokenizer.sha256() != tokenizer.sha256():
+            raise InputError(f"{path}: has another tokenizer than {first}, so their losses cannot be compared")
+        name = Path(path).resolve().name
+        makers[path if name in makers else name] = partial(longer, other)
+    for length in lengths:
+        makers["none"](length)  # what cannot be read is refused before anything is measured
+    text = held_out_rows(tokenizer, config, longest, count)
+    questions = {length: recall_texts(tokenizer, length, len(text)) for length in lengths}
+    asked = {length: texts for length, texts in questions.items() if texts is not None}
+    within = [length for length in asked if length <= trained] or list(asked)[:1]
+    head = None
+    if asked:  # the head that gives most of its attention to the answers within the trained length
+        shares = to_answers(makers["none"](within[-1]), asked[within[-1]])
+        best = int(torch.stack([share.mean(0) for share in shares]).sum(0).argmax())
+        head = divmod(best, lm.config.num_attention_heads)
+    last = lengths[0] // 2
+    numbers: dict[str, Any] = {"last_tokens": last, "head": head}
+    for name, make in makers.items():
+        for length in lengths:
+            model = make(length)
+            end = torch.cat((text[:, :1], text[:, longest - length + 1 :]), dim=1)  # behind a document's first token
+            losses, _ = read(model, end)
+            figures: dict[str, Any] = {"loss": losses[:, -last:].mean().item()}
+            figures["loss_by_position"] = [part.nanmean().item() for part in losses.tensor_split(POSITIONS, dim=1)]
+            for key, value in (figures | recalled(model, questions[length], head)).items():
+                numbers.setdefault(key, {}).setdefault(name, []).append(value)
+    return numbers | {"run": first, "trained_length": trained, "lengths": list(lengths), "texts": len(text)}
+
+
+def ways(lm: LanguageModel, trained: int) -> dict[str, Make]:
+    """In which ways this model, which read rows of `trained` tokens in training, can read a longer text."""
+    rotates = any(lm.config.rotates)
+    plain = lm.with_rope_scaling("none", 1, trained) if rotates else lm
+
+    def scaled(kind: str, length: int) -> LanguageModel:
+        return longer(plain.with_rope_scaling(kind, max(1.0, length / trained), trained), length)
+
+    def windows(length: int) -> LanguageModel:
+        return longer(plain, length).with_config(sliding_window=trained, layer_types=["sliding_attention"])
+
+    scalings = {kind: partial(scaled, kind) for kind in ("linear", "yarn")} if rotates else {}
+    return {"none": partial(longer, plain), **scalings, "windows": windows}
+
+
+def longer(lm: LanguageModel, length: int) -> LanguageModel:
+    """The model, allowed to read so many tokens. Raises InputError where a learned vector is missing for some."""
+    longest = lm.config.max_position_embeddings
+    if length <= longest:
+        return lm
+    if lm.config.position_embedding == "learned":
+        raise InputError(
+            f"--lengths: {length:,} is too long: this model has learned a vector for {longest:,} positions"
+        )
+    return lm.with_config(max_position_embeddings=length)
+
+
+# ---------------------------------------------------------------------------------------------------------
+# texts
+
+
+class RecallTexts(NamedTuple):
+    """Random words, and phrases of them again at the end.
+
+    ids: (N, T) int64, padded on the right. told: (N,) tokens before the first phrase comes again. row, place, source:
+    (questions,) each: token `place` of text `row` is asked for, and stood first at `source`. The first word of a phrase
+    is not asked for: nothing says which phrase comes.
+    """
+
+    ids: Tensor
+    told: Tensor
+    row: Tensor
+    place: Tensor
+    source: Tensor
+
+
+def held_out_rows(tokenizer: Tokenizer, config: DataConfig, length: int, count: int) -> Tensor:
+    """Up to `count` pieces of the joined held-out documents, each behind a first token: (N, length).
+
+    Raises InputError for a source that cannot be read, or holds less than one piece.
+    """
+    ids, wanted = list[int](), count * (length - 1)
+    for document in documents(config, "validation"):
+        for text in plain_texts(document):
+            ids += tokenizer.encode(text)
+        if len(ids) >= wanted:
+            break
+    pieces = min(count, len(ids) // (length - 1))
+    if not pieces:
+        raise InputError(f"--lengths: the held-out text has {len(ids):,} tokens, so none is {length:,} long: give less")
+    rows = torch.tensor(ids[: pieces * (length - 1)]).view(pieces, length - 1)
+    return torch.cat((torch.full((pieces, 1), tokenizer.bos_id), rows), dim=1)
+
+
+def recall_texts(tokenizer: Tokenizer, length: int, count: int) -> RecallTexts | None:
+    """`count` texts of at most `length` tokens, always the same ones; None where it is too short for the phrases."""
+    words = [tokenizer.encode(f" {word}") for word in (*held_out_names(), *lexicon().song_words)]
+    ids, told, questions = torch.full((count, length), tokenizer.pad_id), [], []
+    for row in range(count):
+        rng = Random(f"recall {length} {row}")
+        shuffled = rng.sample(words, len(words))
+        begins = list(accumulate(map(len, shuffled), initial=1))  # behind the first token of a document
+        within, order = [rng.random() for _ in range(PARTS)], rng.sample(range(PARTS), PARTS)
+        fitting = sum(end <= length for end in begins[1:])
+        while (part := fitting // PARTS) >= PHRASE:
+            text, asked = [tokenizer.bos_id, *chain(*shuffled[:fitting])], []
+            for k in order:  # a phrase of each part of the text
+                first = int(k * part + within[k] * (part - PHRASE + 1))
+                for number in range(first, first + PHRASE):
+                    if number > first:
+                        asked += [(row, len(text) + i, begins[number] + i) for i in range(len(shuffled[number]))]
+                    text += shuffled[number]
+            if len(text) <= length:
+                break
+            fitting -= 1  # the phrases need the room of some words
+        else:
+            return None
+        ids[row, : len(text)] = torch.tensor(text)
+        told.append(begins[fitting])
+        questions += asked
+    return RecallTexts(ids, torch.tensor(told), *torch.tensor(questions).T)
+
+
+# ---------------------------------------------------------------------------------------------------------
+# measurements
+
+
+@torch.no_grad()
+def read(lm: LanguageModel, input_ids: Tensor) -> tuple[Tensor, Tensor]:
+    """-ln p of every token in nats (N, T), NaN for the first; and whether it was the likeliest one (N, T) bool."""
+    device = next(lm.parameters()).device
+    losses, right = torch.full(input_ids.shape, math.nan), torch.zeros(input_ids.shape, dtype=torch.bool)
+    rows = max(1, LOGITS // (input_ids.shape[1] * lm.lm_head.out_features))
+    with evaluating(lm):
+        for start in range(0, len(input_ids), rows):
+            some = slice(start, start + rows)
+            ids = input_ids[some].to(device)
+            logits = lm(ids)[:, :-1].float()
+            losses[some, 1:] = F.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none").cpu()
+            right[some, 1:] = (logits.argmax(-1) == ids[:, 1:]).cpu()
+    return losses, right
+
+
+def recalled(lm: LanguageModel, texts: RecallTexts | None, head: tuple[int, int] | None) -> dict[str, Any]:
+    """What a model does with recall texts, see `study`; None for each where there are none."""
+    if texts is None or head is None:
+        return dict.fromkeys(RECALLED)
+    losses, right = read(lm, texts.ids)
+    length, distance = texts.ids.shape[1], texts.place - texts.source
+    gain = losses[texts.row, texts.source] - losses[texts.row, texts.place]
+    is_right = right[texts.row, texts.place].float()
+    induction = torch.cat(to_answers(lm, texts, layers=[head[0]], heads=[head[1]]))[:, 0, 0]
+    figures = (
+        is_right.mean().item(),
+        gain.mean().item(),
+        mean_by(texts.source / texts.told[texts.row], is_right, 1.0, DEPTHS),
+        mean_by(distance, gain, length, DISTANCES),
+        mean_by(distance[: len(induction)], induction, length, DISTANCES),
+    )
+    return dict(zip(RECALLED, figures, strict=True))
+
+
+def to_answers(lm: LanguageModel, texts: RecallTexts, **chosen: Any) -> list[Tensor]:
+    """How much of its attention each head (or the `layers` and `heads` that are chosen) gives to the answer, one token
+    before it is due: (questions, layer, head) for each of the first texts. Olsson et al. 2022, arXiv 2209.11895."""
+    shares, device = [], next(lm.parameters()).device
+    for row in range(min(LOOKED_AT, len(texts.ids))):
+        weights = capture(lm, texts.ids[row : row + 1].to(device), **chosen).weights[:, 0]  # (layer, head, T, T)
+        here = texts.row == row
+        shares.append(weights[:, :, texts.place[here] - 1, texts.source[here]].permute(2, 0, 1))
+    return shares
+
+
+def mean_by(where: Tensor, values: Tensor, end: float, bins: int) -> list[float | None]:
+    """The mean of values in each of `bins` equal stretches of `where`, from 0 to `end`; None where there is nothing."""
+    number = (where / end * bins).long().clamp(0, bins - 1)
+    return [values[number == k].mean().item() if (number == k).any() else None for k in range(bins)]
+
+
+class Angles(NamedTuple):
+    """The pairs of numbers that RoPE turns, under one scaling.
+
+    A pair that turns fast has met every angle within a row of training. A slow one has not: beyond the row its angles
+    are new. Peng et al. 2023, YaRN (arXiv 2309.00071), section 3.
+
+    wavelength: (pairs,) tokens of a full turn, as trained
+    slowed:     (pairs,) how much slower each one turns with this scaling; 1 = as trained
+    new:        (pairs, T) bool: whether a distance of that many tokens gives an angle that no row of training gave
+    """
+
+    wavelength: Tensor
+    slowed: Tensor
+    new: Tensor
+
+
+def angles(before: ModelConfig, now: ModelConfig, trained: int, length: int) -> Angles:
+    """Of a model trained with the config `before` on rows of `trained` tokens: distances of 0 … length - 1."""
+    speed, new_speed = (
+        inverse_frequencies(config.rotary_size, config.rope_theta, config.rope_scaling)[0].double()
+        for config in (before, now)
+    )
+    largest = speed[:, None] * trained  # how far it turns within a row; one that turns fully has been everywhere
+    rest = new_speed[:, None] * torch.arange(length) % (2 * math.pi)
+    new = (largest < 2 * math.pi) & (rest > largest * (1 + 1e-9))
+    return Angles(2 * math.pi / speed, speed / new_speed, new)

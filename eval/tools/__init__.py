@@ -21,6 +21,9 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from data.chat import end_of_turn_ids, next_prompt_ids
 from data.reply import CALL, Reply, read_call, read_reply
 from data.tokenizer import Tokenizer
@@ -202,7 +205,8 @@ def write_answers(
     device, stops = next(lm.parameters()).device, set(tokenizer.stop_ids)
     while waiting:
         ids, real = left_pad(rows, tokenizer.pad_id)
-        drawn, log_probs = generate(
+        log_probs: list[Tensor] = []
+        drawn = generate(
             lm,
             ids.to(device),
             max(max_new_tokens - len(answers[number].ids) for number in waiting),
@@ -211,10 +215,11 @@ def write_answers(
             seed=rng.getrandbits(63),
             attention_mask=real.to(device),
             num_return_sequences=len(waiting) // len(rows),
-            return_log_probs=True,
+            log_probs=log_probs,
         )
+        of_rows = torch.stack(log_probs, dim=1).tolist() if log_probs else [[] for _ in waiting]
         further = []
-        for number, new, chances in zip(waiting, drawn[:, ids.shape[1] :].tolist(), log_probs.tolist(), strict=True):
+        for number, new, chances in zip(waiting, drawn[:, ids.shape[1] :].tolist(), of_rows, strict=True):
             answer, prompt = answers[number], number // copies
             end = next((at + 1 for at, token in enumerate(new) if token in stops), len(new))
             end = min(end, rooms[prompt] - len(answer.ids))

@@ -102,18 +102,23 @@ class Backend:
     limits: Callable[[Situation], str | None] | None = None
 
 
+def _newer_flash(kernel: str) -> Backend:
+    return Backend(
+        partial(kernels.flash, kernel=kernel), kernels.lengths_or_mask, partial(_flash_limits, kernel=kernel)
+    )
+
+
 # AttentionImplementation lists the names once more, because a JSON Schema needs them written out
 BACKENDS: dict[str, Backend] = {
     "eager": Backend(eager),
     "flash": Backend(kernels.flash, kernels.lengths_or_mask, _flash_limits),
     "flex": Backend(kernels.flex, kernels.block_mask, _flex_limits),
+    "flash3": _newer_flash("FA3"),
+    "flash4": _newer_flash("FA4"),
     "sdpa": Backend(kernels.sdpa, kernels.chunks_or_mask),
     "blocked": Backend(kernels.blocked, boolean_mask, _blocked_limits),
     "varlen": Backend(kernels.flash, kernels.sequences, partial(_flash_limits, kernel="varlen")),
 }
-for name, kernel in (("flash3", "FA3"), ("flash4", "FA4")):
-    limits = partial(_flash_limits, kernel=kernel)
-    BACKENDS[name] = Backend(partial(kernels.flash, kernel=kernel), kernels.lengths_or_mask, limits)
 
 
 def why_not(name: str, here: Situation) -> str | None:

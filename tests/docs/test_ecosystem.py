@@ -15,8 +15,7 @@ import torch
 from configs.files import read_json
 from data import load_tokenizer
 from eval.attention import capture
-from eval.tasks.minimal_pairs import read_pairs
-from eval.tasks.multiple_choice import figures, read_multiple_choice, score_multiple_choice
+from eval.tasks.choices import figures, read_multiple_choice, read_pairs, score
 from model import load
 from model.export import export
 from tests.docs.page import ROOT
@@ -125,7 +124,7 @@ def test_lm_evaluation_harness_counts_as_eval_tasks_does(hub):
     theirs = read_json(file)["results"]
     lm, tokenizer = load(hub), load_tokenizer(hub)
     read = read_multiple_choice("questions.jsonl")
-    ours = figures(read, score_multiple_choice(lm, tokenizer, read))
+    ours = figures(read, score(lm, tokenizer, read))
     assert theirs["headlight_multiple_choice"]["acc,none"] == ours["acc"]
     assert len(next(iter(read_pairs("pairs.jsonl").values()))) == 3
     assert 0 <= theirs["headlight_minimal_pairs"]["acc,none"] <= 1

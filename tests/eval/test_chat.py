@@ -11,7 +11,6 @@ import time
 import numpy as np
 import pytest
 import torch
-from model.lora_config import LoraConfig
 
 from configs.text import columns
 from data.config import TokenizerConfig
@@ -23,6 +22,7 @@ from eval.chat import attention as chat_attention
 from eval.chat.attention import BLOCKS, attention_map
 from eval.chat.session import Conversation
 from model import load, save
+from model.config import LoraConfig
 from model.lora import adapted, add_adapters, weights_hash
 from tests.conftest import random_model, tiny_config
 from tests.eval.scoring import command

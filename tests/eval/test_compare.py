@@ -1,112 +1,138 @@
 """Runs side by side: the figures are those of the runs, seeds are put together, no more is claimed than they show."""
 
 import json
+import math
 import shutil
-import subprocess
-import sys
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean, median, stdev
 
+import numpy as np
 import pytest
 
 from eval import quantised as decode_speed
+from eval.attention import snapshots
+from eval.attention.snapshots import ProbeMap, Snapshot
+from eval.compare import Cost, difference, read_runs, spread
 from eval.compare import __main__ as compare
-from eval.compare import text as compare_text
-from eval.compare.runs import group, read_runs
+from eval.compare.pictures import Point, curves, points, recall_over_cache
 from model import load
-from tests.eval.comparing import cells, command, edit, every, keep_figures, last_val, table_of
 from tests.train.helpers import metrics, pretrain, write_config
 from train.budget import kv_cache_bytes
+
+
+def every(folder: Path) -> list[Path]:
+    return sorted(folder.glob("m*-seed*"))
+
+
+def command(*arguments, code: int = 0):
+    return pretrain(*arguments, "--skip-decode", code=code, script=compare.main)
+
+
+def table(text: str) -> dict[str, list[str]]:
+    """Label -> cells of the first table."""
+    rows = text[text.index("|  ") :].split("\n\n")[0].splitlines()
+    split = [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in rows[2:]]
+    return {label: values for label, *values in split}
+
+
+def page(paths: list[Path], out: Path, *options: str) -> str:
+    command(*paths, "--out", out, *options)
+    return (out / "comparison.md").read_text(encoding="utf-8")
+
+
+def last_val(run: Path) -> dict:
+    return [line for line in metrics(run) if line["split"] == "val"][-1]
+
+
+def edit(file: Path, change) -> None:
+    file.write_text(change(file.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+# What a few seeds can say, by hand
+
+
+def test_paired_difference_by_hand():
+    found = difference({0: 1.0, 1: 2.0, 2: 3.0}, {2: 3.6, 1: 2.4, 0: 1.5})
+    assert found.value == pytest.approx(0.5)
+    assert found.standard_error == pytest.approx(0.1 / math.sqrt(3))
+    assert found.interval == pytest.approx((0.5 - 4.303 * 0.1 / math.sqrt(3), 0.5 + 4.303 * 0.1 / math.sqrt(3)))
+    assert (found.pairs, found.excludes_zero) == (3, True)
+
+
+def test_unpaired_difference_is_welchs():
+    """Variances 1 of 3 seeds and 4 of 2: (1/3 + 4/2)² / ((1/3)²/2 + 2²/1) = 1.34 degrees of freedom, rounded down."""
+    found = difference({0: 1.0, 1: 2.0, 2: 3.0}, {7: 10.0, 8: 10.0 + 2 * math.sqrt(2)})
+    assert found.value == pytest.approx(8.0 + math.sqrt(2))
+    assert found.standard_error == pytest.approx(math.sqrt(1 / 3 + 2))
+    assert found.interval[1] - found.value == pytest.approx(12.706 * math.sqrt(1 / 3 + 2))
+    assert found.pairs == 0
+
+
+def test_little_is_said_where_little_is_known():
+    assert difference({0: 1.0}, {0: 2.0}).interval is None
+    assert difference({0: 1.0, 1: 1.1}, {0: 2.0}).interval is None
+    assert difference({}, {0: 2.0}) is None
+    assert not difference({0: 1.0, 1: 1.1}, {0: 1.2, 1: 1.0}).excludes_zero
+    assert not difference({0: 1.0, 1: 1.1}, {0: 1.0, 1: 1.1}).excludes_zero  # the very same figures
+    assert (spread([]), spread([1.0]), spread([1.0, 3.0], 1)) == ("-", "1.0000", "2.0 ± 1.4")
+
 
 # The table
 
 
 def test_the_figures_are_those_of_the_runs(runs, tmp_path):
-    table = table_of(every(runs), tmp_path)
+    text = page(every(runs), tmp_path)
+    rows = table(text)
     for column, name in enumerate(("mha", "mqa")):
         mine = [run for run in every(runs) if run.name.startswith(name)]
         for label, key in (("validation loss (nats per token)", "loss"), ("validation bits per byte", "bits_per_byte")):
             values = [last_val(run)[key] for run in mine]
-            assert table[label][column] == f"{mean(values):.4f} ± {stdev(values):.4f}"
+            assert rows[label][column] == f"{mean(values):.4f} ± {stdev(values):.4f}"
         lines = [[line for line in metrics(run, without_clocks=False) if line["split"] == "train"] for run in mine]
         speeds = [median(line["tokens_per_s"] for line in one) for one in lines]
-        assert table["train tokens/s"][column] == f"{mean(speeds):,.0f} ± {stdev(speeds):,.0f}"
-        tokens = [one[-1]["tokens"] for one in lines]
-        assert table["tokens trained on"][column] == f"{mean(tokens):,.0f} ± {stdev(tokens):,.0f}"
+        assert rows["train tokens/s"][column] == f"{mean(speeds):,.0f} ± {stdev(speeds):,.0f}"
         lm = load(mine[0])
-        assert table["parameters"][column] == f"{lm.num_parameters():,}"
-        assert table["KV-cache bytes per token"][column] == str(kv_cache_bytes(lm.config, 1, 2))
-    assert table["runs (seeds)"] == ["2 (0, 1)", "3 (0, 1, 2)"]
-    assert table["`model.num_key_value_heads`"] == ["4", "1"]
-    assert [label for label in table if label.startswith("`")] == ["`model.num_key_value_heads`"]
-
-
-def test_equal_and_differing_settings_are_all_there_once(runs, tmp_path):
-    table_of(every(runs), tmp_path)
-    text = (tmp_path / "comparison.md").read_text(encoding="utf-8")
+        assert rows["parameters"][column] == f"{lm.num_parameters():,}"
+        assert rows["KV-cache bytes per token"][column] == str(kv_cache_bytes(lm.config, 1, 2))
+    assert rows["runs (seeds)"] == ["2 (0, 1)", "3 (0, 1, 2)"]
+    assert rows["`model.num_key_value_heads`"] == ["4", "1"]
+    assert [label for label in rows if label.startswith("`")] == ["`model.num_key_value_heads`"]
     assert "What differs: `model.num_key_value_heads`." in text
     equal = [line.split("`")[1] for line in text.split("<summary>")[1].splitlines() if line.startswith("- `")]
-    assert f"{len(equal)} settings are equal" in text
     assert {"model.hidden_size", "train.optimizer.lr", "data.source.path", "eval.every"} <= set(equal)
     assert not {"model.num_key_value_heads", "seed", "name"} & set(equal)
 
 
-def test_one_seed_has_no_plus_minus(runs, tmp_path):
-    table = table_of([runs / "mha-seed0", runs / "mqa-seed0"], tmp_path)
-    assert table["runs (seeds)"] == ["1 (0)", "1 (0)"]
-    assert "±" not in " ".join(table["validation bits per byte"])
-
-
-def test_the_first_run_named_is_the_baseline_and_a_comparison_has_its_own_folder(own):
+def test_the_terminal_shows_nine_rows_and_the_rest_on_request(own):
+    runs = (own / "mqa-seed0", own / "mha-seed0")
     before = sorted(own.iterdir())
-    done = command(own / "mqa-seed0", own / "mha-seed0", "--skip-decode")
+    shown, whole = command(*runs).stdout, command(*runs, "--all").stdout
     folder = own / "compare-mqa-mha"
     assert sorted(own.iterdir()) == sorted([*before, folder]), "no loose file among the runs"
-    assert "Baseline: **mqa**" in (folder / "comparison.md").read_text(encoding="utf-8")
-    assert "against mqa" in done.stdout
-    assert str(folder / "comparison.md") in done.stdout
-
-
-def test_the_terminal_shows_six_rows_and_the_rest_on_request(own):
-    runs = (own / "mha-seed0", own / "mqa-seed0", "--skip-decode")
-    shown, whole = command(*runs).stdout, command(*runs, "--all").stdout
-    written = table_of([*runs[:2]], own / "compare-mha-mqa")
-    few, all_rows = cells("\n\n" + shown), cells("\n\n" + whole)
-    for rows in (few, all_rows, written):  # the header and the line below it
-        del rows["mha"], rows[next(label for label in rows if not label.strip("-"))]
-    assert len(few) == 6
-    assert few.keys() <= all_rows.keys() == written.keys()
-    assert all(values == written[label] for label, values in few.items())
+    few, all_rows = table(shown), table(whole)
+    assert all_rows == table((folder / "comparison.md").read_text(encoding="utf-8"))
+    assert len(few) == 9
+    assert all(values == all_rows[label] for label, values in few.items())
     assert {"parameters", "KV-cache bytes per token", "validation bits per byte"} <= few.keys()
-    assert "- **mqa**: " in shown  # the verdict
-    assert shown.strip().splitlines()[-1].startswith("all rows (--all), figures and heads: ")
+    assert "±" not in " ".join(all_rows["validation bits per byte"])  # one seed
+    assert few["difference in bits per byte, verdict"] == ["", "needs two seeds or more of both"]
+    assert str(folder / "comparison.md") in shown
 
 
 def test_a_comparison_of_other_runs_is_never_overwritten(own):
     one, two = ([own / f"mha-seed{seed}", own / "mqa-seed0"] for seed in (0, 1))
     first = own / "compare-mha-mqa"
-    command(*one, "--skip-decode")
-    command(*one, "--skip-decode")  # the same runs: the same folder
+    command(*one)
+    command(*one)  # the same runs: the same folder
     assert [folder.name for folder in own.glob("compare*")] == [first.name]
-    done = command(*two, "--skip-decode", "--out", first, code=2)
-    assert "holds a comparison of other runs: name another folder" in done.stderr
-    (own / "elsewhere").mkdir()
-    shutil.copytree(own / "mha-seed0", own / "elsewhere/mha-seed0")
-    command(own / "elsewhere/mha-seed0", own / "mqa-seed0", "--skip-decode")  # of the same names
+    done = command(*two, "--out", first, code=2)
+    assert "holds a comparison of other runs" in done.stderr
+    command(*two)
     assert (own / f"{first.name}-2/comparison.md").is_file()
 
 
-@pytest.mark.slow
-def test_decoding_is_measured_for_every_variant_or_left_out(runs, tmp_path):
-    command(runs / "mha-seed0", runs / "mqa-seed0", "--out", tmp_path / "with")
-    text = (tmp_path / "with/comparison.md").read_text(encoding="utf-8")
-    assert all(float(cell.replace(",", "")) > 0 for cell in cells(text)["decode tokens/s"])
-    assert "Decode tokens/s: greedy" in text
-    table_of([runs / "mha-seed0"], tmp_path / "without")
-    assert "ecode tokens/s" not in (tmp_path / "without/comparison.md").read_text(encoding="utf-8")
-
-
-def test_decoding_takes_turns_and_a_slow_model_is_slower(runs, monkeypatch):
+def test_decoding_takes_turns_and_a_slow_model_is_slower(runs, monkeypatch, tmp_path):
     """On a clock that moves when a model reads: 1 second a pass of one, 4 of the other, and the first one a minute."""
     models, order, now = {name: load(runs / "mha-seed0") for name in ("quick", "slow")}, [], [0.0]
     monkeypatch.setattr(decode_speed.time, "perf_counter", lambda: now[0])
@@ -121,45 +147,35 @@ def test_decoding_takes_turns_and_a_slow_model_is_slower(runs, monkeypatch):
     assert speeds == {"quick": 1.0, "slow": 0.25}  # a pass gives a token
     turns = [name for i, name in enumerate(order) if i == 0 or order[i - 1] != name]
     assert turns == ["quick", "slow"] * 2  # the first turn only warms up
+    monkeypatch.setattr(compare, "decode_speeds", lambda models: dict.fromkeys(models, 1234.5))
+    compare.compare([runs / "mha-seed0"], tmp_path)
+    text = (tmp_path / "comparison.md").read_text(encoding="utf-8")
+    assert table(text)["decode tokens/s"] == ["1,234"]
 
 
 # Several seeds
 
 
-def with_bits(folder: Path, bits: dict[str, float]) -> list:
-    """The variants, with these bits per byte as the last evaluations' figures."""
-    for name, value in bits.items():
-        lines = (folder / name / "metrics.jsonl").read_text().splitlines()
-        lines[-1] = json.dumps(json.loads(lines[-1]) | {"bits_per_byte": value})
-        (folder / name / "metrics.jsonl").write_text("\n".join(lines) + "\n")
-    return group(read_runs([folder / name for name in bits])[0])
-
-
-COSTS = {name: compare.Cost(1000, 64) for name in ("mha", "mqa")}
-
-
 @pytest.mark.parametrize(
-    ("bits", "said"),
+    ("bits", "cells"),
     [
-        ((1.0, 1.1, 1.2, 1.301), "**mqa** needs 0.2005 more bits per byte than mha (95 % interval +0.1941"),
-        ((1.2, 1.3, 1.0, 1.101), "**mqa** needs 0.1995 fewer bits per byte than mha (95 % interval -0.2059"),
-        ((1.0, 1.1, 1.2, 1.15), "no difference to mha shows (+0.1250 bits per byte, 95 % interval -0.8280"),
+        ((1.0, 1.1, 1.2, 1.301), ("+0.2005 ± 0.0005, paired", "+0.1941 to +0.2069", "worse, by more than noise")),
+        ((1.2, 1.3, 1.0, 1.101), ("-0.1995 ± 0.0005, paired", "-0.2059 to -0.1931", "better, by more than noise")),
+        ((1.0, 1.1, 1.2, 1.15), ("+0.1250 ± 0.0750, paired", "-0.8280 to +1.0780", "within noise")),
+        ((1.0, 0, 2.0, 0), ("+1.0000", "-", "needs two seeds or more of both")),
+        ((1.0, 1.1, 1.2, None), ("-", "-", "none: not in every seed")),
     ],
 )
-def test_the_verdict_says_what_the_interval_does(own, bits, said):
+def test_the_verdict_says_what_the_interval_does(own, bits, cells):
     names = ("mha-seed0", "mha-seed1", "mqa-seed0", "mqa-seed1")
-    (line,) = compare_text.verdicts(with_bits(own, dict(zip(names, bits, strict=True))), COSTS)
-    assert said in line
-    assert "2 seeds, paired" in line
-    assert "parameters" not in line
-
-
-def test_the_verdict_of_one_seed_is_none_and_another_size_is_reported(own):
-    variants = with_bits(own, {"mha-seed0": 1.0, "mqa-seed0": 2.0})
-    (line,) = compare_text.verdicts(variants, COSTS | {"mqa": compare.Cost(900, 16)})
-    assert "+1.0000 bits per byte against mha, without a measure of chance" in line
-    assert "it also has 10.0% fewer parameters" in line
-    assert " than " not in line
+    chosen = {name: value for name, value in zip(names, bits, strict=True) if value != 0}
+    for name, value in chosen.items():
+        lines = (own / name / "metrics.jsonl").read_text().splitlines()
+        lines[-1] = json.dumps(json.loads(lines[-1]) | {"bits_per_byte": value})
+        (own / name / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    rows = table(command(*(own / name for name in chosen), "--all").stdout)
+    found = [rows[f"difference in bits per byte{end}"] for end in ("", ", 95 %", ", verdict")]
+    assert found == [["baseline", cells[0]], ["", cells[1]], ["", cells[2]]]
 
 
 # What does not compare
@@ -174,22 +190,22 @@ def other_run(folder: Path, name: str, *overrides, **sections) -> Path:
     return folder / name / "runs" / name
 
 
-def test_another_tokenizer_is_compared_in_bits_per_byte_only(tmp_path, monkeypatch):
-    text = write_config(tmp_path).parent / "text.txt"
-    chars = other_run(
-        tmp_path, "char", data={"source": {"kind": "files", "path": str(text)}, "tokenizer": {"kind": "char"}}
-    )
-    bytes_ = other_run(tmp_path, "byte", data={"source": {"kind": "files", "path": str(text)}})
-    kept = keep_figures(monkeypatch)
-    done = command(bytes_, chars, "--out", tmp_path / "out", "--skip-decode")
-    page = (tmp_path / "out/comparison.md").read_text(encoding="utf-8")
+def test_another_tokenizer_is_compared_in_bits_per_byte_only(tmp_path):
+    source = {"kind": "files", "path": str(write_config(tmp_path).parent / "text.txt")}
+    chars = other_run(tmp_path, "char", data={"source": source, "tokenizer": {"kind": "char"}})
+    bytes_ = other_run(tmp_path, "byte", data={"source": source})
+    done = command(bytes_, chars, "--out", tmp_path / "out")
+    text = (tmp_path / "out/comparison.md").read_text(encoding="utf-8")
     assert "compared in bits per byte only" in done.stderr
-    assert "compared in bits per byte only" in page
-    assert "validation loss" not in page
-    table = cells(page)
-    assert table["validation bits per byte"] == [f"{last_val(run)['bits_per_byte']:.4f}" for run in (bytes_, chars)]
-    assert [len(figure.axes) for figure in kept] == [3, 1]  # no curve of a loss per token
-    assert "other data" not in page
+    assert "compared in bits per byte only" in text
+    rows = table(text)
+    assert not [label for label in rows if "loss" in label]
+    assert rows["validation bits per byte"] == [f"{last_val(run)['bits_per_byte']:.4f}" for run in (bytes_, chars)]
+    assert "other data" not in text
+    variants, _ = read_runs([bytes_, chars])
+    costs = {variant.name: Cost(1, 1) for variant in variants}
+    drawn = curves(variants, {"variants": compare.histories(variants, costs)})
+    assert len(drawn.axes) == 3  # over either cost and over tokens, and no curve of a loss a token
 
 
 @pytest.mark.parametrize(
@@ -198,38 +214,31 @@ def test_another_tokenizer_is_compared_in_bits_per_byte_only(tmp_path, monkeypat
         ({"train": {"max_steps": 6, "checkpoint_every": 0}}, "another budget (1,536 tokens, against 1,024 tokens)"),
         ({"data": {"validation_fraction": 0.2}}, "other data (data.validation_fraction)"),
         ({"eval": {"every": 2, "final_max_tokens": 64}}, "another number of held-out tokens"),
+        ({}, "other data (the text itself"),
     ],
 )
 def test_other_data_or_another_budget_is_a_warning_and_no_verdict(tmp_path, sections, warning):
-    text = str(tmp_path / "text.txt")
-    data = {"source": {"kind": "files", "path": text}}
-    write_config(tmp_path)
-    first = other_run(tmp_path, "first", data=data)
-    other = other_run(tmp_path, "other", **(sections | {"data": data | sections.get("data", {})}))
-    done = command(first, other, "--out", tmp_path / "out", "--skip-decode")
-    page = (tmp_path / "out/comparison.md").read_text(encoding="utf-8")
-    assert f"> **Warning:** other against first: {warning}" in page
-    assert warning in done.stderr
-    assert "no verdict, because it has" in page
-
-
-def test_the_same_settings_over_a_changed_text_are_other_data(tmp_path):
     text = write_config(tmp_path).parent / "text.txt"
     data = {"source": {"kind": "files", "path": str(text)}}
     first = other_run(tmp_path, "first", data=data)
-    edit(text, lambda old: old.replace("cat", "dog"))
-    second = other_run(tmp_path, "second", "seed=1", data=data)
-    assert "other data (the text itself" in command(first, second, "--skip-decode").stderr
+    if not sections:
+        edit(text, lambda old: old.replace("cat", "dog"))
+    other = other_run(tmp_path, "other", **(sections | {"data": data | sections.get("data", {})}))
+    done = command(first, other, "--out", tmp_path / "out")
+    shown = (tmp_path / "out/comparison.md").read_text(encoding="utf-8")
+    assert f"> **Warning:** other against first: {warning}" in shown
+    assert warning in done.stderr
+    assert table(shown)["difference in bits per byte, verdict"][-1] == "none: see the warnings"
 
 
 def test_an_unfinished_run_and_an_infinite_loss_are_reported(own):
     (own / "mha-seed0/result.json").unlink()
     file = own / "mqa-seed0/metrics.jsonl"
     edit(file, lambda text: text.replace(json.dumps(last_val(own / "mqa-seed0")["bits_per_byte"]), "null"))
-    done = command(own / "mha-seed0", own / "mqa-seed0", "--skip-decode")
+    done = command(own / "mha-seed0", own / "mqa-seed0")
     assert "mha-seed0 is not finished: its last step is 4" in done.stderr
     assert "mqa-seed0: its last loss is non-finite" in done.stderr
-    assert "no verdict, because a loss is non-finite" in done.stdout
+    assert table(done.stdout)["difference in bits per byte, verdict"][-1] == "none: not in every seed"
 
 
 @pytest.mark.slow
@@ -240,12 +249,9 @@ def test_runs_limited_by_the_clock_have_the_same_budget_whatever_their_steps(tmp
     edit(second / "metrics.jsonl", lambda text: text.replace('"step": ', '"step": 1'))  # far more of them
     last = max(line["step"] for line in metrics(second))
     edit(second / "result.json", lambda text: json.dumps(json.loads(text) | {"step": last}))
-    assert "budget" not in command(first, second, "--skip-decode").stderr
+    assert "budget" not in command(first, second).stderr
     (second / "result.json").unlink()  # stopped before its time
-    assert "have different budgets: 0.02 minutes and" in command(first, second, "--skip-decode").stderr
-
-
-# Bad input
+    assert "have different budgets: 0.02 minutes and" in command(first, second).stderr
 
 
 @pytest.mark.parametrize(
@@ -253,11 +259,10 @@ def test_runs_limited_by_the_clock_have_the_same_budget_whatever_their_steps(tmp
     [
         (lambda run: (run / "config.yaml").unlink(), "mha-seed0: is not a run (it has no config.yaml)"),
         (lambda run: (run / "config.yaml").write_text("a: 1"), "config.yaml: is not the resolved config of a run"),
-        (lambda run: (run / "config.yaml").write_text("a: [1"), "config.yaml:1: not valid YAML"),
         (lambda run: shutil.rmtree(run / "checkpoints"), "mha-seed0: has no checkpoint"),
         (lambda run: (run / "metrics.jsonl").unlink(), "mha-seed0: has no evaluation in metrics.jsonl"),
-        (lambda run: edit(run / "metrics.jsonl", lambda text: text[:100]), "mha-seed0: has no evaluation"),
         (lambda run: next(run.glob("checkpoints/step*/model.safetensors")).write_bytes(b"x"), "model.safetensors: "),
+        (lambda run: shutil.copytree(run, run.parent / "mha-seed7"), "the same run: all settings and seed 0 are equal"),
     ],
 )
 def test_what_is_not_a_whole_run_is_one_line(own, break_it, message):
@@ -268,19 +273,178 @@ def test_what_is_not_a_whole_run_is_one_line(own, break_it, message):
     assert not list(own.glob("compare*"))
 
 
-def test_the_same_run_twice(own):
-    done = command(own / "mha-seed0", own / "mha-seed1", own / "x/../mha-seed0", code=2)
-    assert "are the same run: name it once" in done.stderr
-    shutil.copytree(own / "mha-seed0", own / "copy")
-    done = command(own / "mha-seed0", own / "copy", code=2)
-    assert "are the same run: all settings and seed 0 are equal" in done.stderr
-
-
 def test_a_place_that_cannot_be_written(own, tmp_path):
     (tmp_path / "file").write_text("in the way")
-    assert "--out:" in command(own / "mha-seed0", "--out", tmp_path / "file", "--skip-decode", code=2).stderr
+    assert "--out:" in command(own / "mha-seed0", "--out", tmp_path / "file", code=2).stderr
 
 
-def test_help_needs_no_matplotlib():
-    check = "import sys, eval.compare.__main__; sys.exit('matplotlib' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", check]).returncode == 0
+# Heads
+
+
+def snapshot(step: int, induction: float, gain: float | None, **scores) -> Snapshot:
+    """One of a model of 2 layers x 4 heads, whose best induction head is layer 1, head 2."""
+    values = np.zeros((2, 4), dtype=np.float32)
+    values[1, 2] = induction
+    return Snapshot(
+        step=step, tokens=step * 256, seconds=0.1 * step, layers=[0, 1], heads=[0, 1, 2, 3],
+        num_attention_heads=4, num_key_value_heads=4, maps={}, scores={"induction": values, **scores},
+        chance={"induction": 0.0125}, scalars={"copy_gain": gain},
+    )  # fmt: skip
+
+
+@pytest.fixture
+def looked_at(own) -> Path:
+    """mha was looked at three times."""
+    entropy = np.arange(8, dtype=np.float32).reshape(2, 4)
+    entropy[0, 0] = math.nan
+    undefined = np.full((2, 4), math.nan, dtype=np.float32)
+    for name, late in (("mha-seed0", 0.5), ("mha-seed1", 0.7)):
+        for step, induction, gain in ((0, 0.01, None), (2, late / 2, 1.0), (4, late, 10 * late)):
+            shown = snapshot(step, induction, gain, entropy=entropy, cross_document=undefined)
+            snapshots.write(shown, own / name / "attention")
+    return own
+
+
+def test_head_scores_are_of_the_last_snapshot_over_seeds(looked_at, tmp_path):
+    rows = table(page(every(looked_at), tmp_path))
+    assert rows["induction, best head (chance 0.013)"] == ["0.600 ± 0.141", "-"]
+    assert rows["entropy, mean of heads (nats)"] == ["4.000 ± 0.000", "-"]  # of seven: one is undefined
+    assert rows["other documents, best head"] == ["-", "-"]
+    assert rows["copy gain (nats a token)"] == ["6.000 ± 1.414", "-"]
+    assert rows["copies from step (copy gain ≥ 1 nat; - = not yet)"] == ["2 ± 0", "-"]
+
+
+def test_histories_have_every_look_at_the_heads_of_every_run_and_no_paths(looked_at, tmp_path):
+    page(every(looked_at), tmp_path)
+    text = (tmp_path / "histories.json").read_text(encoding="utf-8")
+    mha, mqa = json.loads(text)["variants"]
+    assert [(one["name"], one["settings"]) for one in (mha, mqa)] == [
+        ("mha", {"model.num_key_value_heads": 4}),
+        ("mqa", {"model.num_key_value_heads": 1}),
+    ]
+    first, second = mha["runs"]
+    assert [one["seed"] for one in (first, second)] == [0, 1]
+    assert second["looks"] == [
+        {"step": 0, "tokens": 0, "previous_token": None, "induction": 0.01, "copy_gain": None},
+        {"step": 2, "tokens": 512, "previous_token": None, "induction": 0.35, "copy_gain": 1.0},
+        {"step": 4, "tokens": 1024, "previous_token": None, "induction": 0.7, "copy_gain": 7.0},
+    ]
+    assert second["formed"] == {"layer": 1, "head": 2, "step": 2}
+    assert second["chance"] == {"previous_token": None, "induction": 0.0125}
+    ends = last_val(looked_at / "mha-seed1")
+    assert (second["loss"], second["bits_per_byte"]) == (round(ends["loss"], 4), round(ends["bits_per_byte"], 4))
+    assert (mqa["runs"][0]["looks"], mqa["runs"][0]["formed"]) == ([], None)
+    assert str(looked_at) not in text
+
+
+def test_the_curves_are_those_of_the_runs(looked_at):
+    variants, _ = read_runs(every(looked_at))
+    costs = {"mha": Cost(1000, 64), "mqa": Cost(900, 16)}
+    cache, parameters, bits, losses, induction, gain = curves(
+        variants, {"variants": compare.histories(variants, costs)}
+    ).axes
+    assert cache.containers[1].lines[0].get_xdata() == [16]
+    assert parameters.containers[0].lines[0].get_xdata() == [1000]
+    assert len(bits.lines) == len(losses.lines) == 5  # a line for each run
+    end = last_val(looked_at / "mha-seed0")
+    assert bits.lines[0].get_xydata()[-1].tolist() == [end["tokens"], end["bits_per_byte"]]
+    assert induction.lines[1].get_xydata() == pytest.approx(np.array([[0, 0.01], [512, 0.35], [1024, 0.7]]))
+    assert gain.lines[0].get_xydata()[:, 0].tolist() == [512, 1024]  # none at step 0
+
+
+def test_the_heads_of_all_variants_are_drawn_beside_each_other(own, tmp_path):
+    weights = np.tril(np.ones((2, 4, 3, 3), dtype=np.float32)) / np.arange(1, 4)[:, None]
+    for name, probes in (("mha-seed0", ("text", "repeated_2")), ("mqa-seed0", ("text",))):
+        maps = {probe: ProbeMap(weights, ["<bos>", "a", "b"]) for probe in probes}
+        snapshots.write(replace(snapshot(4, 0.5, 1.0), maps=maps), own / name / "attention")
+    (tmp_path / "comparison_repeated_2.png").write_bytes(b"of an earlier comparison")
+    text = page(every(own), tmp_path)
+    for name in ("text", "scores"):
+        assert (tmp_path / f"comparison_{name}.png").stat().st_size > 5_000
+        assert f"](comparison_{name}.png)" in text
+    assert not (tmp_path / "comparison_repeated_2.png").exists()  # one of them was not looked at on it
+
+
+def test_a_broken_snapshot_is_reported_and_the_others_are_used(looked_at, tmp_path):
+    broken = looked_at / "mha-seed0/attention/step_00000004.npz"
+    broken.write_bytes(broken.read_bytes()[:200])
+    done = command(*every(looked_at), "--out", tmp_path)
+    assert f"{broken}: not a whole snapshot" in done.stderr
+    assert "last readable snapshot of the heads is of step 2, not 4" in done.stderr
+    rows = table((tmp_path / "comparison.md").read_text(encoding="utf-8"))
+    assert rows["copy gain (nats a token)"][0] == "4.000 ± 4.243"  # 1, 7
+
+
+@pytest.mark.parametrize(
+    ("steps", "cells"),
+    [
+        ([(1, 3), (1, 4)], ("+2 ± 0, paired", "-4 to +9", "within noise")),
+        ([(4, 1), (4, 1)], ("-3 ± 0, paired", "-3 to -3", "within noise")),  # equal differences: no spread
+        ([(1, None), (1, 1)], ("-", "-", "none: not in every seed")),
+        ([(None, 1), (1, 1)], None),
+    ],
+)
+def test_the_step_from_which_a_model_copies_is_the_first_of_a_nat(own, steps, cells, tmp_path):
+    for seed, pair in enumerate(steps):
+        for name, first in zip(("mha", "mqa"), pair, strict=True):
+            for step in range(5):
+                gain = 1.0 if first is not None and step >= first else 0.99
+                snapshots.write(snapshot(step, 0.1, gain), own / f"{name}-seed{seed}" / "attention")
+    text = page(every(own)[:4], tmp_path)
+    labels = [f"difference in steps until it copies{end}" for end in ("", ", 95 %", ", verdict")]
+    assert [table(text).get(label, ["-"])[-1] for label in labels] == [*(cells or "---")]
+    if cells is None:
+        assert table(text)["copies from step (copy gain ≥ 1 nat; - = not yet)"] == ["1 (n = 1)", "1 ± 0"]
+
+
+def test_of_many_variants_each_has_a_row(own):
+    for number in range(7):
+        folder = own / f"m{number}-seed0"
+        shutil.copytree(own / "mha-seed0", folder)
+        change = f"rope_theta: 1000{number}.0"
+        edit(folder / "config.yaml", lambda text, change=change: text.replace("rope_theta: 10000.0", change))
+        snapshots.write(snapshot(1, 0.1, 1.0 + number), folder / "attention")
+    done = command(*sorted(own.glob("m[0-6]-seed0")), "--out", own / "many")
+    header = [cell.strip() for cell in done.stdout.splitlines()[0].strip("|").split("|")][1:]
+    rows = table(done.stdout)
+    assert dict(zip(header, rows["m3"], strict=True))["copy gain (nats a token)"] == "4.000"
+    assert (rows["m3"][-1], rows["m0"][-1]) == ("rope_theta 10003.0", "nothing")
+
+
+# Recall over the cache
+
+
+def variant(heads, size, kv_bytes, runs, attention="heads"):
+    settings = {"model.num_key_value_heads": heads, "model.head_dim": size, "model.attention": attention}
+    looks = [{"recall": [[0, 0.0], [20, first], [40, last]]} for first, last in runs]
+    return {"settings": settings, "kv_bytes": kv_bytes, "parameters": 100, "runs": looks}
+
+
+SWEEP = [
+    variant(8, 16, 1024, [(0.6, 0.9), (0.2, 0.7)]),
+    variant(1, 16, 128, [(0.1, 0.4), (0.5, 0.51)]),
+    variant(8, 16, 256, [(0.9, 1.0)], "mla"),
+]
+
+
+def test_a_model_is_drawn_at_its_bytes_and_yours_as_a_star():
+    found = points({"variants": SWEEP})
+    assert found[0] == Point("8", 16, 1024, 100, [0.9, 0.7], [20, 40], 40)
+    assert found[1].half_at == [None, 40]
+    assert [one.form for one in found] == ["8", "1", "mla"]
+    left, right = recall_over_cache(found, Point("2", 24, 384, 100, [0.8], [None], 40)).axes
+    lines = {line.get_label(): line for line in left.lines}
+    assert lines["8 (MHA)"].get_ydata() == pytest.approx([0.8])
+    assert lines["8 (MHA)"].get_xdata() == pytest.approx([1024], rel=0.07)
+    (star,) = [line for line in left.lines if line.get_marker() == "*"]
+    assert (star.get_xdata(), star.get_ydata()) == ([384], [0.8])
+    (late,) = [line for line in right.lines if line.get_marker() == "*"]
+    assert late.get_ydata()[0] > 40  # no phase change: above the last step
+
+
+def test_a_comparison_draws_it_only_where_every_model_has_a_place_in_it():
+    other_heads = variant(3, 16, 512, [(0.1, 0.2)])
+    not_asked = variant(8, 32, 512, []) | {"runs": [{"recall": []}]}
+    same_size = variant(4, 16, 512, [(0.1, 0.2)])
+    del same_size["settings"]["model.head_dim"]
+    assert not any(points({"variants": [*SWEEP, one]}) for one in (other_heads, not_asked, same_size))

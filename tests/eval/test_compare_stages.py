@@ -6,15 +6,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from data.batches import IGNORED, Batch
 from data.config import StoryworldSource, TokenizerConfig
 from data.storyworld import converse, interview, tell
 from data.tokenizer import train_tokenizer
-from eval.compare import stages
-from eval.compare.runs import group, read_runs
-from eval.compare.stages import Text, answer_loss, divergence, moved, needed_heads
+from eval.compare import read_runs, stages
+from eval.compare.stages import answer_loss, divergence, moved
 from model import LanguageModel
 from tests.conftest import tiny_config
-from tests.eval.comparing import command
+from tests.eval.test_compare import command
 from tests.train.helpers import pretrain, write_config
 from train import sft
 
@@ -24,18 +24,20 @@ def tiny(seed: int) -> LanguageModel:
     return LanguageModel(tiny_config(vocab_size=64, max_position_embeddings=32)).eval()
 
 
-def text(rows: int = 5, length: int = 20) -> Text:
+def text(rows: int = 5, length: int = 20, more: tuple[int, int] | None = None) -> Batch:
     ids = torch.randint(0, 64, (rows, length), generator=torch.Generator().manual_seed(1))
-    counted = torch.zeros(rows, length, dtype=torch.bool)
-    counted[:, 3:9] = True
-    return Text(ids, counted)
+    labels = torch.full_like(ids, IGNORED)
+    labels[:, 3:9] = ids[:, 3:9]
+    if more:
+        labels[more] = ids[more]
+    return Batch({"input_ids": ids, "labels": labels}, [*range(rows)])
 
 
 def test_the_divergence_is_torchs_and_nothing_from_itself(monkeypatch):
     ours, theirs, given = tiny(0), tiny(1), text()
     assert divergence(ours, ours, given) == 0
     with torch.no_grad():
-        p, q = (F.log_softmax(lm(given.ids)[:, 2:8], -1).flatten(0, 1) for lm in (ours, theirs))
+        p, q = (F.log_softmax(lm(given["input_ids"])[:, 2:8], -1).flatten(0, 1) for lm in (ours, theirs))
     expected = F.kl_div(q, p, log_target=True, reduction="batchmean").item()
     assert divergence(ours, theirs, given) == pytest.approx(expected, rel=1e-5)
     assert expected > 0.001
@@ -44,30 +46,16 @@ def test_the_divergence_is_torchs_and_nothing_from_itself(monkeypatch):
 
 
 def test_rows_that_a_model_cannot_read_are_left_out_not_cut():
-    lm, given = tiny(0), text(length=40)
-    given.counted[0, 35] = True
-    assert answer_loss(lm, given) == pytest.approx(
-        answer_loss(lm, Text(given.ids[1:, :32], given.counted[1:, :32])), rel=1e-6
-    )
-
-
-def test_a_head_whose_output_is_not_read_is_not_needed():
-    lm, given = tiny(0), text()
-    size = lm.config.value_size
-    with torch.no_grad():
-        for module in lm.attention_modules():
-            module.o_proj.weight.normal_(generator=torch.Generator().manual_seed(0))  # a new model's is zero
-        lm.attention_modules()[1].o_proj.weight[:, size : 2 * size] = 0
-    needed = needed_heads(lm, given)
-    assert needed[1, 1] == 0
-    assert (needed[0].abs() > 1e-4).all()
+    lm, given = tiny(0), text(length=40, more=(0, 35))
+    short = Batch({name: tensor[1:, :32] for name, tensor in given.tensors.items()}, [*range(4)])
+    assert answer_loss(lm, given) == pytest.approx(answer_loss(lm, short), rel=1e-6)
 
 
 def test_how_far_a_matrix_moved_is_a_share_of_its_norm():
     before, after = tiny(0), tiny(0)
     with torch.no_grad():
         after.attention_modules()[1].q_proj.weight *= 1.25
-    found = moved(after, before)
+    found = {(layer, name): share for layer, name, share in moved(after, before)}
     assert found[1, "q_proj"] == pytest.approx(0.25, rel=1e-5)
     assert {value for place, value in found.items() if place != (1, "q_proj")} == {0.0}
     assert (0, "down_proj") in found
@@ -80,9 +68,10 @@ def test_what_is_asked_is_what_the_assistant_says():
     found = stages.right_answers(tokenizer, source)
     talk = interview(0, 0, "validation", held_out_names=False)["conversations"]
     said = "".join(f"{one['content']}<|im_end|>" for one in talk if one["role"] == "assistant")
-    assert tokenizer.backend.decode(found.ids[0][found.counted[0]].tolist(), skip_special_tokens=False) == said
-    stories = stages.whole_texts(tokenizer, [tell(0, 0, "validation").text])
-    assert tokenizer.decode(stories.ids[0][stories.counted[0]].tolist()) == tell(0, 0, "validation").text
+    labels = found["labels"][0][found["labels"][0] != IGNORED].tolist()
+    assert tokenizer.backend.decode(labels, skip_special_tokens=False) == said
+    story = tell(0, 0, "validation").text
+    assert tokenizer.decode(stages.whole_texts(tokenizer, [story])["labels"][0, 1:].tolist()) == story
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +97,7 @@ def test_the_life_is_in_the_comparison(life, tmp_path, monkeypatch):
     for size in ("QUESTIONS", "CONVERSATIONS", "STORIES"):
         monkeypatch.setattr(stages, size, 4)
     runs = [life / name for name in ("told", "asked", "again")]
-    done = command(*runs, "--out", tmp_path, "--skip-decode")
+    done = command(*runs, "--out", tmp_path)
     page = (tmp_path / "comparison.md").read_text(encoding="utf-8")
     for shown in (page, done.stdout):
         (line,) = [line for line in shown.splitlines() if line.startswith("| started from")]
@@ -120,9 +109,8 @@ def test_the_life_is_in_the_comparison(life, tmp_path, monkeypatch):
     assert (first["kl_answers"], first["moved"]) == (0, [])
     assert third["kl_answers"] > 0
     assert all(value > 0 for _, _, value in second["moved"])
-    again = [stages.from_numbers(one) for one in (first, second, third)]
-    assert [stages.numbers(one) for one in again] == [first, second, third]
-    command(*runs, "--out", tmp_path, "--skip-decode", "--skip-stages")
+    assert stages.table([first, second, third]) in done.stdout  # from the numbers of the file, as notebook 09 does
+    command(*runs, "--out", tmp_path, "--skip-stages")
     assert "started from" not in (tmp_path / "comparison.md").read_text(encoding="utf-8")
     assert not (tmp_path / "comparison_stages.png").exists()
 
@@ -130,8 +118,8 @@ def test_the_life_is_in_the_comparison(life, tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_runs_that_do_not_start_from_each_other_are_no_life(life, runs):
     def found(*paths):
-        return [(run.name, origin and origin.name) for run, origin in stages.chain(group(read_runs(paths)[0]))]
+        return [(run.name, origin and origin.name) for run, origin in stages.chain(read_runs(paths)[0])]
 
     assert found(life / "told", life / "again") == []
     assert found(runs / "mha-seed0", life / "again", life / "asked") == [("again", "asked"), ("asked", None)]
-    assert stages.stages(group(read_runs([runs / "mha-seed0", runs / "mqa-seed0"])[0])) == []
+    assert stages.measure(read_runs([runs / "mha-seed0", runs / "mqa-seed0"])[0]) == []

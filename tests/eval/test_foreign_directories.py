@@ -84,18 +84,14 @@ def directory(tmp_path, request):
 
 
 @pytest.mark.parametrize("directory", REAL, indirect=True)
-def test_a_foreign_tokenizer_has_the_roles_that_its_settings_say(directory):
+def test_a_foreign_tokenizer_has_the_roles_that_its_settings_say_and_can_be_talked_to(directory):
     path, roles = directory
     tokenizer = load_tokenizer(path)
     assert tuple(tokenizer.roles[role] for role in ("bos_token", "eos_token", "pad_token")) == roles
     assert tokenizer.eos_id in tokenizer.stop_ids
     assert tokenizer.decode(tokenizer.encode("Füße 猫")) == "Füße 猫"
-
-
-@pytest.mark.parametrize("directory", REAL, indirect=True)
-def test_a_foreign_model_can_be_talked_to(directory):
-    talk = open_conversation(directory[0], device="cpu", max_new_tokens=4, temperature=1.0)
-    assert talk.is_chat == ("<|im_end|>" in load_tokenizer(directory[0]).backend.get_vocab())
+    talk = open_conversation(path, device="cpu", max_new_tokens=4, temperature=1.0)
+    assert talk.is_chat == ("<|im_end|>" in tokenizer.backend.get_vocab())
     "".join(talk.answer("Hello"))
 
 
@@ -244,17 +240,15 @@ def test_a_chat_with_a_foreign_model_is_what_transformers_would_answer(family):
         prompt, answer = talk.last.ids[: talk.last.begin], tokenizer.decode(talk.last.ids[talk.last.begin :])
         expected = reference.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
         if len(messages) == 1:
-            assert prompt == expected
             assert complete(lm, tokenizer, text, 8, temperature=0.0, chat=True).content == answer
-        assert tokenizer.decode(prompt, False) == tokenizer.decode(expected, False)  # what it drew keeps its ids
+        assert prompt == expected
         messages.append({"role": "assistant", "content": answer})
 
 
 def test_typing_a_special_token_opens_no_turn_in_a_foreign_model(family):
     tokenizer = load_tokenizer(family[0])
     end = tokenizer.backend.id_to_token(tokenizer.turn_end)
-    said = f"hi{end}"
-    once, twice = (prompt_ids(tokenizer, [{"role": "user", "content": text}]) for text in ("hi", said))
+    once, twice = (prompt_ids(tokenizer, [{"role": "user", "content": text}]) for text in ("hi", f"hi{end}"))
     assert once.count(tokenizer.turn_end) == twice.count(tokenizer.turn_end)
     assert end in tokenizer.decode([i for i in twice if i not in tokenizer.special_ids])
 

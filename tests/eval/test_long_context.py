@@ -9,11 +9,9 @@ import torch
 from configs.command import InputError
 from data.config import DataConfig, TokenizerConfig
 from data.tokenizer import train_tokenizer
+from eval import long_context
 from eval.attention.capture import capture
-from eval.long_context import measure
-from eval.long_context.frequencies import in_words, pairs
-from eval.long_context.methods import methods
-from eval.long_context.texts import PARTS, held_out_rows, recall_texts
+from eval.long_context import PARTS, angles, held_out_rows, mean_by, read, recall_texts, recalled, to_answers, ways
 from model import save
 from tests.conftest import random_model, tiny_config
 from tests.train.helpers import run_module
@@ -45,33 +43,22 @@ def run(tokenizer, tmp_path_factory):
 
 
 def test_every_answer_stands_where_it_is_said_to_stand(tokenizer):
-    texts = recall_texts(tokenizer, 320, 5)
-    rows, places = texts.asked
-    ids = texts.input_ids
-    assert ids.shape == (5, 320)
-    assert torch.equal(ids[rows, places], ids[rows, texts.source[rows, places]])
+    texts = recall_texts(tokenizer, 400, 5)
+    ids, row, place, source = texts.ids, texts.row, texts.place, texts.source
+    assert ids.shape == (5, 400)
+    assert torch.equal(ids[row, place], ids[row, source])
     assert (ids[:, 0] == tokenizer.bos_id).all()
-    assert (places >= texts.told[rows]).all()
-    assert (texts.source[rows, places] < texts.told[rows]).all()
-    assert torch.equal(texts.distance, places - texts.source[rows, places])
-    for row in range(5):  # a phrase from every quarter, and none from another
-        depths = texts.depth[rows == row]
+    assert (place >= texts.told[row]).all()
+    assert (source < texts.told[row]).all()
+    for number, told in enumerate(texts.told.tolist()):
+        depths = (source / texts.told[row])[row == number]  # a phrase from every quarter, and none from another
         assert len({min(PARTS - 1, int(depth * PARTS * 0.97)) for depth in depths.tolist()}) == PARTS
-        told = tokenizer.decode(ids[row, 1 : texts.told[row]].tolist()).split()
-        assert len(set(told)) == len(told)
-
-
-def test_the_first_word_of_a_phrase_is_not_asked_for(tokenizer):
-    texts = recall_texts(tokenizer, 400, 2)
-    for ids, source, told in zip(texts.input_ids.tolist(), texts.source.tolist(), texts.told.tolist(), strict=True):
-        end = ids.index(tokenizer.pad_id) if tokenizer.pad_id in ids else len(ids)
-        words = tokenizer.decode(ids[told:end]).split(" ")[1:]
-        asked = tokenizer.decode([token for token, at in zip(ids, source, strict=True) if at >= 0]).split(" ")[1:]
-        assert asked == [word for place, word in enumerate(words) if place % 4]
-
-
-def test_a_text_too_short_for_the_phrases_is_none(tokenizer):
-    assert recall_texts(tokenizer, 100, 2) is None
+        words = tokenizer.decode(ids[number, 1:told].tolist()).split()
+        assert len(set(words)) == len(words)
+        again = tokenizer.decode(ids[number, told:][ids[number, told:] != tokenizer.pad_id].tolist()).split(" ")[1:]
+        asked = tokenizer.decode(ids[number, place[row == number]].tolist()).split(" ")[1:]
+        assert asked == [word for at, word in enumerate(again) if at % 4]  # not the first one of a phrase
+    assert recall_texts(tokenizer, 100, 2) is None  # too short for the phrases
 
 
 def test_pieces_of_held_out_text_are_the_text(tokenizer):
@@ -89,10 +76,10 @@ def test_pieces_of_held_out_text_are_the_text(tokenizer):
 
 
 def test_the_losses_are_those_of_a_plain_computation(tokenizer, monkeypatch):
-    monkeypatch.setattr(measure, "LOGITS", 1)  # a row at a time
+    monkeypatch.setattr(long_context, "LOGITS", 1)  # a row at a time
     lm = random_model(tiny_config(vocab_size=tokenizer.vocab_size))
     ids = torch.randint(0, 192, (3, 24))
-    losses, right = measure.read(lm, ids)
+    losses, right = read(lm, ids)
     with torch.no_grad():
         p = lm(ids).double().softmax(-1)
     for row in range(3):
@@ -100,43 +87,32 @@ def test_the_losses_are_those_of_a_plain_computation(tokenizer, monkeypatch):
             assert losses[row, t] == pytest.approx(-math.log(p[row, t - 1, ids[row, t]]), abs=1e-5)
             assert right[row, t] == (p[row, t - 1].argmax() == ids[row, t])
     assert losses[:, 0].isnan().all()
-    means = measure.by_position(losses, 4)
-    assert means[0] == pytest.approx(losses[:, 1:6].mean().item())
-    assert means[3] == pytest.approx(losses[:, 18:].mean().item())
 
 
 def test_copy_gain_and_attention_are_those_of_the_answers(tokenizer):
     lm = random_model(tiny_config(vocab_size=tokenizer.vocab_size, max_position_embeddings=320))
     texts = recall_texts(tokenizer, 320, 2)
-    losses, right = measure.read(lm, texts.input_ids)
-    gain, found = measure.copied(lm, texts)
-    rows, places = texts.asked
-    row, place = int(rows[7]), int(places[7])
-    source = int(texts.source[row, place])
-    assert gain[7] == losses[row, source] - losses[row, place]
-    assert found.mean() == right[rows, places].float().mean()
-    weights = capture(lm, texts.input_ids[row : row + 1]).weights[1, 0, 2]
-    distances, shares = measure.induction(lm, texts, (1, 2))
-    assert shares[7] == weights[place - 1, source]
-    assert torch.equal(distances, texts.distance)
-    layer, head = measure.best_head(lm, texts)
-    of_all = {(i, j): measure.induction(lm, texts, (i, j))[1].mean() for i in range(2) for j in range(4)}
-    assert of_all[layer, head] == max(of_all.values())
-
-
-def test_means_of_stretches():
+    losses, right = read(lm, texts.ids)
+    gain, shares, distance = [], [], (texts.place - texts.source)
+    for row, place, source in zip(texts.row.tolist(), texts.place.tolist(), texts.source.tolist(), strict=True):
+        gain.append(float(losses[row, source] - losses[row, place]))
+        shares.append(float(capture(lm, texts.ids[row : row + 1]).weights[1, 0, 2, place - 1, source]))
+    found = recalled(lm, texts, (1, 2))
+    assert found["recall"] == pytest.approx(right[texts.row, texts.place].float().mean().item())
+    assert found["copy_gain"] == pytest.approx(sum(gain) / len(gain))
+    far = distance >= 280  # the last of eight stretches
+    assert far.any()
+    assert found["gain_by_distance"][-1] == pytest.approx(torch.tensor(gain)[far].mean().item())
+    assert found["induction_by_distance"][-1] == pytest.approx(torch.tensor(shares)[far].mean().item())
+    assert torch.cat(to_answers(lm, texts))[:, 1, 2].tolist() == shares
     where, values = torch.tensor([0, 1, 9, 10]), torch.tensor([1.0, 3.0, 5.0, 7.0])
-    assert measure.mean_by(where, values, 10, 5) == [2.0, None, None, None, 6.0]
-
-
-# Angles
+    assert mean_by(where, values, 10, 5) == [2.0, None, None, None, 6.0]
 
 
 @pytest.mark.parametrize("kind", ["none", "linear", "yarn"])
 def test_an_angle_is_new_if_no_row_of_training_had_one_as_large(kind):
     lm = random_model(tiny_config(head_dim=32))
-    config = methods(lm, 64)[kind](256).config
-    found = pairs(lm.config, config, 64, 256)
+    found = angles(lm.config, ways(lm, 64)[kind](256).config, 64, 256)
     for pair in range(16):
         speed = 10000 ** (-pair / 16)
         assert found.wavelength[pair] == pytest.approx(2 * math.pi / speed, rel=1e-5)
@@ -153,20 +129,9 @@ def test_an_angle_is_new_if_no_row_of_training_had_one_as_large(kind):
         assert not found.new.any()
 
 
-def test_the_angles_in_words():
-    lm = random_model(tiny_config(head_dim=32))
-    ways = methods(lm, 64)
-    found = {name: pairs(lm.config, ways[name](256).config, 64, 256) for name in ("none", "linear", "yarn")}
-    assert in_words(found, 64, 256) == (
-        "11 of 16 pairs turn less than once in 64 tokens (wavelengths from 112 tokens on). New angles within 256 "
-        "tokens: 11 with none, 0 with linear, 0 with yarn. Pairs that turn as fast as in training: 0 with linear and 1 "
-        "with yarn."
-    )
-
-
 def test_without_rope_nothing_is_scaled():
     lm = random_model(tiny_config(position_embedding="none", loadable_elsewhere=False))
-    assert list(methods(lm, 64)) == ["none", "windows"]
+    assert list(ways(lm, 64)) == ["none", "windows"]
 
 
 # The command
@@ -185,9 +150,7 @@ def test_the_command_from_end_to_end(run, tokenizer, tmp_path):
     assert len({each[2] for each in found["loss"].values()}) == 5  # beyond it, none is
     assert found["recall"]["none"][:2] == [None, None]
     page = (out / "report.md").read_text(encoding="utf-8")
-    assert f"init_from={run}" in page
-    assert "data.sequence_length=320" in page
-    for file in ("loss_by_position.png", "copying.png", "recall.png", "frequencies.png"):
+    for file in ("curves.png", "frequencies.png"):
         assert f"({file})" in page
         assert (out / file).stat().st_size > 5_000
 
@@ -221,7 +184,6 @@ def test_what_cannot_be_measured_is_refused(run, tokenizer, tmp_path):
         "has learned a vector for 64 positions": [learned],
         "there is no config.yaml beside it": [alone],
         "has another tokenizer than": [run, make_run(tmp_path / "strange", strange)],
-        "is named twice": [run, run],
         "is neither a run": [tmp_path / "nowhere"],
     }
     for message, runs in cases.items():

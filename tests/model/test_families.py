@@ -101,7 +101,7 @@ def drawn(family: str, number: int) -> ModelConfig:
     if chosen.get("sliding_window") and family not in SAME_WINDOWS:
         mixed = ["sliding_attention", "full_attention"]
         chosen["layer_types"] = draw.choice([None, mixed, mixed[::-1], ["full_attention", *mixed[:1] * 3]])
-    return tiny_config(num_hidden_layers=4, **chosen)
+    return tiny_config(num_hidden_layers=4, hidden_dropout=0.1, attention_dropout=0.2, **chosen)
 
 
 def same(ours: LanguageModel, theirs, ids: torch.Tensor) -> None:
@@ -335,25 +335,6 @@ def test_with_loadable_elsewhere_false_it_is_saved_for_headlight_alone(tmp_path,
         AutoModelForCausalLM.from_pretrained(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"norm_position": "between"}, "norm_position`: .*'before' or 'after'"),
-        ({"part_of_tomorrow": 1}, "part_of_tomorrow"),
-        ({"hidden_size": None}, "hidden_size"),
-        ({"rope_scaling": {"rope_type": "yarn"}}, "rope_scaling.factor"),
-        ({"num_attention_heads": 3}, "num_attention_heads"),
-    ],
-)
-def test_a_damaged_config_of_headlight_is_refused(tmp_path, change, message):
-    save(random_model(tiny_config(**ONLY_HERE)), tmp_path)
-    file = tmp_path / "config.json"
-    fields = json.loads(file.read_text())
-    file.write_text(json.dumps(fields | change))
-    with pytest.raises(ValueError, match=f"config.json: .*{message}"):
-        load(tmp_path)
-
-
 @pytest.mark.parametrize("field", ModelConfig.model_fields)
 def test_every_wrong_value_in_a_config_of_headlight_is_refused_or_harmless(tmp_path, field):
     save(random_model(tiny_config(**ONLY_HERE)), tmp_path)
@@ -381,7 +362,6 @@ def test_every_wrong_value_in_a_config_of_headlight_is_refused_or_harmless(tmp_p
         ("qwen2", {"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
         ("ministral", {"attention_bias": True}, "attention_bias is True"),
         ("qwen3_moe", {"num_experts_per_tok": 9}, r"num_experts_per_tok \(9\) must not be above num_experts"),
-        ("qwen3_moe", {"num_experts": 100_000}, r"experts.\d+.down_proj.weight is missing"),
         ("qwen3_moe", {"num_experts": 5}, "experts.4.down_proj.weight is missing"),
         ("qwen3_moe", {"decoder_sparse_step": 0}, "decoder_sparse_step"),
         ("qwen3_moe", {"mlp_only_layers": [9]}, "mlp_only_layers names layer 9"),

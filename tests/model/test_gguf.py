@@ -1,6 +1,5 @@
 """`model.export --to gguf`: the file holds this model and this tokenizer, and what llama.cpp lacks is refused."""
 
-import builtins
 import json
 import os
 import subprocess
@@ -180,19 +179,6 @@ def test_a_tokenizer_that_splits_otherwise_is_refused(tmp_path, part, change):
     file.write_text(json.dumps(told))
     with pytest.raises(InputError, match="has no name for how this tokenizer splits text"):
         export(tmp_path / "model", "gguf", tmp_path / "out")
-
-
-def test_without_the_library_it_is_said_what_to_install(tmp_path, monkeypatch):
-    real = builtins.__import__
-
-    def without(name, *rest):
-        if name == "gguf":
-            raise ImportError(name)
-        return real(name, *rest)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(InputError, match="which is not installed: pip install gguf$"):
-        export(save_with_tokenizer(model(), tmp_path / "model"), "gguf", tmp_path / "out")
 
 
 @pytest.mark.slow

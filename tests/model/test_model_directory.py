@@ -15,7 +15,6 @@ from model.checkpoint import load_weights
 from model.families import Family
 from tests.conftest import random_model, tiny_config
 
-LINEAR = {"rope_type": "linear", "factor": 4.0}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
 
 
@@ -38,21 +37,6 @@ def test_vllm_refuses_mixed_windows(tmp_path, family, types, is_refused):
     config = json.loads((tmp_path / "config.json").read_text())
     is_interleaved = len(set(config["layer_types"])) > 1
     assert (is_interleaved and config["max_window_layers"] != config["num_hidden_layers"]) is is_refused
-
-
-def test_every_field_comes_back(tmp_path):
-    config = tiny_config(
-        qk_norm=False,
-        hidden_dropout=0.1,
-        attention_dropout=0.2,
-        eos_token_id=2,
-        rope_theta=1234.5,
-        rope_scaling=YARN | {"beta_slow": 2.0},
-        sliding_window=3,
-        layer_types=["full_attention", "sliding_attention"],
-    )
-    save(LanguageModel(config), tmp_path)
-    assert load(tmp_path).config == config
 
 
 @pytest.mark.parametrize(
@@ -88,19 +72,6 @@ def test_what_headlight_does_not_build_is_refused(tmp_path, fields, message):
     change(tmp_path, **fields)
     with pytest.raises(ValueError, match=message):
         load(tmp_path)
-
-
-def test_a_path_that_is_not_a_model_says_so(tmp_path):
-    with pytest.raises(ValueError, match="is neither a run"):
-        load(tmp_path)
-
-
-def test_a_rope_scaling_written_into_the_config_by_hand_wins_as_it_does_in_transformers(tmp_path):
-    save(random_model(tiny_config()), tmp_path)
-    change(tmp_path, rope_scaling=LINEAR)
-    ids = torch.randint(0, 192, (1, 30))
-    with torch.no_grad():
-        assert torch.equal(load(tmp_path)(ids), AutoModelForCausalLM.from_pretrained(tmp_path)(ids).logits)
 
 
 def test_a_model_in_bfloat16_stays_one_and_keeps_its_angles(tmp_path):

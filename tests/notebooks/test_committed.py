@@ -14,7 +14,7 @@ import pytest
 from nbformat.v4 import new_code_cell, new_output
 
 from data.tokenizer import DEFAULT_VOCAB_SIZE
-from eval.compare.recall import points
+from eval.compare.pictures import points
 from model.transformer import on_meta
 from notebooks.hints import HINTS
 from notebooks.recall_point import balanced

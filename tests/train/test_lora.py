@@ -80,7 +80,7 @@ def test_it_resumes_beside_the_base_it_began_with_and_no_other(tmp_path, base):
     ("overrides", "message"),
     [
         (["init_from=null"], "lora trains beside the matrices of a trained model: set init_from"),
-        (["lora.target_modules=[query]"], "lora: target_modules: no linear layer of the blocks is named 'query': use"),
+        (["lora.target_modules=[query]"], "lora: target_modules: no layer of the blocks is named 'query': use"),
         (["train.parallel=fsdp2"], "lora: train.parallel is fsdp2"),
         (["model.rope_scaling={rope_type: linear, factor: 2.0}"], "init_from: rope_scaling is "),
         (["init_from=ADAPTERS"], "holds adapters, and adapters need a whole model: merge them first with"),

@@ -15,14 +15,16 @@ from typing import Any
 import numpy as np
 
 GAMMA = 0.4  # colour = weight ** GAMMA: on a linear scale one token that takes 0.9 would leave everything else white
-LEVELS = 200  # colours of the map; a palette of 256 has room for frames, greys and the edges of letters besides
+LEVELS = 200  # colours of the map; the 256 of a GIF have room for frames, greys and the edges of letters besides
 NOTHING = "#e4e4e8"  # no weight at all: a key after the query, a score that is not defined
 GROUP_COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#8c6bb1", "#555555"]
 BOUNDARY = "#1f9bcf"  # where one document of a packed row ends
 BADGE = "#8c1d40"
 DPI = 100
 LONGEST_SIDE = 2400  # pixels of any picture
-CJK_FILES = ("cjk", "sourcehan", "wqy", "droidsansfallback", "pingfang", "hiragino", "msyh", "simhei", "simsun")
+CJK_FILES = ("cjk", "sourcehan", "wqy", "droidsansfallback", "pingfang", "hiragino", "msyh", "simhei")
+CJK_FONTS = ("Noto Sans CJK", "Source Han Sans", "WenQuanYi", "Droid Sans Fallback", "PingFang", "Hiragino Sans",
+             "Microsoft YaHei", "SimHei")  # fmt: skip
 
 
 def colour_map():
@@ -39,12 +41,6 @@ def weight_norm():
     return PowerNorm(GAMMA, 0, 1)
 
 
-def colour_index(weights: np.ndarray) -> np.ndarray:
-    """The row of the colour map for each weight, as `weight_norm` and `colour_map` have it, as uint8; no NaN."""
-    scaled = np.clip(weights, 0, 1) ** np.float32(GAMMA) * LEVELS
-    return np.minimum(scaled, LEVELS - 1).astype(np.uint8)
-
-
 def palette() -> list[tuple[int, ...]]:
     """At most 256 colours: those of `colour_map`, white, NOTHING, the frames, BOUNDARY, and shades for text."""
     from PIL.ImageColor import getrgb
@@ -57,17 +53,12 @@ def palette() -> list[tuple[int, ...]]:
     return [*weights, *plain, *greys, *badges]
 
 
-def palette_bytes() -> list[int]:
-    """`palette` as Pillow's putpalette takes it."""
-    return [part for colour in palette() for part in colour]
-
-
 def drawn(figure):
-    """What is on the figure's canvas as a Pillow image in the colours of `palette`: half the size of full colour."""
+    """What is on the figure's canvas, as a Pillow image in the colours of `palette`: the same in every frame."""
     from PIL import Image
 
     wanted = Image.new("P", (1, 1))
-    wanted.putpalette(palette_bytes())
+    wanted.putpalette([part for colour in palette() for part in colour])
     pixels = np.asarray(figure.canvas.buffer_rgba())[..., :3]
     return Image.fromarray(np.ascontiguousarray(pixels)).quantize(palette=wanted, dither=Image.Dither.NONE)
 
@@ -103,9 +94,9 @@ def head_line(axes, title: str, note: str = "") -> list:
     width = axes.bbox.width
     texts: list[Any] = []
     for text, size, colour in ((note, 8, "#555555"), (title, 12, "#222222")):
-        families = fonts(text)
-        weight = "bold" if text == title and len(families) == 1 else "normal"  # the Chinese font has no bold here
-        style = {"fontsize": size, "color": colour, "family": families, "weight": weight, "parse_math": False}
+        is_chinese = max(text, default="") > "\u2e7f"  # its fonts have no bold everywhere
+        weight = "bold" if text == title and not is_chinese else "normal"
+        style = {"fontsize": size, "color": colour, "family": fonts(), "weight": weight, "parse_math": False}
         lines = textwrap.fill(readable(text), max(40, int(width / (0.6 * size * DPI / 72))))
         under = {"xycoords": texts[-1] if texts and note else "axes fraction", "textcoords": "offset points"}
         texts.append(axes.annotate(lines, (0, 1), xytext=(0, 6), va="bottom", **style, **under))
@@ -115,7 +106,7 @@ def head_line(axes, title: str, note: str = "") -> list:
 def save_figure(figure, path: Path, full_colour: bool = False) -> Path:
     """Write PNG or SVG, by the suffix. Raises ValueError for another one.
 
-    full_colour: for a picture with other colours than those of `palette`.
+    full_colour: for a picture with other colours than those of `palette`; maps take half as much without.
     """
     if path.suffix not in (".png", ".svg"):
         raise ValueError(f"{path.name}: a picture ends in .png or .svg")
@@ -165,21 +156,31 @@ def write_values(axes, image, values: np.ndarray, size: float, smallest: float =
 
 def readable(text: str) -> str:
     """The text with every character that no installed font draws replaced by its number, such as U+597D."""
-    missing = _not_plain(text)
-    if missing and (file := _cjk_file()):
-        missing -= _characters(file)
-    return "".join(f"U+{ord(char):04X}" if ord(char) in missing else char for char in text) if missing else text
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(char if char == "\n" or ord(char) in _drawable() else f"U+{ord(char):04X}" for char in text)
 
 
-def fonts(text: str = "") -> list[str]:
-    """The font families for this text: matplotlib's own, and one with Chinese characters where it is needed."""
-    family = _cjk_family() if _not_plain(text) else None
-    return ["DejaVu Sans", *([family] if family else [])]
+@cache
+def _drawable() -> frozenset[int]:
+    from matplotlib.font_manager import FontProperties, findfont
+    from matplotlib.ft2font import FT2Font
+
+    files = {findfont(FontProperties(family=family)) for family in fonts()}
+    return frozenset().union(*(FT2Font(file).get_charmap() for file in files))
 
 
-def _not_plain(text: str) -> set[int]:
-    """The characters that matplotlib's own font lacks."""
-    return {ord(char) for char in text if char != "\n"} - _characters(_plain_font())
+@cache
+def fonts() -> list[str]:
+    """matplotlib's own font, and behind it those with Chinese characters; each letter is drawn in the first that has
+    it. matplotlib keeps a list of fonts, and does not notice one that was installed later."""
+    from matplotlib.font_manager import findSystemFonts, fontManager
+
+    known = {font.fname for font in fontManager.ttflist}
+    for file in findSystemFonts():
+        if file not in known and any(part in Path(file).name.lower() for part in CJK_FILES):
+            fontManager.addfont(file)
+    return ["DejaVu Sans", *sorted({font.name for font in fontManager.ttflist if font.name.startswith(CJK_FONTS)})]
 
 
 def shorten(label: str, longest: int = 12) -> str:
@@ -195,52 +196,3 @@ def shorten(label: str, longest: int = 12) -> str:
 def columns(labels: Iterable[str]) -> int:
     """The width of the widest label, in Latin letters."""
     return max((sum(1 + (unicodedata.east_asian_width(c) in "WF") for c in label) for label in labels), default=0)
-
-
-@cache
-def _plain_font() -> str:
-    from matplotlib.font_manager import FontProperties, findfont
-
-    return findfont(FontProperties(family="DejaVu Sans"))
-
-
-@cache
-def _characters(file: str) -> frozenset[int]:
-    from matplotlib.ft2font import FT2Font
-
-    return frozenset(FT2Font(file).get_charmap())
-
-
-@cache
-def _cjk_family() -> str | None:
-    """Some installed font with Chinese characters, also one that came after matplotlib made its list of fonts."""
-    file = _cjk_file()
-    if file is None:
-        return None
-    from matplotlib.font_manager import fontManager
-
-    family = next((font.name for font in fontManager.ttflist if font.fname == file), None)
-    if family is None:
-        before = len(fontManager.ttflist)
-        fontManager.addfont(file)
-        family = fontManager.ttflist[before].name
-    return family
-
-
-@cache
-def _cjk_file() -> str | None:
-    """Sans before serif, regular before bold: matplotlib takes the weight that it is given."""
-    from matplotlib.font_manager import findSystemFonts
-
-    def rank(file: str) -> tuple[bool, bool, str]:
-        name = Path(file).name.lower()
-        return "serif" in name or "simsun" in name, not ("regular" in name or "-" not in name), name
-
-    found = [file for file in findSystemFonts() if any(part in Path(file).name.lower() for part in CJK_FILES)]
-    for file in sorted(found, key=rank):
-        try:
-            if ord("好") in _characters(file):
-                return file
-        except (OSError, RuntimeError):  # a broken file has no usable font
-            continue
-    return None

@@ -288,7 +288,7 @@ def label_tokens(axes, grid: Grid, snapshot: Snapshot, shown: ProbeMap) -> None:
         places = list(range(0, grid.tokens, every))
         names = [str(t) for t in places]
     size = min(9.0, max(6.0, 0.65 * grid.cell / grid.pool))
-    style = {"fontsize": size, "family": drawing.fonts("".join(names)), "parse_math": False}
+    style = {"fontsize": size, "family": drawing.fonts(), "parse_math": False}
     cells = [(t + 0.5) / grid.pool - 0.5 for t in places]
     axes.set_yticks([i * grid.step + t for i in range(grid.layers) for t in cells])
     axes.set_yticklabels(names * grid.layers, **style)

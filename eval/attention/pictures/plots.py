@@ -16,7 +16,6 @@ from eval.attention.pictures import drawing
 from eval.attention.pictures.drawing import LONGEST_SIDE
 from eval.attention.pictures.grid import (
     AXES,
-    BETWEEN,
     Grid,
     chosen_probe,
     draw_boundaries,
@@ -129,28 +128,23 @@ def one_head(
 def quick_mosaic(weights: np.ndarray, file: Path | BinaryIO, num_key_value_heads: int | None = None) -> None:
     """Draw weights (layer, head, query, key) without any text, in a few milliseconds: for use during training.
 
-    The colours are those of `mosaic`, written as palette indices. num_key_value_heads: frames the heads that share
-    one, in its colour; default: as many as there are heads.
+    The colours are those of `mosaic`. num_key_value_heads: frames the heads that share one, in its colour; default: as
+    many as there are heads.
     """
     from PIL import Image
+    from PIL.ImageColor import getrgb
 
     layers, heads, tokens, _ = weights.shape
     grid = lay_out(layers, heads, tokens, room=1200, largest=4, smallest_head=48)
-    white, nothing, first_group = drawing.LEVELS, drawing.LEVELS + 1, drawing.LEVELS + 2  # as `palette` has them
-    canvas = tile(weights, grid.gap, grid.pool)
-    index = drawing.colour_index(np.nan_to_num(canvas))
-    index[np.isnan(canvas)] = nothing
-    index[canvas == BETWEEN] = white
-    index = np.pad(index.repeat(grid.cell, 0).repeat(grid.cell, 1), 4, constant_values=white)
+    colours = drawing.colour_map()(drawing.weight_norm()(tile(weights, grid.gap, grid.pool)), bytes=True)[..., :3]
+    colours = np.pad(colours.repeat(grid.cell, 0).repeat(grid.cell, 1), [(4, 4), (4, 4), (0, 0)], constant_values=255)
     group_size = heads // (num_key_value_heads or heads)
     for i in range(layers):
         for group in range(heads // group_size):
             top, left = i * grid.step * grid.cell + 1, group * group_size * grid.step * grid.cell + 1
             height = grid.length * grid.cell + 5
             width = ((group_size - 1) * grid.step + grid.length) * grid.cell + 5
-            colour = first_group + group % len(drawing.GROUP_COLOURS)
-            index[[top, top + 1, top + height - 1, top + height], left : left + width + 1] = colour
-            index[top : top + height + 1, [left, left + 1, left + width - 1, left + width]] = colour
-    image = Image.fromarray(index, mode="P")
-    image.putpalette(drawing.palette_bytes())
-    image.save(file, "PNG", compress_level=1)
+            colour = getrgb(drawing.group_colour(group))[:3]
+            colours[[top, top + 1, top + height - 1, top + height], left : left + width + 1] = colour
+            colours[top : top + height + 1, [left, left + 1, left + width - 1, left + width]] = colour
+    Image.fromarray(colours).save(file, "PNG", compress_level=1)

@@ -31,7 +31,7 @@ def score_maps(snapshot: Snapshot, path: Path, title: str = "") -> Path:
     heading = " · ".join(part for part in (title, moment(snapshot), kv_heads(snapshot)) if part)
     across, large = min(PANELS, len(names)), standing_out(snapshot)[:LARGEST_HEADS]
     figure, panels = _panels(-(-len(names) // across), across, [snapshot], large)
-    figure.suptitle(drawing.readable(heading), x=0.01, ha="left", family=drawing.fonts(heading), parse_math=False)
+    figure.suptitle(drawing.readable(heading), x=0.01, ha="left", family=drawing.fonts(), parse_math=False)
     for axes, name in zip(panels.flat, names, strict=False):
         _score_map(axes, snapshot, SCORES[name], [snapshot])
     for axes in panels.flat[len(names) :]:
@@ -126,7 +126,7 @@ def _score_map(axes, snapshot: Snapshot, score: Score, together: Sequence[Snapsh
     level = snapshot.chance.get(score.name)
     chance = "" if level is None else f" · chance {_short(level)}"
     title = f"{over}{score.title}\n{_most(snapshot, score)}{chance}"
-    axes.set_title(title, fontsize=8.5, loc="left", pad=8, family=drawing.fonts(title), parse_math=False)
+    axes.set_title(title, fontsize=8.5, loc="left", pad=8, family=drawing.fonts(), parse_math=False)
     bar = axes.figure.colorbar(image, ax=axes, shrink=0.9, aspect=12)
     bar.set_ticks([image.norm.vmin, image.norm.vmax], labels=[_short(image.norm.vmin), _short(image.norm.vmax)])
     bar.ax.tick_params(labelsize=7, length=2)
@@ -153,7 +153,7 @@ def curves(
     figure = drawing.new_figure(1000, 620 if gain else 420, layout="constrained")
     panels = figure.subplots(2 if gain else 1, 1, squeeze=False, height_ratios=(2, 1) if gain else None)[:, 0]
     heading = title or "what the heads do, over training"
-    figure.suptitle(drawing.readable(heading), x=0.01, ha="left", family=drawing.fonts(heading), parse_math=False)
+    figure.suptitle(drawing.readable(heading), x=0.01, ha="left", family=drawing.fonts(), parse_math=False)
     _draw_patterns(panels[0], ordered)
     drawing.style_curve(panels[0], "share of the attention; dashed: chance", log_from)
     panels[0].set_ylim(bottom=0)

@@ -1,0 +1,214 @@
+"""Which ending of a context does a model find likeliest? Multiple choice; a minimal pair is one of two without context.
+
+Zellers et al. 2019, HellaSwag (arXiv 1905.07830); Warstadt et al. 2020, BLiMP (arXiv 1912.00582); Huebner et al. 2021,
+BabyBERTa, whose test is Zorro (CoNLL 2021). The names acc and acc_norm are lm-evaluation-harness's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import BaseModel, Field
+
+from configs.command import InputError
+from configs.files import checked
+from data.config import StoryworldSource
+from data.reading.files import clear_errors, kind_of, opened, records
+from data.storyworld import Story, parse, tell
+from data.tokenizer import Tokenizer
+from eval.tasks import accuracy_error, token_log_probs
+from model import LanguageModel
+
+JSON, ZORRO = (".jsonl", ".json"), ".txt"
+Text = Annotated[str, Field(min_length=1)]
+
+
+class Question(NamedTuple):
+    """A context, its possible endings, and the number of the right one. where: what an error calls it, `file:line`."""
+
+    where: str
+    context: str
+    endings: tuple[str, ...]
+    label: int = 0
+
+
+class ChoiceRecord(BaseModel):
+    """HellaSwag's."""
+
+    ctx: str
+    endings: Annotated[list[Text], Field(min_length=2)]
+    label: int | Annotated[str, Field(pattern=r"^\d+$")]  # some copies hold "3"
+
+
+class PairRecord(BaseModel):
+    """BLiMP's."""
+
+    sentence_good: Text
+    sentence_bad: Text
+
+
+# ---------------------------------------------------------------------------------------------------------
+# reading
+
+
+def text_of(file: Path) -> str:
+    """The whole text of a file (.gz and .zst too), a byte order mark left out. Raises InputError, also for no text."""
+    with clear_errors(file), opened(file) as stream:
+        raw = stream.read().removeprefix(b"\xef\xbb\xbf")
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        reason = f"byte 0x{raw[error.start]:02x} is not valid UTF-8: save the file as UTF-8"
+        raise InputError(f"{file}:{line}: {reason}") from None
+    if not text.strip():
+        raise InputError(f"{file}: is empty: give a text")
+    return text
+
+
+def _json_records(file: Path, limit: int | None, kind: type[BaseModel]) -> list[tuple[str, Any]]:
+    """(file:line, record) of the first `limit` records. Raises InputError for a bad one, and for none."""
+    if kind_of(file) not in JSON:
+        raise InputError(f"{file}: is a {kind_of(file) or 'nameless kind of'} file: use {' or '.join(JSON)}")
+    lines = list(islice(records(file, ""), limit))
+    if not lines:
+        raise InputError(f"{file}: is empty: give one record a line")
+    if problem := next((f"{line.where}: {line.problem}" for line in lines if line.problem), None):
+        raise InputError(problem)
+    return [(line.where, checked(line.value, line.where, kind)) for line in lines]
+
+
+def read_multiple_choice(path: str | Path, limit: int | None = None) -> list[Question]:
+    """HellaSwag's records (`ctx`, `endings`, `label`) of a .jsonl or .json file. Raises InputError."""
+    questions = []
+    for where, record in _json_records(Path(path), limit, ChoiceRecord):
+        label, count = int(record.label), len(record.endings)
+        if not 0 <= label < count:
+            raise InputError(f"{where}: `label` is {label}: it must be a whole number, 0 to {count - 1}")
+        questions.append(Question(where, record.ctx, tuple(record.endings), label))
+    return questions
+
+
+def read_pairs(path: str | Path, limit: int | None = None) -> dict[str, list[Question]]:
+    """Name -> the pairs of a file, or of every file of a folder; the first `limit` of each. The good sentence is first.
+
+    .jsonl and .json: BLiMP's records, with `sentence_good` and `sentence_bad`. .txt: Zorro's lines, a bad sentence
+    before each good one. Raises InputError.
+    """
+    path = Path(path)
+    inside = sorted(file for file in path.iterdir() if kind_of(file) in (*JSON, ZORRO)) if path.is_dir() else [path]
+    if not inside:
+        raise InputError(f"{path}: the folder holds no file of these kinds: {' '.join((*JSON, ZORRO))}")
+    return {file.name: _pairs_in(file, limit) for file in inside}
+
+
+def _pairs_in(file: Path, limit: int | None) -> list[Question]:
+    if kind_of(file) != ZORRO:
+        pairs = _json_records(file, limit, PairRecord)
+        return [Question(where, "", (pair.sentence_good, pair.sentence_bad)) for where, pair in pairs]
+    lines = [line.strip("\r") for line in text_of(file).rstrip().split("\n")]
+    if len(lines) % 2:
+        raise InputError(f"{file}:{len(lines)}: a bad sentence without its good twin: lines must come in pairs")
+    if "" in lines:
+        raise InputError(f"{file}:{lines.index('') + 1}: the line is empty: each holds a sentence")
+    twins = zip(lines[::2], lines[1::2], strict=True)
+    return [Question(f"{file}:{1 + 2 * n}", "", (good, bad)) for n, (bad, good) in enumerate(islice(twins, limit))]
+
+
+def storyworld_pairs(source: StoryworldSource, limit: int | None = None) -> list[Question]:
+    """Held-out stories of the built-in world, and their twins: a name that was mentioned before, replaced by another.
+
+    The twin is broken for sure: the world's own reader refuses it. A story with a single name has none.
+    """
+    stories = (tell(source.seed, index, "validation", source.level) for index in range(source.validation_documents))
+    twins = ((number, story.text, _twin(number, story, source.level)) for number, story in enumerate(stories))
+    pairs = (Question(f"held-out story {number}", "", (text, twin)) for number, text, twin in twins if twin)
+    return list(islice(pairs, limit))
+
+
+def _twin(number: int, story: Story, level: int) -> str | None:
+    """The twin of a story; which of the names that could be swapped is decided by the story's number."""
+    places, named = [], list[int]()  # people named so far
+    for mention in story.mentions:
+        if mention.form == "" and mention.entity in story.people:
+            others = [person for person in named if person != mention.entity]
+            if mention.entity in named and others:
+                places.append((mention, story.people[others[number % len(others)]]))
+            named += [mention.entity] if mention.entity not in named else []
+    if not places:
+        return None
+    mention, name = places[number % len(places)]
+    twin = story.text[: mention.start] + name + story.text[mention.end :]
+    try:
+        parse(twin, level)
+    except ValueError:
+        return twin
+    return None
+
+
+# ---------------------------------------------------------------------------------------------------------
+# scoring
+
+
+def score(
+    lm: LanguageModel, tokenizer: Tokenizer, questions: Sequence[Question], delimiter: str = " "
+) -> list[list[float]]:
+    """ln p of every ending of every question, given its context. Raises InputError for what exceeds the model's.
+
+    Context and ending are encoded as one text, with `delimiter` between them where neither brings white space. All
+    endings of a question are scored after the same tokens: those that the context, its last white space left out, and
+    every whole text begin with. So white space between the two, and a token that reaches from one into the other,
+    belong to the ending. Each text is read as the beginning of a document: its first token, and no last one.
+    """
+    wholes, firsts, longest = list[list[int]](), list[int](), lm.config.max_position_embeddings
+    for question in questions:
+        texts = [question.context.rstrip(), *(joined(question.context, one, delimiter) for one in question.endings)]
+        context, *endings = [[tokenizer.bos_id, *ids] for ids in tokenizer.encode_many(texts)]
+        for number, ids in enumerate(endings):
+            if len(ids) > longest:
+                size = f"has {len(ids) - 1} tokens, and the context has room for {longest - 1} after the first token"
+                raise InputError(f"{question.where}: ending {number}, with what stands before it, {size}: shorten it")
+        alike = [len(set(column)) == 1 for column in zip(context, *endings, strict=False)]
+        wholes += endings
+        firsts += [(*alike, False).index(False)] * len(endings)  # tokens that all of them begin with
+    sums = [float(log_p[first - 1 :].sum()) for first, log_p in zip(firsts, token_log_probs(lm, wholes), strict=True)]
+    left = iter(sums)
+    return [[next(left) for _ in question.endings] for question in questions]
+
+
+def joined(context: str, ending: str, delimiter: str) -> str:
+    """The text that a context and one of its endings make."""
+    is_open = bool(context) and not context[-1].isspace() and not ending[0].isspace()
+    return context + (delimiter if is_open else "") + ending
+
+
+def credit(question: Question, values: Sequence[float]) -> float:
+    """1 if the right ending has the largest value, 0 if another has; 1/n where n endings, the right one too, tie."""
+    best = [n for n, value in enumerate(values) if value == max(values)]
+    return 1 / len(best) if question.label in best else 0.0
+
+
+def per_byte(question: Question, log_likelihoods: Sequence[float]) -> list[float]:
+    """ln p divided by the bytes of the ending, the delimiter left out."""
+    both = zip(log_likelihoods, question.endings, strict=True)
+    return [value / len(ending.encode("utf-8")) for value, ending in both]
+
+
+def figures(questions: Sequence[Question], scores: Sequence[Sequence[float]]) -> dict[str, Any]:
+    """questions, acc (largest ln p), acc_norm (largest ln p a byte), standard errors, ties and chance."""
+    both, count = list(zip(questions, scores, strict=True)), len(questions)
+    credits = [credit(*one) for one in both]
+    acc = sum(credits) / count
+    acc_norm = sum(credit(question, per_byte(question, values)) for question, values in both) / count
+    return {
+        "questions": count,
+        "acc": acc,
+        "acc_stderr": accuracy_error(acc, count),
+        "acc_norm": acc_norm,
+        "acc_norm_stderr": accuracy_error(acc_norm, count),
+        "ties": sum(0 < one < 1 for one in credits),
+        "chance": sum(1 / len(question.endings) for question in questions) / count,
+    }

@@ -19,9 +19,8 @@ from torch import Tensor
 from configs.command import InputError
 from data import packing
 from data.config import DataConfig, Split
-from data.packing import IGNORED, ChosenRows, ConversationRows, DocumentRows, HeldOutRows, Rows
-from data.prefetch import prefetched
-from data.prepare import PreparedData
+from data.packing import IGNORED, ConversationRows, DocumentRows, Rows
+from data.prepare import PreparedData, prefetched
 from data.tokenizer import Tokenizer
 
 __all__ = ["IGNORED", "Batch", "TrainBatches", "make_batch", "make_rows", "too_long", "validation_batches"]
@@ -77,24 +76,18 @@ def make_rows(config: DataConfig, data: PreparedData, split: Split, rows_per_ste
     stream, tokenizer = data.stream(split), data.tokenizer
     measures = (stream, config.sequence_length, tokenizer.bos_id, tokenizer.pad_id)
     if config.records == "text":
-        if packing.documents_are_rows(stream, config.sequence_length, tokenizer.bos_id):
-            return packing.WholeDocumentRows(*measures)
-        return DocumentRows(*measures) if split == "train" else HeldOutRows(*measures)
-    of_pairs = config.records == "pairs" and split == "validation"
+        # a document a row, where all are exactly as long: another cut would part a question from its facts
+        aligned = packing.documents_are_rows(stream, config.sequence_length, tokenizer.bos_id)
+        return DocumentRows(*measures, in_order=aligned, held_out=split == "validation" and not aligned)
+    every = 2 if config.records == "pairs" and split == "validation" else 1
     try:
-        rows = (ChosenRows if of_pairs else ConversationRows)(*measures, config.too_long, not config.shuffle)
+        rows = ConversationRows(*measures, config.too_long, not config.shuffle, every)
     except ValueError as error:
         raise InputError(f"data.sequence_length: {error}, {split} part: raise it") from None
     if split == "train" and config.isolate_documents:
-        choices = (
-            [n for n in JOINED if rows_per_step % n == 0] if config.rows_joined == "auto" else [config.rows_joined]
-        )
-        share = {}
-        for n in choices:
-            share[n] = rows.join(n)
-            if share[n] >= ENOUGH:
-                return rows
-        rows.join(max(share, key=lambda n: share[n]))
+        few = [n for n in JOINED if rows_per_step % n == 0] if config.rows_joined == "auto" else [config.rows_joined]
+        shares = {n: rows.join(n) for n in few}
+        rows.join(next((n for n in few if shares[n] >= ENOUGH), max(few, key=lambda n: shares[n])))
     return rows
 
 
@@ -200,12 +193,12 @@ def make_batch(
 ) -> Batch:
     """(ids, labels) of rows, each (T,) -> tensors (B, T). isolate: with document_ids; restart: with position_ids."""
     ids, targets = (np.stack(arrays) for arrays in zip(*rows, strict=True))
-    found = {"input_ids": ids, "labels": targets}
+    tensors = {"input_ids": ids, "labels": targets}
     if isolate or restart:
         documents = [packing.document_ids(row, tokenizer.bos_id) for row in ids]
         if isolate:
-            found["document_ids"] = np.stack(documents)
-            found["document_starts"] = packing.document_starts(found["document_ids"])
+            tensors["document_ids"] = np.stack(documents)
+            tensors["document_starts"] = packing.document_starts(tensors["document_ids"])
         if restart:
-            found["position_ids"] = np.stack([packing.restarted_positions(row) for row in documents])
-    return Batch({name: torch.from_numpy(array) for name, array in found.items()}, row_ids)
+            tensors["position_ids"] = np.stack([packing.restarted_positions(row) for row in documents])
+    return Batch({name: torch.from_numpy(array) for name, array in tensors.items()}, row_ids)

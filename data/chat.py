@@ -15,9 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from data.chat_template import CHAT_TEMPLATE, PRIVATE, CannotRender, ChatTemplate, Piece
-from data.reading.pairs import Pair
-from data.reading.records import BadRecord, Conversation, Message, checked_conversation
+from data.chat_template import CHAT_TEMPLATE, PRIVATE, ChatTemplate, Piece
+from data.reading.records import BadRecord, Conversation, Message, Pair, checked_conversation
 from data.tokenizer import ROLES, SPECIAL_TOKENS, Tokenizer
 
 TRAINED, MAY_END = 1, 2  # flags of a token: it is a target; a conversation may be cut after it
@@ -64,12 +63,8 @@ def _pieces(
     """
     tools = tools or conversation.tools
     messages = _for_template(chat, conversation.messages, given or conversation.messages, tools)
-    try:
-        pieces = chat.render(messages, tools, **variables)
-    except CannotRender as error:
-        raise BadRecord(str(error)) from None
     result: list[Piece] = []
-    for piece in pieces:
+    for piece in chat.render(messages, tools, **variables):
         thinks = len(result) > 1 and result[-1].text == "<think>" and result[-2].block is None
         if thinks and piece.block is not None and piece.text.startswith("\n"):
             result.append(piece._replace(text="\n"))
@@ -99,7 +94,7 @@ def _for_template(
             fields["reasoning_content"] = message.reasoning_content
         if message.tool_calls:
             calls = others.get("tool_calls")
-            ids = [one.get("id") for one in calls] if isinstance(calls, list) else [None] * len(message.tool_calls)
+            ids = [call.get("id") for call in calls] if isinstance(calls, list) else [None] * len(message.tool_calls)
             fields["tool_calls"] = [
                 {"type": "function", "function": call | {"arguments": _arguments(call["arguments"], wanted)}}
                 | ({"id": number} if number else {})
@@ -121,8 +116,7 @@ def encode_conversations(
     """(ids, flags) of each conversation; flags is a uint8 array of TRAINED and MAY_END, one per token."""
     rendered = [segments(conversation, tokenizer.our_chat) for conversation in conversations]
     result = []
-    encoded = tokenizer.encode_pieces([[(text, special) for text, special, _ in pieces] for pieces in rendered])
-    for pieces, (ids, piece_of) in zip(rendered, encoded, strict=True):
+    for pieces, (ids, piece_of) in zip(rendered, tokenizer.encode_pieces(rendered), strict=True):
         given = np.array([piece.flags for piece in pieces], dtype=np.uint8)
         flags = given[piece_of] & TRAINED
         for number in np.flatnonzero(given & MAY_END):
@@ -201,8 +195,8 @@ def end_of_turn_ids(tokenizer: Tokenizer) -> list[int]:
 def _behind_an_answer(tokenizer: Tokenizer, messages: list[dict], **variables: Any) -> list[int]:
     """What the template writes behind an answer, and these messages."""
     answer = f"{PRIVATE}."
-    said = [{"role": "user", "content": "."}, {"role": "assistant", "content": answer}, *messages]
-    pieces = _pieces(tokenizer.chat, checked_conversation(said), said, **variables)
+    messages = [{"role": "user", "content": "."}, {"role": "assistant", "content": answer}, *messages]
+    pieces = _pieces(tokenizer.chat, checked_conversation(messages), messages, **variables)
     at = next((number for number, piece in enumerate(pieces) if answer in piece.text), None)
     if at is None:
         raise BadRecord("the chat template leaves answers out")
@@ -211,4 +205,4 @@ def _behind_an_answer(tokenizer: Tokenizer, messages: list[dict], **variables: A
 
 
 def _encoded(tokenizer: Tokenizer, pieces: Sequence[Piece]) -> list[int]:
-    return tokenizer.encode_pieces([[(text, special) for text, special, _ in pieces]])[0][0].tolist()
+    return tokenizer.encode_pieces([pieces])[0][0].tolist()

@@ -20,59 +20,47 @@ from jinja2.ext import Extension
 from jinja2.meta import find_undeclared_variables
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
-from pydantic import BaseModel, field_validator
+from pydantic import BaseModel, model_validator
+
+from data.reading.records import BadRecord
 
 CHAT_TEMPLATE = Path(__file__).with_name("chat_template.jinja").read_text(encoding="utf-8")
 # Part of what makes prepared data itself. Raise it when a conversation gets other ids (data/chat.py included) and
 # record the new digest; tests/data/test_versions.py says which. A comment needs no new version.
 CHAT_TEMPLATE_VERSION = 1
 CHAT_TEMPLATE_DIGESTS = {1: "954ab88876cda5aa"}
+TOKENS = [f"{name}_token" for name in ("pad", "bos", "eos", "unk", "sep", "cls", "mask")]
 # Begins the marks inside a rendered text. No message can hold it, because this number is drawn for each process
 PRIVATE = f"\ufdd0{secrets.token_hex(8)}"
 BLOCK = f"{PRIVATE}|\ufdd1"  # where a {% generation %} block begins, and where it ends
 
 
-class Token(BaseModel):
-    """How transformers 4 writes a token."""
-
-    content: str
-
-
-class NamedTemplate(BaseModel):
-    """One of several chat templates."""
-
-    name: str
-    template: str
-
-
 class Settings(BaseModel):
-    """What is read of tokenizer_config.json: the tokens that a chat template may ask for, and templates by name, before
-    which chat_template.jinja goes."""
+    """What is read of tokenizer_config.json: the tokens that a chat template may ask for, by name, and templates by
+    name, before which chat_template.jinja goes."""
 
-    pad_token: str | Token | None = None
-    bos_token: str | Token | None = None
-    eos_token: str | Token | None = None
-    unk_token: str | Token | None = None
-    sep_token: str | Token | None = None
-    cls_token: str | Token | None = None
-    mask_token: str | Token | None = None
+    named_tokens: dict[str, str] = {}
     chat_template: dict[str, str] = {}
 
-    @field_validator("chat_template", mode="before")
+    @model_validator(mode="before")
     @classmethod
-    def _by_name(cls, value: Any) -> Any:
-        if isinstance(value, list):
-            return {one.name: one.template for one in map(NamedTemplate.model_validate, value)}
-        return {} if not value else {"default": value} if isinstance(value, str) else value
+    def _from_file(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values  # which is the error
+        tokens = {name: values[name] for name in TOKENS if values.get(name)}
+        templates = values.get("chat_template") or {}
+        try:
+            if isinstance(templates, list):
+                templates = {template["name"]: template["template"] for template in templates}
+            # transformers 4 writes a token as an object
+            tokens = {name: token["content"] if isinstance(token, dict) else token for name, token in tokens.items()}
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"a chat template needs name and template, a token content: {error}") from None
+        templates = {"default": templates} if isinstance(templates, str) else templates
+        return {"named_tokens": tokens, "chat_template": templates}
 
-    @property
-    def named_tokens(self) -> dict[str, str]:
-        """The tokens that a chat template may ask for, by their names."""
-        tokens = {name: value for name, value in self if name.endswith("_token")}
-        return {name: token.content if isinstance(token, Token) else token for name, token in tokens.items() if token}
 
-
-class CannotRender(ValueError):
+class CannotRender(BadRecord):
     """A chat template refuses a conversation, or is none. The message is the template's own."""
 
 
@@ -97,8 +85,8 @@ class ChatTemplate:
 
     def source(self, tools: Any = None) -> str:
         """The Jinja text for a conversation with these tools."""
-        found = self.sources.get("tool_use" if tools else "default") or self.sources.get("default")
-        return found or next(iter(self.sources.values()))
+        wanted = "tool_use" if tools and self.sources.get("tool_use") else "default"
+        return self.sources.get(wanted) or next(iter(self.sources.values()))
 
     @property
     def variables(self) -> list[str]:

@@ -14,6 +14,8 @@ Name = Annotated[str, Field(min_length=1)]
 Names = Name | Annotated[list[Name], Field(min_length=1)]
 OnePath = Annotated[PathText, Field(min_length=1)]
 Paths = OnePath | Annotated[list[OnePath], Field(min_length=1)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Weight = Annotated[int, Field(ge=0, le=100)]
 
 
 class RecallDocuments(Section):
@@ -23,19 +25,17 @@ class RecallDocuments(Section):
     facets: int = Field(2, ge=1, le=4, description="Words of a fact besides the name: colour, toy, place, food.")
     values: int = Field(8, ge=2, le=8, description="Different words of a facet. With fewer, people share more words.")
     questions: int = Field(12, ge=1, le=10_000, description="Questions in a document.")
-    several: float = Field(
+    several: Share = Field(
         0.5,
-        ge=0,
-        le=1,
         description="Share of questions that give all words of a fact and ask for the name. The others give the name.",
     )
 
     @model_validator(mode="after")
     def _check_people(self) -> RecallDocuments:
-        if self.values**self.facets < self.people:
+        if (distinct := self.values**self.facets) < self.people:
             raise ValueError(
-                f"people ({self.people}): {self.values} values in {self.facets} facets distinguish only "
-                f"{self.values**self.facets} people: give more values or more facets"
+                f"people ({self.people}): {self.values} values in {self.facets} facets distinguish only {distinct} "
+                "people: give more values or more facets"
             )
         return self
 
@@ -44,36 +44,32 @@ class ClassWeights(Section):
     """How often which class of questions is asked about a story, of those that it has (docs/sft.md has an example of
     each)."""
 
-    who_has: int = Field(3, ge=0, le=100, description="Weight of who has it.")
-    where: int = Field(3, ge=0, le=100, description="Weight of where it is.")
-    who_wanted: int = Field(1, ge=0, le=100, description="Weight of who wanted it.")
-    who_said: int = Field(1, ge=0, le=100, description="Weight of who said it.")
-    first: int = Field(1, ge=0, le=100, description="Weight of what or who came first.")
-    feeling: int = Field(1, ge=0, le=100, description="Weight of how somebody felt.")
-    yes_no: int = Field(1, ge=0, le=100, description="Weight of yes or no.")
-    who_did: int = Field(1, ge=0, le=100, description="Weight of who did it.")
+    who_has: Weight = Field(3, description="Weight of who has it.")
+    where: Weight = Field(3, description="Weight of where it is.")
+    who_wanted: Weight = Field(1, description="Weight of who wanted it.")
+    who_said: Weight = Field(1, description="Weight of who said it.")
+    first: Weight = Field(1, description="Weight of what or who came first.")
+    feeling: Weight = Field(1, description="Weight of how somebody felt.")
+    yes_no: Weight = Field(1, description="Weight of yes or no.")
+    who_did: Weight = Field(1, description="Weight of who did it.")
 
 
 class Drills(Section):
     """Chats of one small task again and again, each as a share of all chats (data/storyworld/drills.py)."""
 
-    words: float = Field(0.0, ge=0, le=1, description="Known words are said again: heads learn to copy soonest so.")
-    pairs: float = Field(
-        0.0, ge=0, le=1, description="Who goes with what: eight names, each with a thing, then whose each thing is."
+    words: Share = Field(0.0, description="Known words are said again: heads learn to copy soonest so.")
+    pairs: Share = Field(
+        0.0, description="Who goes with what: eight names, each with a thing, then whose each thing is."
     )
-    ask_pairs: float = Field(0.0, ge=0, le=1, description="The same, said and asked in several ways.")
-    by_name: float = Field(0.0, ge=0, le=1, description="The other way round: what each name goes with.")
-    ask_by_name: float = Field(0.0, ge=0, le=1, description="The same in sentences, and where somebody hid.")
-    crowds: float = Field(
-        0.0, ge=0, le=1, description="Questions about one sentence of a story that is said of four people."
-    )
-    told_crowds: float = Field(0.0, ge=0, le=1, description="The same, told by the assistant, who says names again.")
-    compare: float = Field(0.0, ge=0, le=1, description="Two names are compared: whether they are the same one.")
-    judge: float = Field(
-        0.0, ge=0, le=1, description="The same in an answer whose names are drawn: only yes or no is trained on."
-    )
-    one_fact: float = Field(
-        0.0, ge=0, le=1, description="One sentence, and a question about it, mostly to be answered in a few words."
+    ask_pairs: Share = Field(0.0, description="The same, said and asked in several ways.")
+    by_name: Share = Field(0.0, description="The other way round: what each name goes with.")
+    ask_by_name: Share = Field(0.0, description="The same in sentences, and where somebody hid.")
+    crowds: Share = Field(0.0, description="Questions about one sentence of a story that is said of four people.")
+    told_crowds: Share = Field(0.0, description="The same, told by the assistant, who says names again.")
+    compare: Share = Field(0.0, description="Two names are compared: whether they are the same one.")
+    judge: Share = Field(0.0, description="The same in an answer whose names are drawn: only yes or no is trained on.")
+    one_fact: Share = Field(
+        0.0, description="One sentence, and a question about it, mostly to be answered in a few words."
     )
 
     @model_validator(mode="after")
@@ -106,20 +102,16 @@ class StoryworldSource(Section):
         "many about each story, to answer well after little training.",
     )
     questions: int = Field(8, ge=1, le=100, description="chats: questions. Questions about each story, at most.")
-    told: float = Field(
+    told: Share = Field(
         0.0,
-        ge=0,
-        le=1,
         description="chats: questions. Share of conversations in which the assistant tells the story. In the others it "
         "is given.",
     )
     told_weight: Literal[0, 1] = Field(
         0, description="chats: questions. 1: the stories that the assistant tells are trained on as well."
     )
-    echoed: float = Field(
+    echoed: Share = Field(
         0.0,
-        ge=0,
-        le=1,
         description="chats: questions. Share of the told stories in which names are said again where something is said "
         "of them. Only these names are trained on.",
     )
@@ -141,16 +133,11 @@ class StoryworldSource(Section):
         description="Steps from easy to difficult, each with drills of its own. Empty = the same drills all the way. "
         "Needs data.shuffle: false.",
     )
-    checked: float = Field(
-        0.0,
-        ge=0,
-        le=1,
-        description="With chats: questions, share of the answers after which the same is asked as yes or no.",
+    checked: Share = Field(
+        0.0, description="With chats: questions, share of the answers after which the same is asked as yes or no."
     )
-    other_names: float = Field(
+    other_names: Share = Field(
         0.0,
-        ge=0,
-        le=1,
         description="Share of training documents with names of other forms (Ubora, Bororuzi), so that the model copies "
         "any name.",
     )
@@ -185,7 +172,7 @@ class _WithText(Section):
         try:
             re.compile(pattern or "")
         except (re.error, OverflowError, RecursionError) as error:
-            raise ValueError(f"document_start is not a regular expression: {error}") from None
+            raise ValueError(f"is not a regular expression: {error}") from None
         return pattern
 
 
@@ -296,9 +283,7 @@ class DataConfig(Section):
     )
     tokenizer: TokenizerConfig = Field(TokenizerConfig(), description="How text becomes numbers (tokens).")
     sequence_length: int = Field(
-        256,
-        ge=2,
-        description="Tokens in a row: the longest text the model sees at once in training.",
+        256, ge=2, description="Tokens in a row: the longest text the model sees at once in training."
     )
     shuffle: bool = Field(
         True, description="false: rows keep the order of the source, for one that goes from easy to difficult."
@@ -316,8 +301,7 @@ class DataConfig(Section):
         "fewest that fill 95 % of it (needs isolate_documents) | 1 = none.",
     )
     too_long: Literal["truncate", "drop"] = Field(
-        "truncate",
-        description="Conversations longer than a row: truncate (to whole turns) | drop.",
+        "truncate", description="Conversations longer than a row: truncate (to whole turns) | drop."
     )
     drop_duplicates: bool = Field(False, description="true: keep only the first of documents that are exactly equal.")
     on_bad_record: Literal["stop", "skip"] = Field(
@@ -325,14 +309,10 @@ class DataConfig(Section):
     )
 
     @model_validator(mode="after")
-    def _check_order(self) -> DataConfig:
+    def _check_together(self) -> DataConfig:
         parts = [part.source for part in self.source.parts] if isinstance(self.source, MixSource) else [self.source]
         if self.shuffle and any(isinstance(part, StoryworldSource) and part.course for part in parts):
             raise ValueError("source.course goes from easy to difficult, in that order: set data.shuffle: false")
-        return self
-
-    @model_validator(mode="after")
-    def _check_packing(self) -> DataConfig:
         if self.restart_positions and not self.isolate_documents:
             raise ValueError(
                 "restart_positions needs isolate_documents: true, or documents with the same positions see each other"

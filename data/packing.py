@@ -62,9 +62,7 @@ class TokenStream:
 
 class Rows(Protocol):
     """What batches are made of: `per_epoch` rows of `length` tokens. Row `index` is (ids, labels), each (T,) int64.
-
-    An epoch may start at any of `offsets` places of the corpus.
-    """
+    An epoch may start at any of `offsets` places of the corpus."""
 
     length: int
     per_epoch: int
@@ -76,12 +74,18 @@ class Rows(Protocol):
 class DocumentRows:
     """The stream cut into rows of T tokens: every token exactly once an epoch, padding in the last row only.
 
-    The stream is a circle, and each epoch starts at another place in it. So each epoch has other rows.
+    The stream is a circle, and each epoch starts at another place in it. So each epoch has other rows. in_order: each
+    starts at its beginning. held_out: as well, and rows overlap by one token, so that each token is predicted exactly
+    once: a row's first token has nothing before it, and is predicted as the last label of the row before.
     """
 
-    def __init__(self, stream: TokenStream, length: int, bos_id: int, pad_id: int):
-        self.stream, self.length, self.bos_id, self.pad_id = stream, length, bos_id, pad_id
-        self.per_epoch, self.offsets, self.stride = -(-len(stream) // length), len(stream), length
+    def __init__(
+        self, stream: TokenStream, length: int, bos_id: int, pad_id: int, in_order: bool = False, held_out: bool = False
+    ):
+        self.stream, self.length, self.bos_id, self.pad_id, self.stride = stream, length, bos_id, pad_id, length
+        self.per_epoch, self.offsets = -(-len(stream) // length), 1 if in_order or held_out else len(stream)
+        if held_out:
+            self.per_epoch, self.stride = rows_within(len(stream), length), length - 1
 
     def row(self, index: int, offset: int = 0) -> tuple[np.ndarray, np.ndarray]:
         start = index * self.stride
@@ -90,40 +94,16 @@ class DocumentRows:
         return ids, labels(ids, self.bos_id, self.pad_id)
 
 
-class HeldOutRows(DocumentRows):
-    """The stream in order, in rows that overlap by one token, so that each token is predicted exactly once.
-
-    A row's first token has nothing before it. It is predicted as the last label of the row before.
-    """
-
-    def __init__(self, stream: TokenStream, length: int, bos_id: int, pad_id: int):
-        super().__init__(stream, length, bos_id, pad_id)
-        self.per_epoch, self.offsets, self.stride = rows_within(len(stream), length), 1, length - 1
-
-
 def rows_within(tokens: int, length: int) -> int:
     """How many held-out rows this many tokens make; at least one."""
     return max(1, -(-(tokens - 1) // (length - 1)))
 
 
-class WholeDocumentRows(DocumentRows):
-    """A document a row, where all are exactly as long: another cut would part a question from its facts."""
-
-    def __init__(self, stream: TokenStream, length: int, bos_id: int, pad_id: int):
-        super().__init__(stream, length, bos_id, pad_id)
-        self.offsets = 1
-
-
 def documents_are_rows(stream: TokenStream, length: int, bos_id: int) -> bool:
-    """Whether every document has exactly `length` tokens."""
-    if len(stream) % length:
+    """Whether every document has exactly `length` tokens. The first row tells nearly always that not."""
+    if len(stream) % length or np.flatnonzero(stream.read(0, length) == bos_id).tolist() != [0]:
         return False
-    several = length * max(1, SCAN // length)
-    for start in range(0, len(stream), several):
-        rows = stream.read(start, min(several, len(stream) - start)).reshape(-1, length) == bos_id
-        if not rows[:, 0].all() or rows[:, 1:].any():
-            return False
-    return True
+    return np.array_equal(conversation_starts(stream, bos_id), np.arange(0, len(stream), length))
 
 
 class ConversationRows:
@@ -132,10 +112,9 @@ class ConversationRows:
     conversations that follow each other, or nearly so, at the price of a little more padding.
 
     `cut`, `dropped`: how many. `sizes`: the tokens of each conversation that are in a row. `members`: the
-    conversations of each row. Raises ValueError when no conversation is left.
+    conversations of each row. every: 2 reads only the first of every two conversations, the preferred answers of
+    pairs: held-out pairs are read so. Raises ValueError when no conversation is left.
     """
-
-    every = 1  # of the stream's conversations, which are read: all
 
     def __init__(
         self,
@@ -145,9 +124,10 @@ class ConversationRows:
         pad_id: int,
         too_long: Literal["truncate", "drop"],
         in_order: bool = False,
+        every: int = 1,
     ):
-        self._fit = fit_in_order if in_order else best_fit
-        self.stream, self.pad_id, self.offsets, self._longest = stream, pad_id, 1, length
+        self.stream, self.pad_id, self.offsets, self.every = stream, pad_id, 1, every
+        self._longest, self._in_order = length, in_order
         starts = conversation_starts(stream, bos_id)
         sizes = np.diff(starts, append=len(stream))
         starts, sizes = starts[:: self.every], sizes[:: self.every]
@@ -168,7 +148,12 @@ class ConversationRows:
     def join(self, rows: int) -> float:
         """Join this many rows into one from now on. Returns the share of real tokens in an epoch."""
         self.length = self._longest * rows
-        self.members = self._fit(self.sizes, self.length)
+        together = NEIGHBORS if self._in_order else len(self.sizes)
+        self.members = [
+            [first + item for item in row]
+            for first in range(0, len(self.sizes), together)
+            for row in best_fit(self.sizes[first : first + together], self.length)
+        ]
         self.per_epoch = len(self.members)
         return float(self.sizes.sum()) / (self.per_epoch * self.length)
 
@@ -184,12 +169,6 @@ class ConversationRows:
         )
 
 
-class ChosenRows(ConversationRows):
-    """Of pairs of conversations, the first ones: answers that are preferred. Held-out pairs are read so."""
-
-    every = 2
-
-
 class Pairs:
     """The pairs of a stream of which both conversations fit into `longest` tokens and have an answer to train on.
     left_out: how many do not. Raises InputError if none does.
@@ -203,20 +182,17 @@ class Pairs:
         spans = np.stack([starts, sizes], axis=1).reshape(-1, 2, 2)
         fits = ((sizes <= longest) & (trained_tokens(stream, starts, sizes) > 0)).reshape(-1, 2).all(axis=1)
         if not fits.any():
-            raise InputError(
-                f"data.sequence_length: none of {len(spans):,} pairs fits into {longest} tokens with an answer to "
-                "train on: raise it"
-            )
+            raise InputError(f"data.sequence_length: none of {len(spans):,} pairs fits into {longest} tokens: raise it")
         self._stream, self._spans = stream, spans[fits]  # pair, answer, (start, size)
         self.length, self.per_epoch, self.left_out = 2 * longest, len(self._spans), int((~fits).sum())
 
     def row(self, index: int, offset: int = 0) -> dict[str, np.ndarray]:
         """chosen_input_ids, chosen_labels, rejected_input_ids and rejected_labels of a pair, each (t,) int64."""
-        found: dict[str, np.ndarray] = {}
+        row: dict[str, np.ndarray] = {}
         for side, (start, size) in zip(SIDES, self._spans[index].tolist(), strict=True):
             ids, flags = self._stream.read(start, size), self._stream.read_flags(start, size)
-            found |= {f"{side}_input_ids": ids, f"{side}_labels": np.where(flags & TRAINED, ids, IGNORED)}
-        return found
+            row |= {f"{side}_input_ids": ids, f"{side}_labels": np.where(flags & TRAINED, ids, IGNORED)}
+        return row
 
 
 def conversation_starts(stream: TokenStream, bos_id: int) -> np.ndarray:
@@ -227,21 +203,13 @@ def conversation_starts(stream: TokenStream, bos_id: int) -> np.ndarray:
 
 def trained_tokens(stream: TokenStream, starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     """(N,) how many tokens of each conversation are trained on, of its first `sizes` tokens."""
-    found = np.zeros(len(starts), np.int64)
+    trained = np.zeros(len(starts), np.int64)
     for at in range(0, len(stream), SCAN):
         flags = stream.read_flags(at, min(SCAN, len(stream) - at)) & TRAINED
         before = np.concatenate([[0], np.cumsum(flags, dtype=np.int64)])
         begin, end = (np.clip(places - at, 0, len(flags)) for places in (starts, starts + sizes))
-        found += before[end] - before[begin]
-    return found
-
-
-def fit_in_order(sizes: np.ndarray, capacity: int) -> list[list[int]]:
-    """The items in each row, nearly in order: best fit among NEIGHBORS at a time. Those of size 0 are left out."""
-    rows: list[list[int]] = []
-    for start in range(0, len(sizes), NEIGHBORS):
-        rows += [[start + item for item in row] for row in best_fit(sizes[start : start + NEIGHBORS], capacity)]
-    return rows
+        trained += before[end] - before[begin]
+    return trained
 
 
 def best_fit(sizes: np.ndarray, capacity: int) -> list[list[int]]:

@@ -93,20 +93,18 @@ class Reply:
         self._marks = {token: mark for mark, token in ids.items() if token is not None}
         self.ids, self.calls, self.tool_calls = list[int](), list[str](), list[dict[str, str]]()
         self.reasoning_content = self.content = ""
-        self.thinking = self.stopped = False
-        self._call: str | None = None  # the text of the call that has begun
-        self._line_ends = 0  # that belong to the special token before, not to what follows
+        self.stopped = False
+        self._text, self._parts = TextStream(tokenizer), [""]  # texts, with marks between them
         self._given = (0, 0)  # characters of the thoughts and of the content
-        self._text = TextStream(tokenizer)
-        marks = self._marks.keys() | tokenizer.special_ids
-        last = next((at for at in reversed(range(len(prompt))) if prompt[at] in marks), len(prompt))
-        opened = prompt[last:]
-        if opened and (mark := self._marks.get(opened[0])) in (THINK, THINK_END):
-            self.thinking = mark == THINK_END
-            for token in opened:  # the answer may still bring line ends that belong to the special token
-                self.add(token)
-            self.ids, self.reasoning_content, self.content, self.stopped, self._given = [], "", "", False, (0, 0)
-            self._text = TextStream(tokenizer)
+        self._free = 0  # characters of the content of the first `least` tokens, in which no stop ends
+        last = next(
+            (at for at in reversed(range(len(prompt))) if prompt[at] in {*self._marks, *tokenizer.special_ids}), 0
+        )
+        mark = self._marks.get(prompt[last]) if prompt else None
+        self.thinking = self._thought_first = mark == THINK
+        # line ends that belong to the prompt's special token; the answer may still bring them
+        after, wanted = tokenizer.decode(prompt[last + 1 :]), {THINK: 1, THINK_END: 2}.get(mark or "", 0)
+        self._line_ends = 0 if after.strip("\n") else max(0, wanted - len(after))
 
     @property
     def message(self) -> Message:
@@ -117,82 +115,68 @@ class Reply:
         """The next token -> what is certain by now and was not given yet."""
         self.ids.append(token)
         mark = self._marks.get(token)
-        if mark is None:
-            self._lengthen(self._text.add(token))
-        else:
-            self._lengthen(self._text.end())
+        self._parts[-1] += self._text.add(token) if mark is None else self._text.end()
+        if mark is not None:
             self._text = TextStream(self.tokenizer)
-            self._meet(mark)
-        return self._news(is_end=False)
+            self._parts += [mark, ""]
+        return self._read(is_end=False)
 
     def end(self) -> Delta:
         """The rest, when no more tokens come."""
-        self._lengthen(self._text.end())
-        self._give_up_call()
-        return self._news(is_end=True)
+        self._parts[-1] += self._text.end()
+        return self._read(is_end=True)
 
-    def _meet(self, mark: str) -> None:
-        """A special token begins or ends a part; where it can do neither, it is text."""
-        if mark == THINK and not (self.thinking or self.reasoning_content or self.content.strip() or self.calls):
-            self.thinking, self._line_ends = True, 1
-        elif mark == THINK_END and self.thinking:
-            self.reasoning_content = self.reasoning_content.removesuffix("\n")
-            self.thinking, self._line_ends = False, 2
-        elif mark == CALL and self.tools and not (self.thinking or self.stopped):
-            self._give_up_call()
-            self._call, self._line_ends = "", 0
-        elif mark == CALL_END and self._call is not None:
-            self._end_call(self._call)
-        else:
-            self._lengthen(mark)
-
-    def _end_call(self, text: str) -> None:
-        self.calls.append(text.strip())
-        try:
-            self.tool_calls.append(read_call(text))
-        except (ValueError, RecursionError):
-            self._give_up_call()
-            self._lengthen(CALL_END)
-        else:
-            self._call = None
-            self.content = self.content.removesuffix("\n")  # it stands between the content, or a call, and the next one
-
-    def _give_up_call(self) -> None:
-        if self._call is not None:
-            text, self._call = CALL + self._call, None
-            self._lengthen(text)
-
-    def _lengthen(self, piece: str) -> None:
-        while self._line_ends and piece.startswith("\n"):
-            piece, self._line_ends = piece[1:], self._line_ends - 1
-        if not piece or self.stopped:
-            return
-        self._line_ends = 0
-        if self.thinking:
-            self.reasoning_content += piece
-        elif self._call is not None:
-            self._call += piece
-        else:
-            before, self.content = len(self.content), self.content + piece
-            stops = self.stops if len(self.ids) > self.least else ()
-            places = [self.content.find(stop, max(0, before - len(stop) + 1)) for stop in stops]
-            met = [at for at in places if at >= 0]
-            if met:
-                self.content, self.stopped = self.content[: min(met)], True
-
-    def _news(self, is_end: bool) -> Delta:
-        thoughts, content = len(self.reasoning_content), len(self.content)
+    def _read(self, is_end: bool) -> Delta:
+        """Take all that was written so far apart, from the beginning: a mark begins or ends a part; where it can do
+        neither, it is text."""
+        if self.stopped:
+            return Delta("", "")
+        thinking, line_ends, reasoning, content = self._thought_first, self._line_ends, "", ""
+        calls, readable, call = list[str](), list[dict[str, str]](), None
+        for number, part in enumerate([*self._parts, *["end"] * is_end]):
+            mark = part if number % 2 else ""
+            if mark == THINK and not (thinking or reasoning or content.strip() or calls):
+                thinking, line_ends = True, 1
+            elif mark == THINK_END and thinking:
+                thinking, line_ends, reasoning = False, 2, reasoning.removesuffix("\n")
+            elif mark == CALL and self.tools and not thinking:
+                content += "" if call is None else CALL + call
+                call, line_ends = "", 0
+            elif mark == CALL_END and call is not None:
+                calls.append(call.strip())
+                try:
+                    readable.append(read_call(call))
+                    content = content.removesuffix("\n")  # it stands between the content, or a call, and the next one
+                except (ValueError, RecursionError):
+                    content += CALL + call + CALL_END
+                call = None
+            elif mark == "end":
+                content += "" if call is None else CALL + call
+            else:
+                begin = min(line_ends, len(part) - len(part.lstrip("\n")))
+                line_ends = 0 if part[begin:] else line_ends - begin
+                if thinking:
+                    reasoning += part[begin:]
+                elif call is not None:
+                    call += part[begin:]
+                else:
+                    content += part[begin:]
+            places = [content.find(stop, max(0, self._free - len(stop) + 1)) for stop in self.stops]
+            if len(self.ids) > self.least and max(places, default=-1) >= 0:
+                content, self.stopped = content[: min(at for at in places if at >= 0)], True
+                break
+        if len(self.ids) <= self.least:
+            self._free = len(content)
+        self.thinking, self.reasoning_content, self.content = thinking, reasoning, content
+        self.calls, self.tool_calls = calls, readable
+        thoughts_end, content_end = len(reasoning), len(content)
         if not is_end:  # a line end, if the part ends here, belongs to the special token; a stop may have begun
-            thoughts -= self.thinking and self.reasoning_content.endswith("\n")
-            content -= 0 if self.stopped else self._begun()
+            begun = (n for stop in self.stops for n in range(1, len(stop)) if content.endswith(stop[:n]))
+            thoughts_end -= thinking and reasoning.endswith("\n")
+            content_end -= 0 if self.stopped else max(begun, default=int(self.tools and content.endswith("\n")))
         given = self._given
-        self._given = (max(given[0], thoughts), max(given[1], content))
-        return Delta(self.reasoning_content[given[0] : thoughts], self.content[given[1] : content])
-
-    def _begun(self) -> int:
-        """Characters at the end of the content that may not belong to it."""
-        ends = (n for stop in self.stops for n in range(1, len(stop)) if self.content.endswith(stop[:n]))
-        return max(ends, default=int(self.tools and self.content.endswith("\n")))
+        self._given = (max(given[0], thoughts_end), max(given[1], content_end))
+        return Delta(reasoning[given[0] : thoughts_end], content[given[1] : content_end])
 
 
 def read_reply(tokenizer: Tokenizer, ids: Sequence[int], prompt: Sequence[int] = (), *, tools: bool = False) -> Reply:

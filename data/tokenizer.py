@@ -3,6 +3,11 @@
 The special tokens of the chat template have the lowest ids from the start, so a later fine-tune changes no shape.
 Reserved tokens round the vocabulary up to a multiple of 64 (fast matrix products). A pretrained tokenizer keeps its
 ids; what it lacks is added after them.
+
+No token crosses the end of a word, so a long text may be cut there. The words of our byte-level tokenizers are what
+GPT-2's pattern finds: letters with the space before them, punctuation likewise, white space, and single digits. A word
+has at most LONGEST characters, in tokenizer.json too. Without this limit one word of a megabyte takes minutes to learn
+from: the work grows with the square of its length. (The longest word of ordinary text: 369, the line of a table.)
 """
 
 from __future__ import annotations
@@ -25,7 +30,6 @@ from configs.command import InputError
 from configs.files import is_pointer, read_checkpoint, read_json, read_text
 from data.chat_template import CHAT_TEMPLATE, PRIVATE, ChatTemplate, Settings
 from data.config import TokenizerConfig
-from data.words import cut, pre_tokenizer
 
 PAD, BOS, EOS, UNK = "<|pad|>", "<|bos|>", "<|eos|>", "<|unk|>"
 CHAT = ["<|im_start|>", "<|im_end|>", "<think>", "</think>"]
@@ -36,6 +40,10 @@ ROLES = {"pad_token": PAD, "bos_token": BOS, "eos_token": EOS}  # transformers' 
 DEFAULT_VOCAB_SIZE = 2048
 PIECE = 1 << 16  # characters of a text that one core encodes at a time
 TOGETHER = 1 << 20  # characters that all cores encode at a time; each needs about 100 bytes of memory
+LONGEST = 512  # characters of a word
+# No token of a byte-level tokenizer crosses the end of this line end, or the beginning of this space. The look behind
+# comes last: `re` is quick where a pattern begins with the characters that it looks for.
+BETWEEN_WORDS = re.compile(r"[\n ](?=\S)(?<=\S[\n ])")
 
 
 class Tokenizer:
@@ -53,8 +61,8 @@ class Tokenizer:
         self.backend.no_padding()  # transformers saves how it padded last
         self.backend.no_truncation()
         self.pad_id, self.bos_id, self.eos_id = (self.special_id(self.roles[role]) for role in ROLES)
-        added = self.backend.get_added_tokens_decoder()
-        self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        added = {i: token for i, token in self.backend.get_added_tokens_decoder().items() if token.special}
+        self.special_ids, self._specials = frozenset(added), [token.content for token in added.values()]
         self._settings = settings
         self.model_ends: list[int] = []  # as transformers' generate takes them from generation_config.json
         self.first_ids = [self.bos_id]
@@ -73,11 +81,6 @@ class Tokenizer:
         if self._settings is None or not self._settings.chat_template:
             return self.our_chat
         return ChatTemplate(self._settings.chat_template, self._settings.named_tokens, self._specials)
-
-    @property
-    def _specials(self) -> list[str]:
-        added = self.backend.get_added_tokens_decoder()
-        return [added[token_id].content for token_id in self.special_ids]
 
     def special_id(self, token: str) -> int:
         """The id of a special token. Raises InputError if there is no such token."""
@@ -141,13 +144,16 @@ class Tokenizer:
         return self.encode_many([text])[0]
 
     def encode_many(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of several texts, on all cores, without the first and last token of a document; see `encode`.
+        """The ids of several texts, on all cores, without the first and last token of a document; see `encode`."""
+        return [ids.tolist() for ids in self.encode_arrays(texts)]
 
-        A long text goes through in pieces whose joined ids are its own, so that all cores share it.
-        """
-        pieces = [self.pieces(text) for text in texts]
-        encoded = self._encoded(itertools.chain.from_iterable(pieces))
-        return [list(itertools.chain.from_iterable(itertools.islice(encoded, len(of_one)))) for of_one in pieces]
+    def encode_arrays(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """As encode_many; uint32 arrays. A long text goes through in pieces whose joined ids are its own, so that all
+        cores share it."""
+        pieces = [cut(text, PIECE) if len(text) > PIECE and self.can_cut else [text] for text in texts]
+        encodings = _in_batches(self.backend.encode_batch_fast, itertools.chain.from_iterable(pieces))
+        arrays = (np.array(encoding.ids, dtype=np.uint32) for encoding in encodings)
+        return [np.concatenate(list(itertools.islice(arrays, len(parts)))) for parts in pieces]
 
     def begin(self, text: str) -> list[int]:
         """The ids of a text that the model is to continue, as transformers gives them: its first token, if it has one.
@@ -156,8 +162,8 @@ class Tokenizer:
         """
         return [*self.first_ids, *self.encode(text)] or [self.bos_id]
 
-    def encode_pieces(self, texts: Sequence[Sequence[tuple[str, bool]]]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Texts of pieces (text, whether it is one special token) -> (ids, the piece that each id ends in), uint32.
+    def encode_pieces(self, texts: Sequence[Sequence[Any]]) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Texts of pieces (.text, .special: it is one special token) -> (ids, the piece that each id ends in), uint32.
 
         A text is encoded once and whole. In one whose pieces can be encoded apart no token reaches across a joint.
         """
@@ -166,12 +172,12 @@ class Tokenizer:
         joined, ends = [], []
         for text in texts:
             parts = []
-            for (piece, special), (_, next_special) in zip(text, [*text[1:], ("", True)], strict=True):
-                if special:
-                    self.special_id(piece)  # raises InputError if there is no such token
-                    parts.append(spelled[piece])
+            for piece, behind in itertools.zip_longest(text, text[1:]):
+                if piece.special:
+                    self.special_id(piece.text)  # raises InputError if there is no such token
+                    parts.append(spelled[piece.text])
                 else:  # special tokens are joints anyway
-                    parts.append(piece if next_special else piece + joint)
+                    parts.append(piece.text if behind is None or behind.special else piece.text + joint)
             joined.append("".join(parts))
             ends.append(np.cumsum([len(part) for part in parts]))
         result = []
@@ -201,29 +207,13 @@ class Tokenizer:
             known[backend.token_to_id(spelling)] = token_id
         return backend, spelled, known
 
-    def _encoded(self, pieces: Iterable[str]) -> Iterator[list[int]]:
-        return (encoded.ids for encoded in _in_batches(self.backend.encode_batch_fast, pieces))
-
-    def pieces(self, text: str, length: int = 0) -> list[str]:
-        """A text in pieces of about this many characters (0: PIECE of them) whose joined ids are its own."""
-        length = length or PIECE
-        return cut(text, length, self._has_no_words) if len(text) > length and self.can_cut else [text]
-
     @cached_property
     def can_cut(self) -> bool:
         """Whether a text may be encoded in pieces. False if the tokenizer puts a space before each text."""
-        whole, *parts = self._encoded(["A fox\nran home", "A", " fox\n", "ran", " home"])
-        return whole == list(itertools.chain.from_iterable(parts))
-
-    @cached_property
-    def _has_no_words(self) -> bool:
-        """Whether every character, or every byte, is a token: then a text may be cut anywhere."""
-        described = json.loads(self.backend.to_str())
-        alone = [json.loads(words.__getstate__()) for words in (_characters_alone(), _bytes_alone())]
-        return described["normalizer"] is None and (
-            described["pre_tokenizer"] == alone[0]
-            or (described["pre_tokenizer"] == alone[1] and not described["model"]["merges"])
+        encoded = self.backend.encode_batch(
+            ["A fox\nran home", "A", " fox\n", "ran", " home"], add_special_tokens=False
         )
+        return encoded[0].ids == [token_id for part in encoded[1:] for token_id in part.ids]
 
     def encode_documents(self, texts: Sequence[str]) -> list[list[int]]:
         """Whole documents: first token, text, last token."""
@@ -235,35 +225,36 @@ class Tokenizer:
 
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
         """The bytes that ids stand for, special tokens left out. Each id alone has its own: part of a character too."""
-        return b"".join(self._own_bytes(token_id) for token_id in ids if token_id not in self.special_ids)
-
-    def _own_bytes(self, token_id: int) -> bytes:
-        token = self.backend.id_to_token(token_id) or ""
-        if self._decoder_has("ByteLevel"):  # which takes a token that it cannot map, an added one, as it is written
-            return _bytes_of(token) if set(token) <= _letter_bytes().keys() else token.encode()
-        if self._decoder_has("ByteFallback") and (byte := re.fullmatch("<0x([0-9A-Fa-f]{2})>", token)):
-            return bytes.fromhex(byte[1])
-        before = self.encode("a")[-1]  # alone, a token loses the space that it begins with
-        return self.decode([before, token_id]).removeprefix(self.decode([before])).encode()
-
-    def _decoder_has(self, kind: str) -> bool:
-        return self.backend.decoder is not None and f'"{kind}"'.encode() in self.backend.decoder.__getstate__()
+        decoder, parts = self.backend.decoder.__getstate__() if self.backend.decoder is not None else b"", []
+        for token_id in ids:
+            token = self.backend.id_to_token(token_id) or ""
+            if token_id in self.special_ids:
+                continue
+            if b'"ByteLevel"' in decoder:  # which takes a token that it cannot map, an added one, as it is written
+                parts.append(_bytes_of(token) if set(token) <= _letter_bytes().keys() else token.encode())
+            elif b'"ByteFallback"' in decoder and (byte := re.fullmatch("<0x([0-9A-Fa-f]{2})>", token)):
+                parts.append(bytes.fromhex(byte[1]))
+            else:
+                before = self.encode("a")[-1]  # alone, a token loses the space that it begins with
+                parts.append(self.decode([before, token_id]).removeprefix(self.decode([before])).encode())
+        return b"".join(parts)
 
     def token_labels(self, ids: Iterable[int]) -> list[str]:
         """One readable string an id, for pictures: spaces and line ends are visible, special tokens short."""
-        return [self._label(token_id) for token_id in ids]
-
-    def _label(self, token_id: int) -> str:
-        token = self.backend.id_to_token(token_id)
-        if token is None:
-            return f"#{token_id}"
-        if token_id in self.special_ids:
-            return token.replace("<|", "<").replace("|>", ">")
-        text = self.backend.decode([token_id], skip_special_tokens=False)
-        if "\ufffd" in text and set(token) <= _letter_bytes().keys():  # part of a character, byte-level
-            readable = _bytes_of(token).decode("utf-8", "backslashreplace")
-            text = re.sub(r"\\x(..)", lambda match: f"⟨{match[1].upper()}⟩", readable)
-        return text.replace(" ", "␣").replace("\n", "⏎").replace("\t", "⇥")
+        labels = []
+        for token_id in ids:
+            token = self.backend.id_to_token(token_id)
+            if token is None:
+                labels.append(f"#{token_id}")
+            elif token_id in self.special_ids:
+                labels.append(token.replace("<|", "<").replace("|>", ">"))
+            else:
+                text = self.backend.decode([token_id], skip_special_tokens=False)
+                if "\ufffd" in text and set(token) <= _letter_bytes().keys():  # part of a character, byte-level
+                    readable = _bytes_of(token).decode("utf-8", "backslashreplace")
+                    text = re.sub(r"\\x(..)", lambda match: f"⟨{match[1].upper()}⟩", readable)
+                labels.append(text.replace(" ", "␣").replace("\n", "⏎").replace("\t", "⇥"))
+        return labels
 
     def save(self, directory: str | Path, context_length: int | None = None) -> None:
         """Write tokenizer.json and tokenizer_config.json, which transformers' AutoTokenizer reads.
@@ -289,10 +280,8 @@ class Tokenizer:
             "clean_up_tokenization_spaces": False,
             "chat_template": CHAT_TEMPLATE,
         }
-        if self.backend.token_to_id(UNK) is not None:
-            settings["unk_token"] = UNK
-        if context_length is not None:
-            settings["model_max_length"] = context_length
+        settings |= {"unk_token": UNK} if self.backend.token_to_id(UNK) is not None else {}
+        settings |= {"model_max_length": context_length} if context_length is not None else {}
         text = json.dumps(settings, indent=2, ensure_ascii=False) + "\n"
         (directory / "tokenizer_config.json").write_text(text, encoding="utf-8")
 
@@ -305,12 +294,12 @@ def train_tokenizer(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
         characters = {character for text in (*HEADERS, *texts) for character in text}
         vocabulary = {token: i for i, token in enumerate([*SPECIAL_TOKENS, *sorted(characters)])}
         backend = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token=UNK))
-        backend.pre_tokenizer = _characters_alone()
+        backend.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(r"[\s\S]"), behavior="isolated")
         backend.decoder = decoders.Fuse()
         backend.add_special_tokens(SPECIAL_TOKENS)
     else:
         backend = tokenizers.Tokenizer(models.BPE())
-        backend.pre_tokenizer = pre_tokenizer() if config.kind == "bpe" else _bytes_alone()
+        backend.pre_tokenizer = pre_tokenizer(has_words=config.kind == "bpe")
         backend.decoder = decoders.ByteLevel()
         alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
         size = round_up(config.vocab_size or DEFAULT_VOCAB_SIZE)
@@ -324,13 +313,17 @@ def train_tokenizer(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
     return Tokenizer(_with_reserved(backend))
 
 
-def _characters_alone() -> pre_tokenizers.PreTokenizer:
-    return pre_tokenizers.Split(tokenizers.Regex(r"[\s\S]"), behavior="isolated")
-
-
-def _bytes_alone() -> pre_tokenizers.PreTokenizer:
-    digits = pre_tokenizers.Digits(individual_digits=True)
-    return pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+def pre_tokenizer(has_words: bool = True) -> pre_tokenizers.PreTokenizer:
+    """Text -> words of at most LONGEST characters, as bytes. has_words: False leaves all but digits together."""
+    some = f"{{1,{LONGEST}}}"
+    space = rf"\s{some}(?!\S)|\s{some}"
+    words = rf"'s|'t|'re|'ve|'m|'ll|'d| ?\p{{L}}{some}| ?\p{{N}}{some}| ?[^\s\p{{L}}\p{{N}}]{some}|{space}"
+    parts = [
+        pre_tokenizers.Digits(individual_digits=True),
+        pre_tokenizers.Split(tokenizers.Regex(words), behavior="isolated"),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+    ]
+    return pre_tokenizers.Sequence(parts if has_words else [parts[0], parts[2]])
 
 
 def adopt(path: str | Path, at_least: int = 0) -> Tokenizer:
@@ -359,23 +352,18 @@ def adopt(path: str | Path, at_least: int = 0) -> Tokenizer:
     backend.add_special_tokens([*roles.values(), *CHAT, *TOOLS])
     used = max(at_least, backend.get_vocab_size(with_added_tokens=True))
     tokenizer = Tokenizer(_with_reserved(backend, rows if used <= rows else round_up(used)), roles)
-    _check_typed(tokenizer, file)
-    return tokenizer
-
-
-def _check_typed(tokenizer: Tokenizer, file: Path) -> None:
-    """Typing a special token must not give its id. Raises InputError."""
+    remedy = "use a byte-level BPE tokenizer"
     for token in (*tokenizer.roles.values(), *CHAT, *TOOLS):
         try:
             typed = tokenizer.encode(f"a {token} b") + tokenizer.encode(token)
         except Exception as error:  # the library raises nothing more precise
-            reason = f"cannot write {token!r} as text ({error})"
-            raise InputError(f"{file}: {reason}: use a byte-level BPE tokenizer") from None
+            raise InputError(f"{file}: cannot write {token!r} as text ({error}): {remedy}") from None
         if tokenizer.special_id(token) in typed:
             raise InputError(
                 f"{file}: a text that holds {token} would get the id of the special token, so anybody could open a "
-                "turn or a document by typing it: use a byte-level BPE tokenizer"
+                f"turn or a document by typing it: {remedy}"
             )
+    return tokenizer
 
 
 def _with_reserved(backend: tokenizers.Tokenizer, size: int = 0) -> tokenizers.Tokenizer:
@@ -436,6 +424,16 @@ def clear_errors(file: Path) -> Iterator[None]:
     except BaseException as error:  # of a panic too; the library raises nothing more precise
         reason = str(error).partition("\n")[0][:200]
         raise InputError(f"{file}: is not a tokenizer.json that works: {reason}") from None
+
+
+def cut(text: str, length: int) -> list[str]:
+    """A text in pieces of about `length` characters, cut between words. Their joined ids are those of the text."""
+    pieces, start = [], 0
+    while len(text) > start + length and (match := BETWEEN_WORDS.search(text, start + length)):
+        end = match.end() if match[0] == "\n" else match.start()
+        pieces.append(text[start:end])
+        start = end
+    return [*pieces, text[start:]]
 
 
 def round_up(size: int) -> int:

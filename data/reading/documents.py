@@ -10,20 +10,19 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from configs.command import InputError
 from data.config import DataConfig, FilesSource, HubSource, MixSource, Split, StoryworldSource
-from data.reading import files, hub
+from data.reading import files
 from data.reading.files import Record
-from data.reading.pairs import pair_of
-from data.reading.records import BadRecord, conversation_of, text_of
-from data.reading.world import Content, told
+from data.reading.records import BadRecord, conversation_of, pair_of, text_of
+from data.reading.world import Content, world_documents
 
 LISTED = 1000  # bad records that are listed one by one
 MANY = 1000  # records after which a share of bad ones means something
@@ -40,8 +39,7 @@ class Document(NamedTuple):
 
 @dataclass
 class Ledger:
-    """What was read: records, empty texts, exact duplicates, and what could not be read and where. Progress is
-    done / total, in bytes of the files or in records; total None = unknown."""
+    """What was read: records, empty texts, exact duplicates, and what could not be read and where."""
 
     records: int = 0
     empty: int = 0
@@ -51,24 +49,8 @@ class Ledger:
     parts: list[dict[str, Any]] = field(default_factory=list)  # of a mix: what each one gave
     left_out: list[str] = field(default_factory=list)  # files of a folder that are not read, and why
     unseparated: int = 0  # plain text files that are one document and have blank lines
-    unit: Literal["records", "B"] = "records"
-    done: int = 0
-    total: int | None = None
 
-    def advance(self, count: int, unit: str) -> None:
-        """Count what was read, if progress is counted in this unit."""
-        self.done += count * (unit == self.unit)
-
-    def note_bad(self, where: str, reason: str, skip: bool) -> None:
-        """Count a bad record. Raises InputError unless they are to be skipped and are at most 1 %."""
-        if not skip:
-            raise InputError(f"{where}: {reason} (or leave such records out: data.on_bad_record=skip)")
-        self.bad += 1
-        if len(self.bad_records) < LISTED:
-            self.bad_records.append(f"{where}: {reason}")
-        self.check_share(at_least=MANY)
-
-    def check_share(self, at_least: int = 0) -> None:
+    def check_bad(self, at_least: int = 0) -> None:
         """Raises InputError if more than 1 % of the records are bad, once there are enough of them to tell."""
         if self.bad > 0.01 * self.records and self.records >= at_least:
             shown = "; ".join(self.bad_records[:3])
@@ -80,11 +62,9 @@ class Ledger:
 
 def read(config: DataConfig, ledger: Ledger | None = None) -> Iterator[Document]:
     """Every document of both splits. Raises InputError that names the file, the line and the remedy."""
-    ledger = ledger or Ledger()
-    ledger.unit, ledger.total = _unit_and_total(config.source)
-    source = config.source
+    ledger, source = ledger or Ledger(), config.source
     yield from _mix(source, config, ledger) if isinstance(source, MixSource) else _documents_of(source, config, ledger)
-    ledger.check_share()
+    ledger.check_bad()
 
 
 def documents(config: DataConfig, split: Split) -> Iterator[Any]:
@@ -94,39 +74,59 @@ def documents(config: DataConfig, split: Split) -> Iterator[Any]:
 
 def files_of(source: FilesSource, held_out: bool = False) -> list[Path]:
     """The files that are trained on, or the held-out ones; no file is both. Raises InputError if there are none."""
-    validation = files.find(source.validation_path, "data.source.validation_path") if source.validation_path else []
-    return validation if held_out else _to_train_on(source, validation)[0]
+    return _search(source, held_out)[0]
 
 
-def _to_train_on(source: FilesSource, validation: list[Path]) -> tuple[list[Path], str]:
-    """The files that are trained on, and a few words about those that nobody reads."""
-    to_train_on, left_out = files.search(source.path, "data.source.path", train_only=True)
-    taken = {file.resolve() for file in validation}
-    to_train_on = [file for file in to_train_on if file.resolve() not in taken]
-    if not to_train_on:
-        raise InputError("data.source.path: names only files that validation_path names too: give others to train on")
-    taken |= {file.resolve() for file in to_train_on}
-    left_out = {why: [file for file in some if file.resolve() not in taken] for why, some in left_out.items()}
-    return to_train_on, files.listed(left_out)
-
-
-def _unit_and_total(source: Any) -> tuple[Literal["records", "B"], int | None]:
-    """In what progress is counted, and how much there is."""
-    if isinstance(source, MixSource):
-        units, totals = zip(*(_unit_and_total(part.source) for part in source.parts), strict=True)
-        return (units[0], sum(totals)) if len(set(units)) == 1 and all(totals) else ("records", None)
-    if isinstance(source, StoryworldSource):
-        return "records", source.documents + source.validation_documents
-    if source.max_records is not None:
-        return "records", source.max_records
-    if isinstance(source, FilesSource):
-        return "B", sum(file.stat().st_size for file in files_of(source) + files_of(source, held_out=True))
-    counts = [hub.count_rows(source, split) for split in (source.split, source.validation_split) if split]
-    return "records", sum(count or 0 for count in counts) or None
+def _search(source: FilesSource, held_out: bool) -> tuple[list[Path], str]:
+    """The files, and a few words about those in a folder that nobody reads."""
+    validation: list[Path] = []
+    others = ""
+    if source.validation_path is not None:
+        validation, others = files.search(source.validation_path, "data.source.validation_path")
+    if held_out:
+        return validation, others
+    return files.search(source.path, "data.source.path", train_only=True, taken=validation)
 
 
 # ---------------------------------------------------------------------------------------------------------
 # one source
+
+
+def _documents_of(source: Any, config: DataConfig, ledger: Ledger) -> Iterator[Document]:
+    """Every document of one source. Held-out files and splits come first, so that a mix that ends early keeps them."""
+    if isinstance(source, StoryworldSource):
+        counts: dict[Split, int] = {"validation": source.validation_documents, "train": source.documents}
+        for split, index, content in world_documents(source, config.records, counts):
+            ledger.records += 1
+            yield Document(content, split, f"storyworld, {split} {index}")
+        return
+    if isinstance(source, FilesSource) and (left_out := _search(source, held_out=False)[1]):
+        ledger.left_out.append(left_out)
+    seen: set[int] = set()
+    contents = _contents(source, False, config, ledger)
+    if (source.validation_path if isinstance(source, FilesSource) else source.validation_split) is not None:
+        for where, content, _ in _unique(_contents(source, True, config, ledger), seen, config, ledger):
+            yield Document(content, "validation", where)
+        for where, content, _ in _unique(contents, seen, config, ledger):
+            yield Document(content, "train", where)
+        return
+    if config.records == "text" and isinstance(source, FilesSource) and source.document_start is None:
+        paths = files_of(source)
+        if all(files.kind_of(path) in files.PLAIN for path in paths):  # documents that may be books
+            few = list(islice(contents, math.ceil(FEW_HELD_OUT / config.validation_fraction)))
+            if not few:
+                ledger.check_bad()
+                raise InputError(f"{paths[0]}: is empty: give a file with text in it")
+            if len(few) * config.validation_fraction < FEW_HELD_OUT:  # the end of each one is held out
+                for where, text, _ in _unique(few, seen, config, ledger):
+                    boundary = int(len(text) * (1 - config.validation_fraction))
+                    for split, part in (("train", text[:boundary]), ("validation", text[boundary:])):
+                        if part:
+                            yield Document(part, split, where)
+                return
+            contents = chain(few, contents)
+    for where, content, number in _unique(contents, seen, config, ledger):
+        yield Document(content, split_of(number, config.validation_fraction), where)
 
 
 def fingerprint(content: Content) -> int:
@@ -140,52 +140,6 @@ def split_of(number: int, validation_fraction: float) -> Split:
     return "validation" if number < validation_fraction * 2**64 else "train"
 
 
-def _documents_of(source: Any, config: DataConfig, ledger: Ledger) -> Iterator[Document]:
-    """Every document of one source. Held-out files and splits come first, so that a mix that ends early keeps them."""
-    if isinstance(source, StoryworldSource):
-        counts: dict[Split, int] = {"validation": source.validation_documents, "train": source.documents}
-        for split, index, content in told(source, config.records, counts):
-            ledger.records += 1
-            ledger.advance(1, "records")
-            yield Document(content, split, f"storyworld, {split} {index}")
-        return
-    held_out = source.validation_path if isinstance(source, FilesSource) else source.validation_split
-    if isinstance(source, FilesSource):
-        left_out = _to_train_on(source, files_of(source, held_out=True))[1]
-        ledger.left_out += [left_out] if left_out else []
-    seen: set[int] = set()
-    contents = _contents(source, False, config, ledger)
-    if held_out is not None:
-        for where, content, _ in _unique(_contents(source, True, config, ledger), seen, config, ledger):
-            yield Document(content, "validation", where)
-        for where, content, _ in _unique(contents, seen, config, ledger):
-            yield Document(content, "train", where)
-        return
-    if _is_plain(source, config):  # a few long texts are cut, and each one's end is held out
-        fraction = config.validation_fraction
-        few = list(islice(contents, math.ceil(FEW_HELD_OUT / fraction)))
-        if not few:
-            ledger.check_share()
-            raise InputError(f"{files_of(source)[0]}: is empty: give a file with text in it")
-        if len(few) * fraction < FEW_HELD_OUT:
-            for where, text, _ in _unique(few, seen, config, ledger):
-                boundary = int(len(text) * (1 - fraction))
-                for split, part in (("train", text[:boundary]), ("validation", text[boundary:])):
-                    if part:
-                        yield Document(part, split, where)
-            return
-        contents = chain(few, contents)
-    for where, content, number in _unique(contents, seen, config, ledger):
-        yield Document(content, split_of(number, config.validation_fraction), where)
-
-
-def _is_plain(source: Any, config: DataConfig) -> bool:
-    """Whether it is files of plain text only, whose documents may be books. Records of other files stay whole."""
-    if config.records != "text" or not isinstance(source, FilesSource) or source.document_start is not None:
-        return False
-    return all(files.kind_of(file) in files.PLAIN for file in files_of(source))
-
-
 def _unique(
     contents: Iterable[tuple[str, Any]], seen: set[int], config: DataConfig, ledger: Ledger
 ) -> Iterator[tuple[str, Any, int]]:
@@ -193,20 +147,37 @@ def _unique(
     fingerprint."""
     for where, content in contents:
         number = fingerprint(content)
-        if number in seen:
-            ledger.duplicates += 1
-            if config.drop_duplicates:
-                continue
+        ledger.duplicates += number in seen
+        if number not in seen or not config.drop_duplicates:
+            yield where, content, number
         seen.add(number)
-        yield where, content, number
 
 
 def _contents(source: Any, held_out: bool, config: DataConfig, ledger: Ledger) -> Iterator[tuple[str, Any]]:
-    """(where, text, conversation or pair) of every record that is good and not empty; the ledger notes the others."""
-    parsed = _parsed(islice(_records(source, held_out, config, ledger), source.max_records), source, config, ledger)
+    """(where, text, conversation or pair) of every record that is good and not empty; the ledger notes the others.
+    Raises InputError for a bad record, unless they are skipped and at most 1 %."""
+    kinds = {"text": partial(text_of, text_field=source.text_field), "conversations": conversation_of, "pairs": pair_of}
+    parse: Callable[[Any], Content] = kinds[config.records]  # type: ignore[assignment]
+
+    def good() -> Iterator[tuple[str, Any]]:
+        for where, value, problem in islice(_records(source, held_out, config, ledger), source.max_records):
+            ledger.records += 1
+            try:
+                if not problem:
+                    yield where, parse(value)
+                    continue
+            except BadRecord as error:
+                problem = str(error)
+            if config.on_bad_record == "stop":
+                raise InputError(f"{where}: {problem} (or leave such records out: data.on_bad_record=skip)")
+            ledger.bad += 1
+            ledger.bad_records += [f"{where}: {problem}"] * (len(ledger.bad_records) < LISTED)
+            ledger.check_bad(at_least=MANY)
+
+    contents = good()
     if source.document_start is not None and config.records == "text":
-        parsed = _joined(parsed, re.compile(source.document_start))
-    for where, content in parsed:
+        contents = _joined(contents, re.compile(source.document_start))
+    for where, content in contents:
         if isinstance(content, str) and not content.strip():
             ledger.empty += 1
         else:
@@ -215,33 +186,16 @@ def _contents(source: Any, held_out: bool, config: DataConfig, ledger: Ledger) -
 
 def _records(source: Any, held_out: bool, config: DataConfig, ledger: Ledger) -> Iterator[Record]:
     if isinstance(source, HubSource):
-        yield from hub.records(source, str(source.validation_split if held_out else source.split))
+        yield from files.dataset_records(source, str(source.validation_split if held_out else source.split))
         return
     column = source.text_field.partition(".")[0] if config.records == "text" else None
     for file in files_of(source, held_out):
-        count, has_blank_lines, is_plain = 0, False, files.kind_of(file) in files.PLAIN
-        for record in files.records(file, source.separator, partial(ledger.advance, unit="B"), column):
-            count += 1
-            if count == 1 and is_plain and record.value:
-                has_blank_lines = "\n\n" in record.value or "\n\r\n" in record.value
+        count, first = 0, None
+        for record in files.records(file, source.separator, column):
+            count, first = count + 1, record.value if not count else first
             yield record
-        ledger.unseparated += count == 1 and has_blank_lines
-
-
-def _parsed(records: Iterable[Record], source: Any, config: DataConfig, ledger: Ledger) -> Iterator[tuple[str, Any]]:
-    parse = {"text": partial(text_of, text_field=source.text_field), "conversations": conversation_of, "pairs": pair_of}
-    for where, value, problem in records:
-        ledger.records += 1
-        ledger.advance(1, "records")
-        if not problem:
-            try:
-                content = parse[config.records](value)  # type: ignore[operator]
-            except BadRecord as error:
-                problem = str(error)
-        if problem:
-            ledger.note_bad(where, problem, config.on_bad_record == "skip")
-        else:
-            yield where, content
+        if files.kind_of(file) in files.PLAIN and count == 1 and first:  # one document that may be several
+            ledger.unseparated += "\n\n" in first or "\n\r\n" in first
 
 
 def _joined(lines: Iterable[tuple[str, str]], document_start: re.Pattern[str]) -> Iterator[tuple[str, str]]:

@@ -27,18 +27,18 @@ from typing import Any
 
 from configs.command import usable_cores
 from data.config import Drills, Split, StoryworldSource
-from data.reading.pairs import Pair, pair_of
-from data.reading.records import Conversation, conversation_of
+from data.reading.records import Conversation, Pair, conversation_of, pair_of
 
 CHUNK = 32  # documents
 FEWEST = 1000  # documents, from which it pays to start processes, which takes them half a second
 MOST = 8  # processes
-PROGRAM = "from data.reading.world import tell_share; tell_share()"
 
 Content = str | Conversation | Pair
 
 
-def told(source: StoryworldSource, records: str, counts: Mapping[Split, int]) -> Iterator[tuple[Split, int, Content]]:
+def world_documents(
+    source: StoryworldSource, records: str, counts: Mapping[Split, int]
+) -> Iterator[tuple[Split, int, Content]]:
     """(split, index, document) of as many documents of each split as `counts` says, in its order."""
     number = min(MOST, usable_cores()) if sum(counts.values()) >= FEWEST else 1
     processes = [_start((source, records, counts, k, number)) for k in range(number)] if number > 1 else []
@@ -47,7 +47,7 @@ def told(source: StoryworldSource, records: str, counts: Mapping[Split, int]) ->
             if processes:
                 contents = pickle.load(processes[k % number].stdout)  # type: ignore[arg-type]
             else:
-                contents = [invented(source, index, split, records) for index in numbers]
+                contents = [world_document(source, index, split, records) for index in numbers]
             yield from ((split, index, content) for index, content in zip(numbers, contents, strict=True))
     finally:
         for process in processes:
@@ -57,37 +57,34 @@ def told(source: StoryworldSource, records: str, counts: Mapping[Split, int]) ->
 
 
 def _chunks(counts: Mapping[Split, int]) -> Iterator[tuple[Split, range]]:
-    for split, count in counts.items():
-        for first in range(0, count, CHUNK):
-            yield split, range(first, min(first + CHUNK, count))
+    return ((split, range(n)[i : i + CHUNK]) for split, n in counts.items() for i in range(0, n, CHUNK))
 
 
 def _start(job: tuple) -> subprocess.Popen[bytes]:
-    root = str(Path(__file__).parents[2])
+    paths = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
     process = subprocess.Popen(
-        [sys.executable, "-P", "-c", PROGRAM],
+        [sys.executable, "-P", "-c", "from data.reading.world import make_share; make_share()"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])},
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
         start_new_session=True,  # Ctrl-C is for the command
     )
-    assert process.stdin is not None
-    with process.stdin:
-        pickle.dump(job, process.stdin)
+    with process.stdin as pipe:  # type: ignore[union-attr]
+        pickle.dump(job, pipe)
     return process
 
 
-def tell_share() -> None:
+def make_share() -> None:
     """What a process does: make every n-th chunk, from number k on."""
     source, records, counts, k, number = pickle.load(sys.stdin.buffer)
     with suppress(BrokenPipeError):
         for split, numbers in islice(_chunks(counts), k, None, number):
-            pickle.dump([invented(source, index, split, records) for index in numbers], sys.stdout.buffer)
+            pickle.dump([world_document(source, index, split, records) for index in numbers], sys.stdout.buffer)
             sys.stdout.buffer.flush()
     os._exit(0)  # without a word about a pipe that is closed
 
 
-def invented(source: StoryworldSource, index: int, split: Split, records: str) -> Content:
+def world_document(source: StoryworldSource, index: int, split: Split, records: str) -> Content:
     """A story, a conversation about one, a pair of answers, facts and questions, or (evenly spread) repeated words."""
     from data.storyworld import REPEATED_WORDS, prefer, recall, renamed, repeated, tell
 
@@ -113,10 +110,10 @@ def _renamed(conversation: Conversation, rng: Random) -> Conversation:
     from data.storyworld import renamed
 
     parts = [message.parts or ((message.content, 1),) for message in conversation.messages]
-    texts = iter(renamed([text for several in parts for text, _ in several], rng))
+    texts = iter(renamed([text for of_message in parts for text, _ in of_message], rng))
     messages = []
-    for message, several in zip(conversation.messages, parts, strict=True):
-        other = tuple((next(texts), weight) for _, weight in several)
+    for message, of_message in zip(conversation.messages, parts, strict=True):
+        other = tuple((next(texts), weight) for _, weight in of_message)
         content = "".join(text for text, _ in other)
         messages.append(replace(message, content=content, parts=other if message.parts else ()))
     return replace(conversation, messages=tuple(messages))
@@ -137,15 +134,11 @@ def talk_about(source: StoryworldSource, index: int, split: Split, repeats: bool
             return DRILLS[name](source.seed, index, split)
     if source.chats == "mixed":
         return converse(source.seed, index, split, source.level)
-    asked = Asked(
-        most=source.questions,
-        told=source.told,
-        told_weight=source.told_weight,
-        weights=source.class_weights.model_dump(),
-        checked=source.checked,
-        echoed=source.echoed,
+    keys = {"told", "told_weight", "checked", "echoed"}
+    options = Asked(
+        most=source.questions, weights=source.class_weights.model_dump(), **{key: getattr(source, key) for key in keys}
     )
-    return interview(source.seed, index, split, source.level, asked=asked)
+    return interview(source.seed, index, split, source.level, asked=options)
 
 
 def drills_at(source: StoryworldSource, index: int, split: Split) -> Drills:

@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field
 from configs.command import InputError
 from configs.files import checked
 from data.config import StoryworldSource
-from data.reading.files import clear_errors, kind_of, opened, records
+from data.reading.files import kind_of, opened, records
 from data.storyworld import Story, parse, tell
 from data.tokenizer import Tokenizer
 from eval.tasks import accuracy_error, token_log_probs
@@ -56,7 +56,7 @@ class PairRecord(BaseModel):
 
 def text_of(file: Path) -> str:
     """The whole text of a file (.gz and .zst too), a byte order mark left out. Raises InputError, also for no text."""
-    with clear_errors(file), opened(file) as stream:
+    with opened(file) as stream:
         raw = stream.read().removeprefix(b"\xef\xbb\xbf")
     try:
         text = raw.decode("utf-8")
@@ -73,7 +73,7 @@ def _json_records(file: Path, limit: int | None, kind: type[BaseModel]) -> list[
     """(file:line, record) of the first `limit` records. Raises InputError for a bad one, and for none."""
     if kind_of(file) not in JSON:
         raise InputError(f"{file}: is a {kind_of(file) or 'nameless kind of'} file: use {' or '.join(JSON)}")
-    lines = list(islice(records(file, ""), limit))
+    lines = list(islice(records(file), limit))
     if not lines:
         raise InputError(f"{file}: is empty: give one record a line")
     if problem := next((f"{line.where}: {line.problem}" for line in lines if line.problem), None):

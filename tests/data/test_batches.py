@@ -1,5 +1,7 @@
 """Rows and batches: pure functions of (seed, k); every token exactly once an epoch."""
 
+import threading
+import time
 from collections import Counter
 
 import numpy as np
@@ -8,7 +10,8 @@ import torch
 
 from data.batches import TrainBatches, validation_batches
 from data.config import TokenizerConfig
-from data.packing import IGNORED, DocumentRows, HeldOutRows, TokenStream
+from data.packing import IGNORED, DocumentRows, TokenStream
+from data.prepare import prefetched
 from data.tokenizer import train_tokenizer
 
 TOKENIZER = train_tokenizer(TokenizerConfig(kind="byte"), [])
@@ -29,8 +32,8 @@ def batches(stream, rows=4, seed=0, length=16, isolate=False):
     return TrainBatches(document_rows(stream, length), TOKENIZER, rows, seed, isolate)
 
 
-def document_rows(stream, length=16, kind=DocumentRows):
-    return kind(stream, length, TOKENIZER.bos_id, TOKENIZER.pad_id)
+def document_rows(stream, length=16, **order):
+    return DocumentRows(stream, length, TOKENIZER.bos_id, TOKENIZER.pad_id, **order)
 
 
 def test_a_batch_is_a_pure_function_of_seed_and_k(stream):
@@ -39,12 +42,6 @@ def test_a_batch_is_a_pure_function_of_seed_and_k(stream):
     backwards = [other.batch(k)["input_ids"] for k in reversed(range(12))][::-1]
     assert all(torch.equal(a, b) for a, b in zip(forwards, backwards, strict=True))
     assert not torch.equal(forwards[0], batches(stream, seed=1).batch(0)["input_ids"])
-
-
-def test_row_order_does_not_depend_on_the_batch_size(stream):
-    by_four = torch.cat([batches(stream, 4).batch(k)["input_ids"] for k in range(6)])
-    by_six = torch.cat([batches(stream, 6).batch(k)["input_ids"] for k in range(4)])
-    assert torch.equal(by_four, by_six)
 
 
 def test_every_token_appears_exactly_once_an_epoch(stream):
@@ -88,7 +85,7 @@ def test_document_ids_change_exactly_at_the_first_token_of_a_document(stream):
 
 def test_validation_asks_for_every_token_exactly_once(stream):
     asked = []
-    for batch in validation_batches(document_rows(stream, kind=HeldOutRows), TOKENIZER, 3):
+    for batch in validation_batches(document_rows(stream, held_out=True), TOKENIZER, 3):
         labels = batch["labels"][:, 1:]
         asked += labels[labels != IGNORED].tolist()
     expected = [token for token in stream.read(0, len(stream)).tolist() if token != TOKENIZER.bos_id]
@@ -97,7 +94,7 @@ def test_validation_asks_for_every_token_exactly_once(stream):
 
 def test_validation_can_be_cut_short(stream):
     rows = sum(
-        len(b.row_ids) for b in validation_batches(document_rows(stream, kind=HeldOutRows), TOKENIZER, 3, max_tokens=40)
+        len(b.row_ids) for b in validation_batches(document_rows(stream, held_out=True), TOKENIZER, 3, max_tokens=40)
     )
     assert rows == 3
 
@@ -117,3 +114,73 @@ def test_positions_start_again_in_every_document(stream):
         assert positions == [documents[:i].count(documents[i]) for i in range(16)]
     assert batches(stream).batch(0).tensors.get("position_ids") is None
     assert [part["position_ids"].shape[0] for part in batch.split(3)] == [3, 1]
+
+
+def threads() -> int:
+    return sum(thread.name == "prefetch" for thread in threading.enumerate())
+
+
+def test_the_same_items_in_the_same_order():
+    assert list(prefetched(iter(range(100)))) == list(range(100))
+    assert list(prefetched([])) == []
+    assert threads() == 0
+
+
+def test_items_are_made_ahead_but_not_far_ahead():
+    made = []
+    items = prefetched((made.append(i) or i for i in range(100)), ahead=2)
+    assert next(items) == 0
+    until = time.monotonic() + 60
+    while len(made) < 3 and time.monotonic() < until:
+        time.sleep(0.01)
+    time.sleep(0.2)  # for as many more as it would make
+    assert made == [0, 1, 2]  # one given, two waiting
+    items.close()
+    assert threads() == 0
+
+
+def test_an_error_comes_in_its_turn():
+    def broken():
+        yield 1
+        raise KeyError("here")
+
+    items = prefetched(broken())
+    assert next(items) == 1
+    with pytest.raises(KeyError, match="here"):
+        next(items)
+    assert threads() == 0
+
+
+def test_stopping_early_ends_the_thread_and_the_iterator():
+    ended = []
+
+    def endless():
+        try:
+            while True:
+                yield 0
+        finally:
+            ended.append(True)
+
+    items = prefetched(endless())
+    next(items)
+    items.close()
+    assert ended == [True]
+    assert threads() == 0
+
+
+def test_prefetched_batches_are_the_batches(stream):
+    source = batches(stream)
+    for k, batch in enumerate(source.prefetch(3, 9), start=3):
+        assert torch.equal(batch["input_ids"], source.batch(k)["input_ids"])
+    assert k == 8
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 6])
+def test_the_ranks_of_any_world_share_a_batch(stream, world_size):
+    source = batches(stream, rows=6)
+    for k in range(4):
+        shares = [source.batch(k, rank, world_size) for rank in range(world_size)]
+        assert torch.equal(torch.cat([share["input_ids"] for share in shares]), source.batch(k)["input_ids"])
+        assert [row for share in shares for row in share.row_ids] == source.batch(k).row_ids
+        sizes = [len(share.row_ids) for share in shares]
+        assert max(sizes) - min(sizes) <= 1

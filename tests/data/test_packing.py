@@ -1,7 +1,6 @@
 """Conversations packed whole; every trained token once; a document neither sees nor touches its neighbours."""
 
 import json
-from collections import Counter
 from itertools import pairwise, permutations
 
 import numpy as np
@@ -16,12 +15,9 @@ from data.config import DataConfig, StoryworldSource, TokenizerConfig
 from data.packing import (
     IGNORED,
     NEIGHBORS,
-    ChosenRows,
     ConversationRows,
-    DocumentRows,
     TokenStream,
     best_fit,
-    fit_in_order,
 )
 from data.prepare import prepare
 from data.reading.records import Conversation, Message
@@ -48,39 +44,19 @@ def rows_of(conversations, length, folder, too_long="truncate") -> ConversationR
     return ConversationRows(stream_of(conversations, folder), length, TOKENIZER.bos_id, TOKENIZER.pad_id, too_long)
 
 
-@given(st.lists(st.integers(0, 40), max_size=60), st.integers(40, 60))
-@settings(derandomize=True, max_examples=200, deadline=None)
-def test_best_fit_places_each_item_once_and_overfills_no_row(sizes, capacity):
-    rows = best_fit(np.array(sizes, dtype=int), capacity)
-    assert sorted(item for row in rows for item in row) == [i for i, size in enumerate(sizes) if size]
-    filled = [sum(sizes[item] for item in row) for row in rows]
-    assert all(0 < total <= capacity for total in filled)
-
-
 @given(st.lists(st.integers(1, 40), max_size=60), st.integers(40, 60))
 @settings(derandomize=True, max_examples=200, deadline=None)
-def test_best_fit_opens_a_row_only_for_an_item_that_fits_into_no_other(sizes, capacity):
+def test_best_fit_places_each_item_once_and_opens_a_row_only_for_an_item_that_fits_into_no_other(sizes, capacity):
     def turn(item):
         return -sizes[item], item  # the longest first
 
-    for row, other in permutations(best_fit(np.array(sizes, dtype=int), capacity), 2):
+    rows = best_fit(np.array(sizes, dtype=int), capacity)
+    assert sorted(item for row in rows for item in row) == list(range(len(sizes)))
+    assert all(0 < sum(sizes[item] for item in row) <= capacity for row in rows)
+    for row, other in permutations(rows, 2):
         opening = min(row, key=turn)
         there = [item for item in other if turn(item) < turn(opening)]
         assert not there or sum(sizes[item] for item in there) + sizes[opening] > capacity
-
-
-def test_best_fit_fills_rows_where_they_can_be_filled():
-    assert [sum(row) for row in best_fit(np.array([6, 4, 7, 3, 5, 5]), 10)] == [0 + 1, 2 + 3, 4 + 5]
-
-
-@given(st.lists(st.integers(0, 40), max_size=300), st.integers(40, 60))
-@settings(derandomize=True, max_examples=100, deadline=None)
-def test_in_order_only_neighbors_change_places(sizes, capacity):
-    rows = fit_in_order(np.array(sizes, dtype=int), capacity)
-    placed = [item for row in rows for item in row]
-    assert sorted(placed) == [i for i, size in enumerate(sizes) if size]
-    assert [item // NEIGHBORS for item in placed] == sorted(item // NEIGHBORS for item in placed)
-    assert all(sum(sizes[item] for item in row) <= capacity for row in rows)
 
 
 def test_without_shuffling_rows_keep_the_order_of_the_source(tmp_path):
@@ -89,7 +65,7 @@ def test_without_shuffling_rows_keep_the_order_of_the_source(tmp_path):
     data = prepare(config, tmp_path)
     rows = make_rows(config, data, "train")
     placed = [item for row in rows.members for item in row]
-    assert sorted(placed) == list(range(80))
+    assert sorted(placed) == list(range(80))  # only neighbours change places
     assert sorted(placed[:NEIGHBORS]) == list(range(NEIGHBORS))
     batches = TrainBatches(rows, data.tokenizer, 2, 0, shuffle=config.shuffle)
     for k in range(2 * rows.per_epoch):
@@ -115,20 +91,20 @@ def test_whole_conversations_share_rows_and_each_token_comes_once(tmp_path):
     assert sorted(seen) == sorted(expected)
 
 
-@pytest.mark.parametrize("kind", [ConversationRows, ChosenRows])
-def test_a_conversation_without_a_trained_token_in_its_row_is_left_out_and_counted(tmp_path, kind):
+@pytest.mark.parametrize("every", [1, 2])
+def test_a_conversation_without_a_trained_token_in_its_row_is_left_out_and_counted(tmp_path, every):
     """Cut after an answer of weight 0, or too long for a row; of pairs, only the first of two is counted."""
     read = Message("assistant", "no", weight=0)
     late = Conversation((Message("user", "a"), read, Message("user", "b" * 200), Message("assistant", "c")))
     good, long = conversation("a", "b"), conversation("a" * 300, "b")
-    measures = 100, TOKENIZER.bos_id, TOKENIZER.pad_id, "truncate"
-    rows = kind(stream_of([late, good, good, late, long, good], tmp_path), *measures)
-    assert (rows.cut, rows.dropped, len(rows.sizes)) == ((0, 3, 6) if kind is ConversationRows else (0, 2, 3))
+    measures = 100, TOKENIZER.bos_id, TOKENIZER.pad_id, "truncate", False, every
+    rows = ConversationRows(stream_of([late, good, good, late, long, good], tmp_path), *measures)
+    assert (rows.cut, rows.dropped, len(rows.sizes)) == ((0, 3, 6) if every == 1 else (0, 2, 3))
     for index in range(rows.per_epoch):
         ids, labels = rows.row(index)
         assert (labels != IGNORED).sum() == 2 * (ids == TOKENIZER.bos_id).sum()  # "b" and the end of each turn
     with pytest.raises(ValueError, match="conversations has an answer to train on"):
-        kind(stream_of([late, good] if kind is ChosenRows else [late], tmp_path), *measures)
+        ConversationRows(stream_of([late, good] if every == 2 else [late], tmp_path), *measures)
 
 
 LONG = conversation("a b", " yes", "and?", "", "go on <|im_end|>", "no\n\nmore", "end", "bye")
@@ -153,35 +129,6 @@ def test_truncation_at_every_possible_position_leaves_whole_turns(tmp_path, leng
     if n < len(ids):
         both = rows_of([LONG, conversation("hi", "ho")], max(length, 70), tmp_path, "drop")
         assert (both.cut, both.dropped) == (0, int(len(ids) > max(length, 70)))
-
-
-def test_the_length_test_reaches_from_nothing_to_everything():
-    ((ids, _),) = encode_conversations(TOKENIZER, [LONG])
-    assert 100 < len(ids) < 140
-
-
-def stories_stream(folder) -> TokenStream:
-    tokenizer = train_tokenizer(TokenizerConfig(kind="bpe", vocab_size=1024), [s.text for s in tell_many(0, 0, 300)])
-    documents = tokenizer.encode_documents([story.text for story in tell_many(0, 0, 1500)])
-    np.concatenate([np.array(ids, dtype=np.uint16) for ids in documents]).tofile(folder / "s.bin")
-    return TokenStream([folder / "s.bin"], "uint16")
-
-
-def test_nearly_every_position_of_a_pretraining_batch_is_a_real_token(tmp_path):
-    rows = DocumentRows(stories_stream(tmp_path), 256, TOKENIZER.bos_id, TOKENIZER.pad_id)
-    batches = TrainBatches(rows, TOKENIZER, 16, 0, True)
-    ids = torch.cat([batches.batch(k)["input_ids"] for k in range(-(-rows.per_epoch // 16))])
-    assert (ids != TOKENIZER.pad_id).float().mean() >= 0.99
-
-
-def test_most_positions_of_a_chat_batch_are_real_tokens(tmp_path):
-    said = [
-        conversation("Tell me a story.", story.text[: 40 + 37 * i % 300])
-        for i, story in enumerate(tell_many(0, 0, 800))
-    ]
-    rows = rows_of(said, 512, tmp_path)
-    ids = np.stack([rows.row(i)[0] for i in range(rows.per_epoch)])
-    assert (ids != TOKENIZER.pad_id).mean() >= 0.95
 
 
 @pytest.fixture(scope="module")
@@ -276,19 +223,3 @@ def test_changing_one_document_changes_no_bit_of_another_ones_logits(packed, bac
             after = lm(ids, document_ids=batch["document_ids"])
             assert torch.equal(before[0, ~inside], after[0, ~inside])
             assert not torch.equal(before[0, inside], after[0, inside])
-
-
-def test_counting_each_trained_token_once_an_epoch(packed):
-    said, rows, _ = packed
-    batches = TrainBatches(rows, TOKENIZER, 1, 0)
-    for epoch in range(2):
-        seen: Counter = Counter()
-        for k in range(rows.per_epoch):
-            labels = batches.batch(epoch * rows.per_epoch + k)["labels"]
-            seen.update(labels[labels != IGNORED].tolist())
-        expected = Counter(
-            int(token)
-            for ids, flags in encode_conversations(TOKENIZER, said)
-            for token in np.array(ids)[flags & TRAINED > 0]
-        )
-        assert seen == expected

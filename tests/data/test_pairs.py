@@ -12,8 +12,7 @@ from data.batches import make_rows
 from data.config import DataConfig
 from data.packing import IGNORED, Pairs
 from data.prepare import describe, prepare
-from data.reading.pairs import Pair, pair_of
-from data.reading.records import BadRecord, Conversation, Message, checked_conversation
+from data.reading.records import BadRecord, Conversation, Message, Pair, checked_conversation, pair_of
 from data.storyworld import prefer
 from data.storyworld.conversations import OTHER_BOOK
 from data.storyworld.draw import draw_question
@@ -78,32 +77,23 @@ def whole(*before: str) -> dict:
         # the prompt is in a field of its own, whatever it is called; both texts begin with "I", which is no prompt
         ({"prompt": "Who?", **TEXTS}, ["Who?"]),
         ({"question": "Who?", "system": "Be kind.", **TEXTS}, ["S: Be kind.", "Who?"]),
-        ({"question": "Who?", "system_prompt": "Be kind.", **TEXTS}, ["S: Be kind.", "Who?"]),
-        ({"input": "Who?", **TEXTS}, ["Who?"]),
         ({"query": "Who?", **ALONE}, ["Who?"]),
-        ({"prompt": "Say:", "query": "Who?", **TEXTS}, ["Say:\nWho?"]),
         ({"instruction": "Say:", "input": "Who?", **TEXTS}, ["Say:\nWho?"]),
         ({"instruction": "Who?", "prompt": "### Who?\n### Answer:", **TEXTS}, ["Who?"]),  # made of the instruction
-        ({"prompt": "Who?", "question": "Who?", **TEXTS}, ["Who?"]),
         ({"prompt": "Who?", "messages": talk("Who?", "I sang"), **whole("Who?")}, ["Who?"]),  # UltraFeedback
         ({**EARLIER, "instruction": "Who?", **TEXTS}, ["Hi", "Hello", "Who?"]),
         ({**EARLIER, "prompt": "Who?", "system": "Be kind.", **ALONE}, ["S: Be kind.", "Hi", "Hello", "Who?"]),
         # and the answers hold it as well, or a longer one, or its end
         ({"prompt": "Who?", **whole("Who?")}, ["Who?"]),
-        ({"prompt": "Who? ", **whole("Who?")}, ["Who?"]),
-        ({"system": "Be kind.", "prompt": "Who?", **whole("Who?")}, ["S: Be kind.", "Who?"]),
         ({"system": "Be kind.", "prompt": "Who?", **whole("S: Be kind.", "Who?")}, ["S: Be kind.", "Who?"]),
         ({"prompt": "Who?", **whole("S: Be kind.", "Who?")}, ["S: Be kind.", "Who?"]),
         ({"prompt": "Who?", **whole("Hi", "Hello", "Who?")}, ["Hi", "Hello", "Who?"]),
         ({"prompt": "Hi", **whole("Hi", "Hello", "Who?")}, ["Hi", "Hello", "Who?"]),
         ({"prompt": talk("Hi", "Hello", "Who?"), **whole("Who?")}, ["Hi", "Hello", "Who?"]),
         ({**EARLIER, "prompt": "Who?", **whole("Who?")}, ["Hi", "Hello", "Who?"]),
-        ({"prompt": "Who?", "chosen": talk("Who?", "I sang"), "rejected": [REJECTED]}, ["Who?"]),
         # only the answers hold it
         (whole("Hi", "Hello", "Who?") | {"system": "Be kind."}, ["S: Be kind.", "Hi", "Hello", "Who?"]),
         ({"chosen": SUNG, "rejected": SLEPT}, ["Who? I"]),
-        ({"prompt": "", "chosen": SUNG, "rejected": SLEPT}, ["Who? I"]),
-        ({"chosen": SUNG, "rejected": SLEPT, "system": "Be kind."}, ["S: Be kind.", "Who? I"]),
         ({"chosen": LONG, "rejected": SHORT}, ["Capital of Peru?"]),
         ({"chosen": SHORT, "rejected": LONG}, ["Capital of Peru?"]),
         ({"chosen": "Who? I\n", "rejected": "Who? I sang"}, ["Who?"]),
@@ -127,27 +117,20 @@ def test_tools_come_from_the_prompt_or_the_answers():
         {side: [system, *messages] for side, messages in whole("Who?").items()},
         {"prompt": [system, *talk("Who?")], **ALONE},
     ):
-        assert [one.tools for one in pair_of(record).both] == [tuple(LISTED)] * 2
+        assert [one.tools for one in (pair_of(record).chosen, pair_of(record).rejected)] == [tuple(LISTED)] * 2
 
 
 @pytest.mark.parametrize(
     ("record", "reason"),
     [
-        ("Hi", "is not an object with `chosen` and `rejected`"),
+        ("Hi", "is a text, not an object with `chosen` and `rejected`"),
         ({"chosen": [USER, GOOD]}, "has no `rejected`, which a pair needs (it has chosen): add it"),
-        ({"input": {"messages": [USER]}, "preferred_output": [GOOD]}, "has no `non_preferred_output`"),
         ({"preferred_output": [GOOD], "non_preferred_output": [BAD]}, "has no `input` with messages"),
-        ({"messages": [USER, GOOD]}, "has no `chosen`, which a pair needs (it has messages)"),
         ({"chosen": [USER, GOOD], "rejected": [USER, GOOD]}, "are equal, so there is nothing to prefer"),
-        ({"prompt": "Hi", "chosen": "Hello", "rejected": "Hello"}, "are equal"),
         ({"chosen": [USER, GOOD], "rejected": [BAD]}, "have no common prompt"),
         ({"chosen": "Hello", "rejected": "Go"}, "have no common prompt"),
-        ({"chosen": [GOOD], "rejected": [BAD]}, "have no common prompt"),
         ({"chosen": [USER, GOOD], "rejected": [USER]}, "`rejected` has no answer of the assistant behind the common"),
-        ({"chosen": [USER, GOOD], "rejected": [USER, USER]}, "`rejected` has no answer of the assistant"),
         ({"prompt": "Hi", "chosen": "Hello", "rejected": [BAD]}, "`chosen` must be a text or a list of messages"),
-        ({"prompt": "Hi", "chosen": "Hello", "rejected": 3}, "must be a text or a list of messages"),
-        ({"prompt": 3, "chosen": "Hello", "rejected": "Go"}, "field `prompt` is a number"),
         ({"prompt": "Who?", "chosen": SUNG, "rejected": SLEPT}, "begin with the prompt, which stands"),
         ({"post": "Who was it?", **TEXTS}, "has no prompt that is known, but a text in `post`"),
         ({"prompt": "Who?", "question": "Why?", **TEXTS}, "`prompt` and `question`, which ask different things"),
@@ -155,12 +138,10 @@ def test_tools_come_from_the_prompt_or_the_answers():
         ({"prompt": [USER, GOOD], **TEXTS}, "the prompt ends with an answer"),
         ({"prompt": "Why?", **whole("Who?")}, "`chosen` begins with another question than the prompt"),
         ({"system": "Be rude.", **whole("S: Be kind.", "Who?")}, "another system message than the prompt"),
-        ({"system": "Be kind.", **ALONE}, "have no common prompt"),
         ({"prompt": "Why?", "chosen": talk("Who?", "I", "Why?", "So"), "rejected": talk("Who?", "We", "Why?", "So")},
          "the prompt does not stand before the place where"),
         ({"tools": LISTED, **{side: [{"role": "system", "content": "", "tools": [{"name": "x"}]}, *messages]
          for side, messages in whole("Who?").items()}}, "list different tools"),
-        ({"chosen": [USER, {"role": "wizard", "content": "x"}], "rejected": [USER, BAD]}, "role 'wizard' is not known"),
     ],
 )  # fmt: skip
 def test_what_is_no_pair_is_refused_with_a_reason(record, reason):
@@ -231,13 +212,6 @@ def test_held_out_pairs_are_read_as_their_chosen_answers(tmp_path):
     texts = [data.tokenizer.decode(rows.row(i)[0].tolist()) for i in range(rows.per_epoch)]
     assert sum(text.count("Hello") for text in texts) == data.manifest["validation"]["documents"] > 0
     assert not any("Go" in text for text in texts)
-
-
-def test_a_bad_pair_is_named_with_its_file_and_row(tmp_path):
-    with pytest.raises(InputError, match=r"pairs.jsonl:3: `chosen` and `rejected` are equal"):
-        prepared(tmp_path, [record(1), record(2), record(3, bad="Hello"), record(4)])
-    _, data = prepared(tmp_path, [*(record(i) for i in range(200)), record(3, bad="Hello")], on_bad_record="skip")
-    assert data.manifest["read"]["bad"] == 1
 
 
 def test_the_worlds_pairs_are_right_and_wrong_in_the_same_wording():

@@ -52,20 +52,10 @@ def test_held_out_files_are_the_validation_part(tmp_path):
     assert list(documents(config(source), "validation")) == numbered(5, start=50)
 
 
-def test_a_held_out_file_in_the_folder_is_not_trained_on(tmp_path):
-    write_jsonl(tmp_path / "train.jsonl", numbered(50))
-    write_jsonl(tmp_path / "val.jsonl", ["held out"])
-    source = {"kind": "files", "path": str(tmp_path), "validation_path": f"{tmp_path}/../{tmp_path.name}/val.jsonl"}
-    assert list(documents(config(source), "train")) == numbered(50)
-    assert list(documents(config(source), "validation")) == ["held out"]
-    with pytest.raises(InputError, match="names only files that validation_path names too"):
-        list(read(config(source | {"path": str(tmp_path / "val.jsonl")})))
-
-
-@pytest.mark.parametrize(("megabytes", "wanted"), [(0.4, 200_000), (0.4, 40_000), (0.4, 8000)])
-def test_a_tokenizer_learns_from_as_much_as_was_asked_for_from_all_over(tmp_path, megabytes, wanted):
+@pytest.mark.parametrize("wanted", [200_000, 8000])
+def test_a_tokenizer_learns_from_as_much_as_was_asked_for_from_all_over(tmp_path, wanted):
     """The sample must not be drawn by the bits that choose the held-out documents."""
-    texts = [f"{i} " + f"word{i % 50} " * (1 + i % 30) for i in range(int(megabytes * 1e6 / 110))]
+    texts = [f"{i} " + f"word{i % 50} " * (1 + i % 30) for i in range(3600)]
     source = write_jsonl(tmp_path / "x.jsonl", texts)
     tokenizer = {"kind": "bpe", "vocab_size": 512, "train_bytes": wanted}
     learned = list(tokenizer_texts(config(source, tokenizer=tokenizer)))
@@ -98,17 +88,6 @@ def test_a_held_out_split_of_a_dataset_is_the_validation_part(tmp_path):
         assert list(documents(config(source), "validation")) == numbered(5, start=50)
     chosen = {"kind": "hub", "name": str(tmp_path), "data_files": "test.jsonl", "max_records": 3}
     assert sorted([*documents(config(chosen), "train"), *documents(config(chosen), "validation")]) == numbered(3, 50)
-
-
-def test_a_dataset_has_another_identity_when_its_files_change(tmp_path):
-    source = config({"kind": "hub", "name": str(tmp_path)}).source
-    file = tmp_path / "train.jsonl"
-    write_jsonl(file, numbered(5))
-    before = identity(source, tmp_path)
-    assert identity(source, tmp_path) == before
-    write_jsonl(file, numbered(6))
-    os.utime(file, (1, 1))
-    assert identity(source, tmp_path) != before
 
 
 def test_files_have_an_identity_by_content_wherever_they_lie(tmp_path):
@@ -230,13 +209,6 @@ def test_an_unreachable_hub_is_one_clear_error(tmp_path):
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.skipif("HEADLIGHT_NETWORK" not in os.environ, reason="opt-in: HEADLIGHT_NETWORK=1 fetches from the Hub")
-def test_the_real_hub(monkeypatch):
-    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    source = {"kind": "hub", "name": "roneneldan/TinyStories", "streaming": True, "max_records": 20}
-    assert len(list(documents(config(source), "train"))) > 10
-
-
 # The built-in world
 
 
@@ -295,67 +267,7 @@ def test_a_small_part_is_repeated_until_the_last_has_ended(tmp_path):
     assert not set(held_out) & set(counts)
 
 
-def test_progress_is_counted_in_one_unit(tmp_path):
-    one, other = (part["source"] for part in parts(tmp_path, [100, 100], [1.0, 1.0]))
-    story = {"kind": "storyworld", "documents": 30, "validation_documents": 5}
-    size = (tmp_path / "0.jsonl").stat().st_size
-    both = {"kind": "mix", "parts": [{"source": one}, {"source": other}], "stopping_strategy": "all_exhausted"}
-    for source, unit, total in [
-        (one, "B", size),
-        (one | {"max_records": 40}, "records", 40),
-        (story, "records", 35),
-        (both, "B", size + (tmp_path / "1.jsonl").stat().st_size),
-        ({"kind": "mix", "parts": [{"source": one}, {"source": story}]}, "records", None),
-    ]:
-        ledger = Ledger()
-        list(read(config(source), ledger))
-        assert (ledger.unit, ledger.total) == (unit, total)
-        assert ledger.done == total or (total is None and ledger.done > 30)
-
-
-def test_what_came_of_each_part_is_reported(tmp_path):
-    mix = {"kind": "mix", "parts": parts(tmp_path, [400, 20], [3.0, 1.0]), "stopping_strategy": "all_exhausted"}
-    prepared = prepare(config(mix), tmp_path / "runs")
-    lines = [line for line in describe(prepared).splitlines() if line.startswith("part ")]
-    found = Counter(int(text.split()[1]) for text in documents(config(mix), "train"))
-    for number, line in enumerate(lines):
-        assert f"{(0.75, 0.25)[number]:.0%} of the training text, {found[number]:,} training documents" in line
-    assert re.search(r"read \d+ times", lines[1])
-    none_held_out = {"kind": "mix", "parts": parts(tmp_path, [200, 2], [1.0, 0.01])}
-    said = describe(prepare(config(none_held_out, validation_fraction=0.02), tmp_path / "runs"))
-    assert "part 2: " in said
-    assert "nothing of it is held out, so validation does not see it" in said
-
-
-def test_a_mix_keeps_the_held_out_documents_of_every_part(tmp_path):
-    small = parts(tmp_path, [30], [1.0])
-    story = {"source": {"kind": "storyworld", "documents": 500, "validation_documents": 7}}
-    mix = {"kind": "mix", "parts": [*small, story]}
-    held_out = list(documents(config(mix), "validation"))
-    assert sum(not text.startswith("part") for text in held_out) == 7
-
-
-def test_a_part_without_text_is_named(tmp_path):
-    empty = {"source": write_jsonl(tmp_path / "empty.jsonl", [""])}
-    with pytest.raises(InputError, match=r"data.source.parts: part 2 holds no training document"):
-        list(read(config({"kind": "mix", "parts": [*parts(tmp_path, [50], [1.0]), empty]})))
-
-
 # One long text, several books, lines that make articles
-
-
-def test_a_single_text_is_cut_at_its_end_and_a_folder_by_documents(tmp_path):
-    text = "".join(f"Line {i} of the book.\n" for i in range(100))
-    (tmp_path / "book.txt").write_text(text)
-    single = config({"kind": "files", "path": str(tmp_path / "book.txt")})
-    assert "".join([*documents(single, "train"), *documents(single, "validation")]) == text
-    for i in range(60):
-        (tmp_path / f"{i}.md").write_text(f"# Note {i}\n{text}")
-    folder = config({"kind": "files", "path": str(tmp_path)})
-    both = [list(documents(folder, split)) for split in ("train", "validation")]
-    assert len(both[0]) + len(both[1]) == 61
-    assert both[1]
-    assert text in both[0] + both[1]
 
 
 def books(folder, sizes):
@@ -368,72 +280,42 @@ def books(folder, sizes):
     return texts
 
 
-@pytest.mark.parametrize("on_bad_record", ["stop", "skip"])
-def test_of_two_books_the_end_of_each_is_held_out(tmp_path, on_bad_record):
+def test_of_two_books_the_end_of_each_is_held_out_and_one_that_is_there_twice_counts_once(tmp_path):
     """By whole files, 53 % were held out where 10 % were asked for."""
     texts = books(tmp_path, [900, 1000])
-    data = config({"kind": "files", "path": str(tmp_path)}, on_bad_record=on_bad_record)
+    data = config({"kind": "files", "path": str(tmp_path)})
     whole = [list(documents(data, split)) for split in ("train", "validation")]
     assert ["".join(both) for both in zip(*whole, strict=True)] == texts
     for text, end in zip(texts, whole[1], strict=True):
         assert len(end) == pytest.approx(0.1 * len(text), abs=1)
-
-
-def test_a_book_that_is_there_twice_counts_once(tmp_path):
-    texts = books(tmp_path, [50, 60])
     (tmp_path / "2.txt").write_text(texts[0])
     for drop in (False, True):
         ledger = Ledger()
-        found = list(read(config({"kind": "files", "path": str(tmp_path)}, drop_duplicates=drop), ledger))
-        assert ledger.duplicates == 1
-        assert len(found) == 2 * (3 - drop)
+        twice = list(read(config({"kind": "files", "path": str(tmp_path)}, drop_duplicates=drop), ledger))
+        assert (ledger.duplicates, len(twice)) == (1, 2 * (3 - drop))
 
 
-def test_many_texts_are_held_out_whole_and_a_share_far_off_warns(tmp_path):
-    books(tmp_path, [5] * 99)
-    data = config({"kind": "files", "path": str(tmp_path)})
-    assert "warning" not in describe(prepare(data, tmp_path / "runs", show_progress=False))
-    size = next(size for size in range(3000, 3100) if whole_share(tmp_path, size) > 0.5)
+def test_the_report_warns_and_hints(tmp_path):
+    """One line a remark: the parts of a mix, a held-out share far off, blank lines without a separator."""
+    mix = {"kind": "mix", "parts": parts(tmp_path, [200, 2], [1.0, 0.01]), "stopping_strategy": "all_exhausted"}
+    said = describe(prepare(config(mix, validation_fraction=0.02), tmp_path / "runs"))
+    assert re.search(r"part 1: \d+% of the training text, [\d,]+ training documents", said)
+    assert "nothing of it is held out, so validation does not see it" in said
+    (tmp_path / "notes").mkdir()
+    books(tmp_path / "notes", [5] * 99)
+    data = config({"kind": "files", "path": str(tmp_path / "notes")})
+    said = describe(prepare(data, tmp_path / "runs"))
+    assert "warning" not in said
+    assert """set 'data.source.separator="\\n\\n"'""" in said
+    texts = ("".join(f"Line {n}.\n" for n in range(size)) for size in range(3000, 3100))
+    text = next(text for text in texts if split_of(fingerprint(text), 0.1) == "validation")
+    (tmp_path / "notes" / "0.txt").write_text(text)
     assert len(list(documents(data, "train"))) + len(list(documents(data, "validation"))) == 99
-    said = describe(prepare(data, tmp_path / "runs", show_progress=False))
-    assert re.search(
-        r"warning: \d\d\.\d% of the text is held out, where data.validation_fraction asks for 10.0%", said
-    ), size
-
-
-def whole_share(folder, size):
-    """The share that is held out once the first book has so many lines."""
-    text = "".join(f"Line {n}.\n" for n in range(size))
-    (folder / "0.txt").write_text(text)
-    return float(split_of(fingerprint(text), 0.1) == "validation")
-
-
-@pytest.mark.parametrize(
-    ("text", "separator", "hint"),
-    [
-        ("One.\n\nTwo.\n" * 50, "<|endoftext|>", True),
-        ("One.\r\n\r\nTwo.\r\n" * 50, "<|endoftext|>", True),
-        ("One.\nTwo.\n" * 50, "<|endoftext|>", False),
-        ("".join(f"Story {i}.\n\nEnd.\n<|endoftext|>" for i in range(200)), "<|endoftext|>", False),
-        ("".join(f"Story {i}.\n\n" for i in range(200)), "\n\n", False),
-    ],
-)
-def test_blank_lines_without_a_separator_get_a_hint(tmp_path, text, separator, hint):
-    (tmp_path / "x.txt").write_bytes(text.encode())
-    data = config({"kind": "files", "path": str(tmp_path / "x.txt"), "separator": separator})
-    said = describe(prepare(data, tmp_path / "runs", show_progress=False))
-    expected = """set 'data.source.separator="\\n\\n"'"""
-    assert (expected in said) == hint
-
-
-def test_stories_between_end_marks_are_documents(tmp_path):
-    stories = [f"Story {i}.\n\nThe end of {i}." for i in range(60)]
-    (tmp_path / "s.txt").write_text("\n<|endoftext|>\n".join(stories) + "\n<|endoftext|>\n")
-    source = {"kind": "files", "path": str(tmp_path / "s.txt")}
-    assert sorted([*documents(config(source), "train"), *documents(config(source), "validation")]) == sorted(stories)
-    (tmp_path / "s.txt").write_text("\n----\n".join(stories))
-    source["separator"] = "----"
-    assert len([*documents(config(source), "train"), *documents(config(source), "validation")]) == 60
+    said = describe(prepare(data, tmp_path / "runs"))
+    assert re.search(r"warning: \d\d\.\d% of the text is held out, where .* asks for 10.0%", said)
+    (tmp_path / "x.txt").write_text("".join(f"Story {i}.\n\nEnd.\n<|endoftext|>" for i in range(200)))
+    said = describe(prepare(config({"kind": "files", "path": str(tmp_path / "x.txt")}), tmp_path / "runs"))
+    assert "separator" not in said
 
 
 def test_rows_are_joined_to_the_articles_that_they_are_lines_of(tmp_path):
@@ -468,20 +350,9 @@ def test_bad_records_stop_or_are_listed(tmp_path):
     assert len(list(read(config(source, on_bad_record="skip"), ledger))) == 1000
     assert (ledger.records, ledger.bad) == (1002, 2)
     assert [line.split(": ")[0] for line in ledger.bad_records] == [f"{tmp_path}/x.jsonl:{n}" for n in (401, 701)]
-
-
-@pytest.mark.parametrize(("bad", "good", "many"), [(1, 50, True), (11, 1089, False), (30, 1089, True)])
-def test_more_than_one_per_cent_bad_records_stop_anyway(tmp_path, bad, good, many):
-    lines = ['{"body": "x"}'] * bad + ['{"text": "y"}'] * good
-    (tmp_path / "x.jsonl").write_text("\n".join(lines))
-    source = {"kind": "files", "path": str(tmp_path / "x.jsonl")}
-    if many:
-        with pytest.raises(
-            InputError, match=f"{bad} of {len(lines):,} records cannot be used, more than 1 %: .*x.jsonl:1:"
-        ):
-            list(read(config(source, on_bad_record="skip")))
-    else:
-        assert len(list(read(config(source, on_bad_record="skip")))) == len(lines) - bad
+    (tmp_path / "x.jsonl").write_text("\n".join(['{"body": "x"}'] * 30 + lines))
+    with pytest.raises(InputError, match="of 1,00\\d records cannot be used, more than 1 %: .*x.jsonl:1:"):
+        list(read(config(source, on_bad_record="skip")))
 
 
 def test_duplicates_are_counted_and_by_choice_dropped(tmp_path):

@@ -9,7 +9,7 @@ import pytest
 
 from data.config import ClassWeights, StoryworldSource
 from data.reading import world
-from data.reading.world import CHUNK, invented, told
+from data.reading.world import CHUNK, world_document, world_documents
 from tests.processes import start
 
 SOURCE = StoryworldSource(kind="storyworld", chats="questions", class_weights=ClassWeights(where=3), other_names=0.3)
@@ -29,16 +29,16 @@ def several(monkeypatch):
 @pytest.mark.parametrize("records", ["text", "conversations", "pairs"])
 def test_the_documents_and_their_order_are_those_of_one_process(records, several):
     alone = [
-        (split, index, invented(SOURCE, index, split, records))
+        (split, index, world_document(SOURCE, index, split, records))
         for split, count in COUNTS.items()
         for index in range(count)
     ]
-    assert list(told(SOURCE, records, COUNTS)) == alone
+    assert list(world_documents(SOURCE, records, COUNTS)) == alone
     assert len(several) == 2
 
 
 def test_who_stops_early_leaves_no_process_behind(several):
-    found = told(SOURCE, "conversations", COUNTS)
+    found = world_documents(SOURCE, "conversations", COUNTS)
     next(found)
     found.close()
     assert all(process.poll() is not None for process in several)
@@ -46,7 +46,7 @@ def test_who_stops_early_leaves_no_process_behind(several):
 
 def _tell_and_wait(pids) -> None:
     world.usable_cores = lambda: 2
-    endless = told(SOURCE, "text", {"train": 10**9})
+    endless = world_documents(SOURCE, "text", {"train": 10**9})
     next(endless)
     pids.send([child.pid for child in psutil.Process().children()])
     signal.pause()

@@ -79,12 +79,6 @@ def test_conversations_are_encoded_as_in_their_version():
     )
 
 
-def test_no_digest_stands_for_two_versions():
-    for digests in (STORYWORLD_DIGESTS, CHAT_TEMPLATE_DIGESTS):
-        assert list(digests) == list(range(1, len(digests) + 1))
-        assert len(set(digests.values())) == len(digests)
-
-
 def test_a_comment_in_the_source_makes_no_other_data(tmp_path, monkeypatch):
     """It once did: a docstring of the world, or a comment of the template, made unfinished runs refuse."""
     config = DataConfig(source=StoryworldSource())

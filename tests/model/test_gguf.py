@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 from configs.command import InputError
 from data.chat import segments
 from data.reading.records import Conversation, Message
-from data.words import pre_tokenizer
+from data.tokenizer import pre_tokenizer
 from model import generate
 from model.export import WORDS, export
 from model.families import family_of

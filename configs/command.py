@@ -166,23 +166,18 @@ def usable_cores() -> int:
 # for `type=` of an option; each raises InputError
 
 
-def number(
-    option: str, least: float, most: float = math.inf, *, above: bool = False, kind: type = float
-) -> Callable[[str], Any]:
-    """Reads a finite number of this range. above: not `least` itself. kind: int for whole numbers."""
+def number(option: str, least: float, most: float = math.inf, kind: type = float) -> Callable[[str], Any]:
+    """Reads a finite number of this range. kind: int for whole numbers."""
 
     def read(text: str) -> Any:
         try:
             value = kind(text)
         except ValueError:
             value = math.nan
-        if not least <= value <= most or value == math.inf or (above and value == least):
-            what, lower = (
-                "a whole number" if kind is int else "a number",
-                f"above {least:,}" if above else f"from {least:,}",
-            )
-            upper = "" if most == math.inf else f"{' and up' if above else ''} to {most:,}"
-            raise InputError(f"{option} is {shortened(text, 40)!r}: it must be {what} {lower}{upper}")
+        if not least <= value <= most or math.isinf(value):
+            what = "a whole number" if kind is int else "a number"
+            upper = "" if most == math.inf else f" to {most:,}"
+            raise InputError(f"{option} is {shortened(text, 40)!r}: it must be {what} from {least:,}{upper}")
         return value
 
     return read
@@ -190,7 +185,7 @@ def number(
 
 def whole(option: str, least: int, most: float = math.inf) -> Callable[[str], int]:
     """Reads a whole number of this range."""
-    return number(option, least, most, kind=int)
+    return number(option, least, most, int)
 
 
 def numbers(option: str, least: int, most: float = math.inf) -> Callable[[str], list[int]]:

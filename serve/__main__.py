@@ -66,7 +66,7 @@ def parse() -> argparse.Namespace:
         parser.add_argument(
             option, type=whole(option, least, most), default=default, metavar="N", help=f"{meaning} ({default})"
         )
-    seconds = number("--seconds", 0, above=True)
+    seconds = number("--seconds", 0.1)
     parser.add_argument("--seconds", type=seconds, default=120.0, metavar="N", help="of an answer; then 503 (120)")
     add_quantise_option(parser)
     add_device_option(parser)

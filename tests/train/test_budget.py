@@ -157,13 +157,13 @@ def test_the_command_prints_tables_and_writes_nothing(tmp_path):
     path = write_config(tmp_path)
     before = sorted(tmp_path.rglob("*"))
     overrides = ["model.num_key_value_heads=1"]
-    text = run_module("train.budget", path, *overrides, "--memory-gb", 80, "--tflops", 1e-6, "--mfu", 0.25).stdout
+    text = run_module("train.budget", path, *overrides, "--memory-gb", 80, "--tflops", 0.001, "--mfu", 0.01).stdout
     run, _ = with_vocabulary(load_run_config(path, overrides))
     assert f"{LanguageModel(run.model).num_parameters():,}" in text
     assert "MQA (1) *" in text
-    speed = "minutes at 25% (assumed: --mfu) of 1e-06 TFLOPS (--tflops)"
+    speed = "minutes at 1% (assumed: --mfu) of 0.001 TFLOPS (--tflops)"
     (line,) = [line for line in text.splitlines() if speed in line]
-    seconds = run.max_steps * run.train.tokens_per_step * on_meta(run.model).flops_per_token(32) / (1e-6 * 1e12 * 0.25)
+    seconds = run.max_steps * run.train.tokens_per_step * on_meta(run.model).flops_per_token(32) / (0.001 * 1e12 * 0.01)
     assert float(line.split("|")[-2].replace(",", "")) == pytest.approx(seconds / 60, abs=0.05)
     assert sorted(tmp_path.rglob("*")) == before
 
@@ -173,7 +173,7 @@ def test_the_command_prints_tables_and_writes_nothing(tmp_path):
     [
         (["--device", "cpu"], 0, "a guess"),
         (["--device", "cuda", "train.precision=auto"], 0, "bf16 on cuda"),
-        (["--mfu", "1.5"], 2, "--mfu is '1.5': it must be a number above 0 and up to 1"),
+        (["--mfu", "1.5"], 2, "--mfu is '1.5': it must be a number from 0.001 to 1"),
         (["model.hiden_size=3"], 2, "did you mean `model.hidden_size`"),
     ],
 )

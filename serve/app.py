@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
-from serve import chat_api, own_text
+from serve import chat_api
 from serve.errors import handle_errors
 from serve.library import Library
 from serve.limits import Guard, Limits
@@ -35,9 +35,8 @@ def create_app(library: Library, limits: Limits, hosts: Sequence[str] = LOCAL, o
     app = FastAPI(title="Headlight", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     handle_errors(app)
     app.include_router(router(library, limits))
-    app.include_router(page_router(RunFolder(library.folder), limits))
     bench = Workbench(library)
-    app.include_router(own_text.router(bench, limits))
+    app.include_router(page_router(RunFolder(library.folder), bench, limits))
     app.include_router(chat_api.router(bench, limits))
     app.add_middleware(Guard, limits=limits)
     if origins:

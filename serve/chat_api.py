@@ -50,30 +50,30 @@ def router(bench: Workbench, limits: Limits) -> APIRouter:
 
     @routes.get("/model")
     async def model(asked: Annotated[ModelAsked, Query()]) -> dict[str, Any]:
-        return await within(bench.do(lambda: _described(bench.find(asked.name))), limits.seconds)
+        return await within(bench.do(lambda: _described(bench.find(asked), asked.run)), limits.seconds)
 
     @routes.get("/question")
     async def question(asked: Annotated[QuestionAsked, Query()]) -> dict[str, Any]:
-        return await within(bench.do(lambda: _question(bench.find(asked.name), asked)), limits.seconds)
+        return await within(bench.do(lambda: _question(bench.find(asked), asked)), limits.seconds)
 
     @routes.post("/answer")
     async def answer(asked: AnswerAsked) -> StreamingResponse:
-        events = bench.each(lambda: _answer(bench.find(asked.name), asked, limits))
+        events = bench.each(lambda: _answer(bench.find(asked), asked, limits))
         first = await within(anext(events), limits.seconds)  # what is refused has its status before anything is sent
         return StreamingResponse(_streamed(first, events, limits), media_type="text/event-stream")
 
     @routes.post("/weigh")
     async def weighed(asked: WeighAsked) -> dict[str, Any]:
-        return await within(bench.do(lambda: _weighed(bench.find(asked.name), asked)), limits.seconds)
+        return await within(bench.do(lambda: _weighed(bench.find(asked), asked)), limits.seconds)
 
     @routes.post("/look")
     async def look(asked: LookAsked) -> dict[str, Any]:
-        return await within(bench.do(lambda: _looked(bench.find(asked.name), asked, maps)), limits.seconds)
+        return await within(bench.do(lambda: _looked(bench.find(asked), asked, maps)), limits.seconds)
 
     return routes
 
 
-def _described(opened: Opened) -> dict[str, Any]:
+def _described(opened: Opened, run: str) -> dict[str, Any]:
     """What the page must know of a model before anything is asked."""
     config = opened.lm.config
     try:
@@ -82,9 +82,9 @@ def _described(opened: Opened) -> dict[str, Any]:
     except InputError:
         asks = False
     return {
-        "run": opened.name.run,
-        "step": opened.name.step,
-        "adapter": opened.name.adapter,
+        "run": run,
+        "step": opened.step,
+        "adapter": opened.adapter,
         "is_chat": opened.is_chat,
         "context_length": opened.context_length,
         "parameters": sum(parameter.numel() for parameter in opened.lm.parameters()),

@@ -4,32 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from eval.attention.snapshots import Head
 from model.generation import Sampling
 from serve.protocol import MOST_TOP
-from serve.workbench import Name
+from serve.workbench import ModelAsked
 
 MOST_HEADS = 4096  # that are changed at once
 MOST_SCALE = 10.0
 MOST_MESSAGES = 1000
 TokenIds = Annotated[list[Annotated[int, Field(ge=0, le=2**31)]], Field(max_length=2**20)]
-NameText = Annotated[str, StringConstraints(min_length=1, max_length=300)]
-
-
-class ModelAsked(BaseModel):
-    """A model by its names: the newest checkpoint of a run, if no step is given, without adapters, if none are."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    run: NameText
-    step: Annotated[int, Field(ge=0)] | None = None
-    adapter: NameText | None = None
-
-    @property
-    def name(self) -> Name:
-        return Name(self.run, self.step, self.adapter)
 
 
 class QuestionAsked(ModelAsked):
@@ -87,7 +72,7 @@ class AnswerAsked(Changed):
 
     messages: list[Message] | None = Field(None, min_length=1, max_length=MOST_MESSAGES)
     prompt: str | TokenIds | None = None
-    answer_ids: TokenIds = []
+    answer_ids: TokenIds = Field(default=[])
     max_tokens: int = Field(128, ge=1)
     temperature: float = Field(0.0, ge=0, allow_inf_nan=False)
     top_p: float = Field(1.0, ge=1e-6, le=1)

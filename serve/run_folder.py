@@ -9,12 +9,10 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections import OrderedDict
 from contextlib import suppress
-from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from zlib import crc32
 
 from configs.command import InputError
@@ -27,14 +25,12 @@ MARKS = ("config.yaml", METRICS, "checkpoints/latest")  # a folder with one of t
 TAIL = 200_000  # bytes at the end of a log, in which its newest figures are
 PART = 2_000_000  # bytes of a log that are read at once
 QUIET = 180.0  # seconds without a new line, after which a run on another machine counts as stopped
-FIGURES = 10_000  # runs whose summaries are kept
+WRITTEN = (METRICS, RESULT, "config.yaml", "attention/index.jsonl", "checkpoints/latest")  # what a summary is made of
 
 
-@dataclass(frozen=True)
-class Tail:
-    """New lines of a log, from byte `start` on. file, offset, mark: for the next part. is_whole: there is no more."""
+class Tail(NamedTuple):
+    """New lines of a log, from byte `start` on. offset, mark: for the next part. is_whole: there is no more."""
 
-    file: int
     start: int
     offset: int
     mark: int
@@ -47,7 +43,7 @@ class RunFolder:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self._summaries: OrderedDict[str, tuple[tuple, dict[str, Any]]] = OrderedDict()
+        self._summaries: dict[str, tuple[tuple, dict[str, Any]]] = {}
 
     def runs(self) -> dict[str, Path]:
         """Name -> run directory, in the order of their names."""
@@ -59,17 +55,13 @@ class RunFolder:
 
     def summaries(self) -> dict[str, dict[str, Any]]:
         """Of every run what the page lists; a run whose files are as before is not read again."""
-        found = {}
-        for name, run in self.runs().items():
-            marks = _marks(run)
-            known = self._summaries.get(name)
-            if known is None or known[0] != marks:
-                known = self._summaries[name] = (marks, _summary(name, run))
-                self._summaries.move_to_end(name)
-                while len(self._summaries) > FIGURES:
-                    self._summaries.popitem(last=False)
-            found[name] = known[1] | {"state": _state(run)}
-        return found
+        runs, known = self.runs(), dict[str, tuple[tuple, dict[str, Any]]]()
+        for name, run in runs.items():
+            marks = tuple(_mark_of(run / file) for file in WRITTEN)
+            before = self._summaries.get(name)
+            known[name] = before if before and before[0] == marks else (marks, _summary(name, run))
+        self._summaries = known
+        return {name: known[name][1] | {"state": _state(run)} for name, run in runs.items()}
 
 
 def _is_run(path: Path) -> bool:
@@ -79,18 +71,18 @@ def _is_run(path: Path) -> bool:
     return False
 
 
-def _marks(run: Path) -> tuple:
-    """What changes when a run writes something that its summary shows."""
-    names = (METRICS, RESULT, "config.yaml", "attention/index.jsonl", "checkpoints/latest")
-    found = [_stat(run / name) for name in names]
-    return tuple(one and (one.st_ino, one.st_size, one.st_mtime_ns) for one in found)
+def _mark_of(file: Path) -> list[int] | None:
+    """What changes when something is written; None where there is no such file."""
+    with suppress(OSError):
+        there = file.stat()
+        return [there.st_ino, there.st_size, there.st_mtime_ns]
+    return None
 
 
-def _stat(file: Path) -> os.stat_result | None:
-    try:
-        return file.stat()
-    except OSError:
-        return None
+def _written(run: Path, *names: str) -> float:
+    """When one of these files was written last, in seconds; 0 for none."""
+    marks = [_mark_of(run / name) for name in names]
+    return max((mark[2] / 1e9 for mark in marks if mark), default=0.0)
 
 
 def _state(run: Path) -> str:
@@ -113,42 +105,33 @@ def _is_alive(run: Path) -> bool:
         return True  # somebody else's process
     except (InputError, KeyError, TypeError, OverflowError):
         pass
-    written = [one.st_mtime for name in (METRICS, LOCK) if (one := _stat(run / name))]
-    return bool(written) and time.time() - max(written) < QUIET
+    return time.time() - _written(run, METRICS, LOCK) < QUIET
 
 
 def _summary(name: str, run: Path) -> dict[str, Any]:
-    log = _stat(run / METRICS)
+    log = _mark_of(run / METRICS)
     newest: dict[str, dict[str, Any]] = {}
     if log is not None:
-        for line in tail(run, offset=max(0, log.st_size - TAIL)).lines:
+        for line in tail(run, offset=max(0, log[1] - TAIL)).lines:
             newest[line["split"]] = line
     train, val, floor = (newest.get(split, {}) for split in ("train", "val", "floor"))
     last = max(newest.values(), key=lambda line: line["step"], default={})
-    asked = settings(run)
-    gap = None if None in (floor.get("model"), floor.get("floor")) else floor["model"] - floor["floor"]
+    total = settings(run).get("train.max_steps")
+    looks = [*(run / "attention").glob("step_????????.npz")]
     return {
         "name": name,
         "step": last.get("step"),
-        "total": total if type(total := asked.get("train.max_steps")) is int else None,
+        "total": total if type(total) is int else None,
         "seconds": last.get("time_s"),
         "loss": train.get("loss"),
         "val_loss": val.get("loss"),
-        "gap": gap,
+        "gap": None if None in (floor.get("model"), floor.get("floor")) else floor["model"] - floor["floor"],
         "tokens_per_s": train.get("tokens_per_s"),
         "has_model": (run / "checkpoints/latest").is_file(),
-        "looks": _count(run),
-        "log": [log.st_ino, log.st_size, log.st_mtime_ns] if log else None,
-        "written": max((one.st_mtime for one in map(_stat, (run / METRICS, run / "config.yaml")) if one), default=0),
+        "looks": [len(looks), _written(run, "attention/index.jsonl")],
+        "log": log,
+        "written": _written(run, METRICS, "config.yaml"),
     }
-
-
-def _count(run: Path) -> list[int]:
-    """How many looks at the heads there are, and when their folder last changed, in nanoseconds."""
-    folder = _stat(run / "attention")
-    with suppress(OSError):
-        return [sum(1 for _ in (run / "attention").glob("step_????????.npz")), folder.st_mtime_ns if folder else 0]
-    return [0, 0]
 
 
 def settings(run: Path) -> dict[str, Any]:
@@ -161,15 +144,14 @@ def settings(run: Path) -> dict[str, Any]:
     return flatten(values) if isinstance(values, dict) else {}
 
 
-def tail(run: Path, file: int = 0, offset: int = 0, mark: int | None = None, most: int = PART) -> Tail:
+def tail(run: Path, offset: int = 0, mark: int | None = None, most: int = PART) -> Tail:
     """The whole lines of metrics.jsonl from this byte on. A damaged line is left out.
 
-    file, mark: as the part before had them. Of another file, or where other bytes than then stand before the offset (a
-    run that is resumed takes lines off its log), all is read. Raises DamagedFile where it cannot be read.
+    mark: as the part before had it. Where other bytes than then stand before the offset (a run that is resumed takes
+    lines off its log), all is read. Raises DamagedFile where a line has no end, OSError where there is no log.
     """
     with (run / METRICS).open("rb") as stream:
-        here = os.fstat(stream.fileno())
-        if mark is not None and (here.st_ino != file or _mark(stream, offset) != mark):
+        if mark is not None and _mark(stream, offset) != mark:
             offset = 0
         stream.seek(max(0, offset - 1))
         is_inside = offset > 0 and stream.read(1) != b"\n"  # of a line: its end is left out
@@ -177,9 +159,9 @@ def tail(run: Path, file: int = 0, offset: int = 0, mark: int | None = None, mos
         if b"\n" not in raw and len(raw) == most:
             raise DamagedFile(f"{run / METRICS}: has a line of more than {most:,} bytes")
         whole = raw[: raw.rfind(b"\n") + 1]
+        lines = [line for line in map(_figures, whole.split(b"\n")[is_inside:]) if line is not None]
         end = offset + len(whole)
-        found = [line for line in map(_figures, whole.split(b"\n")[is_inside:]) if line is not None]
-        return Tail(here.st_ino, offset, end, _mark(stream, end), len(raw) < most, found)
+        return Tail(offset, end, _mark(stream, end), len(raw) < most, lines)
 
 
 def _mark(stream: BufferedReader, offset: int) -> int:

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import re
-import threading
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from configs.command import InputError
 from configs.files import DamagedFile, checkpoint_directory, is_adapter
@@ -27,26 +30,28 @@ from serve.errors import ApiError
 from serve.library import Library
 
 Result = TypeVar("Result")
+NameText = Annotated[str, StringConstraints(min_length=1, max_length=300)]
 MOST_MODELS = 2  # in memory, beside those of the library
 MOST_WAITING = 32  # jobs; more get status 429
 
 
-@dataclass(frozen=True)
-class Name:
+class ModelAsked(BaseModel):
     """Which model: a run, one of its checkpoints (None: the newest), a run with adapters for it (None: none)."""
 
-    run: str
-    step: int | None = None
-    adapter: str | None = None
+    model_config = ConfigDict(extra="forbid")
+
+    run: NameText
+    step: Annotated[int, Field(ge=0)] | None = None
+    adapter: NameText | None = None
 
 
 @dataclass(frozen=True)
 class Opened:
     """A model to look into. is_chat: it was trained on chats, and may end a turn by itself."""
 
-    name: Name
+    step: int | None
+    adapter: str | None
     run: Path
-    checkpoint: Path
     lm: LanguageModel
     tokenizer: Tokenizer
     is_chat: bool
@@ -63,11 +68,8 @@ class Workbench:
         self.library = library
         self._opened: OrderedDict[tuple[Any, Any], Opened] = OrderedDict()
         self._worker = ThreadPoolExecutor(1, "workbench")
-        self._waiting = 0
-        self._lock = threading.Lock()
-
-    # -----------------------------------------------------------------------------------------------------
-    # what there is
+        self._waiting = set[object]()
+        self._lock = asyncio.Lock()
 
     def choices(self) -> list[dict[str, Any]]:
         """Each run: its name, the steps of its checkpoints, and the runs with adapters that belong to it."""
@@ -94,7 +96,7 @@ class Workbench:
             return None
         return next((name for name, path in runs.items() if base.is_relative_to(path.resolve())), None)
 
-    def find(self, name: Name) -> Opened:
+    def find(self, name: ModelAsked) -> Opened:
         """The model, loaded if need be. For the worker's thread. Raises ApiError: 404 for an unknown name, 503."""
         runs = self.library.runs()
         if name.run not in runs:
@@ -114,7 +116,7 @@ class Workbench:
         except (InputError, DamagedFile, OSError) as error:
             raise ApiError(503, str(error), "server_error") from None
 
-    def _loaded(self, name: Name, place: Path, adapter: Path | None) -> Opened:
+    def _loaded(self, name: ModelAsked, place: Path, adapter: Path | None) -> Opened:
         key = (_identity(place), adapter and _identity(adapter))
         if key not in self._opened:
             while len(self._opened) >= MOST_MODELS:
@@ -123,57 +125,41 @@ class Workbench:
             conversation = Conversation(lm, tokenizer)
             if adapter is not None:
                 conversation.use_adapters(adapter)
-            found = Name(name.run, _step(directory), name.adapter)
-            run = self.library.runs()[name.run]
-            self._opened[key] = Opened(found, run, directory, lm, tokenizer, conversation.is_chat)
+            run, step = self.library.runs()[name.run], _step(directory)
+            self._opened[key] = Opened(step, name.adapter, run, lm, tokenizer, conversation.is_chat)
         self._opened.move_to_end(key)
         return self._opened[key]
 
-    # -----------------------------------------------------------------------------------------------------
-    # jobs
-
     async def do(self, job: Callable[[], Result]) -> Result:
         """What the job returns, from the worker's thread. Raises ApiError 429 where too many wait."""
-        return await asyncio.wrap_future(self._submit(job))
+        async with self._turn():
+            return await asyncio.get_running_loop().run_in_executor(self._worker, partial(_with_clear_errors, job))
 
     async def each(self, steps: Callable[[], Iterator[Result]]) -> AsyncGenerator[Result]:
         """What the job yields, as it comes. Closing the iterator ends the job after its present step."""
-        loop, events, gone = asyncio.get_running_loop(), asyncio.Queue[tuple[str, Any]](), threading.Event()
-
-        def work() -> None:
-            tell = lambda *event: loop.call_soon_threadsafe(events.put_nowait, event)  # noqa: E731
+        async with self._turn():
+            loop = asyncio.get_running_loop()
+            iterator = await loop.run_in_executor(self._worker, partial(_with_clear_errors, steps))
+            following = partial(_with_clear_errors, lambda: next(iterator, None))
             try:
-                for one in steps():
-                    if gone.is_set():
-                        return
-                    tell("one", one)
-                tell("end", None)
-            except Exception as error:
-                tell("error", error)
+                while (one := await loop.run_in_executor(self._worker, following)) is not None:
+                    yield one
+            finally:
+                self._worker.submit(iterator.close)  # type: ignore[attr-defined]
 
-        job = self._submit(work)
+    @asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        """One job after the other. Raises ApiError 429."""
+        if len(self._waiting) >= MOST_WAITING:
+            message = f"{len(self._waiting)} requests are waiting: try again later"
+            raise ApiError(429, message, "rate_limit_error", "rate_limit_exceeded")
+        me = object()
+        self._waiting.add(me)
         try:
-            while (event := await events.get())[0] != "end":
-                if event[0] == "error":
-                    raise event[1]
-                yield event[1]
+            async with self._lock:
+                yield
         finally:
-            gone.set()
-            job.cancel()
-
-    def _submit(self, job: Callable[[], Result]) -> Future[Result]:
-        with self._lock:
-            if self._waiting >= MOST_WAITING:
-                message = f"{self._waiting} requests are waiting: try again later"
-                raise ApiError(429, message, "rate_limit_error", "rate_limit_exceeded")
-            self._waiting += 1
-        future = self._worker.submit(_with_clear_errors, job)
-        future.add_done_callback(self._done)
-        return future
-
-    def _done(self, job: Future) -> None:
-        with self._lock:
-            self._waiting -= 1
+            self._worker.submit(self._waiting.discard, me)  # a job that was given up may still be at work
 
 
 def _with_clear_errors(job: Callable[[], Result]) -> Result:

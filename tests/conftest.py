@@ -54,6 +54,7 @@ def no_pictures(monkeypatch):
         return [render.write_viewer([(run_directory.name, list(snapshots))], run_directory / "attention/viewer.html")]
 
     monkeypatch.setattr(render, "render", write_viewer)
+    monkeypatch.setattr("eval.hooks.attention.render", write_viewer)
 
 
 # parts of other architectures than the usual one, with `tiny_config`

@@ -40,7 +40,8 @@ from configs.command import InputError
 from configs.files import CARD, MANIFEST, STATE, TRAINING, DamagedFile, checked, read_json
 from data.prepare import PreparedData
 from data.tokenizer import Tokenizer
-from eval.attention.render import PICTURES, VIEWER
+from eval.attention.render import PICTURES
+from eval.attention.viewer import VIEWER
 from eval.run_files import EXPERTS, METRICS, RESULT, SAMPLES, read_result
 from model import LanguageModel, save
 from model.card import model_card

@@ -175,7 +175,7 @@ What people change most:
 All keys, a sentence each: docs/configuration.md. Every file in configs/ begins with what it trains.
 
 The run goes to runs/<name>, by default the config's name. It holds checkpoints, figures, samples, report.md and
-attention/viewer.html. live.html shows the heads while it trains. To resume after Ctrl-C, a crash or a kill, type the
+attention/viewer.html, which shows the heads also while it trains. To resume after Ctrl-C, a crash or a kill, type the
 same command again. A finished run prints its result again; name=… starts another one. To train longer, raise
 train.max_steps.
 """

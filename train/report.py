@@ -18,7 +18,7 @@ from configs.text import code, fenced, markdown
 from data.batches import too_long
 from data.packing import ConversationRows
 from data.prepare import describe
-from eval.attention.render import VIEWER
+from eval.attention.viewer import VIEWER
 from eval.run_files import METRICS, RESULT
 from train.checkpoint import replace_text
 from train.device import exact_until, machine

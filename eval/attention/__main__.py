@@ -97,7 +97,7 @@ def from_text(given: argparse.Namespace, out: Path) -> list[Path]:
     from eval.attention.pictures.plots import mosaic, one_head
     from eval.attention.probes import build_probes, probe_from_text
     from eval.attention.record import look
-    from eval.attention.viewer.page import write_viewer
+    from eval.attention.viewer import write_viewer
     from eval.config import AttentionConfig
 
     score = given.head if isinstance(given.head, str) else None

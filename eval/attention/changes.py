@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 
 from eval.attention.metrics import SCORES
@@ -10,6 +13,12 @@ from eval.attention.snapshots import Snapshot
 WATCHED = ("previous_token", "induction")  # the two halves of copying by looking back
 LEAST_CHANGE = 0.15  # of a score; between two looks at the demo, noise moves one by up to 0.08
 LEAST_TIMES_CHANCE = 3.0  # before or after: below it, a head looks there about as much as any other
+
+
+def moments(snapshots: Sequence[Snapshot]) -> list[dict[str, Any]]:
+    """The lines of all these looks, each with its step."""
+    changes = Changes()
+    return [{"step": one.step, "what": line} for one in snapshots for line in changes.notice(one)]
 
 
 class Changes:

@@ -11,7 +11,7 @@ from eval.attention.pictures.plots import mosaic, one_head
 from eval.attention.pictures.score_plots import curves, score_maps
 from eval.attention.pictures.timelapse import timelapse
 from eval.attention.snapshots import Snapshot, file_of
-from eval.attention.viewer.page import write_viewer
+from eval.attention.viewer import VIEWER, write_viewer
 from eval.experts.log import for_viewer, read
 
 PICTURES = {  # that bear no step in their name, and what they show
@@ -20,7 +20,6 @@ PICTURES = {  # that bear no step in their name, and what they show
     "heads.png": "the heads that stand out most, and the scores of every head, at the last look",
     "induction_head.png": "the induction head, on random repeated tokens",
 }
-VIEWER = "viewer.html"
 
 
 def render(

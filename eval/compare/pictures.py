@@ -13,7 +13,7 @@ from data.storyworld.questions import KINDS
 from eval.attention.pictures.drawing import DPI, group_colour, new_figure, save_figure, style_curve
 from eval.attention.pictures.plots import side_by_side
 from eval.attention.pictures.score_plots import score_maps_side_by_side
-from eval.attention.viewer.page import write_viewer
+from eval.attention.viewer import write_viewer
 from eval.compare import Variant, same_tokenizer
 from eval.recall import half_at
 

@@ -1,7 +1,7 @@
 """What does every head look at? Maps and scores of all heads while they learn; pictures and the viewer at the end.
 
-While training runs, a look draws one plain picture of all heads, and writes the page that shows the head as it forms
-(eval/attention/live.py). Labelled pictures, curves, time-lapse and viewer are made from the snapshots at the end
+While training runs, a look draws one plain picture of all heads, and writes viewer.html anew
+(eval/attention/viewer.py). Labelled pictures, curves and time-lapse are made from the snapshots at the end
 (eval/attention/render.py).
 """
 
@@ -17,12 +17,12 @@ from typing import Any
 from configs.command import InputError
 from eval.attention import snapshots
 from eval.attention.findings import findings, in_one_sentence, without_them
-from eval.attention.live import Live, Moment
 from eval.attention.metrics import SCORES
 from eval.attention.pictures.plots import quick_mosaic
 from eval.attention.probes import Probe, ProbeText, build_probes, read_probe_file
 from eval.attention.record import ablated, look
 from eval.attention.render import PICTURES, render
+from eval.attention.viewer import Live, Moment
 from eval.config import EvalConfig
 from eval.hooks.event import EvalEvent, Hook, Outcome
 from model import ModelConfig
@@ -84,9 +84,8 @@ class Attention(Hook):
         except Exception as error:
             again = f"`python -m eval.attention {event.directory}` tries again"
             event.tracker.say(f"warning: the heads could not be drawn: {type(error).__name__}: {error}; {again}")
-            return
-        finally:
             self._show(event, is_over=True)
+            return
         for name in PICTURES:
             file = event.directory / "attention" / name
             if file.suffix == ".png" and file.is_file():
@@ -105,7 +104,7 @@ class Attention(Hook):
     def _show(self, event: EvalEvent, is_over: bool = False, stopped: str = "") -> None:
         """Write the page again, as the run is now."""
         self.live = self.live or _shown_so_far(event.directory)
-        if not self.live.looks:
+        if not self.live.run.snapshots:
             return
         every = event.config.cadences()["attention"].every
         until_next = every * event.seconds / max(1, event.step)  # seconds, about

@@ -27,7 +27,7 @@ MISTAKES = [
     ("keys", "`data.source.path`", "`data.sourc.path`", "is no key"),
     ("keys", "`train.optimizer.lr=0.01`", "`train.lr=0.01`", "is no key"),
     ("keys", "`eval.hooks.0.every: 3`", "`eval.hooks.0.ever: 3`", "is no key"),
-    ("keys", "`eval.attention.viewer.page.notebook`", "`eval.attention.viewer.page.notebok`", "is no key and no name"),
+    ("keys", "`eval.attention.viewer.notebook`", "`eval.attention.viewer.notebok`", "is no key and no name"),
     ("keys", "`train.budget`", "`train.budget=3`", "`train.budget` is no key"),
     ("identifiers", "`lm.set_attn_implementation()`", "`lm.set_attention_implementation()`", "nothing is called"),
     ("identifiers", "`LanguageModel`", "`LanguageModle`", "did you mean LanguageModel?"),

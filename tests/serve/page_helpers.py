@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import socket
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 
 from configs.files import append_line
 from eval.attention.snapshots import Snapshot, write
-from tests.eval.viewer_helpers import snapshot
+from tests.eval.viewer_helpers import snapshot, watched
 
 HARMFUL = "<script>alert(1)</script><img src=x onerror=alert(2)>"  # in a text
 HARMFUL_NAME = "<img src=x onerror=alert(3)>"  # of a folder
@@ -59,18 +58,6 @@ class Growing:
         (self.path / "result.json").write_text('{"step": 400}', encoding="utf-8")
 
 
-@contextmanager
 def visited(browser, address: str, place: str = "", **more):
-    """The page of a server, ready; afterwards: no error, no word in the console, no request elsewhere."""
-    context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **more})
-    page, problems, requests = context.new_page(), [], []
-    page.on("pageerror", lambda error: problems.append(f"error: {error}"))
-    page.on("console", lambda message: problems.append(f"console: {message.text}"))
-    page.on("dialog", lambda dialog: problems.append(f"dialog: {dialog.message}") or dialog.dismiss())
-    page.on("request", lambda request: requests.append(request.url))
-    page.goto(f"{address}/{place}")
-    page.wait_for_selector("html[data-ready]")
-    yield page
-    context.close()
-    assert not problems, problems
-    assert all(url.startswith((address, "blob:", "data:")) for url in requests), "the page asked somebody else"
+    """The page of a server, which asks nobody else."""
+    return watched(browser, f"{address}/{place}", (address,), wait="html[data-ready]", **more)

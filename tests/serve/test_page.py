@@ -142,9 +142,9 @@ def test_what_runs_and_models_say_is_shown_as_text(browser, address):
         page.get_by_role("link", name=f"Heads of {HARMFUL_NAME}").click()
         page.wait_for_selector(".thumbnail")
         page.get_by_role("option", name=HARMFUL).wait_for()
-        assert page.locator("#title").text_content() == HARMFUL_NAME
+        assert page.locator("h1").first.text_content() == f"What the attention heads of {HARMFUL_NAME} look at"
         assert page.locator("img").count() == 0
-        assert page.evaluate("document.querySelectorAll('script').length") == 1  # main.js
+        assert page.evaluate("document.querySelectorAll('script').length") == 1  # page.js
         svg = saved(page, "Save what is shown", "Map (SVG)").decode()
         assert "<script>" not in svg
         assert "&lt;script&gt;" in svg

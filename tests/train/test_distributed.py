@@ -86,7 +86,9 @@ def test_two_processes_look_at_their_heads_and_are_scored_as_one(tmp_path, paral
     for mine, alone in zip(ours, theirs, strict=True):
         for name, values in alone.scores.items():
             assert values == pytest.approx(mine.scores[name], abs=1e-3, nan_ok=True), name
-    assert "hook is off" not in config.with_name("rank0.txt").read_text()
+    said = config.with_name("rank0.txt").read_text()
+    assert "hook is off" not in said
+    assert said.count(f"watch it: {(tmp_path / 'runs/two/attention/viewer.html').as_uri()}") == 1
     assert config.with_name("rank1.txt").read_text() == ""
 
 

@@ -1,38 +1,41 @@
-"""live.html in real runs: while training it renews itself and shows what the log says; it is no reason to stop."""
+"""viewer.html in real runs: while training it renews itself and shows what the log says; it is no reason to stop."""
 
+import base64
+import json
 import re
+import zlib
 
 import pytest
 
 from eval.attention import snapshots
-from eval.attention.history import of_best_head
+from eval.attention.viewer import Live
 from tests.train.faults import at_step, bad_loss
 from tests.train.helpers import kill_at, metrics, pretrain, write_config
 from train.run import typed
 
 LOOKS = [0, 1, 2, 4, 8, 12]
-CIRCLE = re.compile(r"<title>(previous token|induction), (L\d H\d), step (\d+): ([\d.]+)</title>")
 
 
 def with_looks(folder, **sections):
     return write_config(folder, eval={"attention": {"every": 4, "early": [0, 1, 2], "max_tokens": 12}}, **sections)
 
 
-def points(page: str, title: str) -> list[tuple[str, int, float]]:
-    """Head, step and value of every point of a curve."""
-    return [(head, int(step), float(value)) for name, head, step, value in CIRCLE.findall(page) if name == title]
+def about(run):
+    """What the page of a run is told: the first line of its data."""
+    page = (run / "attention/viewer.html").read_text(encoding="utf-8")
+    line = re.search(r'id="data">\n(\S+)', page)[1]
+    return json.loads(zlib.decompress(base64.b64decode(line), -zlib.MAX_WBITS))
 
 
-def curve_of(run, score: str) -> list[tuple[str, int, float]]:
-    """The same, from the snapshots on the disk."""
-    found, _ = snapshots.read_all(run)
-    curve = of_best_head(found, score)
-    return [(curve.title, one.step, round(value, 4)) for one, value in zip(found, curve.values, strict=True)]
+def steps_of(run):
+    return [step["step"] for step in about(run)["runs"][0]["steps"]]
 
 
-def without_clock_and_maps(page: str) -> str:
-    """On the disk weights have 16 bits, so the first map of a resumed run may have another shade here and there."""
-    return re.sub(r"\d+ seconds|<section><h2>Layer.*?</section>", "", page, flags=re.DOTALL)
+def without_clock(run):
+    found = about(run)
+    for step in found["runs"][0]["steps"]:
+        del step["seconds"]
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -43,34 +46,28 @@ def whole(tmp_path_factory):
 
 
 def test_the_page_of_a_finished_run_says_what_its_files_say(whole):
-    run, _ = whole
-    page = (run / "live.html").read_text(encoding="utf-8")
-    for name, title in (("previous_token", "previous token"), ("induction", "induction")):
-        assert points(page, title) == curve_of(run, name)
-        assert [step for _, step, _ in points(page, title)] == LOOKS
-        last = [line for line in metrics(run) if line["split"] == "attention"][-1]
-        assert points(page, title)[-1][2] == pytest.approx(last[f"{name}_max"], abs=5e-5)
-    assert re.search(r"step 12 of 12 · \d+ seconds", page)
-    assert 'http-equiv="refresh"' not in page
-    assert '<a class="next" href="attention/viewer.html">' in page
-    assert (run / "attention/viewer.html").is_file()
+    run, said = whole
+    assert said.count(f"watch it: {(run / 'attention/viewer.html').as_uri()}") == 1
+    assert steps_of(run) == LOOKS
+    (told,) = about(run)["runs"]
+    looks = [line for line in metrics(run) if line["split"] == "attention"]
+    for name in ("previous_token", "induction"):
+        for values, line in zip(told["scores"][name], looks, strict=True):
+            assert max(values) == pytest.approx(line[f"{name}_max"], abs=5e-4)
+    assert about(run)["status"] is None  # it renews itself no more
 
 
 @pytest.mark.slow
 def test_a_killed_run_leaves_a_page_that_renews_itself_and_a_resumed_one_continues_its_curve(tmp_path, whole):
     config, run = with_looks(tmp_path), tmp_path / "runs/tiny"
     assert kill_at(config, 6) == -9
-    page = (run / "live.html").read_text(encoding="utf-8")
-    assert page.count('<meta http-equiv="refresh" content="3">') == 1
-    assert "attention/viewer.html" not in page
-    assert [step for _, step, _ in points(page, "induction")] == [0, 1, 2, 4]
-    assert points(page, "induction") == curve_of(run, "induction")
+    status = about(run)["status"]
+    assert (status["state"], status["step"], status["total"]) == ("training", 4, 12)
+    assert steps_of(run) == [0, 1, 2, 4]
     loss = next(line for line in metrics(run) if line["split"] == "train" and line["step"] == 4)["loss"]
-    assert f"step 4 of 12 · training loss {loss:.3f} nats a token" in page
-    assert '<progress value="4" max="12"' in page
+    assert status["loss"] == pytest.approx(loss, abs=1e-3)
     pretrain(config)
-    resumed, never_stopped = ((one / "live.html").read_text(encoding="utf-8") for one in (run, whole[0]))
-    assert without_clock_and_maps(resumed) == without_clock_and_maps(never_stopped)
+    assert without_clock(run) == without_clock(whole[0])
 
 
 def crash(run):
@@ -83,7 +80,7 @@ def crash(run):
     [
         ("TERM", "Stopped at step 7, which is saved, by SIGTERM."),
         (bad_loss, "Stopped: loss nan, gradient norm nan at step 6"),
-        (crash, "Stopped after step 6 by an error: ZeroDivisionError: a &lt;fault&gt;<br>"),
+        (crash, "Stopped after step 6 by an error: ZeroDivisionError: a <fault>"),
     ],
     ids=["signal", "non-finite loss", "error"],
 )
@@ -97,17 +94,14 @@ def test_a_run_that_stops_says_so_on_its_page_and_the_resumed_one_leaves_the_sam
         else:
             at_step(patch, [6], fault)
             pretrain(config, code=1 if fault is crash else 3)
-    page = (run / "live.html").read_text(encoding="utf-8")
-    assert "has stopped</h1>" in page
-    assert why in page
-    assert "<code>python -m train.pretrain" in page
-    assert "refresh" not in page
-    assert "<script" not in page
-    assert [step for _, step, _ in points(page, "induction")] == [0, 1, 2, 4]
+    status = about(run)["status"]
+    assert status["state"] == "stopped"
+    assert why in status["stopped"]
+    assert status["command"].startswith("python -m train.pretrain")
+    assert steps_of(run) == [0, 1, 2, 4]
     if fault == "TERM":
         pretrain(config)
-        resumed, never_stopped = ((one / "live.html").read_text(encoding="utf-8") for one in (run, whole[0]))
-        assert without_clock_and_maps(resumed) == without_clock_and_maps(never_stopped)
+        assert without_clock(run) == without_clock(whole[0])
 
 
 @pytest.mark.parametrize(
@@ -133,15 +127,13 @@ def test_the_command_that_continues_is_the_one_that_was_typed(monkeypatch, argum
     assert typed("train.pretrain") == command
 
 
-def test_a_page_that_cannot_be_written_is_said_once_and_stops_nothing(tmp_path, no_pictures):
-    config, run = with_looks(tmp_path), tmp_path / "runs/tiny"
-    pretrain(config, "train.max_steps=2")
-    (run / "live.html").unlink()
-    (run / "live.html").mkdir()
-    done = pretrain(config)
-    assert done.stdout.count("live.html cannot be written (Is a directory); training continues") == 1
+def test_a_page_that_cannot_be_written_is_said_once_and_stops_nothing(tmp_path, monkeypatch, no_pictures):
+    def full(live, directory, now):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Live, "write", full)
+    done = pretrain(with_looks(tmp_path))
+    assert done.stdout.count("viewer.html cannot be written (No space left on device); training continues") == 1
     assert "hook is off" not in done.stdout
     assert "watch it" not in done.stdout
-    assert [one.step for one in snapshots.read_all(run)[0]] == LOOKS
-    assert not (run / "live.tmp").exists()
-    assert (run / "result.json").is_file()
+    assert [one.step for one in snapshots.read_all(tmp_path / "runs/tiny")[0]] == LOOKS

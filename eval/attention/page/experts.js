@@ -1,0 +1,58 @@
+// The tab of a mixture of experts. An expert stands where a head does: its share of the tokens and its weight are scores.
+
+const TABS = { heads: "H", experts: "E" }; // and the letter of what stands in a grid
+const PLAIN = { probe: "", measured_on: "", looks_at: "", unit: "", low: 0 };
+
+// What is told of the experts of these runs, as if they were heads. null where no run has any.
+function toldOfExperts(told) {
+  const some = told.runs.filter((run) => run.experts);
+  if (!some.length) return null;
+  return {
+    ...told, head: null, notes: [], probes: [],
+    scores: [
+      { ...PLAIN, name: "share", title: "share of the tokens", meaning: "1 is a fair share: as many tokens as every other expert." },
+      { ...PLAIN, name: "weight", title: "mean weight", meaning: "What the router multiplies its output by, where it is chosen." },
+    ],
+    runs: some.map(({ name, experts }) => {
+      const { layers, steps, experts: count } = experts;
+      const table = (key) => steps.map((step) => step[key].flat());
+      return {
+        name, layers, heads: Array.from({ length: count }, (_, i) => i), num_attention_heads: count, num_key_value_heads: count,
+        texts: [], steps: steps.map((step) => ({ ...step, maps: {}, scalars: {} })), mixture: experts, formed: null,
+        scores: { share: table("share"), weight: table("weight") }, chance: { share: 1, weight: null },
+      };
+    }),
+  };
+}
+
+// How evenly the tokens are shared out, and which experts are dead; at the end also what they are worth.
+function expertsInWords(run, step) {
+  const all = step.share.flatMap((row, layer) => row.map((share, expert) => ({ name: headName(run, layer, expert), share })));
+  const dead = all.filter(({ share }) => share < run.mixture.dead).map(({ name }) => name);
+  const weakest = all.reduce((least, other) => (other.share < least.share ? other : least));
+  const words = dead.length ? `Dead, with hardly a token: ${dead.join(", ")}.`
+    : `The weakest expert, ${weakest.name}, has ${number(weakest.share)} of a fair share. None is dead.`;
+  const last = run.steps.at(-1);
+  const { random, learned } = last.loss;
+  const worth = random === undefined || learned === undefined ? ""
+    : `At step ${last.step}, with experts drawn at random, the loss is ${number(random - learned)} nats a token higher.`;
+  return [words, worth];
+}
+
+// The tokens that tell each expert of the chosen layer from the others; of the last look that noted some.
+function drawWords(pane) {
+  const { run, view } = pane;
+  const step = stepOf(view);
+  const noted = step.words.length ? step : run.steps.findLast(({ words }) => words.length);
+  const when = noted && noted !== step ? `, noted at step ${noted.step}` : "";
+  pane.find(".words-note").textContent = `layer ${run.layers[view.layer]}${when}`;
+  pane.find(".words tbody").replaceChildren(...run.heads.map((expert) => {
+    const words = (noted?.words[view.layer][expert] ?? []).flatMap((word) => [element("span", "word", word), " "]);
+    const row = element("tr", expert === view.head ? "chosen" : "", "", {}, [
+      element("th", "", `E${expert}`), element("td", "number", number(step.share[view.layer][expert])),
+      element("td", "number", number(step.weight[view.layer][expert])), element("td", "", "", {}, words),
+    ]);
+    row.addEventListener("click", () => chooseHead(pane.number, view.layer, expert));
+    return row;
+  }));
+}

@@ -1,0 +1,212 @@
+// What the server knows: questions with one answer, news of the runs; and the heads of one run.
+
+// Raises what the server says.
+async function ask(path, { signal, as = "json", ...more } = {}) {
+  const answer = await fetch(path, { signal, ...more });
+  if (answer.ok) return as === "stream" ? answer.body : answer[as]();
+  const { error: told } = await answer.json().catch(() => ({}));
+  if (answer.status === 401) askForKey();
+  throw Object.assign(new Error(told?.message ?? `the server answered ${answer.status}`), { status: answer.status });
+}
+
+const part = (...names) => names.map(encodeURIComponent).join("/");
+
+function post(path, body, more) {
+  return ask(path, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body), ...more });
+}
+
+function askForKey() {
+  if (byId("key")) return;
+  const field = element("input", "", "", { type: "password", autocomplete: "current-password", required: true });
+  const told = element("output");
+  const form = element("form", "card", "", { id: "key" }, [
+    element("input", "", "headlight", { type: "text", autocomplete: "username", hidden: true }),
+    element("label", "", "This server has a key: ", {}, [field]), " ", element("button", "", "Open"), " ", told,
+  ]);
+  form.addEventListener("submit", async (event) => {
+    event.preventDefault();
+    const body = JSON.stringify({ key: field.value });
+    const answer = await fetch("/page/key", { method: "POST", headers: { "Content-Type": "application/json" }, body });
+    if (answer.ok) location.reload();
+    else told.textContent = "This is not the key.";
+  });
+  byId("root").before(form);
+  field.focus();
+}
+
+// The runs of the folder, by name, as they change. listen(changed, all) is called at once with what is known, then at
+// every change, until the signal is aborted.
+function followRuns(listen, signal) {
+  const all = new Map();
+  const connection = byId("connection");
+  let source = null;
+  const connect = () => {
+    if (signal.aborted) return;
+    source = new EventSource("/live/events");
+    source.onmessage = ({ data }) => {
+      connection.hidden = true;
+      const { runs: changed, gone } = JSON.parse(data);
+      gone.forEach((name) => all.delete(name));
+      changed.forEach((run) => all.set(run.name, run));
+      listen(changed, all);
+    };
+    source.onerror = async () => {
+      const isOver = source.readyState === EventSource.CLOSED; // the browser does not try again by itself
+      const status = await ask("/live/runs", { signal }).then(() => 200, (error) => error.status);
+      if (signal.aborted || status === 401) return; // the page asks for the key, and is loaded again
+      connection.textContent = "No connection to the server. Is `python -m serve` still running? This page tries again.";
+      connection.hidden = status === 200;
+      if (isOver) setTimeout(connect, 3000);
+    };
+  };
+  connect();
+  signal.addEventListener("abort", () => source.close());
+}
+
+const byNewest = (a, b) => (b.state === "training") - (a.state === "training") || b.written - a.written;
+
+// ------------------------------------------------------------------ the heads of a run, while it trains and afterwards
+
+class RunHeads {
+  constructor(root, address) {
+    Object.assign(this, { address, shown: "", frames: new Map(), queue: Promise.resolve(), names: "" });
+    this.own = address.get("own"); // a text of one's own, in place of those of the run
+    this.waiting = element("p", "card", "Looking for runs …");
+    this.progress = new Progress();
+    this.live = element("div", "live", "", { hidden: true }, [this.progress.root]);
+    this.box = element("div");
+    root.append(this.live, this.waiting, this.box);
+    followRuns((_, all) => this.hear(all), address.signal);
+  }
+
+  hear(all) {
+    this.all = all;
+    const known = [...all.values()].sort(byNewest);
+    const now = all.get(this.address.run);
+    if (!this.address.run) {
+      const first = known.find((run) => run.looks[0]) ?? known.find((run) => run.state === "training");
+      if (first) this.address.open(first.name);
+      else this.wait("No run of this folder has looked at its heads yet.");
+      return;
+    }
+    if (!now) {
+      this.wait(`There is no run “${this.address.run}” in this folder.`);
+      return;
+    }
+    this.drawLive(now, known);
+    const wanted = this.own || String(now.looks);
+    if (!this.own && !now.looks[0]) {
+      this.wait(`The run “${now.name}” has not looked at its heads yet. Its first look appears here by itself.`);
+    } else if (wanted !== this.shown) {
+      this.shown = wanted;
+      this.queue = this.queue.then(() => (this.own ? this.look(this.own) : this.read(now))).catch((error) => {
+        if (this.address.signal.aborted) return;
+        this.wait(`The heads of this run cannot be shown: ${error.message}`);
+        this.shown = this.own; // without one, the next news try again
+      });
+    }
+  }
+
+  wait(words) {
+    this.waiting.hidden = false;
+    this.waiting.textContent = words;
+    isReady(true);
+  }
+
+  async read({ name }) {
+    const told = await ask(`/live/runs/${part(name)}/attention`, { signal: this.address.signal });
+    const [run] = told.runs;
+    this.progress.drawRun(run);
+    if (this.run && String([run.layers, run.heads]) === String([this.run.layers, this.run.heads])) growHeads(told);
+    else this.begin(told, (key) => this.frame(key));
+  }
+
+  begin(told, frameOf) {
+    this.viewing?.abort();
+    this.viewing = new AbortController();
+    [this.run] = told.runs;
+    this.waiting.hidden = true;
+    startHeads(this.box, this.address, told, frameOf, AbortSignal.any([this.viewing.signal, this.address.signal]));
+  }
+
+  // The codes of one look on one text; nothing while they are on their way.
+  frame(key) {
+    if (this.frames.has(key)) return this.frames.get(key);
+    this.frames.set(key, null);
+    const { signal, run } = this.address;
+    ask(`/live/runs/${part(run)}/attention/${part(...key.split("/"))}`, { signal, as: "arrayBuffer" }).then((bytes) => {
+      this.frames.set(key, new Uint8Array(bytes));
+      if (!signal.aborted) render();
+    }, () => this.frames.delete(key));
+    return null;
+  }
+
+  // A text of one's own, at every checkpoint.
+  async look(text) {
+    const told = await post(`/live/runs/${part(this.address.run)}/look`, { text }, { signal: this.address.signal });
+    const frames = new Map(Object.entries(told.frames).map(([key, packed]) => [key, bytesOf(packed)]));
+    const title = "your own text";
+    told.probes.forEach((probe) => Object.assign(probe, { title, note: "your own" }));
+    told.scores.forEach((score) => { score.measured_on = score.probe && title; });
+    Object.assign(this, { own: text, shown: text });
+    this.address.set({ own: text, text: "", score: "" });
+    this.progress.drawRun({});
+    this.begin(told, (key) => frames.get(key));
+  }
+
+  back() {
+    this.viewing.abort();
+    Object.assign(this, { own: "", shown: "", run: null });
+    this.box.replaceChildren();
+    this.address.set({ own: "", text: "", score: "" });
+    this.hear(this.all);
+  }
+
+  drawLive(now, known) {
+    this.live.hidden = false;
+    this.progress.draw(now);
+    const names = known.filter((run) => run.looks[0] || run === now).map((run) => run.name);
+    if (this.names !== String(names)) {
+      this.names = String(names);
+      this.pick?.remove();
+      this.pick = choice("Run", names.map((name) => [name, name]), now.name, (name) => this.address.open(name));
+      this.live.prepend(this.pick);
+    }
+    if (!now.has_model || this.form) return;
+    this.form = this.ownText();
+    this.live.append(this.form);
+  }
+
+  ownText() {
+    const words = "A text of your own";
+    const field = element("textarea", "", "", { rows: 2, maxlength: 2000, placeholder: "Once there was a fox. The fox saw a bird …", "aria-label": words });
+    field.value = this.own;
+    const submit = element("button", "", "Look at it");
+    const told = element("p", "soft", "", { role: "status" });
+    const leave = button("Back to the texts of the run", () => {
+      leave.hidden = true;
+      this.back();
+    }, { hidden: !this.own });
+    const form = element("form", "own-text", "", {}, [field, submit, leave, told]);
+    form.addEventListener("submit", async (event) => {
+      event.preventDefault();
+      if (!field.value.trim()) return;
+      submit.disabled = true;
+      told.textContent = "Every checkpoint of the run looks at it …";
+      try {
+        await this.look(field.value);
+        told.textContent = "";
+        leave.hidden = false;
+      } catch (error) {
+        told.textContent = `It cannot be looked at: ${error.message}`;
+      } finally {
+        submit.disabled = false;
+      }
+    });
+    return element("details", "own", "", { open: Boolean(this.own) }, [element("summary", "", words), form]);
+  }
+}
+
+const bytesOf = (packed) => Uint8Array.from(atob(packed), (letter) => letter.charCodeAt(0));
+
+VIEWS.heads = { title: "Heads", show: (root, address) => new RunHeads(root, address) };

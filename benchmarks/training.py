@@ -8,13 +8,18 @@ Whole steps on random tokens, in as many processes as a run starts: tokens/s, MF
 
 from __future__ import annotations
 
+import math
 import re
 import statistics
 from collections import defaultdict
+from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import cycle
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from benchmarks.timing import (
     CLOCKS,
@@ -28,14 +33,28 @@ from benchmarks.timing import (
 )
 from configs.command import exit_on_bad_input, number
 from configs.text import table
+from data.packing import document_starts
+from model import LanguageModel
 from train.budget import micro_batch_rows
 from train.config import RunConfig
 from train.device import Device, known_peak, resolve_device, synchronize
-from train.doctor import Step, our_step
-from train.processes import ALONE, World, check_shares, number_of_processes, on_processes, processes, processes_in_words
+from train.optimizer import build_optimizers
+from train.processes import (
+    ALONE,
+    World,
+    add_up_gradients,
+    check_shares,
+    number_of_processes,
+    on_processes,
+    processes,
+    processes_in_words,
+)
 
 COUNTED = 0.25  # share of the time after which steps count
 PROFILED = 3  # steps
+DOCUMENT = 150  # tokens; about as long as a story, where documents are isolated
+DIFFERENT = 4  # steps, before their tokens come again: a router of experts sends other tokens elsewhere
+Step = Callable[[], object]
 CLASSES = {  # an operator belongs to the first class whose pattern is in its name
     "matrix products": r"aten::(mm|addmm|linear)|mkldnn_(_)?linear|gemm|cutlass|nvjet|cublas",
     "batched matrix products (attention, Muon)": r"aten::(bmm|baddbmm)",
@@ -70,7 +89,9 @@ def measure(run: RunConfig, device: Device, seconds: float, profile: Path | None
     with processes(run.train.parallel, run.train.device) as world:
         check_shares(run, world)
         own_rows, length = run.rows_per_step // world.size, run.data.sequence_length
-        step, lm, optimizers = our_step(run, device, own_rows, device.compile, world=world)
+        lm = model_of(run, device)
+        optimizers = build_optimizers(lm, run.train.optimizer, world, device.dtype)
+        step = step_of(lm, optimizers, run, device, own_rows, device.compile, world)
         first = seconds_of(step, device.device, clock)
         times = repeat(step, seconds, device.device, clock, world)
         if profile is not None:
@@ -103,6 +124,57 @@ def measure(run: RunConfig, device: Device, seconds: float, profile: Path | None
     if world.memory is not None:
         choices.append(processes_in_words(world.size, torch.get_num_threads()))
     print("\n" + "\n".join(f"* {choice}" for choice in choices))
+
+
+def model_of(run: RunConfig, device: Device) -> LanguageModel:
+    """The network of a config as it is trained."""
+    torch.manual_seed(run.seed)
+    lm = LanguageModel(run.model).to(device.device).train()
+    lm.set_attn_implementation(device.attention)
+    lm.model.activation_checkpointing = run.train.activation_checkpointing
+    return lm
+
+
+def step_of(
+    model: Any, optimizers: Sequence[torch.optim.Optimizer], run: RunConfig, device: Device, rows: int,
+    compiled: bool = False, world: World = ALONE,
+) -> Step:  # fmt: skip
+    """A step of this many rows of random tokens, of a model of ours or of transformers. world: the processes that take
+    it together, with these rows each."""
+    rows_at_once = min(rows, micro_batch_rows(run, device, world.size))
+    steps = cycle([random_batches(run, rows, rows_at_once, device.device) for _ in range(DIFFERENT)])
+    forward = torch.compile(model, dynamic=False) if compiled else model
+
+    def step() -> None:
+        batches = next(steps)
+        for batch in batches:
+            with device.autocast():
+                loss = mean_loss(forward(**batch)) / (len(batches) * world.size)
+            loss.backward()
+        if world.memory is not None:
+            add_up_gradients(model, world.memory)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), run.train.grad_clip or math.inf)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+    return step
+
+
+def random_batches(run: RunConfig, rows: int, rows_at_once: int, device: torch.device) -> list[dict[str, Tensor]]:
+    """The micro-batches of one step, rows (rows_at_once, data.sequence_length)."""
+    ids = torch.randint(0, run.model.vocab_size or 0, (rows, run.data.sequence_length))
+    tensors = {"input_ids": ids, "labels": ids}
+    if run.data.isolate_documents:
+        tensors["document_ids"] = (torch.rand(ids.shape) < 1 / DOCUMENT).cumsum(1)
+        tensors["document_starts"] = torch.from_numpy(document_starts(tensors["document_ids"].numpy()))
+    parts = range(0, rows, rows_at_once)
+    return [{name: x[i : i + rows_at_once].to(device) for name, x in tensors.items()} for i in parts]
+
+
+def mean_loss(output: Any) -> Tensor:
+    """Of a batch, from what LanguageModel returns, its sum and count, or a model of transformers."""
+    return output[0] / output[1] if isinstance(output, tuple) else output.loss
 
 
 def repeat(step: Step, seconds: float, device: torch.device, clock: Clock, world: World = ALONE) -> list[float]:
@@ -165,10 +237,12 @@ def compare(run: RunConfig, rounds: int, clock: Clock) -> None:
     steps: dict[str, Step] = {}
     for compiled in (False, True) if run.train.compile else (False,):
         name = ", compiled" if compiled else ""
-        steps[f"Headlight{name}"], lm, _ = our_step(run, device, rows, compiled, adamw=True)
-        other = in_transformers(lm, attn_implementation="sdpa")
+        lm = model_of(run, device)
+        other = in_transformers(lm, attn_implementation="sdpa").to(device.device).train()
         other.config.use_cache = False
-        steps[f"transformers{name}"] = our_step(run, device, rows, compiled, adamw=True, other=other)[0]
+        for whose, model in (("Headlight", lm), ("transformers", other)):
+            adamw = [torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)]
+            steps[f"{whose}{name}"] = step_of(model, adamw, run, device, rows, compiled)
     first = {name: seconds_of(step, device.device, clock) for name, step in steps.items()}
     seconds = alternate(steps, rounds, device.device, patience_s=60.0 * rounds, clock=clock)
     measure, tokens = list(steps)[-1], rows * length

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -14,8 +14,12 @@ Name = Annotated[str, Field(min_length=1)]
 Names = Name | Annotated[list[Name], Field(min_length=1)]
 OnePath = Annotated[PathText, Field(min_length=1)]
 Paths = OnePath | Annotated[list[OnePath], Field(min_length=1)]
-Share = Annotated[float, Field(ge=0, le=1)]
 Weight = Annotated[int, Field(ge=0, le=100)]
+
+
+def share(description: str, default: float = 0.0) -> Any:
+    """A field for a share of something, from 0 to 1."""
+    return Field(default, ge=0, le=1, description=description)
 
 
 class RecallDocuments(Section):
@@ -25,9 +29,8 @@ class RecallDocuments(Section):
     facets: int = Field(2, ge=1, le=4, description="Words of a fact besides the name: colour, toy, place, food.")
     values: int = Field(8, ge=2, le=8, description="Different words of a facet. With fewer, people share more words.")
     questions: int = Field(12, ge=1, le=10_000, description="Questions in a document.")
-    several: Share = Field(
-        0.5,
-        description="Share of questions that give all words of a fact and ask for the name. The others give the name.",
+    several: float = share(
+        "Share of questions that give all words of a fact and ask for the name. The others give the name.", default=0.5
     )
 
     @model_validator(mode="after")
@@ -57,20 +60,16 @@ class ClassWeights(Section):
 class Drills(Section):
     """Chats of one small task again and again, each as a share of all chats (data/storyworld/drills.py)."""
 
-    words: Share = Field(0.0, description="Known words are said again: heads learn to copy soonest so.")
-    pairs: Share = Field(
-        0.0, description="Who goes with what: eight names, each with a thing, then whose each thing is."
-    )
-    ask_pairs: Share = Field(0.0, description="The same, said and asked in several ways.")
-    by_name: Share = Field(0.0, description="The other way round: what each name goes with.")
-    ask_by_name: Share = Field(0.0, description="The same in sentences, and where somebody hid.")
-    crowds: Share = Field(0.0, description="Questions about one sentence of a story that is said of four people.")
-    told_crowds: Share = Field(0.0, description="The same, told by the assistant, who says names again.")
-    compare: Share = Field(0.0, description="Two names are compared: whether they are the same one.")
-    judge: Share = Field(0.0, description="The same in an answer whose names are drawn: only yes or no is trained on.")
-    one_fact: Share = Field(
-        0.0, description="One sentence, and a question about it, mostly to be answered in a few words."
-    )
+    words: float = share("Known words are said again: heads learn to copy soonest so.")
+    pairs: float = share("Who goes with what: eight names, each with a thing, then whose each thing is.")
+    ask_pairs: float = share("The same, said and asked in several ways.")
+    by_name: float = share("The other way round: what each name goes with.")
+    ask_by_name: float = share("The same in sentences, and where somebody hid.")
+    crowds: float = share("Questions about one sentence of a story that is said of four people.")
+    told_crowds: float = share("The same, told by the assistant, who says names again.")
+    compare: float = share("Two names are compared: whether they are the same one.")
+    judge: float = share("The same in an answer whose names are drawn: only yes or no is trained on.")
+    one_fact: float = share("One sentence, and a question about it, mostly to be answered in a few words.")
 
     @model_validator(mode="after")
     def _check_shares(self) -> Drills:
@@ -102,18 +101,15 @@ class StoryworldSource(Section):
         "many about each story, to answer well after little training.",
     )
     questions: int = Field(8, ge=1, le=100, description="chats: questions. Questions about each story, at most.")
-    told: Share = Field(
-        0.0,
-        description="chats: questions. Share of conversations in which the assistant tells the story. In the others it "
-        "is given.",
+    told: float = share(
+        "chats: questions. Share of conversations in which the assistant tells the story. In the others it is given."
     )
     told_weight: Literal[0, 1] = Field(
         0, description="chats: questions. 1: the stories that the assistant tells are trained on as well."
     )
-    echoed: Share = Field(
-        0.0,
-        description="chats: questions. Share of the told stories in which names are said again where something is said "
-        "of them. Only these names are trained on.",
+    echoed: float = share(
+        "chats: questions. Share of the told stories in which names are said again where something is said of "
+        "them. Only these names are trained on."
     )
     class_weights: ClassWeights = Field(
         ClassWeights(), description="chats: questions. How often which class of questions is asked, after the first."
@@ -133,13 +129,9 @@ class StoryworldSource(Section):
         description="Steps from easy to difficult, each with drills of its own. Empty = the same drills all the way. "
         "Needs data.shuffle: false.",
     )
-    checked: Share = Field(
-        0.0, description="With chats: questions, share of the answers after which the same is asked as yes or no."
-    )
-    other_names: Share = Field(
-        0.0,
-        description="Share of training documents with names of other forms (Ubora, Bororuzi), so that the model copies "
-        "any name.",
+    checked: float = share("With chats: questions, share of the answers after which the same is asked as yes or no.")
+    other_names: float = share(
+        "Share of training documents with names of other forms (Ubora, Bororuzi), so that the model copies any name."
     )
     recall: RecallDocuments | None = Field(
         None,
@@ -172,7 +164,7 @@ class _WithText(Section):
         try:
             re.compile(pattern or "")
         except (re.error, OverflowError, RecursionError) as error:
-            raise ValueError(f"is not a regular expression: {error}") from None
+            raise ValueError(f"document_start is not a regular expression: {error}") from None
         return pattern
 
 

@@ -102,12 +102,12 @@ def _text(ids: list[int], tokenizer: Tokenizer) -> str:
 
 def summary(config: DataConfig, data: PreparedData, split: Split, rows: Rows) -> dict[str, str]:
     """What an epoch of a split is made of: figures by name. A split is read one block at a time."""
-    stream, row, counts = data.stream(split), config.sequence_length, data.manifest[split]
+    stream, row = data.stream(split), config.sequence_length
     starts = conversation_starts(stream, data.tokenizer.bos_id)
     sizes = lengths = np.diff(starts, append=len(stream))
-    trained, what = counts["trained_tokens"], "text"
+    trained = data.manifest[split]["trained_tokens"]
     if isinstance(rows, ConversationRows):  # sizes: of what is in rows
-        sizes, lengths, what = rows.sizes, lengths[:: rows.every], "text trained on"
+        sizes, lengths = rows.sizes, lengths[:: rows.every]
         trained = int(trained_tokens(stream, starts[:: rows.every], sizes).sum())
     places, filled = rows.per_epoch * rows.length, int(sizes.sum())
     if isinstance(rows, DocumentRows):  # held-out rows begin with the last token of the one before
@@ -115,10 +115,6 @@ def summary(config: DataConfig, data: PreparedData, split: Split, rows: Rows) ->
     alone = int((-(-sizes // row)).sum()) * row  # if each document began a row of its own
     quantiles = np.quantile(lengths, [0, 0.1, 0.5, 0.9, 1], method="inverted_cdf").astype(int)
     column = {
-        "documents": f"{counts['documents']:,}",
-        "tokens": f"{counts['tokens']:,}",
-        f"bytes of {what}": f"{counts['bytes']:,}",
-        f"bytes per token{what.removeprefix('text')}": f"{counts['bytes_per_token']:.3f}",
         **{name: f"{length:,}" for name, length in zip(LENGTHS, quantiles, strict=True)},
         "longer than a row": f"{(lengths > row).mean():.2%}",
         "rows an epoch": f"{rows.per_epoch:,}",

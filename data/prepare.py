@@ -344,10 +344,11 @@ def _encoded(batch: list[Document], tokenizer: Tokenizer) -> list[tuple[Document
     """Documents with their ids and flags; a text has no flags."""
     contents: list[Any] = [document.content for document in batch]
     if isinstance(contents[0], str):
-        arrays = (
-            np.concatenate([[tokenizer.bos_id], ids, [tokenizer.eos_id]]) for ids in tokenizer.encode_arrays(contents)
-        )
-        return [(document, ids, None) for document, ids in zip(batch, arrays, strict=True)]
+        first, last = (np.array([token], dtype=np.uint32) for token in (tokenizer.bos_id, tokenizer.eos_id))
+        arrays = tokenizer.encode_arrays(contents)
+        return [
+            (document, np.concatenate([first, ids, last]), None) for document, ids in zip(batch, arrays, strict=True)
+        ]
     encode = encode_conversations if isinstance(contents[0], Conversation) else encode_pairs
     pairs = zip(batch, encode(tokenizer, contents), strict=True)
     return [(document, np.array(ids), flags) for document, (ids, flags) in pairs]

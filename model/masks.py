@@ -12,7 +12,7 @@ only `document_ids` separate documents. They are never guessed from positions th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch.nn.functional as F
@@ -94,16 +94,14 @@ class MaskSpec:
     def of_layers(self, windows: Sequence[int | None], cache: KVCache | None) -> dict[int | None, MaskSpec]:
         """This, with keys and window of each kind of layer, by its window. windows: of every layer."""
         specs: dict[int | None, MaskSpec] = {}
-        count = len(self.query_positions)
-        plain = self.attention_mask is None and self.document_ids is None and (cache is None or not cache.has_room)
+        queries, real, documents = self.query_positions, self.attention_mask, self.document_ids
+        count, plain = len(queries), real is None and documents is None and (cache is None or not cache.has_room)
         for layer, window in enumerate(windows):
             if window not in specs:
-                keys = self.query_positions
-                if cache is not None:
-                    keys = cache.key_positions(layer, count, keys.device)
+                keys = queries if cache is None else cache.key_positions(layer, count, queries.device)
                 fits = window is None or len(keys) < window or (count == 1 and len(keys) <= window)
-                causal_alone = plain and fits and count in (1, len(keys))
-                specs[window] = replace(self, key_positions=keys, sliding_window=window, all_visible=causal_alone)
+                causal_alone, starts = plain and fits and count in (1, len(keys)), self.document_starts
+                specs[window] = MaskSpec(queries, keys, self.batch_size, real, documents, window, causal_alone, starts)
         return specs
 
     @property

@@ -326,7 +326,8 @@ class LanguageModel(nn.Module):
         Whether a backend can serve is checked at each forward pass, when device, dtype and masks are known.
         """
         if name != "auto" and name not in BACKENDS:
-            raise ValueError(f"attn_implementation: {name!r} is unknown: use auto, {', '.join(BACKENDS)}")
+            names = ", ".join(BACKENDS)
+            raise ValueError(f"attn_implementation: {name!r} is unknown: use auto, {names} (docs/attention.md)")
         self.model.backend = "sdpa" if name == "auto" else name
         for attention in self.attention_modules():
             attention.attend = BACKENDS[self.model.backend].compute

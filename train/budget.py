@@ -9,14 +9,14 @@ from __future__ import annotations
 import argparse
 import math
 from contextlib import suppress
-from pathlib import Path
 
 import torch
 
 from configs.command import InputError, exit_on_bad_input, number
 from configs.text import table
-from data.config import HubSource, MixSource
+from data.tokenizer import DEFAULT_VOCAB_SIZE, SPECIAL_TOKENS, train_tokenizer
 from model import ModelConfig
+from model.config import kv_heads_of
 from model.loss import CHUNK, CHUNK_ELSEWHERE
 from model.transformer import on_meta
 from train.config import RunConfig, load_run_config
@@ -27,13 +27,6 @@ from train.processes import largest_divisor
 USABLE_SHARE = 0.6  # of the memory: the formula counts the least that a step needs, and kernels need room as well
 AUTO_MICRO_TOKENS = {"cpu": 8192, "cuda": 65536, "mps": 16384}
 ASSUMED_CHAR_VOCABULARY = 128  # 116 characters and 12 special tokens: tiny Shakespeare has 65, plain English fits
-REMEDY = (
-    "lower model.hidden_size, model.num_hidden_layers, data.sequence_length or train.micro_batch_size "
-    "(python -m train.budget shows each part)"
-)
-
-# ---------------------------------------------------------------------------------------------------------
-# does it fit? A run is refused for what can never fit: all memory counts, without a margin
 
 
 def check_memory(config: RunConfig, device: Device, processes: int) -> None:
@@ -51,16 +44,14 @@ def check_memory(config: RunConfig, device: Device, processes: int) -> None:
         total /= processes
     elif train.parallel == "fsdp2":  # each process holds a share
         total *= processes
-    try:
-        needed = step_memory(run, rows, device)
-    except (RuntimeError, OverflowError):  # more bytes than 64 bits can count
-        raise InputError(f"model: a training step needs more memory than any machine has: {REMEDY}") from None
+    needed = step_memory(run, rows, device)
     if sum(needed.values()) > total:
         parts = ", ".join(f"{part} {size_in_words(size)}" for part, size in needed.items())
         raise InputError(
             f"model: a training step of {rows:,} rows x {config.data.sequence_length:,} tokens at a time needs "
             f"{size_in_words(sum(needed.values()))} ({parts}), and the memory is {size_in_words(total)} ({whose}): "
-            f"{REMEDY}"
+            "lower model.hidden_size, model.num_hidden_layers, data.sequence_length or train.micro_batch_size "
+            "(python -m train.budget shows each part)"
         )
 
 
@@ -106,17 +97,13 @@ def step_memory(run: RunConfig, rows: int, device: Device) -> dict[str, int]:
     width, heads, number = model.hidden_size, model.num_attention_heads, device.dtype.itemsize
     key_heads = heads if model.attention == "mla" else model.kv_heads  # a latent is unfolded for every head
     queries_and_keys, values = (heads + key_heads) * model.head_size, (heads + key_heads) * model.value_size
-    layers = []
-    for has_experts in model.has_experts:
-        inner = model.intermediate_size or 0
-        if has_experts:
-            inner = model.num_experts_per_tok * (model.moe_intermediate_size or 0)
-        kept = 2 * (4 + number) * width  # the float32 stream before each norm, and what the norm makes of it
-        kept += (4 + number) * queries_and_keys + number * values  # before and after RoPE; values and output
-        kept += (4 if model.gated_mlp else 2) * number * inner
-        if model.attn_implementation == "eager":  # which keeps every weight
-            kept += (4 + number) * heads * run.data.sequence_length
-        layers.append(kept)
+    kept = 2 * (4 + number) * width  # the float32 stream before each norm, and what the norm makes of it
+    kept += (4 + number) * queries_and_keys + number * values  # before and after RoPE; values and output
+    if model.attn_implementation == "eager":  # which keeps every weight
+        kept += (4 + number) * heads * run.data.sequence_length
+    experts = model.num_experts_per_tok * (model.moe_intermediate_size or 0)
+    inner = [experts if has_experts else model.intermediate_size or 0 for has_experts in model.has_experts]
+    layers = [kept + (4 if model.gated_mlp else 2) * number * each for each in inner]
     a_token = sum(layers)
     if run.train.activation_checkpointing:  # the input of every layer, and one layer at a time
         a_token = 4 * width * len(layers) + max(layers)
@@ -140,50 +127,26 @@ def kv_cache_bytes(config: ModelConfig, tokens: int, bytes_per_number: int, kv_h
     """Bytes of the keys and values that one sequence of `tokens` tokens leaves in a KVCache. Exact.
 
     2 * H_kv * D * bytes_per_number for every token and layer (with a latent: its size and that of the rotary part); a
-    sliding layer holds window - 1 tokens at most.
-    kv_heads: as if the model had this many key/value heads, instead of what it has (0).
+    sliding layer holds window - 1 tokens at most. kv_heads: as if the model had this many; 0 = what it has.
     """
     held = sum(min(tokens, window - 1) if window else tokens for window in config.windows)
     numbers = 2 * kv_heads * config.head_size if kv_heads else config.cache_numbers
     return held * numbers * bytes_per_number
 
 
-# ---------------------------------------------------------------------------------------------------------
-# the vocabulary, before there is one
-
-
 def with_vocabulary(run: RunConfig) -> tuple[RunConfig, str]:
-    """The config with the size of its vocabulary, and in words where that is from. Prepares nothing.
-
-    The size is exact if the data is prepared, and for tokenizers of bytes and pretrained ones; else it is an estimate,
-    and the words say so.
-    """
-    from data.tokenizer import DEFAULT_VOCAB_SIZE, SPECIAL_TOKENS, train_tokenizer
-
-    tokenizer, size, known = run.data.tokenizer, run.model.vocab_size, "model.vocab_size"
-    if size is None:
-        size, known = _prepared_vocabulary(run), "of the prepared data"
+    """The config with the size of its vocabulary, and in words where that is from. Nothing is prepared, so it may be an
+    estimate, and the words say so."""
+    tokenizer, size, source = run.data.tokenizer, run.model.vocab_size, "model.vocab_size"
     if size is None and tokenizer.kind == "pretrained":
-        size, known = train_tokenizer(tokenizer, []).vocab_size, f"of the tokenizer in {tokenizer.path}"
+        size, source = train_tokenizer(tokenizer, []).vocab_size, f"of the tokenizer in {tokenizer.path}"
     elif size is None:
-        sizes = {"byte": 256 + len(SPECIAL_TOKENS), "bpe": tokenizer.vocab_size or DEFAULT_VOCAB_SIZE}
-        size = -(-sizes.get(tokenizer.kind, ASSUMED_CHAR_VOCABULARY) // 64) * 64  # a multiple of 64
-        known = f"of data.tokenizer: {tokenizer.kind}"
+        sizes = {"byte": 256 + len(SPECIAL_TOKENS), "char": ASSUMED_CHAR_VOCABULARY}
+        size = sizes.get(tokenizer.kind, tokenizer.vocab_size or DEFAULT_VOCAB_SIZE)
+        size, source = -(-size // 64) * 64, f"of data.tokenizer: {tokenizer.kind}"  # as a tokenizer rounds up
         if tokenizer.kind != "byte":
-            known = f"an estimate {known}; a small text fills less"
-    return run.model_copy(update={"model": run.model.model_copy(update={"vocab_size": size})}), known
-
-
-def _prepared_vocabulary(run: RunConfig) -> int | None:
-    from data.prepare import dependencies, key_of, read_manifest
-
-    source, prepared = run.data.source, Path(run.output_dir) / ".prepared"
-    parts = [part.source for part in source.parts] if isinstance(source, MixSource) else [source]
-    if not prepared.is_dir() or any(isinstance(part, HubSource) for part in parts):  # the network knows its version
-        return None
-    with suppress(InputError):  # a text that is not there yet, or damaged data, which data.prepare will name
-        return int(read_manifest(prepared / key_of(dependencies(run.data, Path(run.output_dir))))["vocab_size"])
-    return None
+            source = f"an estimate {source}; a small text fills less"
+    return run.model_copy(update={"model": run.model.model_copy(update={"vocab_size": size})}), source
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -195,43 +158,31 @@ def main() -> int:
     parser.add_argument("config", help="a YAML file, for example configs/demo.yaml")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="for example seed=1")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="plan for it; default: what this machine has")
-    options = {"memory-gb": "memory of the device, 1 GB = 1e9 bytes; default: ask it"}
-    options["tflops"] = "peak of the device; default: known for some GPUs, and a guess on a CPU"
-    for name, words in options.items():
-        parser.add_argument(f"--{name}", type=number(f"--{name}", 0.001), help=words)
+    memory_gb, tflops = (number(option, 0.001) for option in ("--memory-gb", "--tflops"))
+    parser.add_argument("--memory-gb", type=memory_gb, help="memory of the device, 1 GB = 1e9 bytes; default: ask it")
+    parser.add_argument("--tflops", type=tflops, help="its peak; default: known for some GPUs, and a guess on a CPU")
     mfu = number("--mfu", 0.001, 1)
     parser.add_argument("--mfu", type=mfu, default=0.4, help="share of the peak that training reaches; default 0.4")
-    arguments = parser.parse_intermixed_args()
-    run, known = with_vocabulary(load_run_config(arguments.config, arguments.overrides))
-    device = planned_device(run, arguments.device)
-    kind = device.device.type
-    memory = (arguments.memory_gb * 1e9, "--memory-gb") if arguments.memory_gb else memory_of(kind)
-    peak = (arguments.tflops, "--tflops") if arguments.tflops else known_peak(device.device, device.dtype)
-    if peak:
-        flops_per_s = peak[0] * 1e12 * arguments.mfu
-        speed = f"at {arguments.mfu:.0%} (assumed: --mfu) of {peak[0]:g} TFLOPS ({peak[1]})"
-    elif kind == "cpu":
-        flops_per_s, speed = CORE_FLOPS * torch.get_num_threads(), "a guess: python -m train.doctor times real steps"
-    else:
-        flops_per_s, speed = math.nan, "(the peak of the device is unknown: give --tflops)"
-    print(f"{run.name}: {run.model.in_words()}, vocabulary {run.model.vocab_size:,}\n  ({known})", end="\n\n")
-    tables = (parameters_table(run.model), memory_table(run, device, memory), cache_table(run.model))
-    print(*tables, compute_table(run, flops_per_s, speed), sep="\n\n")
-    return 0
-
-
-def planned_device(run: RunConfig, kind: str | None) -> Device:
-    """This machine's device, or the one that you plan for, whether it is here or not."""
-    if kind == "cuda" and not torch.cuda.is_available():
+    given = parser.parse_intermixed_args()
+    run, vocabulary = with_vocabulary(load_run_config(given.config, given.overrides))
+    model, length, lm = run.model, run.data.sequence_length, on_meta(run.model)
+    if given.device == "cuda" and not torch.cuda.is_available():  # it is planned for, and not here
         precision = "bf16" if run.train.precision == "auto" else run.train.precision
-        return Device(torch.device("cuda"), precision, False, "auto", ())
-    train = run.train.model_copy(update={"device": kind or run.train.device})
-    return resolve_device(run.model_copy(update={"train": train}))
+        device = Device(torch.device("cuda"), precision, False, "auto", ())
+    else:
+        train = run.train.model_copy(update={"device": given.device or run.train.device})
+        device = resolve_device(run.model_copy(update={"train": train}))
+    kind = device.device.type
+    print(f"{run.name}: {model.in_words()}, vocabulary {model.vocab_size:,}\n  ({vocabulary})\n")
 
+    counts = lm.parameter_counts() | ({"active for a token": lm.num_active_parameters()} if model.num_experts else {})
+    shares = [(part.replace("_", " "), f"{n:,}", f"{n / counts['total']:.1%}") for part, n in counts.items() if n]
+    print(table(("Parameters (exact)", "", "share"), shares) + "\n")
 
-def memory_table(run: RunConfig, device: Device, memory: tuple[float, str] | None) -> str:
-    """A micro-batch as the run would take it, and the largest that fits. memory: bytes, and in words whose."""
-    rows, a_step = micro_batch_rows(run, device), run.rows_per_step
+    # a micro-batch as the run would take it, and the largest that fits
+    rows, memory = micro_batch_rows(run, device), memory_of(kind)
+    if given.memory_gb:
+        memory = given.memory_gb * 1e9, "--memory-gb"
     needed = step_memory(run, rows, device)
     lines = [(part, size_in_words(size)) for part, size in {**needed, "all of it": sum(needed.values())}.items()]
     note = "The first three are exact. Without torch.compile, PyTorch keeps up to half as much again of the fourth."
@@ -240,57 +191,48 @@ def memory_table(run: RunConfig, device: Device, memory: tuple[float, str] | Non
     else:
         most, usable = largest_micro_batch(run, memory[0], device), f"{USABLE_SHARE:.0%} of {size_in_words(memory[0])}"
         lines.append((f"rows that fit into {usable} ({memory[1]})", f"{most:,}"))
-        lines.append((f"… and divide the {a_step:,} rows of a step", f"{largest_divisor(a_step, most):,}"))
-    heading = f"Memory, {rows:,} rows × {run.data.sequence_length:,} tokens at a time"
-    return table((heading, f"{device.precision} on {device.device.type}"), lines) + "\n" + note
+        divides = f"{largest_divisor(run.rows_per_step, most):,}"
+        lines.append((f"… and divide the {run.rows_per_step:,} rows of a step", divides))
+    heading = f"Memory, {rows:,} rows × {length:,} tokens at a time"
+    print(table((heading, f"{device.precision} on {kind}"), lines), note, sep="\n", end="\n\n")
 
-
-def cache_table(config: ModelConfig) -> str:
-    """Bytes of the cache under MHA, GQA and MQA, and MLA if it is that: of a token, and of the longest sequence."""
-    heads, longest, own = config.num_attention_heads, config.max_position_embeddings, config.kv_heads
+    # the cache under MHA, GQA and MQA, and MLA if it is that: of a token, and of the longest sequence
+    heads, longest, own = model.num_attention_heads, model.max_position_embeddings, model.kv_heads
     names = {own: "GQA"}
-    with suppress(ValueError):  # not every number of heads has a GQA of that name
-        names[ModelConfig(hidden_size=2 * heads, num_attention_heads=heads, num_key_value_heads="gqa").kv_heads] = "GQA"
+    with suppress(ValueError):  # few heads have no GQA
+        names[kv_heads_of("gqa", heads)] = "GQA"
     names |= {1: "MQA", heads: "MHA"}
-    models = {f"{names[kv]} ({kv})": kv for kv in sorted(names, reverse=True)}
-    if config.attention == "mla":
-        own = 0
-        models[f"MLA ({config.kv_lora_rank} + {config.rotary_size})"] = 0
-    rows = []
-    for name, kv in models.items():
-        sizes = [f"{kv_cache_bytes(config, tokens, width, kv):,}" for width in (2, 4) for tokens in (1, longest)]
-        rows.append((f"{name}{' *' if kv == own else ''}", *sizes))
+    caches = [(f"{names[kv]} ({kv})", kv) for kv in sorted(names, reverse=True)]
+    if model.attention == "mla":
+        caches, own = [*caches, (f"MLA ({model.kv_lora_rank} + {model.rotary_size})", 0)], 0
+    sizes_of = list[tuple[str, ...]]()
+    for name, kv in caches:
+        sizes = [kv_cache_bytes(model, tokens, width, kv) for width in (2, 4) for tokens in (1, longest)]
+        sizes_of.append((f"{name}{' *' if kv == own else ''}", *(f"{size:,}" for size in sizes)))
     columns = [f"{dtype}, {tokens}" for dtype in ("bf16", "fp32") for tokens in ("a token", f"{longest:,} tokens")]
-    return table(("Key-value cache, bytes (exact)", *columns), rows)
+    print(table(("Key-value cache, bytes (exact)", *columns), sizes_of) + "\n")
 
-
-def parameters_table(config: ModelConfig) -> str:
-    """Parameters of each part, and its share."""
-    lm = on_meta(config)
-    counts = lm.parameter_counts()
-    if config.num_experts is not None:
-        counts["active for a token"] = lm.num_active_parameters()
-    rows = [(part.replace("_", " "), f"{n:,}", f"{n / counts['total']:.1%}") for part, n in counts.items() if n]
-    return table(("Parameters (exact)", "", "share"), rows)
-
-
-def compute_table(run: RunConfig, flops_per_s: float, speed: str) -> str:
-    """FLOPs, and the minutes of the training steps alone. flops_per_s: NaN where it is unknown; speed: it, in words."""
-    length, steps = run.data.sequence_length, run.max_steps
-    training = on_meta(run.model).flops_per_token(length)
-    rows = [
-        ("a token, forward", f"{training / 3e6:,.2f} MFLOP"),
-        ("a token, training (3 × forward)", f"{training / 1e6:,.2f} MFLOP"),
-    ]
-    if steps is None:
+    # FLOPs, and the minutes of the training steps alone
+    peak = (given.tflops, "--tflops") if given.tflops else known_peak(device.device, device.dtype)
+    flops_per_s, speed = math.nan, "(the peak of the device is unknown: give --tflops)"
+    if peak:
+        flops_per_s = peak[0] * 1e12 * given.mfu
+        speed = f"at {given.mfu:.0%} (assumed: --mfu) of {peak[0]:g} TFLOPS ({peak[1]})"
+    elif kind == "cpu":
+        flops_per_s, speed = CORE_FLOPS * torch.get_num_threads(), "a guess: python -m train.doctor times real steps"
+    training = lm.flops_per_token(length)
+    work = [("a token, forward", f"{training / 3e6:,.2f} MFLOP")]
+    work += [("a token, training (3 × forward)", f"{training / 1e6:,.2f} MFLOP")]
+    if run.max_steps is None:
         minutes = run.train.max_minutes or 0.0
-        rows.append((f"tokens in {minutes:g} minutes {speed}", f"{minutes * 60 * flops_per_s / training:,.0f}"))
+        work += [(f"tokens in {minutes:g} minutes {speed}", f"{minutes * 60 * flops_per_s / training:,.0f}")]
     else:
-        tokens = steps * run.train.tokens_per_step
+        tokens = run.max_steps * run.train.tokens_per_step
         minutes = tokens * training / flops_per_s / 60
-        rows.append((f"all {tokens:,} tokens of the run", f"{tokens * training / 1e15:,.3f} PFLOP"))
-        rows.append((f"minutes {speed}", f"{minutes:,.1f}" if minutes >= 1 else f"{minutes:.2g}"))
-    return table((f"Compute, rows of {length:,} tokens", ""), [(name, n.replace("nan", "?")) for name, n in rows])
+        work += [(f"all {tokens:,} tokens of the run", f"{tokens * training / 1e15:,.3f} PFLOP")]
+        work += [(f"minutes {speed}", f"{minutes:,.1f}" if minutes >= 1 else f"{minutes:.2g}")]
+    print(table((f"Compute, rows of {length:,} tokens", ""), [(name, n.replace("nan", "?")) for name, n in work]))
+    return 0
 
 
 if __name__ == "__main__":

@@ -24,11 +24,10 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 
 from configs.command import InputError, exit_on_bad_input
-from configs.files import read_checkpoint
+from configs.files import checkpoint_directory
 from data.batches import IGNORED, Batch
 from data.prepare import PreparedData
 from model import LanguageModel, generate, left_pad
-from model.checkpoint import read_config
 from model.loss import CHUNK, CHUNK_ELSEWHERE
 from train.config import RunConfig
 from train.device import Device
@@ -42,9 +41,10 @@ from train.reference import open_reference
 def main() -> int:
     example = "configs/distill_demo.yaml distill.teacher=runs/demo"
     config = parse_command_line("Train a small model to say what a larger one says.", example, "train.distill")
-    source = OwnText if config.distill is not None and config.distill.on_policy else TextBatches
+    assert config.distill is not None  # check_script
+    source = OwnText if config.distill.on_policy else TextBatches
     parts = config.rows_per_step // joined(config)
-    return run(config, "train.distill", open_distillation, source, as_student, parts=parts)
+    return run(with_tokenizer_of_teacher(config), "train.distill", open_distillation, source, parts=parts)
 
 
 class Distillation:
@@ -105,28 +105,21 @@ def kl(p: Tensor, q: Tensor) -> Tensor:
 
 
 def open_distillation(config: RunConfig, data: PreparedData, lm: LanguageModel, device: Device) -> Distillation:
-    """A `MakeObjective`. Raises InputError for a teacher of another tokenizer or vocabulary."""
-    assert config.distill is not None  # as_student
-    teacher = open_reference(config, data.tokenizer, device, config.distill.teacher, "distill.teacher")
-    here, there = lm.lm_head.out_features, teacher.lm_head.out_features
-    if here != there:
-        raise InputError(f"distill.teacher: {config.distill.teacher} has {there:,} logits a token, this model {here:,}")
+    """A `MakeObjective`. Raises InputError for a teacher of another tokenizer."""
+    assert config.distill is not None  # check_script
+    teacher = open_reference(config, data.tokenizer, device, "distill.teacher")
     if teacher.config.head_size != lm.config.head_size or teacher.config.attention != lm.config.attention:
         teacher.set_attn_implementation("sdpa")  # which reads every shape; the student's was chosen for its own
     return Distillation(config.distill, lm, teacher)
 
 
-def as_student(config: RunConfig) -> RunConfig:
-    """The config with the teacher's tokenizer, unless it has that of `init_from` or names one.
-
-    Raises InputError without a teacher, or if that is not a model.
-    """
-    if config.distill is None:
-        raise InputError("distill.teacher: name the run to learn from, for example distill.teacher=runs/demo")
+def with_tokenizer_of_teacher(config: RunConfig) -> RunConfig:
+    """The config with the teacher's tokenizer, unless it has that of `init_from` or names one."""
+    assert config.distill is not None  # check_script
     teacher = config.distill.teacher
     try:
-        read_checkpoint(teacher, read_config)
-    except (OSError, ValueError) as error:
+        checkpoint_directory(teacher)  # or an error would name data.tokenizer.path
+    except ValueError as error:
         raise InputError(f"distill.teacher: {error}") from None
     if config.init_from is not None or config.data.tokenizer.kind == "pretrained":
         return config

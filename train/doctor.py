@@ -10,134 +10,120 @@ from __future__ import annotations
 import argparse
 import copy
 import io
-import math
 import platform
 import tempfile
 import textwrap
-import time
 from collections.abc import Callable
 from contextlib import nullcontext, redirect_stderr, redirect_stdout
-from dataclasses import dataclass
 from functools import partial
-from itertools import cycle, product
+from itertools import product
 from pathlib import Path
-from typing import Any
 
 import psutil
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from configs.command import InputError, exit_on_bad_input
 from configs.text import table
-from data.packing import document_starts
+from eval.run_files import read_metrics
 from model import LanguageModel, ModelConfig
 from model.backends.choice import BACKENDS, Situation, why_not
 from model.masks import MaskSpec
+from model.transformer import on_meta
 from train import device as hardware
-from train.budget import check_memory, micro_batch_rows, size_in_words, with_vocabulary
+from train.budget import check_memory, size_in_words, with_vocabulary
 from train.config import RunConfig, load_run_config
 from train.device import DTYPES, Device, guessed_seconds, lacks, resolve_device, resolve_kind
-from train.optimizer import build_optimizers
 from train.pretrain import run as pretrain
-from train.processes import (
-    ALONE,
-    World,
-    add_up_gradients,
-    check_shares,
-    number_of_processes,
-    on_processes,
-    processes,
-    processes_in_words,
-)
+from train.processes import World, check_shares, number_of_processes, processes_in_words
 
-ROOT = Path(__file__).parents[1]
+BASE, DEMO = (Path(__file__).parents[1] / f"configs/{name}.yaml" for name in ("base", "demo"))
 WIDTH, INDENT = 118, 32
-# of the length of the gradient: several times what was measured on a CPU (4e-7, 2e-2, 2e-3), far below what a wrong
-# number makes; tf32 has the digits of fp16
+# of the length of a model's gradient: several times what was measured on a CPU (4e-7, 2e-2, 2e-3), far below what a
+# wrong number makes; tf32 has the digits of fp16
 ALLOWED = {"fp32": 1e-4, "tf32": 2e-2, "bf16": 1e-1, "fp16": 2e-2}
+# of the largest entry of what attention computes: some ten times what rounding costs
+ALLOWED_ATTENTION = {"fp32": 1e-3, "bf16": 5e-2, "fp16": 5e-2}
 SMALL = ModelConfig(vocab_size=192, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2)
-STEPS = 4  # of the run that is stopped and resumed
+STEPS = 4  # of each run here
+QUIET = """
+data.source={"kind":"storyworld","documents":200,"validation_documents":8} data.tokenizer={"kind":"byte"}
+train.checkpoint_every=0 train.compile=false train.log_every=1 eval.hooks=[] tracking.wandb=disabled
+"""
+TINY = f"""{QUIET} data.sequence_length=64 train.tokens_per_step=256 train.schedule=constant
+model.hidden_size=32 model.num_hidden_layers=2 model.num_attention_heads=2 model.num_key_value_heads=1
+model.max_position_embeddings=64 model.hidden_dropout=0.1
+"""
+TEXT_ALONE = """
+init_from=null lora=null dpo=null distill=null grpo=null rungs=null data.records=text data.rows_joined=1
+model.vocab_size=null model.bos_token_id=null model.eos_token_id=null model.pad_token_id=null
+train.max_tokens=null train.max_minutes=null train.micro_batch_size=auto
+"""
 BUSY = 0.1  # share of the cores that other programs may use
 CLEARLY = 1.1  # times as fast: less is noise
-TIMED_S, SLOWEST_ROW_S = 2.0, 30.0  # seconds of a step that is timed; a row that takes longer is not timed at all
+TIMED_S = 2.0  # seconds that a timed step may take, as a guess
 
 
 class Unwell(Exception):
-    """A verdict other than ok. state: "--": not for this machine | note: training works, but look at it | FAIL.
+    """A verdict other than ok. state: "--": not for this machine | note: training works, but look at it | FAIL."""
 
-    faults: what `auto` must not take from here on, as hardware.known_faults has it.
-    """
-
-    def __init__(self, state: str, said: str, faults: dict[str, str] | None = None):
-        super().__init__(said)
-        self.state, self.faults = state, faults or {}
+    def __init__(self, state: str, words: str):
+        super().__init__(words)
+        self.state = state
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Say what this machine can do, in a minute.")
-    parser.add_argument("config", nargs="?", default="", help="a YAML file; default: configs/demo.yaml")
+    parser.add_argument("config", nargs="?", default=str(DEMO), help="a YAML file; default: configs/demo.yaml")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="for example train.precision=fp32")
     arguments = parser.parse_intermixed_args()
-    path, overrides = arguments.config, arguments.overrides
-    if not path or ("=" in path and not Path(path).is_file()):  # the config was left out
-        path, overrides = str(ROOT / "configs/demo.yaml"), [path, *overrides] if path else []
-    run, _ = with_vocabulary(load_run_config(path, overrides))
-    with tempfile.TemporaryDirectory(prefix="headlight-doctor-", ignore_cleanup_errors=True) as folder:
-        examine(run, Path(folder))
-    return 0
-
-
-def examine(run: RunConfig, folder: Path) -> None:
-    """Everything, one after the other, so that nothing disturbs what is timed. Raises InputError at the first verdict
-    with which training cannot work."""
+    run, _ = with_vocabulary(load_run_config(arguments.config, arguments.overrides))
     faults: dict[str, str] = {}
     hardware.remember_faults(faults)  # what was wrong before may be right again
 
     def check(what: str, test: Callable[[], str], fault: str = "", is_fatal: bool = False) -> bool:
         """Print a verdict. fault: what `auto` must not take if it is FAIL. is_fatal: training will not work then."""
-        found: dict[str, str] = {}
         try:
-            state, said = "ok", test()
-        except Unwell as verdict:
-            state, said, found = verdict.state, str(verdict), verdict.faults
+            state, words = "ok", test()
         except Exception as error:  # a check is there to find them
-            state, said = "FAIL", str(error) if isinstance(error, InputError) else in_short(error)
+            state, words = getattr(error, "state", "FAIL"), str(error)
+            if not isinstance(error, Unwell | InputError):
+                words = f"{type(error).__name__}: {(words.splitlines() or [''])[0][:100]}"
         if state == "FAIL" and fault:
-            found = {fault: said}
-        if found:
-            faults.update(found)
+            faults[fault] = words
             hardware.remember_faults(faults)
-            said += "; auto leaves it out"
-        line = f"{state:<6}{what:<{INDENT - 6}}{said}"
+            words += "; auto leaves it out"
+        line = f"{state:<6}{what:<{INDENT - 6}}{words}"
         print(textwrap.fill(line, WIDTH, subsequent_indent=" " * INDENT, break_long_words=False), flush=True)
         if state == "FAIL" and is_fatal:
             raise InputError(f"training will not work here: {what}")
         return state == "ok"
 
+    # one after the other, so that nothing disturbs what is timed
     kind, wanted = resolve_kind(run), run.train.device
-    if not check(
-        f"device {kind}", partial(computes, kind), f"device {kind}", is_fatal=wanted != "auto" or kind == "cpu"
-    ):
+    needs_it = wanted != "auto" or kind == "cpu"
+    if not check(f"device {kind}", partial(computes, kind), f"device {kind}", is_fatal=needs_it):
         kind = "cpu"
         check("device cpu", partial(computes, kind), is_fatal=True)
     others = psutil.cpu_percent(interval=0.4) / 100  # it sleeps while it looks, so it does not count itself
     check("room", partial(room, run, kind, others))
     for name in ALLOWED:
         check(f"precision {name}", partial(precision, name, kind), f"precision {kind} {name}", name == "fp32")
-    for name in BACKENDS:
-        check(f"attention {name}", partial(attention, name, kind, run.model))
+    for name, number in product(BACKENDS, ("fp32", "bf16", "fp16")):
+        what = f"attention {kind} {name} {number}"
+        check(f"attention {name} {number}", partial(attention, name, number, kind, run.model), what)
     check("torch.compile", partial(compiling, kind), f"compile {kind}")
     check("this config", partial(this_config, run), is_fatal=True)  # what `auto` stands for, without these faults
-    precision_here = resolve_device(run).precision
-    check("save and resume", partial(save_and_resume, kind, precision_here, folder), is_fatal=True)
-    timings = [time_step(run, candidate) for candidate in candidates(run)]
-    print("\n" + recommendation(run, [timing for timing in timings if timing is not None], others))
+    auto = resolve_device(run)
+    check("save and resume", partial(save_and_resume, kind, auto.precision), is_fatal=True)
 
-
-def in_short(error: Exception) -> str:
-    """An exception in a few words: its kind, and the first line of what it says."""
-    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:100]}"
+    devices, other = [auto], {"bf16": "fp32", "fp32": "bf16"}.get(auto.precision, "")
+    if kind == "cpu" and run.train.precision == "auto" and f"precision cpu {other}" not in faults:
+        train = run.train.model_copy(update={"precision": other, "device": "cpu"})
+        devices.append(resolve_device(run.model_copy(update={"train": train})))
+    print("\n" + recommendation(run, [(device, time_step(run, device)) for device in devices], others))
+    return 0
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -146,10 +132,9 @@ def in_short(error: Exception) -> str:
 
 def computes(kind: str) -> str:
     """Whether the device computes at all."""
-    ones = torch.ones(8, 8, device=kind, requires_grad=True)
-    (grad,) = torch.autograd.grad((ones @ ones).sum(), ones)
-    if (total := float(grad.sum())) != 1024:
-        raise Unwell("FAIL", f"a small product gave {total:g}, not 1024")
+    ones = torch.ones(8, 8, device=kind)
+    if (total := float((ones @ ones).sum())) != 512:
+        raise Unwell("FAIL", f"a small product gave {total:g}, not 512")
     versions = f"torch {torch.__version__}, Python {platform.python_version()}"
     kernels = f", kernels for {hardware.processor()['kernels']}" if kind == "cpu" else ""
     return f"{hardware.machine(torch.device(kind))}; {versions}{kernels}"
@@ -159,17 +144,18 @@ def room(config: RunConfig, kind: str, others: float) -> str:
     """Memory, the disk of the run directory, and whether other programs have the cores: `others` is their share."""
     memory, free = hardware.memory_of(kind) or (0, "unknown"), psutil.virtual_memory().available
     disk = psutil.disk_usage(str(next(folder for folder in config.directory.absolute().parents if folder.is_dir())))
-    said = f"memory: {size_in_words(memory[0])} ({memory[1]}); free: {size_in_words(free)} of RAM, "
-    said += f"{size_in_words(disk.free)} of the disk of {config.output_dir}; other programs "
+    words = f"memory: {size_in_words(memory[0])} ({memory[1]}); free: {size_in_words(free)} of RAM, "
+    words += f"{size_in_words(disk.free)} of the disk of {config.output_dir}; other programs "
     if others >= BUSY:
-        raise Unwell("note", f"{said}use {others:.0%} of the CPU: end them, or training takes longer")
-    return f"{said}leave the CPU alone"
+        raise Unwell("note", f"{words}use {others:.0%} of the CPU: end them, or training takes longer")
+    return f"{words}leave the CPU alone"
 
 
 def this_config(config: RunConfig) -> str:
     """What it stands for here. Raises InputError where it cannot train, or asks for what computes wrong numbers."""
     device, faults = resolve_device(config), hardware.known_faults()
     check_memory(config, device, 1)
+    check_shares(config, World(size=number_of_processes(config)))
     kind = device.device.type
     for key in (f"precision {kind} {device.precision}", f"attention {kind} {device.attention} {device.precision}"):
         if key in faults:
@@ -182,69 +168,52 @@ def this_config(config: RunConfig) -> str:
 
 
 def precision(name: str, kind: str) -> str:
-    """A small model's loss and gradient, with the formula as attention, on packed rows and plain ones."""
+    """A small model's gradient in this precision, with the formula as attention, beside that in float64."""
     if problem := lacks(name, kind):
         raise Unwell("--", problem)
-    error = max(_model_error(name, kind, packed) for packed in (False, True))
+    error = model_error(name, kind)
     if not error <= ALLOWED[name]:
         raise Unwell("FAIL", f"the gradient differs from float64 by {error:.0e}")
-    return f"a model's gradient is right within {error:.0e}, packed or not"
+    return f"a model's gradient is right within {error:.0e}"
 
 
-def _model_error(name: str, kind: str, packed: bool) -> float:
-    """Length of the difference of the gradients, as a share of the length in float64; infinity for NaN."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        lm = LanguageModel(SMALL).train()
-        for parameter in lm.parameters():  # at first the output projections are zero, and hide what attention does
-            parameter.data += 0.1 * torch.randn_like(parameter)
-        ids = torch.randint(0, 192, (2, 96))
+def model_error(name: str, kind: str) -> float:
+    """Length of the difference of the gradients on packed rows, as a share of the length in float64."""
+    torch.manual_seed(0)
+    lm = LanguageModel(SMALL).train()
+    for parameter in lm.parameters():  # at first the output projections are zero, and hide what attention does
+        parameter.data += 0.1 * torch.randn_like(parameter)
     lm.set_attn_implementation("eager")
-    documents = (torch.arange(96) // 40).expand(2, 96) if packed else None
+    ids, documents = torch.randint(0, 192, (2, 96)), (torch.arange(96) // 40).expand(2, 96)
     exact = copy.deepcopy(lm).double()
     logits = exact(ids, document_ids=documents)
     exact_loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten(), reduction="sum")
     lm.to(kind)
-    ids, documents = ids.to(kind), documents.to(kind) if documents is not None else None
-    half, before = DTYPES[name].itemsize == 2, torch.get_float32_matmul_precision()
+    before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if name == "tf32" else before)
     try:
-        with torch.autocast(kind, DTYPES[name]) if half else nullcontext():
-            loss, _ = lm(ids, labels=ids, document_ids=documents)
-        results = []
-        for part, loss_of in ((exact, exact_loss), (lm, loss)):
-            gradient = torch.autograd.grad(loss_of, list(part.parameters()))
-            results.append((torch.cat([x.cpu().double().flatten() for x in gradient]), float(loss_of.detach())))
+        with torch.autocast(kind, DTYPES[name]) if name in ("bf16", "fp16") else nullcontext():
+            loss, _ = lm(ids.to(kind), labels=ids.to(kind), document_ids=documents.to(kind))
+        gradients = []
+        for model, model_loss in ((exact, exact_loss), (lm, loss)):
+            parts = torch.autograd.grad(model_loss, list(model.parameters()))
+            gradients.append(torch.cat([part.cpu().double().flatten() for part in parts]))
     finally:
         torch.set_float32_matmul_precision(before)
-    (expected, expected_loss), (found, found_loss) = results
-    error = max(float((found - expected).norm() / expected.norm()), abs(found_loss / expected_loss - 1))
-    return error if math.isfinite(error) else math.inf
+    return float((gradients[1] - gradients[0]).norm() / gradients[0].norm())
 
 
-def attention(name: str, kind: str, model: ModelConfig) -> str:
-    """A backend on this model's heads: in each precision, rows of one document and of several."""
-    errors: dict[str, float] = {}
-    faults: dict[str, str] = {}
-    refused = ""
-    for precision, documents in product(("fp32", "bf16", "fp16"), (False, True)):
+def attention(name: str, precision: str, kind: str, model: ModelConfig) -> str:
+    """A backend on this model's heads, on rows of one document and of several."""
+    errors = []
+    for documents in (False, True):
         here = Situation.of(model, kind, DTYPES[precision], gradients=True, documents=documents)
         if problem := lacks(precision, kind) or why_not(name, here):
-            refused = refused or problem
-            continue
-        try:
-            error, fault = kernel_error(name, here, model.num_key_value_groups), ""
-            if not error <= (5e-2 if here.dtype.itemsize == 2 else 1e-3):  # some ten times what rounding costs
-                fault = f"differs from float64 by {error:.0e}"
-        except Exception as raised:
-            error, fault = math.inf, in_short(raised)
-        errors[precision] = max(error, errors.get(precision, 0.0))
-        faults |= {f"attention {kind} {name} {precision}": fault} if fault else {}
-    if faults:
-        raise Unwell("FAIL", ", ".join(f"{key.split()[-1]}: {fault}" for key, fault in faults.items()), faults)
-    if not errors:
-        raise Unwell("--", refused)
-    return ", ".join(f"{precision} {error:.0e}" for precision, error in errors.items())
+            raise Unwell("--", problem)
+        errors.append(kernel_error(name, here, model.num_key_value_groups))
+        if not errors[-1] <= ALLOWED_ATTENTION[precision]:  # nor if it is NaN
+            raise Unwell("FAIL", f"differs from float64 by {errors[-1]:.0e}")
+    return f"right within {max(errors):.0e}, packed or not"
 
 
 def kernel_error(name: str, here: Situation, groups: int) -> float:
@@ -258,49 +227,13 @@ def kernel_error(name: str, here: Situation, groups: int) -> float:
     for backend, device, dtype in (("eager", "cpu", torch.float64), (name, here.device, here.dtype)):
         places = torch.arange(192, device=device)
         documents = (places[None] // 70).expand(2, 192) if here.documents else None
-        spec = MaskSpec(places, places, 2, None, documents, 50 if here.windows else None, not here.masked)
-        q, k, v = leaves = [x.to(device, dtype).requires_grad_(here.gradients) for x in inputs]
+        spec = MaskSpec(places, places, 2, None, documents, None, not here.masked)
+        q, k, v = leaves = [x.to(device, dtype).requires_grad_() for x in inputs]
         out = BACKENDS[backend].compute(q, k, v, BACKENDS[backend].mask(spec), 0.0)
         above = torch.linspace(-1, 1, out.numel(), dtype=torch.float64).view(out.shape).to(out.dtype).to(device)
-        gradients = torch.autograd.grad(out, leaves, above) if here.gradients else ()
-        results.append([x.detach().cpu().double() for x in (out, *gradients)])
+        results.append([x.detach().cpu().double() for x in (out, *torch.autograd.grad(out, leaves, above))])
     errors = [(computed - exact).abs().max() / exact.abs().max() for exact, computed in zip(*results, strict=True)]
     return float(torch.stack(errors).max())  # NaN, if the kernel gave one
-
-
-# ---------------------------------------------------------------------------------------------------------
-# what training does besides computing
-
-
-def save_and_resume(kind: str, precision: str, folder: Path) -> str:
-    """Train a tiny run, whole and in two halves: every weight must come out equal to the last bit."""
-    text = folder / "text.txt"
-    text.write_text("".join(f"{i} cats sat on {i % 7} mats.\n" for i in range(300)), encoding="utf-8")
-    model = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
-    train = {"tokens_per_step": 256, "schedule": "constant", "checkpoint_every": 0, "compile": False}
-    values: dict[str, Any] = {
-        "output_dir": str(folder),
-        "model": model | {"max_position_embeddings": 64, "hidden_dropout": 0.1},
-        "data": {"source": {"kind": "files", "path": str(text)}, "tokenizer": {"kind": "byte"}, "sequence_length": 64},
-        "eval": {"hooks": []},
-        "tracking": {"wandb": "disabled"},
-    }
-    for name, steps in (("whole", STEPS), ("halves", STEPS // 2), ("halves", STEPS)):
-        values |= {"name": name, "train": train | {"max_steps": steps, "device": kind, "precision": precision}}
-        quiet = io.StringIO()
-        with redirect_stdout(quiet), redirect_stderr(quiet):
-            code = pretrain(RunConfig.model_validate(values), "train.doctor")
-        if code > 128:
-            raise KeyboardInterrupt
-        if code:
-            raise Unwell("FAIL", f"a run of {steps} steps ended with exit code {code}")
-    whole, halves = (folder / name / f"checkpoints/step_{STEPS:08}" for name in ("whole", "halves"))
-    files = ("model.safetensors", "training/optimizer.safetensors")
-    if all((whole / file).read_bytes() == (halves / file).read_bytes() for file in files):
-        return "in two halves or whole, the weights are equal to the last bit"
-    if kind == "cpu":
-        raise Unwell("FAIL", "a resumed run gave other weights than one that never stopped")
-    raise Unwell("note", f"works, but not to the last bit: kernels of {kind} add up in changing order")
 
 
 def compiling(kind: str) -> str:
@@ -320,153 +253,87 @@ def compiling(kind: str) -> str:
 
 
 # ---------------------------------------------------------------------------------------------------------
-# how long does a step take? Real steps are timed, on random tokens: no text is read, and no run directory made
-
-DOCUMENT = 150  # tokens; about as long as a story, where documents are isolated
-DIFFERENT = 4  # steps, before their tokens come again: a router of experts sends other tokens elsewhere
-Step = Callable[[], object]
+# real runs: is a stopped one exact, and how long does a step take?
 
 
-def random_batches(run: RunConfig, rows: int, rows_at_once: int, device: torch.device) -> list[dict[str, Tensor]]:
-    """The micro-batches of one step, rows (rows_at_once, data.sequence_length)."""
-    ids = torch.randint(0, run.model.vocab_size or 0, (rows, run.data.sequence_length))
-    tensors = {"input_ids": ids, "labels": ids}
-    if run.data.isolate_documents:
-        tensors["document_ids"] = (torch.rand(ids.shape) < 1 / DOCUMENT).cumsum(1)
-        tensors["document_starts"] = torch.from_numpy(document_starts(tensors["document_ids"].numpy()))
-    parts = range(0, rows, rows_at_once)
-    return [{name: x[i : i + rows_at_once].to(device) for name, x in tensors.items()} for i in parts]
+def save_and_resume(kind: str, precision: str) -> str:
+    """Train a tiny run, whole and in two halves: every weight must come out equal to the last bit."""
+    with tempfile.TemporaryDirectory(prefix="headlight-doctor-", ignore_cleanup_errors=True) as folder:
+        overrides = [*TINY.split(), f"output_dir={folder}", f"train.device={kind}", f"train.precision={precision}"]
+        for name, steps in (("whole", STEPS), ("halves", STEPS // 2), ("halves", STEPS)):
+            train_quietly(BASE, [*overrides, f"name={name}", f"train.max_steps={steps}"])
+        whole, halves = (Path(folder, name, f"checkpoints/step_{STEPS:08}") for name in ("whole", "halves"))
+        files = ("model.safetensors", "training/optimizer.safetensors")
+        if all((whole / file).read_bytes() == (halves / file).read_bytes() for file in files):
+            return "in two halves or whole, the weights are equal to the last bit"
+    if kind == "cpu":
+        raise Unwell("FAIL", "a resumed run gave other weights than one that never stopped")
+    raise Unwell("note", f"works, but not to the last bit: kernels of {kind} add up in changing order")
 
 
-def our_step(
-    run: RunConfig,
-    device: Device,
-    rows: int,
-    compiled: bool = False,
-    adamw: bool = False,
-    world: World = ALONE,
-    other: nn.Module | None = None,
-) -> tuple[Step, Any, list[torch.optim.Optimizer]]:
-    """A step of this many rows as training takes it, the model, its optimizers.
+def time_step(run: RunConfig, device: Device) -> float:
+    """Seconds of a step of this config: some real steps are taken, on stories in bytes.
 
-    adamw: fused AdamW, whatever the config says. world: the processes that take it together, with these rows each.
-    other: a model of transformers, which is trained instead.
+    A step that would take long is extended from fewer of its rows, and from the vocabulary of bytes to that of the
+    config by its FLOPs.
     """
-    torch.manual_seed(run.seed)
-    model: Any = (LanguageModel(run.model) if other is None else other).to(device.device).train()
-    if other is None:
-        model.set_attn_implementation(device.attention)
-        model.model.activation_checkpointing = run.train.activation_checkpointing
-    optimizers: list[torch.optim.Optimizer] = [torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)]
-    if not adamw:
-        optimizers = build_optimizers(model, run.train.optimizer, world, device.dtype)
-    rows_at_once = min(rows, micro_batch_rows(run, device, world.size))
-    steps = cycle([random_batches(run, rows, rows_at_once, device.device) for _ in range(DIFFERENT)])
-    forward = torch.compile(model, dynamic=False) if compiled else model
-
-    def step() -> None:
-        batches = next(steps)
-        for batch in batches:
-            with device.autocast():
-                loss = mean_loss(forward(**batch)) / (len(batches) * world.size)
-            loss.backward()
-        if world.memory is not None:
-            add_up_gradients(model, world.memory)
-        nn.utils.clip_grad_norm_(model.parameters(), run.train.grad_clip or math.inf)
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-
-    return step, model, optimizers
+    kind, length, number = device.device.type, run.data.sequence_length, number_of_processes(run)
+    rows = run.rows_per_step // number
+    rows = min(rows, max(1, int(TIMED_S / guessed_seconds(run, length, kind, device.precision))))
+    with tempfile.TemporaryDirectory(prefix="headlight-doctor-", ignore_cleanup_errors=True) as folder:
+        config = Path(folder, "config.yaml")
+        config.write_text(run.to_yaml(), encoding="utf-8")
+        overrides = [*QUIET.split(), *TEXT_ALONE.split(), f"output_dir={folder}", "name=timed", f"train.device={kind}"]
+        overrides += [f"train.precision={device.precision}", f"model.attn_implementation={device.attention}"]
+        overrides += [f"train.max_steps={STEPS}", f"train.tokens_per_step={rows * number * length}"]
+        timed = train_quietly(config, [*overrides, f"train.processes={number}"])
+        lines = read_metrics(timed.directory, lambda problem: None)
+    speed = max(line["tokens_per_s"] for line in lines if line["split"] == "train")
+    flops = [on_meta(model).flops_per_token(length) for model in (run.model, with_vocabulary(timed)[0].model)]
+    return run.train.tokens_per_step / speed * flops[0] / flops[1]
 
 
-def mean_loss(found: Any) -> Tensor:
-    """Of a batch, from what LanguageModel returns, its sum and count, or a model of transformers."""
-    return found[0] / found[1] if isinstance(found, tuple) else found.loss
+def train_quietly(path: Path, overrides: list[str]) -> RunConfig:
+    """A run of which nothing is printed; its config. Raises InputError if it fails."""
+    config = load_run_config(path, overrides)
+    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+        code = pretrain(config, "train.doctor")
+    if code > 128:
+        raise KeyboardInterrupt
+    if code:
+        raise InputError(f"a run of {config.max_steps} steps ended with exit code {code}")
+    return config
 
 
-@dataclass(frozen=True)
-class Timing:
-    """seconds: of a whole step, of all its processes. rows: of how many it was timed."""
+def recommendation(run: RunConfig, timings: list[tuple[Device, float]], others: float) -> str:
+    """A table of the seconds that a step takes, and the settings to take, with the minutes to expect.
 
-    device: Device
-    seconds: float
-    rows: int
-    processes: int
-
-
-def time_step(run: RunConfig, device: Device) -> Timing | None:
-    """Of as many processes as a run would start; None where one row alone takes far too long."""
-    a_row = guessed_seconds(run, run.data.sequence_length, device.device.type, device.precision)
-    check_shares(run, World(size=number_of_processes(run)))
-    if a_row > SLOWEST_ROW_S:
-        return None
-    return on_processes(number_of_processes(run), partial(_time_step, run, device, a_row))
-
-
-def _time_step(run: RunConfig, device: Device, a_row: float) -> Timing:
-    """What each process does, with as many of its rows as TIMED_S is enough for."""
-    with processes(run.train.parallel, run.train.device) as world:
-        all_rows = run.rows_per_step // world.size
-        rows = max(1, min(all_rows, int(TIMED_S / a_row)))
-        step, *_ = our_step(run, device, rows, world=world)
-        times = []
-        for _ in range(3):  # the first one warms up
-            hardware.synchronize(device.device)
-            before = time.perf_counter()
-            step()
-            hardware.synchronize(device.device)
-            times.append(time.perf_counter() - before)
-        return Timing(device, min(times) * all_rows / rows, rows * world.size, world.size)
-
-
-def candidates(run: RunConfig) -> list[Device]:
-    """What `auto` takes, and on a CPU the other precision too, unless the config names one."""
-    auto = resolve_device(run)
-    other = {"bf16": "fp32", "fp32": "bf16"}.get(auto.precision, "")
-    if (
-        auto.device.type != "cpu"
-        or run.train.precision != "auto"
-        or f"precision cpu {other}" in hardware.known_faults()
-    ):
-        return [auto]
-    train = run.train.model_copy(update={"precision": other, "device": "cpu"})
-    return [auto, resolve_device(run.model_copy(update={"train": train}))]
-
-
-def recommendation(run: RunConfig, timings: list[Timing], others: float) -> str:
-    """A table of what was timed, and the settings to take, with the minutes to expect. timings: auto's first.
-
-    others: share of the CPU that other programs use.
+    timings: what `auto` takes comes first. others: share of the CPU that other programs use.
     """
-    if not timings:
-        return f"{run.name}: one row of {run.data.sequence_length:,} tokens takes too long here to be timed: use a GPU"
     steps, limit, tokens = run.max_steps, run.train.max_minutes or 0.0, run.train.tokens_per_step
     lines = []
-    for timing in timings:
-        last = steps * timing.seconds / 60 if steps else limit * 60 / timing.seconds
-        name = f"{timing.device.precision}, attention {timing.device.attention}"
-        lines.append((name, f"{timing.seconds:.3f}", f"{tokens / timing.seconds:,.0f}", f"{last:,.1f}"))
+    for device, seconds in timings:
+        length = steps * seconds / 60 if steps else limit * 60 / seconds
+        name = f"{device.precision}, attention {device.attention}"
+        lines.append((name, f"{seconds:.3f}", f"{tokens / seconds:,.0f}", f"{length:,.1f}"))
     heading = f"{run.name}: {f'{steps:,} ' if steps else ''}steps of {tokens:,} tokens"
     columns = (heading, "s a step", "tokens/s", "minutes" if steps else f"steps in {limit:g} minutes")
 
-    best = min(timings, key=lambda timing: timing.seconds)
-    if timings[0].seconds < CLEARLY * best.seconds:
-        best = timings[0]
-    chosen = f"train.device={best.device.device.type} train.precision={best.device.precision} "
-    chosen += f"model.attn_implementation={best.device.attention} train.compile={str(best.device.compile).lower()}"
-    notes = [f"recommended: {chosen}"]
-    notes.append("auto takes these by itself" if best is timings[0] else "auto does not: name them on the command line")
-    expected = f"about {steps * best.seconds / 60:,.1f} minutes" if steps else f"{limit:g} minutes, as it says"
+    auto, best = timings[0], min(timings, key=lambda timing: timing[1])
+    device, seconds = auto if auto[1] < CLEARLY * best[1] else best
+    notes = [
+        f"recommended: train.device={device.device.type} train.precision={device.precision} "
+        f"model.attn_implementation={device.attention} train.compile={str(device.compile).lower()}"
+    ]
+    notes.append("auto takes these by itself" if device is auto[0] else "auto does not: name them on the command line")
+    expected = f"about {steps * seconds / 60:,.1f} minutes" if steps else f"{limit:g} minutes, as it says"
     notes.append(f"expect {expected} of training; evaluations and checkpoints come on top")
     if others >= BUSY:
         notes.append(f"other programs use {others:.0%} of the CPU: without them it is quicker")
-    if best.processes > 1:
-        notes.append(processes_in_words(best.processes, max(1, torch.get_num_threads() // best.processes)))
-    if best.device.compile:
+    if (number := number_of_processes(run)) > 1:
+        notes.append(processes_in_words(number, max(1, torch.get_num_threads() // number)))
+    if device.compile:
         notes.append("compiled steps, which were not timed, are quicker still")
-    if best.rows < run.rows_per_step:
-        notes.append(f"a step is too long to be timed here: it is extended from {best.rows:,} of its rows")
     return "\n".join([table(columns, lines), "", "\n  ".join(notes)])
 
 

@@ -18,7 +18,6 @@ chosen answer's own loss, so that it stays likely: `sft_weight`. How pairs becom
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 import numpy as np
 import torch
@@ -37,7 +36,6 @@ from train.method_config import DPOConfig
 from train.objective import Figures, Forward, TextBatches
 from train.pretrain import parse_command_line, run
 from train.reference import as_reference, open_reference
-from train.sft import as_fine_tuning
 
 MULTIPLE = 64  # pairs are padded to a multiple of it, so that few shapes occur
 
@@ -45,7 +43,7 @@ MULTIPLE = 64  # pairs are padded to a multiple of it, so that few shapes occur
 def main() -> int:
     example = "configs/dpo_demo.yaml init_from=runs/sft_demo"
     config = parse_command_line("Train a fine-tuned model on pairs of answers.", example, "train.dpo")
-    return run(config, "train.dpo", open_preference, PairSource, partial(as_fine_tuning, records="pairs"))
+    return run(config, "train.dpo", open_preference, PairSource)
 
 
 class Preference:
@@ -100,8 +98,7 @@ def answer_log_probs(forward: Forward, lm: LanguageModel, ids: Tensor, labels: T
 
 def open_preference(config: RunConfig, data: PreparedData, lm: LanguageModel, device: Device) -> Preference:
     """A `MakeObjective`. Where adapters are trained (`lora:`), the reference needs no memory of its own."""
-    assert config.init_from is not None  # as_fine_tuning
-    reference = open_reference(config, data.tokenizer, device, config.init_from) if lm.adapters is None else None
+    reference = open_reference(config, data.tokenizer, device) if lm.adapters is None else None
     return Preference(config.dpo or DPOConfig(), lm, reference)
 
 

@@ -12,7 +12,7 @@ al. 2025, arXiv 2503.14476); Dr. GRPO divides by no deviation and no length (Liu
 cuts the ratio and keeps the gradient (MiniMax 2025, arXiv 2506.13585). If every step samples again, the ratio is 1 but
 for rounding. With grpo.num_iterations, several steps learn from the same answers; the clip bounds how far they go.
 
-Which questions are asked, and how answers become a batch: train/rollouts.py. Rewards: train/rewards.py.
+Which questions are asked, what a reply earns, and how answers become a batch: train/rollouts.py.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from torch import Tensor
 
 from configs.command import InputError, exit_on_bad_input
 from data.batches import IGNORED, Batch
-from data.config import StoryworldSource
 from data.prepare import PreparedData
 from eval.questions import Question
 from eval.tools import Written, said_by_user, write_answers
@@ -39,9 +38,7 @@ from train.method_config import GRPOConfig
 from train.objective import Figures, Forward
 from train.pretrain import parse_command_line, run
 from train.reference import open_reference
-from train.rewards import find_reward, rewards_of
-from train.rollouts import AnswerBatches
-from train.sft import as_fine_tuning
+from train.rollouts import AnswerBatches, rewards_of
 
 EPSILON = 1e-4  # of the division by a standard deviation, as in TRL
 
@@ -58,12 +55,10 @@ class Rollouts(AnswerBatches):
         answers = self.sample(k, lm, questions)
 
         # 2. What each is worth. If a reward fails, all processes stop.
-        rewards, problem = [], ""
-        try:
-            replies = [answer.reply(self.tokenizer) for answer in answers]
-            rewards = rewards_of(self.reward, [question for question, _ in questions for _ in range(size)], replies)
-        except InputError as error:
-            problem = str(error)
+        replies = [answer.reply(self.tokenizer) for answer in answers]
+        rewards, problem = rewards_of(
+            self.reward, [question for question, _ in questions for _ in range(size)], replies
+        )
         counts = [(sum(answer.own), answer.calls, answer.errors) for answer in answers]
         problems, all_rewards, all_counts = zip(*self.world.gather((problem, rewards, counts)), strict=True)
         if any(problems):
@@ -136,8 +131,8 @@ class GRPO:
         figures = {"entropy": -old, "clip_share": clipped.float()}  # E[-ln p] of what is drawn is the entropy
         if self.reference is not None:
             with torch.no_grad():
-                there = self.log_probs(self.reference, self.reference, ids, labels)
-            figures["kl"] = divergence(new, there)
+                reference = self.log_probs(self.reference, self.reference, ids, labels)
+            figures["kl"] = divergence(new, reference)
             loss = loss + self.settings.kl * figures["kl"]
         of_answers = (batch["copies"] / is_answer.sum(1))[:, None] * is_answer  # an answer's tokens weigh 1 together
         summed = {name: (value.detach() * of_answers).sum() for name, value in figures.items()}
@@ -169,29 +164,18 @@ def divergence(new: Tensor, reference: Tensor) -> Tensor:
     return difference.exp() - difference - 1
 
 
-def as_grpo(config: RunConfig) -> RunConfig:
-    """The config with architecture and tokenizer of `init_from`. Raises InputError for what GRPO cannot use."""
-    if config.grpo is None:
-        raise InputError("grpo: is null: train.grpo needs this section, as configs/grpo_demo.yaml has it")
-    if isinstance(config.data.source, StoryworldSource) and config.data.source.recall is not None:
-        raise InputError("data.source.recall: train.grpo asks in conversations, and these are facts: set it to null")
-    find_reward(config.grpo.reward)
-    return as_fine_tuning(config)
-
-
 def open_grpo(config: RunConfig, data: PreparedData, lm: LanguageModel, device: Device) -> GRPO:
     """GRPO, beside the model of `init_from` if the KL divergence from it counts. A `MakeObjective`."""
-    assert config.grpo is not None  # as_grpo
-    assert config.init_from is not None
-    reference = open_reference(config, data.tokenizer, device, config.init_from) if config.grpo.kl else None
-    return GRPO(config.grpo, lm, reference)
+    assert config.grpo is not None  # check_script
+    return GRPO(config.grpo, lm, open_reference(config, data.tokenizer, device) if config.grpo.kl else None)
 
 
 def main() -> int:
     example = "configs/grpo_demo.yaml init_from=runs/sft_demo"
     config = parse_command_line("Let a model that answers learn from what its answers earn.", example, "train.grpo")
-    questions = config.rows_per_step // config.grpo.group_size if config.grpo else None
-    return run(config, "train.grpo", open_grpo, Rollouts, as_grpo, parts=questions or None)
+    assert config.grpo is not None  # check_script
+    questions = config.rows_per_step // config.grpo.group_size
+    return run(config, "train.grpo", open_grpo, Rollouts, parts=questions)
 
 
 if __name__ == "__main__":

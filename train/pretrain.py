@@ -2,7 +2,7 @@
 
 Several GPUs: `torchrun --nproc_per_node=N -m train.pretrain configs/x.yaml`. `_run` reads top to bottom: what can be
 wrong, where to resume, data, model, optimizer, train, report. Another kind of training calls `run` with another
-objective and another source of batches; train/sft.py only changes the config.
+objective and another source of batches.
 """
 
 from __future__ import annotations
@@ -46,7 +46,6 @@ def run(
     script: str,
     objective: MakeObjective | None = None,
     source: Callable[..., Any] = TextBatches,
-    complete: Callable[[RunConfig], RunConfig] | None = None,
     *,
     parts: int | None = None,
 ) -> int:
@@ -54,25 +53,23 @@ def run(
 
     script: the module of the command. objective: (config, data, lm, device) -> what a step minimises; default: the next
     token. It may open a second model (train/reference.py). source: (config, data, world, device) -> a BatchSource;
-    default: rows of the prepared text. complete: what the config takes over from the run directory or another run.
-    parts: of a step, that may be computed apart; default: its rows, or 1 with an objective or a source of one's own.
+    default: rows of the prepared text. parts: of a step, that may be computed apart; default: its rows, or 1 with an
+    objective or a source of one's own.
 
     On a CPU each core gets a process, if there are parts to share.
     """
     survive_lost_output()
     if parts is None and (objective, source) != (None, TextBatches):
         parts = 1
-    work = partial(_run, config, script, objective, source, complete)
+    work = partial(_run, config, script, objective, source)
     return on_processes(number_of_processes(config, parts), work)
 
 
-def _run(config: RunConfig, script: str, objective: MakeObjective | None, source: Any, complete: Any) -> int:
+def _run(config: RunConfig, script: str, objective: MakeObjective | None, source: Any) -> int:
     # 1. This process and the others; the run directory is theirs alone until the end. What can be wrong is found before
     # text is read.
     with processes(config.train.parallel, config.train.device) as world, ExitStack() as until_the_end:
         world.on_rank0(lambda: until_the_end.enter_context(own(config.directory)))
-        check_script(config, script)
-        config = complete(config) if complete else config
         check_shares(config, world)
         hooks = Hooks(config.eval)
         hooks.check(config.eval, config.model)
@@ -197,7 +194,9 @@ def parse_command_line(
     arguments = parser.parse_intermixed_args()
     if arguments.config is None or "=" in Path(arguments.config).name:
         raise InputError(f"name a config: python -m {script} {example} (--help has more)")
-    return load_run_config(arguments.config, arguments.overrides, trust_hooks=arguments.trust_hooks)
+    config = load_run_config(arguments.config, arguments.overrides, trust_hooks=arguments.trust_hooks)
+    check_script(config, script)
+    return config
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Literal
 
 import torch
 
@@ -21,23 +22,25 @@ from train.device import Device
 
 
 def open_reference(
-    config: RunConfig, tokenizer: Tokenizer, device: Device, path: str, key: str = "init_from"
+    config: RunConfig, tokenizer: Tokenizer, device: Device, key: Literal["init_from", "distill.teacher"] = "init_from"
 ) -> LanguageModel:
-    """The model of a run or a model directory, to be asked and never trained. Call it under torch.no_grad.
+    """The model that `key` of the config names, to be asked and never trained. Call it under torch.no_grad.
 
-    key: of the config, for messages. Raises InputError for what cannot be loaded, for another tokenizer than the run's
-    (the same ids would stand for other text), and for rows longer than it can read.
+    Raises InputError for what cannot be loaded, for another tokenizer than the run's (the same ids would stand for
+    other text), and for rows longer than it can read.
     """
+    path = config.distill.teacher if config.distill and key == "distill.teacher" else config.init_from
+    assert path is not None  # check_script
     if config.train.parallel == "fsdp2":
         raise InputError(
             "train.parallel: under fsdp2 no process has the whole head, which the loss asks in chunks: use ddp"
         )
     try:
-        there, lm = read_checkpoint(path, lambda directory: (load_tokenizer(directory), load(directory)))
+        its_tokenizer, lm = read_checkpoint(path, lambda directory: (load_tokenizer(directory), load(directory)))
     except (OSError, ValueError) as error:
         raise InputError(f"{key}: {error}") from None
     added = tokenizer.vocab_size - lm.lm_head.out_features
-    if added < 0 or tokenizer.tokens_beyond(there) is None:
+    if added < 0 or tokenizer.tokens_beyond(its_tokenizer) is None:
         raise InputError(
             f"{key}: {path} has another tokenizer than this run, so the same ids stand for other text: name a model "
             "with the same tokenizer"

@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 
-from configs.files import DamagedFile, read_name
+from configs.files import DamagedFile, read_json, read_lines, read_name
 from configs.text import code, fenced, markdown
 from data.batches import too_long
 from data.packing import ConversationRows
 from data.prepare import describe
 from eval.attention.viewer import VIEWER
-from eval.run_files import RESULT, read_metrics, read_result
+from eval.run_files import METRICS, RESULT
 from train.checkpoint import replace_text
 from train.device import exact_until, machine
 from train.processes import processes_in_words
@@ -30,23 +30,23 @@ def opening(run: Run, checkpoint: Path | None = None) -> str:
     """What is about to happen, in a few lines: model, device, length, rows, text."""
     c, world = run.config, run.world
     active = f" ({run.lm.num_active_parameters():,} active for a token)" if c.model.num_experts else ""
-    together = f", {run.rows_joined} joined {run.source.joined}" if run.rows_joined > 1 else ""
-    if together and run.device.device.type == "cpu" and c.data.records == "conversations":
-        together += "; on a CPU data.rows_joined=1 may be quicker"
     length = f"{c.train.max_minutes} minutes by the clock (so never twice exactly the same) in steps"
-    epochs = ""
+    epochs = run.source.epochs(c.max_steps) if c.max_steps else None
     if c.max_steps:
-        length, share = f"{c.max_steps:,} steps", run.source.epochs(c.max_steps)
-        epochs = f", {share:.2f} epochs" if share else ""
+        length = f"{c.max_steps:,} steps"
     rows = run.source.rows_per_batch * run.rows_joined
-    processes = "" if world.size == 1 else f"{world.size} processes, {world.parallel}"
+    joined = f", {run.rows_joined} joined {run.source.joined}" if run.rows_joined > 1 else ""
+    if joined and run.device.device.type == "cpu" and c.data.records == "conversations":
+        joined += "; on a CPU data.rows_joined=1 may be quicker"
+    processes = f"{world.size} processes, {world.parallel}" if world.size > 1 else ""
     if world.memory is not None:
         processes = processes_in_words(world.size, torch.get_num_threads())
     lines = [
         f"{c.name}: {run.lm.num_parameters():,} parameters{active}, {c.model.in_words()}",
         "; ".join(run.device.notes),
         f"{length} of {rows * c.data.sequence_length:,} tokens ({rows} row{'s' * (rows != 1)} of "
-        f"{c.data.sequence_length}, {run.state.micro_rows * run.rows_joined} at a time{together}){epochs}"
+        f"{c.data.sequence_length}, {run.state.micro_rows * run.rows_joined} at a time{joined})"
+        + (f", {epochs:.2f} epochs" if epochs else "")
         + (f"; starts from {c.init_from}" if c.init_from else ""),
         processes,
         describe(run.data),
@@ -64,25 +64,28 @@ def write(run: Run) -> None:
     if run.world.rank:
         return
     directory, state = run.config.directory, run.state
-    metrics = read_metrics(directory, lambda problem: run.tracker.say(f"warning: {problem}"))
+    metrics = read_lines(directory / METRICS, lambda problem: run.tracker.say(f"warning: {problem}"))
     outcomes = list(run.hooks.outcomes(directory, metrics, run.tracker.say))
+    train = [line for line in metrics if line["split"] == "train"]
+    speed = median_high([line["tokens_per_s"] for line in train if line.get("tokens_per_s") is not None] or [0.0])
+    apart = sum(run.meter.elsewhere.values()) + sum((m.get("eval_s") or 0) + (m.get("save_s") or 0) for m in train)
     figures: dict[str, Any] = {"step": state.step, "tokens": state.tokens, "seconds": state.seconds}
-    figures["parameters"] = run.lm.num_parameters()
-    train = [m for m in metrics if m["split"] == "train"]
-    figures["tokens_per_s"] = median_high(
-        [m["tokens_per_s"] for m in train if m.get("tokens_per_s") is not None] or [0.0]
-    )
+    figures |= {"parameters": run.lm.num_parameters(), "tokens_per_s": speed}
     for outcome in outcomes:
         figures |= outcome.figures
-    apart = sum(run.meter.elsewhere.values()) + sum((m.get("eval_s") or 0) + (m.get("save_s") or 0) for m in train)
     figures["summary"] = [line for outcome in outcomes for line in outcome.lines]
     figures["summary"].append(
         f"{state.seconds / 60:.1f} minutes ({apart / 60:.1f} of them evaluating and saving), {state.tokens:,} tokens, "
-        f"{figures['tokens_per_s']:,.0f} tokens/s (median), finished at step {state.step:,}"
+        f"{speed:,.0f} tokens/s (median), finished at step {state.step:,}"
     )
     figures["sample"] = "".join(outcome.sample for outcome in outcomes)
     figures["seen"] = " ".join(outcome.seen for outcome in outcomes if outcome.seen)
 
+    commit, root = "", Path(__file__).parents[1]
+    if (root / ".git").exists():  # Headlight is not installed, but a clone
+        with suppress(OSError):  # no git
+            describe = ["git", "-C", str(root), "describe", "--always", "--dirty", "--exclude=*"]
+            commit = subprocess.run(describe, capture_output=True, text=True, check=False).stdout.strip()
     page = [f"# {markdown(run.config.name)}", "", fenced(opening(run)), ""]
     page += ["## Result", "", fenced("\n".join(figures["summary"])), ""]
     if figures["sample"]:
@@ -93,36 +96,24 @@ def write(run: Run) -> None:
     page += [f"![{title}]({path})\n" for path, title in pictures if (directory / path).is_file()]
     page += ["## Made with", "", f"`python -m {run.script}` from {code(f'{directory}/config.yaml')}, "]
     page += [f"torch {torch.__version__}, Python {platform.python_version()}, {markdown(machine(run.device.device))}; "]
-    page += [f"{commit()}{date.today().isoformat()}.", ""]
+    page += [f"{f'commit {commit}, ' if commit else ''}{date.today().isoformat()}.", ""]
     plot_loss(metrics, directory / "loss.png")
     (directory / "report.md").write_text("\n".join(page), encoding="utf-8")
     replace_text(directory / RESULT, json.dumps(figures, indent=2) + "\n")  # with it, the run is finished
 
 
-def commit() -> str:
-    """Headlight's own commit, as "commit 1a2b3c4, " ("-dirty" if files of it have changed); "" without git."""
-    root = Path(__file__).parents[1]
-    if not (root / ".git").exists():  # installed, perhaps within somebody else's repository
-        return ""
-    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--exclude=*"]
-    try:
-        found = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=10, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return f"commit {found.stdout.strip()}, "
-
-
 def summary(directory: Path) -> str:
     """The report of a finished run: a sample, the figures, where every file is, and what was seen."""
-    result = read_result(directory, lambda problem: None) or {}
+    written = (directory / RESULT).is_file()  # not yet, where another process than the first comes here
+    result = read_json(directory / RESULT) if written else {}
     viewer, checkpoint = directory / "attention" / VIEWER, directory / "checkpoints"
     with suppress(DamagedFile):
         checkpoint /= read_name(checkpoint / "latest")
     places = {"samples": directory / "samples.jsonl", "report": directory / "report.md", "checkpoint": checkpoint}
     listed = [f"{label + ':':<12}{path}" for label, path in places.items() if path.exists()]
-    to_watch = f"To watch every head while it learns, open {viewer} in a browser." if viewer.exists() else ""
-    seen = [line for line in (result.get("seen", ""), to_watch) if line]
-    parts = [[result.get("sample", "")], result.get("summary", []), listed, seen]
+    to_watch = [f"To watch every head while it learns, open {viewer} in a browser."] if viewer.exists() else []
+    seen = [result["seen"]] if result.get("seen") else []
+    parts = [[result.get("sample", "")], result.get("summary", []), listed, seen + to_watch]
     return "\n".join(line for part in parts if part for line in ("", *part))
 
 

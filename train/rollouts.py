@@ -1,12 +1,18 @@
-"""Which questions are asked in GRPO, and how the answers become a batch. What they earn: train/grpo.py.
+"""What is asked in GRPO, what a reply earns, and how answers become a batch. The sampling is in train/grpo.py.
 
 Batch k is a function of (seed, k, weights): the questions and the random numbers come from (seed, k), the answers from
 the weights. So nothing is saved, and a stopped run resumes exactly. With grpo.num_iterations a batch serves several
 steps. Then a checkpoint between these holds it, since the weights that drew it are gone.
+
+A reward is a function of a question and a reply: a finite number, the more the better. The built-in world knows the
+right answer to every question. So `exact_match` cannot be wrong, and nothing can be gained by pleasing it.
+`contains_answer` is here to be gamed: it pays for a reply that names everybody.
 """
 
 from __future__ import annotations
 
+import importlib
+import math
 from collections.abc import Callable, Generator, Sequence
 from functools import lru_cache
 from random import Random
@@ -17,6 +23,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from configs.command import InputError
+from configs.text import escape
 from data.batches import IGNORED, Batch
 from data.chat import prompt_ids
 from data.config import DataConfig, StoryworldSource
@@ -24,18 +31,18 @@ from data.prepare import PreparedData
 from data.reading.documents import documents
 from data.reading.world import talk_about
 from data.reply import CALL
-from eval.questions import Question, question_of, questions_in
+from eval.questions import Question, is_right, question_of, questions_in
 from eval.tools import Written, described
 from model import LanguageModel
 from train.config import RunConfig
 from train.objective import BatchSource
 from train.processes import World
-from train.rewards import find_reward
 
 COLUMNS = ("input_ids", "labels", "drawn_log_probs", "advantages", "copies", "weights")  # of a batch
 FIGURE = "figure "  # before the name of a figure, in a checkpoint
 ATTEMPTS = 1000  # to find a question that fits
 Draw = Callable[[Random], Question | None]  # None: there is no question in what was drawn
+Reward = Callable[[Question, str], float]
 
 
 class AnswerBatches(BatchSource):
@@ -118,10 +125,10 @@ class AnswerBatches(BatchSource):
         counts = torch.tensor([len(rows) for rows in copies]) * differ.any()
         lengths = torch.tensor([sum(answers[row].own) for row in first])  # tools' tokens weigh nothing
         everywhere = self.world.gather((int(counts.sum()), int((counts * lengths).sum())))
-        kept, tokens = (sum(each) for each in zip(*everywhere, strict=True))
+        all_answers, all_tokens = map(sum, zip(*everywhere, strict=True))  # of all processes
         per_token = {
             "sequence": 1 / lengths,
-            "token": torch.full_like(counts, kept / max(1, tokens), dtype=torch.float32),
+            "token": torch.full_like(counts, all_answers / max(1, all_tokens), dtype=torch.float32),
             "fixed": torch.full_like(counts, 1 / self.settings.max_new_tokens, dtype=torch.float32),
         }[self.settings.mean]
         ids, labels, drawn = [], [], []
@@ -143,15 +150,21 @@ class AnswerBatches(BatchSource):
         return Batch(tensors, first, dict(zip(figures, in_float32, strict=True)))
 
 
+# ---------------------------------------------------------------------------------------------------------
+# what is asked, and what a reply earns
+
+
 def questions_to_draw(data: DataConfig) -> Draw:
     """A function that draws a question of the training text: about a story of the built-in world, or the last question
     of any conversation. Raises InputError where there is none."""
     source = data.source
     if not isinstance(source, StoryworldSource):
-        questions = [question for one in documents(data, "train") if (question := question_of(one)) is not None]
+        questions = [question for each in documents(data, "train") if (question := question_of(each)) is not None]
         if not questions:
             raise InputError("data.source: no training conversation ends with an answer of the assistant to a question")
         return lambda rng: rng.choice(questions)
+    if source.recall is not None:
+        raise InputError("data.source.recall: train.grpo asks in conversations, and these are facts: set it to null")
     world = source.model_copy(update={"echoed": 0.0})  # names that are said again would give answers away
 
     @lru_cache(maxsize=4096)  # making a conversation takes longer than answering it
@@ -163,3 +176,48 @@ def questions_to_draw(data: DataConfig) -> Draw:
         return rng.choice(questions) if questions else None
 
     return draw
+
+
+def exact_match(question: Question, reply: str) -> float:
+    """1 for the right reply to the letter, 0 for every other."""
+    return float(is_right(question, reply))
+
+
+def contains_answer(question: Question, reply: str) -> float:
+    """1 where the short answer stands anywhere in the reply, whatever else does. It can be gamed."""
+    return float(question.answer.casefold() in reply.casefold())
+
+
+REWARDS: dict[str, Reward] = {"exact_match": exact_match, "contains_answer": contains_answer}
+
+
+def find_reward(name: str) -> Reward:
+    """A reward by its name, or one of your own as `package.module:function`. Raises InputError."""
+    if name in REWARDS:
+        return REWARDS[name]
+    module, _, function = name.partition(":")
+    if not function:
+        names = ", ".join(REWARDS)
+        raise InputError(f"grpo.reward: no reward is called {name!r}: use {names}, or your own as module:function")
+    try:
+        return getattr(importlib.import_module(module), function)
+    except Exception as error:  # it is a user's code
+        raise InputError(f"grpo.reward: {name} cannot be imported: {type(error).__name__}: {error}") from None
+
+
+def rewards_of(reward: Reward, questions: Sequence[Question], replies: Sequence[str]) -> tuple[list[float], str]:
+    """The reward of each reply, and what is wrong with the first that has none; "" = nothing."""
+    values = []
+    for row, (question, reply) in enumerate(zip(questions, replies, strict=True)):
+        try:
+            values.append(float(reward(question, reply)))
+            problem = "" if math.isfinite(values[-1]) else f"returned {values[-1]}"
+        except Exception as error:  # it is a user's code
+            problem = f"raised {type(error).__name__}: {error}"
+        if problem:
+            text = question.messages[-1]["content"][-120:]
+            return values, (
+                f"grpo.reward {problem} for row {row}, question {escape(text)!r}, reply {escape(reply[:120])!r}: it "
+                "must return a finite number; this step is not taken"
+            )
+    return values, ""

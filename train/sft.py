@@ -13,33 +13,13 @@ the model learns to answer, and not to ask.
 
 from __future__ import annotations
 
-from configs.command import InputError, exit_on_bad_input
-from train.config import RunConfig
+from configs.command import exit_on_bad_input
 from train.pretrain import parse_command_line, run
 
 
 def main() -> int:
     example = "configs/sft_demo.yaml init_from=runs/demo"
-    config = parse_command_line("Fine-tune a trained model on conversations.", example, "train.sft")
-    return run(config, "train.sft", complete=as_fine_tuning)
-
-
-def as_fine_tuning(config: RunConfig, records: str = "conversations") -> RunConfig:
-    """The config, whose shape and tokenizer are those of `init_from` (train/config.py).
-
-    records: what the data must be. Raises InputError without init_from, and for other data.
-    """
-    if config.init_from is None:
-        raise InputError(
-            "init_from: fine-tuning starts from a trained model: name a run, for example init_from=runs/demo"
-        )
-    if config.data.records != records:
-        script = {"text": "train.pretrain", "pairs": "train.dpo"}.get(config.data.records, "train.sft")
-        raise InputError(
-            f"data.records is {config.data.records}, but fine-tuning needs {records}: set data.records={records}, or "
-            f"use {script}"
-        )
-    return config
+    return run(parse_command_line("Fine-tune a trained model on conversations.", example, "train.sft"), "train.sft")
 
 
 if __name__ == "__main__":

@@ -20,7 +20,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -48,10 +47,6 @@ class PlannedRun:
     folder: Path
 
 
-# ---------------------------------------------------------------------------------------------------------
-# which runs: the baseline, and one for each value or rung, all of them with every seed
-
-
 def plan(path: str, arguments: Sequence[str], seeds: int, *, trust_hooks: bool = False) -> list[PlannedRun]:
     """Every run, baseline first, seed by seed. Trains and writes nothing.
 
@@ -77,31 +72,31 @@ def plan(path: str, arguments: Sequence[str], seeds: int, *, trust_hooks: bool =
     if base.rungs is not None:
         fixed.append("rungs=null")  # a single run has none
 
-    labelled = list[tuple[str, list[str]]]()
-    for key, values in swept.items():
-        prefix = f"{key.rpartition('.')[2]}-" if len(swept) > 1 else ""
-        labelled += [(prefix + (_slug(value) or "value"), [f"{key}={value}"]) for value in values]
-    for name, changed in rungs.items():
-        labelled.append((_slug(name), [f"{key}={_yaml(value)}" for key, value in flatten(changed).items()]))
-
     # of one swept key the baseline is named after its value, so that the same run serves every sweep of that key
     own = flatten(base.model_dump()).get(*swept) if len(swept) == 1 else None
-    variants = {(_slug(_yaml(own)) if own is not None else "") or "baseline": list[str]()}
-    configs = [load_run_config(path, fixed)]
-    for label, changes in labelled:
+    variants = [("" if own is None else _slug(json.dumps(own, ensure_ascii=False)), list[str]())]
+    for key, values in swept.items():
+        prefix = f"{key.rpartition('.')[2]}-" if len(swept) > 1 else ""
+        variants += [(prefix + (_slug(value) or "value"), [f"{key}={value}"]) for value in values]
+    for name, changed in rungs.items():
+        variants.append((_slug(name), [f"{key}={json.dumps(value)}" for key, value in flatten(changed).items()]))
+
+    changes_of, configs = dict[str, list[str]](), list[RunConfig]()
+    for label, changes in variants:
         try:
             config = load_run_config(path, [*fixed, *changes])
         except InputError as error:
             raise InputError(f"`rungs.{label}`: {error}" if rungs else str(error)) from None
         if config not in configs:  # mqa and 1 are one variant
             configs.append(config)
-            variants[f"{label}-{len(variants)}" if label in variants else label] = changes
+            label = label or "baseline"
+            changes_of[f"{label}-{len(changes_of)}" if label in changes_of else label] = changes
 
     folder = Path(base.output_dir) / "-".join([base.name, "sweep", *(key.rpartition(".")[2] for key in swept)])
     runs = []
     for seed in range(base.seed, base.seed + seeds):
-        for label, changes in variants.items():
-            overrides = [*fixed, *changes, f"seed={seed}", f"name={_yaml(f'{base.name}-{label}-seed{seed}')}"]
+        for label, changes in changes_of.items():
+            overrides = [*fixed, *changes, f"seed={seed}", f"name={json.dumps(f'{base.name}-{label}-seed{seed}')}"]
             runs.append(PlannedRun(label, changes, load_run_config(path, overrides), overrides, folder))
     return runs
 
@@ -121,24 +116,15 @@ def _slug(value: str) -> str:
     return re.sub(r"[^\w.+-]+", "_", value).strip("_")[:60]
 
 
-def _yaml(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
-
-
-# ---------------------------------------------------------------------------------------------------------
-# train them, and compare
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m train.sweep", description=__doc__.split("\n")[0])
     parser.add_argument("config", help="the baseline, a YAML file, for example configs/demo.yaml")
     parser.add_argument("overrides", nargs="*", metavar="key=a,b,c", help="swept; key=value holds for all runs")
-    parser.add_argument(
-        "--seeds", type=whole("--seeds", 1), default=1, help="runs of every variant, from the config's seed on"
-    )
-    parser.add_argument(
-        "--jobs", type=whole("--jobs", 1), default=1, help="runs at a time; they share the machine's threads"
-    )
+    for option, text in (
+        ("--seeds", "runs of every variant, from the config's seed on"),
+        ("--jobs", "runs at a time; they share the machine's threads"),
+    ):
+        parser.add_argument(option, type=whole(option, 1), default=1, help=text)
     parser.add_argument("--out", type=Path, help="folder of comparison.md; default: <output_dir>/<name>-sweep-<keys>")
     parser.add_argument("--skip-decode", action="store_true", help="do not measure decoding in the comparison")
     add_trust_option(parser)
@@ -159,9 +145,9 @@ def main() -> int:
         with stop_signals() as stopped, ThreadPoolExecutor(given.jobs) as pool:
             codes = pool.map(lambda run: train(run, command, given.jobs, out, stopped), waiting)
             failed = {run.config.name: code for run, code in zip(waiting, codes, strict=True) if code}
-            if stopped():
-                print("sweep: stopped; the same command continues from here", file=sys.stderr)
-                return 128 + stopped()
+        if stopped():
+            print("sweep: stopped; the same command continues from here", file=sys.stderr)
+            return 128 + stopped()
 
         from eval.compare.__main__ import compare
 
@@ -188,16 +174,9 @@ def train(run: PlannedRun, command: list[str], jobs: int, folder: Path, stopped:
         environment |= {"OMP_NUM_THREADS": str(max(1, threads // jobs)), "PYTHONIOENCODING": "utf-8"}
         output = (folder / f"{name}.txt").open("wb")
     print(f"sweep: {name}: training" + (f", see {output.name}" if output else ""), flush=True)
-    tunes = run.config.init_from is not None and run.config.data.records == "conversations"
-    script = script_of(run.config) or ("train.sft" if tunes else "train.pretrain")
+    line = [sys.executable, "-m", script_of(run.config), *command, *run.overrides]
     # a session of its own: Ctrl-C reaches the sweep alone, which passes it on once; twice would mean "stop at once"
-    process = subprocess.Popen(
-        [sys.executable, "-m", script, *command, *run.overrides],
-        env=environment,
-        stdout=output,
-        stderr=output,
-        start_new_session=True,
-    )
+    process = subprocess.Popen(line, env=environment, stdout=output, stderr=output, start_new_session=True)
     while process.poll() is None and not stopped():
         time.sleep(0.1)
     if stopped():

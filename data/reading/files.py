@@ -11,6 +11,7 @@ import csv
 import glob
 import io
 import json
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -94,8 +95,8 @@ def _expand(path: str, key: str, train_only: bool, left_out: dict[str, list[Path
             raise InputError(f"{key}: {path} is a {given.suffix or 'nameless kind of'} file: use one of {known}")
         return [given]
     is_folder = given.is_dir()
-    pattern = f"{glob.escape(str(given))}/**" if is_folder else str(given)  # follows links, leaves out hidden files
-    inside = [file for file in map(Path, glob.glob(pattern, recursive=True)) if file.is_file()]  # noqa: PTH207 (it knows absolute patterns)
+    paths = _inside(given) if is_folder else map(Path, glob.glob(str(given), recursive=True))  # noqa: PTH207 (it knows absolute patterns)
+    inside = sorted(file for file in paths if file.is_file())
     readable = [file for file in inside if suffix_of(file) in KINDS]
     is_all_notes = all(suffix_of(file) == ".md" for file in readable)  # then a README is one of them
     files = []
@@ -120,6 +121,16 @@ def _expand(path: str, key: str, train_only: bool, left_out: dict[str, list[Path
         raise InputError(f"{key}: the folder {path} holds no file of these kinds: {known}")
     hint = ": fetch input.txt, 1.1 MB, from data/tinyshakespeare of the GitHub repository karpathy/char-rnn"
     raise InputError(f"{key}: no such file: {path}{hint * ('shakespeare' in path.lower())}")
+
+
+def _inside(folder: Path) -> Iterator[Path]:
+    """Every file of a folder and of the folders in it, links included; none that is hidden."""
+    seen = set()  # a link may lead back
+    for parent, folders, names in os.walk(folder, followlinks=True):
+        if (place := Path(parent).resolve()) not in seen:
+            yield from (Path(parent, name) for name in names if not name.startswith("."))
+        folders[:] = sorted(name for name in folders if not name.startswith(".") and place not in seen)
+        seen.add(place)
 
 
 def part_of(file: Path) -> str:

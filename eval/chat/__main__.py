@@ -23,6 +23,7 @@ from pathlib import Path
 
 from configs.command import InputError, exit_on_bad_input, number, whole
 from configs.text import did_you_mean, escape, plain
+from data.reading.records import Role
 from data.reply import CALL
 from eval.chat.attention import attention_map, draw, head_to_show, look_back, read_head
 from eval.chat.session import first_line, open_conversation
@@ -158,7 +159,7 @@ class Chat:
             remark(f"(calls: {escape(', '.join(calls))})\n(tool: {escape(responses)})")
             self.write_answer(responses, "tool")
 
-    def write_answer(self, text: str, role: str) -> None:
+    def write_answer(self, text: str, role: Role) -> None:
         """Write one answer while it comes. Ctrl-C ends it, and what was written stays in the conversation."""
         conversation, thought, answer = self.conversation, "", ""
         pieces = conversation.answer(text, role)

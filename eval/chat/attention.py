@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from configs.command import InputError
 from configs.files import checkpoint_directory
 from configs.text import columns, escape
 from eval.attention import snapshots
@@ -67,11 +66,7 @@ def head_to_show(run: str | Path, answer: AnswerMaps) -> tuple[int, int, str]:
     Without snapshots: the head that is most focused on single tokens further back in this answer.
     """
     maps = answer.maps
-    try:
-        *_, file = sorted((run_folder(run) / "attention").glob("step_*.npz"))
-        snapshot = snapshots.read(file)
-    except (ValueError, InputError):  # there is none, or a broken one
-        snapshot = None
+    snapshot = snapshots.newest(run_folder(run))
     if snapshot is not None and (place := best_head(snapshot, "induction")):
         layer, head = snapshot.layers[place[0]], snapshot.heads[place[1]]
         if layer in maps.layers and head in maps.heads:

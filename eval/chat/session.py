@@ -15,7 +15,7 @@ from configs.command import InputError
 from configs.files import is_adapter, read_checkpoint
 from configs.loader import load_config
 from data.chat import prompt_ids
-from data.reading.records import Message
+from data.reading.records import Message, Role
 from data.reply import Reply
 from data.tokenizer import Tokenizer, load_tokenizer
 from eval.load_model import ends_turns, open_model, run_folder, trained_length
@@ -85,7 +85,7 @@ class Conversation:
 
     def reset(self) -> None:
         """Start again; system message and settings stay. The same questions get the same answers again."""
-        self.turns: list[list[Message | dict]] = []
+        self.turns: list[list[Message]] = []
         self.last: Turn | None = None
         self.reply, self.thought = Reply(self.tokenizer), ""
         self.forgotten, self._answered, self._document_ended = 0, 0, False
@@ -129,7 +129,7 @@ class Conversation:
                 self.system = ""
             self.reset()
 
-    def answer(self, text: str, role: str = "user") -> Generator[str, None, None]:
+    def answer(self, text: str, role: Role = "user") -> Generator[str, None, None]:
         """The answer to a message, or the text's continuation, piece by piece as decoded. Closing it ends the turn.
 
         A piece is content: without thoughts, and without calls if there are tools. It is "" while only thoughts come.
@@ -142,7 +142,7 @@ class Conversation:
             raise ValueError(what)
         turns, longest = [] if self._document_ended else list(self.turns), self.context_length
         room = min(self.max_new_tokens, longest // FREE)
-        message = {"role": role, "content": text}
+        message = Message(role, text)
         while len(prompt := self._prompt(turns, message)) + room > longest and turns:
             del turns[0]
         if len(prompt) >= longest:
@@ -163,20 +163,20 @@ class Conversation:
         self._answered += 1
         return self._pieces(steps, prompt, message)
 
-    def _prompt(self, turns: list[list[Message | dict]], message: dict) -> list[int]:
+    def _prompt(self, turns: list[list[Message]], message: Message) -> list[int]:
         """The ids of all that was said, up to where the answer to this message begins; or of one text."""
         messages = [*chain(*turns), message]
         if self.is_chat:
-            system = [{"role": "system", "content": self.system}] if self.system or self.tools else []
+            system = [Message("system", self.system)] if self.system or self.tools else []
             return prompt_ids(self.tokenizer, [*system, *messages], self.tools)
         text = ""
         for part in messages:
-            new = part["content"] if isinstance(part, dict) else part.content
             ends_in_word = text[-1:].isascii() and not text[-1:].isspace()  # a Chinese one needs no space
-            text += f" {new}" if text and ends_in_word and isinstance(part, dict) and new[0].isalnum() else new
+            begins_word = text and part.role == "user" and part.content[0].isalnum()
+            text += f" {part.content}" if ends_in_word and begins_word else part.content
         return self.tokenizer.begin(text)
 
-    def _pieces(self, steps: Iterator[Any], prompt: list[int], message: dict) -> Generator[str, None, None]:
+    def _pieces(self, steps: Iterator[Any], prompt: list[int], message: Message) -> Generator[str, None, None]:
         held, ended = self.cache.token_ids, "stopped"
         pairs = zip(held[0].tolist() if held is not None else [], prompt[:-1], strict=False)
         try:

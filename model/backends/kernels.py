@@ -287,9 +287,16 @@ class _Blocked(torch.autograd.Function):
         rows, keys, values = _as_rows(q * q.shape[-1] ** -0.5, k.shape[1]), _as_rows(k), _as_rows(v)
         groups, kv_heads = q.shape[1] // k.shape[1], k.shape[1]
         weights, outs = [], []
-        for first, end in _blocks(q.shape[2]):
+        for first in range(0, q.shape[2], BLOCK):
+            end = min(first + BLOCK, q.shape[2])
             scores = rows[:, first * groups : end * groups] @ keys[:, :end].mT
-            weights.append(_hide(scores, first, groups, kv_heads, bias).softmax(dim=-1))
+            # the lowest score, in place, for what the block's queries may not see
+            if bias is None:
+                triangle = torch.full((end - first, end - first), HIDDEN, dtype=scores.dtype, device=scores.device)
+                scores.view(-1, end - first, groups, end)[..., first:] += triangle.triu(1)[:, None]
+            else:
+                scores.view(-1, kv_heads, end - first, groups, end).add_(bias[:, :, first:end, None, :end])
+            weights.append(scores.softmax(dim=-1))
             outs.append(weights[-1] @ values[:, :end])
         ctx.save_for_backward(rows, keys, values, *weights)
         return _as_heads(torch.cat(outs, dim=1), (*q.shape[:3], v.shape[3]))
@@ -301,7 +308,8 @@ class _Blocked(torch.autograd.Function):
         (batch, heads, length, _), kv_heads, head_dim = grad.shape, keys.shape[0] // grad.shape[0], keys.shape[2]
         groups, grad = heads // kv_heads, _as_rows(grad, kv_heads)
         row_grads, key_grad, value_grad = [], torch.zeros_like(keys), torch.zeros_like(values)
-        for (first, end), weight in zip(_blocks(length), weights, strict=True):
+        for first, weight in zip(range(0, length, BLOCK), weights, strict=True):
+            end = weight.shape[2]
             block = slice(first * groups, end * groups)
             weight_grad = grad[:, block] @ values[:, :end].mT
             score_grad = torch._softmax_backward_data(weight_grad, weight, -1, weight.dtype)
@@ -312,10 +320,6 @@ class _Blocked(torch.autograd.Function):
         k_grad, v_grad = (x.view(batch, kv_heads, length, -1) for x in (key_grad, value_grad))
         of_q, of_k, of_v = ctx.dtypes
         return q_grad.to(of_q), k_grad.to(of_k), v_grad.to(of_v), None
-
-
-def _blocks(length: int) -> list[tuple[int, int]]:
-    return [(first, min(first + BLOCK, length)) for first in range(0, length, BLOCK)]
 
 
 def _as_rows(x: Tensor, kv_heads: int | None = None) -> Tensor:
@@ -331,14 +335,3 @@ def _as_heads(rows: Tensor, shape: tuple[int, ...]) -> Tensor:
     batch, heads, length, head_dim = shape
     x = rows.view(batch, -1, length, heads * batch // rows.shape[0], head_dim)  # (B, H_kv, T, groups, D)
     return x.transpose(1, 2).reshape(batch, length, heads, head_dim).transpose(1, 2)
-
-
-def _hide(scores: Tensor, first: int, groups: int, kv_heads: int, bias: Tensor | None) -> Tensor:
-    """Give the lowest score to what the block's queries, from number `first` on, may not see. In place."""
-    end = scores.shape[-1]
-    if bias is None:
-        triangle = torch.full((end - first, end - first), HIDDEN, dtype=scores.dtype, device=scores.device)
-        scores.view(-1, end - first, groups, end)[..., first:] += triangle.triu(1)[:, None]
-    else:
-        scores.view(-1, kv_heads, end - first, groups, end).add_(bias[:, :, first:end, None, :end])
-    return scores

@@ -7,11 +7,11 @@ import torch
 
 from benchmarks import decoding
 from benchmarks.timing import alternate, in_transformers, peak_bytes
+from benchmarks.training import mean_loss, random_batches
 from configs.command import InputError
 from tests.conftest import random_model, tiny_config
 from tests.train.helpers import run_module, write_config
 from train.config import load_run_config
-from train.doctor import mean_loss, random_batches
 
 CPU = torch.device("cpu")
 TINY = (

@@ -219,7 +219,7 @@ def test_a_record_that_cannot_be_read_tells_its_place_and_the_others_still_come(
         ("a.txt.gz", b"plain text", "a.txt.gz: is truncated or damaged"),
         ("a.txt.zst", b"plain text", "a.txt.zst: is truncated or damaged"),
         ("a.txt.zst", b"", "a.txt.zst: is truncated or damaged"),
-        ("a.json", b'[{"text": "caf\xe9"}]', "a.json: is not valid UTF-8"),
+        ("a.json", b'[{"text": "caf\xe9"}]', "a.json: byte 14 .0xe9. is not valid UTF-8"),
     ],
 )
 def test_a_file_that_cannot_be_read_on_is_one_clear_line(tmp_path, name, content, message):

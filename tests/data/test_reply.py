@@ -146,6 +146,17 @@ def test_content_ends_at_the_first_stop_and_thoughts_do_not(tokenizer, text, sto
         assert reply.stopped == bool(places)
 
 
+@pytest.mark.parametrize(
+    ("text", "arguments"),
+    [
+        (CALL, '{"city": "北京"}'),
+        (CALL.replace("北京", r"\u5317\u4eac"), r'{"city": "\u5317\u4eac"}'),  # as it was written, whatever that was
+        ('{"name": "weather", "arguments": { "city":"北京"} }', '{ "city":"北京"} '),
+        ('{"arguments": {"city":"北京"}, "name": "weather"}', '{"city": "北京"}'),
+        ('{"name": "weather", "arguments": "{\\"city\\": \\"北京\\"}"}', '{"city": "北京"}'),  # as OpenAI writes them
+        ('{"name": "weather"}', "{}"),
+    ],
+)
 def test_arguments_keep_their_letters(text, arguments):
     assert read_call(text) == {"name": "weather", "arguments": arguments}
 

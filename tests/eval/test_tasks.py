@@ -480,7 +480,7 @@ def test_bad_input_is_one_line_and_exit_code_2(checkpoints, world_run, capsys, t
         return file("choice.jsonl", json.dumps(choice) + "\n" + json.dumps(choice | fields))
 
     cases = [
-        ([run, pairs, missing], f"{missing}: cannot be read"),
+        ([run, pairs, missing], f"{missing}: "),
         ([run, pairs, empty], "empty.jsonl: is empty: give one record a line"),
         ([run, pairs, file("e.txt", " \n")], "e.txt: is empty: give a text"),
         ([run, pairs, tmp_path / "folder"], "the folder holds no file of these kinds: .jsonl .json .txt"),

@@ -89,7 +89,7 @@ def test_dropout_is_refused_by_flash_in_training_only():
 
 def test_an_unknown_name_lists_those_that_there_are():
     lm = random_model(tiny_config())
-    with pytest.raises(ValueError, match=r"'flashy'.* auto, eager, flash, flex, .* \(docs/attention.md\)"):
+    with pytest.raises(ValueError, match="'flashy'.* auto, eager, flash, flex, "):
         lm.set_attn_implementation("flashy")
     assert lm.attn_implementation == "sdpa"
 

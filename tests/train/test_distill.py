@@ -131,7 +131,7 @@ def test_a_stopped_run_goes_on_exactly(tmp_path, teacher, on_policy):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (["distill=null"], "distill.teacher: name the run to learn from, for example distill.teacher=runs/demo"),
+        (["distill=null"], "distill: is null: train.distill needs this section"),
         (["distill.teacher=nowhere"], "distill.teacher: nowhere: is neither a run"),
         (["data.sequence_length=600", "train.tokens_per_step=600", "model.max_position_embeddings=600"], "at once"),
     ],
@@ -156,10 +156,8 @@ def test_a_teacher_of_another_tokenizer_is_refused(tmp_path, teacher):
 
 
 def test_a_student_may_begin_from_a_model_of_its_own(tmp_path, teacher):
-    begin = tmp_path / "begin"
-    begin.mkdir()
     tokenizer = {"kind": "pretrained", "path": str(teacher)}
-    pretrain(write_config(begin, name="begin", model=SMALL, data={"tokenizer": tokenizer}, eval={"hooks": []}))
+    pretrain(write_config(tmp_path, name="begin", model=SMALL, data={"tokenizer": tokenizer}, eval={"hooks": []}))
     config = student_config(tmp_path, teacher, model={"hidden_size": 64})  # taken over: 16
-    pretrain(config, f"init_from={begin}/runs/begin", script=main)
+    pretrain(config, f"init_from={tmp_path / 'runs/begin'}", script=main)
     assert load(tmp_path / "runs/student").config.hidden_size == 16

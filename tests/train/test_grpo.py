@@ -12,16 +12,16 @@ from torch.testing import assert_close
 
 from configs.files import checkpoint_directory
 from eval.questions import Question
-from eval.tools import Written
 from model import left_pad
 from tests.train import grpo_helpers
+from tests.train.exactly import check_that_a_stopped_run_goes_on_exactly
 from tests.train.grpo_helpers import begun, grpo_config, opened, rollouts, sampled
-from tests.train.helpers import metrics, pretrain, refusal, stopped_at
+from tests.train.helpers import metrics, pretrain, refusal
 from tests.train.worlds import trace
 from train import grpo
 from train.grpo import GRPO, advantages, policy_loss, spread
 from train.method_config import GRPOConfig
-from train.rewards import contains_answer, exact_match
+from train.rollouts import contains_answer, exact_match
 
 HERE = "tests.train.grpo_helpers"
 
@@ -37,13 +37,6 @@ def test_the_right_reward_wants_every_letter_and_the_other_one_is_gamed():
     assert (exact_match(question, right), contains_answer(question, right)) == (1, 1)
     assert (exact_match(question, listing), contains_answer(question, listing)) == (0, 1)
     assert exact_match(question, f"{right}…") == 0  # it did not end
-
-
-def test_what_a_model_thinks_is_no_part_of_its_reply(run):
-    _, tokenizer = opened(run)
-    marks = [tokenizer.special_id(token) for token in ("<think>", "</think>")]
-    ids = [marks[0], *tokenizer.encode("\nThe ball: Tiko.\n"), marks[1], *tokenizer.encode("\n\nTiko has it.")]
-    assert Written(ids=[*ids, tokenizer.turn_end]).reply(tokenizer) == "Tiko has it."
 
 
 # -----------------------------------------------------------------------------------------------------
@@ -256,19 +249,33 @@ def test_a_step_in_which_all_answers_earn_the_same_moves_nothing(run, kl, monkey
         assert all(torch.equal(last[key], first[key]) for key in first), name
 
 
-def test_it_reports_its_figures_and_goes_on_exactly_after_a_stop(run):
-    config = grpo_config(run, grpo={"kl": 0.01}, train={"trace": True, "max_steps": 5, "checkpoint_every": 2})
-    pretrain(config, "name=whole", "--trust-hooks", script=grpo.main)
-    lines = [line for line in metrics(run.parent / "whole") if line["split"] == "train"]
+def test_it_reports_its_figures_and_goes_on_exactly_after_a_stop(run, tmp_path):
+    train = {"trace": True, "max_steps": 5, "checkpoint_every": 2}
+    config = grpo_config(run, output_dir=str(tmp_path), grpo={"kl": 0.01}, train=train)
+    whole = check_that_a_stopped_run_goes_on_exactly(config, grpo.main, step=3)
+    lines = [line for line in metrics(whole) if line["split"] == "train"]
     reported = {"reward", "reward_variance", "skipped_groups", "answer_length", "kl", "entropy", "clip_share"}
     assert reported <= lines[0].keys()
     assert lines[0]["kl"] == pytest.approx(0, abs=1e-6)  # the first step begins at the reference
     assert lines[-1]["kl"] > 1e-6
-    with stopped_at(3):
-        pretrain(config, "name=stopped", "--trust-hooks", script=grpo.main, code=143)
-    pretrain(config, "name=stopped", "--trust-hooks", script=grpo.main)
-    assert trace(run.parent / "stopped") == trace(run.parent / "whole")
-    assert len({line["batch"] for line in trace(run.parent / "whole")}) == 5
+    assert len({line["batch"] for line in trace(whole)}) == 5
+
+
+@pytest.mark.parametrize("compiles", [False, True], ids=["plain", "compiled"])
+def test_a_stop_between_steps_on_the_same_answers_changes_nothing(run, tmp_path, compiles, monkeypatch):
+    """Steps 2 and 3 have the answers that the weights of step 2 gave. The run stops between them.
+
+    compiles: the run tries its compiled model on a batch before it goes on (here nothing is compiled, for time).
+    """
+    monkeypatch.setattr(torch, "compile", lambda model, dynamic: model)
+    train = {"trace": True, "max_steps": 5, "checkpoint_every": 2, "compile": compiles}
+    config = grpo_config(run, output_dir=str(tmp_path), grpo={"num_iterations": 2}, train=train)
+    whole = check_that_a_stopped_run_goes_on_exactly(config, grpo.main, step=2)  # it finishes that step
+    batches = [line["batch"] for line in trace(whole)]
+    assert batches[::2] == [*batches[1::2], batches[-1]]
+    assert len(set(batches)) == 3
+    figures = [[line["reward"] for line in metrics(each)] for each in (whole, whole.with_name("grown"))]
+    assert figures[0] == figures[1]
 
 
 def test_the_model_writes_in_the_precision_in_which_it_trains(run):
@@ -276,29 +283,6 @@ def test_the_model_writes_in_the_precision_in_which_it_trains(run):
     config = grpo_config(run, grpo={"reward": f"{HERE}:in_16_bits"}, train={"max_steps": 2, "precision": "bf16"})
     pretrain(config, "name=bf16", "--trust-hooks", script=grpo.main)
     assert [line["reward"] for line in metrics(run.parent / "bf16") if line["split"] == "train"] == [1.0, 1.0]
-
-
-@pytest.mark.parametrize("compiles", [False, True], ids=["plain", "compiled"])
-def test_a_stop_between_steps_on_the_same_answers_changes_nothing(run, compiles, monkeypatch):
-    """Steps 2 and 3 have the answers that the weights of step 2 gave. The run stops between them.
-
-    compiles: the run tries its compiled model on a batch before it goes on (here nothing is compiled, for time).
-    """
-    monkeypatch.setattr(torch, "compile", lambda model, dynamic: model)
-    whole, stopped = (f"{name}_{compiles}" for name in ("twice", "twice_stopped"))
-    train = {"trace": True, "max_steps": 5, "checkpoint_every": 2, "compile": compiles}
-    config = grpo_config(run, grpo={"num_iterations": 2}, train=train)
-    pretrain(config, f"name={whole}", "--trust-hooks", script=grpo.main)
-    lines = trace(run.parent / whole)
-    assert [line["batch"] for line in lines[::2]] == [*(line["batch"] for line in lines[1::2]), lines[-1]["batch"]]
-    assert len({line["batch"] for line in lines}) == 3
-    with stopped_at(2):  # it finishes that step
-        pretrain(config, f"name={stopped}", "--trust-hooks", script=grpo.main, code=143)
-    assert (checkpoint_directory(run.parent / stopped) / "training/source.safetensors").exists()
-    pretrain(config, f"name={stopped}", "--trust-hooks", script=grpo.main)
-    assert trace(run.parent / stopped) == lines
-    figures = [[line["reward"] for line in metrics(run.parent / name)] for name in (stopped, whole)]
-    assert figures[0] == figures[1]
 
 
 @pytest.mark.parametrize(
@@ -310,7 +294,7 @@ def test_a_stop_between_steps_on_the_same_answers_changes_nothing(run, compiles,
         ([f"grpo.reward={HERE}:infinite"], "returned inf for row 0, question"),
         (["grpo.group_size=3"], "times grpo.group_size (3): use "),
         (["grpo=null"], "grpo: is null: train.grpo needs this section"),
-        (["init_from=null"], "init_from: fine-tuning starts from a trained model"),
+        (["init_from=null"], "init_from: train.grpo starts from a trained model"),
         (["data.source.recall={}"], "data.source.recall: train.grpo asks in conversations, and these are facts"),
         (["grpo.max_new_tokens=500"], "data.sequence_length (512): no question fits beside grpo.max_new_tokens (500)"),
     ],

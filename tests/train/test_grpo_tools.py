@@ -14,9 +14,9 @@ from data.reply import read_reply
 from eval import tools as answers
 from eval.tools import MOST_CALLS, described, respond, write_answers
 from eval.tools.sums import sums_chat
+from tests.train.exactly import check_that_a_stopped_run_goes_on_exactly
 from tests.train.grpo_helpers import grpo_config, opened, rollouts
-from tests.train.helpers import metrics, pretrain, refusal, stopped_at, write_config
-from tests.train.worlds import trace
+from tests.train.helpers import metrics, pretrain, refusal, write_config
 from train import grpo
 from train.grpo import GRPO
 
@@ -149,16 +149,12 @@ def test_sequence_and_mask_are_those_of_trls_tool_loop(run, monkeypatch):
     assert len(ours[1].ids) == room
 
 
-def test_a_run_with_tools_goes_on_exactly_after_a_stop(run):
-    config = settings(run, train={"trace": True, "max_steps": 4, "checkpoint_every": 2})
-    pretrain(config, "name=whole", "--trust-hooks", script=grpo.main)
-    lines = [line for line in metrics(run.parent / "whole") if line["split"] == "train"]
+def test_a_run_with_tools_goes_on_exactly_after_a_stop(run, tmp_path):
+    config = settings(run, output_dir=str(tmp_path), train={"trace": True, "max_steps": 4, "checkpoint_every": 2})
+    whole = check_that_a_stopped_run_goes_on_exactly(config, grpo.main, step=2)
+    lines = [line for line in metrics(whole) if line["split"] == "train"]
     assert lines[0]["tool_calls"] > 0
     assert lines[0]["tool_errors"] <= lines[0]["tool_calls"] <= MOST_CALLS
-    with stopped_at(2):
-        pretrain(config, "name=stopped", "--trust-hooks", script=grpo.main, code=143)
-    pretrain(config, "name=stopped", "--trust-hooks", script=grpo.main)
-    assert trace(run.parent / "stopped") == trace(run.parent / "whole")
 
 
 def test_what_cannot_be_used_is_one_line(run):

@@ -2,12 +2,16 @@
 
 import inspect
 import json
+import random
 
+import numpy as np
 import pytest
+import torch
 
 from eval.config import EvalConfig
 from eval.hooks import Hook
 from tests.train.helpers import metrics, pretrain, refusal, write_config
+from tests.train.worlds import trace
 
 SEEN: list[tuple] = []
 
@@ -21,9 +25,6 @@ def noticing(event):
 
 def failing(event):
     raise RuntimeError(f"at step {event.step}")
-
-
-NOT_A_FUNCTION = 3
 
 
 def steps(run, split):
@@ -61,7 +62,6 @@ def test_a_hook_that_raises_is_reported_once_and_the_run_continues(tmp_path):
         ("validations", "no hook is called 'validations': use validation, questions, samples, attention"),
         ("nowhere.at.all:f", "nowhere.at.all:f cannot be imported: ModuleNotFoundError"),
         ("tests.train.test_hooks:missing", "cannot be imported: AttributeError"),
-        ("tests.train.test_hooks:NOT_A_FUNCTION", "is a int, not a function of one event"),
     ],
 )
 def test_a_hook_that_does_not_exist_is_reported_before_anything_is_read(tmp_path, hook, problem):
@@ -99,3 +99,17 @@ def test_a_hook_that_cannot_report_does_not_take_the_report_away(tmp_path):
     done = pretrain(write_config(tmp_path, eval={"every": 0, "hooks": hooks}), "--trust-hooks")
     assert "Unreported hook adds nothing to the report: RuntimeError: nothing was kept (" in done.stdout
     assert json.loads((tmp_path / "runs/tiny/result.json").read_text())["val"]["loss"] > 0
+
+
+def drawing(event):
+    """A hook that draws from every random state there is."""
+    event.log("drawn", {"numbers": [random.random(), float(np.random.rand()), float(torch.rand(()))]})  # noqa: NPY002
+
+
+def test_a_hook_that_draws_random_numbers_changes_nothing_in_training(tmp_path):
+    changes = {"train": {"trace": True, "max_steps": 6}, "model": {"hidden_dropout": 0.2}}
+    pretrain(write_config(tmp_path, name="without", eval={"hooks": []}, **changes))
+    mine = {"name": f"{__name__}:drawing", "every": 1}
+    pretrain(write_config(tmp_path, name="with", eval={"hooks": [mine]}, **changes), "--trust-hooks")
+    assert steps(tmp_path / "runs/with", "drawn") == list(range(7))
+    assert trace(tmp_path / "runs/with") == trace(tmp_path / "runs/without")

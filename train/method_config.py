@@ -1,23 +1,15 @@
 """The sections of the methods that come after pretraining: each is null in RunConfig, which is off, or holds its keys.
 
-A method adds its section and its script here, and its section to RunConfig.
+A method adds its section here and to RunConfig, and its script to METHODS (train/config.py).
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 
-from configs.command import InputError
 from configs.loader import PathText, Section
-
-METHODS = {  # the scripts after train.pretrain: their section, and what data.records must be ("" = it does not matter)
-    "train.sft": ("", "conversations"),
-    "train.dpo": ("dpo", "pairs"),
-    "train.grpo": ("grpo", "conversations"),
-    "train.distill": ("distill", ""),
-}
 
 
 class DPOConfig(Section):
@@ -126,34 +118,3 @@ class GRPOConfig(Section):
     kl: float = Field(
         0.0, ge=0, description="Weight of the KL divergence from the model of init_from. 0 = that model is not opened."
     )
-
-
-def script_of(config: Any) -> str:
-    """The script that trains what a RunConfig says. Raises InputError where it has the sections of two."""
-    named = [script for script, (section, _) in METHODS.items() if section and getattr(config, section) is not None]
-    if len(named) > 1:
-        sections = " and ".join(METHODS[script][0] for script in named)
-        raise InputError(f"the config has sections of {sections}: set all but one of them to null")
-    if named or config.data.records == "pairs":
-        return named[0] if named else "train.dpo"
-    tunes = config.init_from is not None and config.data.records == "conversations"
-    return "train.sft" if tunes else "train.pretrain"
-
-
-def check_script(config: Any, script: str) -> None:
-    """Raises InputError where this script cannot train what a RunConfig says."""
-    own, (section, records) = script_of(config), METHODS.get(script, ("", ""))
-    if own != script and METHODS.get(own, ("", ""))[0]:
-        named = own.removeprefix("train.") if getattr(config, METHODS[own][0]) is not None else "data.records: pairs"
-        raise InputError(f"{script} knows nothing of `{named}`: use python -m {own}")
-    if section in ("grpo", "distill") and getattr(config, section) is None:
-        raise InputError(f"{section}: is null: {script} needs this section, as configs/{section}_demo.yaml has it")
-    if records and config.data.records != records:
-        instead = "" if own == script else f", or use python -m {own}"
-        raise InputError(
-            f"data.records is {config.data.records}, and {script} needs {records}: set data.records={records}{instead}"
-        )
-    if records and config.init_from is None:
-        raise InputError(
-            f"init_from: {script} starts from a trained model: name a run, for example init_from=runs/demo"
-        )

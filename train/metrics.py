@@ -164,7 +164,7 @@ class Tracker:
             disable=None if writes else True,  # None: only on a terminal
         )
         self._began = self._said = time.monotonic()
-        self._first = self.bar.n
+        self._first = self.bar.initial
         self._disk_failed = False
         self._others: list[Wandb | TensorBoard] = []
         if writes and config.tracking.wandb != "disabled":
@@ -211,11 +211,12 @@ class Tracker:
 
         Without a terminal: a line of its own where nothing was said for a while, so that nobody takes work for a hang.
         """
+        at = step if self._minutes is None else min(seconds / 60, self._minutes)
         self.bar.set_postfix(shown, refresh=False)
-        self.bar.update((step if self._minutes is None else min(seconds / 60, self._minutes)) - self.bar.n)
+        self.bar.update(at - self.bar.n)
         now = time.monotonic()
         if self.bar.disable and now - self._said > max(SILENCE_S, (now - self._began) * SILENCE):
-            left = (now - self._began) / 60 * (self._total - self.bar.n) / max(self.bar.n - self._first, 1e-9)
+            left = (now - self._began) / 60 * (self._total - at) / max(at - self._first, 1e-9)
             figures = "   ".join(f"{name} {value}" for name, value in shown.items())
             self.say(f"step {step:>6,}   {figures}   about {left:.1f} minutes to go")
 

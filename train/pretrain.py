@@ -69,7 +69,8 @@ def _run(config: RunConfig, script: str, objective: MakeObjective | None, source
     # text is read.
     with processes(config.train.parallel, config.train.device) as world, ExitStack() as until_the_end:
         world.on_rank0(lambda: until_the_end.enter_context(own(config.directory)))
-        check_shares(config, world)
+        if world.size > 1:
+            check_shares(config, world)
         hooks = Hooks(config.eval)
         hooks.check(config.eval, config.model)
 

@@ -142,14 +142,6 @@ def append_line(file: Path, record: dict[str, Any]) -> None:
 # checkpoints: runs/x/checkpoints/latest names step_00001000
 
 
-def read_name(file: Path) -> str:
-    """The one plain name in a file such as `latest`: no folder, nothing above. Raises DamagedFile."""
-    name = read_text(file).strip()
-    if not NAME.fullmatch(name) or name in (".", ".."):
-        raise DamagedFile(f"{file}: must hold one plain name, such as step_00001000, and holds {name[:40]!r}")
-    return name
-
-
 def is_adapter(directory: Path) -> bool:
     """Whether a checkpoint directory holds adapters, which need the model that they name."""
     return (directory / ADAPTER).is_file()
@@ -176,7 +168,9 @@ def checkpoint_directory(path: str | Path) -> Path:
         raise DamagedFile(f"{path}: is neither a run (checkpoints/latest) nor a model directory (config.json)")
     name = ""
     for _ in range(20):  # while the run replaces it
-        name = read_name(latest)
+        name = read_text(latest).strip()
+        if not NAME.fullmatch(name) or name in (".", ".."):  # no folder, nothing above
+            raise DamagedFile(f"{latest}: must hold one plain name, such as step_00001000, and holds {name[:40]!r}")
         if is_model(latest.parent / name):
             return latest.parent / name
         time.sleep(0.01)

@@ -418,15 +418,18 @@ def _refuse(config: RunConfig, problem: str) -> None:
 
 
 def open_for(config: RunConfig, start: Start) -> None:
-    """Make the run directory and write config.yaml. If it exists, remove what an interrupted run left half done, and
-    what it logged and drew after its newest checkpoint.
+    """Write config.yaml. In a run that exists, remove what an interrupted run left half done, and what it logged and
+    drew after its newest checkpoint.
 
     For one process, after every process has read the checkpoint. Raises OSError if the directory cannot be written.
     """
     directory, checkpoints = config.directory, config.directory / "checkpoints"
+    begun = (directory / "config.yaml").exists()
     (directory / RESULT).unlink(missing_ok=True)  # from here on it is not finished
     replace_text(directory / "config.yaml", dump_yaml(config.model_dump()))  # it can be trained from again
     checkpoints.mkdir(exist_ok=True)
+    if not begun:
+        return
     saved = TrainerState(step=-1)
     if start.newest is not None:
         saved = read_state(start.newest)

@@ -77,7 +77,8 @@ def _run(config: RunConfig, script: str, objective: MakeObjective | None, source
         # 2. Whether this run is new, half-way or finished, and where it computes.
         start = world.on_rank0(lambda: find_start(config))
         if start.finished:
-            world.say(report.summary(config.directory))
+            if world.rank == 0:
+                print(report.summary(config.directory))
             return 0
         device = world.on_rank0(lambda: resolve_device(config, start.state.resolved if start.state else None))
         initial = None
@@ -117,9 +118,9 @@ def _run(config: RunConfig, script: str, objective: MakeObjective | None, source
             run.tracker.close(exit_code)
 
         # 6. The result.
-        if exit_code == 0:
+        if exit_code == 0 and world.rank == 0:
             report.write(run)
-            world.say(report.summary(config.directory))
+            print(report.summary(config.directory))
         return exit_code
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import unicodedata
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -317,13 +316,8 @@ def _refuse_foreign_code(loaded: LoadedConfig, config: RunConfig) -> None:
             )
 
 
-def add_trust_option(parser: argparse.ArgumentParser) -> None:
-    """`--trust-hooks` of a command that trains."""
-    parser.add_argument(
-        "--trust-hooks",
-        action="store_true",
-        help="run the code that eval.hooks and grpo.reward name, also in a config that came from elsewhere",
-    )
+# --trust-hooks of a command that trains
+TRUST_HELP = "run the code that eval.hooks and grpo.reward name, also in a config that came from elsewhere"
 
 
 # ---------------------------------------------------------------------------------------------------------

@@ -138,8 +138,10 @@ def build_model(
     lm = LanguageModel(config.model).to(device.device)
     lm.set_attn_implementation(device.attention)
     lm.model.activation_checkpointing = config.train.activation_checkpointing
-    if initial is not None and (added := load_initial_weights(lm, initial, tokenizer, config.lora)):
-        world.say(added)
+    if initial is not None:
+        added = load_initial_weights(lm, initial, tokenizer, config.lora)
+        if added and world.rank == 0:
+            print(added)
     if world.shares_model:
         shard(lm, device.dtype)
     if world.rank:  # the weights are drawn, alike everywhere: each process draws its own dropout from here on

@@ -102,8 +102,9 @@ def resolve_device(config: RunConfig, resolved: dict[str, Any] | None = None) ->
     # as many threads as this run began with, if nobody asks for another number and there are as many cores
     threads, asked = before.get("threads"), {"OMP_NUM_THREADS", "MKL_NUM_THREADS"} & os.environ.keys()
     if asked or threads in (None, torch.get_num_threads()) or threads > (os.cpu_count() or 1):
-        return Device(torch.device(kind), precision, compiled, attention, tuple(notes))
-    notes.append(f"threads {threads} ({AS_BEFORE})")
+        threads = None
+    else:
+        notes.append(f"threads {threads} ({AS_BEFORE})")
     return Device(torch.device(kind), precision, compiled, attention, tuple(notes), threads)
 
 

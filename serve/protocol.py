@@ -66,6 +66,7 @@ class Asked(BaseModel):
                 raise ValueError(f"{name[:100]} is not supported here: leave it out")
         if len(self.stops) > MOST_STOPS or not all(self.stops):
             raise ValueError(f"stop must be {MOST_STOPS} texts at most, none of them empty")
+        _ = self.sampling  # raises ValueError for numbers that are too small to compute with
         return self
 
     @property
@@ -75,7 +76,7 @@ class Asked(BaseModel):
 
     @property
     def sampling(self) -> Sampling:
-        """How tokens are drawn. Raises ValueError for numbers that are too small to compute with."""
+        """How tokens are drawn."""
         if self.temperature == 0 or self.top_p == 0:  # top_p 0: the likeliest token alone
             return Sampling(0.0, repetition_penalty=self.repetition_penalty or 1.0)
         temperature = 1.0 if self.temperature is None else self.temperature
@@ -141,16 +142,20 @@ class CompletionRequest(Asked):
     def _check_echo(self) -> CompletionRequest:
         if self.max_tokens == 0 and not self.echo:
             raise ValueError("max_tokens: 0 needs echo: true, else there is nothing to answer")
+        if self.prompt == [] or len(self.prompts) * (self.n or 1) > MOST_ANSWERS:
+            raise ValueError(f"prompt: give 1 to {MOST_ANSWERS} prompts, times n")
         return self
 
     @property
     def prompts(self) -> list[str | list[int]]:
-        """Each prompt, as text or as token ids; none if it was left out. Raises ValueError for none, and too many."""
+        """Each prompt, as text or as token ids; none if it was left out."""
         given: Any = self.prompt
-        if given is None:
-            return []
-        if isinstance(given, str) or (given and isinstance(given[0], int)):
-            return [given]
-        if not given or len(given) * (self.n or 1) > MOST_ANSWERS:
-            raise ValueError(f"prompt: give 1 to {MOST_ANSWERS} prompts, times n")
-        return list(given)
+        is_one = isinstance(given, str) or (given and isinstance(given[0], int))
+        return [given] if is_one else list(given or [])
+
+    def most_tokens(self, limit: int) -> tuple[int | None, int]:
+        return self.max_tokens, limit
+
+    @property
+    def top(self) -> int | None:
+        return self.logprobs

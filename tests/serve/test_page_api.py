@@ -14,7 +14,7 @@ import torch
 from eval.attention import capture
 from eval.attention.viewer import quantise
 from serve.limits import Limits
-from serve.run_folder import RunFolder, tail
+from serve.run_folder import summaries, tail
 from tests.serve.conftest import serving
 from tests.serve.page_helpers import HARMFUL_NAME, Growing
 
@@ -119,7 +119,7 @@ def test_a_log_is_read_piece_by_piece(tmp_path):
 
 def test_whether_a_run_trains(tmp_path):
     def state():
-        return RunFolder(tmp_path).summaries()["run"]["state"]
+        return summaries(tmp_path)["run"]["state"]
 
     run = Growing(tmp_path, "run")
     assert state() == "stopped"
@@ -186,8 +186,8 @@ def test_a_text_of_ones_own_at_every_checkpoint(folder):
         codes = np.frombuffer(base64.b64decode(found["frames"]["10/text"]), np.uint8)
         maps = codes.reshape(len(run["layers"]), len(run["heads"]), tokens * (tokens + 1) // 2)
         served = library.find("text")
-        ids = torch.tensor([[served.tokenizer.bos_id, *served.tokenizer.encode("Once there was")]])
-        expected = capture(served.batcher.lm, ids).weights[:, 0].numpy()
+        ids = torch.tensor([[served.model.tokenizer.bos_id, *served.model.tokenizer.encode("Once there was")]])
+        expected = capture(served.model.lm, ids).weights[:, 0].numpy()
         assert np.abs(maps.astype(int) - quantise(expected).astype(int)).max() <= 1
         for name, text, status in (
             ("text", "", 400),

@@ -134,11 +134,11 @@ def _text_of(content: Any) -> str | None:
     """The text of a message: itself, or the joined text parts of a list. Raises ApiError for pictures and sound."""
     if content is None or isinstance(content, str):
         return content
-    if not isinstance(content, list) or not all(isinstance(part, dict) for part in content):
-        raise ApiError(400, "messages: content must be a text, or a list of text parts")
-    if any(part.get("type") != "text" or not isinstance(part.get("text"), str) for part in content):
-        raise ApiError(400, "messages: these models read text only: give parts of type text")
-    return "".join(part["text"] for part in content)
+    parts = content if isinstance(content, list) else [content]
+    texts: list[Any] = [part.get("text") for part in parts if isinstance(part, dict) and part.get("type") == "text"]
+    if len(texts) < len(parts) or not all(isinstance(text, str) for text in texts):
+        raise ApiError(400, "messages: content must be a text or parts of type text: these models read text only")
+    return "".join(texts)
 
 
 def text_ids(model: Model, prompt: str | list[int], field: str = "prompt") -> list[int]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Generator
+from functools import lru_cache
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -27,8 +28,9 @@ from eval.attention.capture import AttentionMaps
 from eval.attention.controls import scaled
 from eval.attention.probes import readable_tokens
 from eval.attention.snapshots import Head
+from eval.chat.attention import capture_from
 from eval.chat.session import first_line
-from eval.chat.tokens import Choice, capture_around, choose, looked_at, rows_around, weigh
+from eval.chat.tokens import Choice, choose, looked_at, rows_around, weigh
 from eval.questions import Question, one_question, source_of
 from model.generation import Sampling
 from serve.answers import chat_ids, room_for, text_ids
@@ -151,7 +153,6 @@ class LookRequest(ChangedModel):
 def router(bench: Workbench, limits: Limits) -> APIRouter:
     """The routes of this file."""
     routes = APIRouter(prefix="/live/chat")
-    maps = LastMaps()
 
     def find(asked: ModelName) -> Model:
         return bench.find(asked.run, asked.step, asked.adapter)
@@ -228,7 +229,9 @@ def router(bench: Workbench, limits: Limits) -> APIRouter:
         def work() -> dict[str, Any]:
             model = find(asked)
             _check(model, asked, asked.ids, position=asked.position)
-            row = looked_at(maps.around(model, asked), asked.position)
+            rows = rows_around(model.lm, asked.ids, asked.position)
+            maps = _maps(model, tuple(asked.ids), rows, frozenset(asked.factors.items()))
+            row = looked_at(maps, asked.position)
             layers, heads, keys = row.shape
             weights = base64.b64encode(row.numpy().astype(np.dtype("<f4")).tobytes()).decode("ascii")
             return {"layers": layers, "heads": heads, "keys": keys, "weights": weights}
@@ -301,18 +304,10 @@ def _alternatives(tokenizer: Tokenizer, choice: Choice) -> dict[str, Any]:
     }
 
 
-class LastMaps:
-    """The maps that were captured last: the next token that somebody looks at is most often of the same text."""
-
-    def __init__(self) -> None:
-        self.key: Any = None
-        self.maps: AttentionMaps | None = None
-
-    def around(self, model: Model, asked: LookRequest) -> AttentionMaps:
-        """The maps of the rows around a token, from one capture (`capture_around`)."""
-        rows = rows_around(model.lm, asked.ids, asked.position)
-        key = (model, tuple(asked.ids), rows, tuple(sorted(asked.factors.items())))
-        if self.maps is None or self.key != key:
-            with scaled(model.lm, asked.factors):
-                self.key, self.maps = key, capture_around(model.lm, asked.ids, asked.position)
-        return self.maps
+@lru_cache(maxsize=1)  # the next token that somebody looks at is most often of the same text
+def _maps(
+    model: Model, ids: tuple[int, ...], rows: tuple[int, int], factors: frozenset[tuple[Head, float]]
+) -> AttentionMaps:
+    """What the rows from the first to the end look at, from one capture."""
+    with scaled(model.lm, dict(factors)):
+        return capture_from(model.lm, ids[: rows[1]], rows[0])

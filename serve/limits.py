@@ -10,12 +10,12 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
-from fastapi import Depends, FastAPI, HTTPException, Request
+from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, StreamingResponse
 from fastapi.security import APIKeyCookie, HTTPAuthorizationCredentials, HTTPBearer
 from starlette.datastructures import MutableHeaders
-from starlette.exceptions import HTTPException as StarletteHTTPException
+from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from configs.text import escape
@@ -72,7 +72,7 @@ class ApiError(HTTPException):
         self.code = code
 
 
-def error_body(error: StarletteHTTPException, param: str | None = None) -> dict[str, Any]:
+def error_body(error: HTTPException, param: str | None = None) -> dict[str, Any]:
     """An error as OpenAI writes it."""
     kinds = {401: "authentication_error", 429: "rate_limit_error", 500: "server_error", 503: "server_error"}
     kind = kinds.get(error.status_code, "invalid_request_error")
@@ -82,8 +82,8 @@ def error_body(error: StarletteHTTPException, param: str | None = None) -> dict[
 def handle_errors(app: FastAPI) -> None:
     """Every error of this application has OpenAI's form. One of the program's own has no details in it."""
 
-    @app.exception_handler(StarletteHTTPException)
-    async def refused(request: Request, error: StarletteHTTPException) -> JSONResponse:
+    @app.exception_handler(HTTPException)
+    async def refused(request: Request, error: HTTPException) -> JSONResponse:
         headers = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "1"}, 503: {"Retry-After": "1"}}
         return JSONResponse(error_body(error), error.status_code, headers.get(error.status_code))
 
@@ -92,6 +92,8 @@ def handle_errors(app: FastAPI) -> None:
         first = error.errors()[0]
         where = escape(".".join(str(part) for part in first["loc"] if part != "body"))  # a key may be half a character
         message = escape(str(first["msg"]).removeprefix("Value error, "))
+        if first["type"] == "extra_forbidden":
+            message = "is not supported here: leave it out"
         return JSONResponse(error_body(ApiError(400, f"{where}: {message}" if where else message), where or None), 400)
 
     @app.exception_handler(Exception)

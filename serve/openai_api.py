@@ -62,8 +62,8 @@ def router(library: Library, limits: Limits) -> APIRouter:
     @routes.post("/chat/completions")
     async def chat(asked: ChatRequest, request: Request) -> Response:
         served = await find(asked.model)
-        model, tools = served.model, [] if asked.tool_choice == "none" else asked.tools or []
-        ids = chat_ids(model, asked.messages, tools, asked.template, bool(asked.continue_final_message))
+        model, tools = served.model, asked.tools if asked.tool_choice == "auto" else []
+        ids = chat_ids(model, asked.messages, tools, asked.template, asked.continue_final_message)
         answers = _answers(model, asked, [ids], limits, is_chat=model.is_chat, tools=bool(tools))
         choice = partial(_chat_choice, model.tokenizer, asked.top is not None)
         return await _respond(library, served, answers, asked, choice, request, limits)
@@ -76,7 +76,7 @@ def router(library: Library, limits: Limits) -> APIRouter:
         if asked.echo:
             texts = [prompt if isinstance(prompt, str) else model.tokenizer.decode(prompt) for prompt in prompts]
             for answer in answers:
-                answer.echo = texts[answer.index // (asked.n or 1)]
+                answer.echo = texts[answer.index // asked.n]
         choice = partial(_text_choice, model.tokenizer, asked.top is not None)
         return await _respond(library, served, answers, asked, choice, request, limits)
 
@@ -87,19 +87,19 @@ def _answers(
     model: Model, asked: ChatRequest | CompletionRequest, prompts: list[list[int]], limits: Limits, **kind: bool
 ) -> list[Answer]:
     """The answers to be written, n to each prompt. kind: as `Reply` takes it. Raises ApiError."""
-    answers, least = list[Answer](), asked.min_tokens or 0
+    answers, least = list[Answer](), asked.min_tokens
     stop_ids = frozenset(text_ids(model, asked.stop_token_ids, "stop_token_ids") if asked.stop_token_ids else ())
     stop_ids |= frozenset(() if asked.ignore_eos else model.tokenizer.stop_ids)
-    of_prompt = isinstance(asked, CompletionRequest) and bool(asked.echo)
+    of_prompt = isinstance(asked, CompletionRequest) and asked.echo
     for ids in prompts:
         room = room_for(model, ids, *asked.most_tokens(limits.max_new_tokens))
         if least > room:
             raise ApiError(400, f"min_tokens: {least} are more than the {room} tokens that may be written")
-        for number in range(asked.n or 1):
+        for number in range(asked.n):
             seed = None if asked.seed is None else (asked.seed + SEED_STEP * number) % 2**63
             options = {"seed": seed, "top_log_probs": asked.top, "of_prompt": of_prompt, "min_new_tokens": least}
             request = batching.Request(ids, room, asked.sampling, stop_ids, **options)  # type: ignore[arg-type]
-            reply = Reply(model.tokenizer, ids, stops=asked.stops, least=least, **kind)
+            reply = Reply(model.tokenizer, ids, stops=asked.stop, least=least, **kind)
             answers.append(Answer(len(answers), request, reply))
     return answers
 
@@ -119,13 +119,13 @@ async def _respond(
     pieces = answer_all(library, served, answers)
 
     def usage() -> dict[str, int]:
-        read = sum(len(answer.request.token_ids) for answer in answers[:: asked.n or 1])
+        read = sum(len(answer.request.token_ids) for answer in answers[:: asked.n])
         written = sum(len(answer.tokens) for answer in answers)
         return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
 
     async def events() -> AsyncGenerator[str]:
         of_part = head | ({"object": f"{name}.chunk"} if isinstance(asked, ChatRequest) else {})
-        with_usage = asked.stream_options is not None and asked.stream_options.include_usage
+        with_usage = asked.stream_options.include_usage
         begun = set[int]()
         async with aclosing(pieces):
             async for piece in pieces:

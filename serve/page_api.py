@@ -20,12 +20,11 @@ import json
 from collections.abc import AsyncGenerator
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Body, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
-from pydantic import BaseModel, Field
 
 from configs.command import InputError
 from eval.attention import viewer
@@ -48,21 +47,9 @@ HEAD = """<title>Headlight</title>
 <script defer src="/page/page.js"></script>"""
 EVERY = 0.5  # seconds between two looks at the files
 SILENCE = 15.0  # seconds after which a line without news keeps the connection open
-MOST_LETTERS = 2000  # of your own text,
+OwnText = Annotated[str, Body(embed=True, min_length=1, max_length=2000)]
 MOST_TOKENS = 96  # of its maps, which are sent whole,
 MOST_CHECKPOINTS = 12  # and of a run that looks at it
-
-
-class Key(BaseModel):
-    """POST /page/key: what was typed into the page of a server that has a key."""
-
-    key: str = Field(max_length=1000)
-
-
-class OwnText(BaseModel):
-    """POST /live/runs/NAME/look."""
-
-    text: str = Field(min_length=1, max_length=MOST_LETTERS)
 
 
 def page(limits: Limits) -> APIRouter:
@@ -83,8 +70,8 @@ def page(limits: Limits) -> APIRouter:
         return Response(content, media_type=kind, headers={"content-security-policy": POLICY})
 
     @routes.post("/page/key")
-    def key(given: Key) -> Response:
-        if not equal(given.key.encode(), limits.api_key):
+    def key(key: Annotated[str, Body(embed=True, max_length=1000)]) -> Response:
+        if not equal(key.encode(), limits.api_key):
             raise ApiError(401, "this is not the key of this server", "invalid_api_key")
         answer = JSONResponse({})
         if limits.cookie is not None:
@@ -146,7 +133,7 @@ def router(bench: Workbench, limits: Limits) -> APIRouter:
         return Response(viewer.quantise(weights).tobytes(), media_type="application/octet-stream")
 
     @routes.post("/runs/{name}/look")
-    async def own_text(name: str, asked: OwnText) -> dict[str, Any]:
+    async def own_text(name: str, text: OwnText) -> dict[str, Any]:
         there = bench.library.runs()
         if name not in there:
             raise ApiError(404, "this run has no checkpoint yet" if there else "there is no run of this name")
@@ -156,7 +143,7 @@ def router(bench: Workbench, limits: Limits) -> APIRouter:
         def look_at(step: int) -> Snapshot:
             model = bench.find(name, step)
             try:
-                probe = probe_from_text(model.tokenizer, asked.text, model.context_length)
+                probe = probe_from_text(model.tokenizer, text, model.context_length)
             except ValueError as error:
                 raise ApiError(400, str(error)) from None
             return look(model.lm, [probe], AttentionConfig(max_tokens=MOST_TOKENS), (step, 0, 0.0))

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from model.generation import Sampling
 
 MOST_ANSWERS = 16
-MOST_STOPS = 4  # as OpenAI
 MOST_TOP = 20  # likeliest tokens beside each token, as OpenAI
 HARMLESS = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prediction"}
 DEFAULTS: dict[str, Any] = {  # of fields that are not supported: they change nothing, and some clients send them
@@ -28,6 +27,11 @@ DEFAULTS: dict[str, Any] = {  # of fields that are not supported: they change no
     "function_call": "none",
     "parallel_tool_calls": True,
 }
+Text = Annotated[str, Field(min_length=1)]
+
+
+def _as_list(given: Any) -> Any:
+    return [given] if isinstance(given, str) else given
 
 
 class StreamOptions(BaseModel):
@@ -42,46 +46,43 @@ class StreamOptions(BaseModel):
 class Asked(BaseModel):
     """What both kinds of request have."""
 
-    model_config = ConfigDict(extra="allow")  # `_check` refuses
+    model_config = ConfigDict(extra="forbid")
 
     model: str = Field(max_length=300)
-    temperature: float | None = Field(1.0, ge=0, le=2)
-    top_p: float | None = Field(1.0, ge=0, le=1)
-    n: int | None = Field(1, ge=1, le=MOST_ANSWERS)
-    stop: str | list[str] | None = None
+    temperature: float = Field(1.0, ge=0, le=2)
+    top_p: float = Field(1.0, ge=0, le=1)
+    n: int = Field(1, ge=1, le=MOST_ANSWERS)
+    stop: Annotated[list[Text], BeforeValidator(_as_list), Field(max_length=4)] = []  # 4, as OpenAI
     seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
-    stream: bool | None = False
-    stream_options: StreamOptions | None = None
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
     top_k: int | None = Field(None, ge=1)  # this and those that follow: as vLLM and others have them
     min_p: float | None = Field(None, ge=0, le=1)
-    repetition_penalty: float | None = Field(None, gt=0, le=100)
-    stop_token_ids: list[Annotated[int, Field(ge=0)]] | None = Field(None, max_length=100)  # beside the model's own
-    min_tokens: int | None = Field(0, ge=0)  # before that, nothing ends the answer
-    ignore_eos: bool | None = False  # the model's own stop ids end nothing
+    repetition_penalty: float = Field(1.0, gt=0, le=100)
+    stop_token_ids: list[Annotated[int, Field(ge=0)]] = Field(default=[], max_length=100)  # beside the model's own
+    min_tokens: int = Field(0, ge=0)  # before that, nothing ends the answer
+    ignore_eos: bool = False  # the model's own stop ids end nothing
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_what_changes_nothing(cls, body: Any) -> Any:
+        if not isinstance(body, dict):
+            return body
+        given = {name: value for name, value in body.items() if value is not None and name not in HARMLESS}
+        return {name: value for name, value in given.items() if name not in DEFAULTS or value != DEFAULTS[name]}
 
     @model_validator(mode="after")
-    def _check(self) -> Asked:
-        for name, value in (self.model_extra or {}).items():
-            if name not in HARMLESS and value is not None and value != DEFAULTS.get(name):
-                raise ValueError(f"{name[:100]} is not supported here: leave it out")
-        if len(self.stops) > MOST_STOPS or not all(self.stops):
-            raise ValueError(f"stop must be {MOST_STOPS} texts at most, none of them empty")
+    def _can_be_drawn(self) -> Asked:
         _ = self.sampling  # raises ValueError for numbers that are too small to compute with
         return self
-
-    @property
-    def stops(self) -> list[str]:
-        """The texts at which an answer ends."""
-        return [self.stop] if isinstance(self.stop, str) else self.stop or []
 
     @property
     def sampling(self) -> Sampling:
         """How tokens are drawn."""
         if self.temperature == 0 or self.top_p == 0:  # top_p 0: the likeliest token alone
-            return Sampling(0.0, repetition_penalty=self.repetition_penalty or 1.0)
-        temperature = 1.0 if self.temperature is None else self.temperature
-        top_p = None if self.top_p in (None, 1) else self.top_p
-        return Sampling(temperature, self.top_k, top_p, self.min_p, self.repetition_penalty or 1.0)
+            return Sampling(0.0, repetition_penalty=self.repetition_penalty)
+        top_p = None if self.top_p == 1 else self.top_p
+        return Sampling(self.temperature, self.top_k, top_p, self.min_p, self.repetition_penalty)
 
 
 class ChatRequest(Asked):
@@ -90,12 +91,12 @@ class ChatRequest(Asked):
     messages: list[dict[str, Any]] = Field(min_length=1, max_length=1000)
     max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1)
-    logprobs: bool | None = False
-    top_logprobs: int | None = Field(None, ge=0, le=MOST_TOP)
-    tools: list[dict[str, Any]] | None = Field(None, max_length=100)
-    tool_choice: Literal["none", "auto"] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None  # this and the next two: as vLLM has them
-    continue_final_message: bool | None = False
+    logprobs: bool = False
+    top_logprobs: int = Field(0, ge=0, le=MOST_TOP)
+    tools: list[dict[str, Any]] = Field(default=[], max_length=100)
+    tool_choice: Literal["none", "auto"] = "auto"
+    chat_template_kwargs: dict[str, Any] = {}  # this and the next two: as vLLM has them
+    continue_final_message: bool = False
     add_generation_prompt: bool | None = None
     reasoning_effort: str | None = Field(None, max_length=100)
 
@@ -103,17 +104,15 @@ class ChatRequest(Asked):
     def _check_pairs(self) -> ChatRequest:
         if self.top_logprobs and not self.logprobs:
             raise ValueError("top_logprobs needs logprobs: true")
-        if self.add_generation_prompt is bool(self.continue_final_message):
+        if self.add_generation_prompt is self.continue_final_message:
             raise ValueError("add_generation_prompt: false is for continue_final_message: true, and goes with it")
         return self
 
     @property
     def template(self) -> dict[str, Any]:
         """Values of the chat template's variables. No effort means no thinking, for which templates have a switch."""
-        values: dict[str, Any] = {"enable_thinking": False} if self.reasoning_effort == "none" else {}
-        if self.reasoning_effort not in (None, "none"):
-            values = {"reasoning_effort": self.reasoning_effort}
-        return values | (self.chat_template_kwargs or {})
+        effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
+        return ({"enable_thinking": False} if self.reasoning_effort == "none" else effort) | self.chat_template_kwargs
 
     def most_tokens(self, limit: int) -> tuple[int | None, int]:
         """Of the answer: how many there must be room for (None: what there is), and how many it may have at most.
@@ -127,22 +126,22 @@ class ChatRequest(Asked):
     @property
     def top(self) -> int | None:
         """Likeliest tokens to tell with each token; None: no log-probabilities."""
-        return (self.top_logprobs or 0) if self.logprobs else None
+        return self.top_logprobs if self.logprobs else None
 
 
 class CompletionRequest(Asked):
     """POST /v1/completions."""
 
     prompt: str | list[str] | list[int] | list[list[int]] | None = None  # None: as a document begins
-    max_tokens: int | None = Field(16, ge=0)
+    max_tokens: int = Field(16, ge=0)
     logprobs: int | None = Field(None, ge=0, le=MOST_TOP)
-    echo: bool | None = False
+    echo: bool = False
 
     @model_validator(mode="after")
-    def _check_echo(self) -> CompletionRequest:
+    def _check_counts(self) -> CompletionRequest:
         if self.max_tokens == 0 and not self.echo:
             raise ValueError("max_tokens: 0 needs echo: true, else there is nothing to answer")
-        if self.prompt == [] or len(self.prompts) * (self.n or 1) > MOST_ANSWERS:
+        if self.prompt == [] or len(self.prompts) * self.n > MOST_ANSWERS:
             raise ValueError(f"prompt: give 1 to {MOST_ANSWERS} prompts, times n")
         return self
 

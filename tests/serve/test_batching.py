@@ -82,15 +82,6 @@ def test_all_get_what_they_would_get_alone_whenever_they_join(lm):
     assert batcher.cache.free_blocks == 60
 
 
-def test_many_answers_share_passes(lm):
-    batcher = Batcher(lm, blocks=200, block_size=4)
-    clients = [Client(prompt, 20) for prompt in prompts(10)]
-    for client in clients:
-        batcher.submit(client.request)
-    finish(batcher)
-    assert batcher.rounds == 20 - 1  # the first token comes with the prompt, then the first round writes another
-
-
 def test_a_stop_id_ends_the_answer_and_is_not_part_of_it(lm):
     (prompt,) = prompts(1)
     whole = alone(lm, prompt, 30)
@@ -101,22 +92,6 @@ def test_a_stop_id_ends_the_answer_and_is_not_part_of_it(lm):
     finish(batcher)
     assert client.ids == whole[: whole.index(stop)]
     assert client.end == "stop"
-
-
-def test_log_probabilities_are_the_models_own(lm):
-    (prompt,) = prompts(1)
-    client = Client(prompt, 6, Sampling(temperature=0.5, top_p=0.9), seed=3, top_log_probs=4)
-    batcher = Batcher(lm)
-    batcher.submit(client.request)
-    finish(batcher)
-    with torch.no_grad():
-        logits = lm(torch.tensor([prompt + client.ids]))[0, len(prompt) - 1 : -1]
-    expected = logits.log_softmax(-1)
-    for at, token in enumerate(client.got[:-1]):
-        assert token.log_prob == pytest.approx(expected[at, token.id].item(), abs=1e-4)
-        best = expected[at].topk(4)
-        assert [i for i, _ in token.top] == best.indices.tolist()
-        assert [p for _, p in token.top] == pytest.approx(best.values.tolist(), abs=1e-4)
 
 
 def test_the_blocks_of_a_client_that_goes_away_are_free_before_the_next_token(lm):

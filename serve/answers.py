@@ -12,8 +12,8 @@ from typing import Any
 from data.chat import prompt_ids
 from data.reading.records import BadRecord
 from data.reply import Delta, Reply, TextStream
-from serve.batching import Event, Prompt, Request, Token, TooManyRequests
-from serve.library import Library, Model, Served
+from serve.batching import Batcher, Event, Request, Token, TooManyRequests
+from serve.library import Model
 from serve.limits import ApiError
 
 
@@ -33,12 +33,11 @@ class Answer:
 
     def take(self, event: Event) -> Piece:
         """What a token, or the end, adds. Raises ApiError 500 for damaged weights."""
-        if isinstance(event, Prompt):
+        if self.request.read and not self.prompt:  # with the first event
             stream, offset = TextStream(self.reply.tokenizer), 0
-            for token in event.tokens:
+            for token in self.request.read:
                 self.prompt.append(token._replace(offset=offset))
                 offset += len(stream.add(token.id))
-            return Piece(self, Delta("", ""), [])
         if isinstance(event, Token):
             token = event._replace(offset=len(self.reply.content))
             self.tokens.append(token)
@@ -64,7 +63,7 @@ class Piece:
     tokens: list[Token]
 
 
-async def answer_all(library: Library, served: Served, answers: Sequence[Answer]) -> AsyncGenerator[Piece]:
+async def answer_all(batcher: Batcher, answers: Sequence[Answer]) -> AsyncGenerator[Piece]:
     """All answers at once, piece by piece as the tokens come.
 
     Closing the iterator cancels what still runs. Raises ApiError: 429 where too many wait, 500 for damaged weights.
@@ -77,10 +76,7 @@ async def answer_all(library: Library, served: Served, answers: Sequence[Answer]
     try:
         for answer in answers:
             answer.request.emit = partial(emit, answer)
-            try:
-                served.batcher.submit(answer.request)
-            except TooManyRequests:  # a newer checkpoint may have taken its place
-                library.find(served.name).batcher.submit(answer.request)
+            batcher.submit(answer.request)
         running = len(answers)
         while running:
             answer, event = await events.get()

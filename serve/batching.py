@@ -48,12 +48,6 @@ class Token(NamedTuple):
     offset: int = 0
 
 
-class Prompt(NamedTuple):
-    """A prompt that was read, if its log-probabilities are asked for. The first token has none: nothing predicts it."""
-
-    tokens: list[Token]
-
-
 class End(NamedTuple):
     """The end of an answer. stop: by a stop id, `token`, which is not part of it. message: what went wrong."""
 
@@ -62,7 +56,7 @@ class End(NamedTuple):
     token: Token | None = None
 
 
-Event = Prompt | Token | End
+Event = Token | End
 
 
 @dataclass(eq=False)
@@ -70,7 +64,7 @@ class Request:
     """What is asked for. emit: called in the batcher's thread with every Token, and at the end with an End.
 
     top_log_probs: how many likeliest ids come with each token; None: no log-probabilities. of_prompt: the prompt's
-    tokens have them too, in one Prompt before the first Token. min_new_tokens: until then stop ids cannot be drawn.
+    tokens have them too, in `read`, before the first Token. min_new_tokens: until then stop ids cannot be drawn.
     """
 
     token_ids: list[int]
@@ -86,7 +80,7 @@ class Request:
     # once it has joined:
     table: Table = field(init=False)
     generator: torch.Generator = field(init=False)
-    read: list[Token] = field(default_factory=list, init=False)  # of the prompt, if asked for
+    read: list[Token] = field(default_factory=list, init=False)  # nothing predicts the first of them
 
     @property
     def written(self) -> int:
@@ -235,9 +229,6 @@ class Batcher:
             if not usable[row] or any(math.isnan(read.log_prob or 0.0) for read in request.read):
                 self._leave(request, End("error", "the model's logits are non-finite: its weights are damaged"))
                 continue
-            if request.read:
-                request.tell(Prompt(request.read))
-                request.read = []
             if not request.max_new_tokens:
                 self._leave(request, End("length"))
                 continue

@@ -36,11 +36,9 @@ class Model:
 
 
 @dataclass(frozen=True, eq=False)
-class Served:
+class Served(Model):
     """A model that answers many at once."""
 
-    name: str
-    model: Model
     batcher: Batcher
 
 
@@ -81,10 +79,10 @@ class Library:
                 newest = checkpoint_directory(run)
             except ValueError as error:
                 raise InputError(str(error)) from None
-            if served is None or served.model.checkpoint != newest:
+            if served is None or served.checkpoint != newest:
                 model = open_path(run, self.device, self.quantise)
                 self._retire(name)
-                served = self._loaded[name] = Served(name, model, Batcher(model.lm, **self.batching))
+                served = self._loaded[name] = Served(**vars(model), batcher=Batcher(model.lm, **self.batching))
                 served.batcher.start()
             self._loaded.move_to_end(name)
             idle = [other for other, old in self._loaded.items() if other != name and old.batcher.is_idle]

@@ -18,7 +18,7 @@ from data.reply import Delta, Reply
 from data.tokenizer import Tokenizer
 from serve import batching
 from serve.answers import Answer, Piece, answer_all, chat_ids, room_for, text_ids
-from serve.batching import Token
+from serve.batching import Batcher, Token
 from serve.library import Library, Model, Served
 from serve.limits import ApiError, Limits, event, streamed, unless_gone, within
 from serve.protocol import ChatRequest, CompletionRequest
@@ -61,24 +61,23 @@ def router(library: Library, limits: Limits) -> APIRouter:
 
     @routes.post("/chat/completions")
     async def chat(asked: ChatRequest, request: Request) -> Response:
-        served = await find(asked.model)
-        model, tools = served.model, asked.tools if asked.tool_choice == "auto" else []
+        model, tools = await find(asked.model), asked.tools if asked.tool_choice == "auto" else []
         ids = chat_ids(model, asked.messages, tools, asked.template, asked.continue_final_message)
         answers = _answers(model, asked, [ids], limits, is_chat=model.is_chat, tools=bool(tools))
         choice = partial(_chat_choice, model.tokenizer, asked.top is not None)
-        return await _respond(library, served, answers, asked, choice, request, limits)
+        return await _respond(model.batcher, answers, asked, choice, request, limits)
 
     @routes.post("/completions")
     async def completions(asked: CompletionRequest, request: Request) -> Response:
-        served = await find(asked.model)
-        model, prompts = served.model, asked.prompts or [[served.model.tokenizer.bos_id]]
+        model = await find(asked.model)
+        prompts = asked.prompts or [[model.tokenizer.bos_id]]
         answers = _answers(model, asked, [text_ids(model, prompt) for prompt in prompts], limits, is_chat=False)
         if asked.echo:
             texts = [prompt if isinstance(prompt, str) else model.tokenizer.decode(prompt) for prompt in prompts]
             for answer in answers:
                 answer.echo = texts[answer.index // asked.n]
         choice = partial(_text_choice, model.tokenizer, asked.top is not None)
-        return await _respond(library, served, answers, asked, choice, request, limits)
+        return await _respond(model.batcher, answers, asked, choice, request, limits)
 
     return routes
 
@@ -105,8 +104,7 @@ def _answers(
 
 
 async def _respond(
-    library: Library,
-    served: Served,
+    batcher: Batcher,
     answers: list[Answer],
     asked: ChatRequest | CompletionRequest,
     choice: Choice,
@@ -115,8 +113,8 @@ async def _respond(
 ) -> Response:
     """Whole, or streamed."""
     name, short = ("chat.completion", "chatcmpl") if isinstance(asked, ChatRequest) else ("text_completion", "cmpl")
-    head = {"id": f"{short}-{secrets.token_hex(12)}", "object": name, "created": int(time.time()), "model": served.name}
-    pieces = answer_all(library, served, answers)
+    head = {"id": f"{short}-{secrets.token_hex(12)}", "object": name, "created": int(time.time()), "model": asked.model}
+    pieces = answer_all(batcher, answers)
 
     def usage() -> dict[str, int]:
         read = sum(len(answer.request.token_ids) for answer in answers[:: asked.n])

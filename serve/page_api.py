@@ -46,7 +46,6 @@ HEAD = """<title>Headlight</title>
 <link rel="stylesheet" href="/page/page.css">
 <script defer src="/page/page.js"></script>"""
 EVERY = 0.5  # seconds between two looks at the files
-SILENCE = 15.0  # seconds after which a line without news keeps the connection open
 OwnText = Annotated[str, Body(embed=True, min_length=1, max_length=2000)]
 MOST_TOKENS = 96  # of its maps, which are sent whole,
 MOST_CHECKPOINTS = 12  # and of a run that looks at it
@@ -172,15 +171,11 @@ def _without_maps(file: Path, written: int) -> Snapshot:
 async def _news(request: Request, folder: Path) -> AsyncGenerator[str]:
     """One event for each run whose files changed, the first time for all of them; until the page is closed."""
     known: dict[str, dict[str, Any]] = {}
-    quiet = 0.0
     while not request.app.state.server.should_exit:  # it waits for its connections to end
         now = await asyncio.to_thread(summaries, folder)
         changed = [run for name, run in now.items() if known.get(name) != run]
         gone = [name for name in known if name not in now]
-        known, quiet = now, 0.0 if changed or gone else quiet + EVERY
+        known = now
         if changed or gone:
             yield event({"runs": changed, "gone": gone})
-        elif quiet >= SILENCE:
-            quiet = 0.0
-            yield ": still here\n\n"
         await asyncio.sleep(EVERY)

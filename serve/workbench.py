@@ -113,7 +113,8 @@ def _next(steps: Iterator[Result]) -> Result | None:
 
 def checkpoints_of(run: Path) -> dict[int, Path]:
     """Step -> directory of every checkpoint that a run keeps."""
-    return {int(path.name[5:]): path for path in (run / "checkpoints").glob("step_????????") if is_model(path)}
+    paths = [path for path in (run / "checkpoints").glob("step_*") if path.name[5:].isdecimal()]
+    return {int(path.name[5:]): path for path in paths if is_model(path)}
 
 
 def _identity(path: Path) -> tuple[Path, int]:

@@ -134,10 +134,10 @@ def test_a_prompt_has_log_probabilities_too_however_it_is_read(lm):
     with torch.no_grad():
         expected = lm(torch.tensor([prompt]))[0].log_softmax(-1)
     for client in clients:
-        read = client.got.pop(0)
-        assert [token.id for token in read.tokens] == prompt
-        assert read.tokens[0] == Token(prompt[0])
-        for at, token in enumerate(read.tokens[1:]):
+        read = client.request.read
+        assert [token.id for token in read] == prompt
+        assert read[0] == Token(prompt[0])
+        for at, token in enumerate(read[1:]):
             assert token.log_prob == pytest.approx(expected[at, token.id].item(), abs=1e-4)
             assert [p for _, p in token.top] == pytest.approx(expected[at].topk(2).values.tolist(), abs=1e-4)
         assert (client.ids, client.end) == (alone(lm, prompt, 5)[: client.request.max_new_tokens], "length")

@@ -180,8 +180,8 @@ def test_a_text_of_ones_own_at_every_checkpoint(folder):
         codes = np.frombuffer(base64.b64decode(found["frames"]["10/text"]), np.uint8)
         maps = codes.reshape(len(run["layers"]), len(run["heads"]), tokens * (tokens + 1) // 2)
         served = library.find("text")
-        ids = torch.tensor([[served.model.tokenizer.bos_id, *served.model.tokenizer.encode("Once there was")]])
-        expected = capture(served.model.lm, ids).weights[:, 0].numpy()
+        ids = torch.tensor([[served.tokenizer.bos_id, *served.tokenizer.encode("Once there was")]])
+        expected = capture(served.lm, ids).weights[:, 0].numpy()
         assert np.abs(maps.astype(int) - quantise(expected).astype(int)).max() <= 1
         for name, text, status in (
             ("text", "", 400),

@@ -44,8 +44,7 @@ from eval.attention.render import PICTURES
 from eval.attention.viewer import VIEWER
 from eval.run_files import EXPERTS, METRICS, RESULT, SAMPLES, read_result
 from model import LanguageModel, save
-from model.card import model_card
-from model.checkpoint import read_weights
+from model.checkpoint import model_card, read_weights
 from train.config import LIMITS, RunConfig, load_run_config
 from train.processes import ALONE, World, full_tensor, share
 

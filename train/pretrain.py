@@ -25,11 +25,10 @@ from model import LanguageModel
 from train import report
 from train.budget import check_memory
 from train.checkpoint import find_start, open_for, own
-from train.config import RunConfig, add_trust_option, load_run_config
+from train.config import RunConfig, add_trust_option, check_script, load_run_config
 from train.device import Device, keep_freed_memory, resolve_device
 from train.init_from import find_initial_weights, load_initial_weights
 from train.loop import train_to_the_end
-from train.method_config import check_script
 from train.metrics import Meter, Tracker
 from train.objective import MakeObjective, NextToken, TextBatches
 from train.optimizer import build_optimizers

@@ -36,7 +36,7 @@ from model.generation import Sampling
 from serve.answers import chat_ids, room_for, text_ids
 from serve.library import Model
 from serve.limits import ApiError, Limits, event, streamed, within
-from serve.protocol import MOST_TOP
+from serve.openai_api import MOST_TOP
 from serve.workbench import Workbench, checkpoints_of
 
 LEAST = -9999.0  # ln p in JSON, which has no infinity
@@ -154,24 +154,24 @@ def router(bench: Workbench, limits: Limits) -> APIRouter:
     """The routes of this file."""
     routes = APIRouter(prefix="/live/chat")
 
-    def find(asked: ModelName) -> Model:
-        return bench.find(asked.run, asked.step, asked.adapter)
+    def find(body: ModelName) -> Model:
+        return bench.find(body.run, body.step, body.adapter)
 
     @routes.get("/models")
     def models() -> dict[str, Any]:
         return {"models": bench.choices()}
 
     @routes.get("/model")
-    async def model(asked: Annotated[ModelName, Query()]) -> dict[str, Any]:
+    async def model(body: Annotated[ModelName, Query()]) -> dict[str, Any]:
         def describe() -> dict[str, Any]:
-            model, run = find(asked), bench.library.runs()[asked.run]
+            model, run = find(body), bench.library.run(body.run)
             step = next((step for step, path in checkpoints_of(run).items() if path == model.checkpoint), None)
             try:
                 knows_questions = bool(source_of(run))  # it was trained on the built-in world
             except InputError:
                 knows_questions = False
             config = model.lm.config
-            return asked.model_dump() | {
+            return body.model_dump() | {
                 "step": step,
                 "is_chat": model.is_chat,
                 "context_length": model.context_length,
@@ -186,17 +186,17 @@ def router(bench: Workbench, limits: Limits) -> APIRouter:
         return await within(bench.do(describe), limits.seconds)
 
     @routes.get("/question")
-    async def question(asked: Annotated[QuestionRequest, Query()]) -> dict[str, Any]:
+    async def question(body: Annotated[QuestionRequest, Query()]) -> dict[str, Any]:
         def draw() -> dict[str, Any]:
-            model = find(asked)
+            model = find(body)
 
             def fits(question: Question) -> bool:
                 prompt = prompt_ids(model.tokenizer, question.messages)
                 return len(prompt) + len(model.tokenizer.encode(question.reply)) < model.context_length
 
             try:
-                source = source_of(bench.library.runs()[asked.run])
-                drawn = one_question(source, asked.number, fits, new_names=asked.new_names)
+                source = source_of(bench.library.run(body.run))
+                drawn = one_question(source, body.number, fits, new_names=body.new_names)
             except (InputError, ValueError) as error:
                 raise ApiError(400, str(error)) from None
             return {"messages": list(drawn.messages), "reply": drawn.reply, "answer": drawn.answer, "kind": drawn.kind}
@@ -204,34 +204,34 @@ def router(bench: Workbench, limits: Limits) -> APIRouter:
         return await within(bench.do(draw), limits.seconds)
 
     @routes.post("/answer")
-    async def answer(asked: AnswerRequest) -> StreamingResponse:
+    async def answer(body: AnswerRequest) -> StreamingResponse:
         def events() -> Generator[str]:
-            for body in _answer(find(asked), asked, limits.max_new_tokens):
-                yield event(body)
+            for part in _answer(find(body), body, limits.max_new_tokens):
+                yield event(part)
 
         return await streamed(bench.each(events()), limits.seconds)
 
     @routes.post("/weigh")
-    async def weighed(asked: WeighRequest) -> dict[str, Any]:
+    async def weighed(body: WeighRequest) -> dict[str, Any]:
         def work() -> dict[str, Any]:
-            model = find(asked)
-            _check(model, asked, asked.ids, begin=asked.begin)
-            with scaled(model.lm, asked.factors):
-                choices = weigh(model.lm, asked.ids, asked.begin, asked.top)
+            model = find(body)
+            _check(model, body, body.ids, begin=body.begin)
+            with scaled(model.lm, body.factors):
+                choices = weigh(model.lm, body.ids, body.begin, body.top)
             return {"tokens": [{"id": choice.id} | _alternatives(model.tokenizer, choice) for choice in choices]}
 
         return await within(bench.do(work), limits.seconds)
 
     @routes.post("/look")
-    async def look(asked: LookRequest) -> dict[str, Any]:
+    async def look(body: LookRequest) -> dict[str, Any]:
         """weights: float32, little-endian, base64: of each layer, of each head, one number for each token before."""
 
         def work() -> dict[str, Any]:
-            model = find(asked)
-            _check(model, asked, asked.ids, position=asked.position)
-            rows = rows_around(model.lm, asked.ids, asked.position)
-            maps = _maps(model, tuple(asked.ids), rows, frozenset(asked.factors.items()))
-            row = looked_at(maps, asked.position)
+            model = find(body)
+            _check(model, body, body.ids, position=body.position)
+            rows = rows_around(model.lm, body.ids, body.position)
+            maps = _maps(model, tuple(body.ids), rows, frozenset(body.factors.items()))
+            row = looked_at(maps, body.position)
             layers, heads, keys = row.shape
             weights = base64.b64encode(row.numpy().astype(np.dtype("<f4")).tobytes()).decode("ascii")
             return {"layers": layers, "heads": heads, "keys": keys, "weights": weights}
@@ -241,7 +241,7 @@ def router(bench: Workbench, limits: Limits) -> APIRouter:
     return routes
 
 
-def _check(model: Model, asked: ChangedModel, ids: list[int], **places: int) -> None:
+def _check(model: Model, body: ChangedModel, ids: list[int], **places: int) -> None:
     """Raises ApiError for ids, heads and places in the text that there are not."""
     for name, place in places.items():
         if place >= len(ids):
@@ -251,25 +251,25 @@ def _check(model: Model, asked: ChangedModel, ids: list[int], **places: int) -> 
         raise ApiError(400, message, "context_length_exceeded")
     text_ids(model, ids)
     try:
-        with scaled(model.lm, asked.factors):
+        with scaled(model.lm, body.factors):
             pass
     except ValueError as error:
         raise ApiError(400, f"heads: {error}") from None
 
 
-def _answer(model: Model, asked: AnswerRequest, most: int) -> Generator[dict[str, Any]]:
+def _answer(model: Model, body: AnswerRequest, most: int) -> Generator[dict[str, Any]]:
     """The events of an answer: {"prompt": [tokens]}, {"token": …} each, {"end": "stop" or "length"}.
 
     A token's text is what it adds to the text: "" for a special token, and for a part of a character until its last
     one; its label is one readable string for the token alone. Tokens of the answer and the end say what they add to
     its thoughts and to its content, the end also its tool calls.
     """
-    if asked.prompt is not None:
-        prompt = text_ids(model, asked.prompt)
+    if body.prompt is not None:
+        prompt = text_ids(model, body.prompt)
     else:
-        prompt = chat_ids(model, [message.model_dump(exclude_defaults=True) for message in asked.messages or []])
-    tokenizer, answer = model.tokenizer, list(asked.answer_ids)
-    _check(model, asked, ids := [*prompt, *answer])
+        prompt = chat_ids(model, [message.model_dump(exclude_defaults=True) for message in body.messages or []])
+    tokenizer, answer = model.tokenizer, list(body.answer_ids)
+    _check(model, body, ids := [*prompt, *answer])
     written, reply = TextStream(tokenizer), Reply(tokenizer, prompt, tools=True, is_chat=model.is_chat)
 
     def shown(token: int) -> dict[str, Any]:
@@ -283,11 +283,11 @@ def _answer(model: Model, asked: AnswerRequest, most: int) -> Generator[dict[str
     def has_ended() -> bool:
         return bool(answer) and answer[-1] in tokenizer.stop_ids
 
-    room = 0 if has_ended() else room_for(model, ids, None, min(asked.max_tokens, most))
+    room = 0 if has_ended() else room_for(model, ids, None, min(body.max_tokens, most))
     yield {"prompt": [shown(token) for token in prompt], "answer": [of_answer(token) for token in answer]}
     if room:
-        with scaled(model.lm, asked.factors):
-            for choice in choose(model.lm, ids, room, asked.sampling, tokenizer.stop_ids, asked.seed, asked.top):
+        with scaled(model.lm, body.factors):
+            for choice in choose(model.lm, ids, room, body.sampling, tokenizer.stop_ids, body.seed, body.top):
                 answer.append(choice.id)
                 yield {"token": of_answer(choice.id) | _alternatives(tokenizer, choice)}
     end = "stop" if has_ended() else "length"

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from configs.command import InputError
-from configs.files import checkpoint_directory, is_model
+from configs.files import DamagedFile, checkpoint_directory, is_model
 from data.tokenizer import Tokenizer
 from eval.chat.session import Conversation
 from eval.load_model import open_checkpoint
 from model import LanguageModel
 from serve.batching import Batcher
+from serve.limits import ApiError
 from serve.run_folder import runs_in, watched_runs
 
 
@@ -70,20 +71,27 @@ class Library:
         """Name -> run directory or model directory, in the order of their names."""
         return runs_in(self.folder, lambda path: (path / "checkpoints/latest").is_file() or is_model(path))
 
+    def run(self, name: str) -> Path:
+        """The directory of this name. Raises ApiError 404."""
+        runs = self.runs()
+        if name not in runs:
+            message = f"The model {name[:100]!r} does not exist. There are: {', '.join(runs)}"
+            raise ApiError(404, message, "model_not_found")
+        return runs[name]
+
     def find(self, name: str) -> Served:
-        """A model by its name, loaded if need be: its newest checkpoint. Raises KeyError, and InputError."""
+        """A model by its name, loaded if need be: its newest checkpoint. Raises ApiError: 404, and 503."""
+        run = self.run(name)
         with self._lock:
-            run = self.runs()[name]
             served = self._loaded.get(name)
             try:
-                newest = checkpoint_directory(run)
-            except ValueError as error:
-                raise InputError(str(error)) from None
-            if served is None or served.checkpoint != newest:
-                model = open_path(run, self.device, self.quantise)
-                self._retire(name)
-                served = self._loaded[name] = Served(**vars(model), batcher=Batcher(model.lm, **self.batching))
-                served.batcher.start()
+                if served is None or served.checkpoint != checkpoint_directory(run):
+                    model = open_path(run, self.device, self.quantise)
+                    self._retire(name)
+                    served = self._loaded[name] = Served(**vars(model), batcher=Batcher(model.lm, **self.batching))
+                    served.batcher.start()
+            except (InputError, DamagedFile) as error:
+                raise ApiError(503, str(error)) from None
             self._loaded.move_to_end(name)
             idle = [other for other, old in self._loaded.items() if other != name and old.batcher.is_idle]
             for other in idle[: max(0, len(self._loaded) - self.most_loaded)]:

@@ -1,4 +1,8 @@
-"""OpenAI's API: /v1/models, /v1/chat/completions, /v1/completions. Clients that know theirs know this one."""
+"""OpenAI's API: /v1/models, /v1/chat/completions, /v1/completions. Clients that know theirs know this one.
+
+A field that this server does not know is refused, never ignored: a client that asks for JSON must not believe that it
+has it. Excepted are those that never change an answer (`HARMLESS`), and null, which means that a field is not given.
+"""
 
 from __future__ import annotations
 
@@ -8,97 +12,237 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from functools import partial
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from configs.command import InputError
 from data.reply import Delta, Reply
 from data.tokenizer import Tokenizer
+from model.generation import Sampling
 from serve import batching
 from serve.answers import Answer, Piece, answer_all, chat_ids, room_for, text_ids
 from serve.batching import Batcher, Token
 from serve.library import Library, Model, Served
 from serve.limits import ApiError, Limits, event, streamed, unless_gone, within
-from serve.protocol import ChatRequest, CompletionRequest
 
+MOST_ANSWERS = 16
+MOST_TOP = 20  # likeliest tokens beside each token, as OpenAI
+HARMLESS = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prediction"}
+DEFAULTS: dict[str, Any] = {  # of fields that are not supported: they change nothing, and some clients send them
+    "frequency_penalty": 0,
+    "presence_penalty": 0,
+    "logit_bias": {},
+    "response_format": {"type": "text"},
+    "modalities": ["text"],
+    "suffix": "",
+    "best_of": 1,
+    "functions": [],
+    "function_call": "none",
+    "parallel_tool_calls": True,
+}
 SEED_STEP = 1_000_003  # between the seeds of two answers to one prompt
 Choice = Callable[[Piece, bool, bool], dict[str, Any]]  # (piece, is_first, is_whole) -> one of the choices
+
+# ---------------------------------------------------------------------------------------------------------
+# what may be asked for: checked before anything is computed
+
+Text = Annotated[str, Field(min_length=1)]
+
+
+def _as_list(given: Any) -> Any:
+    return [given] if isinstance(given, str) else given
+
+
+class StreamOptions(BaseModel):
+    """`stream_options`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    include_usage: bool | None = False
+    include_obfuscation: bool | None = None  # about the size of events, not about what is in them
+
+
+class GenerationRequest(BaseModel):
+    """What both kinds of request have."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: str = Field(max_length=300)
+    temperature: float = Field(1.0, ge=0, le=2)
+    top_p: float = Field(1.0, ge=0, le=1)
+    n: int = Field(1, ge=1, le=MOST_ANSWERS)
+    stop: Annotated[list[Text], BeforeValidator(_as_list), Field(max_length=4)] = []  # 4, as OpenAI
+    seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
+    top_k: int | None = Field(None, ge=1)  # this and those that follow: as vLLM and others have them
+    min_p: float | None = Field(None, ge=0, le=1)
+    repetition_penalty: float = Field(1.0, gt=0, le=100)
+    stop_token_ids: list[Annotated[int, Field(ge=0)]] = Field(default=[], max_length=100)  # beside the model's own
+    min_tokens: int = Field(0, ge=0)  # before that, nothing ends the answer
+    ignore_eos: bool = False  # the model's own stop ids end nothing
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_what_changes_nothing(cls, body: Any) -> Any:
+        if not isinstance(body, dict):
+            return body
+        given = {name: value for name, value in body.items() if value is not None and name not in HARMLESS}
+        return {name: value for name, value in given.items() if name not in DEFAULTS or value != DEFAULTS[name]}
+
+    @model_validator(mode="after")
+    def _can_be_drawn(self) -> GenerationRequest:
+        _ = self.sampling  # raises ValueError for numbers that are too small to compute with
+        return self
+
+    @property
+    def sampling(self) -> Sampling:
+        """How tokens are drawn."""
+        if self.temperature == 0 or self.top_p == 0:  # top_p 0: the likeliest token alone
+            return Sampling(0.0, repetition_penalty=self.repetition_penalty)
+        top_p = None if self.top_p == 1 else self.top_p
+        return Sampling(self.temperature, self.top_k, top_p, self.min_p, self.repetition_penalty)
+
+
+class ChatRequest(GenerationRequest):
+    """POST /v1/chat/completions."""
+
+    messages: list[dict[str, Any]] = Field(min_length=1, max_length=1000)
+    max_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: int | None = Field(None, ge=1)
+    logprobs: bool = False
+    top_logprobs: int = Field(0, ge=0, le=MOST_TOP)
+    tools: list[dict[str, Any]] = Field(default=[], max_length=100)
+    tool_choice: Literal["none", "auto"] = "auto"
+    chat_template_kwargs: dict[str, Any] = {}  # this and the next two: as vLLM has them
+    continue_final_message: bool = False
+    add_generation_prompt: bool | None = None
+    reasoning_effort: str | None = Field(None, max_length=100)
+
+    @model_validator(mode="after")
+    def _check_pairs(self) -> ChatRequest:
+        if self.top_logprobs and not self.logprobs:
+            raise ValueError("top_logprobs needs logprobs: true")
+        if self.add_generation_prompt is self.continue_final_message:
+            raise ValueError("add_generation_prompt: false is for continue_final_message: true, and goes with it")
+        return self
+
+    @property
+    def template(self) -> dict[str, Any]:
+        """Values of the chat template's variables. No effort means no thinking, for which templates have a switch."""
+        effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
+        return ({"enable_thinking": False} if self.reasoning_effort == "none" else effort) | self.chat_template_kwargs
+
+    def most_tokens(self, limit: int) -> tuple[int | None, int]:
+        """Of the answer: how many there must be room for (None: what there is), and how many it may have at most.
+
+        max_completion_tokens is an upper bound, as OpenAI says: front-ends send 1,000 for a title, whatever the model.
+        """
+        if self.max_completion_tokens is None:
+            return self.max_tokens, limit
+        return None, min(self.max_completion_tokens, limit)
+
+    @property
+    def top(self) -> int | None:
+        """Likeliest tokens to tell with each token; None: no log-probabilities."""
+        return self.top_logprobs if self.logprobs else None
+
+
+class CompletionRequest(GenerationRequest):
+    """POST /v1/completions."""
+
+    prompt: str | list[str] | list[int] | list[list[int]] | None = None  # None: as a document begins
+    max_tokens: int = Field(16, ge=0)
+    logprobs: int | None = Field(None, ge=0, le=MOST_TOP)
+    echo: bool = False
+
+    @model_validator(mode="after")
+    def _check_counts(self) -> CompletionRequest:
+        if self.max_tokens == 0 and not self.echo:
+            raise ValueError("max_tokens: 0 needs echo: true, else there is nothing to answer")
+        if self.prompt == [] or len(self.prompts) * self.n > MOST_ANSWERS:
+            raise ValueError(f"prompt: give 1 to {MOST_ANSWERS} prompts, times n")
+        return self
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """Each prompt, as text or as token ids; none if it was left out."""
+        given: Any = self.prompt
+        is_one = isinstance(given, str) or (given and isinstance(given[0], int))
+        return [given] if is_one else list(given or [])
+
+    def most_tokens(self, limit: int) -> tuple[int | None, int]:
+        return self.max_tokens, limit
+
+    @property
+    def top(self) -> int | None:
+        return self.logprobs
+
+
+# ---------------------------------------------------------------------------------------------------------
+# the routes
 
 
 def router(library: Library, limits: Limits) -> APIRouter:
     """The three routes."""
     routes = APIRouter(prefix="/v1")
 
-    def about(name: str) -> dict[str, Any]:
-        run = library.runs()[name]
+    @routes.get("/models")
+    def models() -> dict[str, Any]:
+        return {"object": "list", "data": [model(name) for name in library.runs()]}
+
+    @routes.get("/models/{name}")
+    def model(name: str) -> dict[str, Any]:
+        run = library.run(name)
         latest = run / "checkpoints/latest"
         created = int((latest if latest.is_file() else run).stat().st_mtime)
         return {"id": name, "object": "model", "created": created, "owned_by": "headlight"}
 
-    def unknown(name: str) -> ApiError:
-        known = ", ".join(library.runs())
-        return ApiError(404, f"The model {name[:100]!r} does not exist. There are: {known}", "model_not_found")
-
     async def find(name: str) -> Served:
-        try:
-            return await asyncio.to_thread(library.find, name)  # others are answered while it is loaded
-        except KeyError:
-            raise unknown(name) from None
-        except InputError as error:
-            raise ApiError(503, str(error)) from None
-
-    @routes.get("/models")
-    def models() -> dict[str, Any]:
-        return {"object": "list", "data": [about(name) for name in library.runs()]}
-
-    @routes.get("/models/{name}")
-    def model(name: str) -> dict[str, Any]:
-        if name not in library.runs():
-            raise unknown(name)
-        return about(name)
+        return await asyncio.to_thread(library.find, name)  # others are answered while it is loaded
 
     @routes.post("/chat/completions")
-    async def chat(asked: ChatRequest, request: Request) -> Response:
-        model, tools = await find(asked.model), asked.tools if asked.tool_choice == "auto" else []
-        ids = chat_ids(model, asked.messages, tools, asked.template, asked.continue_final_message)
-        answers = _answers(model, asked, [ids], limits, is_chat=model.is_chat, tools=bool(tools))
-        choice = partial(_chat_choice, model.tokenizer, asked.top is not None)
-        return await _respond(model.batcher, answers, asked, choice, request, limits)
+    async def chat(body: ChatRequest, request: Request) -> Response:
+        model, tools = await find(body.model), body.tools if body.tool_choice == "auto" else []
+        ids = chat_ids(model, body.messages, tools, body.template, body.continue_final_message)
+        answers = _answers(model, body, [ids], limits, is_chat=model.is_chat, tools=bool(tools))
+        choice = partial(_chat_choice, model.tokenizer, body.top is not None)
+        return await _respond(model.batcher, answers, body, choice, request, limits)
 
     @routes.post("/completions")
-    async def completions(asked: CompletionRequest, request: Request) -> Response:
-        model = await find(asked.model)
-        prompts = asked.prompts or [[model.tokenizer.bos_id]]
-        answers = _answers(model, asked, [text_ids(model, prompt) for prompt in prompts], limits, is_chat=False)
-        if asked.echo:
+    async def completions(body: CompletionRequest, request: Request) -> Response:
+        model = await find(body.model)
+        prompts = body.prompts or [[model.tokenizer.bos_id]]
+        answers = _answers(model, body, [text_ids(model, prompt) for prompt in prompts], limits, is_chat=False)
+        if body.echo:
             texts = [prompt if isinstance(prompt, str) else model.tokenizer.decode(prompt) for prompt in prompts]
             for answer in answers:
-                answer.echo = texts[answer.index // asked.n]
-        choice = partial(_text_choice, model.tokenizer, asked.top is not None)
-        return await _respond(model.batcher, answers, asked, choice, request, limits)
+                answer.echo = texts[answer.index // body.n]
+        choice = partial(_text_choice, model.tokenizer, body.top is not None)
+        return await _respond(model.batcher, answers, body, choice, request, limits)
 
     return routes
 
 
 def _answers(
-    model: Model, asked: ChatRequest | CompletionRequest, prompts: list[list[int]], limits: Limits, **kind: bool
+    model: Model, body: ChatRequest | CompletionRequest, prompts: list[list[int]], limits: Limits, **kind: bool
 ) -> list[Answer]:
     """The answers to be written, n to each prompt. kind: as `Reply` takes it. Raises ApiError."""
-    answers, least = list[Answer](), asked.min_tokens
-    stop_ids = frozenset(text_ids(model, asked.stop_token_ids, "stop_token_ids") if asked.stop_token_ids else ())
-    stop_ids |= frozenset(() if asked.ignore_eos else model.tokenizer.stop_ids)
-    of_prompt = isinstance(asked, CompletionRequest) and asked.echo
+    answers, least = list[Answer](), body.min_tokens
+    stop_ids = frozenset(text_ids(model, body.stop_token_ids, "stop_token_ids") if body.stop_token_ids else ())
+    stop_ids |= frozenset(() if body.ignore_eos else model.tokenizer.stop_ids)
+    of_prompt = isinstance(body, CompletionRequest) and body.echo
     for ids in prompts:
-        room = room_for(model, ids, *asked.most_tokens(limits.max_new_tokens))
+        room = room_for(model, ids, *body.most_tokens(limits.max_new_tokens))
         if least > room:
             raise ApiError(400, f"min_tokens: {least} are more than the {room} tokens that may be written")
-        for number in range(asked.n):
-            seed = None if asked.seed is None else (asked.seed + SEED_STEP * number) % 2**63
-            options = {"seed": seed, "top_log_probs": asked.top, "of_prompt": of_prompt, "min_new_tokens": least}
-            request = batching.Request(ids, room, asked.sampling, stop_ids, **options)  # type: ignore[arg-type]
-            reply = Reply(model.tokenizer, ids, stops=asked.stop, least=least, **kind)
+        for number in range(body.n):
+            seed = None if body.seed is None else (body.seed + SEED_STEP * number) % 2**63
+            options = {"seed": seed, "top_log_probs": body.top, "of_prompt": of_prompt, "min_new_tokens": least}
+            request = batching.Request(ids, room, body.sampling, stop_ids, **options)  # type: ignore[arg-type]
+            reply = Reply(model.tokenizer, ids, stops=body.stop, least=least, **kind)
             answers.append(Answer(len(answers), request, reply))
     return answers
 
@@ -106,24 +250,24 @@ def _answers(
 async def _respond(
     batcher: Batcher,
     answers: list[Answer],
-    asked: ChatRequest | CompletionRequest,
+    body: ChatRequest | CompletionRequest,
     choice: Choice,
     request: Request,
     limits: Limits,
 ) -> Response:
     """Whole, or streamed."""
-    name, short = ("chat.completion", "chatcmpl") if isinstance(asked, ChatRequest) else ("text_completion", "cmpl")
-    head = {"id": f"{short}-{secrets.token_hex(12)}", "object": name, "created": int(time.time()), "model": asked.model}
+    name, short = ("chat.completion", "chatcmpl") if isinstance(body, ChatRequest) else ("text_completion", "cmpl")
+    head = {"id": f"{short}-{secrets.token_hex(12)}", "object": name, "created": int(time.time()), "model": body.model}
     pieces = answer_all(batcher, answers)
 
     def usage() -> dict[str, int]:
-        read = sum(len(answer.request.token_ids) for answer in answers[:: asked.n])
+        read = sum(len(answer.request.token_ids) for answer in answers[:: body.n])
         written = sum(len(answer.tokens) for answer in answers)
         return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
 
     async def events() -> AsyncGenerator[str]:
-        of_part = head | ({"object": f"{name}.chunk"} if isinstance(asked, ChatRequest) else {})
-        with_usage = asked.stream_options.include_usage
+        of_part = head | ({"object": f"{name}.chunk"} if isinstance(body, ChatRequest) else {})
+        with_usage = body.stream_options.include_usage
         begun = set[int]()
         async with aclosing(pieces):
             async for piece in pieces:
@@ -141,7 +285,7 @@ async def _respond(
             async for _ in pieces:
                 pass
 
-    if asked.stream:
+    if body.stream:
         return await streamed(events(), limits.seconds)
     await within(unless_gone(finish(), request), limits.seconds)
     whole = [Piece(one, Delta(one.reply.reasoning_content, one.reply.content), one.tokens) for one in answers]

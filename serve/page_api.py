@@ -133,10 +133,7 @@ def router(bench: Workbench, limits: Limits) -> APIRouter:
 
     @routes.post("/runs/{name}/look")
     async def own_text(name: str, text: OwnText) -> dict[str, Any]:
-        there = bench.library.runs()
-        if name not in there:
-            raise ApiError(404, "this run has no checkpoint yet" if there else "there is no run of this name")
-        steps = sorted(checkpoints_of(there[name]))
+        steps = sorted(checkpoints_of(bench.library.run(name)))
         few = np.linspace(0, len(steps) - 1, min(len(steps), MOST_CHECKPOINTS)).round().astype(int)
 
         def look_at(step: int) -> Snapshot:

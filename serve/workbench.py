@@ -7,11 +7,10 @@ attention, so these models are others' in memory, and one thread works on them, 
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,7 +30,7 @@ class Workbench:
 
     def __init__(self, library: Library):
         self.library = library
-        self._opened: OrderedDict[Any, Model] = OrderedDict()
+        self._opened = lru_cache(MOST_MODELS)(self._open)
         self._worker = ThreadPoolExecutor(1, "workbench")
         self._jobs = 0
         self._lock = asyncio.Lock()
@@ -55,27 +54,21 @@ class Workbench:
 
         Raises ApiError: 404 for an unknown name, 503 for what cannot be loaded.
         """
-        runs = self.library.runs()
-        if run not in runs:
-            raise ApiError(404, f"run: there is no {run[:100]!r}. There are: {', '.join(runs)}")
-        steps = checkpoints_of(runs[run])
+        runs, place = self.library.runs(), self.library.run(run)
+        steps = checkpoints_of(place)
         if step is not None and step not in steps:
             known = ", ".join(map(str, sorted(steps)))
             raise ApiError(404, f"step: {run} has no checkpoint of step {step}. There are: {known}")
         if adapter is not None and (adapter not in runs or _base_of(runs[adapter], runs) != run):
             raise ApiError(404, f"adapter: {adapter[:100]!r} is not a run with adapters for {run}")
         try:
-            place = runs[run] if step is None else steps[step]
-            adapters = None if adapter is None else runs[adapter]
-            key = (_identity(place), adapters and _identity(adapters))
-            if key not in self._opened:
-                while len(self._opened) >= MOST_MODELS:
-                    self._opened.popitem(last=False)
-                self._opened[key] = open_path(place, self.library.device, adapter=adapters)
+            stamp = _stamp(place if step is None else steps[step])
+            return self._opened(*stamp, *(() if adapter is None else _stamp(runs[adapter])))
         except (InputError, DamagedFile, OSError) as error:
             raise ApiError(503, str(error)) from None
-        self._opened.move_to_end(key)
-        return self._opened[key]
+
+    def _open(self, path: Path, written: object, adapter: Path | None = None, adapter_written: object = None) -> Model:
+        return open_path(path, self.library.device, adapter=adapter)
 
     async def do(self, job: Callable[[], Result]) -> Result:
         """What the job returns, from the worker's thread. Raises ApiError 429 where too many wait."""
@@ -117,10 +110,10 @@ def checkpoints_of(run: Path) -> dict[int, Path]:
     return {int(path.name[5:]): path for path in paths if is_model(path)}
 
 
-def _identity(path: Path) -> tuple[Path, int]:
-    """The checkpoint directory of a path, and when it was written: a run may be trained again."""
+def _stamp(path: Path) -> tuple[Path, object]:
+    """A path, and which checkpoint it names, written when: a run may be trained again."""
     directory = checkpoint_directory(path)
-    return directory, directory.stat().st_mtime_ns
+    return path, (directory, directory.stat().st_mtime_ns)
 
 
 def _base_of(run: Path, runs: dict[str, Path]) -> str | None:

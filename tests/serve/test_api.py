@@ -98,22 +98,14 @@ def test_a_streamed_answer_is_the_same_piece_by_piece(client):
     assert len(set(texts)) == 3
 
 
-def test_completions_continue_texts_and_ids(client, direct):
-    text, _, written = direct("text", "Once there was", 12)
-    for prompt in ("Once there was", ["Once there was"]):
-        found = client.completions.create(model="text", prompt=prompt, temperature=0, max_tokens=12)
-        assert found.choices[0].text == text
-    two = client.completions.create(model="text", prompt=["Once there was", "A"], temperature=0, max_tokens=12, n=2)
-    assert [choice.index for choice in two.choices] == [0, 1, 2, 3]
-    assert [choice.text for choice in two.choices[:2]] == [text, text]
-    assert two.choices[2].text == direct("text", "A", 12)[0]
-    echo = client.completions.create(model="text", prompt="A", temperature=0, max_tokens=4, echo=True)
-    assert echo.choices[0].text.startswith("A")
-    streamed = client.completions.create(
-        model="text", prompt="Once there was", temperature=0, max_tokens=12, stream=True
-    )
-    assert "".join(event.choices[0].text for event in streamed) == text
-    assert len(written) <= 12
+def test_completions_continue_texts(client, direct):
+    asked = {"model": "text", "prompt": "Once there was", "temperature": 0, "max_tokens": 12}
+    text, _, _ = direct("text", "Once there was", 12)
+    answer = client.completions.create(**asked | {"prompt": ["Once there was", "A"]}, n=2)
+    assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
+    assert [choice.text for choice in answer.choices] == 2 * [text] + 2 * [direct("text", "A", 12)[0]]
+    assert client.completions.create(**asked, echo=True).choices[0].text == "Once there was" + text
+    assert "".join(event.choices[0].text for event in client.completions.create(**asked, stream=True)) == text
 
 
 def test_log_probabilities_are_those_of_the_model(client, folder):

@@ -102,6 +102,7 @@ def test_several_runs_on_log_axes_smoothed_with_values_where_the_mouse_is(browse
         box = loss.locator("svg").bounding_box()
         page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 50)
         assert "at step 400" not in loss.locator(".chart-legend li").first.text_content()
+        page.mouse.move(0, 0)
         loss.locator("svg").focus()
         page.keyboard.press("ArrowLeft")
         assert "at step 390" in loss.locator(".chart-legend li").first.text_content()

@@ -211,8 +211,8 @@ def test_heads_that_are_off_answer_as_ablated_and_weigh_the_first_answer(address
 @pytest.mark.parametrize(
     ("what", "asked", "status", "says"),
     [
-        ("answer", {"run": "nowhere", "prompt": "A"}, 404, "there is no 'nowhere'"),
-        ("answer", {"run": "../secret.txt", "prompt": "A"}, 404, "there is no"),
+        ("answer", {"run": "nowhere", "prompt": "A"}, 404, "'nowhere' does not exist"),
+        ("answer", {"run": "../secret.txt", "prompt": "A"}, 404, "does not exist"),
         ("answer", {"run": "chat", "step": 30, "prompt": "A"}, 404, "There are: 10, 20"),
         ("answer", {"run": "chat", "adapter": "text", "prompt": "A"}, 404, "not a run with adapters for chat"),
         ("answer", {"run": "chat"}, 400, "either messages or a prompt"),

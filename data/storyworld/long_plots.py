@@ -24,9 +24,7 @@ def tell_letter(pen: Pen) -> None:
     cast = {"sender": pen.new("friend"), "receiver": pen.new("friend"), "far": pen.new("place")}
     cast |= {"place": pen.new("place"), "day": pen.new("day"), "thing": pen.new("thing")}
     cast |= {"seal": pen.new("seal"), "saying": pen.new("saying"), "other": pen.new("saying")}
-    pen.say("letter.opening", **cast)
-    pen.say("letter.write", **cast)
-    pen.say("letter.seal", **cast)
+    pen.say("letter.opening", "letter.write", "letter.seal", **cast)
     carriers = [pen.new("friend")]
     pen.say("letter.entrust", next=carriers[0], **cast)
     peeker, wet = carry_letter(pen, carriers, cast)
@@ -43,8 +41,7 @@ def tell_letter(pen: Pen) -> None:
         pen.say(f"letter.{'tell' if peeker else 'ask'}_{unread}", **cast)
     else:
         pen.say("letter.read", **cast)
-    pen.say("meanwhile.day")
-    pen.say("letter.meet", **cast)
+    pen.say("meanwhile.day", "letter.meet", **cast)
     right = delivered == "letter.deliver"
     pen.say("letter.recall", heard=cast["saying" if right else "other"], **cast)
     pen.say("letter.words_right" if right else "letter.words_wrong", **cast)
@@ -83,8 +80,7 @@ def tell_theft(pen: Pen) -> None:
     claims = {who: {"who": who, "spot": pen.new("place"), "errand": pen.new("errand")} for who in suspects}
     for claim in claims.values():
         pen.say("theft.plan", **claim)
-    pen.say("meanwhile.day")
-    pen.say("theft.gone", **cast)
+    pen.say("meanwhile.day", "theft.gone", **cast)
     searched = pen.say_either({"theft.search": 1, "meanwhile.day": 1}, wrong=pen.new("spot"), **cast) == "theft.search"
     pen.say("theft.detective", **cast)
     unasked = list(suspects)  # all three are asked, in any order, and say that they were where they said they would be
@@ -99,12 +95,9 @@ def tell_theft(pen: Pen) -> None:
     pen.say("theft.accuse", **cast)
     cast |= {"hiding": pen.new("spot"), "bird": pen.new("bird")}
     truth = pen.say_either({"theft.stole": 2, "theft.mended": 1, "theft.bird": 1}, **cast)
-    pen.say("theft.fetch", **cast)
-    pen.say("theft.back", **cast)
-    pen.say(f"{truth}_end", **cast)
+    pen.say("theft.fetch", "theft.back", f"{truth}_end", **cast)
     pen.say_either({"theft.later": 1, "meanwhile.day": int(searched)}, rest=pen.new("spot"), **cast)
-    pen.say("theft.honest", **cast)
-    pen.say("theft.end", **cast)
+    pen.say("theft.honest", "theft.end", **cast)
 
 
 def find_thief(pen: Pen, claims: dict[Entity, Cast], cast: Cast) -> Entity:
@@ -125,12 +118,10 @@ def tell_rumor(pen: Pen) -> None:
     first = tellers[0]
     seen = {"number": pen.new("number"), "place": pen.new("place"), "flock": pen.new("flock")}
     pen.say("rumor.opening", first=first, **seen)
-    pen.say("rumor.begin", first=first, listener=tellers[1], **seen)
-    pen.say("aside.day")
+    pen.say("rumor.begin", "aside.day", first=first, listener=tellers[1], **seen)
     heard, changed_by = spread_rumor(pen, tellers, seen)
     last = tellers[-1]
-    pen.say("meanwhile.day")
-    pen.say("rumor.go", last=last, **heard)
+    pen.say("meanwhile.day", "rumor.go", last=last, **heard)
     if "place" in changed_by:
         pen.say("rumor.nothing", last=last, **heard)
         trace_back(pen, "place", changed_by["place"], tellers, seen, heard)
@@ -188,9 +179,7 @@ def tell_ferry(pen: Pen) -> None:
     cast = {"ferry": ferry, "a": a, "b": b, "c": c, "place": pen.new("place")}
     cast |= {"load_a": loads[a], "load_b": loads[b], "load_c": loads[c]}
     insult_of = {a: pen.new("insult"), c: pen.new("insult")}
-    pen.say("ferry.opening", **cast)
-    pen.say("ferry.guests", **cast)
-    pen.say("ferry.load", **cast)
+    pen.say("ferry.opening", "ferry.guests", "ferry.load", **cast)
     for who, insult in insult_of.items():
         pen.say("ferry.quarrel", who=who, insult=insult, **cast)
     pen.say("ferry.think", **cast)
@@ -204,8 +193,7 @@ def tell_ferry(pen: Pen) -> None:
         pen.say_either({"ferry.sorry": 2, "ferry.cross": 1}, who=who, insult=insult, **cast)
     fare = OneOf(*owner_of)
     pen.say("ferry.count", count=counted(pen, crossings), fare=fare, **cast)
-    pen.say("ferry.pay", owner=owner_of[fare.chosen], fare=fare, **cast)
-    pen.say("ferry.end", fare=fare, **cast)
+    pen.say("ferry.pay", "ferry.end", owner=owner_of[fare.chosen], fare=fare, **cast)
 
 
 def cross_lake(pen: Pen, cast: Cast) -> int:
@@ -215,17 +203,12 @@ def cross_lake(pen: Pen, cast: Cast) -> int:
     if pen.say_either({"ferry.wrong": 1, "meanwhile.day": 2}, guest=OneOf(a, c), **cast) == "ferry.wrong":
         pen.say("ferry.again", **cast)
         crossings += 2
-    pen.say("ferry.over", guest=b, **cast)
-    pen.say("ferry.one_over", over=b, one=a, two=c)
-    pen.say("ferry.alone", **cast)
+    pen.say("ferry.over", "ferry.one_over", "ferry.alone", guest=b, over=b, one=a, two=c, **cast)
     guest = OneOf(a, c)
     pen.say("ferry.over", guest=guest, **cast)
     second, third = (a, c) if guest.chosen is a else (c, a)
-    pen.say("ferry.back", other=second, **cast)
-    pen.say("ferry.one_over", over=second, one=b, two=third)
-    pen.say("ferry.over", guest=third, **cast)
-    pen.say("ferry.two_over", one=second, two=third, left=b)
-    pen.say("ferry.alone", **cast)
+    pen.say("ferry.back", "ferry.one_over", other=second, over=second, one=b, two=third, **cast)
+    pen.say("ferry.over", "ferry.two_over", "ferry.alone", guest=third, one=second, two=third, left=b, **cast)
     pen.say("ferry.over", guest=b, **cast)
     return crossings
 
@@ -238,8 +221,7 @@ def tell_feast(pen: Pen) -> None:
     gifts = {pen.new("thing"): guest for guest in guests}
     pen.say("feast.opening", host=host)
     for guest, seat, food, gift in zip(guests, seats, foods, gifts, strict=True):
-        pen.say("feast.arrive", guest=guest, food=food, gift=gift)
-        pen.say("feast.sit", guest=guest, seat=seat, host=host, food=food, gift=gift)
+        pen.say("feast.arrive", "feast.sit", guest=guest, seat=seat, host=host, food=food, gift=gift)
     eaten = OneOf(*foods)
     pen.say("feast.eat", food=eaten)
     pen.say("feast.praise", owner=foods.pop(eaten.chosen), host=host)
@@ -249,8 +231,7 @@ def tell_feast(pen: Pen) -> None:
         seat = OneOf(*seats)
         pen.say("feast.remember", seat=seat)
         guest = seats.pop(seat.chosen)
-        pen.say("feast.owner", guest=guest, gift=taken[guest])
-        pen.say("feast.giver", guest=guest, gift=taken[guest], giver=gifts[taken[guest]])
+        pen.say("feast.owner", "feast.giver", guest=guest, gift=taken[guest], giver=gifts[taken[guest]])
     left = OneOf(*foods)
     pen.say("feast.left", food=left, host=host)
     pen.say("feast.end", food=left, owner=foods[left.chosen], host=host)
@@ -262,8 +243,7 @@ def draw_gifts(pen: Pen, host: Entity, gifts: dict[Entity, Entity]) -> dict[Enti
     pen.say("feast.hope", wisher=wisher)
     wanted = OneOf(*(gift for gift, giver in gifts.items() if giver is not wisher.chosen))
     cast = {"host": host, "wisher": wisher, "wanted": wanted}
-    pen.say("feast.whisper", **cast)
-    pen.say("feast.rule", host=host)
+    pen.say("feast.whisper", "feast.rule", **cast)
     taken: dict[Entity, Entity] = {}  # guest -> gift
     for guest in gifts.values():
         left = [gift for gift in gifts if gift not in taken.values()]
@@ -292,8 +272,7 @@ def tell_bargain(pen: Pen) -> None:
     """Who has what, and wants what for it? What is asked for first is got last."""
     hero, have, wish = pen.new("friend"), pen.new("thing"), pen.new("thing")
     cast = {"hero": hero, "have": have, "wish": wish}
-    pen.say("bargain.opening", **cast)
-    pen.say("aside.day")
+    pen.say("bargain.opening", "aside.day", **cast)
     trader, item, price = pen.new("friend"), wish, pen.new("thing")
     pen.say("bargain.first", trader=trader, item=item, price=price, **cast)
     stalls = [(trader, item)]

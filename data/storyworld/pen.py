@@ -148,10 +148,11 @@ class Pen:
         """
         self.noted.append((self.at, kind, values, {k: v for k, v in values.items() if isinstance(v, Entity)}))
 
-    def say(self, key: str, **cast: Entity) -> None:
-        """Write one beat as the next sentence (or two)."""
-        self._space()
-        self._tell(key, cast)
+    def say(self, *keys: str, **cast: Entity) -> None:
+        """Write one beat after the other, each a sentence or two."""
+        for key in keys:
+            self._space()
+            self._tell(key, cast)
 
     def say_either(self, weights: Mapping[str, float], **cast: Entity) -> str:
         """Let chance decide which of several beats happens, and write it. Returns its key."""

@@ -20,8 +20,7 @@ NAME, SOME = r"([A-Z][a-z]{3,7})", r"an? \w+"
 PLACE = re.compile(
     r"\b(river|pond|well|mill|barn|hill|bridge|oak|gate|garden|orchard|meadow|market|stream|tower|beach)\b"
 )
-NUMBER, THING = "|".join(words_of("number", "")), "|".join(words_of("thing", ""))
-SPOT = "|".join(texts["at"] for texts in words_of("spot", "").values())
+NUMBER = "|".join(words_of("number", ""))
 SEAT = f"({'|'.join(texts[''] for texts in words_of('seat', '').values())})"
 
 
@@ -77,25 +76,6 @@ def test_the_letter_names_everyone_through_whose_hands_it_went(stories):
         assert holders(story)["letter"] in people(story)[:2]
 
 
-def test_the_one_who_broke_the_seal_is_blamed_for_it_and_knows_what_the_letter_said(stories):
-    broken = helped = 0
-    for story in of_plot(stories, "letter"):
-        breakers = names_in("SEAL_BREAKERS", story.text)
-        assert names_in("BLAMED", story.text) == breakers, story.text
-        whole = re.search(r"was whole, so|It was not broken|Nobody had broken the seal", story.text)
-        assert bool(whole) == (not breakers)
-        broken += bool(breakers)
-        helper = re.search(r"Luckily (\w+) had read it|It was (\w+), who had opened the letter", story.text)
-        if helper:
-            assert breakers == [helper[1] or helper[2]]
-            wet = re.search("ran into the bag|fell into a puddle|fell into the mud", story.text)
-            peek = re.search("looked to the left|could not wait|how \\w+ wanted to know what", story.text)
-            assert peek.start() < wet.start(), "read only when it was wet"
-            helped += 1
-    assert broken > 50
-    assert helped > 10
-
-
 def test_the_words_that_arrive_are_those_that_were_sent_unless_the_story_says_so(stories):
     outcomes = Counter()
     for story in of_plot(stories, "letter"):
@@ -132,19 +112,6 @@ def test_the_accused_is_the_one_whom_the_witness_did_not_see(stories):
         assert seen == {name: where for name, where in claims.items() if name != thief}, story.text
         assert claims[thief] == place == empty, story.text
         assert set(only("HONEST", story.text)) == set(seen)
-
-
-def test_what_was_stolen_is_found_where_the_accused_says_and_goes_back(stories):
-    for story in of_plot(stories, "theft"):
-        places = re.findall(SPOT, story.text)
-        counts = Counter(places)
-        assert sorted(counts.values()) in ([1, 2], [1, 1, 2]), story.text  # where it is, and where others look or rest
-        said = re.search(rf"(?:It is|it is|drying|Look|hid it|The \w+ is) ({SPOT})", story.text)[1]
-        found = re.search(rf"(?:and there,|found the \w+|The \w+ was) ({SPOT})", story.text)[1]
-        assert said == found == max(counts, key=counts.__getitem__), story.text
-        owner = people(story)[0]
-        assert only("GIVEN_BACK", story.text) == (owner,), story.text
-        assert holders(story).popitem()[1] == owner
 
 
 # The truth: rumor
@@ -219,25 +186,6 @@ def test_everyone_crosses_the_lake_and_nobody_is_left_alone_with_the_third(stori
         mistakes += bool(re.search("At first|First \\w+ got", story.text))
         assert ferry not in guests
     assert mistakes > 30
-
-
-def test_everyone_remembers_what_was_said_to_whom_and_what_is_whose(stories):
-    forgotten = 0
-    for story in of_plot(stories, "ferry"):
-        complaints = dict(groups for _, groups in matches("COMPLAINTS", story.text))
-        assert len(complaints) == 2, story.text
-        assert dict(groups for _, groups in matches("ANSWERED", story.text)) == complaints, story.text
-        owned = re.findall(rf"{NAME} (?:had |carried |held |brought )?{SOME} ({THING})\b", story.text)
-        owner_of = {thing: who for who, thing in owned}
-        assert len(owner_of) == 3, story.text
-        (fare,) = only("FARE", story.text)
-        assert only("PAYS", story.text) == (owner_of[fare],), story.text
-        assert holders(story)[fare] == people(story)[0]
-        if re.search("once more|row there|rowed back, and soon", story.text):
-            (lost,) = only("LOST", story.text)
-            assert only("FORGOT", story.text) == (owner_of[lost],), story.text
-            forgotten += 1
-    assert forgotten > 50
 
 
 # The truth: feast

@@ -20,7 +20,6 @@ from jinja2.ext import Extension
 from jinja2.meta import find_undeclared_variables
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
-from pydantic import BaseModel, model_validator
 
 from data.reading.records import BadRecord
 
@@ -29,35 +28,9 @@ CHAT_TEMPLATE = Path(__file__).with_name("chat_template.jinja").read_text(encodi
 # record the new digest; tests/data/test_versions.py says which. A comment needs no new version.
 CHAT_TEMPLATE_VERSION = 1
 CHAT_TEMPLATE_DIGESTS = {1: "954ab88876cda5aa"}
-TOKENS = [f"{name}_token" for name in ("pad", "bos", "eos", "unk", "sep", "cls", "mask")]
 # Begins the marks inside a rendered text. No message can hold it, because this number is drawn for each process
 PRIVATE = f"\ufdd0{secrets.token_hex(8)}"
 BLOCK = f"{PRIVATE}|\ufdd1"  # where a {% generation %} block begins, and where it ends
-
-
-class Settings(BaseModel):
-    """What is read of tokenizer_config.json: the tokens that a chat template may ask for, by name, and templates by
-    name, before which chat_template.jinja goes."""
-
-    named_tokens: dict[str, str] = {}
-    chat_template: dict[str, str] = {}
-
-    @model_validator(mode="before")
-    @classmethod
-    def _from_file(cls, values: Any) -> Any:
-        if not isinstance(values, dict):
-            return values  # which is the error
-        tokens = {name: values[name] for name in TOKENS if values.get(name)}
-        templates = values.get("chat_template") or {}
-        try:
-            if isinstance(templates, list):
-                templates = {template["name"]: template["template"] for template in templates}
-            # transformers 4 writes a token as an object
-            tokens = {name: token["content"] if isinstance(token, dict) else token for name, token in tokens.items()}
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"a chat template needs name and template, a token content: {error}") from None
-        templates = {"default": templates} if isinstance(templates, str) else templates
-        return {"named_tokens": tokens, "chat_template": templates}
 
 
 class CannotRender(BadRecord):

@@ -24,11 +24,12 @@ from typing import Any
 
 import numpy as np
 import tokenizers
+from pydantic import BaseModel, model_validator
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from configs.command import InputError
 from configs.files import is_pointer, read_checkpoint, read_json, read_text
-from data.chat_template import CHAT_TEMPLATE, PRIVATE, ChatTemplate, Settings
+from data.chat_template import CHAT_TEMPLATE, PRIVATE, ChatTemplate
 from data.config import TokenizerConfig
 
 PAD, BOS, EOS, UNK = "<|pad|>", "<|bos|>", "<|eos|>", "<|unk|>"
@@ -44,6 +45,32 @@ LONGEST = 512  # characters of a word
 # No token of a byte-level tokenizer crosses the end of this line end, or the beginning of this space. The look behind
 # comes last: `re` is quick where a pattern begins with the characters that it looks for.
 BETWEEN_WORDS = re.compile(r"[\n ](?=\S)(?<=\S[\n ])")
+TOKENS = [f"{name}_token" for name in ("pad", "bos", "eos", "unk", "sep", "cls", "mask")]
+
+
+class Settings(BaseModel):
+    """What is read of tokenizer_config.json: the tokens that a chat template may ask for, by name, and templates by
+    name, before which chat_template.jinja goes."""
+
+    named_tokens: dict[str, str] = {}
+    chat_template: dict[str, str] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_file(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values  # which is the error
+        tokens = {name: values[name] for name in TOKENS if values.get(name)}
+        templates = values.get("chat_template") or {}
+        try:
+            if isinstance(templates, list):
+                templates = {template["name"]: template["template"] for template in templates}
+            # transformers 4 writes a token as an object
+            tokens = {name: token["content"] if isinstance(token, dict) else token for name, token in tokens.items()}
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"a chat template needs name and template, a token content: {error}") from None
+        templates = {"default": templates} if isinstance(templates, str) else templates
+        return {"named_tokens": tokens, "chat_template": templates}
 
 
 class Tokenizer:

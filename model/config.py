@@ -194,7 +194,8 @@ class ModelConfig(Section):
             self._resolve_latent()
         if position == "rope" and self.rotary_size % 2:
             key, size = "qk_rope_head_dim" if is_mla else "head_dim", self.rotary_size
-            raise ValueError(f"{key} ({size}) must be even, because RoPE rotates pairs: use {size + 1}")
+            use = f"change num_attention_heads, or use {size + 1}"  # a key that is named shows its line in the YAML
+            raise ValueError(f"{key} ({size}) must be even, RoPE rotates pairs: {use}")
 
         # kinds of layers: a pattern is repeated
         if self.layer_types is None:

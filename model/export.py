@@ -21,8 +21,17 @@ import numpy as np
 from configs.command import InputError, exit_on_bad_input
 from configs.files import ADAPTER, CARD, STATE, TRAINING, is_adapter, read_checkpoint, read_json, read_text
 from configs.text import fenced
-from model.card import BEFORE_PUBLISHING, BESIDE_TRAINING, model_card
-from model.checkpoint import TOKENIZER_FILES, load, new_directory, read_config, read_tokenizer_files, save_new
+from model.checkpoint import (
+    BEFORE_PUBLISHING,
+    BESIDE_TRAINING,
+    TOKENIZER_FILES,
+    load,
+    model_card,
+    new_directory,
+    read_config,
+    read_tokenizer_files,
+    save_new,
+)
 from model.config import ModelConfig
 from model.families import family_of
 

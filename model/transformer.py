@@ -31,7 +31,6 @@ from model.rope import RotaryEmbedding
 if TYPE_CHECKING:  # optional: a model without them does not load them
     from model.experts import MixtureOfExperts
     from model.latent_attention import LatentAttention
-    from model.lora import Adapters
 
 Output = Tensor | tuple[Tensor, Tensor]  # logits, hidden states, or (loss_sum, token_count)
 GROUPS = ("matrix", "expert", "embedding", "head", "vector", "adapter")
@@ -235,7 +234,7 @@ class LanguageModel(nn.Module):
         self.lm_head = Head(config.hidden_size, config.vocab_size, bias=False)
         if config.tie_word_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
-        self.adapters: Adapters | None = None  # model/lora.py sets it
+        self.adapters: Any = None  # an Adapters of model/lora.py
         self.set_attn_implementation(config.attn_implementation)
         self.reset_parameters()
 

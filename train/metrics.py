@@ -153,10 +153,11 @@ class Tracker:
         self.file, self.writes = config.directory / METRICS, writes
         self._minutes = config.train.max_minutes if config.max_steps is None else None
         self._total = config.max_steps or config.train.max_minutes or 0
+        self._first = state.step if config.max_steps else state.seconds / 60
         self.bar = tqdm(
             total=self._total,
             desc=config.name,
-            initial=state.step if config.max_steps else state.seconds / 60,
+            initial=self._first,
             unit="step" if config.max_steps else "min",
             dynamic_ncols=True,
             mininterval=0.5,
@@ -164,7 +165,6 @@ class Tracker:
             disable=None if writes else True,  # None: only on a terminal
         )
         self._began = self._said = time.monotonic()
-        self._first = self.bar.n
         self._disk_failed = False
         self._others: list[Wandb | TensorBoard] = []
         if writes and config.tracking.wandb != "disabled":
@@ -211,11 +211,12 @@ class Tracker:
 
         Without a terminal: a line of its own where nothing was said for a while, so that nobody takes work for a hang.
         """
+        at = step if self._minutes is None else min(seconds / 60, self._minutes)
         self.bar.set_postfix(shown, refresh=False)
-        self.bar.update((step if self._minutes is None else min(seconds / 60, self._minutes)) - self.bar.n)
+        self.bar.update(at - self.bar.n)
         now = time.monotonic()
         if self.bar.disable and now - self._said > max(SILENCE_S, (now - self._began) * SILENCE):
-            left = (now - self._began) / 60 * (self._total - self.bar.n) / max(self.bar.n - self._first, 1e-9)
+            left = (now - self._began) / 60 * (self._total - at) / max(at - self._first, 1e-9)
             figures = "   ".join(f"{name} {value}" for name, value in shown.items())
             self.say(f"step {step:>6,}   {figures}   about {left:.1f} minutes to go")
 

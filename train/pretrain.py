@@ -25,11 +25,10 @@ from model import LanguageModel
 from train import report
 from train.budget import check_memory
 from train.checkpoint import find_start, open_for, own
-from train.config import RunConfig, add_trust_option, load_run_config
+from train.config import RunConfig, add_trust_option, check_script, load_run_config
 from train.device import Device, keep_freed_memory, resolve_device
 from train.init_from import find_initial_weights, load_initial_weights
 from train.loop import train_to_the_end
-from train.method_config import check_script
 from train.metrics import Meter, Tracker
 from train.objective import MakeObjective, NextToken, TextBatches
 from train.optimizer import build_optimizers
@@ -70,14 +69,16 @@ def _run(config: RunConfig, script: str, objective: MakeObjective | None, source
     # text is read.
     with processes(config.train.parallel, config.train.device) as world, ExitStack() as until_the_end:
         world.on_rank0(lambda: until_the_end.enter_context(own(config.directory)))
-        check_shares(config, world)
+        if world.size > 1:
+            check_shares(config, world)
         hooks = Hooks(config.eval)
         hooks.check(config.eval, config.model)
 
         # 2. Whether this run is new, half-way or finished, and where it computes.
         start = world.on_rank0(lambda: find_start(config))
         if start.finished:
-            world.say(report.summary(config.directory))
+            if world.rank == 0:
+                print(report.summary(config.directory))
             return 0
         device = world.on_rank0(lambda: resolve_device(config, start.state.resolved if start.state else None))
         initial = None
@@ -117,9 +118,9 @@ def _run(config: RunConfig, script: str, objective: MakeObjective | None, source
             run.tracker.close(exit_code)
 
         # 6. The result.
-        if exit_code == 0:
+        if exit_code == 0 and world.rank == 0:
             report.write(run)
-            world.say(report.summary(config.directory))
+            print(report.summary(config.directory))
         return exit_code
 
 

@@ -26,8 +26,7 @@ import yaml
 from configs.command import InputError, exit_on_bad_input, survive_lost_output, usable_cores, whole
 from configs.loader import flatten
 from train.checkpoint import find_start, own
-from train.config import RunConfig, add_trust_option, load_run_config
-from train.method_config import script_of
+from train.config import RunConfig, add_trust_option, load_run_config, script_of
 from train.processes import stop_signals
 
 REASONS = {2: " (bad input)", 3: " (its loss became non-finite)"}

@@ -15,9 +15,8 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from configs.command import InputError
 from data import load_tokenizer
 from data.chat import prompt_ids
-from data.chat_template import Settings
 from data.reading.records import BadRecord
-from data.tokenizer import Tokenizer
+from data.tokenizer import Settings, Tokenizer
 from eval.chat.session import open_conversation
 from eval.load_model import open_model
 from eval.samples import complete

@@ -4,7 +4,7 @@ import yaml
 
 from data.config import DataConfig
 from model import LanguageModel
-from model.card import model_card
+from model.checkpoint import model_card
 from tests.conftest import tiny_config
 from train.config import RunConfig
 

@@ -21,9 +21,8 @@ def counted(pen: Pen, number: int) -> Entity:
 
 def tell_letter(pen: Pen) -> None:
     """Through whose hands did it go, who has read it, and which words came along with it?"""
-    cast = {"sender": pen.new("friend"), "receiver": pen.new("friend"), "far": pen.new("place")}
-    cast |= {"place": pen.new("place"), "day": pen.new("day"), "thing": pen.new("thing")}
-    cast |= {"seal": pen.new("seal"), "saying": pen.new("saying"), "other": pen.new("saying")}
+    cast = pen.cast(sender="friend", receiver="friend", far="place", place="place", day="day", thing="thing")
+    cast |= pen.cast(seal="seal", saying="saying", other="saying")
     pen.say("letter.opening", "letter.write", "letter.seal", **cast)
     carriers = [pen.new("friend")]
     pen.say("letter.entrust", next=carriers[0], **cast)
@@ -72,9 +71,7 @@ def carry_letter(pen: Pen, carriers: list[Entity], cast: Cast) -> tuple[Entity |
 
 def tell_theft(pen: Pen) -> None:
     """Who was not where they said?"""
-    owner, detective, walker = three_friends(pen)
-    toy, stand = pen.new("thing"), pen.new("place")
-    cast = {"owner": owner, "detective": detective, "walker": walker, "stand": stand, "toy": toy}
+    cast = pen.cast(owner="friend", detective="friend", walker="friend", toy="thing", stand="place")
     pen.say("theft.opening", **cast)
     suspects = three_friends(pen)
     claims = {who: {"who": who, "spot": pen.new("place"), "errand": pen.new("errand")} for who in suspects}
@@ -93,7 +90,7 @@ def tell_theft(pen: Pen) -> None:
     cast |= {"thief": thief, **claims[thief]}
     cast |= dict(zip(("one", "two"), (who for who in suspects if who is not thief), strict=True))
     pen.say("theft.accuse", **cast)
-    cast |= {"hiding": pen.new("spot"), "bird": pen.new("bird")}
+    cast |= pen.cast(hiding="spot", bird="bird")
     truth = pen.say_either({"theft.stole": 2, "theft.mended": 1, "theft.bird": 1}, **cast)
     pen.say("theft.fetch", "theft.back", f"{truth}_end", **cast)
     pen.say_either({"theft.later": 1, "meanwhile.day": int(searched)}, rest=pen.new("spot"), **cast)
@@ -116,7 +113,7 @@ def tell_rumor(pen: Pen) -> None:
     """Who said what to whom, and who was the first to say something else?"""
     tellers = [pen.new("friend"), pen.new("friend")]
     first = tellers[0]
-    seen = {"number": pen.new("number"), "place": pen.new("place"), "flock": pen.new("flock")}
+    seen = pen.cast(number="number", place="place", flock="flock")
     pen.say("rumor.opening", first=first, **seen)
     pen.say("rumor.begin", "aside.day", first=first, listener=tellers[1], **seen)
     heard, changed_by = spread_rumor(pen, tellers, seen)
@@ -145,13 +142,13 @@ def spread_rumor(pen: Pen, tellers: list[Entity], seen: Cast) -> tuple[Cast, Cas
     """Five hear it, one from the other. Returns what the last of them heard, and who changed what."""
     heard, changed_by = dict(seen), {}
     for _ in range(4):
-        teller, listener = tellers[-1], pen.new("friend")
-        cast = {"source": tellers[-2], "teller": teller, "listener": listener}
-        cast |= {"more": pen.new("number"), "elsewhere": pen.new("place")}
+        teller = tellers[-1]
+        cast = pen.cast(listener="friend", more="number", elsewhere="place")
+        cast |= {"source": tellers[-2], "teller": teller}
         weights = {"rumor.right": 2, "rumor.new_number": "number" not in changed_by}
         weights["rumor.new_place"] = "place" not in changed_by
         event = pen.say_either(weights, **cast, **heard)
-        tellers.append(listener)
+        tellers.append(cast["listener"])
         if event != "rumor.right":
             part = event.removeprefix("rumor.new_")
             heard[part] = cast["more" if part == "number" else "elsewhere"]
@@ -270,10 +267,9 @@ def may_draw(guest: Entity, gift: Entity, left: list[Entity], gifts: dict[Entity
 
 def tell_bargain(pen: Pen) -> None:
     """Who has what, and wants what for it? What is asked for first is got last."""
-    hero, have, wish = pen.new("friend"), pen.new("thing"), pen.new("thing")
-    cast = {"hero": hero, "have": have, "wish": wish}
+    cast = pen.cast(hero="friend", have="thing", wish="thing")
     pen.say("bargain.opening", "aside.day", **cast)
-    trader, item, price = pen.new("friend"), wish, pen.new("thing")
+    trader, item, price = pen.new("friend"), cast["wish"], pen.new("thing")
     pen.say("bargain.first", trader=trader, item=item, price=price, **cast)
     stalls = [(trader, item)]
     agreed = ""
@@ -303,7 +299,7 @@ def swap_back(pen: Pen, stalls: list[tuple[Entity, Entity]], cast: Cast) -> dict
     pen.fact("has", who=trader, thing=cast["have"])
     pen.fact("did", who=cast["hero"], deed="got the {got} from {other}", got=got, other=trader)
     for trader, item in reversed(stalls[:-1]):
-        swap = {"trader": trader, "item": item, "got": got, "buyer": pen.new("friend"), "extra": pen.new("thing")}
+        swap = {"trader": trader, "item": item, "got": got, **pen.cast(buyer="friend", extra="thing")}
         may_be_gone = 1 if len(holder_of) == len(stalls) - stalls.index((trader, item)) - 1 else 0
         if pen.say_either({"bargain.unwind": 3, "bargain.gone": may_be_gone}, **swap, **cast) == "bargain.gone":
             pen.say("bargain.buy", **swap, **cast)

@@ -123,6 +123,10 @@ class Pen:
         self.entities.append(Entity(self.lexicon.roles[role]))
         return self.entities[-1]
 
+    def cast(self, **roles: str) -> dict[str, Entity]:
+        """New entities under the names that a plot gives them: `cast(hero="friend", toy="thing")`."""
+        return {name: self.new(role) for name, role in roles.items()}
+
     def fact(self, kind: str, **values: Entity | str) -> None:
         """Note what is true in the story from here on. Draws nothing and writes nothing.
 

@@ -53,8 +53,7 @@ def tell_hide(pen: Pen) -> None:
 
 def tell_lost(pen: Pen) -> None:
     """Where was it put down? Each of the three places is as likely."""
-    hero, friend, toy = pen.new("friend"), pen.new("friend"), pen.new("thing")
-    cast = {"hero": hero, "friend": friend, "toy": toy}
+    cast = pen.cast(hero="friend", friend="friend", toy="thing")
     pen.say("lost.opening", **cast)
     early, middle, late = places = [pen.new("place") for _ in range(3)]
     dropped_at = None
@@ -63,8 +62,8 @@ def tell_lost(pen: Pen) -> None:
         weights = {"lost.walk": places_left if may_drop else 1, "lost.drop": may_drop}
         if pen.say_either(weights, place=place, **cast) == "lost.drop":
             dropped_at = place
-        pen.fact("did", who=hero, deed=f"came {place.texts['to']}")
-        pen.fact("at", what=hero, place=place, before=early, asked=LOST_STOPS[places_left])
+        pen.fact("did", who=cast["hero"], deed=f"came {place.texts['to']}")
+        pen.fact("at", what=cast["hero"], place=place, before=early, asked=LOST_STOPS[places_left])
     assert dropped_at is not None
     pen.say("lost.gone", "lost.friend", **cast)
     pen.say("lost.remember", place=dropped_at, **cast)
@@ -82,9 +81,7 @@ LOST_STOPS = (  # by the number of places still to come
 
 def tell_trade(pen: Pen) -> None:
     """Who owns which of three things?"""
-    hero, owner, helper = three_friends(pen)
-    cast = {"hero": hero, "owner": owner, "helper": helper}
-    cast |= {"have": pen.new("thing"), "need": pen.new("thing"), "wish": pen.new("thing")}
+    cast = pen.cast(hero="friend", owner="friend", helper="friend", have="thing", need="thing", wish="thing")
     pen.say("trade.opening", "trade.ask", "trade.search", **cast)
     swapped = pen.say_either({"trade.swap": 2, "trade.help": 1}, **cast).removeprefix("trade.")
     pen.say("trade.return", **cast)
@@ -160,10 +157,8 @@ GAVE = "Who gave {cook} the {thing}?|Who gave away the {thing}?"
 
 def tell_message(pen: Pen) -> None:
     """What was sent, what was heard, and who waits where?"""
-    sender, runner, guest = three_friends(pen)
-    cast = {"sender": sender, "runner": runner, "guest": guest, "place": pen.new("place")}
-    cast |= {"time": pen.new("time"), "thing": pen.new("thing")}
-    cast |= {"wrong": pen.new("place"), "other": pen.new("thing")}
+    cast = pen.cast(sender="friend", runner="friend", guest="friend", place="place", time="time", thing="thing")
+    cast |= pen.cast(wrong="place", other="thing")
     pen.say("message.opening", "message.order", **cast)
     pen.say("message.way", "aside.day", past=pen.new("place"), **cast)
     heard = pen.say_either({"message.right": 2, "message.wrong_place": 1, "message.wrong_thing": 1}, **cast)
@@ -179,8 +174,7 @@ def tell_message(pen: Pen) -> None:
 
 def tell_song(pen: Pen) -> None:
     """Which words were sung? A valley, a bird or a friend gives them back."""
-    cast = {"singer": pen.new("friend"), "friend": pen.new("friend"), "bird": pen.new("bird")}
-    cast |= {"song": pen.new("song")}
+    cast = pen.cast(singer="friend", friend="friend", bird="bird", song="song")
     pen.say("song.opening", "aside.day", **cast)
     listener = pen.say_either({"song.valley": 1, "song.bird": 1, "song.teach": 1}, **cast)
     pen.say(f"{listener}_back", **cast)

@@ -6,12 +6,18 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+import yaml
 from safetensors.torch import load_file, save_file
 
 from configs.command import InputError
+from data.config import DataConfig
+from model import LanguageModel
+from model.checkpoint import model_card
+from tests.conftest import tiny_config
 from tests.train.checkpoints import OPTIMIZERS, Training, adamw, training
 from tests.train.helpers import in_a_group, run_world
 from train.checkpoint import TrainerState, load_checkpoint, newest_intact, read_state
+from train.config import RunConfig
 from train.processes import World
 
 OPTIMIZER = "training/optimizer.safetensors"
@@ -194,3 +200,39 @@ def fail_to_save(folder: Path) -> None:
 def test_if_the_first_process_cannot_save_every_process_hears_of_it(tmp_path):
     (tmp_path / "file").write_text("")
     assert run_world(2, in_a_group, fail_to_save, tmp_path) == [0, 0]
+
+
+# ---------------------------------------------------------------------------------------------------------
+# README.md: metadata that the Hub reads, and what the model was trained on
+
+
+PARTS = [
+    {"source": {"kind": "hub", "name": "roneneldan/TinyStories"}},
+    {"weight": 3.0, "source": {"kind": "files", "path": "/home/me/secret"}},
+]
+MIX = DataConfig(source={"kind": "mix", "parts": PARTS}, records="conversations")
+
+
+@pytest.mark.parametrize(
+    ("config", "changes", "tags", "more", "words"),
+    [
+        (RunConfig(), {"qk_norm": True}, ["qwen3"], {"language": ["en"], "library_name": "transformers"}, "(GQA)"),
+        (
+            RunConfig(data=MIX, init_from="runs/demo"),
+            {"qk_norm": False},
+            ["llama", "conversational"],
+            {"datasets": ["roneneldan/TinyStories"], "library_name": "transformers"},
+            "the weights of `runs/demo`",
+        ),
+        (RunConfig(), {"norm_position": "after", "loadable_elsewhere": False}, [], {"language": ["en"]}, "Only Headl"),
+    ],
+)
+def test_it_says_what_the_model_is_and_what_it_read(config, changes, tags, more, words):
+    progress = {"step": 1200, "tokens": 19_660_800, "best_loss": 2.5, "best_step": 1100, "identity": config.identity()}
+    _, metadata, body = model_card("demo", LanguageModel(tiny_config(**changes)), progress).split("---\n", 2)
+    shared = {"license": "unknown", "pipeline_tag": "text-generation", "tags": ["headlight", *tags]}
+    assert yaml.safe_load(metadata) == shared | more
+    assert words in body
+    assert "2.5000 nats" in body
+    assert "secret" not in body
+    assert ("AutoModel" in body) == ("library_name" in more)

@@ -30,8 +30,12 @@ from tests.train.helpers import (
 TRACED = {"trace": True}
 
 
-def weights(lm: LanguageModel) -> dict[str, torch.Tensor]:
-    return {name: parameter.detach().clone() for name, parameter in lm.named_parameters()}
+def tensors_of(run) -> dict[str, torch.Tensor]:
+    """Weights, momentum and step counts."""
+    tensors = dict(run.lm.named_parameters())
+    states = [state for optimizer in run.optimizers for state in optimizer.state.values()]
+    tensors |= {f"{number} {name}": tensor for number, state in enumerate(states) for name, tensor in state.items()}
+    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
 
 
 @pytest.mark.parametrize("fault", [bad_loss, bad_gradient])
@@ -41,14 +45,15 @@ def test_a_non_finite_loss_or_gradient_moves_nothing_and_stops_with_3(tmp_path, 
     before = {}
 
     def spoil(run):
-        before.update(weights(run.lm))
+        before.update(tensors_of(run))
         return fault(run)
 
     runs = at_step(monkeypatch, [6], spoil)
     done = pretrain(write_config(tmp_path, train={"log_every": 4}), code=3)
     assert "at step 6 (rows 48 to 55); no step was taken" in done.stdout
-    run = runs[0]
-    assert all(torch.equal(before[name], now) for name, now in weights(run.lm).items())
+    after = tensors_of(runs[0])
+    assert len(after) == len(before) > 2 * len(list(runs[0].lm.parameters()))
+    assert all(torch.equal(before[name], now) for name, now in after.items())
     assert (tmp_path / "runs/tiny/checkpoints/latest").read_text().strip() == "step_00000004"
     skipped = metrics(tmp_path / "runs/tiny", "skipped")
     assert [(m["step"], m["rows"]) for m in skipped] == [(7, [48, 55])]

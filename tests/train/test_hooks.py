@@ -11,7 +11,6 @@ import pytest
 import torch
 
 import train.metrics
-from eval.config import EvalConfig
 from eval.hooks import Hook
 from tests.train.helpers import metrics, pretrain, trace, write_config
 
@@ -68,15 +67,6 @@ def test_a_hook_that_raises_is_reported_once_and_the_run_continues(tmp_path):
     assert json.loads((tmp_path / "runs/tiny/result.json").read_text())["val"]["loss"] > 0
     pretrain(write_config(tmp_path, name="without", eval={"every": 4, "hooks": ["validation"]}))
     assert metrics(tmp_path / "runs/tiny") == metrics(tmp_path / "runs/without")
-
-
-def test_cadences_that_the_yaml_leaves_open():
-    cadences = EvalConfig(every=100, attention={"every": 50, "early": [0, 3]}).cadences()
-    assert list(cadences) == ["validation", "questions", "samples", "attention"]
-    assert (cadences["validation"].every, cadences["questions"].early) == (100, (0,))
-    assert (cadences["attention"].every, cadences["attention"].early) == (50, (0, 3))
-    with pytest.raises(ValueError, match="samples is named twice"):
-        EvalConfig(hooks=["samples", {"name": "samples", "every": 3}])
 
 
 def drawing(event):

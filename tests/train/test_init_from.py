@@ -102,39 +102,15 @@ def test_where_it_started_is_part_of_a_runs_identity(here):
     assert f"init_from (there '{here / 'converted'}', here None)" in refusal(config, "init_from=null")
 
 
-# what makes a source unfit, and what is said then
-
-
-def other_tokenizer(directory: Path) -> str:
-    file = directory / "tokenizer.json"
+def test_another_tokenizer_is_refused_and_the_remedy_works(here):
+    file = here / "converted/tokenizer.json"
     content = json.loads(file.read_text(encoding="utf-8"))
-    content["model"]["vocab"] |= {"a": content["model"]["vocab"]["b"], "b": content["model"]["vocab"]["a"]}
+    ids = content["model"]["vocab"]
+    ids |= {"a": ids["b"], "b": ids["a"]}
     file.write_text(json.dumps(content), encoding="utf-8")
-    return f"{file} is not the tokenizer of this run's data"
-
-
-def other_architecture(directory: Path) -> str:
-    file = directory / "config.json"
-    content = json.loads(file.read_text(encoding="utf-8"))
-    file.write_text(json.dumps(content | {"rope_parameters": None, "rope_theta": 500.0, "tie_word_embeddings": False}))
-    return "set model.rope_theta=500.0 model.tie_word_embeddings=false\n"
-
-
-@pytest.mark.parametrize("harm", [other_tokenizer, other_architecture])
-def test_a_source_that_does_not_fit_is_refused(here, harm):
-    message = harm(here / "converted")
-    model = GQA | {"rope_theta": 10000.0, "tie_word_embeddings": True, "hidden_dropout": 0.1}  # which may differ
-    tokenizer = {"tokenizer": {"kind": "byte"}}
-    said = refusal(write_config(here, model=model, data=tokenizer, init_from=str(here / "converted")))
-    assert message in said
+    config = write_config(here, model=GQA, init_from=str(here / "converted"), data={"tokenizer": {"kind": "byte"}})
+    (remedy,) = re.findall(r"'(data\.tokenizer=.*)'", refusal(config))
     assert not (here / "runs/tiny").exists()
-
-
-def test_the_remedy_for_another_tokenizer_works(here):
-    """bpe learns from its text, so another text means another tokenizer, unless it is taken over."""
-    (here / "text.txt").write_text("Entirely other words, learned anew and at length. " * 300)
-    config = write_config(here, model=GQA, init_from=str(here / "converted"), data={"tokenizer": {"kind": "char"}})
-    (remedy,) = re.findall(r"'(data\.tokenizer=.*)'", pretrain(config, code=2).stderr)
     pretrain(config, remedy)
     ours, theirs = (load_tokenizer(directory) for directory in (here / "runs/tiny", here / "converted"))
     assert ours.sha256() == theirs.sha256()

@@ -1,6 +1,5 @@
 """Muon against torch.optim.Muon, whole and sharded; steps that must not happen; parameter groups, schedules."""
 
-import copy
 import math
 
 import pytest
@@ -42,35 +41,6 @@ def test_the_quick_iteration_for_wide_matrices_is_the_plain_one(steps):
         gram = plain @ plain.mT
         plain = a * plain + (b * gram + c * gram @ gram) @ plain
     torch.testing.assert_close(orthogonalize(wide, steps), plain, rtol=1e-4, atol=1e-5)
-
-
-def stepped(found_inf, gradients, steps=2):
-    """Weights and optimizer state of a small model after steps, found_inf set for the last one only."""
-    torch.manual_seed(0)
-    lm = LanguageModel(tiny_config(tie_word_embeddings=False))
-    optimizers = build_optimizers(lm, OptimizerConfig(weight_decay=0.1))
-    for step in range(steps):
-        torch.manual_seed(step)
-        is_last = step == steps - 1
-        for parameter in lm.parameters():
-            parameter.grad = gradients(parameter) if is_last else torch.randn_like(parameter)
-        for optimizer in optimizers:
-            if is_last and found_inf is not None:
-                optimizer.found_inf = torch.tensor(found_inf)
-            optimizer.step()
-    states = [state for optimizer in optimizers for state in copy.deepcopy(optimizer).state.values()]
-    return [p.detach().clone() for p in lm.parameters()] + [tensor for state in states for tensor in state.values()]
-
-
-def all_equal(a, b):
-    return len(a) == len(b) and all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
-
-
-@pytest.mark.parametrize("value", [1.0, math.nan, math.inf])
-def test_found_inf_leaves_weights_momentum_and_step_count_as_they_are(value):
-    before = stepped(None, torch.randn_like, steps=1)
-    assert all_equal(stepped(1.0, lambda p: torch.full_like(p, value)), before)
-    assert not all_equal(stepped(None, torch.ones_like), before)
 
 
 def test_muon_gets_the_matrices_of_the_blocks_and_decay_only_falls_on_matrices():

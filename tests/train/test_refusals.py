@@ -33,6 +33,7 @@ REFUSED = [
     ("pretrain", "a training step of", "model.hidden_size=131072", "model.num_attention_heads=1024"),
     ("pretrain", "use python -m train.dpo", "data.records=pairs"),
     ("pretrain", "use validation, questions, samples, attention", "eval.hooks=[validations]"),
+    ("pretrain", "samples is named twice", "eval.hooks=[samples, {name: samples, every: 3}]"),
     ("pretrain", "ModuleNotFoundError", "eval.hooks=['nowhere.at.all:f']", "--trust-hooks"),
     ("pretrain", "AttributeError", "eval.hooks=['tests.train.test_hooks:missing']", "--trust-hooks"),
     ("pretrain", "has layers 0 to 1", "eval.attention.every=4", "eval.attention.layers=[2]"),
@@ -41,6 +42,7 @@ REFUSED = [
     ("pretrain", "lora trains beside", "lora={rank: 4}"),
     ("lora", "no layer of the blocks is named 'query'", "lora.target_modules=[query]"),
     ("lora", "train.parallel is fsdp2", "train.parallel=fsdp2"),
+    ("lora", "set model.rope_theta=", "model.rope_theta=500.0"),
     ("lora", "rope_scaling is ", "model.rope_scaling={rope_type: linear, factor: 2.0}"),
     ("sft", "train.sft needs conversations", "data.records=text"),
     ("sft", "starts from a trained model", "init_from=null"),
@@ -94,9 +96,8 @@ def sources(base, tmp_path_factory):
     late = [question | {"content": "Sure?"}, answer | {"weight": 0}, question, answer]  # cut at a turn: nothing is left
     for name, messages in (("questions", [question]), ("greetings", [answer]), ("late", late)):
         text = json.dumps({"messages": messages}) + "\n"
-        (folder / f"{name}.jsonl").write_text(
-            "".join(text.replace('content": "', f'content": "{i}. ') for i in range(400))
-        )
+        chats = (text.replace('content": "', f'content": "{number}. ') for number in range(400))
+        (folder / f"{name}.jsonl").write_text("".join(chats))
     return folder
 
 

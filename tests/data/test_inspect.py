@@ -97,12 +97,6 @@ def test_a_text_can_neither_drive_the_terminal_nor_pass_for_a_special_token(toke
     assert shown.count("<|im_end|>") == 3 + 4
 
 
-def test_a_character_cut_by_the_row_is_shown_byte_by_byte():
-    tokenizer = train_tokenizer(TokenizerConfig(kind="byte"), [])
-    ids = tokenizer.encode("好 middle 好")[1:-1]
-    assert row_as_text(ids, ids, tokenizer).splitlines()[-1] == "⟦⟨A5⟩⟨BD⟩ middle ⟨E5⟩⟨A5⟩⟧"
-
-
 # ---------------------------------------------------------------------------------------------------------
 # the command
 

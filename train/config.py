@@ -16,7 +16,6 @@ from configs.loader import (
     PathText,
     Section,
     Tag,
-    dump_yaml,
     flatten,
     identity_keys,
     load_config,
@@ -243,10 +242,6 @@ class RunConfig(Section):
         """<output_dir>/<name>"""
         return Path(self.output_dir) / self.name
 
-    def to_yaml(self) -> str:
-        """The resolved config: every default written out, and it can be trained from again."""
-        return dump_yaml(self.model_dump())
-
     def identity(self) -> dict[str, Any]:
         """What makes a run what it is, by dotted key. If one of these differs, it is another run."""
         values = flatten(self.model_dump())
@@ -279,10 +274,11 @@ def load_run_config(path: str | Path, overrides: list[str] | None = None, *, tru
             f"{loaded.where(('name',))}: the run would be called {name[:120]!r}, which {problem}: set name=…"
         )
     config = config.model_copy(update={"name": name})
-    said = loaded.said_of_start("model")
-    if config.init_from is None or said >= ModelConfig.model_fields.keys():  # the config.yaml of a run says it all
+    if config.init_from is None:
         return config
-
+    said = loaded.said_of_start("model")
+    if said >= ModelConfig.model_fields.keys():  # the config.yaml of a run says it all
+        return config
     source, data = start_of(config.directory, config.init_from) or "", config.data
     if data.tokenizer.path == config.init_from:  # the run may have its own by now, and init_from be gone
         data = data.model_copy(update={"tokenizer": data.tokenizer.model_copy(update={"path": source})})

@@ -127,10 +127,8 @@ def test_runs_with_other_texts_a_score_without_bounds_and_none_at_all(browser, t
     logits = {"max_logit": np.array([[-3.0, -2.0]], np.float32)}
     odd = snapshot(2, [0], [0, 1], 2, 2, maps=maps, scores=logits, chance={"max_logit": None})
     bare = [snapshot(0, scores={}, chance={})]
-    file = write_viewer(
-        [("a", [snapshot(s, range(6), range(8), 8, 2) for s in range(3)]), ("b", [odd])], tmp_path / "v"
-    )
-    with opened(browser, file) as page:
+    usual = [snapshot(s, range(6), range(8), 8, 2) for s in range(3)]
+    with opened(browser, write_viewer([("a", usual), ("b", [odd])], tmp_path / "v.html")) as page:
         page.select_option("#probe", "mine")
         assert page.locator(".pane").nth(1).locator(".token").all_inner_texts() == list("abcde")
         page.get_by_role("button", name="largest logit").nth(1).click()

@@ -208,13 +208,3 @@ def test_what_transformers_saves_is_the_same_tokenizer(kind, tmp_path):
     assert again.encode_documents(CORPUS) == ours.encode_documents(CORPUS)
     other = train_tokenizer(TokenizerConfig(kind=kind), [*CORPUS, "ẞ" * 9])
     assert (other.sha256() == ours.sha256()) == (kind == "byte")  # whose ids are the same for any text
-
-
-def test_labels_show_spaces_line_ends_and_parts_of_characters():
-    def labels(kind, text, learned=""):
-        tokenizer = train_tokenizer(TokenizerConfig(kind=kind, vocab_size=320), [learned or text] * 9)
-        return tokenizer.token_labels([tokenizer.bos_id, *tokenizer.encode(text)])[1:]
-
-    assert labels("byte", "a \né") == ["a", "␣", "⏎", "⟨C3⟩", "⟨A9⟩"]
-    assert "".join(labels("bpe", "aß", learned="aé")) == "a⟨C3⟩⟨9F⟩"
-    assert labels("char", "你\ufffd") == ["你", "\ufffd"]

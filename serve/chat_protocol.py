@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from eval.attention.snapshots import Head
+from eval.attention.controls import Head
 from model.generation import Sampling
 from serve.protocol import MOST_TOP
 from serve.workbench import ModelAsked

@@ -54,7 +54,7 @@ def pretrain_rank(
 
 def failing_on_rank_1(config: Path, overrides: list[str]) -> None:
     """The same, but on rank 1 the second capture of every look finds that its map is not the kernel's."""
-    import eval.attention.record as record
+    import eval.attention.snapshots as record
 
     capture, calls = record.capture, [0]
 

@@ -38,7 +38,8 @@ def exit_on_bad_input(command: Callable[[], int | None]) -> None:
         sys.argv[0] = f"python -m {spec.name.removesuffix('.__main__')}"
     stdout = sys.stdout
     sys.stdout = Plain(stdout)
-    _keep_compiled_code_apart()
+    if "ATEN_CPU_CAPABILITY" in os.environ:
+        _keep_compiled_code_apart(os.environ["ATEN_CPU_CAPABILITY"])
     code, line = 0, ""
     try:
         code = command() or 0
@@ -89,20 +90,23 @@ class Plain:
 
     def write(self, text: str) -> int:
         """Write the text, and return its length."""
-        self._do(lambda: self.stream.write(plain(text)))
+        try:
+            self.stream.write(plain(text))
+        except OSError:
+            self._lose()
         return len(text)
 
     def flush(self) -> None:
         """Write what waits."""
-        self._do(self.stream.flush)
-
-    def _do(self, action: Callable[[], object]) -> None:
         try:
-            action()
+            self.stream.flush()
         except OSError:
-            if self.is_needed:
-                raise
-            os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())  # and what still waits goes nowhere
+            self._lose()
+
+    def _lose(self) -> None:
+        if self.is_needed:
+            raise  # what the stream raised
+        os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())  # and what still waits goes nowhere
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stream, name)
@@ -128,12 +132,11 @@ def cache_folder() -> Path:
     return Path(os.environ.get("HEADLIGHT_CACHE") or platformdirs.user_cache_path("headlight", appauthor=False))
 
 
-def _keep_compiled_code_apart() -> None:
+def _keep_compiled_code_apart(kernels: str) -> None:
     """A folder for torch.compile that belongs to the kernels which ATEN_CPU_CAPABILITY asks for. PyTorch 2.13 has one
     for all of them, and with code that was compiled for others a loss came out at half its value (EXPERIMENTS.md)."""
-    before = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "")
-    is_default = not before or Path(before).name.startswith("torchinductor_")  # PyTorch writes its own there
-    if is_default and (kernels := os.environ.get("ATEN_CPU_CAPABILITY")):
+    before = Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR", "")).name
+    if not before or before.startswith("torchinductor_"):  # PyTorch writes its own there
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache_folder() / f"compiled_{kernels}")
 
 

@@ -30,8 +30,10 @@ TRAINING = "training"  # what only training needs; vLLM and SGLang load every *.
 MANIFEST, STATE = "manifest.json", "trainer_state.json"  # in that folder
 ADAPTER = "adapter_config.json"  # LoRA: names the model that the adapters belong to
 CARD = "README.md"  # not in the manifest: you may edit it
+NOT_A_FILE = "cannot be read: it is a folder, a pipe or a device"  # which might have no end
 NAME = re.compile(r"[\w.\-]{1,255}")
 Result = TypeVar("Result")
+type_adapter = cache(TypeAdapter)  # making one takes longer than using it
 
 
 class DamagedFile(InputError, ValueError):
@@ -39,30 +41,25 @@ class DamagedFile(InputError, ValueError):
 
 
 def resolve(text: str | Path, where: str, beside: Path | None = None) -> Path:
-    """The path that `text` names, `~` as a home. where: the place that names it, for the error. Raises InputError."""
+    """The path that `text` names, `~` as a home. where: the place that names it, for the error. Raises DamagedFile."""
     try:
         path = (beside or Path()) / Path(text).expanduser()
         path.exists()  # False where there is none, and an error for what cannot be a name
         return path
     except (OSError, RuntimeError) as error:
-        raise InputError(f"{where}: the path {str(text)[:60]!r} cannot be used: {error}") from None
+        raise DamagedFile(f"{where}: the path {str(text)[:60]!r} cannot be used: {error}") from None
 
 
 def read_text(file: Path) -> str:
     """The text of a UTF-8 file. Raises DamagedFile."""
-    _check_kind(file)
+    if file.exists() and not file.is_file():
+        raise DamagedFile(f"{file}: {NOT_A_FILE}")
     try:
         return file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise DamagedFile(f"{file}: is not UTF-8 text (byte {error.start:,})") from None
     except (OSError, ValueError) as error:  # ValueError: a NUL character in the path
         raise DamagedFile(f"{file}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
-
-
-def _check_kind(file: Path) -> None:
-    """A pipe or a device might have no end."""
-    if file.exists() and not file.is_file():
-        raise DamagedFile(f"{file}: cannot be read: it is a folder, a pipe or a device")
 
 
 def read_json(file: Path, kind: Any = dict[str, Any]) -> Any:
@@ -92,18 +89,13 @@ def checked(value: Any, where: str, kind: Any, strict: bool | None = True) -> An
     Raises DamagedFile that names the key.
     """
     try:
-        return _adapter(kind).validate_python(value, strict=strict)
+        return type_adapter(kind).validate_python(value, strict=strict)
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         key = escape(".".join(map(str, problem["loc"])))[:200]
         message = problem["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
         found = f", and is {problem['input']!r:.60}" if key and problem["type"] != "missing" else ""
         raise DamagedFile(f"{where}: {f'`{key}`: ' if key else ''}{message}{found}") from None
-
-
-@cache
-def _adapter(kind: Any) -> TypeAdapter:
-    return TypeAdapter(kind)
 
 
 def read_lines(
@@ -116,7 +108,8 @@ def read_lines(
     """
     if not os.path.lexists(file):
         return []
-    _check_kind(file)
+    if file.exists() and not file.is_file():
+        raise DamagedFile(f"{file}: {NOT_A_FILE}")
     records = []
     try:
         with file.open("rb") as stream:
@@ -149,14 +142,6 @@ def append_line(file: Path, record: dict[str, Any]) -> None:
 # checkpoints: runs/x/checkpoints/latest names step_00001000
 
 
-def read_name(file: Path) -> str:
-    """The one plain name in a file such as `latest`: no folder, nothing above. Raises DamagedFile."""
-    name = read_text(file).strip()
-    if not NAME.fullmatch(name) or name in (".", ".."):
-        raise DamagedFile(f"{file}: must hold one plain name, such as step_00001000, and holds {name[:40]!r}")
-    return name
-
-
 def is_adapter(directory: Path) -> bool:
     """Whether a checkpoint directory holds adapters, which need the model that they name."""
     return (directory / ADAPTER).is_file()
@@ -183,7 +168,9 @@ def checkpoint_directory(path: str | Path) -> Path:
         raise DamagedFile(f"{path}: is neither a run (checkpoints/latest) nor a model directory (config.json)")
     name = ""
     for _ in range(20):  # while the run replaces it
-        name = read_name(latest)
+        name = read_text(latest).strip()
+        if not NAME.fullmatch(name) or name in (".", ".."):  # no folder, nothing above
+            raise DamagedFile(f"{latest}: must hold one plain name, such as step_00001000, and holds {name[:40]!r}")
         if is_model(latest.parent / name):
             return latest.parent / name
         time.sleep(0.01)

@@ -139,14 +139,8 @@ def identity_keys(schema: type[BaseModel]) -> frozenset[str]:
     return frozenset(".".join(path) for path, tag in tags.items() if tag is Tag.IDENTITY)
 
 
-def _expanded(text: str) -> str:
-    try:
-        return str(resolve(text, "no file has such a name")) if text else text
-    except InputError as error:
-        raise ValueError(str(error)) from None
-
-
-PathText = Annotated[str, AfterValidator(_expanded)]  # `~` is a home
+# a path, with `~` as a home
+PathText = Annotated[str, AfterValidator(lambda text: text and str(resolve(text, "no file has such a name")))]
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -218,14 +212,15 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig
         if text.count("{") > text.count("}"):
             raise InputError(f"{place}: put the whole argument in quotes")
         loaded.set(key, parse_yaml(text, place) if text else "", place)
-    _take_tokenizer_of_start(loaded)
+    if loaded.values.get("init_from"):
+        _take_tokenizer_of_start(loaded)
     return loaded
 
 
 def _take_tokenizer_of_start(loaded: LoadedConfig) -> None:
     """The tokenizer is that of the model which training starts from, unless something else is said about it."""
-    start, tokenizer = loaded.values.get("init_from"), _get(loaded.values, ("data", "tokenizer")) or {}
-    if not start or not isinstance(tokenizer, dict) or tokenizer.get("path") is not None:
+    start, tokenizer = loaded.values["init_from"], _get(loaded.values, ("data", "tokenizer")) or {}
+    if not isinstance(tokenizer, dict) or tokenizer.get("path") is not None:
         return
     if tokenizer.get("kind") == "pretrained" or not loaded.said_of_start("data", "tokenizer"):
         own = tokenizer if tokenizer.get("kind") == "pretrained" else {}
@@ -283,15 +278,16 @@ def validate(schema: type[Model], loaded: LoadedConfig, section: str | None = No
 
     Raises InputError with one line: every problem found, each with its file and line.
     """
-    prefix, known = (section,) if section else (), [path for path, _ in fields(schema)]
+    prefix, known = (section,) if section else (), list[KeyPath]()
     if section:  # a command that reads one section still refuses a top-level key that no section has
         sections = json.loads((SHIPPED / "schema.json").read_text(encoding="utf-8"))["properties"]
-        known = [*[(name,) for name in sections], *[(section, *path) for path in known]]
+        known = [*[(name,) for name in sections], *[(section, *path) for path, _ in fields(schema)]]
         for name in sorted(loaded.values.keys() - sections.keys()):
             raise InputError(f"{loaded.where((name,))}: unknown key `{name}`{_nearest((name,), known)}")
     try:
         return schema.model_validate(loaded.values.get(section, {}) if section else loaded.values)
     except ValidationError as error:
+        known = known or [path for path, _ in fields(schema)]
         problems: dict[str, list[str]] = {}  # the members of a union complain about one key: they share a line
         for problem in error.errors():
             place, message = _explain(problem, known, prefix, loaded)

@@ -25,10 +25,14 @@ def share(description: str, default: float = 0.0) -> Any:
 class RecallDocuments(Section):
     """Facts about people, then questions: the answers say what the model can look up (data/storyworld/recall.py)."""
 
-    people: int = Field(6, ge=2, le=32, description="Facts in a document, one for each person.")
-    facets: int = Field(2, ge=1, le=4, description="Words of a fact besides the name: colour, toy, place, food.")
-    values: int = Field(8, ge=2, le=8, description="Different words of a facet. With fewer, people share more words.")
-    questions: int = Field(12, ge=1, le=10_000, description="Questions in a document.")
+    people: int = Field(6, ge=2, le=32)
+    """Facts in a document, one for each person."""
+    facets: int = Field(2, ge=1, le=4)
+    """Words of a fact besides the name: colour, toy, place, food."""
+    values: int = Field(8, ge=2, le=8)
+    """Different words of a facet. With fewer, people share more words."""
+    questions: int = Field(12, ge=1, le=10_000)
+    """Questions in a document."""
     several: float = share(
         "Share of questions that give all words of a fact and ask for the name. The others give the name.", default=0.5
     )
@@ -47,14 +51,22 @@ class ClassWeights(Section):
     """How often which class of questions is asked about a story, of those that it has (docs/sft.md has an example of
     each)."""
 
-    who_has: Weight = Field(3, description="Weight of who has it.")
-    where: Weight = Field(3, description="Weight of where it is.")
-    who_wanted: Weight = Field(1, description="Weight of who wanted it.")
-    who_said: Weight = Field(1, description="Weight of who said it.")
-    first: Weight = Field(1, description="Weight of what or who came first.")
-    feeling: Weight = Field(1, description="Weight of how somebody felt.")
-    yes_no: Weight = Field(1, description="Weight of yes or no.")
-    who_did: Weight = Field(1, description="Weight of who did it.")
+    who_has: Weight = 3
+    """Weight of who has it."""
+    where: Weight = 3
+    """Weight of where it is."""
+    who_wanted: Weight = 1
+    """Weight of who wanted it."""
+    who_said: Weight = 1
+    """Weight of who said it."""
+    first: Weight = 1
+    """Weight of what or who came first."""
+    feeling: Weight = 1
+    """Weight of how somebody felt."""
+    yes_no: Weight = 1
+    """Weight of yes or no."""
+    who_did: Weight = 1
+    """Weight of who did it."""
 
 
 class Drills(Section):
@@ -81,48 +93,47 @@ class Drills(Section):
 class CourseStep(Section):
     """One step of a course."""
 
-    weight: float = Field(1.0, ge=1e-6, description="Share of the documents, relative to the other steps.")
-    drills: Drills = Field(Drills(), description="Instead of the drills of the source.")
+    weight: float = Field(1.0, ge=1e-6)
+    """Share of the documents, relative to the other steps."""
+    drills: Drills = Drills()
+    """Instead of the drills of the source."""
 
 
 class StoryworldSource(Section):
     """The built-in corpus: stories that are made while you wait. Their entropy, the lowest possible loss, is known."""
 
-    kind: Literal["storyworld"] = Field("storyworld", description="The built-in world.")
-    documents: int = Field(40000, ge=1, description="Number of training stories (or conversations).")
-    validation_documents: int = Field(1000, ge=1, description="Number of held-out stories, from other seeds.")
-    seed: int = Field(0, ge=0, description="Another seed gives other stories.")
-    level: Literal[1, 2] = Field(
-        1, description="1 = short stories of three friends | 2 = longer stories, more friends."
-    )
+    kind: Literal["storyworld"] = "storyworld"
+    """The built-in world."""
+    documents: int = Field(40000, ge=1)
+    """Number of training stories (or conversations)."""
+    validation_documents: int = Field(1000, ge=1)
+    """Number of held-out stories, from other seeds."""
+    seed: int = Field(0, ge=0)
+    """Another seed gives other stories."""
+    level: Literal[1, 2] = 1
+    """1 = short stories of three friends | 2 = longer stories, more friends."""
     chats: Literal["mixed", "questions"] = Field(
         "mixed",
         description="With records: conversations. mixed = stories on request, questions, longer talks | questions = "
         "many about each story, to answer well after little training.",
     )
-    questions: int = Field(8, ge=1, le=100, description="chats: questions. Questions about each story, at most.")
+    questions: int = Field(8, ge=1, le=100)
+    """chats: questions. Questions about each story, at most."""
     told: float = share(
         "chats: questions. Share of conversations in which the assistant tells the story. In the others it is given."
     )
-    told_weight: Literal[0, 1] = Field(
-        0, description="chats: questions. 1: the stories that the assistant tells are trained on as well."
-    )
+    told_weight: Literal[0, 1] = 0
+    """chats: questions. 1: the stories that the assistant tells are trained on as well."""
     echoed: float = share(
         "chats: questions. Share of the told stories in which names are said again where something is said of "
         "them. Only these names are trained on."
     )
-    class_weights: ClassWeights = Field(
-        ClassWeights(), description="chats: questions. How often which class of questions is asked, after the first."
-    )
-    repeats: float = Field(
-        0.0,
-        ge=0,
-        lt=1,
-        description="Share of documents that are random words, told repeatedly: heads learn to copy. Chats, too.",
-    )
-    drills: Drills = Field(
-        Drills(), description="With records: conversations. Chats that train one small skill, beside the others."
-    )
+    class_weights: ClassWeights = ClassWeights()
+    """chats: questions. How often which class of questions is asked, after the first."""
+    repeats: float = Field(0.0, ge=0, lt=1)
+    """Share of documents that are random words, told repeatedly: heads learn to copy. Chats, too."""
+    drills: Drills = Drills()
+    """With records: conversations. Chats that train one small skill, beside the others."""
     course: list[CourseStep] = Field(
         [],
         max_length=100,
@@ -134,10 +145,9 @@ class StoryworldSource(Section):
         "Share of training documents with names of other forms (Ubora, Bororuzi), so that the model copies any name."
     )
     recall: RecallDocuments | None = Field(
-        None,
-        description="Instead of stories: facts, then questions about them with exact answers. null = stories.",
-        examples=[{"people": 6, "facets": 2, "values": 8, "questions": 12, "several": 0.5}],
+        None, examples=[{"people": 6, "facets": 2, "values": 8, "questions": 12, "several": 0.5}]
     )
+    """Instead of stories: facts, then questions about them with exact answers. null = stories."""
 
     @model_validator(mode="after")
     def _check_recall(self) -> StoryworldSource:
@@ -149,14 +159,16 @@ class StoryworldSource(Section):
 class _WithText(Section):
     """What files and datasets share: records with a field of text."""
 
-    text_field: str = Field("text", description="Key of a record that holds its text (a.b for one inside another).")
+    text_field: str = "text"
+    """Key of a record that holds its text (a.b for one inside another)."""
     document_start: str | None = Field(
         None,
         max_length=1000,
         description="Regular expression for the text of a record that begins a document; the records up to the next "
         "one belong to it.",
     )
-    max_records: int | None = Field(None, ge=1, description="Read only this many records. null = all.")
+    max_records: int | None = Field(None, ge=1)
+    """Read only this many records. null = all."""
 
     @field_validator("document_start")
     @classmethod
@@ -205,17 +217,19 @@ class HubSource(_WithText):
 class MixPart(Section):
     """One source of a mix."""
 
-    weight: float = Field(1.0, ge=1e-6, description="Share of the mix's text, relative to the other weights.")
-    source: Annotated[StoryworldSource | FilesSource | HubSource, Field(discriminator="kind")] = Field(
-        description="Where this part comes from."
-    )
+    weight: float = Field(1.0, ge=1e-6)
+    """Share of the mix's text, relative to the other weights."""
+    source: Annotated[StoryworldSource | FilesSource | HubSource, Field(discriminator="kind")]
+    """Where this part comes from."""
 
 
 class MixSource(Section):
     """Several sources, mixed document by document. The weights say how much of the text comes from each."""
 
-    kind: Literal["mix"] = Field(description="Several sources.")
-    parts: list[MixPart] = Field(min_length=1, description="The sources: [{weight: 3, source: {kind: …}}, …].")
+    kind: Literal["mix"]
+    """Several sources."""
+    parts: list[MixPart] = Field(min_length=1)
+    """The sources: [{weight: 3, source: {kind: …}}, …]."""
     stopping_strategy: Literal["first_exhausted", "all_exhausted"] = Field(
         "first_exhausted",
         description="first_exhausted: the mix ends with the first part that ends, nothing is repeated | "
@@ -241,13 +255,10 @@ class TokenizerConfig(Section):
         description="bpe: number of tokens to learn (null: 2048), rounded up to a multiple of 64. pretrained: the "
         "least number of tokens.",
     )
-    train_bytes: int = Field(
-        8_000_000, ge=1000, description="Bytes of text, from all over the corpus, that bpe learns from."
-    )
-    path: Annotated[PathText | None, Tag.RUNTIME] = Field(
-        None,
-        description="pretrained: a tokenizer.json, or a directory or run that holds one. null = that of init_from.",
-    )
+    train_bytes: int = Field(8_000_000, ge=1000)
+    """Bytes of text, from all over the corpus, that bpe learns from."""
+    path: Annotated[PathText | None, Tag.RUNTIME] = None
+    """pretrained: a tokenizer.json, or a directory or run that holds one. null = that of init_from."""
 
     @model_validator(mode="after")
     def _check_path(self) -> TokenizerConfig:
@@ -273,32 +284,29 @@ class DataConfig(Section):
         description="text: train on every token | conversations: only on what the assistant says | pairs: a better and "
         "a worse answer to one prompt (train.dpo).",
     )
-    tokenizer: TokenizerConfig = Field(TokenizerConfig(), description="How text becomes numbers (tokens).")
-    sequence_length: int = Field(
-        256, ge=2, description="Tokens in a row: the longest text the model sees at once in training."
-    )
-    shuffle: bool = Field(
-        True, description="false: rows keep the order of the source, for one that goes from easy to difficult."
-    )
-    isolate_documents: bool = Field(True, description="true: documents that share a row cannot see each other.")
-    restart_positions: bool = Field(
-        False, description="true: positions count from 0 in every document of a row, not through the row."
-    )
-    validation_fraction: float = Field(
-        0.1, gt=0, lt=1, description="Share of files and datasets that is held out, to test the model on."
-    )
+    tokenizer: TokenizerConfig = TokenizerConfig()
+    """How text becomes numbers (tokens)."""
+    sequence_length: int = Field(256, ge=2)
+    """Tokens in a row: the longest text the model sees at once in training."""
+    shuffle: bool = True
+    """false: rows keep the order of the source, for one that goes from easy to difficult."""
+    isolate_documents: bool = True
+    """true: documents that share a row cannot see each other."""
+    restart_positions: bool = False
+    """true: positions count from 0 in every document of a row, not through the row."""
+    validation_fraction: float = Field(0.1, gt=0, lt=1)
+    """Share of files and datasets that is held out, to test the model on."""
     rows_joined: Literal["auto"] | Annotated[int, Field(ge=1)] = Field(
         "auto",
         description="Conversations: this many rows become one long row, so that less of it is padding. auto = the "
         "fewest that fill 95 % of it (needs isolate_documents) | 1 = none.",
     )
-    too_long: Literal["truncate", "drop"] = Field(
-        "truncate", description="Conversations longer than a row: truncate (to whole turns) | drop."
-    )
-    drop_duplicates: bool = Field(False, description="true: keep only the first of documents that are exactly equal.")
-    on_bad_record: Literal["stop", "skip"] = Field(
-        "stop", description="stop: name file, line and reason | skip: list them, and stop above 1 %."
-    )
+    too_long: Literal["truncate", "drop"] = "truncate"
+    """Conversations longer than a row: truncate (to whole turns) | drop."""
+    drop_duplicates: bool = False
+    """true: keep only the first of documents that are exactly equal."""
+    on_bad_record: Literal["stop", "skip"] = "stop"
+    """stop: name file, line and reason | skip: list them, and stop above 1 %."""
 
     @model_validator(mode="after")
     def _check_together(self) -> DataConfig:

@@ -40,7 +40,7 @@ from data.reading import files
 from data.reading.documents import Document, Ledger, files_of, read
 from data.reading.records import Conversation
 from data.reading.world import Content
-from data.storyworld.version import STORYWORLD_VERSION
+from data.storyworld import STORYWORLD_VERSION
 from data.tokenizer import Tokenizer, cut, load_tokenizer, train_tokenizer
 
 FORMAT_VERSION = 6

@@ -17,38 +17,33 @@ Head = Annotated[int, Field(ge=0)]
 class HookConfig(Section):
     """One hook and when it runs."""
 
-    name: str = Field(
-        description="validation | questions | samples | attention | experts | recall, or your own as `module:function`."
-    )
-    every: int | None = Field(
-        None,
-        ge=0,
-        description="Steps between two runs; 0 = only at the end; null = eval.every (eval.attention.every).",
-    )
-    early: list[Step] | None = Field(
-        None, description="Extra steps at which it runs; null = none (eval.attention.early)."
-    )
+    name: str
+    """validation | questions | samples | attention | experts | recall, or your own as `module:function`."""
+    every: int | None = Field(None, ge=0)
+    """Steps between two runs; 0 = only at the end; null = eval.every (eval.attention.every)."""
+    early: list[Step] | None = None
+    """Extra steps at which it runs; null = none (eval.attention.early)."""
 
 
 class AttentionConfig(Section):
     """What is recorded of every attention head during training: maps and scores."""
 
-    every: int = Field(200, ge=0, description="Steps between two looks at every head, also at the end. 0 = never.")
-    early: list[Step] = Field([0, 1, 2, 5, 10, 20, 50], description="Extra steps at which to look: most happens early.")
-    texts: list[Annotated[str, Field(min_length=1)]] = Field(
-        [], description="Texts to look at. Empty = the first words of held-out documents."
-    )
-    probe_file: PathText | None = Field(
-        None, description="A YAML file with more texts: {texts: [{name: fox, text: The fox saw the bird.}]}."
-    )
-    max_tokens: int = Field(32, ge=2, le=256, description="How many tokens of each text the maps keep.")
-    layers: list[Layer] | None = Field(None, description="Which layers to look at, counted from 0. null = all.")
-    heads: list[Head] | None = Field(None, description="Which query heads to look at, counted from 0. null = all.")
-    metrics: Literal["all"] | list[str] = Field(
-        "all",
-        description="Head scores: all, or a list of names (docs/attention_scores.md).",
-        examples=[["induction", "sink"]],
-    )
+    every: int = Field(200, ge=0)
+    """Steps between two looks at every head, also at the end. 0 = never."""
+    early: list[Step] = Field([0, 1, 2, 5, 10, 20, 50])
+    """Extra steps at which to look: most happens early."""
+    texts: list[Annotated[str, Field(min_length=1)]] = Field([])
+    """Texts to look at. Empty = the first words of held-out documents."""
+    probe_file: PathText | None = None
+    """A YAML file with more texts: {texts: [{name: fox, text: The fox saw the bird.}]}."""
+    max_tokens: int = Field(32, ge=2, le=256)
+    """How many tokens of each text the maps keep."""
+    layers: list[Layer] | None = None
+    """Which layers to look at, counted from 0. null = all."""
+    heads: list[Head] | None = None
+    """Which query heads to look at, counted from 0. null = all."""
+    metrics: Literal["all"] | list[str] = Field("all", examples=[["induction", "sink"]])
+    """Head scores: all, or a list of names (docs/attention_scores.md)."""
 
 
 HOOKS: list[str | HookConfig] = ["validation", "questions", "samples", "attention"]
@@ -76,46 +71,29 @@ class EvalConfig(Section):
         "config from elsewhere names is refused without --trust-hooks.",
         examples=[["validation", {"name": "samples", "every": 1000, "early": [0, 10]}, "your_package.module:function"]],
     )
-    every: int = Field(
-        200,
-        ge=0,
-        description="Steps between two runs of a hook without its own cadence. 0 = only at the end.",
-    )
-    max_tokens: int | None = Field(
-        32768, ge=2, description="Held-out tokens that an evaluation reads during training. null = all."
-    )
-    final_max_tokens: int | None = Field(
-        262144, ge=2, description="Held-out tokens that the last evaluation reads. null = all."
-    )
-    floor_documents: int = Field(
-        200,
-        ge=0,
-        description="storyworld: held-out stories compared at the end with the lowest possible loss.",
-    )
+    every: int = Field(200, ge=0)
+    """Steps between two runs of a hook without its own cadence. 0 = only at the end."""
+    max_tokens: int | None = Field(32768, ge=2)
+    """Held-out tokens that an evaluation reads during training. null = all."""
+    final_max_tokens: int | None = Field(262144, ge=2)
+    """Held-out tokens that the last evaluation reads. null = all."""
+    floor_documents: int = Field(200, ge=0)
+    """storyworld: held-out stories compared at the end with the lowest possible loss."""
     prompts: list[str] = Field(
         [""],
         description="Texts that the model continues at every evaluation, or questions where it learns conversations. "
         '"" begins a new document, or asks a held-out question of the data.',
     )
-    sample_tokens: int = Field(200, ge=1, description="Longest continuation in tokens.")
-    temperature: float = Field(
-        0.8,
-        ge=0,
-        le=100,
-        description="How freely the continuations are drawn. 0 = always the most likely token.",
-    )
-    top_p: float | None = Field(
-        0.95,
-        ge=1e-6,
-        le=1,
-        description="Draw from the most likely tokens that together have this probability. null = all.",
-    )
-    questions: int = Field(
-        0,
-        ge=0,
-        description="storyworld conversations: held-out questions asked at every evaluation. 0 = none.",
-    )
-    attention: AttentionConfig = Field(AttentionConfig(), description="Attention maps and head scores.")
+    sample_tokens: int = Field(200, ge=1)
+    """Longest continuation in tokens."""
+    temperature: float = Field(0.8, ge=0, le=100)
+    """How freely the continuations are drawn. 0 = always the most likely token."""
+    top_p: float | None = Field(0.95, ge=1e-6, le=1)
+    """Draw from the most likely tokens that together have this probability. null = all."""
+    questions: int = Field(0, ge=0)
+    """storyworld conversations: held-out questions asked at every evaluation. 0 = none."""
+    attention: AttentionConfig = AttentionConfig()
+    """Attention maps and head scores."""
 
     @field_validator("hooks")
     @classmethod

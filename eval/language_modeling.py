@@ -28,13 +28,14 @@ class OutOfStep(InputError):
 
 @contextmanager
 def evaluating(lm: nn.Module) -> Iterator[None]:
-    """Within this context lm is in evaluation mode; afterwards it is in its old mode."""
-    was_training = lm.training
+    """Within this context lm is in evaluation mode; afterwards every module is in its old mode."""
+    modes = {module: module.training for module in lm.modules()}
     lm.eval()
     try:
         yield
     finally:
-        lm.train(was_training)
+        for module, was_training in modes.items():
+            module.training = was_training
 
 
 def mean_loss(

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from data.config import StoryworldSource
 from data.storyworld import Recall, recall
-from data.storyworld.recall import Asked
+from data.storyworld.recall import RecallQuestion
 from data.tokenizer import Tokenizer
 from eval.language_modeling import evaluating
 from model import LanguageModel
@@ -30,7 +30,7 @@ class Exam:
     what is asked; words: for each row, the tokens (first, last) of each of its words."""
 
     ids: Tensor
-    questions: list[Asked]
+    questions: list[RecallQuestion]
     row: Tensor
     first: Tensor
     last: Tensor
@@ -50,7 +50,7 @@ def held_out(source: StoryworldSource, tokenizer: Tokenizer, documents: int = DO
 def exam(documents: list[Recall], tokenizer: Tokenizer, people: int) -> Exam:
     """Documents of equally many words as rows of tokens, padded on the right."""
     rows, words, row_of, answers = [], [], [], []
-    questions: list[Asked] = []
+    questions: list[RecallQuestion] = []
     for row, document in enumerate(documents):
         row_ids, spans = [tokenizer.bos_id], []
         for piece in tokenizer.encode_many([f" {word}" for word in document.words]):

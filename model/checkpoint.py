@@ -289,7 +289,7 @@ def model_card(name: str, lm: LanguageModel, progress: dict[str, Any]) -> str:
     facts = [f"Started from: {start}", f"Text: {'conversations; ' if is_chat else ''}{markdown(text)}"]
     if progress:
         facts += [f"Progress: step {progress['step']:,}, after {progress['tokens']:,} tokens"]
-    if progress.get("best_step") is not None:
+    if progress.get("best_loss") is not None:
         best = f"{progress['best_loss']:.4f} nats a token, at step {progress['best_step']:,}"
         facts += [f"Lowest loss on held-out text: {best}"]
     return f"""\

@@ -35,23 +35,20 @@ class RopeScaling(Section):
         description="linear: divide every angle by factor | yarn: keep the fast pairs of numbers, divide the slow ones "
         "| llama3: likewise, as Llama 3.1 does."
     )
-    factor: float = Field(ge=1, description="Longest text from now on / longest text in training.")
-    original_max_position_embeddings: int | None = Field(
-        None, ge=1, description="yarn, llama3: the longest text in tokens that the model was trained on."
-    )
-    beta_fast: float = Field(32.0, gt=0, description="yarn: pairs that turn more often than this are kept.")
-    beta_slow: float = Field(1.0, gt=0, description="yarn: pairs that turn less often than this are divided by factor.")
-    attention_factor: float | None = Field(
-        None, gt=0, description="yarn: queries and keys are multiplied by this; null = 0.1 ln(factor) + 1."
-    )
-    low_freq_factor: float | None = Field(
-        None,
-        gt=0,
-        description="llama3: pairs that turn less often than this over a text of training are divided by factor.",
-    )
-    high_freq_factor: float | None = Field(
-        None, gt=0, description="llama3: pairs that turn more often than this over a text of training are kept."
-    )
+    factor: float = Field(ge=1)
+    """Longest text from now on / longest text in training."""
+    original_max_position_embeddings: int | None = Field(None, ge=1)
+    """yarn, llama3: the longest text in tokens that the model was trained on."""
+    beta_fast: float = Field(32.0, gt=0)
+    """yarn: pairs that turn more often than this are kept."""
+    beta_slow: float = Field(1.0, gt=0)
+    """yarn: pairs that turn less often than this are divided by factor."""
+    attention_factor: float | None = Field(None, gt=0)
+    """yarn: queries and keys are multiplied by this; null = 0.1 ln(factor) + 1."""
+    low_freq_factor: float | None = Field(None, gt=0)
+    """llama3: pairs that turn less often than this over a text of training are divided by factor."""
+    high_freq_factor: float | None = Field(None, gt=0)
+    """llama3: pairs that turn more often than this over a text of training are kept."""
 
     @model_validator(mode="after")
     def _check(self) -> RopeScaling:

@@ -7,17 +7,13 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import uvicorn
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
-from serve import chat_api
-from serve.errors import handle_errors
+from serve import chat_api, openai_api, page_api
 from serve.library import Library
-from serve.limits import Guard, Limits
-from serve.openai_api import router
-from serve.page_api import router as page_router
-from serve.run_folder import RunFolder
+from serve.limits import Guard, Limits, handle_errors
 from serve.workbench import Workbench
 
 LOCAL = ["127.0.0.1", "localhost", "[::1]"]
@@ -34,11 +30,15 @@ def create_app(library: Library, limits: Limits, hosts: Sequence[str] = LOCAL, o
 
     app = FastAPI(title="Headlight", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     handle_errors(app)
-    app.include_router(router(library, limits))
     bench = Workbench(library)
-    app.include_router(page_router(RunFolder(library.folder), bench, limits))
-    app.include_router(chat_api.router(bench, limits))
-    app.add_middleware(Guard, limits=limits)
+    app.include_router(page_api.page(limits))  # open to everybody: it holds nothing of the runs, and takes the key
+    for router in (
+        openai_api.router(library, limits),
+        page_api.router(bench, limits),
+        chat_api.router(bench, limits),
+    ):
+        app.include_router(router, dependencies=[Depends(limits.check_key)])
+    app.add_middleware(Guard, most=limits.body)
     if origins:
         headers = ["Authorization", "Content-Type"]
         app.add_middleware(CORSMiddleware, allow_origins=list(origins), allow_methods=["*"], allow_headers=headers)

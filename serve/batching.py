@@ -48,12 +48,6 @@ class Token(NamedTuple):
     offset: int = 0
 
 
-class Prompt(NamedTuple):
-    """A prompt that was read, if its log-probabilities are asked for. The first token has none: nothing predicts it."""
-
-    tokens: list[Token]
-
-
 class End(NamedTuple):
     """The end of an answer. stop: by a stop id, `token`, which is not part of it. message: what went wrong."""
 
@@ -62,27 +56,41 @@ class End(NamedTuple):
     token: Token | None = None
 
 
-Event = Prompt | Token | End
+Event = Token | End
 
 
 @dataclass(eq=False)
 class Request:
-    """What is asked for. emit: called in the batcher's thread with every Token, and once with an End.
+    """What is asked for. emit: called in the batcher's thread with every Token, and at the end with an End.
 
     top_log_probs: how many likeliest ids come with each token; None: no log-probabilities. of_prompt: the prompt's
-    tokens have them too, in one Prompt before the first Token. min_new_tokens: until then stop ids cannot be drawn.
+    tokens have them too, in `read`, before the first Token. min_new_tokens: until then stop ids cannot be drawn.
     """
 
     token_ids: list[int]
     max_new_tokens: int
     sampling: Sampling
     stop_ids: frozenset[int]
-    emit: Callable[[Event], None]
+    emit: Callable[[Event], None] = lambda event: None
     seed: int | None = None
     top_log_probs: int | None = None
     of_prompt: bool = False
     min_new_tokens: int = 0
     cancelled: bool = False
+    # once it has joined:
+    table: Table = field(init=False)
+    generator: torch.Generator = field(init=False)
+    read: list[Token] = field(default_factory=list, init=False)  # nothing predicts the first of them
+
+    @property
+    def written(self) -> int:
+        """Tokens of the answer so far."""
+        return len(self.table.token_ids) - len(self.token_ids)
+
+    @property
+    def reads_prompt(self) -> bool:
+        """Whether more than the newest token is unread."""
+        return self.table.length < len(self.token_ids)
 
     def cancel(self) -> None:
         """Nobody waits for the answer any more. Its blocks are free before the next token."""
@@ -97,37 +105,11 @@ class Request:
             self.cancel()
 
 
-@dataclass(eq=False)
-class Running:
-    """A request that joined."""
-
-    request: Request
-    table: Table
-    generator: torch.Generator
-    read: list[Token] = field(default_factory=list)  # of the prompt, if its log-probabilities are asked for
-
-    @property
-    def prompt(self) -> int:
-        """Tokens to read."""
-        return len(self.request.token_ids)
-
-    @property
-    def written(self) -> int:
-        """Tokens of the answer so far."""
-        return len(self.table.token_ids) - self.prompt
-
-    @property
-    def reads_prompt(self) -> bool:
-        """Whether more than the newest token is unread."""
-        return self.table.length < self.prompt
-
-
 class Batcher:
     """One model and the requests that it serves. `submit` from any thread; `start` the thread that answers, or `step`.
 
-    blocks: of the cache; by default half a gigabyte of them, but never fewer than a full context needs four times, nor
-    more than max_running times. max_running: requests in one pass. max_waiting: more
-    are refused. chunk: tokens of prompts that are read between two tokens.
+    blocks: of the cache; by default half a gigabyte of them, for 4 to max_running full contexts. max_running: requests
+    in one pass. max_waiting: more are refused. chunk: tokens of prompts that are read between two tokens.
     """
 
     def __init__(
@@ -141,11 +123,14 @@ class Batcher:
     ):
         self.lm = lm.eval()
         like = next(lm.parameters())
-        blocks = blocks or _blocks_within(MEMORY, lm, block_size, max_running)
+        numbers = lm.config.num_hidden_layers * sum(heads * width for heads, width in lm.config.cache_shapes)
+        context = -(-lm.config.max_position_embeddings // block_size)  # blocks
+        in_memory = MEMORY // (numbers * like.element_size() * block_size)
+        blocks = blocks or min(max(in_memory, 4 * context), max(4, max_running) * context)
         self.cache = PagedCache(lm.config, blocks, like, block_size)
         self.device, self.max_running, self.max_waiting, self.chunk = like.device, max_running, max_waiting, chunk
         self.waiting: deque[Request] = deque()
-        self.running: list[Running] = []
+        self.running: list[Request] = []
         self.rounds = 0
         self._changed = threading.Condition()
         self._stopping = False
@@ -158,16 +143,14 @@ class Batcher:
 
     def submit(self, request: Request) -> None:
         """Put a request into the queue. Raises ValueError for one that can never be served, and TooManyRequests."""
-        longest, tokens = self.lm.config.max_position_embeddings, len(request.token_ids) + request.max_new_tokens
+        tokens, longest = len(request.token_ids) + request.max_new_tokens, self.lm.config.max_position_embeddings
         if not request.token_ids or request.max_new_tokens < (0 if request.of_prompt else 1):
             raise ValueError("there must be at least one token to read and one to write")
-        if tokens > longest:
+        if tokens > longest or self.cache.blocks_for(tokens) > len(self.cache.users):
             raise ValueError(
-                f"{len(request.token_ids)} tokens to read and {request.max_new_tokens} to write are {tokens}, and this "
-                f"model sees {longest}: shorten the prompt, or ask for fewer tokens"
+                f"{len(request.token_ids)} tokens to read and {request.max_new_tokens} to write are {tokens}: this "
+                f"model sees {longest}, and its cache has {len(self.cache.users)} blocks: ask for fewer"
             )
-        if self.cache.blocks_for(tokens) > len(self.cache.users):
-            raise ValueError(f"{tokens} tokens do not fit into the server's cache: ask for fewer")
         with self._changed:
             if self._stopping:
                 raise TooManyRequests("the server is stopping")
@@ -179,44 +162,30 @@ class Batcher:
     @torch.no_grad()
     def step(self) -> bool:
         """One round. False if there was nothing to do."""
-        self._drop_cancelled()
+        with self._changed:  # 1. who went away leaves
+            self.waiting = deque(request for request in self.waiting if not request.cancelled)
+        for request in [request for request in self.running if request.cancelled]:
+            self._leave(request, End("cancelled"))
         left = self.chunk
-        while left > 0 and (one := self._reading() or self._admit()):  # one after the other: the next may share pages
-            left -= self._read_prompt(one, left)
+        while left > 0:  # 2. and 3. one after the other: the next to join may share the blocks of the one before
+            reading = next((request for request in self.running if request.reads_prompt), None) or self._admit()
+            if reading is None:
+                break
+            left -= self._read_prompt(reading, left)
         if not self.running:
             return False
         self.rounds += 1
-        writing = [one for one in self.running if not one.reads_prompt]
+        writing = [request for request in self.running if not request.reads_prompt]  # 4. a token for each of them
         if writing:
-            view = self.cache.view([one.table for one in writing], 1)
-            ids = torch.tensor([[one.table.token_ids[-1]] for one in writing], device=self.device)
+            view = self.cache.view([request.table for request in writing], 1)
+            ids = torch.tensor([[request.table.token_ids[-1]] for request in writing], device=self.device)
             logits = self.lm(ids, attention_mask=view.attention_mask, position_ids=view.position_ids, kv_cache=view)
-            for one in writing:
-                self.cache.read(one.table, 1)
+            for request in writing:
+                self.cache.read(request.table, 1)
             self._write(writing, logits[:, -1].float())
         return True
 
-    def _reading(self) -> Running | None:
-        """The request whose prompt is read in part."""
-        return next((one for one in self.running if one.reads_prompt), None)
-
-    def _read_prompt(self, one: Running, most: int) -> int:
-        """Read the next chunk of a prompt, `most` tokens at most; at its end, the first token. -> tokens read."""
-        count = min(most, one.prompt - one.table.length)
-        view = self.cache.view([one.table], count)
-        ids = torch.tensor([one.table.token_ids[one.table.length : one.table.length + count]], device=self.device)
-        of_prompt = one.request.of_prompt
-        logits = self.lm(ids, position_ids=view.position_ids, kv_cache=view, logits_to_keep=0 if of_prompt else 1)
-        self.cache.read(one.table, count)
-        if of_prompt:
-            one.read = one.read or [Token(one.request.token_ids[0])]
-            predicted = one.request.token_ids[len(one.read) : one.table.length + 1]  # the last of all predicts no token
-            one.read += _described(predicted, logits[0, : len(predicted)].float(), one.request.top_log_probs)
-        if not one.reads_prompt:
-            self._write([one], logits[:, -1].float())
-        return count
-
-    def _admit(self) -> Running | None:
+    def _admit(self) -> Request | None:
         """The request that waits for longest joins, if there is room for it. Those behind it never pass it."""
         with self._changed:
             if not self.waiting or len(self.running) >= self.max_running:
@@ -226,60 +195,64 @@ class Batcher:
             if self.cache.blocks_for(room) > self.cache.free_blocks:
                 return None
             self.waiting.popleft()
-        generator = torch.Generator(device=self.device)
-        generator.manual_seed(request.seed) if request.seed is not None else generator.seed()
+        request.generator = torch.Generator(device=self.device)
+        request.generator.manual_seed(request.seed) if request.seed is not None else request.generator.seed()
         # shared blocks are not read again, so they give no log-probabilities
-        table = self.cache.begin(request.token_ids, room, share=not request.of_prompt)
-        one = Running(request, table, generator)
-        self.running.append(one)
-        return one
+        request.table = self.cache.begin(request.token_ids, room, share=not request.of_prompt)
+        self.running.append(request)
+        return request
 
-    def _drop_cancelled(self) -> None:
-        with self._changed:
-            gone = [request for request in self.waiting if request.cancelled]
-            for request in gone:
-                self.waiting.remove(request)
-        for request in gone:
-            request.tell(End("cancelled"))
-        for one in [one for one in self.running if one.request.cancelled]:
-            self._leave(one, End("cancelled"))
+    def _read_prompt(self, request: Request, most: int) -> int:
+        """Read the next chunk of a prompt, `most` tokens at most; at its end, the first token. -> tokens read."""
+        table = request.table
+        count = min(most, len(request.token_ids) - table.length)
+        view = self.cache.view([table], count)
+        ids = torch.tensor([table.token_ids[table.length : table.length + count]], device=self.device)
+        logits = self.lm(
+            ids, position_ids=view.position_ids, kv_cache=view, logits_to_keep=0 if request.of_prompt else 1
+        )
+        self.cache.read(table, count)
+        if request.of_prompt:
+            request.read = request.read or [Token(request.token_ids[0])]
+            predicted = request.token_ids[len(request.read) : table.length + 1]  # the last of all predicts no token
+            request.read += _described(predicted, logits[0, : len(predicted)].float(), request.top_log_probs)
+        if not request.reads_prompt:
+            self._write([request], logits[:, -1].float())
+        return count
 
-    def _write(self, rows: list[Running], logits: Tensor) -> None:
-        """The next token of each row: logits (rows, V) float32. Rows that are done leave."""
+    def _write(self, requests: list[Request], logits: Tensor) -> None:
+        """The next token of each request: logits (requests, V) float32. Those that are done leave."""
         usable = logits.amax(-1).isfinite().tolist()
         greedy = logits.argmax(-1).tolist()
-        for row, one in enumerate(rows):
-            request, scores, token = one.request, logits[row : row + 1], greedy[row]
-            if not usable[row] or any(math.isnan(read.log_prob or 0.0) for read in one.read):
-                self._leave(one, End("error", "the model's logits are non-finite: its weights are damaged"))
+        for row, request in enumerate(requests):
+            scores, token = logits[row : row + 1], greedy[row]
+            if not usable[row] or any(math.isnan(read.log_prob or 0.0) for read in request.read):
+                self._leave(request, End("error", "the model's logits are non-finite: its weights are damaged"))
                 continue
-            if one.read:
-                request.tell(Prompt(one.read))
-                one.read = []
             if not request.max_new_tokens:
-                self._leave(one, End("length"))
+                self._leave(request, End("length"))
                 continue
             allowed = scores
-            if one.written < request.min_new_tokens:
+            if request.written < request.min_new_tokens:
                 stops = torch.tensor([*request.stop_ids], dtype=torch.long, device=self.device)
                 allowed = scores.index_fill(1, stops, -torch.inf)
                 token = int(allowed.argmax())
             if request.sampling != Sampling(temperature=0):
-                seen = torch.tensor([one.table.token_ids], device=self.device)
-                token = int(next_token(allowed, seen, request.sampling, one.generator)[0])
+                seen = torch.tensor([request.table.token_ids], device=self.device)
+                token = int(next_token(allowed, seen, request.sampling, request.generator)[0])
             (described,) = _described([token], scores, request.top_log_probs)
             if token in request.stop_ids:
-                self._leave(one, End("stop", token=described))
+                self._leave(request, End("stop", token=described))
                 continue
-            one.table.token_ids.append(token)
+            request.table.token_ids.append(token)
             request.tell(described)
-            if one.written == request.max_new_tokens:
-                self._leave(one, End("length"))
+            if request.written == request.max_new_tokens:
+                self._leave(request, End("length"))
 
-    def _leave(self, one: Running, end: End) -> None:
-        self.running.remove(one)
-        self.cache.free(one.table)
-        one.request.tell(end)
+    def _leave(self, request: Request, end: End) -> None:
+        self.running.remove(request)
+        self.cache.free(request.table)
+        request.tell(end)
 
     # -----------------------------------------------------------------------------------------------------
     # the thread
@@ -292,23 +265,19 @@ class Batcher:
     def _run(self) -> None:
         while True:
             with self._changed:
-                while not self.waiting and not self.running:
-                    if self._stopping:
-                        return
-                    self._changed.wait()
+                self._changed.wait_for(lambda: self._stopping or not self.is_idle)
+                if self.is_idle:
+                    return
             try:
                 self.step()
             except Exception as error:  # every client learns of it, and the server lives on
-                for one in [*self.running]:
-                    self._leave(one, End("error", f"{type(error).__name__}: {error}"))
+                for request in [*self.running]:
+                    self._leave(request, End("error", f"{type(error).__name__}: {error}"))
 
-    def stop(self, finish: bool = True) -> None:
-        """Take no more requests; finish those that there are, or cancel them. Waits for the thread."""
+    def stop(self) -> None:
+        """Take no more requests, and finish those that there are. Waits for the thread."""
         with self._changed:
             self._stopping = True
-            if not finish:
-                for request in [*self.waiting, *(one.request for one in self.running)]:
-                    request.cancel()
             self._changed.notify()
         if self._thread is not None:
             self._thread.join()
@@ -323,11 +292,3 @@ def _described(ids: list[int], logits: Tensor, top: int | None) -> list[Token]:
     best = log_probs.topk(min(top, log_probs.shape[-1]))
     rows = zip(ids, chosen, best.indices.tolist(), best.values.tolist(), strict=True)
     return [Token(token, own, tuple(zip(*likely, strict=True))) for token, own, *likely in rows]
-
-
-def _blocks_within(memory: int, lm: LanguageModel, block_size: int, max_running: int) -> int:
-    """Blocks of this many bytes in all, for 4 to max_running full contexts."""
-    config, size = lm.config, next(lm.parameters()).element_size()
-    of_token = config.num_hidden_layers * sum(heads * width for heads, width in config.cache_shapes) * size
-    context = -(-config.max_position_embeddings // block_size)
-    return min(max(memory // (of_token * block_size), 4 * context), max(4, max_running) * context)

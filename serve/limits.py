@@ -1,27 +1,36 @@
-"""What a client may not do: send too much, wait without end, come without the key, or from another web page."""
+"""What a client may not do: come without the key, send too much, wait without end. Errors are in OpenAI's form."""
 
 from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import Awaitable
+import json
+from collections.abc import AsyncGenerator, Awaitable
+from contextlib import aclosing
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Annotated, Any, TypeVar
 
-from fastapi import Request
+from fastapi import Depends, FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.security import APIKeyCookie, HTTPAuthorizationCredentials, HTTPBearer
+from starlette.datastructures import MutableHeaders
+from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from serve.errors import ApiError, response
+from configs.text import escape
 
 Result = TypeVar("Result")
 COOKIE = "headlight"  # of the page, after the key was typed into it
 HEADERS = {
-    b"content-security-policy": b"default-src 'none'; frame-ancestors 'none'",
-    b"x-content-type-options": b"nosniff",
-    b"referrer-policy": b"no-referrer",
-    b"cross-origin-resource-policy": b"same-origin",
-    b"cache-control": b"no-store",
+    "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-store",
 }
+Bearer = Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))]
+Cookie = Annotated[str | None, Depends(APIKeyCookie(name=COOKIE, auto_error=False))]
 
 
 @dataclass(frozen=True)
@@ -33,21 +42,94 @@ class Limits:
     max_new_tokens: int = 2048
     api_key: str | None = None
 
+    @property
+    def cookie(self) -> str | None:
+        """What the page's cookie holds in place of the key: who reads it does not learn the key."""
+        return self.api_key and hmac.new(self.api_key.encode(), b"headlight page", "sha256").hexdigest()
 
-def is_open(path: str) -> bool:
-    """Whether anybody may ask for it: the page itself, which holds nothing of the runs, and where it gives the key."""
-    return path == "/" or path.startswith("/page/")
+    def check_key(self, bearer: Bearer, cookie: Cookie) -> None:
+        """A dependency of every route that tells something of the runs. Raises ApiError 401."""
+        header = bearer.credentials if bearer else ""
+        if not (equal(header.encode("latin-1"), self.api_key) or equal((cookie or "").encode(), self.cookie)):
+            message = "Incorrect API key provided: send the header Authorization: Bearer KEY"
+            raise ApiError(401, message, "invalid_api_key")
 
 
-def token(key: str) -> str:
-    """What the page's cookie holds in place of the key: who reads it does not learn the key."""
-    return hmac.new(key.encode(), b"headlight page", "sha256").hexdigest()
+def equal(given: bytes, right: str | None) -> bool:
+    """Whether this is the key (None: none is needed); in constant time, so that nobody learns it letter by letter."""
+    return right is None or hmac.compare_digest(given, right.encode())
 
 
-def shown(key: str, cookies: bytes) -> bool:
-    """Whether the cookies of a request show that the page was given the key."""
-    pairs = (part.strip().partition(b"=") for part in cookies.split(b";"))
-    return any(name == COOKIE.encode() and hmac.compare_digest(value, token(key).encode()) for name, _, value in pairs)
+# ---------------------------------------------------------------------------------------------------------
+# errors
+
+
+class ApiError(HTTPException):
+    """An HTTP status, a sentence, and OpenAI's word for what is wrong."""
+
+    def __init__(self, status: int, message: str, code: str | None = None):
+        super().__init__(status, message)
+        self.code = code
+
+
+def error_body(error: HTTPException, param: str | None = None) -> dict[str, Any]:
+    """An error as OpenAI writes it."""
+    kinds = {401: "authentication_error", 429: "rate_limit_error", 500: "server_error", 503: "server_error"}
+    kind = kinds.get(error.status_code, "invalid_request_error")
+    return {"error": {"message": error.detail, "type": kind, "param": param, "code": getattr(error, "code", None)}}
+
+
+def handle_errors(app: FastAPI) -> None:
+    """Every error of this application has OpenAI's form. One of the program's own has no details in it."""
+
+    @app.exception_handler(HTTPException)
+    async def refused(request: Request, error: HTTPException) -> JSONResponse:
+        headers = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "1"}, 503: {"Retry-After": "1"}}
+        return JSONResponse(error_body(error), error.status_code, headers.get(error.status_code))
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+        first = error.errors()[0]
+        where = escape(".".join(str(part) for part in first["loc"] if part != "body"))  # a key may be half a character
+        message = escape(str(first["msg"]).removeprefix("Value error, "))
+        if first["type"] == "extra_forbidden":
+            message = "is not supported here: leave it out"
+        return JSONResponse(error_body(ApiError(400, f"{where}: {message}" if where else message), where or None), 400)
+
+    @app.exception_handler(Exception)
+    async def failed(request: Request, error: Exception) -> JSONResponse:
+        return JSONResponse(error_body(ApiError(500, "the server made a mistake: its terminal has the details")), 500)
+
+
+class Guard:
+    """Around the application: a body is refused as soon as it is too long, and browsers get their headers."""
+
+    def __init__(self, app: ASGIApp, most: int):
+        self.app, self.most = app, most
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        size = 0
+
+        async def receive_counted() -> Message:
+            nonlocal size
+            message = await receive()
+            size += len(message.get("body", b""))
+            if size > self.most:
+                raise ApiError(413, f"the request has more than {self.most:,} bytes: make it shorter")
+            return message
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        await self.app(scope, receive_counted, send_with_headers)
+
+
+# ---------------------------------------------------------------------------------------------------------
+# time
 
 
 async def within(result: Awaitable[Result], seconds: float) -> Result:
@@ -55,86 +137,46 @@ async def within(result: Awaitable[Result], seconds: float) -> Result:
     try:
         return await asyncio.wait_for(result, seconds)
     except TimeoutError:
-        raise ApiError(
-            503, "the answer took too long: ask for fewer tokens, or try again later", "server_error"
-        ) from None
+        raise ApiError(503, "the answer took too long: ask for fewer tokens, or try again later") from None
 
 
 async def unless_gone(work: Awaitable[Result], request: Request) -> Result:
     """What is awaited, unless the client goes away: then it is cancelled, and ApiError 499 is raised for nobody."""
-    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_gone(request))
+
+    async def gone() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    tasks = asyncio.ensure_future(work), asyncio.ensure_future(gone())
     try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if not tasks[0].done():
             raise ApiError(499, "the client went away")
-        return task.result()
+        return tasks[0].result()
     finally:
-        for one in (task, gone):
-            one.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _gone(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+def event(body: dict[str, Any]) -> str:
+    """One server-sent event: JSON has no line end of its own."""
+    return f"data: {json.dumps(body, ensure_ascii=False)}\n\n"
 
 
-class Guard:
-    """Before the application: the key, the size of the body. Behind it: headers for browsers.
+async def streamed(events: AsyncGenerator[str], seconds: float) -> StreamingResponse:
+    """Events as they come. What goes wrong before the first one has its status; later it is an event."""
+    until = asyncio.get_running_loop().time() + seconds
+    first = await within(anext(events), seconds)
 
-    The key is compared in constant time, so that nobody learns it letter by letter.
-    """
+    async def every() -> AsyncGenerator[str]:
+        async with aclosing(events):
+            try:
+                text: str | None = first
+                while text is not None:
+                    yield text
+                    text = await within(anext(events, None), until - asyncio.get_running_loop().time())
+            except ApiError as error:
+                yield event(error_body(error))
 
-    def __init__(self, app: ASGIApp, limits: Limits):
-        self.app, self.limits = app, limits
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return await self.app(scope, receive, send)
-
-        async def with_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                there = {name.lower() for name, _ in message["headers"]}
-                message["headers"] = [*message["headers"], *((k, v) for k, v in HEADERS.items() if k not in there)]
-            await send(message)
-
-        given = dict(scope["headers"])
-        try:
-            if not is_open(scope["path"]):
-                self._check_key(given.get(b"authorization", b""), given.get(b"cookie", b""))
-            whole = await self._body(int(given.get(b"content-length") or 0), receive)
-        except (ApiError, ValueError) as error:
-            known = error if isinstance(error, ApiError) else ApiError(400, "content-length is not a number")
-            return await response(known)(scope, receive, with_headers)
-        if whole is None:
-            return None
-
-        async def again() -> Message:
-            nonlocal whole
-            if whole is not None:
-                body, whole = whole, None
-                return {"type": "http.request", "body": body, "more_body": False}
-            return await receive()
-
-        return await self.app(scope, again, with_headers)
-
-    def _check_key(self, header: bytes, cookies: bytes) -> None:
-        key = self.limits.api_key
-        if key is not None and not hmac.compare_digest(header, b"Bearer " + key.encode()) and not shown(key, cookies):
-            message = "Incorrect API key provided: send the header Authorization: Bearer KEY"
-            raise ApiError(401, message, "authentication_error", "invalid_api_key")
-
-    async def _body(self, announced: int, receive: Receive) -> bytes | None:
-        """The whole body; None where the client went away. Raises ApiError as soon as it is too long."""
-        parts, size, more = list[bytes](), announced, True
-        while more:
-            if max(size, announced) > self.limits.body:
-                raise ApiError(413, f"the request has more than {self.limits.body:,} bytes: make it shorter")
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                return None
-            parts.append(message.get("body", b""))
-            size, more = sum(map(len, parts)), message.get("more_body", False)
-        if size > self.limits.body:
-            raise ApiError(413, f"the request has more than {self.limits.body:,} bytes: make it shorter")
-        return b"".join(parts)
+    return StreamingResponse(every(), media_type="text/event-stream")

@@ -1,30 +1,188 @@
-"""OpenAI's API: /v1/models, /v1/chat/completions, /v1/completions. Clients that know theirs know this one."""
+"""OpenAI's API: /v1/models, /v1/chat/completions, /v1/completions. Clients that know theirs know this one.
+
+A field that this server does not know is refused, never ignored: a client that asks for JSON must not believe that it
+has it. Excepted are those that never change an answer (`HARMLESS`), and null, which means that a field is not given.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
 import time
-from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from typing import Any
+from functools import partial
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.responses import JSONResponse, Response
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from configs.command import InputError
-from data.reply import Reply
+from data.reply import Delta, Reply
 from data.tokenizer import Tokenizer
-from serve.answers import Answer, Piece, Question, answers, chat_ids, room_for, text_ids
-from serve.batching import Token
-from serve.errors import ApiError
-from serve.events import event
-from serve.library import Library, Served
-from serve.limits import Limits, unless_gone, within
-from serve.protocol import Asked, ChatRequest, CompletionRequest
+from model.generation import Sampling
+from serve import batching
+from serve.answers import Answer, Piece, answer_all, chat_ids, room_for, text_ids
+from serve.batching import Batcher, Token
+from serve.library import Library, Model, Served
+from serve.limits import ApiError, Limits, event, streamed, unless_gone, within
 
-SEED_STEP = 1_000_003  # between the seeds of two answers to one question
+MOST_ANSWERS = 16
+MOST_TOP = 20  # likeliest tokens beside each token, as OpenAI
+HARMLESS = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prediction"}
+DEFAULTS: dict[str, Any] = {  # of fields that are not supported: they change nothing, and some clients send them
+    "frequency_penalty": 0,
+    "presence_penalty": 0,
+    "logit_bias": {},
+    "response_format": {"type": "text"},
+    "modalities": ["text"],
+    "suffix": "",
+    "best_of": 1,
+    "functions": [],
+    "function_call": "none",
+    "parallel_tool_calls": True,
+}
+SEED_STEP = 1_000_003  # between the seeds of two answers to one prompt
+Choice = Callable[[Piece, bool, bool], dict[str, Any]]  # (piece, is_first, is_whole) -> one of the choices
+
+# ---------------------------------------------------------------------------------------------------------
+# what may be asked for: checked before anything is computed
+
+Text = Annotated[str, Field(min_length=1)]
+
+
+def _as_list(given: Any) -> Any:
+    return [given] if isinstance(given, str) else given
+
+
+class StreamOptions(BaseModel):
+    """`stream_options`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    include_usage: bool | None = False
+    include_obfuscation: bool | None = None  # about the size of events, not about what is in them
+
+
+class GenerationRequest(BaseModel):
+    """What both kinds of request have."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: str = Field(max_length=300)
+    temperature: float = Field(1.0, ge=0, le=2)
+    top_p: float = Field(1.0, ge=0, le=1)
+    n: int = Field(1, ge=1, le=MOST_ANSWERS)
+    stop: Annotated[list[Text], BeforeValidator(_as_list), Field(max_length=4)] = []  # 4, as OpenAI
+    seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
+    top_k: int | None = Field(None, ge=1)  # this and those that follow: as vLLM and others have them
+    min_p: float | None = Field(None, ge=0, le=1)
+    repetition_penalty: float = Field(1.0, gt=0, le=100)
+    stop_token_ids: list[Annotated[int, Field(ge=0)]] = Field(default=[], max_length=100)  # beside the model's own
+    min_tokens: int = Field(0, ge=0)  # before that, nothing ends the answer
+    ignore_eos: bool = False  # the model's own stop ids end nothing
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_what_changes_nothing(cls, body: Any) -> Any:
+        if not isinstance(body, dict):
+            return body
+        given = {name: value for name, value in body.items() if value is not None and name not in HARMLESS}
+        return {name: value for name, value in given.items() if name not in DEFAULTS or value != DEFAULTS[name]}
+
+    @model_validator(mode="after")
+    def _can_be_drawn(self) -> GenerationRequest:
+        _ = self.sampling  # raises ValueError for numbers that are too small to compute with
+        return self
+
+    @property
+    def sampling(self) -> Sampling:
+        """How tokens are drawn."""
+        if self.temperature == 0 or self.top_p == 0:  # top_p 0: the likeliest token alone
+            return Sampling(0.0, repetition_penalty=self.repetition_penalty)
+        top_p = None if self.top_p == 1 else self.top_p
+        return Sampling(self.temperature, self.top_k, top_p, self.min_p, self.repetition_penalty)
+
+
+class ChatRequest(GenerationRequest):
+    """POST /v1/chat/completions."""
+
+    messages: list[dict[str, Any]] = Field(min_length=1, max_length=1000)
+    max_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: int | None = Field(None, ge=1)
+    logprobs: bool = False
+    top_logprobs: int = Field(0, ge=0, le=MOST_TOP)
+    tools: list[dict[str, Any]] = Field(default=[], max_length=100)
+    tool_choice: Literal["none", "auto"] = "auto"
+    chat_template_kwargs: dict[str, Any] = {}  # this and the next two: as vLLM has them
+    continue_final_message: bool = False
+    add_generation_prompt: bool | None = None
+    reasoning_effort: str | None = Field(None, max_length=100)
+
+    @model_validator(mode="after")
+    def _check_pairs(self) -> ChatRequest:
+        if self.top_logprobs and not self.logprobs:
+            raise ValueError("top_logprobs needs logprobs: true")
+        if self.add_generation_prompt is self.continue_final_message:
+            raise ValueError("add_generation_prompt: false is for continue_final_message: true, and goes with it")
+        return self
+
+    @property
+    def template(self) -> dict[str, Any]:
+        """Values of the chat template's variables. No effort means no thinking, for which templates have a switch."""
+        effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
+        return ({"enable_thinking": False} if self.reasoning_effort == "none" else effort) | self.chat_template_kwargs
+
+    def most_tokens(self, limit: int) -> tuple[int | None, int]:
+        """Of the answer: how many there must be room for (None: what there is), and how many it may have at most.
+
+        max_completion_tokens is an upper bound, as OpenAI says: front-ends send 1,000 for a title, whatever the model.
+        """
+        if self.max_completion_tokens is None:
+            return self.max_tokens, limit
+        return None, min(self.max_completion_tokens, limit)
+
+    @property
+    def top(self) -> int | None:
+        """Likeliest tokens to tell with each token; None: no log-probabilities."""
+        return self.top_logprobs if self.logprobs else None
+
+
+class CompletionRequest(GenerationRequest):
+    """POST /v1/completions."""
+
+    prompt: str | list[str] | list[int] | list[list[int]] | None = None  # None: as a document begins
+    max_tokens: int = Field(16, ge=0)
+    logprobs: int | None = Field(None, ge=0, le=MOST_TOP)
+    echo: bool = False
+
+    @model_validator(mode="after")
+    def _check_counts(self) -> CompletionRequest:
+        if self.max_tokens == 0 and not self.echo:
+            raise ValueError("max_tokens: 0 needs echo: true, else there is nothing to answer")
+        if self.prompt == [] or len(self.prompts) * self.n > MOST_ANSWERS:
+            raise ValueError(f"prompt: give 1 to {MOST_ANSWERS} prompts, times n")
+        return self
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """Each prompt, as text or as token ids; none if it was left out."""
+        given: Any = self.prompt
+        is_one = isinstance(given, str) or (given and isinstance(given[0], int))
+        return [given] if is_one else list(given or [])
+
+    def most_tokens(self, limit: int) -> tuple[int | None, int]:
+        return self.max_tokens, limit
+
+    @property
+    def top(self) -> int | None:
+        return self.logprobs
+
+
+# ---------------------------------------------------------------------------------------------------------
+# the routes
 
 
 def router(library: Library, limits: Limits) -> APIRouter:
@@ -33,188 +191,171 @@ def router(library: Library, limits: Limits) -> APIRouter:
 
     @routes.get("/models")
     def models() -> dict[str, Any]:
-        return {"object": "list", "data": [_model(library, name) for name in library.runs()]}
+        return {"object": "list", "data": [model(name) for name in library.runs()]}
 
     @routes.get("/models/{name}")
     def model(name: str) -> dict[str, Any]:
-        if name not in library.runs():
-            raise _unknown(library, name)
-        return _model(library, name)
+        run = library.run(name)
+        latest = run / "checkpoints/latest"
+        created = int((latest if latest.is_file() else run).stat().st_mtime)
+        return {"id": name, "object": "model", "created": created, "owned_by": "headlight"}
+
+    async def find(name: str) -> Served:
+        return await asyncio.to_thread(library.find, name)  # others are answered while it is loaded
 
     @routes.post("/chat/completions")
-    async def chat(asked: ChatRequest, request: Request) -> Response:
-        served = await _open(library, asked.model)
-        tools = [] if asked.tool_choice == "none" else asked.tools or []
-        ids = chat_ids(served, asked.messages, tools, asked.template, bool(asked.continue_final_message))
-        room = asked.most_tokens(limits.max_new_tokens)
-        question = _question(served, asked, ids, room, asked.top, is_chat=served.is_chat, has_tools=bool(tools))
-        shape = _Chat(served, f"chatcmpl-{secrets.token_hex(12)}", asked.top is not None)
-        return await _respond(library, served, [question], asked, shape, request, limits)
+    async def chat(body: ChatRequest, request: Request) -> Response:
+        model, tools = await find(body.model), body.tools if body.tool_choice == "auto" else []
+        ids = chat_ids(model, body.messages, tools, body.template, body.continue_final_message)
+        answers = _answers(model, body, [ids], limits, is_chat=model.is_chat, tools=bool(tools))
+        choice = partial(_chat_choice, model.tokenizer, body.top is not None)
+        return await _respond(model.batcher, answers, body, choice, request, limits)
 
     @routes.post("/completions")
-    async def completions(asked: CompletionRequest, request: Request) -> Response:
-        served = await _open(library, asked.model)
-        try:
-            prompts = asked.prompts or [[served.tokenizer.bos_id]]
-        except ValueError as error:
-            raise ApiError(400, str(error)) from None
-        every = [text_ids(served, prompt) for prompt in prompts]
-        room = asked.max_tokens, limits.max_new_tokens
-        questions = [_question(served, asked, ids, room, asked.logprobs, of_prompt=bool(asked.echo)) for ids in every]
-        said = [p if isinstance(p, str) else served.tokenizer.decode(p) for p in prompts] if asked.echo else []
-        shape = _Text(served, f"cmpl-{secrets.token_hex(12)}", asked.logprobs is not None, said, asked.n or 1)
-        return await _respond(library, served, questions, asked, shape, request, limits)
+    async def completions(body: CompletionRequest, request: Request) -> Response:
+        model = await find(body.model)
+        prompts = body.prompts or [[model.tokenizer.bos_id]]
+        answers = _answers(model, body, [text_ids(model, prompt) for prompt in prompts], limits, is_chat=False)
+        if body.echo:
+            texts = [prompt if isinstance(prompt, str) else model.tokenizer.decode(prompt) for prompt in prompts]
+            for answer in answers:
+                answer.echo = texts[answer.index // body.n]
+        choice = partial(_text_choice, model.tokenizer, body.top is not None)
+        return await _respond(model.batcher, answers, body, choice, request, limits)
 
     return routes
 
 
-async def _open(library: Library, name: str) -> Served:
-    """The model, loaded in a thread so that others are answered meanwhile. Raises ApiError."""
-    try:
-        return await asyncio.to_thread(library.find, name)
-    except KeyError:
-        raise _unknown(library, name) from None
-    except InputError as error:
-        raise ApiError(503, str(error), "server_error") from None
+def _answers(
+    model: Model, body: ChatRequest | CompletionRequest, prompts: list[list[int]], limits: Limits, **kind: bool
+) -> list[Answer]:
+    """The answers to be written, n to each prompt. kind: as `Reply` takes it. Raises ApiError."""
+    answers, least = list[Answer](), body.min_tokens
+    stop_ids = frozenset(text_ids(model, body.stop_token_ids, "stop_token_ids") if body.stop_token_ids else ())
+    stop_ids |= frozenset(() if body.ignore_eos else model.tokenizer.stop_ids)
+    of_prompt = isinstance(body, CompletionRequest) and body.echo
+    for ids in prompts:
+        room = room_for(model, ids, *body.most_tokens(limits.max_new_tokens))
+        if least > room:
+            raise ApiError(400, f"min_tokens: {least} are more than the {room} tokens that may be written")
+        for number in range(body.n):
+            seed = None if body.seed is None else (body.seed + SEED_STEP * number) % 2**63
+            options = {"seed": seed, "top_log_probs": body.top, "of_prompt": of_prompt, "min_new_tokens": least}
+            request = batching.Request(ids, room, body.sampling, stop_ids, **options)  # type: ignore[arg-type]
+            reply = Reply(model.tokenizer, ids, stops=body.stop, least=least, **kind)
+            answers.append(Answer(len(answers), request, reply))
+    return answers
 
 
-def _unknown(library: Library, name: str) -> ApiError:
-    known = ", ".join(library.runs())
-    return ApiError(404, f"The model {name[:100]!r} does not exist. There are: {known}", code="model_not_found")
+async def _respond(
+    batcher: Batcher,
+    answers: list[Answer],
+    body: ChatRequest | CompletionRequest,
+    choice: Choice,
+    request: Request,
+    limits: Limits,
+) -> Response:
+    """Whole, or streamed."""
+    name, short = ("chat.completion", "chatcmpl") if isinstance(body, ChatRequest) else ("text_completion", "cmpl")
+    head = {"id": f"{short}-{secrets.token_hex(12)}", "object": name, "created": int(time.time()), "model": body.model}
+    pieces = answer_all(batcher, answers)
 
+    def usage() -> dict[str, int]:
+        read = sum(len(answer.request.token_ids) for answer in answers[:: body.n])
+        written = sum(len(answer.tokens) for answer in answers)
+        return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
 
-def _model(library: Library, name: str) -> dict[str, Any]:
-    return {"id": name, "object": "model", "created": library.changed_at(name), "owned_by": "headlight"}
+    async def events() -> AsyncGenerator[str]:
+        of_part = head | ({"object": f"{name}.chunk"} if isinstance(body, ChatRequest) else {})
+        with_usage = body.stream_options.include_usage
+        begun = set[int]()
+        async with aclosing(pieces):
+            async for piece in pieces:
+                is_first = piece.answer.index not in begun
+                begun.add(piece.answer.index)
+                if any(piece.new) or piece.tokens or piece.answer.finish_reason or is_first:
+                    part = of_part | {"choices": [choice(piece, is_first, False)]}
+                    yield event(part | ({"usage": None} if with_usage else {}))
+        if with_usage:
+            yield event(of_part | {"choices": [], "usage": usage()})
+        yield "data: [DONE]\n\n"
 
+    async def finish() -> None:
+        async with aclosing(pieces):
+            async for _ in pieces:
+                pass
 
-def _question(
-    served: Served,
-    asked: Asked,
-    ids: list[int],
-    room: tuple[int | None, int],
-    top: int | None,
-    is_chat: bool = False,
-    has_tools: bool = False,
-    of_prompt: bool = False,
-) -> Question:
-    try:
-        sampling = asked.sampling
-    except ValueError as error:
-        raise ApiError(400, str(error)) from None
-    new, least = room_for(served, ids, *room), asked.min_tokens or 0
-    if least > new:
-        raise ApiError(400, f"min_tokens: {least} are more than the {new} tokens that may be written")
-    stop_ids = frozenset(text_ids(served, asked.stop_token_ids, "stop_token_ids") if asked.stop_token_ids else ())
-    stop_ids |= frozenset(() if asked.ignore_eos else served.tokenizer.stop_ids)
-    n, seed = asked.n or 1, asked.seed
-    seeds = [None if seed is None else (seed + SEED_STEP * number) % 2**63 for number in range(n)]
-    return Question(ids, new, sampling, seeds, stop_ids, asked.stops, top, is_chat, has_tools, of_prompt, least)
+    if body.stream:
+        return await streamed(events(), limits.seconds)
+    await within(unless_gone(finish(), request), limits.seconds)
+    whole = [Piece(one, Delta(one.reply.reasoning_content, one.reply.content), one.tokens) for one in answers]
+    return JSONResponse(head | {"choices": [choice(piece, True, True) for piece in whole], "usage": usage()})
 
 
 # ---------------------------------------------------------------------------------------------------------
-# the form of a response
+# what came of one answer, in OpenAI's form
 
 
-class _Shape(ABC):
-    """What the two kinds of response have in common."""
-
-    whole = part = ""  # the name of the object: a response, and a piece of a streamed one
-
-    def __init__(self, served: Served, number: str, with_log_probs: bool):
-        self.number, self.tokenizer, self.with_log_probs = number, served.tokenizer, with_log_probs
-        self.model, self.created = served.name, int(time.time())
-
-    def head(self, kind: str) -> dict[str, Any]:
-        return {"id": self.number, "object": kind, "created": self.created, "model": self.model}
-
-    @abstractmethod
-    def choice(self, answer: Answer) -> dict[str, Any]:
-        """One answer of a whole response."""
-
-    @abstractmethod
-    def delta(self, piece: Piece, is_first: bool) -> dict[str, Any]:
-        """What is new of one answer, in a streamed response."""
-
-
-class _Chat(_Shape):
-    whole, part = "chat.completion", "chat.completion.chunk"
-
-    def choice(self, answer: Answer) -> dict[str, Any]:
-        reply = answer.reply
-        message: dict[str, Any] = {"role": "assistant", "content": reply.content, "refusal": None}
-        if reply.reasoning_content:
-            message["reasoning_content"] = reply.reasoning_content
-        if reply.tool_calls:
-            message |= {"tool_calls": _calls(reply), "content": reply.content or None}
-        log_probs = {"content": _listed(answer.tokens, self.tokenizer)} if self.with_log_probs else None
-        reason = answer.finish_reason
-        return {"index": answer.index, "message": message, "logprobs": log_probs, "finish_reason": reason}
-
-    def delta(self, piece: Piece, is_first: bool) -> dict[str, Any]:
-        answer, new = piece.answer, piece.new
-        changed: dict[str, Any] = {"role": "assistant", "content": ""} if is_first else {}
-        changed |= {name: text for name, text in new._asdict().items() if text}
-        if answer.finish_reason is not None and answer.reply.tool_calls:
-            changed["tool_calls"] = [{"index": number, **call} for number, call in enumerate(_calls(answer.reply))]
-        log_probs = {"content": _listed(piece.tokens, self.tokenizer)} if self.with_log_probs else None
-        reason = answer.finish_reason
-        return {"index": answer.index, "delta": changed, "logprobs": log_probs, "finish_reason": reason}
+def _chat_choice(
+    tokenizer: Tokenizer, with_log_probs: bool, piece: Piece, is_first: bool, is_whole: bool
+) -> dict[str, Any]:
+    answer, calls = piece.answer, list[dict[str, Any]]()
+    message: dict[str, Any] = {"role": "assistant", "content": ""} if is_first else {}
+    message |= {name: text for name, text in piece.new._asdict().items() if text}
+    if answer.finish_reason is not None:
+        for number, call in enumerate(answer.reply.tool_calls):
+            place = {} if is_whole else {"index": number}
+            calls.append(place | {"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": call})
+    message |= {"tool_calls": calls} if calls else {}
+    if is_whole:
+        message |= {"refusal": None} | ({"content": message["content"] or None} if calls else {})
+    return {
+        "index": answer.index,
+        "message" if is_whole else "delta": message,
+        "logprobs": {"content": _listed(piece.tokens, tokenizer)} if with_log_probs else None,
+        "finish_reason": answer.finish_reason,
+    }
 
 
-def _calls(reply: Reply) -> list[dict[str, Any]]:
-    """An answer's tool calls in OpenAI's form."""
-    return [{"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": call} for call in reply.tool_calls]
+def _text_choice(
+    tokenizer: Tokenizer, with_log_probs: bool, piece: Piece, is_first: bool, is_whole: bool
+) -> dict[str, Any]:
+    answer, log_probs = piece.answer, None
+    if with_log_probs:
+        # the token that ended the answer is listed too: lm-evaluation-harness takes the last entry to be what was
+        # written after its text, whatever that was
+        written = [token._replace(offset=len(answer.echo) + token.offset) for token in (*piece.tokens, *answer.end)]
+        tokens = answer.prompt * is_first + written
+        log_probs = {
+            "tokens": [_named(tokenizer, token.id) for token in tokens],
+            "token_logprobs": [_finite(token.log_prob) for token in tokens],
+            "top_logprobs": [_top(tokenizer, token) for token in tokens],
+            "text_offset": [token.offset for token in tokens],
+        }
+    text = answer.echo * is_first + piece.new.content
+    return {"index": answer.index, "text": text, "logprobs": log_probs, "finish_reason": answer.finish_reason}
 
 
-class _Text(_Shape):
-    whole = part = "text_completion"
-
-    def __init__(self, served: Served, number: str, with_log_probs: bool, said: list[str], n: int):
-        super().__init__(served, number, with_log_probs)
-        self.said, self.n = said, n
-
-    def choice(self, answer: Answer) -> dict[str, Any]:
-        return self._choice(answer, answer.reply.content, answer.tokens, with_prompt=True)
-
-    def delta(self, piece: Piece, is_first: bool) -> dict[str, Any]:
-        return self._choice(piece.answer, piece.new.content, piece.tokens, with_prompt=is_first)
-
-    def _choice(self, answer: Answer, text: str, tokens: list[Token], with_prompt: bool) -> dict[str, Any]:
-        said, log_probs = self.said[answer.index // self.n] if self.said else "", None
-        if self.with_log_probs:
-            # the token that ended the answer is listed too: lm-evaluation-harness takes the last entry to be what was
-            # written after its text, whatever that was
-            written = [token._replace(offset=len(said) + token.offset) for token in (*tokens, *answer.ended_by)]
-            every = answer.read * with_prompt + written
-            log_probs = {
-                "tokens": [_named(self.tokenizer, token.id) for token in every],
-                "token_logprobs": [_finite(token.log_prob) for token in every],
-                "top_logprobs": [self._top(token) for token in every],
-                "text_offset": [token.offset for token in every],
-            }
-        text = said * with_prompt + text
-        return {"index": answer.index, "text": text, "logprobs": log_probs, "finish_reason": answer.finish_reason}
-
-    def _top(self, token: Token) -> dict[str, float | None] | None:
-        """The likeliest tokens by their text; one whose text is taken, by a likelier one, has its id for a name."""
-        if token.log_prob is None:
-            return None
-        top: dict[str, float | None] = {}
-        for likely, log_prob in token.top:
-            name = _named(self.tokenizer, likely)
-            top[f"token_id:{likely}" if name in top else name] = _finite(log_prob)
-        return top
+def _top(tokenizer: Tokenizer, token: Token) -> dict[str, float | None] | None:
+    """The likeliest tokens by their text; one whose text is taken, by a likelier one, has its id for a name."""
+    if token.log_prob is None:
+        return None
+    top: dict[str, float | None] = {}
+    for likely, log_prob in token.top:
+        name = _named(tokenizer, likely)
+        top[f"token_id:{likely}" if name in top else name] = _finite(log_prob)
+    return top
 
 
 def _listed(tokens: list[Token], tokenizer: Tokenizer) -> list[dict[str, Any]]:
     """Tokens with their log-probabilities, as OpenAI lists them."""
 
-    def one(token: int, log_prob: float | None) -> dict[str, Any]:
+    def entry(token: int, log_prob: float | None) -> dict[str, Any]:
         own = list(tokenizer.decode_bytes([token]))
         return {"token": _named(tokenizer, token), "logprob": _finite(log_prob), "bytes": own}
 
     return [
-        one(token.id, token.log_prob) | {"top_logprobs": [one(*likely) for likely in token.top]} for token in tokens
+        entry(token.id, token.log_prob) | {"top_logprobs": [entry(*pair) for pair in token.top]} for token in tokens
     ]
 
 
@@ -230,66 +371,3 @@ def _named(tokenizer: Tokenizer, token: int) -> str:
 def _finite(log_prob: float | None) -> float | None:
     """JSON has no infinity."""
     return None if log_prob is None else max(log_prob, -9999.0)
-
-
-# ---------------------------------------------------------------------------------------------------------
-# whole, or streamed
-
-
-async def _respond(
-    library: Library,
-    served: Served,
-    questions: list[Question],
-    asked: Asked,
-    shape: _Shape,
-    request: Request,
-    limits: Limits,
-) -> Response:
-    pieces = answers(library, served, questions)
-    prompt_tokens = sum(len(question.token_ids) for question in questions)
-    if asked.stream:
-        first = await within(anext(pieces), limits.seconds)  # what is refused has its status before anything is sent
-        with_usage = asked.stream_options is not None and asked.stream_options.include_usage
-        events = _events(first, pieces, shape, prompt_tokens if with_usage else None, limits)
-        return StreamingResponse(events, media_type="text/event-stream")
-    found: dict[int, Answer] = {}
-
-    async def collect() -> None:
-        async with aclosing(pieces):
-            async for piece in pieces:
-                found[piece.answer.index] = piece.answer
-
-    await within(unless_gone(collect(), request), limits.seconds)
-    every = [found[index] for index in sorted(found)]
-    body = shape.head(shape.whole) | {"choices": [shape.choice(one) for one in every]}
-    return JSONResponse(body | {"usage": _usage(prompt_tokens, every)})
-
-
-async def _events(
-    first: Piece, pieces: AsyncGenerator[Piece], shape: _Shape, prompt_tokens: int | None, limits: Limits
-) -> AsyncGenerator[str]:
-    """The events of a streamed response. prompt_tokens: for the usage at the end; None: none is wanted."""
-    found: dict[int, Answer] = {}
-    head, until = shape.head(shape.part), asyncio.get_running_loop().time() + limits.seconds
-    usage = {} if prompt_tokens is None else {"usage": None}
-    async with aclosing(pieces):
-        try:
-            piece: Piece | None = first
-            while piece is not None:
-                answer = piece.answer
-                is_first = answer.index not in found
-                found[answer.index] = answer
-                if any(piece.new) or piece.tokens or answer.finish_reason or is_first:
-                    yield event(head | {"choices": [shape.delta(piece, is_first)]} | usage)
-                piece = await within(anext(pieces, None), until - asyncio.get_running_loop().time())
-        except ApiError as error:  # the status was sent long ago
-            yield event(error.body())
-            return
-    if prompt_tokens is not None:
-        yield event(head | {"choices": [], "usage": _usage(prompt_tokens, [*found.values()])})
-    yield "data: [DONE]\n\n"
-
-
-def _usage(prompt_tokens: int, every: list[Answer]) -> dict[str, int]:
-    written = sum(len(one.tokens) for one in every)
-    return {"prompt_tokens": prompt_tokens, "completion_tokens": written, "total_tokens": prompt_tokens + written}

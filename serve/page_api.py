@@ -16,17 +16,15 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import hmac
 import json
 from collections.abc import AsyncGenerator
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Body, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
-from pydantic import BaseModel, Field
 
 from configs.command import InputError
 from eval.attention import viewer
@@ -35,11 +33,9 @@ from eval.attention.snapshots import Snapshot, file_of, look, read
 from eval.config import AttentionConfig
 from eval.experts.log import for_viewer
 from eval.experts.log import read as read_experts
-from serve.errors import ApiError
-from serve.events import event
-from serve.limits import COOKIE, Limits, token, within
-from serve.run_folder import RunFolder, Tail, settings, tail
-from serve.workbench import ModelAsked, Workbench, checkpoints_of
+from serve.limits import COOKIE, ApiError, Limits, equal, event, within
+from serve.run_folder import Tail, settings, summaries, tail, watched_runs
+from serve.workbench import Workbench, checkpoints_of
 
 POLICY = (  # scripts, styles and answers of this server alone; no script within the page
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data: blob:; "
@@ -49,28 +45,14 @@ HEAD = """<title>Headlight</title>
 <link rel="stylesheet" href="/page/page.css">
 <script defer src="/page/page.js"></script>"""
 EVERY = 0.5  # seconds between two looks at the files
-SILENCE = 15.0  # seconds after which a line without news keeps the connection open
-MOST_READERS = 64  # of news
-MOST_LETTERS = 2000  # of your own text,
+OwnText = Annotated[str, Body(embed=True, min_length=1, max_length=2000)]
 MOST_TOKENS = 96  # of its maps, which are sent whole,
 MOST_CHECKPOINTS = 12  # and of a run that looks at it
 
 
-class Given(BaseModel):
-    """POST /page/key: what was typed into the page of a server that has a key."""
-
-    key: str = Field(max_length=1000)
-
-
-class OwnText(BaseModel):
-    """POST /live/runs/NAME/look."""
-
-    text: str = Field(min_length=1, max_length=MOST_LETTERS)
-
-
-def router(folder: RunFolder, bench: Workbench, limits: Limits) -> APIRouter:
-    """The routes of this file."""
-    routes, readers = APIRouter(), set[object]()
+def page(limits: Limits) -> APIRouter:
+    """The page itself, and where it gives the key."""
+    routes = APIRouter()
     files = {  # what is not in this list does not exist
         "page.html": ("text/html", viewer.with_parts(HEAD, "")),
         "page.css": ("text/css", (viewer.PAGE / "page.css").read_text(encoding="utf-8")),
@@ -78,50 +60,54 @@ def router(folder: RunFolder, bench: Workbench, limits: Limits) -> APIRouter:
     }
 
     @routes.get("/")
-    def index() -> Response:
-        return part("page.html")
-
     @routes.get("/page/{name}")
-    def part(name: str) -> Response:
+    def part(name: str = "page.html") -> Response:
         if name not in files:
             raise ApiError(404, "there is no such page")
         kind, content = files[name]
         return Response(content, media_type=kind, headers={"content-security-policy": POLICY})
 
     @routes.post("/page/key")
-    def key(given: Given) -> Response:
-        right = limits.api_key
-        if right is not None and not hmac.compare_digest(given.key.encode(), right.encode()):
-            raise ApiError(401, "this is not the key of this server", "authentication_error", "invalid_api_key")
+    def key(key: Annotated[str, Body(embed=True, max_length=1000)]) -> Response:
+        if not equal(key.encode(), limits.api_key):
+            raise ApiError(401, "this is not the key of this server", "invalid_api_key")
         answer = JSONResponse({})
-        if right is not None:
-            answer.set_cookie(COOKIE, token(right), httponly=True, samesite="strict")
+        if limits.cookie is not None:
+            answer.set_cookie(COOKIE, limits.cookie, httponly=True, samesite="strict")
         return answer
+
+    return routes
+
+
+def router(bench: Workbench, limits: Limits) -> APIRouter:
+    """What the page asks for."""
+    routes, folder = APIRouter(prefix="/live"), bench.library.folder
 
     def run_named(name: str) -> Path:
         try:
-            return folder.runs()[name]
+            return watched_runs(folder)[name]
         except KeyError:
             raise ApiError(404, "there is no run of this name") from None
 
-    @routes.get("/live/runs")
+    @routes.get("/runs")
     def runs() -> dict[str, Any]:
-        return {"runs": [*folder.summaries().values()]}
+        return {"runs": [*summaries(folder).values()]}
 
-    @routes.get("/live/runs/{name}/config")
+    @routes.get("/runs/{name}/config")
     def config(name: str) -> dict[str, str]:
         values = settings(run_named(name))
         return {key: value if isinstance(value, str) else json.dumps(value) for key, value in values.items()}
 
-    @routes.get("/live/runs/{name}/metrics")
+    @routes.get("/runs/{name}/metrics")
     def metrics(name: str, offset: int = 0, mark: int = 0) -> Response:
         run = run_named(name)
         try:
-            return JSONResponse(tail(run, max(0, offset), mark)._asdict())
+            lines = tail(run, max(0, offset), mark)
         except (OSError, InputError):
-            return JSONResponse(Tail(0, 0, 0, True, [])._asdict())  # nothing is written yet
+            lines = Tail(0, 0, 0, True, [])  # nothing is written yet
+        return JSONResponse(lines._asdict())
 
-    @routes.get("/live/runs/{name}/attention")
+    @routes.get("/runs/{name}/attention")
     def attention(name: str) -> dict[str, Any]:
         run = run_named(name)
         looks, problems = viewer.Looks(name, experts=for_viewer(read_experts(run, lambda problem: None))), []
@@ -133,43 +119,41 @@ def router(folder: RunFolder, bench: Workbench, limits: Limits) -> APIRouter:
         try:
             about = viewer.described([looks])
         except InputError as error:
-            raise ApiError(404, str(error), code="no_look") from None
+            raise ApiError(404, str(error), "no_look") from None
         return about | {"notes": about["notes"] + problems}
 
-    @routes.get("/live/runs/{name}/attention/{step}/{probe}")
+    @routes.get("/runs/{name}/attention/{step}/{probe}")
     def maps(name: str, step: int, probe: str) -> Response:
-        file = file_of(run_named(name) / "attention", step)
         try:
-            return Response(
-                viewer.quantise(read(file).maps[probe].weights).tobytes(), media_type="application/octet-stream"
-            )
+            weights = read(file_of(run_named(name) / "attention", step)).maps[probe].weights
         except (KeyError, InputError):
             raise ApiError(404, "there is no such look at the heads") from None
+        return Response(viewer.quantise(weights).tobytes(), media_type="application/octet-stream")
 
-    @routes.post("/live/runs/{name}/look")
-    async def own_text(name: str, asked: OwnText) -> dict[str, Any]:
-        there = bench.library.runs()
-        if name not in there:
-            raise ApiError(404, "this run has no checkpoint yet" if there else "there is no run of this name")
-        steps = sorted(checkpoints_of(there[name]))
+    @routes.post("/runs/{name}/look")
+    async def own_text(name: str, text: OwnText) -> dict[str, Any]:
+        steps = sorted(checkpoints_of(bench.library.run(name)))
         few = np.linspace(0, len(steps) - 1, min(len(steps), MOST_CHECKPOINTS)).round().astype(int)
 
-        def looked() -> list[Snapshot]:
-            return [_look(bench, ModelAsked(run=name, step=steps[place]), asked.text) for place in few]
+        def look_at(step: int) -> Snapshot:
+            model = bench.find(name, step)
+            try:
+                probe = probe_from_text(model.tokenizer, text, model.context_length)
+            except ValueError as error:
+                raise ApiError(400, str(error)) from None
+            return look(model.lm, [probe], AttentionConfig(max_tokens=MOST_TOKENS), (step, 0, 0.0))
 
-        looks = await within(bench.do(looked), limits.seconds)
+        looks = await within(bench.do(lambda: [look_at(steps[place]) for place in few]), limits.seconds)
         frames = {
-            f"{one.step}/{probe}": base64.b64encode(viewer.quantise(maps.weights).tobytes()).decode()
-            for one in looks
-            for probe, maps in one.maps.items()
+            f"{snapshot.step}/{probe}": base64.b64encode(viewer.quantise(maps.weights).tobytes()).decode()
+            for snapshot in looks
+            for probe, maps in snapshot.maps.items()
         }
         return viewer.described([viewer.Looks(name, looks)]) | {"frames": frames}
 
-    @routes.get("/live/events")
+    @routes.get("/events")
     async def events(request: Request) -> Response:
-        if len(readers) >= MOST_READERS:
-            raise ApiError(429, "too many pages are open: close one", "rate_limit_error")
-        return StreamingResponse(_news(request, folder, readers), media_type="text/event-stream")
+        return StreamingResponse(_news(request, folder), media_type="text/event-stream")
 
     return routes
 
@@ -180,32 +164,14 @@ def _without_maps(file: Path, written: int) -> Snapshot:
     return viewer.without_weights(read(file))
 
 
-def _look(bench: Workbench, name: ModelAsked, text: str) -> Snapshot:
-    opened = bench.find(name)
-    try:
-        probe = probe_from_text(opened.tokenizer, text, opened.context_length)
-    except ValueError as error:
-        raise ApiError(400, str(error)) from None
-    return look(opened.lm, [probe], AttentionConfig(max_tokens=MOST_TOKENS), (name.step or 0, 0, 0.0))
-
-
-async def _news(request: Request, folder: RunFolder, readers: set[object]) -> AsyncGenerator[str]:
+async def _news(request: Request, folder: Path) -> AsyncGenerator[str]:
     """One event for each run whose files changed, the first time for all of them; until the page is closed."""
     known: dict[str, dict[str, Any]] = {}
-    me, quiet = object(), 0.0
-    server = getattr(request.app.state, "server", None)
-    readers.add(me)
-    try:
-        while not (server and server.should_exit):  # it waits for its connections to end
-            now = await asyncio.to_thread(folder.summaries)
-            changed = [one for name, one in now.items() if known.get(name) != one]
-            gone = [name for name in known if name not in now]
-            known, quiet = now, 0.0 if changed or gone else quiet + EVERY
-            if changed or gone:
-                yield event({"runs": changed, "gone": gone})
-            elif quiet >= SILENCE:
-                quiet = 0.0
-                yield ": still here\n\n"
-            await asyncio.sleep(EVERY)
-    finally:
-        readers.discard(me)
+    while not request.app.state.server.should_exit:  # it waits for its connections to end
+        now = await asyncio.to_thread(summaries, folder)
+        changed = [run for name, run in now.items() if known.get(name) != run]
+        gone = [name for name in known if name not in now]
+        known = now
+        if changed or gone:
+            yield event({"runs": changed, "gone": gone})
+        await asyncio.sleep(EVERY)

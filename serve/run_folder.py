@@ -9,7 +9,9 @@ from __future__ import annotations
 import os
 import socket
 import time
+from collections.abc import Callable
 from contextlib import suppress
+from functools import lru_cache
 from io import BufferedReader
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,7 +27,7 @@ MARKS = ("config.yaml", METRICS, "checkpoints/latest")  # a folder with one of t
 TAIL = 200_000  # bytes at the end of a log, in which its newest figures are
 PART = 2_000_000  # bytes of a log that are read at once
 QUIET = 180.0  # seconds without a new line, after which a run on another machine counts as stopped
-WRITTEN = (METRICS, RESULT, "config.yaml", "attention/index.jsonl", "checkpoints/latest")  # what a summary is made of
+WRITTEN = (METRICS, "config.yaml", "attention/index.jsonl", "checkpoints/latest")  # what a summary is made of
 
 
 class Tail(NamedTuple):
@@ -38,51 +40,67 @@ class Tail(NamedTuple):
     lines: list[dict[str, Any]]
 
 
-class RunFolder:
-    """The runs in `folder`, or one run."""
+def runs_in(folder: Path, is_run: Callable[[Path], bool]) -> dict[str, Path]:
+    """Name -> the runs in a folder, in the order of their names; or the folder itself, if it is one."""
 
-    def __init__(self, folder: Path):
-        self.folder = folder
-        self._summaries: dict[str, tuple[tuple, dict[str, Any]]] = {}
+    def has_address(path: Path) -> bool:
+        with suppress(OSError, UnicodeEncodeError):  # a name that is not text has none
+            path.name.encode()
+            return is_run(path)
+        return False
 
-    def runs(self) -> dict[str, Path]:
-        """Name -> run directory, in the order of their names."""
-        if _is_run(self.folder):
-            return {self.folder.resolve().name: self.folder}
-        with suppress(OSError):
-            return {path.name: path for path in sorted(self.folder.iterdir()) if _is_run(path)}
-        return {}
-
-    def summaries(self) -> dict[str, dict[str, Any]]:
-        """Of every run what the page lists; a run whose files are as before is not read again."""
-        runs, known = self.runs(), dict[str, tuple[tuple, dict[str, Any]]]()
-        for name, run in runs.items():
-            marks = tuple(_mark_of(run / file) for file in WRITTEN)
-            before = self._summaries.get(name)
-            known[name] = before if before and before[0] == marks else (marks, _summary(name, run))
-        self._summaries = known
-        return {name: known[name][1] | {"state": _state(run)} for name, run in runs.items()}
+    if has_address(folder):
+        return {folder.resolve().name: folder}
+    with suppress(OSError):
+        return {path.name: path for path in sorted(folder.iterdir()) if has_address(path)}
+    return {}
 
 
-def _is_run(path: Path) -> bool:
-    with suppress(OSError, UnicodeEncodeError):  # a name that is not text has no address
-        path.name.encode()
-        return any((path / mark).is_file() for mark in MARKS)
-    return False
+def watched_runs(folder: Path) -> dict[str, Path]:
+    """Name -> run directory: also of runs that have no checkpoint yet."""
+    return runs_in(folder, lambda path: any((path / mark).is_file() for mark in MARKS))
 
 
-def _mark_of(file: Path) -> list[int] | None:
+def summaries(folder: Path) -> dict[str, dict[str, Any]]:
+    """Of every run what the page lists; a run whose files are as before is not read again."""
+    return {
+        name: _summary(name, run, *(_stamp(run / file) for file in WRITTEN)) | {"state": _state(run)}
+        for name, run in watched_runs(folder).items()
+    }
+
+
+def _stamp(file: Path) -> tuple[int, int, int] | None:
     """What changes when something is written; None where there is no such file."""
     with suppress(OSError):
-        there = file.stat()
-        return [there.st_ino, there.st_size, there.st_mtime_ns]
+        stat = file.stat()
+        return stat.st_ino, stat.st_size, stat.st_mtime_ns
     return None
 
 
-def _written(run: Path, *names: str) -> float:
-    """When one of these files was written last, in seconds; 0 for none."""
-    marks = [_mark_of(run / name) for name in names]
-    return max((mark[2] / 1e9 for mark in marks if mark), default=0.0)
+@lru_cache(maxsize=4096)
+def _summary(name: str, run: Path, *stamps: tuple[int, int, int] | None) -> dict[str, Any]:
+    log, config, looks = stamps[:3]
+    newest: dict[str, dict[str, Any]] = {}
+    if log is not None:
+        for line in tail(run, offset=max(0, log[1] - TAIL)).lines:
+            newest[line["split"]] = line
+    train, val, floor = (newest.get(split, {}) for split in ("train", "val", "floor"))
+    last = max(newest.values(), key=lambda line: line["step"], default={})
+    total = settings(run).get("train.max_steps")
+    return {
+        "name": name,
+        "step": last.get("step"),
+        "total": total if type(total) is int else None,
+        "seconds": last.get("time_s"),
+        "loss": train.get("loss"),
+        "val_loss": val.get("loss"),
+        "gap": None if None in (floor.get("model"), floor.get("floor")) else floor["model"] - floor["floor"],
+        "tokens_per_s": train.get("tokens_per_s"),
+        "has_model": (run / "checkpoints/latest").is_file(),
+        "looks": [len([*(run / "attention").glob("step_????????.npz")]), looks],
+        "log": log,
+        "written": max((stamp[2] for stamp in (log, config) if stamp), default=0) / 1e9,
+    }
 
 
 def _state(run: Path) -> str:
@@ -94,44 +112,18 @@ def _state(run: Path) -> str:
 
 def _is_alive(run: Path) -> bool:
     """Whether the owner of a run still works. A kill leaves the owner's files behind."""
-    try:
+    with suppress(InputError, KeyError, TypeError, OverflowError):
         card = read_json(run / OWNER)
         if card["host"] == socket.gethostname() and os.name == "posix":
-            os.kill(card["pid"], 0)  # asks whether there is such a process; sends nothing
+            try:
+                os.kill(card["pid"], 0)  # asks whether there is such a process; sends nothing
+            except ProcessLookupError:
+                return False
+            except PermissionError:
+                pass  # somebody else's process
             return True
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True  # somebody else's process
-    except (InputError, KeyError, TypeError, OverflowError):
-        pass
-    return time.time() - _written(run, METRICS, LOCK) < QUIET
-
-
-def _summary(name: str, run: Path) -> dict[str, Any]:
-    log = _mark_of(run / METRICS)
-    newest: dict[str, dict[str, Any]] = {}
-    if log is not None:
-        for line in tail(run, offset=max(0, log[1] - TAIL)).lines:
-            newest[line["split"]] = line
-    train, val, floor = (newest.get(split, {}) for split in ("train", "val", "floor"))
-    last = max(newest.values(), key=lambda line: line["step"], default={})
-    total = settings(run).get("train.max_steps")
-    looks = [*(run / "attention").glob("step_????????.npz")]
-    return {
-        "name": name,
-        "step": last.get("step"),
-        "total": total if type(total) is int else None,
-        "seconds": last.get("time_s"),
-        "loss": train.get("loss"),
-        "val_loss": val.get("loss"),
-        "gap": None if None in (floor.get("model"), floor.get("floor")) else floor["model"] - floor["floor"],
-        "tokens_per_s": train.get("tokens_per_s"),
-        "has_model": (run / "checkpoints/latest").is_file(),
-        "looks": [len(looks), _written(run, "attention/index.jsonl")],
-        "log": log,
-        "written": _written(run, METRICS, "config.yaml"),
-    }
+    stamps = [_stamp(run / file) for file in (METRICS, LOCK)]
+    return time.time() - max((stamp[2] / 1e9 for stamp in stamps if stamp), default=0) < QUIET
 
 
 def settings(run: Path) -> dict[str, Any]:

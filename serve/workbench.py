@@ -7,58 +7,22 @@ attention, so these models are others' in memory, and one thread works on them, 
 from __future__ import annotations
 
 import asyncio
-import re
-from collections import OrderedDict
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from functools import partial
+from contextlib import aclosing
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
-
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from typing import Any, TypeVar
 
 from configs.command import InputError
-from configs.files import DamagedFile, checkpoint_directory, is_adapter
-from data.tokenizer import Tokenizer
-from eval.chat.session import Conversation
-from eval.load_model import open_checkpoint
-from model import LanguageModel
+from configs.files import DamagedFile, checkpoint_directory, is_adapter, is_model
 from model.checkpoint import base_of
-from serve.errors import ApiError
-from serve.library import Library
+from serve.library import Library, Model, open_path
+from serve.limits import ApiError
 
 Result = TypeVar("Result")
-NameText = Annotated[str, StringConstraints(min_length=1, max_length=300)]
 MOST_MODELS = 2  # in memory, beside those of the library
 MOST_WAITING = 32  # jobs; more get status 429
-
-
-class ModelAsked(BaseModel):
-    """Which model: a run, one of its checkpoints (None: the newest), a run with adapters for it (None: none)."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    run: NameText
-    step: Annotated[int, Field(ge=0)] | None = None
-    adapter: NameText | None = None
-
-
-@dataclass(frozen=True)
-class Opened:
-    """A model to look into. is_chat: it was trained on chats, and may end a turn by itself."""
-
-    step: int | None
-    adapter: str | None
-    run: Path
-    lm: LanguageModel
-    tokenizer: Tokenizer
-    is_chat: bool
-
-    @property
-    def context_length(self) -> int:
-        return self.lm.config.max_position_embeddings
 
 
 class Workbench:
@@ -66,122 +30,97 @@ class Workbench:
 
     def __init__(self, library: Library):
         self.library = library
-        self._opened: OrderedDict[tuple[Any, Any], Opened] = OrderedDict()
+        self._opened = lru_cache(MOST_MODELS)(self._open)
         self._worker = ThreadPoolExecutor(1, "workbench")
-        self._waiting = set[object]()
+        self._jobs = 0
         self._lock = asyncio.Lock()
 
     def choices(self) -> list[dict[str, Any]]:
         """Each run: its name, the steps of its checkpoints, and the runs with adapters that belong to it."""
         runs = self.library.runs()
-        bases = {name: base for name, run in runs.items() if (base := self._base_of(run, runs))}
+        bases = {name: _base_of(run, runs) for name, run in runs.items()}
         return [
             {
                 "name": name,
                 "steps": sorted(checkpoints_of(run)),
                 "adapters": [adapter for adapter, base in bases.items() if base == name],
-                "base": bases.get(name),
+                "base": bases[name],
             }
             for name, run in runs.items()
         ]
 
-    def _base_of(self, run: Path, runs: dict[str, Path]) -> str | None:
-        """The name of the run that a run's adapters belong to; None for a whole model, and for a base elsewhere."""
-        try:
-            directory = checkpoint_directory(run)
-            if not is_adapter(directory):
-                return None
-            base = base_of(directory).resolve()
-        except (DamagedFile, OSError):
-            return None
-        return next((name for name, path in runs.items() if base.is_relative_to(path.resolve())), None)
+    def find(self, run: str, step: int | None = None, adapter: str | None = None) -> Model:
+        """A run's checkpoint (None: the newest) with adapters, loaded if need be. For the worker's thread.
 
-    def find(self, name: ModelAsked) -> Opened:
-        """The model, loaded if need be. For the worker's thread. Raises ApiError: 404 for an unknown name, 503."""
-        runs = self.library.runs()
-        if name.run not in runs:
-            raise ApiError(404, f"run: there is no {name.run[:100]!r}. There are: {', '.join(runs)}")
-        place = runs[name.run]
-        if name.step is not None:
-            steps = checkpoints_of(place)
-            if name.step not in steps:
-                known = ", ".join(map(str, sorted(steps)))
-                raise ApiError(404, f"step: {name.run} has no checkpoint of step {name.step}. There are: {known}")
-            place = steps[name.step]
-        adapter = runs.get(name.adapter) if name.adapter is not None else None
-        if name.adapter is not None and (adapter is None or self._base_of(adapter, runs) != name.run):
-            raise ApiError(404, f"adapter: {name.adapter[:100]!r} is not a run with adapters for {name.run}")
+        Raises ApiError: 404 for an unknown name, 503 for what cannot be loaded.
+        """
+        runs, place = self.library.runs(), self.library.run(run)
+        steps = checkpoints_of(place)
+        if step is not None and step not in steps:
+            known = ", ".join(map(str, sorted(steps)))
+            raise ApiError(404, f"step: {run} has no checkpoint of step {step}. There are: {known}")
+        if adapter is not None and (adapter not in runs or _base_of(runs[adapter], runs) != run):
+            raise ApiError(404, f"adapter: {adapter[:100]!r} is not a run with adapters for {run}")
         try:
-            return self._loaded(name, place, adapter)
+            stamp = _stamp(place if step is None else steps[step])
+            return self._opened(*stamp, *(() if adapter is None else _stamp(runs[adapter])))
         except (InputError, DamagedFile, OSError) as error:
-            raise ApiError(503, str(error), "server_error") from None
+            raise ApiError(503, str(error)) from None
 
-    def _loaded(self, name: ModelAsked, place: Path, adapter: Path | None) -> Opened:
-        key = (_identity(place), adapter and _identity(adapter))
-        if key not in self._opened:
-            while len(self._opened) >= MOST_MODELS:
-                self._opened.popitem(last=False)
-            lm, tokenizer, directory = open_checkpoint(place, self.library.device)
-            conversation = Conversation(lm, tokenizer)
-            if adapter is not None:
-                conversation.use_adapters(adapter)
-            run, step = self.library.runs()[name.run], _step(directory)
-            self._opened[key] = Opened(step, name.adapter, run, lm, tokenizer, conversation.is_chat)
-        self._opened.move_to_end(key)
-        return self._opened[key]
+    def _open(self, path: Path, written: object, adapter: Path | None = None, adapter_written: object = None) -> Model:
+        return open_path(path, self.library.device, adapter=adapter)
 
     async def do(self, job: Callable[[], Result]) -> Result:
         """What the job returns, from the worker's thread. Raises ApiError 429 where too many wait."""
-        async with self._turn():
-            return await asyncio.get_running_loop().run_in_executor(self._worker, partial(_with_clear_errors, job))
 
-    async def each(self, steps: Callable[[], Iterator[Result]]) -> AsyncGenerator[Result]:
-        """What the job yields, as it comes. Closing the iterator ends the job after its present step."""
-        async with self._turn():
-            loop = asyncio.get_running_loop()
-            iterator = await loop.run_in_executor(self._worker, partial(_with_clear_errors, steps))
-            following = partial(_with_clear_errors, lambda: next(iterator, None))
-            try:
-                while (one := await loop.run_in_executor(self._worker, following)) is not None:
-                    yield one
-            finally:
-                self._worker.submit(iterator.close)  # type: ignore[attr-defined]
+        def only_step() -> Iterator[Result]:
+            yield job()
 
-    @asynccontextmanager
-    async def _turn(self) -> AsyncIterator[None]:
-        """One job after the other. Raises ApiError 429."""
-        if len(self._waiting) >= MOST_WAITING:
-            message = f"{len(self._waiting)} requests are waiting: try again later"
-            raise ApiError(429, message, "rate_limit_error", "rate_limit_exceeded")
-        me = object()
-        self._waiting.add(me)
+        async with aclosing(self.each(only_step())) as results:
+            return await anext(results)
+
+    async def each(self, steps: Iterator[Result]) -> AsyncGenerator[Result]:
+        """What a generator yields, run in the worker's thread. Closing this one ends it after its present step."""
+        if self._jobs >= MOST_WAITING:
+            raise ApiError(429, f"{self._jobs} requests are waiting: try again later", "rate_limit_exceeded")
+        self._jobs += 1
         try:
-            async with self._lock:
-                yield
+            async with self._lock:  # as long as it lasts: it may have changed heads
+                next_step = partial(asyncio.get_running_loop().run_in_executor, self._worker, _next, steps)
+                while (result := await next_step()) is not None:
+                    yield result
         finally:
-            self._worker.submit(self._waiting.discard, me)  # a job that was given up may still be at work
+            self._worker.submit(self._end, steps)  # a job that was given up may still be at work
+
+    def _end(self, steps: Iterator[Any]) -> None:
+        self._jobs -= 1
+        steps.close()  # type: ignore[attr-defined]
 
 
-def _with_clear_errors(job: Callable[[], Result]) -> Result:
-    """Requests are checked before: what a model cannot compute is the model's."""
+def _next(steps: Iterator[Result]) -> Result | None:
     try:
-        return job()
-    except (ValueError, RuntimeError) as error:
-        raise ApiError(500, str(error), "server_error") from None
+        return next(steps, None)
+    except (ValueError, RuntimeError) as error:  # requests are checked before: what cannot be computed is the model's
+        raise ApiError(500, str(error)) from None
 
 
 def checkpoints_of(run: Path) -> dict[int, Path]:
     """Step -> directory of every checkpoint that a run keeps."""
-    found = [path for path in (run / "checkpoints").glob("step_*") if _step(path) is not None]
-    return {_step(path) or 0: path for path in found if (path / "config.json").is_file() or is_adapter(path)}
+    paths = [path for path in (run / "checkpoints").glob("step_*") if path.name[5:].isdecimal()]
+    return {int(path.name[5:]): path for path in paths if is_model(path)}
 
 
-def _identity(place: Path) -> tuple[Path, int]:
-    """The checkpoint directory of a path, and when it was written: a run may be trained again."""
-    directory = checkpoint_directory(place)
-    return directory, directory.stat().st_mtime_ns
+def _stamp(path: Path) -> tuple[Path, object]:
+    """A path, and which checkpoint it names, written when: a run may be trained again."""
+    directory = checkpoint_directory(path)
+    return path, (directory, directory.stat().st_mtime_ns)
 
 
-def _step(checkpoint: Path) -> int | None:
-    match = re.fullmatch(r"step_(\d{1,8})", checkpoint.name)
-    return int(match[1]) if match else None
+def _base_of(run: Path, runs: dict[str, Path]) -> str | None:
+    """The name of the run that a run's adapters belong to; None for a whole model, and for a base elsewhere."""
+    try:
+        directory = checkpoint_directory(run)
+        base = base_of(directory).resolve() if is_adapter(directory) else None
+    except (DamagedFile, OSError):
+        return None
+    return next((name for name, path in runs.items() if base and base.is_relative_to(path.resolve())), None)

@@ -38,6 +38,7 @@ from torch import Tensor
 
 from configs.command import InputError
 from configs.files import CARD, MANIFEST, STATE, TRAINING, DamagedFile, checked, read_json
+from configs.loader import dump_yaml
 from data.prepare import PreparedData
 from data.tokenizer import Tokenizer
 from eval.attention.render import PICTURES
@@ -98,32 +99,8 @@ def save_checkpoint(
     kept: what this process's batch source needs to continue. Every process calls it. All return once the first one has
     written. Raises InputError in all of them, with the earlier checkpoints as they were, if a write fails.
     """
-    weights, moments = gather(lm, optimizers, world)
-    of_source = _by_rank(kept or {}, world)
-
-    def fill(directory: Path) -> None:
-        save(lm, directory, weights)
-        tokenizer.save(directory, lm.config.max_position_embeddings)
-        (directory / CARD).write_text(model_card(checkpoints.parent.name, lm, vars(state)), encoding="utf-8")
-        save_file(moments, directory / TRAINING / OPTIMIZER)
-        if of_source:
-            save_file(of_source, directory / TRAINING / SOURCE)
-        saved = {each.name: getattr(state, each.name) for each in fields(TrainerState)}  # not the rest of a RunState
-        (directory / TRAINING / STATE).write_text(json.dumps(saved, indent=2) + "\n", encoding="utf-8")
-
-    best_step = state.best_step if keep_best else None
-    return world.on_rank0(lambda: commit(checkpoints, state.step, fill, keep_last, best_step))
-
-
-def gather(
-    lm: LanguageModel, optimizers: list[torch.optim.Optimizer], world: World = ALONE
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """(weights, what optimizers hold by `kind.parameter.key` with the random states `rng.…`), whole and on the CPU, for
-    the first process to write. Every process calls it, because gathering a tensor that is spread over them needs all.
-
-    Frozen parameters are among the weights, but not those beside adapters: they are in the base. No optimizer holds
-    frozen ones, so they have no other tensors.
-    """
+    # Weights, and what optimizers hold, whole and on the CPU, for the first process to write. Frozen parameters are
+    # among the weights, but not those beside adapters: they are in the base. No optimizer holds frozen ones.
     weights = lm.state_dict()  # FSDP2 leaves some parameters gathered after an evaluation: this puts the shares back
     if lm.adapters is not None:
         weights = {name: tensor for name, tensor in weights.items() if ".lora_" in name}
@@ -140,16 +117,28 @@ def gather(
             full = full_tensor(tensors.pop(name))
             if world.rank == 0:
                 tensors[name] = full.cpu().contiguous()
+
+    # What belongs to one process: `rng.cpu.0`, `rng.cpu.1`, …, and what its batch source keeps.
     random = {"rng.cpu": torch.get_rng_state()}
     if torch.cuda.is_initialized():
         random["rng.cuda"] = torch.cuda.get_rng_state()
-    return weights, moments | _by_rank(random, world)
+    of_source: dict[str, Tensor] = {}
+    for rank, (its_random, its_source) in enumerate(world.gather((random, kept or {}))):
+        moments |= {f"{name}.{rank}": tensor for name, tensor in its_random.items()}
+        of_source |= {f"{name}.{rank}": tensor.contiguous() for name, tensor in its_source.items()}
 
+    def fill(directory: Path) -> None:
+        save(lm, directory, weights)
+        tokenizer.save(directory, lm.config.max_position_embeddings)
+        (directory / CARD).write_text(model_card(checkpoints.parent.name, lm, vars(state)), encoding="utf-8")
+        save_file(moments, directory / TRAINING / OPTIMIZER)
+        if of_source:
+            save_file(of_source, directory / TRAINING / SOURCE)
+        saved = {each.name: getattr(state, each.name) for each in fields(TrainerState)}  # not the rest of a RunState
+        (directory / TRAINING / STATE).write_text(json.dumps(saved, indent=2) + "\n", encoding="utf-8")
 
-def _by_rank(mine: dict[str, Tensor], world: World) -> dict[str, Tensor]:
-    """`rng.cpu.0`, `rng.cpu.1`, …: such tensors of all processes. Every process calls it."""
-    everyone = enumerate(world.gather(mine))
-    return {f"{name}.{rank}": tensor.contiguous() for rank, each in everyone for name, tensor in each.items()}
+    best_step = state.best_step if keep_best else None
+    return world.on_rank0(lambda: commit(checkpoints, state.step, fill, keep_last, best_step))
 
 
 def _prefixes(lm: LanguageModel, optimizer: torch.optim.Optimizer) -> list[tuple[torch.nn.Parameter, str]]:
@@ -174,7 +163,8 @@ def commit(checkpoints: Path, step: int, fill: Callable[[Path], None], keep_last
         manifest = {file.relative_to(temporary).as_posix(): _size_and_hash(file) for file in files}
         (temporary / TRAINING / MANIFEST).write_text(json.dumps(manifest, indent=2), encoding="utf-8")
         for file in [*files, temporary / TRAINING / MANIFEST]:
-            _flush(file)
+            with file.open("rb+") as stream:
+                os.fsync(stream.fileno())
         return tidy(checkpoints, temporary, keep_last, best_step)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -215,13 +205,9 @@ def replace_text(file: Path, text: str) -> None:
     """Write a file so that it holds all of the text or is as before, even if the machine stops. Raises OSError."""
     temporary = file.with_suffix(".tmp")
     temporary.write_text(text, encoding="utf-8")
-    _flush(temporary)
-    temporary.replace(file)
-
-
-def _flush(file: Path) -> None:
-    with file.open("rb+") as stream:
+    with temporary.open("rb+") as stream:
         os.fsync(stream.fileno())
+    temporary.replace(file)
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -373,7 +359,7 @@ def find_start(config: RunConfig) -> Start:
     """
     directory, newest, begun_with = config.directory, None, config
     before_config = {LOCK, OWNER, "config.tmp"}  # all that a run leaves that was killed before it wrote its config
-    if directory.exists() and not {path.name for path in directory.iterdir()} <= before_config:
+    if directory.exists() and any(path.name not in before_config for path in directory.iterdir()):
         if config.resume == "never":
             raise InputError(f"{directory} exists and resume=never: choose another name, or resume=auto to continue")
         try:
@@ -432,15 +418,18 @@ def _refuse(config: RunConfig, problem: str) -> None:
 
 
 def open_for(config: RunConfig, start: Start) -> None:
-    """Make the run directory and write config.yaml. If it exists, remove what an interrupted run left half done, and
-    what it logged and drew after its newest checkpoint.
+    """Write config.yaml. In a run that exists, remove what an interrupted run left half done, and what it logged and
+    drew after its newest checkpoint.
 
     For one process, after every process has read the checkpoint. Raises OSError if the directory cannot be written.
     """
     directory, checkpoints = config.directory, config.directory / "checkpoints"
+    begun = (directory / "config.yaml").exists()
     (directory / RESULT).unlink(missing_ok=True)  # from here on it is not finished
-    replace_text(directory / "config.yaml", config.to_yaml())
+    replace_text(directory / "config.yaml", dump_yaml(config.model_dump()))  # it can be trained from again
     checkpoints.mkdir(exist_ok=True)
+    if not begun:
+        return
     saved = TrainerState(step=-1)
     if start.newest is not None:
         saved = read_state(start.newest)

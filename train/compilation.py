@@ -11,7 +11,7 @@ from torch.utils import deterministic
 
 from configs.command import InputError
 from train.device import synchronize
-from train.run import Run, losses, random_state, set_random_state, within_memory
+from train.run import Run, losses, within_memory
 
 
 def compiled(run: Run, stopped: Callable[[], int] = lambda: 0) -> nn.Module:
@@ -26,16 +26,16 @@ def compiled(run: Run, stopped: Callable[[], int] = lambda: 0) -> nn.Module:
         deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # it only takes time
     model: nn.Module = torch.compile(run.lm, dynamic=False)  # type: ignore[assignment]
 
+    gpus = [torch.cuda.current_device()] if run.device.device.type == "cuda" else []
+
     def forward_backward() -> None:
-        before = random_state(run)  # trying changes nothing
-        try:
-            batch = run.first_batch().split(run.state.micro_rows)[0].to(run.device.device)
+        with torch.random.fork_rng(devices=gpus):  # trying changes nothing
+            with run.device.autocast():  # as in training, a source may let the model write
+                batch = run.source.batch(0, run.lm).split(run.state.micro_rows)[0]
             run.lm.train()
-            minimised, _ = losses(run, model, batch)
+            minimised, _ = losses(run, model, batch.to(run.device.device))
             minimised.backward()
             synchronize(run.device.device)  # an error of a GPU comes when somebody waits for it
-        finally:
-            set_random_state(before)
 
     run.tracker.say("compiling, about a minute …")
     began = time.perf_counter()
@@ -53,6 +53,6 @@ def compiled(run: Run, stopped: Callable[[], int] = lambda: 0) -> nn.Module:
         run.state.resolved["compile"] = False
         return run.lm
     finally:
-        run.zero_grad()
+        run.lm.zero_grad()
     run.tracker.say(f"compiled in {time.perf_counter() - began:.0f} s")
     return model

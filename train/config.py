@@ -16,7 +16,6 @@ from configs.loader import (
     PathText,
     Section,
     Tag,
-    dump_yaml,
     flatten,
     identity_keys,
     load_config,
@@ -34,107 +33,90 @@ from train.method_config import DistillConfig, DPOConfig, GRPOConfig
 class OptimizerConfig(Section):
     """AdamW (Loshchilov & Hutter 2019, arXiv 1711.05101) alone, or Muon for the matrices of the blocks."""
 
-    name: Literal["muon", "adamw"] = Field(
-        "muon", description="muon: Muon for the layers' matrices, AdamW for the rest | adamw: AdamW for everything."
-    )
-    lr: float = Field(
-        0.02, gt=0, description="Highest learning rate: Muon's, or AdamW's when it is alone (then try 0.005)."
-    )
-    adamw_lr: float = Field(
-        0.005, gt=0, description="With muon: highest rate of all that AdamW trains: head, norms, tied embedding."
-    )
-    embedding_lr: float | None = Field(
-        0.1, gt=0, description="Highest rate of the embedding, if it is not tied. null = the head's."
-    )
-    weight_decay: float = Field(0.01, ge=0, description="How fast weights shrink (decoupled decay), matrices only.")
-    momentum: float = Field(0.95, ge=0, lt=1, description="Muon: share of past gradients that each step keeps.")
-    betas: list[Annotated[float, Field(ge=0, lt=1)]] = Field(
-        [0.9, 0.95],
-        min_length=2,
-        max_length=2,
-        description="AdamW: shares of past gradients and of their squares that each step keeps.",
-    )
-    eps: float = Field(1e-10, ge=1e-30, le=1, description="Keeps AdamW from dividing by zero.")
+    name: Literal["muon", "adamw"] = "muon"
+    """muon: Muon for the layers' matrices, AdamW for the rest | adamw: AdamW for everything."""
+    lr: float = Field(0.02, gt=0)
+    """Highest learning rate: Muon's, or AdamW's when it is alone (then try 0.005)."""
+    adamw_lr: float = Field(0.005, gt=0)
+    """With muon: highest rate of all that AdamW trains: head, norms, tied embedding."""
+    embedding_lr: float | None = Field(0.1, gt=0)
+    """Highest rate of the embedding, if it is not tied. null = the head's."""
+    weight_decay: float = Field(0.01, ge=0)
+    """How fast weights shrink (decoupled decay), matrices only."""
+    momentum: float = Field(0.95, ge=0, lt=1)
+    """Muon: share of past gradients that each step keeps."""
+    betas: list[Annotated[float, Field(ge=0, lt=1)]] = Field([0.9, 0.95], min_length=2, max_length=2)
+    """AdamW: shares of past gradients and of their squares that each step keeps."""
+    eps: float = Field(1e-10, ge=1e-30, le=1)
+    """Keeps AdamW from dividing by zero."""
 
 
 class TrainConfig(Section):
     """The `train:` section."""
 
-    max_steps: int | None = Field(
-        None, ge=1, description="Length of the run in steps. Set one of these three at most; none = 1000 steps."
-    )
-    max_tokens: int | None = Field(None, ge=1, description="Length in tokens, rounded up to whole steps.")
-    max_minutes: float | None = Field(
-        None, gt=0, description="Length in minutes. The schedule follows the clock: no two runs are exactly equal."
-    )
-    tokens_per_step: Annotated[int, Tag.IDENTITY] = Field(
-        8192, ge=2, description="Tokens of one optimizer step, over all processes: a multiple of data.sequence_length."
-    )
-    micro_batch_size: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
-        "auto", description="Rows computed at once, of those in a step. auto = a guess, halved where memory runs out."
-    )
+    max_steps: int | None = Field(None, ge=1)
+    """Length of the run in steps. Set one of these three at most; none = 1000 steps."""
+    max_tokens: int | None = Field(None, ge=1)
+    """Length in tokens, rounded up to whole steps."""
+    max_minutes: float | None = Field(None, gt=0)
+    """Length in minutes. The schedule follows the clock: no two runs are exactly equal."""
+    tokens_per_step: Annotated[int, Tag.IDENTITY] = Field(8192, ge=2)
+    """Tokens of one optimizer step, over all processes: a multiple of data.sequence_length."""
+    micro_batch_size: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
+    """Rows computed at once, of those in a step. auto = a guess, halved where memory runs out."""
     processes: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         "auto",
         description="On a CPU: processes that share the rows of a step. Beside other programs they are much quicker "
         "than threads. auto = one a core, with at least 512 tokens each.",
     )
-    schedule: Annotated[Literal["wsd", "cosine", "constant"], Tag.IDENTITY] = Field(
-        "wsd", description="Course of the learning rate: wsd (constant, then straight down) | cosine | constant."
-    )
-    warmup_steps: Annotated[int, Tag.IDENTITY] = Field(
-        0, ge=0, description="Steps up to the highest learning rate. Muon needs none, AdamW a few per cent."
-    )
-    cooldown: Annotated[float, Tag.IDENTITY] = Field(
-        0.7, ge=0, le=1, description="wsd: share of the run in which the learning rate goes down."
-    )
-    final_lr_fraction: Annotated[float, Tag.IDENTITY] = Field(
-        0.05, ge=0, le=1, description="Learning rate of the last step, as a share of the highest (not constant)."
-    )
-    grad_clip: Annotated[float, Tag.IDENTITY] = Field(
-        1.0, ge=0, description="A longer gradient is shortened to this norm. 0 = never."
-    )
+    schedule: Annotated[Literal["wsd", "cosine", "constant"], Tag.IDENTITY] = "wsd"
+    """Course of the learning rate: wsd (constant, then straight down) | cosine | constant."""
+    warmup_steps: Annotated[int, Tag.IDENTITY] = Field(0, ge=0)
+    """Steps up to the highest learning rate. Muon needs none, AdamW a few per cent."""
+    cooldown: Annotated[float, Tag.IDENTITY] = Field(0.7, ge=0, le=1)
+    """wsd: share of the run in which the learning rate goes down."""
+    final_lr_fraction: Annotated[float, Tag.IDENTITY] = Field(0.05, ge=0, le=1)
+    """Learning rate of the last step, as a share of the highest (not constant)."""
+    grad_clip: Annotated[float, Tag.IDENTITY] = Field(1.0, ge=0)
+    """A longer gradient is shortened to this norm. 0 = never."""
     precision: Annotated[Literal["auto", "bf16", "fp16", "tf32", "fp32"], Tag.IDENTITY] = Field(
         "auto",
         description="Number format of the computation (weights stay fp32): auto = bf16 where it is fast | bf16 | fp16 "
         "(with loss scaling) | tf32 (CUDA only) | fp32.",
     )
-    compile: Literal["auto"] | bool = Field(
-        "auto", description="Train with torch.compile. auto: where the run is long enough to pay for it."
-    )
-    activation_checkpointing: bool = Field(
-        False, description="true: compute layers twice to save memory; takes about a third more time."
-    )
-    parallel: Literal["ddp", "fsdp2"] = Field(
-        "ddp", description="Under torchrun, each process holds: ddp = the whole model | fsdp2 = a share of it."
-    )
-    skip_non_finite: int = Field(
-        0, ge=0, description="Steps with a non-finite loss or gradient that are skipped before the run stops."
-    )
-    device: Literal["auto", "cpu", "cuda", "mps"] = Field(
-        "auto", description="Where to compute. auto: CUDA or Apple's GPU if there is one, else the CPU."
-    )
-    log_every: int = Field(10, ge=1, description="Steps between two lines of metrics.jsonl.")
-    checkpoint_every: int = Field(
-        200, ge=0, description="Steps between checkpoints; the end always saves one. 0 = only at the end."
-    )
-    keep_last: int = Field(2, ge=1, description="How many of the newest checkpoints are kept.")
-    keep_best: bool = Field(True, description="Also keep the checkpoint with the lowest validation loss.")
-    trace: bool = Field(
-        False, description="true: trace.jsonl gets each step's batch hash, loss, gradient norm and rate, exactly."
-    )
-    optimizer: Annotated[OptimizerConfig, Tag.IDENTITY] = Field(
-        OptimizerConfig(), description="How gradients change the weights."
-    )
+    compile: Literal["auto"] | bool = "auto"
+    """Train with torch.compile. auto: where the run is long enough to pay for it."""
+    activation_checkpointing: bool = False
+    """true: compute layers twice to save memory; takes about a third more time."""
+    parallel: Literal["ddp", "fsdp2"] = "ddp"
+    """Under torchrun, each process holds: ddp = the whole model | fsdp2 = a share of it."""
+    skip_non_finite: int = Field(0, ge=0)
+    """Steps with a non-finite loss or gradient that are skipped before the run stops."""
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """Where to compute. auto: CUDA or Apple's GPU if there is one, else the CPU."""
+    log_every: int = Field(10, ge=1)
+    """Steps between two lines of metrics.jsonl."""
+    checkpoint_every: int = Field(200, ge=0)
+    """Steps between checkpoints; the end always saves one. 0 = only at the end."""
+    keep_last: int = Field(2, ge=1)
+    """How many of the newest checkpoints are kept."""
+    keep_best: bool = True
+    """Also keep the checkpoint with the lowest validation loss."""
+    trace: bool = False
+    """true: trace.jsonl gets each step's batch hash, loss, gradient norm and rate, exactly."""
+    optimizer: Annotated[OptimizerConfig, Tag.IDENTITY] = OptimizerConfig()
+    """How gradients change the weights."""
 
 
 class TrackingConfig(Section):
     """The `tracking:` section; metrics.jsonl is always written."""
 
-    wandb: Literal["offline", "online", "disabled"] = Field(
-        "offline", description="offline: written to disk, for `wandb sync` later | online | disabled."
-    )
-    project: str = Field("headlight", description="Name of the project in wandb.")
-    tensorboard: bool = Field(False, description="Write event files for TensorBoard, in the run's directory.")
+    wandb: Literal["offline", "online", "disabled"] = "offline"
+    """offline: written to disk, for `wandb sync` later | online | disabled."""
+    project: str = "headlight"
+    """Name of the project in wandb."""
+    tensorboard: bool = False
+    """Write event files for TensorBoard, in the run's directory."""
 
 
 class RunConfig(Section):
@@ -145,53 +127,53 @@ class RunConfig(Section):
         description="Name of the run and of its directory, in letters, digits, spaces and `_ . + = -`. "
         "Empty = the YAML file's name.",
     )
-    output_dir: PathText = Field("runs", description="Folder that holds all run directories, and the prepared data.")
-    seed: Annotated[int, Tag.IDENTITY] = Field(
-        0, ge=0, lt=2**63, description="Decides all random choices: first weights, order of the rows, dropout."
-    )
+    output_dir: PathText = "runs"
+    """Folder that holds all run directories, and the prepared data."""
+    seed: Annotated[int, Tag.IDENTITY] = Field(0, ge=0, lt=2**63)
+    """Decides all random choices: first weights, order of the rows, dropout."""
     resume: PathText = Field(
         "auto",
         description="auto: continue the run of this name | never: refuse a directory that exists | or a checkpoint "
         "directory to continue from.",
     )
-    allow_mismatch: bool = Field(False, description="true: continue a run although its data or settings have changed.")
+    allow_mismatch: bool = False
+    """true: continue a run although its data or settings have changed."""
     rungs: dict[str, dict[str, Any]] | None = Field(
         None,
         description="Variants for train.sweep: a name, and the keys that it changes. train.pretrain takes no notice: "
         "it trains the config itself, the baseline.",
         examples=[{"learned-positions": {"model.position_embedding": "learned"}}],
     )
-    tracking: TrackingConfig = Field(TrackingConfig(), description="Where figures go, besides metrics.jsonl.")
+    tracking: TrackingConfig = TrackingConfig()
+    """Where figures go, besides metrics.jsonl."""
 
     dpo: Annotated[DPOConfig | None, Tag.IDENTITY] = Field(
-        None,
-        description="Learning from pairs of answers, with train.dpo. null = its defaults.",
-        examples=[{"beta": 0.1, "loss": "sigmoid", "label_smoothing": 0.0}],
+        None, examples=[{"beta": 0.1, "loss": "sigmoid", "label_smoothing": 0.0}]
     )
-    lora: Annotated[LoraConfig | None, Tag.IDENTITY] = Field(
-        None, description="Train small adapters beside the frozen matrices of init_from. null = train every matrix."
-    )
+    """Learning from pairs of answers, with train.dpo. null = its defaults."""
+    lora: Annotated[LoraConfig | None, Tag.IDENTITY] = None
+    """Train small adapters beside the frozen matrices of init_from. null = train every matrix."""
     distill: Annotated[DistillConfig | None, Tag.IDENTITY] = Field(
-        None,
-        description="Learning from another model's probabilities, with train.distill.",
-        examples=[{"teacher": "runs/demo", "beta": 0.0, "temperature": 1.0, "hard_share": 0.1}],
+        None, examples=[{"teacher": "runs/demo", "beta": 0.0, "temperature": 1.0, "hard_share": 0.1}]
     )
+    """Learning from another model's probabilities, with train.distill."""
     grpo: Annotated[GRPOConfig | None, Tag.IDENTITY] = Field(
-        None,
-        description="Reinforcement learning on sampled answers, with train.grpo.",
-        examples=[{"reward": "exact_match", "group_size": 8}],
+        None, examples=[{"reward": "exact_match", "group_size": 8}]
     )
+    """Reinforcement learning on sampled answers, with train.grpo."""
     init_from: Annotated[PathText | None, Tag.IDENTITY] = Field(
         None,
         description="Start from the weights of this run or model directory, with its shape and its tokenizer. null = "
         "random weights.",
     )
-    model: Annotated[ModelConfig, Tag.IDENTITY] = Field(ModelConfig(), description="The network.")
-    data: Annotated[DataConfig, Tag.IDENTITY] = Field(
-        DataConfig(), description="The text, and how it becomes tokens and rows."
-    )
-    train: TrainConfig = Field(TrainConfig(), description="How the network learns.")
-    eval: EvalConfig = Field(EvalConfig(), description="What is measured and recorded during training.")
+    model: Annotated[ModelConfig, Tag.IDENTITY] = ModelConfig()
+    """The network."""
+    data: Annotated[DataConfig, Tag.IDENTITY] = DataConfig()
+    """The text, and how it becomes tokens and rows."""
+    train: TrainConfig = TrainConfig()
+    """How the network learns."""
+    eval: EvalConfig = EvalConfig()
+    """What is measured and recorded during training."""
 
     @model_validator(mode="after")
     def _check_across_sections(self) -> RunConfig:
@@ -260,10 +242,6 @@ class RunConfig(Section):
         """<output_dir>/<name>"""
         return Path(self.output_dir) / self.name
 
-    def to_yaml(self) -> str:
-        """The resolved config: every default written out, and it can be trained from again."""
-        return dump_yaml(self.model_dump())
-
     def identity(self) -> dict[str, Any]:
         """What makes a run what it is, by dotted key. If one of these differs, it is another run."""
         values = flatten(self.model_dump())
@@ -296,10 +274,11 @@ def load_run_config(path: str | Path, overrides: list[str] | None = None, *, tru
             f"{loaded.where(('name',))}: the run would be called {name[:120]!r}, which {problem}: set name=…"
         )
     config = config.model_copy(update={"name": name})
-    said = loaded.said_of_start("model")
-    if config.init_from is None or said >= ModelConfig.model_fields.keys():  # the config.yaml of a run says it all
+    if config.init_from is None:
         return config
-
+    said = loaded.said_of_start("model")
+    if said >= ModelConfig.model_fields.keys():  # the config.yaml of a run says it all
+        return config
     source, data = start_of(config.directory, config.init_from) or "", config.data
     if data.tokenizer.path == config.init_from:  # the run may have its own by now, and init_from be gone
         data = data.model_copy(update={"tokenizer": data.tokenizer.model_copy(update={"path": source})})

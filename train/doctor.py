@@ -25,6 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from configs.command import InputError, exit_on_bad_input
+from configs.loader import dump_yaml
 from configs.text import table
 from eval.run_files import read_metrics
 from model import LanguageModel, ModelConfig
@@ -282,7 +283,7 @@ def time_step(run: RunConfig, device: Device) -> float:
     rows = min(rows, max(1, int(TIMED_S / guessed_seconds(run, length, kind, device.precision))))
     with tempfile.TemporaryDirectory(prefix="headlight-doctor-", ignore_cleanup_errors=True) as folder:
         config = Path(folder, "config.yaml")
-        config.write_text(run.to_yaml(), encoding="utf-8")
+        config.write_text(dump_yaml(run.model_dump()), encoding="utf-8")
         overrides = [*QUIET.split(), *TEXT_ALONE.split(), f"output_dir={folder}", "name=timed", f"train.device={kind}"]
         overrides += [f"train.precision={device.precision}", f"model.attn_implementation={device.attention}"]
         overrides += [f"train.max_steps={STEPS}", f"train.tokens_per_step={rows * number * length}"]

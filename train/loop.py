@@ -83,7 +83,7 @@ def train(run: Run) -> None:
                     scalars["grad_norm"] = full_tensor(nn.utils.clip_grad_norm_(run.lm.parameters(), longest))
                     if not overflowed(run, sums["loss"], scalars["grad_norm"], scale_before):
                         break
-                    run.zero_grad()
+                    run.lm.zero_grad()
                 scalars |= {name: value / counts.trained for name, value in sums.items()}
 
             # The learning rate is a function of progress alone, so there is nothing to save and nothing to restore.
@@ -94,7 +94,7 @@ def train(run: Run) -> None:
             if counts.trained and may_step(run, scalars["loss"], scalars["grad_norm"]):
                 for optimizer in run.optimizers:
                     optimizer.step()
-            run.zero_grad()  # or the next backward pass would add to these gradients
+            run.lm.zero_grad()  # or the next backward pass would add to these gradients
 
             # Log, evaluate and save when it is time. Figures stay on the device until they are needed: reading one
             # makes the CPU wait for all that the GPU still has to do.
@@ -157,7 +157,7 @@ def sum_over_processes(run: Run, sums: dict[str, Tensor]) -> None:
     """Figures become those of all processes. On the cores of a CPU gradients do too; DDP and FSDP2 do it themselves."""
     if run.world.memory is not None:
         add_up_gradients(run.lm, run.world.memory, sums.values())
-    else:
+    elif run.world.size > 1:
         for value in sums.values():
             run.world.sum_tensor(value)
 
@@ -216,16 +216,11 @@ def append_trace(run: Run, batch: Batch, figures: StepFigures) -> None:
 # what happens every n steps
 
 
-def _due(step: int, every: int) -> bool:
-    return every > 0 and step % every == 0
-
-
 def read_figures(run: Run, is_last: bool) -> None:
     """Read losses off the device where they are needed now, look at them, show and log them."""
     config, state, meter = run.config, run.state, run.meter
-    logs = is_last or _due(state.step, config.train.log_every)
-    is_read = logs or run.hooks.are_due(state.step) or _due(state.step, config.train.checkpoint_every)
-    if run.gates_on_device and not is_read:
+    logs = is_last or state.step % config.train.log_every == 0
+    if run.gates_on_device and not logs and not run.hooks.are_due(state.step):
         return
     for figures in meter.read_device():
         examine(run, figures)
@@ -280,8 +275,9 @@ def evaluate_and_save(run: Run, is_last: bool = False) -> None:
         if state.step and loss is not None and math.isfinite(loss) and (best is None or loss < best):
             state.best_loss, state.best_step, state.best_tokens = loss, state.step, config.eval.max_tokens
         state.evaluated_at = state.step
+    every = config.train.checkpoint_every
     is_new_best = config.train.keep_best and state.best_step == state.step
-    if is_last or (state.step and (_due(state.step, config.train.checkpoint_every) or is_new_best)):
+    if is_last or (state.step and ((every and state.step % every == 0) or is_new_best)):
         save(run, needed=is_last)
 
 
@@ -323,7 +319,8 @@ def train_to_the_end(run: Run) -> int:
                     from train.compilation import compiled  # an optional subject: it takes long to import
 
                     state.forward = compiled(run, state.stop_signal)
-                state.forward = wrap(state.forward, run.world, run.device.device)
+                if run.world.size > 1:
+                    state.forward = wrap(state.forward, run.world, run.device.device)
                 if state.before and run.config.max_steps and (what := differences(state.before, state.resolved)):
                     state.breaks.append({"step": state.step, "what": what})
                     run.tracker.say(exact_until(state.breaks[-1]))  # under a clock it never is
@@ -363,9 +360,9 @@ def report_initial_loss(run: Run) -> None:
     """The loss before the first step. An untrained model should find every token equally likely."""
 
     def measure() -> tuple[Tensor, int]:
-        parts = run.first_batch().split(min(8, run.state.micro_rows))
-        batch = next((part for part in parts if run.objective.count(part)), parts[0])
         with run.device.autocast():
+            parts = run.source.batch(0, run.lm).split(min(8, run.state.micro_rows))
+            batch = next((part for part in parts if run.objective.count(part)), parts[0])
             loss_sum, _ = run.objective.loss(run.lm, batch.to(run.device.device))
         return loss_sum, run.objective.count(batch)
 

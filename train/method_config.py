@@ -15,19 +15,12 @@ from configs.loader import PathText, Section
 class DPOConfig(Section):
     """Direct preference optimisation (train/dpo.py): a better and a worse answer to one prompt."""
 
-    beta: float = Field(
-        0.1,
-        ge=1e-6,
-        description="How dear it is to move away from the reference: a larger value keeps the model nearer to it.",
-    )
-    loss: Literal["sigmoid", "ipo"] = Field(
-        "sigmoid",
-        description="sigmoid = DPO's own | ipo = a wanted distance between the answers, which is not exceeded, a mean "
-        "over tokens.",
-    )
-    label_smoothing: float = Field(
-        0.0, ge=0, lt=0.5, description="sigmoid: share of pairs whose answers are swapped by mistake (robust DPO)."
-    )
+    beta: float = Field(0.1, ge=1e-6)
+    """How dear it is to move away from the reference: a larger value keeps the model nearer to it."""
+    loss: Literal["sigmoid", "ipo"] = "sigmoid"
+    """sigmoid = DPO's own | ipo = a wanted distance between the answers, which is not exceeded, a mean over tokens."""
+    label_smoothing: float = Field(0.0, ge=0, lt=0.5)
+    """sigmoid: share of pairs whose answers are swapped by mistake (robust DPO)."""
     sft_weight: float = Field(
         0.0,
         ge=0,
@@ -39,9 +32,8 @@ class DPOConfig(Section):
 class DistillConfig(Section):
     """Distillation (train/distill.py): who teaches, and how the student is compared with it."""
 
-    teacher: PathText = Field(
-        min_length=1, description="The run or model directory to learn from. It must have the same tokenizer."
-    )
+    teacher: PathText = Field(min_length=1)
+    """The run or model directory to learn from. It must have the same tokenizer."""
     beta: float = Field(
         0.0,
         ge=0,
@@ -50,18 +42,14 @@ class DistillConfig(Section):
         "likely | 1 = reverse KL, it keeps to what the teacher finds likeliest | between = the generalised "
         "Jensen-Shannon divergence.",
     )
-    temperature: float = Field(
-        1.0, ge=0.05, description="Divides the logits of both: above 1, unlikely tokens count more."
-    )
-    hard_share: float = Field(
-        0.1, ge=0, le=1, description="Share of the ordinary loss on the text's own tokens; the rest is the teacher's."
-    )
-    on_policy: float = Field(
-        0.0, ge=0, le=1, description="Share of the steps whose text the student writes itself. 0 = none."
-    )
-    max_new_tokens: int = Field(
-        128, ge=1, description="Tokens that the student writes in a row of such a step, at most."
-    )
+    temperature: float = Field(1.0, ge=0.05)
+    """Divides the logits of both: above 1, unlikely tokens count more."""
+    hard_share: float = Field(0.1, ge=0, le=1)
+    """Share of the ordinary loss on the text's own tokens; the rest is the teacher's."""
+    on_policy: float = Field(0.0, ge=0, le=1)
+    """Share of the steps whose text the student writes itself. 0 = none."""
+    max_new_tokens: int = Field(128, ge=1)
+    """Tokens that the student writes in a row of such a step, at most."""
 
 
 class GRPOConfig(Section):
@@ -81,40 +69,30 @@ class GRPOConfig(Section):
         description="Answers that are sampled to each question and compared with each other. A step has "
         "train.tokens_per_step / data.sequence_length answers.",
     )
-    max_new_tokens: int = Field(
-        24, ge=1, description="Tokens of an answer at most; one that is longer is cut, and so never right."
-    )
+    max_new_tokens: int = Field(24, ge=1)
+    """Tokens of an answer at most; one that is longer is cut, and so never right."""
     tools: list[Literal["calculator", "look_up"]] = Field(
         [],
         max_length=2,
         description="Tools that the prompt describes and whose calls are run: [calculator, look_up]. What they return "
         "is read, not trained on, and belongs to max_new_tokens. [] = none.",
     )
-    temperature: float = Field(1.0, ge=1e-6, description="Of the sampled answers. The loss has it too.")
-    num_iterations: int = Field(
-        1,
-        ge=1,
-        le=1000,
-        description="Steps that learn from the same answers. From the second one on, the ratio is not 1 and the clip "
-        "matters.",
-    )
-    scale_advantages: bool = Field(
-        True, description="Divide advantages by the group's standard deviation: true = GRPO | false = Dr. GRPO."
-    )
-    clip: Literal["ppo", "cispo"] = Field(
-        "ppo", description="ppo: a token whose ratio left the bounds has no gradient | cispo: its ratio is cut there."
-    )
-    clip_low: float = Field(
-        0.2, ge=0, le=1, description="ppo: the ratio new / old probability counts down to 1 - clip_low."
-    )
-    clip_high: float = Field(
-        0.2, ge=0, description="And up to 1 + clip_high. DAPO: 0.28, so that rare tokens may rise."
-    )
+    temperature: float = Field(1.0, ge=1e-6)
+    """Of the sampled answers. The loss has it too."""
+    num_iterations: int = Field(1, ge=1, le=1000)
+    """Steps that learn from the same answers. From the second one on, the ratio is not 1 and the clip matters."""
+    scale_advantages: bool = True
+    """Divide advantages by the group's standard deviation: true = GRPO | false = Dr. GRPO."""
+    clip: Literal["ppo", "cispo"] = "ppo"
+    """ppo: a token whose ratio left the bounds has no gradient | cispo: its ratio is cut there."""
+    clip_low: float = Field(0.2, ge=0, le=1)
+    """ppo: the ratio new / old probability counts down to 1 - clip_low."""
+    clip_high: float = Field(0.2, ge=0)
+    """And up to 1 + clip_high. DAPO: 0.28, so that rare tokens may rise."""
     mean: Literal["sequence", "token", "fixed"] = Field(
         "sequence",
         description="What a token weighs: sequence = all answers weigh the same (GRPO) | token = all tokens do (DAPO) "
         "| fixed = as token, and longer answers weigh more in all (Dr. GRPO).",
     )
-    kl: float = Field(
-        0.0, ge=0, description="Weight of the KL divergence from the model of init_from. 0 = that model is not opened."
-    )
+    kl: float = Field(0.0, ge=0)
+    """Weight of the KL divergence from the model of init_from. 0 = that model is not opened."""

@@ -153,10 +153,11 @@ class Tracker:
         self.file, self.writes = config.directory / METRICS, writes
         self._minutes = config.train.max_minutes if config.max_steps is None else None
         self._total = config.max_steps or config.train.max_minutes or 0
+        self._first = state.step if config.max_steps else state.seconds / 60
         self.bar = tqdm(
             total=self._total,
             desc=config.name,
-            initial=state.step if config.max_steps else state.seconds / 60,
+            initial=self._first,
             unit="step" if config.max_steps else "min",
             dynamic_ncols=True,
             mininterval=0.5,
@@ -164,7 +165,6 @@ class Tracker:
             disable=None if writes else True,  # None: only on a terminal
         )
         self._began = self._said = time.monotonic()
-        self._first = self.bar.initial
         self._disk_failed = False
         self._others: list[Wandb | TensorBoard] = []
         if writes and config.tracking.wandb != "disabled":

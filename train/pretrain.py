@@ -69,14 +69,16 @@ def _run(config: RunConfig, script: str, objective: MakeObjective | None, source
     # text is read.
     with processes(config.train.parallel, config.train.device) as world, ExitStack() as until_the_end:
         world.on_rank0(lambda: until_the_end.enter_context(own(config.directory)))
-        check_shares(config, world)
+        if world.size > 1:
+            check_shares(config, world)
         hooks = Hooks(config.eval)
         hooks.check(config.eval, config.model)
 
         # 2. Whether this run is new, half-way or finished, and where it computes.
         start = world.on_rank0(lambda: find_start(config))
         if start.finished:
-            world.say(report.summary(config.directory))
+            if world.rank == 0:
+                print(report.summary(config.directory))
             return 0
         device = world.on_rank0(lambda: resolve_device(config, start.state.resolved if start.state else None))
         initial = None
@@ -116,9 +118,9 @@ def _run(config: RunConfig, script: str, objective: MakeObjective | None, source
             run.tracker.close(exit_code)
 
         # 6. The result.
-        if exit_code == 0:
+        if exit_code == 0 and world.rank == 0:
             report.write(run)
-            world.say(report.summary(config.directory))
+            print(report.summary(config.directory))
         return exit_code
 
 

@@ -73,12 +73,13 @@ class World:
 
     def sum(self, *numbers: int) -> list[int]:
         """Each number, added up over the processes."""
+        if self.size == 1:
+            return list(numbers)
         return self.sum_tensor(torch.tensor(numbers, dtype=torch.int64)).tolist()
 
     def sum_tensor(self, value: Tensor) -> Tensor:
-        """A tensor on the device, added up over the processes."""
-        if self.size > 1:
-            dist.all_reduce(value)
+        """A tensor on the device, added up over the processes, of which there are several."""
+        dist.all_reduce(value)
         return value
 
     def gather(self, value: Value) -> list[Value]:
@@ -125,18 +126,19 @@ def number_of_processes(config: RunConfig, parts: int | None = None) -> int:
     if parts == 1 or "WORLD_SIZE" in os.environ or config.train.parallel != "ddp":
         return 1  # torchrun decides
     on_cpu, wanted, cores = resolve_kind(config) == "cpu", config.train.processes, torch.get_num_threads()
+    if wanted not in ("auto", 1) and not on_cpu:
+        raise InputError(
+            f"train.processes is {wanted}, which is for CPUs: on GPUs start torchrun (docs/scaling_out.md)"
+        )
     if wanted != "auto":
-        if wanted > 1 and not on_cpu:
-            raise InputError(
-                f"train.processes is {wanted}, which is for CPUs: on GPUs start torchrun (docs/scaling_out.md)"
-            )
         return wanted
     if not on_cpu:
         return 1
-    with suppress(InputError, KeyError):  # nothing to resume; what is wrong with a checkpoint is said later
-        before = read_json(checkpoint_directory(config.directory) / TRAINING / STATE)["resolved"]
-        if before["world_size"] * before["threads"] <= cores:
-            return before["world_size"]
+    if (config.directory / "checkpoints" / "latest").is_file():
+        with suppress(InputError, KeyError):  # what is wrong with a checkpoint is said later
+            before = read_json(checkpoint_directory(config.directory) / TRAINING / STATE)["resolved"]
+            if before["world_size"] * before["threads"] <= cores:
+                return before["world_size"]
     most = min(cores, config.train.tokens_per_step // LEAST_TOKENS)
     return max(1, largest_divisor(parts or config.rows_per_step // joined(config), most))
 
@@ -309,7 +311,7 @@ def share(tensor: Tensor, like: Tensor) -> Tensor:
 
 def wrap(model: nn.Module, world: World, device: torch.device) -> nn.Module:
     """What training calls: with ddp, the model (compiled or not) whose backward pass averages the gradients."""
-    if world.size == 1 or world.parallel != "ddp" or world.memory is not None:
+    if world.parallel != "ddp" or world.memory is not None:
         return model
     ids = [world.local_rank] if device.type == "cuda" else None
     return nn.parallel.DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True)

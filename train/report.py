@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from configs.files import DamagedFile, read_json, read_lines, read_name
+from configs.files import read_json, read_lines
 from configs.text import code, fenced, markdown
 from data.batches import too_long
 from data.packing import ConversationRows
@@ -59,10 +59,7 @@ def opening(run: Run, checkpoint: Path | None = None) -> str:
 
 
 def write(run: Run) -> None:
-    """Write loss.png, report.md and, last, result.json: with it the run counts as finished. For all processes, of
-    which the first one writes."""
-    if run.world.rank:
-        return
+    """Write loss.png, report.md and, last, result.json: with it the run counts as finished. For one process."""
     directory, state = run.config.directory, run.state
     metrics = read_lines(directory / METRICS, lambda problem: run.tracker.say(f"warning: {problem}"))
     outcomes = list(run.hooks.outcomes(directory, metrics, run.tracker.say))
@@ -104,11 +101,8 @@ def write(run: Run) -> None:
 
 def summary(directory: Path) -> str:
     """The report of a finished run: a sample, the figures, where every file is, and what was seen."""
-    written = (directory / RESULT).is_file()  # not yet, where another process than the first comes here
-    result = read_json(directory / RESULT) if written else {}
-    viewer, checkpoint = directory / "attention" / VIEWER, directory / "checkpoints"
-    with suppress(DamagedFile):
-        checkpoint /= read_name(checkpoint / "latest")
+    result, viewer = read_json(directory / RESULT), directory / "attention" / VIEWER
+    checkpoint = directory / "checkpoints" / f"step_{result['step']:08d}"
     places = {"samples": directory / "samples.jsonl", "report": directory / "report.md", "checkpoint": checkpoint}
     listed = [f"{label + ':':<12}{path}" for label, path in places.items() if path.exists()]
     to_watch = [f"To watch every head while it learns, open {viewer} in a browser."] if viewer.exists() else []

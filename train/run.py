@@ -80,16 +80,6 @@ class Run:
         """How many rows of data.sequence_length a row of this run is made of."""
         return max(1, self.source.row_length // self.config.data.sequence_length)
 
-    def first_batch(self) -> Batch:
-        """Batch 0. As in training, a source that lets the model write does it in the precision of the run."""
-        with self.device.autocast():
-            return self.source.batch(0, self.lm)
-
-    def zero_grad(self) -> None:
-        """Free the gradients: the next backward pass makes new ones."""
-        for optimizer in self.optimizers:
-            optimizer.zero_grad(set_to_none=True)
-
     def event(self, is_last: bool) -> EvalEvent:
         """This moment, for the hooks."""
         resume, init_from = self.config.resume, self.config.init_from
@@ -191,8 +181,10 @@ def within_memory(run: Run, attempt: Callable[[], Result], agree: bool = False) 
     agree: all processes call this, and if memory runs out in one of them, all try again. Raises InputError where that
     is not to be decided here: train.micro_batch_size was given, one row is too much, or processes cannot agree.
     """
+    on_cuda = run.device.device.type == "cuda"
     while True:
-        before, results = random_state(run), []
+        random, random_on_gpu = torch.get_rng_state(), torch.cuda.get_rng_state() if on_cuda else None
+        results: list[Result] = []
         try:
             results.append(attempt())
         except RuntimeError as error:  # torch.OutOfMemoryError is one; on a CPU it is a plain one
@@ -201,8 +193,8 @@ def within_memory(run: Run, attempt: Callable[[], Result], agree: bool = False) 
         failed = int(not results)
         if not (run.world.sum(failed)[0] if agree else failed):
             return results[0]
-        run.zero_grad()
-        if run.device.device.type == "cuda":
+        run.lm.zero_grad()
+        if on_cuda:
             torch.cuda.empty_cache()
         rows, is_apart = run.state.micro_rows, run.world.size > 1 and not agree
         if rows == 1 or is_apart or run.config.train.micro_batch_size != "auto":
@@ -217,17 +209,6 @@ def within_memory(run: Run, attempt: Callable[[], Result], agree: bool = False) 
         run.state.micro_rows = rows // 2
         run.state.resolved["micro_batch_size"] = run.state.micro_rows * run.rows_joined
         run.tracker.say(f"out of memory with {rows} rows at a time: {rows // 2} from here, in more passes")
-        set_random_state(before)
-
-
-def random_state(run: Run) -> tuple[Tensor, Tensor | None]:
-    """Of the CPU, and of the GPU if the run has one."""
-    on_cuda = run.device.device.type == "cuda"
-    return torch.get_rng_state(), torch.cuda.get_rng_state() if on_cuda else None
-
-
-def set_random_state(state: tuple[Tensor, Tensor | None]) -> None:
-    """Go back to what `random_state` returned."""
-    torch.set_rng_state(state[0])
-    if state[1] is not None:
-        torch.cuda.set_rng_state(state[1])
+        torch.set_rng_state(random)
+        if random_on_gpu is not None:
+            torch.cuda.set_rng_state(random_on_gpu)

@@ -121,9 +121,7 @@ def _renamed(conversation: Conversation, rng: Random) -> Conversation:
 
 def talk_about(source: StoryworldSource, index: int, split: Split, repeats: bool) -> dict[str, Any]:
     """A conversation about a story; or one of `repeats`, or of the drills, whose shares are drawn."""
-    from data.storyworld import converse, interview, say_again
-    from data.storyworld.drills import DRILLS
-    from data.storyworld.interviews import Asked
+    from data.storyworld import DRILLS, converse, interview, say_again
 
     if repeats:
         return say_again(source.seed, index, split)
@@ -134,11 +132,9 @@ def talk_about(source: StoryworldSource, index: int, split: Split, repeats: bool
             return DRILLS[name](source.seed, index, split)
     if source.chats == "mixed":
         return converse(source.seed, index, split, source.level)
-    keys = {"told", "told_weight", "checked", "echoed"}
-    options = Asked(
-        most=source.questions, weights=source.class_weights.model_dump(), **{key: getattr(source, key) for key in keys}
-    )
-    return interview(source.seed, index, split, source.level, asked=options)
+    options = {key: getattr(source, key) for key in ("told", "told_weight", "checked", "echoed")}
+    weights = source.class_weights.model_dump()
+    return interview(source.seed, index, split, source.level, most=source.questions, weights=weights, **options)
 
 
 def drills_at(source: StoryworldSource, index: int, split: Split) -> Drills:

@@ -10,18 +10,21 @@ A story knows what is true in it (`facts`), so there are questions with known an
 documents for finding induction heads, `recall` documents that ask for what they said.
 """
 
-from .conversations import converse
+from .conversations import converse, interview, prefer
 from .draw import draw_question
 from .drills import DRILLS, say_again
-from .interviews import interview
 from .mentions import Antecedent, align, antecedents
 from .names import renamed
-from .pairs import prefer
 from .pen import Choice, Fact, Mention
 from .questions import Question, questions_about
-from .recall import Recall, recall
-from .repeats import REPEATED_WORDS, Repeated, repeated
+from .recall import REPEATED_WORDS, Recall, Repeated, recall, repeated
 from .story import Story, parse, read, tell, tell_many
+
+# Which stories does this world tell? Runs and prepared data remember the version. Raise it when any story, question or
+# conversation changes, and record the new digest; tests/data/test_versions.py says which. A docstring or a faster way
+# to the same text needs no new version.
+STORYWORLD_VERSION = 6
+STORYWORLD_DIGESTS = {6: "e2537cad1de03529"}
 
 __all__ = [
     "DRILLS",

@@ -1,22 +1,31 @@
-"""Conversations for supervised fine-tuning, made of stories and of questions whose answers are known.
+"""Conversations for fine-tuning, made of stories and of questions whose answers are known.
 
-Three kinds: somebody asks for a story; somebody gives a story and asks about it; a story is told and talked
-about over several turns. Each is `{"conversations": [{"role", "content"}, ...], "meta": {...}}`. A fourth, of many
-questions about one story, is in interviews.py.
+converse    three kinds: somebody asks for a story; somebody gives a story and asks about it; a story is told and
+            talked about over several turns
+interview   many questions about one story, which makes the most of reading it once
+prefer      a question, its right answer, and a wrong one in the same wording
+
+Conversations are `{"conversations": [{"role", "content"}, ...], "meta": {...}}`, the form that OpenAI and MiniMind use
+with one more key. Those of the validation split, here and in drills.py, have names that no training text holds (unless
+`held_out_names` is False), and the same arguments give the same conversation on every machine.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any
 
-from .draw import draw_question
-from .questions import KINDS, Question, questions_about
+from .draw import as_yes_no, draw_question
+from .lexicon import wordings
+from .names import pick
+from .pen import Fact
+from .questions import KINDS, OPEN_KINDS, Question, capital, judged, names_of, places_of, questions_about
 from .story import Split, Story, tell
-from .wordings import wordings
 
 CONVERSATION_KINDS = ("tell", "question", "turns")
 WEIGHTS = (1, 2, 1)  # half of all conversations are one question about one story
 OTHER_BOOK = 500_009  # so that conversations are not about the stories of draw_question(seed, index)
+NEAR = 200  # characters before, in which the name and the thing must stand for a name to be said again
+AGAIN = 1 / 2  # share of the names that are said again: where they are not, they must be noted all the same
 Message = dict[str, Any]
 
 
@@ -28,7 +37,7 @@ def converse(
     kind: str | None = None,
     held_out_names: bool | None = None,
 ) -> dict[str, Any]:
-    """Conversation number `index`, in the form that OpenAI and MiniMind use, with one more key, "meta":
+    """Conversation number `index`, with this "meta":
 
     kind:      "tell", "question" or "turns", drawn unless given
     plot:      of the story that it is about
@@ -36,17 +45,15 @@ def converse(
     questions: [{message, kind, answer, candidates}]: the exact short answer to the question that message
                number `message` of the conversation answers, whether in short or in a sentence
 
-    Validation conversations have names that no training text holds, unless `held_out_names` is False. The
-    same arguments give the same conversation on every machine. Raises ValueError for an unknown kind.
+    Raises ValueError for an unknown kind.
     """
     if kind is not None and kind not in CONVERSATION_KINDS:
         raise ValueError(f"unknown kind of conversation {kind!r}: use one of {', '.join(CONVERSATION_KINDS)}")
     rng = Random(f"conversation {split} {level} {seed} {index}")
     kind = kind or pick(rng, [one for one, n in zip(CONVERSATION_KINDS, WEIGHTS, strict=True) for _ in range(n)])
-    if held_out_names is None:
-        held_out_names = split == "validation"
     if kind == "tell":
-        story = tell(2 * OTHER_BOOK + seed, index, split, level, held_out_names)
+        held_out = split == "validation" if held_out_names is None else held_out_names
+        story = tell(2 * OTHER_BOOK + seed, index, split, level, held_out)
     else:
         story, question = draw_question(OTHER_BOOK + seed, index, split, level, pick(rng, KINDS), held_out_names)
     messages = opening(rng)
@@ -54,29 +61,131 @@ def converse(
     answered: list[dict[str, Any]] = []
     if kind == "question":
         shortly = rng.random() < 1 / 2
-        turn(messages, asked_about(story.text, question.text, shortly, rng), question.reply(shortly))
-        answered.append(noted(question, messages))
+        answer(messages, answered, question, shortly, in_prompt(story.text, question.text, shortly, rng))
     else:
         request, contains = ask_for(story, rng)
         turn(messages, request, story.text)
     if kind == "turns":
         for one in (question, *more_questions(story, question, rng)):
-            turn(messages, one.text, one.sentence)
-            answered.append(noted(one, messages))
+            answer(messages, answered, one)
         if rng.random() < 1 / 4:
             turn(messages, *(pick(rng, wordings("conversations")[key]) for key in ("thanks", "welcome")))
     meta = {"kind": kind, "plot": story.plot, "contains": contains, "questions": answered}
     return {"conversations": messages, "meta": meta}
 
 
-def opening(rng: Random) -> list[Message]:
-    """A system message, in every fourth conversation."""
-    said = rng.random() < 1 / 4
-    return [{"role": "system", "content": pick(rng, wordings("conversations")["system"])}] if said else []
+def interview(
+    seed: int,
+    index: int,
+    split: Split = "train",
+    level: int = 1,
+    held_out_names: bool | None = None,
+    *,
+    most: int = 8,
+    told: float = 0.0,
+    told_weight: int = 0,
+    weights: Mapping[str, int] | None = None,
+    checked: float = 0.0,
+    echoed: float = 0.0,
+) -> dict[str, Any]:
+    """Conversation number `index`, as `converse` describes it, of the kind "questions".
+
+    most:        questions, at most
+    told:        share of the conversations in which the assistant tells the story that is asked about. It has the
+                 "weight" `told_weight`: 0 = it is read, and not trained on
+    weights:     how often a class of question is asked, of those that the story has; 1 where it is not named
+    checked:     share of the answers after which the same is asked as yes or no: only comparing is left to do. That
+                 may be one question more than `most`
+    echoed:      share of the stories that the assistant tells in which names are said again (`echoes`); only these
+                 names are trained on, whatever `told_weight` says
+
+    Who asks for a few words at the beginning gets them until the end.
+    """
+    rng = Random(f"conversation {split} {level} {seed} {index}")
+    story, question = draw_question(OTHER_BOOK + seed, index, split, level, pick(rng, KINDS), held_out_names)
+    messages, shortly = opening(rng), False
+    contains: list[str] = []
+    answered: list[dict[str, Any]] = []
+    if told and rng.random() < told:
+        request, contains = ask_for(story, rng)
+        turn(messages, request, story.text)
+        if echoed and rng.random() < echoed:
+            messages[-1]["content"] = with_echoes(story, rng)
+        else:
+            messages[-1]["weight"] = told_weight
+        answer(messages, answered, question)
+    else:
+        shortly = rng.random() < 1 / 2
+        answer(messages, answered, question, shortly, in_prompt(story.text, question.text, shortly, rng))
+    usual = {"who_has": 3, "where": 3}
+    for one in many_questions(story, question, rng, most, usual if weights is None else weights, checked):
+        answer(messages, answered, one, shortly)
+    meta = {"kind": "questions", "plot": story.plot, "contains": contains, "questions": answered}
+    return {"conversations": messages, "meta": meta}
+
+
+def prefer(
+    seed: int, index: int, split: Split = "train", level: int = 1, held_out_names: bool | None = None
+) -> dict[str, Any]:
+    """Pair number `index`, in TRL's layout: {"prompt", "chosen", "rejected"}, each a list of messages.
+
+    Two in three give the story and ask for a sentence or a few words. In the others the assistant has told it. The
+    rejected answer is one of the question's wrong candidates. No conversation of `converse` with a small seed is about
+    the same story.
+    """
+    rng = Random(f"pair {split} {level} {seed} {index}")
+    story, question = draw_question(3 * OTHER_BOOK + seed, index, split, level, pick(rng, KINDS), held_out_names)
+    prompt: list[Message] = []
+    text, shortly = question.text, False
+    if rng.random() < 1 / 3:
+        turn(prompt, ask_for(story, rng)[0], story.text)
+    else:
+        shortly = rng.random() < 1 / 2
+        text = in_prompt(story.text, text, shortly, rng)
+    prompt.append({"role": "user", "content": text})
+    right, wrong = question.reply(shortly), wrong_answer(story, question, shortly, rng)
+    chosen, rejected = ([{"role": "assistant", "content": reply}] for reply in (right, wrong))
+    return {"prompt": prompt, "chosen": chosen, "rejected": rejected}
+
+
+def wrong_answer(story: Story, question: Question, shortly: bool, rng: Random) -> str:
+    """A wrong candidate, in short or in the sentence of the right one."""
+    wrong = pick(rng, [one for one in question.candidates if one != question.answer])
+    if question.kind == "yes_no":  # "It was Belna. Tiko? No." where yes is right; where no is right, that it was so
+        about_place = question.text.split()[0] != "Is" and " who " not in question.text
+        possible = places_of(story) if about_place else names_of(story)
+        named = sorted((one for one in possible if one in question.text), key=question.text.find)
+        if question.answer == "no":
+            return judged(named[0], named[0], about_place)
+        others = [one for one in possible if one not in named] or ["somebody else"]
+        return judged(named[0], pick(rng, others), about_place)
+    if shortly:
+        return wrong
+    if question.kind == "where":
+        return f"{capital(wrong)}."
+    if question.kind == "feeling":  # it stands last
+        return question.sentence.removesuffix(f"{question.answer}.") + f"{wrong}."
+    return question.sentence.replace(question.answer, wrong, 1)
+
+
+# Messages
 
 
 def turn(messages: list[Message], user: str, assistant: str) -> None:
     messages += [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}]
+
+
+def answer(
+    messages: list[Message],
+    answered: list[dict[str, Any]],
+    question: Question,
+    shortly: bool = False,
+    prompt: str | None = None,
+) -> None:
+    """Add a question (or a prompt that holds it), its answer, and what is known about that answer."""
+    turn(messages, prompt or question.text, question.reply(shortly))
+    known = {"kind": question.kind, "answer": question.answer, "candidates": list(question.candidates)}
+    answered.append({"message": len(messages) - 1, **known})
 
 
 def weighted(parts: Sequence[tuple[str, int]]) -> list[dict[str, Any]]:
@@ -84,65 +193,86 @@ def weighted(parts: Sequence[tuple[str, int]]) -> list[dict[str, Any]]:
     return [{"type": "text", "text": text, "weight": weight} for text, weight in parts]
 
 
-def pick(rng: Random, options: Sequence[str]) -> str:
-    return options[int(rng.random() * len(options))]
+def opening(rng: Random) -> list[Message]:
+    """A system message, in every fourth conversation."""
+    with_system = rng.random() < 1 / 4
+    return [{"role": "system", "content": pick(rng, wordings("conversations")["system"])}] if with_system else []
 
 
-def noted(question: Question, messages: Sequence[Message]) -> dict[str, Any]:
-    """What is known about the answer that the last message gives."""
-    known = {"kind": question.kind, "answer": question.answer, "candidates": list(question.candidates)}
-    return {"message": len(messages) - 1, **known}
-
-
-def asked_about(story: str, question: str, shortly: bool, rng: Random) -> str:
+def in_prompt(story: str, question: str, shortly: bool, rng: Random) -> str:
     """A prompt with a story and a question, which asks for a few words or does not."""
-    return pick(rng, wordings("conversations")["ask_shortly" if shortly else "ask"]).format(
-        story=story, question=question
-    )
+    wording = pick(rng, wordings("conversations")["ask_shortly" if shortly else "ask"])
+    return wording.format(story=story, question=question)
 
 
 def ask_for(story: Story, rng: Random) -> tuple[str, list[str]]:
-    """A request that this story fits, and what it asks the story to contain."""
-    said = wordings("conversations")
-    people = [described(story, number, rng) for number in story.people]
+    """A request that this story fits ("a shy fox named Tiko"), and what it asks the story to contain."""
+    texts = wordings("conversations")
+    people = []
+    for number in story.people:
+        forms = story.entities[number]
+        with_trait = "trait" in forms and rng.random() < 1 / 2
+        kind = f"{forms['a_trait']} {forms['kind']}" if with_trait else forms["a_kind"]
+        people.append(f"{kind} named {forms['']}")
     names = list(story.people.values())
-    things = [texts for texts in story.entities if "a_colour" in texts and "" in texts]
+    things = [forms for forms in story.entities if "a_colour" in forms and "" in forms]
     ways = ["about_one", *["about_two"] * (len(people) > 1), *["about_thing"] * bool(things)]
-    way = pick(rng, ways + ["about_topic"] * (story.plot in said["topics"]))
+    way = pick(rng, ways + ["about_topic"] * (story.plot in texts["topics"]))
     first = int(rng.random() * len(people))
     second = (first + 1 + int(rng.random() * (len(people) - 1))) % len(people)
-    values = {"one": people[first], "two": people[second], "topic": said["topics"].get(story.plot, "")}
+    values = {"one": people[first], "two": people[second], "topic": texts["topics"].get(story.plot, "")}
     contains = [names[first]]
     if way == "about_two":
         contains.append(names[second])
     elif way == "about_thing":
-        thing = things[int(rng.random() * len(things))]
+        thing = pick(rng, things)
         values["thing"] = f"{thing['a_colour']} {thing['']}"
         contains.append(thing[""])
-    return pick(rng, said[way]).format(**values), contains
+    return pick(rng, texts[way]).format(**values), contains
 
 
-def described(story: Story, number: int, rng: Random) -> str:
-    """Somebody of the story, with as much as one may wish for: "a shy fox named Tiko"."""
-    texts = story.entities[number]
-    if "trait" in texts and rng.random() < 1 / 2:
-        return f"{texts['a_trait']} {texts['kind']} named {texts['']}"
-    return f"{texts['a_kind']} named {texts['']}"
+# More questions about the same story
 
 
-def more_questions(story: Story, asked: Question, rng: Random) -> list[Question]:
+def more_questions(story: Story, first: Question, rng: Random) -> list[Question]:
     """One to three more questions about the story, each of another kind and none asked before, yes as likely as no."""
     more: list[Question] = []
-    kinds = [kind for kind in KINDS if kind != asked.kind]
+    kinds = [kind for kind in KINDS if kind != first.kind]
     for _ in range(1 + int(rng.random() * 3)):
         kind = kinds.pop(int(rng.random() * len(kinds)))
-        found = questions_about(story, kind)
+        possible = questions_about(story, kind)
         if kind == "yes_no":
-            answer = pick(rng, ("yes", "no"))
-            found = [question for question in found if question.answer == answer]
-        found = [one for one in found if not any(repeats(one.text, before.text) for before in (asked, *more))]
-        if found:
-            more.append(found[int(rng.random() * len(found))])
+            short = pick(rng, ("yes", "no"))
+            possible = [question for question in possible if question.answer == short]
+        possible = [one for one in possible if not any(repeats(one.text, before.text) for before in (first, *more))]
+        if possible:
+            more.append(pick(rng, possible))
+    return more
+
+
+def many_questions(
+    story: Story, first: Question, rng: Random, most: int, weights: Mapping[str, int], checked: float = 0.0
+) -> list[Question]:
+    """More questions about the story than the first, of any kind that it has, none of them asked before.
+
+    Yes or no is asked of every candidate alike, so the name that is offered says nothing about the answer. Where yes is
+    right half of the time, models learn to repeat that name (EXPERIMENTS.md).
+    """
+    more: list[Question] = []
+    of_kind: dict[str, list[Question]] = {}
+    for question in questions_about(story):
+        of_kind.setdefault(question.kind, []).append(question)
+    kinds = [kind for kind in of_kind for _ in range(weights.get(kind, 1))]
+    for _ in range(3 * most):
+        possible = of_kind[pick(rng, kinds)]
+        one = pick(rng, possible)
+        if not any(repeats(one.text, before.text) for before in (first, *more)):
+            more.append(one)
+            if checked and one.kind in OPEN_KINDS and rng.random() < checked:
+                again = as_yes_no(one, rng.random() < 1 / 2, rng)
+                more += [again] if again else []
+        if len(more) + 1 >= most:
+            break
     return more
 
 
@@ -150,3 +280,62 @@ def repeats(one: str, other: str) -> bool:
     """Whether one question asks what the other does: "Who sang first?" and "Is it true that Tiko sang first?"."""
     shorter, longer = sorted((one, other), key=len)
     return longer.endswith(shorter.removeprefix("Who"))
+
+
+# Names that are said again where something has been said of them: "a slice of cheese Dulmo."
+
+
+def with_echoes(story: Story, rng: Random) -> list[dict[str, Any]]:
+    """The text of a story in parts, with some of the names of `echoes` in it.
+
+    What a question asks about a thing, a reader must have noted at the thing: whose it is, who wants it. Only these
+    names have a loss, so this is what is learned, in the words of stories. The drill `pairs` does the same with words.
+    """
+    parts: list[tuple[str, int]] = []
+    start = 0
+    for at, name in sorted(echoes(story).items()):
+        if rng.random() < AGAIN:
+            parts += [(story.text[start:at], 0), (f" {name}", 1)]
+            start = at
+    return weighted([*parts, (story.text[start:], 0)])
+
+
+def echoes(story: Story) -> dict[int, str]:
+    """Where in the text which name can be said again: after a thing that somebody has, wants or gave away, and after
+    the first word of a feeling, or of the place where somebody or something is. Only where the name came shortly
+    before, so that it can be known. Who gave it goes before who has it now: that comes again at the end."""
+    names: dict[int, str] = {}
+    for fact in story.facts:
+        if about := about_whom(story, fact):
+            name, at = about
+            before = [m for m in story.mentions if at - NEAR < m.start < at]
+            if any(story.text[m.start : m.end] == name for m in before):  # the name itself, not "he" or "the fox"
+                names[at] = name if fact.kind == "did" else names.get(at, name)
+    return names
+
+
+def about_whom(story: Story, fact: Fact) -> tuple[str, int] | None:
+    """Who or what a fact is about, and where its name can be said again; None where that is not to be found."""
+    if fact.kind == "feels":
+        feeling = fact.values["feeling"]
+        return fact.values["who"], fact.at - len(feeling) + len(first_word(feeling))
+    if fact.kind in ("has", "wants") and "thing" in fact.values:
+        name, what = fact.values["who"], fact.values["thing"]
+    elif fact.kind == "did" and "who_did" in fact.values:
+        name, what = fact.values["who"], fact.values["who_did"].partition("|")[0].removesuffix("?").split()[-1]
+    elif fact.kind == "at":
+        name, what = fact.values["what"], fact.values["place"]
+    else:
+        return None
+    number = next((number for number, texts in enumerate(story.entities) if texts.get("") == what), None)
+    near = [m for m in story.mentions if m.entity == number and fact.at - NEAR < m.end <= fact.at]
+    near = [m for m in near if m.form not in ("colour", "a_colour")]
+    if not near:
+        return None
+    start, end = near[-1].start, near[-1].end
+    return name, start + len(first_word(story.text[start:end])) if fact.kind == "at" else end
+
+
+def first_word(text: str) -> str:
+    """ "by" of "by the river": where something is said of somebody, it is known from this word on."""
+    return text.partition(" ")[0]

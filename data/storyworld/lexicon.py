@@ -9,7 +9,10 @@ template a line for each way of saying it:
       "May I have a turn?" asked {taker}, and {giver} [smiled and nodded|agreed at once].
 
 `{giver}` mentions a character, `{giver.kind}` another form of it, `[a|b]` is a small choice of words and
-`[@glad]` a choice from the list of that name in `words.yaml`.
+`[@glad]` a choice from the list of that name in `words.yaml`. What is true after a beat stands under
+`facts` in the same file.
+
+`questions.yaml` and `conversations.yaml` say how a story is asked and talked about.
 """
 
 import re
@@ -22,6 +25,9 @@ from typing import Any, NamedTuple, TypeAlias
 import yaml
 
 HERE = Path(__file__).parent
+# A choice in brackets, which may hold one more; a bar outside of inner brackets; a slot.
+CHOICE = re.compile(r"(\[(?:[^][]|\[[^][]*\])*\])")
+BAR = re.compile(r"\|(?![^\[]*\])")
 SLOT = re.compile(r"\{([\w.]+)\}")
 
 
@@ -39,6 +45,7 @@ class Beat:
     key: str  # "beat:hide.first", or "word" for a choice inside a sentence
     labels: tuple[str, ...]
     templates: tuple[tuple["Part", ...], ...]
+    facts: tuple[tuple[str, Mapping[str, str]], ...] = ()  # what is true after it: (kind, values), see Pen.fact
 
 
 Part: TypeAlias = str | Slot | Beat
@@ -67,26 +74,31 @@ class Lexicon:
 
 
 @cache
+def read_yaml(name: str) -> dict[str, Any]:
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # where it was built, the C one is ten times as quick
+    return yaml.load((HERE / f"{name}.yaml").read_text(encoding="utf-8"), Loader=loader)
+
+
+@cache
 def lexicon() -> Lexicon:
     """Read the YAML files, once per process."""
-    words = read_yaml(HERE / "words.yaml")
+    words = read_yaml("words")
     lists = {name: text.split(", ") for name, text in words["lists"].items()}
     pools = {name: make_pool(spec, words["pronouns"]) for name, spec in words["pools"].items()}
     pools["gender"] = Pool("gender", words["pronouns"], shared=True)
     roles = {name: make_role(spec.split(), pools) for name, spec in words["roles"].items()}
     beats = {}
     for path in sorted((HERE / "beats").glob("*.yaml")):
-        for name, lines in read_yaml(path).items():
-            key = f"{path.stem}.{name}"
-            templates = tuple(compile_template(line, lists) for line in lines.splitlines())
-            beats[key] = Beat(f"beat:{key}", tuple(str(n) for n in range(len(templates))), templates)
+        told = read_yaml(f"beats/{path.stem}")
+        facts = told.get("facts", {})
+        for name, lines in told.items():
+            if name != "facts":
+                key = f"{path.stem}.{name}"
+                templates = tuple(compile_template(line, lists) for line in lines.splitlines())
+                noted = tuple(next(iter(fact.items())) for fact in facts.get(name, ()))
+                beats[key] = Beat(f"beat:{key}", tuple(str(n) for n in range(len(templates))), templates, noted)
     song_words = tuple(words["song_words"].split())
     return Lexicon(beats, roles, song_words, frozenset(song_words))
-
-
-def read_yaml(path: Path) -> dict[str, Any]:
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # where it was built, the C one is ten times as quick
-    return yaml.load(path.read_text(encoding="utf-8"), Loader=loader)
 
 
 def make_pool(spec: dict[str, Any], pronouns: dict[str, dict[str, str]]) -> Pool:
@@ -97,13 +109,10 @@ def make_pool(spec: dict[str, Any], pronouns: dict[str, dict[str, str]]) -> Pool
         words = {word: {} for word in words.split(", ")}
     texts = {}
     for word, more_forms in words.items():
-        forms = {plain: word, f"a_{plain}".rstrip("_"): with_article(word), **more_forms}
+        with_article = ("an " if word[0] in "aeiou" else "a ") + word
+        forms = {plain: word, f"a_{plain}".rstrip("_"): with_article, **more_forms}
         texts[word] = forms | pronouns.get(forms.pop("gender", ""), {})
     return Pool(spec["facet"], texts)
-
-
-def with_article(word: str) -> str:
-    return ("an " if word[0] in "aeiou" else "a ") + word
 
 
 def make_role(pool_names: list[str], pools: Mapping[str, Pool]) -> dict[str, Pool | str]:
@@ -121,10 +130,10 @@ def make_role(pool_names: list[str], pools: Mapping[str, Pool]) -> dict[str, Poo
 def compile_template(line: str, lists: Mapping[str, list[str]]) -> tuple[Part, ...]:
     """Cut one template into literal text, slots and small choices, so that telling it needs no searching."""
     parts: list[Part] = []
-    for piece in split_at_brackets(line):
+    for piece in CHOICE.split(line):
         if piece.startswith("["):
             options: list[str] = []
-            for option in split_at_bars(piece[1:-1]):
+            for option in BAR.split(piece[1:-1]):
                 options += lists[option[1:]] if option.startswith("@") else [option]
             templates = tuple(compile_template(option, lists) for option in options)
             parts += [Beat("word", tuple(options), templates)] if len(options) > 1 else templates[0]
@@ -138,29 +147,34 @@ def compile_template(line: str, lists: Mapping[str, list[str]]) -> tuple[Part, .
     return tuple(parts)
 
 
-def split_at_brackets(line: str) -> list[str]:
-    """Cut "a [b [c|d]|e] f" into "a ", "[b [c|d]|e]" and " f"."""
-    pieces, depth = [""], 0
-    for character in line:
-        if character == "[":
-            depth += 1
-            if depth == 1:
-                pieces.append("")
-        pieces[-1] += character
-        if character == "]":
-            depth -= 1
-            if depth == 0:
-                pieces.append("")
-    if depth:
-        raise ValueError(f"brackets do not match in this template: {line}")
-    return pieces
+@cache
+def wordings(file: str) -> dict[str, Any]:
+    """Everything in questions.yaml or conversations.yaml; a text of several lines is a list of wordings."""
+
+    def lines(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: lines(inner) for key, inner in value.items()}
+        return value.splitlines() if isinstance(value, str) and "\n" in value else value
+
+    return lines(read_yaml(file))
 
 
-def split_at_bars(choice: str) -> list[str]:
-    """Cut "b [c|d]|e" into "b [c|d]" and "e"."""
-    options = [""]
-    for piece in split_at_brackets(choice):
-        first, *others = [piece] if piece.startswith("[") else piece.split("|")
-        options[-1] += first
-        options += others
-    return options
+@cache
+def feelings() -> tuple[str, ...]:
+    """All feelings that can be asked for."""
+    return tuple(wordings("questions")["feelings"].split(", "))
+
+
+def words_of(role: str, form: str) -> Mapping[str, Mapping[str, str]]:
+    """Every word that the lexicon offers for a role, with each of its forms."""
+    pool = lexicon().roles[role][form]
+    assert isinstance(pool, Pool)
+    return pool.texts
+
+
+@cache
+def place_sorts() -> dict[str, frozenset[str]]:
+    """How the places of each sort answer "where": places, hiding places, seats."""
+    return {
+        sort: frozenset(texts["at"] for texts in words_of(sort, "at").values()) for sort in ("place", "spot", "seat")
+    }

@@ -1,11 +1,184 @@
 """The longer stories of level 2: more characters, more state, and speech within speech.
 
-Programs like those in plots.py; those in which words travel from mouth to mouth are in hearsay.py.
+Programs like those in plots.py. In a letter, a theft with witnesses and a rumor, words travel: what somebody is told
+on the way ("say, 'Rain or shine we stay friends'"), and who was seen where by whom, decides sentences a few hundred
+words later. Often one character reports what another one said.
 """
 
-from .hearsay import Cast, counted, tell_letter, tell_rumor, tell_theft
 from .pen import Entity, OneOf, Pen
-from .plots import IN_EXCHANGE, PLOT_WEIGHTS, PLOTS, three_friends
+from .plots import PLOT_WEIGHTS, PLOTS, three_friends
+
+Cast = dict[str, Entity]
+COUNTS = "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven"
+
+
+def counted(pen: Pen, number: int) -> Entity:
+    """A number that the story has counted itself, as a word. It is known, so it leaves nothing to choose."""
+    count = pen.new("count")
+    count.texts[""] = COUNTS[number - 2]
+    return count
+
+
+def tell_letter(pen: Pen) -> None:
+    """Through whose hands did it go, who has read it, and which words came along with it?"""
+    cast = {"sender": pen.new("friend"), "receiver": pen.new("friend"), "far": pen.new("place")}
+    cast |= {"place": pen.new("place"), "day": pen.new("day"), "thing": pen.new("thing")}
+    cast |= {"seal": pen.new("seal"), "saying": pen.new("saying"), "other": pen.new("saying")}
+    pen.say("letter.opening", **cast)
+    pen.say("letter.write", **cast)
+    pen.say("letter.seal", **cast)
+    carriers = [pen.new("friend")]
+    pen.say("letter.entrust", next=carriers[0], **cast)
+    peeker, wet = carry_letter(pen, carriers, cast)
+    cast |= {"one": carriers[0], "last": carriers[-1], "peeker": peeker or carriers[0]}
+    delivered = pen.say_either({"letter.deliver": 2, "letter.muddle": 1}, carrier=carriers[-1], **cast)
+    passed_on = dict(zip(("two", "three"), carriers[1:-1], strict=False))
+    pen.say(f"letter.chain_{len(carriers)}", **passed_on, **cast)
+    if peeker:
+        pen.say("letter.broken_self" if peeker is carriers[-1] else "letter.broken_other", **cast)
+    else:
+        pen.say("letter.whole", **cast)
+    if wet:
+        unread = pen.say_either({"letter.no_place": 1, "letter.no_thing": 1}, **cast).removeprefix("letter.no_")
+        pen.say(f"letter.{'tell' if peeker else 'ask'}_{unread}", **cast)
+    else:
+        pen.say("letter.read", **cast)
+    pen.say("meanwhile.day")
+    pen.say("letter.meet", **cast)
+    right = delivered == "letter.deliver"
+    pen.say("letter.recall", heard=cast["saying" if right else "other"], **cast)
+    pen.say("letter.words_right" if right else "letter.words_wrong", **cast)
+    pen.say("letter.thanks", count=counted(pen, len(carriers)), **cast)
+    if peeker:
+        pen.say("letter.sorry", **cast)
+    pen.say("letter.end", **cast)
+
+
+def carry_letter(pen: Pen, carriers: list[Entity], cast: Cast) -> tuple[Entity | None, bool]:
+    """The way of the letter through two to four hands. Returns who has read it, if anyone, and whether it is wet."""
+    peeker, wet = None, False
+    for may_arrive in (0, 1, 1, 1):
+        here = {"carrier": carriers[-1], "stop": pen.new("place"), **cast}
+        pen.say("letter.way", **here)
+        weights = {"letter.honest": 2, "letter.peek": 0 if peeker or wet else 1, "letter.wet": 0 if wet else 1}
+        event = pen.say_either(weights, **here)
+        if event == "letter.peek":
+            peeker = carriers[-1]
+        wet = wet or event == "letter.wet"
+        following = pen.new("friend")
+        weights = {"letter.pass": len(carriers) < 4, "letter.arrive": may_arrive}
+        if pen.say_either(weights, next=following, **here) == "letter.arrive":
+            break
+        carriers.append(following)
+    return peeker, wet
+
+
+def tell_theft(pen: Pen) -> None:
+    """Who was not where they said?"""
+    owner, detective, walker = three_friends(pen)
+    toy, stand = pen.new("thing"), pen.new("place")
+    cast = {"owner": owner, "detective": detective, "walker": walker, "stand": stand, "toy": toy}
+    pen.say("theft.opening", **cast)
+    suspects = three_friends(pen)
+    claims = {who: {"who": who, "spot": pen.new("place"), "errand": pen.new("errand")} for who in suspects}
+    for claim in claims.values():
+        pen.say("theft.plan", **claim)
+    pen.say("meanwhile.day")
+    pen.say("theft.gone", **cast)
+    searched = pen.say_either({"theft.search": 1, "meanwhile.day": 1}, wrong=pen.new("spot"), **cast) == "theft.search"
+    pen.say("theft.detective", **cast)
+    unasked = list(suspects)  # all three are asked, in any order, and say that they were where they said they would be
+    for call in ("theft.call", "theft.call_next", "theft.call_last"):
+        who = OneOf(*unasked)
+        pen.say(call, who=who, **cast)
+        unasked.remove(who.chosen)
+        pen.say("theft.answer", **claims[who.chosen])
+    thief = find_thief(pen, claims, cast)
+    cast |= {"thief": thief, **claims[thief]}
+    cast |= dict(zip(("one", "two"), (who for who in suspects if who is not thief), strict=True))
+    pen.say("theft.accuse", **cast)
+    cast |= {"hiding": pen.new("spot"), "bird": pen.new("bird")}
+    truth = pen.say_either({"theft.stole": 2, "theft.mended": 1, "theft.bird": 1}, **cast)
+    pen.say("theft.fetch", **cast)
+    pen.say("theft.back", **cast)
+    pen.say(f"{truth}_end", **cast)
+    pen.say_either({"theft.later": 1, "meanwhile.day": int(searched)}, rest=pen.new("spot"), **cast)
+    pen.say("theft.honest", **cast)
+    pen.say("theft.end", **cast)
+
+
+def find_thief(pen: Pen, claims: dict[Entity, Cast], cast: Cast) -> Entity:
+    """The walker has seen two of the three where they said they were. Each may be the third, with equal odds."""
+    pen.say("theft.walker", **cast)
+    thief = None
+    for others, (who, claim) in zip((2, 1, 0), claims.items(), strict=True):
+        weights = {"theft.saw": 1 if thief else others, "theft.empty": 0 if thief else 1}
+        if pen.say_either(weights, walker=cast["walker"], **claim) == "theft.empty":
+            thief = who
+    assert thief is not None
+    return thief
+
+
+def tell_rumor(pen: Pen) -> None:
+    """Who said what to whom, and who was the first to say something else?"""
+    tellers = [pen.new("friend"), pen.new("friend")]
+    first = tellers[0]
+    seen = {"number": pen.new("number"), "place": pen.new("place"), "flock": pen.new("flock")}
+    pen.say("rumor.opening", first=first, **seen)
+    pen.say("rumor.begin", first=first, listener=tellers[1], **seen)
+    pen.say("aside.day")
+    heard, changed_by = spread_rumor(pen, tellers, seen)
+    last = tellers[-1]
+    pen.say("meanwhile.day")
+    pen.say("rumor.go", last=last, **heard)
+    if "place" in changed_by:
+        pen.say("rumor.nothing", last=last, **heard)
+        trace_back(pen, "place", changed_by["place"], tellers, seen, heard)
+        pen.say("rumor.find", first=first, **seen)
+        if "number" in changed_by:
+            pen.say("rumor.also", last=last, who=changed_by["number"], more=heard["number"], **seen)
+    elif "number" in changed_by:
+        pen.say("rumor.only", last=last, more=heard["number"], **seen)
+        trace_back(pen, "number", changed_by["number"], tellers, seen, heard)
+    else:
+        pen.say("rumor.all", last=last, **seen)
+    pen.say("rumor.truth", first=first, last=last, **seen)
+    for who in changed_by.values():
+        pen.say("rumor.lesson", who=who, last=last)
+    if not changed_by:
+        pen.say("rumor.praise", first=first, last=last)
+    pen.say("rumor.end", last=last, **seen)
+
+
+def spread_rumor(pen: Pen, tellers: list[Entity], seen: Cast) -> tuple[Cast, Cast]:
+    """Five hear it, one from the other. Returns what the last of them heard, and who changed what."""
+    heard, changed_by = dict(seen), {}
+    for _ in range(4):
+        teller, listener = tellers[-1], pen.new("friend")
+        cast = {"source": tellers[-2], "teller": teller, "listener": listener}
+        cast |= {"more": pen.new("number"), "elsewhere": pen.new("place")}
+        weights = {"rumor.right": 2, "rumor.new_number": "number" not in changed_by}
+        weights["rumor.new_place"] = "place" not in changed_by
+        event = pen.say_either(weights, **cast, **heard)
+        tellers.append(listener)
+        if event != "rumor.right":
+            part = event.removeprefix("rumor.new_")
+            heard[part] = cast["more" if part == "number" else "elsewhere"]
+            changed_by[part] = teller
+    return heard, changed_by
+
+
+def trace_back(pen: Pen, part: str, culprit: Entity, tellers: list[Entity], seen: Cast, heard: Cast) -> None:
+    """The last one asks the one before, who names the one before that, until somebody owns up."""
+    teller = tellers[-2]
+    question = "rumor.question" if part == "place" else "rumor.doubt"
+    pen.say(question, last=tellers[-1], teller=teller, place=heard["place"], more=heard["number"])
+    while teller is not culprit:
+        source = tellers[tellers.index(teller) - 1]
+        pen.say("rumor.pass_on", teller=teller, source=source)
+        teller = source
+    source = tellers[tellers.index(teller) - 1]
+    pen.say(f"rumor.own_{part}", teller=teller, source=source, elsewhere=heard["place"], more=heard["number"], **seen)
 
 
 def tell_ferry(pen: Pen) -> None:
@@ -16,12 +189,8 @@ def tell_ferry(pen: Pen) -> None:
     cast |= {"load_a": loads[a], "load_b": loads[b], "load_c": loads[c]}
     insult_of = {a: pen.new("insult"), c: pen.new("insult")}
     pen.say("ferry.opening", **cast)
-    pen.fact("did", who=ferry, who_did="Who rowed the boat?|Who rowed over the lake and back?")
     pen.say("ferry.guests", **cast)
     pen.say("ferry.load", **cast)
-    for who, load in loads.items():
-        pen.fact("has", who=who, thing=load)
-        pen.fact("at", what=who, place=cast["place"], asked="Where did {what} want to go?")
     for who, insult in insult_of.items():
         pen.say("ferry.quarrel", who=who, insult=insult, **cast)
     pen.say("ferry.think", **cast)
@@ -30,17 +199,12 @@ def tell_ferry(pen: Pen) -> None:
     lost = OneOf(*owner_of)
     if pen.say_either({"ferry.missing": 1, "meanwhile.day": 1}, lost=lost, **cast) == "ferry.missing":
         pen.say("ferry.fetch", lost=lost, owner=owner_of[lost.chosen], **cast)
-        asked = "Who forgot the {thing}?|Who left the {thing} on the shore?"
-        pen.fact("has", who=owner_of[lost.chosen], thing=lost, asked=asked)
         crossings += 2
     for who, insult in insult_of.items():
-        if pen.say_either({"ferry.sorry": 2, "ferry.cross": 1}, who=who, insult=insult, **cast) == "ferry.sorry":
-            pen.fact("did", who=b, deed="said sorry to {other}", other=who)
+        pen.say_either({"ferry.sorry": 2, "ferry.cross": 1}, who=who, insult=insult, **cast)
     fare = OneOf(*owner_of)
     pen.say("ferry.count", count=counted(pen, crossings), fare=fare, **cast)
     pen.say("ferry.pay", owner=owner_of[fare.chosen], fare=fare, **cast)
-    pen.fact("has", who=ferry, thing=fare)
-    pen.fact("wants", who=ferry, thing=fare)
     pen.say("ferry.end", fare=fare, **cast)
 
 
@@ -73,13 +237,9 @@ def tell_feast(pen: Pen) -> None:
     foods = {pen.new("dainty"): guest for guest in guests}
     gifts = {pen.new("thing"): guest for guest in guests}
     pen.say("feast.opening", host=host)
-    pen.fact("did", who=host, who_did="Who gave the feast?")
     for guest, seat, food, gift in zip(guests, seats, foods, gifts, strict=True):
         pen.say("feast.arrive", guest=guest, food=food, gift=gift)
-        pen.say("feast.sit", guest=guest, seat=seat, host=host)
-        pen.fact("at", what=guest, place=seat, asked="Where did {what} sit?|Where was the seat of {what}?")
-        pen.fact("has", who=guest, thing=food, asked="Who brought the {thing}?|Who came with the {thing}?")
-        pen.fact("has", who=guest, thing=gift)
+        pen.say("feast.sit", guest=guest, seat=seat, host=host, food=food, gift=gift)
     eaten = OneOf(*foods)
     pen.say("feast.eat", food=eaten)
     pen.say("feast.praise", owner=foods.pop(eaten.chosen), host=host)
@@ -103,8 +263,6 @@ def draw_gifts(pen: Pen, host: Entity, gifts: dict[Entity, Entity]) -> dict[Enti
     wanted = OneOf(*(gift for gift, giver in gifts.items() if giver is not wisher.chosen))
     cast = {"host": host, "wisher": wisher, "wanted": wanted}
     pen.say("feast.whisper", **cast)
-    asked = "Who hoped for the {thing}?|Who hoped to get the {thing}?"  # the one who gets it may want to keep it, too
-    pen.fact("wants", who=wisher, thing=wanted, asked=asked)
     pen.say("feast.rule", host=host)
     taken: dict[Entity, Entity] = {}  # guest -> gift
     for guest in gifts.values():
@@ -112,8 +270,6 @@ def draw_gifts(pen: Pen, host: Entity, gifts: dict[Entity, Entity]) -> dict[Enti
         drawn = OneOf(*(gift for gift in left if may_draw(guest, gift, left, gifts)))
         pen.say("feast.draw", guest=guest, gift=drawn)
         taken[guest] = drawn.chosen
-        pen.fact("has", who=guest, thing=drawn)
-        pen.fact("did", who=guest, deed="drew the {gift}", gift=drawn)
     (holder,) = (guest for guest, gift in taken.items() if gift is wanted.chosen)
     if holder is wisher.chosen:
         pen.say("feast.lucky", **cast)
@@ -123,8 +279,6 @@ def draw_gifts(pen: Pen, host: Entity, gifts: dict[Entity, Entity]) -> dict[Enti
     may_swap = 0 if gifts[taken[wisher.chosen]] is holder else 2  # nobody takes his own gift home
     if pen.say_either({"feast.swap": may_swap, "feast.keep": 1}, **cast) == "feast.swap":
         taken[holder], taken[wisher.chosen] = taken[wisher.chosen], taken[holder]
-        for guest in (holder, wisher.chosen):
-            pen.fact("has", who=guest, thing=taken[guest])
     return taken
 
 
@@ -139,13 +293,9 @@ def tell_bargain(pen: Pen) -> None:
     hero, have, wish = pen.new("friend"), pen.new("thing"), pen.new("thing")
     cast = {"hero": hero, "have": have, "wish": wish}
     pen.say("bargain.opening", **cast)
-    pen.fact("has", who=hero, thing=have)
-    pen.fact("wants", who=hero, thing=wish)
     pen.say("aside.day")
     trader, item, price = pen.new("friend"), wish, pen.new("thing")
     pen.say("bargain.first", trader=trader, item=item, price=price, **cast)
-    pen.fact("has", who=trader, thing=item)
-    pen.fact("wants", who=trader, thing=price, item=item, asked=IN_EXCHANGE)
     stalls = [(trader, item)]
     agreed = ""
     while agreed != "bargain.bottom":
@@ -156,11 +306,6 @@ def tell_bargain(pen: Pen) -> None:
         stalls.append((trader, item))
         weights = {"bargain.deeper": 5 - len(stalls), "bargain.bottom": 0 if len(stalls) == 2 else 1}
         agreed = pen.say_either(weights, trader=trader, item=item, price=price, **cast)
-        pen.fact("has", who=trader, thing=item)
-        if agreed == "bargain.bottom":  # which the hero has, so nobody else can want it
-            pen.fact("wants", who=trader, thing=have, asked="Who wanted the {thing}?|Who wanted to have the {thing}?")
-        else:
-            pen.fact("wants", who=trader, thing=price, item=item, asked=IN_EXCHANGE)
     pen.say("meanwhile.day")
     holder_of = swap_back(pen, stalls, cast)
     pen.say("bargain.joy", count=counted(pen, len(stalls)), **cast)
@@ -175,29 +320,19 @@ def swap_back(pen: Pen, stalls: list[tuple[Entity, Entity]], cast: Cast) -> dict
     """The swaps, from the last stall to the first. Returns who then holds which thing, but for the wish."""
     trader, got = stalls[-1]
     holder_of = {cast["have"]: trader}
-    note_swap(pen, cast["hero"], got, trader, cast["have"])
+    pen.fact("has", who=cast["hero"], thing=got)
+    pen.fact("has", who=trader, thing=cast["have"])
+    pen.fact("did", who=cast["hero"], deed="got the {got} from {other}", got=got, other=trader)
     for trader, item in reversed(stalls[:-1]):
         swap = {"trader": trader, "item": item, "got": got, "buyer": pen.new("friend"), "extra": pen.new("thing")}
         may_be_gone = 1 if len(holder_of) == len(stalls) - stalls.index((trader, item)) - 1 else 0
         if pen.say_either({"bargain.unwind": 3, "bargain.gone": may_be_gone}, **swap, **cast) == "bargain.gone":
-            pen.fact("has", who=swap["buyer"], thing=swap["extra"])
-            pen.fact("wants", who=swap["buyer"], thing=item)
-            note_swap(pen, swap["buyer"], item, trader, swap["extra"], earlier=True)
             pen.say("bargain.buy", **swap, **cast)
             holder_of[swap["extra"]] = trader
             trader = swap["buyer"]
-        note_swap(pen, cast["hero"], item, trader, got)
         holder_of[got] = trader
         got = item
     return holder_of
-
-
-def note_swap(pen: Pen, one: Entity, got: Entity, other: Entity, for_it: Entity, earlier: bool = False) -> None:
-    """Note that one now has what the other had, and the other way round; earlier: the moment is unknown."""
-    pen.fact("has", who=one, thing=got)
-    pen.fact("has", who=other, thing=for_it)
-    if not earlier:
-        pen.fact("did", who=one, deed="got the {got} from {other}", got=got, other=other)
 
 
 LONG_PLOTS = PLOTS | {

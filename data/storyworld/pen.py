@@ -8,9 +8,11 @@ stands at the cursor. If two did, the text could be told in two ways and its pro
 product of its choices; the Reader refuses such a text, and the tests look for one.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from bisect import bisect
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import accumulate
 from math import log2
+from random import Random
 from typing import NamedTuple
 
 from .lexicon import Beat, Lexicon, Part, Pool, Slot
@@ -98,7 +100,7 @@ class Pen:
         self.choices: list[Choice] = []
         self.at = 0  # characters written or read so far
         self.entities: list[Entity] = []
-        self.noted: list[tuple[int, str, dict[str, Entity | str]]] = []
+        self.noted: list[tuple[int, str, Mapping[str, Entity | str], Mapping[str, Entity]]] = []
         self.mentioned: list[tuple[int, int, Entity, str]] = []
         self.taken: dict[str, set[str]] = {"name": set()}  # facet -> words in use
         self.untold: dict[str, list[int]] = {}  # beat -> wordings not yet used in this story
@@ -124,8 +126,8 @@ class Pen:
     def fact(self, kind: str, **values: Entity | str) -> None:
         """Note what is true in the story from here on. Draws nothing and writes nothing.
 
-        kind and values (an entity stands for its usual text, a name or a noun; in a string {key} stands
-        for the text of another value):
+        Most facts stand in the YAML of a beat, under `facts`. kind and values (an entity stands for its usual
+        text, a name or a noun; in a string {key} stands for the text of another value, or of a role of the beat):
         has    who, thing    from now on who holds the thing, and nobody else does
         at     what, place   from now on a thing or a character is at the place, until somebody has the thing
                              or another "at" moves it
@@ -134,9 +136,9 @@ class Pen:
         did    who, deed     a deed in the past tense without its subject, in the order of the story:
                              "found the {toy}" (with toy=toy). Without `deed` it is not put in order with
                              others, for what is told later may have happened before or meanwhile
-        feels  who, feeling  "sad", "full of joy": fits after "{who} was". Noted by itself (speech.py) where a
+        feels  who, feeling  "sad", "full of joy": fits after "{who} was". Noted by itself (story.py) where a
                              beat says so with one of the feelings in questions.yaml
-        said   who, words    the words between the quotes. Noted by itself (speech.py) where a beat has a verb
+        said   who, words    the words between the quotes. Noted by itself (story.py) where a beat has a verb
                              of saying and a slot beside the quote
 
         `asked`, for has, at, wants and did: the only ways to ask for this fact, where the general ones ("Where
@@ -144,12 +146,12 @@ class Pen:
         "Where did {what} hide?|Where was {what} hiding?" For did they ask for the order ("Who helped first?");
         `who_did` holds those that do not ("Who broke the seal?").
         """
-        self.noted.append((self.at, kind, values))
+        self.noted.append((self.at, kind, values, {k: v for k, v in values.items() if isinstance(v, Entity)}))
 
-    def say(self, key: str, **cast: Entity) -> int:
-        """Write one beat as the next sentence (or two). Returns the number of its wording."""
+    def say(self, key: str, **cast: Entity) -> None:
+        """Write one beat as the next sentence (or two)."""
         self._space()
-        return self._tell(key, cast)
+        self._tell(key, cast)
 
     def say_either(self, weights: Mapping[str, float], **cast: Entity) -> str:
         """Let chance decide which of several beats happens, and write it. Returns its key."""
@@ -181,14 +183,21 @@ class Pen:
         """A beat that is told again picks among the wordings that this story has not used yet."""
         return self.untold.get(beat.key) or range(len(beat.templates))
 
-    def _tell(self, key: str, cast: Mapping[str, Entity]) -> int:
+    def _tell(self, key: str, cast: Mapping[str, Entity]) -> None:
         beat = self.lexicon.beats[key]
-        templates, fresh = beat.templates, self._fresh(beat)
-        template = fresh[self.choose(len(fresh), lambda i: heads_of(templates[fresh[i]], cast))]
-        self.choices.append(Choice(beat.key, beat.labels[template], log2(len(fresh))))
-        self.untold[beat.key] = [other for other in fresh if other != template]
-        self._render(templates[template], cast)
-        return template
+        fresh = self._fresh(beat)
+        templates = [beat.templates[n] for n in fresh]
+        n = self._take(beat.key, [str(n) for n in fresh], lambda i: heads_of(templates[i], cast))
+        self.untold[beat.key] = [other for other in fresh if other != fresh[n]]
+        self._render(templates[n], cast)
+        for kind, values in beat.facts:
+            self.noted.append((self.at, kind, {key: cast.get(value, value) for key, value in values.items()}, cast))
+
+    def _take(self, kind: str, options: Sequence[str], heads: Callable[[int], Iterable[str]]) -> int:
+        """Choose one of equally likely options, and record it. Returns its number."""
+        n = self.choose(len(options), heads)
+        self.choices.append(Choice(kind, options[n], log2(len(options))))
+        return n
 
     def _render(self, parts: Sequence[Part], cast: Mapping[str, Entity]) -> None:
         for part in parts:
@@ -196,75 +205,126 @@ class Pen:
                 self.write(part)
             elif isinstance(part, Slot):
                 entity, start = cast[part.role], self.at
-                text = entity.texts.get(part.form)
-                if text is None:
-                    self._settle(entity, part.form)
+                if part.form not in entity.texts and entity.role.get(part.form) == "song":
+                    entity.texts[part.form] = self._song()
                 else:
-                    self.write(text)
+                    if part.form not in entity.texts:
+                        self._settle(entity, part.form)
+                    self.write(entity.texts[part.form])
                 self.mentioned.append((start, self.at, entity, part.form))
             else:
                 options = part.templates
-                n = self.choose(len(options), lambda i, options=options: heads_of(options[i], cast))  # type: ignore[misc]
-                self.choices.append(Choice("word", part.labels[n], log2(len(options))))
+                n = self._take("word", part.labels, lambda i, options=options: heads_of(options[i], cast))  # type: ignore[misc]
                 self._render(options[n], cast)
 
     def _settle(self, entity: Entity, form: str) -> None:
-        """Choose what this mention needs and is not known yet, and write it."""
+        """Choose what this mention needs and is not known yet."""
         if isinstance(entity, OneOf) and not entity.role:
-            candidates = entity.candidates
-            n = self.choose(len(candidates), lambda i: (candidates[i].texts[form],))
-            entity.settle(candidates[n])
-            self.choices.append(Choice("who", entity.texts[form], log2(len(candidates))))
-            self.write(entity.texts[form])
+            texts = [candidate.texts[form] for candidate in entity.candidates]
+            entity.settle(entity.candidates[self._take("who", texts, lambda i: (texts[i],))])
             return
         if form in PRONOUNS and "kind" not in entity.texts:
             raise RuntimeError("mention the kind before the first pronoun, for a girl is always a she")
         pool = entity.role[form]
-        if isinstance(pool, Pool):
-            entity.texts.update(pool.texts[self._word(pool, form)])
-            self.write(entity.texts[form])
-        else:
-            entity.texts[form] = self._name() if pool == "name" else self._song()
+        if isinstance(pool, Pool):  # a word of it that nothing else in the story has
+            taken = self.taken.setdefault(pool.facet, set())
+            words = [word for word in pool.texts if word not in taken]
+            word = words[self._take(pool.facet, words, lambda i: (pool.texts[words[i]][form],))]
+            if not pool.shared:
+                taken.add(word)
+            entity.texts.update(pool.texts[word])
+        else:  # a name
+            taken = self.taken["name"]
+            entity.texts[form] = self._invent("name", self.names, self.name_set, taken)
+            taken.add(entity.texts[form])
 
-    def _word(self, pool: Pool, form: str) -> str:
-        """Choose a word of the pool that nothing else in the story has."""
-        taken, texts = self.taken.setdefault(pool.facet, set()), pool.texts
-        words = [word for word in texts if word not in taken]
-        word = words[self.choose(len(words), lambda i: (texts[words[i]][form],))]
-        if not pool.shared:
-            taken.add(word)
-        self.choices.append(Choice(pool.facet, word, log2(len(words))))
+    def _invent(self, kind: str, words: Sequence[str], known: frozenset[str], taken: Collection[str]) -> str:
+        word = self.choose_invented(words, known, taken)
+        self.choices.append(Choice(kind, word, log2(len(words) - len(taken))))
         return word
 
-    def _name(self) -> str:
-        """Choose and write a new name."""
-        taken = self.taken["name"]
-        name = self.choose_invented(self.names, self.name_set, taken)
-        self.choices.append(Choice("name", name, log2(len(self.names) - len(taken))))
-        self.write(name)
-        taken.add(name)
-        return name
-
     def _song(self) -> str:
-        """Choose and write a song. A full stop always follows it, so its end shows in the next character."""
+        """Every length of SONG_LENGTHS is equally likely. A full stop always follows a song, so its end shows."""
         words, known = self.lexicon.song_words, self.lexicon.song_word_set
         song: list[str] = []
+        heads = {"end": (".",), "on": (" ",)}
         while True:
-            word = self.choose_invented(words, known, ())
-            self.choices.append(Choice("song", word, log2(len(words))))
-            self.write(word)
-            song.append(word)
-            if self._song_ends(len(song)):
+            song.append(self._invent("song", words, known, ()))
+            self.write(song[-1])
+            longer = SONG_LENGTHS[-1] - len(song)  # how many greater lengths there are
+            weights, may_end = {"end": 1, "on": longer}, len(song) >= SONG_LENGTHS.start
+            if not longer or (may_end and self.decide("song:end", weights, lambda key: heads[key]) == "end"):
                 return " ".join(song)
             self.write(" ")
 
-    def _song_ends(self, length: int) -> bool:
-        """Whether the song stops at this length; every length of SONG_LENGTHS is equally likely."""
-        if length < SONG_LENGTHS.start or length == SONG_LENGTHS[-1]:
-            return length == SONG_LENGTHS[-1]
-        longer = SONG_LENGTHS[-1] - length  # how many greater lengths there are
-        heads = {"end": ".", "on": " "}
-        return self.decide("song:end", {"end": 1, "on": longer}, lambda key: (heads[key],)) == "end"
+
+class Author(Pen):
+    """Draws every choice and keeps the text."""
+
+    def __init__(self, lexicon: Lexicon, rng: Random, held_out: bool = False):
+        super().__init__(lexicon, held_out)
+        self.text = ""
+        self.random = rng.random
+
+    def write(self, text: str) -> None:
+        self.text += text
+        self.at += len(text)
+
+    def choose(self, n: int, heads: Callable[[int], Iterable[str]], cumulative: Sequence[float] = ()) -> int:
+        if cumulative:
+            return bisect(cumulative, self.random() * cumulative[-1])
+        return int(self.random() * n)
+
+    def choose_invented(self, words: Sequence[str], known: frozenset[str], taken: Iterable[str]) -> str:
+        while True:
+            word = words[int(self.random() * len(words))]
+            if word not in taken:
+                return word
+
+
+class Reader(Pen):
+    """Follows the text with a finger, `at`. Raises ValueError where no option stands, or more than one."""
+
+    def __init__(self, lexicon: Lexicon, text: str, held_out: bool = False):
+        super().__init__(lexicon, held_out)
+        self.text = text
+
+    def choose(self, n: int, heads: Callable[[int], Iterable[str]], cumulative: Sequence[float] = ()) -> int:
+        fitting = [i for i in range(n) if any(self._stands_here(text) for text in heads(i))]
+        if len(fitting) == 1:
+            return fitting[0]
+        expected = " or ".join(repr(text) for i in (fitting or range(n)) for text in heads(i))
+        raise self._error(f"only one of {expected}" if fitting else expected)
+
+    def choose_invented(self, words: Sequence[str], known: frozenset[str], taken: Iterable[str]) -> str:
+        end = self.at
+        while self.text[end : end + 1].isalpha():
+            end += 1
+        word = self.text[self.at : end]
+        if word not in known or word in taken:
+            raise self._error("a new name or a word of a song")
+        return word
+
+    def finish(self) -> None:
+        """Nothing may follow the story."""
+        if self.at != len(self.text):
+            raise self._error("the end of the story")
+
+    def write(self, text: str) -> None:
+        if not self.text.startswith(text, self.at):
+            raise self._error(repr(text))
+        self.at += len(text)
+
+    def _stands_here(self, text: str) -> bool:
+        """Whether this text stands at the finger in whole words: "ball" does not stand in "balloon"."""
+        end = self.at + len(text)
+        if not self.text.startswith(text, self.at):
+            return False
+        return not (text[-1:].isalpha() and self.text[end : end + 1].isalpha())
+
+    def _error(self, expected: str) -> ValueError:
+        found = self.text[self.at : self.at + 30] or "the end of the text"
+        return ValueError(f"character {self.at}: expected {expected}, found {found!r}")
 
 
 def heads_of(parts: Sequence[Part], cast: Mapping[str, Entity]) -> Iterable[str]:

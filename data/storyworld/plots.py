@@ -2,7 +2,7 @@
 
 A program keeps the state of its story (who holds the kite, who hides where) in plain variables and says
 beats from `beats/<plot>.yaml`. What a later sentence says follows from that state, so a model that
-predicts it has to remember what happened.
+predicts it has to remember what happened. What is true after a beat stands there, too.
 """
 
 from .pen import Entity, OneOf, Pen
@@ -16,12 +16,7 @@ def tell_pass(pen: Pen) -> None:
     """Who holds the toy?"""
     friends = hero, friend, third = three_friends(pen)
     toy = pen.new("thing")
-    place = pen.new("place")
-    pen.say("pass.opening", hero=hero, toy=toy, place=place)
-    found = "Where did {who} find the {what}?|Where was the {what} found?"
-    pen.fact("at", what=toy, place=place, who=hero, asked=found)
-    pen.fact("has", who=hero, thing=toy)
-    pen.fact("did", who=hero, deed="found the {toy}", toy=toy, who_did="Who found the {toy}?")
+    pen.say("pass.opening", hero=hero, toy=toy, place=pen.new("place"))
     pen.say("pass.joy", hero=hero, toy=toy)
     pen.say("aside.day")
     pen.say("pass.friends", hero=hero, friend=friend, third=third)
@@ -31,13 +26,10 @@ def tell_pass(pen: Pen) -> None:
         weights = {"pass.give": 1, "pass.dusk": may_end}
         if pen.say_either(weights, giver=holder, taker=taker, toy=toy) == "pass.dusk":
             break
-        pen.fact("has", who=taker, thing=toy)
-        pen.fact("did", who=taker, deed="got the {toy} from {giver}", toy=toy, giver=holder)
         holder = taker.chosen
     else:
         pen.say("pass.dusk")
     pen.say("pass.keeper", holder=holder, toy=toy)
-    pen.fact("did", who=holder, deed="took the {toy} home", toy=toy)
     pen.say("pass.back" if holder is hero else "pass.away", hero=hero, holder=holder, toy=toy)
 
 
@@ -48,7 +40,7 @@ def tell_hide(pen: Pen) -> None:
     clothes_of = {one: pen.new("clothes"), two: pen.new("clothes")}
     pen.say("hide.opening", seeker=seeker)
     for hider in (one, two):
-        one_hides(pen, hider, spot_of[hider], clothes_of[hider])
+        pen.say("hide.hide", hider=hider, spot=spot_of[hider], clothes=clothes_of[hider])
     pen.say_either({"hide.ready": 1, "hide.wrong": 1}, seeker=seeker, wrong=pen.new("spot"))
     seen = OneOf(clothes_of[one], clothes_of[two])
     look = {"seeker": seeker, "wrong": pen.new("spot"), "seen": seen}
@@ -56,21 +48,9 @@ def tell_hide(pen: Pen) -> None:
         pen.say("hide.seen", **look)
     first, last = (one, two) if seen.chosen is clothes_of[one] else (two, one)
     pen.say("hide.first", seeker=seeker, found=first, spot=spot_of[first])
-    asked = "Who was found first?|Who was the first to be found?|Who was found by {seeker} first?"
-    pen.fact("did", who=first, deed="was found", seeker=seeker, asked=asked)
     pen.say_either({"hide.last": 2, "hide.give_up": 1}, seeker=seeker, last=last, spot=spot_of[last])
-    asked = "Who was the last to come out?|Who came out last?"
-    pen.fact("did", who=last, deed="came out", asked=asked)
     pen.say("hide.turn", seeker=seeker, found=first)
-    asked = "Who had to count after {seeker}?|Who was the next to count?"
-    pen.fact("did", who=first, deed="had to count", seeker=seeker, asked=asked)
     pen.say("hide.prize", last=last, spot=spot_of[last])
-
-
-def one_hides(pen: Pen, hider: Entity, spot: Entity, clothes: Entity) -> None:
-    pen.say("hide.hide", hider=hider, spot=spot, clothes=clothes)
-    pen.fact("at", what=hider, place=spot, asked="Where did {what} hide?|Where was {what} hiding?")
-    pen.fact("has", who=hider, thing=clothes, asked="Who wore the {thing}?|Who had the {thing} on?")
 
 
 def tell_lost(pen: Pen) -> None:
@@ -78,7 +58,6 @@ def tell_lost(pen: Pen) -> None:
     hero, friend, toy = pen.new("friend"), pen.new("friend"), pen.new("thing")
     cast = {"hero": hero, "friend": friend, "toy": toy}
     pen.say("lost.opening", **cast)
-    pen.fact("has", who=hero, thing=toy)
     early, middle, late = places = [pen.new("place") for _ in range(3)]
     dropped_at = None
     for places_left, place in zip((2, 1, 0), places, strict=True):
@@ -86,19 +65,15 @@ def tell_lost(pen: Pen) -> None:
         weights = {"lost.walk": places_left if may_drop else 1, "lost.drop": may_drop}
         if pen.say_either(weights, place=place, **cast) == "lost.drop":
             dropped_at = place
-            left = "Where did {who} leave the {what}?|Where was the {what} left behind?"
-            pen.fact("at", what=toy, place=place, who=hero, asked=left)
         pen.fact("did", who=hero, deed=f"came {place.texts['to']}")
         pen.fact("at", what=hero, place=place, before=early, asked=LOST_STOPS[places_left])
     assert dropped_at is not None
     pen.say("lost.gone", **cast)
-    pen.fact("did", who=hero, deed="missed the {toy}", toy=toy, who_did="Who missed the {toy}?|Who lost the {toy}?")
     pen.say("lost.friend", **cast)
     pen.say("lost.remember", place=dropped_at, **cast)
     way_back = {early: "lost.past_two", middle: "lost.past_one", late: "lost.past_none"}
     pen.say(way_back[dropped_at], late=late, middle=middle)
     pen.say("lost.found", place=dropped_at, **cast)
-    pen.fact("has", who=hero, thing=toy)
     pen.say("lost.end", **cast)
 
 
@@ -113,64 +88,34 @@ def tell_trade(pen: Pen) -> None:
     """Who owns which of three things?"""
     hero, owner, helper = three_friends(pen)
     cast = {"hero": hero, "owner": owner, "helper": helper}
-    have, need, wish = pen.new("thing"), pen.new("thing"), pen.new("thing")
-    cast |= {"have": have, "need": need, "wish": wish}
+    cast |= {"have": pen.new("thing"), "need": pen.new("thing"), "wish": pen.new("thing")}
     pen.say("trade.opening", **cast)
-    pen.fact("has", who=hero, thing=have)
-    pen.fact("wants", who=hero, thing=wish)
     pen.say("trade.ask", **cast)
-    pen.fact("has", who=owner, thing=wish)
-    pen.fact("wants", who=owner, thing=need, item=wish, asked=IN_EXCHANGE)
     pen.say("trade.search", **cast)
-    pen.fact("has", who=helper, thing=need)
-    swapped = pen.say_either({"trade.swap": 2, "trade.help": 1}, **cast) == "trade.swap"
-    if swapped:
-        pen.fact("has", who=helper, thing=have)
-    pen.fact("has", who=hero, thing=need)
-    pen.fact("did", who=helper, deed="gave {hero} the {need}", who_did="Who gave {hero} the {need}?", **cast)
+    swapped = pen.say_either({"trade.swap": 2, "trade.help": 1}, **cast).removeprefix("trade.")
     pen.say("trade.return", **cast)
-    paid = pen.say_either({"trade.deal": 2, "trade.gift": 1}, **cast) == "trade.deal"
-    if paid:
-        pen.fact("has", who=owner, thing=need)
-    pen.fact("has", who=hero, thing=wish)
-    pen.fact("did", who=owner, deed="gave {hero} the {wish}", who_did="Who gave {hero} the {wish}?", **cast)
-    pen.say(f"trade.end_{'swap' if swapped else 'help'}_{'deal' if paid else 'gift'}", **cast)
-
-
-# What the owner asks for, the hero then needs too. But only the owner wants it for something else.
-IN_EXCHANGE = "Who wanted the {thing} in exchange for the {item}?|Who asked for the {thing} in exchange for the {item}?"
+    paid = pen.say_either({"trade.deal": 2, "trade.gift": 1}, **cast).removeprefix("trade.")
+    pen.say(f"trade.end_{swapped}_{paid}", **cast)
 
 
 def tell_race(pen: Pen) -> None:
     """In which order do they run?"""
-    first, second, third = three_friends(pen)
+    early, *_ = first, second, third = three_friends(pen)
     start, goal, prize = pen.new("place"), pen.new("place"), pen.new("prize")
-    early = first
     pen.say("race.opening", start=start, goal=goal, one=first, two=second, three=third)
-    pen.fact("at", what="the race", place=start, asked="Where did the race start?|Where was the start of the race?")
     pen.say("race.start", one=first, two=second, three=third)
-    for who, place in ((first, "in front"), (second, "second"), (third, "last")):
-        pen.fact("did", who=who, deed=f"was {place} at the start", asked=f"Who was {place} at the start?")
     weights = {"race.stop": 1, "race.pass_first": 1, "race.pass_second": 1}
     for _ in range(2):
         event = pen.say_either(weights, leader=first, second=second, third=third)
         if event == "race.stop":
-            pen.fact("did", who=first, deed="fell back")
             first, second, third = second, third, first
         elif event == "race.pass_first":
-            pen.fact("did", who=second, deed="passed {leader}", leader=first)
             first, second = second, first
         else:
-            pen.fact("did", who=third, deed="passed {leader}", leader=second)
             second, third = third, second
     order = {"first": first, "second": second, "third": third}
     pen.say("race.goal", goal=goal, **order)
-    pen.fact("at", what="the race", place=goal, asked="Where did the race end?|Where was the end of the race?")
-    pen.fact("did", who=first, deed="won the race", asked="Who won the race?|Who came in first?")
-    pen.fact("did", who=second, deed="came second", asked="Who came second in the end?|Who was second at the end?")
-    pen.fact("did", who=third, deed="came last", asked="Who came last in the end?|Who was last at the end of the race?")
     pen.say("race.prize", first=first, prize=prize)
-    pen.fact("has", who=first, thing=prize, asked="Who won the {thing}?|Who was given the {thing}?")
     pen.say("race.stayed_ahead" if first is early else "race.fell_behind", early=early, first=first)
     pen.say("race.share", prize=prize, **order)
 
@@ -182,36 +127,16 @@ def tell_wish(pen: Pen) -> None:
     wishes = {"one": one, "two": two, "gift": wish_of[one], "present": wish_of[two]}
     pen.say("wish.opening", maker=maker)
     pen.say("wish.wishes", **wishes)
-    for who in (one, two):
-        pen.fact("wants", who=who, thing=wish_of[who])
-    pen.say("wish.made", maker=maker)
-    pen.fact("did", who=maker, who_did="Who made the presents?|Who put the presents into boxes?")
-    for who in (one, two):
-        pen.fact("has", who=maker, thing=wish_of[who])
+    pen.say("wish.made", maker=maker, **wishes)
     visited = OneOf(one, two)
     pen.say("wish.visit", maker=maker, first=visited)
     first, second = (one, two) if visited.chosen is one else (two, one)
-    cast = {"maker": maker, "first": first, "second": second}
-    cast |= {"right": wish_of[first], "wrong": wish_of[second]}
-    asked = "Who was the first to get a box?|Who got a box first?"
-    pen.fact("did", who=first, asked=asked)  # a box and what is in it are got at the same time
+    cast = {"maker": maker, "first": first, "second": second, "right": wish_of[first], "wrong": wish_of[second]}
     if pen.say_either({"wish.right": 1, "wish.mixed": 1}, **cast) == "wish.mixed":
-        pen.fact("has", who=first, thing=wish_of[second])
         pen.say("wish.fix", **cast)
-        pen.fact("lost", what=wish_of[second])  # the story does not say whether the first or the maker keeps it
-    pen.fact("has", who=first, thing=wish_of[first])
-    pen.fact("did", who=first, deed="got the {thing}", thing=wish_of[first])
     pen.say("wish.then", maker=maker, second=second, gift=wish_of[second])
-    pen.fact("has", who=second, thing=wish_of[second])
-    pen.fact("did", who=second, deed="got the {thing}", thing=wish_of[second])
     pen.say("wish.end", **wishes)
-    thanks, giver = pen.new("thing"), OneOf(one, two)
-    pen.say("wish.thanks", maker=maker, thanks=thanks, giver=giver)
-    asked = "Who gave {maker} the {thing}?|Who thanked {maker} with the {thing}?"
-    pen.fact("has", who=giver, thing=thanks, maker=maker, asked=asked)
-
-
-GAVE = "Who gave {cook} the {thing}?|Who gave away the {thing}?"
+    pen.say("wish.thanks", maker=maker, thanks=pen.new("thing"), giver=OneOf(one, two))
 
 
 def tell_soup(pen: Pen) -> None:
@@ -220,20 +145,15 @@ def tell_soup(pen: Pen) -> None:
     foods = one, two = pen.new("food"), pen.new("food")
     cast = {"cook": cook, "dish": pen.new("dish")}
     pen.say("soup.opening", one=one, two=two, **cast)
-    for food in foods:
-        pen.fact("wants", who=cook, thing=food)
-    pen.fact("did", who=cook, who_did="Who cooked the {dish}?|Who made the {dish}?", **cast)
     pen.say("soup.go", cook=cook)
     gift = OneOf(*foods)
     pen.say("soup.lend", cook=cook, giver=neighbors[0], gift=gift)
-    asked = "Who helped {cook} first?|Who was the first to help {cook}?"
-    pen.fact("did", who=neighbors[0], deed="helped {cook}", asked=asked, **cast)
+    pen.fact("did", who=neighbors[0], deed="helped {cook}", cook=cook, asked=HELPED_FIRST)
     gifts = (one, two) if gift.chosen is one else (two, one)
     pen.say("soup.lend", cook=cook, giver=neighbors[1], gift=gifts[1])
-    asked = "Who helped {cook} last?|Who was the second to help {cook}?"
-    pen.fact("did", who=neighbors[1], deed="helped {cook}", asked=asked, **cast)
+    pen.fact("did", who=neighbors[1], deed="helped {cook}", cook=cook, asked=HELPED_LAST)
     for giver, food in zip(neighbors, gifts, strict=True):
-        pen.fact("has", who=giver, thing=food, asked=GAVE, **cast)
+        pen.fact("has", who=giver, thing=food, cook=cook, asked=GAVE)
     if pen.say_either({"soup.extra": 1, "soup.cook": 2}, extra=pen.new("food"), **cast) == "soup.extra":
         pen.say("soup.cook", **cast)
     praised = OneOf(*foods)
@@ -246,6 +166,11 @@ def tell_soup(pen: Pen) -> None:
     pen.say("soup.end", cook=cook, other=other, gift=gift_of_other)
 
 
+HELPED_FIRST = "Who helped {cook} first?|Who was the first to help {cook}?"
+HELPED_LAST = "Who helped {cook} last?|Who was the second to help {cook}?"
+GAVE = "Who gave {cook} the {thing}?|Who gave away the {thing}?"
+
+
 def tell_message(pen: Pen) -> None:
     """What was sent, what was heard, and who waits where?"""
     sender, runner, guest = three_friends(pen)
@@ -254,17 +179,9 @@ def tell_message(pen: Pen) -> None:
     cast |= {"wrong": pen.new("place"), "other": pen.new("thing")}
     pen.say("message.opening", **cast)
     pen.say("message.order", **cast)
-    pen.fact("wants", who=sender, thing=cast["thing"])
-    asked = "Where did {what} want {guest} to be?|Where did {what} want to see {guest}?"
-    pen.fact("at", what=sender, place=cast["place"], guest=guest, asked=asked)
-    sent = "Who sent the message?|Who had a message for {guest}?"
-    pen.fact("did", who=sender, deed="called {runner}", runner=runner, guest=guest, who_did=sent)
     pen.say("message.way", past=pen.new("place"), **cast)
     pen.say("aside.day")
-    arrives = {"message.right": 2, "message.wrong_place": 1, "message.wrong_thing": 1}
-    heard = pen.say_either(arrives, **cast)
-    carried = "Who carried the message?|Who took the message to {guest}?"
-    pen.fact("did", who=runner, deed="spoke to {guest}", guest=guest, who_did=carried)
+    heard = pen.say_either({"message.right": 2, "message.wrong_place": 1, "message.wrong_thing": 1}, **cast)
     consequences = {
         "message.right": ["message.met"],
         "message.wrong_place": ["message.apart", "message.joined"],
@@ -272,12 +189,6 @@ def tell_message(pen: Pen) -> None:
     }
     for beat in consequences[heard]:
         pen.say(beat, **cast)
-    brought = cast["other" if heard == "message.wrong_thing" else "thing"]
-    pen.fact("has", who=guest, thing=brought, asked="Who came with the {thing}?|Who brought the {thing}?")
-    if heard == "message.wrong_place":
-        pen.fact("at", what=sender, place=cast["place"], asked="Where did {what} wait?")
-        pen.fact("at", what=guest, place=cast["wrong"], asked="Where did {what} wait?")
-    pen.fact("did", who=guest, deed="came with the {brought}", brought=brought)
     pen.say("message.end", **cast)
 
 
@@ -288,13 +199,7 @@ def tell_song(pen: Pen) -> None:
     pen.say("song.opening", **cast)
     pen.say("aside.day")
     listener = pen.say_either({"song.valley": 1, "song.bird": 1, "song.teach": 1}, **cast)
-    made_up = "Who made up the song?"
-    pen.fact("did", who=cast["singer"], deed="sang a song", asked="Who sang the song first?", who_did=made_up)
     pen.say(f"{listener}_back", **cast)
-    if listener != "song.valley":
-        listening = cast["bird" if listener == "song.bird" else "friend"]
-        asked = "Who sang the song after {singer}?|Who learned the song from {singer}?"
-        pen.fact("did", who=listening, deed="sang it again", asked=asked, singer=cast["singer"])
     if pen.say_either({"song.again": 1, f"{listener}_end": 2}, **cast) == "song.again":
         pen.say(f"{listener}_end", **cast)
 

@@ -6,15 +6,14 @@ wrong one that the story also holds. `questions_about` lists all that can be ask
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 from itertools import combinations, pairwise
 from re import fullmatch, sub
 from typing import NamedTuple
 
-from .lexicon import Pool, lexicon
+from .lexicon import feelings, place_sorts, wordings
 from .pen import Fact
 from .story import Story
-from .wordings import feelings, wordings
 
 KINDS = ("who_has", "where", "who_wanted", "who_said", "first", "feeling", "yes_no", "who_did")
 OPEN_KINDS = ("who_has", "where", "who_wanted", "who_said", "first", "who_did")  # each can be asked as yes or no
@@ -52,26 +51,38 @@ class Question(NamedTuple):
 def questions_about(story: Story, kind: str | None = None) -> list[Question]:
     """All questions about a story (or all of one kind), in all their wordings.
 
-    Raises ValueError for an unknown kind.
+    Only those that could be answered wrongly, and whose answer they do not give away. Raises ValueError for an unknown
+    kind.
     """
     if kind is not None and kind not in KINDS:
         raise ValueError(f"unknown kind of question {kind!r}: use one of {', '.join(KINDS)}")
-    found = (question for one in ([kind] if kind else KINDS) for question in open_to_doubt(story, one))
-    return list(dict.fromkeys(found))
-
-
-def open_to_doubt(story: Story, kind: str) -> Iterator[Question]:
-    """The questions of a kind that could be answered wrongly, and whose answer they do not give away."""
-    for question in ASKERS[kind](story):
-        if len(question.candidates) > 1 and question.answer in question.candidates:
-            yield question
+    questions = dict.fromkeys(question for one in ([kind] if kind else KINDS) for question in ASKERS[one](story))
+    return [q for q in questions if len(q.candidates) > 1 and q.answer in q.candidates]
 
 
 def about(kind: str, text: str, answer: str, possible: Sequence[str]) -> Question:
     """A question of who or where. Its answer makes a sentence with it."""
     candidates = tuple(one for one in possible if one not in text or not re.search(rf"\b{one}\b", text))
-    sentence = answer[0].upper() + answer[1:] if kind == "where" else f"{answer} {text[4:-1]}"  # without "Who " and "?"
+    sentence = capital(answer) if kind == "where" else f"{answer} {text[4:-1]}"  # without "Who " and "?"
     return Question(kind, text, answer, f"{sentence}.", candidates)
+
+
+def own_questions(story: Story, kind: str, fact_kind: str, key: str = "asked") -> Iterator[Question]:
+    """The questions that the facts of a kind word themselves."""
+    for fact in story.facts:
+        if fact.kind == fact_kind and key in fact.values:
+            for text in fact.values[key].split("|"):
+                if kind == "where":
+                    yield ask_for_place(story, text, fact)
+                else:
+                    yield about(kind, text, fact.values["who"], names_of(story))
+
+
+def ask_for_place(story: Story, text: str, fact: Fact) -> Question:
+    """Where was it? Candidates are the story's places of the same sort: hiding places, seats, or all others."""
+    place = next(texts["at"] for texts in story.entities if texts.get("") == fact.values["place"])
+    (sort,) = [places for places in place_sorts().values() if place in places]
+    return about("where", text, place, [other for other in places_of(story) if other in sort])
 
 
 def names_of(story: Story) -> tuple[str, ...]:
@@ -84,33 +95,9 @@ def places_of(story: Story) -> tuple[str, ...]:
     return tuple(story.entities[number]["at"] for number in numbers if "at" in story.entities[number])
 
 
-def places_like(story: Story, place: str) -> list[str]:
-    """Those of its places that are of the same sort: hiding places, seats, or all others."""
-    (sort,) = [texts for texts in place_sorts().values() if place in texts]
-    return [other for other in places_of(story) if other in sort]
-
-
-@cache
-def place_sorts() -> dict[str, frozenset[str]]:
-    """How the places of each sort answer "where"."""
-    roles = {role: lexicon().roles[role]["at"] for role in ("place", "spot", "seat")}
-    return {
-        role: frozenset(texts["at"] for texts in pool.texts.values())
-        for role, pool in roles.items()
-        if isinstance(pool, Pool)
-    }
-
-
 def worded(key: str, **values: str) -> list[str]:
     """The wordings of questions.yaml under this key."""
     return [wording.format(**values) for wording in wordings("questions")["wordings"][key]]
-
-
-def asked(story: Story, kind: str) -> Iterator[tuple[Fact, list[str]]]:
-    """The facts of a kind that bring their own wordings, and these."""
-    for fact in story.facts:
-        if fact.kind == kind and "asked" in fact.values:
-            yield fact, fact.values["asked"].split("|")
 
 
 def ask_who_has(story: Story) -> Iterator[Question]:
@@ -128,9 +115,7 @@ def ask_who_has(story: Story) -> Iterator[Question]:
         for (key, other), who in asks.items():
             for text in worded(key, thing=thing, other=other):
                 yield about("who_has", text, who, people)
-    for fact, texts in asked(story, "has"):
-        for text in texts:
-            yield about("who_has", text, fact.values["who"], people)
+    yield from own_questions(story, "who_has", "has")
 
 
 def holders_of(story: Story) -> dict[str, list[str]]:
@@ -150,11 +135,7 @@ def holders_of(story: Story) -> dict[str, list[str]]:
 
 def ask_where(story: Story) -> Iterator[Question]:
     """Where did it happen? Where is something in the end?"""
-    at = {texts[""]: texts["at"] for texts in story.entities if "at" in texts}
-    for fact, texts in asked(story, "at"):
-        place = at[fact.values["place"]]
-        for text in texts:
-            yield about("where", text, place, places_like(story, place))
+    yield from own_questions(story, "where", "at")
     last: dict[str, Fact] = {}
     for fact in story.facts:
         if fact.kind in ("at", "has", "lost"):
@@ -162,9 +143,8 @@ def ask_where(story: Story) -> Iterator[Question]:
     for what, fact in last.items():
         if fact.kind == "at" and "asked" not in fact.values:
             known = what in names_of(story) or what.startswith("the ")
-            place = at[fact.values["place"]]
             for text in worded("at_end", what=what if known else f"the {what}"):
-                yield about("where", text, place, places_like(story, place))
+                yield ask_for_place(story, text, fact)
 
 
 def ask_who_wanted(story: Story) -> Iterator[Question]:
@@ -173,13 +153,11 @@ def ask_who_wanted(story: Story) -> Iterator[Question]:
     for fact in story.facts:
         if fact.kind == "wants":
             wanting.setdefault(fact.values["thing"], set()).add(fact.values["who"])
-    needed = {fact.values["thing"] for fact, _ in asked(story, "wants")}
+    needed = {fact.values["thing"] for fact in story.facts if fact.kind == "wants" and "asked" in fact.values}
     for thing, who in wanting.items():
         for text in worded("wants", thing=thing) if len(who) == 1 and thing not in needed else ():
             yield about("who_wanted", text, min(who), names_of(story))
-    for fact, texts in asked(story, "wants"):
-        for text in texts:
-            yield about("who_wanted", text, fact.values["who"], names_of(story))
+    yield from own_questions(story, "who_wanted", "wants")
 
 
 def ask_who_said(story: Story) -> Iterator[Question]:
@@ -193,18 +171,9 @@ def ask_who_said(story: Story) -> Iterator[Question]:
                 yield Question("who_said", text, who, f'{who} said, "{spoken}"', candidates)
 
 
-def ask_who_did(story: Story) -> Iterator[Question]:
-    """Who did something, whenever that was?"""
-    for fact in story.facts:
-        for text in fact.values["who_did"].split("|") if "who_did" in fact.values else ():
-            yield about("who_did", text, fact.values["who"], names_of(story))
-
-
 def ask_first(story: Story) -> Iterator[Question]:
     """What happened first, and who did something first (or second, or last)?"""
-    for fact, texts in asked(story, "did"):
-        for text in texts:
-            yield about("first", text, fact.values["who"], names_of(story))
+    yield from own_questions(story, "first", "did")
     deeds = [fact for fact in story.facts if "deed" in fact.values]
     for one, other in combinations(deeds, 2):
         if one.values["deed"] == other.values["deed"] and "asked" not in one.values:
@@ -246,7 +215,7 @@ def feeling_words() -> re.Pattern[str]:
 def ask_yes_no(story: Story) -> Iterator[Question]:
     """Every question of who and where, with each of its candidates offered as the answer."""
     for kind in OPEN_KINDS:
-        for question in open_to_doubt(story, kind):
+        for question in questions_about(story, kind):
             yield from yes_no(question, question.candidates)
 
 
@@ -268,15 +237,19 @@ def yes_no(question: Question, candidates: Sequence[str]) -> list[Question]:
     made = []
     for candidate in candidates:
         short = "yes" if candidate == question.answer else "no"
-        sentence = judged(candidate, question.answer, is_place, short)
+        sentence = judged(candidate, question.answer, is_place)
         made += [Question("yes_no", form.format(candidate), short, sentence, ("yes", "no")) for form in forms]
     return made
 
 
-def judged(candidate: str, found: str, is_place: bool, short: str) -> str:
+def judged(candidate: str, actual: str, is_place: bool) -> str:
     """ "It was Tiko. Belna? No." or "By the river. In the barn? No." """
-    first, then = (place[0].upper() + place[1:] for place in (candidate, found))
-    return f"{then if is_place else f'It was {found}'}. {first}? {short.capitalize()}."
+    statement = capital(actual) if is_place else f"It was {actual}"
+    return f"{statement}. {capital(candidate)}? {'Yes' if candidate == actual else 'No'}."
+
+
+def capital(text: str) -> str:
+    return text[0].upper() + text[1:]
 
 
 ASKERS: dict[str, Callable[[Story], Iterator[Question]]] = {
@@ -287,5 +260,5 @@ ASKERS: dict[str, Callable[[Story], Iterator[Question]]] = {
     "first": ask_first,
     "feeling": ask_feeling,
     "yes_no": ask_yes_no,
-    "who_did": ask_who_did,
+    "who_did": partial(own_questions, kind="who_did", fact_kind="did", key="who_did"),
 }

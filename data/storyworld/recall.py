@@ -1,22 +1,25 @@
-"""Documents that ask for what they said: facts about people, then questions whose answers are exact.
+"""Documents that measure looking back: random words that repeat, and facts that are asked for.
 
-    Tiko red kite river  Belna blue kite hill  …  Belna blue kite hill  …  red kite river Tiko  …
-
-A fact is a name and one word of each facet (colour, toy, place, food). A question about *one* thing repeats a name:
-each of its words follows from looking up that name. A question about *several* repeats the words: who is it? Others
-share some of them, so the answer may need all these words at one position.
+repeated    foom Tiko ladda foom Tiko ladda: random words, and then the same words again, for finding induction heads.
+            Nothing but looking back helps to predict the second copy, and nothing at all helps to predict the first.
+recall      Tiko red kite river  Belna blue kite hill  …  Belna blue kite hill  …  red kite river Tiko  …
+            A fact is a name and one word of each facet (colour, toy, place, food). A question about *one* thing repeats
+            a name: each of its words follows from looking up that name. A question about *several* repeats the words:
+            who is it? Others share some of them, so the answer may need all these words at one position.
 """
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import combinations
+from math import log2
 from random import Random
 from zlib import crc32
 
-from .names import names
-from .repeats import another
+from .lexicon import lexicon
+from .names import another, held_out_names, names, pick
 
+REPEATED_WORDS = range(4, 41)  # words in a block of a document that is trained on, for near and far copies
 FACETS = (
     ("red", "blue", "green", "yellow", "purple", "orange", "white", "black"),
     ("kite", "drum", "hat", "bell", "flute", "cup", "shell", "lantern"),
@@ -28,7 +31,57 @@ HELD_OUT = 8  # one list of facts in eight is held out, by its checksum: no trai
 
 
 @dataclass(frozen=True)
-class Asked:
+class Repeated:
+    """A document of `times` equal blocks.
+
+    text:   " foom Tiko ladda foom Tiko ladda": every word has a space before it, so all copies are cut alike
+    period: characters of one block. `text[i]` is `text[i - period]` from there on
+    words:  the words of one block, no two alike
+    times:  how often it is written
+    bits:   -log2 of the probability of the text for one who knows how it is made: all of it is spent on the
+            first block (and on the number of words and of times, where those were drawn)
+    """
+
+    text: str
+    period: int
+    words: tuple[str, ...]
+    times: int
+    bits: float
+
+
+def repeated(
+    seed: int,
+    index: int,
+    words: int | Sequence[int] = 25,
+    times: int | Sequence[int] = (2, 3, 4),
+    held_out: bool = False,
+) -> Repeated:
+    """Document number `index`: a block of different random words, half of them names, written several times.
+
+    words, times: how many, how often; or how many and how often it may be, each as likely. The same arguments
+    give the same document on every machine. Raises ValueError for fewer than two, or more words than there are.
+    """
+    pools = (held_out_names() if held_out else names(), lexicon().song_words)
+    lengths, counts = (((n,) if isinstance(n, int) else tuple(n)) for n in (words, times))
+    if not lengths or min(lengths) < 2 or max(lengths) > min(map(len, pools)) or not counts or min(counts) < 2:
+        raise ValueError(f"words={words}, times={times}: use 2 to {min(map(len, pools))} words and 2 or more times")
+    rng = Random(f"repeated {seed} {index}")
+    count = pick(rng, counts)
+    length = pick(rng, lengths) if len(lengths) > 1 else lengths[0]
+    bits, block = log2(len(counts)) + log2(len(lengths)), []
+    used: tuple[set[str], set[str]] = (set(), set())
+    for _ in range(length):
+        which = int(rng.random() * 2)
+        word = another(pools[which], used[which], rng)
+        bits += 1 + log2(len(pools[which]) - len(used[which]))
+        used[which].add(word)
+        block.append(word)
+    text = "".join(f" {word}" for word in block)
+    return Repeated(text * count, len(text), tuple(block), count, bits)
+
+
+@dataclass(frozen=True)
+class RecallQuestion:
     """A word that the facts decide.
 
     word:     its number in the text, from 0
@@ -55,7 +108,7 @@ class Recall:
     """A document. words: all of them; the text puts a space before each. questions: every word that is decided."""
 
     words: tuple[str, ...]
-    questions: tuple[Asked, ...]
+    questions: tuple[RecallQuestion, ...]
 
     @property
     def text(self) -> str:
@@ -80,21 +133,25 @@ def recall(
     for more than there is.
     """
     if not (2 <= people <= MOST_NAMES and 1 <= facets <= len(FACETS) and 2 <= values <= MOST_VALUES):
-        there = f"2 to {MOST_NAMES} people, 1 to {len(FACETS)} facets, 2 to {MOST_VALUES} values"
-        raise ValueError(f"people={people}, facets={facets}, values={values}: use {there}")
+        possible = f"2 to {MOST_NAMES} people, 1 to {len(FACETS)} facets, 2 to {MOST_VALUES} values"
+        raise ValueError(f"people={people}, facets={facets}, values={values}: use {possible}")
     if values**facets < people:
         raise ValueError(f"{values} values in {facets} facets distinguish only {values**facets} people, not {people}")
     rng = Random(f"recall {seed} {index} {held_out}")
-    known = _facts(rng, people, facets, values)
-    while (crc32(" ".join(map(" ".join, known)).encode()) % HELD_OUT == 0) != held_out:
-        known = _facts(rng, people, facets, values)
-    words = [word for fact in known for word in fact]
-    asked = []
+    facts = draw_facts(rng, people, facets, values)
+    while (crc32(" ".join(map(" ".join, facts)).encode()) % HELD_OUT == 0) != held_out:
+        facts = draw_facts(rng, people, facets, values)
+    words = [word for fact in facts for word in fact]
+    size, asked = 1 + facets, []
     for _ in range(questions):
-        who = int(rng.random() * people)
-        told = (*known[who][1:], known[who][0]) if (kind := rng.random() < several) else known[who]
-        asked += list(_several(known, who, len(words)) if kind else _one(known, who, len(words)))
-        words += told
+        who, start = int(rng.random() * people), len(words)
+        if rng.random() < several:
+            clues, last = tuple(range(start, start + facets)), start + facets
+            asked.append(RecallQuestion(last, who * size, clues, words_needed(facts, who), "several"))
+            words += [*facts[who][1:], facts[who][0]]
+        else:
+            asked += [RecallQuestion(start + i, who * size + i, (start,), 1, "one") for i in range(1, size)]
+            words += facts[who]
     return Recall(tuple(words), tuple(asked))
 
 
@@ -105,38 +162,23 @@ def recalled_names() -> tuple[str, ...]:
     return names()[every // 2 :: every][:MOST_NAMES]
 
 
-def _facts(rng: Random, people: int, facets: int, values: int) -> list[tuple[str, ...]]:
+def draw_facts(rng: Random, people: int, facets: int, values: int) -> list[tuple[str, ...]]:
     """(name, a word of each facet) of every person. No name comes twice, and no two people share all their words."""
-    known: dict[tuple[str, ...], str] = {}
-    taken: set[str] = set()
+    name_of: dict[tuple[str, ...], str] = {}
     for _ in range(people):
-        name = another(recalled_names(), taken, rng)
-        taken.add(name)
-        told = tuple(facet[int(rng.random() * values)] for facet in FACETS[:facets])
-        while told in known:
-            told = tuple(facet[int(rng.random() * values)] for facet in FACETS[:facets])
-        known[told] = name
-    return [(name, *told) for told, name in known.items()]
+        name = another(recalled_names(), list(name_of.values()), rng)
+        words: tuple[str, ...] = ()
+        while not words or words in name_of:
+            words = tuple(facet[int(rng.random() * values)] for facet in FACETS[:facets])
+        name_of[words] = name
+    return [(name, *words) for words, name in name_of.items()]
 
 
-def _one(known: list[tuple[str, ...]], who: int, start: int) -> Iterator[Asked]:
-    size = len(known[0])
-    for place in range(1, size):
-        yield Asked(start + place, who * size + place, (start,), 1, "one")
-
-
-def _several(known: list[tuple[str, ...]], who: int, start: int) -> Iterator[Asked]:
-    size = len(known[0])
-    clues = tuple(range(start, start + size - 1))
-    yield Asked(start + size - 1, who * size, clues, _needed(known, who), "several")
-
-
-def _needed(known: list[tuple[str, ...]], who: int) -> int:
+def words_needed(facts: list[tuple[str, ...]], who: int) -> int:
     """The fewest words of this person that nobody else has together."""
-    places = range(1, len(known[who]))
-    for count in places:
-        for chosen in combinations(places, count):
-            alike = [fact for fact in known if all(fact[place] == known[who][place] for place in chosen)]
-            if len(alike) == 1:
+    mine = facts[who][1:]
+    for count in range(1, len(mine)):
+        for chosen in combinations(range(len(mine)), count):
+            if sum(all(fact[1 + i] == mine[i] for i in chosen) for fact in facts) == 1:
                 return count
-    raise AssertionError("two people share all their words")
+    return len(mine)

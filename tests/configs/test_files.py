@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from configs.files import DamagedFile, append_line, read_json, read_lines, read_name, read_text
+from configs.files import DamagedFile, append_line, checkpoint_directory, read_json, read_lines, read_text
 from tests.processes import little_room
 
 RECORDS = [{"step": step, "text": text} for step, text in enumerate(["Füße", "猫が座った", "𝄞 und \ud800", "a\u2028b"])]
@@ -71,7 +71,7 @@ def dangling(path):
 
 
 @pytest.mark.parametrize("make", [folder, loop, dangling])
-@pytest.mark.parametrize("read", [read_text, read_json, read_lines, read_name])
+@pytest.mark.parametrize("read", [read_text, read_json, read_lines])
 def test_what_is_no_file_is_refused_at_once(tmp_path, make, read):
     make(tmp_path / "file")
     with pytest.raises(DamagedFile) as caught:
@@ -84,9 +84,11 @@ def test_what_is_no_file_is_refused_at_once(tmp_path, make, read):
 def test_a_pointer_is_one_plain_name(tmp_path, name):
     (tmp_path / "latest").write_text(name + "\n", encoding="utf-8")
     with pytest.raises(DamagedFile, match="must hold one plain name"):
-        read_name(tmp_path / "latest")
+        checkpoint_directory(tmp_path / "latest")
     (tmp_path / "latest").write_text("step_00001000\n", encoding="utf-8")
-    assert read_name(tmp_path / "latest") == "step_00001000"
+    (tmp_path / "step_00001000").mkdir()
+    (tmp_path / "step_00001000" / "config.json").touch()
+    assert checkpoint_directory(tmp_path / "latest") == tmp_path / "step_00001000"
 
 
 def test_a_value_of_another_type_is_named_by_its_key(tmp_path):

@@ -75,21 +75,12 @@ def test_a_byte_order_mark_is_not_text(tmp_path, name):
     assert texts(file) == TEXTS
 
 
-@pytest.mark.parametrize("name", PACKED)
+@pytest.mark.parametrize("name", [*PACKED, "a.arrow", "file.arrow", "a.parquet"])
 def test_a_truncated_file_is_an_error_wherever_it_ends(tmp_path, name):
     whole = write(tmp_path / name).read_bytes()
-    for length in range(1, len(whole)):
+    for length in range(1, len(whole), 1 if name in PACKED else 4):
         (tmp_path / name).write_bytes(whole[:length])
-        with pytest.raises(InputError, match=f"{name}: is truncated or damaged"):
-            texts(tmp_path / name)
-
-
-@pytest.mark.parametrize("name", ["a.arrow", "file.arrow", "a.parquet"])
-def test_a_truncated_table_is_an_error_wherever_it_ends(tmp_path, name):
-    whole = write(tmp_path / name).read_bytes()
-    for length in range(1, len(whole), 4):
-        (tmp_path / name).write_bytes(whole[:length])
-        with pytest.raises(InputError, match=f"{name}: is not a readable "):
+        with pytest.raises(InputError, match=f"{name}: is "):
             texts(tmp_path / name)
 
 
@@ -103,12 +94,11 @@ def test_a_file_may_be_compressed_in_parts(tmp_path, name):
 
 
 def test_a_json_file_may_wrap_its_list_or_be_one_record(tmp_path):
-    (tmp_path / "wrapped.json").write_text(json.dumps({"texts": TEXTS}))
-    (tmp_path / "one.json").write_text(json.dumps({"text": "alone", "tags": []}))
-    assert texts(tmp_path / "wrapped.json") == TEXTS
-    (tmp_path / "versioned.json").write_text(json.dumps({"version": "1", "data": [{"text": text} for text in TEXTS]}))
-    assert texts(tmp_path / "versioned.json") == TEXTS
-    assert texts(tmp_path / "one.json") == ["alone"]
+    listed, file = [{"text": text} for text in TEXTS], tmp_path / "x.json"
+    file.write_text(json.dumps({"version": "1", "data": listed}))
+    assert texts(file) == TEXTS
+    file.write_text(json.dumps({"text": "alone", "tags": []}))
+    assert texts(file) == ["alone"]
 
 
 def put(folder: Path, *names: str) -> None:
@@ -120,7 +110,6 @@ def put(folder: Path, *names: str) -> None:
 SNAPSHOT = ["README.md", "data/train-00000-of-00001.parquet", "data/test-00000-of-00001.parquet", "dataset_infos.json"]
 SAVED = ["dataset_dict.json", *(f"{split}/{name}" for split in ("train", "test") for name in (
     "data-00000-of-00001.arrow", "dataset_info.json", "state.json", "cache-1f.arrow"))]  # fmt: skip
-PARTS = ["a.jsonl", "training.jsonl", "dev/a.jsonl", "en-val.jsonl", "test1.jsonl", "latest.jsonl", "eval/train.jsonl"]
 
 
 @pytest.mark.parametrize(
@@ -128,7 +117,6 @@ PARTS = ["a.jsonl", "training.jsonl", "dev/a.jsonl", "en-val.jsonl", "test1.json
     [
         (SNAPSHOT, SNAPSHOT[1:2], "2 that describe data (README.md, dataset_infos.json), 1 of the test part (test-000"),
         (SAVED, [SAVED[1]], "that describe data (cache-1f.arrow, "),
-        (PARTS, ["a.jsonl", "latest.jsonl", "training.jsonl"], "2 of the validation part (a.jsonl, en-val.jsonl)"),
         (["README.md", "b/note.md", "x.png"], ["README.md", "b/note.md"], "1 of another kind (x.png)"),  # notes
         (["README.md", "book.txt", "b.JSONL", "c.ndjson"], ["b.JSONL", "book.txt", "c.ndjson"], "(README.md)"),
     ],
@@ -154,78 +142,56 @@ def test_the_parts_of_a_folder_are_those_that_datasets_finds(tmp_path):
             assert set(map(str, ours)) == set(theirs) or (number, word) == (1, "training"), (name, word)
 
 
-def test_links_to_folders_are_read_once_however_they_lead(tmp_path):
-    put(tmp_path, "own/a.txt", "elsewhere/b.txt", "elsewhere/deep/c.txt")
+def test_folders_patterns_lists_and_links_give_each_file_once_in_a_fixed_order(tmp_path):
+    put(tmp_path / "own", "b/2.txt", "b/1.md", "a.jsonl", ".hidden/x.txt", "b/picture.png")
+    put(tmp_path, "elsewhere/deep/c.txt")
     (tmp_path / "own" / "link").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "elsewhere" / "deep" / "back").symlink_to(tmp_path / "own")
-    found, _ = search(str(tmp_path / "own"), "key")
-    assert [file.relative_to(tmp_path / "own").as_posix() for file in found] == [
-        "a.txt",
-        "link/b.txt",
-        "link/deep/c.txt",
-    ]
-
-
-def test_folders_patterns_and_lists_give_each_file_once_in_a_fixed_order(tmp_path):
-    for name in ("b/2.txt", "b/1.md", "a.jsonl", ".hidden/x.txt", "b/picture.png"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text("x")
-    names = lambda path: [f.relative_to(tmp_path).as_posix() for f in search(path, "key")[0]]  # noqa: E731
-    assert names(str(tmp_path)) == ["a.jsonl", "b/1.md", "b/2.txt"]
-    assert names(f"{tmp_path}/**/*.txt") == ["b/2.txt"]
-    assert names([f"{tmp_path}/b/2.txt", str(tmp_path)]) == ["b/2.txt", "a.jsonl", "b/1.md"]
-    with pytest.raises(InputError, match=r"key: no such file: .*\*.csv"):
-        search(f"{tmp_path}/*.csv", "key")
+    own = tmp_path / "own"
+    names = lambda path: [f.relative_to(own).as_posix() for f in search(path, "key")[0]]  # noqa: E731
+    assert names(str(own)) == ["a.jsonl", "b/1.md", "b/2.txt", "link/deep/c.txt"]
+    assert names(f"{own}/b/*.txt") == ["b/2.txt"]
+    assert names([f"{own}/b/2.txt", str(own)]) == ["b/2.txt", "a.jsonl", "b/1.md", "link/deep/c.txt"]
+    with pytest.raises(InputError, match="no such file"):
+        search(f"{own}/*.csv", "key")
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "place", "problem"),
+    ("name", "content", "place"),
     [
-        (
-            "a.jsonl",
-            b'{"text": "a"}\n{"text": "caf\xe9"}\n{"text": "b"}\n',
-            "a.jsonl:2",
-            "byte 13 .0xe9. is not valid UTF-8",
-        ),
-        ("a.jsonl", b'{"text": "a"}\n{"text": \n', "a.jsonl:2", "is not valid JSON"),
-        ("a.jsonl", b'{"text": "a"}\n' + b"[" * 100_000 + b"\n", "a.jsonl:2", "is not valid JSON"),
-        ("a.txt", b"fine\n<|endoftext|>\nb\xffd\nmore<|endoftext|>x", "a.txt:3", "byte 1 .0xff. is not valid UTF-8"),
-        ("a.csv", b'text,n\nok,1\n"b\n\xffd\n",2\nfine,3\n', "a.csv:3", "not valid UTF-8"),
-        ("a.csv", b"text,n\nok,1\nbad,2,3\nfine,4\n", "a.csv:3", "another number of fields .* .2."),
-        ("a.csv", b"text,n\nok,1\nbad\nfine,4\n", "a.csv:3", "another number of fields"),
+        ("a.jsonl", b'{"text": "a"}\n{"text": "caf\xe9"}\n{"text": "b"}\n', "a.jsonl:2"),
+        ("a.jsonl", b'{"text": "a"}\n' + b"[" * 100_000 + b"\n", "a.jsonl:2"),
+        ("a.txt", b"fine\n<|endoftext|>\nb\xffd\nmore<|endoftext|>x", "a.txt:3"),
+        ("a.csv", b'text,n\nok,1\n"b\n\xffd\n",2\nfine,3\n', "a.csv:3"),
+        ("a.csv", b"text,n\nok,1\nbad,2,3\nfine,4\n", "a.csv:3"),
+        ("a.csv", b"text,n\nok,1\nbad\nfine,4\n", "a.csv:3"),
     ],
 )
-def test_a_record_that_cannot_be_read_tells_its_place_and_the_others_still_come(
-    tmp_path, name, content, place, problem
-):
+def test_a_record_that_cannot_be_read_tells_its_place_and_the_others_still_come(tmp_path, name, content, place):
     (tmp_path / name).write_bytes(content)
     found = list(records(tmp_path / name, SEPARATOR))
-    bad = [record for record in found if record.problem]
-    assert [record.where for record in bad] == [f"{tmp_path}/{place}"]
-    assert re.search(problem, bad[0].problem)
+    assert [record.where for record in found if record.problem] == [f"{tmp_path}/{place}"]
     assert len(found) > 1
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "message"),
+    ("name", "content"),
     [
-        ("a.json", b'[{"text": "a"}, {"text": ', "a.json: is not valid JSON"),
-        ("a.json", b'{"text": "a"}\n{"text": "b"}\n', "a.json: .*if it holds an object a line, name it .jsonl"),
-        ("a.csv", b"id;text\n1;one\n", "a.csv:1: its fields seem to be separated by ';'"),
-        ("a.csv", b'text,n\n"never closed,1\n', "a.csv:2: is not valid CSV: .*end of data"),
-        ("a.parquet", b"PAR1nonsense", "a.parquet: is not a readable Parquet file"),
-        ("a.arrow", b"nonsense", "a.arrow: is not a readable Arrow file"),
-        ("a.txt", b"text \0 more", "a.txt: holds zero bytes"),
-        ("a.txt.gz", b"plain text", "a.txt.gz: is truncated or damaged"),
-        ("a.txt.zst", b"plain text", "a.txt.zst: is truncated or damaged"),
-        ("a.txt.zst", b"", "a.txt.zst: is truncated or damaged"),
-        ("a.json", b'[{"text": "caf\xe9"}]', "a.json: byte 14 .0xe9. is not valid UTF-8"),
+        ("a.json", b'[{"text": "a"}, {"text": '),
+        ("a.json", b'{"text": "a"}\n{"text": "b"}\n'),
+        ("a.json", b'[{"text": "caf\xe9"}]'),
+        ("a.csv", b"id;text\n1;one\n"),
+        ("a.csv", b'text,n\n"never closed,1\n'),
+        ("a.txt", b"text \0 more"),
+        *((f"a.{kind}", b"plain text") for kind in ("parquet", "arrow", "txt.gz", "txt.zst")),
+        ("a.txt.zst", b""),
     ],
 )
-def test_a_file_that_cannot_be_read_on_is_one_clear_line(tmp_path, name, content, message):
+def test_a_file_that_cannot_be_read_on_is_one_clear_line(tmp_path, name, content):
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(InputError, match=re.escape(name)) as error:
         texts(tmp_path / name)
+    assert "\n" not in str(error.value)
 
 
 def documents(folder, raw: bytes, separator=SEPARATOR) -> list[str]:

@@ -61,18 +61,14 @@ def tokenizer(request):
 # rows
 
 
-def test_nothing_of_a_row_is_lost_and_nothing_is_added(tokenizer):
+def test_nothing_of_a_row_is_lost_or_added_and_what_is_marked_is_what_has_a_label(tokenizer):
     ids, labels = chat_row(tokenizer)
-    expected = tokenizer.decode(ids, skip_special_tokens=False)
-    assert plain_again(row_as_text(ids, labels, tokenizer)) == expected
-
-
-def test_what_is_marked_as_trained_is_what_has_a_label(tokenizer):
-    ids, labels = chat_row(tokenizer)
-    trained = tokenizer.decode([label for label in labels if label != IGNORED], skip_special_tokens=False)
-    assert len(trained) > 100
-    marked = re.findall(r"⟦(.*?)⟧", row_as_text(ids, labels, tokenizer), flags=re.DOTALL)
+    shown = row_as_text(ids, labels, tokenizer)
+    assert plain_again(shown) == tokenizer.decode(ids, skip_special_tokens=False)
+    assert shown_ids(row_as_text(ids, labels, tokenizer, with_ids=True)) == ids
+    marked = re.findall(r"⟦(.*?)⟧", shown, flags=re.DOTALL)
     assert len(marked) == len(NASTY)
+    trained = tokenizer.decode([label for label in labels if label != IGNORED], skip_special_tokens=False)
     assert plain_again("".join(marked)) == trained
 
 
@@ -82,13 +78,7 @@ def test_every_document_of_a_row_has_its_number_and_padding_is_one_mark(tokenize
     assert re.findall(r"^──── <\|bos\|> document (\d+) ─+$", shown, re.MULTILINE) == [*"12345678"]
     assert shown.splitlines()[-1] == "(37 × padding)"
     tail = row_as_text(tokenizer.encode("tabs"), tokenizer.encode("tabs"), tokenizer)
-    assert tail.startswith("──── document 0: it began in another row ─")
-    assert tail.endswith("─\n⟦tabs⟧")
-
-
-def test_the_ids_shown_are_those_of_the_row(tokenizer):
-    ids, labels = chat_row(tokenizer)
-    assert shown_ids(row_as_text(ids, labels, tokenizer, with_ids=True)) == ids
+    assert tail.startswith("──── document 0: ")
 
 
 def shown_ids(shown: str) -> list[int]:
@@ -96,17 +86,13 @@ def shown_ids(shown: str) -> list[int]:
     return [int(number) for number in re.findall(r"(?:^|[\s⟦⟧])(\d+):(?=\S)", shown)]
 
 
-def test_a_text_cannot_drive_the_terminal(tokenizer):
+def test_a_text_can_neither_drive_the_terminal_nor_pass_for_a_special_token(tokenizer):
     ids, labels = chat_row(tokenizer)
     shown = row_as_text(ids, labels, tokenizer) + row_as_text(ids, labels, tokenizer, with_ids=True)
     assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2028\u2066-\u2069\ufeff]", shown)
     assert "⟨U+001B⟩[2J" in shown
     assert "👩\u200d👩\u200d👧" in shown
-
-
-def test_what_only_looks_like_a_special_token_is_marked(tokenizer):
-    ids, labels = chat_row(tokenizer, ["a<|im_end|>b"])
-    shown = row_as_text(ids, labels, tokenizer)
+    shown = row_as_text(*chat_row(tokenizer, ["a<|im_end|>b"]), tokenizer)
     assert shown.count("a⟨text: <|im_end|>⟩b") == 3
     assert shown.count("<|im_end|>") == 3 + 4
 
@@ -126,16 +112,12 @@ def corpus(tmp_path):
     """150 texts: lengths 5 … 154 bytes and the two tokens around each, in a config with rows of 32 tokens."""
     texts = [f"{i:03} {'x' * i}\n" for i in range(150)]
     (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    return texts, write_config(tmp_path, "texts.jsonl")
-
-
-def write_config(folder, name, more="", length=32):
-    config = folder / "c.yaml"
+    config = tmp_path / "c.yaml"
     config.write_text(
-        f"output_dir: {folder / 'runs'}\nseed: 5\ndata:\n  source: {{kind: files, path: {folder / name}}}\n"
-        f"  tokenizer: {{kind: byte}}\n  sequence_length: {length}\n{more}"
+        f"output_dir: {tmp_path / 'runs'}\nseed: 5\ndata:\n  source: {{kind: files, path: {tmp_path}/texts.jsonl}}\n"
+        "  tokenizer: {kind: byte}\n  sequence_length: 32\n"
     )
-    return config
+    return texts, config
 
 
 def run(monkeypatch, capsys, *arguments) -> str:
@@ -155,6 +137,11 @@ def prepared(config, tmp_path):
     return checked, prepare(checked, tmp_path / "runs", show_progress=False)
 
 
+def row_parts(out: str) -> list[str]:
+    parts = re.split(r"^\w+ row \d.*\n", out.split("\nprepared data")[0], flags=re.MULTILINE)[1:]
+    return [part.rstrip("\n") for part in parts]
+
+
 def percent(part, whole):
     return f"{part / whole:.2%}"
 
@@ -169,82 +156,34 @@ def test_the_rows_shown_are_the_rows_of_training(corpus, tmp_path, monkeypatch, 
     if split == "validation":
         held_out = validation_batches(make_rows(config, data, "validation"), data.tokenizer, 4)
         expected = next(held_out)["input_ids"].tolist()
-    for out, read in ((as_text, plain_again), (as_ids, shown_ids)):
-        parts = re.split(r"^\w+ row \d.*\n", out.split("\nprepared data")[0], flags=re.MULTILINE)[1:]
-        rows = [read(part.rstrip("\n")) for part in parts]
-        wanted = [data.tokenizer.decode(ids, False).rstrip("\n") for ids in expected]
-        assert [row.rstrip("\n") for row in rows] == wanted if read is plain_again else rows == expected
+    wanted = [data.tokenizer.decode(ids, False).rstrip("\n") for ids in expected]
+    assert [plain_again(part).rstrip("\n") for part in row_parts(as_text)] == wanted
+    assert [shown_ids(part) for part in row_parts(as_ids)] == expected
     assert "a document cannot see" in as_text
 
 
 def test_the_summary_counts_what_is_there(corpus, tmp_path, monkeypatch, capsys):
     texts, config_file = corpus
     shown = table(run(monkeypatch, capsys, config_file, "--rows", "0"))
-    train = [t for t in texts if split_of(fingerprint(t), 0.1) == "train"]
-    held_out = [t for t in texts if split_of(fingerprint(t), 0.1) == "validation"]
     config, data = prepared(config_file, tmp_path)
-    for i, part in enumerate([train, held_out]):
-        lengths = sorted(len(t) + 2 for t in part)
-        tokens = sum(lengths)
+    for i, (split, batches) in enumerate(every_row(config, data).items()):
+        lengths = sorted(len(text) + 2 for text in texts if split_of(fingerprint(text), 0.1) == split)
         assert shown["tokens a document: fewest"][i] == str(lengths[0])
-        assert shown["10 % have at most"][i] == str(lengths[-(-len(part) // 10) - 1])
-        assert shown["median"][i] == str(lengths[-(-len(part) // 2) - 1])
-        assert shown["90 % have at most"][i] == str(lengths[-(-len(part) * 9 // 10) - 1])
-        assert shown["most"][i] == str(lengths[-1])
-        assert shown["longer than a row"][i] == percent(sum(n > 32 for n in lengths), len(part))
+        for name, tenths in (("10 % have at most", 1), ("median", 5), ("90 % have at most", 9), ("most", 10)):
+            assert shown[name][i] == str(lengths[-(-len(lengths) * tenths // 10) - 1])
+        assert shown["longer than a row"][i] == percent(sum(n > 32 for n in lengths), len(lengths))
         alone = sum(-(-n // 32) * 32 for n in lengths)
-        assert shown["padding if no documents shared a row"][i] == percent(alone - tokens, alone)
-    for i, batches in enumerate(every_row(config, data)):
+        assert shown["padding if no documents shared a row"][i] == percent(alone - sum(lengths), alone)
         places = sum(b["input_ids"].numel() for b in batches)
         assert shown["rows an epoch"][i] == str(len(batches))
         padding = sum(int((b["input_ids"] == data.tokenizer.pad_id).sum()) for b in batches)
         assert shown["padding in them"][i] == percent(padding, places)
         asked = sum(int((b["labels"][:, i:] != IGNORED).sum()) for b in batches)
         assert shown["trained on"][i] == percent(asked, places)
-    assert "unknown tokens" not in shown
 
 
 def every_row(config, data):
     """The batches of one row of an epoch of training, and of validation."""
     batches = TrainBatches(make_rows(config, data, "train"), data.tokenizer, 1, seed=5)
-    yield [batches.batch(k) for k in range(batches.rows.per_epoch)]
-    yield list(validation_batches(make_rows(config, data, "validation"), data.tokenizer, 1))
-
-
-def test_the_summary_of_conversations(tmp_path, monkeypatch, capsys):
-    """60 that fit, 20 whose first answer fits, 10 that have no answer that fits."""
-    question, answer = {"role": "user", "content": "q"}, {"role": "assistant", "content": "short"}
-    long = {"role": "assistant", "content": "l" * 100}
-    kinds = [[question, answer]] * 60 + [[question, answer, question, long]] * 20 + [[question, long]] * 10
-    (tmp_path / "train.jsonl").write_text("".join(json.dumps({"messages": m}) + "\n" for m in kinds))
-    (tmp_path / "held.jsonl").write_bytes((tmp_path / "train.jsonl").read_bytes())
-    config_file = write_config(tmp_path, "train.jsonl", "  records: conversations\n  rows_joined: 1\n", 64)
-    config_file.write_text(
-        config_file.read_text().replace("train.jsonl}", f"train.jsonl, validation_path: {tmp_path / 'held.jsonl'}}}")
-    )
-    out = run(monkeypatch, capsys, config_file, "--rows", "1")
-    assert "⟦short<|im_end|>⟧⏎\n" in out
-    shown = table(out)
-    for i, batches in enumerate(every_row(*prepared(config_file, tmp_path))):
-        trained = sum(int((b["labels"] != IGNORED).sum()) for b in batches)
-        assert shown["rows an epoch"][i] == str(len(batches))
-        assert shown["trained on"][i] == percent(trained, 64 * len(batches))
-        assert shown["longer than a row"][i] == percent(30, 90)
-        assert shown["cut to whole turns that fit"][i] == "20"
-        assert shown["left out: too long for a row"][i] == "10"
-    assert "177 exact duplicates kept" in out
-
-
-def test_what_was_left_out_is_reported_with_file_and_line(tmp_path, monkeypatch, capsys):
-    lines = [json.dumps({"text": f"text {i}"}) for i in range(1500)]
-    for number in range(12):
-        lines[120 * number + 2] = json.dumps({"bo\x1bdy": "x"})
-    lines += ['{"text": ""}'] * 3 + ['{"text": "text 0"}'] * 2
-    (tmp_path / "x.jsonl").write_text("\n".join(lines))
-    out = run(monkeypatch, capsys, write_config(tmp_path, "x.jsonl", "  on_bad_record: skip\n"), "--rows", "0")
-    assert "2 exact duplicates kept" in out
-    assert "3 empty texts left out" in out
-    assert "12 bad records left out" in out
-    listed = re.findall(r"^    \S*x\.jsonl:(\d+): has no field `text` \(it has bo⟨U\+001B⟩dy\)", out, re.MULTILINE)
-    assert listed == [str(120 * number + 3) for number in range(10)]
-    assert "\x1b" not in out
+    held_out = validation_batches(make_rows(config, data, "validation"), data.tokenizer, 1)
+    return {"train": [batches.batch(k) for k in range(batches.rows.per_epoch)], "validation": list(held_out)}

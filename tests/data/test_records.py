@@ -32,19 +32,13 @@ DOCS = Path(__file__).parents[2] / "docs" / "data_formats.md"
     "record",
     [
         {"conversations": [USER, ASSISTANT]},
-        {"messages": [{**USER, "from": "web"}, ASSISTANT], "id": 7},
         {"messages": json.dumps([USER, ASSISTANT])},  # a column of a csv file
         {"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}], "system": ""},
-        {"conversations": [{"from": "user", "value": "Hi"}, {"from": "assistant", "value": "Hello"}], "tools": "[]"},
         {"instruction": "Hi", "input": "", "output": "Hello"},
-        {"instruction": "Hi", "output": "Hello", "history": [], "system": None},
-        {"instruction": "", "input": "Hi", "output": "Hello", "history": None},
         {"prompt": "Hi", "completion": "Hello"},
-        {"prompt": "Hi", "answer": "Hello"},
         {"prompt": "Hi", "response": "Hello", "text": "both in one"},
         {"prompt": [USER], "completion": [ASSISTANT]},
         {"question": "Hi", "answer": "Hello"},
-        {"query": "Hi", "response": "Hello", "history": []},  # ms-swift
         {"instruction": "Hi", "input": "", "output": "Hello", "prompt": "### Hi\n### Response:"},
         {"messages": [USER, ASSISTANT | {"loss": True, "masked": False}], "train": True},  # switches that are on
         {
@@ -94,10 +88,7 @@ def test_a_question_in_two_fields_is_joined_and_system_and_history_come_first(re
         },
         {"conversations": [{**USER, "functions": [SCHEMA]}, {"role": "assistant", "content": "", "tool_calls": CALL}]},
         {
-            "conversations": [
-                {"from": "human", "value": "Hi"},
-                {"from": "function_call", "value": json.dumps(CALL)},
-            ],
+            "conversations": [{"from": "human", "value": "Hi"}, {"from": "function_call", "value": json.dumps(CALL)}],
             "tools": json.dumps([SCHEMA]),
         },
     ],
@@ -117,31 +108,20 @@ def test_arguments_that_are_json_text_stay_as_they_were_written():
 
 
 def test_roles_have_several_names():
-    record = {
-        "conversations": [
-            {"from": "system", "value": "S"},
-            {"from": "chatgpt", "value": "A"},
-            {"from": "observation", "value": "T"},
-            {"role": "tool", "content": "T", "tool_call_id": "call_1"},
-            {"role": "function", "content": "T", "name": "now"},
-            {"role": "developer", "content": "S"},
-        ]
-    }
-    assert [message.role for message in conversation_of(record).messages] == (
-        "system assistant tool tool tool system".split()
-    )
+    asked = [{"from": role, "value": "x"} for role in ("system", "chatgpt", "observation")]
+    asked += [{"role": role, "content": "x", "name": "now"} for role in ("tool", "function", "developer")]
+    roles = [message.role for message in conversation_of({"conversations": asked}).messages]
+    assert roles == "system assistant tool tool tool system".split()
 
 
 @pytest.mark.parametrize(
     ("content", "parts"),
     [
         ("<think>\nA.\n\nB.\n</think>\n\nC.\n", ("A.\n\nB.", "C.\n")),
-        ("<think>A</think>C", ("A", "C")),
         ("<think>\n\n A \n\n</think>\n\n\n C", (" A ", " C")),
         ("<think>\n\n</think>\n\nC", ("", "C")),
         ("<think>A</think></think>", ("A", "</think>")),
         (" <think>A</think>C", ("", " <think>A</think>C")),
-        ("<think>A", ("", "<think>A")),
         ("A</think>C", ("", "A</think>C")),
     ],
 )
@@ -183,50 +163,19 @@ def test_a_turn_s_own_switch_has_the_names_of_other_projects(switch, weight):
 @pytest.mark.parametrize(
     ("record", "reason"),
     [
-        *(({"prompt": "Hi", "completion": "Go", "label": bad}, "field `label` .*KTO") for bad in (False, "true")),
-        ({"messages": [USER, ASSISTANT], "kto_tag": False}, "field `kto_tag` .*KTO"),
-        ({"messages": [USER, ASSISTANT], "train": False}, "field `train` .*whole record on or off"),
-        ({"messages": [USER, ASSISTANT | {"mask": 1}]}, "message 2: `mask` means different things"),
-        ({"messages": [USER, ASSISTANT | {"loss": 0.5}]}, "message 2: `loss` is 0.5: use 1, or 0"),
-        ({"messages": [USER, ASSISTANT | {"loss": 0, "train": 1}]}, "`train` and `loss` contradict each other"),
-        ({"messages": [USER | {"train": True}, ASSISTANT]}, "message 1: `train` is True, but only what the assistant"),
+        ({"prompt": "Hi", "completion": "Go", "label": False}, "`label`"),
+        ({"messages": [USER, ASSISTANT | {"mask": 1}]}, "message 2: `mask`"),
+        ({"messages": [USER, ASSISTANT | {"loss": 0.5}]}, "message 2: `loss` is 0.5"),
+        ({"messages": [USER | {"train": True}, ASSISTANT]}, "message 1: `train`"),
         ({"messages": [USER, ASSISTANT | {"loss": False}]}, "no assistant message of weight 1"),
-        ({"messages": [USER, ASSISTANT | {"function_call": CALL, "tool_calls": [CALL]}]}, "keep one of them"),
-        ({"messages": [USER | {"function_call": CALL}, ASSISTANT]}, "'user' cannot think or call tools"),
-        ({"messages": [USER, ASSISTANT], "functions": [SCHEMA], "tools": [SCHEMA]}, "tools in more than one place"),
+        ({"messages": [{**USER, "tools": [SCHEMA]}, ASSISTANT], "tools": [SCHEMA]}, "more than one place"),
         ({"prompt": "Hi", "response": "Go", "system": "A", "system_prompt": "B"}, "`system` and `system_prompt`"),
-        ({"prompt": "Hi", "input": "1 2", "response": "3"}, "`prompt` and `input`, which ask different things"),
-        (["Hi"], "is a list, not an object"),
-        ({"text": "x"}, r"holds no conversation \(it has text\): set data.records: text"),
-        ({"prompt": "x", "chosen": "y", "rejected": "z"}, "preference pair .* keep the chosen answers"),
-        ({"messages": []}, "holds no messages"),
-        ({"messages": "[{"}, "field `messages` is not valid JSON"),
-        ({"messages": {"role": "user"}}, "field `messages` is an object: it must be a list of messages"),
-        ({"messages": [USER]}, "no assistant message"),
-        ({"messages": [USER, {"role": "assistant"}]}, r"message 2: has no `content` \(it has role\)"),
-        ({"messages": [{"content": "x"}]}, r"message 1: has no `role` \(it has content\)"),
-        ({"messages": [{"role": "bot", "content": "x"}]}, "message 1: role 'bot' is not known: .*system.*assistant"),
-        ({"messages": [{"role": "user", "content": 7}]}, "message 1: `content` is a number: it must be a text"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, r"not text \(image_url\)"),
-        ({"messages": [USER, {"role": "assistant", "content": "a\ud83d"}]}, "message 2: .*half a surrogate pair"),
-        ({"messages": [{**USER, "reasoning_content": "x"}, ASSISTANT]}, "'user' cannot think or call tools"),
-        ({"messages": [{**ASSISTANT, "tool_calls": "[{"}]}, "`tool_calls` is not valid JSON"),
-        ({"messages": [{**ASSISTANT, "tool_calls": ["now"]}]}, "`tool_calls` must hold"),
-        ({"messages": [{**ASSISTANT, "tool_calls": [{"name": "f", "arguments": "x"}]}]}, "arguments of f is not valid"),
-        (
-            {"messages": [{**ASSISTANT, "tool_calls": [{"name": "f", "arguments": [1]}]}]},
-            "arguments of f must be an ob",
-        ),
-        ({"messages": [{**ASSISTANT, "tool_calls": [{"name": "f", "arguments": {"a": b""}}]}]}, "cannot be written as"),
-        ({"messages": [USER, ASSISTANT], "tools": {"name": "f"}}, "`tools` is an object: it must be a list"),
-        ({"messages": [USER, ASSISTANT], "tools": [{"type": "function"}]}, "`tools` must hold"),
-        ({"messages": [{**USER, "tools": [SCHEMA]}, ASSISTANT], "tools": [SCHEMA]}, "tools in more than one place"),
-        ({"messages": [{"role": "system", "content": ""}, ASSISTANT], "system": "S"}, "`system` and a system message"),
-        ({"conversations": [{"from": "function_call", "value": ""}]}, "message 1: calls no function"),
-        ({"instruction": "Hi", "input": ""}, r"no field `output` \(it has instruction, input\)"),
-        ({"instruction": "Hi", "output": ["good", "bad"]}, "field `output` is a list: it must be a text"),
-        ({"instruction": "Hi", "output": "x", "history": ["q", "a"]}, "`history` must be a list of"),
-        ({"prompt": [USER], "answer": "x"}, "field `prompt` is a list"),
+        ({"prompt": "Hi", "input": "1 2", "response": "3"}, "`prompt` and `input`"),
+        ({"text": "x"}, "data.records: text"),
+        ({"messages": [{"role": "bot", "content": "x"}]}, "message 1: role 'bot'"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "image_url"),
+        ({"messages": [USER, {"role": "assistant", "content": "a\ud83d"}]}, "message 2: .*surrogate"),
+        ({"messages": [{**ASSISTANT, "tool_calls": [{"name": "f", "arguments": [1]}]}]}, "arguments of f"),
     ],
 )
 def test_a_faulty_conversation_is_refused_with_the_reason(record, reason):
@@ -259,33 +208,20 @@ def test_whatever_json_a_record_is_nothing_but_bad_record_is_raised(record):
 
 
 def test_text_of_a_field_of_an_inner_field_of_a_list_and_of_a_plain_text():
-    assert text_of({"text": " a\n"}) == " a\n"
-    assert text_of({"text": ""}) == ""
-    assert text_of({"meta": {"body": "b"}}, "meta.body") == "b"
-    assert text_of({"meta.body": "c", "meta": {"body": "b"}}, "meta.body") == "c"
-    assert text_of({"paragraphs": ["人之初，", "性本善。"]}, "paragraphs") == "人之初，\n性本善。"
-    assert text_of("a record by itself") == "a record by itself"
+    for record, field, text in (
+        ({"text": " a\n"}, "text", " a\n"),
+        ({"meta": {"body": "b"}}, "meta.body", "b"),
+        ({"meta.body": "c", "meta": {"body": "b"}}, "meta.body", "c"),
+        ({"paragraphs": ["人之初，", "性本善。"]}, "paragraphs", "人之初，\n性本善。"),
+        ("a record by itself", "text", "a record by itself"),
+    ):
+        assert text_of(record, field) == text
 
 
-@pytest.mark.parametrize(
-    ("record", "field", "reason"),
-    [
-        (
-            {"story": "x", "id": 1},
-            "text",
-            r"no field `text` \(it has story, id\): name the one .* in data.source.text_field",
-        ),
-        ({}, "text", "it has no fields"),
-        ({"a": "x"}, "a.b", r"has no field `a.b`"),
-        ({"text": 5}, "text", "field `text` is a number: it must be a text"),
-        ({"text": "a\udfff"}, "text", "half a surrogate pair"),
-        (["a"], "text", "is a list, not an object with a field `text`"),
-        ({"messages": [USER, ASSISTANT]}, "text", "it is a conversation, so set data.records: conversations"),
-    ],
-)
-def test_a_record_without_text_is_refused_with_the_reason(record, field, reason):
-    with pytest.raises(BadRecord, match=reason):
-        text_of(record, field)
+@pytest.mark.parametrize("record", [{"story": "x"}, {}, {"text": 5}, {"text": "a\udfff"}, ["a"], {"messages": [USER]}])
+def test_a_record_without_text_is_refused(record):
+    with pytest.raises(BadRecord):
+        text_of(record)
 
 
 def test_every_record_in_the_documentation_is_read():

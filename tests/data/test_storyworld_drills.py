@@ -1,17 +1,23 @@
-"""Conversations of one small task again and again: repeat, compare, answer about one sentence."""
+"""Conversations of one small task again and again: repeat, compare, pair, answer about a sentence or a crowd."""
 
 import re
 from collections import Counter
+from random import Random
 
-from data.config import CourseStep, DataConfig, Drills, StoryworldSource
+import pytest
+
+from data.chat import TRAINED, encode_conversations
+from data.config import CourseStep, DataConfig, Drills, StoryworldSource, TokenizerConfig
 from data.prepare import tokenizer_texts
 from data.reading.documents import documents
-from data.storyworld import tell
-from data.storyworld.drills import compare, judge, one_fact, say_words
+from data.reading.records import conversation_of
+from data.storyworld import interview, tell
+from data.storyworld.conversations import NEAR, echoes, with_echoes
+from data.storyworld.drills import CROWD_QUESTIONS, DRILLS, PAIRS, crowd, known_words
+from data.storyworld.lexicon import feelings, place_sorts
 from data.storyworld.names import held_out_names, name_set
-from data.storyworld.questions import place_sorts
-from data.storyworld.vocabulary import known_words
-from data.storyworld.wordings import feelings
+from data.storyworld.questions import questions_about
+from data.tokenizer import train_tokenizer
 from tests.train.helpers import refusal, write_config
 
 
@@ -29,7 +35,7 @@ def test_repeats_are_conversations_too_where_conversations_are_made():
 
 def test_names_are_compared_with_nothing_else_said_twice():
     for index in range(20):
-        texts = [message["content"] for message in compare(0, index)["conversations"]]
+        texts = [message["content"] for message in DRILLS["compare"](0, index)["conversations"]]
         told = " ".join(texts[::2])
         said = Counter()
         for question, reply in zip(texts[::2], texts[1::2], strict=True):
@@ -40,14 +46,14 @@ def test_names_are_compared_with_nothing_else_said_twice():
             assert told.count(one) == 1 + (one == other)
             said[one == other] += 1
         assert min(said.values()) >= 1
-    assert compare(0, 1) == compare(0, 1) != compare(1, 1)
-    assert set(re.findall(r"\w+", str(compare(0, 1, "validation")))) & set(held_out_names())
+    assert DRILLS["compare"](0, 1) == DRILLS["compare"](0, 1) != DRILLS["compare"](1, 1)
+    assert set(re.findall(r"\w+", str(DRILLS["compare"](0, 1, "validation")))) & set(held_out_names())
 
 
 def test_only_yes_or_no_is_trained_on_and_the_two_names_decide():
     came, names = Counter(), Counter()
     for index in range(60):
-        messages = judge(0, index)["conversations"]
+        messages = DRILLS["judge"](0, index)["conversations"]
         for question, reply in zip(messages[::2], messages[1::2], strict=True):
             before, word, end = [(part["text"], part["weight"]) for part in reply["content"]]
             other, one = re.fullmatch(r"(?:It was )?(.*)\. (.*)\?", before[0]).groups()
@@ -58,7 +64,7 @@ def test_only_yes_or_no_is_trained_on_and_the_two_names_decide():
             names[index, one] += 1
     assert min(came.values()) > 0.4 * came.total()
     assert 25 < sum(max(n for (at, _), n in names.items() if at == index) > 2 for index in range(60)) < 60
-    assert judge(0, 1) == judge(0, 1) != judge(1, 1)
+    assert DRILLS["judge"](0, 1) == DRILLS["judge"](0, 1) != DRILLS["judge"](1, 1)
 
 
 BEFORE = r"Answer in a few words\. |Read this story and answer in a few words\. |Read this story\. |Here is a story: |"
@@ -97,14 +103,14 @@ def test_words_that_are_said_again_are_known_and_no_two_alike():
     stories = " ".join(tell(0, index, level=2).text for index in range(400))
     words = set(re.findall(r"[a-z]+", stories))
     for index in range(20):
-        texts = [message["content"] for message in say_words(0, index)["conversations"]]
+        texts = [message["content"] for message in DRILLS["words"](0, index)["conversations"]]
         for told, reply in zip(texts[::2], texts[1::2], strict=True):
             assert told == reply
             assert len(set(told.split())) == len(told.split()) >= 3
     known = set(known_words())
     assert set(told.split()) <= known
     assert len(known & words) > 0.9 * len(known)
-    assert say_words(0, 1) == say_words(0, 1) != say_words(1, 1)
+    assert DRILLS["words"](0, 1) == DRILLS["words"](0, 1) != DRILLS["words"](1, 1)
 
 
 def test_one_sentence_is_asked_about_and_the_answer_is_what_it_says():
@@ -112,7 +118,7 @@ def test_one_sentence_is_asked_about_and_the_answer_is_what_it_says():
     everywhere = frozenset.union(*place_sorts().values())
     came: Counter = Counter()
     for index in range(60):
-        texts = [message["content"] for message in one_fact(0, index)["conversations"]]
+        texts = [message["content"] for message in DRILLS["one_fact"](0, index)["conversations"]]
         for prompt, reply in zip(texts[::2], texts[1::2], strict=True):
             told, asked, few = ASKED.fullmatch(prompt).group("told", "asked", "few")
             shortly = few is not None or "few words" in prompt
@@ -136,13 +142,6 @@ def test_one_sentence_is_asked_about_and_the_answer_is_what_it_says():
     assert min(came.values()) > 40
 
 
-def test_the_same_arguments_give_the_same_facts_and_held_out_names_are_in_validation_alone():
-    assert one_fact(0, 1) == one_fact(0, 1) != one_fact(1, 1)
-    said = lambda split: set(re.findall(r"\w+", str([one_fact(0, index, split) for index in range(20)])))  # noqa: E731
-    assert said("validation") & set(held_out_names())
-    assert not said("train") & set(held_out_names())
-
-
 def test_a_tokenizer_learns_from_the_stories_and_not_from_the_drills():
     source = StoryworldSource(documents=30, validation_documents=1, chats="questions")
     tokenizer = {"kind": "bpe", "vocab_size": 512, "train_bytes": 10_000}
@@ -150,3 +149,199 @@ def test_a_tokenizer_learns_from_the_stories_and_not_from_the_drills():
     for changes in ({"drills": Drills(words=1.0)}, {"course": [CourseStep(drills=Drills(pairs=1.0))]}):
         drilled = plain.model_copy(update={"source": source.model_copy(update=changes), "shuffle": False})
         assert list(tokenizer_texts(drilled)) == list(tokenizer_texts(plain))
+
+
+TOKENIZER = train_tokenizer(TokenizerConfig(kind="byte"), [])
+
+
+def trained_on(talk) -> list[str]:
+    """The stretches of a conversation that are trained on."""
+    ((ids, flags),) = encode_conversations(TOKENIZER, [conversation_of(talk)])
+    found, before = [], 0
+    for token, flag in zip(ids, flags, strict=True):
+        if flag & TRAINED:
+            found = [*found, []] if not before else found
+            found[-1].append(token)
+        before = flag & TRAINED
+    return [TOKENIZER.decode(part, skip_special_tokens=False) for part in found]
+
+
+PAIR_DRILLS = ("pairs", "ask_pairs", "by_name", "ask_by_name")
+
+
+def said_in(talk) -> str:
+    """What the assistant says, with brackets around what is trained on."""
+    (_, assistant) = talk["conversations"]
+    return "".join("[" * part["weight"] + part["text"] + "]" * part["weight"] for part in assistant["content"])
+
+
+@pytest.mark.parametrize("drill", PAIR_DRILLS)
+def test_only_what_is_asked_for_is_trained_on(drill):
+    for index in range(30):
+        talk = DRILLS[drill](0, index)
+        *trained, end = trained_on(talk)
+        assert end == "<|im_end|>"
+        assert trained == re.findall(r"\[(.*?)\]", said_in(talk))
+
+
+@pytest.mark.parametrize("drill", PAIR_DRILLS)
+def test_what_is_answered_is_what_was_told_and_half_of_it_is_said_again(drill):
+    again = Counter()
+    for index in range(100):
+        said = said_in(DRILLS[drill](0, index))
+        sentences = re.findall(r"[A-Z][^.]*\.", said)[:PAIRS]
+        rest = said.removeprefix(" ".join(sentences)).strip()
+        answers = re.findall(r"\[ ([^\]]*)\]\.", rest)
+        assert len(set(answers)) == len(answers) == PAIRS
+        plain = [re.sub(r"\[.*?\]", "", sentence) for sentence in sentences]
+        for answer, asked in zip(answers, re.split(r"\[[^\]]*\]\.", rest), strict=False):
+            (told,) = [one for one in plain if re.search(rf"\b{answer}\b", one)]
+            before, _, echo = re.sub(r"\]", "", asked).partition("[ ")
+            if "by_name" in drill:
+                assert set(re.findall(r"[A-Z]\w+", told)) & set(re.findall(r"[A-Z]\w+", before)) & name_set()
+            else:  # asked about by the thing, which stands last
+                assert told.rstrip(".").split()[-1] in before
+            assert not echo or echo.startswith(answer), "what is said again in a question is its answer"
+            again["asked", bool(echo)] += 1
+            again["place"] += " " in answer
+        for sentence, one in zip(sentences, plain, strict=True):
+            (name,) = set(re.findall(r"\b[A-Z]\w+", one)) & name_set()
+            assert re.findall(r"\[ (.*?)\]", sentence) in ([], [name])
+            assert not re.search(r"\]\w", sentence), "a word is not cut"
+            again["told", "[" in sentence] += 1
+    assert 300 < again["told", True] < 500 > again["told", False] > 300
+    assert again["asked", True] in (range(200, 400) if drill.startswith("ask") else (0,))
+    assert again["place"] in (range(200, 600) if drill == "ask_by_name" else (0,))
+
+
+@pytest.mark.parametrize("drill", PAIR_DRILLS)
+def test_names_are_of_the_split(drill):
+    for split, names in (("train", name_set()), ("validation", set(held_out_names()))):
+        for index in range(60):
+            said = said_in(DRILLS[drill](0, index, split))
+            found = set(re.findall(r"\b[A-Z]\w+", said)) - {"What", "In", "For", "With", "Who", "So", "It"}
+            assert found - {"The", "That", "Where", "Was"} <= names
+            assert len(found & names) == PAIRS
+    assert DRILLS[drill](0, 1) == DRILLS[drill](0, 1) != DRILLS[drill](1, 1)
+
+
+def test_other_names_stand_in_every_part_of_an_answer():
+    source = StoryworldSource(documents=30, validation_documents=1, drills={"ask_pairs": 1.0}, other_names=1.0)
+    talks = list(documents(DataConfig(source=source, records="conversations"), "train"))
+    assert len(talks) == 30
+    assert any(re.search(r"\b[A-Z][a-z]+\.", talk.messages[1].content) for talk in talks)
+    for talk in talks:
+        text = " ".join(message.content for message in talk.messages)
+        assert not set(re.findall(r"\b[A-Z][a-z]+\b", text)) & name_set()
+        for message in talk.messages:
+            assert "".join(text for text, _ in message.parts) in ("", message.content)
+
+
+def test_a_course_goes_from_step_to_step_and_what_is_held_out_is_of_the_last():
+    course = [{"weight": 1.0, "drills": {"pairs": 1.0}}, {"weight": 3.0, "drills": {"compare": 1.0}}]
+    source = StoryworldSource(documents=40, validation_documents=4, course=course)
+    config = DataConfig(source=source, records="conversations", shuffle=False)
+    kinds = ["Was it" in talk.messages[0].content for talk in documents(config, "train")]
+    assert kinds == [False] * 10 + [True] * 30
+    assert all("Was it" in talk.messages[0].content for talk in documents(config, "validation"))
+
+
+def test_the_order_of_a_course_is_asked_for(tmp_path):
+    source = {"kind": "storyworld", "course": [{"drills": {"words": 1.0}}]}
+    assert "source.course goes from easy to difficult, in that order: set data.shuffle: false" in refusal(
+        write_config(tmp_path, data={"source": source, "records": "conversations"})
+    )
+
+
+@pytest.mark.parametrize("plot", ["hide", "wish", "soup", "trade"])
+def test_of_a_crowd_each_has_a_part_and_is_asked_about(plot):
+    stories = [story for story in (crowd(0, index) for index in range(60)) if story.plot == plot]
+    assert len(stories) >= 8
+    for story in stories:
+        assert len(story.people) == (5 if plot == "soup" else 4)
+        answers = {question.answer for kind in ("who_has", "who_wanted") for question in questions_about(story, kind)}
+        assert len(answers & set(story.people.values())) >= 4
+        assert set(story.people.values()) <= name_set()
+
+
+def test_what_a_crowd_is_asked_is_answered_as_it_was_told():
+    held_out = set(held_out_names())
+    for split in ("train", "validation"):
+        for index in range(30):
+            talk, story = DRILLS["crowds"](1, index, split), crowd(1, index, split)
+            assert set(story.people.values()) <= (held_out if split == "validation" else name_set())
+            right = {question.text: question for question in questions_about(story)}
+            messages, noted = talk["conversations"], talk["meta"]["questions"]
+            assert 1 <= len(noted) <= CROWD_QUESTIONS
+            for one in noted:
+                user, reply = (messages[one["message"] + at]["content"] for at in (-1, 0))
+                (question,) = [right[text] for text in right if text in user and right[text].kind == one["kind"]]
+                assert reply in (question.reply(True), question.reply(False))
+                assert one["answer"] == question.answer
+            texts = [message["content"] for message in messages[::2]]
+            assert len(set(texts)) == len(texts)
+
+
+STORIES = [tell(0, index) for index in range(150)] + [crowd(0, index) for index in range(40)]
+
+
+def test_a_name_is_said_again_where_something_can_first_be_known_of_it():
+    came = Counter()
+    for story in STORIES:
+        kinds = ("has", "wants", "did", "at", "feels")
+        of = {kind: [fact.values for fact in story.facts if fact.kind == kind] for kind in kinds}
+        forms = {texts[""]: set(texts.values()) for texts in story.entities if "" in texts}
+        for at, name in echoes(story).items():
+            before, after = story.text[:at], story.text[at:]
+            assert re.search(rf"\b{name}\b", before[-NEAR:]), "it can be known"
+            owned = [one["thing"] for one in of["has"] + of["wants"] if one["who"] == name and "thing" in one]
+            gave = [one["who_did"] for one in of["did"] if one["who"] == name and "who_did" in one]
+            stays = [form for one in of["at"] if one["what"] == name for form in forms[one["place"]]]
+            felt = [one["feeling"] for one in of["feels"] if one["who"] == name]
+            last_word = before.split()[-1]
+            of_it = {
+                "thing": any(before.endswith(thing) for thing in owned),
+                "given": any(f" {last_word}?" in who_did for who_did in gave),
+                "place": any(f"{last_word}{after}".lower().startswith(form.lower()) for form in stays),
+                "feeling": any(f"{last_word}{after}".startswith(feeling) for feeling in felt),
+            }
+            found = [kind for kind, holds in of_it.items() if holds]
+            assert found
+            came.update(found)
+    assert len(came) == 4
+    assert min(came.values()) > 20
+
+
+def test_half_of_the_names_are_said_again_and_only_these_have_a_loss():
+    said = possible = 0
+    for number, story in enumerate(STORIES):
+        parts = with_echoes(story, Random(number))
+        assert "".join(part["text"] for part in parts if not part["weight"]) == story.text
+        again = [part["text"].strip() for part in parts if part["weight"]]
+        assert set(again) <= set(echoes(story).values())
+        said, possible = said + len(again), possible + len(echoes(story))
+    assert 0.4 < said / possible < 0.6
+
+
+@pytest.mark.parametrize("told_weight", [0, 1])
+def test_of_the_stories_that_the_assistant_tells_some_have_echoes(told_weight):
+    how = {"told": 1.0, "told_weight": told_weight}
+    plain = [interview(0, index, **how) for index in range(40)]
+    some = [interview(0, index, **how, echoed=0.5) for index in range(40)]
+    told = [[one for one in talk["conversations"] if isinstance(one["content"], list)] for talk in some]
+    assert 10 < sum(map(bool, told)) < 30
+    assert all(one["weight"] == told_weight for talk in plain for one in talk["conversations"] if "weight" in one)
+    assert not any("weight" in one for several in told for one in several), "its parts have weights of their own"
+    assert {len(several) for several in told} == {0, 1}
+
+
+def test_a_told_crowd_is_answered_as_it_was_told():
+    for index in range(40):
+        talk, story = DRILLS["told_crowds"](1, index), crowd(1, index)
+        right = {question.text: question for question in questions_about(story)}
+        messages, noted = talk["conversations"], talk["meta"]["questions"]
+        assert "".join(part["text"] for part in messages[1]["content"] if not part["weight"]) == story.text
+        assert noted
+        for one in noted:
+            question = right[messages[one["message"] - 1]["content"]]
+            assert messages[one["message"]]["content"] in (question.reply(True), question.reply(False))

@@ -1,15 +1,13 @@
 """What a story knows about itself: its facts and the names that it is told with."""
 
 import re
-from hashlib import sha256
 
 import pytest
 
 from data.storyworld import Story, parse, read, tell, tell_many
-from data.storyworld.lexicon import lexicon
+from data.storyworld.lexicon import feelings
 from data.storyworld.names import held_out_names, name_set
 from data.storyworld.pen import Fact
-from data.storyworld.wordings import feelings
 from tests.data.storyworld_helpers import holders, of_plot
 
 N = 2000
@@ -27,14 +25,6 @@ def facts(story: Story, kind: str) -> list[Fact]:
 
 def at_form(story: Story, place: str) -> str:
     return next(texts["at"] for texts in story.entities if texts.get("") == place)
-
-
-def test_stories_of_level_1_are_those_that_recorded_runs_were_trained_on():
-    told = sha256()
-    for split in ("train", "validation"):
-        for story in tell_many(seed=0, start=0, stop=300, split=split):
-            told.update(repr((story.text, story.choices)).encode())
-    assert told.hexdigest() == "1a6b9db8807b667c6ff39ac96e234c65b4aa57cc797f042cdc5eea049b3457cf"
 
 
 @pytest.mark.slow
@@ -59,13 +49,6 @@ def test_a_story_with_held_out_names_is_the_same_story(stories):
         assert text == usual.text
 
 
-def test_each_reader_knows_only_its_own_names(stories):
-    with pytest.raises(ValueError, match="expected"):
-        read(stories[0].text, held_out_names=True)
-    with pytest.raises(ValueError, match="expected"):
-        read(tell(3, 0, held_out_names=True).text)
-
-
 def test_held_out_names_are_many_kind_and_in_no_training_text(stories):
     pool = held_out_names()
     assert len(pool) >= 1000
@@ -75,22 +58,6 @@ def test_held_out_names_are_many_kind_and_in_no_training_text(stories):
     words = {word for story in stories for word in re.findall("[A-Za-z]+", story.text)}
     assert not words & set(pool)
     assert not {word.lower() for word in words} & {name.lower() for name in pool}
-
-
-def test_an_unknown_level_is_an_error():
-    with pytest.raises(ValueError, match="unknown level 3"):
-        tell(0, 0, level=3)
-
-
-def test_facts_stand_in_order_and_within_the_text(stories):
-    for story in stories:
-        ats = [fact.at for fact in story.facts]
-        assert ats == sorted(ats)
-        assert all(0 < at <= len(story.text) for at in ats)
-        for fact in story.facts:
-            for value in fact.values.values():
-                assert "{" not in value
-                assert value
 
 
 # The truth, read from the sentences alone
@@ -237,11 +204,3 @@ def test_feelings_belong_to_the_name_before_them(stories):
                 rf"(?:he|everyone|both|(?:he|{who}) [a-z ]+) (?:was|were) {mood}\b|Feeling {mood}, s?he", story.text
             )
     assert checked > N / 20
-
-
-def test_places_of_facts_have_a_form_that_answers_where(stories):
-    spots = {texts["at"] for role in ("place", "spot") for texts in lexicon().roles[role]["at"].texts.values()}
-    for story in stories:
-        for fact in facts(story, "at"):
-            assert at_form(story, fact.values["place"]) in spots
-            assert fact.values["place"] in story.text

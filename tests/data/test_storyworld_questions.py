@@ -1,13 +1,16 @@
-"""Questions: one right answer each, and a wrong one that could be taken for it."""
+"""Questions: one right answer each, a wrong one that could be taken for it, and no cheap guess pays."""
 
 import re
 from collections import Counter
+from functools import cache
+from math import sqrt
 
 import pytest
 
-from data.storyworld import Story, questions_about, tell_many
-from data.storyworld.questions import KINDS, place_sorts, yes_no
-from data.storyworld.wordings import feelings
+from data.storyworld import Question, Story, draw_question, questions_about, read, tell, tell_many
+from data.storyworld.lexicon import feelings, place_sorts
+from data.storyworld.names import held_out_names, name_set
+from data.storyworld.questions import KINDS, places_of, yes_no
 from tests.data.storyworld_helpers import people
 
 
@@ -32,18 +35,6 @@ def test_words_that_were_said_twice_or_that_are_few_are_not_asked_for(stories):
             words = re.search(r'"(.*)"', question.text)[1]
             assert len(words.split()) >= 3
             assert story.text.count(words.removesuffix("'")) == 1
-
-
-def test_what_happened_at_the_same_time_is_not_put_in_order(stories):
-    same_time = ({"was in front at the start", "was second at the start"}, {"won the race", "came last"})
-    asked = 0
-    for story in stories:
-        if story.plot == "race":
-            for question in questions_about(story, "first"):
-                deeds = {clause.partition(" ")[2] for clause in question.candidates}
-                assert not any(pair <= deeds for pair in same_time)
-                asked += {"was in front at the start", "won the race"} <= deeds
-    assert asked > 10
 
 
 def test_a_character_who_felt_two_things_is_asked_when(stories):
@@ -82,15 +73,6 @@ def test_questions_and_answers_are_well_formed(stories):
     assert min(kinds.values()) > 50
 
 
-def test_answers_can_be_found_in_the_story(stories):
-    for story in stories:
-        for question in questions_about(story):
-            if question.kind in ("who_has", "who_wanted", "who_said", "feeling"):
-                assert question.answer in story.text, question
-            elif question.kind == "where":
-                assert question.answer.split()[-1] in story.text, question
-
-
 def test_every_question_of_who_and_where_is_answered_yes_once(stories):
     for story in stories[:100]:
         for question in questions_about(story):
@@ -100,35 +82,6 @@ def test_every_question_of_who_and_where_is_answered_yes_once(stories):
                 assert [all(q.answer == "yes" for q in group) for group in made].count(True) == 1
             for candidate, group in zip(question.candidates, made, strict=True):
                 assert all(candidate in q.text for q in group)
-
-
-def test_who_had_it_agrees_with_a_reading_of_the_sentences(stories):
-    """The last word on the toy in the stories that hand it on."""
-    home = re.compile(
-        r"So it was (\w+) who|in the end\? It was (\w+)\.|That night the [a-z ]+ of (\w+)\.|home with (\w+)\."
-    )
-    checked = 0
-    for story in stories:
-        if story.plot == "pass":
-            (keeper,) = ["".join(groups) for groups in home.findall(story.text)]
-            end = [q for q in questions_about(story, "who_has") if re.search("at the end|in the end|was over", q.text)]
-            assert {q.answer for q in end} == {keeper}
-            checked += 1
-    assert checked > 20
-
-
-def test_the_one_who_opened_the_wrong_box_is_asked_for_if_the_story_says(stories):
-    """Whether the first friend or the maker kept the wrong present until it came to the second is not told."""
-    mixed = [story for story in stories if "wish.mixed" in [choice.option for choice in story.choices]]
-    assert len(mixed) > 10
-    for story in mixed:
-        (first,) = {q.answer for q in questions_about(story, "first") if q.text.endswith(" to get a box?")}
-        assert not [q for q in questions_about(story, "who_has") if f"after {first}" in q.text]
-
-
-def test_unknown_kinds_are_an_error(stories):
-    with pytest.raises(ValueError, match="unknown kind of question 'why'"):
-        questions_about(stories[0], "why")
 
 
 # No answer in the question
@@ -192,38 +145,6 @@ def test_who_needs_a_thing_for_a_swap_is_not_whom_a_question_of_wishes_means(sto
     assert asked > 50
 
 
-def test_whom_a_present_came_from_is_asked_for_and_not_who_said_thanks(stories):
-    """The one who got the other box may have thanked for it, too."""
-    thanked = {text for _, text, *_ in asked_about(stories, "who_has", "wish") if "thanked" in text}
-    assert len(thanked) > 10
-    assert all(re.fullmatch(r"Who thanked \w+ with the \w+\?", text) for text in thanked)
-
-
-def test_a_buyer_who_came_earlier_is_not_put_in_order(long_stories):
-    gone = [story for story in long_stories if "bargain.gone" in [choice.option for choice in story.choices]]
-    assert len(gone) > 5
-    for story in gone:
-        hero, deeds = people(story)[0], [fact for fact in story.facts if "deed" in fact.values]
-        assert {fact.values["who"] for fact in deeds} == {hero}
-
-
-def test_hiding_has_no_order(stories):
-    for _, text, *_ in asked_about(stories, "first", "hide"):
-        assert not re.search(r"\bhid\b", text)
-
-
-ORDER = re.compile(r"\b(?:first|last|second|next|after|start|won|before|earlier)\b")
-
-
-def test_questions_of_order_ask_for_the_order(stories, long_stories):
-    texts = {text for _, text, *_ in asked_about(stories + long_stories, "first")}
-    assert len(texts) > 500
-    assert not [text for text in texts if not ORDER.search(text)]
-    others = {text for _, text, *_ in asked_about(stories + long_stories, "who_did")}
-    assert len(others) > 200
-    assert not [text for text in others if ORDER.search(text)]
-
-
 # Good English
 
 
@@ -241,3 +162,125 @@ def test_questions_end_with_one_mark_and_answers_of_place_are_phrases(stories, l
                 assert re.search("[.!?]'?$", words)
                 quoted += words[-1] == "?"
     assert quoted > 50
+
+
+PER_KIND = 150
+NAMED = ("who_has", "who_wanted", "who_said", "first", "who_did")  # the answer is a name (or, for "first", a clause)
+Asked = list[tuple[Story, Question]]
+
+
+@cache
+def drawn(level: int) -> dict[str, Asked]:
+    asked: dict[str, Asked] = {kind: [] for kind in KINDS}
+    for index in range(PER_KIND * len(KINDS)):
+        story, question = draw_question(0, index, level=level)
+        asked[question.kind].append((story, question))
+    return asked
+
+
+def share(right: list[bool]) -> float:
+    assert len(right) > PER_KIND / 3
+    return sum(right) / len(right)
+
+
+both_levels = pytest.mark.parametrize("level", [1, pytest.param(2, marks=pytest.mark.slow)])
+
+
+@both_levels
+def test_stories_of_questions_are_stories_of_their_level(level):
+    """Even those whose plot was given: the reader pays the same price for every choice."""
+    for index in range(5 * len(KINDS)):
+        story, question = draw_question(2, index, level=level)
+        assert read(story.text, level) == story
+        assert question in questions_about(story, question.kind)
+
+
+def test_a_story_of_a_given_plot():
+    assert [tell(0, index, plot="race").plot for index in range(5)] == ["race"] * 5
+    assert read(tell(0, 1, level=2, plot="theft").text, level=2) == tell(0, 1, level=2, plot="theft")
+    with pytest.raises(ValueError, match="unknown plot 'theft' at level 1: use one of pass, hide"):
+        tell(0, 0, plot="theft")
+
+
+def before_thing(story: Story, question: Question) -> str:
+    """The name right before the first mention of what the question is about."""
+    thing = re.search(r"the (\w+)", question.text)
+    at = re.search(rf"\b{thing[1]}\b", story.text) if thing else None
+    return max(people(story), key=story.text[: at.start()].rfind) if at else ""
+
+
+GUESSES = {
+    "the first name": lambda story, question: people(story)[0],
+    "the last name": lambda story, question: max(people(story), key=story.text.rfind),
+    "the most frequent name": lambda story, question: max(people(story), key=story.text.count),
+    "the rarest name": lambda story, question: min(people(story), key=story.text.count),
+    "the name that appeared last": lambda story, question: people(story)[-1],
+    "the name before the thing": before_thing,
+}
+
+
+@pytest.mark.slow
+@both_levels
+@pytest.mark.parametrize("guess", GUESSES)
+def test_no_cheap_guess_of_a_name_pays(level, guess):
+    for kind in NAMED:
+        named = [(story, question) for story, question in drawn(level)[kind] if question.answer in people(story)]
+        right = share([GUESSES[guess](story, question) == question.answer for story, question in named])
+        assert right < 0.6, (kind, guess, right)
+
+
+@pytest.mark.slow
+@both_levels
+def test_no_cheap_guess_of_a_place_pays(level):
+    for guess in (
+        lambda story: places_of(story)[0],
+        lambda story: places_of(story)[-1],
+        lambda story: max(places_of(story), key=lambda place: story.text.count(place.split("the ")[1])),
+    ):
+        assert share([guess(story) == question.answer for story, question in drawn(level)["where"]]) < 0.55
+
+
+FELT = re.compile(rf"\b(?:was|were|Feeling) ({'|'.join(sorted(feelings(), key=len, reverse=True))})\b")
+
+
+@both_levels
+@pytest.mark.parametrize("which", [0, -1], ids=["first", "last"])
+def test_a_feeling_cannot_be_told_without_knowing_whose(level, which):
+    asked = drawn(level)["feeling"]
+    right = share([FELT.findall(story.text)[which] == question.answer for story, question in asked])
+    assert right < 0.65, right  # of two feelings one is right; measured over 400: 0.42 to 0.57
+
+
+@both_levels
+def test_yes_and_no_cannot_be_told_from_the_question_alone(level):
+    """Wordings, and the place of the offered name in the story, say nothing."""
+    by_form, by_place = {}, {}
+    for story, question in drawn(level)["yes_no"]:
+        form = " ".join(word for word in question.text.split() if word.islower() or word in ("Was", "Is", "Did"))
+        by_form.setdefault(" ".join(form.split()[:2]), Counter())[question.answer] += 1
+        offered = re.match(r"(?:Was it|Is it true that) (\w+)", question.text)
+        if offered:
+            for name, guess in GUESSES.items():
+                by_place.setdefault((name, guess(story, question) == offered[1]), Counter())[question.answer] += 1
+    for counts in (*by_form.values(), *by_place.values()):
+        n = sum(counts.values())
+        assert abs(counts["yes"] - n / 2) < 4 * sqrt(n) / 2, (by_form, by_place)
+
+
+@both_levels
+def test_what_happened_first_is_told_neither_by_the_question_nor_by_who_was_named_first(level):
+    offered = [(story, q) for story, q in drawn(level)["first"] if q.sentence.startswith("First ")]
+    asked_first = [min(q.candidates, key=q.text.find) == q.answer for _, q in offered]
+    assert abs(sum(asked_first) - len(offered) / 2) < 4 * sqrt(len(offered)) / 2
+    by_two = [(story, q) for story, q in offered if len({clause.split()[0] for clause in q.candidates}) == 2]
+    named_first = [min(q.candidates, key=lambda one: s.text.find(one.split()[0])) == q.answer for s, q in by_two]
+    assert abs(sum(named_first) - len(by_two) / 2) < 4 * sqrt(len(by_two)) / 2
+
+
+def test_names_of_validation_questions_are_held_out_from_training():
+    for index in range(60):
+        story, question = draw_question(0, index, "validation")
+        assert set(people(story)) <= set(held_out_names())
+        assert not set(re.findall(r"\w+", question.text)) & name_set()
+        story, _ = draw_question(0, index, "validation", held_out_names=False)
+        assert set(people(story)) <= name_set()

@@ -16,32 +16,27 @@ SOURCE = StoryworldSource(kind="storyworld", chats="questions", class_weights=Cl
 COUNTS = {"validation": CHUNK + 3, "train": 5 * CHUNK - 1}
 
 
-@pytest.fixture
-def several(monkeypatch):
-    """Two processes, whatever this machine has; returns those that were started."""
+@pytest.mark.parametrize("records", ["text", "conversations", "pairs"])
+def test_documents_and_order_are_those_of_one_process_and_who_stops_early_leaves_none_behind(records, monkeypatch):
+    """Two processes, whatever this machine has."""
     monkeypatch.setattr(world, "usable_cores", lambda: 2)
     monkeypatch.setattr(world, "FEWEST", 1)
-    started, begin = [], world._start
-    monkeypatch.setattr(world, "_start", lambda job: started.append(begin(job)) or started[-1])
-    return started
-
-
-@pytest.mark.parametrize("records", ["text", "conversations", "pairs"])
-def test_the_documents_and_their_order_are_those_of_one_process(records, several):
     alone = [
         (split, index, world_document(SOURCE, index, split, records))
         for split, count in COUNTS.items()
         for index in range(count)
     ]
-    assert list(world_documents(SOURCE, records, COUNTS)) == alone
-    assert len(several) == 2
-
-
-def test_who_stops_early_leaves_no_process_behind(several):
-    found = world_documents(SOURCE, "conversations", COUNTS)
+    before = set(psutil.Process().children())
+    found = world_documents(SOURCE, records, COUNTS)
+    first = next(found)
+    tellers = set(psutil.Process().children()) - before
+    assert len(tellers) == 2
+    assert [first, *found] == alone
+    found = world_documents(SOURCE, records, COUNTS)
     next(found)
+    tellers |= set(psutil.Process().children()) - before
     found.close()
-    assert all(process.poll() is not None for process in several)
+    assert not any(teller.is_running() for teller in tellers)
 
 
 def _tell_and_wait(pids) -> None:

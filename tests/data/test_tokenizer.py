@@ -1,19 +1,19 @@
 """Tokenizers: exact round trips, special strings are plain text, transformers gives the same ids."""
 
 import json
-from functools import cache
 
 import pytest
 import tokenizers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tokenizers import decoders, models, normalizers
+from tokenizers import models
 from transformers import AutoTokenizer
 
 from configs.command import InputError
 from data.chat import prompt_ids
 from data.config import TokenizerConfig
 from data.tokenizer import LONGEST, SPECIAL_TOKENS, Tokenizer, cut, load_tokenizer, pre_tokenizer, train_tokenizer
+from tests.data.test_chat import sentencepiece_like
 
 CORPUS = ["Once upon a time, there was a fox named Tiko.\n", "你好，世界。1234 emoji 🦊!\n\ttabs  and  spaces"] * 20
 TEXTS = [*CORPUS[:2], "fox 2026", " <|bos|> is text here", "a<|im_end|>b", "  leading", "trailing \n\n", ""]
@@ -30,13 +30,6 @@ def test_special_tokens_come_first_and_the_size_is_a_multiple_of_64(tokenizer):
     assert tokenizer.backend.id_to_token(tokenizer.vocab_size - 1) is not None
 
 
-@pytest.mark.parametrize("kind", ["bpe", "byte"])
-def test_byte_level_tokenizers_know_every_text(kind):
-    tokenizer = train_tokenizer(TokenizerConfig(kind=kind, vocab_size=320), ["only english"])
-    for text in [*TEXTS, "ß ñ 日本語 \u200d\ufeff \x00 \x7f"]:
-        assert tokenizer.decode(tokenizer.encode(text)) == text
-
-
 @pytest.fixture(scope="module", params=["bpe", "byte"])
 def saved(request, tmp_path_factory):
     """A byte-level tokenizer, and transformers' reading of its directory."""
@@ -47,19 +40,12 @@ def saved(request, tmp_path_factory):
     return tokenizer, AutoTokenizer.from_pretrained(folder)
 
 
-HARD = [
-    "你好，世界。中文分词，没有空格；标点！",
-    "🦊🏳️‍🌈👩‍👩‍👧‍👦 e\u0301 \u200d \ufeff \u2028",
-    " ",
-    "   ",
-    "\n\n\n",
-    "\r\n\t \n x  y   z\n ",
-    "\x00\x7f\x80\uffff\U0010ffff",
-    "don't we'll I'M 12345 3.14 x=1_000",
-]
+HARD = ["你好，世界。中文分词，没有空格；标点！", "🦊🏳️‍🌈👩‍👩‍👧‍👦 e\u0301 \u200d \ufeff \u2028", " ", "   ", "\n\n\n"]
+HARD += ["\r\n\t \n x  y   z\n ", "\x00\x7f\x80\uffff\U0010ffff", "don't we'll I'M 12345 3.14 x=1_000"]
 
 
-@given(text=st.text() | st.sampled_from(HARD))
+# what looks like a special token is one for transformers, and hypothesis knows the constants of this project
+@given(text=st.text().filter(lambda text: not any(token in text for token in SPECIAL_TOKENS)) | st.sampled_from(HARD))
 @settings(
     derandomize=True, max_examples=500, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
@@ -72,38 +58,27 @@ def test_every_text_has_transformers_ids_and_comes_back_exactly(saved, text):
 
 
 def test_every_kind_of_tokenizer_knows_the_bytes_of_each_token():
-    """Made by hand: a tokenizer with byte fallback, as Llama 2, Mistral and Gemma have it."""
-    words = ["<unk>", "<s>", *(f"<0x{byte:02X}>" for byte in range(256)), *"▁aé", "▁a"]
-    made = models.BPE({word: i for i, word in enumerate(words)}, [("▁", "a")], unk_token="<unk>", byte_fallback=True)
-    backend = tokenizers.Tokenizer(made)
-    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    backend.decoder = decoders.Sequence(parts)
-    backend.add_special_tokens(["<s>"])
-    fallback = Tokenizer(backend, dict.fromkeys(("pad_token", "bos_token", "eos_token"), "<s>"))
-    text = "a é 你 a🦊"
-    for tokenizer in (fallback, *(train_tokenizer(TokenizerConfig(kind=kind), [text]) for kind in ("byte", "char"))):
+    roles = dict.fromkeys(("pad_token", "bos_token", "eos_token"), "<s>")
+    fallback = Tokenizer(sentencepiece_like("prepend"), roles)  # as Llama 2, Mistral and Gemma have it
+    assert not fallback.can_cut  # it adds spaces
+    text = "hi é 你 hi🦊"
+    byte, char = (train_tokenizer(TokenizerConfig(kind=kind), [text]) for kind in ("byte", "char"))
+    for tokenizer in (fallback, byte, char):
         ids = tokenizer.encode(text)
         own = [tokenizer.decode_bytes([token]) for token in ids]
         assert b"".join(own).decode().strip() == text
         assert tokenizer.decode_bytes([tokenizer.bos_id]) == b""
         assert b"\xbd" in own or tokenizer.decode(ids[-1:]) == "🦊"
+    assert char.encode("hXi")[1] == SPECIAL_TOKENS.index("<|unk|>")  # never seen
 
 
 @given(st.text(alphabet="ab \n\t0'é你🦊<|>", max_size=80), st.integers(1, 9))
 @settings(derandomize=True, max_examples=300, deadline=None)
-def test_the_ids_of_the_pieces_of_a_text_are_the_ids_of_the_text(text, length):
-    tokenizer = cut_tokenizer()
-    pieces = cut(text, length)
+def test_the_ids_of_the_pieces_of_a_text_are_the_ids_of_the_text(saved, text, length):
+    tokenizer, pieces = saved[0], cut(text, length)
+    assert tokenizer.can_cut
     assert "".join(pieces) == text
     assert [i for piece in pieces for i in tokenizer.encode(piece)] == tokenizer.encode(text)
-
-
-@cache
-def cut_tokenizer():
-    tokenizer = train_tokenizer(TokenizerConfig(kind="bpe", vocab_size=1024), CORPUS)
-    assert tokenizer.can_cut
-    return tokenizer
 
 
 @given(st.text(alphabet="a'sréZ 中07½!|\n\t\u3000🦊\u0301", max_size=60))
@@ -127,15 +102,19 @@ def test_a_long_word_is_cut_and_transformers_cuts_it_alike(saved, unit):
 
 
 def gpt2_like(folder, **roles):
-    """A byte-level tokenizer.json as others save it: one special token, no padding token, 300 and odd ids."""
-    backend = tokenizers.Tokenizer(tokenizers.models.BPE())
+    """A byte-level tokenizer.json as others save it: one special token, no padding token, 300 and odd ids, and a first
+    token of its own."""
+    backend = tokenizers.Tokenizer(models.BPE())
     backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = tokenizers.decoders.ByteLevel()
     alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    special = ["<|endoftext|>", "<|im_end|>"]
     trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=301, special_tokens=["<|endoftext|>", "<|im_end|>"], initial_alphabet=alphabet, show_progress=False
+        vocab_size=301, special_tokens=special, initial_alphabet=alphabet, show_progress=False
     )
     backend.train_from_iterator(CORPUS, trainer)
+    first = {"single": "<|endoftext|> $A", "special_tokens": [("<|endoftext|>", 0)]}
+    backend.post_processor = tokenizers.processors.TemplateProcessing(**first)
     backend.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps(roles))
     return backend
@@ -158,7 +137,7 @@ def test_a_pretrained_tokenizer_keeps_its_ids_and_gets_what_it_lacks(tmp_path, r
     assert (tokenizer.roles["pad_token"], tokenizer.bos_token, tokenizer.roles["eos_token"]) == expected
     assert tokenizer.vocab_size % 64 == 0
     for text in [*CORPUS, *HARD]:
-        assert tokenizer.encode(text) == theirs.encode(text).ids
+        assert tokenizer.encode(text) == theirs.encode(text, add_special_tokens=False).ids
     for token, token_id in theirs.get_vocab().items():
         assert tokenizer.backend.token_to_id(token) == token_id
     assert tokenizer.encode("<|bos|><|im_start|>")[0] not in tokenizer.special_ids
@@ -170,80 +149,51 @@ def test_a_pretrained_tokenizer_keeps_its_ids_and_gets_what_it_lacks(tmp_path, r
     assert hub(CORPUS[1]).input_ids == [again.bos_id, *again.encode(CORPUS[1])]
 
 
-def test_a_tokenizer_that_adds_spaces_is_not_cut(tmp_path):
-    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel({"▁a": 0, "x": 1}, unk_token="x"))
-    backend.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace(prepend_scheme="always")
-    backend.save(str(tmp_path / "tokenizer.json"))
-    assert not train_tokenizer(TokenizerConfig(kind="pretrained", path=str(tmp_path)), []).can_cut
-
-
-def test_a_tokenizer_that_knows_its_special_tokens_as_text_is_refused(tmp_path):
+def test_a_tokenizer_is_refused_that_has_gaps_or_knows_its_special_tokens_as_text(tmp_path):
     """A Unigram model finds the pieces <s> and </s> in what a person typed."""
     pieces = [("<unk>", 0.0), ("<s>", 0.0), ("</s>", 0.0), *((letter, -1.0) for letter in "▁abcxy<>/|")]
-    backend = tokenizers.Tokenizer(tokenizers.models.Unigram(pieces, unk_id=0))
-    backend.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace(prepend_scheme="never")
-    backend.add_special_tokens(["<s>", "</s>"])
-    backend.save(str(tmp_path / "tokenizer.json"))
+    unigram = tokenizers.Tokenizer(models.Unigram(pieces, unk_id=0))
+    unigram.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace(prepend_scheme="never")
+    unigram.add_special_tokens(["<s>", "</s>"])
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>", "eos_token": "</s>"}))
-    with pytest.raises(InputError, match="a text that holds (<s>|</s>) would get the id of the special token"):
-        train_tokenizer(TokenizerConfig(kind="pretrained", path=str(tmp_path)), [])
+    gaps = tokenizers.Tokenizer(models.WordLevel({"<s>": 0, "</s>": 70_000}, "<s>"))
+    for backend, reason in ((unigram, "would get the id of the special token"), (gaps, "gaps")):
+        backend.save(str(tmp_path / "tokenizer.json"))
+        with pytest.raises(InputError, match=reason):
+            train_tokenizer(TokenizerConfig(kind="pretrained", path=str(tmp_path)), [])
 
 
-def test_a_tokenizer_with_gaps_between_its_ids_is_refused(tmp_path):
-    tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "b": 70_000}, "a")).save(str(tmp_path / "tokenizer.json"))
-    with pytest.raises(InputError, match="its ids have gaps .2 tokens, the last one is 70,000."):
-        train_tokenizer(TokenizerConfig(kind="pretrained", path=str(tmp_path)), [])
-
-
-@pytest.mark.parametrize(("name", "content"), [("tokenizer_config.json", "{"), ("tokenizer_config.json", "[]")])
-def test_damaged_settings_are_one_clear_line(tokenizer, tmp_path, name, content):
+@pytest.mark.parametrize(("name", "content"), [("tokenizer_config.json", "["), ("tokenizer.json", "{}")])
+def test_a_damaged_directory_is_one_clear_line(tokenizer, tmp_path, name, content):
     tokenizer.save(tmp_path)
     (tmp_path / name).write_text(content)
-    for read in (load_tokenizer, lambda path: train_tokenizer(TokenizerConfig(kind="pretrained", path=str(path)), [])):
-        with pytest.raises(InputError, match=name):
-            read(tmp_path)
-
-
-def test_a_pretrained_tokenizer_adds_our_first_token_and_not_its_own_in_transformers(tmp_path):
-    backend = gpt2_like(tmp_path)
-    backend.post_processor = tokenizers.processors.TemplateProcessing(
-        single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", 0)]
-    )
-    backend.save(str(tmp_path / "tokenizer.json"))
-    ours = train_tokenizer(TokenizerConfig(kind="pretrained", path=str(tmp_path)), [])
-    ours.save(tmp_path / "saved")
-    assert AutoTokenizer.from_pretrained(tmp_path / "saved")("fox").input_ids == [ours.bos_id, *ours.encode("fox")]
-
-
-def test_a_character_never_seen_becomes_the_unknown_token():
-    tokenizer = train_tokenizer(TokenizerConfig(kind="char"), ["abc"])
-    assert tokenizer.encode("aXb")[1] == SPECIAL_TOKENS.index("<|unk|>")
+    for path in (tmp_path, tmp_path.parent):  # where there is none at all
+        for read in (
+            load_tokenizer,
+            lambda path: train_tokenizer(TokenizerConfig(kind="pretrained", path=str(path)), []),
+        ):
+            with pytest.raises(InputError, match=name if path == tmp_path else "tokenizer.json"):
+                read(path)
 
 
 def test_transformers_reads_the_directory_and_gives_the_ids_of_training(tokenizer, tmp_path):
     """Every document of training begins with the bos token, so a text does; a rendered chat has one already."""
     tokenizer.save(tmp_path, context_length=100)
-    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    theirs, again = AutoTokenizer.from_pretrained(tmp_path), load_tokenizer(tmp_path)
     assert theirs.model_max_length == 100
     for text in [t for t in TEXTS if "<|" not in t]:
-        assert theirs(text).input_ids == [tokenizer.bos_id, *tokenizer.encode(text)]
-        assert theirs(text, add_special_tokens=False).input_ids == tokenizer.encode(text)
-        assert theirs.decode(theirs(text).input_ids, skip_special_tokens=True) == tokenizer.decode(
-            tokenizer.encode(text)
-        )
-    assert (theirs.bos_token_id, theirs.eos_token_id, theirs.pad_token_id) == (
-        tokenizer.bos_id,
-        tokenizer.eos_id,
-        tokenizer.pad_id,
-    )
-    assert len(theirs) == tokenizer.vocab_size
-    chat = theirs.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False, add_generation_prompt=True)
-    assert chat == "<|bos|><|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+        ids = tokenizer.encode(text)
+        assert again.encode(text) == ids
+        assert theirs(text).input_ids == [tokenizer.bos_id, *ids]
+        assert theirs(text, add_special_tokens=False).input_ids == ids
+        assert theirs.decode(theirs(text).input_ids, skip_special_tokens=True) == tokenizer.decode(ids)
+    ours = tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id, tokenizer.vocab_size
+    assert (theirs.bos_token_id, theirs.eos_token_id, theirs.pad_token_id, len(theirs)) == ours
     messages = [{"role": "user", "content": "hi"}]
     encoded = theirs.apply_chat_template(messages, add_generation_prompt=True)
     assert encoded["input_ids"] == prompt_ids(tokenizer, messages)
-    again = load_tokenizer(tmp_path)
-    assert again.encode(TEXTS[1]) == tokenizer.encode(TEXTS[1])
+    chat = tokenizer.decode(encoded["input_ids"], skip_special_tokens=False)
+    assert chat == "<|bos|><|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
 
 
 @pytest.mark.parametrize("kind", ["bpe", "char", "byte"])
@@ -264,26 +214,10 @@ def test_what_transformers_saves_is_the_same_tokenizer(kind, tmp_path):
 
 
 def test_labels_show_spaces_line_ends_and_parts_of_characters():
-    tokenizer = train_tokenizer(TokenizerConfig(kind="byte"), [])
-    assert tokenizer.token_labels([tokenizer.bos_id, *tokenizer.encode("a \né")]) == [
-        "<bos>",
-        "a",
-        "␣",
-        "⏎",
-        "⟨C3⟩",
-        "⟨A9⟩",
-    ]
-    merged = train_tokenizer(TokenizerConfig(kind="bpe", vocab_size=320), ["aé"] * 9)
-    assert "".join(merged.token_labels(merged.encode("aß"))) == "a⟨C3⟩⟨9F⟩"
-    replacement = train_tokenizer(TokenizerConfig(kind="char"), ["\ufffd"])
-    assert replacement.token_labels(replacement.encode("\ufffd")) == ["\ufffd"]
-    chinese = train_tokenizer(TokenizerConfig(kind="char"), ["你好"])
-    assert chinese.token_labels(chinese.encode("你好")) == ["你", "好"]
+    def labels(kind, text, learned=""):
+        tokenizer = train_tokenizer(TokenizerConfig(kind=kind, vocab_size=320), [learned or text] * 9)
+        return tokenizer.token_labels([tokenizer.bos_id, *tokenizer.encode(text)])[1:]
 
-
-def test_a_path_without_a_tokenizer_says_so(tmp_path):
-    with pytest.raises(InputError, match="holds no tokenizer.json"):
-        load_tokenizer(tmp_path)
-    (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(InputError, match="is not a tokenizer.json"):
-        load_tokenizer(tmp_path)
+    assert labels("byte", "a \né") == ["a", "␣", "⏎", "⟨C3⟩", "⟨A9⟩"]
+    assert "".join(labels("bpe", "aß", learned="aé")) == "a⟨C3⟩⟨9F⟩"
+    assert labels("char", "你\ufffd") == ["你", "\ufffd"]

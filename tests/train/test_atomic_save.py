@@ -215,7 +215,7 @@ def test_which_checkpoints_are_kept(keep_last, keep_best, tmp_path):
     for step in range(1, 6):
         run.steps(1)
         if step == 2:
-            run.state.best_step = 2
+            run.state.best_step, run.state.best_loss = 2, 1.0
         run.save(tmp_path, keep_last, keep_best)
         newest = set(range(max(1, step - keep_last + 1), step + 1))
         assert steps_in(tmp_path) == sorted(newest | ({2} if keep_best and step >= 2 else set()))

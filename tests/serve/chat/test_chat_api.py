@@ -5,10 +5,7 @@ import threading
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
-from data.tokenizer import load_tokenizer
 from eval.attention import capture
 from eval.attention.controls import ablated, scaled
 from eval.chat.session import Conversation
@@ -214,22 +211,17 @@ def test_heads_that_are_off_answer_as_ablated_and_weigh_the_first_answer(address
 @pytest.mark.parametrize(
     ("what", "asked", "status", "says"),
     [
-        ("answer", {"run": "nowhere", "prompt": "A"}, 404, "there is no 'nowhere'"),
-        ("answer", {"run": "../secret.txt", "prompt": "A"}, 404, "there is no"),
+        ("answer", {"run": "nowhere", "prompt": "A"}, 404, "'nowhere' does not exist"),
+        ("answer", {"run": "../secret.txt", "prompt": "A"}, 404, "does not exist"),
         ("answer", {"run": "chat", "step": 30, "prompt": "A"}, 404, "There are: 10, 20"),
         ("answer", {"run": "chat", "adapter": "text", "prompt": "A"}, 404, "not a run with adapters for chat"),
-        ("answer", {"run": "text", "adapter": "adapters", "prompt": "A"}, 404, "not a run with adapters for text"),
         ("answer", {"run": "chat"}, 400, "either messages or a prompt"),
         ("answer", {"run": "chat", "prompt": "A", "temprature": 1}, 400, "temprature"),
-        ("answer", {"run": "chat", "prompt": "A", "temperature": 1e-9}, 400, "temperature"),
-        ("answer", {"run": "chat", "prompt": [512]}, 400, "token ids must be"),
         ("answer", {"run": "chat", "prompt": "word " * 900}, 400, "this model sees 768 tokens"),
         ("answer", {"run": "chat", "prompt": [1] * CONTEXT}, 400, "maximum context length is 768"),
-        ("answer", {"run": "chat", "messages": [{"role": "tool", "content": ""}]}, 400, "role"),
         ("answer", {"run": "chat", "prompt": "A", "heads": [{"layer": 2, "head": 0, "factor": 0}]}, 400, "has no head"),
         ("answer", {"run": "chat", "prompt": "A", "heads": [{"layer": 0, "head": 0, "factor": 0}] * 2}, 400, "once"),
         ("weigh", {"run": "chat", "ids": [1, 2], "begin": 2}, 400, "begin: 2 is not among the 2 ids"),
-        ("look", {"run": "chat", "ids": [1, 2], "position": 2}, 400, "position: 2 is not among the 2 ids"),
         ("look", {"run": "chat", "ids": [1, 999], "position": 1}, 400, "token ids must be"),
     ],
 )
@@ -237,67 +229,6 @@ def test_a_wrong_request_gets_one_clear_line(address, what, asked, status, says)
     response = post(address, what, **asked)
     assert response.status_code == status, response.text[:500]
     assert says in response.json()["error"]["message"]
-
-
-@pytest.mark.parametrize("body", [b"", b"[", b"null", b"[1]", b"\xff", b'{"run": "\\ud800"}', b"[" * 50_000])
-def test_a_body_that_is_no_request_is_refused(address, body):
-    for what in ("answer", "weigh", "look"):
-        response = client.post(
-            f"{address}/live/chat/{what}", content=body, headers={"content-type": "application/json"}
-        )
-        assert 400 <= response.status_code < 500, response.text
-        assert response.json()["error"]["message"]
-
-
-def test_half_characters_are_refused(address):
-    for asked in (
-        r'{"run": "chat", "prompt": "\ud800"}',
-        r'{"run": "\ud800", "prompt": "A"}',
-        r'{"run": "chat", "prompt": "A", "\ud800": 1}',
-        r'{"run": "chat", "messages": [{"role": "user", "content": "\udfff"}]}',
-    ):
-        response = client.post(
-            f"{address}/live/chat/answer", content=asked, headers={"content-type": "application/json"}
-        )
-        assert 400 <= response.status_code < 500, response.text
-
-
-ODD = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
-    max_leaves=6,
-)
-FIELDS = {
-    "run": st.sampled_from(["chat", "text"]) | ODD,
-    "step": st.sampled_from([10, 20]) | ODD,
-    "adapter": st.none() | ODD,
-    "messages": st.just(SAID) | st.lists(st.fixed_dictionaries({"role": ODD, "content": ODD}), max_size=3) | ODD,
-    "prompt": st.text(max_size=20) | st.lists(st.integers(-1, 600), max_size=5) | ODD,
-    "answer_ids": st.lists(st.integers(-1, 600), max_size=5) | ODD,
-    "heads": st.lists(st.fixed_dictionaries({"layer": ODD | st.just(0), "head": ODD, "factor": ODD}), max_size=3) | ODD,
-    "max_tokens": st.integers(-1, 3) | ODD,
-    "temperature": st.floats() | ODD,
-    "top_p": st.floats(0, 1) | ODD,
-    "seed": ODD,
-    "top": st.integers(0, 30) | ODD,
-    "ids": st.lists(st.integers(-1, 600), max_size=5) | ODD,
-    "begin": st.integers(-1, 5) | ODD,
-    "position": st.integers(-1, 5) | ODD,
-}
-NEEDED = {"answer": ["run", "max_tokens"], "weigh": ["run", "ids", "begin"], "look": ["run", "ids", "position"]}
-
-
-@pytest.mark.slow
-@given(data=st.data())
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_no_malformed_request_is_the_servers_mistake(address, data):
-    what = data.draw(st.sampled_from(sorted(NEEDED)))
-    needed = {name: FIELDS[name] for name in NEEDED[what]}
-    others = {name: strategy for name, strategy in FIELDS.items() if name not in needed}
-    asked = data.draw(st.fixed_dictionaries(needed, optional=others))
-    body = json.dumps(asked)  # NaN and Infinity, as JavaScript would never write them
-    response = client.post(f"{address}/live/chat/{what}", content=body, headers={"content-type": "application/json"})
-    assert response.status_code < 500, (body, response.text)
 
 
 # limits
@@ -340,14 +271,3 @@ def test_too_long_and_too_many_are_refused_and_the_server_goes_on(runs, monkeypa
             asking.join()
         patch.undo()
         assert len(answer(address, run="chat", prompt="A", max_tokens=2)[1]) == 2
-
-
-def test_labels_say_what_a_token_is_and_texts_join(address, runs):
-    text = "Tiko sah 你好 <|im_end|> <script>"
-    read, _, _ = answer(address, run="text", prompt=text, max_tokens=1)
-    said = post(address, "answer", run="text", prompt=text, max_tokens=1).text.split("\n\n")[0]
-    tokens = json.loads(said.removeprefix("data: "))["prompt"]
-    tokenizer = load_tokenizer(runs / "text")
-    assert "".join(token["text"] for token in tokens) == text
-    assert tokens[0]["label"] == "<bos>"
-    assert tokenizer.special_id("<|im_end|>") not in read

@@ -209,28 +209,3 @@ def test_the_keyboard_is_enough(browser, address):
         page.keyboard.press("ArrowRight")
         page.keyboard.press("ArrowDown")
         assert head(page, 1, 1).get_attribute("aria-pressed") == "true"
-
-
-@pytest.mark.parametrize("width", [1280, 390])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_nothing_is_cut_off(browser, address, width, scheme):
-    size = {"viewport": {"width": width, "height": 844}, "color_scheme": scheme, "has_touch": width < 500}
-    with visited(browser, address, ASKED + "&off=0.1*0,1.2*0.5&head=1.2", **size) as page:
-        answered(page, 1)
-        page.locator(".answer-status b").wait_for()
-        token = page.locator(".of-answer").nth(1)
-        token.tap() if width < 500 else token.hover()
-        page.locator(".looks-at .looks").wait_for()
-        assert page.evaluate("() => document.documentElement.scrollWidth <= innerWidth")
-
-
-def test_what_cannot_be_is_said(browser, address):
-    page = browser.new_page()  # its console says, too, that the server refused
-    page.goto(f"{address}/#/chat/nowhere")
-    page.get_by_text("There is no run “nowhere”").wait_for()
-    said = quote(json.dumps([{"role": "user", "content": "word " * 900}]))
-    page.goto(f"{address}/{CHAT}&m={said}")
-    page.locator(".wrong:visible", has_text="this model sees 768 tokens").wait_for()
-    page.goto(f"{address}/#/chat/chat?step=20&adapter=adapters")
-    page.locator(".wrong:visible", has_text="these adapters belong to another base").wait_for()  # they are of step 10
-    page.close()

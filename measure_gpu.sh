@@ -84,7 +84,8 @@ real() {
 }
 
 correct() {
-    measure tests 240 "$PYTHON" -m pytest -q -n 8 -p no:cacheprovider tests/train/test_cuda.py
+    measure tests 240 "$PYTHON" -m pytest -q -n 8 -p no:cacheprovider tests/train/test_cuda.py \
+        tests/train/test_faults.py -k "not test_faults or moves_nothing_and_stops"
     measure doctor 240 "$PYTHON" -m train.doctor configs/124m.yaml
 }
 

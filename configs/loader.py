@@ -61,8 +61,7 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    def ignore_aliases(self, data: Any) -> bool:
-        return True
+    """A class of its own, because PyYAML keeps the words in it."""
 
 
 _Loader.add_constructor("tag:yaml.org,2002:map", _Loader.construct_mapping)

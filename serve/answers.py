@@ -44,23 +44,24 @@ class Answer:
             new = self.reply.add(token.id)
             if self.reply.stopped:
                 self.finish_reason = "stop"
-            return Piece(self, new, [token])
+            return Piece(self, new, [token], is_first=len(self.tokens) == 1)
         if event.reason == "error":
             raise ApiError(500, event.message)
         if event.token is not None:
             self.end = [event.token._replace(offset=len(self.reply.content))]
         new = self.reply.end()
         self.finish_reason = "length" if event.reason == "length" else "tool_calls" if self.reply.tool_calls else "stop"
-        return Piece(self, new, [])
+        return Piece(self, new, [], is_first=not self.tokens)
 
 
 @dataclass(frozen=True)
 class Piece:
-    """What came of one answer: new text, and the tokens behind it."""
+    """What came of one answer: new text, and the tokens behind it. is_first: nothing came of it before."""
 
     answer: Answer
     new: Delta
     tokens: list[Token]
+    is_first: bool = True
 
 
 async def answer_all(batcher: Batcher, answers: Sequence[Answer]) -> AsyncGenerator[Piece]:
@@ -148,6 +149,11 @@ def text_ids(model: Model, prompt: str | list[int], field: str = "prompt") -> li
     if not prompt or not all(0 <= token < highest for token in prompt):
         raise ApiError(400, f"{field}: token ids must be 0 to {highest - 1}, and at least one")
     return prompt
+
+
+def finite(log_prob: float) -> float:
+    """JSON has no infinity."""
+    return max(log_prob, -9999.0)
 
 
 def room_for(model: Model, token_ids: Sequence[int], wanted: int | None, most: int) -> int:

@@ -30,13 +30,9 @@ def create_app(library: Library, limits: Limits, hosts: Sequence[str] = LOCAL, o
 
     app = FastAPI(title="Headlight", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     handle_errors(app)
-    bench = Workbench(library)
+    bench = Workbench(library, limits.seconds)
     app.include_router(page_api.page(limits))  # open to everybody: it holds nothing of the runs, and takes the key
-    for router in (
-        openai_api.router(library, limits),
-        page_api.router(bench, limits),
-        chat_api.router(bench, limits),
-    ):
+    for router in (openai_api.router(library, limits), page_api.router(bench), chat_api.router(bench, limits)):
         app.include_router(router, dependencies=[Depends(limits.check_key)])
     app.add_middleware(Guard, most=limits.body)
     if origins:

@@ -32,13 +32,12 @@ from eval.chat.session import first_line
 from eval.chat.tokens import Choice, choose, looked_at, rows_around, weigh
 from eval.questions import Question, one_question, source_of
 from model.generation import Sampling
-from serve.answers import chat_ids, room_for, text_ids
+from serve.answers import chat_ids, finite, room_for, text_ids
 from serve.library import Model
-from serve.limits import ApiError, Limits, event, streamed, within
+from serve.limits import ApiError, Limits, event, streamed
 from serve.openai_api import MOST_TOP
 from serve.workbench import Workbench, checkpoints_of
 
-LEAST = -9999.0  # ln p in JSON, which has no infinity
 NameText = Annotated[str, StringConstraints(min_length=1, max_length=300)]
 TokenIds = Annotated[list[Annotated[int, Field(ge=0, le=2**31)]], Field(max_length=2**20)]
 
@@ -182,7 +181,7 @@ def router(bench: Workbench, limits: Limits) -> APIRouter:
                 "first_line": first_line(run),
             }
 
-        return await within(bench.do(describe), limits.seconds)
+        return await bench.do(describe)
 
     @routes.get("/question")
     async def question(body: Annotated[QuestionRequest, Query()]) -> dict[str, Any]:
@@ -200,7 +199,7 @@ def router(bench: Workbench, limits: Limits) -> APIRouter:
                 raise ApiError(400, str(error)) from None
             return {"messages": list(drawn.messages), "reply": drawn.reply, "answer": drawn.answer, "kind": drawn.kind}
 
-        return await within(bench.do(draw), limits.seconds)
+        return await bench.do(draw)
 
     @routes.post("/answer")
     async def answer(body: AnswerRequest) -> StreamingResponse:
@@ -219,7 +218,7 @@ def router(bench: Workbench, limits: Limits) -> APIRouter:
                 choices = weigh(model.lm, body.ids, body.begin, body.top)
             return {"tokens": [{"id": choice.id} | _alternatives(model.tokenizer, choice) for choice in choices]}
 
-        return await within(bench.do(work), limits.seconds)
+        return await bench.do(work)
 
     @routes.post("/look")
     async def look(body: LookRequest) -> dict[str, Any]:
@@ -235,7 +234,7 @@ def router(bench: Workbench, limits: Limits) -> APIRouter:
             weights = base64.b64encode(row.numpy().astype(np.dtype("<f4")).tobytes()).decode("ascii")
             return {"layers": layers, "heads": heads, "keys": keys, "weights": weights}
 
-        return await within(bench.do(work), limits.seconds)
+        return await bench.do(work)
 
     return routes
 
@@ -298,8 +297,8 @@ def _alternatives(tokenizer: Tokenizer, choice: Choice) -> dict[str, Any]:
     labels = readable_tokens(tokenizer, [token for token, _ in choice.top])
     top = zip(choice.top, labels, strict=True)
     return {
-        "log_prob": max(choice.log_prob, LEAST),
-        "top": [{"id": token, "label": label, "log_prob": max(value, LEAST)} for (token, value), label in top],
+        "log_prob": finite(choice.log_prob),
+        "top": [{"id": token, "label": label, "log_prob": finite(value)} for (token, value), label in top],
     }
 
 

@@ -22,7 +22,7 @@ from data.reply import Delta, Reply
 from data.tokenizer import Tokenizer
 from model.generation import Sampling
 from serve import batching
-from serve.answers import Answer, Piece, answer_all, chat_ids, room_for, text_ids
+from serve.answers import Answer, Piece, answer_all, chat_ids, finite, room_for, text_ids
 from serve.batching import Batcher, Token
 from serve.library import Library, Model, Served
 from serve.limits import ApiError, Limits, event, streamed, unless_gone, within
@@ -43,7 +43,7 @@ DEFAULTS: dict[str, Any] = {  # of fields that are not supported: they change no
     "parallel_tool_calls": True,
 }
 SEED_STEP = 1_000_003  # between the seeds of two answers to one prompt
-Choice = Callable[[Piece, bool, bool], dict[str, Any]]  # (piece, is_first, is_whole) -> one of the choices
+Choice = Callable[[Piece, bool], dict[str, Any]]  # (piece, is_whole) -> one of the choices
 
 # ---------------------------------------------------------------------------------------------------------
 # what may be asked for: checked before anything is computed
@@ -268,14 +268,10 @@ async def _respond(
     async def events() -> AsyncGenerator[str]:
         of_part = head | ({"object": f"{name}.chunk"} if isinstance(body, ChatRequest) else {})
         with_usage = body.stream_options.include_usage
-        begun = set[int]()
         async with aclosing(pieces):
             async for piece in pieces:
-                is_first = piece.answer.index not in begun
-                begun.add(piece.answer.index)
-                if any(piece.new) or piece.tokens or piece.answer.finish_reason or is_first:
-                    part = of_part | {"choices": [choice(piece, is_first, False)]}
-                    yield event(part | ({"usage": None} if with_usage else {}))
+                part = of_part | {"choices": [choice(piece, False)]}
+                yield event(part | ({"usage": None} if with_usage else {}))
         if with_usage:
             yield event(of_part | {"choices": [], "usage": usage()})
         yield "data: [DONE]\n\n"
@@ -289,18 +285,16 @@ async def _respond(
         return await streamed(events(), limits.seconds)
     await within(unless_gone(finish(), request), limits.seconds)
     whole = [Piece(one, Delta(one.reply.reasoning_content, one.reply.content), one.tokens) for one in answers]
-    return JSONResponse(head | {"choices": [choice(piece, True, True) for piece in whole], "usage": usage()})
+    return JSONResponse(head | {"choices": [choice(piece, True) for piece in whole], "usage": usage()})
 
 
 # ---------------------------------------------------------------------------------------------------------
 # what came of one answer, in OpenAI's form
 
 
-def _chat_choice(
-    tokenizer: Tokenizer, with_log_probs: bool, piece: Piece, is_first: bool, is_whole: bool
-) -> dict[str, Any]:
+def _chat_choice(tokenizer: Tokenizer, with_log_probs: bool, piece: Piece, is_whole: bool) -> dict[str, Any]:
     answer, calls = piece.answer, list[dict[str, Any]]()
-    message: dict[str, Any] = {"role": "assistant", "content": ""} if is_first else {}
+    message: dict[str, Any] = {"role": "assistant", "content": ""} if piece.is_first else {}
     message |= {name: text for name, text in piece.new._asdict().items() if text}
     if answer.finish_reason is not None:
         for number, call in enumerate(answer.reply.tool_calls):
@@ -317,22 +311,20 @@ def _chat_choice(
     }
 
 
-def _text_choice(
-    tokenizer: Tokenizer, with_log_probs: bool, piece: Piece, is_first: bool, is_whole: bool
-) -> dict[str, Any]:
+def _text_choice(tokenizer: Tokenizer, with_log_probs: bool, piece: Piece, is_whole: bool) -> dict[str, Any]:
     answer, log_probs = piece.answer, None
     if with_log_probs:
         # the token that ended the answer is listed too: lm-evaluation-harness takes the last entry to be what was
         # written after its text, whatever that was
         written = [token._replace(offset=len(answer.echo) + token.offset) for token in (*piece.tokens, *answer.end)]
-        tokens = answer.prompt * is_first + written
+        tokens = answer.prompt * piece.is_first + written
         log_probs = {
             "tokens": [_named(tokenizer, token.id) for token in tokens],
-            "token_logprobs": [_finite(token.log_prob) for token in tokens],
+            "token_logprobs": [token.log_prob and finite(token.log_prob) for token in tokens],
             "top_logprobs": [_top(tokenizer, token) for token in tokens],
             "text_offset": [token.offset for token in tokens],
         }
-    text = answer.echo * is_first + piece.new.content
+    text = answer.echo * piece.is_first + piece.new.content
     return {"index": answer.index, "text": text, "logprobs": log_probs, "finish_reason": answer.finish_reason}
 
 
@@ -343,20 +335,19 @@ def _top(tokenizer: Tokenizer, token: Token) -> dict[str, float | None] | None:
     top: dict[str, float | None] = {}
     for likely, log_prob in token.top:
         name = _named(tokenizer, likely)
-        top[f"token_id:{likely}" if name in top else name] = _finite(log_prob)
+        top[f"token_id:{likely}" if name in top else name] = finite(log_prob)
     return top
 
 
 def _listed(tokens: list[Token], tokenizer: Tokenizer) -> list[dict[str, Any]]:
     """Tokens with their log-probabilities, as OpenAI lists them."""
 
-    def entry(token: int, log_prob: float | None) -> dict[str, Any]:
+    def entry(token: int, log_prob: float) -> dict[str, Any]:
         own = list(tokenizer.decode_bytes([token]))
-        return {"token": _named(tokenizer, token), "logprob": _finite(log_prob), "bytes": own}
+        return {"token": _named(tokenizer, token), "logprob": finite(log_prob), "bytes": own}
 
-    return [
-        entry(token.id, token.log_prob) | {"top_logprobs": [entry(*pair) for pair in token.top]} for token in tokens
-    ]
+    rows = ((token, entry(token.id, token.log_prob or 0.0)) for token in tokens)
+    return [own | {"top_logprobs": [entry(*likely) for likely in token.top]} for token, own in rows]
 
 
 def _named(tokenizer: Tokenizer, token: int) -> str:
@@ -366,8 +357,3 @@ def _named(tokenizer: Tokenizer, token: int) -> str:
     own = tokenizer.decode_bytes([token])
     text = own.decode("utf-8", "backslashreplace")
     return text if text.encode() == own else f"bytes:{text}"
-
-
-def _finite(log_prob: float | None) -> float | None:
-    """JSON has no infinity."""
-    return None if log_prob is None else max(log_prob, -9999.0)

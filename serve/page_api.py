@@ -33,7 +33,7 @@ from eval.attention.snapshots import Snapshot, file_of, look, read
 from eval.config import AttentionConfig
 from eval.experts.log import for_viewer
 from eval.experts.log import read as read_experts
-from serve.limits import COOKIE, ApiError, Limits, equal, event, within
+from serve.limits import COOKIE, ApiError, Limits, equal, event
 from serve.run_folder import Tail, settings, summaries, tail, watched_runs
 from serve.workbench import Workbench, checkpoints_of
 
@@ -79,7 +79,7 @@ def page(limits: Limits) -> APIRouter:
     return routes
 
 
-def router(bench: Workbench, limits: Limits) -> APIRouter:
+def router(bench: Workbench) -> APIRouter:
     """What the page asks for."""
     routes, folder = APIRouter(prefix="/live"), bench.library.folder
 
@@ -143,7 +143,7 @@ def router(bench: Workbench, limits: Limits) -> APIRouter:
                 raise ApiError(400, str(error)) from None
             return look(model.lm, [probe], AttentionConfig(max_tokens=MOST_TOKENS), (step, 0, 0.0))
 
-        looks = await within(bench.do(lambda: [look_at(steps[place]) for place in few]), limits.seconds)
+        looks = await bench.do(lambda: [look_at(steps[place]) for place in few])
         frames = {
             f"{snapshot.step}/{probe}": base64.b64encode(viewer.quantise(maps.weights).tobytes()).decode()
             for snapshot in looks

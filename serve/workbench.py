@@ -18,7 +18,7 @@ from configs.command import InputError
 from configs.files import DamagedFile, checkpoint_directory, is_adapter, is_model
 from model.checkpoint import base_of
 from serve.library import Library, Model, open_path
-from serve.limits import ApiError
+from serve.limits import ApiError, within
 
 Result = TypeVar("Result")
 MOST_MODELS = 2  # in memory, beside those of the library
@@ -28,11 +28,11 @@ MOST_WAITING = 32  # jobs; more get status 429
 class Workbench:
     """The models of a library's folder, opened when first asked for; names are looked up in lists, never in paths."""
 
-    def __init__(self, library: Library):
-        self.library = library
+    def __init__(self, library: Library, seconds: float):
+        self.library, self.seconds = library, seconds
         self._opened = lru_cache(MOST_MODELS)(self._open)
         self._worker = ThreadPoolExecutor(1, "workbench")
-        self._jobs = 0
+        self._jobs = set[Iterator[Any]]()
         self._lock = asyncio.Lock()
 
     def choices(self) -> list[dict[str, Any]]:
@@ -71,19 +71,19 @@ class Workbench:
         return open_path(path, self.library.device, adapter=adapter)
 
     async def do(self, job: Callable[[], Result]) -> Result:
-        """What the job returns, from the worker's thread. Raises ApiError 429 where too many wait."""
+        """What the job returns, from the worker's thread. Raises ApiError: 429 for too many, 503 for too long."""
 
         def only_step() -> Iterator[Result]:
             yield job()
 
         async with aclosing(self.each(only_step())) as results:
-            return await anext(results)
+            return await within(anext(results), self.seconds)
 
     async def each(self, steps: Iterator[Result]) -> AsyncGenerator[Result]:
         """What a generator yields, run in the worker's thread. Closing this one ends it after its present step."""
-        if self._jobs >= MOST_WAITING:
-            raise ApiError(429, f"{self._jobs} requests are waiting: try again later", "rate_limit_exceeded")
-        self._jobs += 1
+        if len(self._jobs) >= MOST_WAITING:
+            raise ApiError(429, f"{len(self._jobs)} requests are waiting: try again later", "rate_limit_exceeded")
+        self._jobs.add(steps)
         try:
             async with self._lock:  # as long as it lasts: it may have changed heads
                 next_step = partial(asyncio.get_running_loop().run_in_executor, self._worker, _next, steps)
@@ -93,7 +93,7 @@ class Workbench:
             self._worker.submit(self._end, steps)  # a job that was given up may still be at work
 
     def _end(self, steps: Iterator[Any]) -> None:
-        self._jobs -= 1
+        self._jobs.discard(steps)
         steps.close()  # type: ignore[attr-defined]
 
 

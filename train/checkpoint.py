@@ -401,13 +401,9 @@ def find_start(config: RunConfig) -> Start:
 
 
 def check_contents(config: RunConfig, state: TrainerState, data: PreparedData) -> None:
-    """The text itself must be what the run was trained on, in any place. Raises InputError if it changed.
-
-    state.identity becomes the identity of the continued run.
-    """
+    """The text itself must be what the run was trained on, in any place. Raises InputError if it changed."""
     if (state.identity or {}).get(CONTENTS, data.directory.name) != data.directory.name:
         _refuse(config, "data.source: the text, or what generates it, is no longer what this run was trained on")
-    state.identity = config.identity() | {CONTENTS: data.directory.name}
 
 
 def _refuse(config: RunConfig, problem: str) -> None:

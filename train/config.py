@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import unicodedata
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -279,8 +278,9 @@ def load_run_config(path: str | Path, overrides: list[str] | None = None, *, tru
     said = loaded.said_of_start("model")
     if said >= ModelConfig.model_fields.keys():  # the config.yaml of a run says it all
         return config
-    source, data = start_of(config.directory, config.init_from) or "", config.data
-    if data.tokenizer.path == config.init_from:  # the run may have its own by now, and init_from be gone
+    begun = (config.directory / "checkpoints" / "latest").is_file()  # then init_from may be gone, and is not needed
+    source, data = str(config.directory) if begun else config.init_from, config.data
+    if data.tokenizer.path == config.init_from:
         data = data.model_copy(update={"tokenizer": data.tokenizer.model_copy(update={"path": source})})
     config = config.model_copy(update={"model": shape_of(source, config.model, said), "data": data})
     try:
@@ -317,13 +317,8 @@ def _refuse_foreign_code(loaded: LoadedConfig, config: RunConfig) -> None:
             )
 
 
-def add_trust_option(parser: argparse.ArgumentParser) -> None:
-    """`--trust-hooks` of a command that trains."""
-    parser.add_argument(
-        "--trust-hooks",
-        action="store_true",
-        help="run the code that eval.hooks and grpo.reward name, also in a config that came from elsewhere",
-    )
+# --trust-hooks of a command that trains
+TRUST_HELP = "run the code that eval.hooks and grpo.reward name, also in a config that came from elsewhere"
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -376,12 +371,6 @@ FREE = {  # the weights of init_from mean the same with another value
     "router_aux_loss_coef", "max_position_embeddings", "attention_dropout", "hidden_dropout", "initialization",
     "loadable_elsewhere", "attn_implementation", "vocab_size", "bos_token_id", "eos_token_id", "pad_token_id",
 }  # fmt: skip
-
-
-def start_of(directory: Path, init_from: str | None) -> str | None:
-    """Where shape and tokenizer come from: init_from, or the run itself once it has begun; None without init_from."""
-    begun = init_from is not None and (directory / "checkpoints" / "latest").is_file()
-    return str(directory) if begun else init_from
 
 
 def shape_of(source: str, model: ModelConfig, said: set[str]) -> ModelConfig:

@@ -25,7 +25,7 @@ from model import LanguageModel
 from train import report
 from train.budget import check_memory
 from train.checkpoint import find_start, open_for, own
-from train.config import RunConfig, add_trust_option, check_script, load_run_config
+from train.config import TRUST_HELP, RunConfig, check_script, load_run_config
 from train.device import Device, keep_freed_memory, resolve_device
 from train.init_from import find_initial_weights, load_initial_weights
 from train.loop import train_to_the_end
@@ -138,8 +138,10 @@ def build_model(
     lm = LanguageModel(config.model).to(device.device)
     lm.set_attn_implementation(device.attention)
     lm.model.activation_checkpointing = config.train.activation_checkpointing
-    if initial is not None and (added := load_initial_weights(lm, initial, tokenizer, config.lora)):
-        world.say(added)
+    if initial is not None:
+        added = load_initial_weights(lm, initial, tokenizer, config.lora)
+        if added and world.rank == 0:
+            print(added)
     if world.shares_model:
         shard(lm, device.dtype)
     if world.rank:  # the weights are drawn, alike everywhere: each process draws its own dropout from here on
@@ -191,7 +193,7 @@ def parse_command_line(
     parser = ArgumentParser(usage=usage, description=description, epilog=MORE_HELP, formatter_class=form)
     parser.add_argument("config", nargs="?", help=f"a YAML file, for example {example.split()[0]}")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="for example seed=1")
-    add_trust_option(parser)
+    parser.add_argument("--trust-hooks", action="store_true", help=TRUST_HELP)
     arguments = parser.parse_intermixed_args()
     if arguments.config is None or "=" in Path(arguments.config).name:
         raise InputError(f"name a config: python -m {script} {example} (--help has more)")

@@ -105,11 +105,6 @@ class World:
             raise InputError(answer[1])
         return answer[0]
 
-    def say(self, text: str) -> None:
-        """Print once, not once a process."""
-        if self.rank == 0:
-            print(text)
-
 
 ALONE = World()
 

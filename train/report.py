@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from configs.files import read_json, read_lines
+from configs.files import DamagedFile, read_json, read_lines
 from configs.text import code, fenced, markdown
 from data.batches import too_long
 from data.packing import ConversationRows
@@ -61,7 +61,9 @@ def opening(run: Run, checkpoint: Path | None = None) -> str:
 def write(run: Run) -> None:
     """Write loss.png, report.md and, last, result.json: with it the run counts as finished. For one process."""
     directory, state = run.config.directory, run.state
-    metrics = read_lines(directory / METRICS, lambda problem: run.tracker.say(f"warning: {problem}"))
+    metrics: list[dict[str, Any]] = []
+    with suppress(DamagedFile):  # a folder, a pipe: the run has said that it cannot write there
+        metrics = read_lines(directory / METRICS, lambda problem: run.tracker.say(f"warning: {problem}"))
     outcomes = list(run.hooks.outcomes(directory, metrics, run.tracker.say))
     train = [line for line in metrics if line["split"] == "train"]
     speed = median_high([line["tokens_per_s"] for line in train if line.get("tokens_per_s") is not None] or [0.0])

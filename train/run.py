@@ -21,7 +21,7 @@ from eval.hooks import EvalEvent
 from eval.hooks.registry import Hooks
 from model import LanguageModel
 from train.budget import micro_batch_rows
-from train.checkpoint import Start, TrainerState, check_contents, load_checkpoint, load_kept
+from train.checkpoint import CONTENTS, Start, TrainerState, check_contents, load_checkpoint, load_kept
 from train.config import RunConfig
 from train.device import Device, decided_by
 from train.metrics import Meter, Tracker
@@ -120,7 +120,7 @@ def resume(
 
     Raises InputError if the checkpoint does not fit, or the text is not the one that the run was trained on.
     """
-    state = RunState(identity=config.identity())
+    state = RunState()
     if start.checkpoint is not None:
         state = RunState(**vars(load_checkpoint(start.checkpoint, lm, optimizers, world)))
         source.restore(load_kept(start.checkpoint, world))
@@ -128,7 +128,8 @@ def resume(
             state.saved_at = state.step
         else:
             state.wandb_id = None  # another run continues, under its own name
-    check_contents(config, state, data)
+        check_contents(config, state, data)
+    state.identity = config.identity() | {CONTENTS: data.directory.name}  # from here on it is the continued run's
     rows = micro_batch_rows(config, device, world.size)
     as_it_began = (state.resolved.get("device"), state.resolved.get("world_size")) == (device.device.type, world.size)
     if config.train.micro_batch_size == "auto" and as_it_began:  # memory may have run out since

@@ -26,7 +26,7 @@ import yaml
 from configs.command import InputError, exit_on_bad_input, survive_lost_output, usable_cores, whole
 from configs.loader import flatten
 from train.checkpoint import find_start, own
-from train.config import RunConfig, add_trust_option, load_run_config, script_of
+from train.config import TRUST_HELP, RunConfig, load_run_config, script_of
 from train.processes import stop_signals
 
 REASONS = {2: " (bad input)", 3: " (its loss became non-finite)"}
@@ -126,7 +126,7 @@ def main() -> int:
         parser.add_argument(option, type=whole(option, 1), default=1, help=text)
     parser.add_argument("--out", type=Path, help="folder of comparison.md; default: <output_dir>/<name>-sweep-<keys>")
     parser.add_argument("--skip-decode", action="store_true", help="do not measure decoding in the comparison")
-    add_trust_option(parser)
+    parser.add_argument("--trust-hooks", action="store_true", help=TRUST_HELP)
     given = parser.parse_intermixed_args()
     runs = plan(given.config, given.overrides, given.seeds, trust_hooks=given.trust_hooks)
     out = given.out or runs[0].folder

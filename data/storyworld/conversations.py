@@ -26,7 +26,6 @@ WEIGHTS = (1, 2, 1)  # half of all conversations are one question about one stor
 OTHER_BOOK = 500_009  # so that conversations are not about the stories of draw_question(seed, index)
 NEAR = 200  # characters before, in which the name and the thing must stand for a name to be said again
 AGAIN = 1 / 2  # share of the names that are said again: where they are not, they must be noted all the same
-Message = dict[str, Any]
 
 
 def converse(
@@ -56,22 +55,19 @@ def converse(
         story = tell(2 * OTHER_BOOK + seed, index, split, level, held_out)
     else:
         story, question = draw_question(OTHER_BOOK + seed, index, split, level, pick(rng, KINDS), held_out_names)
-    messages = opening(rng)
+    talk = Talk(rng)
     contains: list[str] = []
-    answered: list[dict[str, Any]] = []
     if kind == "question":
-        shortly = rng.random() < 1 / 2
-        answer(messages, answered, question, shortly, in_prompt(story.text, question.text, shortly, rng))
+        talk.ask_in_prompt(story, question, rng)
     else:
         request, contains = ask_for(story, rng)
-        turn(messages, request, story.text)
+        talk.turn(request, story.text)
     if kind == "turns":
         for one in (question, *more_questions(story, question, rng)):
-            answer(messages, answered, one)
+            talk.ask(one)
         if rng.random() < 1 / 4:
-            turn(messages, *(pick(rng, wordings("conversations")[key]) for key in ("thanks", "welcome")))
-    meta = {"kind": kind, "plot": story.plot, "contains": contains, "questions": answered}
-    return {"conversations": messages, "meta": meta}
+            talk.turn(*(pick(rng, wordings("conversations")[key]) for key in ("thanks", "welcome")))
+    return talk.finished(kind, plot=story.plot, contains=contains)
 
 
 def interview(
@@ -103,25 +99,22 @@ def interview(
     """
     rng = Random(f"conversation {split} {level} {seed} {index}")
     story, question = draw_question(OTHER_BOOK + seed, index, split, level, pick(rng, KINDS), held_out_names)
-    messages, shortly = opening(rng), False
+    talk, shortly = Talk(rng), False
     contains: list[str] = []
-    answered: list[dict[str, Any]] = []
     if told and rng.random() < told:
         request, contains = ask_for(story, rng)
-        turn(messages, request, story.text)
+        talk.turn(request, story.text)
         if echoed and rng.random() < echoed:
-            messages[-1]["content"] = with_echoes(story, rng)
+            talk.messages[-1]["content"] = with_echoes(story, rng)
         else:
-            messages[-1]["weight"] = told_weight
-        answer(messages, answered, question)
+            talk.messages[-1]["weight"] = told_weight
+        talk.ask(question)
     else:
-        shortly = rng.random() < 1 / 2
-        answer(messages, answered, question, shortly, in_prompt(story.text, question.text, shortly, rng))
+        shortly = talk.ask_in_prompt(story, question, rng)
     usual = {"who_has": 3, "where": 3}
     for one in many_questions(story, question, rng, most, usual if weights is None else weights, checked):
-        answer(messages, answered, one, shortly)
-    meta = {"kind": "questions", "plot": story.plot, "contains": contains, "questions": answered}
-    return {"conversations": messages, "meta": meta}
+        talk.ask(one, shortly)
+    return talk.finished("questions", plot=story.plot, contains=contains)
 
 
 def prefer(
@@ -135,14 +128,14 @@ def prefer(
     """
     rng = Random(f"pair {split} {level} {seed} {index}")
     story, question = draw_question(3 * OTHER_BOOK + seed, index, split, level, pick(rng, KINDS), held_out_names)
-    prompt: list[Message] = []
+    talk = Talk()
     text, shortly = question.text, False
     if rng.random() < 1 / 3:
-        turn(prompt, ask_for(story, rng)[0], story.text)
+        talk.turn(ask_for(story, rng)[0], story.text)
     else:
         shortly = rng.random() < 1 / 2
         text = in_prompt(story.text, text, shortly, rng)
-    prompt.append({"role": "user", "content": text})
+    prompt = [*talk.messages, {"role": "user", "content": text}]
     right, wrong = question.reply(shortly), wrong_answer(story, question, shortly, rng)
     chosen, rejected = ([{"role": "assistant", "content": reply}] for reply in (right, wrong))
     return {"prompt": prompt, "chosen": chosen, "rejected": rejected}
@@ -168,35 +161,37 @@ def wrong_answer(story: Story, question: Question, shortly: bool, rng: Random) -
     return question.sentence.replace(question.answer, wrong, 1)
 
 
-# Messages
+class Talk:
+    """A conversation that is being made. With `rng`, every fourth has a system message."""
 
+    def __init__(self, rng: Random | None = None):
+        self.messages: list[dict[str, Any]] = []
+        self.answered: list[dict[str, Any]] = []
+        if rng and rng.random() < 1 / 4:
+            self.messages.append({"role": "system", "content": pick(rng, wordings("conversations")["system"])})
 
-def turn(messages: list[Message], user: str, assistant: str) -> None:
-    messages += [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}]
+    def turn(self, user: str, assistant: str | list[dict[str, Any]]) -> None:
+        self.messages += [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}]
 
+    def ask(self, question: Question, shortly: bool = False, prompt: str | None = None) -> None:
+        """Add a question (or a prompt that holds it), its answer, and what is known about that answer."""
+        self.turn(prompt or question.text, question.reply(shortly))
+        known = {"kind": question.kind, "answer": question.answer, "candidates": list(question.candidates)}
+        self.answered.append({"message": len(self.messages) - 1, **known})
 
-def answer(
-    messages: list[Message],
-    answered: list[dict[str, Any]],
-    question: Question,
-    shortly: bool = False,
-    prompt: str | None = None,
-) -> None:
-    """Add a question (or a prompt that holds it), its answer, and what is known about that answer."""
-    turn(messages, prompt or question.text, question.reply(shortly))
-    known = {"kind": question.kind, "answer": question.answer, "candidates": list(question.candidates)}
-    answered.append({"message": len(messages) - 1, **known})
+    def ask_in_prompt(self, story: Story, question: Question, rng: Random) -> bool:
+        """Give the story and ask the question, for a few words half of the time. Returns whether for a few words."""
+        shortly = rng.random() < 1 / 2
+        self.ask(question, shortly, in_prompt(story.text, question.text, shortly, rng))
+        return shortly
+
+    def finished(self, kind: str, **meta: Any) -> dict[str, Any]:
+        return {"conversations": self.messages, "meta": {"kind": kind, **meta, "questions": self.answered}}
 
 
 def weighted(parts: Sequence[tuple[str, int]]) -> list[dict[str, Any]]:
     """The content of a message of which some parts are trained on (1), and some are not (0)."""
     return [{"type": "text", "text": text, "weight": weight} for text, weight in parts]
-
-
-def opening(rng: Random) -> list[Message]:
-    """A system message, in every fourth conversation."""
-    with_system = rng.random() < 1 / 4
-    return [{"role": "system", "content": pick(rng, wordings("conversations")["system"])}] if with_system else []
 
 
 def in_prompt(story: str, question: str, shortly: bool, rng: Random) -> str:

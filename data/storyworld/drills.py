@@ -18,17 +18,7 @@ from functools import cache, partial
 from random import Random
 from typing import Any
 
-from .conversations import (
-    AGAIN,
-    Message,
-    answer,
-    first_word,
-    in_prompt,
-    many_questions,
-    turn,
-    weighted,
-    with_echoes,
-)
+from .conversations import AGAIN, Talk, first_word, in_prompt, many_questions, weighted, with_echoes
 from .lexicon import Pool, feelings, lexicon, place_sorts, wordings, words_of
 from .names import held_out_names, names, pick, some
 from .pen import Author
@@ -50,18 +40,17 @@ CROWD_WEIGHTS = {"who_has": 2, "where": 4, "who_wanted": 6, "yes_no": 6}
 
 def say_again(seed: int, index: int, split: Split = "train") -> dict[str, Any]:
     """The assistant repeats random words, COPIES times others: it can only copy."""
-    messages: list[Message] = []
+    talk = Talk()
     for number in range(COPIES):
         words = repeated(seed, COPIES * index + number, REPEATED_WORDS, held_out=split == "validation").words
-        turn(messages, " ".join(words), " ".join(words))
-    return {"conversations": messages, "meta": {"kind": "again", "questions": []}}
+        talk.turn(" ".join(words), " ".join(words))
+    return talk.finished("again")
 
 
 def drill(name: str, seed: int, index: int, split: Split = "train") -> dict[str, Any]:
     """Conversation number `index` of one of TASKS."""
     kind = name.replace("_", " ")
-    messages = TASKS[name](Random(f"{kind} {split} {seed} {index}"), split)
-    return {"conversations": messages, "meta": {"kind": kind, "questions": []}}
+    return TASKS[name](Random(f"{kind} {split} {seed} {index}"), split).finished(kind)
 
 
 def names_for(split: Split) -> tuple[str, ...]:
@@ -84,44 +73,44 @@ def known_words() -> tuple[str, ...]:
 # One word, one name, one sentence
 
 
-def say_words(rng: Random, split: Split) -> list[Message]:
+def say_words(rng: Random, split: Split) -> Talk:
     """The assistant repeats words of the stories, COPIES times others.
 
     Most are one token, and no two are alike, so the token before says which one comes next. A name is three tokens, and
     its first one stands for many names. From words, heads learn to copy in half of the steps (EXPERIMENTS.md).
     """
-    messages: list[Message] = []
+    talk = Talk()
     for _ in range(COPIES):
         words = some(known_words(), pick(rng, KNOWN_WORDS), rng)
-        turn(messages, " ".join(words), " ".join(words))
-    return messages
+        talk.turn(" ".join(words), " ".join(words))
+    return talk
 
 
-def compare(rng: Random, split: Split) -> list[Message]:
+def compare(rng: Random, split: Split) -> Talk:
     """The assistant says whether two names are the same, or two places.
 
     Nothing else in it is said twice, so that a head which finds what was said before can do it.
     """
-    messages: list[Message] = []
+    talk = Talk()
     for candidate, actual, is_place in to_compare(rng, split, few=False):
-        turn(messages, f"It was {actual}. Was it {candidate}?", judged(candidate, actual, is_place))
-    return messages
+        talk.turn(f"It was {actual}. Was it {candidate}?", judged(candidate, actual, is_place))
+    return talk
 
 
-def judge(rng: Random, split: Split) -> list[Message]:
+def judge(rng: Random, split: Split) -> Talk:
     """The same question about what the assistant has just said, which cannot be known: "It was Belna. Tiko? No."
 
     Only "yes" and "no" are trained on, and only the two names side by side say which it is. In most of these
     conversations the same few names come again and again, as in a story. What `compare` teaches is not enough there: in
     stories it is a coin (EXPERIMENTS.md).
     """
-    messages: list[Message] = []
+    talk = Talk()
     questions = wordings("conversations")["judged"]
     for candidate, actual, is_place in to_compare(rng, split, few=rng.random() < 0.7):
         before, _, word = judged(candidate, actual, is_place).removesuffix(".").rpartition(" ")
-        turn(messages, pick(rng, questions[:2] if is_place else questions).format(candidate=candidate), "")
-        messages[-1]["content"] = weighted([(before, 0), (f" {word}", 1), (".", 0)])
-    return messages
+        question = pick(rng, questions[:2] if is_place else questions).format(candidate=candidate)
+        talk.turn(question, weighted([(before, 0), (f" {word}", 1), (".", 0)]))
+    return talk
 
 
 def to_compare(rng: Random, split: Split, few: bool) -> Iterator[tuple[str, str, bool]]:
@@ -135,13 +124,13 @@ def to_compare(rng: Random, split: Split, few: bool) -> Iterator[tuple[str, str,
         yield actual if same else other, actual, is_place
 
 
-def one_fact(rng: Random, split: Split) -> list[Message]:
+def one_fact(rng: Random, split: Split) -> Talk:
     """The assistant answers questions about one sentence each, two of three in a few words.
 
     So it learns how words of a story begin an answer, where they are cut otherwise (" sleepy", but "s", "leepy"), and
     that who runs to the barn is in the barn.
     """
-    messages: list[Message] = []
+    talk = Talk()
     facts = wordings("conversations")["facts"]
     for name in some(names_for(split), FACTS, rng):
         who = pick(rng, (name, f"{name} the {pick(rng, list(words_of('friend', 'kind')))}"))
@@ -162,14 +151,14 @@ def one_fact(rng: Random, split: Split) -> list[Message]:
             question = pick(rng, facts[f"asked_{about}"]).format(**values)
             statement, reply = pick(rng, facts[kind]).format(**values, Place=capital(short)), f"{capital(short)}."
         shortly = rng.random() < 2 / 3
-        turn(messages, in_prompt(statement, question, shortly, rng), short if shortly else reply)
-    return messages
+        talk.turn(in_prompt(statement, question, shortly, rng), short if shortly else reply)
+    return talk
 
 
 # Who goes with what
 
 
-def pair(rng: Random, split: Split, task: str) -> list[Message]:
+def pair(rng: Random, split: Split, task: str) -> Talk:
     """The assistant says who goes with what, and then it asks and answers in another order.
 
     In a story the name comes first ("Folen had a ladder"), and the ladder is what is asked about. An induction head
@@ -225,7 +214,9 @@ def pair(rng: Random, split: Split, task: str) -> list[Message]:
         _, cut_question, _, short = pairs.pop(int(rng.random() * len(pairs)))
         say(cut_question, short)
         parts += [(f" {short}", 1), (".", 0)]
-    return [{"role": "user", "content": texts["request"]}, {"role": "assistant", "content": weighted(parts)}]
+    talk = Talk()
+    talk.turn(texts["request"], weighted(parts))
+    return talk
 
 
 def described(name: str, rng: Random) -> dict[str, str]:
@@ -252,20 +243,16 @@ def crowds(seed: int, index: int, split: Split = "train", told: bool = False) ->
     story = crowd(seed, index, split)
     every = questions_about(story)
     kind = pick(rng, sorted({question.kind for question in every}))
-    possible = [question for question in every if question.kind == kind]
-    first = pick(rng, possible)
-    messages: list[Message] = []
-    answered: list[dict[str, Any]] = []
-    shortly = rng.random() < 1 / 2
+    first = pick(rng, [question for question in every if question.kind == kind])
+    talk, shortly = Talk(), rng.random() < 1 / 2
     if told:
-        turn(messages, wordings("conversations")["crowd"], "")
-        messages[-1]["content"] = with_echoes(story, rng)
-        answer(messages, answered, first, shortly)
+        talk.turn(wordings("conversations")["crowd"], with_echoes(story, rng))
+        talk.ask(first, shortly)
     else:
-        answer(messages, answered, first, shortly, in_prompt(story.text, first.text, shortly, rng))
+        talk.ask(first, shortly, in_prompt(story.text, first.text, shortly, rng))
     for question in many_questions(story, first, rng, CROWD_QUESTIONS, CROWD_WEIGHTS):
-        answer(messages, answered, question, shortly)
-    return {"conversations": messages, "meta": {"kind": "crowd", "plot": story.plot, "questions": answered}}
+        talk.ask(question, shortly)
+    return talk.finished("crowd", plot=story.plot)
 
 
 def crowd(seed: int, index: int, split: Split = "train") -> Story:
@@ -298,7 +285,7 @@ def crowd(seed: int, index: int, split: Split = "train") -> Story:
     return finished(pen, pen.text, plot)
 
 
-TASKS: Mapping[str, Callable[[Random, Split], list[Message]]] = {
+TASKS: Mapping[str, Callable[[Random, Split], Talk]] = {
     "words": say_words,
     "compare": compare,
     "judge": judge,

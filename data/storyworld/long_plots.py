@@ -21,12 +21,9 @@ def counted(pen: Pen, number: int) -> Entity:
 
 def tell_letter(pen: Pen) -> None:
     """Through whose hands did it go, who has read it, and which words came along with it?"""
-    cast = {"sender": pen.new("friend"), "receiver": pen.new("friend"), "far": pen.new("place")}
-    cast |= {"place": pen.new("place"), "day": pen.new("day"), "thing": pen.new("thing")}
-    cast |= {"seal": pen.new("seal"), "saying": pen.new("saying"), "other": pen.new("saying")}
-    pen.say("letter.opening", **cast)
-    pen.say("letter.write", **cast)
-    pen.say("letter.seal", **cast)
+    cast = pen.cast(sender="friend", receiver="friend", far="place", place="place", day="day", thing="thing")
+    cast |= pen.cast(seal="seal", saying="saying", other="saying")
+    pen.say("letter.opening", "letter.write", "letter.seal", **cast)
     carriers = [pen.new("friend")]
     pen.say("letter.entrust", next=carriers[0], **cast)
     peeker, wet = carry_letter(pen, carriers, cast)
@@ -43,8 +40,7 @@ def tell_letter(pen: Pen) -> None:
         pen.say(f"letter.{'tell' if peeker else 'ask'}_{unread}", **cast)
     else:
         pen.say("letter.read", **cast)
-    pen.say("meanwhile.day")
-    pen.say("letter.meet", **cast)
+    pen.say("meanwhile.day", "letter.meet", **cast)
     right = delivered == "letter.deliver"
     pen.say("letter.recall", heard=cast["saying" if right else "other"], **cast)
     pen.say("letter.words_right" if right else "letter.words_wrong", **cast)
@@ -75,16 +71,13 @@ def carry_letter(pen: Pen, carriers: list[Entity], cast: Cast) -> tuple[Entity |
 
 def tell_theft(pen: Pen) -> None:
     """Who was not where they said?"""
-    owner, detective, walker = three_friends(pen)
-    toy, stand = pen.new("thing"), pen.new("place")
-    cast = {"owner": owner, "detective": detective, "walker": walker, "stand": stand, "toy": toy}
+    cast = pen.cast(owner="friend", detective="friend", walker="friend", toy="thing", stand="place")
     pen.say("theft.opening", **cast)
     suspects = three_friends(pen)
     claims = {who: {"who": who, "spot": pen.new("place"), "errand": pen.new("errand")} for who in suspects}
     for claim in claims.values():
         pen.say("theft.plan", **claim)
-    pen.say("meanwhile.day")
-    pen.say("theft.gone", **cast)
+    pen.say("meanwhile.day", "theft.gone", **cast)
     searched = pen.say_either({"theft.search": 1, "meanwhile.day": 1}, wrong=pen.new("spot"), **cast) == "theft.search"
     pen.say("theft.detective", **cast)
     unasked = list(suspects)  # all three are asked, in any order, and say that they were where they said they would be
@@ -97,14 +90,11 @@ def tell_theft(pen: Pen) -> None:
     cast |= {"thief": thief, **claims[thief]}
     cast |= dict(zip(("one", "two"), (who for who in suspects if who is not thief), strict=True))
     pen.say("theft.accuse", **cast)
-    cast |= {"hiding": pen.new("spot"), "bird": pen.new("bird")}
+    cast |= pen.cast(hiding="spot", bird="bird")
     truth = pen.say_either({"theft.stole": 2, "theft.mended": 1, "theft.bird": 1}, **cast)
-    pen.say("theft.fetch", **cast)
-    pen.say("theft.back", **cast)
-    pen.say(f"{truth}_end", **cast)
+    pen.say("theft.fetch", "theft.back", f"{truth}_end", **cast)
     pen.say_either({"theft.later": 1, "meanwhile.day": int(searched)}, rest=pen.new("spot"), **cast)
-    pen.say("theft.honest", **cast)
-    pen.say("theft.end", **cast)
+    pen.say("theft.honest", "theft.end", **cast)
 
 
 def find_thief(pen: Pen, claims: dict[Entity, Cast], cast: Cast) -> Entity:
@@ -123,14 +113,12 @@ def tell_rumor(pen: Pen) -> None:
     """Who said what to whom, and who was the first to say something else?"""
     tellers = [pen.new("friend"), pen.new("friend")]
     first = tellers[0]
-    seen = {"number": pen.new("number"), "place": pen.new("place"), "flock": pen.new("flock")}
+    seen = pen.cast(number="number", place="place", flock="flock")
     pen.say("rumor.opening", first=first, **seen)
-    pen.say("rumor.begin", first=first, listener=tellers[1], **seen)
-    pen.say("aside.day")
+    pen.say("rumor.begin", "aside.day", first=first, listener=tellers[1], **seen)
     heard, changed_by = spread_rumor(pen, tellers, seen)
     last = tellers[-1]
-    pen.say("meanwhile.day")
-    pen.say("rumor.go", last=last, **heard)
+    pen.say("meanwhile.day", "rumor.go", last=last, **heard)
     if "place" in changed_by:
         pen.say("rumor.nothing", last=last, **heard)
         trace_back(pen, "place", changed_by["place"], tellers, seen, heard)
@@ -154,13 +142,13 @@ def spread_rumor(pen: Pen, tellers: list[Entity], seen: Cast) -> tuple[Cast, Cas
     """Five hear it, one from the other. Returns what the last of them heard, and who changed what."""
     heard, changed_by = dict(seen), {}
     for _ in range(4):
-        teller, listener = tellers[-1], pen.new("friend")
-        cast = {"source": tellers[-2], "teller": teller, "listener": listener}
-        cast |= {"more": pen.new("number"), "elsewhere": pen.new("place")}
+        teller = tellers[-1]
+        cast = pen.cast(listener="friend", more="number", elsewhere="place")
+        cast |= {"source": tellers[-2], "teller": teller}
         weights = {"rumor.right": 2, "rumor.new_number": "number" not in changed_by}
         weights["rumor.new_place"] = "place" not in changed_by
         event = pen.say_either(weights, **cast, **heard)
-        tellers.append(listener)
+        tellers.append(cast["listener"])
         if event != "rumor.right":
             part = event.removeprefix("rumor.new_")
             heard[part] = cast["more" if part == "number" else "elsewhere"]
@@ -188,9 +176,7 @@ def tell_ferry(pen: Pen) -> None:
     cast = {"ferry": ferry, "a": a, "b": b, "c": c, "place": pen.new("place")}
     cast |= {"load_a": loads[a], "load_b": loads[b], "load_c": loads[c]}
     insult_of = {a: pen.new("insult"), c: pen.new("insult")}
-    pen.say("ferry.opening", **cast)
-    pen.say("ferry.guests", **cast)
-    pen.say("ferry.load", **cast)
+    pen.say("ferry.opening", "ferry.guests", "ferry.load", **cast)
     for who, insult in insult_of.items():
         pen.say("ferry.quarrel", who=who, insult=insult, **cast)
     pen.say("ferry.think", **cast)
@@ -204,8 +190,7 @@ def tell_ferry(pen: Pen) -> None:
         pen.say_either({"ferry.sorry": 2, "ferry.cross": 1}, who=who, insult=insult, **cast)
     fare = OneOf(*owner_of)
     pen.say("ferry.count", count=counted(pen, crossings), fare=fare, **cast)
-    pen.say("ferry.pay", owner=owner_of[fare.chosen], fare=fare, **cast)
-    pen.say("ferry.end", fare=fare, **cast)
+    pen.say("ferry.pay", "ferry.end", owner=owner_of[fare.chosen], fare=fare, **cast)
 
 
 def cross_lake(pen: Pen, cast: Cast) -> int:
@@ -215,17 +200,12 @@ def cross_lake(pen: Pen, cast: Cast) -> int:
     if pen.say_either({"ferry.wrong": 1, "meanwhile.day": 2}, guest=OneOf(a, c), **cast) == "ferry.wrong":
         pen.say("ferry.again", **cast)
         crossings += 2
-    pen.say("ferry.over", guest=b, **cast)
-    pen.say("ferry.one_over", over=b, one=a, two=c)
-    pen.say("ferry.alone", **cast)
+    pen.say("ferry.over", "ferry.one_over", "ferry.alone", guest=b, over=b, one=a, two=c, **cast)
     guest = OneOf(a, c)
     pen.say("ferry.over", guest=guest, **cast)
     second, third = (a, c) if guest.chosen is a else (c, a)
-    pen.say("ferry.back", other=second, **cast)
-    pen.say("ferry.one_over", over=second, one=b, two=third)
-    pen.say("ferry.over", guest=third, **cast)
-    pen.say("ferry.two_over", one=second, two=third, left=b)
-    pen.say("ferry.alone", **cast)
+    pen.say("ferry.back", "ferry.one_over", other=second, over=second, one=b, two=third, **cast)
+    pen.say("ferry.over", "ferry.two_over", "ferry.alone", guest=third, one=second, two=third, left=b, **cast)
     pen.say("ferry.over", guest=b, **cast)
     return crossings
 
@@ -238,8 +218,7 @@ def tell_feast(pen: Pen) -> None:
     gifts = {pen.new("thing"): guest for guest in guests}
     pen.say("feast.opening", host=host)
     for guest, seat, food, gift in zip(guests, seats, foods, gifts, strict=True):
-        pen.say("feast.arrive", guest=guest, food=food, gift=gift)
-        pen.say("feast.sit", guest=guest, seat=seat, host=host, food=food, gift=gift)
+        pen.say("feast.arrive", "feast.sit", guest=guest, seat=seat, host=host, food=food, gift=gift)
     eaten = OneOf(*foods)
     pen.say("feast.eat", food=eaten)
     pen.say("feast.praise", owner=foods.pop(eaten.chosen), host=host)
@@ -249,8 +228,7 @@ def tell_feast(pen: Pen) -> None:
         seat = OneOf(*seats)
         pen.say("feast.remember", seat=seat)
         guest = seats.pop(seat.chosen)
-        pen.say("feast.owner", guest=guest, gift=taken[guest])
-        pen.say("feast.giver", guest=guest, gift=taken[guest], giver=gifts[taken[guest]])
+        pen.say("feast.owner", "feast.giver", guest=guest, gift=taken[guest], giver=gifts[taken[guest]])
     left = OneOf(*foods)
     pen.say("feast.left", food=left, host=host)
     pen.say("feast.end", food=left, owner=foods[left.chosen], host=host)
@@ -262,8 +240,7 @@ def draw_gifts(pen: Pen, host: Entity, gifts: dict[Entity, Entity]) -> dict[Enti
     pen.say("feast.hope", wisher=wisher)
     wanted = OneOf(*(gift for gift, giver in gifts.items() if giver is not wisher.chosen))
     cast = {"host": host, "wisher": wisher, "wanted": wanted}
-    pen.say("feast.whisper", **cast)
-    pen.say("feast.rule", host=host)
+    pen.say("feast.whisper", "feast.rule", **cast)
     taken: dict[Entity, Entity] = {}  # guest -> gift
     for guest in gifts.values():
         left = [gift for gift in gifts if gift not in taken.values()]
@@ -290,11 +267,9 @@ def may_draw(guest: Entity, gift: Entity, left: list[Entity], gifts: dict[Entity
 
 def tell_bargain(pen: Pen) -> None:
     """Who has what, and wants what for it? What is asked for first is got last."""
-    hero, have, wish = pen.new("friend"), pen.new("thing"), pen.new("thing")
-    cast = {"hero": hero, "have": have, "wish": wish}
-    pen.say("bargain.opening", **cast)
-    pen.say("aside.day")
-    trader, item, price = pen.new("friend"), wish, pen.new("thing")
+    cast = pen.cast(hero="friend", have="thing", wish="thing")
+    pen.say("bargain.opening", "aside.day", **cast)
+    trader, item, price = pen.new("friend"), cast["wish"], pen.new("thing")
     pen.say("bargain.first", trader=trader, item=item, price=price, **cast)
     stalls = [(trader, item)]
     agreed = ""
@@ -324,7 +299,7 @@ def swap_back(pen: Pen, stalls: list[tuple[Entity, Entity]], cast: Cast) -> dict
     pen.fact("has", who=trader, thing=cast["have"])
     pen.fact("did", who=cast["hero"], deed="got the {got} from {other}", got=got, other=trader)
     for trader, item in reversed(stalls[:-1]):
-        swap = {"trader": trader, "item": item, "got": got, "buyer": pen.new("friend"), "extra": pen.new("thing")}
+        swap = {"trader": trader, "item": item, "got": got, **pen.cast(buyer="friend", extra="thing")}
         may_be_gone = 1 if len(holder_of) == len(stalls) - stalls.index((trader, item)) - 1 else 0
         if pen.say_either({"bargain.unwind": 3, "bargain.gone": may_be_gone}, **swap, **cast) == "bargain.gone":
             pen.say("bargain.buy", **swap, **cast)

@@ -4,13 +4,12 @@ The pen knows of every name, noun and pronoun whom or what it means, so these la
 much of a head's attention goes from a mention to the mention that it stands for.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
 from . import pen
 from .story import Story
 
-Kind = Literal["copies", "refers"]
 PRONOUNS = pen.PRONOUNS | {"himself"}
 
 
@@ -24,16 +23,7 @@ class Antecedent(NamedTuple):
     end: int
     earlier_start: int
     earlier_end: int
-    kind: Kind
-
-
-class Naming(NamedTuple):
-    """A mention without its article or preposition: "the river" of "by the river", "red" of "a red"."""
-
-    start: int
-    end: int
-    text: str
-    form: str
+    kind: Literal["copies", "refers"]
 
 
 def antecedents(story: Story, which: Literal["latest", "all"] = "latest") -> list[Antecedent]:
@@ -43,31 +33,24 @@ def antecedents(story: Story, which: Literal["latest", "all"] = "latest") -> lis
     a pronoun refers to the latest mention of its entity by name or noun. "all" gives a label for each earlier
     mention that fits: a head that looks at the first of three copies is right, too.
     """
-    earlier: dict[int, list[Naming]] = {}
-    found = []
-    for mention in story.mentions:
-        written = story.text[mention.start : mention.end]
-        naming = trimmed(mention.start, written, mention.form, story.entities[mention.entity])
-        before = earlier.setdefault(mention.entity, [])
-        kind: Kind = "refers" if mention.form in PRONOUNS else "copies"
-        if kind == "refers":
-            fitting = [one for one in before if one.form == ""]
+    earlier: dict[int, list[tuple[int, int, str, str]]] = {}  # entity -> (start, end, text, form) of what names it
+    labels = []
+    for start, end, entity, form in story.mentions:
+        # The part that other forms share counts: "drum" of "a drum", "red" of "a red", "the river" of "by the river".
+        text, core_form = story.text[start:end], form.removeprefix("a_") if form.startswith("a_") else ""
+        core = story.entities[entity].get(core_form, text)
+        if form not in PRONOUNS and text.endswith(f" {core}"):
+            start, text, form = end - len(core), core, core_form
+        before = earlier.setdefault(entity, [])
+        kind: Literal["copies", "refers"]
+        if form in PRONOUNS:
+            kind, fitting = "refers", [naming for naming in before if naming[3] == ""]
         else:
-            fitting = [one for one in before if one.text == naming.text]
-            before.append(naming)
-        for one in fitting if which == "all" else fitting[-1:]:
-            found.append(Antecedent(naming.start, naming.end, one.start, one.end, kind))
-    return found
-
-
-def trimmed(start: int, text: str, form: str, texts: Mapping[str, str]) -> Naming:
-    """The part of a mention that other forms of it share: "drum" of "a drum", "red" of "a red"."""
-    core_form = form.removeprefix("a_") if form.startswith("a_") else ""
-    core = texts.get(core_form, text)
-    if form in PRONOUNS or not text.endswith(" " + core):
-        return Naming(start, start + len(text), text, form)
-    end = start + len(text)
-    return Naming(end - len(core), end, core, core_form)
+            kind, fitting = "copies", [naming for naming in before if naming[2] == text]
+            before.append((start, end, text, form))
+        for earlier_start, earlier_end, *_ in fitting if which == "all" else fitting[-1:]:
+            labels.append(Antecedent(start, end, earlier_start, earlier_end, kind))
+    return labels
 
 
 def align(antecedents: Iterable[Antecedent], offsets: Sequence[tuple[int, int]]) -> list[tuple[int, list[int]]]:

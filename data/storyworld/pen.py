@@ -123,6 +123,10 @@ class Pen:
         self.entities.append(Entity(self.lexicon.roles[role]))
         return self.entities[-1]
 
+    def cast(self, **roles: str) -> dict[str, Entity]:
+        """New entities under the names that a plot gives them: `cast(hero="friend", toy="thing")`."""
+        return {name: self.new(role) for name, role in roles.items()}
+
     def fact(self, kind: str, **values: Entity | str) -> None:
         """Note what is true in the story from here on. Draws nothing and writes nothing.
 
@@ -148,10 +152,11 @@ class Pen:
         """
         self.noted.append((self.at, kind, values, {k: v for k, v in values.items() if isinstance(v, Entity)}))
 
-    def say(self, key: str, **cast: Entity) -> None:
-        """Write one beat as the next sentence (or two)."""
-        self._space()
-        self._tell(key, cast)
+    def say(self, *keys: str, **cast: Entity) -> None:
+        """Write one beat after the other, each a sentence or two."""
+        for key in keys:
+            self._space()
+            self._tell(key, cast)
 
     def say_either(self, weights: Mapping[str, float], **cast: Entity) -> str:
         """Let chance decide which of several beats happens, and write it. Returns its key."""

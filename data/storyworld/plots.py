@@ -16,9 +16,7 @@ def tell_pass(pen: Pen) -> None:
     """Who holds the toy?"""
     friends = hero, friend, third = three_friends(pen)
     toy = pen.new("thing")
-    pen.say("pass.opening", hero=hero, toy=toy, place=pen.new("place"))
-    pen.say("pass.joy", hero=hero, toy=toy)
-    pen.say("aside.day")
+    pen.say("pass.opening", "pass.joy", "aside.day", hero=hero, toy=toy, place=pen.new("place"))
     pen.say("pass.friends", hero=hero, friend=friend, third=third)
     holder = hero
     for may_end in (0, 0, 1, 1):
@@ -55,8 +53,7 @@ def tell_hide(pen: Pen) -> None:
 
 def tell_lost(pen: Pen) -> None:
     """Where was it put down? Each of the three places is as likely."""
-    hero, friend, toy = pen.new("friend"), pen.new("friend"), pen.new("thing")
-    cast = {"hero": hero, "friend": friend, "toy": toy}
+    cast = pen.cast(hero="friend", friend="friend", toy="thing")
     pen.say("lost.opening", **cast)
     early, middle, late = places = [pen.new("place") for _ in range(3)]
     dropped_at = None
@@ -65,16 +62,14 @@ def tell_lost(pen: Pen) -> None:
         weights = {"lost.walk": places_left if may_drop else 1, "lost.drop": may_drop}
         if pen.say_either(weights, place=place, **cast) == "lost.drop":
             dropped_at = place
-        pen.fact("did", who=hero, deed=f"came {place.texts['to']}")
-        pen.fact("at", what=hero, place=place, before=early, asked=LOST_STOPS[places_left])
+        pen.fact("did", who=cast["hero"], deed=f"came {place.texts['to']}")
+        pen.fact("at", what=cast["hero"], place=place, before=early, asked=LOST_STOPS[places_left])
     assert dropped_at is not None
-    pen.say("lost.gone", **cast)
-    pen.say("lost.friend", **cast)
+    pen.say("lost.gone", "lost.friend", **cast)
     pen.say("lost.remember", place=dropped_at, **cast)
     way_back = {early: "lost.past_two", middle: "lost.past_one", late: "lost.past_none"}
     pen.say(way_back[dropped_at], late=late, middle=middle)
-    pen.say("lost.found", place=dropped_at, **cast)
-    pen.say("lost.end", **cast)
+    pen.say("lost.found", "lost.end", place=dropped_at, **cast)
 
 
 LOST_STOPS = (  # by the number of places still to come
@@ -86,12 +81,8 @@ LOST_STOPS = (  # by the number of places still to come
 
 def tell_trade(pen: Pen) -> None:
     """Who owns which of three things?"""
-    hero, owner, helper = three_friends(pen)
-    cast = {"hero": hero, "owner": owner, "helper": helper}
-    cast |= {"have": pen.new("thing"), "need": pen.new("thing"), "wish": pen.new("thing")}
-    pen.say("trade.opening", **cast)
-    pen.say("trade.ask", **cast)
-    pen.say("trade.search", **cast)
+    cast = pen.cast(hero="friend", owner="friend", helper="friend", have="thing", need="thing", wish="thing")
+    pen.say("trade.opening", "trade.ask", "trade.search", **cast)
     swapped = pen.say_either({"trade.swap": 2, "trade.help": 1}, **cast).removeprefix("trade.")
     pen.say("trade.return", **cast)
     paid = pen.say_either({"trade.deal": 2, "trade.gift": 1}, **cast).removeprefix("trade.")
@@ -102,8 +93,7 @@ def tell_race(pen: Pen) -> None:
     """In which order do they run?"""
     early, *_ = first, second, third = three_friends(pen)
     start, goal, prize = pen.new("place"), pen.new("place"), pen.new("prize")
-    pen.say("race.opening", start=start, goal=goal, one=first, two=second, three=third)
-    pen.say("race.start", one=first, two=second, three=third)
+    pen.say("race.opening", "race.start", start=start, goal=goal, one=first, two=second, three=third)
     weights = {"race.stop": 1, "race.pass_first": 1, "race.pass_second": 1}
     for _ in range(2):
         event = pen.say_either(weights, leader=first, second=second, third=third)
@@ -114,8 +104,7 @@ def tell_race(pen: Pen) -> None:
         else:
             second, third = third, second
     order = {"first": first, "second": second, "third": third}
-    pen.say("race.goal", goal=goal, **order)
-    pen.say("race.prize", first=first, prize=prize)
+    pen.say("race.goal", "race.prize", goal=goal, prize=prize, **order)
     pen.say("race.stayed_ahead" if first is early else "race.fell_behind", early=early, first=first)
     pen.say("race.share", prize=prize, **order)
 
@@ -125,9 +114,7 @@ def tell_wish(pen: Pen) -> None:
     maker, one, two = three_friends(pen)
     wish_of = {one: pen.new("thing"), two: pen.new("thing")}
     wishes = {"one": one, "two": two, "gift": wish_of[one], "present": wish_of[two]}
-    pen.say("wish.opening", maker=maker)
-    pen.say("wish.wishes", **wishes)
-    pen.say("wish.made", maker=maker, **wishes)
+    pen.say("wish.opening", "wish.wishes", "wish.made", maker=maker, **wishes)
     visited = OneOf(one, two)
     pen.say("wish.visit", maker=maker, first=visited)
     first, second = (one, two) if visited.chosen is one else (two, one)
@@ -144,8 +131,7 @@ def tell_soup(pen: Pen) -> None:
     cook, *neighbors = three_friends(pen)
     foods = one, two = pen.new("food"), pen.new("food")
     cast = {"cook": cook, "dish": pen.new("dish")}
-    pen.say("soup.opening", one=one, two=two, **cast)
-    pen.say("soup.go", cook=cook)
+    pen.say("soup.opening", "soup.go", one=one, two=two, **cast)
     gift = OneOf(*foods)
     pen.say("soup.lend", cook=cook, giver=neighbors[0], gift=gift)
     pen.fact("did", who=neighbors[0], deed="helped {cook}", cook=cook, asked=HELPED_FIRST)
@@ -161,9 +147,7 @@ def tell_soup(pen: Pen) -> None:
     giver_of = dict(zip(gifts, neighbors, strict=True))
     owner = giver_of.pop(praised.chosen)
     ((gift_of_other, other),) = giver_of.items()
-    pen.say("soup.thanks", cook=cook, owner=owner)
-    pen.say("soup.bowls", cook=cook, owner=owner, other=other)
-    pen.say("soup.end", cook=cook, other=other, gift=gift_of_other)
+    pen.say("soup.thanks", "soup.bowls", "soup.end", cook=cook, owner=owner, other=other, gift=gift_of_other)
 
 
 HELPED_FIRST = "Who helped {cook} first?|Who was the first to help {cook}?"
@@ -173,14 +157,10 @@ GAVE = "Who gave {cook} the {thing}?|Who gave away the {thing}?"
 
 def tell_message(pen: Pen) -> None:
     """What was sent, what was heard, and who waits where?"""
-    sender, runner, guest = three_friends(pen)
-    cast = {"sender": sender, "runner": runner, "guest": guest, "place": pen.new("place")}
-    cast |= {"time": pen.new("time"), "thing": pen.new("thing")}
-    cast |= {"wrong": pen.new("place"), "other": pen.new("thing")}
-    pen.say("message.opening", **cast)
-    pen.say("message.order", **cast)
-    pen.say("message.way", past=pen.new("place"), **cast)
-    pen.say("aside.day")
+    cast = pen.cast(sender="friend", runner="friend", guest="friend", place="place", time="time", thing="thing")
+    cast |= pen.cast(wrong="place", other="thing")
+    pen.say("message.opening", "message.order", **cast)
+    pen.say("message.way", "aside.day", past=pen.new("place"), **cast)
     heard = pen.say_either({"message.right": 2, "message.wrong_place": 1, "message.wrong_thing": 1}, **cast)
     consequences = {
         "message.right": ["message.met"],
@@ -194,10 +174,8 @@ def tell_message(pen: Pen) -> None:
 
 def tell_song(pen: Pen) -> None:
     """Which words were sung? A valley, a bird or a friend gives them back."""
-    cast = {"singer": pen.new("friend"), "friend": pen.new("friend"), "bird": pen.new("bird")}
-    cast |= {"song": pen.new("song")}
-    pen.say("song.opening", **cast)
-    pen.say("aside.day")
+    cast = pen.cast(singer="friend", friend="friend", bird="bird", song="song")
+    pen.say("song.opening", "aside.day", **cast)
     listener = pen.say_either({"song.valley": 1, "song.bird": 1, "song.teach": 1}, **cast)
     pen.say(f"{listener}_back", **cast)
     if pen.say_either({"song.again": 1, f"{listener}_end": 2}, **cast) == "song.again":

@@ -72,15 +72,6 @@ def test_nothing_of_a_row_is_lost_or_added_and_what_is_marked_is_what_has_a_labe
     assert plain_again("".join(marked)) == trained
 
 
-def test_every_document_of_a_row_has_its_number_and_padding_is_one_mark(tokenizer):
-    ids, labels = chat_row(tokenizer, padding=37)
-    shown = row_as_text(ids, labels, tokenizer)
-    assert re.findall(r"^──── <\|bos\|> document (\d+) ─+$", shown, re.MULTILINE) == [*"12345678"]
-    assert shown.splitlines()[-1] == "(37 × padding)"
-    tail = row_as_text(tokenizer.encode("tabs"), tokenizer.encode("tabs"), tokenizer)
-    assert tail.startswith("──── document 0: ")
-
-
 def shown_ids(shown: str) -> list[int]:
     shown = re.sub(r"\((\d+) × (\S+)\)", lambda match: f"{match[2]} " * int(match[1]), shown)
     return [int(number) for number in re.findall(r"(?:^|[\s⟦⟧])(\d+):(?=\S)", shown)]
@@ -95,12 +86,6 @@ def test_a_text_can_neither_drive_the_terminal_nor_pass_for_a_special_token(toke
     shown = row_as_text(*chat_row(tokenizer, ["a<|im_end|>b"]), tokenizer)
     assert shown.count("a⟨text: <|im_end|>⟩b") == 3
     assert shown.count("<|im_end|>") == 3 + 4
-
-
-def test_a_character_cut_by_the_row_is_shown_byte_by_byte():
-    tokenizer = train_tokenizer(TokenizerConfig(kind="byte"), [])
-    ids = tokenizer.encode("好 middle 好")[1:-1]
-    assert row_as_text(ids, ids, tokenizer).splitlines()[-1] == "⟦⟨A5⟩⟨BD⟩ middle ⟨E5⟩⟨A5⟩⟧"
 
 
 # ---------------------------------------------------------------------------------------------------------

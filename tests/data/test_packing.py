@@ -144,23 +144,20 @@ def story_chats(tmp_path_factory):
 def test_rows_are_joined_until_whole_conversations_fill_them(story_chats):
     config, data = story_chats
 
+    def rows(per_step=16, split="train", **changes):
+        return make_rows(config.model_copy(update=changes), data, split, per_step)
+
     def real_share(rows) -> float:
         return float(np.mean([(rows.row(i)[0] != TOKENIZER.pad_id).mean() for i in range(rows.per_epoch)]))
 
-    alone = make_rows(config.model_copy(update={"rows_joined": 1}), data, "train")
-    joined = make_rows(config, data, "train", rows_per_step=16)
+    alone, joined = rows(rows_joined=1), rows()
     assert real_share(alone) < 0.85
     assert real_share(joined) >= 0.95
     assert joined.sizes.max() <= 256  # what fits together is longer; a conversation is not
     assert sorted(i for row in joined.members for i in row) == sorted(i for row in alone.members for i in row)
-
-
-def test_rows_are_joined_only_where_a_step_can_be_made_of_them_and_no_token_sees_further(story_chats):
-    config, data = story_chats
-    assert make_rows(config, data, "train", rows_per_step=5).length == 256
-    assert make_rows(config, data, "validation", rows_per_step=16).length == 256
-    assert make_rows(config.model_copy(update={"isolate_documents": False}), data, "train", 16).length == 256
-    assert make_rows(config.model_copy(update={"rows_joined": 3}), data, "train", 6).length == 768
+    assert rows(6, rows_joined=3).length == 768
+    # only where a step can be made of them and no token sees further
+    assert {rows(5).length, rows(split="validation").length, rows(isolate_documents=False).length} == {256}
 
 
 # Isolation: what shares a row does not share anything else

@@ -250,35 +250,16 @@ def test_a_second_process_waits_and_finds_it_prepared(tmp_path):
 # hashes of files
 
 
-def test_only_what_changed_is_hashed_again(tmp_path, monkeypatch):
-    files, memory, read, real = (
-        [tmp_path / "a.txt", tmp_path / "b.txt"],
-        tmp_path / "hashes.json",
-        [],
-        hashlib.file_digest,
-    )
-    monkeypatch.setattr(hashlib, "file_digest", lambda raw, kind: read.append(Path(raw.name).name) or real(raw, kind))
-
-    def write(file, text, seconds_ago):
+@pytest.mark.parametrize("ages", [(60, 30), (0, 0)])
+def test_a_remembered_hash_is_that_of_the_file(tmp_path, monkeypatch, ages):
+    """Also of one that is written again within the same tick of the clock, and of the same size."""
+    file, now = tmp_path / "a.txt", time.time_ns()
+    for text, age in zip(("a book", "A BOOK"), ages, strict=True):
         file.write_text(text)
-        os.utime(file, (time.time() - seconds_ago,) * 2)
-
-    for file in files:
-        write(file, "a book", 60)
-    before = hashes(files, memory)
-    write(files[1], "A BOOK", 30)  # of the same size
-    read.clear()
-    after = hashes(files, memory)
-    assert read == ["b.txt"]
-    assert after == [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
-    assert before != after
-
-
-def test_a_file_that_changed_just_now_is_not_remembered(text_file, tmp_path):
-    """Its time of change could be the same after another change within the same tick of the clock."""
-    memory, now = tmp_path / "hashes.json", time.time_ns()
-    os.utime(text_file, ns=(now, now))
-    before = hashes([text_file], memory)
-    text_file.write_text(text_file.read_text().upper())
-    os.utime(text_file, ns=(now, now))
-    assert hashes([text_file], memory) != before
+        os.utime(file, ns=(now - age * 10**9,) * 2)
+        expected = [hashlib.sha256(text.encode()).hexdigest()]
+        assert hashes([file], tmp_path / "hashes.json") == expected
+        with monkeypatch.context() as patched:
+            if age:
+                patched.setattr(hashlib, "file_digest", None)  # it is not read again
+            assert hashes([file], tmp_path / "hashes.json") == expected

@@ -25,6 +25,8 @@ CALL = {"name": "now", "arguments": {"tz": "UTC"}}
 OPENAI_TOOL = {"type": "function", "function": SCHEMA}
 OPENAI_CALL = {"id": "call_1", "type": "function", "function": CALL}
 USER, ASSISTANT = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}
+NOTHING = dict.fromkeys(("reasoning_content", "tools", "tool_calls"))
+HELLO = ("Hel", "lo")
 DOCS = Path(__file__).parents[2] / "docs" / "data_formats.md"
 
 
@@ -41,18 +43,8 @@ DOCS = Path(__file__).parents[2] / "docs" / "data_formats.md"
         {"question": "Hi", "answer": "Hello"},
         {"instruction": "Hi", "input": "", "output": "Hello", "prompt": "### Hi\n### Response:"},
         {"messages": [USER, ASSISTANT | {"loss": True, "masked": False}], "train": True},  # switches that are on
-        {
-            "conversations": [
-                {**USER, "reasoning_content": None, "tools": None, "tool_calls": None},
-                {**ASSISTANT, "reasoning_content": "", "tools": "", "tool_calls": ""},
-            ]
-        },
-        {
-            "messages": [
-                USER,
-                {"role": "assistant", "content": [{"type": "text", "text": part} for part in ("Hel", "lo")]},
-            ]
-        },
+        {"conversations": [USER | NOTHING, ASSISTANT | dict.fromkeys(NOTHING, "")]},
+        {"messages": [USER, {"role": "assistant", "content": [{"type": "text", "text": part} for part in HELLO]}]},
     ],
 )
 def test_every_layout_gives_the_same_conversation(record):
@@ -139,18 +131,12 @@ def test_reasoning_in_its_own_field_leaves_the_content_alone(name):
     assert conversation_of(record).messages == (Message("assistant", "<think>A</think>C", "R"),)
 
 
+NAMES = ("train", "training", "trainable", "loss", "loss_mask")
+
+
 @pytest.mark.parametrize(
     ("switch", "weight"),
-    [
-        *(
-            ({name: on}, int(on))
-            for name in ("train", "training", "trainable", "loss", "loss_mask")
-            for on in (0, True)
-        ),
-        ({"weight": 0.0}, 0),  # as a table has it
-        ({"masked": True}, 0),
-        ({"masked": False, "weight": None, "train": 1}, 1),
-    ],
+    [*(({name: on}, int(on)) for name in NAMES for on in (0, True)), ({"weight": 0.0}, 0), ({"masked": True}, 0)],
 )
 def test_a_turn_s_own_switch_has_the_names_of_other_projects(switch, weight):
     record = {"messages": [USER, ASSISTANT | switch, USER, ASSISTANT]}

@@ -13,7 +13,7 @@ from configs.command import InputError
 from data.chat import encode_conversations
 from data.config import DataConfig, TokenizerConfig
 from data.prepare import describe, prepare, source_identity, tokenizer_texts
-from data.reading.documents import Ledger, documents, fingerprint, read, split_of
+from data.reading.documents import Ledger, documents, fingerprint, read
 from data.reading.records import conversation_of
 from data.storyworld import converse, repeated, tell
 from data.tokenizer import train_tokenizer
@@ -262,17 +262,6 @@ def test_of_two_books_the_end_of_each_is_held_out_and_one_that_is_there_twice_co
         ledger = Ledger()
         twice = list(read(config({"kind": "files", "path": str(tmp_path)}, drop_duplicates=drop), ledger))
         assert (ledger.duplicates, len(twice)) == (1, 2 * (3 - drop))
-
-
-def test_a_held_out_share_far_off_is_a_warning(tmp_path):
-    notes = {"kind": "files", "path": str(tmp_path / "notes")}
-    (tmp_path / "notes").mkdir()
-    books(tmp_path / "notes", [5] * 99)
-    assert "warning" not in describe(prepare(config(notes), tmp_path / "runs"))
-    texts = ("".join(f"Line {n}.\n" for n in range(size)) for size in range(3000, 3100))
-    text = next(text for text in texts if split_of(fingerprint(text), 0.1) == "validation")
-    (tmp_path / "notes" / "0.txt").write_text(text)
-    assert "warning" in describe(prepare(config(notes), tmp_path / "runs"))
 
 
 def test_rows_are_joined_to_the_articles_that_they_are_lines_of(tmp_path):

@@ -9,7 +9,6 @@ import pytest
 
 from data.storyworld import Question, Story, draw_question, questions_about, read, tell, tell_many
 from data.storyworld.lexicon import feelings, place_sorts
-from data.storyworld.names import held_out_names, name_set
 from data.storyworld.questions import KINDS, places_of, yes_no
 from tests.data.storyworld_helpers import people
 
@@ -19,22 +18,11 @@ def stories() -> list[Story]:
     return tell_many(seed=5, start=0, stop=400) + tell_many(seed=5, start=0, stop=40, level=2)
 
 
-# One right answer
-
-
 def test_the_same_question_never_has_two_answers(stories):
     for story in stories:
         answers: dict[str, str] = {}
         for question in questions_about(story):
             assert answers.setdefault(question.text, question.answer) == question.answer, (story.text, question)
-
-
-def test_words_that_were_said_twice_or_that_are_few_are_not_asked_for(stories):
-    for story in stories:
-        for question in questions_about(story, "who_said"):
-            words = re.search(r'"(.*)"', question.text)[1]
-            assert len(words.split()) >= 3
-            assert story.text.count(words.removesuffix("'")) == 1
 
 
 def test_a_character_who_felt_two_things_is_asked_when(stories):
@@ -84,9 +72,6 @@ def test_every_question_of_who_and_where_is_answered_yes_once(stories):
                 assert all(candidate in q.text for q in group)
 
 
-# No answer in the question
-
-
 @pytest.fixture(scope="module")
 def long_stories() -> list[Story]:
     return tell_many(seed=8, start=0, stop=250, level=2)
@@ -128,9 +113,6 @@ def test_feelings_are_asked_for_where_somebody_felt_otherwise(stories, long_stor
     assert len(asked) > 50
 
 
-# Questions with two right answers, or with none
-
-
 def test_who_needs_a_thing_for_a_swap_is_not_whom_a_question_of_wishes_means(stories, long_stories):
     """The hero of a swap wants the wish alone; what the owners ask for, the hero needs, too."""
     asked = 0
@@ -143,25 +125,6 @@ def test_who_needs_a_thing_for_a_swap_is_not_whom_a_question_of_wishes_means(sto
                 assert next(f.values["who"] for f in story.facts if f.values.get("thing") == thing) == hero, text
             asked += "in exchange for" in text
     assert asked > 50
-
-
-# Good English
-
-
-@pytest.mark.slow
-def test_questions_end_with_one_mark_and_answers_of_place_are_phrases(stories, long_stories):
-    quoted = 0
-    for story in stories + long_stories:
-        for question in questions_about(story):
-            assert not re.search(r"[.,!?]['\"]+\?", question.text), question.text
-            if question.kind == "where":
-                assert question.sentence == f"{question.answer[0].upper()}{question.answer[1:]}."
-            elif question.kind == "who_said":
-                words = re.fullmatch(r'\w+ said, "(.*)"', question.sentence)[1]
-                assert re.sub("[.!?]'?$", "", words) in story.text
-                assert re.search("[.!?]'?$", words)
-                quoted += words[-1] == "?"
-    assert quoted > 50
 
 
 PER_KIND = 150
@@ -198,8 +161,6 @@ def test_stories_of_questions_are_stories_of_their_level(level):
 def test_a_story_of_a_given_plot():
     assert [tell(0, index, plot="race").plot for index in range(5)] == ["race"] * 5
     assert read(tell(0, 1, level=2, plot="theft").text, level=2) == tell(0, 1, level=2, plot="theft")
-    with pytest.raises(ValueError, match="unknown plot 'theft' at level 1: use one of pass, hide"):
-        tell(0, 0, plot="theft")
 
 
 def before_thing(story: Story, question: Question) -> str:
@@ -275,12 +236,3 @@ def test_what_happened_first_is_told_neither_by_the_question_nor_by_who_was_name
     by_two = [(story, q) for story, q in offered if len({clause.split()[0] for clause in q.candidates}) == 2]
     named_first = [min(q.candidates, key=lambda one: s.text.find(one.split()[0])) == q.answer for s, q in by_two]
     assert abs(sum(named_first) - len(by_two) / 2) < 4 * sqrt(len(by_two)) / 2
-
-
-def test_names_of_validation_questions_are_held_out_from_training():
-    for index in range(60):
-        story, question = draw_question(0, index, "validation")
-        assert set(people(story)) <= set(held_out_names())
-        assert not set(re.findall(r"\w+", question.text)) & name_set()
-        story, _ = draw_question(0, index, "validation", held_out_names=False)
-        assert set(people(story)) <= name_set()

@@ -27,17 +27,16 @@ def stories(tmp_path_factory):
     return file
 
 
-@pytest.fixture(scope="module")
-def measured(stories):
-    return {m.name: m for m in compare(config(stories), [448, 1024])}
-
-
-@pytest.mark.parametrize("kind", ["byte", "char", "bpe"])
-def test_bytes_per_token_are_those_that_a_run_records(stories, measured, kind, tmp_path):
-    manifest = prepare(config(stories, kind, 512 if kind == "bpe" else None), tmp_path, False).manifest
-    line = measured["* bpe 512" if kind == "bpe" else kind]
-    assert round(line.bytes_per_token, 4) == manifest["validation"]["bytes_per_token"]
-    assert line.vocab_size == manifest["vocab_size"]
+def test_bytes_per_token_are_those_that_a_run_records_and_where_more_ids_stop_paying(stories, tmp_path):
+    measured = {line.name: line for line in compare(config(stories), [448, 1024])}
+    assert list(measured) == ["byte", "char", "bpe 448", "* bpe 512", "bpe 1,024"]
+    for name, kind, size in (("byte", "byte", None), ("char", "char", None), ("* bpe 512", "bpe", 512)):
+        manifest = prepare(config(stories, kind, size), tmp_path / kind, False).manifest
+        assert round(measured[name].bytes_per_token, 4) == manifest["validation"]["bytes_per_token"]
+        assert measured[name].vocab_size == manifest["vocab_size"]
+    lines = [Measured(f"bpe {size}", size, held_out, 0, 0) for size, held_out in ((512, 2), (1024, 3), (2048, 3.1))]
+    assert "From 1,024 ids on" in report(lines, 100)
+    assert "From" not in report(lines[:2], 100)
 
 
 def test_a_tokenizer_that_exists_is_compared_and_its_unknown_characters_are_counted(stories, tmp_path):
@@ -50,15 +49,6 @@ def test_a_tokenizer_that_exists_is_compared_and_its_unknown_characters_are_coun
     unknown = sum(not (c.islower() or c == " ") for text in texts[:20] for c in text)
     assert first.unknown == second.unknown == unknown / sum(len(text) + 1 for text in texts[:20])
     assert (first.name, second.name) == (f"* {path}", path)
-
-
-def test_the_advice_follows_the_numbers():
-    def advice(*lines):
-        return report([Measured(f"bpe {size}", size, held_out, 0, 0) for size, held_out in lines], 100)
-
-    assert "From 1,024 ids on" in advice((512, 2), (1024, 3), (2048, 3.1), (4096, 3.2))
-    assert "From" not in advice((512, 2), (1024, 3), (2048, 4))
-    assert "From 512 ids on" in advice((512, 2), (2048, 2.15))  # 7.5 % of two doublings
 
 
 def test_the_program(stories, tmp_path, monkeypatch, capsys):

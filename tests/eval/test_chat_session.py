@@ -10,7 +10,7 @@ from data.chat import TRAINED, encode_conversations, end_of_turn_ids, prompt_ids
 from data.config import TokenizerConfig
 from data.reading.records import conversation_of
 from data.tokenizer import train_tokenizer
-from eval.chat.session import COPIES, Conversation, first_line, goes_round
+from eval.chat.session import COPIES, Conversation, first_line
 from model import LanguageModel, generate
 from tests.conftest import random_model, tiny_config
 from tests.eval import scoring
@@ -97,16 +97,6 @@ def test_a_turn_reads_only_its_new_tokens_and_the_ids_are_those_of_training(toke
     assert [*conversation.last.ids, *end_of_turn_ids(tokenizer)] == ids
 
 
-def test_a_piece_never_holds_half_a_character(tokenizer, by_heart):
-    conversation = Conversation(by_heart, tokenizer, temperature=0.0)
-    list(conversation.answer(SAID[0]))
-    pieces = list(conversation.answer(SAID[1]))
-    assert "".join(pieces) == ANSWERS[1]
-    assert len(pieces) > 5
-    assert not any("\ufffd" in piece for piece in pieces)
-    assert len(conversation.last.ids) - conversation.last.begin > len(pieces)  # some characters took several tokens
-
-
 def test_an_answer_that_is_stopped_is_a_turn(tokenizer):
     conversation = random_conversation(tokenizer)
     with closing(conversation.answer(SAID[0])) as pieces:
@@ -148,24 +138,6 @@ def test_an_answer_ends_where_the_context_does(tokenizer):
     assert len(conversation.last.ids) == 48
     list(conversation.answer("Who?"))
     assert conversation.forgotten == 1
-
-
-def test_what_cannot_be_answered_is_refused_and_changes_nothing(tokenizer):
-    conversation = random_conversation(tokenizer)
-    list(conversation.answer(SAID[0]))
-    before = list(conversation.turns)
-    with pytest.raises(ValueError, match="nothing to answer"):
-        conversation.answer("  ")
-    with pytest.raises(ValueError, match=r"that makes [\d,]+ tokens, and the model sees 256, .*: shorten it"):
-        conversation.answer("kite " * 5000)
-    with pytest.raises(ValueError, match="half a surrogate"):
-        conversation.answer("\ud83d")
-    for wrong in (-1, float("nan"), float("inf")):
-        with pytest.raises(ValueError, match="temperature"):
-            conversation.set_temperature(wrong)
-    assert conversation.turns == before
-    list(conversation.answer(SAID[1]))
-    assert len(conversation.turns) == 2
 
 
 def test_the_same_seed_gives_the_same_answers_and_a_question_asked_twice_two(tokenizer):
@@ -225,15 +197,6 @@ def test_an_answer_that_goes_round_in_circles_is_stopped(tokenizer):
     with closing(conversation.answer("And")) as pieces:  # the conversation goes on
         next(pieces)
     assert len(conversation.turns) == 2
-
-
-def test_what_is_a_loop_and_what_is_not():
-    block = list(range(7))
-    for ids in ([90, 91, *block * COPIES], [90, *[5] * 20], [90, *[5, 6] * 10], [*range(60)] * COPIES):
-        assert goes_round(ids)
-    # too few; it found the way out; a row of dots
-    others = ([90, 91, *block * (COPIES - 1)], [*block * COPIES, 90], [5] * 19, [90, *[5, 6] * 9], [], [*range(300)])
-    assert not any(map(goes_round, others))
 
 
 def test_a_first_line_from_the_runs_own_world(tmp_path):

@@ -73,7 +73,6 @@ def test_little_is_said_where_little_is_known():
     assert difference({0: 1.0}, {0: 2.0}).interval is None
     assert difference({0: 1.0, 1: 1.1}, {0: 2.0}).interval is None
     assert difference({}, {0: 2.0}) is None
-    assert not difference({0: 1.0, 1: 1.1}, {0: 1.2, 1: 1.0}).excludes_zero
     assert not difference({0: 1.0, 1: 1.1}, {0: 1.0, 1: 1.1}).excludes_zero  # the very same figures
     assert (spread([]), spread([1.0]), spread([1.0, 3.0], 1)) == ("-", "1.0000", "2.0 ± 1.4")
 
@@ -96,28 +95,22 @@ def test_the_figures_are_those_of_the_runs(runs, tmp_path):
         assert rows["parameters"][column] == f"{lm.num_parameters():,}"
         assert rows["KV-cache bytes per token"][column] == str(kv_cache_bytes(lm.config, 1, 2))
     assert rows["runs (seeds)"] == ["2 (0, 1)", "3 (0, 1, 2)"]
-    assert rows["`model.num_key_value_heads`"] == ["4", "1"]
-    assert [label for label in rows if label.startswith("`")] == ["`model.num_key_value_heads`"]
-    assert "What differs: `model.num_key_value_heads`." in text
+    assert {label: rows[label] for label in rows if label.startswith("`")} == {
+        "`model.num_key_value_heads`": ["4", "1"]
+    }
     equal = [line.split("`")[1] for line in text.split("<summary>")[1].splitlines() if line.startswith("- `")]
     assert {"model.hidden_size", "train.optimizer.lr", "data.source.path", "eval.every"} <= set(equal)
     assert not {"model.num_key_value_heads", "seed", "name"} & set(equal)
 
 
-def test_the_terminal_shows_nine_rows_and_the_rest_on_request(own):
+def test_the_terminal_shows_the_chief_rows_and_the_rest_on_request(own):
     runs = (own / "mqa-seed0", own / "mha-seed0")
-    before = sorted(own.iterdir())
     shown, whole = command(*runs).stdout, command(*runs, "--all").stdout
-    folder = own / "compare-mqa-mha"
-    assert sorted(own.iterdir()) == sorted([*before, folder]), "no loose file among the runs"
     few, all_rows = table(shown), table(whole)
-    assert all_rows == table((folder / "comparison.md").read_text(encoding="utf-8"))
-    assert len(few) == 9
+    assert all_rows == table((own / "compare-mqa-mha/comparison.md").read_text(encoding="utf-8"))
+    assert len(few) < 10
     assert all(values == all_rows[label] for label, values in few.items())
-    assert {"parameters", "KV-cache bytes per token", "validation bits per byte"} <= few.keys()
     assert "±" not in " ".join(all_rows["validation bits per byte"])  # one seed
-    assert few["difference in bits per byte, verdict"] == ["", "needs two seeds or more of both"]
-    assert str(folder / "comparison.md") in shown
 
 
 def test_a_comparison_of_other_runs_is_never_overwritten(own):
@@ -125,14 +118,12 @@ def test_a_comparison_of_other_runs_is_never_overwritten(own):
     first = own / "compare-mha-mqa"
     command(*one)
     command(*one)  # the same runs: the same folder
-    assert [folder.name for folder in own.glob("compare*")] == [first.name]
-    done = command(*two, "--out", first, code=2)
-    assert "holds a comparison of other runs" in done.stderr
+    command(*two, "--out", first, code=2)
     command(*two)
-    assert (own / f"{first.name}-2/comparison.md").is_file()
+    assert sorted(folder.name for folder in own.glob("compare*")) == [first.name, f"{first.name}-2"]
 
 
-def test_decoding_takes_turns_and_a_slow_model_is_slower(runs, monkeypatch, tmp_path):
+def test_decoding_takes_turns_and_a_slow_model_is_slower(runs, monkeypatch):
     """On a clock that moves when a model reads: 1 second a pass of one, 4 of the other, and the first one a minute."""
     models, order, now = {name: load(runs / "mha-seed0") for name in ("quick", "slow")}, [], [0.0]
     monkeypatch.setattr(decode_speed.time, "perf_counter", lambda: now[0])
@@ -143,14 +134,9 @@ def test_decoding_takes_turns_and_a_slow_model_is_slower(runs, monkeypatch, tmp_
 
     models["quick"].register_forward_pre_hook(lambda *_: reads("quick", 1.0))
     models["slow"].register_forward_pre_hook(lambda *_: reads("slow", 4.0))
-    speeds = decode_speed.decode_speeds(models, rounds=1)
-    assert speeds == {"quick": 1.0, "slow": 0.25}  # a pass gives a token
+    assert decode_speed.decode_speeds(models, rounds=1) == {"quick": 1.0, "slow": 0.25}  # a pass gives a token
     turns = [name for i, name in enumerate(order) if i == 0 or order[i - 1] != name]
     assert turns == ["quick", "slow"] * 2  # the first turn only warms up
-    monkeypatch.setattr(compare, "decode_speeds", lambda models: dict.fromkeys(models, 1234.5))
-    compare.compare([runs / "mha-seed0"], tmp_path)
-    text = (tmp_path / "comparison.md").read_text(encoding="utf-8")
-    assert table(text)["decode tokens/s"] == ["1,234"]
 
 
 # Several seeds
@@ -160,10 +146,8 @@ def test_decoding_takes_turns_and_a_slow_model_is_slower(runs, monkeypatch, tmp_
     ("bits", "cells"),
     [
         ((1.0, 1.1, 1.2, 1.301), ("+0.2005 ± 0.0005, paired", "+0.1941 to +0.2069", "worse, by more than noise")),
-        ((1.2, 1.3, 1.0, 1.101), ("-0.1995 ± 0.0005, paired", "-0.2059 to -0.1931", "better, by more than noise")),
         ((1.0, 1.1, 1.2, 1.15), ("+0.1250 ± 0.0750, paired", "-0.8280 to +1.0780", "within noise")),
         ((1.0, 0, 2.0, 0), ("+1.0000", "-", "needs two seeds or more of both")),
-        ((1.0, 1.1, 1.2, None), ("-", "-", "none: not in every seed")),
     ],
 )
 def test_the_verdict_says_what_the_interval_does(own, bits, cells):
@@ -194,26 +178,17 @@ def test_another_tokenizer_is_compared_in_bits_per_byte_only(tmp_path):
     source = {"kind": "files", "path": str(write_config(tmp_path).parent / "text.txt")}
     chars = other_run(tmp_path, "char", data={"source": source, "tokenizer": {"kind": "char"}})
     bytes_ = other_run(tmp_path, "byte", data={"source": source})
-    done = command(bytes_, chars, "--out", tmp_path / "out")
-    text = (tmp_path / "out/comparison.md").read_text(encoding="utf-8")
-    assert "compared in bits per byte only" in done.stderr
-    assert "compared in bits per byte only" in text
+    text = page([bytes_, chars], tmp_path / "out")
     rows = table(text)
     assert not [label for label in rows if "loss" in label]
     assert rows["validation bits per byte"] == [f"{last_val(run)['bits_per_byte']:.4f}" for run in (bytes_, chars)]
     assert "other data" not in text
-    variants, _ = read_runs([bytes_, chars])
-    costs = {variant.name: Cost(1, 1) for variant in variants}
-    drawn = curves(variants, {"variants": compare.histories(variants, costs)})
-    assert len(drawn.axes) == 3  # over either cost and over tokens, and no curve of a loss a token
 
 
 @pytest.mark.parametrize(
     ("sections", "warning"),
     [
         ({"train": {"max_steps": 6, "checkpoint_every": 0}}, "another budget (1,536 tokens, against 1,024 tokens)"),
-        ({"data": {"validation_fraction": 0.2}}, "other data (data.validation_fraction)"),
-        ({"eval": {"every": 2, "final_max_tokens": 64}}, "another number of held-out tokens"),
         ({}, "other data (the text itself"),
     ],
 )
@@ -231,14 +206,18 @@ def test_other_data_or_another_budget_is_a_warning_and_no_verdict(tmp_path, sect
     assert table(shown)["difference in bits per byte, verdict"][-1] == "none: see the warnings"
 
 
-def test_an_unfinished_run_and_an_infinite_loss_are_reported(own):
+def test_an_unfinished_run_an_infinite_loss_and_a_broken_snapshot_are_reported(own, tmp_path):
     (own / "mha-seed0/result.json").unlink()
     file = own / "mqa-seed0/metrics.jsonl"
     edit(file, lambda text: text.replace(json.dumps(last_val(own / "mqa-seed0")["bits_per_byte"]), "null"))
-    done = command(own / "mha-seed0", own / "mqa-seed0")
-    assert "mha-seed0 is not finished: its last step is 4" in done.stderr
-    assert "mqa-seed0: its last loss is non-finite" in done.stderr
-    assert table(done.stdout)["difference in bits per byte, verdict"][-1] == "none: not in every seed"
+    for step in (2, 4):
+        broken = snapshots.write(snapshot(step, 0.1, float(step)), own / "mha-seed0/attention")
+    broken.write_bytes(broken.read_bytes()[:200])
+    done = command(own / "mha-seed0", own / "mqa-seed0", "--all")
+    for told in ("mha-seed0 is not finished", "mqa-seed0: its last loss is non-finite", f"{broken}: not a whole"):
+        assert told in done.stderr
+    assert table(done.stdout)["difference in bits per byte, verdict"][-1].startswith("none")
+    assert table(done.stdout)["copy gain (nats a token)"] == ["2.000", "-"]  # of the last that can be read
 
 
 @pytest.mark.slow
@@ -250,17 +229,13 @@ def test_runs_limited_by_the_clock_have_the_same_budget_whatever_their_steps(tmp
     last = max(line["step"] for line in metrics(second))
     edit(second / "result.json", lambda text: json.dumps(json.loads(text) | {"step": last}))
     assert "budget" not in command(first, second).stderr
-    (second / "result.json").unlink()  # stopped before its time
-    assert "have different budgets: 0.02 minutes and" in command(first, second).stderr
 
 
 @pytest.mark.parametrize(
     ("break_it", "message"),
     [
-        (lambda run: (run / "config.yaml").unlink(), "mha-seed0: is not a run (it has no config.yaml)"),
         (lambda run: (run / "config.yaml").write_text("a: 1"), "config.yaml: is not the resolved config of a run"),
         (lambda run: shutil.rmtree(run / "checkpoints"), "mha-seed0: has no checkpoint"),
-        (lambda run: (run / "metrics.jsonl").unlink(), "mha-seed0: has no evaluation in metrics.jsonl"),
         (lambda run: next(run.glob("checkpoints/step*/model.safetensors")).write_bytes(b"x"), "model.safetensors: "),
         (lambda run: shutil.copytree(run, run.parent / "mha-seed7"), "the same run: all settings and seed 0 are equal"),
     ],
@@ -271,11 +246,6 @@ def test_what_is_not_a_whole_run_is_one_line(own, break_it, message):
     assert message in done.stderr
     assert done.stderr.count("\n") == 1
     assert not list(own.glob("compare*"))
-
-
-def test_a_place_that_cannot_be_written(own, tmp_path):
-    (tmp_path / "file").write_text("in the way")
-    assert "--out:" in command(own / "mha-seed0", "--out", tmp_path / "file", code=2).stderr
 
 
 # Heads
@@ -318,19 +288,13 @@ def test_histories_have_every_look_at_the_heads_of_every_run_and_no_paths(looked
     page(every(looked_at), tmp_path)
     text = (tmp_path / "histories.json").read_text(encoding="utf-8")
     mha, mqa = json.loads(text)["variants"]
-    assert [(one["name"], one["settings"]) for one in (mha, mqa)] == [
-        ("mha", {"model.num_key_value_heads": 4}),
-        ("mqa", {"model.num_key_value_heads": 1}),
-    ]
-    first, second = mha["runs"]
-    assert [one["seed"] for one in (first, second)] == [0, 1]
+    assert [one["settings"] for one in (mha, mqa)] == [{"model.num_key_value_heads": heads} for heads in (4, 1)]
+    second = mha["runs"][1]
     assert second["looks"] == [
-        {"step": 0, "tokens": 0, "previous_token": None, "induction": 0.01, "copy_gain": None},
-        {"step": 2, "tokens": 512, "previous_token": None, "induction": 0.35, "copy_gain": 1.0},
-        {"step": 4, "tokens": 1024, "previous_token": None, "induction": 0.7, "copy_gain": 7.0},
+        {"step": step, "tokens": 256 * step, "previous_token": None, "induction": induction, "copy_gain": gain}
+        for step, induction, gain in ((0, 0.01, None), (2, 0.35, 1.0), (4, 0.7, 7.0))
     ]
     assert second["formed"] == {"layer": 1, "head": 2, "step": 2}
-    assert second["chance"] == {"previous_token": None, "induction": 0.0125}
     ends = last_val(looked_at / "mha-seed1")
     assert (second["loss"], second["bits_per_byte"]) == (round(ends["loss"], 4), round(ends["bits_per_byte"], 4))
     assert (mqa["runs"][0]["looks"], mqa["runs"][0]["formed"]) == ([], None)
@@ -340,11 +304,8 @@ def test_histories_have_every_look_at_the_heads_of_every_run_and_no_paths(looked
 def test_the_curves_are_those_of_the_runs(looked_at):
     variants, _ = read_runs(every(looked_at))
     costs = {"mha": Cost(1000, 64), "mqa": Cost(900, 16)}
-    cache, parameters, bits, losses, induction, gain = curves(
-        variants, {"variants": compare.histories(variants, costs)}
-    ).axes
-    assert cache.containers[1].lines[0].get_xdata() == [16]
-    assert parameters.containers[0].lines[0].get_xdata() == [1000]
+    drawn = curves(variants, {"variants": compare.histories(variants, costs)})
+    _, _, bits, losses, induction, gain = drawn.axes
     assert len(bits.lines) == len(losses.lines) == 5  # a line for each run
     end = last_val(looked_at / "mha-seed0")
     assert bits.lines[0].get_xydata()[-1].tolist() == [end["tokens"], end["bits_per_byte"]]
@@ -357,31 +318,18 @@ def test_the_heads_of_all_variants_are_drawn_beside_each_other(own, tmp_path):
     for name, probes in (("mha-seed0", ("text", "repeated_2")), ("mqa-seed0", ("text",))):
         maps = {probe: ProbeMap(weights, ["<bos>", "a", "b"]) for probe in probes}
         snapshots.write(replace(snapshot(4, 0.5, 1.0), maps=maps), own / name / "attention")
-    (tmp_path / "comparison_repeated_2.png").write_bytes(b"of an earlier comparison")
     text = page(every(own), tmp_path)
     for name in ("text", "scores"):
-        assert (tmp_path / f"comparison_{name}.png").stat().st_size > 5_000
+        assert (tmp_path / f"comparison_{name}.png").is_file()
         assert f"](comparison_{name}.png)" in text
-    assert not (tmp_path / "comparison_repeated_2.png").exists()  # one of them was not looked at on it
-
-
-def test_a_broken_snapshot_is_reported_and_the_others_are_used(looked_at, tmp_path):
-    broken = looked_at / "mha-seed0/attention/step_00000004.npz"
-    broken.write_bytes(broken.read_bytes()[:200])
-    done = command(*every(looked_at), "--out", tmp_path)
-    assert f"{broken}: not a whole snapshot" in done.stderr
-    assert "last readable snapshot of the heads is of step 2, not 4" in done.stderr
-    rows = table((tmp_path / "comparison.md").read_text(encoding="utf-8"))
-    assert rows["copy gain (nats a token)"][0] == "4.000 ± 4.243"  # 1, 7
+    assert "repeated_2" not in text  # one of them was not looked at on it
 
 
 @pytest.mark.parametrize(
     ("steps", "cells"),
     [
-        ([(1, 3), (1, 4)], ("+2 ± 0, paired", "-4 to +9", "within noise")),
-        ([(4, 1), (4, 1)], ("-3 ± 0, paired", "-3 to -3", "within noise")),  # equal differences: no spread
-        ([(1, None), (1, 1)], ("-", "-", "none: not in every seed")),
-        ([(None, 1), (1, 1)], None),
+        ([(1, 3), (1, 4)], ["+2 ± 0, paired", "-4 to +9", "within noise"]),
+        ([(1, None), (1, 1)], ["-", "-", "none: not in every seed"]),
     ],
 )
 def test_the_step_from_which_a_model_copies_is_the_first_of_a_nat(own, steps, cells, tmp_path):
@@ -390,11 +338,8 @@ def test_the_step_from_which_a_model_copies_is_the_first_of_a_nat(own, steps, ce
             for step in range(5):
                 gain = 1.0 if first is not None and step >= first else 0.99
                 snapshots.write(snapshot(step, 0.1, gain), own / f"{name}-seed{seed}" / "attention")
-    text = page(every(own)[:4], tmp_path)
-    labels = [f"difference in steps until it copies{end}" for end in ("", ", 95 %", ", verdict")]
-    assert [table(text).get(label, ["-"])[-1] for label in labels] == [*(cells or "---")]
-    if cells is None:
-        assert table(text)["copies from step (copy gain ≥ 1 nat; - = not yet)"] == ["1 (n = 1)", "1 ± 0"]
+    rows = table(page(every(own)[:4], tmp_path))
+    assert [rows[f"difference in steps until it copies{end}"][-1] for end in ("", ", 95 %", ", verdict")] == cells
 
 
 def test_of_many_variants_each_has_a_row(own):
@@ -403,12 +348,8 @@ def test_of_many_variants_each_has_a_row(own):
         shutil.copytree(own / "mha-seed0", folder)
         change = f"rope_theta: 1000{number}.0"
         edit(folder / "config.yaml", lambda text, change=change: text.replace("rope_theta: 10000.0", change))
-        snapshots.write(snapshot(1, 0.1, 1.0 + number), folder / "attention")
-    done = command(*sorted(own.glob("m[0-6]-seed0")), "--out", own / "many")
-    header = [cell.strip() for cell in done.stdout.splitlines()[0].strip("|").split("|")][1:]
-    rows = table(done.stdout)
-    assert dict(zip(header, rows["m3"], strict=True))["copy gain (nats a token)"] == "4.000"
-    assert (rows["m3"][-1], rows["m0"][-1]) == ("rope_theta 10003.0", "nothing")
+    rows = table(command(*sorted(own.glob("m[0-6]-seed0"))).stdout)
+    assert (len(rows), rows["m3"][-1], rows["m0"][-1]) == (7, "rope_theta 10003.0", "nothing")
 
 
 # Recall over the cache
@@ -432,19 +373,8 @@ def test_a_model_is_drawn_at_its_bytes_and_yours_as_a_star():
     assert found[0] == Point("8", 16, 1024, 100, [0.9, 0.7], [20, 40], 40)
     assert found[1].half_at == [None, 40]
     assert [one.form for one in found] == ["8", "1", "mla"]
-    left, right = recall_over_cache(found, Point("2", 24, 384, 100, [0.8], [None], 40)).axes
-    lines = {line.get_label(): line for line in left.lines}
-    assert lines["8 (MHA)"].get_ydata() == pytest.approx([0.8])
-    assert lines["8 (MHA)"].get_xdata() == pytest.approx([1024], rel=0.07)
+    left, _ = recall_over_cache(found, Point("2", 24, 384, 100, [0.8], [None], 40)).axes
     (star,) = [line for line in left.lines if line.get_marker() == "*"]
     assert (star.get_xdata(), star.get_ydata()) == ([384], [0.8])
-    (late,) = [line for line in right.lines if line.get_marker() == "*"]
-    assert late.get_ydata()[0] > 40  # no phase change: above the last step
-
-
-def test_a_comparison_draws_it_only_where_every_model_has_a_place_in_it():
-    other_heads = variant(3, 16, 512, [(0.1, 0.2)])
-    not_asked = variant(8, 32, 512, []) | {"runs": [{"recall": []}]}
-    same_size = variant(4, 16, 512, [(0.1, 0.2)])
-    del same_size["settings"]["model.head_dim"]
-    assert not any(points({"variants": [*SWEEP, one]}) for one in (other_heads, not_asked, same_size))
+    no_place = variant(3, 16, 512, [(0.1, 0.2)]), variant(8, 32, 512, []) | {"runs": [{"recall": []}]}
+    assert not any(points({"variants": [*SWEEP, one]}) for one in no_place)

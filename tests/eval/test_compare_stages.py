@@ -33,7 +33,7 @@ def text(rows: int = 5, length: int = 20, more: tuple[int, int] | None = None) -
     return Batch({"input_ids": ids, "labels": labels}, [*range(rows)])
 
 
-def test_the_divergence_is_torchs_and_nothing_from_itself(monkeypatch):
+def test_the_divergence_is_torchs_and_nothing_from_itself():
     ours, theirs, given = tiny(0), tiny(1), text()
     assert divergence(ours, ours, given) == 0
     with torch.no_grad():
@@ -41,8 +41,6 @@ def test_the_divergence_is_torchs_and_nothing_from_itself(monkeypatch):
     expected = F.kl_div(q, p, log_target=True, reduction="batchmean").item()
     assert divergence(ours, theirs, given) == pytest.approx(expected, rel=1e-5)
     assert expected > 0.001
-    monkeypatch.setattr(stages, "LOGITS", 20 * 64)  # one row at a time
-    assert divergence(ours, theirs, given) == pytest.approx(expected, rel=1e-5)
 
 
 def test_rows_that_a_model_cannot_read_are_left_out_not_cut():
@@ -102,7 +100,6 @@ def test_the_life_is_in_the_comparison(life, tmp_path, monkeypatch):
     for shown in (page, done.stdout):
         (line,) = [line for line in shown.splitlines() if line.startswith("| started from")]
         assert [cell.strip() for cell in line.strip("|").split("|")] == ["started from", "–", "told", "asked"]
-        assert "weights moved, layer 1" in shown
     assert "comparison_stages.png" in page
     assert (tmp_path / "comparison_stages.png").stat().st_size > 10_000
     first, second, third = json.loads((tmp_path / "histories.json").read_text())["stages"]

@@ -38,17 +38,6 @@ REAL = {
         ["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
         ("<|endoftext|>", "<|im_end|>", "<|endoftext|>"),
     ),
-    "Llama 3 Instruct": (
-        {"bos_token": "<|begin_of_text|>", "eos_token": "<|eot_id|>", "clean_up_tokenization_spaces": True,
-         "model_input_names": ["input_ids", "attention_mask"], "tokenizer_class": "PreTrainedTokenizerFast"},
-        ["<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>"],
-        ("<|begin_of_text|>", "<|eot_id|>", "<|eot_id|>"),
-    ),
-    "SmolLM2 Instruct": (
-        {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>", "pad_token": "<|im_end|>", "unk_token": None},
-        ["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
-        ("<|im_start|>", "<|im_end|>", "<|im_end|>"),
-    ),
     "TinyLlama": (
         {"bos_token": added("<s>"), "eos_token": added("</s>"), "pad_token": None, "unk_token": added("<unk>"),
          "legacy": False, "model_max_length": 1000000000000000019884624838656, "sp_model_kwargs": {}},
@@ -252,9 +241,7 @@ def test_typing_a_special_token_opens_no_turn_in_a_foreign_model(family):
     assert end in tokenizer.decode([i for i in twice if i not in tokenizer.special_ids])
 
 
-@pytest.mark.parametrize(
-    "template", ["{{ ''.__class__.__mro__ }}", "{{ messages.append(1) }}", "{% for", "{{ namespace(__class__=1) }}"]
-)
+@pytest.mark.parametrize("template", ["{{ ''.__class__.__mro__ }}", "{{ messages.append(1) }}", "{% for"])
 @pytest.mark.parametrize("family", ["SmolLM2"], indirect=True)
 def test_a_template_that_leaves_the_sandbox_or_is_none_is_one_line(family, template):
     (family[0] / "chat_template.jinja").write_text(template)

@@ -8,7 +8,7 @@ import torch
 from data.config import TokenizerConfig
 from data.storyworld import tell
 from data.tokenizer import train_tokenizer
-from eval.language_modeling import bits_per_byte, compare_with_floor, token_bits
+from eval.language_modeling import compare_with_floor, token_bits
 from eval.samples import complete
 from model import LanguageModel
 from tests.conftest import random_model, tiny_config
@@ -48,10 +48,6 @@ def test_an_untrained_model_pays_log2_of_the_vocabulary_for_every_token(tokenize
     text_bytes = sum(len(s.text) for s in STORIES)
     assert compared.model == pytest.approx(tokens * math.log2(tokenizer.vocab_size) / text_bytes, rel=0.02)
     assert compared.floor == pytest.approx(sum(s.bits for s in STORIES) / text_bytes)
-
-
-def test_bits_per_byte_of_a_known_case():
-    assert bits_per_byte(math.log(2), predicted_tokens=300, text_bytes=100) == pytest.approx(3.0)
 
 
 def test_a_completion_begins_with_its_prompt_and_is_decided_by_its_seed(tokenizer):

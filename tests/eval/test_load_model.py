@@ -32,37 +32,20 @@ def has(monkeypatch, gpus=0, mps=False):
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)
 
 
-@pytest.mark.parametrize(
-    ("gpus", "mps", "wanted", "expected"),
-    [
-        (2, False, "auto", "cuda"),
-        (2, False, "cuda:1", "cuda:1"),
-        (1, False, "cpu", "cpu"),
-        (0, True, "auto", "mps"),
-        (0, False, "auto", "cpu"),
-    ],
-)
-def test_auto_takes_a_gpu_if_there_is_one(monkeypatch, gpus, mps, wanted, expected):
-    has(monkeypatch, gpus, mps)
-    assert choose_device(wanted) == torch.device(expected)
+def test_auto_takes_a_gpu_if_there_is_one(monkeypatch):
+    for gpus, mps, wanted, expected in (
+        *((2, False, "auto", "cuda"), (2, False, "cuda:1", "cuda:1"), (1, False, "cpu", "cpu")),
+        *((0, True, "auto", "mps"), (0, False, "auto", "cpu")),
+    ):
+        has(monkeypatch, gpus, mps)
+        assert choose_device(wanted) == torch.device(expected)
 
 
-@pytest.mark.parametrize(
-    ("wanted", "message"),
-    [
-        ("cuda", r"--device cuda: not available here: use auto or one of: cpu$"),
-        ("mps", "not available here"),
-        ("meta", "not available here"),
-        ("gpu", "--device gpu: not available here"),
-    ],
-)
-def test_a_device_that_is_not_there_is_refused(monkeypatch, wanted, message):
-    has(monkeypatch)
-    with pytest.raises(InputError, match=message):
-        open_model("nowhere", wanted)
-    has(monkeypatch, gpus=2)
-    with pytest.raises(InputError, match=r"--device cuda:2: not available here: use auto or one of: cuda, cpu"):
-        open_model("nowhere", "cuda:2")
+def test_a_device_that_is_not_there_is_refused(monkeypatch):
+    for gpus, wanted in ((0, "cuda"), (0, "mps"), (0, "meta"), (0, "gpu"), (2, "cuda:2")):
+        has(monkeypatch, gpus)
+        with pytest.raises(InputError, match=f"--device {wanted}: not available here"):
+            open_model("nowhere", wanted)
 
 
 def test_the_model_is_the_saved_one_in_evaluation_mode(directory):

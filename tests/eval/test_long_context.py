@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 
 import pytest
 import torch
@@ -155,39 +156,18 @@ def test_the_command_from_end_to_end(run, tokenizer, tmp_path):
         assert (out / file).stat().st_size > 5_000
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--lengths", "256,128"], "--lengths: give two or more, each larger"),
-        (["--lengths", "8,128"], "--lengths is '8'"),
-        (["--lengths", "64,100000"], "--lengths: the held-out text has"),
-        (["--texts", "0"], "--texts is '0'"),
-    ],
-)
-def test_a_bad_option_is_one_line_and_nothing_is_written(run, arguments, message, tmp_path):
-    done = run_module("eval.long_context", run, "--out", tmp_path / "out", *arguments)
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert message in done.stderr
-    assert not (tmp_path / "out").exists()
-
-
-def test_what_cannot_be_measured_is_refused(run, tokenizer, tmp_path):
-    learned = make_run(
-        tmp_path / "learned", tokenizer, position_embedding="learned", qk_norm=False, loadable_elsewhere=False
-    )
-    alone = tmp_path / "alone"
-    alone.mkdir()
-    for file in (run / "checkpoints/step_00000010").iterdir():
-        (alone / file.name).write_bytes(file.read_bytes())
+def test_what_cannot_be_measured_is_refused_and_nothing_is_written(run, tokenizer, tmp_path):
+    changes = {"position_embedding": "learned", "qk_norm": False, "loadable_elsewhere": False}
     strange = train_tokenizer(TokenizerConfig(kind="char"), ["the cat sat"])
     cases = {
-        "has learned a vector for 64 positions": [learned],
-        "there is no config.yaml beside it": [alone],
+        "has learned a vector for 64 positions": [make_run(tmp_path / "learned", tokenizer, **changes)],
+        "there is no config.yaml beside it": [shutil.copytree(run / "checkpoints/step_00000010", tmp_path / "alone")],
         "has another tokenizer than": [run, make_run(tmp_path / "strange", strange)],
-        "is neither a run": [tmp_path / "nowhere"],
+        "--lengths: give two or more": [run, "--lengths", "256,128"],
+        "--lengths: the held-out text has": [run, "--lengths", "64,100000"],
     }
-    for message, runs in cases.items():
-        done = run_module("eval.long_context", *runs, "--out", tmp_path / "out", "--lengths", "48,320", "--texts", "2")
+    for message, given in cases.items():
+        done = run_module("eval.long_context", "--out", tmp_path / "out", "--lengths", "48,320", "--texts", "2", *given)
         assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
         assert message in done.stderr
     assert not (tmp_path / "out").exists()

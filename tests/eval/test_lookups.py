@@ -51,9 +51,3 @@ def test_a_key_head_is_ablated_with_all_that_read_it(lm):
     assert (found.without_query.shape, found.without_key.shape) == ((2, 4), (2, 2))
     with ablated(lm, [(1, 2), (1, 3)]):
         assert found.without_key[1, 1] == right(lm, of).float().mean()
-
-
-def test_an_exam_without_such_questions_is_an_error(lm):
-    of = exam([recall(0, 0, **SHAPE | {"several": 0.0})], BYTES, 4)
-    with pytest.raises(ValueError, match="no question asks for a name"):
-        lookups(lm, of)

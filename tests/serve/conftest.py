@@ -15,6 +15,7 @@ from serve.app import create_app, make_server
 from serve.library import Library
 from serve.limits import Limits
 from tests.conftest import random_model, tiny_config
+from tests.eval.viewer_helpers import chromium
 
 
 @pytest.fixture(scope="session")
@@ -68,3 +69,9 @@ def server(folder):
 @pytest.fixture
 def address(server):
     return server[0]
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with chromium() as browser:
+        yield browser

@@ -7,17 +7,10 @@ from contextlib import closing
 import pytest
 
 from serve.limits import Limits
-from tests.eval.viewer_helpers import chromium
 from tests.serve.conftest import serving
 from tests.serve.page_helpers import HARMFUL, HARMFUL_NAME, Growing, visited
 
 pytestmark = pytest.mark.slow  # a browser: in `make test-all`
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with chromium() as browser:
-        yield browser
 
 
 @pytest.fixture

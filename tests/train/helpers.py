@@ -1,20 +1,29 @@
-"""A run that takes a second: the real command line on a small text."""
+"""A run that takes a second: the real command line on a small text, in this process or in several of their own."""
 
+import faulthandler
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import torch
+import torch.distributed as dist
+from torch.utils.hooks import RemovableHandle
 
 import train.loop
 from configs.command import exit_on_bad_input
-from tests.processes import exit_code, print_to, run_main
+from model import load
+from tests.processes import print_to, run_main, start
 from tests.processes import run_module as run_module
+from train import distill, dpo, grpo, sft
+from train.config import load_run_config
 from train.pretrain import main
 from train.run import Run
 
@@ -49,49 +58,66 @@ def write_config(folder: Path, **sections) -> Path:
     return path
 
 
-def kill_at(config: Path, step: int, name: str = "KILL") -> int | None:
-    """Run pretrain in a process that sends itself a signal when it comes to `step`; its exit code."""
-    return exit_code(_pretrain_killed, config, step, name)
+PAIRS = [{"prompt": f"{i}. Which sound?", "chosen": "Meow" + "!" * (i % 3), "rejected": "Woof"} for i in range(200)]
+ROLES = (("user", "prompt"), ("assistant", "chosen"))
+CHATS = [{"messages": [{"role": role, "content": pair[key]} for role, key in ROLES]} for pair in PAIRS]
+METHODS = {  # the script, what it reads, and the records, if that is not the text of `write_config`
+    "pretrain": (main, "text", None),
+    "sft": (sft.main, "conversations", CHATS),
+    "dpo": (dpo.main, "pairs", PAIRS),
+    "grpo": (grpo.main, "conversations", CHATS),
+    "distill": (distill.main, "text", None),
+}
 
 
-def _pretrain_killed(config: Path, step: int, name: str) -> None:
-    if name == "HUP":  # which is ignored where the tests were started with nohup
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    torch.set_num_threads(1)
-    print_to(config.with_name("killed.txt"))
-    sys.argv = ["pretrain", str(config)]
-    with stopped_at(step, getattr(signal, f"SIG{name}")):
-        exit_on_bad_input(main)
+def method_config(folder: Path, method: str, base: Path, records: list | None = None, **sections) -> Path:
+    """A config of a method that goes on from the run `base`: 8 rows of 96 tokens a step."""
+    _, kind, usual = METHODS[method]
+    records = records or usual
+    data = {"sequence_length": 96, "records": kind} | sections.pop("data", {})
+    if records is not None:
+        (folder / "records.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+        data["source"] = {"kind": "files", "path": str(folder / "records.jsonl")}
+    own = {
+        "grpo": {"grpo": {"reward": "tests.train.grpo_helpers:vowels"}},
+        "distill": {"distill": {"teacher": str(base)}},
+    }
+    train = {"max_steps": 1, "tokens_per_step": 768, "processes": 1} | sections.pop("train", {})
+    sections = {"eval": {"hooks": []}} | own.get(method, {}) | sections
+    return write_config(folder, data=data, train=train, init_from=str(base), **sections)
 
 
-@contextmanager
-def at_each_step(action: Callable[[Run], object]) -> Iterator[None]:
-    """Training in this process calls action(run) at the beginning of each step, once even if the step is repeated."""
-    forward_backward, begun = train.loop.forward_backward, set[int]()
+def watched(action: Callable[[Run], Any]) -> Callable:
+    """train.loop.forward_backward that calls action(run) first, once even if the step is repeated. If that returns a
+    hook's handle, the hook is removed after the step."""
+    forward_backward, last = train.loop.forward_backward, [None, None]
 
-    def watched(run, *arguments):
-        if run.state.step not in begun:
-            begun.add(run.state.step)
-            action(run)
-        return forward_backward(run, *arguments)
+    def with_action(run: Run, *arguments):
+        hook = None
+        if last[0] is not run or last[1] != run.state.step:
+            last[:] = run, run.state.step
+            hook = action(run)
+        figures = forward_backward(run, *arguments)
+        if isinstance(hook, RemovableHandle):
+            hook.remove()
+        return figures
 
-    train.loop.forward_backward = watched
-    try:
-        yield
-    finally:
-        train.loop.forward_backward = forward_backward
+    return with_action
 
 
-@contextmanager
-def stopped_at(step: int, number: int = signal.SIGTERM, rank: int = 0) -> Iterator[None]:
+def at_each_step(action: Callable[[Run], object]) -> AbstractContextManager:
+    """Training in this process calls action(run) at the beginning of each step."""
+    return mock.patch.object(train.loop, "forward_backward", watched(action))
+
+
+def stopped_at(step: int | None, number: int = signal.SIGTERM, rank: int = 0) -> AbstractContextManager:
     """Training in this process sends itself a signal when it comes to `step`, if it is the process of this rank."""
 
     def stop(run: Run) -> None:
         if run.state.step == step and run.world.rank == rank:
             os.kill(os.getpid(), number)
 
-    with at_each_step(stop):
-        yield
+    return at_each_step(stop)
 
 
 def pretrain(config: Path, *overrides, code: int = 0, script: Callable[[], int] = main) -> subprocess.CompletedProcess:
@@ -112,12 +138,124 @@ def refusal(config: Path, *overrides, script: Callable[[], int] = main) -> str:
     return said
 
 
-def metrics(run: Path, *, without_clocks: bool = True) -> list[dict]:
-    """metrics.jsonl, without the figures that a clock or the system decides."""
-    clocks = (
-        {"time_s", "tokens_per_s", "data_wait_share", "memory_gb", "tflops", "eval_s", "save_s"}
-        if without_clocks
-        else set()
-    )
-    lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    return [{k: v for k, v in json.loads(line).items() if k not in clocks} for line in lines]
+CLOCKS = {"time_s", "tokens_per_s", "data_wait_share", "memory_gb", "tflops", "eval_s", "save_s"}
+
+
+def metrics(run: Path, split: str = "", *, without_clocks: bool = True) -> list[dict]:
+    """The lines of metrics.jsonl, those of one split or all, without the figures that a clock or the system decides."""
+    lines = map(json.loads, (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
+    without = CLOCKS if without_clocks else set()
+    return [{k: v for k, v in line.items() if k not in without} for line in lines if split in ("", line["split"])]
+
+
+def losses(run: Path, split: str = "val") -> list[float]:
+    return [line["loss"] for line in metrics(run, split)]
+
+
+# ---------------------------------------------------------------------------------------------------------
+# processes of their own
+
+
+def run_world(size: int, function: Callable, *arguments) -> list[int | None]:
+    """function(*arguments) in `size` processes, as torchrun would start them; their exit codes."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    processes = [start(_as_rank, rank, size, port, function, *arguments) for rank in range(size)]
+    for process in processes:
+        process.join(timeout=200)
+        process.kill()
+    return [process.exitcode for process in processes]
+
+
+def _as_rank(rank: int, size: int, port: int, function: Callable, *arguments) -> None:
+    torch.set_num_threads(1)
+    faulthandler.dump_traceback_later(150, exit=True)  # a process that waits for ever says where, and ends
+    if size > 1:
+        names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        os.environ.update({name: str(value) for name, value in names.items()})
+    function(*arguments)
+
+
+def in_a_group(function: Callable, *arguments) -> None:
+    """function(*arguments) in a process of run_world that knows of the others."""
+    dist.init_process_group("gloo")
+    function(*arguments)
+    os._exit(0)  # without taking the group apart: a gloo thread that wants the GIL at that moment waits for ever
+
+
+def pretrain_rank(
+    config: Path,
+    overrides: list[str],
+    stop_at: int | None = None,
+    script: Callable[[], int] = main,
+    number: int = signal.SIGTERM,
+) -> None:
+    """`python -m train.pretrain config overrides…`; the last process sends itself a signal when it comes to `stop_at`.
+
+    script: the main of another module. What a process prints is in config's folder: rank0.txt, rank1.txt, …
+    """
+    print_to(config.with_name(f"rank{os.environ.get('RANK', '0')}.txt"))
+    faulthandler.dump_traceback_later(150, exit=True)
+    if number == signal.SIGHUP:  # which is ignored where the tests were started with nohup
+        signal.signal(number, signal.SIG_DFL)
+    sys.argv = ["pretrain", str(config), *overrides]
+    with stopped_at(stop_at, number, rank=int(os.environ.get("WORLD_SIZE", "1")) - 1):
+        exit_on_bad_input(script)
+
+
+def kill_at(config: Path, step: int, name: str = "KILL") -> int | None:
+    """Run pretrain in a process that sends itself a signal when it comes to `step`; its exit code."""
+    [code] = run_world(1, pretrain_rank, config, [], step, main, getattr(signal, f"SIG{name}"))
+    return code
+
+
+def trace(run: Path) -> list[dict]:
+    """trace.jsonl: step, batch, loss, grad_norm, lr; exact, as text."""
+    return [json.loads(line) for line in (run / "trace.jsonl").read_text().splitlines()]
+
+
+def check_exact_resume(config: Path, script: Callable[[], int], step: int = 4) -> Path:
+    """Stopped at this step, it has the same losses and weights in the end, bit by bit. Returns the run that never was
+    stopped, which is called `whole`; the other one has the config's name."""
+    run = load_run_config(config).directory
+    whole = run.with_name("whole")
+    pretrain(config, "name=whole", "--trust-hooks", script=script)
+    with stopped_at(step):
+        pretrain(config, "--trust-hooks", script=script, code=143)
+    pretrain(config, "--trust-hooks", script=script)
+    assert trace(run) == trace(whole)
+    stopped, uninterrupted = (load(one).state_dict() for one in (run, whole))
+    assert all(torch.equal(stopped[key], uninterrupted[key]) for key in stopped)
+    return whole
+
+
+# ---------------------------------------------------------------------------------------------------------
+# what goes wrong in a step, on purpose
+
+
+def at_step(monkeypatch, steps: list[int], action: Callable[[Run], Any]) -> list[Run]:
+    """Training calls action(run) just before each of these steps; the list grows with the runs."""
+    runs = []
+
+    def chosen(run: Run):
+        if run.state.step in steps:
+            runs.append(run)
+            return action(run)
+        return None
+
+    monkeypatch.setattr(train.loop, "forward_backward", watched(chosen))
+    return runs
+
+
+def bad_loss(run):
+    def spoilt(module, inputs, output):
+        (loss_sum, count), auxiliary = output
+        return (loss_sum * float("nan"), count), auxiliary
+
+    return run.lm.register_forward_hook(spoilt)
+
+
+def bad_gradient(run):
+    weight = run.lm.model.layers[1].mlp.up_proj.weight
+    return weight.register_hook(lambda gradient: gradient * float("inf"))

@@ -1,21 +1,37 @@
-"""A kill at any step of saving, a full disk, a damaged file: a run finds its last complete checkpoint."""
+"""A kill at any step of saving, a full disk, a damaged file, a second start: a run finds its last whole checkpoint."""
 
 import itertools
 import json
 import os
+import random
 import shutil
 import signal
+import socket
+import sys
+import time
 from pathlib import Path
 
 import pytest
+import torch
 
-from configs.command import InputError
-from tests.processes import exit_code, little_room
+from configs.command import InputError, exit_on_bad_input
+from tests.processes import exit_code, little_room, print_to, start
 from tests.train.checkpoints import training
-from tests.train.faults import at_step, bad_loss
-from tests.train.helpers import metrics, pretrain, stopped_at, write_config
-from tests.train.worlds import pretrain_rank
-from train.checkpoint import commit, damage, newest_intact, read_state, tidy
+from tests.train.helpers import (
+    at_each_step,
+    at_step,
+    bad_loss,
+    metrics,
+    pretrain,
+    pretrain_rank,
+    refusal,
+    run_world,
+    stopped_at,
+    write_config,
+)
+from train import checkpoint
+from train.checkpoint import LOCK, OWNER, commit, damage, newest_intact, own, read_state, tidy
+from train.pretrain import main
 
 STATE = [f"training/{name}" for name in ("optimizer.safetensors", "trainer_state.json", "manifest.json")]
 FILES = "config.json generation_config.json model.safetensors tokenizer.json tokenizer_config.json".split() + STATE
@@ -243,13 +259,107 @@ def test_settings_that_differ_are_named_and_may_be_allowed(tmp_path):
     pretrain(config)
     other = ["seed=5", "train.grad_clip=2.0", "train.max_steps=6"]
     refused = pretrain(config, *other, code=2).stderr
-    for text in ("seed (there 0, here 5)", "train.grad_clip (there 1.0, here 2.0)", "allow_mismatch=true"):
-        assert text in refused
+    assert "seed (there 0, here 5), train.grad_clip (there 1.0, here 2.0)" in refused
     assert pretrain(config, *other, "allow_mismatch=true").stderr.count("warning: ") == 1
-    assert [m["step"] for m in metrics(tmp_path / "runs/tiny") if m["split"] == "train"] == list(range(1, 7))
+    assert [m["step"] for m in metrics(tmp_path / "runs/tiny", "train")] == list(range(1, 7))
     wrong = pretrain(config, *other, "train.max_steps=8", "model.hidden_size=64", "allow_mismatch=true", code=2)
     assert "model.embed_tokens.weight has shape [320, 32]" in wrong.stderr
-    (tmp_path / "text.txt").write_text((tmp_path / "text.txt").read_text() + "One more line.\n")
-    other[-1] = "train.max_steps=8"  # the others are the run's settings from now on
+    moved = (tmp_path / "text.txt").rename(tmp_path / "moved.txt")
+    other[-1:] = ["train.max_steps=8", f"data.source.path={moved}"]  # the others are the run's settings from now on
+    pretrain(config, *other)
+    moved.write_text(moved.read_text() + "One more line.\n")
+    other[2] = "train.max_steps=10"
     assert "no longer what this run was" in pretrain(config, *other, code=2).stderr
     assert "trained on: continuing" in pretrain(config, *other, "allow_mismatch=true").stderr
+
+
+# ---------------------------------------------------------------------------------------------------------
+# a run directory has one owner: double starts, killed owners
+
+
+SHORT = {"train": {"max_steps": 4, "checkpoint_every": 2}, "eval": {"every": 0}}
+
+
+def hold(directory: Path, flag: Path) -> None:
+    """Own a folder for ever; `flag` appears once that is so."""
+    with own(directory):
+        flag.touch()
+        time.sleep(60)
+
+
+def take_and_leave(directory: Path) -> None:
+    with own(directory):
+        assert {path.name for path in directory.iterdir()} == {OWNER, LOCK}
+
+
+def test_the_owner_is_named_and_a_folder_at_rest_has_no_file_of_it(tmp_path):
+    run, flag = tmp_path / "runs/x", tmp_path / "flag"
+    take_and_leave(run)
+    assert not run.exists()  # nothing was written, so nothing stays
+    process = start(hold, run, flag)
+    until = time.monotonic() + 120
+    while not flag.exists():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    with pytest.raises(InputError, match=f"is in use by process {process.pid} on {socket.gethostname()}, since 2"):
+        take_and_leave(run)
+    process.kill()
+    process.join()
+    take_and_leave(run)  # a killed one is in nobody's way
+    assert not run.exists()
+
+
+def test_a_second_start_is_refused_in_every_process_by_one_line_and_changes_nothing(tmp_path):
+    config, run = write_config(tmp_path, **SHORT), tmp_path / "runs/tiny"
+    with own(run):
+        before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+        assert run_world(2, pretrain_rank, config, []) == [2, 2]
+        assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
+    assert f"error: {run} is in use by process {os.getpid()} on " in (tmp_path / "rank0.txt").read_text()
+
+
+def test_a_run_whose_directory_goes_away_stops_with_one_line(tmp_path):
+    run = tmp_path / "runs/tiny"
+    with at_each_step(lambda running: run.rename(tmp_path / "away") if running.state.step == 3 else None):
+        said = refusal(write_config(tmp_path, train={"checkpoint_every": 100}))
+    assert said.startswith(f"error: {run} was moved or deleted while a run was writing into it")
+    assert not run.exists()
+
+
+# The same command started twice within seconds: one process trains, the other is refused, nothing is mixed
+
+DOUBLE = {"model": {"hidden_dropout": 0.1}, "train": {"max_steps": 80, "checkpoint_every": 20}, "eval": {"every": 40}}
+
+
+def start_after(seconds: float, config: Path, output: Path) -> None:
+    torch.set_num_threads(1)
+    print_to(output)
+    checkpoint.PATIENCE_S = 0.1  # or the second one waits until so short a run is over
+    time.sleep(seconds)
+    sys.argv = ["pretrain", str(config)]
+    exit_on_bad_input(main)
+
+
+def test_double_starts_have_one_owner_each(tmp_path):
+    starts = 4
+    dice, figures, endings = random.Random(starts), [], []
+    for number in range(starts):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        config, delay = write_config(folder, **DOUBLE), dice.choice([0.0, dice.uniform(0, 0.3), dice.uniform(0, 3)])
+        twice = [start(start_after, s, config, folder / f"{n}.txt") for n, s in enumerate((0.0, delay))]
+        for process in twice:
+            process.join(timeout=300)
+        printed = [(folder / f"{n}.txt").read_text() for n in range(2)]
+        endings.append(sorted(process.exitcode for process in twice))
+        assert endings[-1] in ([0, 2], [0, 0]), printed
+        for process, other, text in zip(twice, reversed(twice), printed, strict=True):
+            if process.exitcode == 2:
+                assert f"is in use by process {other.pid} on " in text
+                assert text.count("\n") == 1, text
+        run = folder / "runs/tiny"
+        assert all(damage(path) is None for path in (run / "checkpoints").glob("step_*"))
+        figures.append((metrics(run), sorted(path.name for path in (run / "checkpoints").iterdir())))
+        assert figures[-1] == figures[0]
+        assert [m["step"] for m in figures[-1][0] if m["split"] == "train"] == list(range(1, 81))
+    assert endings.count([0, 2]) >= starts // 4, endings

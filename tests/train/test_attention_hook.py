@@ -1,112 +1,159 @@
-"""The attention hook in real runs: it changes nothing, leaves snapshots that say what it saw, and reports its cost."""
+"""The attention hook and its page in real runs: they change nothing and show what the files say, also after a stop."""
 
+import base64
 import json
 import math
+import re
+import signal
+import zlib
 
 import numpy as np
 import pytest
 
-from eval.attention import snapshots
-from eval.attention.metrics import SCORES
-from tests.train.helpers import metrics, pretrain, refusal, write_config
-from tests.train.worlds import trace
+from data import load_tokenizer
+from data.prepare import prepare
+from eval.attention import capture, snapshots
+from eval.attention.metrics import SCORES, chance, score
+from eval.attention.probes import build_probes
+from eval.attention.viewer import Live
+from model import load
+from tests.train.helpers import at_step, bad_loss, kill_at, metrics, pretrain, trace, write_config
+from train.config import load_run_config
+from train.run import typed
 
-ON = {"every": 4, "early": [0, 1, 2], "max_tokens": 12}
+LOOKS = [0, 1, 2, 4, 8, 9, 12]
+PLAIN = {"train": {"trace": True}, "model": {"hidden_dropout": 0.2}}
 
 
-def with_heads(tmp_path, **sections):
-    evaluation = {"every": 4, "attention": ON} | sections.pop("eval", {})
-    return write_config(tmp_path, eval=evaluation, **sections)
+def with_heads(folder):
+    return write_config(folder, eval={"attention": {"every": 4, "early": [0, 1, 2, 9], "max_tokens": 12}}, **PLAIN)
+
+
+def about(run):
+    """The data of a run's page, without the times."""
+    page = (run / "attention/viewer.html").read_text(encoding="utf-8")
+    line = re.search(r'id="data">\n(\S+)', page)[1]
+    data = json.loads(zlib.decompress(base64.b64decode(line), -zlib.MAX_WBITS))
+    for step in data["runs"][0]["steps"]:
+        del step["seconds"]
+    return data
+
+
+def steps_of(run):
+    return [step["step"] for step in about(run)["runs"][0]["steps"]]
 
 
 @pytest.fixture(scope="module")
-def looked_at(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("looked_at")
-    done = pretrain(with_heads(folder, train={"trace": True}))
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole")
+    done = pretrain(with_heads(folder))
+    assert "hook is off" not in done.stdout
     return folder / "runs/tiny", done.stdout
 
 
-@pytest.mark.slow
-def test_with_everything_logged_the_losses_are_those_without(tmp_path, looked_at):
-    pretrain(write_config(tmp_path, train={"trace": True}, eval={"hooks": []}))
-    assert trace(looked_at[0]) == trace(tmp_path / "runs/tiny")
+def test_with_everything_logged_the_losses_are_those_without(tmp_path, whole):
+    pretrain(write_config(tmp_path, eval={"hooks": []}, **PLAIN))
+    assert trace(whole[0]) == trace(tmp_path / "runs/tiny")
 
 
-def test_a_snapshot_at_every_moment_that_the_yaml_names(looked_at):
-    run, stdout = looked_at
-    assert "hook is off" not in stdout
-    found, problems = snapshots.read_all(run)
-    assert [one.step for one in found] == [0, 1, 2, 4, 8, 12]
+def test_a_snapshot_at_every_moment_that_the_yaml_names_and_a_page_of_them(whole):
+    run, stdout = whole
+    saved, problems = snapshots.read_all(run)
     assert not problems
     lines = [json.loads(line) for line in (run / "attention/index.jsonl").read_text().splitlines()]
-    assert [(line["step"], line["tokens"]) for line in lines] == [(one.step, one.tokens) for one in found]
-    logged = [line for line in metrics(run) if line["split"] == "attention"]
-    assert [line["step"] for line in logged] == [0, 1, 2, 4, 8, 12]
-    for line, one in zip(logged, found, strict=True):
-        assert line["attention_seconds"] > 0
-        for name, value in one.scalars.items():
+    logged = metrics(run, "attention")
+    for steps in (saved, lines, logged):
+        assert [each["step"] if isinstance(each, dict) else each.step for each in steps] == LOOKS
+    for line, snapshot in zip(logged, saved, strict=True):
+        for name, value in snapshot.scalars.items():
             assert value is None or math.isfinite(value)
             assert line[name] == value
-    last = found[-1]
+    last = saved[-1]
     assert (last.num_attention_heads, last.num_key_value_heads, last.layers, last.heads) == (4, 2, [0, 1], [0, 1, 2, 3])
-    assert set(last.maps) == {"text", "repeated_2", "packed"}
-    assert len(last.maps["text"].labels) == 12
-    assert len(last.maps["repeated_2"].labels) == 31  # whole, or the second copy would not be there
-    for one in last.maps.values():
-        assert one.weights.shape == (2, 4, len(one.labels), len(one.labels))
-        assert np.allclose(one.weights.sum(-1), 1, atol=2e-3)  # 16 bits each
+    lengths = {name: len(each.labels) for name, each in last.maps.items()}
+    assert lengths["text"] == 12
+    assert lengths["repeated_2"] == 31  # whole, or the second copy would not be there
+    for each in last.maps.values():
+        assert each.weights.shape == (2, 4, len(each.labels), len(each.labels))
+        assert np.allclose(each.weights.sum(-1), 1, atol=2e-3)  # 16 bits each
     assert last.maps["packed"].documents is not None
 
+    assert stdout.count(f"watch it: {(run / 'attention/viewer.html').as_uri()}") == 1
+    assert steps_of(run) == LOOKS
+    assert about(run)["status"] is None  # it renews itself no more
+    for name in ("previous_token", "induction"):
+        for values, line in zip(about(run)["runs"][0]["scores"][name], logged, strict=True):
+            assert max(values) == pytest.approx(line[f"{name}_max"], abs=5e-4)
 
-def test_scores_are_those_of_the_checkpoint(looked_at):
+
+def test_scores_are_those_of_the_checkpoint(whole):
     """Not a mistake on the way to the disk: the last snapshot says what the last checkpoint does."""
-    from data import load_tokenizer
-    from data.prepare import prepare
-    from eval.attention import capture, metrics
-    from eval.attention.probes import build_probes
-    from model import load
-    from train.config import load_run_config
-
-    run, _ = looked_at
+    run, _ = whole
     last = snapshots.read(run / "attention/step_00000012.npz")
     config = load_run_config(run / "config.yaml")
     held_out = prepare(config.data, run.parent).stream("validation")
     probe = build_probes(load_tokenizer(run), config.data, 512, held_out=held_out)[1]
     maps = capture(load(run), probe.input_ids)
-    scores = metrics.score(maps, probe)
+    scores = score(maps, probe)
     assert set(scores) <= set(last.scores) <= set(SCORES)
     for name, values in scores.items():
         assert np.allclose(last.scores[name], values.numpy(), atol=1e-5)
-        assert last.chance[name] == pytest.approx(metrics.chance(name, probe))
+        assert last.chance[name] == pytest.approx(chance(name, probe))
     assert np.allclose(last.maps["repeated_2"].weights, maps.weights[:, 0].numpy(), atol=1e-3)
 
 
-def test_a_resumed_run_forgets_what_it_saw_after_its_checkpoint(tmp_path, no_pictures):
-    config = with_heads(tmp_path, train={"checkpoint_every": 4})
-    pretrain(config, "train.max_steps=8")
-    folder = tmp_path / "runs/tiny/attention"
-    late = folder / "step_00000011.npz"
-    late.write_bytes(b"of a run that was killed")
-    (folder / "step_00000011.png").write_bytes(b"")
-    (folder / "my_notes.txt").write_text("kept")
-    with (folder / "index.jsonl").open("a") as index:
-        index.write('{"step": 11, "file": "step_00000011.npz"}\n{"step": 12, "fi')
-    pretrain(config)
-    assert not late.exists()
-    assert not late.with_suffix(".png").exists()
-    assert (folder / "my_notes.txt").exists()
-    steps = [json.loads(line)["step"] for line in (folder / "index.jsonl").read_text().splitlines()]
-    assert steps == [0, 1, 2, 4, 8, 12]
+def crash(run):
+    raise ZeroDivisionError("a <fault>\nand more")
 
 
 @pytest.mark.parametrize(
-    ("overrides", "problem"),
+    ("fault", "code", "why"),
     [
-        (["eval.attention.layers=[2]"], "eval.attention.layers ([2]): this model has layers 0 to 1"),
-        (["eval.attention.heads=[0,4]"], "eval.attention.heads ([0, 4]): this model has heads 0 to 3"),
-        (["eval.attention.metrics=[sinks]"], "sinks"),
+        ("KILL", -signal.SIGKILL, None),
+        pytest.param("TERM", 143, "by SIGTERM", marks=pytest.mark.slow),
+        pytest.param(bad_loss, 3, "loss nan", marks=pytest.mark.slow),
+        pytest.param(crash, 1, "ZeroDivisionError: a <fault>", marks=pytest.mark.slow),
     ],
 )
-def test_what_does_not_exist_is_reported_before_training(tmp_path, overrides, problem):
-    said = refusal(with_heads(tmp_path), *overrides)
-    assert problem in said
+def test_a_run_that_stops_says_so_on_its_page_and_the_resumed_one_leaves_the_same(tmp_path, whole, fault, code, why):
+    config, run = with_heads(tmp_path), tmp_path / "runs/tiny"
+    if isinstance(fault, str):
+        assert kill_at(config, 10, fault) == code
+    else:
+        with pytest.MonkeyPatch.context() as patch:
+            at_step(patch, [10], fault)
+            pretrain(config, code=code)
+    status = about(run)["status"]
+    assert status["state"] == ("stopped" if why else "training")
+    assert (why or "") in (status["stopped"] or "")
+    assert steps_of(run) == [0, 1, 2, 4, 8, 9]
+    folder = run / "attention"  # what a killed run may leave, and what is not the run's
+    for name in ("step_00000031.npz", "step_00000031.png", "my_notes.txt"):
+        (folder / name).write_bytes(b"")
+    with (folder / "index.jsonl").open("a") as index:
+        index.write('{"step": 31, "file": "step_00000031.npz"}\n{"step": 32, "fi')
+    pretrain(config)
+    assert [json.loads(line)["step"] for line in (folder / "index.jsonl").read_text().splitlines()] == LOOKS
+    assert not list(folder.glob("step_00000031*"))
+    assert (folder / "my_notes.txt").exists()
+    if isinstance(fault, str):
+        assert about(run) == about(whole[0])
+
+
+def test_the_command_that_continues_is_the_one_that_was_typed(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["python -m train.pretrain", "configs/small.yaml", "name=a b"])
+    assert typed("train.pretrain") == "python -m train.pretrain configs/small.yaml 'name=a b'"
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert typed("train.pretrain").startswith("torchrun --nproc_per_node=4 -m train.pretrain configs")
+
+
+def test_a_page_that_cannot_be_written_is_said_once_and_stops_nothing(tmp_path, monkeypatch, no_pictures):
+    def full(live, directory, now):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Live, "write", full)
+    done = pretrain(with_heads(tmp_path))
+    assert done.stdout.count("viewer.html cannot be written (No space left on device); training continues") == 1
+    assert "hook is off" not in done.stdout
+    assert [each.step for each in snapshots.read_all(tmp_path / "runs/tiny")[0]] == LOOKS

@@ -1,6 +1,5 @@
 """What a run costs, against the real thing: filled caches and the tensors of a step; and what cannot fit is refused."""
 
-import re
 from contextlib import nullcontext
 
 import pytest
@@ -15,7 +14,7 @@ from model.config import LoraConfig
 from model.kv_cache import KVCache
 from model.transformer import on_meta
 from tests.conftest import tiny_config
-from tests.train.helpers import refusal, run_module, write_config
+from tests.train.helpers import run_module, write_config
 from train import budget
 from train.budget import USABLE_SHARE, check_memory, kv_cache_bytes, largest_micro_batch, step_memory, with_vocabulary
 from train.config import OptimizerConfig, RunConfig, load_run_config
@@ -133,51 +132,32 @@ def test_the_limit_is_what_a_step_needs_of_memory_that_processes_share(tmp_path,
         check_memory(config, resolve_device(config), processes)
 
 
-def test_it_is_refused_before_anything_is_written(tmp_path, monkeypatch):
-    monkeypatch.setattr(budget, "memory_of", lambda kind: (64e9, "all RAM"))
-    message = refusal(write_config(tmp_path), "model.hidden_size=131072", "model.num_attention_heads=1024")
-    assert re.search("a training step of .* needs .* GB", message), message
-    assert not (tmp_path / "runs").exists()
-
-
 # ---------------------------------------------------------------------------------------------------------
 # the command
 
 
 @pytest.mark.parametrize("tokenizer", [{"kind": "bpe", "vocab_size": 333}, {"kind": "byte"}], ids=str)
 def test_the_vocabulary_is_the_one_that_the_tokenizer_will_have(tmp_path, tokenizer):
-    path = write_config(tmp_path, data={"tokenizer": tokenizer})
-    planned, _ = with_vocabulary(load_run_config(path))
+    planned, _ = with_vocabulary(load_run_config(write_config(tmp_path, data={"tokenizer": tokenizer})))
     text = [tell(0, index, "train").text for index in range(20)]
     assert planned.model.vocab_size == train_tokenizer(TokenizerConfig(**tokenizer), text).vocab_size
-    assert with_vocabulary(load_run_config(path, ["model.vocab_size=1000"]))[0].model.vocab_size == 1000
 
 
 def test_the_command_prints_tables_and_writes_nothing(tmp_path):
     path = write_config(tmp_path)
     before = sorted(tmp_path.rglob("*"))
-    overrides = ["model.num_key_value_heads=1"]
-    text = run_module("train.budget", path, *overrides, "--memory-gb", 80, "--tflops", 0.001, "--mfu", 0.01).stdout
-    run, _ = with_vocabulary(load_run_config(path, overrides))
+    text = run_module("train.budget", path, "--memory-gb", 80, "--tflops", 0.001, "--mfu", 0.01).stdout
+    run, _ = with_vocabulary(load_run_config(path))
     assert f"{LanguageModel(run.model).num_parameters():,}" in text
-    assert "MQA (1) *" in text
-    speed = "minutes at 1% (assumed: --mfu) of 0.001 TFLOPS (--tflops)"
-    (line,) = [line for line in text.splitlines() if speed in line]
+    (line,) = [line for line in text.splitlines() if "minutes at 1%" in line]
     seconds = run.max_steps * run.train.tokens_per_step * on_meta(run.model).flops_per_token(32) / (0.001 * 1e12 * 0.01)
     assert float(line.split("|")[-2].replace(",", "")) == pytest.approx(seconds / 60, abs=0.05)
     assert sorted(tmp_path.rglob("*")) == before
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "words"),
-    [
-        (["--device", "cpu"], 0, "a guess"),
-        (["--device", "cuda", "train.precision=auto"], 0, "bf16 on cuda"),
-        (["--mfu", "1.5"], 2, "--mfu is '1.5': it must be a number from 0.001 to 1"),
-        (["model.hiden_size=3"], 2, "did you mean `model.hidden_size`"),
-    ],
+    ("arguments", "words"),
+    [(["--device", "cpu"], "a guess"), (["--device", "cuda", "train.precision=auto"], "bf16 on cuda")],
 )
-def test_it_plans_for_another_machine_and_refuses_bad_input(tmp_path, arguments, code, words):
-    done = run_module("train.budget", write_config(tmp_path), *arguments)
-    assert (done.returncode, done.stderr.count("\n")) == (code, code // 2)
-    assert words in done.stdout + done.stderr
+def test_it_plans_for_another_machine(tmp_path, arguments, words):
+    assert words in run_module("train.budget", write_config(tmp_path), *arguments).stdout

@@ -1,12 +1,23 @@
 """What a checkpoint holds: resuming from it equals never having stopped, and what does not fit is named."""
 
+import os
+from pathlib import Path
+
 import pytest
 import torch
+import torch.distributed as dist
+import yaml
 from safetensors.torch import load_file, save_file
 
 from configs.command import InputError
-from tests.train.checkpoints import OPTIMIZERS, training
-from train.checkpoint import TrainerState, load_checkpoint, read_state
+from data.config import DataConfig
+from model import LanguageModel
+from model.checkpoint import model_card
+from tests.conftest import tiny_config
+from tests.train.checkpoints import OPTIMIZERS, Training, adamw, training
+from tests.train.helpers import in_a_group, run_world
+from train.checkpoint import TrainerState, load_checkpoint, newest_intact, read_state
+from train.config import RunConfig
 from train.processes import World
 
 OPTIMIZER = "training/optimizer.safetensors"
@@ -14,16 +25,17 @@ OPTIMIZER = "training/optimizer.safetensors"
 
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_going_on_from_a_checkpoint_equals_not_having_stopped(optimizer, tied, tmp_path):
+@pytest.mark.parametrize("before", [0, 3])
+def test_going_on_from_a_checkpoint_equals_not_having_stopped(optimizer, tied, before, tmp_path):
     whole = training(optimizer, tie_word_embeddings=tied)
-    whole.steps(3)
+    whole.steps(before)
     directory = whole.save(tmp_path)
     assert {file.suffix for file in directory.rglob("*.*")} == {".json", ".md", ".safetensors"}  # no pickle
     assert [file.name for file in directory.glob("*.safetensors")] == ["model.safetensors"]  # vLLM reads them all
     whole.steps(3)
     torch.manual_seed(99)
     resumed = training(optimizer, seed=1, tie_word_embeddings=tied).load(directory)
-    assert resumed.state.step == 3
+    assert resumed.state.step == before
     resumed.steps(3)
     for (name, ours), theirs in zip(resumed.lm.state_dict().items(), whole.lm.state_dict().values(), strict=True):
         assert torch.equal(ours, theirs), name
@@ -55,17 +67,6 @@ def test_a_process_that_is_new_draws_its_own_numbers_and_always_the_same(tmp_pat
         drawn.append(torch.rand(1).item())
     assert len(set(drawn[:3])) == 3
     assert drawn[3] == drawn[1]
-
-
-def test_a_checkpoint_from_before_the_first_step_is_a_start(tmp_path):
-    run = training()
-    directory = run.save(tmp_path)
-    other = training(seed=1).load(directory)
-    run.steps(1)
-    expected = {name: tensor.clone() for name, tensor in run.lm.state_dict().items()}
-    other.load(directory)
-    other.steps(1)
-    assert all(torch.equal(tensor, expected[name]) for name, tensor in other.lm.state_dict().items())
 
 
 EMBEDDING = "model.embed_tokens.weight"
@@ -112,3 +113,126 @@ def test_what_another_version_wrote_is_read_or_named(tmp_path):
     file.write_text('{"step": "three"}')
     with pytest.raises(InputError, match="trainer_state.json"):
         read_state(tmp_path)
+
+
+# ---------------------------------------------------------------------------------------------------------
+# two processes that share a model (FSDP2, gloo): the same files, and the same steps after them
+
+
+OPTIMIZER = "training/optimizer.safetensors"
+needs_processes = pytest.mark.skipif(not dist.is_available() or os.name == "nt", reason="needs gloo")
+
+
+def shared(fused: bool, tied: bool) -> Training:
+    """A model whose every parameter is spread over both processes, and AdamW on the shares."""
+    from torch.distributed.fsdp import fully_shard
+
+    run = training("adamw", seed=7, tie_word_embeddings=tied)
+    for layer in run.lm.model.layers:
+        fully_shard(layer)
+    fully_shard(run.lm)
+    run.optimizers = adamw(run.lm, fused)
+    torch.manual_seed(dist.get_rank())  # each draws rows and dropout of its own
+    return run
+
+
+def evaluate(run: Training) -> None:
+    """A pass without gradients, after which FSDP2 leaves some parameters gathered."""
+    with torch.no_grad():
+        run.lm.eval()(torch.zeros(1, 4, dtype=torch.long))
+
+
+def save_and_go_on(folder: Path, fused: bool, tied: bool) -> None:
+    run = shared(fused, tied)
+    run.steps(2)
+    evaluate(run)
+    run.save(folder / "checkpoints", keep_last=3)
+    run.steps(2)
+    evaluate(run)
+    run.save(folder / "checkpoints", keep_last=3)
+
+
+def resume_and_go_on(folder: Path, fused: bool, tied: bool) -> None:
+    run = shared(fused, tied)
+    evaluate(run)
+    run.load(folder / "checkpoints/step_00000002")
+    kept = run.optimizers[0].state[next(run.lm.parameters())]
+    assert kept["exp_avg"].placements == next(run.lm.parameters()).placements
+    run.steps(2)
+    run.save(folder / "resumed")
+
+
+@needs_processes
+@pytest.mark.parametrize(("fused", "tied"), [(False, True), (True, False)])
+def test_two_processes_go_on_exactly_and_one_reads_their_files(fused, tied, tmp_path):
+    for part in (save_and_go_on, resume_and_go_on):
+        assert run_world(2, in_a_group, part, tmp_path, fused, tied) == [0, 0]
+    whole, resumed = newest_intact(tmp_path / "checkpoints"), newest_intact(tmp_path / "resumed")
+    assert whole.name == resumed.name == "step_00000004"
+    for name in ("model.safetensors", OPTIMIZER):
+        ours, theirs = load_file(resumed / name), load_file(whole / name)
+        assert ours.keys() == theirs.keys()
+        for key, tensor in theirs.items():
+            assert torch.equal(ours[key], tensor), key
+    first = load_file(whole.with_name("step_00000002") / "model.safetensors")
+    assert not torch.equal(first["model.norm.weight"], load_file(whole / "model.safetensors")["model.norm.weight"])
+
+    alone = training("fused adamw" if fused else "adamw", tie_word_embeddings=tied).load(whole)
+    for name, tensor in load_file(whole / "model.safetensors").items():
+        assert torch.equal(alone.lm.state_dict()[name], tensor), name
+    alone.steps(1)
+    names = {file.name for file in alone.save(tmp_path / "alone").iterdir()}
+    assert names == {file.name for file in whole.iterdir()}
+    one, two = (load_file(newest_intact(folder) / OPTIMIZER) for folder in (tmp_path / "alone", whole.parent))
+    assert two.keys() - one.keys() == {"rng.cpu.1"}
+    assert not one.keys() - two.keys()
+    assert all(one[name].shape == two[name].shape and one[name].dtype == two[name].dtype for name in one)
+    assert not torch.equal(two["rng.cpu.0"], two["rng.cpu.1"])
+
+
+def fail_to_save(folder: Path) -> None:
+    run = Training(training().lm, [], TrainerState(step=1))
+    with pytest.raises(InputError, match="could not be written"):
+        run.save(folder / "file")
+
+
+@needs_processes
+def test_if_the_first_process_cannot_save_every_process_hears_of_it(tmp_path):
+    (tmp_path / "file").write_text("")
+    assert run_world(2, in_a_group, fail_to_save, tmp_path) == [0, 0]
+
+
+# ---------------------------------------------------------------------------------------------------------
+# README.md: metadata that the Hub reads, and what the model was trained on
+
+
+PARTS = [
+    {"source": {"kind": "hub", "name": "roneneldan/TinyStories"}},
+    {"weight": 3.0, "source": {"kind": "files", "path": "/home/me/secret"}},
+]
+MIX = DataConfig(source={"kind": "mix", "parts": PARTS}, records="conversations")
+
+
+@pytest.mark.parametrize(
+    ("config", "changes", "tags", "more", "words"),
+    [
+        (RunConfig(), {"qk_norm": True}, ["qwen3"], {"language": ["en"], "library_name": "transformers"}, "(GQA)"),
+        (
+            RunConfig(data=MIX, init_from="runs/demo"),
+            {"qk_norm": False},
+            ["llama", "conversational"],
+            {"datasets": ["roneneldan/TinyStories"], "library_name": "transformers"},
+            "the weights of `runs/demo`",
+        ),
+        (RunConfig(), {"norm_position": "after", "loadable_elsewhere": False}, [], {"language": ["en"]}, "Only Headl"),
+    ],
+)
+def test_it_says_what_the_model_is_and_what_it_read(config, changes, tags, more, words):
+    progress = {"step": 1200, "tokens": 19_660_800, "best_loss": 2.5, "best_step": 1100, "identity": config.identity()}
+    _, metadata, body = model_card("demo", LanguageModel(tiny_config(**changes)), progress).split("---\n", 2)
+    shared = {"license": "unknown", "pipeline_tag": "text-generation", "tags": ["headlight", *tags]}
+    assert yaml.safe_load(metadata) == shared | more
+    assert words in body
+    assert "2.5000 nats" in body
+    assert "secret" not in body
+    assert ("AutoModel" in body) == ("library_name" in more)

@@ -1,15 +1,15 @@
-"""What `auto` stands for on this machine: what its processor says, and what train.doctor found safe."""
+"""What `auto` stands for on this machine: what its processor says, what train.doctor found safe, what pays."""
 
 import json
 import os
-import platform
-import subprocess
-import sys
+import signal
 
 import pytest
 import torch
 
-from tests.train.helpers import REPOSITORY, write_config
+from tests.processes import exit_code
+from tests.train.helpers import metrics, pretrain, pretrain_rank, trace, write_config
+from train import device
 from train.config import load_run_config
 from train.device import known_faults, known_peak, memory_of, remember_faults, resolve_device, resolve_precision
 
@@ -49,17 +49,6 @@ def test_a_cpu_trains_in_bf16_where_that_was_measured_to_be_faster(monkeypatch, 
     assert resolve_precision("fp32", "cpu") == ("fp32", "asked for")
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="the limits are those of oneDNN on x86")
-def test_a_processor_without_bf16_trains_in_fp32_whatever_it_is_called(tmp_path):
-    """oneDNN and PyTorch are kept to AVX2: bf16 is emulated, many times slower."""
-    config = write_config(tmp_path, train={"precision": "auto", "max_steps": 1})
-    limits = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "train.pretrain", str(config)]
-    done = subprocess.run(command, env=os.environ | limits, cwd=REPOSITORY, capture_output=True, encoding="utf-8")
-    assert "precision fp32 (auto: ONEDNN_MAX_CPU_ISA=AVX2)" in done.stdout, done.stderr
-
-
 # ---------------------------------------------------------------------------------------------------------
 # faults
 
@@ -78,15 +67,6 @@ def test_auto_takes_what_is_left_and_says_why(config):
     assert resolve_device(config).attention == "eager"
 
 
-def test_a_gpu_that_computes_nothing_right_is_left_alone(tmp_path, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    remember_faults({"device cuda": "no kernel image"})
-    device = resolve_device(load_run_config(write_config(tmp_path)))
-    assert device.device.type == "cpu"
-    assert "device cpu (auto: not cuda: no kernel image (train.doctor, 20" in device.notes[0]
-
-
 def test_a_run_that_has_begun_keeps_what_it_took(config):
     remember_faults({"attention cpu blocked bf16": "differed", "precision cpu bf16": "raised"})
     begun = {"device": "cpu", "precision": "bf16", "attention": "blocked", "compile": False}
@@ -95,25 +75,21 @@ def test_a_run_that_has_begun_keeps_what_it_took(config):
 
 
 @pytest.mark.parametrize("damage", ["", "[1]", '{"precision cpu bf16": 3}'])
-def test_a_damaged_file_knows_nothing_and_one_that_cannot_be_written_stops_nothing(cache, damage):
+def test_a_damaged_file_knows_nothing_and_one_that_cannot_be_written_stops_nothing(cache, damage, monkeypatch):
     remember_faults({"compile cpu": "no"})
     (file,) = cache.iterdir()
     assert list(json.loads(file.read_text())) == list(known_faults()) == ["compile cpu"]
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "__version__", "3.0.0")  # another version knows nothing of this one, nor another machine
+        assert known_faults() == {}
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.cpu, "get_capabilities", lambda: {"cpu_name": "another"})
+        assert known_faults() == {}
     file.write_text(damage)
     assert known_faults() == {}
     file.unlink()
     file.mkdir()
     remember_faults({"compile cpu": "no"})
-    assert known_faults() == {}
-
-
-@pytest.mark.parametrize(
-    ("place", "name", "other"),
-    [(torch, "__version__", "3.0.0"), (torch.cpu, "get_capabilities", lambda: {"cpu_name": "another"})],
-)
-def test_another_machine_or_version_knows_nothing_of_this_one(monkeypatch, place, name, other):
-    remember_faults({"compile cpu": "no"})
-    monkeypatch.setattr(place, name, other)
     assert known_faults() == {}
 
 
@@ -132,20 +108,102 @@ def test_the_limit_of_a_container_counts(tmp_path, monkeypatch):
     assert memory_of("cpu")[0] == 1000
 
 
-@pytest.mark.parametrize(
-    ("name", "peak"),
-    [
-        ("NVIDIA H100 80GB HBM3", 989),
-        ("NVIDIA H100 PCIe", None),
-        ("NVIDIA H200 MIG 1g.18gb", None),
-        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
-        ("Tesla T4", 65),
-        ("NVIDIA L40S", None),
-        ("NVIDIA GH200 480GB", None),
-    ],
-)
+@pytest.mark.parametrize(("name", "peak"), [("NVIDIA H100 80GB HBM3", 989), ("NVIDIA H100 PCIe", None)])
 def test_peaks_by_name(monkeypatch, name, peak):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: name)
     found = known_peak(torch.device("cuda"), torch.bfloat16)
     assert found == (peak and (peak, name))
+
+
+# ---------------------------------------------------------------------------------------------------------
+# `compile: auto`; a compiler that fails, is interrupted or adds up in another order
+
+
+@pytest.fixture
+def pays(monkeypatch):
+    """A machine on which compiling twelve steps pays."""
+    monkeypatch.setattr("shutil.which", lambda name: "/usr/bin/c++")
+    monkeypatch.setattr(device, "FEW_STEPS", 12)
+    monkeypatch.setattr(device, "PAYS_AFTER_MINUTES", {"cpu": 0.0, "cuda": 0.0})
+
+
+def plain(tmp_path, **train):
+    sections = {"train": {"max_steps": 12, "checkpoint_every": 0, **train}, "eval": {"every": 0}}
+    return write_config(tmp_path, **sections)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "chosen"),
+    [
+        ("cpu", ["train.max_steps=2000"], False),  # a minute
+        ("cpu", ["train.max_steps=200000"], True),
+        ("cpu", ["train.max_steps=null", "train.max_minutes=14"], False),
+        ("cpu", ["train.max_steps=null", "train.max_minutes=16"], True),
+        ("cuda", ["train.max_steps=2000"], False),
+        ("cuda", ["train.max_steps=20000"], True),
+        ("mps", ["train.max_steps=200000"], False),
+    ],
+)
+def test_auto_compiles_what_is_long_enough_to_pay_for_it(tmp_path, monkeypatch, kind, changes, chosen):
+    monkeypatch.setenv("HEADLIGHT_CACHE", str(tmp_path))
+    monkeypatch.setattr("shutil.which", lambda name: "/usr/bin/c++")
+    monkeypatch.setattr("train.device.find_spec", lambda name: name)
+    config = load_run_config(plain(tmp_path), changes)
+    assert device.resolve_compile(config, kind, "fp32")[0] == chosen
+    assert device.resolve_compile(config, kind, "fp32", not chosen)[0] != chosen  # as this run began
+    device.remember_faults({f"compile {kind}": "no such instruction"})
+    assert device.resolve_compile(config, kind, "fp32")[0] is False
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    assert kind != "cpu" or device.resolve_compile(config, kind, "fp32")[0] is False
+
+
+def test_it_is_compiled_after_it_says_so_and_trying_changes_nothing(tmp_path, pays, monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda model, dynamic: model)
+    said = pretrain(plain(tmp_path, trace=True), "name=tried").stdout
+    assert "compile on (auto" in said
+    pretrain(plain(tmp_path, trace=True), "name=plain", "train.compile=false")
+    tried, untried = (tmp_path / "runs" / name for name in ("tried", "plain"))
+    assert (tried / "trace.jsonl").read_text() == (untried / "trace.jsonl").read_text()
+    assert metrics(tried) == metrics(untried)
+
+
+def test_control_c_while_compiling_stops_the_run_and_is_not_a_failure(tmp_path, monkeypatch):
+    def interrupted(model, dynamic):
+        def forward(**batch):
+            os.kill(os.getpid(), signal.SIGINT)
+            raise RuntimeError("the compiler's process has ended")
+
+        return forward
+
+    monkeypatch.setattr(torch, "compile", interrupted)
+    done = pretrain(plain(tmp_path, compile=True), code=130)
+    assert "stopped at step 0" in done.stdout
+    assert "failed" not in done.stdout + done.stderr
+
+
+def test_a_compiler_that_fails_is_an_error_only_where_it_was_asked_for(tmp_path, pays, monkeypatch):
+    def broken(model, dynamic):
+        def forward(**batch):
+            raise RuntimeError("no such instruction")
+
+        return forward
+
+    monkeypatch.setattr(torch, "compile", broken)
+    assert "RuntimeError: no such instruction" in pretrain(plain(tmp_path, compile=True), code=1).stderr
+    assert "compile is off: it failed here (RuntimeError: no such instruction)" in pretrain(plain(tmp_path)).stdout
+
+
+def compiled_on_two_threads(config, name):
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+    torch.set_num_threads(2)
+    pretrain_rank(config, [f"name={name}", "train.compile=true", "train.processes=1"])
+
+
+@pytest.mark.slow
+def test_two_threads_add_up_in_the_same_order_in_compiled_runs_too(tmp_path):
+    config = plain(tmp_path, trace=True, tokens_per_step=2048, max_steps=30)
+    for name in ("one", "two"):
+        assert exit_code(compiled_on_two_threads, config, name) == 0, config.with_name("rank0.txt").read_text()
+    assert "compiled in" in config.with_name("rank0.txt").read_text()
+    assert trace(tmp_path / "runs/one") == trace(tmp_path / "runs/two")

@@ -9,8 +9,7 @@ from data.batches import IGNORED, Batch
 from data.prepare import open_prepared
 from model import LanguageModel, ModelConfig, load
 from model.loss import CHUNK
-from tests.train.exactly import check_that_a_stopped_run_goes_on_exactly
-from tests.train.helpers import pretrain, refusal, write_config
+from tests.train.helpers import check_exact_resume, pretrain, write_config
 from train.config import load_run_config
 from train.distill import Distillation, OwnText, main
 from train.method_config import DistillConfig
@@ -123,36 +122,7 @@ def test_the_prompt_ends_where_the_first_answer_begins(tmp_path, teacher):
 
 @pytest.mark.parametrize("on_policy", [0.0, 0.5])
 def test_a_stopped_run_goes_on_exactly(tmp_path, teacher, on_policy):
-    check_that_a_stopped_run_goes_on_exactly(
-        student_config(tmp_path, teacher, {"on_policy": on_policy, "max_new_tokens": 8}), main
-    )
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (["distill=null"], "distill: is null: train.distill needs this section"),
-        (["distill.teacher=nowhere"], "distill.teacher: nowhere: is neither a run"),
-        (["data.sequence_length=600", "train.tokens_per_step=600", "model.max_position_embeddings=600"], "at once"),
-    ],
-)
-def test_what_cannot_teach_is_said_in_one_line(tmp_path, teacher, changes, message):
-    config = student_config(tmp_path, teacher)
-    said = refusal(config, *changes, script=main)
-    assert message in said
-    assert not (tmp_path / "runs/student").exists()
-
-
-def test_a_teacher_of_another_tokenizer_is_refused(tmp_path, teacher):
-    other = tmp_path / "other"
-    other.mkdir()
-    bpe = {"tokenizer": {"kind": "bpe", "vocab_size": 320}}
-    pretrain(write_config(other, name="bpe", data=bpe, eval={"hooks": []}))
-    tokenizer = {"kind": "pretrained", "path": str(other / "runs/bpe")}
-    said = refusal(student_config(tmp_path, teacher, data={"tokenizer": tokenizer}), script=main)
-    assert "distill.teacher: " in said
-    assert "has another tokenizer than this run" in said
-    assert not (tmp_path / "runs/student").exists()
+    check_exact_resume(student_config(tmp_path, teacher, {"on_policy": on_policy, "max_new_tokens": 8}), main)
 
 
 def test_a_student_may_begin_from_a_model_of_its_own(tmp_path, teacher):

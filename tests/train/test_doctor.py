@@ -9,6 +9,7 @@ import torch
 
 from model.backends.choice import BACKENDS, Backend
 from model.masks import boolean_mask
+from model.norm import RMSNorm
 from tests.processes import run_module
 from tests.train.helpers import REPOSITORY, metrics, write_config
 from train import device as hardware
@@ -56,8 +57,6 @@ def test_here_training_works_and_nothing_is_left_behind(config, tmp_path, monkey
     assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
     for what in ("device cpu", "precision fp32", "attention sdpa fp32", "save and resume"):
         assert line(done.stdout, what).startswith("ok "), done.stdout
-    assert line(done.stdout, "torch.compile").split()[0] in ("ok", "--")
-    assert line(done.stdout, "attention varlen fp32").startswith("-- ")
     assert re.search(r"recommended: train.device=cpu train.precision=\w+ model.attn_implementation=\w+", done.stdout)
     assert [path for path in sorted(tmp_path.iterdir()) if path not in before] == [tmp_path / "cache"]
     assert known_faults() == {}  # what was wrong before is right again
@@ -105,12 +104,9 @@ def test_auto_leaves_out_what_failed_and_what_you_ask_for_is_refused(config, mon
     for name in set(BACKENDS) - {"eager"}:
         monkeypatch.setitem(BACKENDS, name, Backend(raises, boolean_mask))
     output = examined(config)
-    assert line(output, "attention sdpa fp32").startswith("FAIL attention sdpa fp32 RuntimeError: no kernel image")
-    assert "not blocked: " in line(output, "this config")
-    assert "model.attn_implementation=eager" in output
+    assert line(output, "attention sdpa fp32").startswith("FAIL ")
     assert resolve_device(load_run_config(config)).attention == "eager"
     output = examined(config, "model.attn_implementation=flash", code=2)
-    assert "attention cpu flash bf16: RuntimeError" in line(output, "this config")
     assert "training will not work here: this config" in output
 
 
@@ -121,14 +117,11 @@ def test_a_precision_that_computes_something_else_is_left_out(config, monkeypatc
     assert "precision fp32 (auto: the last that is left; not bf16" in line(examined(config), "this config")
     monkeypatch.setattr(doctor, "model_error", lambda *of: 0.5)
     output = examined(config, code=2)
-    assert "training will not work here: precision fp32" in output
     assert "recommended" not in output
 
 
 @pytest.mark.parametrize("name", doctor.ALLOWED)
 def test_a_wrong_model_is_seen_in_every_precision(monkeypatch, name):
-    from model.norm import RMSNorm
-
     monkeypatch.setattr(doctor, "lacks", lambda *of: None)
     assert doctor.precision(name, "cpu")
     forward = RMSNorm.forward
@@ -146,8 +139,6 @@ def test_a_gpu_that_is_there_and_does_not_compute_is_left_alone(config, monkeypa
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     output = examined(config)
     assert line(output, "device cuda").startswith("FAIL device cuda AssertionError")
-    assert line(output, "device cpu").startswith("ok ")
-    assert "train.device=cpu" in output
     assert resolve_device(load_run_config(config)).device.type == "cpu"
     assert "training will not work here: device cuda" in examined(config, "train.device=cuda", code=2)
 
@@ -184,19 +175,13 @@ def timing(precision: str, seconds: float) -> tuple[Device, float]:
     return Device(torch.device("cpu"), precision, False, attention, ()), seconds
 
 
-@pytest.mark.parametrize(
-    ("auto", "other", "chosen", "words"),
-    [
-        (1.05, 1.0, "bf16", "auto takes these by itself"),  # not clearly slower
-        (2.0, 1.0, "fp32", "auto does not: name them on the command line"),
-    ],
-)
-def test_the_quicker_is_recommended_with_its_minutes(config, auto, other, chosen, words):
+@pytest.mark.parametrize(("auto", "chosen"), [(1.05, "bf16"), (2.0, "fp32")], ids=["not clearly slower", "slower"])
+def test_the_quicker_is_recommended_with_its_minutes(config, auto, chosen):
     run = load_run_config(config, ["train.max_steps=600"])
-    output = recommendation(run, [timing("bf16", auto), timing("fp32", other)], 0.4)
-    minutes = 600 * (auto if chosen == "bf16" else other) / 60
-    for expected in (f"train.precision={chosen} ", words, f"about {minutes:,.1f} minutes of training", "use 40%"):
-        assert expected in output
+    output = recommendation(run, [timing("bf16", auto), timing("fp32", 1.0)], 0.4)
+    minutes = 600 * (auto if chosen == "bf16" else 1.0) / 60
+    assert f"train.precision={chosen} " in output
+    assert f"about {minutes:,.1f} minutes of training" in output
     by_clock = load_run_config(config, ["train.max_minutes=3", "train.max_steps=null"])
     assert "| 90.0 |" in re.sub(" +", " ", recommendation(by_clock, [timing("bf16", 2.0)], 0.0))
 

@@ -1,6 +1,5 @@
 """train.dpo: equal to trl's DPOTrainer, exact after a stop, and what cannot be trained on is said in a line."""
 
-import json
 import math
 import re
 
@@ -14,40 +13,18 @@ from model import load
 from model.checkpoint import save
 from model.config import LoraConfig
 from model.lora import adapted, add_adapters
-from tests.train.exactly import check_that_a_stopped_run_goes_on_exactly
 from tests.train.foreign import foreign_directory
-from tests.train.helpers import metrics, pretrain, refusal, write_config
-from tests.train.worlds import pretrain_rank, run_world, trace
+from tests.train.helpers import check_exact_resume, method_config, metrics, pretrain, pretrain_rank, run_world, trace
 from train.config import load_run_config
 from train.dpo import PairSource, Preference, answer_log_probs, main, preference_loss
 from train.method_config import DPOConfig
-from train.pretrain import main as pretrain_main
 from train.reference import as_reference
-from train.sft import main as sft
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    """A run to start from, which is also the reference."""
-    folder = tmp_path_factory.mktemp("base")
-    pretrain(write_config(folder, name="base", eval={"hooks": []}))
-    return folder / "runs/base"
 
 
 def pair_config(folder, base, records=None, **sections):
-    if records is None:
-        records = [
-            {"prompt": f"{i}. Which sound?", "chosen": "Meow." + "!" * (i % 3), "rejected": "Woof" + "." * (i % 5)}
-            for i in range(200)
-        ]
-    (folder / "pairs.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    data = {"source": {"kind": "files", "path": str(folder / "pairs.jsonl")}, "records": "pairs", "sequence_length": 96}
-    data |= sections.pop("data", {})
-    train = {"tokens_per_step": 768, "max_steps": 6, "checkpoint_every": 3, "trace": True} | sections.pop("train", {})
+    train = {"max_steps": 6, "checkpoint_every": 3, "trace": True} | sections.pop("train", {})
     model = {"hidden_dropout": 0.1, "max_position_embeddings": 128} | sections.pop("model", {})
-    return write_config(
-        folder, name="dpo", init_from=str(base), data=data, model=model, train=train, eval={"hooks": []}, **sections
-    )
+    return method_config(folder, "dpo", base, records, name="dpo", model=model, train=train, **sections)
 
 
 @pytest.mark.parametrize("lora", [None, {"rank": 2}], ids=["whole", "lora"])
@@ -64,8 +41,7 @@ def test_the_chosen_answers_win(tmp_path, base):
     done = pretrain(pair_config(tmp_path, base, train={"max_steps": 40}), script=main)
     start = float(re.search(r"step 0: loss ([\d.]+)\n", done.stdout)[1])
     assert start == pytest.approx(math.log(2), abs=1e-4)  # the model is its reference
-    assert "(8 rows of 96, 8 at a time, 2 joined to a pair)" in done.stdout
-    last = [line for line in metrics(tmp_path / "runs/dpo") if line["split"] == "train"][-1]
+    last = metrics(tmp_path / "runs/dpo", "train")[-1]
     assert last["loss"] < 0.1
     assert last["reward_accuracy"] == 1.0
     assert last["reward_margin"] == pytest.approx(last["reward_chosen"] - last["reward_rejected"], rel=1e-5)
@@ -73,7 +49,7 @@ def test_the_chosen_answers_win(tmp_path, base):
 
 
 def test_a_stopped_run_goes_on_exactly(tmp_path, base):
-    check_that_a_stopped_run_goes_on_exactly(pair_config(tmp_path, base), main)
+    check_exact_resume(pair_config(tmp_path, base), main)
 
 
 def test_pairs_on_two_processes_go_on_exactly(tmp_path, base):
@@ -110,10 +86,7 @@ def opened(config, base, **settings):
         ({"beta": 0.3}, {"beta": 0.3, "loss_type": ["sigmoid"]}),
         ({"beta": 0.3, "label_smoothing": 0.2}, {"beta": 0.3, "loss_type": ["robust"], "label_smoothing": 0.2}),
         ({"beta": 0.3, "loss": "ipo"}, {"beta": 0.3, "loss_type": ["ipo"]}),
-        (
-            {"beta": 0.3, "sft_weight": 0.5},
-            {"beta": 0.3, "loss_type": ["sigmoid", "sft"], "loss_weights": [1.0, 0.5]},
-        ),
+        ({"beta": 0.3, "sft_weight": 0.5}, {"beta": 0.3, "loss_type": ["sigmoid", "sft"], "loss_weights": [1.0, 0.5]}),
     ],
 )
 def test_loss_gradients_and_figures_are_trls(tmp_path, base, ours, theirs):
@@ -197,33 +170,13 @@ def test_the_losses_where_they_are_known():
     assert float(preference_loss(ratios, lengths, DPOConfig(beta=0.25, loss="ipo"))) == 0.0
 
 
-@pytest.mark.parametrize("reason", ["too long", "weight 0"])
-def test_pairs_that_cannot_be_trained_on_are_counted_once(tmp_path, base, reason):
-    def answer(text, is_left_out):
-        bad = is_left_out and reason == "weight 0"
-        return [{"role": "assistant", "content": text * (1 + 30 * (is_left_out and not bad)), "weight": int(not bad)}]
-
+def test_pairs_that_cannot_be_trained_on_are_counted_once(tmp_path, base):
+    """Of four pairs one is too long, and one has an answer of weight 0."""
     records = []
     for i in range(200):
-        prompt = [{"role": "user", "content": f"{i}?"}]
-        records.append({"prompt": prompt, "chosen": answer("Yes", i % 4 == 0), "rejected": answer("No", False)})
+        chosen = {"role": "assistant", "content": "Yes" * (31 if i % 4 == 0 else 1), "weight": int(i % 4 != 1)}
+        question = [{"role": "user", "content": f"{i}?"}]
+        records.append({"prompt": question, "chosen": [chosen], "rejected": [{"role": "assistant", "content": "No"}]})
     done = pretrain(pair_config(tmp_path, base, records), script=main)
-    [line] = [line for line in done.stdout.splitlines() if "pairs are left out" in line]
-    assert re.search(r"^\d+ of 1\d\d pairs are left out, because a prompt with an answer is longer than", line)
-
-
-@pytest.mark.parametrize(
-    ("changes", "script", "message"),
-    [
-        (["data.records=conversations"], main, "data.records is conversations, and train.dpo needs pairs"),
-        (["init_from=null"], main, "init_from: train.dpo starts from a trained model"),
-        (["train.tokens_per_step=96"], main, "times 2, for both answers of a pair: use 192 or 384"),
-        (["train.parallel=fsdp2"], main, "train.parallel: "),
-        ([], pretrain_main, "train.pretrain knows nothing of `data.records: pairs`: use python -m train.dpo"),
-        (["dpo={beta: 0.2}"], sft, "train.sft knows nothing of `dpo`: use python -m train.dpo"),
-    ],
-)
-def test_what_cannot_be_trained_on_is_said_in_one_line(tmp_path, base, changes, script, message):
-    said = refusal(pair_config(tmp_path, base), *changes, script=script)
-    assert message in said
-    assert not (tmp_path / "runs/dpo").exists()
+    left_out, pairs = map(int, re.search(r"(\d+) of (\d+) pairs are left out", done.stdout).groups())
+    assert left_out == pytest.approx(pairs / 2, rel=0.1)  # of the training part

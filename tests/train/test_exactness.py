@@ -6,28 +6,35 @@ import pytest
 import torch
 
 from tests.train.checkpoints import edit_state
-from tests.train.helpers import metrics, write_config
-from tests.train.worlds import pretrain_rank, run_world, trace
+from tests.train.helpers import metrics, pretrain_rank, run_world, trace, write_config
+from tests.train.trials import attempt
 from train.config import RunConfig
-from train.device import Device, decided_by, differences, resolve_device, resolve_precision
+from train.device import resolve_device, resolve_precision
 
 # 11.6 steps make an epoch of the tiny text in steps of 32 rows
 STEPS = {"max_steps": 26, "tokens_per_step": 1024, "trace": True, "checkpoint_every": 0}
 CASES = {
-    "adamw, warm-up, cosine": {
-        "train": {"optimizer": {"name": "adamw", "lr": 2e-3}, "warmup_steps": 5, "schedule": "cosine"}
-    },
     "dropout, accumulation": {
         "model": {"hidden_dropout": 0.2, "attention_dropout": 0.1},
         "train": {"micro_batch_size": 8},
+    },
+    "adamw, warm-up, cosine": {
+        "train": {"optimizer": {"name": "adamw", "lr": 2e-3}, "warmup_steps": 5, "schedule": "cosine"}
     },
     "fp16, its loss scale growing": {"train": {"precision": "fp16"}},
     "activation checkpointing, dropout": {
         "model": {"hidden_dropout": 0.2},
         "train": {"activation_checkpointing": True},
     },
+    "experts, which are looked at": {
+        "model": {"num_hidden_layers": 3, "mlp_only_layers": [1], "num_experts": 4, "moe_intermediate_size": 16},
+        "eval": {"every": 4, "hooks": ["validation", {"name": "experts", "early": [1]}]},
+    },
 }
-QUICK = ("dropout, accumulation",)
+
+
+def quick_first(cases: list) -> list:
+    return [cases[0], *(pytest.param(case, marks=pytest.mark.slow) for case in cases[1:])]
 
 
 def interrupted(config, stops: list[int], *overrides: str) -> None:
@@ -39,9 +46,7 @@ def interrupted(config, stops: list[int], *overrides: str) -> None:
     assert f"step {stops[-1]:,}\n" in config.with_name("rank0.txt").read_text().split("resumed from")[1]
 
 
-@pytest.mark.parametrize(
-    "case", [case if case in QUICK else pytest.param(case, marks=pytest.mark.slow) for case in CASES]
-)
+@pytest.mark.parametrize("case", quick_first(list(CASES)))
 def test_stopped_at_the_first_step_mid_epoch_and_around_the_end_of_an_epoch(tmp_path, case):
     """Five stops in one run, so each but the first is a second resume as well."""
     changes = dict(CASES[case])
@@ -52,6 +57,8 @@ def test_stopped_at_the_first_step_mid_epoch_and_around_the_end_of_an_epoch(tmp_
     assert trace(tmp_path / "runs/tiny") == whole
     assert len({line["batch"] for line in whole}) == len(whole) == 26
     assert metrics(tmp_path / "runs/tiny") == metrics(tmp_path / "runs/whole")
+    looks = [tmp_path / "runs" / name / "experts.jsonl" for name in ("tiny", "whole")]
+    assert not looks[0].exists() or looks[0].read_bytes() == looks[1].read_bytes()  # no look comes twice
     for name in ("model.safetensors", "training/optimizer.safetensors"):
         ours, theirs = (tmp_path / "runs" / run / "checkpoints/step_00000026" / name for run in ("tiny", "whole"))
         assert ours.read_bytes() == theirs.read_bytes(), name
@@ -103,20 +110,6 @@ def test_on_another_machine_it_continues_and_says_once_from_where_it_is_not_exac
     assert line in (tmp_path / "runs/tiny/report.md").read_text()
 
 
-@pytest.mark.parametrize(
-    ("there", "words"),
-    [
-        ({"a key of tomorrow": 1}, ""),
-        ({"torch": "0.1"}, f"torch {torch.__version__} (before: 0.1)"),
-        ({"micro_batch_size": 16, "world_size": 2}, "micro_batch_size 32 (before: 16); world_size 1 (before: 2)"),
-        ({"device": "cuda", "precision": "bf16", "attention": "flash3"}, "device cpu (before: cuda)"),  # says it all
-    ],
-)
-def test_what_is_not_as_it_was_is_named(there, words):
-    now = decided_by(Device(torch.device("cpu"), "fp32", False, "sdpa", ()), 32, 1)
-    assert differences(now | there, now) == words
-
-
 def test_the_number_of_threads_is_taken_again_unless_somebody_asks_for_another(monkeypatch):
     monkeypatch.setattr("os.cpu_count", lambda: 8)
     wanted, config = torch.get_num_threads() + 1, RunConfig(name="x")
@@ -132,3 +125,17 @@ def test_a_precision_that_this_gpu_lacks_is_not_taken_again(monkeypatch):
     assert resolve_precision("auto", "cuda", "bf16") == ("fp16", "auto: this GPU lacks bf16")
     assert resolve_precision("auto", "mps", "bf16")[0] == "fp32"
     assert resolve_precision("auto", "cpu", "bf16") == ("bf16", "auto: as this run began")
+
+
+# ---------------------------------------------------------------------------------------------------------
+# random runs, each killed four times at random moments: `python -m tests.train.trials` runs hundreds
+
+
+@pytest.mark.parametrize("number", quick_first(list(range(30))))
+def test_killed_four_times_at_random_it_ends_as_the_run_that_nobody_killed(tmp_path, number):
+    assert attempt(0, number, tmp_path / "trial").startswith("equal after")
+
+
+@pytest.mark.slow
+def test_the_same_under_compile(tmp_path):
+    assert attempt(0, 0, tmp_path / "trial", compiled=True).startswith("equal after")

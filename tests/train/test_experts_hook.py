@@ -1,20 +1,12 @@
 """A mixture of experts in real runs: it resumes exactly, on any number of processes, and its experts are looked at."""
 
 import json
-import signal
 
 import numpy as np
 import pytest
 
-import train.distill
-import train.dpo
-import train.grpo
-import train.pretrain
-import train.sft
 from eval.experts import log
-from tests.train.grpo_helpers import vowels
-from tests.train.helpers import kill_at, metrics, pretrain, write_config
-from tests.train.worlds import pretrain_rank, run_world, trace
+from tests.train.helpers import METHODS, method_config, metrics, pretrain, pretrain_rank, run_world, trace, write_config
 
 MODEL = {"num_experts": 4, "moe_intermediate_size": 16, "router_aux_loss_coef": 0.1}
 TRAINED = {"trace": True, "max_steps": 12, "checkpoint_every": 4}
@@ -40,14 +32,9 @@ def test_every_look_has_a_line(whole):
     assert [look.step for look in looks] == [0, 1, 4, 8, 12]
     assert looks[-1].layers == [0, 2]
     for look in looks:
-        assert np.array(look.share).shape == (2, 4)
         assert np.sum(look.share, axis=1) == pytest.approx(1, abs=1e-4)
-        chosen = [w for row in look.weight for w in row if w is not None]
-        assert all(0 < weight < 1 for weight in chosen)
     assert set(looks[-1].loss) == {"learned", "random", "all alike"}
-    assert not looks[0].loss
-    assert [line["step"] for line in metrics(run) if line["split"] == "experts"] == [0, 1, 4, 8, 12]
-    assert "experts: the weakest is L" in stdout
+    assert [line["step"] for line in metrics(run, "experts")] == [0, 1, 4, 8, 12]
     assert "## Experts" in (run / "report.md").read_text()
     assert json.loads((run / "result.json").read_text())["experts"]["weakest"] >= 0
 
@@ -55,16 +42,6 @@ def test_every_look_has_a_line(whole):
 def test_looking_changes_nothing(whole, tmp_path):
     pretrain(with_experts(tmp_path, eval={"hooks": []}))
     assert trace(whole[0]) == trace(tmp_path / "runs/tiny")
-
-
-@pytest.mark.parametrize("how", ["KILL", "TERM"])
-def test_a_stopped_run_goes_on_exactly(whole, tmp_path, how):
-    """Weights, losses, and what the hook wrote, without a look that comes twice."""
-    config = with_experts(tmp_path)
-    assert kill_at(config, 6, how) in (-signal.SIGKILL, 143)
-    pretrain(config)
-    assert trace(tmp_path / "runs/tiny") == trace(whole[0])
-    assert (tmp_path / "runs/tiny/experts.jsonl").read_bytes() == (whole[0] / "experts.jsonl").read_bytes()
 
 
 def test_two_processes_and_other_micro_batches_compute_the_same(whole, tmp_path):
@@ -80,34 +57,23 @@ def test_two_processes_and_other_micro_batches_compute_the_same(whole, tmp_path)
     assert [[look.step for look in found] for found in looks] == [[0, 1, 4, 8, 12]] * 2
 
 
-PAIRS = [{"prompt": f"{i}. Which sound?", "chosen": "Meow" + "!" * (i % 3), "rejected": "Woof"} for i in range(200)]
-ROLES = (("user", "prompt"), ("assistant", "chosen"))
-CHATS = [{"messages": [{"role": role, "content": pair[key]} for role, key in ROLES]} for pair in PAIRS]
-METHODS = {  # the script, the sections of its config, and what it reads, if that is not the text of the base
-    "pretrain": (train.pretrain.main, {}, "text", None),
-    "sft": (train.sft.main, {}, "conversations", CHATS),
-    "dpo": (train.dpo.main, {}, "pairs", PAIRS),
-    "grpo": (train.grpo.main, {"grpo": {"reward": f"{vowels.__module__}:vowels"}}, "conversations", CHATS),
-    "distill": (train.distill.main, {"distill": {}}, "text", None),
-}
-
-
 @pytest.mark.parametrize("method", METHODS)
 def test_every_objective_balances_the_experts_and_its_loss_is_shown_without_that(whole, tmp_path, method):
     """Two first steps that are alike but for how strongly experts are balanced: the loss is equal, the gradient not."""
-    (script, sections, kind, records), (base, _) = METHODS[method], whole
-    data = {"sequence_length": 96, "records": kind}
-    if records is not None:
-        (tmp_path / "records.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-        data["source"] = {"kind": "files", "path": str(tmp_path / "records.jsonl")}
-    teacher = ["distill.teacher=" + str(base)] if method == "distill" else []
-    config = with_experts(tmp_path, data=data, init_from=str(base), eval={"hooks": []}, **sections)
-    one_step = ["train.max_steps=1", "train.tokens_per_step=768", "train.processes=1", "--trust-hooks", *teacher]
+    shape = {"hidden_size": 32, "num_hidden_layers": 3, "mlp_only_layers": [1]} | MODEL
+    config = method_config(tmp_path, method, whole[0], model=shape)
     found = []
     for strength in (5.0, 0.0):
         name = f"balance_{strength:.0f}"
-        pretrain(config, f"name={name}", f"model.router_aux_loss_coef={strength}", *one_step, script=script)
-        found.append(next(line for line in metrics(tmp_path / "runs" / name) if line["split"] == "train"))
+        pretrain(
+            config,
+            f"name={name}",
+            f"model.router_aux_loss_coef={strength}",
+            "train.processes=1",
+            "--trust-hooks",
+            script=METHODS[method][0],
+        )
+        found.append(metrics(tmp_path / "runs" / name, "train")[0])
     balanced, not_balanced = found
     assert balanced["loss"] == not_balanced["loss"]
     assert balanced["grad_norm"] != pytest.approx(not_balanced["grad_norm"], rel=1e-3)

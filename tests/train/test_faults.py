@@ -13,16 +13,29 @@ import train.loop
 from eval.hooks import held_out as validation
 from model import LanguageModel
 from tests.processes import exit_code
-from tests.train.faults import at_step, bad_gradient, bad_loss
-from tests.train.helpers import metrics, pretrain, write_config
-from tests.train.worlds import pretrain_rank, run_world, trace
-from train.metrics import spike_median
+from tests.train.helpers import (
+    at_each_step,
+    at_step,
+    bad_gradient,
+    bad_loss,
+    metrics,
+    pretrain,
+    pretrain_rank,
+    refusal,
+    run_world,
+    trace,
+    write_config,
+)
 
 TRACED = {"trace": True}
 
 
-def weights(lm: LanguageModel) -> dict[str, torch.Tensor]:
-    return {name: parameter.detach().clone() for name, parameter in lm.named_parameters()}
+def tensors_of(run) -> dict[str, torch.Tensor]:
+    """Weights, momentum and step counts."""
+    tensors = dict(run.lm.named_parameters())
+    states = [state for optimizer in run.optimizers for state in optimizer.state.values()]
+    tensors |= {f"{number} {name}": tensor for number, state in enumerate(states) for name, tensor in state.items()}
+    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
 
 
 @pytest.mark.parametrize("fault", [bad_loss, bad_gradient])
@@ -32,16 +45,17 @@ def test_a_non_finite_loss_or_gradient_moves_nothing_and_stops_with_3(tmp_path, 
     before = {}
 
     def spoil(run):
-        before.update(weights(run.lm))
+        before.update(tensors_of(run))
         return fault(run)
 
     runs = at_step(monkeypatch, [6], spoil)
     done = pretrain(write_config(tmp_path, train={"log_every": 4}), code=3)
     assert "at step 6 (rows 48 to 55); no step was taken" in done.stdout
-    run = runs[0]
-    assert all(torch.equal(before[name], now) for name, now in weights(run.lm).items())
+    after = tensors_of(runs[0])
+    assert len(after) == len(before) > 2 * len(list(runs[0].lm.parameters()))
+    assert all(torch.equal(before[name], now) for name, now in after.items())
     assert (tmp_path / "runs/tiny/checkpoints/latest").read_text().strip() == "step_00000004"
-    skipped = [m for m in metrics(tmp_path / "runs/tiny") if m["split"] == "skipped"]
+    skipped = metrics(tmp_path / "runs/tiny", "skipped")
     assert [(m["step"], m["rows"]) for m in skipped] == [(7, [48, 55])]
     assert skipped[0]["loss" if fault is bad_loss else "grad_norm"] is None
     monkeypatch.undo()
@@ -92,27 +106,21 @@ def too_large(rows: int):
 
 def test_out_of_memory_halves_the_micro_batch_and_keeps_the_step(tmp_path, monkeypatch):
     dropout = {"hidden_dropout": 0.2}
-    pretrain(write_config(tmp_path, name="two", model=dropout, train=TRACED | {"max_steps": 8}))
     pretrain(write_config(tmp_path, name="small", model=dropout, train=TRACED), "train.micro_batch_size=2")
     at_step(monkeypatch, [0], too_large(2))
     done = pretrain(write_config(tmp_path, name="auto", model=dropout, train=TRACED, eval={"every": 0}))
     assert "out of memory with 8 rows at a time: 4 from here" in done.stdout
     assert "out of memory with 4 rows at a time: 2 from here" in done.stdout
     assert trace(tmp_path / "runs/auto") == trace(tmp_path / "runs/small")
-    assert trace(tmp_path / "runs/auto")[:8] != trace(tmp_path / "runs/two")
 
 
 @pytest.mark.parametrize(
     ("rows", "setting", "message"),
-    [
-        (4, "8", "out of memory with 8 rows of 32 tokens at a time: try train.micro_batch_size=4 or auto, "),
-        (0, "auto", "out of memory with 1 rows of 32 tokens at a time: try train.activation_checkpointing=true"),
-    ],
+    [(4, "8", "try train.micro_batch_size=4 or auto"), (0, "auto", "try train.activation_checkpointing=true")],
 )
 def test_memory_that_cannot_be_had_is_one_line(tmp_path, monkeypatch, rows, setting, message):
     at_step(monkeypatch, [5], too_large(rows))
-    done = pretrain(write_config(tmp_path), f"train.micro_batch_size={setting}", code=2)
-    assert done.stderr.startswith(f"error: {message}")
+    assert message in refusal(write_config(tmp_path), f"train.micro_batch_size={setting}")
     assert (tmp_path / "runs/tiny/checkpoints/latest").read_text().strip() == "step_00000004"
 
 
@@ -202,26 +210,15 @@ def test_bad_steps_are_counted_over_stops(tmp_path, monkeypatch):
     assert "skip them with train.skip_non_finite=2" in pretrain(config, "train.max_steps=12", code=3).stdout
 
 
-@pytest.mark.slow
-def test_a_run_whose_every_step_was_skipped_resumes(tmp_path, monkeypatch):
-    at_step(monkeypatch, [0, 1], bad_gradient)
-    config = write_config(tmp_path, train={"skip_non_finite": 2, "max_steps": 2})
-    pretrain(config)
-    assert "finished at step 4" in pretrain(config, "train.max_steps=4").stdout
+def two_signals(run):
+    if run.state.step == 5:
+        send(signal.SIGINT)
+        send(signal.SIGINT)
 
 
 def leave_at_once(config: Path) -> None:
-    """A run that gets two signals in its sixth step."""
-    step = train.loop.forward_backward
-
-    def signalled(run, *arguments, **options):
-        if run.state.step == 5:
-            send(signal.SIGINT)
-            send(signal.SIGINT)
-        return step(run, *arguments, **options)
-
-    train.loop.forward_backward = signalled
-    pretrain_rank(config, [])
+    with at_each_step(two_signals):
+        pretrain_rank(config, [])
 
 
 def test_a_second_ctrl_c_leaves_at_once_and_the_run_resumes_exactly(tmp_path):
@@ -260,20 +257,6 @@ def test_the_best_is_not_compared_with_one_of_other_tokens(tmp_path):
     assert state["best_tokens"] == 1024
 
 
-def test_a_spike_is_a_loss_far_above_the_ones_before():
-    def found(losses):
-        recent: list[float] = []
-        return [i for i, loss in enumerate(losses) if spike_median(recent, loss) is not None]
-
-    falling = [6 * 0.98**i + 0.05 * ((i * 7919) % 11 - 5) / 5 for i in range(200)]
-    assert found(falling) == []
-    assert found([*falling[:100], 5.0, *falling[100:]]) == [100]
-    stays = found([2.0 + 0.01 * (i % 3) for i in range(60)] + [4.0 + 0.01 * (i % 3) for i in range(200)])
-    assert stays[0] == 60
-    assert len(stays) < 100  # a new level is got used to
-
-
-@pytest.mark.slow
 def test_a_poisoned_batch_is_logged_with_its_rows(tmp_path, monkeypatch):
     def poison(run):
         hook = lambda module, inputs, output: ((output[0][0] * 3, output[0][1]), output[1])  # noqa: E731
@@ -281,7 +264,7 @@ def test_a_poisoned_batch_is_logged_with_its_rows(tmp_path, monkeypatch):
 
     at_step(monkeypatch, [75], poison)
     done = pretrain(write_config(tmp_path, train={"max_steps": 80}, eval={"every": 0}))
-    assert done.stdout.count("loss spike") == 1
+    assert done.stdout.count("loss spike") == 1  # none where the loss falls
     assert "(rows 600 to 607)" in done.stdout
-    spikes = [m for m in metrics(tmp_path / "runs/tiny") if m["split"] == "spike"]
+    spikes = metrics(tmp_path / "runs/tiny", "spike")
     assert [(m["step"], m["rows"]) for m in spikes] == [(76, [600, 607])]

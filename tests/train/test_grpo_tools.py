@@ -14,11 +14,9 @@ from data.reply import read_reply
 from eval import tools as answers
 from eval.tools import MOST_CALLS, described, respond, write_answers
 from eval.tools.sums import sums_chat
-from tests.train.exactly import check_that_a_stopped_run_goes_on_exactly
 from tests.train.grpo_helpers import grpo_config, opened, rollouts
-from tests.train.helpers import metrics, pretrain, refusal, write_config
+from tests.train.helpers import check_exact_resume, metrics, pretrain, write_config
 from train import grpo
-from train.grpo import GRPO
 
 CALCULATOR = described(["calculator"])
 LENGTH = 192  # of a row
@@ -67,18 +65,6 @@ def test_tools_are_described_and_called_and_what_they_return_is_no_label(run):
         assert len(batch.figures) == (6 if called else 4)
     look_up = source_of(run, tools=["look_up"])[1]
     assert "look_up" in tokenizer.decode(look_up.question(0, 0)[1])
-
-
-def test_a_tools_tokens_have_no_gradient(run):
-    """Their labels are no labels: the loss is one in which any other log-probability was noted for them."""
-    config, source = source_of(run)
-    lm, _ = opened(run)
-    batch = source.batch(0, lm)
-    objective = GRPO(config.grpo, lm, None)
-    loss, _ = objective.loss(lm, batch)
-    batch["drawn_log_probs"][batch["labels"] == IGNORED] = -3.0
-    assert objective.loss(lm, batch)[0] == loss
-    assert batch.figures["tool_calls"] > 0
 
 
 @pytest.mark.slow  # TRL takes seconds to import
@@ -151,23 +137,7 @@ def test_sequence_and_mask_are_those_of_trls_tool_loop(run, monkeypatch):
 
 def test_a_run_with_tools_goes_on_exactly_after_a_stop(run, tmp_path):
     config = settings(run, output_dir=str(tmp_path), train={"trace": True, "max_steps": 4, "checkpoint_every": 2})
-    whole = check_that_a_stopped_run_goes_on_exactly(config, grpo.main, step=2)
-    lines = [line for line in metrics(whole) if line["split"] == "train"]
+    whole = check_exact_resume(config, grpo.main, step=2)
+    lines = metrics(whole, "train")
     assert lines[0]["tool_calls"] > 0
     assert lines[0]["tool_errors"] <= lines[0]["tool_calls"] <= MOST_CALLS
-
-
-def test_what_cannot_be_used_is_one_line(run):
-    chats = run.parent.parent / "told.jsonl"
-    greetings = [[{"role": "assistant", "content": f"Good morning, {number}."}] for number in range(400)]
-    chats.write_text("".join(json.dumps({"messages": said}) + "\n" for said in greetings), encoding="utf-8")
-    for name, change, message in (
-        ("a", "grpo.tools=[shell]", "grpo.tools"),
-        ("b", "grpo.max_new_tokens=150", "(192): no question with its tools fits beside grpo.max_new_tokens"),
-        (
-            "c",
-            f"data.source.path={chats}",
-            "no training conversation ends with an answer of the assistant to a question",
-        ),
-    ):
-        assert message in refusal(settings(run), f"name={name}", change, "--trust-hooks", script=grpo.main)

@@ -1,17 +1,18 @@
-"""What runs during training, and when: cadences from YAML, hooks of one's own, and hooks that fail."""
+"""What runs beside training: hooks with cadences from YAML, hooks of one's own, wandb; and what of it fails."""
 
 import inspect
 import json
 import random
+import sys
+import types
 
 import numpy as np
 import pytest
 import torch
 
-from eval.config import EvalConfig
+import train.metrics
 from eval.hooks import Hook
-from tests.train.helpers import metrics, pretrain, refusal, write_config
-from tests.train.worlds import trace
+from tests.train.helpers import metrics, pretrain, trace, write_config
 
 SEEN: list[tuple] = []
 
@@ -25,6 +26,16 @@ def noticing(event):
 
 def failing(event):
     raise RuntimeError(f"at step {event.step}")
+
+
+class Unreported(Hook):
+    """Looks at nothing and cannot say anything at the end."""
+
+    def look(self, event):
+        return None
+
+    def outcome(self, directory, metrics):
+        raise RuntimeError("nothing was kept")
 
 
 def steps(run, split):
@@ -41,64 +52,21 @@ def test_every_hook_has_its_own_cadence(tmp_path):
     assert [step for step, _, _ in SEEN] == [0, 1, 3, 5, 10, 12]
     assert [is_last for _, is_last, _ in SEEN] == [False] * 5 + [True]
     assert SEEN[3][2] == 5 * 256
-    assert [line["calls"] for line in metrics(run) if line["split"] == "mine"] == [1, 2, 3, 4, 5, 6]
+    assert [line["calls"] for line in metrics(run, "mine")] == [1, 2, 3, 4, 5, 6]
     prompts = [json.loads(line)["step"] for line in (run / "samples.jsonl").read_text().splitlines()]
     assert prompts == [12]
 
 
 def test_a_hook_that_raises_is_reported_once_and_the_run_continues(tmp_path):
-    hooks = ["tests.train.test_hooks:failing", "validation"]
+    hooks = [f"{__name__}:failing", f"{__name__}:Unreported", "validation"]
     done = pretrain(write_config(tmp_path, eval={"every": 4, "hooks": hooks}), "--trust-hooks")
     warning = "warning: the tests.train.test_hooks:failing hook is off from here: RuntimeError: at step 0"
     line = inspect.getsourcelines(failing)[1] + 1
     assert done.stdout.count(f"{warning} ({__file__}, line {line})") == 1
+    assert "RuntimeError: nothing was kept" in done.stdout  # in the report, which is written all the same
+    assert json.loads((tmp_path / "runs/tiny/result.json").read_text())["val"]["loss"] > 0
     pretrain(write_config(tmp_path, name="without", eval={"every": 4, "hooks": ["validation"]}))
     assert metrics(tmp_path / "runs/tiny") == metrics(tmp_path / "runs/without")
-
-
-@pytest.mark.parametrize(
-    ("hook", "problem"),
-    [
-        ("validations", "no hook is called 'validations': use validation, questions, samples, attention"),
-        ("nowhere.at.all:f", "nowhere.at.all:f cannot be imported: ModuleNotFoundError"),
-        ("tests.train.test_hooks:missing", "cannot be imported: AttributeError"),
-    ],
-)
-def test_a_hook_that_does_not_exist_is_reported_before_anything_is_read(tmp_path, hook, problem):
-    said = refusal(write_config(tmp_path, eval={"hooks": [hook]}), "--trust-hooks")
-    assert problem in said
-    assert not (tmp_path / "runs").exists()
-
-
-def test_cadences_that_the_yaml_leaves_open():
-    found = EvalConfig(every=100, attention={"every": 50, "early": [0, 3]}).cadences()
-    assert list(found) == ["validation", "questions", "samples", "attention"]
-    assert (found["validation"].every, found["questions"].early) == (100, (0,))
-    assert (found["attention"].every, found["attention"].early) == (50, (0, 3))
-    chosen = EvalConfig(hooks=[{"name": "questions", "early": []}, {"name": "attention", "every": 0, "early": [3]}])
-    assert chosen.cadences()["questions"].early == ()
-    assert [step for step in range(9) if chosen.cadences()["attention"].is_due(step, step == 8)] == [3, 8]
-    with pytest.raises(ValueError, match="samples is named twice"):
-        EvalConfig(hooks=["samples", {"name": "samples", "every": 3}])
-    off = EvalConfig(attention={"every": 0}).cadences()["attention"]
-    assert not any(off.is_due(step, is_last) for step in range(3) for is_last in (False, True))
-
-
-class Unreported(Hook):
-    """Looks at nothing and cannot say anything at the end."""
-
-    def look(self, event):
-        return None
-
-    def outcome(self, directory, metrics):
-        raise RuntimeError("nothing was kept")
-
-
-def test_a_hook_that_cannot_report_does_not_take_the_report_away(tmp_path):
-    hooks = ["validation", "tests.train.test_hooks:Unreported"]
-    done = pretrain(write_config(tmp_path, eval={"every": 0, "hooks": hooks}), "--trust-hooks")
-    assert "Unreported hook adds nothing to the report: RuntimeError: nothing was kept (" in done.stdout
-    assert json.loads((tmp_path / "runs/tiny/result.json").read_text())["val"]["loss"] > 0
 
 
 def drawing(event):
@@ -113,3 +81,74 @@ def test_a_hook_that_draws_random_numbers_changes_nothing_in_training(tmp_path):
     pretrain(write_config(tmp_path, name="with", eval={"hooks": [mine]}, **changes), "--trust-hooks")
     assert steps(tmp_path / "runs/with", "drawn") == list(range(7))
     assert trace(tmp_path / "runs/with") == trace(tmp_path / "runs/without")
+
+
+# ---------------------------------------------------------------------------------------------------------
+# wandb: one that works, one that raises; and what a run says without a terminal
+
+
+class Broken(types.ModuleType):
+    """A wandb that fails where it is told to."""
+
+    def __init__(self, where: str, action):
+        super().__init__("wandb")
+        self.where, self.action, self.logged = where, action, []
+        self.Settings, self.Image = (lambda **options: None), (lambda path: path)
+        self.Html, self.Table = (lambda text, inject: text), (lambda columns, data: [columns, *data])
+
+    def init(self, **options):
+        self.reach("init")
+        return self
+
+    def define_metric(self, *names, **options): ...
+
+    def log(self, values):
+        self.reach("log")
+        self.logged.append(values)
+
+    def finish(self, exit_code):
+        self.reach("finish")
+
+    def reach(self, where):
+        if where == self.where:
+            self.action()
+
+
+def fails():
+    raise ConnectionError("no route to host")
+
+
+@pytest.mark.parametrize("where", ["init", "log", "finish"])
+def test_a_tracker_that_raises_is_switched_off(tmp_path, monkeypatch, where):
+    pretrain(write_config(tmp_path, name="without"))
+    monkeypatch.setitem(sys.modules, "wandb", Broken(where, fails))
+    done = pretrain(write_config(tmp_path, tracking={"wandb": "online"}))
+    assert done.stdout.count("warning: wandb is off from here: ConnectionError: no route to host") == 1
+    assert metrics(tmp_path / "runs/tiny") == metrics(tmp_path / "runs/without")
+
+
+def test_a_tracker_gets_a_few_figures_of_the_heads_and_the_viewer_not_hundreds(tmp_path, monkeypatch, no_pictures):
+    wandb = Broken("nowhere", fails)
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    heads = {"every": 6, "early": [1], "max_tokens": 8}
+    pretrain(write_config(tmp_path, tracking={"wandb": "online"}, eval={"every": 6, "attention": heads}))
+    assert [line["step"] for line in wandb.logged if "train/loss" in line] == list(range(1, 13))
+    logged = {}
+    for line in wandb.logged:
+        logged |= {key: (line["step"], value) for key, value in line.items() if key.startswith("attention/")}
+    assert sum(isinstance(value, float | None) for _, value in logged.values()) <= 20
+    step, page = logged["attention/viewer"]
+    assert step == 12
+    assert page.lower().startswith("<!doctype html>")
+    header, *rows = logged["attention/scores"][1]
+    assert header[:3] == ["layer", "head", "kv_group"]
+    assert [row[:3] for row in rows] == [[i, j, j // 2] for i in range(2) for j in range(4)]
+
+
+def test_without_a_terminal_a_long_silence_ends_with_a_line(tmp_path, monkeypatch):
+    config = write_config(tmp_path, eval={"every": 0}, tracking={"wandb": "disabled"})
+    assert "tok_s" not in pretrain(config, "name=quick").stdout
+    monkeypatch.setattr(train.metrics, "SILENCE_S", 0.0)
+    monkeypatch.setattr(train.metrics, "SILENCE", 0.0)
+    lines = [line.split() for line in pretrain(config, "name=slow").stdout.splitlines() if "tok_s" in line]
+    assert [int(line[1]) for line in lines] == list(range(1, 13))

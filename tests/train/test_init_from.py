@@ -1,4 +1,4 @@
-"""init_from: a new run that starts from the weights of another one."""
+"""init_from: a new run that starts from the weights of another one, all of them or beside them."""
 
 import json
 import math
@@ -8,15 +8,28 @@ from pathlib import Path
 
 import pytest
 import torch
+from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from data import load_tokenizer
 from data.batches import TrainBatches, make_rows
 from data.prepare import prepare
+from eval.load_model import open_model
 from model import load, save
 from model.convert_kv_heads import write_converted
-from tests.train.helpers import metrics, pretrain, refusal, write_config
+from model.export import export
+from tests.train.helpers import (
+    check_exact_resume,
+    losses,
+    metrics,
+    pretrain,
+    pretrain_rank,
+    refusal,
+    run_world,
+    write_config,
+)
 from train.config import load_run_config
+from train.pretrain import main
 
 MHA, GQA = {"num_key_value_heads": 4}, {"num_key_value_heads": 2}
 
@@ -38,16 +51,10 @@ def here(trained, tmp_path) -> Path:
     return tmp_path
 
 
-def losses(run: Path, split: str) -> list[float]:
-    return [m["loss"] for m in metrics(run) if m["split"] == split]
-
-
 def test_a_converted_model_is_trained_on(trained, here):
     config_file = write_config(here, name="gqa", model=GQA, init_from=str(here / "converted"))
-    done = pretrain(config_file)
+    pretrain(config_file)
     run, config = here / "runs/gqa", load_run_config(config_file)
-    assert f"; starts from {here / 'converted'}\n" in done.stdout
-    assert f"; starts from {here / 'converted'}\n" in (run / "report.md").read_text(encoding="utf-8")
 
     data, rows = prepare(config.data, here / "runs"), config.rows_per_step
     batch = TrainBatches(make_rows(config.data, data, "train"), data.tokenizer, rows, config.seed, False).batch(0)
@@ -63,7 +70,7 @@ def test_it_is_a_new_run_in_everything_but_the_weights(trained, here):
     """Its step, its schedule and its optimizer are those of a run that starts at random."""
     pretrain(write_config(here, name="on", model=MHA, init_from=str(trained / "runs/mha")))
     on, mha = here / "runs/on", trained / "runs/mha"
-    assert losses(on, "val")[0] == losses(mha, "val")[-1]  # the last evaluation of the run that it starts from
+    assert losses(on)[0] == losses(mha, "val")[-1]  # the last evaluation of the run that it starts from
     for key in ("step", "lr"):
         assert [m.get(key) for m in metrics(on)] == [m.get(key) for m in metrics(mha)]
     directory = here / "fresh"
@@ -83,64 +90,27 @@ def test_a_directory_that_transformers_saved_is_a_start_as_well(trained, here, a
     AutoModelForCausalLM.from_pretrained(ours).save_pretrained(theirs)
     AutoTokenizer.from_pretrained(ours).save_pretrained(theirs)
     assert json.loads((theirs / "config.json").read_text())["model_type"] == architecture
-    assert "transformers_version" in (theirs / "config.json").read_text()
     pretrain(config, "name=from_ours", f"init_from={ours}")
     pretrain(config, "name=from_theirs", f"init_from={theirs}")
     assert metrics(here / "runs/from_theirs") == metrics(here / "runs/from_ours")
     assert losses(here / "runs/from_theirs", "val")[0] == losses(here / "runs/ours", "val")[-1]
 
 
-def test_where_it_started_is_part_of_a_runs_identity(trained, here):
+def test_where_it_started_is_part_of_a_runs_identity(here):
     config = write_config(here, name="gqa", model=GQA, init_from=str(here / "converted"), train={"max_steps": 4})
     pretrain(config)
-    done = pretrain(config, "init_from=null", code=2)
-    assert f"init_from (there '{here / 'converted'}', here None)" in done.stderr
-    pretrain(config, "name=plain", "init_from=null")
-    done = pretrain(config, "name=plain", code=2)
-    assert f"init_from (there None, here '{here / 'converted'}')" in done.stderr
+    assert f"init_from (there '{here / 'converted'}', here None)" in refusal(config, "init_from=null")
 
 
-# what makes a source unfit, and what is said then
-
-
-def other_tokenizer(directory: Path) -> str:
-    file = directory / "tokenizer.json"
+def test_another_tokenizer_is_refused_and_the_remedy_works(here):
+    file = here / "converted/tokenizer.json"
     content = json.loads(file.read_text(encoding="utf-8"))
-    content["model"]["vocab"] |= {"a": content["model"]["vocab"]["b"], "b": content["model"]["vocab"]["a"]}
+    ids = content["model"]["vocab"]
+    ids |= {"a": ids["b"], "b": ids["a"]}
     file.write_text(json.dumps(content), encoding="utf-8")
-    return f"{file} is not the tokenizer of this run's data"
-
-
-def no_directory(directory: Path) -> str:
-    shutil.rmtree(directory)
-    return f"init_from: {directory}: is neither a run"
-
-
-def other_architecture(directory: Path) -> str:
-    file = directory / "config.json"
-    content = json.loads(file.read_text(encoding="utf-8"))
-    file.write_text(json.dumps(content | {"rope_parameters": None, "rope_theta": 500.0, "tie_word_embeddings": False}))
-    return (
-        f"init_from: rope_theta is 10000.0 here and 500.0, tie_word_embeddings is true here and false in {file}: "
-        "set model.rope_theta=500.0 model.tie_word_embeddings=false\n"
-    )
-
-
-@pytest.mark.parametrize("harm", [other_tokenizer, no_directory, other_architecture])
-def test_a_source_that_does_not_fit_is_refused(here, harm):
-    message = harm(here / "converted")
-    model = GQA | {"rope_theta": 10000.0, "tie_word_embeddings": True, "hidden_dropout": 0.1}  # which may differ
-    tokenizer = {"tokenizer": {"kind": "byte"}}
-    said = refusal(write_config(here, model=model, data=tokenizer, init_from=str(here / "converted")))
-    assert message in said
+    config = write_config(here, model=GQA, init_from=str(here / "converted"), data={"tokenizer": {"kind": "byte"}})
+    (remedy,) = re.findall(r"'(data\.tokenizer=.*)'", refusal(config))
     assert not (here / "runs/tiny").exists()
-
-
-def test_the_remedy_for_another_tokenizer_works(here):
-    """bpe learns from its text, so another text means another tokenizer, unless it is taken over."""
-    (here / "text.txt").write_text("Entirely other words, learned anew and at length. " * 300)
-    config = write_config(here, model=GQA, init_from=str(here / "converted"), data={"tokenizer": {"kind": "char"}})
-    (remedy,) = re.findall(r"'(data\.tokenizer=.*)'", pretrain(config, code=2).stderr)
     pretrain(config, remedy)
     ours, theirs = (load_tokenizer(directory) for directory in (here / "runs/tiny", here / "converted"))
     assert ours.sha256() == theirs.sha256()
@@ -156,3 +126,58 @@ def test_longer_sequences_are_learned_on_top_of_old_weights(trained, here):
     assert longer.windows == [16, None]
     back = write_config(here, name="back", model=GQA | {"rope_scaling": None}, init_from=str(here / "runs/longer"))
     assert "rope_scaling is null here and" in refusal(back)
+
+
+# ---------------------------------------------------------------------------------------------------------
+# adapters: what is saved, exact resume, every command opens them, and what cannot be is said in a line
+
+
+LORA = {"rank": 4, "dropout": 0.1}
+
+
+def config_in(folder, base, **sections):
+    return write_config(folder, name="ad", init_from=str(base), lora=LORA, **sections)
+
+
+def test_a_run_saves_adapters_alone_and_opens_with_its_base(tmp_path, base):
+    config = config_in(tmp_path, base, train={"optimizer": {"adamw_lr": 0.003}})
+    pretrain(config)
+    before = {file: file.read_bytes() for file in base.rglob("*") if file.is_file()}
+    run = tmp_path / "runs/ad"
+    checkpoint = run / "checkpoints/step_00000012"
+    assert not (checkpoint / "model.safetensors").exists()
+    assert (checkpoint / "adapter_model.safetensors").stat().st_size < 0.5 * (
+        base / "checkpoints/step_00000012/model.safetensors"
+    ).stat().st_size
+    assert losses(run)[-1] < losses(run)[0]
+    lm, _ = open_model(run)
+    ids = torch.arange(10)[None]
+    assert not torch.allclose(lm(ids), load(base)(ids), atol=1e-3)
+    named = json.loads((checkpoint / "adapter_config.json").read_text())["base_model_name_or_path"]
+    peft = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(named), checkpoint).merge_and_unload()
+    assert torch.equal(lm(ids), peft(ids).logits)
+    export(run, "merged", tmp_path / "merged")
+    assert torch.equal(AutoModelForCausalLM.from_pretrained(tmp_path / "merged")(ids).logits, lm(ids))
+    pretrain(write_config(tmp_path, name="on", init_from=str(run), train={"max_steps": 1}))  # all of it, merged
+    first = losses(tmp_path / "runs/on")[0]
+    assert first == pytest.approx(losses(run)[-1], rel=1e-4)  # a matrix with its adapter added is rounded once more
+    assert before == {file: file.read_bytes() for file in base.rglob("*") if file.is_file()}
+
+
+@pytest.mark.parametrize("step", [0, 5])
+def test_a_stopped_run_goes_on_exactly(tmp_path, base, step):
+    train = {"max_steps": 8, "trace": True, "checkpoint_every": 0, "optimizer": {"name": "adamw", "lr": 0.01}}
+    check_exact_resume(config_in(tmp_path, base, train=train), main, step)
+
+
+def test_it_resumes_beside_the_base_it_began_with_and_no_other(tmp_path, base):
+    shutil.copytree(base, tmp_path / "runs/base")
+    own = tmp_path / "runs/base"
+    config = config_in(tmp_path, own)
+    assert run_world(1, pretrain_rank, config, [], 6) == [143]
+    shutil.copy(base / "checkpoints/step_00000008/model.safetensors", own / "checkpoints/step_00000012")
+    (own / "checkpoints/step_00000012/training/manifest.json").unlink()
+    assert "these adapters belong to another base" in pretrain(config, code=2).stderr
+    on = ["name=z", f"init_from={tmp_path / 'runs/ad'}"]
+    assert "these adapters belong to another base" in refusal(config, "lora=null", *on)
+    assert "merge them first" in refusal(config, *on)

@@ -5,7 +5,6 @@ import re
 
 import pytest
 import torch
-import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from data import load_tokenizer
@@ -14,8 +13,8 @@ from data.prepare import open_prepared
 from eval.chat.session import open_conversation
 from eval.samples import complete
 from model import load
-from tests.train.foreign import SHAPES, foreign_directory
-from tests.train.helpers import metrics, pretrain, refusal, write_config
+from tests.train.foreign import foreign_directory
+from tests.train.helpers import losses, method_config, metrics, pretrain, refusal, write_config
 from train.config import load_run_config
 from train.objective import NextToken, TextBatches
 from train.pretrain import main as pretrain_main
@@ -34,23 +33,18 @@ def chat_config(folder, base, turns=None, **sections):
     turns = turns or [("user", "Which sound does it make?"), ("assistant", "Meow.")]
     said = lambda i, role, text: {"role": role, "content": f"{i}. {text}" if role == "user" else text}  # noqa: E731
     records = [{"messages": [said(i, *turn) for turn in turns]} for i in range(200)]
-    (folder / "chat.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    data = {"source": {"kind": "files", "path": str(folder / "chat.jsonl")}, "records": "conversations"}
-    data |= {"sequence_length": 96, "rows_joined": 1} | sections.pop("data", {})
-    model = {"hidden_dropout": 0.1} | sections.pop("model", {})
-    train = {"tokens_per_step": 768, "max_steps": 30}
-    return write_config(folder, name="chat", init_from=str(base), data=data, model=model, train=train, **sections)
+    data = {"rows_joined": 1} | sections.pop("data", {})
+    sections = {"model": {"hidden_dropout": 0.1}, "train": {"max_steps": 30}, "eval": {}} | sections
+    return method_config(folder, "sft", base, records, name="chat", data=data, **sections)
 
 
 def test_it_takes_over_architecture_and_tokenizer_and_learns_the_answer(tmp_path, base):
     done = pretrain(chat_config(tmp_path, base, eval={"prompts": ["Which sound does it make?"]}), script=main)
     run = tmp_path / "runs/chat"
-    config = yaml.safe_load((run / "config.yaml").read_text())
-    assert (config["model"]["hidden_size"], config["model"]["num_hidden_layers"]) == (48, 3)
-    assert config["model"]["hidden_dropout"] == 0.1
-    assert config["data"]["tokenizer"]["kind"] == "pretrained"
-    losses = [m["loss"] for m in metrics(run) if m["split"] == "val"]
-    assert losses[-1] < 0.5 * losses[0]
+    shape = load_run_config(run / "config.yaml").model
+    assert (shape.hidden_size, shape.num_hidden_layers, shape.hidden_dropout) == (48, 3, 0.1)
+    val = losses(run)
+    assert val[-1] < 0.5 * val[0]
     assert pretrain(chat_config(tmp_path, base), script=main).stdout.strip() in done.stdout  # finished
     gone = chat_config(tmp_path, base)
     moved = base.rename(base.with_name("moved"))
@@ -77,7 +71,6 @@ def test_it_stops_at_the_end_of_a_turn_and_its_samples_are_answers(chat):
     folder, config = chat
     (base,) = (folder / "runs/base/checkpoints").glob("step_00000004")
     (directory,) = (folder / "runs/sft/checkpoints").glob("step_00000016")
-    assert (directory / "tokenizer.json").read_bytes() == (base / "tokenizer.json").read_bytes()
     lm, tokenizer = load(directory), load_tokenizer(directory)
     assert tokenizer.stop_ids == [tokenizer.eos_id, tokenizer.special_id("<|im_end|>")]
     theirs = AutoModelForCausalLM.from_pretrained(directory)
@@ -85,12 +78,11 @@ def test_it_stops_at_the_end_of_a_turn_and_its_samples_are_answers(chat):
     assert load(base).config.eos_token_id == tokenizer.eos_id
 
     given = ["eval.prompts=['', 'Which sound?']", "train.max_steps=1", "eval.every=1", "train.tokens_per_step=1536"]
-    said = pretrain(config, "name=asked", *given, script=main).stdout
+    pretrain(config, "name=asked", *given, script=main)
     lines = (folder / "runs/asked/samples.jsonl").read_text(encoding="utf-8").splitlines()
     *_, own, other = [json.loads(line) for line in lines]
     assert other["prompt"] == "Which sound?"
     assert own["expected"] in ("Meow.", "Yes.")  # to a held-out question of the user's data
-    assert f"\nthe data's answer: {own['expected']}\n" in said
     ids = prompt_ids(tokenizer, [{"role": "user", "content": other["prompt"]}])
     assert other["text"] == complete(load(folder / "runs/asked"), tokenizer, ids, 8, chat=True).content
 
@@ -115,67 +107,34 @@ def test_conversations_fill_joined_rows_and_long_ones_are_cut_at_a_turn(chat):
     shares = [[line["padding_share"] for line in lines if line["split"] == "train"] for lines in (alone, joined)]
     assert min(shares[0]) > 2 * max(shares[1])
     short = ["name=cut", "data.sequence_length=64", "train.tokens_per_step=1024", "train.max_steps=1"]
-    cut = re.search(
-        r"train: of (\d+) conversations, (\d+) were cut at a turn and 0 left out",
-        pretrain(config, *short, script=main).stdout,
-    )
-    assert cut is not None
-    assert cut[1] == cut[2] != "0"
+    said = pretrain(config, *short, script=main).stdout
+    assert re.search(r"of ([1-9]\d*) conversations, \1 were cut at a turn and 0 left out", said)
 
 
 def test_a_step_is_smaller_where_the_text_does_not_fill_it(chat):
     """A user's first thirty chats, in a config for thousands: half of a step's rows, or a quarter, or an eighth, …"""
     folder, config = chat
     few = folder / "few.jsonl"
-    few.write_text("".join((folder / "chat.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)[:30]))
-    source = f"data.source={{kind: files, path: {few}, validation_path: {folder / 'chat.jsonl'}}}"
+    few.write_text("".join((folder / "records.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)[:30]))
+    source = f"data.source={{kind: files, path: {few}, validation_path: {folder / 'records.jsonl'}}}"
     given = ["name=few", source, "train.tokens_per_step=12288", "train.max_steps=2"]
     said = pretrain(config, *given, script=main).stdout
     found = re.search(r"makes (\d+) rows of \d+ tokens, fewer than the \d+ .* a step takes (\d+)", said)
     rows, taken = map(int, found.groups())
     assert taken <= rows < 2 * taken
-    assert all(line["loss"] for line in metrics(folder / "runs/few") if line["split"] == "train")
-
-
-def test_where_no_trained_token_is_left_a_run_ends_in_a_line(chat):
-    """An answer of weight 0, and one behind a long question: cut after the first, nothing is left to train on."""
-    folder, config = chat
-    messages = [
-        {"role": "user", "content": "Sure?"},
-        {"role": "assistant", "content": "Yes.", "weight": 0},
-        {"role": "user", "content": "And then? " * 40},
-        {"role": "assistant", "content": "Late."},
-    ]
-    late = folder / "late.jsonl"
-    late.write_text((json.dumps({"messages": messages}) + "\n") * 40)
-    source = f"data.source={{kind: files, path: {late}, validation_path: {folder / 'chat.jsonl'}}}"
-    message = refusal(config, "name=none", source, "train.tokens_per_step=1536", script=main)
-    assert "has an answer to train on within a row of 192 tokens, train part: raise it" in message
+    assert all(line["loss"] for line in metrics(folder / "runs/few", "train"))
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("shape", "vocabulary", "lora"),
     [
-        ({"data": {"records": "text"}}, "data.records is text, and train.sft needs conversations"),
-        ({"init_from": None}, "init_from: train.sft starts from a trained model"),
-        ({"turns": [("user", "Hello?"), ("user", "Anybody?")]}, "assistant"),
+        ("qwen2", "padded", None),
+        ("llama", "plain", None),
+        ("smollm2", "exact", {"rank": 4}),
+        pytest.param("qwen2", "plain", {"rank": 4}, marks=pytest.mark.slow),
+        pytest.param("llama", "padded", {"rank": 4}, marks=pytest.mark.slow),
+        pytest.param("smollm2", "exact", None, marks=pytest.mark.slow),
     ],
-)
-def test_what_cannot_be_fine_tuned_is_said_in_one_line(tmp_path, base, changes, message):
-    changes = dict(changes)
-    config = chat_config(tmp_path, base, changes.pop("turns", None), **({"data": changes.pop("data", {})}))
-    said = refusal(config, *(f"{key}={json.dumps(value)}" for key, value in changes.items()), script=main)
-    assert message in said
-    assert not (tmp_path / "runs/chat").exists()
-
-
-SOME = [("qwen2", "padded"), ("llama", "plain"), ("smollm2", "exact")]
-EACH = [(shape, vocabulary) for shape in SHAPES for vocabulary in ("padded", "exact", "plain")]
-
-
-@pytest.mark.parametrize("lora", [None, {"rank": 4}], ids=["whole", "lora"])
-@pytest.mark.parametrize(
-    ("shape", "vocabulary"), [one if one in SOME else pytest.param(*one, marks=pytest.mark.slow) for one in EACH]
 )
 def test_a_foreign_directory_is_fine_tuned_and_talked_to(tmp_path, shape, vocabulary, lora):
     foreign, rows = foreign_directory(tmp_path / "foreign", shape, vocabulary)
@@ -184,8 +143,8 @@ def test_a_foreign_directory_is_fine_tuned_and_talked_to(tmp_path, shape, vocabu
     done = pretrain(config, "train.max_steps=60", "train.optimizer.lr=0.05", script=main)
     assert f"added to the tokenizer of {foreign}, in " in done.stdout
     run = tmp_path / "runs/chat"
-    losses = [m["loss"] for m in metrics(run) if m["split"] == "val"]
-    assert losses[-1] < 0.2 * losses[0]
+    val = losses(run)
+    assert val[-1] < 0.2 * val[0]
 
     lm, checkpoint = load(run), run / "checkpoints/step_00000060"
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
@@ -228,9 +187,6 @@ def test_training_on_takes_shape_and_tokenizer_from_the_directory_unless_the_yam
     pretrain(config, f"init_from={foreign}", script=pretrain_main)
     lm = load(tmp_path / "runs/tiny")
     assert (lm.config.hidden_size, lm.config.num_attention_heads, lm.config.hidden_dropout) == (36, 9, 0.1)
-    assert AutoTokenizer.from_pretrained(tmp_path / "runs/tiny/checkpoints/step_00000002")("Meow").input_ids[1:] == (
-        AutoTokenizer.from_pretrained(foreign)("Meow").input_ids
-    )
     pretrain(config, f"init_from={foreign}", "train.max_steps=3", script=pretrain_main)  # the run has both by now
     said = refusal(config, f"init_from={foreign}", "name=b", "model.num_attention_heads=4", script=pretrain_main)
     assert "init_from: num_attention_heads is 4 here and 9 in" in said
@@ -247,6 +203,6 @@ def test_the_gradient_is_that_of_the_sum_over_the_number_of_trained_tokens(tmp_p
     loss_sum, count = NextToken().loss(lm, batch)[0], NextToken().count(batch)
     (loss_sum / count).backward()
     norm = torch.stack([parameter.grad.norm() for parameter in lm.parameters()]).norm()
-    (line,) = [line for line in metrics(tmp_path / "runs/chat") if line["split"] == "train"]
+    (line,) = metrics(tmp_path / "runs/chat", "train")
     assert 0 < count < batch["input_ids"].numel() / 2
     assert line["grad_norm"] == pytest.approx(norm.item(), rel=1e-4)

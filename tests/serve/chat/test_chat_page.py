@@ -8,19 +8,12 @@ import torch
 
 from eval.attention import capture
 from model import generate
-from tests.eval.viewer_helpers import chromium
 from tests.serve.chat.chat_runs import AND_THEN, NASTY, SAID, get, opened, thoughtful
 from tests.serve.page_helpers import visited
 
 pytestmark = pytest.mark.slow  # a browser: in `make test-all`
 CHAT = "#/chat/chat?n=8"
 ASKED = f"{CHAT}&m={quote(json.dumps(SAID))}"
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with chromium() as browser:
-        yield browser
 
 
 @pytest.fixture(scope="module")

@@ -25,9 +25,8 @@ from data.chat import prompt_ids
 from data.reply import Delta, Reply, TextStream
 from data.tokenizer import Tokenizer
 from eval.attention.capture import AttentionMaps
-from eval.attention.controls import scaled
+from eval.attention.controls import Head, scaled
 from eval.attention.probes import readable_tokens
-from eval.attention.snapshots import Head
 from eval.chat.attention import capture_from
 from eval.chat.session import first_line
 from eval.chat.tokens import Choice, choose, looked_at, rows_around, weigh

@@ -29,8 +29,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from configs.command import InputError
 from eval.attention import viewer
 from eval.attention.probes import probe_from_text
-from eval.attention.record import look
-from eval.attention.snapshots import Snapshot, file_of, read
+from eval.attention.snapshots import Snapshot, file_of, look, read
 from eval.config import AttentionConfig
 from eval.experts.log import for_viewer
 from eval.experts.log import read as read_experts

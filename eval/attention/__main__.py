@@ -11,12 +11,19 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from configs.command import InputError, exit_on_bad_input, numbers, whole
 from configs.text import did_you_mean
+from data.config import DataConfig
+from eval.attention.history import best_head
+from eval.attention.metrics import SCORES
+from eval.attention.pictures.plots import mosaic, one_head
+from eval.attention.probes import build_probes, probe_from_text
+from eval.attention.render import render
+from eval.attention.snapshots import look, read_all
+from eval.attention.viewer import write_viewer
+from eval.config import AttentionConfig
 from eval.load_model import add_device_option, data_config, open_checkpoint
 
 MOST_TOKENS = 256  # of a map: more are too small to see
@@ -31,10 +38,7 @@ def main() -> int:
     try:
         out.mkdir(parents=True, exist_ok=True)
         if given.text is None and is_run and any((run / "attention").glob("step_*.npz")):
-            for option in ("layers", "heads", "head", "hide_sink", "svg"):
-                if getattr(given, option):
-                    raise InputError(f"--{option.replace('_', '-')} is for a --text: give one")
-            written = from_snapshots(run, out)
+            written = from_snapshots(given, run, out)
         else:
             written = from_text(given, out)
     except OSError as error:
@@ -44,7 +48,6 @@ def main() -> int:
 
 
 def parse() -> argparse.Namespace:
-    """The command line. Raises InputError."""
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=form)
     parser.add_argument("run", help="a run or a checkpoint directory, for example runs/demo")
@@ -59,31 +62,23 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--layers", type=numbers("--layers", 0), metavar="N,N", help="which layers; default: all")
     parser.add_argument("--heads", type=numbers("--heads", 0), metavar="N,N", help="which query heads; default: all")
     parser.add_argument(
-        "--head", type=_head, metavar="SCORE", help="draw the head with most of this score large, too; or LAYER,HEAD"
+        "--head", metavar="SCORE", help="draw the head with most of this score large, too; or LAYER,HEAD"
     )
     parser.add_argument("--hide-sink", action="store_true", help="leave the first token out of the picture")
     parser.add_argument("--svg", action="store_true", help="draw .svg, not .png")
     add_device_option(parser)
-    given = parser.parse_args()
-    if isinstance(given.head, list) and len(given.head) != 2:
-        raise InputError("--head: give a score, or a layer and a head: --head induction, --head 3,1")
-    return given
+    return parser.parse_args()
 
 
-def _head(text: str) -> str | list[int]:
-    """A score's name, or numbers. Raises InputError."""
-    return text.replace("-", "_") if text[:1].isalpha() else numbers("--head", 0)(text)
-
-
-def from_snapshots(run: Path, out: Path) -> list[Path]:
+def from_snapshots(given: argparse.Namespace, run: Path, out: Path) -> list[Path]:
     """Draw again what is drawn at the end of a run; a broken snapshot is reported and skipped."""
-    from eval.attention.render import render
-    from eval.attention.snapshots import read_all
-
+    for option in ("layers", "heads", "head", "hide_sink", "svg"):
+        if getattr(given, option):
+            raise InputError(f"--{option.replace('_', '-')} is for a --text: give one")
     snapshots, problems = read_all(run)
-    snapshots = [snapshot for snapshot in snapshots if snapshot.maps]
     for problem in problems:
         print(f"warning: {problem}")
+    snapshots = [snapshot for snapshot in snapshots if snapshot.maps]
     if not snapshots:
         raise InputError(f"{run}/attention: no snapshot can be read: train again, or give a --text")
     return render(run, snapshots, folder=out)
@@ -91,57 +86,47 @@ def from_snapshots(run: Path, out: Path) -> list[Path]:
 
 def from_text(given: argparse.Namespace, out: Path) -> list[Path]:
     """Every head of a checkpoint on one text; where --head names a score, that is measured as in training, too."""
-    from data.config import DataConfig
-    from eval.attention.history import best_head
-    from eval.attention.metrics import SCORES
-    from eval.attention.pictures.plots import mosaic, one_head
-    from eval.attention.probes import build_probes, probe_from_text
-    from eval.attention.record import look
-    from eval.attention.viewer import write_viewer
-    from eval.config import AttentionConfig
-
-    score = given.head if isinstance(given.head, str) else None
-    if score is not None and score not in SCORES:
-        nearest = did_you_mean(score, {name: name for name in SCORES})
-        raise InputError(f"--head {score}: there is no such score{nearest or ': use ' + ', '.join(SCORES)}")
+    score: str | None = None
+    place: tuple[int, int] | None = None
+    if given.head and given.head[0].isalpha():
+        score = given.head.replace("-", "_")
+        if score not in SCORES:
+            nearest = did_you_mean(score, {name: name for name in SCORES})
+            raise InputError(f"--head {score}: there is no such score{nearest or ': use ' + ', '.join(SCORES)}")
+    elif given.head:
+        parts = numbers("--head", 0)(given.head)
+        if len(parts) != 2:
+            raise InputError("--head: give a score, or a layer and a head: --head induction, --head 3,1")
+        place = parts[0], parts[1]
     lm, tokenizer, directory = open_checkpoint(given.run, given.device)
-    text = EXAMPLE if given.text is None else given.text
-    longest = lm.config.max_position_embeddings
-    probe = _checked(lambda: probe_from_text(tokenizer, text, longest), "--text: ")
-    wanted = AttentionConfig(layers=given.layers, heads=given.heads, max_tokens=given.max_tokens)
-    step = re.search(r"step_(\d{8})$", directory.name)
-    probes = [probe]
-    if score and SCORES[score].probe != probe.name:
-        built_in = build_probes(tokenizer, data_config(given.run) or DataConfig(), longest)
-        probes += [one for one in built_in if one.name == SCORES[score].probe]
-    snapshot = _checked(lambda: look(lm, probes, wanted, (int(step[1]) if step else -1, 0, 0.0)))
+    longest, step = lm.config.max_position_embeddings, re.search(r"step_(\d{8})$", directory.name)
+    config = AttentionConfig(layers=given.layers, heads=given.heads, max_tokens=given.max_tokens)
+    try:
+        probes = [probe_from_text(tokenizer, EXAMPLE if given.text is None else given.text, longest)]
+        if score and SCORES[score].probe != "text":
+            built_in = build_probes(tokenizer, data_config(given.run) or DataConfig(), longest)
+            probes += [probe for probe in built_in if probe.name == SCORES[score].probe]
+        snapshot = look(lm, probes, config, (int(step[1]) if step else -1, 0, 0.0))
+    except ValueError as error:  # a text that is empty or too long, a layer or head that the model does not have
+        raise InputError(str(error)) from None
     if score:
-        place = best_head(snapshot, score)
-        if place is None:
+        best = best_head(snapshot, score)
+        if best is None:
             raise InputError(f"--head {score}: this score cannot be measured here: give another, or LAYER,HEAD")
-        given.head = [snapshot.layers[place[0]], snapshot.heads[place[1]]]
-    if given.head is not None:
-        layer, head = given.head
-        if layer not in snapshot.layers or head not in snapshot.heads:
-            there = f"layers {snapshot.layers}, heads {snapshot.heads}"
-            raise InputError(f"--head: there is no head {head} in a layer {layer}: this picture has {there}")
+        place = snapshot.layers[best[0]], snapshot.heads[best[1]]
+    if place and not (place[0] in snapshot.layers and place[1] in snapshot.heads):
+        there = f"layers {snapshot.layers}, heads {snapshot.heads}"
+        raise InputError(f"--head: there is no head {place[1]} in a layer {place[0]}: this picture has {there}")
     suffix = ".svg" if given.svg else ".png"
     written = [mosaic(snapshot, out / f"text{suffix}", str(given.run), hide_sink=given.hide_sink)]
-    if given.head is not None:
-        file = out / f"text_L{layer}H{head}{suffix}"
-        written.append(one_head(snapshot, layer, head, file, hide_sink=given.hide_sink, score=score))
-    written.append(write_viewer([(str(given.run), [snapshot])], out / "text.html", head=given.head))
+    if place:
+        file = out / f"text_L{place[0]}H{place[1]}{suffix}"
+        written.append(one_head(snapshot, *place, file, hide_sink=given.hide_sink, score=score))
+    written.append(write_viewer([(str(given.run), [snapshot])], out / "text.html", head=place))
     if left_out := snapshot.maps["text"].left_out:
         more = "" if given.max_tokens == MOST_TOKENS else f"; --max-tokens shows up to {MOST_TOKENS}"
         print(f"not shown: {left_out}{more}")
     return written
-
-
-def _checked(make: Callable[[], Any], where: str = "") -> Any:
-    try:
-        return make()
-    except ValueError as error:
-        raise InputError(f"{where}{error}") from None
 
 
 if __name__ == "__main__":

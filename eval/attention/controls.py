@@ -7,23 +7,31 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from random import Random
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from eval.attention.probes import Probe
-from eval.attention.snapshots import Ablated, Head
 from eval.language_modeling import evaluating
 from model import LanguageModel
 
 How = Literal["zero", "mean"]
-Change = Callable[[nn.Module, tuple[Tensor]], tuple[Tensor]]  # of what goes into o_proj: a forward pre-hook
+Head = tuple[int, int]  # layer, head
 LOGITS = 2**25  # that are in memory at a time: 128 MB
+
+
+class Ablated(NamedTuple):
+    """What happens without some heads. what: in words, such as "random draw 1"; rise: of the loss on second copies, in
+    nats a token."""
+
+    what: str
+    heads: list[Head]
+    rise: float
 
 
 def copy_gain(lm: LanguageModel, probe: Probe) -> float:
@@ -38,22 +46,17 @@ def copy_gain(lm: LanguageModel, probe: Probe) -> float:
 
 
 def copied(probe: Probe) -> tuple[Tensor, Tensor]:
-    """Where the tokens are that copy_gain compares: (B, T) bool of the first copy, and of the second.
-
-    Raises ValueError for a probe in which nothing is repeated.
-    """
+    """Where the tokens are that copy_gain compares: (B, T) bool of the first copy, and of the second."""
     first, second = torch.zeros(2, *probe.input_ids.shape, dtype=torch.bool)
     if probe.period is not None:
         begin, again = probe.first, probe.first + probe.period
         first[:, begin + 1 : again] = True
         second[:, again + 1 : again + probe.period] = True
-    elif "song" in probe.targets:
+    else:
         for row, pairs in enumerate(probe.targets["song"]):
             for query, keys in pairs:
                 if len(keys) == 1:  # the second singing: the token behind the query is the one at the key
                     first[row, keys[0]] = second[row, query + 1] = True
-    else:
-        raise ValueError(f"nothing comes twice in the probe {probe.name}: use repeated_2, repeated_4 or songs")
     return first, second
 
 
@@ -78,76 +81,49 @@ def second_copy_loss(lm: LanguageModel, probe: Probe) -> float:
 
 
 @contextmanager
-def ablated(lm: LanguageModel, heads: Sequence[Head], how: How = "zero", real: Tensor | None = None) -> Iterator[None]:
-    """Within this context the outputs of these heads, (layer, head) each, are zero, or their mean.
-
-    A head's output is its slice of what goes into o_proj: "zero" is as if its columns of o_proj were zero. "mean" is
-    its mean over the rows and tokens of the forward pass (real (B, T): over these alone), so that only what differs
-    from token to token is lost. Raises ValueError for a head that does not exist; nothing is left behind.
-    """
-    if how not in ("zero", "mean"):
-        raise ValueError(f"how is {how!r}: use 'zero' or 'mean'")
-    chosen: dict[int, list[int]] = {}
-    for layer, head in heads:
-        chosen.setdefault(layer, []).append(head)
-    changes = {layer: _without(numbers, lm.config.value_size, how, real) for layer, numbers in chosen.items()}
-    with _changing_outputs(lm, heads, changes):
-        yield
-
-
-@contextmanager
-def scaled(lm: LanguageModel, factors: Mapping[Head, float]) -> Iterator[None]:
+def scaled(lm: LanguageModel, factors: Mapping[Head, Any], real: Tensor | None = None) -> Iterator[None]:
     """Within this context the outputs of these heads, (layer, head) each, are multiplied by a factor.
 
-    0 is what `ablated` does by "zero"; 1 changes nothing, to the last bit. Raises ValueError for a head that does not
-    exist; nothing is left behind.
+    A head's output is its slice of what goes into o_proj. 0 is as if its columns of o_proj were zero; 1 changes
+    nothing, to the last bit. "mean" instead of a number puts in its mean over the rows and tokens of the forward pass
+    (real (B, T): over these alone), so that only what differs from token to token is lost. Raises ValueError for a
+    head that does not exist; nothing is left behind.
     """
-    chosen: dict[int, dict[int, float]] = {}
+    config = lm.config
+    by_layer: dict[int, dict[int, Any]] = {}
     for (layer, head), factor in factors.items():
-        chosen.setdefault(layer, {})[head] = factor
-    changes = {layer: _times(numbers, lm.config.value_size) for layer, numbers in chosen.items()}
-    with _changing_outputs(lm, list(factors), changes):
-        yield
-
-
-@contextmanager
-def _changing_outputs(lm: LanguageModel, heads: Sequence[Head], changes: Mapping[int, Change]) -> Iterator[None]:
-    """Within this context, what goes into o_proj of a layer is changed first."""
-    for layer, head in heads:
-        if not (0 <= layer < lm.config.num_hidden_layers and 0 <= head < lm.config.num_attention_heads):
-            there = f"{lm.config.num_hidden_layers} layers of {lm.config.num_attention_heads} heads"
+        if not (0 <= layer < config.num_hidden_layers and 0 <= head < config.num_attention_heads):
+            there = f"{config.num_hidden_layers} layers of {config.num_attention_heads} heads"
             raise ValueError(f"layer {layer} has no head {head}: this model has {there}, counted from 0")
-    modules, handles = lm.attention_modules(), []
+        by_layer.setdefault(layer, {})[head] = factor
+
+    def change(of_heads: dict[int, Any], module: nn.Module, given: tuple[Tensor]) -> tuple[Tensor]:
+        x = given[0].unflatten(-1, (-1, config.value_size)).clone()  # (B, T, H, D)
+        for head, factor in of_heads.items():
+            output = x[:, :, head]
+            if factor == "mean":
+                output[:] = (output.flatten(0, 1) if real is None else output[real.to(x.device)]).mean(0)
+            else:
+                output *= factor
+        return (x.flatten(2),)
+
+    modules = lm.attention_modules()
+    handles = [
+        modules[layer].o_proj.register_forward_pre_hook(partial(change, of_heads))
+        for layer, of_heads in by_layer.items()
+    ]
     try:
-        for layer, change in changes.items():
-            handles.append(modules[layer].o_proj.register_forward_pre_hook(change))
         yield
     finally:
         for handle in handles:
             handle.remove()
 
 
-def _times(factors: Mapping[int, float], value_size: int) -> Change:
-    def change(module: nn.Module, given: tuple[Tensor]) -> tuple[Tensor]:
-        x = given[0].unflatten(-1, (-1, value_size)).clone()  # (B, T, H, D)
-        for head, factor in factors.items():
-            x[:, :, head] *= factor
-        return (x.flatten(2),)
-
-    return change
-
-
-def _without(heads: list[int], value_size: int, how: How, real: Tensor | None) -> Change:
-    def change(module: nn.Module, given: tuple[Tensor]) -> tuple[Tensor]:
-        x = given[0].unflatten(-1, (-1, value_size)).clone()  # (B, T, H, D)
-        if how == "zero":
-            x[:, :, heads] = 0
-        else:
-            seen = x[:, :, heads].flatten(0, 1) if real is None else x[:, :, heads][real.to(x.device)]
-            x[:, :, heads] = seen.mean(0)
-        return (x.flatten(2),)
-
-    return change
+def ablated(
+    lm: LanguageModel, heads: Sequence[Head], how: How = "zero", real: Tensor | None = None
+) -> AbstractContextManager[None]:
+    """Within this context the outputs of these heads, (layer, head) each, are zero, or their mean: see `scaled`."""
+    return scaled(lm, dict.fromkeys(heads, {"zero": 0.0, "mean": "mean"}[how]), real)
 
 
 def ablation(lm: LanguageModel, probe: Probe, heads: Sequence[Head], how: How = "zero") -> float:
@@ -158,10 +134,7 @@ def ablation(lm: LanguageModel, probe: Probe, heads: Sequence[Head], how: How = 
 
 
 def ablate_each(lm: LanguageModel, probe: Probe, how: How = "zero") -> Tensor:
-    """`ablation` of every head alone: (layer, head) float32, in nats a token. One forward pass a head.
-
-    Shows what an induction head is made of: it and the previous-token head below it cost about the same.
-    """
+    """`ablation` of every head alone: (layer, head) float32, in nats a token. One forward pass a head."""
     return rises_without_each(lm, lambda: second_copy_loss(lm, probe), how, probe.real)
 
 
@@ -177,73 +150,35 @@ def rises_without_each(
     return rises
 
 
-@dataclass(frozen=True)
-class Ablation:
-    """The strongest heads, those that feed them, and random others, each ablated together.
-
-    strongest: the heads with the highest score, strongest first. feeding: the previous-token heads below them; None
-    where there are none. draws: of as many other heads, each draw another set.
-    """
-
-    strongest: Ablated
-    feeding: Ablated | None
-    draws: list[Ablated]
-
-    @property
-    def random_rise(self) -> float:
-        """The mean of the draws; NaN without any."""
-        return sum(draw.rise for draw in self.draws) / len(self.draws) if self.draws else math.nan
-
-    @property
-    def rows(self) -> list[Ablated]:
-        """Everything that was ablated, for a table."""
-        return [self.strongest, *([self.feeding] if self.feeding else []), *self.draws]
-
-
 def ablate_strongest(
-    lm: LanguageModel,
-    probe: Probe,
-    scores: Tensor,
-    previous_token: Tensor | None = None,
-    k: int = 2,
-    draws: int = 5,
-    how: How = "zero",
-    seed: int = 0,
-) -> Ablation:
+    lm: LanguageModel, probe: Probe, scores: Tensor, previous_token: Tensor | None = None, k: int = 2, draws: int = 5
+) -> list[Ablated]:
     """Ablate the k heads with the highest score, the k heads that feed them, and k of the others, `draws` times.
 
     scores (layer, head): `induction` of all heads; NaN counts as lowest. previous_token (layer, head): that score. An
     induction head needs a previous-token head in a layer below, so the k heads with most of it there belong to the
     circuit: no random draw holds one of them. In a small model k is at most a third of the heads (but at least 1).
-    The global random state is not touched. Raises ValueError for scores of another shape.
+    The global random state is not touched.
     """
-    shape = (lm.config.num_hidden_layers, lm.config.num_attention_heads)
-    for given in (scores, *([] if previous_token is None else [previous_token])):
-        if tuple(given.shape) != shape:
-            raise ValueError(
-                f"scores has shape {tuple(given.shape)}: give one number for each of {shape} (layer, head)"
-            )
     k = max(1, min(k, scores.numel() // 3))
     strongest = _ranked(scores)[:k]
     below = max(layer for layer, _ in strongest)
     fed_by = [] if previous_token is None else [head for head in _ranked(previous_token) if head[0] < below]
     feeding = [head for head in fed_by if head not in strongest][:k]
-    others, rng = sorted(set(_ranked(scores)) - {*strongest, *feeding}), Random(f"ablation {seed}")
+    groups = {"strongest induction heads": strongest} | (
+        {"previous-token heads below them": feeding} if feeding else {}
+    )
+    others, rng = sorted(set(_ranked(scores)) - {*strongest, *feeding}), Random("ablation 0")
     drawn: list[list[Head]] = []
     while len(drawn) < min(draws, math.comb(len(others), k)):
         if (heads := sorted(rng.sample(others, k))) not in drawn:
             drawn.append(heads)
-    before = second_copy_loss(lm, probe)
-
-    def without(what: str, heads: list[Head]) -> Ablated:
-        with ablated(lm, heads, how, probe.real):
-            return Ablated(what, heads, second_copy_loss(lm, probe) - before)
-
-    return Ablation(
-        without("strongest induction heads", strongest),
-        without("previous-token heads below them", feeding) if feeding else None,
-        [without(f"random draw {number}", heads) for number, heads in enumerate(drawn, start=1)],
-    )
+    groups |= {f"random draw {number}": heads for number, heads in enumerate(drawn, start=1)}
+    before, ablations = second_copy_loss(lm, probe), []
+    for what, heads in groups.items():
+        with ablated(lm, heads):
+            ablations.append(Ablated(what, heads, second_copy_loss(lm, probe) - before))
+    return ablations
 
 
 def _ranked(scores: Tensor) -> list[Head]:

@@ -1,15 +1,20 @@
-"""What changed over time? When the induction head formed, curves over training, and which snapshots to show."""
+"""What changed over time? When the induction head formed, curves over training, lines for terminal and report."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from configs.text import table
+from eval.attention.metrics import PATTERNS, SCORES
 from eval.attention.snapshots import Snapshot
 
 ENOUGH_TO_COPY = 1.0  # nats of copy gain: the right token of a second copy is e times as likely as in the first
+WATCHED = ("previous_token", "induction")  # the two halves of copying by looking back
+LEAST_CHANGE = 0.15  # of a score; between two looks at the demo, noise moves one by up to 0.08
+LEAST_TIMES_CHANCE = 3.0  # before or after: below it, a head looks there about as much as any other
 
 
 class PhaseChange(NamedTuple):
@@ -36,13 +41,12 @@ def like_the_last(snapshots: Sequence[Snapshot]) -> list[Snapshot]:
 
     A run may continue with other layers, texts or lengths (`eval.attention`); what it saw before is another picture.
     """
+
+    def looked_at(snapshot: Snapshot) -> tuple:
+        return snapshot.layers, snapshot.heads, {name: probe.labels for name, probe in snapshot.maps.items()}
+
     ordered = sorted(snapshots, key=lambda snapshot: snapshot.step)
-    return [one for one in ordered if looked_at(one) == looked_at(ordered[-1])]
-
-
-def looked_at(snapshot: Snapshot) -> tuple:
-    """Which heads on which texts: equal for two snapshots that can be compared."""
-    return snapshot.layers, snapshot.heads, {name: one.labels for name, one in snapshot.maps.items()}
+    return [snapshot for snapshot in ordered if looked_at(snapshot) == looked_at(ordered[-1])]
 
 
 def phase_change(snapshots: Sequence[Snapshot], score: str = "induction") -> PhaseChange | None:
@@ -70,14 +74,14 @@ def phase_change(snapshots: Sequence[Snapshot], score: str = "induction") -> Pha
     return PhaseChange(last.layers[place[0]], last.heads[place[1]], formed.step, formed.tokens, formed.seconds)
 
 
-def copies_from(snapshots: Sequence[Snapshot], gain: float = ENOUGH_TO_COPY) -> int | None:
-    """The first step at which the copy gain is `gain` nats or more; None if it never is.
+def copies_from(snapshots: Sequence[Snapshot]) -> int | None:
+    """The first step at which the copy gain is ENOUGH_TO_COPY or more; None if it never is.
 
     It asks what the model does, not which head does it: models of unlike parts can be compared by it. Its precision is
     the distance between two snapshots.
     """
     ordered = sorted(snapshots, key=lambda snapshot: snapshot.step)
-    return next((s.step for s in ordered if (s.scalars.get("copy_gain") or 0.0) >= gain), None)
+    return next((s.step for s in ordered if (s.scalars.get("copy_gain") or 0.0) >= ENOUGH_TO_COPY), None)
 
 
 def choose(snapshots: Sequence[Snapshot], most: int) -> list[Snapshot]:
@@ -92,37 +96,180 @@ def choose(snapshots: Sequence[Snapshot], most: int) -> list[Snapshot]:
     first, last = ordered[0].step, ordered[-1].step
     places = np.log1p([20 * (snapshot.step - first) / (last - first) for snapshot in ordered])
     chosen = {0, len(ordered) - 1}
-    for wanted in np.linspace(0, places[-1], most)[1:-1]:
+    for target in np.linspace(0, places[-1], most)[1:-1]:
         free = [i for i in range(len(ordered)) if i not in chosen]
-        chosen.add(min(free, key=lambda i: abs(places[i] - wanted)))
+        chosen.add(min(free, key=lambda i: abs(places[i] - target)))
     return [ordered[i] for i in sorted(chosen)]
 
 
-class Curve(NamedTuple):
-    """One figure over training: a title, tokens seen and values (NaN: undefined), one each a snapshot."""
-
-    title: str
-    tokens: list[int]
-    values: list[float]
-
-
-def copy_gain(snapshots: Sequence[Snapshot]) -> Curve | None:
-    """Loss on the first copy of random tokens minus loss on the second, in nats; None where it was not measured."""
-    values = [_number(snapshot.scalars.get("copy_gain")) for snapshot in snapshots]
-    if not np.isfinite(values).any():
-        return None
-    return Curve("copy gain (nats)", [snapshot.tokens for snapshot in snapshots], values)
+def copy_gains(snapshots: Sequence[Snapshot]) -> list[float]:
+    """Loss on the first copy of random tokens minus loss on the second, in nats, one a snapshot (NaN: undefined); [] if
+    it was never measured."""
+    values = [snapshot.scalars.get("copy_gain") for snapshot in snapshots]
+    gains = [float("nan") if value is None else value for value in values]
+    return gains if np.isfinite(gains).any() else []
 
 
-def of_best_head(snapshots: Sequence[Snapshot], score: str) -> Curve | None:
-    """The score over training of the head that has most of it at the end; its title names the head."""
-    place = best_head(snapshots[-1], score) if snapshots else None
+def of_best_head(snapshots: Sequence[Snapshot], score: str) -> tuple[str, list[float]]:
+    """The head that has most of the score at the end, such as "L1 H3", and its score in each snapshot (NaN: undefined);
+    ("", []) if nothing was measured."""
+    place = best_head(snapshots[-1], score)
     if place is None:
-        return None
-    layer, head = snapshots[-1].layers[place[0]], snapshots[-1].heads[place[1]]
-    values = [float(s.scores[score][place]) if score in s.scores else float("nan") for s in snapshots]
-    return Curve(f"L{layer} H{head}", [snapshot.tokens for snapshot in snapshots], values)
+        return "", []
+    return _name(snapshots[-1], place), [
+        float(s.scores[score][place]) if score in s.scores else float("nan") for s in snapshots
+    ]
 
 
-def _number(value: float | None) -> float:
-    return float("nan") if value is None else value
+# ---------------------------------------------------------------------------------------------------------
+# during training: layer 2, head 0: induction 0.02 → 0.61
+
+
+class Changes:
+    """Which scores of which heads were shown, so that only a clear change is shown again."""
+
+    def __init__(self) -> None:
+        self.shown: dict[str, np.ndarray] = {}  # score -> (layer, head), as last shown
+        self.explained: set[str] = set()
+        self.heads: tuple[list[int], list[int]] = ([], [])
+
+    def notice(self, snapshot: Snapshot) -> list[str]:
+        """At most one line a score, about the head that changed most. The first look says nothing."""
+        if self.heads != (snapshot.layers, snapshot.heads):
+            self.shown, self.heads = {}, (snapshot.layers, snapshot.heads)
+        lines = []
+        for name in WATCHED:
+            now, level = snapshot.scores.get(name), snapshot.chance.get(name)
+            if now is None:
+                continue
+            before = self.shown.setdefault(name, now.copy())
+            unknown = np.isnan(before)
+            before[unknown] = now[unknown]
+            moved = np.abs(np.nan_to_num(now - before))
+            moved[np.fmax(before, now) < LEAST_TIMES_CHANCE * (level or 0.0)] = 0
+            clear = moved >= LEAST_CHANGE
+            if not clear.any():
+                continue
+            layer, head = np.unravel_index(moved.argmax(), moved.shape)
+            others = int(clear.sum()) - 1
+            line = f"layer {snapshot.layers[layer]}, head {snapshot.heads[head]}: {SCORES[name].title} "
+            line += f"{before[layer, head]:.2f} → {now[layer, head]:.2f}"
+            line += f" (chance {level:.2f})" if level else ""
+            line += f", and {others} more {'heads' if others > 1 else 'head'}" * (others > 0)
+            if name not in self.explained:
+                meaning = SCORES[name].meaning.rstrip(".")
+                line += f": {meaning[0].lower()}{meaning[1:]}"
+            self.explained.add(name)
+            before[clear] = now[clear]
+            lines.append(line)
+        return lines
+
+
+def moments(snapshots: Sequence[Snapshot]) -> list[dict[str, Any]]:
+    """The lines of all these looks, each with its step."""
+    changes = Changes()
+    return [{"step": snapshot.step, "what": line} for snapshot in snapshots for line in changes.notice(snapshot)]
+
+
+# ---------------------------------------------------------------------------------------------------------
+# at the end: the part of report.md about attention
+
+
+def findings(snapshots: Sequence[Snapshot]) -> list[str]:
+    """Lines of Markdown: when the induction head formed, what copying is worth, what each ablation costs, and the
+    strongest head of each pattern."""
+    snapshots = like_the_last(snapshots)
+    first, last = snapshots[0], snapshots[-1]
+    lines = [formed(snapshots), ""]
+    for name, on in (("copy_gain", "random tokens"), ("song_copy_gain", "the songs of unseen stories")):
+        before, after = first.scalars.get(name), last.scalars.get(name)
+        if before is not None and after is not None:
+            lines.append(
+                f"- Copy gain on {on} (loss on the first copy minus loss on the second): {before:.2f} nats a token "
+                f"at step {first.step:,}, {after:.2f} at step {last.step:,}."
+            )
+    lines += [""] if lines[-1] else []
+    if last.ablations:
+        header = ["ablated together", "heads", "loss on second copies of random tokens rises by (nats a token)"]
+        rows = [
+            [one.what, ", ".join(f"L{layer} H{head}" for layer, head in one.heads), f"{one.rise:.2f}"]
+            for one in last.ablations
+        ]
+        lines += [table(header, rows), ""]
+    strongest = strongest_heads(last)
+    return [*lines, strongest, ""] if strongest else lines
+
+
+def formed(snapshots: Sequence[Snapshot]) -> str:
+    """Layer, head, step and seconds of the phase change, or that there was none."""
+    last, change = snapshots[-1], phase_change(snapshots)
+    if change is None:
+        return in_one_sentence(snapshots) or "Induction was not measured."
+    layer, head = last.layers.index(change.layer), last.heads.index(change.head)
+    return (
+        f"An induction head formed: L{change.layer} H{change.head}. It passed half of its final score at step "
+        f"{change.step:,}, after {change.tokens:,} tokens and {change.seconds:.0f} seconds of training. At step "
+        f"{last.step:,} it gives {last.scores['induction'][layer, head]:.3f} of its attention on random repeated "
+        f"tokens to what followed the same token before (chance {_value(last.chance.get('induction'))})."
+    )
+
+
+def in_one_sentence(snapshots: Sequence[Snapshot]) -> str:
+    """For someone who has never seen a head: what the best one came to do; "" if it was not measured."""
+    snapshots = like_the_last(snapshots)
+    last, change = snapshots[-1], phase_change(snapshots)
+    best = best_head(last, "induction")
+    if best is None:
+        return ""
+    level, score = last.chance.get("induction"), float(last.scores["induction"][best])
+    first = float(snapshots[0].scores.get("induction", last.scores["induction"])[best])
+    name = f"layer {last.layers[best[0]]}, head {last.heads[best[1]]}"
+    chance = f", chance {level:.2f}" if level else ""
+    if change is not None:
+        learned = "learned to look at what followed the same token before, which is how a model copies"
+        return f"Around step {change.step:,}, {name} {learned} (induction {first:.2f} → {score:.2f}{chance})."
+    numbers = f"induction {score:.2f}{chance}"
+    numbers += f", was {first:.2f} at step {snapshots[0].step:,}" if len(snapshots) > 1 else ""
+    if level and score >= 10 * level:
+        return f"From the first look on, {name} looks at what followed the same token before ({numbers})."
+    if level and first >= 10 * level:
+        return f"What followed the same token before: {name} looked at it at first, and does so less now ({numbers})."
+    return f"No head has learned yet to look at what followed the same token before (the best: {name}, {numbers})."
+
+
+def without_them(last: Snapshot) -> str:
+    """What ablating the induction heads, and those that feed them, costs: a sentence; "" where there are none."""
+    best, level = best_head(last, "induction"), last.chance.get("induction")
+    draws = [one.rise for one in last.ablations if one.what.startswith("random")]
+    circuit = [one for one in last.ablations if not one.what.startswith("random")]
+    if best is None or not circuit or last.scores["induction"][best] < 10 * (level or 0.01):
+        return ""
+
+    def in_words(heads: Sequence[tuple[int, int]]) -> str:  # layer 1, heads 1 and 3; layer 2, head 0
+        layers: dict[int, list[str]] = {}
+        for layer, head in heads:
+            layers.setdefault(layer, []).append(str(head))
+        return "; ".join(f"layer {layer}, head{'s' * (len(n) > 1)} {' and '.join(n)}" for layer, n in layers.items())
+
+    rises = " and ".join(f"by {one.rise:.2f} without the {one.what} ({in_words(one.heads)})" for one in circuit)
+    others = f"; without as many random heads by {max(draws):.2f} at most" if draws else ""
+    return f"The loss on the second copy of random words rises {rises}, in nats a token{others}."
+
+
+def strongest_heads(last: Snapshot) -> str:
+    """The strongest head of every pattern, beside chance; nothing where none is above it."""
+    rows = []
+    for name in PATTERNS:
+        best, level = best_head(last, name), last.chance.get(name)
+        score = float(last.scores[name][best]) if best is not None else 0.0
+        if best is not None and score > (level or 0.0):
+            rows.append([SCORES[name].title, SCORES[name].probe, _name(last, best), _value(score), _value(level)])
+    return table(["pattern", "measured on", "strongest head", "score", "chance"], rows) if rows else ""
+
+
+def _name(snapshot: Snapshot, place: tuple[int, int]) -> str:
+    return f"L{snapshot.layers[place[0]]} H{snapshot.heads[place[1]]}"
+
+
+def _value(value: float | None) -> str:
+    return "none" if value is None else f"{value:.3f}"

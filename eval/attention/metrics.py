@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -23,110 +24,6 @@ from eval.attention.probes import Pairs, Probe
 SATURATED = 0.95  # of a row's attention on one token
 SINK_EPSILON = 0.3  # of Gu et al. 2024
 WITHOUT_SINK = 1e-6  # a row that gives less than this to all other tokens says nothing about them
-
-
-@dataclass(frozen=True)
-class Score:
-    """One head score. probe: on which probe it is measured; low, high: its range (None: no bound); unit: "" or
-    "nats", "tokens"; title: short, for pictures; meaning: one plain sentence for a learner; paper: where it is from;
-    looks_at: how the sentence "This head looks at …" ends for a head in which the score is high, or ""."""
-
-    name: str
-    title: str
-    probe: str
-    low: float | None
-    high: float | None
-    unit: str
-    meaning: str
-    paper: str = ""
-    looks_at: str = ""
-
-
-VIG, OLSSON, WANG = "Vig & Belinkov 2019, 1906.04284", "Olsson et al. 2022, 2209.11895", "Wang et al. 2022, 2211.00593"
-GU, ZHAI, KIMI = "Gu et al. 2024, 2410.10781", "Zhai et al. 2023, 2303.06296", "Kimi Team 2025, 2507.20534"
-SAME, AFTER = "the same word, earlier in the text", "what came after the same word last time"
-BEFORE, FIRST = "the word just before", "the first word of the text"
-ALL_SCORES = [
-    Score("previous_token", "previous token", "text", 0, 1, "", "Attention to the token just before.", OLSSON, BEFORE),
-    Score(
-        "duplicate_token", "duplicate token", "repeated_2", 0, 1, "", "Attention to the same token before.", WANG, SAME
-    ),
-    Score(
-        "induction",
-        "induction",
-        "repeated_2",
-        0,
-        1,
-        "",
-        "Attention to what followed the same token before.",
-        OLSSON,
-        AFTER,
-    ),
-    Score(
-        "prefix_matching", "prefix matching", "repeated_4", 0, 0.5, "", "Induction as in Olsson et al. 2022.", OLSSON
-    ),
-    Score("sink", "sink", "text", 0, 1, "", "Attention to the first token.", GU, FIRST),
-    Score("entropy", "entropy", "text", 0, None, "nats", "How spread out the attention is.", VIG),
-    Score("entropy_normalised", "entropy / ln(i+1)", "text", 0, 1, "", "Entropy as a share of the largest.", ZHAI),
-    Score(
-        "entropy_sink_free", "entropy without sink", "text", 0, None, "nats", "Entropy without the first token.", VIG
-    ),
-    Score("distance", "mean distance", "text", 0, None, "tokens", "How far back the head looks.", VIG),
-    Score("saturated_rows", "saturated rows", "text", 0, 1, "", "Rows with more than 0.95 on one token.", ZHAI),
-    Score("max_logit", "largest logit", "text", None, None, "", "Largest attention logit before the softmax.", KIMI),
-    Score(
-        "song_induction", "induction in songs", "songs", 0, 1, "", "Induction on the echo songs of stories.", "", AFTER
-    ),
-    Score("antecedent_copies", "copied mention", "stories", 0, 1, "", "Attention to the mention being copied."),
-    Score(
-        "antecedent_writes",
-        "mention to come",
-        "stories",
-        0,
-        1,
-        "",
-        "Attention, just before a mention is written again, to where it stood.",
-    ),
-    Score("antecedent_refers", "referent", "stories", 0, 1, "", "Attention from a pronoun to its name."),
-    Score("cross_document", "other documents", "packed", 0, 1, "", "Attention to another document of the row."),
-]
-SCORES: dict[str, Score] = {score.name: score for score in ALL_SCORES}
-# the scores that say what a head does, in the order of pictures and tables
-PATTERNS = "previous_token duplicate_token induction song_induction sink antecedent_writes antecedent_refers".split()
-
-
-def score(maps: AttentionMaps, probe: Probe) -> dict[str, Tensor]:
-    """Every score that this probe serves: name -> (layer, head), the mean over the probe's rows.
-
-    Rows in which a score has nothing to measure are skipped; a head's score is NaN if all rows are. Raises
-    ValueError for maps of something else than the whole probe.
-    """
-    if not torch.equal(maps.tokens, probe.input_ids) or maps.weights.shape[-2] != maps.weights.shape[-1]:
-        raise ValueError(f"these are not the maps of the whole probe {probe.name}: capture all its rows and tokens")
-    found = {}
-    for name, measure in MEASURES.items():
-        if SCORES[name].probe == probe.name:
-            found[name] = measure(maps.weights, probe).nanmean(dim=1)
-    if SCORES["max_logit"].probe == probe.name:
-        found["max_logit"] = maps.max_logits.amax(dim=1)
-    return found
-
-
-def chance(name: str, probe: Probe) -> float | None:
-    """What uniform causal attention, A[i, j] = 1 / (i + 1), scores on this very probe.
-
-    None where there is no such level: a largest logit, or a score that this probe does not serve.
-    """
-    if name not in MEASURES or SCORES[name].probe != probe.name:
-        return None
-    B, T = probe.input_ids.shape
-    value = MEASURES[name](uniform(T).expand(1, B, 1, T, T), probe).nanmean().item()
-    return None if math.isnan(value) else value
-
-
-def uniform(length: int) -> Tensor:
-    """(T, T) float64: every token attends equally to itself and all before it."""
-    return torch.ones(length, length, dtype=torch.float64).tril() / torch.arange(1, length + 1)[:, None]
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -270,37 +167,6 @@ def cross_document(weights: Tensor, document_ids: Tensor) -> Tensor:
     return (weights * other[:, None]).sum((-2, -1)) / tokens[:, None]
 
 
-MEASURES: dict[str, Callable[[Tensor, Probe], Tensor]] = {
-    "previous_token": lambda weights, probe: previous_token(weights),
-    "duplicate_token": lambda weights, probe: duplicate_token(weights, *_block(probe)),
-    "induction": lambda weights, probe: induction(weights, *_block(probe)),
-    "prefix_matching": lambda weights, probe: prefix_matching(weights, *_block(probe)),
-    "sink": lambda weights, probe: sink(weights),
-    "entropy": lambda weights, probe: entropy(weights),
-    "entropy_normalised": lambda weights, probe: entropy_normalised(weights),
-    "entropy_sink_free": lambda weights, probe: entropy_sink_free(weights),
-    "distance": lambda weights, probe: distance(weights),
-    "saturated_rows": lambda weights, probe: saturated_rows(weights),
-    "song_induction": lambda weights, probe: mass_on_targets(weights, probe.targets["song"]),
-    "antecedent_copies": lambda weights, probe: mass_on_targets(weights, probe.targets["copies"]),
-    "antecedent_writes": lambda weights, probe: mass_on_targets(weights, probe.targets["writes"]),
-    "antecedent_refers": lambda weights, probe: mass_on_targets(weights, probe.targets["refers"]),
-    "cross_document": lambda weights, probe: cross_document(weights, _documents(probe)),
-}
-
-
-def _block(probe: Probe) -> tuple[int, int, int]:
-    if probe.period is None:
-        raise ValueError(f"the probe {probe.name} repeats nothing: use repeated_2 or repeated_4")
-    return probe.first, probe.period, probe.copies
-
-
-def _documents(probe: Probe) -> Tensor:
-    if probe.document_ids is None:
-        raise ValueError(f"the probe {probe.name} is not packed: use packed")
-    return probe.document_ids
-
-
 # ---------------------------------------------------------------------------------------------------------
 # between heads
 
@@ -338,3 +204,112 @@ def group_gap(alike: Tensor, maps: AttentionMaps) -> float | None:
         return None
     pairs = alike[:, i, j]
     return (pairs[:, same].mean() - pairs[:, ~same].mean()).item()
+
+
+# ---------------------------------------------------------------------------------------------------------
+# all of them
+
+
+@dataclass(frozen=True)
+class Score:
+    """One head score. probe: on which probe it is measured; low, high: its range (None: no bound); unit: "" or
+    "nats", "tokens"; title: short, for pictures; meaning: one plain sentence for a learner; measure: weights
+    (layer, B, head, T, T) and the probe -> (layer, B, head); paper: where it is from; looks_at: how the sentence "This
+    head looks at …" ends for a head in which the score is high, or ""."""
+
+    name: str
+    title: str
+    probe: str
+    low: float | None
+    high: float | None
+    unit: str
+    meaning: str
+    measure: Callable[[Tensor, Probe], Tensor] | None
+    paper: str = ""
+    looks_at: str = ""
+
+
+def on_text(measure: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Probe], Tensor]:
+    return lambda weights, probe: measure(weights)
+
+
+def on_blocks(measure: Callable[..., Tensor]) -> Callable[[Tensor, Probe], Tensor]:
+    return lambda weights, probe: measure(weights, probe.first, probe.period, probe.copies)
+
+
+def on_targets(kind: str) -> Callable[[Tensor, Probe], Tensor]:
+    return lambda weights, probe: mass_on_targets(weights, probe.targets[kind])
+
+
+VIG, OLSSON, WANG = "Vig & Belinkov 2019, 1906.04284", "Olsson et al. 2022, 2209.11895", "Wang et al. 2022, 2211.00593"
+GU, ZHAI, KIMI = "Gu et al. 2024, 2410.10781", "Zhai et al. 2023, 2303.06296", "Kimi Team 2025, 2507.20534"
+SAME, AFTER = "the same word, earlier in the text", "what came after the same word last time"
+BEFORE, FIRST = "the word just before", "the first word of the text"
+ALL_SCORES = [
+    Score("previous_token", "previous token", "text", 0, 1, "", "Attention to the token just before.",
+          on_text(previous_token), OLSSON, BEFORE),
+    Score("duplicate_token", "duplicate token", "repeated_2", 0, 1, "", "Attention to the same token before.",
+          on_blocks(duplicate_token), WANG, SAME),
+    Score("induction", "induction", "repeated_2", 0, 1, "", "Attention to what followed the same token before.",
+          on_blocks(induction), OLSSON, AFTER),
+    Score("prefix_matching", "prefix matching", "repeated_4", 0, 0.5, "", "Induction as in Olsson et al. 2022.",
+          on_blocks(prefix_matching), OLSSON),
+    Score("sink", "sink", "text", 0, 1, "", "Attention to the first token.", on_text(sink), GU, FIRST),
+    Score("entropy", "entropy", "text", 0, None, "nats", "How spread out the attention is.", on_text(entropy), VIG),
+    Score("entropy_normalised", "entropy / ln(i+1)", "text", 0, 1, "", "Entropy as a share of the largest.",
+          on_text(entropy_normalised), ZHAI),
+    Score("entropy_sink_free", "entropy without sink", "text", 0, None, "nats", "Entropy without the first token.",
+          on_text(entropy_sink_free), VIG),
+    Score("distance", "mean distance", "text", 0, None, "tokens", "How far back the head looks.",
+          on_text(distance), VIG),
+    Score("saturated_rows", "saturated rows", "text", 0, 1, "", "Rows with more than 0.95 on one token.",
+          on_text(saturated_rows), ZHAI),
+    Score("max_logit", "largest logit", "text", None, None, "", "Largest attention logit before the softmax.",
+          None, KIMI),
+    Score("song_induction", "induction in songs", "songs", 0, 1, "", "Induction on the echo songs of stories.",
+          on_targets("song"), "", AFTER),
+    Score("antecedent_copies", "copied mention", "stories", 0, 1, "", "Attention to the mention being copied.",
+          on_targets("copies")),
+    Score("antecedent_writes", "mention to come", "stories", 0, 1, "",
+          "Attention, just before a mention is written again, to where it stood.", on_targets("writes")),
+    Score("antecedent_refers", "referent", "stories", 0, 1, "", "Attention from a pronoun to its name.",
+          on_targets("refers")),
+    Score("cross_document", "other documents", "packed", 0, 1, "", "Attention to another document of the row.",
+          lambda weights, probe: cross_document(weights, cast(Tensor, probe.document_ids))),
+]  # fmt: skip
+SCORES: dict[str, Score] = {score.name: score for score in ALL_SCORES}
+# the scores that say what a head does, in the order of pictures and tables
+PATTERNS = "previous_token duplicate_token induction song_induction sink antecedent_writes antecedent_refers".split()
+
+
+def score(maps: AttentionMaps, probe: Probe) -> dict[str, Tensor]:
+    """Every score that this probe serves: name -> (layer, head), the mean over the probe's rows.
+
+    Rows in which a score has nothing to measure are skipped; a head's score is NaN if all rows are. Raises
+    ValueError for maps of something else than the whole probe.
+    """
+    if not torch.equal(maps.tokens, probe.input_ids) or maps.weights.shape[-2] != maps.weights.shape[-1]:
+        raise ValueError(f"these are not the maps of the whole probe {probe.name}: capture all its rows and tokens")
+    return {
+        one.name: one.measure(maps.weights, probe).nanmean(dim=1) if one.measure else maps.max_logits.amax(dim=1)
+        for one in ALL_SCORES
+        if one.probe == probe.name
+    }
+
+
+def chance(name: str, probe: Probe) -> float | None:
+    """What uniform causal attention, A[i, j] = 1 / (i + 1), scores on this very probe.
+
+    None where there is no such level: a largest logit, or a score that this probe does not serve.
+    """
+    measure = SCORES[name].measure
+    if measure is None or SCORES[name].probe != probe.name:
+        return None
+    B, T = probe.input_ids.shape
+    value = measure(uniform(T).expand(1, B, 1, T, T), probe).nanmean().item()
+    return None if math.isnan(value) else value
+
+
+def uniform(length: int) -> Tensor:
+    """(T, T) float64: every token attends equally to itself and all before it."""
+    return torch.ones(length, length, dtype=torch.float64).tril() / torch.arange(1, length + 1)[:, None]

@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,6 +27,7 @@ from torch import Tensor
 
 from configs.loader import load_config, validate
 from data.config import DataConfig, MixSource, StoryworldSource
+from data.packing import TokenStream
 from data.storyworld import Story, align, antecedents, tell
 from data.storyworld.mentions import cuts, tokens_in
 from data.tokenizer import Tokenizer
@@ -107,19 +108,12 @@ class ProbeFile(BaseModel):
         return texts
 
 
-class Stream(Protocol):
-    """What is needed of data.packing.TokenStream."""
-
-    def __len__(self) -> int: ...
-    def read(self, start: int, length: int) -> np.ndarray: ...
-
-
 def build_probes(
     tokenizer: Tokenizer,
     data_config: DataConfig,
     context_length: int,
     texts: Sequence[str | ProbeText] = (),
-    held_out: Stream | None = None,
+    held_out: TokenStream | None = None,
     blocks: Sequence[Sequence[int]] = (),
 ) -> list[Probe]:
     """Every probe that this run can have, text first; what does not fit the context is shortened or left out.
@@ -129,20 +123,23 @@ def build_probes(
     that starts from another one looks at the same. Raises ValueError for an empty text.
     """
     longest = min(context_length, data_config.sequence_length, LONGEST)
-    built: list[Probe | None] = [
-        _from_text(tokenizer, text, name, min(context_length, LONGEST)) for name, text in _named(texts)
-    ]
+    built: list[Probe | None] = []
+    for number, text in enumerate(texts, start=1):
+        name = text.name if isinstance(text, ProbeText) else "text" if number == 1 else f"text_{number}"
+        words = text.text if isinstance(text, ProbeText) else text
+        built.append(probe_from_text(tokenizer, words, min(context_length, LONGEST), name, cut=True))
+    ids = np.empty(0, np.int64) if held_out is None else held_out.read(0, min(len(held_out), SCAN))
     if held_out is not None and all(probe is None or probe.name != "text" for probe in built):
-        built.insert(0, text_probe(tokenizer, held_out, longest))
-    in_use = held_out.read(0, min(len(held_out), SCAN)).tolist() if held_out is not None else ()
+        built.insert(0, text_probe(tokenizer, ids, longest))
     for copies in (2, 4):  # both repeat the same blocks, so that a resumed run, which is given them, looks at the same
-        built.append(probe := repeated_probe(tokenizer, copies, longest, in_use, blocks))
+        built.append(probe := repeated_probe(tokenizer, copies, longest, ids.tolist(), blocks))
         blocks = blocks or (probe.input_ids[:, 1 : 1 + (probe.period or 0)].tolist() if probe else ())
-    source = _storyworld(data_config)
-    if source is not None:
-        built += [songs_probe(tokenizer, source, longest), stories_probe(tokenizer, source, longest)]
+    source = data_config.source
+    parts = [part.source for part in source.parts] if isinstance(source, MixSource) else [source]
+    for part in [part for part in parts if isinstance(part, StoryworldSource)][:1]:
+        built += [songs_probe(tokenizer, part, longest), stories_probe(tokenizer, part, longest)]
     if held_out is not None:
-        built.append(packed_probe(tokenizer, held_out, longest, data_config.isolate_documents))
+        built.append(packed_probe(tokenizer, ids, longest, data_config.isolate_documents))
     return [probe for probe in built if probe is not None]
 
 
@@ -151,24 +148,32 @@ def read_probe_file(path: str | Path) -> list[ProbeText]:
     return validate(ProbeFile, load_config(path)).texts
 
 
-def probe_from_text(tokenizer: Tokenizer, text: str, context_length: int, name: str = "text") -> Probe:
-    """One text, with the first token of a document before it.
-
-    Raises ValueError for an empty text, and for one that is longer than the context.
-    """
-    ids = _begun(tokenizer, text, "the text")
-    if len(ids) > context_length:
-        raise ValueError(
-            f"the text has {len(ids)} tokens, its first one included, the context {context_length}: shorten it"
-        )
-    return _probe(name, tokenizer, [ids])
-
-
 # ---------------------------------------------------------------------------------------------------------
 # one function a probe; None where it cannot be had
 
 
-def text_probe(tokenizer: Tokenizer, held_out: Stream, longest: int) -> Probe | None:
+def probe_from_text(
+    tokenizer: Tokenizer, text: str, context_length: int, name: str = "text", cut: bool = False
+) -> Probe:
+    """One text, with the first token of a document before it.
+
+    cut: shorten a text that is longer than the context, since a run must not end because of a picture; else that
+    raises ValueError, as an empty text does.
+    """
+    ids = [tokenizer.bos_id, *tokenizer.encode(text)]
+    if len(ids) == 1:
+        raise ValueError(f"the text{f' of the probe {name}' if cut else ''} is empty: give a few words")
+    if len(ids) <= context_length:
+        return _probe(name, tokenizer, [ids])
+    if not cut:
+        raise ValueError(
+            f"the text has {len(ids)} tokens, its first one included, the context {context_length}: shorten it"
+        )
+    left_out = f"tokens {context_length} to {len(ids) - 1} of {len(ids)}"
+    return _probe(name, tokenizer, [ids[:context_length]], left_out=left_out)
+
+
+def text_probe(tokenizer: Tokenizer, held_out: np.ndarray, longest: int) -> Probe | None:
     """How held-out documents begin: up to 8 rows of one length, at most 64 tokens, so that nothing is padding."""
     rows = _beginnings(held_out, tokenizer.bos_id, TEXT_ROWS, min(TEXT_TOKENS, longest))
     return _probe("text", tokenizer, rows) if rows else None
@@ -211,7 +216,7 @@ def stories_probe(tokenizer: Tokenizer, source: StoryworldSource, longest: int) 
     return _of_stories("stories", tokenizer, [s for s in stories if s.plot != "song"], longest, mention_pairs)
 
 
-def packed_probe(tokenizer: Tokenizer, held_out: Stream, longest: int, isolated: bool) -> Probe | None:
+def packed_probe(tokenizer: Tokenizer, held_out: np.ndarray, longest: int, isolated: bool) -> Probe | None:
     """Two rows of three held-out documents' beginnings, 16 tokens each."""
     size = min(PACKED_TOKENS, longest // PACKED_DOCUMENTS)
     pieces = _beginnings(held_out, tokenizer.bos_id, PACKED_ROWS * PACKED_DOCUMENTS, size)
@@ -276,45 +281,15 @@ def _of_stories(
     return _probe(name, tokenizer, [ids[:longest] for ids, _ in taken], targets=targets_of)
 
 
-def _storyworld(config: DataConfig) -> StoryworldSource | None:
-    """The built-in world, where it is the source or one of a mix."""
-    parts = [part.source for part in config.source.parts] if isinstance(config.source, MixSource) else [config.source]
-    return next((source for source in parts if isinstance(source, StoryworldSource)), None)
-
-
 # ---------------------------------------------------------------------------------------------------------
 # rows and labels
 
 
-def _named(texts: Sequence[str | ProbeText]) -> Iterator[tuple[str, str]]:
-    for number, text in enumerate(texts, start=1):
-        if isinstance(text, ProbeText):
-            yield text.name, text.text
-        else:
-            yield "text" if number == 1 else f"text_{number}", text
-
-
-def _begun(tokenizer: Tokenizer, text: str, what: str) -> list[int]:
-    """A text's tokens with the first token of a document before them. Raises ValueError for an empty text."""
-    ids = [tokenizer.bos_id, *tokenizer.encode(text)]
-    if len(ids) == 1:
-        raise ValueError(f"{what} is empty: give a few words")
-    return ids
-
-
-def _from_text(tokenizer: Tokenizer, text: str, name: str, longest: int) -> Probe:
-    """A text of the YAML: what is too long is cut, since a run must not end because of a picture."""
-    ids = _begun(tokenizer, text, f"the text of the probe {name}")
-    left_out = f"tokens {longest} to {len(ids) - 1} of {len(ids)}" if len(ids) > longest else ""
-    return _probe(name, tokenizer, [ids[:longest]], left_out=left_out)
-
-
-def _beginnings(stream: Stream, bos_id: int, count: int, length: int) -> list[list[int]]:
+def _beginnings(ids: np.ndarray, bos_id: int, count: int, length: int) -> list[list[int]]:
     """How up to `count` documents begin, all equally long, at most `length`; of a single text, pieces of it.
 
     Where documents are few or short, there are as many rows, of such a length, as give the most tokens.
     """
-    ids = stream.read(0, min(len(stream), SCAN))
     starts = np.flatnonzero(ids == bos_id)
     if len(starts) < 2:  # training cuts such a text anywhere, so its pieces begin with any token
         length = min(length, len(ids) // count)
@@ -342,19 +317,11 @@ def readable_tokens(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
     labels = tokenizer.token_labels(ids)
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     for place, token in enumerate(ids):
-        raw = _bytes_of_part(tokenizer, token)
-        if not raw:
-            decoder.reset()
+        if token in tokenizer.special_ids or "\ufffd" not in tokenizer.decode([token]):
+            decoder.reset()  # a whole token: what stood open before it is no character
             continue
-        begun, text = decoder.getstate()[0], decoder.decode(raw)
+        begun, text = decoder.getstate()[0], decoder.decode(tokenizer.decode_bytes([token]))
         if begun and text and "\ufffd" not in text:
             rest = re.sub("(..)", r"⟨\1⟩", decoder.getstate()[0].hex().upper())
             labels[place] = text.replace(" ", "␣").replace("\n", "⏎").replace("\t", "⇥") + rest
     return labels
-
-
-def _bytes_of_part(tokenizer: Tokenizer, token: int) -> bytes:
-    """The bytes of a token that holds a part of a character; nothing for any other."""
-    if token in tokenizer.special_ids or "\ufffd" not in tokenizer.decode([token]):
-        return b""
-    return tokenizer.decode_bytes([token])

@@ -1,6 +1,7 @@
-"""What did the heads do at one step? On disk: attention/step_XXXXXXXX.npz, and its line in attention/index.jsonl.
+"""One look at every head: capture the probes, score the heads, and keep both as a snapshot.
 
-Everything that is drawn afterwards (mosaics, curves, time-lapse, viewer, comparison) is drawn from these files.
+On disk: attention/step_XXXXXXXX.npz, and its line in attention/index.jsonl. Everything that is drawn afterwards
+(mosaics, curves, time-lapse, viewer, comparison) is drawn from these files.
 """
 
 from __future__ import annotations
@@ -8,29 +9,33 @@ from __future__ import annotations
 import io
 import json
 import math
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
+import torch
 
 from configs.command import InputError
 from configs.files import append_line
+from eval.attention import metrics
+from eval.attention.capture import AttentionMaps, capture
+from eval.attention.controls import Ablated, ablate_strongest, copy_gain
+from eval.attention.probes import BUILT_IN_PROBES, Probe
+from eval.config import AttentionConfig
+from model import LanguageModel
 
-Head = tuple[int, int]  # layer, head
+MAPS = ("repeated_2", "packed")  # kept as maps besides the texts, whole: some fifty tokens
+# figures of the model as a whole: the strongest head of some scores, the mean of others
+STRONGEST = "previous_token duplicate_token induction song_induction antecedent_writes antecedent_refers".split()
+STRONGEST += "sink max_logit cross_document".split()
+MEAN = "entropy_normalised distance saturated_rows".split()
+COPY_GAINS = {"repeated_2": "copy_gain", "songs": "song_copy_gain"}  # what telling something twice is worth
 PLAIN = (
     "step", "tokens", "seconds", "layers", "heads", "num_attention_heads", "num_key_value_heads", "attention", "chance",
 )  # fmt: skip
-
-
-class Ablated(NamedTuple):
-    """What happens without some heads. what: in words, such as "random draw 1"; rise: of the loss on second copies, in
-    nats a token."""
-
-    what: str
-    heads: list[Head]
-    rise: float
 
 
 @dataclass(frozen=True)
@@ -82,6 +87,96 @@ class Snapshot:
     def group(self, head: int) -> int:
         """The key/value head that this query head reads."""
         return head // (self.num_attention_heads // self.num_key_value_heads)
+
+
+def look(
+    lm: LanguageModel,
+    probes: Sequence[Probe],
+    config: AttentionConfig,
+    moment: tuple[int, int, float],
+    agree: Callable[[bool], bool] = bool,
+) -> Snapshot:
+    """Capture every probe: the maps of some, the scores of every head on all. moment: step, tokens, seconds.
+
+    agree: whether something is true in one of the processes. If a capture fails in one, all stop there: under FSDP2
+    the others would wait forever in a forward pass of the next probe.
+    """
+    device = next(lm.parameters()).device
+    maps: dict[str, ProbeMap] = {}
+    scores: dict[str, np.ndarray] = {}
+    chance: dict[str, float | None] = {}
+    scalars: dict[str, float | None] = {}
+    similarity, blocks = None, []
+    for probe in probes:
+        given, problem = probe.for_model(device), None
+        try:
+            captured = capture(
+                lm, given["input_ids"], config.layers, config.heads, document_ids=given.get("document_ids")
+            )
+        except Exception as error:
+            problem = error
+        if agree(problem is not None):
+            raise problem or RuntimeError("it failed in another process")
+        for name, values in metrics.score(captured, probe).items():
+            if config.metrics == "all" or name in config.metrics:
+                scores[name], chance[name] = values.float().numpy(), metrics.chance(name, probe)
+        if probe.name == "repeated_2" and probe.period:
+            blocks = probe.input_ids[:, probe.first : probe.first + probe.period].tolist()
+        if probe.name == "text":
+            alike = metrics.similarity(captured.weights)
+            similarity = alike.float().numpy()
+            scalars["group_gap"] = metrics.group_gap(alike, captured)
+            scalars["sink_rate"] = metrics.sink_rate(captured.weights)
+        if probe.name in MAPS:
+            maps[probe.name] = first_row(captured, probe, captured.weights.shape[-1])
+        elif probe.name not in BUILT_IN_PROBES:
+            maps[probe.name] = first_row(captured, probe, config.max_tokens)
+    summary: dict[str, float | None] = {}
+    for names, suffix, reduce in ((STRONGEST, "_max", np.nanmax), (MEAN, "_mean", np.nanmean)):
+        for name in names:
+            if name in scores:
+                is_defined = not np.isnan(scores[name]).all()
+                key = name if name == "max_logit" else name + suffix
+                summary[key] = float(reduce(scores[name])) if is_defined else None
+    summary |= scalars | {COPY_GAINS[one.name]: copy_gain(lm, one) for one in probes if one.name in COPY_GAINS}
+    return Snapshot(
+        *moment,
+        layers=captured.layers,
+        heads=captured.heads,
+        num_attention_heads=captured.num_attention_heads,
+        num_key_value_heads=captured.num_key_value_heads,
+        attention=captured.attention,
+        maps=maps,
+        scores=scores,
+        chance=chance,
+        similarity=similarity,
+        scalars=summary,
+        blocks=blocks,
+    )
+
+
+def first_row(captured: AttentionMaps, probe: Probe, max_tokens: int) -> ProbeMap:
+    """The map of the probe's first row, of its first tokens."""
+    length = captured.weights.shape[-1]
+    count = min(length, max_tokens)
+    documents = probe.document_ids[0, :count].tolist() if probe.document_ids is not None else None
+    parts = [f"tokens {count} to {length - 1} of {length}" if count < length else "", probe.left_out]
+    weights = captured.weights[:, 0, :, :count, :count].numpy()
+    return ProbeMap(weights, probe.labels[0][:count], documents, ", ".join(filter(None, parts)))
+
+
+def ablate(lm: LanguageModel, probes: Sequence[Probe], snapshot: Snapshot) -> None:
+    """Add to the snapshot what ablating the strongest induction heads does to the loss on second copies, and ablating
+    random ones."""
+    probe = next((probe for probe in probes if probe.name == "repeated_2"), None)
+    every_head = (lm.config.num_hidden_layers, lm.config.num_attention_heads)
+    if probe is None or snapshot.scores.get("induction", np.empty(0)).shape != every_head:
+        return
+    scores = {name: torch.from_numpy(values) for name, values in snapshot.scores.items()}
+    snapshot.ablations.extend(ablate_strongest(lm, probe, scores["induction"], scores.get("previous_token")))
+    draws = [one.rise for one in snapshot.ablations if one.what.startswith("random")]
+    snapshot.scalars["ablation_induction_heads"] = snapshot.ablations[0].rise
+    snapshot.scalars["ablation_random_heads"] = sum(draws) / len(draws) if draws else math.nan
 
 
 def file_of(folder: Path, step: int) -> Path:

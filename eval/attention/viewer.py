@@ -25,9 +25,7 @@ from typing import Any
 import numpy as np
 
 from configs.command import InputError
-from eval.attention.changes import Changes, moments
-from eval.attention.findings import in_one_sentence, without_them
-from eval.attention.history import like_the_last, phase_change
+from eval.attention.history import Changes, in_one_sentence, like_the_last, moments, phase_change, without_them
 from eval.attention.metrics import SCORES
 from eval.attention.pictures.drawing import GROUP_COLOURS
 from eval.attention.snapshots import ProbeMap, Snapshot
@@ -181,7 +179,8 @@ def described(
 
 def _score(name: str) -> dict[str, Any]:
     if name in SCORES:
-        return asdict(SCORES[name]) | {"measured_on": _title(SCORES[name].probe)}
+        about = {key: value for key, value in vars(SCORES[name]).items() if key != "measure"}
+        return about | {"measured_on": _title(SCORES[name].probe)}
     plain = {"probe": "", "low": 0, "high": None, "unit": "", "meaning": "", "looks_at": ""}
     return {**plain, "name": name, "title": name.replace("_", " ")}
 

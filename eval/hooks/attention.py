@@ -16,12 +16,12 @@ from typing import Any
 
 from configs.command import InputError
 from eval.attention import snapshots
-from eval.attention.findings import findings, in_one_sentence, without_them
+from eval.attention.history import findings, in_one_sentence, without_them
 from eval.attention.metrics import SCORES
 from eval.attention.pictures.plots import quick_mosaic
 from eval.attention.probes import Probe, ProbeText, build_probes, read_probe_file
-from eval.attention.record import ablated, look
 from eval.attention.render import PICTURES, render
+from eval.attention.snapshots import ablate, look
 from eval.attention.viewer import Live, Moment
 from eval.config import EvalConfig
 from eval.hooks.event import EvalEvent, Hook, Outcome
@@ -57,7 +57,7 @@ class Attention(Hook):
         settings, moment = event.config.attention, (event.step, event.tokens, event.seconds)
         snapshot = look(event.lm, self.probes, settings, moment, event.any_process)
         if event.is_last:
-            snapshot.scalars.update(ablated(event.lm, self.probes, snapshot))
+            ablate(event.lm, self.probes, snapshot)
         if event.writes:
             self.live = self.live or _shown_so_far(event.directory)
             for line in self.live.notice(snapshot):

@@ -8,7 +8,7 @@ from data.config import DataConfig, TokenizerConfig
 from data.tokenizer import train_tokenizer
 from eval.attention.__main__ import main
 from eval.attention.probes import build_probes
-from eval.attention.record import look
+from eval.attention.snapshots import look
 from eval.config import AttentionConfig
 from model import load, save
 from tests.conftest import random_model, tiny_config

@@ -10,12 +10,23 @@ from PIL import Image
 from PIL.ImageColor import getrgb
 
 from eval.attention.history import PhaseChange, choose, phase_change
+from eval.attention.metrics import SCORES
 from eval.attention.pictures import drawing, score_plots
-from eval.attention.pictures.grid import BETWEEN, badge, kv_heads, lay_out, legend, tile, without_sink
-from eval.attention.pictures.plots import mosaic, one_head, quick_mosaic, side_by_side
+from eval.attention.pictures.plots import (
+    BETWEEN,
+    badge,
+    kv_heads,
+    lay_out,
+    legend,
+    mosaic,
+    one_head,
+    quick_mosaic,
+    side_by_side,
+    tile,
+    without_sink,
+)
 from eval.attention.pictures.score_plots import curves, score_maps, score_maps_side_by_side
-from eval.attention.pictures.timelapse import MOST_FRAMES, timelapse
-from eval.attention.render import render
+from eval.attention.render import MOST_FRAMES, render, timelapse
 from eval.attention.snapshots import ProbeMap, Snapshot
 
 CHANCE = {"previous_token": 0.04, "induction": 0.02, "sink": 0.05, "entropy": 2.0, "max_logit": None}
@@ -87,7 +98,7 @@ def test_several_tokens_in_a_cell_keep_the_largest_weight():
 @pytest.mark.parametrize("tokens", [2, 8, 64, 256, 1024])
 def test_the_grid_stays_within_its_room(layers, heads, tokens):
     grid = lay_out(layers, heads, tokens, room=2100)
-    assert max(grid.width, grid.height) <= 2100
+    assert max(grid.size) <= 2100
     assert grid.length * grid.pool >= tokens
     assert grid.cell >= 1
 
@@ -130,22 +141,6 @@ def test_the_badge_is_the_pattern_that_stands_out_from_chance(scores, expected):
     assert badge(with_scores(**scores), "text", 0, 0) == expected
 
 
-def test_a_badge_is_a_score_of_the_text_that_is_shown():
-    """One head, one truth: song_induction 0.88 stood on the map of random tokens, where induction is 0.65."""
-    shot = with_scores(induction=0.65, song_induction=0.88, previous_token=0.3)
-    shot.chance["song_induction"] = 0.01
-    assert badge(shot, "repeated_2", 0, 0) == "induction 0.65"
-    assert badge(shot, "songs", 0, 0) == "induction in songs 0.88"
-    assert badge(shot, "text", 0, 0) == "previous token 0.30"
-    assert badge(shot, "fox", 0, 0) == "", "nothing is measured on a text of your own"
-
-
-@pytest.mark.parametrize(("heads", "has_badges"), [(4, True), (32, False)])
-def test_badges_are_promised_where_there_are_some(heads, has_badges):
-    shot = snapshot(heads=heads, tokens=32)
-    assert ("badge:" in legend(shot, "text", lay_out(2, heads, 32), False)) == has_badges
-
-
 # Mosaics
 
 
@@ -179,14 +174,6 @@ def test_a_weight_has_the_same_colour_in_every_snapshot_and_picture(tmp_path):
             assert share > 0.03, (name, step)
 
 
-def test_colours_darken_evenly():
-    weights = np.linspace(0, 1, 1001, dtype=np.float32)
-    grey = drawing.colour_map()(drawing.weight_norm()(weights), bytes=True)[:, :3] @ [0.299, 0.587, 0.114]
-    assert (np.diff(grey) <= 0.5).all()
-    assert grey[0] - grey[-1] > 200
-    assert len(drawing.palette()) <= 256  # of a GIF
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("layers", "heads", "tokens", "kilobytes"), [(2, 2, 8, 50), (8, 8, 32, 200), (8, 8, 256, 600), (12, 12, 256, 1200)]
@@ -206,26 +193,16 @@ def test_where_a_document_ends_is_drawn(tmp_path):
         assert has_colour(pixels(tmp_path / "m.png"), drawing.BOUNDARY) == drawn
 
 
-def test_hiding_the_sink_changes_the_picture(tmp_path):
-    shot = snapshot()
-    mosaic(shot, tmp_path / "a.png")
-    mosaic(shot, tmp_path / "b.png", hide_sink=True)
-    assert (tmp_path / "a.png").read_bytes() != (tmp_path / "b.png").read_bytes()
-
-
 def test_one_head_and_models_side_by_side(tmp_path):
     gqa, mqa = snapshot(heads=8, kv_heads=2), snapshot(heads=4, kv_heads=1)
-    one_head(gqa, 1, 7, tmp_path / "one.png", "a run", "repeated_2", hide_sink=True)
-    side_by_side([("MHA", snapshot()), ("GQA", gqa), ("MQA", mqa)], tmp_path / "three.png")
-    assert pixels(tmp_path / "three.png").shape[1] <= drawing.LONGEST_SIDE
-    with pytest.raises(ValueError, match="layer 2 is not in this snapshot: it has layers"):
-        one_head(gqa, 2, 0, tmp_path / "x.png")
-    with pytest.raises(ValueError, match="has no maps of 'songs', but of"):
-        mosaic(gqa, tmp_path / "x.png", probe="songs")
-    with pytest.raises(ValueError, match="give at least one"):
-        side_by_side([], tmp_path / "x.png")
-    with pytest.raises(ValueError, match=r"x.jpg: a picture ends in .png or .svg"):
-        mosaic(gqa, tmp_path / "x.jpg")
+    one_head(gqa, 1, 7, tmp_path / "one.png", "a run", "repeated_2")
+    one_head(gqa, 1, 7, tmp_path / "hidden.png", "a run", "repeated_2", hide_sink=True)
+    assert (tmp_path / "one.png").read_bytes() != (tmp_path / "hidden.png").read_bytes()
+    models = [("MHA", snapshot()), ("GQA", gqa), ("MQA", mqa)]
+    side_by_side(models, tmp_path / "three.png", "text")
+    score_maps_side_by_side(models, tmp_path / "scores.png")
+    for name in ("three.png", "scores.png"):
+        assert 300 < pixels(tmp_path / name).shape[1] <= drawing.LONGEST_SIDE
 
 
 # Labels
@@ -252,56 +229,33 @@ def test_without_a_chinese_font_characters_are_numbers(tmp_path, monkeypatch):
     drawing._drawable.cache_clear()
 
 
-needs_cjk = pytest.mark.skipif(len(drawing.fonts()) == 1, reason="no font with Chinese characters is installed here")
-
-
-@needs_cjk
-def test_an_installed_chinese_font_is_found():
-    assert drawing.readable("好") == "好"
-
-
 def test_labels_are_cut_by_the_width_that_they_take():
     assert drawing.shorten("averyverylongtoken") == "averyverylo…"
     assert drawing.shorten("short") == "short"
 
 
-@needs_cjk
-def test_wide_characters_count_twice_when_a_label_is_cut():
-    assert drawing.shorten("世界和平世界和平") == "世界和平世…"
-
-
 # Scores
 
 
-def test_score_maps_mark_chance_and_hatch_what_is_missing(tmp_path):
-    shot = snapshot()
+@pytest.mark.parametrize(("layers", "heads"), [(2, 4), pytest.param(48, 4, marks=pytest.mark.slow)])
+def test_score_maps_mark_chance_and_hatch_what_is_missing(tmp_path, layers, heads):
+    shot = snapshot(layers=layers, heads=heads)
     shot.scores["max_logit"][:] = np.nan
-    score_maps(shot, tmp_path / "heads.png", "a run")
-    picture = pixels(tmp_path / "heads.png")
+    picture = pixels(score_maps(shot, tmp_path / "heads.png", "a run"))
     assert has_colour(picture, drawing.BOUNDARY, 60), "the chance level"
     assert has_colour(picture, drawing.NOTHING, 500), "the missing score"
-    with pytest.raises(ValueError, match="has no head scores"):
-        score_maps(snapshot(scores={}), tmp_path / "x.png")
+    assert max(picture.shape) <= drawing.LONGEST_SIDE
 
 
-def test_the_heads_that_stand_out_are_drawn_first_each_pattern_once(tmp_path):
+def test_the_heads_that_stand_out_come_first_each_pattern_once():
     shot = snapshot()
-    score_maps(shot, tmp_path / "none.png")  # of "induction" one head has 0.5, but no other score is above chance
     shot.scores["previous_token"][0] = [0.3, 0.9, 0.8, 0.7]
     assert score_plots.standing_out(shot) == [(0, 1, "previous_token"), (1, 3, "induction")]
-    score_maps(shot, tmp_path / "heads.png")
-    one, two = pixels(tmp_path / "none.png"), pixels(tmp_path / "heads.png")
-    for picture, columns in ((one, 1), (two, 2)):
-        above = (picture[: score_plots.LARGE] == getrgb(drawing.NOTHING)[:3]).all(-1)  # beside the large triangles
-        middle = above[score_plots.LARGE // 2 - 100]
-        assert np.diff(np.flatnonzero(middle), prepend=-100).clip(0, 100).tolist().count(100) == columns
     del shot.scores["previous_token"], shot.scores["induction"]
     assert score_plots.standing_out(shot) == []
 
 
 def test_the_scale_of_a_score_is_its_range_or_shared():
-    from eval.attention.metrics import SCORES
-
     small, large = snapshot(), snapshot()
     large.scores["entropy"][:] = 3.5
     bounded = score_plots._norm(SCORES["induction"], [small])
@@ -310,30 +264,12 @@ def test_the_scale_of_a_score_is_its_range_or_shared():
     assert score_plots._norm(SCORES["entropy"], [small, large]).vmax == pytest.approx(3.5)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("layers", "heads"), [(2, 2), (48, 4), (2, 64)])
-def test_score_maps_stay_within_a_page(tmp_path, layers, heads):
-    score_maps(snapshot(layers=layers, heads=heads), tmp_path / "heads.png")
-    assert max(pixels(tmp_path / "heads.png").shape) <= drawing.LONGEST_SIDE
-
-
-def test_scores_side_by_side(tmp_path):
-    models = [("MHA", snapshot()), ("GQA", snapshot(heads=8, kv_heads=2)), ("none", snapshot(scores={}))]
-    score_maps_side_by_side(models, tmp_path / "s.png", ["induction", "sink", "distance"])
-    assert (tmp_path / "s.png").stat().st_size > 5000
-    with pytest.raises(ValueError, match="none of these snapshots has one of the scores"):
-        score_maps_side_by_side(models, tmp_path / "s.png", ["distance"])
-
-
 @pytest.mark.parametrize("suffix", ["png", "svg"])
 def test_curves(tmp_path, suffix):
     shots = training()
     curves(shots, tmp_path / f"c.{suffix}", "run", phase_change(shots), log=True)
-    without_gain = [snapshot(step, scalars={}) for step in (0, 10)]
-    curves(without_gain, tmp_path / f"d.{suffix}")
+    curves([snapshot(step, scalars={}) for step in (0, 10)], tmp_path / f"d.{suffix}")
     curves([snapshot(0, scores={})], tmp_path / f"e.{suffix}", log=True)
-    with pytest.raises(ValueError, match="there is no snapshot"):
-        curves([], tmp_path / "x.png")
 
 
 # Time
@@ -379,32 +315,16 @@ def test_frames_are_dense_early_and_hold_the_first_and_the_last():
     assert [shot.step for shot in choose(shots, 2)] == [0, 2600]
 
 
-def test_the_timelapse_has_at_most_24_frames_from_the_first_step_to_the_last(tmp_path, monkeypatch):
-    shown = []
-    monkeypatch.setattr(
-        "eval.attention.pictures.timelapse.moment", lambda shot: shown.append(shot.step) or f"step {shot.step}"
-    )
-    path = timelapse(training(), tmp_path / "t.gif", "run")
-    with Image.open(path) as picture:
+def test_the_timelapse_has_at_most_24_frames(tmp_path):
+    shots = training()
+    timelapse(shots, tmp_path / "t.gif", "run")
+    with Image.open(tmp_path / "t.gif") as picture:
         assert picture.n_frames == MOST_FRAMES == 24
         first = picture.convert("RGB").copy()
         picture.seek(23)
-        assert first.size == picture.size
-        assert first.tobytes() != picture.convert("RGB").tobytes()
+        last = picture.convert("RGB").copy()
         assert picture.info["duration"] > 1000  # the last one stays
-    assert (shown[1], shown[-1]) == (0, 2600)
-    with pytest.raises(ValueError, match="there is no snapshot"):
-        timelapse([], tmp_path / "x.gif")
-
-
-def test_the_badges_of_the_timelapse_can_be_read_at_the_size_of_readme(tmp_path):
-    """README shows it 400 pixels wide; there a badge had letters of four pixels."""
-    shot = snapshot(heads=6, tokens=51, induction=0.9)
-    timelapse([shot], tmp_path / "t.gif", probe="repeated_2")
-    picture = pixels(tmp_path / "t.gif")
-    lines = np.flatnonzero((np.abs(picture - getrgb(drawing.BADGE)[:3]).max(-1) <= 2).any(1))
-    height = (lines[-1] - lines[0]) * 400 / picture.shape[1]
-    assert height >= 12, "of two lines: induction, 0.90"
+    assert first.tobytes() != last.tobytes()
 
 
 def test_the_last_frame_is_drawn_as_if_it_were_alone(tmp_path):
@@ -422,13 +342,13 @@ def test_the_last_frame_is_drawn_as_if_it_were_alone(tmp_path):
 
 @pytest.mark.slow
 def test_a_run_is_drawn_whole(tmp_path):
-    paths = render(tmp_path / "demo", training(steps=(0, 10, 300, 600, 900, 1200, 2600)), most=3)
+    paths = render(tmp_path / "demo", training())
     names = {path.relative_to(tmp_path).as_posix() for path in paths}
     for wanted in ("step_00000000.png", "step_00000900.png", "step_00002600.png", "heads.png", "curves.png",
                    "induction_head.png", "timelapse.gif", "viewer.html"):  # fmt: skip
         assert f"demo/attention/{wanted}" in names
     assert all(path.is_file() for path in paths)
-    assert sum(path.name.startswith("step_") for path in paths) <= 4
+    assert sum(path.name.startswith("step_") for path in paths) <= 9
     assert render(tmp_path / "nothing", []) == []
     assert not (tmp_path / "nothing").exists()
     plain = render(tmp_path / "plain", [snapshot(0, scores={}, scalars={})])

@@ -18,7 +18,7 @@ import train.loop
 from configs.command import InputError
 from configs.files import read_json
 from eval import language_modeling
-from eval.attention import record, snapshots
+from eval.attention import snapshots
 from tests.processes import start
 from tests.train.helpers import (
     REPOSITORY,
@@ -106,7 +106,7 @@ def test_two_processes_look_at_their_heads_and_are_scored_as_one(tmp_path, paral
 
 def failing_on_rank_1(config: Path, overrides: list[str]) -> None:
     """The same, but on rank 1 the second capture of every look finds that its map is not the kernel's."""
-    capture, calls = record.capture, [0]
+    capture, calls = snapshots.capture, [0]
 
     def wrong(*arguments, **options):
         maps = capture(*arguments, **options)
@@ -115,7 +115,7 @@ def failing_on_rank_1(config: Path, overrides: list[str]) -> None:
             raise RuntimeError("layer 0: the recomputed attention weights do not give the kernel's output")
         return maps
 
-    record.capture = wrong
+    snapshots.capture = wrong
     pretrain_rank(config, overrides)
 
 

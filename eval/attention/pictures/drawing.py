@@ -6,13 +6,12 @@ matplotlib's Figure and Agg canvas, never pyplot: nothing is shared with a noteb
 from __future__ import annotations
 
 import textwrap
-import unicodedata
-from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+
+from configs.text import columns
 
 GAMMA = 0.4  # colour = weight ** GAMMA: on a linear scale one token that takes 0.9 would leave everything else white
 LEVELS = 200  # colours of the map; the 256 of a GIF have room for frames, greys and the edges of letters besides
@@ -89,29 +88,25 @@ def fit(figure, margin: float = 0.1) -> None:
     figure.set_size_inches(new)
 
 
-def head_line(axes, title: str, note: str = "") -> list:
-    """A bold title and a note under it, both over the axes and as wide as these; the two texts. Never a formula."""
-    width = axes.bbox.width
-    texts: list[Any] = []
-    for text, size, colour in ((note, 8, "#555555"), (title, 12, "#222222")):
-        is_chinese = max(text, default="") > "\u2e7f"  # its fonts have no bold everywhere
-        weight = "bold" if text == title and not is_chinese else "normal"
-        style = {"fontsize": size, "color": colour, "family": fonts(), "weight": weight, "parse_math": False}
+def head_line(axes, title: str, note: str):
+    """A bold title and a note under it, both over the axes and as wide as these; the title's text. Never a formula."""
+    width, place = axes.bbox.width, "axes fraction"
+    for text, size, colour, weight in ((note, 8, "#555555", "normal"), (title, 12, "#222222", "bold")):
         lines = textwrap.fill(readable(text), max(40, int(width / (0.6 * size * DPI / 72))))
-        under = {"xycoords": texts[-1] if texts and note else "axes fraction", "textcoords": "offset points"}
-        texts.append(axes.annotate(lines, (0, 1), xytext=(0, 6), va="bottom", **style, **under))
-    return texts
+        style = {"fontsize": size, "color": colour, "family": fonts(), "weight": weight, "parse_math": False}
+        place = axes.annotate(
+            lines, (0, 1), xytext=(0, 6), va="bottom", xycoords=place, textcoords="offset points", **style
+        )
+    return place
 
 
 def save_figure(figure, path: Path, full_colour: bool = False) -> Path:
-    """Write PNG or SVG, by the suffix. Raises ValueError for another one.
-
-    full_colour: for a picture with other colours than those of `palette`; maps take half as much without.
-    """
-    if path.suffix not in (".png", ".svg"):
-        raise ValueError(f"{path.name}: a picture ends in .png or .svg")
-    if full_colour or path.suffix == ".svg":
-        figure.savefig(path, **({"metadata": {"Date": None}} if path.suffix == ".svg" else {}))
+    """Write PNG or SVG, by the suffix. full_colour: for a picture with other colours than those of `palette`; maps take
+    half as much without."""
+    if path.suffix == ".svg":
+        figure.savefig(path, metadata={"Date": None})
+    elif full_colour:
+        figure.savefig(path)
     else:
         figure.canvas.draw()
         drawn(figure).save(path)
@@ -186,13 +181,8 @@ def fonts() -> list[str]:
 def shorten(label: str, longest: int = 12) -> str:
     """A label of at most this many columns; a Chinese character takes two."""
     label = readable(label)
-    if columns([label]) <= longest:
+    if columns(label) <= longest:
         return label
-    while columns([label]) > longest - 1:
+    while columns(label) > longest - 1:
         label = label[:-1]
     return label + "…"
-
-
-def columns(labels: Iterable[str]) -> int:
-    """The width of the widest label, in Latin letters."""
-    return max((sum(1 + (unicodedata.east_asian_width(c) in "WF") for c in label) for label in labels), default=0)

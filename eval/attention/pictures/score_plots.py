@@ -7,13 +7,14 @@ from pathlib import Path
 
 import numpy as np
 
-from eval.attention.history import PhaseChange, best_head, copy_gain, of_best_head
+from eval.attention.history import PhaseChange, best_head, copy_gains, of_best_head
 from eval.attention.metrics import PATTERNS, SCORES, Score
 from eval.attention.pictures import drawing
 from eval.attention.pictures.drawing import GAMMA, LONGEST_SIDE
-from eval.attention.pictures.grid import Grid, kv_heads, label_tokens, moment, score_line, strongest_pattern, tile
+from eval.attention.pictures.plots import Grid, draw_maps, kv_heads, label_tokens, moment, score_line, strongest_pattern
 from eval.attention.snapshots import Snapshot
 
+COMPARED = ("induction", "previous_token", "sink")
 PANELS = 5  # score maps in a row
 LARGE, LARGEST_HEADS = 440, 3  # pixels of a head that is drawn large, with its title; how many are
 BESIDE, ABOVE = 120, 84  # pixels of a map's colour bar and labels, and of its title
@@ -21,13 +22,8 @@ BESIDE, ABOVE = 120, 84  # pixels of a map's colour bar and labels, and of its t
 
 def score_maps(snapshot: Snapshot, path: Path, title: str = "") -> Path:
     """Draw what the heads that stand out most look at, then every score of a snapshot as a map [layer x head]; its
-    colour bar has a mark at the chance level.
-
-    A head without a value is hatched. Raises ValueError for a snapshot without scores.
-    """
+    colour bar has a mark at the chance level. A head without a value is hatched."""
     names = [name for name in SCORES if name in snapshot.scores]
-    if not names:
-        raise ValueError(f"step {snapshot.step} has no head scores to draw")
     heading = " · ".join(part for part in (title, moment(snapshot), kv_heads(snapshot)) if part)
     across, large = min(PANELS, len(names)), standing_out(snapshot)[:LARGEST_HEADS]
     figure, panels = _panels(-(-len(names) // across), across, [snapshot], large)
@@ -39,17 +35,13 @@ def score_maps(snapshot: Snapshot, path: Path, title: str = "") -> Path:
     return drawing.save_figure(figure, path, full_colour=True)
 
 
-def score_maps_side_by_side(
-    named: Sequence[tuple[str, Snapshot]], path: Path, scores: Sequence[str] = ("induction", "previous_token", "sink")
-) -> Path:
-    """Draw the same scores of several models, such as MHA, GQA and MQA: a row a score, a column a model.
+def score_maps_side_by_side(named: Sequence[tuple[str, Snapshot]], path: Path) -> Path:
+    """Draw some scores of several models, such as MHA, GQA and MQA: a row a score, a column a model.
 
-    All maps of a row have one scale. Scores that no snapshot has are left out. Raises ValueError where nothing is left.
+    All maps of a row have one scale. Scores that no snapshot has are left out.
     """
     snapshots = [snapshot for _, snapshot in named]
-    rows = [name for name in scores if any(name in snapshot.scores for snapshot in snapshots)]
-    if not rows:
-        raise ValueError(f"none of these snapshots has one of the scores {list(scores)}")
+    rows = [name for name in COMPARED if any(name in snapshot.scores for snapshot in snapshots)]
     figure, panels = _panels(len(rows), len(named), snapshots)
     for column, (name, snapshot) in zip(panels.T, named, strict=True):
         for axes, row in zip(column, rows, strict=True):
@@ -83,26 +75,17 @@ def _panels(rows: int, across: int, snapshots: Sequence[Snapshot], large: Sequen
     if not large:
         return figure, figure.subplots(rows, across, squeeze=False)
     top, rest = figure.subfigures(2, 1, height_ratios=(above, height))
-    for axes, head in zip(top.subplots(1, len(large), squeeze=False)[0], large, strict=True):
-        _large_head(axes, snapshots[0], *head)
+    snapshot = snapshots[0]
+    for axes, (i, j, name) in zip(top.subplots(1, len(large), squeeze=False)[0], large, strict=True):
+        score, shown = SCORES[name], snapshot.maps[SCORES[name].probe]
+        tokens = len(shown.labels)
+        grid = Grid(1, 1, tokens, 1, max(1, (LARGE - 80) // tokens), 0)
+        draw_maps(axes, grid, snapshot, shown, shown.weights[i : i + 1, j : j + 1])
+        axes.set_aspect("equal")
+        label_tokens(axes, grid, snapshot, shown)
+        title = f"L{snapshot.layers[i]} H{snapshot.heads[j]}: {score_line(snapshot, name, i, j)}"
+        axes.set_title(f"{title}\n{score.meaning}", fontsize=10, loc="left", color=drawing.BADGE)
     return figure, rest.subplots(rows, across, squeeze=False)
-
-
-def _large_head(axes, snapshot: Snapshot, i: int, j: int, name: str) -> None:
-    """What one head (by its place in the snapshot) looks at, on the probe of the score by which it stands out."""
-    score, shown = SCORES[name], snapshot.maps[SCORES[name].probe]
-    tokens = len(shown.labels)
-    axes.imshow(
-        tile(shown.weights[i : i + 1, j : j + 1], 0),
-        cmap=drawing.colour_map(),
-        norm=drawing.weight_norm(),
-        interpolation="none",
-    )
-    label_tokens(axes, Grid(1, 1, tokens, 1, max(1, (LARGE - 80) // tokens), 0), snapshot, shown)
-    axes.tick_params(length=0)
-    axes.spines[:].set_visible(False)
-    title = f"L{snapshot.layers[i]} H{snapshot.heads[j]}: {score_line(snapshot, name, i, j)}"
-    axes.set_title(f"{title}\n{score.meaning}", fontsize=10, loc="left", color=drawing.BADGE)
 
 
 def _score_map(axes, snapshot: Snapshot, score: Score, together: Sequence[Snapshot], over: str = "") -> None:
@@ -125,7 +108,11 @@ def _score_map(axes, snapshot: Snapshot, score: Score, together: Sequence[Snapsh
     axes.spines[:].set_visible(False)
     level = snapshot.chance.get(score.name)
     chance = "" if level is None else f" · chance {_short(level)}"
-    title = f"{over}{score.title}\n{_most(snapshot, score)}{chance}"
+    most, place = "not defined here", best_head(snapshot, score.name)
+    if place:
+        unit = f" {score.unit}" if score.unit else ""
+        most = f"most: {_short(values[place])}{unit}, L{snapshot.layers[place[0]]} H{snapshot.heads[place[1]]}"
+    title = f"{over}{score.title}\n{most}{chance}"
     axes.set_title(title, fontsize=8.5, loc="left", pad=8, family=drawing.fonts(), parse_math=False)
     bar = axes.figure.colorbar(image, ax=axes, shrink=0.9, aspect=12)
     bar.set_ticks([image.norm.vmin, image.norm.vmax], labels=[_short(image.norm.vmin), _short(image.norm.vmax)])
@@ -142,52 +129,42 @@ def curves(
     """Draw each pattern score of its best head over the tokens seen, chance dashed, and the copy gain below.
 
     The best head is the one that is best at the end; all other heads' induction is thin. mark: a vertical line there,
-    as `phase_change` gives it. log: a logarithmic axis from the first snapshot after step 0. Raises ValueError for
-    no snapshots.
+    as `phase_change` gives it. log: a logarithmic axis from the first snapshot after step 0.
     """
     ordered = sorted(snapshots, key=lambda snapshot: snapshot.step)
-    if not ordered:
-        raise ValueError("nothing to draw: there is no snapshot")
-    gain = copy_gain(ordered)
+    gains, last, tokens = copy_gains(ordered), ordered[-1], [snapshot.tokens for snapshot in ordered]
     log_from = next((s.tokens for s in ordered if s.tokens), None) if log else None
-    figure = drawing.new_figure(1000, 620 if gain else 420, layout="constrained")
-    panels = figure.subplots(2 if gain else 1, 1, squeeze=False, height_ratios=(2, 1) if gain else None)[:, 0]
+    figure = drawing.new_figure(1000, 620 if gains else 420, layout="constrained")
+    panels = figure.subplots(2 if gains else 1, 1, squeeze=False, height_ratios=(2, 1) if gains else None)[:, 0]
     heading = title or "what the heads do, over training"
     figure.suptitle(drawing.readable(heading), x=0.01, ha="left", family=drawing.fonts(), parse_math=False)
-    _draw_patterns(panels[0], ordered)
-    drawing.style_curve(panels[0], "share of the attention; dashed: chance", log_from)
-    panels[0].set_ylim(bottom=0)
-    if gain:
-        panels[1].plot(gain.tokens, gain.values, color="#222222", lw=1.8, marker=".", ms=5)
+    top = panels[0]
+    for k, name in enumerate(name for name in PATTERNS if best_head(last, name)):
+        (head, values), colour = of_best_head(ordered, name), drawing.GROUP_COLOURS[k]
+        if name == "induction":
+            every = [s.scores[name].ravel() if name in s.scores else np.full(1, np.nan) for s in ordered]
+            many = max(map(len, every))
+            top.plot(tokens, [np.resize(e, many) for e in every], color=colour, lw=0.7, alpha=0.4)
+        label = f"{SCORES[name].title}, {head}: {values[-1]:.2f}"
+        top.plot(tokens, values, color=colour, lw=2, label=label, marker="os^vDPX"[k], ms=3.5)
+        if (chance := last.chance.get(name)) is not None:
+            top.axhline(chance, color=colour, lw=1, ls=(0, (5, 4)))
+    if top.get_legend_handles_labels()[0]:
+        top.legend(loc="upper left", bbox_to_anchor=(1.015, 1), fontsize=8, frameon=False, borderaxespad=0)
+    drawing.style_curve(top, "share of the attention; dashed: chance", log_from)
+    top.set_ylim(bottom=0)
+    if gains:
+        panels[1].plot(tokens, gains, color="#222222", lw=1.8, marker=".", ms=5)
         panels[1].axhline(0, color="#222222", lw=0.8, ls=(0, (5, 4)))
         meaning = "loss on the first copy of random tokens minus loss on the second"
-        drawing.style_curve(panels[1], f"{gain.title}: {meaning}", log_from)
+        drawing.style_curve(panels[1], f"copy gain (nats): {meaning}", log_from)
     panels[-1].set_xlabel("tokens seen", fontsize=9)
     if mark:
         words = f"L{mark.layer} H{mark.head} forms: step {mark.step:,}, {drawing.amount(mark.tokens)} tokens"
         for axes in panels:
             axes.axvline(mark.tokens, color="#555555", lw=1.2, ls=":")
-        panels[0].set_title(words, fontsize=8.5, loc="right", color="#333333")
+        top.set_title(words, fontsize=8.5, loc="right", color="#333333")
     return drawing.save_figure(figure, path, full_colour=True)
-
-
-def _draw_patterns(axes, ordered: list[Snapshot]) -> None:
-    """The best head of each pattern, thick; every head's induction, thin."""
-    last, tokens = ordered[-1], [snapshot.tokens for snapshot in ordered]
-    for k, name in enumerate(name for name in PATTERNS if best_head(last, name)):
-        curve, colour = of_best_head(ordered, name), drawing.GROUP_COLOURS[k]
-        assert curve
-        if name == "induction":
-            every = [s.scores[name].ravel() if name in s.scores else np.full(1, np.nan) for s in ordered]
-            many = max(map(len, every))
-            axes.plot(tokens, [np.resize(e, many) for e in every], color=colour, lw=0.7, alpha=0.4)
-        label = f"{SCORES[name].title}, {curve.title}: {curve.values[-1]:.2f}"
-        axes.plot(tokens, curve.values, color=colour, lw=2, label=label, marker="os^vDPX"[k], ms=3.5)
-        chance = last.chance.get(name)
-        if chance is not None:
-            axes.axhline(chance, color=colour, lw=1, ls=(0, (5, 4)))
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(loc="upper left", bbox_to_anchor=(1.015, 1), fontsize=8, frameon=False, borderaxespad=0)
 
 
 def _norm(score: Score, together: Sequence[Snapshot]):
@@ -203,16 +180,6 @@ def _norm(score: Score, together: Sequence[Snapshot]):
     everything = np.concatenate([np.ravel(chances), *map(np.ravel, seen), np.zeros(1)])
     low = min(score.low or 0, everything.min())
     return Normalize(low, max(everything.max(), low + 1e-6))
-
-
-def _most(snapshot: Snapshot, score: Score) -> str:
-    """The head with most of it, and the unit."""
-    place = best_head(snapshot, score.name)
-    if place is None:
-        return "not defined here"
-    value = float(snapshot.scores[score.name][place])
-    unit = f" {score.unit}" if score.unit else ""
-    return f"most: {_short(value)}{unit}, L{snapshot.layers[place[0]]} H{snapshot.heads[place[1]]}"
 
 
 def _short(value: float) -> str:

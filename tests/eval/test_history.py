@@ -1,9 +1,10 @@
-"""What report.md says of the heads: when the induction head formed, or that it was there, or that there is none."""
+"""What is said of the heads: lines during training, when one begins to look somewhere, and report.md at the end."""
 
 import numpy as np
 
-from eval.attention.findings import findings, in_one_sentence, without_them
+from eval.attention.history import Changes, findings, in_one_sentence, without_them
 from eval.attention.snapshots import Ablated, Snapshot, read, write
+from eval.hooks.attention import _shown_so_far
 
 COMMON = {"layers": [0, 2], "heads": [1, 3], "num_attention_heads": 4, "num_key_value_heads": 2, "maps": {}}
 
@@ -39,18 +40,6 @@ def test_every_ablation_is_reported_with_its_heads(tmp_path):
     text = " ".join(told(snapshot(0, 0.02), kept).split())
     assert "| strongest induction heads | L2 H0, L3 H1 | 3.69 |" in text
     assert "| random draw 1 | L0 H0, L3 H3 | 0.02 |" in text
-
-
-def test_a_head_that_was_there_before_did_not_form_in_this_run():
-    text = told(snapshot(0, 0.5), snapshot(80, 0.6))
-    assert "An induction head was there at the first look (step 0): L2 H1. It has 0.600 at step 80 (was 0.500;" in text
-    text = told(snapshot(0, 0.5), snapshot(80, 0.1))
-    assert "The induction head that was there at the first look (step 0) is weaker: L2 H1 has 0.100 at step 80" in text
-
-
-def test_no_induction_head():
-    text = told(snapshot(0, 0.02), snapshot(80, 0.1))
-    assert "No induction head formed: the best one has 0.100 (chance 0.020)." in text
 
 
 def test_nothing_measured():
@@ -91,3 +80,62 @@ def test_what_the_ablation_costs_in_one_sentence():
     assert without_them(last).endswith("in nats a token; without as many random heads by 0.02 at most.")
     last.scores["induction"][:] = 0.1  # no induction head: nothing to say of it
     assert without_them(last) == ""
+
+
+# during training
+
+
+def look(induction: list[list[float]], previous: float = 0.05, heads=(0, 3)) -> Snapshot:
+    """Layers 1 and 2, heads 0 and 3; only layer 1, head 0 looks at the token before."""
+    scores = {"induction": np.array(induction), "previous_token": np.array([[previous, 0.05], [0.05, 0.05]])}
+    chance = {"induction": 0.027, "previous_token": 0.052}
+    numbers = {"num_attention_heads": 4, "num_key_value_heads": 4}
+    return Snapshot(0, 0, 0.0, [1, 2], list(heads), **numbers, maps={}, scores=scores, chance=chance)
+
+
+def test_a_clear_change_is_told_once_from_the_value_told_before():
+    changes = Changes()
+    assert changes.notice(look([[0.02, 0.02], [0.02, 0.02]])) == []
+    assert changes.notice(look([[0.02, 0.02], [0.02, 0.10]])) == []
+    meaning = "attention to what followed the same token before"
+    told = changes.notice(look([[0.02, 0.02], [0.02, 0.3]]))
+    assert told == [f"layer 2, head 3: induction 0.02 → 0.30 (chance 0.03): {meaning}"]
+    assert changes.notice(look([[0.02, 0.02], [0.02, 0.4]])) == []
+    assert changes.notice(look([[0.02, 0.02], [0.02, 0.61]])) == [
+        "layer 2, head 3: induction 0.30 → 0.61 (chance 0.03)"  # explained once
+    ]
+    assert changes.notice(look([[0.02, 0.02], [0.02, 0.05]])) == [
+        "layer 2, head 3: induction 0.61 → 0.05 (chance 0.03)"  # heads also forget
+    ]
+
+
+def test_one_line_a_score_however_many_heads_change():
+    changes = Changes()
+    changes.notice(look([[0.02, 0.02], [0.02, 0.02]]))
+    induction, previous = reversed(changes.notice(look([[0.3, 0.4], [0.02, 0.5]], previous=0.6)))
+    assert previous.startswith("layer 1, head 0: previous token 0.05 → 0.60 (chance 0.05): attention to the token just")
+    assert induction.startswith("layer 2, head 3: induction 0.02 → 0.50 (chance 0.03), and 2 more heads: ")
+    assert changes.notice(look([[0.3, 0.4], [0.02, 0.5]], previous=0.6)) == []
+
+
+def test_below_chance_nothing_is_told_and_an_undefined_score_waits():
+    changes = Changes()
+    first, later = look([[0.02, 0.02], [0.02, np.nan]]), look([[0.02, 0.02], [0.02, 0.5]])
+    changes.notice(first)
+    assert changes.notice(later) == []
+    assert len(changes.notice(look([[0.02, 0.02], [0.02, 0.8]]))) == 1
+    near_chance = look([[0.3, 0.3], [0.3, 0.3]])
+    near_chance.chance["induction"] = 0.2
+    changes = Changes()
+    changes.notice(near_chance)
+    near_chance.scores["induction"] = np.full((2, 2), 0.55)
+    assert changes.notice(near_chance) == []
+
+
+def test_a_resumed_run_does_not_tell_it_again(tmp_path):
+    write(look([[0.02, 0.02], [0.02, 0.02]]), tmp_path / "attention")
+    formed = look([[0.02, 0.02], [0.02, 0.6]])
+    object.__setattr__(formed, "step", 100)
+    write(formed, tmp_path / "attention")
+    assert _shown_so_far(tmp_path).notice(look([[0.02, 0.02], [0.02, 0.65]])) == []
+    assert Changes().notice(formed) == []

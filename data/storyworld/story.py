@@ -55,27 +55,6 @@ class Story:
         """The whole price of the text, in bits."""
         return fsum(choice.bits for choice in self.choices)
 
-    @property
-    def name_bits(self) -> float:
-        """The part of it that pays for invented names."""
-        return fsum(choice.bits for choice in self.choices if choice.kind == "name")
-
-    @property
-    def song_bits(self) -> float:
-        """The part of it that pays for a nonsense song and its length."""
-        return fsum(choice.bits for choice in self.choices if choice.kind in ("song", "song:end"))
-
-    @property
-    def invented_spans(self) -> list[tuple[int, int]]:
-        """Where an invented name, or a song, stands for the first time: (start, end) in characters, in order.
-
-        What stands there can only be guessed; every later occurrence can be copied.
-        """
-        song = " ".join(choice.option for choice in self.choices if choice.kind == "song")
-        invented = [*names_in(self.choices), *[song] * bool(song)]
-        matches = (re.search(rf"\b{text}\b", self.text) for text in invented)
-        return sorted(match.span() for match in matches if match)
-
 
 def tell(
     seed: int,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from eval.attention.capture import AttentionMaps
-from eval.chat.attention import MOST_TOKENS, capture_from
+from eval.chat.attention import MOST_TOKENS
 from eval.language_modeling import evaluating
 from model import LanguageModel
 from model.generation import Sampling, stream
@@ -82,12 +82,6 @@ def rows_around(lm: LanguageModel, ids: Sequence[int], position: int) -> tuple[i
     rows = max(1, min(MOST_TOKENS, NUMBERS // (heads * len(ids))))
     first = (position - 1) // rows * rows
     return first, min(first + rows, len(ids))
-
-
-def capture_around(lm: LanguageModel, ids: Sequence[int], position: int) -> AttentionMaps:
-    """The weights of the rows around a token (`rows_around`), proven to be the fast kernel's as `capture` does it."""
-    first, end = rows_around(lm, ids, position)
-    return capture_from(lm, ids[:end], first)
 
 
 def looked_at(maps: AttentionMaps, position: int) -> Tensor:

@@ -58,7 +58,6 @@ class Experts(nn.Module):
         super().__init__()
         count, inner, hidden = config.num_experts, config.moe_intermediate_size, config.hidden_size
         assert count is not None and inner is not None  # noqa: PT018
-        self.active_share = config.num_experts_per_tok / count
         self.gate_up_proj = nn.Parameter(torch.empty(count, 2, inner, hidden))
         self.down_proj = nn.Parameter(torch.empty(count, hidden, inner))
         self.act = ACTIVATIONS[config.hidden_act]
@@ -86,8 +85,6 @@ class MixtureOfExperts(nn.Module):
     """Router and experts, in place of a dense feed-forward layer: (B, T, hidden_size) both ways. In training it also
     returns {"load_balancing": (B,)}. real (B, T): which tokens are not padding; None: all.
     """
-
-    part = "feed_forward"
 
     def __init__(self, config: ModelConfig):
         super().__init__()

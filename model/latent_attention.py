@@ -49,8 +49,6 @@ class LatentAttention(nn.Module):
     Shapes: B batch, T tokens, S tokens with those of the cache, H heads, R kv_lora_rank.
     """
 
-    part = "attention"
-
     def __init__(self, config: ModelConfig, layer_index: int):
         super().__init__()
         self.layer_index = layer_index

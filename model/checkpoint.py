@@ -13,12 +13,11 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import psutil
 import torch
 import yaml
-from pydantic import BaseModel, Field
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
@@ -33,10 +32,6 @@ from model.weight_files import check_tensors, read_tensors
 
 WEIGHTS = "model.safetensors"
 TOKENIZER_FILES = "tokenizer.json tokenizer_config.json special_tokens_map.json chat_template.jinja".split()
-
-
-class _Adapters(BaseModel):  # what is read of adapter_config.json here; model/lora.py reads the rest
-    base_model_name_or_path: Annotated[str, Field(min_length=1)]
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -80,12 +75,11 @@ def new_directory(out: Path) -> Iterator[Path]:
     """
     if os.path.lexists(out):
         raise InputError(f"--out: {out} exists: choose another name")
-    target = out.resolve()
-    temporary = target.with_name(f"{target.name}.{os.getpid()}.tmp")
+    temporary = out.with_name(f"{out.name}.{os.getpid()}.tmp")
     try:
         temporary.mkdir(parents=True)
         yield temporary
-        temporary.rename(target)
+        temporary.rename(out)
     except (OSError, SafetensorError) as error:
         raise InputError(f"--out: {out} cannot be written: {error}") from None
     finally:
@@ -196,7 +190,7 @@ def base_of(directory: Path) -> Path:
     Raises DamagedFile.
     """
     file = directory / ADAPTER
-    name = Path(read_json(file, _Adapters).base_model_name_or_path)
+    name = Path(str(read_json(file).get("base_model_name_or_path")))
     names = [name, name.parents[1]] if name.parent.name == "checkpoints" else [name]
     for folder in (Path(), *directory.resolve().parents):
         for each in names:
@@ -211,18 +205,6 @@ def base_of(directory: Path) -> Path:
 # ---------------------------------------------------------------------------------------------------------
 # the model card: README.md of a checkpoint, which the Hugging Face Hub shows
 
-# `model.export --to hub-folder` leaves these two out: they hold only beside the state of training
-BESIDE_TRAINING = """\
-`training/` holds the optimizer's state. You need it only to continue the training.
-
-"""
-BEFORE_PUBLISHING = """\
-## Before you publish it
-
-- Choose a license: the metadata above says `unknown`. Check the terms of the text first.
-- Leave the optimizer's state out: `python -m model.export RUN --to hub-folder --out FOLDER`
-- Then: `hf upload NAME FOLDER`
-"""
 USE = {  # library -> how to load it
     "transformers": """\
 ```python
@@ -245,7 +227,7 @@ base = AutoModelForCausalLM.from_pretrained({base!r})
 base.resize_token_embeddings(len(tokenizer))  # for tokens that were added
 model = PeftModel.from_pretrained(base, directory)
 ```""",
-    "": """\
+    None: """\
 Only Headlight can load it:
 
 ```python
@@ -264,16 +246,14 @@ def model_card(name: str, lm: LanguageModel, progress: dict[str, Any]) -> str:
     progress: of trainer_state.json: step, tokens, best_loss (nats a token, on held-out text), best_step, and identity,
     which holds what makes the run itself by dotted key. {} if it is unknown.
     """
-    config, family = lm.config, family_of(lm.config).model_type
+    config, family, adapters = lm.config, family_of(lm.config).model_type, lm.adapters
     identity = progress.get("identity") or {}
     source = {key[12:]: value for key, value in identity.items() if key.startswith("data.source.")}
     text, datasets = _text_in_words(source)
     is_chat = identity.get("data.records") in ("conversations", "pairs")
-    library, adapters = "transformers", lm.adapters
+    library = "peft" if adapters else "transformers"
     if not config.loadable_elsewhere or (adapters and family == "gpt2"):  # q, k and v are one matrix in peft's GPT-2
-        library = ""
-    elif adapters:
-        library = "peft"
+        library = None
     use = USE[library].format(place=code(adapters.base), base=adapters.base) if adapters else USE[library]
     metadata = {
         "license": "unknown",
@@ -283,10 +263,9 @@ def model_card(name: str, lm: LanguageModel, progress: dict[str, Any]) -> str:
         "tags": [*dict.fromkeys(("headlight", family)), *(["conversational"] if is_chat else [])],
         "datasets": datasets,
     }
-    start = "random weights" if identity else "unknown"
-    if identity.get("init_from"):
-        start = f"the weights of {code(identity['init_from'])}"
-    facts = [f"Started from: {start}", f"Text: {'conversations; ' if is_chat else ''}{markdown(text)}"]
+    start = identity.get("init_from")
+    facts = [f"Started from: {f'the weights of {code(start)}' if start else 'random weights'}"] if identity else []
+    facts += [f"Text: {'conversations; ' if is_chat else ''}{markdown(text)}"]
     if progress:
         facts += [f"Progress: step {progress['step']:,}, after {progress['tokens']:,} tokens"]
     if progress.get("best_loss") is not None:
@@ -309,14 +288,12 @@ It was trained with Headlight, which trains tiny language models so that you can
 
 {use}
 
-{BESIDE_TRAINING}\
 ## Limits
 
 - This model is small. It makes up facts, so do not rely on what it writes.
 - It knows nothing but the text above, with all that is wrong or one-sided in it. Nothing was filtered out.
 - Nobody has tested whether it is safe. Keep it away from people who did not choose to read it.
-
-{BEFORE_PUBLISHING}"""
+"""
 
 
 def _text_in_words(source: dict[str, Any]) -> tuple[str, list[str]]:

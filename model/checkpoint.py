@@ -86,17 +86,10 @@ def new_directory(out: Path) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def save_new(lm: LanguageModel, others: dict[str, bytes], out: Path) -> None:
-    """For commands: save a model, with these files beside it, in a directory that is not there yet."""
-    with new_directory(out) as directory:
-        save(lm, directory)
-        for name, raw in others.items():
-            (directory / name).write_bytes(raw)
-
-
-def read_tokenizer_files(directory: Path) -> dict[str, bytes]:
-    """What makes the tokenizer of a model directory, as it was saved: the files that are there, by name."""
-    return {name: (directory / name).read_bytes() for name in TOKENIZER_FILES if (directory / name).is_file()}
+def copy_tokenizer(source: Path, target: Path) -> None:
+    """What makes the tokenizer of a model directory: the files that are there."""
+    for file in [source / name for name in TOKENIZER_FILES if (source / name).is_file()]:
+        shutil.copyfile(file, target / file.name)
 
 
 # ---------------------------------------------------------------------------------------------------------

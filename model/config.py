@@ -333,6 +333,12 @@ class ModelConfig(Section):
             return [False] * self.num_hidden_layers
         return [flag == 1 for flag in self.no_rope_layers or [1] * self.num_hidden_layers]
 
+    @property
+    def end_ids(self) -> list[int]:
+        """The tokens that end a text: of a document, then of a turn."""
+        ends = self.eos_token_id
+        return ends if isinstance(ends, list) else [] if ends is None else [ends]
+
     def in_words(self) -> str:
         """The shape in a line: "4 layers x 128, 4 query heads / 1 key-value heads (MQA)"."""
         if self.attention == "mla":
@@ -342,11 +348,6 @@ class ModelConfig(Section):
         heads = f"{self.num_attention_heads} query heads / {self.kv_heads} key-value heads ({toggle})"
         experts = f", {self.num_experts_per_tok} of {self.num_experts} experts a token" if self.num_experts else ""
         return f"{self.num_hidden_layers} layers x {self.hidden_size}, {heads}{experts}"
-
-    @property
-    def num_key_value_groups(self) -> int:
-        """How many query heads share one key/value head."""
-        return self.num_attention_heads // self.kv_heads
 
 
 def kv_heads_of(toggle: int | str, heads: int) -> int:

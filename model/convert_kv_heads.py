@@ -17,7 +17,6 @@ is pooled like the keys.
 from __future__ import annotations
 
 import argparse
-import shlex
 from pathlib import Path
 
 import torch
@@ -26,7 +25,7 @@ from torch import Tensor
 from configs.command import InputError, exit_on_bad_input, whole
 from configs.files import read_checkpoint
 from model.attention import Attention
-from model.checkpoint import load, read_tokenizer_files, save_new
+from model.checkpoint import copy_tokenizer, load, new_directory, save
 from model.config import ModelConfig
 from model.transformer import LanguageModel
 
@@ -76,24 +75,28 @@ def write_converted(source: Path, num_key_value_heads: int, out: Path) -> str:
 
     `out` must be new, and appears whole or not at all. Raises InputError.
     """
-    directory, lm, tokenizer = read_checkpoint(source, lambda path: (path, load(path), read_tokenizer_files(path)))
-    try:
-        converted = convert_kv_heads(lm, num_key_value_heads)
-    except ValueError as error:
-        raise InputError(str(error)) from None
-    save_new(converted, tokenizer, out)
-    models = (lm, converted)
-    parameters = " -> ".join(f"{each.num_parameters():,}" for each in models)
-    cache = " -> ".join(f"{4 * each.config.num_hidden_layers * each.config.cache_numbers:,}" for each in models)
+
+    def convert(directory: Path) -> tuple[LanguageModel, LanguageModel]:
+        lm = load(directory)
+        try:
+            converted = convert_kv_heads(lm, num_key_value_heads)
+        except ValueError as error:
+            raise InputError(str(error)) from None
+        with new_directory(out) as folder:
+            save(converted, folder)
+            copy_tokenizer(directory, folder)
+        return lm, converted
+
+    models = read_checkpoint(source, convert)
+    parameters = " -> ".join(f"{lm.num_parameters():,}" for lm in models)
+    cache = " -> ".join(f"{4 * lm.config.num_hidden_layers * lm.config.cache_numbers:,}" for lm in models)
     # trained on with the run's own config if there is one: data and tokenizer must be the same
-    own = [file for file in (source / "config.yaml", directory.parent.parent / "config.yaml") if file.is_file()]
-    config, name = own[0] if own else "configs/YOURS.yaml", f"{out.resolve().name}_trained"
-    heads = f"model.num_key_value_heads={num_key_value_heads}"
-    command = ["python", "-m", "train.pretrain", str(config), f"name={name}", f"init_from={out}", heads, "seed=1"]
+    config = source / "config.yaml" if (source / "config.yaml").is_file() else "configs/YOURS.yaml"
+    changes = f"name={out.resolve().name}_trained init_from={out} model.num_key_value_heads={num_key_value_heads}"
     return (
-        f"{lm.config.kv_heads} -> {num_key_value_heads} key-value heads; {parameters} parameters; {cache} bytes of "
-        f"key-value cache per token (float32)\ntrain on:  {shlex.join(command)} train.max_steps=N   (another seed, "
-        "other rows; Ainslie et al.: N = 5 % of the steps so far)"
+        f"{models[0].config.kv_heads} -> {num_key_value_heads} key-value heads; {parameters} parameters; {cache} bytes "
+        f"of key-value cache per token (float32)\ntrain on:  python -m train.pretrain {config} {changes} seed=1 "
+        "train.max_steps=N   (another seed, other rows; Ainslie et al.: N = 5 % of the steps so far)"
     )
 
 

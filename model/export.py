@@ -20,7 +20,7 @@ import numpy as np
 
 from configs.command import InputError, exit_on_bad_input
 from configs.files import CARD, STATE, TRAINING, is_adapter, read_checkpoint, read_json, read_text
-from model.checkpoint import load, model_card, new_directory, read_config, read_tokenizer_files, save_new
+from model.checkpoint import copy_tokenizer, load, model_card, new_directory, read_config, save
 from model.config import ModelConfig
 from model.families import family_of
 
@@ -54,10 +54,13 @@ def write_merged(directory: Path, out: Path) -> str:
     """Write adapters and their base as one model, with a card of its own."""
     if not is_adapter(directory):
         raise InputError(f"{directory}: holds a whole model already, not adapters")
-    copied, lm, state = read_tokenizer_files(directory), load(directory), directory / TRAINING / STATE
+    lm, state = load(directory), directory / TRAINING / STATE
     name = (_run_of(directory) or directory.resolve()).name
-    copied[CARD] = model_card(name, lm, read_json(state) if state.is_file() else {}).encode()
-    save_new(lm, copied, out)
+    with new_directory(out) as folder:
+        save(lm, folder)
+        copy_tokenizer(directory, folder)
+        card = model_card(name, lm, read_json(state) if state.is_file() else {})
+        (folder / CARD).write_text(card, encoding="utf-8")
     return f"{out}: a whole model, which transformers loads"
 
 
@@ -92,8 +95,7 @@ def write_gguf(directory: Path, out: Path) -> str:
         import gguf
     except ImportError:
         raise InputError("GGUF is written by the package gguf, which is not installed: pip install gguf") from None
-    ends, scaling, has_rope = config.eos_token_id, config.rope_scaling, config.position_embedding == "rope"
-    ends = [] if ends is None else [ends] if isinstance(ends, int) else ends  # of a document, and of a turn
+    ends, scaling, has_rope = config.end_ids, config.rope_scaling, config.position_embedding == "rope"
     settings = {  # what GGUFWriter's `add_…` take; None: this architecture has no such number
         "name": (_run_of(directory) or directory.resolve()).name,
         "file_type": gguf.LlamaFileType.ALL_F32,

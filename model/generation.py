@@ -118,10 +118,7 @@ def stream(
     if compile and lm.config.num_experts is not None:
         raise ValueError("a mixture of experts is not compiled: leave compile out")
     sampling, device = sampling or Sampling(), input_ids.device
-    if stop_ids is None:
-        end = lm.config.eos_token_id
-        stop_ids = [] if end is None else [end] if isinstance(end, int) else end
-    stop = torch.tensor([int(i) for i in stop_ids], dtype=torch.long, device=device)
+    stop = torch.tensor([*(lm.config.end_ids if stop_ids is None else stop_ids)], dtype=torch.long, device=device)
     generator = torch.Generator(device=device)
     generator.manual_seed(seed) if seed is not None else generator.seed()
     width = min(count + max_new_tokens, longest)  # tokens in the end

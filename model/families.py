@@ -78,13 +78,11 @@ class ConfigJson(BaseModel):
 
 @dataclass(frozen=True)
 class Family:
-    """One architecture of transformers.
+    """One architecture of transformers: its names in config.json, and how it differs from PLAIN.
 
-    model_type, architecture: its names in config.json.
-    Of PARTS it has the default, but for these: needs: fields of ModelConfig that have one value here. words: fields
-    that may have any value and have the same name in config.json. spells: fields that may have any value, in words of
-    its own, which `write_own` and `read_own` know; `read_own` gets the fields of ConfigJson and all others.
-    follows: fields of ModelConfig whose value here depends on the others.
+    needs: fields of ModelConfig that have one value here. words: fields that may have any value, under the same name in
+    config.json. follows: fields whose value here depends on the others. write_own, read_own: what has other words in
+    config.json; `read_own` gets the fields of ConfigJson and all others.
     slides: where layer_types is missing, whether a layer has the sliding window: (layer, fields) -> bool. None: the
     family has no windows. switch: a window counts only where use_sliding_window is true.
     defaults: what transformers takes for a field of config.json that is left out, if ConfigJson says otherwise.
@@ -97,7 +95,6 @@ class Family:
     architecture: str
     needs: Fields = field(default_factory=dict)
     words: tuple[str, ...] = ()
-    spells: tuple[str, ...] = ()
     follows: Callable[[ModelConfig], Fields] = lambda config: {}
     slides: Callable[[int, Fields], bool] | None = None
     switch: bool = True
@@ -111,32 +108,24 @@ class Family:
 
     def differences(self, config: ModelConfig) -> Fields:
         """The fields that would have to be otherwise, each with the value that this family has; {} if it can be it."""
-        free = (*self.words, *self.spells, "sliding_window" if self.slides else "")
+        free = (*self.words, "sliding_window" if self.slides else "")
         wanted = {key: value for key, value in PLAIN.items() if key not in free} | self.needs | self.follows(config)
         return {key: value for key, value in wanted.items() if getattr(config, key) != value}
 
     def write(self, config: ModelConfig) -> Fields:
         """The config.json of a model, in the spelling of transformers 4 and 5."""
-        rope: Fields = {"rope_type": "default"} if config.rope_scaling is None else config.rope_scaling.written()
-        rope["rope_theta"] = config.rope_theta
-        fields = {
-            "architectures": [self.architecture],
-            "model_type": self.model_type,
-            **self.fixed,
-            **config.model_dump(include={*SAME_NAME, *self.words, "layer_types"}),
-            "rope_theta": config.rope_theta,
-            "rope_parameters": rope,
-            "rope_scaling": None if config.rope_scaling is None else rope,  # transformers 4 reads this one
-        }
+        scaling, names = config.rope_scaling, {"architectures": [self.architecture], "model_type": self.model_type}
+        fields = names | self.fixed | config.model_dump(include={*SAME_NAME, *self.words, "layer_types"})
+        rope = {"rope_type": "default"} if scaling is None else scaling.written()
+        fields["rope_theta"], fields["rope_parameters"] = config.rope_theta, rope | {"rope_theta": config.rope_theta}
+        fields["rope_scaling"] = fields["rope_parameters"] if scaling else None  # transformers 4 reads this one
         if self.slides:
-            fields |= {
-                # without it transformers forgets the window; layer_types decides which layers have it
-                "use_sliding_window": config.sliding_window is not None,
-                "sliding_window": config.sliding_window,
-                # How many layers are full before the first that slides. vLLM has one window for all layers. It refuses
-                # mixed layer_types only if this is not the number of layers, and computes wrongly otherwise.
-                "max_window_layers": [*(config.layer_types or []), "sliding_attention"].index("sliding_attention"),
-            }
+            # without use_… transformers forgets the window; layer_types decides which layers have it
+            fields["use_sliding_window"], fields["sliding_window"] = bool(config.sliding_window), config.sliding_window
+            # How many layers are full before the first that slides. vLLM has one window for all layers. It refuses
+            # mixed layer_types only if this is not the number of layers, and computes wrongly otherwise.
+            types = [*(config.layer_types or []), "sliding_attention"]
+            fields["max_window_layers"] = types.index("sliding_attention")
         return fields | self.write_own(config) | {"headlight": {"hidden_dropout": config.hidden_dropout}}
 
     def read(self, fields: Fields, file: Path) -> ModelConfig:
@@ -179,11 +168,10 @@ class Family:
 def _read_rope(fields: Fields) -> Fields:
     """rope_theta and rope_scaling from `rope_scaling` (transformers 4; it wins in 5 too) or `rope_parameters` (5)."""
     rope = dict(fields["rope_scaling"] or fields["rope_parameters"] or {})
-    old_kind, theta = rope.pop("type", "default"), rope.pop("rope_theta", None)
+    theta, old_kind = rope.pop("rope_theta", None), rope.pop("type", "default")
     kind = rope.pop("rope_type", old_kind)
-    # 1.0: RoPE turns all numbers of a head
-    whole = ("partial_rotary_factor", 1.0)
-    for place, name, wanted in ((rope, "truncate", True), (rope, *whole), (fields, *whole)):
+    every_number = ("partial_rotary_factor", 1.0)  # RoPE turns all numbers of a head
+    for place, name, wanted in ((rope, "truncate", True), (rope, *every_number), (fields, *every_number)):
         if place.pop(name, None) not in (None, wanted):
             raise ValueError(f"rope_parameters: Headlight builds {name} {wanted} only")
     rope = {key: value for key, value in rope.items() if value is not None}
@@ -201,6 +189,12 @@ def _read_rope(fields: Fields) -> Fields:
 
 # ---------------------------------------------------------------------------------------------------------
 # SmolLM3: layers without RoPE
+
+
+def _smollm3_follows(config: ModelConfig) -> Fields:
+    """Any layers with RoPE; where none has it, positions are not learned either."""
+    position = "none" if config.position_embedding == "none" else "rope"
+    return {"no_rope_layers": config.no_rope_layers, "position_embedding": position}
 
 
 def _read_smollm3(fields: Fields) -> Fields:
@@ -269,23 +263,18 @@ GPT2_FIELDS = {  # of config.json -> of ModelConfig
 
 class _Gpt2(Family):
     def write(self, config: ModelConfig) -> Fields:
-        return {
-            "architectures": [self.architecture],
-            "model_type": self.model_type,
-            **{theirs: getattr(config, ours) for theirs, ours in GPT2_FIELDS.items()},
-            "n_ctx": config.max_position_embeddings,  # llama.cpp reads this one
-            "embd_pdrop": config.hidden_dropout,
-            **{name: value for name, value in self.fixed.items() if value is not None},
-        }
+        names = {"architectures": [self.architecture], "model_type": self.model_type}
+        fields = {theirs: getattr(config, ours) for theirs, ours in GPT2_FIELDS.items()}
+        # llama.cpp reads n_ctx
+        fields |= {"n_ctx": config.max_position_embeddings, "embd_pdrop": config.hidden_dropout}
+        return names | fields | {name: value for name, value in self.fixed.items() if value is not None}
 
     def read(self, fields: Fields, file: Path) -> ModelConfig:
         self.check_fixed(fields, file)
         fields = self.defaults | fields
         if (embedding := fields["embd_pdrop"]) != (layers := fields["resid_pdrop"]):
-            raise DamagedFile(
-                f"{file}: embd_pdrop ({embedding!r:.40}) and resid_pdrop ({layers!r:.40}) differ, and Headlight has "
-                "one hidden_dropout for both: make them equal"
-            )
+            different = f"embd_pdrop ({embedding!r:.40}) and resid_pdrop ({layers!r:.40}) differ"
+            raise DamagedFile(f"{file}: {different}, and Headlight has one hidden_dropout: make them equal")
         values = {ours: fields[theirs] for theirs, ours in GPT2_FIELDS.items() if theirs in fields}
         return checked(values | {"num_key_value_heads": fields["n_head"]} | self.needs, str(file), ModelConfig)
 
@@ -342,8 +331,7 @@ FAMILIES: tuple[Family, ...] = (
     # Layers without RoPE (NoPE: Kazemnejad et al. 2023, arXiv 2305.19466), and windows in any of the layers.
     # Bakouch et al. 2025 (huggingface.co/blog/smollm3).
     Family(
-        "smollm3", "SmolLM3ForCausalLM", needs={"qk_norm": False}, words=("attention_bias",),
-        spells=("no_rope_layers", "position_embedding"),
+        "smollm3", "SmolLM3ForCausalLM", needs={"qk_norm": False}, words=("attention_bias",), follows=_smollm3_follows,
         slides=lambda layer, fields: not fields["no_rope_layers"][layer],
         defaults={"num_key_value_heads": 4, "rope_theta": 2e6, "tie_word_embeddings": True},
         write_own=lambda config: {"no_rope_layers": [int(rotates) for rotates in config.rotates]},
@@ -358,7 +346,7 @@ FAMILIES: tuple[Family, ...] = (
             "position_embedding": "learned", "norm": "layernorm", "gated_mlp": False, "attention_bias": True,
             "mlp_bias": True, "qk_norm": False,
         },
-        spells=("hidden_act",),
+        words=("hidden_act",),
         follows=lambda config: {
             "num_key_value_heads": config.num_attention_heads,
             "head_dim": config.hidden_size // config.num_attention_heads,
@@ -439,10 +427,10 @@ def family_of(config: ModelConfig) -> Family:
     # the nearest changes least of what was asked for, then least in all
     nearest = min(different, key=lambda name: (len(different[name].keys() & unusual), len(different[name])))
     changes = {key: json.dumps(value).replace('"', "") for key, value in different[nearest].items()}
+    has = " and ".join(f"{key}: {value}" for key, value in changes.items())
+    remedy = " and ".join(f"model.{key}={value}" for key, value in changes.items())
     raise NoFamily(
-        f"no architecture of transformers is this model. The nearest, {nearest}, has "
-        f"{' and '.join(f'{key}: {value}' for key, value in changes.items())} only: set "
-        f"{' and '.join(f'model.{key}={value}' for key, value in changes.items())}, or model.loadable_elsewhere=false, "
-        "with which only Headlight can load it",
+        f"no architecture of transformers is this model. The nearest, {nearest}, has {has} only: set {remedy}, or "
+        "model.loadable_elsewhere=false, with which only Headlight can load it",
         unusual,
     )

@@ -7,11 +7,9 @@ of the steps. More heads: each head's rows are repeated, which computes the same
     4 -> 2   k0, k1 -> (k0 + k1) / 2          2 -> 4   k0 -> k0, k0
              k2, k3 -> (k2 + k3) / 2                   k1 -> k1, k1
 
-What QK-norm changes: without it a key is linear in x, RoPE included, so the pooled head's score is the mean of the
-scores that the query had with each head of the group. With it, the mean is taken before the norm. The norm brings the
-mean of keys that disagree, which is short, back to full length. But a head with longer raw keys now outweighs the
-others, while before the norm removed that length. With qk_norm: whole, `k_norm.weight` has a gain for every head, and
-is pooled like the keys.
+Without QK-norm a key is linear in x, so the pooled head's score is the mean of the scores that the query had with each
+head of the group. With it, the mean is taken before the norm, which brings it back to full length; but a head with
+longer raw keys outweighs the others. With qk_norm: whole, `k_norm.weight` has a gain for every head, pooled likewise.
 """
 
 from __future__ import annotations
@@ -20,11 +18,9 @@ import argparse
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from configs.command import InputError, exit_on_bad_input, whole
 from configs.files import read_checkpoint
-from model.attention import Attention
 from model.checkpoint import copy_tokenizer, load, new_directory, save
 from model.config import ModelConfig
 from model.transformer import LanguageModel
@@ -33,11 +29,8 @@ from model.transformer import LanguageModel
 def convert_kv_heads(lm: LanguageModel, num_key_value_heads: int) -> LanguageModel:
     """A new model with another number of key/value heads; the one given stays as it is.
 
-    Fewer: the mean of each group of neighbours. More: every head is repeated, and the logits stay the same, to the
-    last bit unless the wider `k_proj` makes a matrix product sum in another order.
-    Device, dtype, attention backend and training mode are those of `lm`; no random number is drawn.
-
-    Raises ValueError unless every query head keeps one key/value head, made of whole old ones.
+    Device, dtype, attention backend and training mode are those of `lm`; no random number is drawn. Raises ValueError
+    unless every query head keeps one key/value head, made of whole old ones.
     """
     old, wanted = lm.config, num_key_value_heads
     heads, present = old.num_attention_heads, old.kv_heads
@@ -52,22 +45,19 @@ def convert_kv_heads(lm: LanguageModel, num_key_value_heads: int) -> LanguageMod
     tensors = lm.state_dict()
     by_head = [f"{part}.{kind}" for part in ("k_proj", "v_proj") for kind in ("weight", "bias")]
     by_head += ["k_norm.weight"] if old.qk_norm == "whole" else []
-    for layer in [name for name, module in lm.named_modules() if isinstance(module, Attention)]:
-        for name in [f"{layer}.{part}" for part in by_head if f"{layer}.{part}" in tensors]:
-            tensors[name] = _convert_rows(tensors[name], present, wanted)
+    for name in [name for name in tensors if name.endswith(tuple(by_head))]:
+        heads_of = tensors[name].unflatten(0, (present, -1))  # rows, or numbers of a bias, by head: (present, D, …)
+        if (
+            wanted > present
+        ):  # query head h reads key head h // groups, so copies lie side by side: 0 0 1 1, not 0 1 0 1
+            tensors[name] = heads_of.repeat_interleave(wanted // present, dim=0).flatten(0, 1)
+        else:
+            tensors[name] = heads_of.unflatten(0, (wanted, -1)).mean(dim=1).flatten(0, 1)
     with torch.random.fork_rng(devices=[]):  # its random weights are overwritten: the global generator stays as it is
         converted = LanguageModel(ModelConfig(**(old.model_dump() | {"num_key_value_heads": wanted})))
     converted.load_state_dict(tensors)
     converted.set_attn_implementation(lm.attn_implementation)
     return converted.to(next(lm.parameters())).train(lm.training)
-
-
-def _convert_rows(rows: Tensor, present: int, wanted: int) -> Tensor:
-    """Rows of a projection, or numbers of a bias, head by head: (present * D, …) -> (wanted * D, …)."""
-    heads = rows.unflatten(0, (present, -1))  # (present, D, …)
-    if wanted > present:  # query head h reads key head h // groups, so copies lie side by side: 0 0 1 1, not 0 1 0 1
-        return heads.repeat_interleave(wanted // present, dim=0).flatten(0, 1)
-    return heads.unflatten(0, (wanted, -1)).mean(dim=1).flatten(0, 1)
 
 
 def write_converted(source: Path, num_key_value_heads: int, out: Path) -> str:

@@ -24,8 +24,6 @@ from model.loss import compute_dtype
 
 
 class Router(nn.Linear):
-    """Which experts does a token go to, and how much does each of them count?"""
-
     def __init__(self, config: ModelConfig):
         assert config.num_experts is not None
         super().__init__(config.hidden_size, config.num_experts, bias=False)
@@ -144,5 +142,5 @@ def places(experts: Tensor, count: int, multiple: int) -> tuple[Tensor, Tensor, 
 
 def multiple_of_rows(device: str, dtype: torch.dtype) -> int:
     """In 16 bits, PyTorch on a CPU (oneDNN) writes a program for every number of rows, which takes longer than to run
-    it (EXPERIMENTS.md). So groups of few sizes are quicker. In float32 the groups are transformers', to the bit."""
+    it. So groups of few sizes are quicker (EXPERIMENTS.md)."""
     return 32 if device == "cpu" and dtype.itemsize == 2 else 1

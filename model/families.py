@@ -10,23 +10,18 @@ that transformers reads and Headlight does not build is refused by name; one tha
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
 
 from configs.files import DamagedFile, checked
 from model.config import EXPERT_KEYS, LayerType, ModelConfig
-from model.weight_files import (
-    Tensors,
-    experts_from_files,
-    experts_to_files,
-    gpt2_current,
-    gpt2_from_files,
-    gpt2_to_files,
-)
 
 SAME_NAME = (  # the same name and the same values in every config.json
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
@@ -44,6 +39,7 @@ ONE_VALUE = {  # with another value transformers computes what Headlight does no
     "per_layer_config": None, "fusion_config": None, "transformers_weights": None,
 }  # fmt: skip
 Fields = dict[str, Any]
+Tensors = dict[str, Tensor]
 Count = Annotated[int, Field(ge=0, le=100_000)]
 
 
@@ -105,12 +101,6 @@ class Family:
     to_files: Callable[[Tensors], Tensors] = dict
     from_files: Callable[[Tensors], Tensors] = dict
     current: Callable[[str], str | None] = str
-
-    def differences(self, config: ModelConfig) -> Fields:
-        """The fields that would have to be otherwise, each with the value that this family has; {} if it can be it."""
-        free = (*self.words, "sliding_window" if self.slides else "")
-        wanted = {key: value for key, value in PLAIN.items() if key not in free} | self.needs | self.follows(config)
-        return {key: value for key, value in wanted.items() if getattr(config, key) != value}
 
     def write(self, config: ModelConfig) -> Fields:
         """The config.json of a model, in the spelling of transformers 4 and 5."""
@@ -187,7 +177,6 @@ def _read_rope(fields: Fields) -> Fields:
     return read | {"rope_scaling": {"rope_type": kind, **rope}}
 
 
-# ---------------------------------------------------------------------------------------------------------
 # SmolLM3: layers without RoPE
 
 
@@ -207,15 +196,14 @@ def _read_smollm3(fields: Fields) -> Fields:
     return {"no_rope_layers": rotates} if any(rotates) else {"position_embedding": "none"}
 
 
-# ---------------------------------------------------------------------------------------------------------
 # Qwen3-MoE: Qwen3 with experts in some layers or in all; sliding windows in every layer or in none
 
 OF_EXPERTS = (*EXPERT_KEYS, "norm_topk_prob", "router_aux_loss_coef")
 
 
 def _experts_follow(config: ModelConfig) -> Fields:
-    mixed = len(set(config.layer_types or [])) > 1
-    return {"num_experts": config.num_experts or 8} | ({"layer_types": ["sliding_attention"]} if mixed else {})
+    is_mixed = len(set(config.layer_types or [])) > 1
+    return {"num_experts": config.num_experts or 8} | ({"layer_types": ["sliding_attention"]} if is_mixed else {})
 
 
 def _read_experts(fields: Fields) -> Fields:
@@ -226,7 +214,41 @@ def _read_experts(fields: Fields) -> Fields:
     return values if count else values | {key: ModelConfig.model_fields[key].default for key in OF_EXPERTS}
 
 
-# ---------------------------------------------------------------------------------------------------------
+ONE_EXPERT = re.compile(r"(.*\.mlp\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
+
+
+def _experts_to_files(tensors: Tensors) -> Tensors:
+    """The stacks of model/experts.py, gate_up_proj (E, 2, I, D) and down_proj (E, D, I), one expert at a time."""
+    files: Tensors = {}
+    for name, tensor in tensors.items():
+        layer, _, part = name.rpartition(".")
+        stacks: Tensors = {}
+        if part == "gate_up_proj":
+            stacks = {"gate": tensor[:, 0], "up": tensor[:, 1]}
+        elif part == "down_proj":
+            stacks = {"down": tensor}
+        else:
+            files[name] = tensor
+        for kind, stack in stacks.items():
+            files |= {f"{layer}.{i}.{kind}_proj.weight": matrix for i, matrix in enumerate(stack)}
+    return files
+
+
+def _experts_from_files(files: Tensors) -> Tensors:
+    tensors: Tensors = {}
+    layers: dict[str, dict[tuple[str, int], Tensor]] = {}
+    for name, tensor in files.items():
+        if match := ONE_EXPERT.fullmatch(name):
+            layers.setdefault(match[1], {})[match[3], int(match[2])] = tensor
+        else:
+            tensors[name] = tensor
+    for layer, parts in layers.items():
+        experts = range(len(parts) // 3)
+        gate, up, down = (torch.stack([parts[kind, i] for i in experts]) for kind in ("gate", "up", "down"))
+        tensors |= {f"{layer}.gate_up_proj": torch.stack((gate, up), dim=1), f"{layer}.down_proj": down}
+    return tensors
+
+
 # DeepSeek-V3: latent attention (MLA). Its layers of experts are not built, every layer is dense here.
 
 
@@ -250,7 +272,6 @@ def _read_latent(fields: Fields) -> Fields:
     return {"head_dim": None, "rope_interleave": bool(fields["rope_interleave"])}
 
 
-# ---------------------------------------------------------------------------------------------------------
 # GPT-2: learned positions, LayerNorm, a feed-forward part without a gate, and biases. Names and layout of its own.
 
 GPT2_FIELDS = {  # of config.json -> of ModelConfig
@@ -259,6 +280,51 @@ GPT2_FIELDS = {  # of config.json -> of ModelConfig
     "resid_pdrop": "hidden_dropout", "attn_pdrop": "attention_dropout", "layer_norm_epsilon": "rms_norm_eps",
     **{key: key for key in ("vocab_size", "tie_word_embeddings", "bos_token_id", "eos_token_id", "pad_token_id")},
 }  # fmt: skip
+
+
+GPT2_NAMES = {  # of tensors in transformers -> in Headlight; what is not here has the same name
+    "transformer.wte.": "model.embed_tokens.", "transformer.wpe.": "model.embed_positions.",
+    "transformer.ln_f.": "model.norm.", "transformer.h.": "model.layers.",
+    ".ln_1.": ".input_layernorm.", ".ln_2.": ".post_attention_layernorm.",
+    ".attn.c_attn.": ".self_attn.qkv_proj.", ".attn.c_proj.": ".self_attn.o_proj.",
+    ".mlp.c_fc.": ".mlp.up_proj.", ".mlp.c_proj.": ".mlp.down_proj.",
+}  # fmt: skip
+QKV = ("q_proj", "k_proj", "v_proj")
+GPT2_MATRIX = re.compile(r"(qkv|o|up|down)_proj\.weight$")
+
+
+def _gpt2_to_files(tensors: Tensors) -> Tensors:
+    """transformers' Conv1D: matrices lie the other way round, (inputs, outputs), and those of queries, keys and values
+    side by side. One product in place of three adds up in another order, so logits are equal within 1e-5, not `==`."""
+    files: Tensors = {}
+    for name, tensor in tensors.items():
+        if ".q_proj." in name:
+            tensor = torch.cat([tensors[name.replace("q_proj", part)] for part in QKV])
+            name = name.replace("q_proj", "qkv_proj")
+        theirs = name
+        for their_part, our_part in GPT2_NAMES.items():
+            theirs = theirs.replace(our_part, their_part)
+        if not (".k_proj." in name or ".v_proj." in name):
+            files[theirs] = tensor.T if GPT2_MATRIX.search(name) else tensor
+    return files
+
+
+def _gpt2_from_files(files: Tensors) -> Tensors:
+    tensors: Tensors = {}
+    for name, tensor in files.items():
+        for their_part, our_part in GPT2_NAMES.items():
+            name = name.replace(their_part, our_part)
+        tensor = tensor.T if GPT2_MATRIX.search(name) else tensor
+        names = [name.replace("qkv_proj", part) for part in QKV] if ".qkv_proj." in name else [name]
+        tensors |= dict(zip(names, tensor.chunk(len(names)), strict=True))
+    return tensors
+
+
+def _gpt2_current(name: str) -> str | None:
+    """OpenAI's own files have no `transformer.` in front, and the causal mask of every layer among the weights."""
+    if name.endswith((".attn.bias", ".attn.masked_bias")):
+        return None
+    return name if name.startswith(("transformer.", "lm_head.")) else f"transformer.{name}"
 
 
 class _Gpt2(Family):
@@ -277,10 +343,6 @@ class _Gpt2(Family):
             raise DamagedFile(f"{file}: {different}, and Headlight has one hidden_dropout: make them equal")
         values = {ours: fields[theirs] for theirs, ours in GPT2_FIELDS.items() if theirs in fields}
         return checked(values | {"num_key_value_heads": fields["n_head"]} | self.needs, str(file), ModelConfig)
-
-
-# ---------------------------------------------------------------------------------------------------------
-# Headlight's own
 
 
 class _Headlight(Family):
@@ -363,7 +425,7 @@ FAMILIES: tuple[Family, ...] = (
             "hidden_size": None, "max_position_embeddings": None, "num_attention_heads": None,
             "num_hidden_layers": None,
         },
-        to_files=gpt2_to_files, from_files=gpt2_from_files, current=gpt2_current,
+        to_files=_gpt2_to_files, from_files=_gpt2_from_files, current=_gpt2_current,
     ),
     # DeepSeek-AI 2024 (arXiv 2412.19437)
     Family(
@@ -390,7 +452,7 @@ FAMILIES: tuple[Family, ...] = (
         # transformers 4 says num_experts, 5 num_local_experts
         write_own=lambda config: {"num_local_experts": config.num_experts, "output_router_logits": False},
         read_own=_read_experts,
-        to_files=experts_to_files, from_files=experts_from_files,
+        to_files=_experts_to_files, from_files=_experts_from_files,
     ),
 )  # fmt: skip
 # Read, and saved as llama or ministral. transformers reads layer_types in part, and then cannot compute.
@@ -408,18 +470,21 @@ def family_in(fields: Fields, file: Path) -> Family:
 
 
 class NoFamily(ValueError):
-    """No architecture has these parts together. keys: the fields of ModelConfig that are not as usual."""
+    """No architecture has these parts together. args: a message, and the unusual fields of ModelConfig."""
 
-    def __init__(self, message: str, keys: list[str]):
-        super().__init__(message)
-        self.keys = keys
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 def family_of(config: ModelConfig) -> Family:
     """The family that a model is saved as. Raises NoFamily, with the nearest one and the remedy, if none can be it."""
     different = {}
     for family in FAMILIES:
-        if not (changes := family.differences(config)):
+        free = (*family.words, "sliding_window" if family.slides else "")
+        wanted = {key: value for key, value in PLAIN.items() if key not in free}
+        wanted |= family.needs | family.follows(config)
+        changes = {key: value for key, value in wanted.items() if getattr(config, key) != value}
+        if not changes:
             return family
         if "loadable_elsewhere" not in changes:
             different[family.model_type] = changes
@@ -429,8 +494,6 @@ def family_of(config: ModelConfig) -> Family:
     changes = {key: json.dumps(value).replace('"', "") for key, value in different[nearest].items()}
     has = " and ".join(f"{key}: {value}" for key, value in changes.items())
     remedy = " and ".join(f"model.{key}={value}" for key, value in changes.items())
-    raise NoFamily(
-        f"no architecture of transformers is this model. The nearest, {nearest}, has {has} only: set {remedy}, or "
-        "model.loadable_elsewhere=false, with which only Headlight can load it",
-        unusual,
-    )
+    message = f"no architecture of transformers is this model. The nearest, {nearest}, has {has} only: set {remedy}"
+    message += ", or model.loadable_elsewhere=false, with which only Headlight can load it"
+    raise NoFamily(message, unusual)

@@ -36,9 +36,7 @@ PARTS = {"norm": "norm", "embed": "embedding", "self_attn": "attention", "mlp": 
 
 
 class Embedding(nn.Embedding):
-    """One vector per token id. Learned positions are a second one: a vector for every place (GPT-2; Gehring et al.
-    2017, arXiv 1705.03122). The model knows no place beyond; RoPE has no such end.
-    """
+    """One vector per token id; learned positions are a second one, a vector for every place (Gehring et al. 2017)."""
 
     optimizer_group = "embedding"
 
@@ -123,9 +121,7 @@ class Decoder(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Initialize every part of every layer and the norm again, then the embedding.
-
-        A tied matrix meets its own rows in the logits: a token's logit for itself is std * hidden_size, so
+        """A tied matrix meets its own rows in the logits: a token's logit for itself is std * hidden_size, so
         std = 1 / hidden_size keeps it at 1. Learned positions are of the same size, so that neither hides the other.
 
         All embeddings share one random direction besides their own. Attention by position alone ("the token before
@@ -259,23 +255,18 @@ class LanguageModel(nn.Module):
 
         with_auxiliary: -> (the above, {name: auxiliary loss}), which the layers return in training mode: sums over the
         tokens that are not padding. They are minimised too, and never part of loss_sum.
-
-        Raises ValueError for a sequence longer than max_position_embeddings (unless document_ids and position_ids say
-        that it is several documents), masks of another shape, and a backend that cannot serve.
         """
         if not torch.compiler.is_compiling():
             places = {"document_ids": document_ids, "position_ids": position_ids}
             self._check_inputs(input_ids, kv_cache, attention_mask=attention_mask, **places)
         hidden, auxiliary = self.model(input_ids, attention_mask, document_ids, position_ids, kv_cache, document_starts)
-        output: Output
-        if hidden_states:
-            output = hidden
-        elif labels is None:
-            output = self.lm_head(hidden[:, -logits_to_keep:])
-        else:
+        output: Output = hidden
+        if labels is not None:
             next_labels = F.pad(labels[:, 1:], (0, 1), value=IGNORED)  # position t is asked for token t + 1
             loss_sum = cross_entropy_sum(hidden.flatten(0, 1), self.lm_head.weight, next_labels.flatten())
             output = loss_sum, (next_labels != IGNORED).sum()
+        elif not hidden_states:
+            output = self.lm_head(hidden[:, -logits_to_keep:])
         return (output, auxiliary) if with_auxiliary else output
 
     def _check_inputs(self, ids: Tensor, cache: KVCache | None, **given: Tensor | None) -> None:
@@ -298,13 +289,11 @@ class LanguageModel(nn.Module):
         return self.model.backend
 
     def set_attn_implementation(self, name: str) -> None:
-        """Switch every layer to another backend; `auto` is sdpa here. Raises ValueError for an unknown name.
-
-        Whether a backend can serve is checked at each forward pass, when device, dtype and masks are known.
+        """Switch every layer to another backend; `auto` is sdpa here. Whether it can serve is checked at each forward
+        pass, when device, dtype and masks are known. Raises ValueError for an unknown name.
         """
         if name != "auto" and name not in BACKENDS:
-            names = ", ".join(BACKENDS)
-            raise ValueError(f"attn_implementation: {name!r} is unknown: use auto, {names} (docs/attention.md)")
+            raise ValueError(f"attn_implementation: {name!r} is unknown: use auto, {', '.join(BACKENDS)}")
         self.model.backend = "sdpa" if name == "auto" else name
         for attention in self.attention_modules():
             attention.attend = BACKENDS[self.model.backend].compute
@@ -331,9 +320,8 @@ class LanguageModel(nn.Module):
         self.config = self.model.config = self.config.model_copy(update={"vocab_size": vocab_size})
 
     def with_config(self, **changes: Any) -> LanguageModel:
-        """A second model that shares the weights of this one; its config has other values for keys that no weight needs
-        (a window, scaled RoPE, more positions). Raises ValueError for values that a config cannot have.
-        """
+        """A second model with the same weights; its config has other values for keys that no weight needs (a window,
+        scaled RoPE, more positions)."""
         config = ModelConfig.model_validate(self.config.model_dump() | changes)
         other = copy.deepcopy(self, {id(weight): weight for weight in self.parameters()})  # these are shared
         other.config = other.model.config = config
@@ -345,14 +333,12 @@ class LanguageModel(nn.Module):
         """The same weights, read with RoPE scaled for texts longer than those of training (docs/long_context.md); kind
         `none`: as if it had never been scaled.
 
-        factor: longest text from now on / longest text in training. trained: the latter, in tokens. Equal to a model
-        that is loaded with such a config. Raises ValueError for a factor under 1 or too large, and without RoPE.
+        factor: longest text from now on / longest text in training. trained: the latter, in tokens. Raises ValueError.
         """
         if kind == "none":
             return self.with_config(rope_scaling=None)
         if not any(self.config.rotates):
-            position = self.config.position_embedding
-            raise ValueError(f"this model has no RoPE (position_embedding: {position}): leave it out")
+            raise ValueError("this model has no RoPE: leave it out")
         if not 1 <= factor <= 2**24 / trained:  # float32 counts no further
             raise ValueError(f"the factor is {factor:g}: for texts of {trained:,} tokens use 1 to {2**24 / trained:,g}")
         original = {"original_max_position_embeddings": trained} if kind == "yarn" else {}

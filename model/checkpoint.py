@@ -52,8 +52,7 @@ def save(lm: LanguageModel, directory: str | Path, weights: dict[str, Tensor] | 
     if lm.adapters is not None:
         from model.lora import save_adapters
 
-        save_adapters(lm, directory, weights)
-        return
+        return save_adapters(lm, directory, weights)
     tensors = family.to_files({name: weights[name] for name in _stored_names(lm)})
     # contiguous: a tensor that is cut out of another one is copied
     save_file({name: x.contiguous() for name, x in tensors.items()}, directory / WEIGHTS, metadata={"format": "pt"})
@@ -92,8 +91,7 @@ def copy_tokenizer(source: Path, target: Path) -> None:
 def load(path: str | Path, device: str | torch.device = "cpu") -> LanguageModel:
     """Load a run (its newest checkpoint) or a checkpoint directory, in evaluation mode.
 
-    Raises DamagedFile, a ValueError, for anything that is not such a directory, is damaged, does not fit, or needs more
-    memory than there is.
+    Raises DamagedFile, a ValueError, also for a model that needs more memory than there is.
     """
 
     def build(directory: Path) -> LanguageModel:
@@ -101,12 +99,11 @@ def load(path: str | Path, device: str | torch.device = "cpu") -> LanguageModel:
         try:
             parameters = on_meta(config).num_parameters()
         except (RuntimeError, OverflowError, TypeError, ValueError) as error:  # each kind of size has its own
-            reason = str(error).partition("\n")[0]
-            raise DamagedFile(f"{directory / 'config.json'}: no such model can be built: {reason}") from None
+            raise DamagedFile(f"{directory / 'config.json'}: {str(error).partition(chr(10))[0]}") from None
         needed = 4.0 * parameters + sum(file.stat().st_size for file in directory.glob("*.safetensors"))
         if needed > (free := psutil.virtual_memory().available):
-            sizes = f"{needed / 1e9:.1f} GB to be loaded, and {free / 1e9:.1f} GB of RAM are free"
-            raise DamagedFile(f"{directory}: holds {parameters:,} parameters, which need {sizes}")
+            sizes = f"{needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB of RAM are free"
+            raise DamagedFile(f"{directory}: to load its {parameters:,} parameters needs {sizes}")
         lm = LanguageModel(config)
         load_weights(lm, directory)
         return lm
@@ -144,10 +141,10 @@ def load_weights(lm: LanguageModel, directory: Path) -> None:
         return
     there, wanted = read_config(directory), lm.lm_head.out_features
     if (there.vocab_size or wanted) < wanted:
-        start = LanguageModel(there)
-        load_weights(start, directory)
-        start.add_rows(wanted)
-        lm.load_state_dict(start.state_dict())
+        smaller = LanguageModel(there)
+        load_weights(smaller, directory)
+        smaller.add_rows(wanted)
+        lm.load_state_dict(smaller.state_dict())
         return
     lm.load_state_dict(read_weights(lm, directory), strict=not lm.config.tie_word_embeddings)
 

@@ -43,16 +43,15 @@ def convert_kv_heads(lm: LanguageModel, num_key_value_heads: int) -> LanguageMod
             f"there are: use {', '.join(map(str, allowed))}"
         )
     tensors = lm.state_dict()
-    by_head = [f"{part}.{kind}" for part in ("k_proj", "v_proj") for kind in ("weight", "bias")]
-    by_head += ["k_norm.weight"] if old.qk_norm == "whole" else []
-    for name in [name for name in tensors if name.endswith(tuple(by_head))]:
-        heads_of = tensors[name].unflatten(0, (present, -1))  # rows, or numbers of a bias, by head: (present, D, …)
-        if (
-            wanted > present
-        ):  # query head h reads key head h // groups, so copies lie side by side: 0 0 1 1, not 0 1 0 1
-            tensors[name] = heads_of.repeat_interleave(wanted // present, dim=0).flatten(0, 1)
+    parts = ("k_proj.weight", "k_proj.bias", "v_proj.weight", "v_proj.bias")
+    parts += ("k_norm.weight",) if old.qk_norm == "whole" else ()
+    for name in [name for name in tensors if name.endswith(parts)]:
+        by_head = tensors[name].unflatten(0, (present, -1))  # (present, D, …): rows, or numbers of a bias
+        if wanted > present:  # query head h reads key head h // groups: copies lie side by side, 0 0 1 1, not 0 1 0 1
+            by_head = by_head.repeat_interleave(wanted // present, dim=0)
         else:
-            tensors[name] = heads_of.unflatten(0, (wanted, -1)).mean(dim=1).flatten(0, 1)
+            by_head = by_head.unflatten(0, (wanted, -1)).mean(dim=1)
+        tensors[name] = by_head.flatten(0, 1)
     with torch.random.fork_rng(devices=[]):  # its random weights are overwritten: the global generator stays as it is
         converted = LanguageModel(ModelConfig(**(old.model_dump() | {"num_key_value_heads": wanted})))
     converted.load_state_dict(tensors)

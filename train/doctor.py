@@ -211,7 +211,7 @@ def attention(name: str, precision: str, kind: str, model: ModelConfig) -> str:
         here = Situation.of(model, kind, DTYPES[precision], gradients=True, documents=documents)
         if problem := lacks(precision, kind) or why_not(name, here):
             raise Unwell("--", problem)
-        errors.append(kernel_error(name, here, model.num_key_value_groups))
+        errors.append(kernel_error(name, here, model.num_attention_heads // model.kv_heads))
         if not errors[-1] <= ALLOWED_ATTENTION[precision]:  # nor if it is NaN
             raise Unwell("FAIL", f"differs from float64 by {errors[-1]:.0e}")
     return f"right within {max(errors):.0e}, packed or not"

@@ -269,7 +269,7 @@ def evaluate_and_save(run: Run, is_last: bool = False) -> None:
     if state.evaluated_at != state.step and run.hooks.are_due(state.step, is_last):
         state.saved_at = None  # what the hooks find is not in the checkpoint of this step, if there is one
         what = "the last evaluation" if is_last else "evaluating"
-        with run.meter.apart("eval_s"), run.tracker.doing(what), run.device.autocast():
+        with run.tracker.doing(what, run.meter, "eval_s"), run.device.autocast():
             loss = run.hooks.run(run.event(is_last))
         best = state.best_loss if state.best_tokens == config.eval.max_tokens else None
         if state.step and loss is not None and math.isfinite(loss) and (best is None or loss < best):
@@ -293,7 +293,7 @@ def save(run: Run, needed: bool) -> None:
     state.logged, state.scaler = log_sizes(run.config.directory), run.scaler.state_dict()
     opened = (run.config.directory / "checkpoints", run.lm, run.optimizers, run.data.tokenizer, state)
     try:
-        with run.meter.apart("save_s"), run.tracker.doing("saving"):
+        with run.tracker.doing("saving", run.meter, "save_s"):
             kept = run.source.kept(state.step)
             save_checkpoint(*opened, config.keep_last, config.keep_best, run.world, kept)
         state.saved_at = state.step

@@ -11,7 +11,7 @@ from tests.processes import exit_code
 from tests.train.helpers import metrics, pretrain, pretrain_rank, trace, write_config
 from train import device
 from train.config import load_run_config
-from train.device import known_faults, known_peak, memory_of, remember_faults, resolve_device, resolve_precision
+from train.device import fastest_precision, known_faults, known_peak, memory_of, remember_faults, resolve_device
 
 AMD = {"cpu_name": "AMD EPYC", "avx512_bf16": True}
 
@@ -45,8 +45,7 @@ def test_a_cpu_trains_in_bf16_where_that_was_measured_to_be_faster(monkeypatch, 
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
     if limit:
         monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)
-    assert resolve_precision("auto", "cpu")[0] == chosen
-    assert resolve_precision("fp32", "cpu") == ("fp32", "asked for")
+    assert fastest_precision("cpu", {})[0] == chosen
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -146,16 +145,13 @@ def plain(tmp_path, **train):
     ],
 )
 def test_auto_compiles_what_is_long_enough_to_pay_for_it(tmp_path, monkeypatch, kind, changes, chosen):
-    monkeypatch.setenv("HEADLIGHT_CACHE", str(tmp_path))
     monkeypatch.setattr("shutil.which", lambda name: "/usr/bin/c++")
     monkeypatch.setattr("train.device.find_spec", lambda name: name)
     config = load_run_config(plain(tmp_path), changes)
-    assert device.resolve_compile(config, kind, "fp32")[0] == chosen
-    assert device.resolve_compile(config, kind, "fp32", not chosen)[0] != chosen  # as this run began
-    device.remember_faults({f"compile {kind}": "no such instruction"})
-    assert device.resolve_compile(config, kind, "fp32")[0] is False
+    assert device.pays_to_compile(config, kind, "fp32", {})[0] == chosen
+    assert device.pays_to_compile(config, kind, "fp32", {f"compile {kind}": "no such instruction"})[0] is False
     monkeypatch.setattr("shutil.which", lambda name: None)
-    assert kind != "cpu" or device.resolve_compile(config, kind, "fp32")[0] is False
+    assert kind != "cpu" or device.pays_to_compile(config, kind, "fp32", {})[0] is False
 
 
 def test_it_is_compiled_after_it_says_so_and_trying_changes_nothing(tmp_path, pays, monkeypatch):

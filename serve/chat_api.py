@@ -21,8 +21,7 @@ from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 from configs.command import InputError
-from data.chat import prompt_ids
-from data.reply import Delta, Reply, TextStream
+from data.chat import Delta, Reply, TextStream, prompt_ids
 from data.tokenizer import Tokenizer
 from eval.attention.capture import AttentionMaps
 from eval.attention.controls import Head, scaled

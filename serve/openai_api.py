@@ -18,7 +18,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from data.reply import Delta, Reply
+from data.chat import Delta, Reply
 from data.tokenizer import Tokenizer
 from model.generation import Sampling
 from serve import batching

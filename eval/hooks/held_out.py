@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from configs.files import append_line
 from configs.text import escape, shortened, table
 from data.batches import validation_batches
+from data.chat import read_reply
 from data.config import StoryworldSource
 from data.packing import IGNORED, Rows
-from data.reply import read_reply
 from data.tokenizer import Tokenizer
 from eval.hooks.event import EvalEvent, Hook, Outcome, figures_in
 from eval.language_modeling import bits_per_byte, compare_with_floor, fitting, loss_sums, mean

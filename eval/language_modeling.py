@@ -107,7 +107,8 @@ def predictions(lm: LanguageModel, input_ids: Tensor, document_ids: Tensor | Non
     with evaluating(lm):
         for start in range(0, len(input_ids), rows):
             some = slice(start, start + rows)
-            ids, documents = (x if x is None else x[some].to(device) for x in (input_ids, document_ids))
+            ids = input_ids[some].to(device)
+            documents = None if document_ids is None else document_ids[some].to(device)
             logits = lm(ids, document_ids=documents)[:, :-1].float()  # (rows, T - 1, V)
             losses[some, 1:] = F.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none").cpu()
             likeliest[some, 1:] = (logits.argmax(-1) == ids[:, 1:]).cpu()

@@ -33,7 +33,7 @@ from data.storyworld import tell
 from data.tokenizer import Tokenizer
 from eval.attention.capture import capture
 from eval.attention.controls import copy_gain
-from eval.attention.probes import Probe, probe_from_text, repeated_probe, stories_probe
+from eval.attention.probes import Probe, probe_from_text, repeated_probe, story_probe
 from eval.language_modeling import compare_with_floor
 from eval.load_model import add_device_option, data_config, open_model
 from eval.questions import ask, held_out_questions, score
@@ -125,7 +125,7 @@ class HeldOut:
         self.asks = self.world is not None and config is not None and config.records != "text"
         self.tokenizer = tokenizer
         self.copied = repeated_probe(tokenizer, 2, longest)
-        stories = stories_probe(tokenizer, self.world, longest) if self.world is not None else None
+        stories = story_probe(tokenizer, self.world, longest, "stories") if self.world is not None else None
         self.probe = stories or probe_from_text(tokenizer, TEXT, longest)
         self.maps = maps_of(lm, self.probe)
 

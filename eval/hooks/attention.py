@@ -19,7 +19,7 @@ from eval.attention import snapshots
 from eval.attention.history import findings, in_one_sentence, without_them
 from eval.attention.metrics import SCORES
 from eval.attention.pictures.plots import quick_mosaic
-from eval.attention.probes import Probe, ProbeText, build_probes, read_probe_file
+from eval.attention.probes import Probe, build_probes, read_probe_file
 from eval.attention.render import PICTURES, render
 from eval.attention.snapshots import ablate, look
 from eval.attention.viewer import Live, Moment
@@ -134,9 +134,9 @@ class Attention(Hook):
 def _probes_of(event: EvalEvent) -> list[Probe]:
     """The probes of this run, the same at every step."""
     settings = event.config.attention
-    texts: list[str | ProbeText] = list(settings.texts)
+    texts = {"text" if n == 1 else f"text_{n}": text for n, text in enumerate(settings.texts, start=1)}
     if settings.probe_file is not None:
-        texts += read_probe_file(settings.probe_file)
+        texts |= read_probe_file(settings.probe_file)
     length = event.lm.config.max_position_embeddings
     # fine-tuning keeps the random tokens of the model that it starts from: its own text may have a few dozen tokens,
     # which it learns by heart, and a head that copies would look like one that has forgotten it

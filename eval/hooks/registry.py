@@ -32,7 +32,7 @@ BUILT_IN = {  # name in YAML -> module and class; imported when a run names it
     "questions": "eval.hooks.held_out:Questions",
     "samples": "eval.hooks.held_out:Samples",
     "attention": "eval.hooks.attention:Attention",
-    "experts": "eval.hooks.experts:Experts",
+    "experts": "eval.experts.routing:Experts",
     "recall": "eval.hooks.held_out:Recalls",
 }
 ROWS = 12  # of a function's table in report.md

@@ -33,8 +33,8 @@ from data.storyworld import tell
 from data.tokenizer import Tokenizer
 from eval.attention.capture import capture
 from eval.attention.controls import copy_gain
-from eval.attention.probes import Probe, probe_from_text, repeated_probe, stories_probe
-from eval.language_modeling import compare_with_floor, fitting
+from eval.attention.probes import Probe, probe_from_text, repeated_probe, story_probe
+from eval.language_modeling import compare_with_floor
 from eval.load_model import add_device_option, data_config, open_model
 from eval.questions import ask, held_out_questions, score
 from model import LanguageModel, generate
@@ -125,7 +125,7 @@ class HeldOut:
         self.asks = self.world is not None and config is not None and config.records != "text"
         self.tokenizer = tokenizer
         self.copied = repeated_probe(tokenizer, 2, longest)
-        stories = stories_probe(tokenizer, self.world, longest) if self.world is not None else None
+        stories = story_probe(tokenizer, self.world, longest, "stories") if self.world is not None else None
         self.probe = stories or probe_from_text(tokenizer, TEXT, longest)
         self.maps = maps_of(lm, self.probe)
 
@@ -137,8 +137,8 @@ class HeldOut:
             drift = 0.5 * (maps_of(lm, self.probe) - self.maps).abs().sum(-1).mean().item()
             if (world := self.world) is not None:
                 stories = [tell(world.seed, i, "validation", world.level) for i in range(world.validation_documents)]
-                short_enough = fitting(lm, self.tokenizer, stories)
-                gap = compare_with_floor(lm, self.tokenizer, short_enough).gap if short_enough else None
+                floor = compare_with_floor(lm, self.tokenizer, stories)
+                gap = floor.gap if floor.documents else None
         if self.world is not None and self.asks:
             questions = list(held_out_questions(self.world))
             exact = score(questions, ask(lm, self.tokenizer, questions, kv_cache=cache))["all"].exact_match

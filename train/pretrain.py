@@ -71,8 +71,7 @@ def _run(config: RunConfig, script: str, objective: MakeObjective | None, source
         world.on_rank0(lambda: until_the_end.enter_context(own(config.directory)))
         if world.size > 1:
             check_shares(config, world)
-        hooks = Hooks(config.eval)
-        hooks.check(config.eval, config.model)
+        hooks = Hooks(config.eval, config.model)
 
         # 2. Whether this run is new, half-way or finished, and where it computes.
         start = world.on_rank0(lambda: find_start(config))

@@ -27,13 +27,15 @@ def token_log_probs(lm: LanguageModel, sequences: Sequence[Sequence[int]]) -> li
     """
     if any(len(ids) < 2 for ids in sequences):
         raise ValueError("a text has no tokens for this tokenizer, so nothing can be scored: leave it out")
-    device = next(lm.parameters()).device
+    device, widest = next(lm.parameters()).device, max(lm.lm_head.out_features, 3 * (lm.config.intermediate_size or 0))
     log_probs: dict[tuple[int, ...], Tensor] = {}
+    left = sorted({tuple(ids) for ids in sequences}, key=len, reverse=True)
     with evaluating(lm):
-        for batch in _batches(lm, sorted({tuple(ids) for ids in sequences}, key=len)):
+        while left:
+            rows = max(1, NUMBERS // widest // len(left[0]))
+            batch, left = left[:rows], left[rows:]
             # padding on the right needs no mask: nothing looks to the right
-            rows = [torch.tensor(ids) for ids in batch]
-            ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True).to(device)
+            ids = torch.nn.utils.rnn.pad_sequence([torch.tensor(ids) for ids in batch], batch_first=True).to(device)
             logits = lm(ids[:, :-1]).float()  # (rows, T - 1, V)
             log_p = (logits.gather(2, ids[:, 1:, None])[:, :, 0] - logits.logsumexp(dim=-1)).cpu().double()
             for key, row in zip(batch, log_p, strict=True):
@@ -41,23 +43,6 @@ def token_log_probs(lm: LanguageModel, sequences: Sequence[Sequence[int]]) -> li
     if not all(bool(log_p.isfinite().all()) for log_p in log_probs.values()):
         raise ValueError("the model's logits are non-finite: its weights are damaged, or its training diverged")
     return [log_probs[tuple(ids)] for ids in sequences]
-
-
-def _batches(lm: LanguageModel, sequences: Sequence[tuple[int, ...]]) -> Iterator[list[tuple[int, ...]]]:
-    """Sequences, sorted by length, in batches whose largest tensor has at most NUMBERS numbers (one row at least)."""
-    most_tokens = NUMBERS // max(lm.lm_head.out_features, 3 * (lm.config.intermediate_size or 0))
-    batch: list[tuple[int, ...]] = []
-    for ids in sequences:
-        if batch and (len(batch) + 1) * len(ids) > most_tokens:
-            yield batch
-            batch = []
-        batch.append(ids)
-    if batch:
-        yield batch
-
-
-# ---------------------------------------------------------------------------------------------------------
-# a text of any length
 
 
 def windows(count: int, window: int, stride: int) -> Iterator[tuple[int, int, int]]:
@@ -80,17 +65,13 @@ def windows(count: int, window: int, stride: int) -> Iterator[tuple[int, int, in
 
 
 def text_log_probs(lm: LanguageModel, ids: Sequence[int], window: int, stride: int) -> Tensor:
-    """ln p of every token but the first: (T - 1,) in float64. Windows as `windows` lays them."""
+    """ln p of every token of a text but the first: (T - 1,) in float64. Windows as `windows` lays them."""
     parts, places = list[Tensor](), list(windows(len(ids), window, stride))
     for start in range(0, len(places), WINDOWS):
         some = places[start : start + WINDOWS]
         log_probs = token_log_probs(lm, [ids[begin:end] for begin, end, _ in some])
         parts += [log_p[first - begin - 1 :] for (begin, _, first), log_p in zip(some, log_probs, strict=True)]
     return torch.cat(parts)
-
-
-# ---------------------------------------------------------------------------------------------------------
-# how sure is a figure?
 
 
 def accuracy_error(share: float, count: int) -> float:

@@ -32,7 +32,7 @@ from data.storyworld import tell
 from eval.attention.capture import capture
 from eval.attention.controls import copy_gain
 from eval.attention.probes import probe_from_text, repeated_probe, stories_probe
-from eval.language_modeling import compare_with_floor, fitting
+from eval.language_modeling import compare_with_floor
 from eval.load_model import add_device_option, data_config, open_model
 from eval.questions import ask, figures, held_out_questions
 from model import LanguageModel, generate
@@ -75,7 +75,7 @@ def main() -> int:
                 raise
             print(f"{name} left out: {error}", flush=True)  # no torchao, or no layer that it could change
             continue
-        gap = exact = None
+        exact = None
         longest = lm.config.max_position_embeddings
         copied = repeated_probe(tokenizer, 2, longest)
         probe = (world and stories_probe(tokenizer, world, longest)) or probe_from_text(tokenizer, TEXT, longest)
@@ -83,13 +83,12 @@ def main() -> int:
             maps = capture(lm, probe.for_model(next(lm.parameters()).device)["input_ids"]).weights
             in_float32 = maps if in_float32 is None else in_float32
             gain = None if copied is None else copy_gain(lm, copied)
-            if readable := fitting(lm, tokenizer, stories):
-                gap = compare_with_floor(lm, tokenizer, readable).gap
+            gap = compare_with_floor(lm, tokenizer, stories).gap
         if questions:
             exact = figures(questions, ask(lm, tokenizer, questions, kv_cache=cache))["exact_match"]
         drift = 0.5 * (maps - in_float32).abs().sum(-1).mean().item()
         shown = ((gap, "+.4f"), (gain, ".3f"), (exact, ".1%"), (drift, ".4f"))
-        qualities[name] = ["–" if value is None else format(value, form) for value, form in shown]
+        qualities[name] = ["–" if value is None or value != value else format(value, form) for value, form in shown]
         models[name] = lm, cache
         print(f"{name} measured", flush=True)
     speeds, rows = decode_speeds(models), []

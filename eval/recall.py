@@ -17,7 +17,7 @@ from data.config import StoryworldSource
 from data.storyworld import Recall, recall
 from data.storyworld.recall import RecallQuestion
 from data.tokenizer import Tokenizer
-from eval.language_modeling import evaluating
+from eval.language_modeling import predictions
 from model import LanguageModel
 
 DOCUMENTS = 64  # of an evaluation
@@ -65,14 +65,10 @@ def exam(documents: list[Recall], tokenizer: Tokenizer, people: int) -> Exam:
     return Exam(ids, questions, torch.tensor(row_of), first, last, words, people)
 
 
-@torch.no_grad()
 def right(lm: LanguageModel, of: Exam) -> Tensor:
     """Which of the questions are answered right: (questions,) bool."""
-    with evaluating(lm):
-        likeliest = lm(of.ids.to(next(lm.parameters()).device)).argmax(-1).cpu()  # (B, T)
-    agrees = torch.ones_like(of.ids, dtype=torch.bool)
-    agrees[:, 1:] = likeliest[:, :-1] == of.ids[:, 1:]
-    wrong_until = (~agrees).long().cumsum(1)  # (B, T)
+    _, is_likeliest = predictions(lm, of.ids)  # (B, T)
+    wrong_until = (~is_likeliest).long().cumsum(1)
     return wrong_until[of.row, of.last] == wrong_until[of.row, of.first - 1]
 
 

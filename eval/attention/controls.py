@@ -13,16 +13,14 @@ from random import Random
 from typing import Any, Literal, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from eval.attention.probes import Probe
-from eval.language_modeling import evaluating
+from eval.language_modeling import predictions
 from model import LanguageModel
 
 How = Literal["zero", "mean"]
 Head = tuple[int, int]  # layer, head
-LOGITS = 2**25  # that are in memory at a time: 128 MB
 
 
 class Ablated(NamedTuple):
@@ -60,19 +58,9 @@ def copied(probe: Probe) -> tuple[Tensor, Tensor]:
     return first, second
 
 
-@torch.no_grad()
 def token_losses(lm: LanguageModel, probe: Probe) -> Tensor:
-    """-ln p of every token of the probe, in nats: (B, T) float32 on the CPU; NaN for the first one, which nothing
-    precedes. Some rows at a time, where the vocabulary is large. Leaves every module's mode as it was."""
-    given = probe.for_model(next(lm.parameters()).device)
-    ids, losses = given["input_ids"], torch.full(probe.input_ids.shape, math.nan)
-    rows = max(1, LOGITS // (ids.shape[1] * lm.lm_head.out_features))
-    with evaluating(lm):
-        for start in range(0, len(ids), rows):
-            some = slice(start, start + rows)
-            logits = lm(**{name: values[some] for name, values in given.items()})[:, :-1].float()
-            losses[some, 1:] = F.cross_entropy(logits.transpose(1, 2), ids[some, 1:], reduction="none").cpu()
-    return losses
+    """-ln p of every token of the probe, in nats: (B, T) on the CPU; NaN for the first one, which nothing precedes."""
+    return predictions(lm, **probe.for_model())[0]
 
 
 def second_copy_loss(lm: LanguageModel, probe: Probe) -> float:

@@ -26,9 +26,9 @@ from data.reading.records import checked_conversation
 from data.storyworld import interview, tell
 from data.storyworld.questions import KINDS
 from data.tokenizer import Tokenizer
-from eval.attention.controls import LOGITS, rises_without_each
+from eval.attention.controls import rises_without_each
 from eval.compare import RunResult, Variant
-from eval.language_modeling import compare_with_floor, evaluating, fitting, mean_loss
+from eval.language_modeling import LOGITS, compare_with_floor, evaluating, mean_loss
 from eval.load_model import open_model
 from eval.questions import ask, figures, held_out_questions, source_of
 from model import LanguageModel
@@ -68,8 +68,7 @@ def measure(variants: Sequence[Variant], device: str = "auto") -> list[dict[str,
             questions = list(islice(held_out_questions(source, new_names=new_names), QUESTIONS))
             stage[key] = figures(questions, ask(lm, its_tokenizer, questions))
         stage["kl_answers"], stage["kl_stories"] = divergence(lm, first, answers), divergence(lm, first, texts)
-        readable = fitting(lm, its_tokenizer, stories)
-        stage["gap"] = compare_with_floor(lm, its_tokenizer, readable).gap if readable else None
+        stage["gap"] = compare_with_floor(lm, its_tokenizer, stories).gap
         stage["needed"] = rises_without_each(lm, partial(answer_loss, lm, answers)).tolist()
         stage["moved"] = moved(lm, models[origin.path][0]) if origin else []
         stages.append(stage)

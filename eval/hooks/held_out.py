@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,7 @@ from data.packing import IGNORED, Rows
 from data.reply import read_reply
 from data.tokenizer import Tokenizer
 from eval.hooks.event import EvalEvent, Hook, Outcome, figures_in
-from eval.language_modeling import bits_per_byte, compare_with_floor, fitting, loss_sums, mean
+from eval.language_modeling import bits_per_byte, compare_with_floor, loss_sums, mean
 from eval.run_files import SAMPLES, read_samples
 from eval.samples import complete, thinks
 
@@ -89,11 +88,11 @@ def log_floor(event: EvalEvent, source: StoryworldSource) -> None:
     if not count:
         return
     stories = [tell(source.seed, index, "validation", source.level) for index in range(count)]
-    short_enough = fitting(event.lm, event.tokenizer, stories)
-    values: dict[str, Any] = {"documents": len(short_enough), "left_out": count - len(short_enough)}
+    bits = compare_with_floor(event.lm, event.tokenizer, stories)
+    values: dict[str, Any] = {"documents": bits.documents, "left_out": count - bits.documents}
     values |= {"longest": event.lm.config.max_position_embeddings, "random_words": source.repeats}
-    if short_enough:
-        values |= asdict(compare_with_floor(event.lm, event.tokenizer, short_enough))
+    if bits.documents:
+        values |= {"model": bits.model, "floor": bits.floor}
     event.log("floor", values)
 
 

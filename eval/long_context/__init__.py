@@ -27,7 +27,6 @@ from random import Random
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from configs.command import InputError
@@ -37,13 +36,12 @@ from data.reading.documents import documents
 from data.storyworld.lexicon import lexicon
 from data.storyworld.names import held_out_names
 from data.tokenizer import Tokenizer
-from eval.language_modeling import evaluating
+from eval.language_modeling import predictions
 from model import LanguageModel
 from model.config import ModelConfig
 from model.rope import inverse_frequencies
 
 PARTS, PHRASE = 4, 4  # a phrase of four words from each quarter of a recall text
-LOGITS = 2**24  # in memory at a time: 64 MB
 POSITIONS = 16  # stretches of a text in which mean losses are taken
 Make = Callable[[int], LanguageModel]  # length in tokens -> the model for it
 
@@ -81,12 +79,12 @@ def study(
         for length in lengths:
             model, asked = make(length), questions[length]
             end = torch.cat((text[:, :1], text[:, longest - length + 1 :]), dim=1)  # behind a document's first token
-            losses, _ = read(model, end)
+            losses, _ = predictions(model, end)
             figures: dict[str, Any] = {"loss": losses[:, -last:].mean().item()}
             figures["loss_by_position"] = [part.nanmean().item() for part in losses.tensor_split(POSITIONS, dim=1)]
             figures |= {"recall": None, "copy_gain": None}
             if asked is not None:
-                losses, right = read(model, asked.ids)
+                losses, right = predictions(model, asked.ids)
                 gain = losses[asked.row, asked.source] - losses[asked.row, asked.place]
                 recalled = right[asked.row, asked.place].float()
                 figures |= {"recall": recalled.mean().item(), "copy_gain": gain.mean().item()}
@@ -179,22 +177,6 @@ def recall_texts(tokenizer: Tokenizer, length: int, count: int) -> RecallTexts |
         ids[row, : len(text)] = torch.tensor(text)
         questions += asked
     return RecallTexts(ids, *torch.tensor(questions).T)
-
-
-@torch.no_grad()
-def read(lm: LanguageModel, input_ids: Tensor) -> tuple[Tensor, Tensor]:
-    """-ln p of every token in nats (N, T), NaN for the first; and whether it was the likeliest one (N, T) bool."""
-    device = next(lm.parameters()).device
-    losses, right = torch.full(input_ids.shape, math.nan), torch.zeros(input_ids.shape, dtype=torch.bool)
-    rows = max(1, LOGITS // (input_ids.shape[1] * lm.lm_head.out_features))
-    with evaluating(lm):
-        for start in range(0, len(input_ids), rows):
-            some = slice(start, start + rows)
-            ids = input_ids[some].to(device)
-            logits = lm(ids)[:, :-1].float()
-            losses[some, 1:] = F.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none").cpu()
-            right[some, 1:] = (logits.argmax(-1) == ids[:, 1:]).cpu()
-    return losses, right
 
 
 class Angles(NamedTuple):

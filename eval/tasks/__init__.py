@@ -8,38 +8,25 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from eval.language_modeling import evaluating
+from eval.language_modeling import losses_of
 from model import LanguageModel
 
-NUMBERS = 1 << 24  # logits of one batch: 64 MB in float32, and as much again for their softmax
 WINDOWS = 256  # of a text whose logits are wanted at a time
 BLOCK = 64  # neighbouring tokens that count as one observation
 BLOCKS = 20  # at least this many; in a shorter text, of fewer tokens each
 
 
-@torch.no_grad()
 def token_log_probs(lm: LanguageModel, sequences: Sequence[Sequence[int]]) -> list[Tensor]:
     """ln p of every token of a sequence but its first, given those before it: (T - 1,) in float64, on the CPU.
 
-    Sequences of equal ids are read once, so their numbers are exactly equal. Computed in float32, like lengths
-    together, padded on the right: rounding apart (up to 3e-5 in runs/demo) the number is that of the sequence alone.
+    Sequences of equal ids are read once, so their numbers are exactly equal. Rounding apart (up to 3e-5 in runs/demo),
+    the number is that of the sequence alone.
     Raises ValueError for a sequence without a second token, and for a model whose logits are non-finite.
     """
     if any(len(ids) < 2 for ids in sequences):
         raise ValueError("a text has no tokens for this tokenizer, so nothing can be scored: leave it out")
-    device, widest = next(lm.parameters()).device, max(lm.lm_head.out_features, 3 * (lm.config.intermediate_size or 0))
-    log_probs: dict[tuple[int, ...], Tensor] = {}
-    left = sorted({tuple(ids) for ids in sequences}, key=len, reverse=True)
-    with evaluating(lm):
-        while left:
-            rows = max(1, NUMBERS // widest // len(left[0]))
-            batch, left = left[:rows], left[rows:]
-            # padding on the right needs no mask: nothing looks to the right
-            ids = torch.nn.utils.rnn.pad_sequence([torch.tensor(ids) for ids in batch], batch_first=True).to(device)
-            logits = lm(ids[:, :-1]).float()  # (rows, T - 1, V)
-            log_p = (logits.gather(2, ids[:, 1:, None])[:, :, 0] - logits.logsumexp(dim=-1)).cpu().double()
-            for key, row in zip(batch, log_p, strict=True):
-                log_probs[key] = row[: len(key) - 1].clone()  # a view would keep the whole batch in memory
+    unique = list({tuple(ids): None for ids in sequences})
+    log_probs = {ids: -losses.double() for ids, losses in zip(unique, losses_of(lm, unique), strict=True)}
     if not all(bool(log_p.isfinite().all()) for log_p in log_probs.values()):
         raise ValueError("the model's logits are non-finite: its weights are damaged, or its training diverged")
     return [log_probs[tuple(ids)] for ids in sequences]

@@ -49,7 +49,7 @@ def test_losses_are_those_of_the_model(lm, probe, monkeypatch):
         total, count = lm(probe.input_ids, labels=probe.input_ids)
     assert losses[:, 1:].sum().item() == pytest.approx(total.item(), rel=1e-6)
     assert losses[:, 1:].numel() == count
-    monkeypatch.setattr("eval.attention.controls.LOGITS", 1)  # a row at a time
+    monkeypatch.setattr("eval.language_modeling.LOGITS", 1)  # a row at a time
     assert torch.allclose(token_losses(lm, probe)[:, 1:], losses[:, 1:], rtol=1e-6, atol=0)
 
 

@@ -10,8 +10,9 @@ import torch
 from configs.command import InputError
 from data.config import DataConfig, TokenizerConfig
 from data.tokenizer import train_tokenizer
-from eval import long_context
-from eval.long_context import angles, held_out_rows, read, recall_texts, study, ways
+from eval import language_modeling
+from eval.language_modeling import predictions
+from eval.long_context import angles, held_out_rows, recall_texts, study, ways
 from model import save
 from tests.conftest import random_model, tiny_config
 from tests.train.helpers import run_module
@@ -66,10 +67,10 @@ def test_pieces_of_held_out_text_are_the_text(tokenizer):
 
 
 def test_the_figures_are_those_of_a_plain_computation(tokenizer, monkeypatch):
-    monkeypatch.setattr(long_context, "LOGITS", 1)  # a row at a time
+    monkeypatch.setattr(language_modeling, "LOGITS", 1)  # a row at a time
     lm = random_model(tiny_config(vocab_size=tokenizer.vocab_size))
     ids = torch.randint(0, 192, (3, 24))
-    losses, right = read(lm, ids)
+    losses, right = predictions(lm, ids)
     with torch.no_grad():
         p = lm(ids).double().softmax(-1)
     for row in range(3):
@@ -80,7 +81,7 @@ def test_the_figures_are_those_of_a_plain_computation(tokenizer, monkeypatch):
     config = DataConfig.model_validate(WORLD | {"sequence_length": 64})
     measured = study({"it": (lm, tokenizer)}, config, [48, 320], 2)
     texts = recall_texts(tokenizer, 320, 2)
-    losses, right = read(ways(lm, 64)["none"](320), texts.ids)
+    losses, right = predictions(ways(lm, 64)["none"](320), texts.ids)
     gain = [losses[row, source] - losses[row, place] for row, place, source in zip(*texts[1:], strict=True)]
     assert measured["copy_gain"]["none"] == [None, pytest.approx(float(sum(gain) / len(gain)))]
     assert measured["recall"]["none"][1] == pytest.approx(right[texts.row, texts.place].float().mean().item())

@@ -13,7 +13,7 @@ import torch
 from data.config import StoryworldSource, TokenizerConfig
 from data.storyworld import parse, tell
 from data.tokenizer import SPECIAL_TOKENS, Tokenizer, train_tokenizer
-from eval import tasks
+from eval import language_modeling
 from eval.tasks import __main__ as command_line
 from eval.tasks import accuracy_error, choices, mean_error, token_log_probs, windows
 from eval.tasks.choices import Question, storyworld_pairs
@@ -277,7 +277,7 @@ def test_alone_or_in_a_batch_a_sequence_has_the_same_log_probabilities(monkeypat
     sequences = [torch.randint(0, 192, (length,)).tolist() for length in lengths]
     alone = [token_log_probs(lm, [ids])[0] for ids in sequences]
     for room in (0, 100, 1000, 10**6):
-        monkeypatch.setattr(tasks, "NUMBERS", room * max(192, 3 * lm.config.intermediate_size))
+        monkeypatch.setattr(language_modeling, "LOGITS", room * 192)
         together = token_log_probs(lm, [*sequences, sequences[0]])
         for one, other in zip(alone, together, strict=False):
             assert torch.allclose(one, other, rtol=0, atol=2e-5)

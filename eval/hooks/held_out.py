@@ -174,11 +174,11 @@ class Questions(Hook):
         source, count = event.data_config.source, event.config.questions
         if not count or not isinstance(source, StoryworldSource) or event.data_config.records == "text":
             return
-        from eval.questions import ask, figures, held_out_questions, score
+        from eval.questions import ask, figures, held_out_questions
 
         for split, new_names in SPLITS.items():
             questions = list(islice(held_out_questions(source, new_names=new_names), count))
-            values = figures(score(questions, ask(event.lm, event.tokenizer, questions)))
+            values = figures(questions, ask(event.lm, event.tokenizer, questions))
             event.log(split, values)
             right = f"{values['exact_match']:.1%} of {values['asked']} answers right (chance {values['chance']:.1%})"
             event.say(f"{split.replace('_', ' ')} {right}")

@@ -12,11 +12,9 @@ from typing import Any
 from data.chat import prompt_ids
 from data.reading.records import BadRecord
 from data.reply import Delta, Reply, TextStream
-from serve.batching import Batcher, End, Event, Request, Token, TooManyRequests
+from serve.batching import Batcher, End, Event, Request, Token
 from serve.library import Model
 from serve.limits import ApiError
-
-TOO_LONG = "the answer took too long: ask for fewer tokens, or try again later"
 
 
 @dataclass
@@ -91,8 +89,7 @@ class Piece:
 async def answer_all(batcher: Batcher, answers: Sequence[Answer], seconds: float) -> AsyncGenerator[Piece]:
     """All answers at once, piece by piece as the tokens come.
 
-    Closing the iterator cancels what still runs. Raises ApiError: 429 where too many wait, 503 where it takes too long,
-    500 for damaged weights.
+    Closing it cancels what still runs. Raises TooManyRequests, TimeoutError, and ApiError 500 for damaged weights.
     """
     loop, events = asyncio.get_running_loop(), asyncio.Queue[tuple[Answer, Event]]()
     until = loop.time() + seconds
@@ -111,16 +108,12 @@ async def answer_all(batcher: Batcher, answers: Sequence[Answer], seconds: float
             if answer.finish_reason is None:
                 piece = answer.take(event)
                 if answer.finish_reason is not None:
-                    answer.request.cancel()  # a stop text was met: nothing more is wanted
+                    answer.request.cancelled = True  # a stop text was met: nothing more is wanted
                     running -= 1
                 yield piece
-    except TooManyRequests as error:
-        raise ApiError(429, str(error), "rate_limit_exceeded") from None
-    except TimeoutError:
-        raise ApiError(503, TOO_LONG) from None
     finally:
         for answer in answers:
-            answer.request.cancel()
+            answer.request.cancelled = True
 
 
 # ---------------------------------------------------------------------------------------------------------

@@ -87,7 +87,7 @@ class Request:
     of_prompt: bool = False
     min_new_tokens: int = 0
     heads: dict[Head, float] = field(default_factory=dict)
-    cancelled: bool = False
+    cancelled: bool = False  # by whoever asked: its blocks are free before the next token
     # once it has joined:
     table: Table = field(init=False)
     generator: torch.Generator = field(init=False)
@@ -103,17 +103,13 @@ class Request:
         """Whether more than the newest token is unread."""
         return self.table.length < len(self.token_ids)
 
-    def cancel(self) -> None:
-        """Nobody waits for the answer any more. Its blocks are free before the next token."""
-        self.cancelled = True
-
     def tell(self, event: Event) -> None:
         """A receiver that fails, say because its event loop is closed, is gone: the other requests go on."""
         try:
             self.emit(event)
         except Exception:
             logging.getLogger(__name__).exception("who asked cannot be told: the request is cancelled")
-            self.cancel()
+            self.cancelled = True
 
 
 class Batcher:
@@ -155,14 +151,10 @@ class Batcher:
 
     def submit(self, request: Request) -> None:
         """Put a request into the queue. Raises ValueError for one that can never be served, and TooManyRequests."""
-        tokens, longest = len(request.token_ids) + request.max_new_tokens, self.lm.config.max_position_embeddings
-        if not request.token_ids or request.max_new_tokens < (0 if request.of_prompt else 1):
-            raise ValueError("there must be at least one token to read and one to write")
-        if tokens > longest or self.cache.blocks_for(tokens) > len(self.cache.users):
-            raise ValueError(
-                f"{len(request.token_ids)} tokens to read and {request.max_new_tokens} to write are {tokens}: this "
-                f"model sees {longest}, and its cache has {len(self.cache.users)} blocks: ask for fewer"
-            )
+        reads, writes, longest = len(request.token_ids), request.max_new_tokens, self.lm.config.max_position_embeddings
+        fits = reads + writes <= longest and self.cache.blocks_for(reads + writes) <= len(self.cache.users)
+        if not fits or reads < 1 or writes < (0 if request.of_prompt else 1):
+            raise ValueError(f"{reads} tokens to read and {writes} to write do not fit: this model sees {longest}")
         self._put(self.waiting, request)
 
     def do(self, job: Callable[[], Result]) -> Future[Result]:
@@ -301,14 +293,15 @@ class Batcher:
                 self._changed.wait_for(lambda: self._stopping or not self.is_idle)
                 if self.is_idle:
                     return
+            while self.jobs:
+                future, job = self.jobs.popleft()
+                if not future.set_running_or_notify_cancel():
+                    continue
+                try:
+                    future.set_result(job())
+                except Exception as error:
+                    future.set_exception(error)
             try:
-                while self.jobs:
-                    future, job = self.jobs.popleft()
-                    if future.set_running_or_notify_cancel():
-                        try:
-                            future.set_result(job())
-                        except Exception as error:
-                            future.set_exception(error)
                 self.step()
             except Exception as error:  # every client learns of it, and the server lives on
                 for request in [*self.running]:

@@ -8,13 +8,16 @@ from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, Response
 from fastapi.security import APIKeyCookie, HTTPAuthorizationCredentials, HTTPBearer
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from configs.command import InputError
 from configs.text import escape
+from serve.batching import TooManyRequests
 
+TOO_LONG = "the answer took too long: ask for fewer tokens, or try again later"
 COOKIE = "headlight"  # of the page, after the key was typed into it
 Bearer = Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))]
 Cookie = Annotated[str | None, Depends(APIKeyCookie(name=COOKIE, auto_error=False))]
@@ -78,6 +81,17 @@ def handle_errors(app: FastAPI) -> None:
         if first["type"] == "extra_forbidden":
             message = "is not supported here: leave it out"
         return JSONResponse(error_body(ApiError(400, f"{where}: {message}" if where else message), where or None), 400)
+
+    @app.exception_handler(InputError)
+    @app.exception_handler(TooManyRequests)
+    @app.exception_handler(TimeoutError)
+    async def known(request: Request, error: Exception) -> Response:
+        if isinstance(error, InputError):
+            return await refused(request, ApiError(400, str(error)))
+        many = isinstance(error, TooManyRequests)
+        return await refused(
+            request, ApiError(429, str(error), "rate_limit_exceeded") if many else ApiError(503, TOO_LONG)
+        )
 
     @app.exception_handler(Exception)
     async def failed(request: Request, error: Exception) -> JSONResponse:

@@ -30,7 +30,7 @@ from serve import batching
 from serve.answers import Answer, Piece, answer_all, chat_ids, finite, room_for, text_ids
 from serve.batching import Token
 from serve.library import Library, Model
-from serve.limits import ApiError, Limits, error_body
+from serve.limits import TOO_LONG, ApiError, Limits, error_body
 
 MOST_ANSWERS = 16
 MOST_TOP = 20  # likeliest tokens beside each token, as OpenAI
@@ -59,15 +59,6 @@ def _as_list(given: Any) -> Any:
     return [given] if isinstance(given, str) else given
 
 
-class StreamOptions(BaseModel):
-    """`stream_options`."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    include_usage: bool | None = False
-    include_obfuscation: bool | None = None  # about the size of events, not about what is in them
-
-
 class GenerationRequest(BaseModel):
     """What both kinds of request have."""
 
@@ -80,7 +71,7 @@ class GenerationRequest(BaseModel):
     stop: Annotated[list[Text], BeforeValidator(_as_list), Field(max_length=4)] = []  # 4, as OpenAI
     seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
     stream: bool = False
-    stream_options: StreamOptions = StreamOptions()
+    stream_options: dict[Literal["include_usage", "include_obfuscation"], bool | None] = {}
     top_k: int | None = Field(None, ge=1)  # this and those that follow: as vLLM and others have them
     min_p: float | None = Field(None, ge=0, le=1)
     repetition_penalty: float = Field(1.0, gt=0, le=100)
@@ -110,33 +101,25 @@ class GenerationRequest(BaseModel):
         return Sampling(self.temperature, self.top_k, top_p, self.min_p, self.repetition_penalty)
 
 
-class ScaledHead(BaseModel):
-    """A head whose output is multiplied by a factor. 0 = off, 1 = as it was trained."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    layer: int = Field(ge=0)
-    head: int = Field(ge=0)
-    factor: float = Field(ge=-10, le=10, allow_inf_nan=False)
-
-
 class WhichModel(BaseModel):
-    """A checkpoint of the run (None: the newest), a run with adapters for it, and heads that are changed."""
+    """A checkpoint of the run (None: the newest), a run with adapters for it, and heads that are changed: each a layer,
+    a head, and the factor by which its output is multiplied. 0 = off, 1 = as it was trained."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(extra="forbid")
 
     step: int | None = None
     adapter: str | None = None
-    heads: list[ScaledHead] = []
+    heads: list[tuple[int, int, Annotated[float, Field(ge=-10, le=10)]]] = []
 
     async def find(self, library: Library, name: str) -> tuple[Model, dict[Head, float]]:
         """The model, loaded if need be, and the factors of its heads. Raises ApiError."""
         model = await asyncio.to_thread(library.find, name, self.step, self.adapter)  # others are answered meanwhile
-        config = model.lm.config
-        for scaled in self.heads:
-            if scaled.layer >= config.num_hidden_layers or scaled.head >= config.num_attention_heads:
-                raise ApiError(400, f"heads: layer {scaled.layer} of this model has no head {scaled.head}")
-        return model, {(scaled.layer, scaled.head): scaled.factor for scaled in self.heads}
+        for layer, head, _ in self.heads:
+            if layer not in range(model.lm.config.num_hidden_layers) or head not in range(
+                model.lm.config.num_attention_heads
+            ):
+                raise ApiError(400, f"heads: layer {layer} of this model has no head {head}")
+        return model, {(layer, head): factor for layer, head, factor in self.heads}
 
 
 class Inspect(WhichModel):
@@ -185,7 +168,7 @@ class ChatRequest(GenerationRequest):
         """
         if self.max_completion_tokens is None:
             return self.max_tokens, limit
-        return None, min(self.max_completion_tokens, limit)
+        return None if self.max_completion_tokens else 0, min(self.max_completion_tokens, limit)
 
     @property
     def top(self) -> int | None:
@@ -249,9 +232,8 @@ def router(library: Library, limits: Limits) -> APIRouter:
         model, heads = await inspect.find(library, body.model)
         tools = body.tools if body.tool_choice == "auto" else []
         ids = chat_ids(model, body.messages, tools, body.template, body.continue_final_message)
-        if begun := inspect.answer_ids:
-            ids = text_ids(model, [*ids, *begun], "answer_ids")
-        answers = _answers(model, body, [ids], limits, heads, len(begun))
+        ids = text_ids(model, [*ids, *inspect.answer_ids], "answer_ids")
+        answers = _answers(model, body, [ids], limits, heads, len(inspect.answer_ids))
         return await _respond(model, answers, body, request, limits)
 
     @routes.post("/completions")
@@ -281,22 +263,21 @@ def _answers(
     answers, tokenizer, least = list[Answer](), model.tokenizer, body.min_tokens
     stop_ids = frozenset(text_ids(model, body.stop_token_ids, "stop_token_ids") if body.stop_token_ids else ())
     stop_ids |= frozenset(() if body.ignore_eos else tokenizer.stop_ids)
+    is_chat = isinstance(body, ChatRequest) and model.is_chat
     is_inspected = isinstance(body, ChatRequest) and body.inspect is not None
-    kind = {"is_chat": False}
-    if isinstance(body, ChatRequest):
-        kind = {"is_chat": model.is_chat, "tools": is_inspected or bool(body.tools and body.tool_choice == "auto")}
-    of_prompt = bool(begun) if isinstance(body, ChatRequest) else body.echo
+    with_tools = is_inspected or (isinstance(body, ChatRequest) and bool(body.tools) and body.tool_choice == "auto")
+    of_prompt = body.echo if isinstance(body, CompletionRequest) else begun > 0
     for ids in prompts:
         has_ended = begun and ids[-1] in stop_ids
-        wanted, most = (0, 0) if has_ended else body.most_tokens(limits.max_new_tokens)
-        room = room_for(model, ids, wanted, most)
+        room = room_for(model, ids, *((0, 0) if has_ended else body.most_tokens(limits.max_new_tokens)))
         if least > room:
             raise ApiError(400, f"min_tokens: {least} are more than the {room} tokens that may be written")
         for number in range(body.n):
             seed = None if body.seed is None else (body.seed + SEED_STEP * number) % 2**63
-            options = {"seed": seed, "top_log_probs": body.top, "of_prompt": of_prompt, "min_new_tokens": least}
-            request = batching.Request(ids, room, body.sampling, stop_ids, heads=heads, **options)  # type: ignore[arg-type]
-            reply = Reply(tokenizer, ids[: len(ids) - begun], stops=body.stop, least=least, **kind)
+            request = batching.Request(ids, room, body.sampling, stop_ids, seed=seed, min_new_tokens=least, heads=heads)
+            request.top_log_probs, request.of_prompt = body.top, of_prompt
+            read = ids[: len(ids) - begun]
+            reply = Reply(tokenizer, read, stops=body.stop, least=least, tools=with_tools, is_chat=is_chat)
             answers.append(Answer(len(answers), request, reply, begun, of_prompt or is_inspected))
     return answers
 
@@ -320,28 +301,24 @@ async def _respond(
         written = sum(len(answer.tokens) for answer in answers)
         return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
 
-    async def parts() -> AsyncGenerator[dict[str, Any]]:
+    async def events(piece: Piece | None) -> AsyncGenerator[str]:
         of_part = head | ({"object": f"{name}.chunk"} if is_chat else {})
-        with_usage = body.stream_options.include_usage
+        with_usage = body.stream_options.get("include_usage")
         async with aclosing(pieces):
-            async for piece in pieces:
-                yield of_part | {"choices": [choice(piece, False)]} | ({"usage": None} if with_usage else {})
-        if with_usage:
-            yield of_part | {"choices": [], "usage": usage()}
-
-    async def events(first: dict[str, Any], rest: AsyncGenerator[dict[str, Any]]) -> AsyncGenerator[str]:
-        async with aclosing(rest):
             try:
-                yield event(first)
-                async for part in rest:
-                    yield event(part)
+                while piece is not None:
+                    yield event(of_part | {"choices": [choice(piece, False)]} | ({"usage": None} if with_usage else {}))
+                    piece = await anext(pieces, None)
+                if with_usage:
+                    yield event(of_part | {"choices": [], "usage": usage()})
                 yield "data: [DONE]\n\n"
+            except TimeoutError:
+                yield event(error_body(ApiError(503, TOO_LONG)))
             except ApiError as error:
                 yield event(error_body(error))
 
     if body.stream:
-        rest = parts()
-        return StreamingResponse(events(await anext(rest), rest), media_type="text/event-stream")
+        return StreamingResponse(events(await anext(pieces)), media_type="text/event-stream")
     async with aclosing(pieces):
         async for _ in pieces:
             if await request.is_disconnected():

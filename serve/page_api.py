@@ -46,8 +46,7 @@ from eval.experts.log import for_viewer
 from eval.experts.log import read as read_experts
 from eval.load_model import open_checkpoint
 from eval.questions import Question, one_question, source_of
-from serve.answers import TOO_LONG, text_ids
-from serve.batching import TooManyRequests
+from serve.answers import text_ids
 from serve.library import Library, Model, checkpoints_of
 from serve.limits import COOKIE, ApiError, Limits, equal
 from serve.openai_api import WhichModel
@@ -139,10 +138,7 @@ def router(library: Library, limits: Limits) -> APIRouter:
                 looks.snapshots.append(_without_maps(file, file.stat().st_mtime_ns))
             except InputError as error:
                 problems.append(str(error))
-        try:
-            about = viewer.described([looks])
-        except InputError as error:
-            raise ApiError(404, str(error), "no_look") from None
+        about = viewer.described([looks])
         return about | {"notes": about["notes"] + problems}
 
     @routes.get("/runs/{name}/attention/{step}/{probe}")
@@ -160,23 +156,20 @@ def router(library: Library, limits: Limits) -> APIRouter:
 
         def look_at(step: int, checkpoint: Path) -> Snapshot:
             lm, tokenizer, _ = open_checkpoint(checkpoint, library.device)
-            probe = probe_from_text(tokenizer, text, lm.config.max_position_embeddings)
+            try:
+                probe = probe_from_text(tokenizer, text, lm.config.max_position_embeddings)
+            except ValueError as error:  # it is too long
+                raise InputError(str(error)) from None
             return look(lm, [probe], AttentionConfig(max_tokens=MOST_TOKENS), (step, 0, 0.0))
 
-        try:
-            async with asyncio.timeout(limits.seconds), one_at_a_time:
-                looks = [await asyncio.to_thread(look_at, *steps[place]) for place in few]
-            about = viewer.described([viewer.Looks(name, looks)])
-        except TimeoutError:
-            raise ApiError(503, TOO_LONG) from None
-        except (InputError, ValueError) as error:
-            raise ApiError(400, str(error)) from None
+        async with asyncio.timeout(limits.seconds), one_at_a_time:
+            looks = [await asyncio.to_thread(look_at, *steps[place]) for place in few]
         frames = {
             f"{snapshot.step}/{probe}": base64.b64encode(viewer.quantise(maps.weights).tobytes()).decode()
             for snapshot in looks
             for probe, maps in snapshot.maps.items()
         }
-        return about | {"frames": frames}
+        return viewer.described([viewer.Looks(name, looks)]) | {"frames": frames}
 
     @routes.get("/models")
     def models() -> dict[str, Any]:
@@ -221,8 +214,8 @@ def router(library: Library, limits: Limits) -> APIRouter:
 
         try:
             drawn = one_question(source_of(library.run(name)), number, fits)
-        except (InputError, ValueError) as error:
-            raise ApiError(400, str(error)) from None
+        except ValueError as error:  # no story fits
+            raise InputError(str(error)) from None
         return {"messages": list(drawn.messages), "reply": drawn.reply, "answer": drawn.answer}
 
     @routes.post("/models/{name}/attention")
@@ -239,13 +232,8 @@ def router(library: Library, limits: Limits) -> APIRouter:
         def work() -> AttentionMaps:
             return _maps(model, tuple(body.ids), rows, frozenset(factors.items()))
 
-        try:
-            async with asyncio.timeout(limits.seconds):
-                maps = await asyncio.wrap_future(model.batcher.do(work))
-        except TimeoutError:
-            raise ApiError(503, TOO_LONG) from None
-        except TooManyRequests as error:
-            raise ApiError(429, str(error), "rate_limit_exceeded") from None
+        async with asyncio.timeout(limits.seconds):
+            maps = await asyncio.wrap_future(model.batcher.do(work))
         row = looked_at(maps, body.position)
         layers, heads, keys = row.shape
         weights = base64.b64encode(row.numpy().astype(np.dtype("<f4")).tobytes()).decode("ascii")

@@ -316,8 +316,7 @@ REQUESTS = {
     | {"stop": "a", "seed": 0, "logprobs": True, "stream": True, "stream_options": {}, "tools": [], "tool_choice": ""}
     | {"inspect": {}},
     "/v1/completions": {"model": "chat", "prompt": "A", "max_tokens": 1, "logprobs": 1, "echo": True},
-    "/live/models/chat/attention": {"ids": [1, 2], "position": 1, "step": 10, "adapter": None}
-    | {"heads": [{"layer": 0, "head": 0, "factor": 0}]},
+    "/live/models/chat/attention": {"ids": [1, 2], "position": 1, "step": 10, "adapter": None} | {"heads": [[0, 0, 0]]},
 }
 
 

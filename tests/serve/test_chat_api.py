@@ -26,7 +26,7 @@ from tests.serve.chat_helpers import (
 )
 from tests.serve.conftest import serving
 
-TWO_HEADS = [{"layer": 0, "head": 1, "factor": 0.0}, {"layer": 1, "head": 3, "factor": 0.0}]
+TWO_HEADS = [[0, 1, 0.0], [1, 3, 0.0]]
 
 
 def greedy(lm, tokenizer, ids, new):
@@ -216,8 +216,8 @@ def test_heads_that_are_off_answer_as_ablated_and_weigh_the_first_answer(address
         ({"inspect": {"head": []}}, 400, "inspect.head"),
         ({"inspect": {"answer_ids": [9999]}}, 400, "answer_ids: token ids must be"),
         ({"inspect": {"answer_ids": [1] * CONTEXT}}, 400, f"maximum context length is {CONTEXT}"),
-        ({"inspect": {"heads": [{"layer": 2, "head": 0, "factor": 0.0}]}}, 400, "has no head"),
-        ({"inspect": {"heads": [{"layer": 0, "head": 0, "factor": 11.0}]}}, 400, "factor"),
+        ({"inspect": {"heads": [[2, 0, 0.0]]}}, 400, "has no head"),
+        ({"inspect": {"heads": [[0, 0, 11.0]]}}, 400, "inspect.heads"),
         ({"inspect": {}, "max_completion_tokens": 0}, 400, "nothing to answer"),
     ],
 )

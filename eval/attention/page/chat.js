@@ -104,7 +104,8 @@ class Chat {
     const { run: model, step, adapter } = this.model;
     return {
       model, messages, logprobs: true, top_logprobs: 8, temperature: Number(settings.t), top_p: Number(settings.p),
-      seed: Number(settings.seed), max_completion_tokens: Number(settings.n), inspect: { step, adapter, heads },
+      seed: Number(settings.seed), max_completion_tokens: Number(settings.n),
+      inspect: { step, adapter, heads: heads.map(({ layer, head, factor }) => [layer, head, factor]) },
     };
   }
 

@@ -125,7 +125,7 @@ function chatMenu(chat) {
 
 function chatData({ asked, model, right, first, second }) {
   const answers = [first, second].filter(({ prompt }) => prompt.length)
-    .map(({ request, prompt, tokens, end, differences }) => ({ heads: request.inspect.heads, prompt, tokens, end, differences }));
+    .map(({ request, prompt, tokens, end, differences }) => ({ heads: request.inspect.heads.map(([layer, head, factor]) => ({ layer, head, factor })), prompt, tokens, end, differences }));
   return { model, settings: asked.settings, messages: asked.messages, right_answer: right?.reply ?? null, answers };
 }
 

@@ -1,14 +1,9 @@
 // viewer.html: the numbers are in the page. While its run trains, the file is written again, and loads itself again.
 
-const AGAIN = { least: 3, most: 60 }; // seconds
 const AT_REST = 5000; // milliseconds since somebody moved the mouse or pressed a key
 let touched = 0;
-VIEWS.heads = { title: "Heads", show: showFile };
 
-async function showFile(root, address) {
-  if (typeof DecompressionStream === "undefined") {
-    throw new Error("this browser is too old: it needs Chrome 103, Firefox 113, Safari 16.4 or later");
-  }
+async function showFile(root, to) {
   const lines = byId("data").textContent.trim().split("\n");
   const [first, ...frames] = await Promise.all(lines.map(unpack));
   const told = JSON.parse(new TextDecoder().decode(first));
@@ -19,7 +14,7 @@ async function showFile(root, address) {
   progress.draw(told.status);
   progress.drawRun(told.runs[0]);
   if (told.status?.stopped) progress.say(told.status.stopped, told.status.command);
-  startHeads(box, address, told, (line) => frames[line - 1], address.signal);
+  startHeads(box, to, told, (line) => frames[line - 1], to.signal);
   if (told.status?.state === "training") renew(told.status, progress);
   ["pointermove", "pointerdown", "keydown"].forEach((name) => addEventListener(name, () => { touched = Date.now(); }));
   if (history.state?.scroll) scrollTo(0, history.state.scroll);
@@ -35,12 +30,11 @@ function renew({ written, patience, command }, progress) {
   setTimeout(() => {
     if (location.protocol === "about:") return;
     const isBusy = state.playing !== null || state.pinned || byId("help").open || document.querySelector(".save[open]");
-    if (isBusy || Date.now() - touched < AT_REST) {
-      renew({ written, patience, command }, progress);
-      return;
-    }
+    if (isBusy || Date.now() - touched < AT_REST) return renew({ written, patience, command }, progress);
     keepState();
     history.replaceState({ scroll: scrollY }, "");
     location.reload();
-  }, 1000 * clamp(age / 5, AGAIN.least, AGAIN.most));
+  }, 1000 * clamp(age / 5, 3, 60));
 }
+
+VIEWS.heads = { title: "Heads", show: showFile };

@@ -274,7 +274,8 @@ def experts(browser, tmp_path):
     looks[1] = looks[1].model_copy(update={"words": words, "loss": {"learned": 2.0, "random": 2.75}})
     runs = [("dense", [snapshot(5)]), ("moe", [snapshot(0), snapshot(10)])]
     with opened(browser, write_viewer(runs, tmp_path / "v.html", experts=[None, for_viewer(looks)])) as page:
-        page.click("#tab-experts")
+        page.get_by_role("tab", name="experts").click()
+        page.wait_for_selector("[data-tab=experts] .badge")
         yield page
 
 
@@ -309,6 +310,6 @@ def test_which_tokens_go_where_and_back_to_the_heads(experts):
     assert rows.nth(0).locator(".word").all_inner_texts() == ["one"]
     experts.select_option("#compare", "steps")
     assert [experts.locator(".when").nth(i).inner_text()[:7] for i in (0, 1)] == ["step 0", "step 10"]
-    experts.click("#tab-heads")
-    assert experts.locator(".thumbnail").first.is_visible()
+    experts.get_by_role("tab", name="heads").click()
+    experts.locator("[data-tab=heads] .token").first.wait_for()
     assert not experts.locator(".words").filter(visible=True).count()

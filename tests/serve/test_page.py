@@ -64,7 +64,7 @@ def test_a_run_that_trains_renews_itself(browser, address, runs):
         assert "training" in row.text_content()
         young.end()
         row.get_by_text("finished").wait_for()
-        assert "young" in page.locator("#news").text_content()
+        page.locator("#news").get_by_text("young is finished").wait_for(state="attached")
 
 
 def test_lines_that_a_resumed_run_took_back_are_gone(browser, address, runs):

@@ -75,7 +75,8 @@ function shape(points, x, y) {
 
 // The least and the largest, and around them a share of what lies between.
 function extent(values, share = 0) {
-  const [low, high] = values.reduce(([least, most], value) => [Math.min(least, value), Math.max(most, value)], [Infinity, -Infinity]);
+  const wider = ([low, high], value) => [Math.min(low, value), Math.max(high, value)];
+  const [low, high] = values.reduce(wider, [Infinity, -Infinity]);
   const free = high > low ? (high - low) * share : 0;
   return [low - free, high + free];
 }
@@ -88,7 +89,8 @@ class Chart {
     this.svg = drawn("svg", { class: "chart", role: "img", tabindex: 0 });
     this.legend = element("ul", "chart-legend");
     const title = element("h2", "", `${about.title} `, {}, [element("span", "soft", about.unit)]);
-    this.root = element("figure", "chart-box", "", {}, [element("div", "head-line", "", {}, [title, save(this)]), this.svg, this.legend]);
+    const line = element("div", "head-line", "", {}, [title, save(this)]);
+    this.root = element("figure", "chart-box", "", {}, [line, this.svg, this.legend]);
     this.place = null; // on the horizontal axis
     this.listen();
   }
@@ -123,7 +125,8 @@ class Chart {
     this.place = place;
     const values = this.lines.map(({ points, ...line }) => [line, place === null ? points.at(-1) : nearest(points, place)]);
     this.legend.replaceChildren(...values.map(([line, [x, y]]) => element("li", `run-${line.number % 8}`, "", {}, [
-      element("span", "swatch"), `${line.name} `, element("b", "", figure(y)), element("span", "soft", ` at ${this.axis} ${figure(x)}`),
+      element("span", "swatch"), `${line.name} `, element("b", "", figure(y)),
+      element("span", "soft", ` at ${this.axis} ${figure(x)}`),
     ])));
     const { x: across, y: upwards, upright } = this.scales;
     this.pointer.replaceChildren(...(place === null ? [] : [upright(place, "now"), ...values.map(([line, [x, y]]) => (

@@ -7,10 +7,12 @@ const KEYS = [
   ["Space", "play, pause", { " ": () => togglePlay(state.active) }, "tabs"],
   ["Shift + ← →", "head or expert to the left, to the right",
     { "Shift ArrowLeft": () => moveHead(0, -1), "Shift ArrowRight": () => moveHead(0, 1) }, "tabs"],
-  ["Shift + ↑ ↓", "layer above, below", { "Shift ArrowUp": () => moveHead(-1, 0), "Shift ArrowDown": () => moveHead(1, 0) }, "tabs"],
+  ["Shift + ↑ ↓", "layer above, below",
+    { "Shift ArrowUp": () => moveHead(-1, 0), "Shift ArrowDown": () => moveHead(1, 0) }, "tabs"],
   ["[ ]", "token before, after (in the row of tokens also ↑ ↓)",
     { "[": () => moveToken(state.active, -1), "]": () => moveToken(state.active, 1) }, "maps"],
-  ["Escape", "let go of the token; back from the large map", { Escape: () => (state.token ? letGo() : change({ wide: false })) }, "maps"],
+  ["Escape", "let go of the token; back from the large map",
+    { Escape: () => (state.token ? letGo() : change({ wide: false })) }, "maps"],
   ["F", "large map over the whole width", { f: () => change({ wide: !state.wide }) }, "maps"],
   ["T", "next text", { t: () => chooseText(after(about.probes.map((probe) => probe.name), state.probe)) }, "maps"],
   ["C", "next colour scale", { c: () => change({ scale: after(Object.keys(SCALES), state.scale) }) }, "maps"],
@@ -65,5 +67,5 @@ function drawBar() {
     control[control.type === "checkbox" ? "checked" : "value"] = state[control.id];
   });
   byId("linked").parentElement.hidden = state.compare !== "runs" || runs.every((run) => run.shown.length < 2);
-  byId("wide").setAttribute("aria-pressed", state.wide);
+  byId("wide")?.setAttribute("aria-pressed", state.wide);
 }

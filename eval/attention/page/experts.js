@@ -10,8 +10,8 @@ function toldOfExperts(told) {
   return {
     ...told, head: null, notes: [], probes: [],
     scores: [
-      { ...plain, name: "share", title: "share of the tokens", meaning: "1 is a fair share: as many tokens as every other expert." },
-      { ...plain, name: "weight", title: "mean weight", meaning: "What the router multiplies its output by, where it is chosen." },
+      { ...plain, name: "share", title: "share of the tokens", meaning: "1 is a fair share: as many as every other expert." },
+      { ...plain, name: "weight", title: "mean weight", meaning: "What the router multiplies its output by." },
     ],
     runs: some.map(({ name, experts }) => {
       const { layers, steps, experts: count } = experts;
@@ -34,7 +34,8 @@ function expertsInWords(run, step) {
     : `The weakest expert, ${weakest.name}, has ${number(weakest.share)} of a fair share. None is dead.`;
   const last = run.steps.at(-1);
   const worth = last.loss.random - last.loss.learned;
-  return [words, Number.isFinite(worth) ? `At step ${last.step}, with experts drawn at random, the loss is ${number(worth)} nats a token higher.` : ""];
+  const costs = `At step ${last.step}, with experts drawn at random, the loss is ${number(worth)} nats a token higher.`;
+  return [words, Number.isFinite(worth) ? costs : ""];
 }
 
 // What is wrong with an expert, in words.

@@ -15,26 +15,26 @@ async function showFile(root, to) {
   progress.drawRun(told.runs[0]);
   if (told.status?.stopped) progress.say(told.status.stopped, told.status.command);
   startHeads(box, to, told, (line) => frames[line - 1], to.signal);
-  if (told.status?.state === "training") renew(told.status, progress);
-  ["pointermove", "pointerdown", "keydown"].forEach((name) => addEventListener(name, () => { touched = Date.now(); }));
+  if (told.status?.state === "training") renew(told.status, progress, to.signal);
   if (history.state?.scroll) scrollTo(0, history.state.scroll);
 }
 
 // Seldom where nothing changes; not while somebody looks closely, and not within a notebook.
-function renew({ written, patience, command }, progress) {
+function renew({ written, patience, command }, progress, signal) {
   const age = Date.now() / 1000 - written;
   if (age > patience) {
     const minutes = Math.floor(age / 60);
     progress.say(`Nothing has changed for ${minutes} minutes. The run may have been killed: look at its terminal.`, command);
   }
   setTimeout(() => {
-    if (location.protocol === "about:") return;
+    if (signal.aborted || location.protocol === "about:") return;
     const isBusy = state.playing !== null || state.pinned || byId("help").open || document.querySelector(".save[open]");
-    if (isBusy || Date.now() - touched < AT_REST) return renew({ written, patience, command }, progress);
+    if (isBusy || Date.now() - touched < AT_REST) return renew({ written, patience, command }, progress, signal);
     keepState();
     history.replaceState({ scroll: scrollY }, "");
     location.reload();
   }, 1000 * clamp(age / 5, 3, 60));
 }
 
+["pointermove", "pointerdown", "keydown"].forEach((name) => addEventListener(name, () => { touched = Date.now(); }));
 VIEWS.heads = { title: "Heads", show: showFile };

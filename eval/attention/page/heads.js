@@ -6,37 +6,23 @@ let keeping = 0;
 // Show these runs: their heads, or in the other tab their experts. frameOf: as Run has it. signal: aborted when something
 // else is shown.
 function startHeads(box, to, told, frameOf, signal) {
-  let tab = null; // what ends the tab that is shown
-  const open = (name) => {
-    tab?.abort();
-    tab = new AbortController();
-    state.tab = name;
-    openTab(box, to, told, frameOf, AbortSignal.any([tab.signal, signal]));
-    byId("tabs").hidden = !toldOfExperts(told);
-    Object.keys(TABS).forEach((other) => {
-      byId(`tab-${other}`).setAttribute("aria-selected", other === name);
-      byId(`tab-${other}`).addEventListener("click", () => {
-        to.set({ tab: other === "experts" ? other : "", at: "", score: "", text: "", side: "" });
-        open(other);
-      });
-    });
-  };
-  open(to.get("tab") === "experts" && toldOfExperts(told) ? "experts" : "heads");
-}
-
-const toldInTab = (told) => (state.tab === "experts" ? toldOfExperts(told) : told);
-
-function openTab(box, to, told, frameOf, signal) {
+  const experts = toldOfExperts(told);
+  state.tab = experts && to.get("tab") === "experts" ? "experts" : "heads";
   [address, about] = [to, toldInTab(told)];
   runs = about.runs.map((run) => new Run(run, frameOf));
   box.replaceChildren(byId("heads-view").content.cloneNode(true));
-  document.body.dataset.tab = state.tab; // page.css hides what belongs to the other
+  byId("root").dataset.tab = state.tab; // page.css hides what belongs to the other
+  byId("tabs").hidden = !experts;
+  byId("tabs").append(...Object.keys(TABS).map((tab) => button(tab, () => to.open(to.run, { tab, own: to.get("own") }), {
+    role: "tab", "aria-selected": String(tab === state.tab),
+  })));
   const names = runs.map((run) => run.name).join(" and ");
   byId("heading").textContent = state.tab === "experts" ? `Which experts the tokens go to in ${names}`
     : `What the attention heads of ${names} look at`;
   byId("notes").textContent = about.notes.join(" ");
   byId("notes").hidden = !about.notes.length;
-  byId("keep").replaceChildren(headMenu(), copyLink(), button("Enlarge", () => change({ wide: !state.wide }), {
+  byId("keep").replaceChildren(copyLink());
+  if (!runs[0].mixture) byId("keep").prepend(headMenu(), button("Enlarge", () => change({ wide: !state.wide }), {
     id: "wide", title: "Give the large map the whole width (F)",
   }));
   startState();
@@ -66,6 +52,8 @@ function openTab(box, to, told, frameOf, signal) {
   isReady(true);
 }
 
+const toldInTab = (told) => (state.tab === "experts" ? toldOfExperts(told) : told);
+
 // A new look: whoever stands at the last one goes along.
 function growHeads(told) {
   const [run] = runs;
@@ -74,7 +62,8 @@ function growHeads(told) {
   about = toldInTab(told);
   run.update(about.runs[0]);
   const last = run.shown.length - 1;
-  change({ views: state.views.map((view, i) => ({ ...view, at: before[i] === Infinity ? last : run.nearest(before[i]) })) });
+  const placeOf = (step) => (step === Infinity ? last : run.nearest(step));
+  change({ views: state.views.map((view, i) => ({ ...view, at: placeOf(before[i]) })) });
   const { formed } = run;
   const words = formed && !wasFormed ? ` Layer ${formed.layer}, head ${formed.head} became an induction head.` : "";
   announce(`A new look at the heads, step ${run.steps[run.shown[last]].step}.${words}`);
@@ -88,7 +77,8 @@ class Progress {
     this.note = element("p", "quiet", "", { hidden: true });
     this.seen = element("p", "said-of-heads");
     this.moments = element("details", "moments", "", {}, [element("summary"), element("ol")]);
-    this.root = element("section", "progress", "", { "aria-label": "The run" }, [this.line, this.moments, this.bar, this.note, this.seen]);
+    const parts = [this.line, this.moments, this.bar, this.note, this.seen];
+    this.root = element("section", "progress", "", { "aria-label": "The run" }, parts);
   }
 
   // now: {state, step, total, loss, seconds}; nothing for a file that only shows what there was
@@ -132,7 +122,8 @@ function savePicture() {
   const { run, view } = panes[0];
   const text = about.probes.find((probe) => probe.name === state.probe).title;
   const title = visiblePanes().map((pane) => `${pane.run.name}, step ${stepOf(pane.view).step}`).join(" · ");
-  savePng(pictureOf(visiblePanes().map((pane) => pane.find(".maps")), `${title} · ${text}`), `${run.name} step ${stepOf(view).step}.png`);
+  const boxes = visiblePanes().map((pane) => pane.find(".maps"));
+  savePng(pictureOf(boxes, `${title} · ${text}`), `${run.name} step ${stepOf(view).step}.png`);
 }
 
 function headMenu() {
@@ -158,7 +149,8 @@ function weightsOf(head) {
 function numbersOf({ run, view, map: { head } }) {
   return {
     run: run.name, step: stepOf(view).step, layer: run.layers[view.layer], head: run.heads[view.head],
-    text: state.probe, tokens: head.text.labels, scores: Object.fromEntries(about.scores.map((info) => [info.name, scoreOf(view, info)])),
+    scores: Object.fromEntries(about.scores.map((info) => [info.name, scoreOf(view, info)])),
+    text: state.probe, tokens: head.text.labels,
     weights: head.text.labels.map((_, q) => Array.from({ length: q + 1 }, (__, k) => rounded(head.weight(q, k)))),
   };
 }

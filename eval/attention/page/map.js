@@ -44,7 +44,8 @@ function drawMap(pane) {
   const { left, top, side, wide, high } = layout;
   const canvas = pane.find(".picture");
   paintHead(canvas, head, head.length);
-  [canvas.style.left, canvas.style.top, canvas.style.width, canvas.style.height] = [left, top, side, side].map((size) => `${size}px`);
+  const place = { left, top, width: side, height: side };
+  Object.entries(place).forEach(([name, size]) => { canvas.style[name] = `${size}px`; });
   const svg = filled(pane.find(".around"), { width: wide, height: high, viewBox: `0 0 ${wide} ${high}` }, "", []);
   svg.ariaLabel = `Attention of ${name} at step ${stepOf(view).step} over ${head.length} tokens`;
   svg.replaceChildren(...aroundMap(head.text, layout), drawn("g", { class: "cross" }));
@@ -69,7 +70,8 @@ function aroundMap(text, { length, left, top, side, cell, every, texts, size }) 
       write(texts[i], 0, 0, "end", { "font-size": size, transform: turned }));
   }
   text.starts.forEach((start, i) => {
-    if (start === i && i) parts.push(drawn("path", { class: "between", d: `M${left} ${top + i * cell}h${i * cell}V${top + side}` }));
+    const line = `M${left} ${top + i * cell}h${i * cell}V${top + side}`;
+    if (start === i && i) parts.push(drawn("path", { class: "between", d: line }));
   });
   const words = side > ROOMY ? ["row: the token that looks", "column: what it looks at"] : [];
   const bar = Math.min(side * 0.45, 200);
@@ -131,7 +133,8 @@ function crossParts({ head, layout: { left, top, cell, side, size, texts } }, ro
     words(texts[row], "looks", { transform: `translate(${left - 5} ${middle + large / 3})` }),
     words(texts[column], "seen", { transform: `translate(${below + large / 3} ${top + side + 5}) rotate(-90)` }),
     ...(state.key === null ? [] : [words(number(head.weight(row, column)), "weight", {
-      x: below + (isLeft ? 1 : -1) * (cell / 2 + 6), y: top + row * cell - 5, "text-anchor": isLeft ? "start" : "end", "font-size": 13,
+      x: below + (isLeft ? 1 : -1) * (cell / 2 + 6), y: top + row * cell - 5,
+      "text-anchor": isLeft ? "start" : "end", "font-size": 13,
     })]),
   ];
 }

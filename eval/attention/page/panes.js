@@ -181,30 +181,31 @@ function drawHeads(pane) {
   if (pane.gridOf !== run) buildHeads(pane);
   drawGridNote(pane, info);
   const maps = mapsOf(view);
+  const length = maps?.text.labels.length;
   const hasScore = info && (run.mixture || (maps && isMeasuredOn(info, state.probe)));
   const wide = pane.cells[0][0].clientWidth; // 0 while the grid is hidden
   pane.cells.forEach((row, layer) => row.forEach((cell, head) => {
     const group = run.grouped ? `, KV group ${run.group(run.heads[head])}` : "";
-    const score = hasScore ? `: ${info.title} ${withUnit(scoreOf(view, info, layer, head), info)}` : "";
-    drawCell(cell, layer === view.layer && head === view.head, `${headName(run, layer, head)}${group}${score}${alarmOf(pane, layer, head)}`);
+    const value = hasScore ? scoreOf(view, info, layer, head) : null;
+    const score = hasScore ? `: ${info.title} ${withUnit(value, info)}` : "";
+    const title = `${headName(run, layer, head)}${group}${score}${alarmOf(pane, layer, head)}`;
+    drawCell(cell, layer === view.layer && head === view.head, title);
     cell.style.borderColor = groupColour(run, run.heads[head]);
     cell.classList.toggle("starved", Boolean(alarmOf(pane, layer, head)));
     const badge = cell.querySelector(".badge");
     badge.hidden = !hasScore;
-    if (hasScore) {
-      const value = scoreOf(view, info, layer, head);
-      fillCell(badge, value === null ? absent() : magma(shareOf(value, info)), number(value, 2));
-    }
-    if (maps && wide) paintHead(cell.firstChild, new Head(run, maps, layer, head, state), Math.min(maps.text.labels.length, Math.round(wide * devicePixelRatio)));
-    else if (!run.mixture) cell.firstChild.width = 0;
+    if (hasScore) fillCell(badge, value === null ? absent() : magma(shareOf(value, info)), number(value, 2));
+    if (maps && wide) {
+      paintHead(cell.firstChild, new Head(run, maps, layer, head, state), Math.min(length, Math.round(wide * devicePixelRatio)));
+    } else if (!run.mixture) cell.firstChild.width = 0;
   }));
 }
 
 function drawGridNote(pane, info) {
   const { run } = pane;
   const kind = attentionKind(run);
-  const shared = `${run.num_key_value_heads} key/value head${run.num_key_value_heads === 1 ? "" : "s"}`;
-  pane.find(".kind").textContent = `${kind.toUpperCase()}, ${run.num_attention_heads} heads a layer, ${kind === "mla" ? "one latent" : shared}`;
+  const keys = { mla: "one latent", mqa: "1 key/value head" }[kind] ?? `${run.num_key_value_heads} key/value heads`;
+  pane.find(".kind").textContent = `${kind.toUpperCase()}, ${run.num_attention_heads} heads a layer, ${keys}`;
   const groups = run.grouped ? [...new Map(run.heads.map((head) => [run.group(head), head]))] : [];
   const chips = groups.flatMap(([group, head]) => {
     const chip = element("span", "chip", `KV ${group}`);
@@ -212,5 +213,6 @@ function drawGridNote(pane, info) {
     return [" ", chip];
   });
   const words = isMeasuredOn(info, state.probe) ? "The number in a square is its score for" : "This text has no score for";
-  pane.find(".grid-note").replaceChildren(GROUP_WORDS[kind], ...chips, ". ", info ? `${words} ${info.title}; choose another score below.` : "");
+  const ofScore = info ? `${words} ${info.title}; choose another score below.` : "";
+  pane.find(".grid-note").replaceChildren(GROUP_WORDS[kind], ...chips, ". ", ofScore);
 }

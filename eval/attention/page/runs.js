@@ -1,6 +1,5 @@
 // All runs of the folder, alive or finished: their figures over training, and in what they differ.
 
-const QUIET = 10_000; // milliseconds between two announcements of what changes by itself
 
 // What is drawn of a line of metrics.jsonl, one chart each. isNoisy: smoothing is for it
 const FIGURES = [
@@ -61,10 +60,11 @@ class Log {
 
 function showRuns(root, address) {
   const { signal } = address;
-  const [logs, settings, rows] = [new Map(), new Map(), new Map()]; // by the name of the run
+  const [logs, rows] = [new Map(), new Map()]; // by the name of the run
   let all = new Map();
+  let before = new Map(); // the state of each run at the last news
   let chosen = null; // names
-  let announced = 0;
+  let compared = "";
   const shown = () => [...all.keys()].filter((name) => chosen.has(name)); // in the order of the table
   const logOf = (name) => logs.get(name) ?? logs.set(name, new Log(name)).get(name);
 
@@ -76,8 +76,7 @@ function showRuns(root, address) {
   const differences = element("section", "differences");
   byId("heading").textContent = "Every run of this folder";
   byId("keep").append(saveMenu("Save the data of all charts", {
-    "Data (JSON)": () => saveJson(shown().map((name) => ({ ...all.get(name), page: link("runs", "", { runs: name }), log: logOf(name).splits })),
-      "runs.json"),
+    "Data (JSON)": () => saveJson(shown().map((name) => ({ ...all.get(name), log: logOf(name).splits })), "runs.json"),
     "Data (CSV)": () => saveCsv(numbersOf(FIGURES), "runs.csv"),
   }), copyLink());
   root.append(none, element("div", "scroll", "", {}, [table]), bar(),
@@ -90,11 +89,9 @@ function showRuns(root, address) {
     chosen ??= fromAddress();
     none.hidden = all.size > 0;
     drawTable();
-    const run = changed.find(({ name, state: now }) => chosen.has(name) && now === "training");
-    if (run && Date.now() - announced >= QUIET) {
-      announced = Date.now();
-      announce(`${run.name}: step ${run.step}, training loss ${figure(run.loss)}`);
-    }
+    const over = changed.filter((run) => before.get(run.name) === "training" && run.state !== "training");
+    over.forEach((run) => announce(`${run.name} is ${run.state}`));
+    before = new Map([...all].map(([name, run]) => [name, run.state]));
     await readAndDraw();
     isReady(true);
   }, signal);
@@ -124,7 +121,8 @@ function showRuns(root, address) {
       row.className = at < 0 ? "" : `run-${at % 8}`;
       row.querySelector("input").checked = at >= 0;
       while (row.cells.length > 1) row.lastChild.remove(); // what has the focus stays
-      row.append(...Object.entries(COLUMNS).map(([title, of]) => element("td", title === "state" ? `state ${run.state}` : "", of(run))));
+      row.append(...Object.values(COLUMNS).map((of) => element("td", "", of(run))));
+      row.cells[1].className = `state ${run.state}`;
       const heads = element("a", "", "heads", { href: link("heads", name), "aria-label": `Heads of ${name}` });
       row.append(element("td", "", "", {}, run.looks[0] ? [heads] : []));
     });
@@ -157,7 +155,7 @@ function showRuns(root, address) {
       choice("Over", Object.keys(AXES).map((name) => [name, name]), axis(), keep("x")),
       check("log across", Boolean(address.get("logx")), keep("logx")),
       check("log upwards", Boolean(address.get("logy")), keep("logy")),
-      element("label", "smooth", "Smoothing ", {}, [smooth]),
+      element("label", "", "Smoothing ", {}, [smooth]),
     ]);
   }
 
@@ -192,22 +190,20 @@ function showRuns(root, address) {
 
   async function compareSettings() {
     const names = shown();
-    await Promise.all(names.filter((name) => !settings.has(name)).map(async (name) => { // they do not change while a page is open
-      settings.set(name, await ask(`/live/runs/${part(name)}/config`, { signal }).catch(() => ({})));
-    }));
-    if (signal.aborted || names.join() !== shown().join() || differences.dataset.of === names.join()) return;
-    differences.dataset.of = names.join();
+    if (compared === names.join("\n")) return;
+    compared = names.join("\n");
+    const values = await Promise.all(names.map((name) => ask(`/live/runs/${part(name)}/config`, { signal }).catch(() => ({}))));
+    if (compared !== names.join("\n")) return; // others were chosen meanwhile
     differences.replaceChildren();
     if (names.length < 2) return;
-    const values = names.map((name) => settings.get(name));
     const keys = [...new Set(values.flatMap(Object.keys))].filter((key) => key !== "name" && !key.startsWith("rungs"));
-    const different = keys.map((key) => [key, ...values.map((one) => one[key] ?? "–")]).filter(([, ...row]) => new Set(row).size > 1);
-    const save = saveMenu("Save the settings that differ", { CSV: () => saveCsv([["setting", ...names], ...different], "settings.csv") });
-    differences.append(
-      element("div", "head-line", "", {}, [element("h2", "", "In what their settings differ"), save]),
-      different.length ? element("div", "scroll low", "", { tabindex: 0, role: "region", "aria-label": "Settings that differ" },
-        [tableOf("difference-table", ["setting", ...names], different)]) : element("p", "soft", "In nothing but their names."),
-    );
+    const different = keys.map((key) => [key, ...values.map((setting) => setting[key] ?? "–")])
+      .filter(([, ...row]) => new Set(row).size > 1);
+    const title = ["setting", ...names];
+    const save = saveMenu("Save the settings that differ", { CSV: () => saveCsv([title, ...different], "settings.csv") });
+    differences.append(element("div", "head-line", "", {}, [element("h2", "", "In what their settings differ"), save]));
+    if (!different.length) differences.append(element("p", "soft", "In nothing but their names."));
+    else differences.append(element("div", "scroll", "", { tabindex: 0 }, [tableOf("difference-table", title, different)]));
   }
 }
 

@@ -31,15 +31,17 @@ function patternOf({ run, view }) {
 
 function drawCaption(pane) {
   const { run, view } = pane;
-  const sentence = (words, soft) => pane.find(".caption").replaceChildren(element("b", "", words), " ", element("span", "soft", soft));
+  const sentence = (words, soft) => {
+    pane.find(".caption").replaceChildren(element("b", "", words), " ", element("span", "soft", soft));
+  };
   if (run.mixture) return sentence(...expertsInWords(run, stepOf(view)));
   const pattern = patternOf(pane);
   const info = pattern ?? scoreInfo();
   if (!info) return sentence("", "");
   const where = isMeasuredOn(info, state.probe) ? "This" : `On ${info.measured_on}, this`; // not on the map that is shown
   const words = pattern ? `${where} head looks at ${info.looks_at}.` : "This head shows no pattern that has a name.";
-  const chance = run.chance[info.name];
-  return sentence(words, `Its score for ${info.title}: ${withUnit(scoreOf(view, info), info)}${chance === null ? "" : `, chance ${number(chance)}`}.`);
+  const value = withUnit(scoreOf(view, info), info);
+  return sentence(words, `Its score for ${info.title}: ${value}, chance ${number(run.chance[info.name])}.`);
 }
 
 function drawScoreTable(pane) {

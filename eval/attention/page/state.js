@@ -32,7 +32,8 @@ const lastOf = (view) => runOf(view).shown.length - 1;
 const stepOf = (view) => runOf(view).steps[runOf(view).shown[view.at]];
 const mapsOf = (view) => runOf(view).maps(view.at, state.probe);
 const headOf = (view) => new Head(runOf(view), mapsOf(view), view.layer, view.head, state);
-const scoreOf = (view, info, layer = view.layer, head = view.head) => runOf(view).score(info.name, runOf(view).shown[view.at], layer, head);
+const scoreOf = (view, info, layer = view.layer, head = view.head) => (
+  runOf(view).score(info.name, runOf(view).shown[view.at], layer, head));
 const scoreInfo = () => about.scores.find((score) => score.name === state.score);
 // A number in a square belongs to the map in it: it is shown only if the score is measured on the text that is shown.
 const isMeasuredOn = (info, probe) => Boolean(info) && (!info.probe || info.probe === probe);
@@ -71,11 +72,11 @@ function chooseStep(number, at) {
 }
 
 function chooseRun(number, run) {
-  const { at, layer, head } = state.views[number];
-  const to = runs[run];
-  const fitting = { layer: Math.min(layer, to.layers.length - 1), head: Math.min(head, to.heads.length - 1) };
-  const { step } = stepOf({ ...state.views[number], at });
-  change({ views: withView(number, { run, at: to.nearest(step), ...fitting }), active: number, ...NO_TOKEN });
+  const view = state.views[number];
+  const { layers, heads } = runs[run];
+  const fitting = { layer: Math.min(view.layer, layers.length - 1), head: Math.min(view.head, heads.length - 1) };
+  const at = runs[run].nearest(stepOf(view).step);
+  change({ views: withView(number, { run, at, ...fitting }), active: number, ...NO_TOKEN });
 }
 
 // The view that was used last stays, beside an earlier or later step of its run, or beside another run.

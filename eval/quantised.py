@@ -78,7 +78,9 @@ def main() -> int:
         exact = None
         longest = lm.config.max_position_embeddings
         copied = repeated_probe(tokenizer, 2, longest)
-        probe = (world and story_probe(tokenizer, world, longest, "stories")) or probe_from_text(tokenizer, TEXT, longest)
+        probe = (world and story_probe(tokenizer, world, longest, "stories")) or probe_from_text(
+            tokenizer, TEXT, longest
+        )
         with reading_through(lm, cache):
             maps = capture(lm, probe.for_model(next(lm.parameters()).device)["input_ids"]).weights
             in_float32 = maps if in_float32 is None else in_float32

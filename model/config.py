@@ -26,7 +26,7 @@ LATENT_KEYS = ("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_
 
 
 class ModelConfig(Section):
-    r"""The shape of a decoder-only transformer, and its parts (docs/architecture.md, Families).
+    r"""The shape of a decoder-only transformer, and its parts (docs/families.md).
 
     The one toggle that this project is about is `num_key_value_heads`: how many query heads share a key
     and a value (drawn for 8 query heads; `k` stands for a key head and its value head):

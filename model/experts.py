@@ -12,8 +12,6 @@ group by its own matrix, as transformers does by default: logits are equal to th
 
 from __future__ import annotations
 
-import math
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -21,6 +19,7 @@ from torch import Tensor, nn
 from model.config import ModelConfig
 from model.feed_forward import ACTIVATIONS
 from model.loss import compute_dtype
+from model.norm import initialize
 
 
 class Router(nn.Linear):
@@ -39,9 +38,6 @@ class Router(nn.Linear):
         if self.norm_topk_prob:
             weights = weights / weights.sum(dim=-1, keepdim=True)
         return probabilities, weights.to(logits.dtype), experts
-
-    def reset_parameters(self) -> None:
-        nn.init.normal_(self.weight, std=0.02)  # nearly the same probability for every expert
 
 
 class Experts(nn.Module):
@@ -74,10 +70,6 @@ class Experts(nn.Module):
         out = out.index_select(0, place).view(N, k, -1)  # no row is read twice
         return (out * weights[..., None]).sum(1).to(x.dtype)
 
-    def reset_parameters(self) -> None:
-        nn.init.normal_(self.gate_up_proj, std=1 / math.sqrt(self.gate_up_proj.shape[-1]))
-        nn.init.zeros_(self.down_proj)
-
 
 class MixtureOfExperts(nn.Module):
     """Router and experts, in place of a dense feed-forward layer: (B, T, hidden_size) both ways. In training it also
@@ -100,8 +92,8 @@ class MixtureOfExperts(nn.Module):
         return out, {"load_balancing": self.router_aux_loss_coef * loss}
 
     def reset_parameters(self) -> None:
-        self.gate.reset_parameters()
-        self.experts.reset_parameters()
+        nn.init.normal_(self.gate.weight, std=0.02)  # nearly the same probability for every expert
+        initialize(self.experts, output="down_proj")
 
 
 def load_balancing_loss(probabilities: Tensor, experts: Tensor, real: Tensor | None = None) -> Tensor:

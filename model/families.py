@@ -358,9 +358,6 @@ class _Headlight(Family):
         return checked({key: value for key, value in fields.items() if key not in beside}, str(file), ModelConfig)
 
 
-# ---------------------------------------------------------------------------------------------------------
-# the table
-
 FAMILIES: tuple[Family, ...] = (
     # No QK-norm, no windows; the widest support elsewhere (llama.cpp, vLLM, …).
     # Touvron et al. 2023 (arXiv 2302.13971); Grattafiori et al. 2024 (2407.21783).

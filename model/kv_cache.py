@@ -79,10 +79,6 @@ class KVCache:
             self.buffers, self.first = {}, {}
         self.token_ids = None if self.token_ids is None else self.token_ids[:, : self.length]
 
-    def clear(self) -> None:
-        """Forget everything."""
-        self.crop(0)
-
     def repeat_interleave(self, times: int) -> None:
         """Every row becomes `times` rows, next to each other: several continuations of one prompt."""
         for buffers in self.buffers.values():

@@ -37,7 +37,7 @@ from model.attention import AttentionFunction, Recorder, eager
 from model.config import ModelConfig
 from model.kv_cache import KVCache
 from model.masks import Mask
-from model.norm import RMSNorm
+from model.norm import RMSNorm, initialize
 from model.rope import apply_rotary
 
 LATENT_EPS = 1e-6  # of the norms of the latents: transformers takes this one, whatever rms_norm_eps is
@@ -128,10 +128,5 @@ class LatentAttention(nn.Module):
         return mixed @ to_value.mT
 
     def reset_parameters(self) -> None:
-        """As in model/attention.py: random matrices, a zero output projection, zero biases; norms of one."""
-        for name, parameter in self.named_parameters():
-            if parameter.ndim > 1:
-                nn.init.normal_(parameter, std=1 / math.sqrt(parameter.shape[1]))
-            else:
-                nn.init.constant_(parameter, 1.0 if "layernorm" in name else 0.0)
-        nn.init.zeros_(self.o_proj.weight)
+        initialize(self)
+        nn.init.zeros_(self.o_proj.weight)  # drawn like the others first, so that a seed means what it did

@@ -22,7 +22,7 @@ from model.config import ModelConfig
 from model.feed_forward import FeedForward
 from model.kv_cache import KVCache
 from model.loss import IGNORED, compute_dtype, cross_entropy_sum
-from model.masks import Mask, MaskSpec, mean_keys
+from model.masks import Mask, MaskSpec
 from model.norm import make_norm
 from model.rope import RotaryEmbedding
 
@@ -33,18 +33,6 @@ if TYPE_CHECKING:  # optional: a model without them does not load them
 Output = Tensor | tuple[Tensor, Tensor]  # logits, hidden states, or (loss_sum, token_count)
 GROUPS = ("matrix", "expert", "embedding", "head", "vector", "adapter")
 PARTS = {"norm": "norm", "embed": "embedding", "self_attn": "attention", "mlp": "feed_forward", "lm_head": "head"}
-
-
-class Embedding(nn.Embedding):
-    """One vector per token id; learned positions are a second one, a vector for every place (Gehring et al. 2017)."""
-
-    optimizer_group = "embedding"
-
-
-class Head(nn.Linear):
-    """One logit per token id. A tied matrix is in both modules; the head comes last and decides its group."""
-
-    optimizer_group = "head"
 
 
 class DecoderLayer(nn.Module):
@@ -106,10 +94,10 @@ class Decoder(nn.Module):
     def __init__(self, config: ModelConfig, vocab_size: int):
         super().__init__()
         self.config = config
-        self.embed_tokens = Embedding(vocab_size, config.hidden_size)
-        self.embed_positions: Embedding | None = None
-        if config.position_embedding == "learned":
-            self.embed_positions = Embedding(config.max_position_embeddings, config.hidden_size)
+        self.embed_tokens = nn.Embedding(vocab_size, config.hidden_size)
+        self.embed_positions: nn.Embedding | None = None
+        if config.position_embedding == "learned":  # a vector for every place (GPT-2; Gehring et al. 2017, 1705.03122)
+            self.embed_positions = nn.Embedding(config.max_position_embeddings, config.hidden_size)
         self.layers = nn.ModuleList(DecoderLayer(config, i) for i in range(config.num_hidden_layers))
         self.norm = make_norm(config)
         self.rotary_emb = RotaryEmbedding(config.rotary_size, config.rope_theta, config.rope_scaling)
@@ -211,7 +199,7 @@ class LanguageModel(nn.Module):
             raise ValueError("vocab_size is not set: use the tokenizer's, for example vocab_size=2048")
         self.config = config
         self.model = Decoder(config, config.vocab_size)
-        self.lm_head = Head(config.hidden_size, config.vocab_size, bias=False)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         if config.tie_word_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
         self.adapters: Any = None  # an Adapters of model/lora.py
@@ -354,6 +342,8 @@ class LanguageModel(nn.Module):
         after sharding, which replaces the parameters.
         """
         group_of = dict.fromkeys(self.parameters(), "matrix")
+        group_of |= {weight: "embedding" for name, weight in self.named_parameters() if ".embed_" in name}
+        group_of |= dict.fromkeys(self.lm_head.parameters(), "head")  # also where it is tied
         for _, module in self.named_modules(remove_duplicate=False):  # from the outside to the inside
             if group := getattr(module, "optimizer_group", None):
                 group_of.update(dict.fromkeys(module.parameters(), group))
@@ -395,7 +385,10 @@ class LanguageModel(nn.Module):
         linears = [module for module in self.modules() if isinstance(module, nn.Linear)]
         matrices = sum(x.weight.numel() for x in linears if getattr(x, "optimizer_group", "") != "adapter")
         active = self.num_parameters(".experts.") * c.num_experts_per_tok / (c.num_experts or 1)
-        keys = sum(mean_keys(sequence_length, window) for window in c.windows)
+        keys = 0.0  # that a token sees on average: i of them at place i = 1 … T, at most the window
+        for window in c.windows:
+            w = min(window or sequence_length, sequence_length)
+            keys += (w * (w + 1) / 2 + (sequence_length - w) * w) / sequence_length
         forward = 2 * (matrices + active)
         forward += 2 * c.num_attention_heads * (c.head_size + c.value_size) * keys
         return forward * ((3 if self.adapters is None else 2) if training else 1)

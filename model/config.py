@@ -74,11 +74,8 @@ class ModelConfig(Section):
     """Number of layers."""
     num_attention_heads: int = Field(8, ge=1, le=10_000)
     """Query heads in a layer. Each one learns to look at the text in its own way."""
-    num_key_value_heads: KeyValueHeads = Field(
-        "gqa",
-        description="Key/value heads, which the query heads share: mha = one per query head | gqa = about a quarter, "
-        "never 1 and never all | mqa = 1 | or any divisor of num_attention_heads.",
-    )
+    num_key_value_heads: KeyValueHeads = "gqa"
+    """Key/value heads, shared by the query heads: mha = one each | gqa = about a quarter | mqa = 1 | or a divisor."""
     head_dim: int | None = Field(None, ge=2)
     """Size of one head, an even number. null = hidden_size / num_attention_heads."""
     attention: Literal["heads", "mla"] = "heads"
@@ -95,11 +92,8 @@ class ModelConfig(Section):
     """mla: size of a value. null = head_dim."""
     rope_interleave: bool | None = None
     """mla: RoPE turns neighbours together (true, null) or numbers of two halves (false)."""
-    qk_norm: bool | Literal["whole"] = Field(
-        True,
-        description="Normalise every query and key, as Qwen3 does: higher learning rates stay stable. whole: all "
-        "heads of a token together, as OLMo 2 does.",
-    )
+    qk_norm: bool | Literal["whole"] = True
+    """Normalise each query and key, as Qwen3: higher learning rates stay stable. whole: all heads as one, as OLMo 2."""
     attention_bias: bool = False
     """Add a learned vector to queries, keys, values and the output of attention."""
     qkv_bias: bool = False
@@ -108,12 +102,8 @@ class ModelConfig(Section):
     """Divide scores by the square root of head_dim. false = not, to see what that is for."""
     norm_position: Literal["before", "after"] = "before"
     """Normalise what goes into a part of a layer | after: what comes out, as in OLMo 2."""
-    position_embedding: Literal["rope", "learned", "none"] = Field(
-        "rope",
-        description="How the model knows where a token stands: rope = queries and keys are rotated | learned = a "
-        "vector for every position is added to the token's, as in GPT-2 | none = from the causal mask "
-        "alone.",
-    )
+    position_embedding: Literal["rope", "learned", "none"] = "rope"
+    """What a place is: rope = queries and keys rotate | learned = a vector, as GPT-2 | none = the causal mask alone."""
     no_rope_layers: list[Flag] | None = Field(None, min_length=1, examples=[[1, 1, 1, 0]])
     """Which layers rotate: 1 = with RoPE, 0 = without, as in SmolLM3. A shorter list is repeated. null = all."""
     max_position_embeddings: int = Field(512, ge=1)
@@ -130,12 +120,8 @@ class ModelConfig(Section):
     """Stretch RoPE to texts longer than those of training. null = do not."""
     sliding_window: int | None = Field(None, ge=1)
     """Tokens that a sliding_attention layer sees, its own included. null = no window."""
-    layer_types: list[LayerType] | None = Field(
-        None,
-        examples=[["sliding_attention", "full_attention"]],
-        description="Kind of each layer: full_attention or sliding_attention. A shorter list is repeated. null = all "
-        "sliding if sliding_window is set, else all full.",
-    )
+    layer_types: list[LayerType] | None = Field(None, examples=[["sliding_attention", "full_attention"]])
+    """full_attention or sliding_attention. A shorter list is repeated. null = sliding if sliding_window is set."""
     norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
     """rmsnorm: scale a token to one size (Llama) | layernorm: with mean and bias (GPT-2)."""
     rms_norm_eps: float = Field(1e-06, ge=1e-30, le=1)
@@ -146,19 +132,12 @@ class ModelConfig(Section):
     """Share of attention weights set to zero at random in training."""
     hidden_dropout: float = Field(0.0, ge=0, lt=1)
     """Share of the embedding's and the layers' output set to zero in training."""
-    initialization: Literal["random", "mimetic"] = Field(
-        "random",
-        description="First weights of attention: random, and its output zero | mimetic: keys equal queries and "
-        "outputs mirror values, so that heads look at like tokens and copy them. Then they learn to copy "
-        "sooner.",
-    )
+    initialization: Literal["random", "mimetic"] = "random"
+    """First weights of attention: random | mimetic: keys are queries, so that heads copy tokens like theirs sooner."""
     loadable_elsewhere: bool = True
     """true: parts of one architecture of transformers | false: any, for Headlight alone."""
-    attn_implementation: Annotated[AttentionImplementation, Tag.RUNTIME] = Field(
-        "auto",
-        description="Code that computes attention (same numbers, other speed): auto | eager (the formula) | flash | "
-        "flex. docs/attention.md has the others.",
-    )
+    attn_implementation: Annotated[AttentionImplementation, Tag.RUNTIME] = "auto"
+    """Code of attention, same numbers: auto | eager (the formula) | flash | flex | others in docs/attention.md."""
     bos_token_id: Annotated[TokenId | None, Tag.RUNTIME] = None
     """First token of every document. The tokenizer sets it."""
     eos_token_id: Annotated[TokenId | list[TokenId] | None, Tag.RUNTIME] = None

@@ -33,16 +33,12 @@ def open_checkpoint(
     path: str | Path, device: str = "auto", dtype: torch.dtype | None = None, quantise: str | None = None
 ) -> tuple[LanguageModel, Tokenizer, Path]:
     """The same, and the checkpoint directory that all of it was read from: a run that trains has soon another one."""
-
-    def read(directory: Path) -> tuple[LanguageModel, Tokenizer, Path]:
-        return load(directory).to(device=place, dtype=dtype), load_tokenizer(directory), directory
-
     try:
         place = choose_device(device)
     except ValueError as error:
         raise InputError(f"--device {error}") from None
     try:
-        lm, tokenizer, directory = read_checkpoint(path, read)
+        lm, tokenizer, directory = read_checkpoint(path, lambda at: (load(at).to(place, dtype), load_tokenizer(at), at))
     except torch.OutOfMemoryError:
         raise InputError(f"{path}: the model does not fit into the memory of {place}: use --device cpu") from None
     except (OSError, ValueError) as error:

@@ -250,7 +250,7 @@ def model_card(name: str, lm: LanguageModel, progress: dict[str, Any]) -> str:
     source = {key[12:]: value for key, value in identity.items() if key.startswith("data.source.")}
     text, datasets = _text_in_words(source)
     is_chat = identity.get("data.records") in ("conversations", "pairs")
-    library = "peft" if adapters else "transformers"
+    library: str | None = "peft" if adapters else "transformers"
     if not config.loadable_elsewhere or (adapters and family == "gpt2"):  # q, k and v are one matrix in peft's GPT-2
         library = None
     use = USE[library].format(base=code(adapters.base) if adapters else "")

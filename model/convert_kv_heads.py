@@ -43,7 +43,7 @@ def convert_kv_heads(lm: LanguageModel, num_key_value_heads: int) -> LanguageMod
             f"there are: use {', '.join(map(str, allowed))}"
         )
     tensors = lm.state_dict()
-    parts = ("k_proj.weight", "k_proj.bias", "v_proj.weight", "v_proj.bias")
+    parts: tuple[str, ...] = ("k_proj.weight", "k_proj.bias", "v_proj.weight", "v_proj.bias")
     parts += ("k_norm.weight",) if old.qk_norm == "whole" else ()
     for name in [name for name in tensors if name.endswith(parts)]:
         by_head = tensors[name].unflatten(0, (present, -1))  # (present, D, …): rows, or numbers of a bias

@@ -229,8 +229,8 @@ def load_adapters(lm: LanguageModel, directory: Path) -> None:
     """Put the adapters of a directory, ours or peft's, beside the matrices of their base. Raises DamagedFile."""
     file, names = directory / ADAPTER, _tensors_in(directory)
     fields = read_json(file)
-    for key, values in PLAIN_LORA.items():
-        if fields.get(key, values[0]) not in values:
+    for key, plain in PLAIN_LORA.items():
+        if fields.get(key, plain[0]) not in plain:
             raise DamagedFile(f"{file}: {key} is {fields[key]!r:.60}, and Headlight computes plain LoRA only")
     added = checked(fields.get("trainable_token_indices") or {}, str(file), dict[str, list[int]])
     vocab = lm.lm_head.out_features

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -103,6 +104,8 @@ class Decoder(nn.Module):
         self.rotary_emb = RotaryEmbedding(config.rotary_size, config.rope_theta, config.rope_scaling)
         self.dropout = nn.Dropout(config.hidden_dropout)
         self.backend = "sdpa"  # LanguageModel.set_attn_implementation sets it, here and in the layers
+        # how training calls a layer: train/compilation.py puts a compiled call here, one for all of them
+        self.call_layer: Callable[..., Any] = DecoderLayer.__call__
         # True: while training, keep only the input of every layer and compute the rest again in the backward pass. Less
         # memory, about a third more time (Chen et al. 2016, arXiv 1604.06174)
         self.activation_checkpointing = False
@@ -170,11 +173,12 @@ class Decoder(nn.Module):
         x = self.dropout(x)
         cos, sin = self.rotary_emb(position_ids, x.dtype)  # once for all layers
         auxiliary: dict[str, Tensor] = {}
+        call_layer = self.call_layer if self.training else DecoderLayer.__call__
         for layer, window in zip(self.layers, self.config.windows, strict=True):
             if self.activation_checkpointing and self.training:
-                x, losses = checkpoint(layer, x, cos, sin, masks[window], None, real, use_reentrant=False)
+                x, losses = checkpoint(call_layer, layer, x, cos, sin, masks[window], None, real, use_reentrant=False)
             else:
-                x, losses = layer(x, cos, sin, masks[window], kv_cache, real)
+                x, losses = call_layer(layer, x, cos, sin, masks[window], kv_cache, real)
             for name, loss in losses.items():
                 auxiliary[name] = auxiliary[name] + loss if name in auxiliary else loss
         if kv_cache is not None:
@@ -203,6 +207,7 @@ class LanguageModel(nn.Module):
         if config.tie_word_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
         self.adapters: Any = None  # an Adapters of model/lora.py
+        self.sum_loss = cross_entropy_sum  # while training; train/compilation.py puts a compiled one here
         self.set_attn_implementation(config.attn_implementation)
         self.reset_parameters()
 
@@ -251,7 +256,8 @@ class LanguageModel(nn.Module):
         output: Output = hidden
         if labels is not None:
             next_labels = F.pad(labels[:, 1:], (0, 1), value=IGNORED)  # position t is asked for token t + 1
-            loss_sum = cross_entropy_sum(hidden.flatten(0, 1), self.lm_head.weight, next_labels.flatten())
+            sum_loss = self.sum_loss if self.training else cross_entropy_sum
+            loss_sum = sum_loss(hidden.flatten(0, 1), self.lm_head.weight, next_labels.flatten())
             output = loss_sum, (next_labels != IGNORED).sum()
         elif not hidden_states:
             output = self.lm_head(hidden[:, -logits_to_keep:])

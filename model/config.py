@@ -11,10 +11,11 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from configs.loader import Section, Tag
-from model.backends import AttentionImplementation
 from model.rope import RopeScaling
 
 Activation = Literal["silu", "gelu_new", "gelu", "gelu_pytorch_tanh", "relu"]  # as transformers names them
+# model/backends/choice.py says what each is; a JSON Schema needs the names written out
+AttentionImplementation = Literal["auto", "eager", "flash", "flex", "flash3", "flash4", "sdpa", "blocked", "varlen"]
 LayerType = Literal["full_attention", "sliding_attention"]
 KeyValueHeads = Annotated[int, Field(ge=0)] | Literal["mha", "gqa", "mqa"]
 Flag = Annotated[int, Field(ge=0, le=1)]

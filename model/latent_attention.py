@@ -70,15 +70,8 @@ class LatentAttention(nn.Module):
         self.kv_b_proj = nn.Linear(self.rank, self.heads * (self.nope + self.value), bias=False)
         self.o_proj = nn.Linear(self.heads * self.value, hidden, bias=config.attention_bias)
 
-    def forward(
-        self,
-        x: Tensor,  # (B, T, hidden_size)
-        cos: Tensor,  # (B, 1, T, qk_rope_head_dim)
-        sin: Tensor,
-        mask: Mask,
-        kv_cache: KVCache | None = None,
-    ) -> Tensor:
-        """-> (B, T, hidden_size). With a cache, the T tokens also see what it holds of this layer: S tokens in all."""
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Mask, kv_cache: KVCache | None = None) -> Tensor:
+        """x (B, T, hidden_size), cos and sin (B, 1, T, qk_rope_head_dim) -> (B, T, hidden_size), as in attention.py."""
         B, T, _ = x.shape
         q = self.q_proj(x) if self.q_rank is None else self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x)))
         q = q.view(B, T, self.heads, -1).transpose(1, 2)  # (B, H, T, nope + rotary)

@@ -62,11 +62,6 @@ class PagedCache:
         self.unused: OrderedDict[int, bytes | None] = OrderedDict.fromkeys(range(blocks))
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of the whole memory; it never grows."""
-        return sum(memory.nbytes for layer in self.layers for memory in layer)
-
-    @property
     def free_blocks(self) -> int:
         """Blocks that no sequence uses."""
         return len(self.unused)

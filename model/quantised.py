@@ -67,12 +67,10 @@ def quantisable(lm: LanguageModel, kind: str) -> dict[str, nn.Linear]:
 
 def weight_bytes(lm: LanguageModel) -> int:
     """Bytes of all weights, scales included; a shared matrix counts once."""
-    tensors: list[Tensor] = list(lm.parameters())
-    total = 0
-    while tensors:
-        tensor = tensors.pop()
-        if hasattr(tensor, "__tensor_flatten__"):  # one of torchao's, made of several
-            tensors += [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
-        else:
-            total += tensor.nbytes
-    return total
+
+    def bytes_of(tensor: Tensor) -> int:
+        if not hasattr(tensor, "__tensor_flatten__"):
+            return tensor.nbytes
+        return sum(bytes_of(getattr(tensor, name)) for name in tensor.__tensor_flatten__()[0])  # torchao's are several
+
+    return sum(map(bytes_of, lm.parameters()))

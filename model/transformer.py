@@ -33,7 +33,6 @@ if TYPE_CHECKING:  # optional: a model without them does not load them
 
 Output = Tensor | tuple[Tensor, Tensor]  # logits, hidden states, or (loss_sum, token_count)
 GROUPS = ("matrix", "expert", "embedding", "head", "vector", "adapter")
-PARTS = {"norm": "norm", "embed": "embedding", "self_attn": "attention", "mlp": "feed_forward", "lm_head": "head"}
 
 
 class DecoderLayer(nn.Module):
@@ -367,13 +366,6 @@ class LanguageModel(nn.Module):
         """How many of them a token meets: of a mixture of experts, only those of the experts that it is sent to."""
         share = self.config.num_experts_per_tok / (self.config.num_experts or 1)
         return round(self.num_parameters() - (1 - share) * self.num_parameters(".experts."))
-
-    def parameter_counts(self) -> dict[str, int]:
-        """Numbers in each of PARTS, by the parameters' names, and their `total`. A tied matrix counts as embedding."""
-        counts = dict.fromkeys(PARTS.values(), 0)
-        for name, parameter in self.named_parameters():
-            counts[next(part for word, part in PARTS.items() if word in name)] += parameter.numel()
-        return counts | {"total": self.num_parameters()}
 
     def flops_per_token(self, sequence_length: int, *, training: bool = True) -> float:
         """Floating-point operations that a token costs, in rows of `sequence_length` tokens.

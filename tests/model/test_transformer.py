@@ -15,6 +15,7 @@ from model.masks import causal, within_window
 from model.norm import RMSNorm
 from model.transformer import on_meta
 from tests.conftest import GPT2, LATENT, random_model, tiny_config
+from train.budget import parameter_counts
 
 OLMO2 = {"qk_norm": "whole", "norm_position": "after", "attention_bias": True}
 UNTIED = {"tie_word_embeddings": False, "qk_norm": False}
@@ -193,7 +194,7 @@ def test_parameters_and_flops_are_counted_without_building_the_model(changes):
     state = torch.get_rng_state()
     counted = on_meta(config)
     assert torch.equal(torch.get_rng_state(), state)
-    lm, counts = LanguageModel(config), counted.parameter_counts()
+    lm, counts = LanguageModel(config), parameter_counts(counted)
     assert counts["total"] == lm.num_parameters() == sum(v for k, v in counts.items() if k != "total")
     layers, linears = lm.model.layers, [m for m in lm.modules() if isinstance(m, nn.Linear)]
     norms = sum(p.numel() for name, p in lm.named_parameters() if "norm" in name)

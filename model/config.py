@@ -27,17 +27,10 @@ LATENT_KEYS = ("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_
 
 
 class ModelConfig(Section):
-    r"""The shape of a decoder-only transformer, and its parts (docs/architecture.md, Families).
+    """The shape of a decoder-only transformer, and its parts (docs/architecture.md, Families).
 
-    The one toggle that this project is about is `num_key_value_heads`: how many query heads share a key
-    and a value (drawn for 8 query heads; `k` stands for a key head and its value head):
-
-        mha   q q q q q q q q      gqa   q q q q q q q q      mqa   q q q q q q q q
-              | | | | | | | |            \_\_/_/ \_\_/_/            \_\_\_\_/_/_/_/
-              k k k k k k k k               k       k                     k
-
-    Sources: MHA, Vaswani et al. 2017 (arXiv 1706.03762); MQA, Shazeer 2019 (1911.02150);
-    GQA, Ainslie et al. 2023 (2305.13245).
+    The one toggle that this project is about is `num_key_value_heads`: how many query heads share a key and a value
+    (drawn in model/attention.py).
 
     `gqa` is the divisor of the query heads that is nearest to a quarter of them, strictly between 1 and all: of two
     equally near, the larger (8 -> 2, 4 -> 2, 6 -> 2, 12 -> 3, 18 -> 6). So no two of the words are the same model.
@@ -204,13 +197,8 @@ class ModelConfig(Section):
         return self
 
     def _resolve_latent(self) -> None:
-        """Multi-head latent attention (model/latent_attention.py).
-
-            head_dim   =  qk_nope_head_dim + qk_rope_head_dim        size of a query and of a key
-            the cache  =  kv_lora_rank + qk_rope_head_dim            numbers per token and layer
-
-        DeepSeek-V2 (arXiv 2405.04434) takes kv_lora_rank = 4 and qk_rope_head_dim = 1/2 of a head.
-        """
+        """head_dim = qk_nope_head_dim + qk_rope_head_dim. DeepSeek-V2 (arXiv 2405.04434) takes kv_lora_rank = 4 and
+        qk_rope_head_dim = 1/2 of a head."""
         head, nope, rotary = self.head_size, self.qk_nope_head_dim, self.qk_rope_head_dim
         if rotary is None:
             rotary = max(2, head // 4 * 2) if nope is None else head - nope

@@ -120,7 +120,6 @@ class Family:
 
     def read(self, fields: Fields, file: Path) -> ModelConfig:
         """The inverse of `write`; also reads what transformers writes. Raises DamagedFile."""
-        self.check_fixed(fields, file)
         fields = checked(self.defaults | fields, str(file), ConfigJson).model_dump()
         values: Fields = {"num_key_value_heads": "mha"}  # what transformers takes where none is named
         values |= {name: fields[name] for name in (*SAME_NAME, *self.words) if fields.get(name) is not None}
@@ -130,13 +129,6 @@ class Family:
         except ValueError as error:
             raise DamagedFile(f"{file}: {error}") from None
         return checked(values, str(file), ModelConfig)
-
-    def check_fixed(self, fields: Fields, file: Path) -> None:
-        """Raises DamagedFile for a field that can have one value only, and has another."""
-        for name, wanted in (ONE_VALUE | self.fixed).items():
-            value = fields.get(name, wanted)
-            if name not in self.words and (type(value) is not type(wanted) or value != wanted):
-                raise DamagedFile(f"{file}: {name} is {value!r:.60}; Headlight builds {wanted!r} only")
 
     def _read_window(self, fields: Fields) -> Fields:
         """sliding_window and layer_types of ModelConfig."""
@@ -336,7 +328,6 @@ class _Gpt2(Family):
         return names | fields | {name: value for name, value in self.fixed.items() if value is not None}
 
     def read(self, fields: Fields, file: Path) -> ModelConfig:
-        self.check_fixed(fields, file)
         fields = self.defaults | fields
         if (embedding := fields["embd_pdrop"]) != (layers := fields["resid_pdrop"]):
             different = f"embd_pdrop ({embedding!r:.40}) and resid_pdrop ({layers!r:.40}) differ"
@@ -459,11 +450,16 @@ MISTRAL = replace(
 
 
 def family_in(fields: Fields, file: Path) -> Family:
-    """The family of a config.json with these fields. Raises DamagedFile for one that Headlight does not build."""
+    """The family of a config.json with these fields. Raises DamagedFile for what Headlight does not build."""
     families, name = {family.model_type: family for family in (*FAMILIES, MISTRAL)}, fields.get("model_type")
     if not isinstance(name, str) or name not in families:
         raise DamagedFile(f"{file}: model_type is {name!r:.60}; Headlight builds {', '.join(families)}")
-    return families[name]
+    family = families[name]
+    for key, wanted in (ONE_VALUE | family.fixed).items():
+        value = fields.get(key, wanted)
+        if key not in family.words and (type(value) is not type(wanted) or value != wanted):
+            raise DamagedFile(f"{file}: {key} is {value!r:.60}; Headlight builds {wanted!r} only")
+    return family
 
 
 class NoFamily(ValueError):

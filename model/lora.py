@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors import safe_open
@@ -44,18 +44,13 @@ PREFIX = "base_model.model."  # peft's wrapper around the model
 HASH = "base_sha256"
 # added rows of the embedding or the head (AddedRows): our name, and peft's
 ROWS, PEFT_ROWS = "parametrizations.weight.0.lora_rows", "token_adapter.trainable_tokens_delta"
-# the values of a key with which peft computes what is computed here; the first is its default
-PLAIN_LORA: dict[str, tuple[Any, ...]] = {
-    "peft_type": (None, "LORA"),
-    "bias": ("none",),
-    "init_lora_weights": (True, False, "gaussian", "orthogonal", "eva"),  # others change the base as well
-    **dict.fromkeys(
-        "alora_invocation_tokens alpha_pattern arrow_config fan_in_fan_out kasa_config layer_replication lora_bias "
-        "modules_to_save monteclora_config rank_pattern target_parameters use_bdlora use_dora use_qalora use_rslora "
-        "velora_config".split(),
-        (None, False, {}, []),
-    ),
-}
+# keys of kinds of LoRA that are not computed here: they must be null, false, empty, or one of these values
+PLAIN_LORA = {"peft_type": ["LORA"], "bias": ["none"], "init_lora_weights": [True, "gaussian", "orthogonal", "eva"]}
+OTHER_KINDS = (
+    "alora_invocation_tokens alpha_pattern arrow_config fan_in_fan_out kasa_config layer_replication lora_bias "
+    "modules_to_save monteclora_config rank_pattern target_parameters use_bdlora use_dora use_qalora use_rslora "
+    "velora_config"
+).split()
 
 
 @dataclass
@@ -229,8 +224,8 @@ def load_adapters(lm: LanguageModel, directory: Path) -> None:
     """Put the adapters of a directory, ours or peft's, beside the matrices of their base. Raises DamagedFile."""
     file, names = directory / ADAPTER, _tensors_in(directory)
     fields = read_json(file)
-    for key, plain in PLAIN_LORA.items():
-        if fields.get(key, plain[0]) not in plain:
+    for key in [*PLAIN_LORA, *OTHER_KINDS]:
+        if fields.get(key) and fields[key] not in PLAIN_LORA.get(key, []):
             raise DamagedFile(f"{file}: {key} is {fields[key]!r:.60}, and Headlight computes plain LoRA only")
     added = checked(fields.get("trainable_token_indices") or {}, str(file), dict[str, list[int]])
     vocab = lm.lm_head.out_features

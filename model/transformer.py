@@ -109,26 +109,6 @@ class Decoder(nn.Module):
         # memory, about a third more time (Chen et al. 2016, arXiv 1604.06174)
         self.activation_checkpointing = False
 
-    @torch.no_grad()
-    def reset_parameters(self) -> None:
-        """A tied matrix meets its own rows in the logits: a token's logit for itself is std * hidden_size, so
-        std = 1 / hidden_size keeps it at 1. Learned positions are of the same size, so that neither hides the other.
-
-        All embeddings share one random direction besides their own. Attention by position alone ("the token before
-        me") needs something that every query and key has in common, and finds it there at once (EXPERIMENTS.md). It
-        adds the same number to every tied logit, which changes no probability.
-        """
-        for part in (part for layer in self.layers for part in layer.children()):
-            if not isinstance(part, nn.Dropout):
-                part.reset_parameters()  # type: ignore[operator]
-        self.norm.reset_parameters()
-        embeddings, hidden = self.embed_tokens.weight, self.config.hidden_size
-        std = min(0.02, 1 / hidden) if self.config.tie_word_embeddings else 1.0
-        embeddings.normal_(0.0, std)
-        embeddings += torch.empty(hidden, device=embeddings.device).normal_(0.0, std)
-        if self.embed_positions is not None:
-            self.embed_positions.weight.normal_(0.0, std)
-
     def forward(
         self,
         input_ids: Tensor,
@@ -210,16 +190,30 @@ class LanguageModel(nn.Module):
         self.set_attn_implementation(config.attn_implementation)
         self.reset_parameters()
 
+    @torch.no_grad()
     def reset_parameters(self) -> None:
         """Random start at which every token is equally likely, so that the loss is ln(vocab_size).
 
         The output projections of the layers are zero: at first the model is its embedding and its head, and the
-        layers grow into the residual stream (Zhang et al. 2019, Fixup, arXiv 1901.09321). An untied head is small. With
-        `initialization: mimetic` attention writes from the start, so the loss is only near ln(vocab_size).
+        layers grow into the residual stream (Zhang et al. 2019, Fixup, arXiv 1901.09321). With `initialization:
+        mimetic` attention writes from the start, so the loss is only near ln(vocab_size).
         """
-        self.model.reset_parameters()
-        if not self.config.tie_word_embeddings:
-            nn.init.normal_(self.lm_head.weight, std=0.1 / math.sqrt(self.config.hidden_size))
+        decoder, hidden, is_tied = self.model, self.config.hidden_size, self.config.tie_word_embeddings
+        for part in (*(part for layer in decoder.layers for part in layer.children()), decoder.norm):
+            if not isinstance(part, nn.Dropout):
+                part.reset_parameters()  # type: ignore[operator]
+        # A tied matrix meets its own rows in the logits: a token's logit for itself is std * hidden_size, so
+        # std = 1 / hidden_size keeps it at 1. Learned positions are of the same size, so that neither hides the other.
+        std = min(0.02, 1 / hidden) if is_tied else 1.0
+        embeddings = decoder.embed_tokens.weight.normal_(0.0, std)
+        # One random direction is common to all. Attention by position alone ("the token before me") needs something
+        # that every query and key has in common, and finds it there at once (EXPERIMENTS.md). It adds the same number
+        # to every tied logit, which changes no probability.
+        embeddings += torch.empty(hidden, device=embeddings.device).normal_(0.0, std)
+        if decoder.embed_positions is not None:
+            decoder.embed_positions.weight.normal_(0.0, std)
+        if not is_tied:  # a small head
+            self.lm_head.weight.normal_(std=0.1 / math.sqrt(hidden))
 
     def forward(
         self,
@@ -375,9 +369,8 @@ class LanguageModel(nn.Module):
         training = 3 * forward: the backward pass multiplies twice what the forward pass multiplies once; with adapters
         (model/lora.py) 2 * forward, because frozen matrices have no gradient.
 
-        Kaplan et al. 2020 (arXiv 2001.08361), table 1; Chowdhery et al. 2022, PaLM (2204.02311), appendix B. Both count
-        every key of the row. Here a token sees itself and what came before: (T + 1) / 2 keys on average, fewer in a
-        window. Not counted: document boundaries, norms, softmax, RoPE, adapters and the optimizer.
+        Kaplan et al. 2020 (arXiv 2001.08361), table 1, but only keys that are seen count: itself and what came before.
+        Not counted: document boundaries, norms, softmax, RoPE, adapters and the optimizer.
         """
         c = self.config
         linears = [module for module in self.modules() if isinstance(module, nn.Linear)]

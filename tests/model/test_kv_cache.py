@@ -62,17 +62,9 @@ def cases(draw):
 STEADY = settings(deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 
 
-@settings(STEADY, max_examples=25)
-@given(cases())
-def test_decoding_in_chunks_equals_the_formula(case):
-    equals_the_formula(case)
-
-
-@pytest.mark.slow
-@settings(STEADY, max_examples=120)
-@given(cases())
-def test_decoding_in_chunks_equals_the_formula_in_many_more_cases(case):
-    equals_the_formula(case)
+@pytest.mark.parametrize("examples", [25, pytest.param(120, marks=pytest.mark.slow)])
+def test_decoding_in_chunks_equals_the_formula(examples):
+    settings(STEADY, max_examples=examples)(given(cases())(equals_the_formula))()
 
 
 def equals_the_formula(case) -> None:

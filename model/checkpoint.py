@@ -66,9 +66,7 @@ def _stored_names(lm: LanguageModel) -> list[str]:
 @contextmanager
 def new_directory(out: Path) -> Iterator[Path]:
     """For commands: a directory beside `out` to write into. At the end it becomes `out`; after an error it disappears.
-
-    Raises InputError if `out` exists, and if it cannot be written.
-    """
+    Raises InputError if `out` exists, and if it cannot be written."""
     if os.path.lexists(out):
         raise InputError(f"--out: {out} exists: choose another name")
     temporary = out.with_name(f"{out.name}.{os.getpid()}.tmp")
@@ -150,10 +148,8 @@ def load_weights(lm: LanguageModel, directory: Path) -> None:
 
 
 def read_weights(lm: LanguageModel, directory: Path) -> dict[str, Tensor]:
-    """The weights in a directory under the model's own names, checked against it; no lm_head if it is tied.
-
-    Of a directory of adapters, for a model that has such, the adapters alone. Raises DamagedFile.
-    """
+    """The weights in a directory under the model's own names, checked against it; no lm_head if it is tied. Of a
+    directory of adapters, for a model that has such, the adapters alone. Raises DamagedFile."""
     if is_adapter(directory):
         from model.lora import read_adapters
 
@@ -176,7 +172,6 @@ def read_tensors(file: Path, current: Callable[[str], str | None] = str) -> Tens
     """The tensors of a file, or of those that an index in its place lists. They stay on the disk until they are used.
 
     current: the name of a tensor in the file -> the one that is used today; None for what is no weight.
-    Raises DamagedFile.
     """
     parts, index = [file], file.with_name(f"{file.name}.index.json")
     if not file.is_file() and index.is_file():
@@ -212,7 +207,6 @@ def base_of(directory: Path) -> Path:
     """The model directory of the base that adapters name: a path from here, or from a folder around them.
 
     A run that trained on has another newest checkpoint; the hash of the base says whether that one is right.
-    Raises DamagedFile.
     """
     file = directory / ADAPTER
     name = Path(str(read_json(file).get("base_model_name_or_path")))

@@ -34,8 +34,6 @@ class ModelConfig(Section):
 
     `gqa` is the divisor of the query heads that is nearest to a quarter of them, strictly between 1 and all: of two
     equally near, the larger (8 -> 2, 4 -> 2, 6 -> 2, 12 -> 3, 18 -> 6). So no two of the words are the same model.
-
-    Raises pydantic.ValidationError (a ValueError) that names the field and the values that work.
     """
 
     vocab_size: Annotated[int | None, Tag.RUNTIME] = Field(None, ge=1)
@@ -244,14 +242,12 @@ class ModelConfig(Section):
     @property
     def kv_heads(self) -> int:
         """H_kv: `num_key_value_heads` as a number."""
-        assert isinstance(self.num_key_value_heads, int)
-        return self.num_key_value_heads
+        return int(self.num_key_value_heads)
 
     @property
     def head_size(self) -> int:
         """D: `head_dim` as a number: the size of a query and of a key."""
-        assert self.head_dim is not None
-        return self.head_dim
+        return self.head_dim or 0
 
     @property
     def value_size(self) -> int:

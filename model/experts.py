@@ -24,8 +24,7 @@ from model.norm import initialize
 
 class Router(nn.Linear):
     def __init__(self, config: ModelConfig):
-        assert config.num_experts is not None
-        super().__init__(config.hidden_size, config.num_experts, bias=False)
+        super().__init__(config.hidden_size, config.num_experts or 0, bias=False)
         self.top_k, self.norm_topk_prob = config.num_experts_per_tok, config.norm_topk_prob
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]
@@ -50,8 +49,7 @@ class Experts(nn.Module):
 
     def __init__(self, config: ModelConfig):
         super().__init__()
-        count, inner, hidden = config.num_experts, config.moe_intermediate_size, config.hidden_size
-        assert count is not None and inner is not None  # noqa: PT018
+        count, inner, hidden = config.num_experts or 0, config.moe_intermediate_size or 0, config.hidden_size
         self.gate_up_proj = nn.Parameter(torch.empty(count, 2, inner, hidden))
         self.down_proj = nn.Parameter(torch.empty(count, hidden, inner))
         self.act = ACTIVATIONS[config.hidden_act]

@@ -14,7 +14,7 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -23,9 +23,7 @@ from configs.files import CARD, STATE, TRAINING, is_adapter, read_checkpoint, re
 from model.checkpoint import copy_tokenizer, load, model_card, new_directory, read_config, save
 from model.config import ModelConfig
 from model.families import family_of
-
-if TYPE_CHECKING:
-    from model.transformer import LanguageModel
+from model.transformer import LanguageModel
 
 
 def _name_of(directory: Path) -> str:

@@ -23,7 +23,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from safetensors import safe_open
@@ -34,9 +33,7 @@ from torch.nn.utils import parametrize
 from configs.files import ADAPTER, DamagedFile, checked, read_json
 from model.checkpoint import check_tensors, read_tensors
 from model.config import LoraConfig
-
-if TYPE_CHECKING:
-    from model.transformer import LanguageModel
+from model.transformer import LanguageModel
 
 NOT_CALLED = "kv_b_proj"  # LatentAttention reads this matrix itself while it decodes, past any module around it
 TENSORS = "adapter_model.safetensors"
@@ -45,7 +42,11 @@ HASH = "base_sha256"
 # added rows of the embedding or the head (AddedRows): our name, and peft's
 ROWS, PEFT_ROWS = "parametrizations.weight.0.lora_rows", "token_adapter.trainable_tokens_delta"
 # keys of kinds of LoRA that are not computed here: they must be null, false, empty, or one of these values
-PLAIN_LORA = {"peft_type": ["LORA"], "bias": ["none"], "init_lora_weights": [True, "gaussian", "orthogonal", "eva"]}
+PLAIN_LORA: dict[str, tuple[object, ...]] = {
+    "peft_type": ("LORA",),
+    "bias": ("none",),
+    "init_lora_weights": (True, "gaussian", "orthogonal", "eva"),  # others change the base as well
+}
 OTHER_KINDS = (
     "alora_invocation_tokens alpha_pattern arrow_config fan_in_fan_out kasa_config layer_replication lora_bias "
     "modules_to_save monteclora_config rank_pattern target_parameters use_bdlora use_dora use_qalora use_rslora "
@@ -200,7 +201,6 @@ def weights_hash(lm: LanguageModel) -> str:
 
 def save_adapters(lm: LanguageModel, directory: Path, weights: dict[str, Tensor]) -> None:
     """Write both files for a model with adapters. weights: the adapters' tensors by the model's names, others too."""
-    assert lm.adapters is not None
     config, vocab = lm.adapters.config, lm.lm_head.out_features
     tensors = {name: weights[name].contiguous() for name in weights if name in _adapter_shapes(lm)}
     rows = {name.split(".")[-5]: [*range(vocab - len(x), vocab)] for name, x in tensors.items() if ROWS in name}
@@ -225,7 +225,7 @@ def load_adapters(lm: LanguageModel, directory: Path) -> None:
     file, names = directory / ADAPTER, _tensors_in(directory)
     fields = read_json(file)
     for key in [*PLAIN_LORA, *OTHER_KINDS]:
-        if fields.get(key) and fields[key] not in PLAIN_LORA.get(key, []):
+        if fields.get(key) and fields[key] not in PLAIN_LORA.get(key, ()):
             raise DamagedFile(f"{file}: {key} is {fields[key]!r:.60}, and Headlight computes plain LoRA only")
     added = checked(fields.get("trainable_token_indices") or {}, str(file), dict[str, list[int]])
     vocab = lm.lm_head.out_features
@@ -256,7 +256,6 @@ def check_base(directory: Path, sha256: str) -> None:
 
 def read_adapters(lm: LanguageModel, directory: Path) -> dict[str, Tensor]:
     """The tensors of a directory under the model's own names, checked against its adapters. Raises DamagedFile."""
-    assert lm.adapters is not None
     check_base(directory, lm.adapters.base_sha256)
     tensors = _tensors_in(directory)
     check_tensors(tensors, _adapter_shapes(lm), directory / TENSORS)

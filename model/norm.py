@@ -42,8 +42,7 @@ class HeadsNorm(RMSNorm):
 
 
 class LayerNorm(nn.LayerNorm):
-    """(x - mean(x)) / sqrt(variance(x) + eps) * weight + bias over the last dimension: GPT-2's norm (Ba et al. 2016,
-    arXiv 1607.06450)."""
+    """(x - mean(x)) / sqrt(variance(x) + eps) * weight + bias: GPT-2's norm (Ba et al. 2016, arXiv 1607.06450)."""
 
     optimizer_group = "vector"
 

@@ -12,15 +12,12 @@ from __future__ import annotations
 
 import logging
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from model.lora import adaptable
-
-if TYPE_CHECKING:
-    from model.transformer import LanguageModel
+from model.transformer import LanguageModel
 
 GROUP = 32  # numbers that share a scale in int4
 ROWS = 16  # PyTorch's int4 kernel takes a multiple of these

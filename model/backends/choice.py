@@ -155,10 +155,8 @@ def choose_attention(here: Situation, avoid: Mapping[str, str] | None = None) ->
 
 
 def choose_device(wanted: str = "auto") -> torch.device:
-    """The device to compute on. auto: a CUDA GPU if there is one, else Apple's (mps), else the CPU.
-
-    Raises ValueError for a device that this machine does not have.
-    """
+    """The device to compute on. auto: a CUDA GPU if there is one, else Apple's (mps), else the CPU. Raises ValueError
+    for a device that this machine does not have."""
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     counts = {"cuda": gpus, "mps": int(torch.backends.mps.is_available()), "cpu": 1}
     available = [kind for kind, count in counts.items() if count]

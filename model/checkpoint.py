@@ -37,10 +37,8 @@ TOKENIZER_FILES = "tokenizer.json tokenizer_config.json special_tokens_map.json 
 
 def save(lm: LanguageModel, directory: str | Path, weights: dict[str, Tensor] | None = None) -> None:
     """Write model.safetensors, config.json and generation_config.json. Makes the directory if needed.
-
     A model with adapters is written as adapters, which name their base (model/lora.py).
-    weights: the full state_dict, for a model whose parameters are spread over several processes.
-    """
+    weights: the full state_dict, for a model whose parameters are spread over several processes."""
     directory, family = Path(directory), family_of(lm.config)
     directory.mkdir(parents=True, exist_ok=True)
     config = family.write(lm.config)
@@ -87,10 +85,8 @@ def copy_tokenizer(source: Path, target: Path) -> None:
 
 
 def load(path: str | Path, device: str | torch.device = "cpu") -> LanguageModel:
-    """Load a run (its newest checkpoint) or a checkpoint directory, in evaluation mode.
-
-    Raises DamagedFile, a ValueError, also for a model that needs more memory than there is.
-    """
+    """Load a run (its newest checkpoint) or a checkpoint directory, in evaluation mode. Raises DamagedFile, a
+    ValueError, also for a model that needs more memory than there is."""
 
     def build(directory: Path) -> LanguageModel:
         config = read_config(directory)

@@ -316,11 +316,8 @@ def kv_heads_of(toggle: int | str, heads: int) -> int:
     number = heads if toggle == "mha" else 1 if toggle == "mqa" and heads > 1 else toggle
     if isinstance(number, int) and number in divisors:
         return number
-    use = ", ".join(map(str, divisors))
-    raise ValueError(
-        f"num_key_value_heads ({toggle}) must divide num_attention_heads ({heads}): use {use}. gqa is a divisor "
-        "between 1 and all, mqa shares 1 among several"
-    )
+    use = f"use {', '.join(map(str, divisors))}. gqa is a divisor between 1 and all, mqa shares 1 among several"
+    raise ValueError(f"num_key_value_heads ({toggle}) must divide num_attention_heads ({heads}): {use}")
 
 
 class LoraConfig(Section):

@@ -233,9 +233,7 @@ TARGETS: dict[str, Callable[[Path, Path], str]] = {
 
 def export(source: Path, target: str, out: Path) -> str:
     """Write the model of `source`, a run (its newest checkpoint) or a model directory, and say what was written.
-
-    `out` appears whole or not at all. Raises InputError, also if something is there already.
-    """
+    `out` appears whole or not at all. Raises InputError, also if something is there already."""
     return read_checkpoint(source, lambda directory: TARGETS[target](directory, out))
 
 

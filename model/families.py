@@ -170,8 +170,6 @@ def _read_rope(fields: Fields) -> Fields:
 
 
 # SmolLM3: layers without RoPE
-
-
 def _smollm3_follows(config: ModelConfig) -> Fields:
     """Any layers with RoPE; where none has it, positions are not learned either."""
     position = "none" if config.position_embedding == "none" else "rope"
@@ -189,7 +187,6 @@ def _read_smollm3(fields: Fields) -> Fields:
 
 
 # Qwen3-MoE: Qwen3 with experts in some layers or in all; sliding windows in every layer or in none
-
 OF_EXPERTS = (*EXPERT_KEYS, "norm_topk_prob", "router_aux_loss_coef")
 
 
@@ -242,8 +239,6 @@ def _experts_from_files(files: Tensors) -> Tensors:
 
 
 # DeepSeek-V3: latent attention (MLA). Its layers of experts are not built, every layer is dense here.
-
-
 def _write_latent(config: ModelConfig) -> Fields:
     """A number of dense layers that leaves none for experts. Here head_dim is what RoPE turns."""
     no_experts = ("n_routed_experts", "n_shared_experts", "num_experts_per_tok", "n_group", "topk_group")
@@ -265,7 +260,6 @@ def _read_latent(fields: Fields) -> Fields:
 
 
 # GPT-2: learned positions, LayerNorm, a feed-forward part without a gate, and biases. Names and layout of its own.
-
 GPT2_FIELDS = {  # of config.json -> of ModelConfig
     "n_positions": "max_position_embeddings", "n_embd": "hidden_size", "n_layer": "num_hidden_layers",
     "n_head": "num_attention_heads", "n_inner": "intermediate_size", "activation_function": "hidden_act",
@@ -330,8 +324,7 @@ class _Gpt2(Family):
     def read(self, fields: Fields, file: Path) -> ModelConfig:
         fields = self.defaults | fields
         if (embedding := fields["embd_pdrop"]) != (layers := fields["resid_pdrop"]):
-            different = f"embd_pdrop ({embedding!r:.40}) and resid_pdrop ({layers!r:.40}) differ"
-            raise DamagedFile(f"{file}: {different}, and Headlight has one hidden_dropout: make them equal")
+            raise DamagedFile(f"{file}: embd_pdrop ({embedding!r:.40}) must equal resid_pdrop ({layers!r:.40}) here")
         values = {ours: fields[theirs] for theirs, ours in GPT2_FIELDS.items() if theirs in fields}
         return checked(values | {"num_key_value_heads": fields["n_head"]} | self.needs, str(file), ModelConfig)
 

@@ -119,8 +119,7 @@ def stream(
     width = min(count + max_new_tokens, longest)  # tokens in the end
     cache = _cache_for(lm, input_ids, width, attention_mask, kv_cache)
     # with a static cache every mask is as wide as that, so that prompts of all lengths share compiled code
-    is_static = isinstance(cache, StaticCache)
-    columns = cache.capacity if isinstance(cache, StaticCache) else width
+    is_static, columns = isinstance(cache, StaticCache), getattr(cache, "capacity", width)
     if columns < width:
         raise ValueError(f"the static cache has room for {columns} tokens, and {width} are needed")
 

@@ -110,9 +110,7 @@ class KVCache:
 
 class OffloadedCache(KVCache):
     """Layers wait in (pinned) CPU memory; the GPU holds the one that computes. On a CPU it is the dynamic cache.
-
-    A token waits for the copies: a GPU reads its own memory a hundred times as fast as the CPU's.
-    """
+    A token waits for the copies: a GPU reads its own memory a hundred times as fast as the CPU's."""
 
     def update(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         # k.cpu() waits for the GPU, so no copy for the token before still reads what is written here
@@ -146,10 +144,8 @@ def quantise(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class StaticCache(KVCache):
-    """Room for `capacity` tokens in every layer from the start; the length is a tensor, so nothing recompiles.
-
-    Layers with a sliding window have full room too; the mask keeps their window. Raises ValueError when full.
-    """
+    """Room for `capacity` tokens in every layer from the start; the length is a tensor, so nothing recompiles. Layers
+    with a sliding window have full room too; the mask keeps their window. Raises ValueError when full."""
 
     def __init__(
         self, config: ModelConfig, batch_size: int, capacity: int, device: torch.device | str, dtype: torch.dtype

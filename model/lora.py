@@ -91,9 +91,7 @@ class LoraLinear(nn.Linear):
 
 class AddedRows(nn.Module):
     """Rows of the embedding or the head for tokens that the base does not know, trained in place of frozen ones.
-
-    A parametrization of `weight`: the frozen rows, then these. Off: all the frozen ones.
-    """
+    A parametrization of `weight`: the frozen rows, then these. Off: all the frozen ones."""
 
     optimizer_group = "adapter"
 
@@ -136,10 +134,8 @@ def add_adapters(
 
 def adaptable(lm: LanguageModel) -> dict[str, nn.Linear]:
     """The linear layers of the blocks that may have an adapter, by name. Left out: experts and their router.
-
     In an architecture that may have experts, peft takes gate_proj, up_proj and down_proj for theirs, also where a layer
-    has none. So there only attention may have adapters.
-    """
+    has none. So there only attention may have adapters."""
     may_have_experts = lm.config.num_experts is not None or lm.config.attention == "mla"
     only = ".self_attn." if may_have_experts and lm.config.loadable_elsewhere else ""
     linears = {name: x for name, x in lm.model.named_modules(prefix="model") if type(x) is nn.Linear}
@@ -231,8 +227,7 @@ def load_adapters(lm: LanguageModel, directory: Path) -> None:
     vocab = lm.lm_head.out_features
     rows = sorted({row for indices in added.values() for row in indices})
     if rows != [*range(vocab - len(rows), vocab)]:
-        last = f"must be the last rows, up to {vocab - 1}, as added tokens are"
-        raise DamagedFile(f"{file}: trainable_token_indices {last}")
+        raise DamagedFile(f"{file}: trainable_token_indices must be the last rows, up to {vocab - 1}")
     check_base(directory, sha256 := weights_hash(lm))
     keys = {"rank": "r", "alpha": "lora_alpha", "dropout": "lora_dropout"}
     values = {ours: fields[theirs] for ours, theirs in keys.items() if theirs in fields}

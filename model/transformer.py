@@ -74,10 +74,8 @@ class DecoderLayer(nn.Module):
     def forward(
         self, x: Tensor, cos: Tensor, sin: Tensor, mask: Mask, kv_cache: KVCache | None, real: Tensor | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """-> the stream, and the auxiliary losses of the feed-forward part, if it has any.
-
-        real (B, T): the tokens that are not padding, which experts ask for; None: all.
-        """
+        """-> the stream, and the auxiliary losses of the feed-forward part, if it has any. real (B, T): the tokens that
+        are not padding, which experts ask for; None: all."""
         out = x if self.norm_after else self.input_layernorm(x)
         out = self.self_attn(out, cos, sin, mask, kv_cache)
         x = x + self.dropout(self.post_attention_layernorm(out) if self.norm_after else out)
@@ -291,11 +289,9 @@ class LanguageModel(nn.Module):
 
     @torch.no_grad()
     def add_rows(self, vocab_size: int) -> None:
-        """Make room for more token ids: rows of the embedding and of the head, each at first the mean of the others.
-
-        So the new tokens start where an average one is, and none of them is likely (Hewitt 2021,
-        https://nlp.stanford.edu/~johnhew/vocab-expansion.html). The logits of the ids that were there stay the same.
-        """
+        """Make room for more token ids: rows of the embedding and of the head, each at first the mean of the others. So
+        the new tokens start where an average one is, and none of them is likely (Hewitt 2021,
+        https://nlp.stanford.edu/~johnhew/vocab-expansion.html). The logits of the ids that were there stay the same."""
         embedding, head = self.model.embed_tokens, self.lm_head
         for module, size in ((embedding, "num_embeddings"), (head, "out_features")):
             old = module.weight
@@ -334,11 +330,8 @@ class LanguageModel(nn.Module):
         return self.with_config(rope_scaling=scaling, max_position_embeddings=longest)
 
     def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
-        """The trainable parameters by optimizer group: what the innermost module that has one says. Frozen ones are
-        left out.
-
-        A parameter with fewer than two dimensions (a norm, a bias) is a vector wherever it is. Read the groups again
-        after sharding, which replaces the parameters.
+        """The trainable parameters by optimizer group: what the innermost module that has one says. One with fewer than
+        two dimensions (a norm, a bias) is a vector wherever it is. Sharding replaces parameters: then read them again.
         """
         group_of = dict.fromkeys(self.parameters(), "matrix")
         group_of |= {weight: "embedding" for name, weight in self.named_parameters() if ".embed_" in name}

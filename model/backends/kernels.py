@@ -242,11 +242,8 @@ def block_mask(spec: MaskSpec) -> BlockMask | Tensor | None:
 
 @cache
 def flex_kernel_compiled() -> Any:
-    """FlexAttention as one fused kernel; uncompiled, it writes out every score.
-
-    It is compiled once for each kind of mask, and for each length until PyTorch takes the length as a variable. After
-    eight times PyTorch would stop, and write out every score.
-    """
+    """FlexAttention as one fused kernel; uncompiled, it writes out every score. It is compiled for each kind of mask,
+    and for each length until PyTorch takes the length as a variable. After eight times PyTorch would stop."""
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
     return torch.compile(flex_kernel)
 

@@ -39,9 +39,7 @@ def convert_kv_heads(lm: LanguageModel, num_key_value_heads: int) -> LanguageMod
         allowed = [present]  # every query head has a key and a value of its own there
     if wanted not in allowed:
         use = ", ".join(map(str, allowed))
-        raise ValueError(
-            f"num_key_value_heads ({wanted}) does not fit {heads} query and {present} key heads: use {use}"
-        )
+        raise ValueError(f"num_key_value_heads ({wanted}) does not fit {heads} query heads, {present} keys: use {use}")
     tensors = lm.state_dict()
     parts: tuple[str, ...] = ("k_proj.weight", "k_proj.bias", "v_proj.weight", "v_proj.bias")
     parts += ("k_norm.weight",) if old.qk_norm == "whole" else ()

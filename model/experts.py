@@ -40,10 +40,8 @@ class Router(nn.Linear):
 
 
 class Experts(nn.Module):
-    """The matrices of all experts: gate_up_proj (E, 2, I, hidden_size), down_proj (E, hidden_size, I).
-
-    I = moe_intermediate_size. Stacks of matrices, so that Muon makes the step of each matrix orthogonal by itself.
-    """
+    """The matrices of all experts: gate_up_proj (E, 2, I, hidden_size), down_proj (E, hidden_size, I), where I is
+    moe_intermediate_size. Stacks of matrices, so that Muon makes the step of each orthogonal by itself."""
 
     optimizer_group = "expert"
 

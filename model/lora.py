@@ -109,8 +109,7 @@ def add_adapters(
     """Freeze the model and put adapters beside the matrices that the config names.
 
     rows: tokens of the base, where others were added: their rows are trained too. Raises ValueError for a model that
-    has adapters and for a module that is not there; then nothing was changed.
-    """
+    has adapters and for a module that is not there; then nothing was changed."""
     if lm.adapters is not None:
         raise ValueError("this model has adapters already: remove or merge them first")
     layers = {f".{name}": linear for name, linear in adaptable(lm).items()}

@@ -123,18 +123,6 @@ class Decoder(nn.Module):
         spec = MaskSpec(
             positions, positions, len(input_ids), attention_mask, document_ids, document_starts=document_starts
         )
-        here = Situation.of(
-            self.config,
-            device.type,
-            compute_dtype(self.embed_tokens.weight),
-            dropout=self.config.attention_dropout if self.training else 0.0,
-            gradients=torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters()),
-            documents=document_ids is not None,
-            padding=attention_mask is not None or kv_cache is not None,
-            compiled=torch.compiler.is_compiling(),
-        )
-        if problem := why_not(self.backend, here):  # before anything is computed
-            raise ValueError(f"attn_implementation: {self.backend} {problem}: use sdpa, which serves everything")
         masks = self.build_masks(spec, kv_cache)
         position_ids = positions[None] if position_ids is None else position_ids
         real = None  # which tokens are not padding (B, T), None: all; only experts, which are balanced, ask
@@ -166,7 +154,20 @@ class Decoder(nn.Module):
         return self.norm(x), auxiliary
 
     def build_masks(self, spec: MaskSpec, cache: KVCache | None) -> dict[int | None, Mask]:
-        """One mask for each kind of layer, by its window, as the backend reads it."""
+        """One mask for each kind of layer, by its window, as the backend reads it. Raises ValueError if that one cannot
+        serve here, before anything is computed."""
+        here = Situation.of(
+            self.config,
+            spec.query_positions.device.type,
+            compute_dtype(self.embed_tokens.weight),
+            dropout=self.config.attention_dropout if self.training else 0.0,
+            gradients=torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters()),
+            documents=spec.document_ids is not None,
+            padding=spec.attention_mask is not None or cache is not None,
+            compiled=torch.compiler.is_compiling(),
+        )
+        if problem := why_not(self.backend, here):
+            raise ValueError(f"attn_implementation: {self.backend} {problem}: use sdpa, which serves everything")
         specs = spec.of_layers(self.config.windows, cache)
         return {window: BACKENDS[self.backend].mask(spec) for window, spec in specs.items()}
 

@@ -310,6 +310,11 @@ def test_what_no_family_has_is_refused_with_the_nearest_and_both_remedies(change
     assert family_of(repaired).model_type == nearest
 
 
+def test_a_model_with_learned_positions_is_not_taken_for_one_that_has_none():
+    with pytest.raises(NoFamily, match="nearest, gpt2"):
+        family_of(tiny_config(qk_norm=False, position_embedding="learned"))
+
+
 def test_where_the_window_is_in_some_layers_the_remedy_is_to_have_it_in_all():
     mixed = ["full_attention", "sliding_attention"]
     with pytest.raises(NoFamily, match=r"set model\.layer_types=\[sliding_attention\], or|set model\.num_experts=null"):

@@ -88,7 +88,7 @@ class Conversation:
         self.last: Turn | None = None
         self.reply, self.thought = Reply(self.tokenizer), ""
         self.forgotten, self._answered, self._document_ended = 0, 0, False
-        self.cache.clear()
+        self.cache.crop(0)
 
     def set_temperature(self, temperature: float) -> None:
         """0 = always the likeliest token. Raises ValueError for a negative one, infinity and NaN."""
@@ -181,7 +181,7 @@ class Conversation:
         try:
             self.cache.crop(sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)))
         except ValueError:  # a sliding window has forgotten what would be needed
-            self.cache.clear()
+            self.cache.crop(0)
         reused = self.cache.length
         self.reply = Reply(self.tokenizer, prompt, tools=bool(self.tools), is_chat=self.is_chat)
         ids = self.reply.ids
@@ -199,7 +199,7 @@ class Conversation:
             else:
                 ended = "full" if len(prompt) + len(ids) >= self.context_length else "cut"
         except KeyboardInterrupt:  # within a forward pass: the cache may hold half a token
-            self.cache.clear()
+            self.cache.crop(0)
             raise
         finally:
             steps.close()  # type: ignore[attr-defined]  # a generator: now the cache knows what it has read

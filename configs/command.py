@@ -117,19 +117,13 @@ def is_out_of_memory(error: BaseException) -> bool:
     return bool(names & {"MemoryError", "OutOfMemoryError"}) or "DefaultCPUAllocator" in str(error)
 
 
-def cache_folder() -> Path:
-    """What this user's programs remember between runs: HEADLIGHT_CACHE, or a folder in the user's cache."""
-    import platformdirs
-
-    return Path(os.environ.get("HEADLIGHT_CACHE") or platformdirs.user_cache_path("headlight", appauthor=False))
-
-
 def _keep_compiled_code_apart() -> None:
     """A folder for torch.compile that belongs to the kernels which ATEN_CPU_CAPABILITY asks for. PyTorch 2.13 has one
     for all of them, and with code that was compiled for others a loss came out at half its value (EXPERIMENTS.md)."""
     kernels, folder = os.environ.get("ATEN_CPU_CAPABILITY"), Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR", ""))
     if kernels and (not folder.name or folder.name.startswith("torchinductor_")):  # PyTorch writes its own there
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache_folder() / f"compiled_{kernels}")
+        name = f"torchinductor_{os.environ.get('USER', '')}_{kernels}"
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(tempfile.gettempdir()) / name)
 
 
 @contextmanager

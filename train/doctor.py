@@ -1,8 +1,7 @@
 """What can this machine do? `python -m train.doctor [configs/x.yaml] [section.key=value ...]`
 
-One verdict a line, as it goes, in a minute; then the settings for this config, with minutes that were measured. What is
-found wrong is kept (train/device.py), and `auto` leaves it out from then on. Exit code 0: training will work
-here; 2: it will not, and a line says why.
+One verdict a line, as it goes, in a minute; then settings for this config without what was found wrong, with minutes
+that were measured. Exit code 0: training will work here; 2: it will not, and a line says why.
 """
 
 from __future__ import annotations
@@ -71,10 +70,9 @@ def main() -> int:
     arguments = parser.parse_intermixed_args()
     run, _ = with_vocabulary(load_run_config(arguments.config, arguments.overrides))
     faults: dict[str, str] = {}
-    hardware.remember_faults(faults)  # what was wrong before may be right again
 
     def check(what: str, test: Callable[..., Verdict], *of: Any, fault: str = "", is_needed: bool = False) -> bool:
-        """Print a verdict. fault: what `auto` must not take if it is FAIL. is_needed: else training will not work."""
+        """Print a verdict. fault: what must not be taken if it is FAIL. is_needed: else training will not work."""
         try:
             state, words = test(*of)
         except Exception as error:  # a check is there to find them
@@ -83,8 +81,6 @@ def main() -> int:
                 words = f"{type(error).__name__}: {(words.splitlines() or [''])[0][:100]}"
         if state == "FAIL" and fault:
             faults[fault] = words
-            hardware.remember_faults(faults)
-            words += "; auto leaves it out"
         line = f"{state:<6}{what:<{INDENT - 6}}{words}"
         print(textwrap.fill(line, WIDTH, subsequent_indent=" " * INDENT, break_long_words=False), flush=True)
         if state == "FAIL" and is_needed:
@@ -104,15 +100,15 @@ def main() -> int:
         what = f"attention {kind} {name} {number}"
         check(f"attention {name} {number}", attention, name, number, kind, run.model, fault=what)
     check("torch.compile", compiling, kind, fault=f"compile {kind}")
-    check("this config", this_config, run, is_needed=True)  # what `auto` stands for, without these faults
-    auto = resolve_device(run)
-    check("save and resume", save_and_resume, kind, auto.precision, is_needed=True)
+    check("this config", this_config, run, faults, is_needed=True)
+    sound = resolve_device(run, faults=faults)  # what `auto` stands for, without what is wrong
+    check("save and resume", save_and_resume, sound, is_needed=True)
 
-    devices, other = [auto], {"bf16": "fp32", "fp32": "bf16"}.get(auto.precision, "")
+    devices, other = [sound], {"bf16": "fp32", "fp32": "bf16"}.get(sound.precision, "")
     if kind == "cpu" and run.train.precision == "auto" and f"precision cpu {other}" not in faults:
         train = run.train.model_copy(update={"precision": other, "device": "cpu"})
-        devices.append(resolve_device(run.model_copy(update={"train": train})))
-    print("\n" + recommendation(run, [(device, time_step(run, device)) for device in devices]))
+        devices.append(resolve_device(run.model_copy(update={"train": train}), faults=faults))
+    print("\n" + recommendation(run, [(device, time_step(run, device)) for device in devices], faults))
     return 0
 
 
@@ -142,9 +138,9 @@ def room(config: RunConfig, kind: str) -> Verdict:
     return "ok", f"{words}leave the CPU alone"
 
 
-def this_config(config: RunConfig) -> Verdict:
-    """What it stands for here. Raises InputError where it cannot train, or asks for what computes wrong numbers."""
-    device, faults = resolve_device(config), hardware.known_faults()
+def this_config(config: RunConfig, faults: dict[str, str]) -> Verdict:
+    """What it stands for here. Raises InputError where it cannot train."""
+    device = resolve_device(config, faults=faults)
     check_memory(config, device, 1)
     check_shares(config, World(size=number_of_processes(config)))
     kind = device.device.type
@@ -238,19 +234,19 @@ def compiling(kind: str) -> Verdict:
 # real runs: is a stopped one exact, and how long does a step take?
 
 
-def save_and_resume(kind: str, precision: str) -> Verdict:
+def save_and_resume(device: Device) -> Verdict:
     """Train a tiny run, whole and in two halves: every weight must come out equal to the last bit."""
     with tempfile.TemporaryDirectory(prefix="headlight-doctor-", ignore_cleanup_errors=True) as folder:
-        overrides = [*TINY.split(), f"output_dir={folder}", f"train.device={kind}", f"train.precision={precision}"]
+        overrides = [*TINY.split(), f"output_dir={folder}", *chosen(device)]
         for name, steps in (("whole", STEPS), ("halves", STEPS // 2), ("halves", STEPS)):
             train_quietly(BASE, [*overrides, f"name={name}", f"train.max_steps={steps}"])
         whole, halves = (Path(folder, name, f"checkpoints/step_{STEPS:08}") for name in ("whole", "halves"))
         files = ("model.safetensors", "training/optimizer.safetensors")
         if all((whole / file).read_bytes() == (halves / file).read_bytes() for file in files):
             return "ok", "in two halves or whole, the weights are equal to the last bit"
-    if kind == "cpu":
+    if device.device.type == "cpu":
         return "FAIL", "a resumed run gave other weights than one that never stopped"
-    return "note", f"works, but not to the last bit: kernels of {kind} add up in changing order"
+    return "note", "works, but not to the last bit: kernels of this device add up in changing order"
 
 
 def time_step(run: RunConfig, device: Device) -> float:
@@ -265,14 +261,19 @@ def time_step(run: RunConfig, device: Device) -> float:
     with tempfile.TemporaryDirectory(prefix="headlight-doctor-", ignore_cleanup_errors=True) as folder:
         config = Path(folder, "config.yaml")
         config.write_text(dump_yaml(run.model_dump()), encoding="utf-8")
-        overrides = [*QUIET.split(), *TEXT_ALONE.split(), f"output_dir={folder}", "name=timed", f"train.device={kind}"]
-        overrides += [f"train.precision={device.precision}", f"model.attn_implementation={device.attention}"]
+        overrides = [*QUIET.split(), *TEXT_ALONE.split(), *chosen(device), f"output_dir={folder}", "name=timed"]
         overrides += [f"train.max_steps={STEPS}", f"train.tokens_per_step={rows * number * length}"]
         timed = train_quietly(config, [*overrides, f"train.processes={number}"])
         lines = read_metrics(timed.directory, lambda problem: None)
     speed = max(line["tokens_per_s"] for line in lines if line["split"] == "train")
     flops = [on_meta(model).flops_per_token(length) for model in (run.model, with_vocabulary(timed)[0].model)]
     return run.train.tokens_per_step / speed * flops[0] / flops[1]
+
+
+def chosen(device: Device) -> list[str]:
+    """The overrides that take these settings."""
+    kind, attention = device.device.type, f"model.attn_implementation={device.attention}"
+    return [f"train.device={kind}", f"train.precision={device.precision}", attention]
 
 
 def train_quietly(path: Path, overrides: list[str]) -> RunConfig:
@@ -287,10 +288,10 @@ def train_quietly(path: Path, overrides: list[str]) -> RunConfig:
     return config
 
 
-def recommendation(run: RunConfig, timings: list[tuple[Device, float]]) -> str:
+def recommendation(run: RunConfig, timings: list[tuple[Device, float]], faults: dict[str, str]) -> str:
     """A table of the seconds that a step takes, and the settings to take, with the minutes to expect.
 
-    timings: what `auto` takes comes first.
+    timings: what `auto` takes comes first, without what is wrong here: faults.
     """
     steps, limit, tokens = run.max_steps, run.train.max_minutes or 0.0, run.train.tokens_per_step
     lines = []
@@ -301,13 +302,14 @@ def recommendation(run: RunConfig, timings: list[tuple[Device, float]]) -> str:
     heading = f"{run.name}: {f'{steps:,} ' if steps else ''}steps of {tokens:,} tokens"
     columns = (heading, "s a step", "tokens/s", "minutes" if steps else f"steps in {limit:g} minutes")
 
-    auto, best = timings[0], min(timings, key=lambda timing: timing[1])
-    device, seconds = auto if auto[1] < CLEARLY * best[1] else best
+    device, seconds = min(timings, key=lambda timing: timing[1])
+    if timings[0][1] < CLEARLY * seconds:
+        device, seconds = timings[0]
     expected = f"about {steps * seconds / 60:,.1f} minutes" if steps else f"{limit:g} minutes, as it says"
+    is_auto = device is timings[0][0] and not faults
     notes = [
-        f"recommended: train.device={device.device.type} train.precision={device.precision} "
-        f"model.attn_implementation={device.attention} train.compile={str(device.compile).lower()}",
-        "auto takes these by itself" if device is auto[0] else "auto does not: name them on the command line",
+        f"recommended: {' '.join(chosen(device))} train.compile={str(device.compile).lower()}",
+        "auto takes these by itself" if is_auto else "auto may not: name them on the command line",
         f"expect {expected} of training; evaluations and checkpoints come on top",
     ]
     if device.compile:

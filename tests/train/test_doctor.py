@@ -139,7 +139,7 @@ def test_a_gpu_that_is_there_and_does_not_compute_is_left_alone(config, monkeypa
     assert "training will not work here: device cuda" in examined(config, "train.device=cuda", code=2)
 
 
-def test_a_resume_that_gives_other_weights_is_seen(monkeypatch):
+def test_a_resume_that_gives_other_weights_is_seen(config, monkeypatch):
     import train.run
 
     load = train.run.load_checkpoint
@@ -151,7 +151,7 @@ def test_a_resume_that_gives_other_weights_is_seen(monkeypatch):
         return state
 
     monkeypatch.setattr(train.run, "load_checkpoint", forgetful)
-    assert doctor.save_and_resume(timing("fp32", 1.0)[0])[0] == "FAIL"
+    assert doctor.save_and_resume(load_run_config(config), timing("fp32", 1.0)[0])[0] == "FAIL"
 
 
 def test_a_compiler_that_computes_something_else_is_seen(monkeypatch):

@@ -46,9 +46,7 @@ class Ledger:
     duplicates: int = 0
     bad: int = 0
     bad_records: list[str] = field(default_factory=list)
-    parts: list[dict[str, Any]] = field(default_factory=list)  # of a mix: what each one gave
-    left_out: list[str] = field(default_factory=list)  # files of a folder that are not read, and why
-    unseparated: int = 0  # plain text files that are one document and have blank lines
+    left_out: list[str] = field(default_factory=list)  # names of files of a folder that are not read
 
     def check_bad(self, at_least: int = 0) -> None:
         """Raises InputError if more than 1 % of the records are bad, once there are enough of them to tell."""
@@ -72,20 +70,17 @@ def documents(config: DataConfig, split: Split) -> Iterator[Any]:
     return (document.content for document in read(config) if document.split == split)
 
 
-def files_of(source: FilesSource, held_out: bool = False) -> list[Path]:
+def files_of(source: FilesSource, held_out: bool = False, ledger: Ledger | None = None) -> list[Path]:
     """The files that are trained on, or the held-out ones; no file is both. Raises InputError if there are none."""
-    return _search(source, held_out)[0]
-
-
-def _search(source: FilesSource, held_out: bool) -> tuple[list[Path], str]:
-    """The files, and a few words about those in a folder that nobody reads."""
     validation: list[Path] = []
-    others = ""
     if source.validation_path is not None:
-        validation, others = files.search(source.validation_path, "data.source.validation_path")
+        validation = files.search(source.validation_path, "data.source.validation_path")[0]
     if held_out:
-        return validation, others
-    return files.search(source.path, "data.source.path", train_only=True, taken=validation)
+        return validation
+    paths, left_out = files.search(source.path, "data.source.path", train_only=True, taken=validation)
+    if ledger is not None:
+        ledger.left_out += [file.name for file in left_out]
+    return paths
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -100,8 +95,6 @@ def _documents_of(source: Any, config: DataConfig, ledger: Ledger) -> Iterator[D
             ledger.records += 1
             yield Document(content, split, f"storyworld, {split} {index}")
         return
-    if isinstance(source, FilesSource) and (left_out := _search(source, held_out=False)[1]):
-        ledger.left_out.append(left_out)
     seen: set[int] = set()
     contents = _contents(source, False, config, ledger)
     if (source.validation_path if isinstance(source, FilesSource) else source.validation_split) is not None:
@@ -110,21 +103,17 @@ def _documents_of(source: Any, config: DataConfig, ledger: Ledger) -> Iterator[D
         for where, content, _ in _unique(contents, seen, config, ledger):
             yield Document(content, "train", where)
         return
-    if config.records == "text" and isinstance(source, FilesSource) and source.document_start is None:
-        paths = files_of(source)
-        if all(files.kind_of(path) in files.PLAIN for path in paths):  # documents that may be books
-            few = list(islice(contents, math.ceil(FEW_HELD_OUT / config.validation_fraction)))
-            if not few:
-                ledger.check_bad()
-                raise InputError(f"{paths[0]}: is empty: give a file with text in it")
-            if len(few) * config.validation_fraction < FEW_HELD_OUT:  # the end of each one is held out
-                for where, text, _ in _unique(few, seen, config, ledger):
-                    boundary = int(len(text) * (1 - config.validation_fraction))
-                    for split, part in (("train", text[:boundary]), ("validation", text[boundary:])):
-                        if part:
-                            yield Document(part, split, where)
-                return
-            contents = chain(few, contents)
+    may_be_books = config.records == "text" and isinstance(source, FilesSource) and source.document_start is None
+    if may_be_books and all(files.kind_of(path) in files.PLAIN for path in files_of(source)):
+        few = list(islice(contents, math.ceil(FEW_HELD_OUT / config.validation_fraction)))
+        if len(few) * config.validation_fraction < FEW_HELD_OUT:  # the end of each one is held out
+            for where, text, _ in _unique(few, seen, config, ledger):
+                boundary = int(len(text) * (1 - config.validation_fraction))
+                for split, part in (("train", text[:boundary]), ("validation", text[boundary:])):
+                    if part:
+                        yield Document(part, split, where)
+            return
+        contents = chain(few, contents)
     for where, content, number in _unique(contents, seen, config, ledger):
         yield Document(content, split_of(number, config.validation_fraction), where)
 
@@ -163,21 +152,20 @@ def _contents(source: Any, held_out: bool, config: DataConfig, ledger: Ledger) -
         for where, value, problem in islice(_records(source, held_out, config, ledger), source.max_records):
             ledger.records += 1
             try:
-                if not problem:
-                    yield where, parse(value)
-                    continue
+                if problem:
+                    raise BadRecord(problem)
+                content = parse(value)
             except BadRecord as error:
-                problem = str(error)
-            if config.on_bad_record == "stop":
-                raise InputError(f"{where}: {problem} (or leave such records out: data.on_bad_record=skip)")
-            ledger.bad += 1
-            ledger.bad_records += [f"{where}: {problem}"] * (len(ledger.bad_records) < LISTED)
-            ledger.check_bad(at_least=MANY)
+                if config.on_bad_record == "stop":
+                    raise InputError(f"{where}: {error} (or leave such records out: data.on_bad_record=skip)") from None
+                ledger.bad += 1
+                ledger.bad_records += [f"{where}: {error}"] * (len(ledger.bad_records) < LISTED)
+                ledger.check_bad(at_least=MANY)
+            else:
+                yield where, content
 
-    contents = good()
-    if source.document_start is not None and config.records == "text":
-        contents = _joined(contents, re.compile(source.document_start))
-    for where, content in contents:
+    is_joined = source.document_start is not None and config.records == "text"
+    for where, content in _joined(good(), re.compile(source.document_start)) if is_joined else good():
         if isinstance(content, str) and not content.strip():
             ledger.empty += 1
         else:
@@ -189,13 +177,8 @@ def _records(source: Any, held_out: bool, config: DataConfig, ledger: Ledger) ->
         yield from files.dataset_records(source, str(source.validation_split if held_out else source.split))
         return
     column = source.text_field.partition(".")[0] if config.records == "text" else None
-    for file in files_of(source, held_out):
-        count, first = 0, None
-        for record in files.records(file, source.separator, column):
-            count, first = count + 1, record.value if not count else first
-            yield record
-        if files.kind_of(file) in files.PLAIN and count == 1 and first:  # one document that may be several
-            ledger.unseparated += "\n\n" in first or "\n\r\n" in first
+    for file in files_of(source, held_out, ledger):
+        yield from files.records(file, source.separator, column)
 
 
 def _joined(lines: Iterable[tuple[str, str]], document_start: re.Pattern[str]) -> Iterator[tuple[str, str]]:
@@ -219,9 +202,8 @@ def _mix(mix: MixSource, config: DataConfig, ledger: Ledger) -> Iterator[Documen
     Held-out documents are passed on as they come.
     """
     weights = [part.weight for part in mix.parts]
-    characters, ended = [0.0] * len(weights), [False] * len(weights)
+    characters, ended = [0] * len(weights), [False] * len(weights)
     streams = [_documents_of(part.source, config, ledger) for part in mix.parts]
-    ledger.parts += [{"weight": w, "documents": 0, "characters": 0, "validation": 0, "read": 1} for w in weights]
     while True:
         i = min(range(len(weights)), key=lambda n: characters[n] / weights[n])
         document = next(streams[i], None)
@@ -232,13 +214,9 @@ def _mix(mix: MixSource, config: DataConfig, ledger: Ledger) -> Iterator[Documen
             if mix.stopping_strategy == "first_exhausted" or all(ended):
                 return
             streams[i] = _documents_of(mix.parts[i].source, config, Ledger())
-            ledger.parts[i]["read"] += 1
         elif document.split == "train":
             yield document
             content = document.content
             characters[i] += len(content if isinstance(content, str) else repr(content))
-            ledger.parts[i]["documents"] += 1
-            ledger.parts[i]["characters"] = int(characters[i])
         elif not ended[i]:  # otherwise it came the first time
-            ledger.parts[i]["validation"] += 1
             yield document

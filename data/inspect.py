@@ -24,7 +24,7 @@ from configs.text import escape, plain, table
 from data.batches import JOINED, Batch, TrainBatches, make_rows, validation_batches
 from data.chat import plain_texts
 from data.config import DataConfig, Split, TokenizerConfig
-from data.packing import IGNORED, SCAN, ConversationRows, DocumentRows, Rows, conversation_starts, trained_tokens
+from data.packing import IGNORED, ConversationRows, DocumentRows, Rows, trained_tokens
 from data.prepare import SPLITS, PreparedData, describe, keys_of_run, prepare, tokenizer_texts
 from data.reading.documents import documents
 from data.tokenizer import Tokenizer, adopt, train_tokenizer
@@ -84,9 +84,9 @@ def row_as_text(ids: Sequence[int], labels: Sequence[int], tokenizer: Tokenizer,
 
 
 def summary(config: DataConfig, data: PreparedData, split: Split, rows: Rows) -> dict[str, str]:
-    """What an epoch of a split is made of: figures by name. A split is read one block at a time."""
+    """What an epoch of a split is made of: figures by name."""
     stream = data.stream(split)
-    starts = conversation_starts(stream, data.tokenizer.bos_id)
+    starts = stream.find(data.tokenizer.bos_id)
     sizes = lengths = np.diff(starts, append=len(stream))
     trained = data.manifest[split]["trained_tokens"]
     if isinstance(rows, ConversationRows):  # sizes: of what is in rows
@@ -106,8 +106,7 @@ def summary(config: DataConfig, data: PreparedData, split: Split, rows: Rows) ->
     if isinstance(rows, ConversationRows):
         column |= {"cut to whole turns that fit": f"{rows.cut:,}", "left out: too long for a row": f"{rows.dropped:,}"}
     if (unknown := data.tokenizer.unk_id) is not None:
-        blocks = (stream.read(at, min(SCAN, len(stream) - at)) for at in range(0, len(stream), SCAN))
-        column["unknown tokens"] = f"{sum(int((block == unknown).sum()) for block in blocks):,}"
+        column["unknown tokens"] = f"{len(stream.find(unknown)):,}"
     return column
 
 

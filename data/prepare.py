@@ -42,7 +42,7 @@ from data.reading.world import Content
 from data.storyworld import STORYWORLD_VERSION
 from data.tokenizer import Tokenizer, cut, load_tokenizer, train_tokenizer
 
-FORMAT_VERSION = 6
+FORMAT_VERSION = 7
 SPLITS: tuple[Split, ...] = ("train", "validation")
 SHARD_TOKENS = 100_000_000
 BATCH = 1 << 20  # characters encoded at a time, on all cores
@@ -57,21 +57,17 @@ class PreparedData:
     """A prepared corpus: its tokenizer, its two streams of tokens, and the manifest.
 
     manifest[split] holds: documents; tokens; trained_tokens, those that can be targets; bytes, of the text that these
-    stand for; bytes_per_token; shards with their sha256.
+    stand for; bytes_per_token; shards, file name -> sha256.
     """
 
     directory: Path
     manifest: dict[str, Any]
     tokenizer: Tokenizer
-    _streams: dict[Split, TokenStream] = field(default_factory=dict, init=False, repr=False, compare=False)
+    streams: dict[Split, TokenStream] = field(repr=False, compare=False)
 
     def stream(self, split: Split) -> TokenStream:
-        """The tokens of a split. Its files are opened once."""
-        if split not in self._streams:
-            shards = self.manifest[split]["shards"]
-            ids, flags = ([self.directory / s[key] for s in shards if key in s] for key in ("file", "flags_file"))
-            self._streams[split] = TokenStream(ids, self.manifest["dtype"], flags)
-        return self._streams[split]
+        """The tokens of a split."""
+        return self.streams[split]
 
 
 def prepare(config: DataConfig, output_dir: Path, show_progress: bool = True) -> PreparedData:
@@ -98,19 +94,21 @@ def open_prepared(directory: Path) -> PreparedData:
     """Read a prepared corpus. Raises InputError unless every file of it is as it was written."""
     try:
         manifest, tokenizer = read_json(directory / MANIFEST), load_tokenizer(directory)
-        written = {"tokenizer.json": manifest["tokenizer_sha256"]}
-        digests = {"tokenizer.json": tokenizer.sha256()}
-        for shard in (shard for split in SPLITS for shard in manifest[split]["shards"]):
-            written |= {
-                shard[f"{kind}file"]: shard[f"{kind}sha256"] for kind in ("", "flags_") if f"{kind}file" in shard
-            }
-        files = [directory / name for name in written if name not in digests]
-        digests |= zip((file.name for file in files), hashes(files), strict=True)
-        if changed := [name for name in written if digests[name] != written[name]]:
-            raise InputError(f"{directory / changed[0]}: its bytes have changed since it was written")
+        written = {directory / name: digest for split in SPLITS for name, digest in manifest[split]["shards"].items()}
+        for file, digest in zip(written, hashes(list(written)), strict=True):
+            if digest != written[file]:
+                raise InputError(f"{file}: its bytes have changed since it was written")
+        if tokenizer.sha256() != manifest["tokenizer_sha256"]:
+            raise InputError(f"{directory / 'tokenizer.json'}: is another tokenizer than the manifest says")
     except InputError as error:
         raise InputError(f"{error}: the prepared data is damaged: delete {directory}, then it is made again") from None
-    return PreparedData(directory, manifest, tokenizer)
+
+    streams = {}
+    for split in SPLITS:
+        names = [[n for n in manifest[split]["shards"] if n.endswith(kind)] for kind in (".bin", ".flags")]
+        ids, flags = ([directory / name for name in of_kind] for of_kind in names)
+        streams[split] = TokenStream(ids, manifest["dtype"], flags)
+    return PreparedData(directory, manifest, tokenizer, streams)
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -214,7 +212,7 @@ class Shards:
 
     def __init__(self, directory: Path, split: Split, dtype: str):
         self.directory, self.split, self.dtype = directory, split, dtype
-        self.counts: dict[str, Any] = {"documents": 0, "tokens": 0, "trained_tokens": 0, "bytes": 0, "shards": []}
+        self.counts: dict[str, Any] = {"documents": 0, "tokens": 0, "trained_tokens": 0, "bytes": 0, "shards": {}}
         self.size = 0  # tokens in the open shard
         self._open: list[BinaryIO] = []  # ids, then flags
 
@@ -222,7 +220,7 @@ class Shards:
         """Write the tokens of a document, and count them."""
         arrays = [ids.astype(self.dtype)] if flags is None else [ids.astype(self.dtype), flags]
         if not self._open:
-            name = f"{self.split}_{len(self.counts['shards']):05d}"
+            name = f"{self.split}_{len(self.counts['shards']) // len(arrays):05d}"
             self._open = [(self.directory / f"{name}.{kind}").open("wb") for kind in ("bin", "flags")[: len(arrays)]]
         for file, values in zip(self._open, arrays, strict=True):
             file.write(values.tobytes())
@@ -236,15 +234,11 @@ class Shards:
 
     def end_shard(self) -> None:
         """Finish the open shard, if any: it is on disk when this returns."""
-        shard: dict[str, Any] = {"tokens": self.size}
-        for kind, file in zip(("", "flags_"), self._open, strict=False):
+        for file in self._open:
             with file:
                 file.flush()
                 os.fsync(file.fileno())
-            path = Path(file.name)
-            shard |= {f"{kind}file": path.name, f"{kind}bytes": path.stat().st_size, f"{kind}sha256": _sha256(path)}
-        if self._open:
-            self.counts["shards"].append(shard)
+            self.counts["shards"][Path(file.name).name] = _sha256(Path(file.name))
         self._open, self.size = [], 0
 
 
@@ -383,15 +377,6 @@ def describe(prepared: PreparedData) -> str:
     lines += [f"{ledger[name]:,} {note}" for note, name in notes.items() if ledger[name]]
     if names := ledger["left_out"]:
         lines.append(f"files left out: {', '.join(names[:3])}{f' and {len(names) - 3:,} more' * (len(names) > 3)}")
-    held_out, wanted = manifest["validation"]["bytes"], manifest["depends_on"]["validation_fraction"]
-    share, source = held_out / max(1, held_out + manifest["train"]["bytes"]), manifest["source"]
-    is_named = source.get("validation_path") or source.get("validation_split")
-    if source["kind"] in ("files", "hub") and not is_named and not wanted / 2 <= share <= 2 * wanted:
-        lines.append(
-            f"warning: {share:.1%} of the text is held out, where data.validation_fraction asks for {wanted:.1%}: the "
-            "documents are few or of very different lengths; name held-out text yourself (data.source: "
-            "validation_path or validation_split)"
-        )
     return "\n".join(lines)
 
 

@@ -95,27 +95,27 @@ def _documents_of(source: Any, config: DataConfig, ledger: Ledger) -> Iterator[D
             ledger.records += 1
             yield Document(content, split, f"storyworld, {split} {index}")
         return
-    seen: set[int] = set()
-    contents = _contents(source, False, config, ledger)
+    contents, fraction = _contents(source, False, config, ledger), config.validation_fraction
+    splits: list[tuple[Split | None, Iterable[tuple[str, Any]]]] = [(None, contents)]  # None: by hash
+    ends_are_held_out = False
     if (source.validation_path if isinstance(source, FilesSource) else source.validation_split) is not None:
-        for where, content, _ in _unique(_contents(source, True, config, ledger), seen, config, ledger):
-            yield Document(content, "validation", where)
-        for where, content, _ in _unique(contents, seen, config, ledger):
-            yield Document(content, "train", where)
-        return
-    may_be_books = config.records == "text" and isinstance(source, FilesSource) and source.document_start is None
-    if may_be_books and all(files.kind_of(path) in files.PLAIN for path in files_of(source)):
-        few = list(islice(contents, math.ceil(FEW_HELD_OUT / config.validation_fraction)))
-        if len(few) * config.validation_fraction < FEW_HELD_OUT:  # the end of each one is held out
-            for where, text, _ in _unique(few, seen, config, ledger):
-                boundary = int(len(text) * (1 - config.validation_fraction))
-                for split, part in (("train", text[:boundary]), ("validation", text[boundary:])):
-                    if part:
-                        yield Document(part, split, where)
-            return
-        contents = chain(few, contents)
-    for where, content, number in _unique(contents, seen, config, ledger):
-        yield Document(content, split_of(number, config.validation_fraction), where)
+        splits = [("validation", _contents(source, True, config, ledger)), ("train", contents)]
+    elif config.records == "text" and isinstance(source, FilesSource) and source.document_start is None:
+        paths = files_of(source)
+        few = list(islice(contents, math.ceil(FEW_HELD_OUT / fraction)))
+        splits = [(None, chain(few, contents))]
+        # plain texts may be books
+        is_plain = all(files.kind_of(path) in files.PLAIN for path in paths)
+        ends_are_held_out = is_plain and len(few) * fraction < FEW_HELD_OUT
+    seen: set[int] = set()
+    for named, some in splits:
+        for where, content, number in _unique(some, seen, config, ledger):
+            if ends_are_held_out:
+                boundary = int(len(content) * (1 - fraction))
+                parts = Document(content[:boundary], "train", where), Document(content[boundary:], "validation", where)
+                yield from (part for part in parts if part.content)
+            else:
+                yield Document(content, named or split_of(number, fraction), where)
 
 
 def fingerprint(content: Content) -> int:

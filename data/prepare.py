@@ -38,7 +38,6 @@ from data.packing import TokenStream
 from data.reading import files
 from data.reading.documents import Document, Ledger, files_of, read
 from data.reading.records import Conversation
-from data.reading.world import Content
 from data.storyworld import STORYWORLD_VERSION
 from data.tokenizer import Tokenizer, cut, load_tokenizer, train_tokenizer
 
@@ -172,105 +171,95 @@ def _write_json(path: Path, values: dict[str, Any]) -> None:
 def _write(config: DataConfig, directory: Path, depends_on: dict[str, Any]) -> None:
     """Fill <key>.partial/, from the last finished shard on, and rename it."""
     partial = directory.with_name(f"{directory.name}.partial")
+    progress = partial / PROGRESS
     try:
-        if not (partial / PROGRESS).is_file():  # no shard was finished
+        if not progress.is_file():  # no shard was finished
             shutil.rmtree(partial, ignore_errors=True)
             with still_busy("reading the text that the tokenizer learns from, and learning"):
                 train_tokenizer(config.tokenizer, tokenizer_texts(config)).save(partial)
         tokenizer, ledger = load_tokenizer(partial), Ledger()
-        shards = _write_shards(config, tokenizer, partial, ledger)
-        for split in SPLITS:
-            if not shards[split].counts["documents"]:
-                there = sum(shards[split].counts["documents"] for split in SPLITS)
-                raise InputError(
-                    f"data.source: none of {there:,} documents falls into the {split} part, which a hash of each "
-                    f"decides: give more, try another data.validation_fraction ({config.validation_fraction} now), or "
-                    "name held-out files or a held-out split (validation_path, validation_split)"
-                )
+        shards = Shards(partial, "uint16" if tokenizer.vocab_size <= 2**16 else "uint32")
+        if progress.is_file():
+            shards.counts = read_json(progress)
+        batches = prefetched(_batches(islice(read(config, ledger), shards.total("documents"), None)))
+        encoded = prefetched(_encoded(batch, tokenizer) for batch in batches)
+        with closing(encoded), still_busy(shards.how_far):
+            for document, ids, flags in chain.from_iterable(encoded):
+                shards.append(document, ids, flags)
+                if max(shards.sizes.values()) >= SHARD_TOKENS:
+                    shards.end()
+                    _write_json(progress, shards.counts)
+        shards.end()
         manifest = {
             "source": config.source.model_dump(),  # as the config names it; depends_on has the hashes of its content
             "depends_on": depends_on,
-            "dtype": shards["train"].dtype,
+            "dtype": shards.dtype,
             "vocab_size": tokenizer.vocab_size,
             "tokenizer_sha256": tokenizer.sha256(),
             "read": asdict(ledger),
         }
         for split in SPLITS:
-            counts = shards[split].counts
+            counts = shards.counts[split]
+            if not counts["documents"]:
+                progress.unlink(missing_ok=True)
+                raise InputError(
+                    f"data.source: none of {shards.total('documents'):,} documents falls into the {split} part, which "
+                    f"their hashes decide: give more, try another data.validation_fraction than "
+                    f"{config.validation_fraction}, or name held-out files or a held-out split"
+                )
             manifest[split] = counts | {"bytes_per_token": round(counts["bytes"] / max(1, counts["trained_tokens"]), 4)}
         _write_json(partial / MANIFEST, manifest)
-        (partial / PROGRESS).unlink(missing_ok=True)
+        progress.unlink(missing_ok=True)
         shutil.rmtree(directory, ignore_errors=True)  # without a manifest it is useless
         partial.replace(directory)
     finally:
-        if not (partial / PROGRESS).is_file():
+        if not progress.is_file():
             shutil.rmtree(partial, ignore_errors=True)  # nothing worth keeping
 
 
 class Shards:
-    """The shards of one split, written document by document. counts: what the manifest says about it."""
+    """The shards of both splits, written document by document. counts: what the manifest says about each split."""
 
-    def __init__(self, directory: Path, split: Split, dtype: str):
-        self.directory, self.split, self.dtype = directory, split, dtype
-        self.counts: dict[str, Any] = {"documents": 0, "tokens": 0, "trained_tokens": 0, "bytes": 0, "shards": {}}
-        self.size = 0  # tokens in the open shard
-        self._open: list[BinaryIO] = []  # ids, then flags
+    def __init__(self, directory: Path, dtype: str):
+        self.directory, self.dtype = directory, dtype
+        names = ("documents", "tokens", "trained_tokens", "bytes")
+        self.counts: dict[str, Any] = {split: dict.fromkeys(names, 0) | {"shards": {}} for split in SPLITS}
+        self.sizes = dict.fromkeys(SPLITS, 0)  # tokens in the open shards
+        self._open: dict[str, BinaryIO] = {}
+        self._place = ""
 
-    def append(self, content: Content, ids: np.ndarray, flags: np.ndarray | None) -> None:
+    def append(self, document: Document, ids: np.ndarray, flags: np.ndarray | None) -> None:
         """Write the tokens of a document, and count them."""
-        arrays = [ids.astype(self.dtype)] if flags is None else [ids.astype(self.dtype), flags]
-        if not self._open:
-            name = f"{self.split}_{len(self.counts['shards']) // len(arrays):05d}"
-            self._open = [(self.directory / f"{name}.{kind}").open("wb") for kind in ("bin", "flags")[: len(arrays)]]
-        for file, values in zip(self._open, arrays, strict=True):
-            file.write(values.tobytes())
-        self.size += len(ids)
-        texts = plain_texts(content, 0 if flags is None else TRAINED)
-        self.counts["documents"] += 1
-        self.counts["tokens"] += len(ids)
+        split, counts, self._place = document.split, self.counts[document.split], document.where
+        arrays = {"bin": ids.astype(self.dtype)} | ({} if flags is None else {"flags": flags})
+        number = len(counts["shards"]) // len(arrays)
+        for kind, values in arrays.items():
+            if (name := f"{split}_{number:05d}.{kind}") not in self._open:
+                self._open[name] = (self.directory / name).open("wb")
+            self._open[name].write(values.tobytes())
+        self.sizes[split] += len(ids)
+        texts = plain_texts(document.content, 0 if flags is None else TRAINED)
+        counts["documents"] += 1
+        counts["tokens"] += len(ids)
         # a text's first token is given, not predicted
-        self.counts["trained_tokens"] += len(ids) - 1 if flags is None else int(np.count_nonzero(flags & TRAINED))
-        self.counts["bytes"] += sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
+        counts["trained_tokens"] += len(ids) - 1 if flags is None else int(np.count_nonzero(flags & TRAINED))
+        counts["bytes"] += sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
 
-    def end_shard(self) -> None:
-        """Finish the open shard, if any: it is on disk when this returns."""
-        for file in self._open:
+    def end(self) -> None:
+        """Finish the open shards: they are on disk when this returns."""
+        for name, file in self._open.items():
             with file:
                 file.flush()
                 os.fsync(file.fileno())
-            self.counts["shards"][Path(file.name).name] = _sha256(Path(file.name))
-        self._open, self.size = [], 0
+            self.counts[name.partition("_")[0]]["shards"][name] = _sha256(self.directory / name)
+        self._open, self.sizes = {}, dict.fromkeys(SPLITS, 0)
 
+    def total(self, name: str) -> int:
+        """A count of both splits together."""
+        return sum(self.counts[split][name] for split in SPLITS)
 
-def _write_shards(config: DataConfig, tokenizer: Tokenizer, directory: Path, ledger: Ledger) -> dict[Split, Shards]:
-    """Write the tokens of every document that is not on disk yet. Raises InputError for text that cannot be read."""
-    dtype = "uint16" if tokenizer.vocab_size <= 2**16 else "uint32"
-    shards = {split: Shards(directory, split, dtype) for split in SPLITS}
-    done, place = 0, ""  # documents in finished shards
-    if (directory / PROGRESS).is_file():
-        progress = read_json(directory / PROGRESS)
-        done = progress["documents"]
-        for split in SPLITS:
-            shards[split].counts = progress[split]
-    batches = prefetched(_batches(islice(read(config, ledger), done, None)))
-    encoded = prefetched(_encoded(batch, tokenizer) for batch in batches)
-
-    def how_far() -> str:
-        tokens = sum(shards[split].counts["tokens"] for split in SPLITS)
-        return f"preparing: {done:,} documents, {tokens:,} tokens, up to {place}"
-
-    with closing(encoded), still_busy(how_far):
-        for document, ids, flags in chain.from_iterable(encoded):
-            shards[document.split].append(document.content, ids, flags)
-            done, place = done + 1, document.where
-            if shards[document.split].size >= SHARD_TOKENS:
-                for split in SPLITS:
-                    shards[split].end_shard()
-                counts: dict[str, Any] = {split: shards[split].counts for split in SPLITS}
-                _write_json(directory / PROGRESS, counts | {"documents": done})
-    for split in SPLITS:
-        shards[split].end_shard()
-    return shards
+    def how_far(self) -> str:
+        return f"preparing: {self.total('documents'):,} documents, {self.total('tokens'):,} tokens, up to {self._place}"
 
 
 def _batches(documents: Iterator[Document]) -> Iterator[list[Document]]:
@@ -290,15 +279,12 @@ def _batches(documents: Iterator[Document]) -> Iterator[list[Document]]:
 def _encoded(batch: list[Document], tokenizer: Tokenizer) -> list[tuple[Document, np.ndarray, np.ndarray | None]]:
     """Documents with their ids and flags; a text has no flags."""
     contents: list[Any] = [document.content for document in batch]
-    encoded: list[Any]
     if isinstance(contents[0], str):
-        ends = [tokenizer.bos_id], [tokenizer.eos_id]
-        arrays = tokenizer.encode_arrays(contents)
-        encoded = [(np.concatenate([ends[0], ids, ends[1]]), None) for ids in arrays]
-    else:
-        encode = encode_conversations if isinstance(contents[0], Conversation) else encode_pairs
-        encoded = [(np.array(ids), flags) for ids, flags in encode(tokenizer, contents)]
-    return [(document, *arrays) for document, arrays in zip(batch, encoded, strict=True)]
+        first, last = [tokenizer.bos_id], [tokenizer.eos_id]
+        arrays = zip(batch, tokenizer.encode_arrays(contents), strict=True)
+        return [(document, np.concatenate([first, ids, last]), None) for document, ids in arrays]
+    encode = encode_conversations if isinstance(contents[0], Conversation) else encode_pairs
+    return [(d, np.array(ids), flags) for d, (ids, flags) in zip(batch, encode(tokenizer, contents), strict=True)]
 
 
 def prefetched(items: Iterable[Item], ahead: int = 2) -> Generator[Item]:
@@ -355,26 +341,26 @@ def tokenizer_texts(config: DataConfig) -> Iterator[str]:
 
 
 def describe(prepared: PreparedData) -> str:
-    """Two lines, what was read and how many tokens it made; then what was left out, and a warning, if any. Of
-    conversations, bytes are those of the answers."""
-    manifest, kind = prepared.manifest, prepared.manifest["depends_on"]["records"]
-    ledger, lines = manifest["read"], []
+    """Two lines, what was read and how many tokens it made; then what was left out, if any. Of conversations, bytes
+    are those of the answers."""
+    manifest, ledger = prepared.manifest, prepared.manifest["read"]
+    what = {"text": "document", "conversations": "conversation", "pairs": "pair"}[manifest["depends_on"]["records"]]
+    lines = []
     for split in SPLITS:
         c = manifest[split]
         size = f"{c['bytes'] / 1e6:.1f} MB" if c["bytes"] >= 1e6 else f"{c['bytes'] / 1e3:.1f} kB"
         tokens = f"{c['tokens'] / 1e6:.2f} M" if c["tokens"] >= 1e6 else f"{c['tokens']:,}"
-        what = {"text": "document", "conversations": "conversation", "pairs": "pair"}[kind]
         text = f"{size}, {tokens} tokens"
-        if kind != "text":
+        if what != "document":
             text = f"{tokens} tokens; trained on: {c['trained_tokens']:,} of them, {size} of answers"
         documents = f"{c['documents']:,} {what}{'s' * (c['documents'] != 1)}"
         lines.append(f"{split}: {documents}, {text} ({c['bytes_per_token']:.2f} bytes per token)")
     notes = {
-        f"exact duplicates {'left out' if manifest['depends_on']['drop_duplicates'] else 'kept'}": "duplicates",
-        "empty texts left out": "empty",
-        "bad records left out (listed in manifest.json)": "bad",
+        "duplicates": f"exact duplicates {'left out' if manifest['depends_on']['drop_duplicates'] else 'kept'}",
+        "empty": "empty texts left out",
+        "bad": "bad records left out (listed in manifest.json)",
     }
-    lines += [f"{ledger[name]:,} {note}" for note, name in notes.items() if ledger[name]]
+    lines += [f"{ledger[name]:,} {note}" for name, note in notes.items() if ledger[name]]
     if names := ledger["left_out"]:
         lines.append(f"files left out: {', '.join(names[:3])}{f' and {len(names) - 3:,} more' * (len(names) > 3)}")
     return "\n".join(lines)

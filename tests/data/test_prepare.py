@@ -200,12 +200,12 @@ def test_after_a_full_disk_the_work_is_kept(tmp_path, small, monkeypatch):
     expected = contents(prepare(config, tmp_path / "whole").directory)
     real, written = prepare_module.Shards.append, 0
 
-    def append(writer, content, ids, flags):
+    def append(shards, document, ids, flags):
         nonlocal written
         written += ids.nbytes
         if written > 400_000:
             raise OSError(errno.ENOSPC, "No space left on device")
-        real(writer, content, ids, flags)
+        real(shards, document, ids, flags)
 
     monkeypatch.setattr(prepare_module.Shards, "append", append)
     with pytest.raises(OSError, match="No space left on device"):
@@ -213,7 +213,7 @@ def test_after_a_full_disk_the_work_is_kept(tmp_path, small, monkeypatch):
     assert not list(tmp_path.glob("full/.prepared/*/manifest.json"))
     monkeypatch.setattr(prepare_module.Shards, "append", real)
     (partial,) = (tmp_path / "full" / ".prepared").glob("*.partial")
-    assert json.loads((partial / "progress.json").read_text())["documents"] > 0
+    assert json.loads((partial / "progress.json").read_text())["train"]["documents"] > 0
     assert contents(prepare(config, tmp_path / "full").directory) == expected
 
 

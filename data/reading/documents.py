@@ -101,15 +101,19 @@ def _documents_of(source: Any, config: DataConfig, ledger: Ledger) -> Iterator[D
     if (source.validation_path if isinstance(source, FilesSource) else source.validation_split) is not None:
         splits = [("validation", _contents(source, True, config, ledger)), ("train", contents)]
     elif config.records == "text" and isinstance(source, FilesSource) and source.document_start is None:
-        paths = files_of(source)
         few = list(islice(contents, math.ceil(FEW_HELD_OUT / fraction)))
         splits = [(None, chain(few, contents))]
         # plain texts may be books
-        is_plain = all(files.kind_of(path) in files.PLAIN for path in paths)
+        is_plain = all(files.kind_of(path) in files.PLAIN for path in files_of(source))
         ends_are_held_out = is_plain and len(few) * fraction < FEW_HELD_OUT
     seen: set[int] = set()
     for named, some in splits:
-        for where, content, number in _unique(some, seen, config, ledger):
+        for where, content in some:
+            number = fingerprint(content)
+            ledger.duplicates += number in seen
+            if number in seen and config.drop_duplicates:
+                continue
+            seen.add(number)
             if ends_are_held_out:
                 boundary = int(len(content) * (1 - fraction))
                 parts = Document(content[:boundary], "train", where), Document(content[boundary:], "validation", where)
@@ -129,27 +133,22 @@ def split_of(number: int, validation_fraction: float) -> Split:
     return "validation" if number < validation_fraction * 2**64 else "train"
 
 
-def _unique(
-    contents: Iterable[tuple[str, Any]], seen: set[int], config: DataConfig, ledger: Ledger
-) -> Iterator[tuple[str, Any, int]]:
-    """Count documents that equal an earlier one exactly, and leave them out if the config says so. Adds the
-    fingerprint."""
-    for where, content in contents:
-        number = fingerprint(content)
-        ledger.duplicates += number in seen
-        if number not in seen or not config.drop_duplicates:
-            yield where, content, number
-        seen.add(number)
-
-
 def _contents(source: Any, held_out: bool, config: DataConfig, ledger: Ledger) -> Iterator[tuple[str, Any]]:
     """(where, text, conversation or pair) of every record that is good and not empty; the ledger notes the others.
     Raises InputError for a bad record, unless they are skipped and at most 1 %."""
     kinds = {"text": partial(text_of, text_field=source.text_field), "conversations": conversation_of, "pairs": pair_of}
     parse: Callable[[Any], Content] = kinds[config.records]  # type: ignore[assignment]
+    is_text = config.records == "text"
+
+    def records() -> Iterator[Record]:
+        if isinstance(source, HubSource):
+            yield from files.dataset_records(source, str(source.validation_split if held_out else source.split))
+            return
+        for file in files_of(source, held_out, ledger):
+            yield from files.records(file, source.separator, source.text_field.partition(".")[0] if is_text else None)
 
     def good() -> Iterator[tuple[str, Any]]:
-        for where, value, problem in islice(_records(source, held_out, config, ledger), source.max_records):
+        for where, value, problem in islice(records(), source.max_records):
             ledger.records += 1
             try:
                 if problem:
@@ -164,21 +163,12 @@ def _contents(source: Any, held_out: bool, config: DataConfig, ledger: Ledger) -
             else:
                 yield where, content
 
-    is_joined = source.document_start is not None and config.records == "text"
+    is_joined = is_text and source.document_start is not None
     for where, content in _joined(good(), re.compile(source.document_start)) if is_joined else good():
         if isinstance(content, str) and not content.strip():
             ledger.empty += 1
         else:
             yield where, content
-
-
-def _records(source: Any, held_out: bool, config: DataConfig, ledger: Ledger) -> Iterator[Record]:
-    if isinstance(source, HubSource):
-        yield from files.dataset_records(source, str(source.validation_split if held_out else source.split))
-        return
-    column = source.text_field.partition(".")[0] if config.records == "text" else None
-    for file in files_of(source, held_out, ledger):
-        yield from files.records(file, source.separator, column)
 
 
 def _joined(lines: Iterable[tuple[str, str]], document_start: re.Pattern[str]) -> Iterator[tuple[str, str]]:
@@ -201,22 +191,16 @@ def _mix(mix: MixSource, config: DataConfig, ledger: Ledger) -> Iterator[Documen
 
     Held-out documents are passed on as they come.
     """
-    weights = [part.weight for part in mix.parts]
-    characters, ended = [0] * len(weights), [False] * len(weights)
-    streams = [_documents_of(part.source, config, ledger) for part in mix.parts]
+    parts = [(part.weight, _documents_of(part.source, config, ledger)) for part in mix.parts]
+    characters = [0] * len(parts)
     while True:
-        i = min(range(len(weights)), key=lambda n: characters[n] / weights[n])
-        document = next(streams[i], None)
-        if document is None:
+        i = min(range(len(parts)), key=lambda n: characters[n] / parts[n][0])
+        document = next(parts[i][1], None)
+        if document is None:  # the mix ends with the first part that ends
             if not characters[i]:
                 raise InputError(f"data.source.parts: part {i + 1} holds no training document")
-            ended[i] = True
-            if mix.stopping_strategy == "first_exhausted" or all(ended):
-                return
-            streams[i] = _documents_of(mix.parts[i].source, config, Ledger())
-        elif document.split == "train":
-            yield document
+            return
+        yield document
+        if document.split == "train":
             content = document.content
             characters[i] += len(content if isinstance(content, str) else repr(content))
-        elif not ended[i]:  # otherwise it came the first time
-            yield document

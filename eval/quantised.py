@@ -137,8 +137,8 @@ class HeldOut:
             drift = 0.5 * (maps_of(lm, self.probe) - self.maps).abs().sum(-1).mean().item()
             if (world := self.world) is not None:
                 stories = [tell(world.seed, i, "validation", world.level) for i in range(world.validation_documents)]
-                floor = compare_with_floor(lm, self.tokenizer, stories)
-                gap = floor.gap if floor.documents else None
+                documents, bits, floor = compare_with_floor(lm, self.tokenizer, stories)
+                gap = bits - floor if documents else None
         if self.world is not None and self.asks:
             questions = list(held_out_questions(self.world))
             exact = score(questions, ask(lm, self.tokenizer, questions, kv_cache=cache))["all"].exact_match

@@ -31,8 +31,8 @@ from eval.attention import viewer
 from eval.attention.probes import probe_from_text
 from eval.attention.snapshots import Snapshot, file_of, look, read
 from eval.config import AttentionConfig
-from eval.experts.log import for_viewer
-from eval.experts.log import read as read_experts
+from eval.experts import for_viewer
+from eval.experts import read as read_experts
 from serve.limits import COOKIE, ApiError, Limits, equal, event
 from serve.run_folder import Tail, settings, summaries, tail, watched_runs
 from serve.workbench import Workbench, checkpoints_of

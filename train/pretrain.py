@@ -112,7 +112,7 @@ def _run(config: RunConfig, script: str, objective: MakeObjective | None, source
             exit_code = train_to_the_end(run)
             if exit_code == 0 and hooks.hooks:
                 with run.tracker.doing("drawing"):
-                    hooks.finish(run.event(is_last=True))
+                    hooks.on_rank0("finish", run.event(is_last=True))
         finally:
             run.tracker.close(exit_code)
 

@@ -23,7 +23,7 @@ from eval.attention.render import PICTURES, render
 from eval.attention.snapshots import ablate, look
 from eval.attention.viewer import Live, Moment
 from eval.config import EvalConfig
-from eval.hooks.event import EvalEvent, Hook, Outcome, lines_of
+from eval.hooks import EvalEvent, Hook, Outcome, lines_of
 from model import ModelConfig
 
 
@@ -65,7 +65,7 @@ class Attention(Hook):
             quick_mosaic(first.weights, picture, snapshot.num_key_value_heads if all_heads else None)
             self._show(event)
             if event.is_last or (settings.every and event.step % settings.every == 0):
-                event.log_image("attention/heads", picture)
+                event.tracker.show("attention/heads", picture, event.step)
         seconds = round(time.perf_counter() - before, 4)
         event.log("attention", snapshot.scalars | {"attention_seconds": seconds})
 
@@ -80,7 +80,7 @@ class Attention(Hook):
         *_, viewer = render(event.directory, all_snapshots)
         for file in (event.directory / "attention" / name for name in PICTURES):
             if file.suffix == ".png" and file.is_file():
-                event.log_image(f"attention/{file.stem}", file)
+                event.tracker.show(f"attention/{file.stem}", file, event.step)
         event.tracker.show("attention/viewer", viewer, event.step)
         last, rows = all_snapshots[-1], []
         for (i, layer), (j, head) in itertools.product(enumerate(last.layers), enumerate(last.heads)):

@@ -14,7 +14,7 @@ from data.config import StoryworldSource
 from data.packing import IGNORED, Rows
 from data.reply import read_reply
 from data.tokenizer import Tokenizer
-from eval.hooks.event import EvalEvent, Hook, Outcome, figures_in, lines_of
+from eval.hooks import EvalEvent, Hook, Outcome, figures_in, lines_of
 from eval.language_modeling import bits_per_byte, compare_with_floor, loss_sums, mean
 from eval.run_files import SAMPLES, read_samples
 from eval.samples import complete, thinks
@@ -85,10 +85,10 @@ def log_floor(event: EvalEvent, source: StoryworldSource) -> None:
     count = min(event.config.floor_documents, source.validation_documents)
     if count:
         stories = [tell(source.seed, index, "validation", source.level) for index in range(count)]
-        bits = compare_with_floor(event.lm, event.tokenizer, stories)
-        values: dict[str, Any] = {"documents": bits.documents, "left_out": count - bits.documents}
-        values |= {"model": bits.model, "floor": bits.floor} if bits.documents else {}
-        event.log("floor", values | {"longest": event.lm.config.max_position_embeddings})
+        documents, model, floor = compare_with_floor(event.lm, event.tokenizer, stories)
+        left_out, longest = count - documents, event.lm.config.max_position_embeddings
+        values = {"model": model, "floor": floor} if documents else {}
+        event.log("floor", {"documents": documents, "left_out": left_out, "longest": longest, **values})
 
 
 def floor_lines(values: dict[str, Any]) -> list[str]:

@@ -23,7 +23,7 @@ import torch
 from configs.command import InputError
 from configs.text import escape, table
 from eval.config import EvalConfig
-from eval.hooks.event import LINE, EvalEvent, Hook, Outcome, figures_in, lines_of
+from eval.hooks import LINE, EvalEvent, Hook, Outcome, figures_in, lines_of
 from eval.language_modeling import OutOfStep, evaluating
 from model import ModelConfig
 
@@ -32,7 +32,7 @@ BUILT_IN = {  # name in YAML -> module and class; imported when a run names it
     "questions": "eval.hooks.held_out:Questions",
     "samples": "eval.hooks.held_out:Samples",
     "attention": "eval.hooks.attention:Attention",
-    "experts": "eval.experts.routing:Experts",
+    "experts": "eval.experts:Experts",
     "recall": "eval.hooks.held_out:Recalls",
 }
 ROWS = 12  # of a function's table in report.md
@@ -59,13 +59,11 @@ class Hooks:
         results = [self._attempt(name, "look", event) for name in due]
         return next((result for result in reversed(results) if isinstance(result, float)), None)
 
-    def finish(self, event: EvalEvent) -> None:
-        """After the last step: what is drawn once. Only the first process draws."""
-        self._on_rank0(event, "finish")
-
-    def stop(self, event: EvalEvent, why: str) -> None:
-        """Before the last step: what shows the run says that it has stopped. Only the first process does."""
-        self._on_rank0(event, "stop", why)
+    def on_rank0(self, method: str, event: EvalEvent, *more: Any) -> None:
+        """`finish` or `stop` of every hook, which only the first process does."""
+        if event.writes:
+            for name in self.hooks:
+                self._attempt(name, method, _alone(event), *more)
 
     def outcomes(self, directory: Path, lines: list[dict[str, Any]], warn: Callable[[str], None]) -> Iterator[Outcome]:
         """What each hook adds to the report. A hook that raises here adds nothing, and `warn` says so."""
@@ -74,11 +72,6 @@ class Hooks:
                 yield hook.outcome(directory, lines)
             except Exception as error:
                 warn(f"warning: the {name} hook adds nothing to the report: {_problem(name, error)}")
-
-    def _on_rank0(self, event: EvalEvent, method: str, *more: Any) -> None:
-        if event.writes:
-            for name in self.hooks:
-                self._attempt(name, method, _alone(event), *more)
 
     def _attempt(self, name: str, method: str, event: EvalEvent, *more: Any) -> Any:
         if name in self.off:

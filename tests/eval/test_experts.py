@@ -8,9 +8,8 @@ from configs.files import append_line
 from data.batches import Batch
 from data.config import TokenizerConfig
 from data.tokenizer import train_tokenizer
-from eval.experts import log, loss_with, routers, routing
-from eval.experts.log import Routing
-from eval.experts.routing import at_random
+from eval import experts as log
+from eval.experts import Routing, at_random, loss_with, routers, routing
 from tests.conftest import random_model, tiny_config
 
 PAD = 191

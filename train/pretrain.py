@@ -129,8 +129,6 @@ def build_model(
     """The network on its device: random weights from the seed, or those in `initial`; under fsdp2, a share of it."""
     if device.device.type == "cpu":
         keep_freed_memory()
-    if device.threads is not None:
-        torch.set_num_threads(device.threads)
     if device.precision == "tf32":
         torch.set_float32_matmul_precision("high")
     torch.manual_seed(config.seed)

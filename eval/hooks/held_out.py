@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from configs.files import append_line
 from configs.text import escape, shortened, table
 from data.batches import validation_batches
+from data.chat import read_reply
 from data.config import StoryworldSource
 from data.packing import IGNORED, Rows
-from data.reply import read_reply
 from data.tokenizer import Tokenizer
 from eval.hooks import EvalEvent, Hook, Outcome, figures_in, lines_of
 from eval.language_modeling import bits_per_byte, compare_with_floor, loss_sums, mean
@@ -174,11 +174,11 @@ class Questions(Hook):
         source, count = event.data_config.source, event.config.questions
         if not count or not isinstance(source, StoryworldSource) or event.data_config.records == "text":
             return
-        from eval.questions import ask, figures, held_out_questions, score
+        from eval.questions import ask, figures, held_out_questions
 
         for split, new_names in SPLITS.items():
             questions = list(islice(held_out_questions(source, new_names=new_names), count))
-            values = figures(score(questions, ask(event.lm, event.tokenizer, questions)))
+            values = figures(questions, ask(event.lm, event.tokenizer, questions))
             event.log(split, values)
             right = f"{values['exact_match']:.1%} of {values['asked']} answers right (chance {values['chance']:.1%})"
             event.say(f"{split.replace('_', ' ')} {right}")

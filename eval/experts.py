@@ -172,16 +172,11 @@ class ExpertUse(BaseModel):
         """For the log and result.json."""
         return {"weakest": float(self.of_fair.min()), "strongest": float(self.of_fair.max()), **self.loss}
 
-    def under(self, limit: float) -> dict[int, str]:
-        """Layer -> "E0, E3", the experts with less than this part of their fair share, of the layers that have some."""
-        weak = ((layer, np.flatnonzero(row < limit)) for layer, row in zip(self.layers, self.of_fair, strict=True))
-        return {layer: ", ".join(f"E{expert}" for expert in experts) for layer, experts in weak if len(experts)}
-
     def in_words(self) -> str:
         """How evenly the tokens are shared out, and which experts are dead."""
         layer, expert = divmod(int(self.of_fair.argmin()), self.experts)
         weakest = f"L{self.layers[layer]} E{expert} with {self.of_fair.min():.2f} of a fair share"
-        dead = "; ".join(f"L{layer} {experts}" for layer, experts in self.under(DEAD).items())
+        dead = ", ".join(f"L{self.layers[i]} E{expert}" for i, expert in np.argwhere(self.of_fair < DEAD))
         return f"the weakest is {weakest}; {f'dead: {dead}' if dead else 'none is dead'}"
 
 
@@ -236,12 +231,12 @@ class Experts(Hook):
 def findings(last: ExpertUse) -> list[str]:
     """Lines of Markdown: the balance of every layer, what the router's choice is worth, and which words go where."""
     page = ["## Experts", "", f"{last.experts} in each of {len(last.layers)} layers: {last.in_words()}.", ""]
-    rows, starved = [], last.under(STARVED)
-    for layer, shares in zip(last.layers, last.of_fair, strict=True):
-        weakest, strongest = (f"{shares[at]:.2f} (E{at})" for at in (shares.argmin(), shares.argmax()))
-        rows.append((f"L{layer}", weakest, strongest, starved.get(layer, "none")))
-    page += [table(("Layer", "weakest", "strongest", f"under {STARVED:g}"), rows), ""]
     page += ["Shares are parts of a fair share: 1 = as many tokens as every other expert.", ""]
+    rows = [
+        [f"L{layer}", *(f"{shares[at]:.2f} (E{at})" for at in (shares.argmin(), shares.argmax()))]
+        for layer, shares in zip(last.layers, last.of_fair, strict=True)
+    ]
+    page += [table(("Layer", "weakest", "strongest"), rows), ""]
     if "random" in last.loss:
         losses = f"the loss rises from {last.loss['learned']:.3f} to {last.loss['random']:.3f} nats."
         page += [f"Every token sent to other experts, drawn at random: {losses}", ""]

@@ -156,10 +156,7 @@ def router(library: Library, limits: Limits) -> APIRouter:
 
         def look_at(step: int, checkpoint: Path) -> Snapshot:
             lm, tokenizer, _ = open_checkpoint(checkpoint, library.device)
-            try:
-                probe = probe_from_text(tokenizer, text, lm.config.max_position_embeddings)
-            except ValueError as error:  # it is too long
-                raise InputError(str(error)) from None
+            probe = probe_from_text(tokenizer, text, lm.config.max_position_embeddings)
             return look(lm, [probe], AttentionConfig(max_tokens=MOST_TOKENS), (step, 0, 0.0))
 
         async with asyncio.timeout(limits.seconds), one_at_a_time:

@@ -20,7 +20,7 @@ from configs.command import InputError, exit_on_bad_input, survive_lost_output
 from data.batches import make_rows
 from data.prepare import prepare
 from data.tokenizer import Tokenizer
-from eval.hooks.registry import Hooks
+from eval.hooks import Hooks
 from model import LanguageModel
 from train import report
 from train.budget import check_memory

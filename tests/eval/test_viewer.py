@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from eval.attention.viewer import write_viewer
-from eval.experts.log import MOST, ExpertUse, for_viewer
+from eval.experts import MOST, ExpertUse, for_viewer
 from tests.eval.viewer_helpers import chromium, opened, snapshot
 
 pytestmark = pytest.mark.slow  # a browser: in `make test-all`

@@ -49,7 +49,7 @@ def snapshot(
             "antecedent_copies": np.full(size, np.nan, np.float32),
         },
         "chance": {"previous_token": 0.05, "induction": 0.02, "entropy": 1.7, "antecedent_copies": None},
-        "scalars": {"copy_gain": step / 10, "group_gap": None},
+        "scalars": {"copy_gain": step / 10, "sink_rate": None},
     }
     return Snapshot(step, 1000 * step, 0.5 * step, list(layers), list(heads), total, kv, **(fields | changes))
 

@@ -31,7 +31,7 @@ from data.config import StoryworldSource
 from data.storyworld import tell
 from eval.attention.capture import capture
 from eval.attention.controls import copy_gain
-from eval.attention.probes import probe_from_text, repeated_probe, stories_probe
+from eval.attention.probes import probe_from_text, repeated_probe, story_probe
 from eval.language_modeling import compare_with_floor
 from eval.load_model import add_device_option, data_config, open_model
 from eval.questions import ask, figures, held_out_questions
@@ -78,7 +78,9 @@ def main() -> int:
         exact = None
         longest = lm.config.max_position_embeddings
         copied = repeated_probe(tokenizer, 2, longest)
-        probe = (world and stories_probe(tokenizer, world, longest)) or probe_from_text(tokenizer, TEXT, longest)
+        probe = (world and story_probe(tokenizer, world, longest, "stories")) or probe_from_text(
+            tokenizer, TEXT, longest
+        )
         with reading_through(lm, cache):
             maps = capture(lm, probe.for_model(next(lm.parameters()).device)["input_ids"]).weights
             in_float32 = maps if in_float32 is None else in_float32

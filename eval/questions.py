@@ -18,10 +18,9 @@ from typing import Any
 
 from configs.command import InputError, exit_on_bad_input, whole
 from configs.text import table
-from data.chat import prompt_ids
+from data.chat import prompt_ids, read_reply
 from data.config import DataConfig, StoryworldSource
 from data.reading.records import Conversation
-from data.reply import read_reply
 from data.storyworld import converse
 from data.storyworld.questions import KINDS
 from data.tokenizer import Tokenizer

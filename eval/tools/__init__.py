@@ -24,8 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from data.chat import end_of_turn_ids, next_prompt_ids
-from data.reply import CALL, Reply, read_call, read_reply
+from data.chat import CALL, Reply, end_of_turn_ids, next_prompt_ids, read_call, read_reply
 from data.tokenizer import Tokenizer
 from model import LanguageModel, generate, left_pad
 

@@ -204,7 +204,6 @@ def test_runs_limited_by_the_clock_have_the_same_budget_whatever_their_steps(tmp
 @pytest.mark.parametrize(
     ("break_it", "message"),
     [
-        (lambda run: (run / "config.yaml").write_text("a: 1"), "config.yaml: is not the resolved config of a run"),
         (lambda run: shutil.rmtree(run / "checkpoints"), "mha-seed0: has no checkpoint"),
         (lambda run: next(run.glob("checkpoints/step*/config.json")).write_bytes(b"x"), "config.json: "),
         (lambda run: shutil.copytree(run, run.parent / "mha-seed7"), "the same run: all settings and seed 0 are equal"),

@@ -146,9 +146,8 @@ def rows_of(variants: Sequence[Variant]) -> list[list[str]]:
         for label, value in (run.figures | (run.per_token if same_tokenizer(variants) else {})).items():
             table[label][number] |= {run.seed: value} if value is not None else {}
     for label, by_variant in table.items():
-        digits = (
-            0 if all(value == int(value) or value > 100 for values in by_variant for value in values.values()) else 4
-        )
+        numbers = [value for values in by_variant for value in values.values()]
+        digits = 0 if all(isinstance(value, int) or value > 100 for value in numbers) else 4
         cells = []
         for variant, values in zip(variants, by_variant, strict=True):
             some = [*values.values()]

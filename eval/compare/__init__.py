@@ -32,7 +32,7 @@ COPIES = f"copies from step (copy gain ≥ {ENOUGH_TO_COPY:g} nat; - = not yet)"
 NOT_COMPARED = {"seed", "name", "output_dir", "resume", "allow_mismatch", "rungs", "tracking"}
 # of these the mean over all heads counts; of every other score, the head that has most of it
 MEAN_OVER_HEADS = {"sink", "entropy", "entropy_normalised", "entropy_sink_free", "distance", "saturated_rows"}
-# 97.5 % quantiles of Student's t by degrees of freedom; beyond the last one they hardly change
+# 97.5 % quantiles of Student's t by degrees of freedom, 1 to 10; beyond the last one they hardly change
 T_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 
 
@@ -192,36 +192,26 @@ def caveats(baseline: Variant, other: Variant) -> list[str]:
 
 
 class Difference(NamedTuple):
-    """other - baseline. interval: 95 % (Student's t), None with one seed; pairs: seeds that both have, else 0."""
+    """other - baseline. interval: 95 % (Student's t), None with fewer than two seeds that both have."""
 
     value: float
     standard_error: float = 0.0
     interval: tuple[float, float] | None = None
-    pairs: int = 0
 
 
 def difference(baseline: Mapping[int, float], other: Mapping[int, float]) -> Difference | None:
     """The difference of two variants' figures, given by seed; None where one of them has none.
 
-    Paired over the seeds that both have if these are two or more, since data order and initial weights then have
-    much in common; else of the means, with Welch's standard error and degrees of freedom (Welch 1947, Biometrika 34).
+    Paired over the seeds that both have, since data order and initial weights then have much in common.
     """
     if not baseline or not other:
         return None
-    common = sorted(baseline.keys() & other.keys())
-    if len(common) > 1:
-        changes = [other[seed] - baseline[seed] for seed in common]
-        value, error, freedom = mean(changes), stdev(changes) / math.sqrt(len(common)), len(common) - 1
-    else:
-        common, value = [], mean(other.values()) - mean(baseline.values())
-        if min(len(baseline), len(other)) < 2:
-            return Difference(value)
-        shares = [(stdev(group.values()) ** 2 / len(group), len(group) - 1) for group in (baseline, other)]
-        variance = sum(share for share, _ in shares)
-        below = sum(share**2 / freedom for share, freedom in shares)
-        error, freedom = math.sqrt(variance), max(1, math.floor(variance**2 / below)) if below else 1
-    reach = T_QUANTILES[min(freedom, len(T_QUANTILES)) - 1] * error
-    return Difference(value, error, (value - reach, value + reach), len(common))
+    changes = [other[seed] - baseline[seed] for seed in baseline.keys() & other.keys()]
+    if len(changes) < 2:
+        return Difference(mean(other.values()) - mean(baseline.values()))
+    error = stdev(changes) / math.sqrt(len(changes))
+    reach = T_QUANTILES[min(len(changes) - 1, len(T_QUANTILES)) - 1] * error
+    return Difference(mean(changes), error, (mean(changes) - reach, mean(changes) + reach))
 
 
 def spread(values: Collection[float], digits: int = 4) -> str:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
@@ -56,7 +55,7 @@ NOTES = """
 - Train tokens/s: the median over the lines of a run's metrics.jsonl. Runs are trained at different times, maybe on different machines, so whatever else these did is in there: small differences mean nothing.
 - Decode tokens/s: greedy, one row, with a key-value cache in float32; the newest checkpoint of a variant's first run; medians of turns in which all variants alternated, on this machine.
 - Head scores: from the last snapshot of each run, on the probes of eval.attention. “Best head”: the largest of all heads; which one that is differs between runs. A pattern does not prove what a head does.
-- Differences are those of the variant minus the baseline; paired by seed where two or more seeds are common to both. Intervals are Student's t, wide for few seeds. About one interval in twenty leaves out zero by chance.
+- Differences are those of the variant minus the baseline, paired by the seeds that both have. Intervals are Student's t, wide for few seeds. About one interval in twenty leaves out zero by chance.
 """  # noqa: E501
 
 
@@ -70,7 +69,7 @@ def main() -> int:
     given = parser.parse_args()
     variants = read_runs(given.runs)
     names = "-".join(Path(variant.name).name for variant in variants)
-    out = given.out or given.runs[0].resolve().parent / f"compare-{names}"[:100]
+    out = given.out or given.runs[0].parent / f"compare-{names}"[:100]
     if (out / RUNS).is_file() and read_json(out / RUNS, list[str]) != _paths(variants):
         raise InputError(f"{out} holds a comparison of other runs: name another folder with --out, or remove it")
     compare(variants, out, decode=not given.skip_decode, life=not given.skip_stages, device=given.device)
@@ -127,8 +126,7 @@ def compare(
     (out / RUNS).write_text(json.dumps(_paths(variants)), encoding="utf-8")
     for warning in warnings:
         print(f"warning: {warning}", file=sys.stderr)
-    file = Path(os.path.relpath(out)) if out.is_relative_to(Path.cwd()) else out
-    print("\n\n".join([short, *ends, f"all rows, figures and heads: {file / 'comparison.md'}"]))
+    print("\n\n".join([short, *ends, f"all rows, figures and heads: {out / 'comparison.md'}"]))
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -169,10 +167,10 @@ def _against_baseline(row: str, variants: Sequence[Variant], by_variant: Sequenc
         if found is None:
             columns.append(("-", "-", "none: not in every seed"))
             continue
-        value, interval, verdict = f"{found.value:+{form}}", "-", "needs two seeds or more of both"
+        value, interval, verdict = f"{found.value:+{form}}", "-", "needs two seeds that both have"
         if found.interval is not None:
             low, high = found.interval
-            value += f" ± {found.standard_error:{form}}" + ", paired" * bool(found.pairs)
+            value += f" ± {found.standard_error:{form}}"
             interval = f"{low:+{form}} to {high:+{form}}"
             is_clear = found.standard_error > 0 and low * high > 0  # seeds that agree to the last digit show nothing
             verdict = f"{more if found.value > 0 else less}, by more than noise" if is_clear else "within noise"
@@ -192,8 +190,6 @@ def _value(variant: Variant, key: str) -> str:
 
 def page(variants: Sequence[Variant], tables: Sequence[str], warnings: Sequence[str], figures: dict[str, str]) -> str:
     """The whole of comparison.md."""
-    keys = differing_keys(variants)
-    equal = [f"- {code(key)}: {markdown(_value(variants[0], key))}" for key in variants[0].settings if key not in keys]
     parts = [
         f"# Comparison: {', '.join(markdown(variant.name) for variant in variants)}",
         f"Baseline: **{markdown(variants[0].name)}**. Runs that differ only in their seed are one variant: "
@@ -203,9 +199,6 @@ def page(variants: Sequence[Variant], tables: Sequence[str], warnings: Sequence[
         "## Figures",
         *(f"![{title}]({file})" for title, file in figures.items()),
         f"## How it was measured\n{NOTES}",
-        f"<details>\n<summary>{len(equal)} settings are equal in all runs</summary>",
-        "\n".join(equal),
-        "</details>\n",
     ]
     return "\n\n".join(parts)
 

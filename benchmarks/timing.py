@@ -93,7 +93,7 @@ def peak_bytes(call: Callable[[], object], device: torch.device) -> int:
         return torch.cuda.max_memory_allocated(device) - before
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
         call()
-    events = profiler.profiler.kineto_results.events()  # type: ignore[union-attr]
+    events = profiler.profiler.kineto_results.events()
     changes = [event for event in events if event.name() == "[memory]"]
     held = itertools.accumulate(event.nbytes() for event in sorted(changes, key=lambda event: event.start_ns()))
     return max(held, default=0)

@@ -39,7 +39,7 @@ from eval.attention.capture import AttentionMaps
 from eval.attention.controls import Head, scaled
 from eval.attention.probes import probe_from_text
 from eval.attention.snapshots import Snapshot, file_of, look, read
-from eval.chat.attention import capture_from, looked_at, rows_around
+from eval.chat.attention import capture_from, rows_around
 from eval.chat.session import first_line
 from eval.config import AttentionConfig
 from eval.experts.log import for_viewer
@@ -234,7 +234,8 @@ def router(library: Library, limits: Limits) -> APIRouter:
 
         async with asyncio.timeout(limits.seconds):
             maps = await asyncio.wrap_future(model.batcher.do(work))
-        row = looked_at(maps, body.position)
+        queries, keys = maps.weights.shape[3:]
+        row = maps.weights[:, 0, :, body.position - 1 - (keys - queries), : body.position]  # (layer, head, key)
         layers, heads, keys = row.shape
         weights = base64.b64encode(row.numpy().astype(np.dtype("<f4")).tobytes()).decode("ascii")
         return {"layers": layers, "heads": heads, "keys": keys, "weights": weights}

@@ -132,7 +132,7 @@ def test_what_cannot_be_done_is_one_line_and_the_chat_continues(runs, said, line
     assert code == 0
     refused, _, no_such_head = err.splitlines()  # between them, that the answer was cut
     assert reason in refused
-    assert "heads 0 to 3" in no_such_head
+    assert "a head, 0 to 3" in no_such_head
     assert out.strip()
 
 

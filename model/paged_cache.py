@@ -46,7 +46,7 @@ class Table:
 
 
 class PagedCache:
-    """Keys and values of many sequences. `begin` one, `view` some of them for a forward pass, `free` each at its end.
+    """Keys and values of many sequences. `begin` one, read some of them in a `PagedView`, `free` each at its end.
 
     blocks: of the memory; block_size: tokens of each; like: a tensor of the device and dtype of the model's keys.
     """
@@ -113,10 +113,6 @@ class PagedCache:
                 self.unused.move_to_end(block, last=is_known)
         table.blocks, table.keys, table.length = [], [], 0
 
-    def view(self, tables: Sequence[Table], count: int) -> PagedView:
-        """These sequences as the cache of one forward pass, which reads the next `count` tokens of each."""
-        return PagedView(self, tables, count)
-
     def read(self, table: Table, count: int) -> None:
         """`count` more tokens of a sequence are in its blocks: those that are full now may be shared."""
         table.length += count
@@ -133,7 +129,8 @@ class PagedCache:
 
 
 class PagedView(KVCache):
-    """Some sequences as the rows of one batch. Their tokens stand at the right, as if padded on the left.
+    """Some sequences as the rows of one forward pass, which reads the next `count` tokens of each. Their tokens stand
+    at the right, as if padded on the left.
 
     attention_mask (B, S): which columns are tokens of the row; None where all are. position_ids (B, count): of the
     tokens to be read. Give both to the model, with the view as kv_cache, then tell the cache what was read.

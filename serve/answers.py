@@ -9,9 +9,8 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from data.chat import prompt_ids
+from data.chat import Delta, Reply, TextStream, prompt_ids
 from data.reading.records import BadRecord
-from data.reply import Delta, Reply, TextStream
 from serve.batching import Batcher, End, Event, Request, Token
 from serve.library import Model
 from serve.limits import ApiError

@@ -31,7 +31,7 @@ from torch import Tensor
 from eval.attention.controls import Head, scaled
 from model import LanguageModel
 from model.generation import Sampling, next_token
-from model.paged_cache import PagedCache, Table
+from model.paged_cache import PagedCache, PagedView, Table
 
 Result = TypeVar("Result")
 MEMORY = 2**29  # bytes of a cache, if not told otherwise
@@ -191,7 +191,7 @@ class Batcher:
         self.rounds += 1
         writing = [request for request in self.running if not request.reads_prompt]  # 4. a token for each of them
         if writing:
-            view = self.cache.view([request.table for request in writing], 1)
+            view = PagedView(self.cache, [request.table for request in writing], 1)
             ids = torch.tensor([[request.table.token_ids[-1]] for request in writing], device=self.device)
             with self._scaled(writing):
                 logits = self.lm(ids, attention_mask=view.attention_mask, position_ids=view.position_ids, kv_cache=view)
@@ -223,7 +223,7 @@ class Batcher:
         """Read the next chunk of a prompt, `most` tokens at most; at its end, the first token. -> tokens read."""
         table = request.table
         count = min(most, len(request.token_ids) - table.length)
-        view = self.cache.view([table], count)
+        view = PagedView(self.cache, [table], count)
         ids = torch.tensor([table.token_ids[table.length : table.length + count]], device=self.device)
         keep = 0 if request.of_prompt else 1
         with self._scaled([request]):

@@ -21,7 +21,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from data.reply import Delta, Reply
+from data.chat import Delta, Reply
 from data.tokenizer import Tokenizer
 from eval.attention.controls import Head
 from eval.attention.probes import readable_tokens

@@ -77,7 +77,7 @@ class Chat {
   begin() {
     const { question, messages, begun } = this.asked;
     if (question !== null) return this.askStory(question, begun);
-    return messages.length ? this.ask(begun.map((id) => ({ id }))) : undefined;
+    return messages.length ? this.ask(begun) : undefined;
   }
 
   // The body of /v1/chat/completions; `inspect` is not OpenAI's (serve/openai_api.py).
@@ -120,7 +120,7 @@ class Chat {
       return say(error.message);
     }
     Object.assign(this.asked, { question: number, messages: this.right.messages });
-    return this.ask(begun.map((id) => ({ id })));
+    return this.ask(begun);
   }
 
   setting(values) {
@@ -135,9 +135,9 @@ class Chat {
     this.address.open(run, { talk: JSON.stringify({ ...this.asked, begun: [], ...model, ...changes }) });
   }
 
-  // The first answer, then the one with the heads changed. begun: tokens that the first begins with.
+  // The first answer, then the one with the heads changed. begun: ids with which the first begins.
   ask(begun = []) {
-    this.asked.begun = begun.map((token) => token.id);
+    this.asked.begun = begun;
     this.keep();
     return this.work(async (signal) => {
       await this.first.run(this.request(), begun, (tokens) => drawPrompt(this.prompt, tokens), signal);
@@ -180,7 +180,7 @@ class Chat {
   // Go on from another token than the one at this position.
   force(position, likely) {
     const { answer } = this.place;
-    const begun = [...answer.tokens.slice(0, position - answer.prompt.length), { id: likely.id, isForced: true }];
+    const begun = [...answer.ids.slice(answer.prompt.length, position), likely.id];
     return answer === this.first ? this.ask(begun) : this.work((signal) => this.runSecond(signal, begun));
   }
 

@@ -88,20 +88,18 @@ class TokenCard {
       this.looks,
       ...(difference === undefined ? [] : [element("p", "", `With the heads changed: ${now}, a difference of ${signed(difference)} in ln p`)]),
       element("h3", "", "Alternatives: choose one to continue from there"),
-      element("ol", "alternatives", "", {}, token.top_logprobs.map((other) => this.alternative(position, token, other, isBusy))),
+      element("ol", "alternatives", "", {}, token.top_logprobs.map((other) => {
+        const share = Math.exp(other.logprob);
+        const isWritten = other.id === token.id;
+        const fill = element("span", "alternative-fill");
+        fill.style.width = `${100 * share}%`;
+        const made = button("", () => this.force(position, other), {
+          class: "alternative", disabled: isWritten || isBusy, "aria-label": `${other.label}, ${percent(share)}${isWritten ? ", written" : ""}`,
+        });
+        made.append(fill, element("code", "token-name", other.label), element("span", "number", percent(share)));
+        return element("li", "", "", {}, [made]);
+      })),
     );
-  }
-
-  alternative(position, token, other, isBusy) {
-    const share = Math.exp(other.logprob);
-    const isWritten = other.id === token.id;
-    const made = button("", () => this.force(position, other), {
-      class: "alternative", disabled: isWritten || isBusy, "aria-label": `${other.label}, ${percent(share)}${isWritten ? ", written" : ""}`,
-    });
-    const fill = element("span", "alternative-fill");
-    fill.style.width = `${100 * share}%`;
-    made.append(fill, element("code", "token-name", other.label), element("span", "number", percent(share)));
-    return element("li", "", "", {}, [made]);
   }
 
   // who: the head that is shown, in words

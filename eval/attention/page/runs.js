@@ -25,7 +25,7 @@ const COLUMNS = {
 // metrics.jsonl of one run, as far as it is known here.
 class Log {
   constructor(name) {
-    Object.assign(this, { name, offset: 0, mark: 0, splits: {}, reading: Promise.resolve() });
+    Object.assign(this, { name, offset: 0, newest: "", splits: {}, reading: Promise.resolve() });
   }
 
   // Read what is new, one piece after the other. What goes wrong is tried again at the next news.
@@ -34,22 +34,32 @@ class Log {
     return this.reading;
   }
 
+  // The newest line comes once more. A run that is resumed takes lines off its log: then all of it is read again.
   async read(signal) {
-    for (let isEnd = false; !isEnd;) {
-      const query = `offset=${this.offset}&mark=${this.mark}`;
-      const piece = await ask(`/live/runs/${part(this.name)}/metrics?${query}`, { signal });
-      if (piece.start !== this.offset) this.splits = {}; // another file, or a shorter one
-      piece.lines.forEach((line) => this.add(line));
-      isEnd = piece.is_whole || piece.offset === this.offset;
-      [this.offset, this.mark] = [piece.offset, piece.mark];
+    const range = { Range: `bytes=${this.offset - this.newest.length}-` };
+    const text = await ask(`/live/runs/${part(this.name)}/metrics`, { signal, as: "text", headers: range })
+      .catch((error) => (error.status === 416 ? "" : Promise.reject(error))); // it is shorter than what was read
+    if (!text.startsWith(this.newest)) {
+      Object.assign(this, { offset: 0, newest: "", splits: {} });
+      return this.read(signal);
     }
+    const lines = text.slice(this.newest.length).split(/(?<=\n)/).filter((line) => line.endsWith("\n"));
+    lines.forEach((line) => this.add(line));
+    this.offset += lines.join("").length;
+    this.newest = lines.at(-1) ?? this.newest;
+    return undefined;
   }
 
-  // A run that is resumed takes the lines after its checkpoint off its log, and writes them again.
-  add(line) {
-    const lines = this.splits[line.split] ??= [];
-    while (lines.length && lines.at(-1).step >= line.step) lines.pop();
-    lines.push(line);
+  // A line that cannot be read is left out.
+  add(text) {
+    try {
+      const line = JSON.parse(text);
+      const lines = this.splits[line.split] ??= [];
+      while (lines.length && lines.at(-1).step >= line.step) lines.pop();
+      lines.push(line);
+    } catch (error) {
+      console.warn(`${this.name}: ${error.message}`);
+    }
   }
 
   // The lines that have this figure.

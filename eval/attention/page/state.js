@@ -10,7 +10,6 @@ const state = {
   tab: "heads", // heads | experts
   probe: "",
   compare: "none", // none | steps | runs
-  linked: true, // the second view follows the first one's step
   scale: "power",
   hideSink: false,
   wide: false, // the large map over the whole width
@@ -65,7 +64,7 @@ function chooseHead(number, layer, head) {
 function chooseStep(number, at) {
   const views = withView(number, { at });
   const [moved, other] = [views[number], views[1 - number]];
-  if (state.compare === "runs" && state.linked) other.at = runOf(other).nearest(stepOf(moved).step);
+  if (state.compare === "runs") other.at = runOf(other).nearest(stepOf(moved).step); // two runs stand at the same step
   // of two steps the early one stays on the left: the view that moves takes the other one along
   if (state.compare === "steps" && views[0].at > views[1].at) other.at = at;
   change({ views, active: number });

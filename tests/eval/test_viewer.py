@@ -183,8 +183,6 @@ def test_what_is_shown_can_be_kept(page):
     kept = json.loads(saved(page, "Map and scores (JSON)").path().read_text())
     assert (kept["run"], kept["step"], kept["layer"], kept["head"]) == ("mha", 20, 0, 0)
     assert kept["weights"][5] == [0, 0, 0, 0, 1, 0]
-    rows = saved(page, "Map (CSV)").path().read_text().splitlines()
-    assert len(rows) == 1 + 12 * 13 // 2
 
 
 def test_the_address_says_what_is_shown(browser, file):
@@ -225,7 +223,7 @@ def test_everything_can_be_reached_and_has_a_name(page):
     reached = set()
     for _ in range(40):
         page.keyboard.press("Tab")
-        reached.add(page.evaluate("document.activeElement.id || document.activeElement.className"))
+        reached.update(page.evaluate("document.activeElement.id || document.activeElement.className").split())
     assert (
         set("wide theme help-button probe compare scale hideSink play step thumbnail tokens score-name".split())
         <= reached

@@ -135,15 +135,8 @@ function headMenu() {
   return saveMenu("Save what is shown", {
     "Picture (PNG)": savePicture,
     "Map (SVG)": ofMap((pane, name) => saveSvg(pictureOf([pane.find(".map")], name), `${name}.svg`)),
-    "Map (CSV)": ofMap(({ map }, name) => saveCsv(weightsOf(map.head), `${name}.csv`)),
     "Map and scores (JSON)": ofMap((pane, name) => saveJson(numbersOf(pane), `${name}.json`)),
   });
-}
-
-function weightsOf(head) {
-  const { labels } = head.text;
-  return [["row", "token that looks", "column", "token it looks at", "weight"], ...labels.flatMap((words, q) => (
-    labels.slice(0, q + 1).map((other, k) => [q, words, k, other, rounded(head.weight(q, k))])))];
 }
 
 function numbersOf({ run, view, map: { head } }) {

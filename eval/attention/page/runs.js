@@ -62,7 +62,6 @@ function showRuns(root, address) {
   const { signal } = address;
   const [logs, rows] = [new Map(), new Map()]; // by the name of the run
   let all = new Map();
-  let before = new Map(); // the state of each run at the last news
   let chosen = null; // names
   let compared = "";
   const shown = () => [...all.keys()].filter((name) => chosen.has(name)); // in the order of the table
@@ -84,24 +83,15 @@ function showRuns(root, address) {
   document.addEventListener("theme", draw, { signal });
   addEventListener("resize", draw, { signal });
 
-  followRuns(async (changed, known) => {
+  followRuns(async (_, known) => {
     all = known;
-    chosen ??= fromAddress();
+    const first = () => [...all.values()].sort(byNewest).slice(0, 1).map(({ name }) => name); // one that trains, or the newest
+    chosen ??= new Set(address.get("runs") ? address.get("runs").split(",").map(decodeURIComponent) : first());
     none.hidden = all.size > 0;
     drawTable();
-    const over = changed.filter((run) => before.get(run.name) === "training" && run.state !== "training");
-    over.forEach((run) => announce(`${run.name} is ${run.state}`));
-    before = new Map([...all].map(([name, run]) => [name, run.state]));
     await readAndDraw();
     isReady(true);
   }, signal);
-
-  function fromAddress() {
-    const named = address.get("runs").split(",").filter(Boolean).map(decodeURIComponent);
-    const known = [...all.values()].sort(byNewest);
-    const alive = known.filter((run) => run.state === "training");
-    return new Set(named.length ? named : (alive.length ? alive : known.slice(0, 1)).map((run) => run.name));
-  }
 
   async function readAndDraw() {
     await Promise.all(shown().map((name) => logOf(name).follow(signal)));
@@ -120,6 +110,7 @@ function showRuns(root, address) {
       const at = shown().indexOf(name);
       row.className = at < 0 ? "" : `run-${at % 8}`;
       row.querySelector("input").checked = at >= 0;
+      if (row.cells[1]?.textContent === "training" && run.state !== "training") announce(`${name} is ${run.state}`);
       while (row.cells.length > 1) row.lastChild.remove(); // what has the focus stays
       row.append(...Object.values(COLUMNS).map((of) => element("td", "", of(run))));
       row.cells[1].className = `state ${run.state}`;

@@ -76,7 +76,6 @@ function showRuns(root, address) {
   byId("heading").textContent = "Every run of this folder";
   byId("keep").append(saveMenu("Save the data of all charts", {
     "Data (JSON)": () => saveJson(shown().map((name) => ({ ...all.get(name), log: logOf(name).splits })), "runs.json"),
-    "Data (CSV)": () => saveCsv(numbersOf(FIGURES), "runs.csv"),
   }), copyLink());
   root.append(none, element("div", "scroll", "", {}, [table]), bar(),
     element("div", "charts", "", {}, charts.map((chart) => chart.root)), differences);
@@ -110,12 +109,11 @@ function showRuns(root, address) {
       const at = shown().indexOf(name);
       row.className = at < 0 ? "" : `run-${at % 8}`;
       row.querySelector("input").checked = at >= 0;
-      if (row.cells[1]?.textContent === "training" && run.state !== "training") announce(`${name} is ${run.state}`);
-      while (row.cells.length > 1) row.lastChild.remove(); // what has the focus stays
-      row.append(...Object.values(COLUMNS).map((of) => element("td", "", of(run))));
+      if (row.cells[1].textContent === "training" && run.state !== "training") announce(`${name} is ${run.state}`);
+      while (row.cells.length > 2) row.cells[1].remove(); // what may have the focus stays
+      row.cells[0].after(...Object.values(COLUMNS).map((of) => element("td", "", of(run))));
       row.cells[1].className = `state ${run.state}`;
-      const heads = element("a", "", "heads", { href: link("heads", name), "aria-label": `Heads of ${name}` });
-      row.append(element("td", "", "", {}, run.looks[0] ? [heads] : []));
+      row.lastChild.firstChild.hidden = !run.looks[0];
     });
   }
 
@@ -128,7 +126,8 @@ function showRuns(root, address) {
       readAndDraw();
     });
     box.firstChild.after(element("span", "swatch"));
-    const row = element("tr", "", "", {}, [element("th", "", "", { scope: "row" }, [box])]);
+    const heads = element("a", "", "heads", { href: link("heads", name), "aria-label": `Heads of ${name}` });
+    const row = element("tr", "", "", {}, [element("th", "", "", { scope: "row" }, [box]), element("td", "", "", {}, [heads])]);
     table.tBodies[0].append(row);
     return row;
   }
@@ -168,13 +167,13 @@ function showRuns(root, address) {
     return saveMenu(`Save the chart ${chart.about.title}`, {
       PNG: () => savePng(chart.svg, name(".png")),
       SVG: () => saveSvg(chart.svg, name(".svg")),
-      CSV: () => saveCsv(numbersOf([chart.about]), name(".csv")),
+      CSV: () => saveCsv(numbersOf(chart.about), name(".csv")),
     });
   }
 
-  function numbersOf(figures) {
-    return [["run", "figure", "step", "tokens", "seconds", "value"], ...figures.flatMap((about) => shown().flatMap((name) => (
-      logOf(name).lines(about).map((line) => [name, about.name, line.step, line.tokens, line.time_s, about.of(line)]))))];
+  function numbersOf(about) {
+    return [["run", "figure", "step", "tokens", "seconds", "value"], ...shown().flatMap((name) => (
+      logOf(name).lines(about).map((line) => [name, about.name, line.step, line.tokens, line.time_s, about.of(line)])))];
   }
 
   // ------------------------------------------------------------------ settings side by side, but for those that are equal

@@ -106,7 +106,7 @@ class Chart {
     const x = { range: extent([...(logX ? [] : [0]), ...all.map((point) => point[0])]), isLog: logX };
     const y = { range: extent(all.map((point) => point[1]), logY ? 0 : 0.06), isLog: logY };
     const drawnLines = this.lines.flatMap((line) => {
-      const kind = `run-${line.number % 8}${line.number >= 8 ? " dashed" : ""}`;
+      const kind = `run-${line.number % 8}`;
       const raw = { points: line.points, kind };
       if (line.points.length === 1) return { ...raw, dots: 4 };
       if (!smooth || !this.about.isNoisy) return raw;

@@ -117,8 +117,8 @@ class TokenCard {
 function chatMenu(chat) {
   const name = (ending) => `${chat.model.run} step ${chat.model.step ?? ""} chat.${ending}`;
   return saveMenu("Save the conversation", {
-    "Picture (PNG)": () => savePng(pictureOf([chat.talk], chat.model.run), name("png")),
-    "Picture (SVG)": () => saveSvg(pictureOf([chat.talk], chat.model.run), name("svg")),
+    "Picture (PNG)": () => savePng(chatPicture(chat), name("png")),
+    "Picture (SVG)": () => saveSvg(chatPicture(chat), name("svg")),
     "Data (JSON)": () => saveJson(chatData(chat), name("json")),
   });
 }
@@ -127,4 +127,22 @@ function chatData({ asked, model, right, first, second }) {
   const answers = [first, second].filter(({ prompt }) => prompt.length)
     .map(({ request, prompt, tokens, end, differences }) => ({ heads: request.inspect.heads.map(([layer, head, factor]) => ({ layer, head, factor })), prompt, tokens, end, differences }));
   return { model, settings: asked.settings, messages: asked.messages, right_answer: right?.reply ?? null, answers };
+}
+
+// What is shown of the conversation: the same tokens at the same places, in the same colours.
+function chatPicture({ talk }) {
+  const { left, top, width, height } = talk.getBoundingClientRect();
+  const svg = drawn("svg", { class: "apart", viewBox: `0 0 ${width} ${height}` });
+  talk.querySelectorAll("h3, .word-token").forEach((node) => {
+    const boxes = [...node.getClientRects()]; // one a line; of what is hidden none
+    const { backgroundColor: fill, borderBottomColor: below, color, fontSize } = getComputedStyle(node);
+    boxes.forEach(({ x, y, width: wide, height: high }) => svg.append(
+      drawn("rect", { x: x - left, y: y - top, width: wide, height: high, fill }),
+      drawn("rect", { x: x - left, y: y - top + high - 3, width: wide, height: 3, fill: below === color ? "none" : below }),
+    ));
+    if (!boxes.length) return;
+    const words = node.textContent.replaceAll("\n", "").replaceAll(" ", "\u00a0");
+    svg.append(write(words, boxes[0].x - left, boxes[0].bottom - top - 6, "start", { "font-size": fontSize }));
+  });
+  return svg;
 }

@@ -162,10 +162,7 @@ class Conversation:
         row, cached = torch.tensor([prompt], device=next(self.lm.parameters()).device), self.cache.token_ids
         if cached is not None:  # keep what is the same from the beginning; at least one token is read, for its logits
             count = min(cached.shape[1], len(prompt) - 1)
-            try:
-                self.cache.crop(int((cached[0, :count] == row[0, :count]).cumprod(0).sum()))
-            except ValueError:  # a sliding window has forgotten what would be needed
-                self.cache.crop(0)
+            self.cache.crop(int((cached[0, :count] == row[0, :count]).cumprod(0).sum()))
         reused, ended, stop_ids = self.cache.length, "stopped", self.tokenizer.stop_ids
         self.reply = Reply(self.tokenizer, prompt, tools=bool(self.tools), is_chat=self.is_chat)
         ids, seed = self.reply.ids, self.seed + self._answered

@@ -284,7 +284,7 @@ def test_a_compiled_model_is_captured_and_stays_compiled(lm, ids):
     assert torch.equal(capture(compiled, ids).weights, capture(lm, ids).weights)
     with torch.no_grad():
         assert torch.allclose(compiled(ids), lm(ids), atol=1e-5)
-    with pytest.raises(TypeError, match="a LanguageModel, not a Head"):
+    with pytest.raises(TypeError, match="a LanguageModel, not a Linear"):
         capture(lm.lm_head, ids)
 
 

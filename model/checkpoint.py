@@ -223,7 +223,7 @@ def base_of(directory: Path) -> Path:
 USE = {  # library -> how to load it
     "transformers": "`AutoModelForCausalLM` and `AutoTokenizer` of transformers load it: `….from_pretrained(FOLDER)`.",
     "peft": "This folder holds adapters (LoRA), which were trained beside the model {base}. Load that one with its "
-    "`AutoModelForCausalLM`, resize its embeddings to `len(tokenizer)` if tokens were added, then "
+    "`AutoModelForCausalLM`, `resize_token_embeddings(len(tokenizer))` if tokens were added, then "
     "`PeftModel.from_pretrained(base, FOLDER)` puts them there.",
     None: "Only Headlight can load it: `model.load(FOLDER)` and `data.load_tokenizer(FOLDER)`.",
 }

@@ -27,7 +27,7 @@ LATENT_KEYS = ("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_
 
 
 class ModelConfig(Section):
-    """The shape of a decoder-only transformer, and its parts (docs/architecture.md, Families).
+    """The shape of a decoder-only transformer, and its parts (docs/families.md).
 
     The one toggle that this project is about is `num_key_value_heads`: how many query heads share a key and a value
     (drawn in model/attention.py).

@@ -15,7 +15,7 @@ from configs.text import columns, escape
 from eval.attention import snapshots
 from eval.attention.capture import AttentionMaps, capture
 from eval.attention.history import best_head
-from eval.attention.pictures.plots import mosaic, one_head
+from eval.attention.pictures import mosaic, one_head
 from eval.attention.probes import readable_tokens
 from eval.attention.snapshots import ProbeMap, Snapshot
 from eval.chat.session import Conversation

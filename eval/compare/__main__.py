@@ -301,7 +301,7 @@ def page(
         *(f"> **Warning:** {markdown(warning)}" for warning in warnings),
         *tables,
         "## Figures",
-        *(f"![{title}]({file})" for title, file in figures.items()),
+        *(f"{'!' * file.endswith('.png')}[{title}]({file})" for title, file in figures.items()),
         f"## How it was measured\n{NOTES}",
         f"<details>\n<summary>{len(equal)} settings are equal in all runs</summary>",
         "\n".join(equal),

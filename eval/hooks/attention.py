@@ -2,7 +2,7 @@
 
 While training runs, a look draws one plain picture of all heads, and writes viewer.html anew
 (eval/attention/viewer.py). Labelled pictures, curves and time-lapse are made from the snapshots at the end
-(eval/attention/render.py).
+(eval/attention/pictures.py).
 """
 
 from __future__ import annotations
@@ -10,19 +10,17 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from configs.command import InputError
 from eval.attention import snapshots
-from eval.attention.history import findings, in_one_sentence, without_them
+from eval.attention.history import findings, formed, without_them
 from eval.attention.metrics import SCORES
-from eval.attention.pictures.plots import quick_mosaic
+from eval.attention.pictures import PICTURES, quick_mosaic, render
 from eval.attention.probes import Probe, ProbeText, build_probes, read_probe_file
-from eval.attention.render import PICTURES, render
 from eval.attention.snapshots import ablate, look
-from eval.attention.viewer import Live, Moment
+from eval.attention.viewer import Live
 from eval.config import EvalConfig
 from eval.hooks.event import EvalEvent, Hook, Outcome
 from model import ModelConfig
@@ -63,9 +61,7 @@ class Attention(Hook):
             for line in self.live.notice(snapshot):
                 event.say(line)
             picture = snapshots.write(snapshot, event.directory / "attention").with_suffix(".png")
-            all_heads = len(snapshot.heads) == snapshot.num_attention_heads
-            first = next(iter(snapshot.maps.values()))
-            quick_mosaic(first.weights, picture, snapshot.num_key_value_heads if all_heads else None)
+            quick_mosaic(next(iter(snapshot.maps.values())).weights, picture)
             self._show(event)
             if event.is_last or (settings.every and event.step % settings.every == 0):
                 event.log_image("attention/heads", picture)
@@ -84,7 +80,7 @@ class Attention(Hook):
         except Exception as error:
             again = f"`python -m eval.attention {event.directory}` tries again"
             event.tracker.say(f"warning: the heads could not be drawn: {type(error).__name__}: {error}; {again}")
-            self._show(event, is_over=True)
+            self._show(event, "finished")
             return
         for name in PICTURES:
             file = event.directory / "attention" / name
@@ -99,18 +95,19 @@ class Attention(Hook):
         event.tracker.show("attention/scores", (["layer", "head", "kv_group", *last.scores], rows), event.step)
 
     def stop(self, event: EvalEvent, why: str) -> None:
-        self._show(event, stopped=why)
+        self._show(event, "stopped", why)
 
-    def _show(self, event: EvalEvent, is_over: bool = False, stopped: str = "") -> None:
+    def _show(self, event: EvalEvent, state: str = "training", stopped: str = "") -> None:
         """Write the page again, as the run is now."""
         self.live = self.live or _shown_so_far(event.directory)
         if not self.live.run.snapshots:
             return
         every = event.config.cadences()["attention"].every
         until_next = every * event.seconds / max(1, event.step)  # seconds, about
-        now = Moment(event.step, event.total_steps, event.seconds, event.loss, is_over, stopped, event.command)
-        now = replace(now, patience=max(now.patience, 3 * until_next))
-        self.live.show(event.directory, now, event.tracker.say)
+        status: dict[str, Any] = {"state": state, "stopped": stopped, "command": event.command}
+        status |= {"step": event.step, "total": event.total_steps, "seconds": event.seconds, "loss": event.loss}
+        status["patience"] = max(180, 3 * until_next)
+        self.live.show(event.directory, status, event.tracker.say)
 
     def outcome(self, directory: Path, metrics: list[dict[str, Any]]) -> Outcome:
         all_snapshots, _ = snapshots.read_all(directory)
@@ -122,7 +119,7 @@ class Attention(Hook):
         summary = f"{len(lines)} looks at all heads took {cost:.1f} seconds, {share:.1%} of the run."
         summary += " Open attention/viewer.html to look around."
         scalars = {name: line[name] for line in lines[-1:] for name in all_snapshots[-1].scalars if name in line}
-        sentences = (in_one_sentence(all_snapshots), without_them(all_snapshots[-1]))
+        sentences = (formed(all_snapshots), without_them(all_snapshots[-1]))
         return Outcome(
             {"attention": scalars, "attention_seconds": cost},
             sections=["## Attention heads", "", *findings(all_snapshots), summary, ""],

@@ -36,6 +36,7 @@ from configs.text import table
 from data.packing import document_starts
 from model import LanguageModel
 from train.budget import micro_batch_rows
+from train.compilation import compile_layers
 from train.config import RunConfig
 from train.device import Device, known_peak, resolve_device, synchronize
 from train.optimizer import build_optimizers
@@ -90,8 +91,10 @@ def measure(run: RunConfig, device: Device, seconds: float, profile: Path | None
         check_shares(run, world)
         own_rows, length = run.rows_per_step // world.size, run.data.sequence_length
         lm = model_of(run, device)
+        if device.compile:
+            compile_layers(lm)
         optimizers = build_optimizers(lm, run.train.optimizer, world, device.dtype)
-        step = step_of(lm, optimizers, run, device, own_rows, device.compile, world)
+        step = step_of(lm, optimizers, run, device, own_rows, world)
         first = seconds_of(step, device.device, clock)
         times = repeat(step, seconds, device.device, clock, world)
         if profile is not None:
@@ -137,19 +140,18 @@ def model_of(run: RunConfig, device: Device) -> LanguageModel:
 
 def step_of(
     model: Any, optimizers: Sequence[torch.optim.Optimizer], run: RunConfig, device: Device, rows: int,
-    compiled: bool = False, world: World = ALONE,
+    world: World = ALONE,
 ) -> Step:  # fmt: skip
     """A step of this many rows of random tokens, of a model of ours or of transformers. world: the processes that take
     it together, with these rows each."""
     rows_at_once = min(rows, micro_batch_rows(run, device, world.size))
     steps = cycle([random_batches(run, rows, rows_at_once, device.device) for _ in range(DIFFERENT)])
-    forward = torch.compile(model, dynamic=False) if compiled else model
 
     def step() -> None:
         batches = next(steps)
         for batch in batches:
             with device.autocast():
-                loss = mean_loss(forward(**batch)) / (len(batches) * world.size)
+                loss = mean_loss(model(**batch)) / (len(batches) * world.size)
             loss.backward()
         if world.memory is not None:
             add_up_gradients(model, world.memory)
@@ -242,7 +244,10 @@ def compare(run: RunConfig, rounds: int, clock: Clock) -> None:
         other.config.use_cache = False
         for whose, model in (("Headlight", lm), ("transformers", other)):
             adamw = [torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)]
-            steps[f"{whose}{name}"] = step_of(model, adamw, run, device, rows, compiled)
+            if compiled and model is lm:
+                compile_layers(lm)
+            forward = torch.compile(model, dynamic=False) if compiled and model is other else model
+            steps[f"{whose}{name}"] = step_of(forward, adamw, run, device, rows)
     first = {name: seconds_of(step, device.device, clock) for name, step in steps.items()}
     seconds = alternate(steps, rounds, device.device, patience_s=60.0 * rounds, clock=clock)
     measure, tokens = list(steps)[-1], rows * length

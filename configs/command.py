@@ -17,7 +17,7 @@ import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -38,8 +38,7 @@ def exit_on_bad_input(command: Callable[[], int | None]) -> None:
         sys.argv[0] = f"python -m {spec.name.removesuffix('.__main__')}"
     stdout = sys.stdout
     sys.stdout = Plain(stdout)
-    if "ATEN_CPU_CAPABILITY" in os.environ:
-        _keep_compiled_code_apart(os.environ["ATEN_CPU_CAPABILITY"])
+    _keep_compiled_code_apart()
     code, line = 0, ""
     try:
         code = command() or 0
@@ -59,10 +58,8 @@ def exit_on_bad_input(command: Callable[[], int | None]) -> None:
         elif os.environ.get("HEADLIGHT_TRACEBACK"):
             traceback.print_exc()
         else:
-            with tempfile.NamedTemporaryFile(
-                "w", prefix="headlight-", suffix=".txt", delete=False, encoding="utf-8"
-            ) as file:
-                traceback.print_exc(file=file)
+            with tempfile.NamedTemporaryFile("wb", prefix="headlight-", suffix=".txt", delete=False) as file:
+                file.write(traceback.format_exc().encode("utf-8", "backslashreplace"))
             line += f" (traceback: {file.name})"
     finally:
         if code:  # what nobody reads is dropped here, or Python would try to write it at its end and exit with 120
@@ -89,24 +86,19 @@ class Plain:
             stream.reconfigure(errors="backslashreplace")
 
     def write(self, text: str) -> int:
-        """Write the text, and return its length."""
-        try:
-            self.stream.write(plain(text))
-        except OSError:
-            self._lose()
+        self._attempt(self.stream.write, plain(text))
         return len(text)
 
     def flush(self) -> None:
-        """Write what waits."""
-        try:
-            self.stream.flush()
-        except OSError:
-            self._lose()
+        self._attempt(self.stream.flush)
 
-    def _lose(self) -> None:
-        if self.is_needed:
-            raise  # what the stream raised
-        os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())  # and what still waits goes nowhere
+    def _attempt(self, method: Callable[..., Any], *text: str) -> None:
+        try:
+            method(*text)
+        except OSError:
+            if self.is_needed:
+                raise
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())  # and what still waits goes nowhere
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stream, name)
@@ -132,11 +124,11 @@ def cache_folder() -> Path:
     return Path(os.environ.get("HEADLIGHT_CACHE") or platformdirs.user_cache_path("headlight", appauthor=False))
 
 
-def _keep_compiled_code_apart(kernels: str) -> None:
+def _keep_compiled_code_apart() -> None:
     """A folder for torch.compile that belongs to the kernels which ATEN_CPU_CAPABILITY asks for. PyTorch 2.13 has one
     for all of them, and with code that was compiled for others a loss came out at half its value (EXPERIMENTS.md)."""
-    before = Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR", "")).name
-    if not before or before.startswith("torchinductor_"):  # PyTorch writes its own there
+    kernels, folder = os.environ.get("ATEN_CPU_CAPABILITY"), Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR", ""))
+    if kernels and (not folder.name or folder.name.startswith("torchinductor_")):  # PyTorch writes its own there
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache_folder() / f"compiled_{kernels}")
 
 
@@ -173,15 +165,12 @@ def number(option: str, least: float, most: float = math.inf, kind: type = float
     """Reads a finite number of this range. kind: int for whole numbers."""
 
     def read(text: str) -> Any:
-        try:
+        with suppress(ValueError):
             value = kind(text)
-        except ValueError:
-            value = math.nan
-        if not least <= value <= most or math.isinf(value):
-            what = "a whole number" if kind is int else "a number"
-            upper = "" if most == math.inf else f" to {most:,}"
-            raise InputError(f"{option} is {shortened(text, 40)!r}: it must be {what} from {least:,}{upper}")
-        return value
+            if least <= value <= most and not math.isinf(value):
+                return value
+        what, upper = "a whole number" if kind is int else "a number", f" to {most:,}" if most < math.inf else ""
+        raise InputError(f"{option} is {shortened(text, 40)!r}: it must be {what} from {least:,}{upper}")
 
     return read
 
@@ -191,7 +180,6 @@ def whole(option: str, least: int, most: float = math.inf) -> Callable[[str], in
     return number(option, least, most, int)
 
 
-def numbers(option: str, least: int, most: float = math.inf) -> Callable[[str], list[int]]:
-    """Reads whole numbers of this range, with commas between them."""
-    one = whole(option, least, most)
-    return lambda text: [one(part) for part in text.split(",")]
+def numbers(option: str, least: int) -> Callable[[str], list[int]]:
+    """Reads whole numbers from `least` on, with commas between them."""
+    return lambda text: [whole(option, least)(part) for part in text.split(",")]

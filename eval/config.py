@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field, field_validator
 
@@ -49,12 +48,11 @@ class AttentionConfig(Section):
 HOOKS: list[str | HookConfig] = ["validation", "questions", "samples", "attention"]
 
 
-@dataclass(frozen=True)
-class Cadence:
+class Cadence(NamedTuple):
     """When a hook runs: each `every` steps, at the steps of `early`, and at the end."""
 
     every: int
-    early: tuple[int, ...] = ()
+    early: list[int]
     at_the_end: bool = True
 
     def is_due(self, step: int, is_last: bool) -> bool:
@@ -98,7 +96,7 @@ class EvalConfig(Section):
     @field_validator("hooks")
     @classmethod
     def _check_names(cls, hooks: list[str | HookConfig]) -> list[str | HookConfig]:
-        names = [_named(hook).name for hook in hooks]
+        names = [hook if isinstance(hook, str) else hook.name for hook in hooks]
         if twice := [name for name in names if names.count(name) > 1]:
             raise ValueError(f"hooks: {twice[0]} is named twice: name it once, and give more steps with `early`")
         return hooks
@@ -106,16 +104,12 @@ class EvalConfig(Section):
     def cadences(self) -> dict[str, Cadence]:
         """When every hook runs, by its name, in the order in which they run."""
         cadences = {}
-        for hook in map(_named, self.hooks):
+        for hook in (HookConfig(name=hook) if isinstance(hook, str) else hook for hook in self.hooks):
             every, early = self.every, [0] if hook.name == "questions" else []  # also before the first step
-            is_on = True
             if hook.name == "attention":
                 every, early = self.attention.every, self.attention.early
-                is_on = bool(every if hook.every is None else hook.every) or bool(hook.early)  # every: 0 is off
-            every, early = every if hook.every is None else hook.every, early if hook.early is None else hook.early
-            cadences[hook.name] = Cadence(every, tuple(early) if is_on else (), at_the_end=is_on)
+            every = every if hook.every is None else hook.every
+            is_off = hook.name == "attention" and every == 0 and not hook.early
+            early = [] if is_off else early if hook.early is None else hook.early
+            cadences[hook.name] = Cadence(every, early, at_the_end=not is_off)
         return cadences
-
-
-def _named(hook: str | HookConfig) -> HookConfig:
-    return hook if isinstance(hook, HookConfig) else HookConfig(name=hook)

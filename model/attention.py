@@ -111,8 +111,6 @@ def in_kernel_dtype(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Te
 class Attention(nn.Module):
     """Project, normalise, rotate, attend, project back. Shapes: B batch, T tokens, H heads, D head_dim."""
 
-    part = "attention"
-
     def __init__(self, config: ModelConfig, layer_index: int):
         super().__init__()
         self.layer_index = layer_index

@@ -192,9 +192,9 @@ class ModelConfig(Section):
         values["num_key_value_heads"] = kv_heads_of(self.num_key_value_heads, heads)
         if is_mla:
             self._resolve_latent()
-        if position == "rope" and self.rotary_size % 2:
-            key, size = "qk_rope_head_dim" if is_mla else "head_dim", self.rotary_size
-            use = f"change num_attention_heads, or use {size + 1}"  # a key that is named shows its line in the YAML
+        if position == "rope" and (size := self.rotary_size) % 2:
+            key = "qk_rope_head_dim" if is_mla else "head_dim"  # a key that is named shows its line in the YAML
+            use = f"change num_attention_heads, or use {size + 1}"
             raise ValueError(f"{key} ({size}) must be even, RoPE rotates pairs: {use}")
 
         # kinds of layers: a pattern is repeated
@@ -227,7 +227,6 @@ class ModelConfig(Section):
         """Multi-head latent attention (model/latent_attention.py).
 
             head_dim   =  qk_nope_head_dim + qk_rope_head_dim        size of a query and of a key
-            v_head_dim                                               size of a value
             the cache  =  kv_lora_rank + qk_rope_head_dim            numbers per token and layer
 
         DeepSeek-V2 (arXiv 2405.04434) takes kv_lora_rank = 4 and qk_rope_head_dim = 1/2 of a head.
@@ -235,16 +234,15 @@ class ModelConfig(Section):
         head, nope, rotary = self.head_size, self.qk_nope_head_dim, self.qk_rope_head_dim
         if rotary is None:
             rotary = max(2, head // 4 * 2) if nope is None else head - nope
-        if nope is None:
-            nope = head - rotary
+        nope = head - rotary if nope is None else nope
         if nope < 1 or nope + rotary != head or rotary < 1:
             parts = f"qk_nope_head_dim ({nope}) + qk_rope_head_dim ({rotary})"
             raise ValueError(f"head_dim ({head}) must be {parts}, both above 0: leave one of the three out")
-        follows = {
-            "kv_lora_rank": max(1, min(4 * head, self.hidden_size // 2)), "qk_nope_head_dim": nope,
-            "qk_rope_head_dim": rotary, "v_head_dim": head, "rope_interleave": True,
-        }  # fmt: skip
-        self.__dict__.update({key: value for key, value in follows.items() if getattr(self, key) is None})
+        latent = max(1, min(4 * head, self.hidden_size // 2))
+        follows = {"kv_lora_rank": latent, "qk_nope_head_dim": nope, "qk_rope_head_dim": rotary, "v_head_dim": head}
+        for key, value in (follows | {"rope_interleave": True}).items():
+            if getattr(self, key) is None:
+                self.__dict__[key] = value
         if "qk_norm" not in self.model_fields_set:
             self.__dict__["qk_norm"] = False
         for key, wanted, why in (
@@ -270,8 +268,6 @@ class ModelConfig(Section):
             if (size := getattr(self, key)) % multiple:
                 more = -(-size // multiple) * multiple
                 raise ValueError(f"{key} ({size}) must be a multiple of {multiple} in a model with experts: use {more}")
-        if (last := max(self.mlp_only_layers, default=0)) >= self.num_hidden_layers:
-            raise ValueError(f"mlp_only_layers names layer {last}: the layers are 0 to {self.num_hidden_layers - 1}")
         if not any(self.has_experts):
             raise ValueError("decoder_sparse_step and mlp_only_layers leave no layer with experts")
 
@@ -322,31 +318,29 @@ class ModelConfig(Section):
     @property
     def has_experts(self) -> list[bool]:
         """For every layer, whether its feed-forward part is a mixture of experts."""
-        step, dense = self.decoder_sparse_step, self.mlp_only_layers
-        layers = range(self.num_hidden_layers)
+        step, dense, layers = self.decoder_sparse_step, self.mlp_only_layers, range(self.num_hidden_layers)
         return [self.num_experts is not None and (i + 1) % step == 0 and i not in dense for i in layers]
 
     @property
     def rotates(self) -> list[bool]:
         """For every layer, whether RoPE rotates its queries and keys."""
-        if self.position_embedding != "rope":
-            return [False] * self.num_hidden_layers
-        return [flag == 1 for flag in self.no_rope_layers or [1] * self.num_hidden_layers]
+        flags = self.no_rope_layers or [1] * self.num_hidden_layers
+        return [flag == 1 and self.position_embedding == "rope" for flag in flags]
+
+    @property
+    def end_ids(self) -> list[int]:
+        """The tokens that end a text: of a document, then of a turn."""
+        ends = self.eos_token_id
+        return ends if isinstance(ends, list) else [] if ends is None else [ends]
 
     def in_words(self) -> str:
         """The shape in a line: "4 layers x 128, 4 query heads / 1 key-value heads (MQA)"."""
-        if self.attention == "mla":
-            latent = f"MLA, latent {self.kv_lora_rank} + rotary {self.rotary_size}"
-            return f"{self.num_hidden_layers} layers x {self.hidden_size}, {self.num_attention_heads} heads ({latent})"
         toggle = {self.num_attention_heads: "MHA", 1: "MQA"}.get(self.kv_heads, "GQA")
         heads = f"{self.num_attention_heads} query heads / {self.kv_heads} key-value heads ({toggle})"
+        if self.attention == "mla":
+            heads = f"{self.num_attention_heads} heads (MLA, latent {self.kv_lora_rank} + rotary {self.rotary_size})"
         experts = f", {self.num_experts_per_tok} of {self.num_experts} experts a token" if self.num_experts else ""
         return f"{self.num_hidden_layers} layers x {self.hidden_size}, {heads}{experts}"
-
-    @property
-    def num_key_value_groups(self) -> int:
-        """How many query heads share one key/value head."""
-        return self.num_attention_heads // self.kv_heads
 
 
 def kv_heads_of(toggle: int | str, heads: int) -> int:

@@ -24,8 +24,6 @@ from model.loss import compute_dtype
 
 
 class Router(nn.Linear):
-    """Which experts does a token go to, and how much does each of them count?"""
-
     def __init__(self, config: ModelConfig):
         assert config.num_experts is not None
         super().__init__(config.hidden_size, config.num_experts, bias=False)
@@ -58,7 +56,6 @@ class Experts(nn.Module):
         super().__init__()
         count, inner, hidden = config.num_experts, config.moe_intermediate_size, config.hidden_size
         assert count is not None and inner is not None  # noqa: PT018
-        self.active_share = config.num_experts_per_tok / count
         self.gate_up_proj = nn.Parameter(torch.empty(count, 2, inner, hidden))
         self.down_proj = nn.Parameter(torch.empty(count, hidden, inner))
         self.act = ACTIVATIONS[config.hidden_act]
@@ -86,8 +83,6 @@ class MixtureOfExperts(nn.Module):
     """Router and experts, in place of a dense feed-forward layer: (B, T, hidden_size) both ways. In training it also
     returns {"load_balancing": (B,)}. real (B, T): which tokens are not padding; None: all.
     """
-
-    part = "feed_forward"
 
     def __init__(self, config: ModelConfig):
         super().__init__()
@@ -147,5 +142,5 @@ def places(experts: Tensor, count: int, multiple: int) -> tuple[Tensor, Tensor, 
 
 def multiple_of_rows(device: str, dtype: torch.dtype) -> int:
     """In 16 bits, PyTorch on a CPU (oneDNN) writes a program for every number of rows, which takes longer than to run
-    it (EXPERIMENTS.md). So groups of few sizes are quicker. In float32 the groups are transformers', to the bit."""
+    it. So groups of few sizes are quicker (EXPERIMENTS.md)."""
     return 32 if device == "cpu" and dtype.itemsize == 2 else 1

@@ -30,8 +30,6 @@ class FeedForward(nn.Module):
     plain     down( act(up(x)) ), as in GPT-2
     """
 
-    part = "feed_forward"
-
     def __init__(self, config: ModelConfig):
         super().__init__()
         assert config.intermediate_size is not None

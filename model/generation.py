@@ -74,6 +74,7 @@ def generate(
     return torch.cat([input_ids.repeat_interleave(num_return_sequences, dim=0), *new], dim=1)
 
 
+@torch.no_grad()
 def stream(
     lm: LanguageModel,
     input_ids: Tensor,
@@ -118,10 +119,7 @@ def stream(
     if compile and lm.config.num_experts is not None:
         raise ValueError("a mixture of experts is not compiled: leave compile out")
     sampling, device = sampling or Sampling(), input_ids.device
-    if stop_ids is None:
-        end = lm.config.eos_token_id
-        stop_ids = [] if end is None else [end] if isinstance(end, int) else end
-    stop = torch.tensor([int(i) for i in stop_ids], dtype=torch.long, device=device)
+    stop = torch.tensor([*(lm.config.end_ids if stop_ids is None else stop_ids)], dtype=torch.long, device=device)
     generator = torch.Generator(device=device)
     generator.manual_seed(seed) if seed is not None else generator.seed()
     width = min(count + max_new_tokens, longest)  # tokens in the end
@@ -132,7 +130,7 @@ def stream(
     if columns < width:
         raise ValueError(f"the static cache has room for {columns} tokens, and {width} are needed")
 
-    stopped, seen = None, cache.length if cache is not None else 0
+    stopped, seen, was_training = None, cache.length if cache is not None else 0, lm.training
     written = F.pad(input_ids, (0, columns - count))
     padding: dict[str, Tensor] = {}  # what the model needs to know of it, for all tokens to come
     if attention_mask is not None:
@@ -147,7 +145,12 @@ def stream(
             unread = slice(seen, count)
             slices = {"attention_mask": slice(columns if is_static else count), "position_ids": unread}
             given = {name: x[:, slices[name]] for name, x in padding.items()}
-            logits = _last_logits(lm, written[:, unread], cache, compile and count - seen == 1, given)
+            forward = partial(compiled_step(device.type), lm) if compile and count - seen == 1 else lm
+            if was_training:  # not always: it visits every module
+                lm.eval()
+            logits = forward(written[:, unread], kv_cache=cache, logits_to_keep=1, **given)[:, -1].float()
+            if was_training:
+                lm.train()
             seen = count if cache is not None else 0
             if step == 0 and num_return_sequences > 1:  # the prompt is read once for all its continuations
                 logits, written = (x.repeat_interleave(num_return_sequences, dim=0) for x in (logits, written))
@@ -174,6 +177,8 @@ def stream(
             if stopped is not None and bool(stopped.all()):
                 break
     finally:
+        if was_training:  # also after an error
+            lm.train()
         if cache is not None:
             cache.token_ids = written[:, : cache.length] if attention_mask is None else None
 
@@ -192,21 +197,6 @@ def _cache_for(
             same = int((read[:, :both] == input_ids[:, :both]).all(dim=0).long().cumprod(dim=0).sum())
         kv_cache.crop(same)
     return kv_cache
-
-
-@torch.no_grad()
-def _last_logits(
-    lm: LanguageModel, ids: Tensor, cache: KVCache | None, compiled: bool, given: dict[str, Tensor]
-) -> Tensor:
-    """The logits of the next token (rows, V) in float32, in evaluation mode; the model's mode is restored."""
-    forward, was_training = partial(compiled_step(ids.device.type), lm) if compiled else lm, lm.training
-    if was_training:  # not always: it visits every module
-        lm.eval()
-    try:
-        return forward(ids, kv_cache=cache, logits_to_keep=1, **given)[:, -1].float()
-    finally:
-        if was_training:
-            lm.train()
 
 
 def next_token(

@@ -12,8 +12,8 @@ r"""Multi-head latent attention (MLA): the cache keeps one small vector a token,
     k_nope_h = K_h c        v_h = V_h c        (K_h and V_h are the rows of kv_b_proj that belong to head h)
     score_h  = (q_nope_h · k_nope_h + q_rot_h · k_rot) / sqrt(qk_nope_head_dim + qk_rope_head_dim)
 
-GQA makes the cache smaller by sharing heads; here every head keeps keys and values of its own. RoPE does not fit into
-the latent, because a rotation stands between query and key: so a few numbers carry the position, apart from it.
+RoPE does not fit into the latent, because a rotation stands between query and key: so a few numbers carry the position,
+apart from it.
 
 **Decoding by absorbed matrices.** To read one token, the keys of all earlier ones need not be made again:
 
@@ -44,12 +44,7 @@ LATENT_EPS = 1e-6  # of the norms of the latents: transformers takes this one, w
 
 
 class LatentAttention(nn.Module):
-    """Compress, normalise, rotate the rotary part, make keys and values, attend, project back.
-
-    Shapes: B batch, T tokens, S tokens with those of the cache, H heads, R kv_lora_rank.
-    """
-
-    part = "attention"
+    """Shapes: B batch, T tokens, S tokens with those of the cache, H heads, R kv_lora_rank."""
 
     def __init__(self, config: ModelConfig, layer_index: int):
         super().__init__()

@@ -11,8 +11,8 @@ and B only, and only they are saved: a file of a few per cent, of which many fit
 
 Afterwards B A can be added to W: the merged model is as quick as the base. Names and arithmetic are those of the `peft`
 library, so that each reads what the other wrote: adapter_config.json and adapter_model.safetensors. They name the base
-and do not hold it. Only the base that they were trained beside is right for them, so the file also has a hash of its
-weights (in the metadata, where peft takes no notice).
+and do not hold it. Only one base is right for them, so the file has a hash of its weights (in the metadata, where peft
+takes no notice).
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from configs.files import ADAPTER, DamagedFile, checked, read_json
+from model.checkpoint import check_tensors, read_tensors
 from model.config import LoraConfig
-from model.weight_files import check_tensors, read_tensors
 
 if TYPE_CHECKING:
     from model.transformer import LanguageModel
@@ -60,8 +60,7 @@ PLAIN_LORA: dict[str, tuple[Any, ...]] = {
 
 @dataclass
 class Adapters:
-    """What a model with adapters remembers: their config, its base (a model directory, with its `weights_hash`), and
-    whether they are on."""
+    """What a model with adapters remembers. base: its directory, and `weights_hash`; on: whether they are in use."""
 
     config: LoraConfig
     base: str = ""
@@ -115,23 +114,22 @@ def add_adapters(
 ) -> None:
     """Freeze the model and put adapters beside the matrices that the config names.
 
-    base, base_sha256: as in `Adapters`. rows: tokens of the base, where others were added: their rows are trained too.
-    Raises ValueError for a model that has adapters and for a module that is not there; then nothing was changed.
+    rows: tokens of the base, where others were added: their rows are trained too. Raises ValueError for a model that
+    has adapters and for a module that is not there; then nothing was changed.
     """
     if lm.adapters is not None:
         raise ValueError("this model has adapters already: remove or merge them first")
-    layers = adaptable(lm)
-    if config.target_modules is not None:  # as in peft: the last part of a name, or several of its last parts
-        for target in config.target_modules:
-            if not any(f".{name}".endswith(f".{target}") for name in layers):
-                names = ", ".join(sorted({name.rpartition(".")[2] for name in layers}))
-                raise ValueError(f"target_modules: no layer of the blocks is named {target!r}: use some of {names}")
-        targets = tuple(f".{target}" for target in config.target_modules)
-        layers = {name: linear for name, linear in layers.items() if f".{name}".endswith(targets)}
+    layers = {f".{name}": linear for name, linear in adaptable(lm).items()}
+    targets = [f".{target}" for target in config.target_modules or []] or [""]
+    for target in targets:  # as in peft: the last part of a name, or several of its last parts
+        if not any(name.endswith(target) for name in layers):
+            names = ", ".join(sorted({name.rpartition(".")[2] for name in layers}))
+            raise ValueError(f"target_modules: no layer of the blocks is named {target[1:]!r}: use some of {names}")
     lm.requires_grad_(False)
     lm.adapters = adapters = Adapters(config, base, base_sha256)
     for name, linear in layers.items():
-        lm.set_submodule(name, LoraLinear(linear, adapters))
+        if name.endswith(tuple(targets)):
+            lm.set_submodule(name[1:], LoraLinear(linear, adapters))
     if rows is not None and rows < lm.lm_head.out_features:
         embedding, head = lm.model.embed_tokens, lm.lm_head
         of_head = AddedRows(head.weight, rows, adapters)
@@ -148,11 +146,8 @@ def adaptable(lm: LanguageModel) -> dict[str, nn.Linear]:
     """
     may_have_experts = lm.config.num_experts is not None or lm.config.attention == "mla"
     only = ".self_attn." if may_have_experts and lm.config.loadable_elsewhere else ""
-    return {
-        name: module
-        for name, module in lm.model.named_modules(prefix="model")
-        if type(module) is nn.Linear and only in name and not name.endswith(NOT_CALLED)
-    }
+    linears = {name: x for name, x in lm.model.named_modules(prefix="model") if type(x) is nn.Linear}
+    return {name: x for name, x in linears.items() if only in name and not name.endswith(NOT_CALLED)}
 
 
 def adapted(lm: LanguageModel) -> dict[str, LoraLinear]:
@@ -162,12 +157,9 @@ def adapted(lm: LanguageModel) -> dict[str, LoraLinear]:
 
 @contextmanager
 def without_adapters(lm: LanguageModel) -> Iterator[None]:
-    """While inside, the model computes what its base computes: the reference of a preference, without a second copy.
-
-    Raises ValueError for a model without adapters, which would be compared with itself.
-    """
+    """While inside, the model computes what its base computes: the reference of a preference, without a second copy."""
     if (adapters := lm.adapters) is None:
-        raise ValueError("this model has no adapters, so there is no base inside it: use lora, or a second model")
+        raise ValueError("this model has no adapters: it would be compared with itself")
     before, adapters.on = adapters.on, False
     try:
         yield
@@ -214,11 +206,9 @@ def weights_hash(lm: LanguageModel) -> str:
 def save_adapters(lm: LanguageModel, directory: Path, weights: dict[str, Tensor]) -> None:
     """Write both files for a model with adapters. weights: the adapters' tensors by the model's names, others too."""
     assert lm.adapters is not None
-    config = lm.adapters.config
-    names = _adapter_shapes(lm).keys()
-    tensors = {name: x.contiguous() for name, x in weights.items() if name in names}
-    vocab = lm.lm_head.out_features
-    trained = {name.split(".")[-5]: [*range(vocab - len(x), vocab)] for name, x in tensors.items() if ROWS in name}
+    config, vocab = lm.adapters.config, lm.lm_head.out_features
+    tensors = {name: weights[name].contiguous() for name in weights if name in _adapter_shapes(lm)}
+    rows = {name.split(".")[-5]: [*range(vocab - len(x), vocab)] for name, x in tensors.items() if ROWS in name}
     values = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -228,8 +218,7 @@ def save_adapters(lm: LanguageModel, directory: Path, weights: dict[str, Tensor]
         "lora_dropout": config.dropout,
         "target_modules": config.target_modules or sorted({name.rpartition(".")[2] for name in adapted(lm)}),
         "inference_mode": True,
-        **({"trainable_token_indices": trained} if trained else {}),
-    }
+    } | ({"trainable_token_indices": rows} if rows else {})
     (directory / ADAPTER).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
     tensors = {PREFIX + name.replace(ROWS, PEFT_ROWS): x for name, x in tensors.items()}
     # one entry: safetensors writes several in any order, and the files of two equal runs are equal
@@ -237,26 +226,23 @@ def save_adapters(lm: LanguageModel, directory: Path, weights: dict[str, Tensor]
 
 
 def load_adapters(lm: LanguageModel, directory: Path) -> None:
-    """Put the adapters of a directory, ours or peft's, beside the matrices of their base.
-
-    Raises DamagedFile for another base, and for files that do not fit.
-    """
+    """Put the adapters of a directory, ours or peft's, beside the matrices of their base. Raises DamagedFile."""
     file, names = directory / ADAPTER, _tensors_in(directory)
     fields = read_json(file)
-    for key, values in PLAIN_LORA.items():
-        if fields.get(key, values[0]) not in values:
+    for key, plain in PLAIN_LORA.items():
+        if fields.get(key, plain[0]) not in plain:
             raise DamagedFile(f"{file}: {key} is {fields[key]!r:.60}, and Headlight computes plain LoRA only")
     added = checked(fields.get("trainable_token_indices") or {}, str(file), dict[str, list[int]])
     vocab = lm.lm_head.out_features
-    rows = sorted({row for each in added.values() for row in each})
+    rows = sorted({row for indices in added.values() for row in indices})
     if rows != [*range(vocab - len(rows), vocab)]:
-        wanted = f"must be the last rows, up to {vocab - 1}, as added tokens are"
-        raise DamagedFile(f"{file}: trainable_token_indices {wanted}")
+        last = f"must be the last rows, up to {vocab - 1}, as added tokens are"
+        raise DamagedFile(f"{file}: trainable_token_indices {last}")
     check_base(directory, sha256 := weights_hash(lm))
-    modules = sorted({name.partition(".lora_")[0] for name in names if ROWS not in name})  # their full names
     keys = {"rank": "r", "alpha": "lora_alpha", "dropout": "lora_dropout"}
-    sizes = {ours: fields[theirs] for ours, theirs in keys.items() if theirs in fields}
-    config = checked(sizes | {"target_modules": modules}, str(file), LoraConfig)
+    values = {ours: fields[theirs] for ours, theirs in keys.items() if theirs in fields}
+    values["target_modules"] = sorted({name.partition(".lora_")[0] for name in names if ROWS not in name})
+    config = checked(values, str(file), LoraConfig)
     try:
         add_adapters(lm, config, base_sha256=sha256, rows=rows[0] if rows else None)
     except ValueError as error:
@@ -269,10 +255,8 @@ def check_base(directory: Path, sha256: str) -> None:
     with safe_open(directory / TENSORS, "pt") as file:
         trained_beside = (file.metadata() or {}).get(HASH, sha256)
     if trained_beside != sha256:
-        raise DamagedFile(
-            f"{directory}: these adapters belong to another base: the weights that they were trained beside have the "
-            f"hash {trained_beside[:12]}, and these have {sha256[:12]}: open them with the base they were trained from"
-        )
+        hashes = f"those that they were trained beside have the hash {trained_beside[:12]}, and these {sha256[:12]}"
+        raise DamagedFile(f"{directory}: these adapters belong to another base: {hashes}")
 
 
 def read_adapters(lm: LanguageModel, directory: Path) -> dict[str, Tensor]:

@@ -17,7 +17,6 @@ class RMSNorm(nn.Module):
     """
 
     optimizer_group = "vector"
-    part = "norm"
 
     def __init__(self, size: int, eps: float, gain: float = 1.0):
         super().__init__()
@@ -46,7 +45,6 @@ class LayerNorm(nn.LayerNorm):
     arXiv 1607.06450)."""
 
     optimizer_group = "vector"
-    part = "norm"
 
     def __init__(self, size: int, eps: float, gain: float = 1.0):
         self.gain = gain

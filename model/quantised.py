@@ -22,25 +22,18 @@ from model.lora import adaptable
 if TYPE_CHECKING:
     from model.transformer import LanguageModel
 
-WEIGHTS = ("int8", "int4")
 GROUP = 32  # numbers that share a scale in int4
 ROWS = 16  # PyTorch's int4 kernel takes a multiple of these
 
 
-def check_installed() -> None:
-    """Raises ImportError without torchao, which it does not import."""
+def quantise_weights(lm: LanguageModel, kind: str) -> None:
+    """Replace the weights of linear layers, in place; the model can no longer be trained or saved. kind: int8 | int4.
+
+    Raises ImportError without torchao, and ValueError for a model with adapters, one without a layer that can be
+    quantised, and int4 on a GPU; then nothing was changed.
+    """
     if find_spec("torchao") is None:
         raise ImportError("torchao is not installed: pip install 'torchao>=0.18'")
-
-
-def quantise_weights(lm: LanguageModel, kind: str) -> None:
-    """Replace the weights of linear layers, in place; the model can no longer be trained or saved.
-
-    Raises ImportError without torchao, and ValueError for a kind that there is not, a model with adapters, one without
-    a layer that can be quantised, and int4 on a GPU; then nothing was changed.
-    """
-    if kind not in WEIGHTS:
-        raise ValueError(f"unknown: use {' or '.join(WEIGHTS)}")
     if lm.adapters is not None:
         raise ValueError("this model has adapters: merge them first (python -m model.export RUN --to merged)")
     if kind == "int4" and next(lm.parameters()).device.type != "cpu":
@@ -48,7 +41,6 @@ def quantise_weights(lm: LanguageModel, kind: str) -> None:
     if not (chosen := quantisable(lm, kind)):
         sizes = f"int4 needs a multiple of {GROUP} inputs and of {ROWS} outputs"
         raise ValueError(f"this model has no linear layer that can be quantised: {sizes}")
-    check_installed()
     for name in ("torch.utils._pytree", "torchao"):  # on import they say which kernels for GPUs they do without
         logging.getLogger(name).setLevel(logging.ERROR)
     from torchao.quantization import Int8WeightOnlyConfig, quantize_

@@ -1,16 +1,15 @@
 """The network: token ids -> embedding -> layers -> norm -> head -> logits, or the summed loss.
 
 Parameter names are Hugging Face's, so a checkpoint needs no conversion. Modules know themselves. Each has
-`reset_parameters` and may say, as class attributes that hold for everything inside: `optimizer_group` (one of GROUPS),
-`part` and `active_share` (how it is counted). A feed-forward layer may return `(output, {name: loss})`: auxiliary
-losses, which training adds to the loss of every objective (train/run.py).
+`reset_parameters` and may name an `optimizer_group` (one of GROUPS) for everything inside. A feed-forward layer may
+return `(output, {name: loss})`: auxiliary losses, which training adds to the loss of every objective (train/run.py).
 """
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -34,21 +33,19 @@ if TYPE_CHECKING:  # optional: a model without them does not load them
 
 Output = Tensor | tuple[Tensor, Tensor]  # logits, hidden states, or (loss_sum, token_count)
 GROUPS = ("matrix", "expert", "embedding", "head", "vector", "adapter")
-PARTS = ("embedding", "attention", "feed_forward", "norm", "head")
+PARTS = {"norm": "norm", "embed": "embedding", "self_attn": "attention", "mlp": "feed_forward", "lm_head": "head"}
 
 
 class Embedding(nn.Embedding):
-    """One vector per token id. Learned positions are a second one: a vector for every place (GPT-2; Gehring et al.
-    2017, arXiv 1705.03122). The model knows no place beyond; RoPE has no such end.
-    """
+    """One vector per token id; learned positions are a second one, a vector for every place (Gehring et al. 2017)."""
 
-    optimizer_group = part = "embedding"
+    optimizer_group = "embedding"
 
 
 class Head(nn.Linear):
     """One logit per token id. A tied matrix is in both modules; the head comes last and decides its group."""
 
-    optimizer_group = part = "head"
+    optimizer_group = "head"
 
 
 class DecoderLayer(nn.Module):
@@ -103,12 +100,6 @@ class DecoderLayer(nn.Module):
         out, losses = out if isinstance(out, tuple) else (out, {})
         return x + self.dropout(self.post_feedforward_layernorm(out) if self.norm_after else out), losses
 
-    def reset_parameters(self) -> None:
-        """Initialize every part again."""
-        for part in self.children():
-            if part is not self.dropout:
-                part.reset_parameters()  # type: ignore[operator]
-
 
 class Decoder(nn.Module):
     """Embedding, the layers, the last norm: token ids (B, T) -> hidden states (B, T, hidden_size)."""
@@ -125,23 +116,24 @@ class Decoder(nn.Module):
         self.rotary_emb = RotaryEmbedding(config.rotary_size, config.rope_theta, config.rope_scaling)
         self.dropout = nn.Dropout(config.hidden_dropout)
         self.backend = "sdpa"  # LanguageModel.set_attn_implementation sets it, here and in the layers
+        # how training calls a layer: train/compilation.py puts a compiled call here, one for all of them
+        self.call_layer: Callable[..., Any] = DecoderLayer.__call__
         # True: while training, keep only the input of every layer and compute the rest again in the backward pass. Less
         # memory, about a third more time (Chen et al. 2016, arXiv 1604.06174)
         self.activation_checkpointing = False
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Initialize every layer and the norm again, then the embedding.
-
-        A tied matrix meets its own rows in the logits: a token's logit for itself is std * hidden_size, so
+        """A tied matrix meets its own rows in the logits: a token's logit for itself is std * hidden_size, so
         std = 1 / hidden_size keeps it at 1. Learned positions are of the same size, so that neither hides the other.
 
         All embeddings share one random direction besides their own. Attention by position alone ("the token before
         me") needs something that every query and key has in common, and finds it there at once (EXPERIMENTS.md). It
         adds the same number to every tied logit, which changes no probability.
         """
-        for layer in self.layers:
-            layer.reset_parameters()  # type: ignore[operator]
+        for part in (part for layer in self.layers for part in layer.children()):
+            if not isinstance(part, nn.Dropout):
+                part.reset_parameters()  # type: ignore[operator]
         self.norm.reset_parameters()
         embeddings, hidden = self.embed_tokens.weight, self.config.hidden_size
         std = min(0.02, 1 / hidden) if self.config.tie_word_embeddings else 1.0
@@ -166,7 +158,18 @@ class Decoder(nn.Module):
         spec = MaskSpec(
             positions, positions, len(input_ids), attention_mask, document_ids, document_starts=document_starts
         )
-        self.check_backend(device, document_ids is not None, attention_mask is not None or kv_cache is not None)
+        here = Situation.of(
+            self.config,
+            device.type,
+            compute_dtype(self.embed_tokens.weight),
+            dropout=self.config.attention_dropout if self.training else 0.0,
+            gradients=torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters()),
+            documents=document_ids is not None,
+            padding=attention_mask is not None or kv_cache is not None,
+            compiled=torch.compiler.is_compiling(),
+        )
+        if problem := why_not(self.backend, here):  # before anything is computed
+            raise ValueError(f"attn_implementation: {self.backend} {problem}: use sdpa, which serves everything")
         masks = self.build_masks(spec, kv_cache)
         position_ids = positions[None] if position_ids is None else position_ids
         real = None  # which tokens are not padding (B, T), None: all; only experts, which are balanced, ask
@@ -182,11 +185,12 @@ class Decoder(nn.Module):
         x = self.dropout(x)
         cos, sin = self.rotary_emb(position_ids, x.dtype)  # once for all layers
         auxiliary: dict[str, Tensor] = {}
+        call_layer = self.call_layer if self.training else DecoderLayer.__call__
         for layer, window in zip(self.layers, self.config.windows, strict=True):
             if self.activation_checkpointing and self.training:
-                x, losses = checkpoint(layer, x, cos, sin, masks[window], None, real, use_reentrant=False)
+                x, losses = checkpoint(call_layer, layer, x, cos, sin, masks[window], None, real, use_reentrant=False)
             else:
-                x, losses = layer(x, cos, sin, masks[window], kv_cache, real)
+                x, losses = call_layer(layer, x, cos, sin, masks[window], kv_cache, real)
             for name, loss in losses.items():
                 auxiliary[name] = auxiliary[name] + loss if name in auxiliary else loss
         if kv_cache is not None:
@@ -200,26 +204,6 @@ class Decoder(nn.Module):
         """One mask for each kind of layer, by its window, as the backend reads it."""
         specs = spec.of_layers(self.config.windows, cache)
         return {window: BACKENDS[self.backend].mask(spec) for window, spec in specs.items()}
-
-    def check_backend(self, device: torch.device, documents: bool, padding: bool) -> None:
-        """Raises ValueError if the backend cannot serve this, with reason and remedy, before anything is computed.
-
-        padding: or tokens of a cache, for which the kernel needs a mask too, or lengths.
-        """
-        if BACKENDS[self.backend].limits is None:
-            return
-        here = Situation.of(
-            self.config,
-            device.type,
-            compute_dtype(self.embed_tokens.weight),
-            dropout=self.config.attention_dropout if self.training else 0.0,
-            gradients=torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters()),
-            documents=documents,
-            padding=padding,
-            compiled=torch.compiler.is_compiling(),
-        )
-        if problem := why_not(self.backend, here):
-            raise ValueError(f"attn_implementation: {self.backend} {problem}: use sdpa, which serves everything")
 
 
 class LanguageModel(nn.Module):
@@ -235,6 +219,7 @@ class LanguageModel(nn.Module):
         if config.tie_word_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
         self.adapters: Any = None  # an Adapters of model/lora.py
+        self.sum_loss = cross_entropy_sum  # while training; train/compilation.py puts a compiled one here
         self.set_attn_implementation(config.attn_implementation)
         self.reset_parameters()
 
@@ -275,40 +260,30 @@ class LanguageModel(nn.Module):
 
         with_auxiliary: -> (the above, {name: auxiliary loss}), which the layers return in training mode: sums over the
         tokens that are not padding. They are minimised too, and never part of loss_sum.
-
-        Raises ValueError for a sequence longer than max_position_embeddings (unless document_ids and position_ids say
-        that it is several documents), masks of another shape, and a backend that cannot serve.
         """
         if not torch.compiler.is_compiling():
-            self._check_inputs(input_ids, attention_mask, document_ids, position_ids, kv_cache)
+            places = {"document_ids": document_ids, "position_ids": position_ids}
+            self._check_inputs(input_ids, kv_cache, attention_mask=attention_mask, **places)
         hidden, auxiliary = self.model(input_ids, attention_mask, document_ids, position_ids, kv_cache, document_starts)
-        output: Output
-        if hidden_states:
-            output = hidden
-        elif labels is None:
-            output = self.lm_head(hidden[:, -logits_to_keep:])
-        else:
+        output: Output = hidden
+        if labels is not None:
             next_labels = F.pad(labels[:, 1:], (0, 1), value=IGNORED)  # position t is asked for token t + 1
-            loss_sum = cross_entropy_sum(hidden.flatten(0, 1), self.lm_head.weight, next_labels.flatten())
+            sum_loss = self.sum_loss if self.training else cross_entropy_sum
+            loss_sum = sum_loss(hidden.flatten(0, 1), self.lm_head.weight, next_labels.flatten())
             output = loss_sum, (next_labels != IGNORED).sum()
+        elif not hidden_states:
+            output = self.lm_head(hidden[:, -logits_to_keep:])
         return (output, auxiliary) if with_auxiliary else output
 
-    def _check_inputs(
-        self, ids: Tensor, mask: Tensor | None, documents: Tensor | None, places: Tensor | None, cache: KVCache | None
-    ) -> None:
+    def _check_inputs(self, ids: Tensor, cache: KVCache | None, **given: Tensor | None) -> None:
         (B, T), longest, vocab = ids.shape, self.config.max_position_embeddings, self.lm_head.out_features
-        total = T if cache is None else T + cache.length
-        if total > longest and (documents is None or places is None):  # packed: no document need be as long as the row
+        total, packed = T if cache is None else T + cache.length, given["document_ids"] is not None
+        if total > longest and not (packed and given["position_ids"] is not None):  # no document need be as long
             raise ValueError(f"the sequence has {total} tokens, more than max_position_embeddings ({longest})")
-        if documents is not None and cache is not None:
+        if packed and cache is not None:
             raise ValueError("document_ids are for packed rows, a kv_cache is for one document: give one of them")
-        of_keys = ((B, total), (B, getattr(cache, "capacity", total)))
-        given = (
-            ("attention_mask", mask, of_keys),
-            ("document_ids", documents, ((B, T),)),
-            ("position_ids", places, ((B, T), (1, T))),
-        )
-        for name, tensor, shapes in given:
+        of_mask = ((B, total), (B, getattr(cache, "capacity", total)))
+        for (name, tensor), shapes in zip(given.items(), (of_mask, ((B, T),), ((B, T), (1, T))), strict=True):
             if tensor is not None and (tensor.shape not in shapes or tensor.is_floating_point()):
                 raise ValueError(f"{name} has shape {tuple(tensor.shape)}: give integers or booleans {shapes[0]}")
         if ids.device.type == "cpu" and len(wrong := ids[(ids < 0) | (ids >= vocab)]):  # on a GPU it would wait
@@ -320,13 +295,11 @@ class LanguageModel(nn.Module):
         return self.model.backend
 
     def set_attn_implementation(self, name: str) -> None:
-        """Switch every layer to another backend; `auto` is sdpa here. Raises ValueError for an unknown name.
-
-        Whether a backend can serve is checked at each forward pass, when device, dtype and masks are known.
+        """Switch every layer to another backend; `auto` is sdpa here. Whether it can serve is checked at each forward
+        pass, when device, dtype and masks are known. Raises ValueError for an unknown name.
         """
         if name != "auto" and name not in BACKENDS:
-            names = ", ".join(BACKENDS)
-            raise ValueError(f"attn_implementation: {name!r} is unknown: use auto, {names} (docs/attention.md)")
+            raise ValueError(f"attn_implementation: {name!r} is unknown: use auto, {', '.join(BACKENDS)}")
         self.model.backend = "sdpa" if name == "auto" else name
         for attention in self.attention_modules():
             attention.attend = BACKENDS[self.model.backend].compute
@@ -353,9 +326,8 @@ class LanguageModel(nn.Module):
         self.config = self.model.config = self.config.model_copy(update={"vocab_size": vocab_size})
 
     def with_config(self, **changes: Any) -> LanguageModel:
-        """A second model that shares the weights of this one; its config has other values for keys that no weight needs
-        (a window, scaled RoPE, more positions). Raises ValueError for values that a config cannot have.
-        """
+        """A second model with the same weights; its config has other values for keys that no weight needs (a window,
+        scaled RoPE, more positions)."""
         config = ModelConfig.model_validate(self.config.model_dump() | changes)
         other = copy.deepcopy(self, {id(weight): weight for weight in self.parameters()})  # these are shared
         other.config = other.model.config = config
@@ -367,14 +339,12 @@ class LanguageModel(nn.Module):
         """The same weights, read with RoPE scaled for texts longer than those of training (docs/long_context.md); kind
         `none`: as if it had never been scaled.
 
-        factor: longest text from now on / longest text in training. trained: the latter, in tokens. Equal to a model
-        that is loaded with such a config. Raises ValueError for a factor under 1 or too large, and without RoPE.
+        factor: longest text from now on / longest text in training. trained: the latter, in tokens. Raises ValueError.
         """
         if kind == "none":
             return self.with_config(rope_scaling=None)
         if not any(self.config.rotates):
-            position = self.config.position_embedding
-            raise ValueError(f"this model has no RoPE (position_embedding: {position}): leave it out")
+            raise ValueError("this model has no RoPE: leave it out")
         if not 1 <= factor <= 2**24 / trained:  # float32 counts no further
             raise ValueError(f"the factor is {factor:g}: for texts of {trained:,} tokens use 1 to {2**24 / trained:,g}")
         original = {"original_max_position_embeddings": trained} if kind == "yarn" else {}
@@ -383,30 +353,36 @@ class LanguageModel(nn.Module):
         return self.with_config(rope_scaling=scaling, max_position_embeddings=longest)
 
     def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
-        """The trainable parameters by optimizer group: what each module says of its own. Frozen ones are left out.
+        """The trainable parameters by optimizer group: what the innermost module that has one says. Frozen ones are
+        left out.
 
         A parameter with fewer than two dimensions (a norm, a bias) is a vector wherever it is. Read the groups again
         after sharding, which replaces the parameters.
         """
+        group_of = dict.fromkeys(self.parameters(), "matrix")
+        for _, module in self.named_modules(remove_duplicate=False):  # from the outside to the inside
+            if group := getattr(module, "optimizer_group", None):
+                group_of.update(dict.fromkeys(module.parameters(), group))
         groups: dict[str, list[nn.Parameter]] = {name: [] for name in GROUPS}
-        for parameter, group in dict(labelled(self, "optimizer_group", "matrix")).items():
+        for parameter, group in group_of.items():
             if parameter.requires_grad:
                 groups["vector" if parameter.ndim < 2 else group].append(parameter)
         return groups
 
-    def num_parameters(self) -> int:
-        """How many numbers the weights are; a tied matrix counts once."""
-        return sum(p.numel() for p in self.parameters())
+    def num_parameters(self, inside: str = "") -> int:
+        """How many numbers the weights are; a tied matrix counts once. inside: only those with this in their name."""
+        return sum(p.numel() for name, p in self.named_parameters() if inside in name)
 
     def num_active_parameters(self) -> int:
         """How many of them a token meets: of a mixture of experts, only those of the experts that it is sent to."""
-        return round(sum(p.numel() * share for p, share in dict(labelled(self, "active_share", 1)).items()))
+        share = self.config.num_experts_per_tok / (self.config.num_experts or 1)
+        return round(self.num_parameters() - (1 - share) * self.num_parameters(".experts."))
 
     def parameter_counts(self) -> dict[str, int]:
-        """Numbers in each of PARTS, as the modules say, and their `total`. A tied matrix counts once, as embedding."""
-        counts = dict.fromkeys(PARTS, 0)
-        for parameter, part in dict(reversed([*labelled(self, "part", "other")])).items():
-            counts[part] = counts.get(part, 0) + parameter.numel()
+        """Numbers in each of PARTS, by the parameters' names, and their `total`. A tied matrix counts as embedding."""
+        counts = dict.fromkeys(PARTS.values(), 0)
+        for name, parameter in self.named_parameters():
+            counts[next(part for word, part in PARTS.items() if word in name)] += parameter.numel()
         return counts | {"total": self.num_parameters()}
 
     def flops_per_token(self, sequence_length: int, *, training: bool = True) -> float:
@@ -421,25 +397,14 @@ class LanguageModel(nn.Module):
         every key of the row. Here a token sees itself and what came before: (T + 1) / 2 keys on average, fewer in a
         window. Not counted: document boundaries, norms, softmax, RoPE, adapters and the optimizer.
         """
-        c, share, matrices = self.config, dict(labelled(self, "active_share", 1)), 0.0
-        for parameter, group in labelled(self, "optimizer_group", "matrix"):
-            if parameter.ndim > 1 and group in ("matrix", "expert", "head"):
-                matrices += parameter.numel() * share[parameter]
+        c = self.config
+        linears = [module for module in self.modules() if isinstance(module, nn.Linear)]
+        matrices = sum(x.weight.numel() for x in linears if getattr(x, "optimizer_group", "") != "adapter")
+        active = self.num_parameters(".experts.") * c.num_experts_per_tok / (c.num_experts or 1)
         keys = sum(mean_keys(sequence_length, window) for window in c.windows)
-        forward = 2 * matrices + 2 * c.num_attention_heads * (c.head_size + c.value_size) * keys
+        forward = 2 * (matrices + active)
+        forward += 2 * c.num_attention_heads * (c.head_size + c.value_size) * keys
         return forward * ((3 if self.adapters is None else 2) if training else 1)
-
-
-def labelled(module: nn.Module, attribute: str, label: Any) -> Iterator[tuple[nn.Parameter, Any]]:
-    """Every parameter with the `attribute` of the innermost module around it that has one; `label` if none has.
-
-    In the order of `named_parameters`, except that a tied parameter comes once for each module that holds it.
-    """
-    label = getattr(module, attribute, label)
-    for parameter in module.parameters(recurse=False):
-        yield parameter, label
-    for child in module.children():
-        yield from labelled(child, attribute, label)
 
 
 def on_meta(config: ModelConfig) -> LanguageModel:

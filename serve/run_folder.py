@@ -6,9 +6,6 @@ joined to a path, so no name leads out of the folder.
 
 from __future__ import annotations
 
-import os
-import socket
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import lru_cache
@@ -17,16 +14,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from zlib import crc32
 
+from filelock import FileLock, Timeout
+
 from configs.command import InputError
-from configs.files import DamagedFile, parse_json, read_json, read_text
+from configs.files import DamagedFile, parse_json, read_text
 from configs.loader import flatten, parse_yaml
 from eval.run_files import METRICS, RESULT, Metric
-from train.checkpoint import LOCK, OWNER
+from train.checkpoint import LOCK
 
 MARKS = ("config.yaml", METRICS, "checkpoints/latest")  # a folder with one of them is a run
 TAIL = 200_000  # bytes at the end of a log, in which its newest figures are
 PART = 2_000_000  # bytes of a log that are read at once
-QUIET = 180.0  # seconds without a new line, after which a run on another machine counts as stopped
 WRITTEN = (METRICS, "config.yaml", "attention/index.jsonl", "checkpoints/latest")  # what a summary is made of
 
 
@@ -104,26 +102,15 @@ def _summary(name: str, run: Path, *stamps: tuple[int, int, int] | None) -> dict
 
 
 def _state(run: Path) -> str:
-    """training, finished or stopped. Somebody owns a folder into which a run writes (train/checkpoint.py)."""
-    if (run / LOCK).exists() and _is_alive(run):
-        return "training"
+    """training, finished or stopped. A run holds a lock while it works (train/checkpoint.py); a kill releases it."""
+    if (run / LOCK).exists():
+        try:
+            FileLock(run / LOCK, timeout=0).acquire().lock.release()
+        except Timeout:
+            return "training"
+        except OSError:  # a folder that may only be read
+            pass
     return "finished" if (run / RESULT).is_file() else "stopped"
-
-
-def _is_alive(run: Path) -> bool:
-    """Whether the owner of a run still works. A kill leaves the owner's files behind."""
-    with suppress(InputError, KeyError, TypeError, OverflowError):
-        card = read_json(run / OWNER)
-        if card["host"] == socket.gethostname() and os.name == "posix":
-            try:
-                os.kill(card["pid"], 0)  # asks whether there is such a process; sends nothing
-            except ProcessLookupError:
-                return False
-            except PermissionError:
-                pass  # somebody else's process
-            return True
-    stamps = [_stamp(run / file) for file in (METRICS, LOCK)]
-    return time.time() - max((stamp[2] / 1e9 for stamp in stamps if stamp), default=0) < QUIET
 
 
 def settings(run: Path) -> dict[str, Any]:

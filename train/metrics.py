@@ -82,15 +82,6 @@ class Meter:
         """Of training since the last line, without evaluations and saves."""
         return max(time.perf_counter() - self._began - sum(self.elsewhere.values()), 1e-9)
 
-    @contextmanager
-    def apart(self, name: str) -> Iterator[None]:
-        """An evaluation ("eval_s") or a save ("save_s"): its time is not training's."""
-        before = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.elsewhere[name] += time.perf_counter() - before
-
     def add(self, figures: StepFigures) -> None:
         """Count a step, without a wait for the device."""
         self._unread.append(figures)
@@ -221,14 +212,18 @@ class Tracker:
             self.say(f"step {step:>6,}   {figures}   about {left:.1f} minutes to go")
 
     @contextmanager
-    def doing(self, what: str) -> Iterator[None]:
+    def doing(self, what: str, meter: Meter | None = None, figure: str = "") -> Iterator[None]:
         """While inside, the bar says what keeps it from moving: evaluating, saving, compiling, drawing; without a
-        terminal a line does, every few seconds."""
+        terminal a line does, every few seconds. meter, figure: its time is not training's, but that of "eval_s" or
+        "save_s"."""
         self.bar.set_postfix_str(f"{what} …")
+        before = time.perf_counter()
         try:
             with still_busy(what) if self.writes and self.bar.disable else nullcontext():
                 yield
         finally:
+            if meter is not None:
+                meter.elsewhere[figure] += time.perf_counter() - before
             self.bar.set_postfix_str("", refresh=False)
 
     def say(self, text: str) -> None:

@@ -71,8 +71,7 @@ def _run(config: RunConfig, script: str, objective: MakeObjective | None, source
         world.on_rank0(lambda: until_the_end.enter_context(own(config.directory)))
         if world.size > 1:
             check_shares(config, world)
-        hooks = Hooks(config.eval)
-        hooks.check(config.eval, config.model)
+        hooks = Hooks(config.eval, config.model)
 
         # 2. Whether this run is new, half-way or finished, and where it computes.
         start = world.on_rank0(lambda: find_start(config))
@@ -130,8 +129,6 @@ def build_model(
     """The network on its device: random weights from the seed, or those in `initial`; under fsdp2, a share of it."""
     if device.device.type == "cpu":
         keep_freed_memory()
-    if device.threads is not None:
-        torch.set_num_threads(device.threads)
     if device.precision == "tf32":
         torch.set_float32_matmul_precision("high")
     torch.manual_seed(config.seed)

@@ -148,6 +148,7 @@ def main() -> int:
             print("sweep: stopped; the same command continues from here", file=sys.stderr)
             return 128 + stopped()
 
+        from eval.compare import read_runs
         from eval.compare.__main__ import compare
 
         runs.sort(key=lambda run: list(variants).index(run.label))  # the baseline first
@@ -155,7 +156,7 @@ def main() -> int:
         notes = [f"{name} is left out: exit code {code}{REASONS.get(code, '')}" for name, code in failed.items()]
         if paths:
             print()
-            compare(paths, out, decode=not given.skip_decode, notes=notes)
+            compare(read_runs(paths), out, decode=not given.skip_decode, notes=notes)
         return 3 if 3 in failed.values() else next((code if code > 0 else 128 - code for code in failed.values()), 0)
 
 

@@ -102,7 +102,7 @@ def look(
             if config.metrics == "all" or name in config.metrics:
                 scores[name], chance[name] = values.float().numpy(), metrics.chance(name, probe)
         if probe.name == "repeated_2" and probe.period:
-            blocks = probe.input_ids[:, probe.first : probe.first + probe.period].tolist()
+            blocks = probe.input_ids[:, 1 : 1 + probe.period].tolist()
         if probe.name == "text":
             scalars["group_gap"] = metrics.group_gap(metrics.similarity(captured.weights), captured)
             scalars["sink_rate"] = metrics.sink_rate(captured.weights)

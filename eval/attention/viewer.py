@@ -2,9 +2,9 @@
 
 The page is one program, in `page/`. A server sends it without numbers, and it asks for them (serve/page_api.py). Here
 the program and the numbers, deflated, in base64, are one file. While a run trains, the file is written again at every
-look, and loads itself again. It needs a browser of 2023 or later (Chrome 103, Firefox 113, Safari 16.4:
-DecompressionStream); it reads nothing else, stores nothing and sends nothing, so a double click, a notebook and wandb
-show the same. For wandb: `wandb.Html(str(path), inject=False)`.
+look, and loads itself again. It needs a browser of 2024 or later (Chrome 123, Firefox 120, Safari 17.5). It reads
+nothing else, stores nothing and sends nothing, so a double click, a notebook and wandb show the same. For wandb:
+`wandb.Html(str(path), inject=False)`.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from eval.run_files import EXPERTS
 VIEWER = "viewer.html"
 PAGE = Path(__file__).parent / "page"
 # One scope for all of them, in this order; the file has what shows heads, the server's page also runs and a chat.
-HEADS = "dom address save colours data state chart grid map tokens scores panes experts controls pictures heads".split()
-IN_FILE = [*HEADS, "file", "main"]
-ON_SERVER = [*HEADS, "runs", "figures", "server", "chat", "chat_answer", "chat_heads", "chat_forms", "main"]
+HEADS = "dom views save colours data state chart map tokens scores panes experts controls heads".split()
+IN_FILE = [*HEADS, "file"]
+ON_SERVER = [*HEADS, "runs", "server", "chat", "chat_answer", "chat_heads", "chat_forms"]
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
 LEVELS = 255
 AT_THE_END, WHILE_TRAINING = 20_000_000, 4_000_000  # bytes of the maps; the file loads itself again and again

@@ -23,8 +23,8 @@ from pathlib import Path
 
 from configs.command import InputError, exit_on_bad_input, number, whole
 from configs.text import did_you_mean, escape, plain
+from data.chat import CALL
 from data.reading.records import Role
-from data.reply import CALL
 from eval.chat.attention import attention_map, draw, head_to_show, look_back, read_head
 from eval.chat.session import first_line, open_conversation
 from eval.load_model import add_device_option, add_quantise_option

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from configs.files import checkpoint_directory
 from configs.text import columns, escape
@@ -24,6 +25,7 @@ from model import LanguageModel
 from model.kv_cache import KVCache
 
 MOST_TOKENS = 256  # whose rows are looked at: more are too small to see in a picture
+NUMBERS = 2**26  # weights that are kept at a time: 256 MB
 BLOCKS = "·▁▂▃▄▅▆▇█"  # of a weight, from 0 to 1; what is still to come is blank
 
 
@@ -58,6 +60,23 @@ def capture_from(lm: LanguageModel, ids: Sequence[int], start: int) -> Attention
         with torch.no_grad():
             lm(row[:, :start], kv_cache=cache, logits_to_keep=1)
     return capture(lm, row[:, start:], kv_cache=cache)
+
+
+def rows_around(lm: LanguageModel, ids: Sequence[int], position: int) -> tuple[int, int]:
+    """Which tokens' rows to capture together with the one that predicted the token at `position`: first, and end.
+
+    In a short text all of them, so that one capture is enough for every token.
+    """
+    heads = lm.config.num_hidden_layers * lm.config.num_attention_heads
+    rows = max(1, min(MOST_TOKENS, NUMBERS // (heads * len(ids))))
+    first = (position - 1) // rows * rows
+    return first, min(first + rows, len(ids))
+
+
+def looked_at(maps: AttentionMaps, position: int) -> Tensor:
+    """What the model looked at to predict the token at `position`: (layer, head, tokens before it), from the maps."""
+    queries, keys = maps.weights.shape[3:]
+    return maps.weights[:, 0, :, position - 1 - (keys - queries), :position]
 
 
 def head_to_show(run: str | Path, answer: AnswerMaps) -> tuple[int, int, str]:

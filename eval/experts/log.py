@@ -4,25 +4,34 @@ the terminal, a part of report.md, a tab of the page."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import numpy as np
 from pydantic import BaseModel, Field, FiniteFloat
 
 from configs.text import escape, table
+from data.tokenizer import Tokenizer
 from eval.run_files import EXPERTS, Count, Warn, read_log
-
-if TYPE_CHECKING:
-    from eval.experts.routing import Routing
 
 WORDS = 8  # of each expert
 DEAD, STARVED = 0.01, 0.25  # of the fair share
 MOST = 20_000  # numbers of shares in a page: with more, lines in the middle are left out
-CHOICES = {
-    "random": "other experts, drawn at random",
-    "all alike": "all experts, each with the same weight",
-}
+
+
+@dataclass(frozen=True)
+class Routing:
+    """Of every layer that has experts, over some text; L such layers, E experts, V ids.
+
+    share: (L, E) share of the layer's choices that are this expert; a row adds up to 1. weight: (L, E) mean weight of
+    the expert where it was chosen, NaN where it never was. ids: (L, E, V) how often a token with this id chose it.
+    """
+
+    layers: list[int]
+    share: np.ndarray
+    weight: np.ndarray
+    ids: np.ndarray
 
 
 class ExpertUse(BaseModel):
@@ -47,17 +56,30 @@ class ExpertUse(BaseModel):
         """(L, E) share of every expert over its fair share: 1 is as much as the others have."""
         return np.array(self.share) * self.experts
 
-    def under(self, limit: float) -> dict[int, list[int]]:
-        """Layer -> the experts with less than this part of their fair share, of the layers that have some."""
-        places = [np.flatnonzero(row < limit).tolist() for row in self.of_fair]
-        return {layer: experts for layer, experts in zip(self.layers, places, strict=True) if experts}
+    def figures(self) -> dict[str, float]:
+        """For the log and result.json."""
+        return {"weakest": float(self.of_fair.min()), "strongest": float(self.of_fair.max()), **self.loss}
+
+    def under(self, limit: float) -> dict[int, str]:
+        """Layer -> "E0, E3", the experts with less than this part of their fair share, of the layers that have some."""
+        weak = ((layer, np.flatnonzero(row < limit)) for layer, row in zip(self.layers, self.of_fair, strict=True))
+        return {layer: ", ".join(f"E{expert}" for expert in experts) for layer, experts in weak if len(experts)}
+
+    def in_words(self) -> str:
+        """How evenly the tokens are shared out, and which experts are dead."""
+        layer, expert = divmod(int(self.of_fair.argmin()), self.experts)
+        weakest = f"L{self.layers[layer]} E{expert} with {self.of_fair.min():.2f} of a fair share"
+        dead = "; ".join(f"L{layer} {experts}" for layer, experts in self.under(DEAD).items())
+        return f"the weakest is {weakest}; {f'dead: {dead}' if dead else 'none is dead'}"
 
 
-def use_of(routing: Routing, step: int, tokens: int) -> ExpertUse:
-    """The line for this routing, without words and losses."""
+def use_of(routing: Routing, step: int, tokens: int, tokenizer: Tokenizer) -> ExpertUse:
+    """The line for this routing, without losses."""
     weight = [[None if np.isnan(value) else round(float(value), 4) for value in row] for row in routing.weight]
+    labels, best = tokenizer.token_labels, characteristic_ids(routing).tolist()
+    words = [[labels(x for x in ids if x >= 0) for ids in layer] for layer in best]
     share = routing.share.round(6).tolist()
-    return ExpertUse(step=step, tokens=tokens, layers=routing.layers, share=share, weight=weight)
+    return ExpertUse(step=step, tokens=tokens, layers=routing.layers, share=share, weight=weight, words=words)
 
 
 def characteristic_ids(routing: Routing) -> np.ndarray:
@@ -84,50 +106,26 @@ def read(directory: Path, warn: Warn) -> list[ExpertUse]:
 # what a reader sees
 
 
-def in_a_line(use: ExpertUse) -> str:
-    """How evenly the tokens are shared out, and which experts are dead: for the terminal."""
-    of_fair = use.of_fair
-    layer, expert = divmod(int(of_fair.argmin()), use.experts)
-    weakest = f"L{use.layers[layer]} E{expert} with {of_fair.min():.2f} of a fair share"
-    return f"experts: the weakest is {weakest}; {_dead(use)}"
-
-
-def _dead(use: ExpertUse) -> str:
-    dead = [f"L{layer} E{', E'.join(map(str, experts))}" for layer, experts in use.under(DEAD).items()]
-    return f"dead: {'; '.join(dead)}" if dead else "none is dead"
-
-
-def findings(lines: list[ExpertUse]) -> list[str]:
+def findings(last: ExpertUse) -> list[str]:
     """Lines of Markdown: the balance of every layer, what the router's choice is worth, and which words go where."""
-    last = lines[-1]
-    starved = last.under(STARVED)
-    count = sum(map(len, starved.values()))
-    many = {0: "No expert has", 1: "1 expert has"}.get(count, f"{count} experts have")
-    balance = f"{many} less than {STARVED:g} of a fair share of the tokens; {_dead(last)}."
-    page = ["## Experts", "", f"{last.experts} in each of {len(last.layers)} layers. {balance}", ""]
-    rows: list[tuple[str, ...]] = []
-    for i, (layer, shares) in enumerate(zip(last.layers, last.of_fair, strict=True)):
-        mean = sum(share * (weight or 0.0) for share, weight in zip(last.share[i], last.weight[i], strict=True))
+    page = ["## Experts", "", f"{last.experts} in each of {len(last.layers)} layers: {last.in_words()}.", ""]
+    rows, starved = [], last.under(STARVED)
+    for layer, shares in zip(last.layers, last.of_fair, strict=True):
         weakest, strongest = (f"{shares[at]:.2f} (E{at})" for at in (shares.argmin(), shares.argmax()))
-        names = ", ".join(f"E{expert}" for expert in starved.get(layer, [])) or "none"
-        rows.append((f"L{layer}", weakest, strongest, f"{mean:.2f}", names))
-    page += [table(("Layer", "weakest", "strongest", "mean weight", f"under {STARVED:g}"), rows), ""]
+        rows.append((f"L{layer}", weakest, strongest, starved.get(layer, "none")))
+    page += [table(("Layer", "weakest", "strongest", f"under {STARVED:g}"), rows), ""]
     page += ["Shares are parts of a fair share: 1 = as many tokens as every other expert.", ""]
-    if (own := last.loss.get("learned")) is not None:
-        page += [
-            f"- Every token sent to {where}: the loss rises by {last.loss[name] - own:.3f} nats, from {own:.3f}."
-            for name, where in CHOICES.items()
-            if name in last.loss
-        ]
-        page += [""]
+    if "random" in last.loss:
+        losses = f"the loss rises from {last.loss['learned']:.3f} to {last.loss['random']:.3f} nats."
+        page += [f"Every token sent to other experts, drawn at random: {losses}", ""]
     if last.words:
-        page += ["The tokens that tell an expert from the others of its layer:", ""]
-        rows = [
+        words_of = [
             (f"L{layer} E{expert}", f"{share:.2f}", " ".join(words))
             for layer, shares, of_layer in zip(last.layers, last.of_fair, last.words, strict=True)
             for expert, (share, words) in enumerate(zip(shares, of_layer, strict=True))
         ]
-        page += [table(("Expert", "share", "tokens"), rows), ""]
+        page += ["The tokens that tell an expert from the others of its layer:", ""]
+        page += [table(("Expert", "share", "tokens"), words_of), ""]
     return page
 
 
@@ -139,13 +137,10 @@ def for_viewer(lines: Sequence[ExpertUse]) -> dict[str, Any] | None:
     most = max(2, MOST // (len(last.layers) * last.experts))
     places = np.linspace(0, len(lines) - 1, min(most, len(lines))).round().astype(int)
     steps = [
-        {
-            "step": line.step,
-            "tokens": line.tokens,
+        line.model_dump(include={"step", "tokens", "weight", "loss"})
+        | {
             "share": line.of_fair.round(3).tolist(),
-            "weight": line.weight,
             "words": [[[escape(word) for word in words] for words in layer] for layer in line.words],
-            "loss": line.loss,
         }
         for line in (lines[place] for place in places)
     ]

@@ -7,36 +7,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from data.batches import Batch
+from configs.command import InputError
+from configs.files import append_line
+from data.batches import Batch, validation_batches
+from eval.config import EvalConfig
+from eval.experts.log import Routing, findings, read, use_of
+from eval.hooks.event import EvalEvent, Hook, Outcome
 from eval.language_modeling import evaluating, mean_loss
-from model import LanguageModel
+from eval.run_files import EXPERTS
+from model import LanguageModel, ModelConfig
 
 if TYPE_CHECKING:
     from model.experts import Router  # loads the compiler, which takes a second
 
+TOKENS = 8192  # held-out tokens of a look
 Routes = tuple[Tensor, Tensor, Tensor]  # what a router returns: probabilities (N, E), weights (N, k), experts (N, k)
-
-
-@dataclass(frozen=True)
-class Routing:
-    """Of every layer that has experts, over some text; L such layers, E experts, V ids.
-
-    share: (L, E) share of the layer's choices that are this expert; a row adds up to 1. weight: (L, E) mean weight of
-    the expert where it was chosen, NaN where it never was. ids: (L, E, V) how often a token with this id chose it.
-    """
-
-    layers: list[int]
-    share: np.ndarray
-    weight: np.ndarray
-    ids: np.ndarray
+Change = Callable[[int, Routes], Routes]  # layer, routes -> other routes
 
 
 def routers(lm: LanguageModel) -> dict[int, Router]:
@@ -45,6 +38,20 @@ def routers(lm: LanguageModel) -> dict[int, Router]:
 
     parts = ((number, part) for number, layer in enumerate(lm.model.layers) for part in layer.modules())
     return {number: part for number, part in parts if isinstance(part, Router)}
+
+
+@contextmanager
+def through(lm: LanguageModel, change: Change) -> Iterator[None]:
+    """Within this context change(layer, routes) stands between the router of every layer and its experts."""
+    handles = [
+        router.register_forward_hook(partial(lambda layer, _module, _x, routes: change(layer, routes), layer))
+        for layer, router in routers(lm).items()
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 @torch.no_grad()
@@ -80,24 +87,14 @@ def routing(
     return Routing(layers, share, (weights / counts).numpy(), ids.view(len(layers), E, V).numpy())
 
 
-@contextmanager
-def through(lm: LanguageModel, change: Callable[[int, Routes], Routes]) -> Iterator[None]:
-    """Within this context change(layer, routes) stands between the router of every layer and its experts."""
-    handles = [
-        router.register_forward_hook(partial(lambda layer, _module, _x, routes: change(layer, routes), layer))
-        for layer, router in routers(lm).items()
-    ]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+# ---------------------------------------------------------------------------------------------------------
+# with another choice
 
 
 def loss_with(
     lm: LanguageModel,
     batches: Iterable[Batch],
-    change: Callable[[int, Routes], Routes] | None = None,
+    change: Change | None = None,
     autocast: Callable[[], AbstractContextManager] = nullcontext,
 ) -> float:
     """Mean loss in nats a token, with the routers as they are or with their choice changed."""
@@ -105,7 +102,7 @@ def loss_with(
         return mean_loss(lm, batches, autocast)
 
 
-def at_random(seed: int = 0) -> Callable[[int, Routes], Routes]:
+def at_random(seed: int = 0) -> Change:
     """Every token goes to other experts, drawn at random, with the weights that its own would have had."""
     generator = torch.Generator().manual_seed(seed)
 
@@ -117,9 +114,38 @@ def at_random(seed: int = 0) -> Callable[[int, Routes], Routes]:
     return change
 
 
-def all_alike(layer: int, routes: Routes) -> Routes:
-    """Every token goes to all experts, which count alike: as much computing as E experts, and no choice."""
-    probabilities, weights, _ = routes
-    tokens, count = probabilities.shape
-    equal_weights = (weights.sum(-1, keepdim=True) / count).expand(-1, count)
-    return probabilities, equal_weights, torch.arange(count, device=weights.device).expand(tokens, -1)
+# ---------------------------------------------------------------------------------------------------------
+# while it trains
+
+
+class Experts(Hook):
+    """experts.jsonl: share of the tokens and mean weight of every expert, and which tokens go where, at every look; at
+    the end also what random routing costs."""
+
+    def check(self, config: EvalConfig, model: ModelConfig) -> None:
+        if model.num_experts is None:
+            why = "experts looks at a mixture of experts, and model.num_experts is null"
+            raise InputError(f"eval.hooks: {why}: set it, or take experts off the list")
+
+    def look(self, event: EvalEvent) -> None:
+        """Every process looks at the same text, since each may hold only a share of the model; the first one writes."""
+
+        def batches() -> Iterator[Batch]:
+            packed = (event.data_config.isolate_documents, event.data_config.restart_positions)
+            return validation_batches(event.held_out, event.tokenizer, event.rows_per_batch, *packed, TOKENS)
+
+        measured = routing(event.lm, batches(), event.tokenizer.pad_id, event.autocast)
+        use = use_of(measured, event.step, event.tokens, event.tokenizer)
+        if event.is_last:
+            for name, choice in {"learned": None, "random": at_random()}.items():
+                use.loss[name] = loss_with(event.lm, batches(), choice, event.autocast)
+        if event.writes:
+            append_line(event.directory / EXPERTS, use.model_dump(exclude_defaults=True))
+        event.say(f"experts: {use.in_words()}")
+        event.log("experts", use.figures())
+
+    def outcome(self, directory: Path, lines: list[dict[str, Any]]) -> Outcome:
+        if not (uses := read(directory, lambda problem: None)):
+            return Outcome()
+        last = uses[-1]
+        return Outcome({"experts": last.figures()}, [f"experts: {last.in_words()}"], sections=findings(last))

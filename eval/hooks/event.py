@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from data.config import DataConfig
 from data.packing import Rows
@@ -15,25 +15,7 @@ from data.tokenizer import Tokenizer
 from eval.config import EvalConfig
 from model import LanguageModel, ModelConfig
 
-
-class Alone:
-    """A world of one process: what a hook may ask of train.processes.World."""
-
-    rank, size, shares_model = 0, 1, False
-
-    def sum(self, *numbers: int) -> list[int]:
-        return list(numbers)
-
-    def gather(self, value: Any) -> list[Any]:
-        return [value]
-
-
-class Tracker(Protocol):
-    """Where figures go: metrics.jsonl, the terminal, wandb (train.metrics.Tracker)."""
-
-    def log(self, split: str, step: int, tokens: int, time_s: float, values: dict[str, Any]) -> None: ...
-    def show(self, name: str, media: Path | tuple[list[str], list[list[Any]]], step: int) -> None: ...
-    def say(self, text: str) -> None: ...
+LINE = ("step", "tokens", "time_s", "split")  # what every line of metrics.jsonl has
 
 
 @dataclass(frozen=True)
@@ -60,8 +42,8 @@ class EvalEvent:
     rows_per_batch: int
     directory: Path
     autocast: Callable[[], AbstractContextManager]
-    tracker: Tracker
-    world: Any  # train.processes.World, or Alone
+    tracker: Any  # train.metrics.Tracker: metrics.jsonl, the terminal, wandb
+    world: Any  # train.processes.World
     total_steps: int | None = None
     loss: float | None = None
     command: str = ""
@@ -127,12 +109,14 @@ class Hook:
     def stop(self, event: EvalEvent, why: str) -> None:
         """The run stops before its last step. why: what happened, in one sentence. It may raise."""
 
-    def outcome(self, directory: Path, metrics: list[dict[str, Any]]) -> Outcome:
-        """What the run's files say about this hook, at the end. metrics: the lines of metrics.jsonl."""
+    def outcome(self, directory: Path, lines: list[dict[str, Any]]) -> Outcome:
+        """What the run's files say about this hook, at the end. lines: of metrics.jsonl."""
         return Outcome()
 
 
-LINE = ("step", "tokens", "time_s", "split")  # what every line of metrics.jsonl has
+def lines_of(lines: list[dict[str, Any]], split: str) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl that a hook logged under this split."""
+    return [line for line in lines if line["split"] == split]
 
 
 def figures_in(line: dict[str, Any]) -> dict[str, Any]:

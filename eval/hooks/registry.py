@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,7 @@ import torch
 from configs.command import InputError
 from configs.text import escape, table
 from eval.config import EvalConfig
-from eval.hooks.event import LINE, Alone, EvalEvent, Hook, Outcome, figures_in
+from eval.hooks.event import LINE, EvalEvent, Hook, Outcome, figures_in, lines_of
 from eval.language_modeling import OutOfStep, evaluating
 from model import ModelConfig
 
@@ -33,7 +32,7 @@ BUILT_IN = {  # name in YAML -> module and class; imported when a run names it
     "questions": "eval.hooks.held_out:Questions",
     "samples": "eval.hooks.held_out:Samples",
     "attention": "eval.hooks.attention:Attention",
-    "experts": "eval.hooks.experts:Experts",
+    "experts": "eval.experts.routing:Experts",
     "recall": "eval.hooks.held_out:Recalls",
 }
 ROWS = 12  # of a function's table in report.md
@@ -42,16 +41,11 @@ ROWS = 12  # of a function's table in report.md
 class Hooks:
     """The hooks of one run, in the order of the YAML."""
 
-    def __init__(self, config: EvalConfig):
-        """Raises InputError for a hook that does not exist."""
+    def __init__(self, config: EvalConfig, model: ModelConfig):
+        """Raises InputError for a hook that does not exist, and for what a hook finds wrong before any text is read."""
         self.cadences = config.cadences()
-        loaded = {name: _load(name) for name in self.cadences}
-        self.hooks = {name: hook for name, (hook, _) in loaded.items()}
-        self.files = {name: module.__file__ for name, (_, module) in loaded.items()}
+        self.hooks = {name: _load(name) for name in self.cadences}
         self.off: set[str] = set()
-
-    def check(self, config: EvalConfig, model: ModelConfig) -> None:
-        """What can be wrong before any text is read. Raises InputError."""
         for hook in self.hooks.values():
             hook.check(config, model)
 
@@ -61,12 +55,9 @@ class Hooks:
 
     def run(self, event: EvalEvent) -> float | None:
         """Run the hooks that are due. Returns the loss that one of them measured."""
-        loss = None
-        for name in self.hooks:
-            if name not in self.off and self.cadences[name].is_due(event.step, event.is_last):
-                result = self._attempt(name, "look", event)
-                loss = result if isinstance(result, float) else loss
-        return loss
+        due = [name for name, cadence in self.cadences.items() if cadence.is_due(event.step, event.is_last)]
+        results = [self._attempt(name, "look", event) for name in due]
+        return next((result for result in reversed(results) if isinstance(result, float)), None)
 
     def finish(self, event: EvalEvent) -> None:
         """After the last step: what is drawn once. Only the first process draws."""
@@ -76,23 +67,22 @@ class Hooks:
         """Before the last step: what shows the run says that it has stopped. Only the first process does."""
         self._on_rank0(event, "stop", why)
 
-    def outcomes(
-        self, directory: Path, metrics: list[dict[str, Any]], warn: Callable[[str], None]
-    ) -> Iterator[Outcome]:
+    def outcomes(self, directory: Path, lines: list[dict[str, Any]], warn: Callable[[str], None]) -> Iterator[Outcome]:
         """What each hook adds to the report. A hook that raises here adds nothing, and `warn` says so."""
         for name, hook in self.hooks.items():
             try:
-                yield hook.outcome(directory, metrics)
+                yield hook.outcome(directory, lines)
             except Exception as error:
-                warn(f"warning: the {name} hook adds nothing to the report: {self._problem(name, error)}")
+                warn(f"warning: the {name} hook adds nothing to the report: {_problem(name, error)}")
 
     def _on_rank0(self, event: EvalEvent, method: str, *more: Any) -> None:
-        """The other processes do not come here, so the event knows none that a hook could ask and wait for."""
-        for name in self.hooks:
-            if event.writes and name not in self.off:
-                self._attempt(name, method, replace(event, world=Alone()), *more)
+        if event.writes:
+            for name in self.hooks:
+                self._attempt(name, method, _alone(event), *more)
 
     def _attempt(self, name: str, method: str, event: EvalEvent, *more: Any) -> Any:
+        if name in self.off:
+            return None
         result, problem = None, ""
         try:
             with _random_state_kept():
@@ -102,36 +92,41 @@ class Hooks:
                 print(f"error in process {event.world.rank}: {error}", file=sys.stderr)
             raise
         except Exception as error:
-            problem = self._problem(name, error)
+            problem = _problem(name, error)
         if event.any_process(bool(problem)):
             self.off.add(name)
-            problem = problem or "it failed in another process"
-            event.tracker.say(f"warning: the {name} hook is off from here: {problem}")
+            event.tracker.say(f"warning: the {name} hook is off from here: {problem or 'it failed in another process'}")
             return None
         return result
 
-    def _problem(self, name: str, error: Exception) -> str:
-        """The error, and the last line of the hook's own file that led to it."""
-        frames = traceback.extract_tb(error.__traceback__)
-        frame = ([frame for frame in frames if frame.filename == self.files[name]] or frames)[-1]
-        return f"{type(error).__name__}: {error} ({frame.filename}, line {frame.lineno})"
+
+def _alone(event: EvalEvent) -> EvalEvent:
+    """The event for what only the first process does: it knows no others that a hook could ask and wait for."""
+    return replace(event, world=replace(event.world, size=1))
 
 
-def _load(name: str) -> tuple[Hook, ModuleType]:
+def _problem(name: str, error: Exception) -> str:
+    """The error, and the last line of the hook's own file that led to it."""
+    file = sys.modules[BUILT_IN.get(name, name).partition(":")[0]].__file__
+    frames = traceback.extract_tb(error.__traceback__)
+    frame = ([frame for frame in frames if frame.filename == file] or frames)[-1]
+    return f"{type(error).__name__}: {error} ({frame.filename}, line {frame.lineno})"
+
+
+def _load(name: str) -> Hook:
     path, _, attribute = BUILT_IN.get(name, name).partition(":")
     if not attribute:
         known = ", ".join(BUILT_IN)
         raise InputError(f"eval.hooks: no hook is called {name!r}: use {known}, or module:function for one of your own")
     try:
-        module = importlib.import_module(path)
-        function = getattr(module, attribute)
+        function = getattr(importlib.import_module(path), attribute)
     except Exception as error:
         raise InputError(f"eval.hooks: {name} cannot be imported: {type(error).__name__}: {error}") from None
     if inspect.isclass(function) and issubclass(function, Hook):
-        return function(), module
+        return function()
     if not callable(function):
         raise InputError(f"eval.hooks: {name} is a {type(function).__name__}, not a function of one event")
-    return FunctionHook(function, attribute), module
+    return FunctionHook(function, attribute)
 
 
 @contextmanager
@@ -165,7 +160,7 @@ class FunctionHook(Hook):
         if not event.world.shares_model:  # then the first process can do it alone
             if not event.writes:
                 return
-            event = replace(event, world=Alone())
+            event = _alone(event)
         with evaluating(event.lm):
             result = self.function(replace(event, kept=self.kept))
         if not isinstance(result, Mapping):
@@ -180,16 +175,13 @@ class FunctionHook(Hook):
         shown = "   ".join(f"{escape(name)} {value:.4g}" for name, value in figures.items())
         event.say(f"{escape(self.name)}: {shown}")
 
-    def outcome(self, directory: Path, metrics: list[dict[str, Any]]) -> Outcome:
-        lines = [line for line in metrics if line["split"] == f"hooks/{self.name}"]
+    def outcome(self, directory: Path, lines: list[dict[str, Any]]) -> Outcome:
+        lines = lines_of(lines, f"hooks/{self.name}")
         if not lines:
             return Outcome()
-        names = list(dict.fromkeys(name for line in lines for name in figures_in(line)))
-        chosen = sorted({round(place * (len(lines) - 1) / (ROWS - 1)) for place in range(ROWS)})
-        values = [[lines[i].get(name) for name in names] for i in chosen]
-        rows = [
-            [f"{lines[i]['step']:,}", *("none" if value is None else f"{value:.4g}" for value in row)]
-            for i, row in zip(chosen, values, strict=True)
-        ]
-        sections = [f"## {escape(self.name)}", "", table(["step", *names], rows), ""]
-        return Outcome({f"hooks/{self.name}": dict(zip(names, values[-1], strict=True))}, sections=sections)
+        last, rows = figures_in(lines[-1]), []
+        for i in sorted({round(place * (len(lines) - 1) / (ROWS - 1)) for place in range(ROWS)}):
+            values = [lines[i].get(name) for name in last]  # null where one was no finite number
+            rows.append([f"{lines[i]['step']:,}", *("none" if value is None else f"{value:.4g}" for value in values)])
+        sections = [f"## {escape(self.name)}", "", table(["step", *last], rows), ""]
+        return Outcome({f"hooks/{self.name}": last}, sections=sections)

@@ -11,31 +11,18 @@ from eval.attention import drawing
 from eval.long_context import angles, ways
 from model import LanguageModel
 
-OVER = "distance to where it stood before, in tokens"
-PANELS = (  # key of the measurements, title, what the curve is over, and its unit
-    ("loss_by_position", "loss on held-out text, nats a token", "position in the text, in tokens"),
-    ("recall_by_depth", "recall: share of right tokens", "where the answer stands, in % of the text"),
-    ("gain_by_distance", "copy gain, nats a token", OVER),
-    ("induction_by_distance", "attention of {head} to the answer", OVER),
-)
-
 
 def draw_curves(measured: dict[str, Any], file: Path) -> None:
-    """Of the longest texts, a line for each way to read; a mark where training ended."""
-    length, head = measured["lengths"][-1], measured["head"]
-    panels = PANELS if head is not None else PANELS[:1]  # random words were too long for these lengths
-    figure = drawing.new_figure(1000, 760 if head else 400)
-    for place, (key, title, over) in enumerate(panels, start=1):
-        axes = figure.add_subplot(2 if head else 1, 2 if head else 1, place)
-        end = 100 if key == "recall_by_depth" else length
-        for number, (name, by_length) in enumerate(measured[key].items()):
-            values = np.array(by_length[-1] or [], dtype=float)
-            middles = (np.arange(len(values)) + 0.5) * end / max(1, len(values))
-            drawing.draw_curve(axes, middles, values, number, drawing.shorten(name, 40))
-        drawing.frame_curves(axes, title.format(head="L{} H{}".format(*head)) if head else title, over)
-        axes.set_xlim(0, end)
-        if end == length:
-            _mark(axes, measured["trained_length"])
+    """The loss over the position in the longest texts, a line for each way to read; a mark where training ended."""
+    length = measured["lengths"][-1]
+    figure = drawing.new_figure(760, 400)
+    axes = figure.subplots()
+    for number, (name, by_length) in enumerate(measured["loss_by_position"].items()):
+        middles = (np.arange(len(by_length[-1])) + 0.5) * length / len(by_length[-1])
+        drawing.draw_curve(axes, middles, by_length[-1], number, drawing.shorten(name, 40))
+    drawing.frame_curves(axes, "loss on held-out text, nats a token", "position in the text, in tokens")
+    axes.set_xlim(0, length)
+    _mark(axes, measured["trained_length"])
     drawing.legend_below(figure, axes)
     drawing.save_figure(figure, file)
 

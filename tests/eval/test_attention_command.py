@@ -35,7 +35,7 @@ def test_the_command_line_draws_a_checkpoint(directory, tmp_path):
 
 
 def test_a_head_is_named_by_a_score_or_its_numbers(directory, tokenizer, tmp_path):
-    probes = build_probes(tokenizer, DataConfig(), 512, ["the cat"])
+    probes = build_probes(tokenizer, DataConfig(), 512, {"text": "the cat"})
     scores = look(load(directory), probes, AttentionConfig(), (0, 0, 0.0)).scores
     named = {name: np.unravel_index(scores[name].argmax(), (2, 4)) for name in ("induction", "previous_token")}
     for name, (layer, head) in (named | {"1,3": (1, 3)}).items():

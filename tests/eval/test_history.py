@@ -7,7 +7,7 @@ import pytest
 
 from eval.attention.history import Changes, findings, formed, without_them
 from eval.attention.snapshots import Ablated, Snapshot, read, write
-from eval.hooks.attention import _shown_so_far
+from eval.hooks.attention import Attention
 
 LEARNED = "layer 2, head 1 learned to look at what followed the same token before"
 
@@ -106,4 +106,4 @@ def test_below_chance_nothing_is_told_and_an_undefined_score_waits():
 def test_a_resumed_run_does_not_tell_it_again(tmp_path):
     for step, score in ((0, 0.02), (100, 0.6)):
         write(snapshot(step, score), tmp_path / "attention")
-    assert _shown_so_far(tmp_path).notice(snapshot(110, 0.65)) == []
+    assert Attention().page(tmp_path).notice(snapshot(110, 0.65)) == []

@@ -1,7 +1,6 @@
 """Fewer key/value heads: means of neighbours. More: the same function. And a directory that appears whole or not."""
 
 import sys
-from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
@@ -203,7 +202,7 @@ def test_what_cannot_be_is_one_line_and_changes_nothing(run, monkeypatch, capsys
     refused(2, run, f"--out: {run} exists")
     refused(3, out, "num_key_value_heads (3) does not fit")
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "write_bytes", Mock(side_effect=OSError(28, "No space left on device")))
+        patch.setattr("shutil.copyfile", Mock(side_effect=OSError(28, "No space left on device")))
         refused(2, out, "No space left on device")
     weights.write_bytes(weights.read_bytes()[:-10])
     refused(2, out, f"{weights}: cannot be read")

@@ -174,7 +174,7 @@ def test_a_layer_of_ones_own_says_its_groups_and_adds_its_losses(checkpointing):
 def test_with_mimetic_weights_keys_are_queries_and_what_is_read_is_written(kv_heads):
     lm = LanguageModel(tiny_config(num_attention_heads=4, num_key_value_heads=kv_heads, initialization="mimetic"))
     for attention in lm.attention_modules():
-        D, x, groups = attention.head_dim, torch.randn(3, 32), lm.config.num_key_value_groups
+        D, x, groups = attention.head_dim, torch.randn(3, 32), 4 // lm.config.kv_heads
         queries, keys = attention.q_proj(x).unflatten(-1, (-1, D)), attention.k_proj(x).unflatten(-1, (-1, D))
         assert torch.equal(queries[:, ::groups], keys)
         read = attention.v_proj(x).unflatten(-1, (-1, D)).repeat_interleave(groups, dim=1).flatten(1)

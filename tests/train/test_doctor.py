@@ -6,17 +6,17 @@ import sys
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from model.backends.choice import BACKENDS, Backend
 from model.masks import boolean_mask
-from model.norm import RMSNorm
 from tests.processes import run_module
 from tests.train.helpers import REPOSITORY, metrics, write_config
 from train import device as hardware
 from train import doctor
 from train.config import load_run_config
 from train.device import Device, known_faults, remember_faults, resolve_device
-from train.doctor import Unwell, recommendation
+from train.doctor import recommendation
 
 SDPA = BACKENDS["sdpa"].compute
 
@@ -91,12 +91,9 @@ BROKEN = {
 @pytest.mark.parametrize("broken", BROKEN.values(), ids=BROKEN)
 def test_a_backend_that_computes_something_else_is_found(config, monkeypatch, broken):
     monkeypatch.setitem(BACKENDS, "blocked", Backend(broken, boolean_mask, BACKENDS["blocked"].limits))
-    with pytest.raises(Unwell, match="differs from float64") as verdict:
-        doctor.attention("blocked", "bf16", "cpu", load_run_config(config).model)
-    assert verdict.value.state == "FAIL"
-    with pytest.raises(Unwell, match="trains in bfloat16 only") as verdict:  # which is no fault
-        doctor.attention("blocked", "fp32", "cpu", load_run_config(config).model)
-    assert verdict.value.state == "--"
+    model = load_run_config(config).model
+    assert doctor.attention("blocked", "bf16", "cpu", model)[0] == "FAIL"
+    assert doctor.attention("blocked", "fp32", "cpu", model)[0] == "--"  # which is no fault
 
 
 def test_auto_leaves_out_what_failed_and_what_you_ask_for_is_refused(config, monkeypatch):
@@ -110,24 +107,27 @@ def test_auto_leaves_out_what_failed_and_what_you_ask_for_is_refused(config, mon
     assert "training will not work here: this config" in output
 
 
-def test_a_precision_that_computes_something_else_is_left_out(config, monkeypatch):
-    """bf16's products are wrong; then fp32's too."""
-    exact = doctor.model_error
-    monkeypatch.setattr(doctor, "model_error", lambda name, *rest: 0.5 if name == "bf16" else exact(name, *rest))
+@pytest.fixture
+def wrong(monkeypatch):
+    """Number formats in which an activation is too large by a third."""
+    formats, silu = set(), F.silu
+    monkeypatch.setattr(F, "silu", lambda x: silu(x) * (1.3 if x.dtype in formats else 1))
+    return formats
+
+
+def test_a_precision_that_computes_something_else_is_left_out(config, wrong):
+    wrong.add(torch.bfloat16)
     assert "precision fp32 (auto: the last that is left; not bf16" in line(examined(config), "this config")
-    monkeypatch.setattr(doctor, "model_error", lambda *of: 0.5)
-    output = examined(config, code=2)
-    assert "recommended" not in output
+    wrong.add(torch.float32)
+    assert "recommended" not in examined(config, code=2)
 
 
 @pytest.mark.parametrize("name", doctor.ALLOWED)
-def test_a_wrong_model_is_seen_in_every_precision(monkeypatch, name):
+def test_a_wrong_gradient_is_seen_in_every_precision(monkeypatch, name, wrong):
     monkeypatch.setattr(doctor, "lacks", lambda *of: None)
-    assert doctor.precision(name, "cpu")
-    forward = RMSNorm.forward
-    monkeypatch.setattr(RMSNorm, "forward", lambda self, x: forward(self, x) * (1.3 if x.dtype != torch.float64 else 1))
-    with pytest.raises(Unwell, match="differs from float64"):
-        doctor.precision(name, "cpu")
+    assert doctor.precision(name, "cpu")[0] == "ok"
+    wrong |= {torch.float32, torch.bfloat16, torch.float16}
+    assert doctor.precision(name, "cpu")[0] == "FAIL"
 
 
 @pytest.mark.slow
@@ -155,15 +155,13 @@ def test_a_resume_that_gives_other_weights_is_seen(monkeypatch):
         return state
 
     monkeypatch.setattr(train.run, "load_checkpoint", forgetful)
-    with pytest.raises(Unwell, match="other weights"):
-        doctor.save_and_resume("cpu", "fp32")
+    assert doctor.save_and_resume("cpu", "fp32")[0] == "FAIL"
 
 
 def test_a_compiler_that_computes_something_else_is_seen(monkeypatch):
     monkeypatch.setattr(hardware, "compiler_problem", lambda kind: "")
     monkeypatch.setattr(torch, "compile", lambda work, dynamic: lambda x, w: work(x, w.detach()) + w.sum())
-    with pytest.raises(Unwell, match="differs by"):
-        doctor.compiling("cpu")
+    assert doctor.compiling("cpu")[0] == "FAIL"
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -178,12 +176,12 @@ def timing(precision: str, seconds: float) -> tuple[Device, float]:
 @pytest.mark.parametrize(("auto", "chosen"), [(1.05, "bf16"), (2.0, "fp32")], ids=["not clearly slower", "slower"])
 def test_the_quicker_is_recommended_with_its_minutes(config, auto, chosen):
     run = load_run_config(config, ["train.max_steps=600"])
-    output = recommendation(run, [timing("bf16", auto), timing("fp32", 1.0)], 0.4)
+    output = recommendation(run, [timing("bf16", auto), timing("fp32", 1.0)])
     minutes = 600 * (auto if chosen == "bf16" else 1.0) / 60
     assert f"train.precision={chosen} " in output
     assert f"about {minutes:,.1f} minutes of training" in output
     by_clock = load_run_config(config, ["train.max_minutes=3", "train.max_steps=null"])
-    assert "| 90.0 |" in re.sub(" +", " ", recommendation(by_clock, [timing("bf16", 2.0)], 0.0))
+    assert "| 90.0 |" in re.sub(" +", " ", recommendation(by_clock, [timing("bf16", 2.0)]))
 
 
 @pytest.mark.parametrize("share", [1, 4])

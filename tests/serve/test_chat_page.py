@@ -8,7 +8,7 @@ import torch
 
 from eval.attention import capture
 from model import generate
-from tests.serve.chat.chat_runs import AND_THEN, NASTY, SAID, get, opened, thoughtful
+from tests.serve.chat_helpers import AND_THEN, NASTY, SAID, get, opened, thoughtful
 from tests.serve.page_helpers import visited
 
 pytestmark = pytest.mark.slow  # a browser: in `make test-all`
@@ -16,10 +16,15 @@ CHAT = "#/chat/chat?n=8"
 ASKED = f"{CHAT}&m={quote(json.dumps(SAID))}"
 
 
+@pytest.fixture
+def address(chat_address):
+    return chat_address
+
+
 @pytest.fixture(scope="module")
-def written(runs):
+def written(chat_runs):
     """The ids of the greedy answer to SAID, and those before it."""
-    lm, tokenizer, ids = opened(runs)
+    lm, tokenizer, ids = opened(chat_runs)
     return generate(lm, torch.tensor([ids]), 8, temperature=0, stop_ids=tokenizer.stop_ids)[0, len(ids) :].tolist(), ids
 
 
@@ -46,7 +51,7 @@ def saved(page, words):
     return download.value.path().read_bytes()
 
 
-def test_an_answer_is_the_models_own_and_shows_what_it_looked_at(browser, address, runs, written):
+def test_an_answer_is_the_models_own_and_shows_what_it_looked_at(browser, address, chat_runs, written):
     answer, ids = written
     with visited(browser, address, CHAT) as page:
         page.get_by_label("Your message").fill(SAID[0]["content"])
@@ -57,7 +62,7 @@ def test_an_answer_is_the_models_own_and_shows_what_it_looked_at(browser, addres
         (told,) = data["answers"]
         assert [token["id"] for token in told["tokens"]] == answer
         assert [token["id"] for token in told["prompt"]] == ids
-        lm, _, _ = opened(runs)
+        lm, _, _ = opened(chat_runs)
         weights = capture(lm, torch.tensor([ids + answer])).weights[:, 0, :, len(ids) + 2]
         place = int(weights.mean((0, 1)).argmax())
         line = page.locator(".looks-at").text_content()
@@ -76,7 +81,7 @@ def test_an_answer_is_the_models_own_and_shows_what_it_looked_at(browser, addres
         assert head(page, 1, 2).get_attribute("aria-pressed") == "true"
 
 
-def test_an_alternative_is_gone_on_from(browser, address, runs, written):
+def test_an_alternative_is_gone_on_from(browser, address, chat_runs, written):
     answer, ids = written
     with visited(browser, address, ASKED) as page:
         choose(page, answered(page).nth(2))
@@ -84,10 +89,10 @@ def test_an_alternative_is_gone_on_from(browser, address, runs, written):
         page.locator(".of-answer.forced").wait_for()
         answered(page)
         told = json.loads(saved(page, "Data (JSON)"))["answers"][0]["tokens"]
-        lm, tokenizer, _ = opened(runs)
+        lm, tokenizer, _ = opened(chat_runs)
         forced = [token["id"] for token in told[:3]]
         assert forced[:2] == answer[:2]
-        assert forced[2] == told[2]["top"][1]["id"] != answer[2]
+        assert forced[2] == told[2]["top_logprobs"][1]["id"] != answer[2]
         rest = generate(lm, torch.tensor([ids + forced]), 8, temperature=0, stop_ids=tokenizer.stop_ids)
         assert [token["id"] for token in told[3:]] == rest[0, len(ids) + 3 :].tolist()
         link = page.url
@@ -95,7 +100,7 @@ def test_an_alternative_is_gone_on_from(browser, address, runs, written):
         answered(page)
         again = json.loads(saved(page, "Data (JSON)"))["answers"][0]["tokens"]
         assert [token["id"] for token in again] == [token["id"] for token in told]
-        assert again[2]["log_prob"] == pytest.approx(told[2]["log_prob"], abs=1e-4)  # read at once, not token by token
+        assert again[2]["logprob"] == pytest.approx(told[2]["logprob"], abs=1e-4)  # read at once, not token by token
 
 
 def test_heads_that_are_off_give_a_second_answer_beside_the_first(browser, address):
@@ -108,7 +113,7 @@ def test_heads_that_are_off_give_a_second_answer_beside_the_first(browser, addre
         assert answered(page, 1).count() > 0
         assert head(page, 0, 1).text_content() == "off"
         assert "switched off" in head(page, 0, 1).get_attribute("aria-label")
-        with page.expect_response("**/live/chat/weigh"):
+        with page.expect_response("**/v1/chat/completions"):
             page.get_by_label("Strength of layer 0, head 1").fill("0.5")
         page.locator(".answer-status b").wait_for()
         page.get_by_text("L0 H1 ×0.5").wait_for()
@@ -127,16 +132,16 @@ def test_a_story_question_shows_the_right_answer(browser, address):
     with visited(browser, address, CHAT) as page:
         page.get_by_role("button", name="Story question").click()
         answered(page)
-        right = get(address, "question", run="chat", number=0).json()["reply"]
+        right = get(address, "/chat/question", number=0).json()["reply"]
         assert right in page.locator(".right-answer").text_content()
         page.get_by_role("button", name="Story question").click()
-        second = get(address, "question", run="chat", number=1).json()["reply"]
+        second = get(address, "/chat/question", number=1).json()["reply"]
         page.locator(".right-answer", has_text=second).wait_for()
         assert "q=1" in page.url
 
 
-def test_thoughts_stand_apart_and_sent_back_they_are_the_ids_of_training(browser, address, runs):
-    tokenizer = opened(runs)[1]
+def test_thoughts_stand_apart_and_sent_back_they_are_the_ids_of_training(browser, address, chat_runs):
+    tokenizer = opened(chat_runs)[1]
     message, ids, following = thoughtful(tokenizer)
     with visited(browser, address, f"{ASKED}&a={'.'.join(map(str, ids))}") as page:
         answered(page)

@@ -1,4 +1,4 @@
-"""What is written about the config keys, from the fields themselves: `python -m train.documentation`
+"""What is written about the config keys, from the fields themselves: `python -m docs.tools.configuration`
 
 Writes the tables of docs/configuration.md and configs/schema.json from the descriptions of the fields, in the config.py
 of each room. A test compares both files with this, and the comments of configs/base.yaml with the descriptions.
@@ -21,7 +21,7 @@ from configs.loader import load_config
 from eval.attention.probes import ProbeFile
 from train.config import RunConfig
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 PAGE, SCHEMA = ROOT / "docs/configuration.md", ROOT / "configs/schema.json"
 TABLES = "\n## The run\n"  # begins what is generated
 HEADINGS: dict[type[BaseModel], str] = {

@@ -26,14 +26,13 @@ from eval.config import AttentionConfig
 from eval.load_model import add_device_option, data_config, open_checkpoint
 
 MOST_TOKENS = 256  # of a map: more are too small to see
-EXAMPLE = "Once there was a fox. The fox saw a bird, and the bird saw the fox."
 
 
 def main() -> int:
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=form)
     parser.add_argument("run", type=Path, help="a run or a checkpoint directory, for example runs/demo")
-    parser.add_argument("--text", help="what the heads look at; without it and without snapshots, an example")
+    parser.add_argument("--text", help="what the heads look at; default: the texts of training")
     parser.add_argument("--out", type=Path, help="folder of the pictures; default: the run's, or this one")
     count, words = whole("--max-tokens", 2, MOST_TOKENS), f"tokens of the text that are shown ({MOST_TOKENS})"
     parser.add_argument("--max-tokens", type=count, default=MOST_TOKENS, help=words)
@@ -41,29 +40,27 @@ def main() -> int:
     parser.add_argument("--svg", action="store_true", help="draw .svg, not .png")
     add_device_option(parser)
     given = parser.parse_args()
-    run, is_run = given.run, (given.run / "checkpoints").is_dir()  # a checkpoint directory is left as it is
-    out = given.out or (run / "attention" if is_run else Path())
+    is_run = (given.run / "checkpoints").is_dir()  # a checkpoint directory is left as it is
+    out = given.out or (given.run / "attention" if is_run else Path())
     try:
         out.mkdir(parents=True, exist_ok=True)
-        if given.text is None and is_run and any((run / "attention").glob("step_*.npz")):
-            written = from_snapshots(run, out)
-        else:
-            written = from_text(given, out)
+        written = from_snapshots(given, out) if given.text is None else from_text(given, out)
     except OSError as error:
         raise InputError(f"--out: {out} cannot be written: {error.strerror}") from None
     print("\n".join(map(str, written)))
     return 0
 
 
-def from_snapshots(run: Path, out: Path) -> list[Path]:
+def from_snapshots(given: argparse.Namespace, out: Path) -> list[Path]:
     """Draw again what is drawn at the end of a run; a broken snapshot is reported and skipped."""
-    snapshots, problems = read_all(run)
+    if given.head or given.svg:
+        raise InputError("--head and --svg are for a --text: give one")
+    snapshots, problems = read_all(given.run)
     for problem in problems:
         print(f"warning: {problem}")
-    snapshots = [snapshot for snapshot in snapshots if snapshot.maps]
     if not snapshots:
-        raise InputError(f"{run}/attention: no snapshot can be read: train again, or give a --text")
-    return render(run, snapshots, folder=out)
+        raise InputError(f"{given.run}/attention: no snapshot can be read: train again, or give a --text")
+    return render(given.run, snapshots, folder=out)
 
 
 def from_text(given: argparse.Namespace, out: Path) -> list[Path]:
@@ -80,7 +77,7 @@ def from_text(given: argparse.Namespace, out: Path) -> list[Path]:
     lm, tokenizer, directory = open_checkpoint(given.run, given.device)
     longest, step = lm.config.max_position_embeddings, re.search(r"step_(\d{8})$", directory.name)
     try:
-        probes = [probe_from_text(tokenizer, EXAMPLE if given.text is None else given.text, longest)]
+        probes = [probe_from_text(tokenizer, given.text, longest)]
     except ValueError as error:  # empty, or too long
         raise InputError(f"--text: {error}") from None
     if score and SCORES[score].probe != "text":
@@ -99,12 +96,9 @@ def from_text(given: argparse.Namespace, out: Path) -> list[Path]:
     written = [mosaic(snapshot, out / f"text{suffix}", str(given.run))]
     if given.head:
         file = out / f"text_L{place[0]}H{place[1]}{suffix}"
-        written.append(one_head(snapshot, place[0], place[1], file, score=score))
+        written.append(one_head(snapshot, place[0], place[1], file, str(given.run), score=score))
     head = (place[0], place[1]) if given.head else None
     written.append(write_viewer([(str(given.run), [snapshot])], out / "text.html", head))
-    if left_out := snapshot.maps["text"].left_out:
-        more = "" if given.max_tokens == MOST_TOKENS else f"; --max-tokens shows up to {MOST_TOKENS}"
-        print(f"not shown: {left_out}{more}")
     return written
 
 

@@ -12,13 +12,12 @@ from eval.attention.metrics import PATTERNS, SCORES
 from eval.attention.snapshots import Snapshot
 
 ENOUGH_TO_COPY = 1.0  # nats of copy gain: the right token of a second copy is e times as likely as in the first
-WATCHED = ("previous_token", "induction")  # the two halves of copying by looking back
 LEAST_CHANGE = 0.15  # of a score; between two looks at the demo, noise moves one by up to 0.08
 LEAST_TIMES_CHANCE = 3.0  # before or after: below it, a head looks there about as much as any other
 
 
 class PhaseChange(NamedTuple):
-    """The head, by its true numbers, and the moment at which it became what it is."""
+    """A head, by its true numbers, and when it became what it is."""
 
     layer: int
     head: int
@@ -75,8 +74,7 @@ def phase_change(snapshots: Sequence[Snapshot]) -> PhaseChange | None:
 def copies_from(snapshots: Sequence[Snapshot]) -> int | None:
     """The first step at which the copy gain is ENOUGH_TO_COPY or more; None if it never is.
 
-    It asks what the model does, not which head does it: models of unlike parts can be compared by it. Its precision is
-    the distance between two snapshots.
+    It asks what the model does, not which head does it: models of unlike parts can be compared by it.
     """
     return min((s.step for s in snapshots if (s.scalars.get("copy_gain") or 0.0) >= ENOUGH_TO_COPY), default=None)
 
@@ -108,10 +106,10 @@ def copy_gains(snapshots: Sequence[Snapshot]) -> list[float]:
 def of_best_head(snapshots: Sequence[Snapshot], score: str) -> tuple[str, list[float]]:
     """The head that has most of the score at the end, such as "L1 H3", and its score in each snapshot (NaN: undefined);
     "" and NaN if nothing was measured at the end."""
-    last, place = snapshots[-1], best_head(snapshots[-1], score)
+    last, place, undefined = snapshots[-1], best_head(snapshots[-1], score), float("nan")
     if place is None:
-        return "", [float("nan")] * len(snapshots)
-    values = [float(s.scores[score][place]) if score in s.scores else float("nan") for s in snapshots]
+        return "", [undefined] * len(snapshots)
+    values = [float(s.scores[score][place]) if score in s.scores else undefined for s in snapshots]
     return f"L{last.layers[place[0]]} H{last.heads[place[1]]}", values
 
 
@@ -128,7 +126,7 @@ class Changes:
     def notice(self, snapshot: Snapshot) -> list[str]:
         """At most one line a score, about the head that changed most. The first look says nothing."""
         lines = []
-        for name in WATCHED:
+        for name in ("previous_token", "induction"):  # the two halves of copying by looking back
             now, level = snapshot.scores.get(name), snapshot.chance.get(name) or 0.0
             if now is None:
                 continue
@@ -148,12 +146,6 @@ class Changes:
         return lines
 
 
-def moments(snapshots: Sequence[Snapshot]) -> list[dict[str, Any]]:
-    """The lines of all these looks, each with its step."""
-    changes = Changes()
-    return [{"step": snapshot.step, "what": line} for snapshot in snapshots for line in changes.notice(snapshot)]
-
-
 # ---------------------------------------------------------------------------------------------------------
 # at the end: the part of report.md about attention
 
@@ -163,14 +155,15 @@ def findings(snapshots: Sequence[Snapshot]) -> list[str]:
     head of each pattern."""
     snapshots = like_the_last(snapshots)
     first, last = snapshots[0], snapshots[-1]
-    lines = [formed(snapshots) or "Induction was not measured.", ""]
+    parts = [formed(snapshots) or "Induction was not measured."]
     for name, on in (("copy_gain", "random tokens"), ("song_copy_gain", "the songs of unseen stories")):
         before, after = first.scalars.get(name), last.scalars.get(name)
         if before is not None and after is not None:
             what = f"Copy gain on {on} (loss on the first copy minus loss on the second)"
-            steps = f"{before:.2f} nats a token at step {first.step:,}, {after:.2f} at step {last.step:,}"
-            lines += [f"{what}: {steps}.", ""]
-    return [*lines, *(f"{part}\n" for part in (without_them(last), strongest_heads(last)) if part)]
+            parts.append(
+                f"{what}: {before:.2f} nats a token at step {first.step:,}, {after:.2f} at step {last.step:,}."
+            )
+    return [f"{part}\n" for part in (*parts, without_them(last), strongest_heads(last)) if part]
 
 
 def formed(snapshots: Sequence[Snapshot]) -> str:

@@ -64,7 +64,8 @@ def render(run_directory: Path, snapshots: Sequence[Snapshot], folder: Path | No
         paths.append(score_maps(last, folder / "heads.png", name))
         paths.append(curves(ordered, folder / "curves.png", f"{name}: what the heads do", change))
     if repeated and (best := best_head(last, "induction")):
-        paths.append(mosaic(only(last, repeated, *best), folder / "induction_head.png", name, score="induction"))
+        head = last.layers[best[0]], last.heads[best[1]]
+        paths.append(one_head(last, *head, folder / "induction_head.png", name, repeated, "induction"))
     paths.append(timelapse(ordered, folder / "timelapse.gif", name, repeated))
     experts = for_viewer(read(run_directory, lambda problem: None))
     return [*paths, write_viewer([(name, snapshots)], folder / VIEWER, experts=[experts])]
@@ -134,39 +135,34 @@ def draw_heads(axes, grid: Grid, snapshot: Snapshot, probe: str, names_tokens: b
     """Draw every head of a snapshot on one probe as one image; the image. numbers: see `draw_map`.
 
     One frame stands around the heads of a layer that share a key/value head; its colour says which. names_tokens: where
-    there is room, tokens stand at the edges (every second to fourth where they would touch, beyond that positions);
-    else layers and heads.
+    there is room, tokens (or some of them, or positions) stand at the edges; else layers and heads.
     """
     from matplotlib.patches import Rectangle
 
-    shown, names_tokens = snapshot.maps[probe], names_tokens and grid.has_names
-    if names_tokens:
+    shown, gap = snapshot.maps[probe], grid.step - grid.length
+    if names_tokens and grid.has_names:
         every = math.ceil(LABEL_PIXELS * grid.pool / grid.cell)
-        if positions := every > 4:
-            every = 10 * math.ceil(3 * every / 10)
-        places = range(0, len(shown.labels), every)
-        tokens = [str(t) if positions else drawing.shorten(shown.labels[t]) for t in places]
+        places = range(0, len(shown.labels), every if every <= 4 else 4 * every)
+        tokens = [drawing.shorten(shown.labels[t]) if every <= 4 else str(t) for t in places]
         cells = [(t + 0.5) / grid.pool - 0.5 for t in places]
         rows = [i * grid.step + at for i in range(grid.layers) for at in cells], tokens * grid.layers
         columns = [j * grid.step + at for j in range(grid.heads) for at in cells], tokens * grid.heads
-        size = min(9.0, max(6.0, 0.65 * grid.cell / grid.pool))
+        size, rotation = min(9.0, max(6.0, 0.65 * grid.cell / grid.pool)), 90
     else:
-        middle, size = (grid.length - 1) / 2, max(7, grid.size[0] / 70)
+        middle, size, rotation = (grid.length - 1) / 2, max(7, grid.size[0] / 70), 0
         rows = [i * grid.step + middle for i in range(grid.layers)], [f"L{n}" for n in snapshot.layers]
         columns = [j * grid.step + middle for j in range(grid.heads)], [f"H{n}" for n in snapshot.heads]
-    gap = grid.step - grid.length
     image = drawing.draw_map(axes, tile(shown.weights, gap, grid.pool), rows, columns, size=size, **numbers)
-    axes.tick_params(axis="x", rotation=90 * names_tokens)
     axes.tick_params(pad=6)
-    groups = [snapshot.group(head) for head in snapshot.heads]
-    around = min(0.45 * gap, 4 / grid.cell)
-    for i, j in np.ndindex(grid.layers, grid.heads) if grid.layers * grid.heads > 1 else ():
-        if j == 0 or groups[j] != groups[j - 1]:
-            count = next((n for n, group in enumerate(groups[j:]) if group != groups[j]), grid.heads - j)
-            x, y = j * grid.step - 0.5 - around, i * grid.step - 0.5 - around
-            width, height = (count - 1) * grid.step + grid.length + 2 * around, grid.length + 2 * around
+    axes.tick_params(axis="x", rotation=rotation)
+    groups, around = [snapshot.group(head) for head in snapshot.heads], min(0.45 * gap, 4 / grid.cell)
+    for i, j in np.ndindex(grid.layers, grid.heads):
+        if len(groups) > 1 and groups.index(groups[j]) == j:
+            corner = j * grid.step - 0.5 - around, i * grid.step - 0.5 - around
+            height = grid.length + 2 * around
+            width = (groups.count(groups[j]) - 1) * grid.step + height
             colour = drawing.group_colour(groups[j])
-            axes.add_patch(Rectangle((x, y), width, height, fill=False, lw=1.6, ec=colour, clip_on=False))
+            axes.add_patch(Rectangle(corner, width, height, fill=False, lw=1.6, ec=colour, clip_on=False))
     return image
 
 
@@ -190,8 +186,7 @@ def mosaic(snapshot: Snapshot, path: Path, title: str = "", probe: str | None = 
         words = [badge(snapshot, probe, i, j)]
         if is_alone:
             here = [n for n in PATTERNS if n in snapshot.scores and SCORES[n].probe == probe and n != score]
-            words = [f"{score_line(snapshot, score, i, j)} on {SCORES[score].probe}"] if score else []
-            words += [score_line(snapshot, n, i, j) for n in here]
+            words = [score_line(snapshot, n, i, j) for n in ([score] if score else []) + here]
         style = {"fontsize": size, "ha": "right", "va": "top"}
         x, y = grid.corner(i, j)
         axes.text(x, y, name, weight="bold", color="#444444", **style)
@@ -203,18 +198,20 @@ def mosaic(snapshot: Snapshot, path: Path, title: str = "", probe: str | None = 
     return drawing.save_figure(figure, path)
 
 
-def one_head(snapshot: Snapshot, layer: int, head: int, path: Path, title: str = "", score: str | None = None) -> Path:
-    """`mosaic` of one head, by its true numbers, on the first probe."""
-    probe, i, j = next(iter(snapshot.maps)), snapshot.layers.index(layer), snapshot.heads.index(head)
-    return mosaic(only(snapshot, probe, i, j), path, title, probe, score)
-
-
-def only(snapshot: Snapshot, probe: str, i: int, j: int) -> Snapshot:
-    """One head (by its place in the snapshot) on one probe."""
-    shown, place = snapshot.maps[probe], (slice(i, i + 1), slice(j, j + 1))
-    maps = {probe: replace(shown, weights=shown.weights[place])}
-    scores = {name: values[place] for name, values in snapshot.scores.items()}
-    return replace(snapshot, layers=[snapshot.layers[i]], heads=[snapshot.heads[j]], maps=maps, scores=scores)
+def one_head(
+    snapshot: Snapshot,
+    layer: int,
+    head: int,
+    path: Path,
+    title: str = "",
+    probe: str | None = None,
+    score: str | None = None,
+) -> Path:
+    """`mosaic` of one head, by its true numbers."""
+    i, j = snapshot.layers.index(layer), snapshot.heads.index(head)
+    maps = {name: replace(m, weights=m.weights[i : i + 1, j : j + 1]) for name, m in snapshot.maps.items()}
+    scores = {name: values[i : i + 1, j : j + 1] for name, values in snapshot.scores.items()}
+    return mosaic(replace(snapshot, layers=[layer], heads=[head], maps=maps, scores=scores), path, title, probe, score)
 
 
 def timelapse(snapshots: Sequence[Snapshot], path: Path, title: str = "", probe: str | None = None) -> Path:
@@ -234,21 +231,17 @@ def timelapse(snapshots: Sequence[Snapshot], path: Path, title: str = "", probe:
     axes = drawing.axes_at(figure, 0, *grid.size)
     image = draw_heads(axes, grid, first, probe, names_tokens=False)
     heading = drawing.caption(axes, moment(chosen[-1]), " · ".join(filter(None, [title, f"probe: {probe}"])))
-    badges = {}  # as large as fits above the diagonal: README shows the GIF smaller
-    if grid.has_names:
-        style = {"ha": "right", "va": "top", "weight": "bold", "color": drawing.BADGE, "linespacing": 1.0}
-        size = min(14, 0.1 * grid.length * grid.cell)
-        places = [*np.ndindex(layers, heads)]
-        badges = {place: axes.text(*grid.corner(*place), "", fontsize=size, **style) for place in places}
-    head, values = of_best_head(ordered, "induction")
-    name, values = ("copy gain (nats)", gains) if (gains := copy_gains(ordered)) else (f"induction of {head}", values)
-    tokens, curve = [snapshot.tokens for snapshot in ordered], None
-    if values:  # under the maps the whole curve in grey, and what is over at each frame with a dot at its end
+    style = {"ha": "right", "va": "top", "weight": "bold", "color": drawing.BADGE, "linespacing": 1.0}
+    size = min(14, 0.1 * grid.length * grid.cell)  # as large as fits above the diagonal: README shows the GIF smaller
+    places = [*np.ndindex(layers, heads)] if grid.has_names else []
+    badges = {place: axes.text(*grid.corner(*place), "", fontsize=size, **style) for place in places}
+    tokens, gains, curve = [snapshot.tokens for snapshot in ordered], copy_gains(ordered), None
+    if gains:  # under the maps the whole curve in grey, and what is over at each frame with a dot at its end
         below = drawing.DPI * (figure.get_tightbbox().y0 - 1.1)
         under = drawing.axes_at(figure, below, grid.size[0], 80)
-        drawing.draw_curve(under, tokens, values, color="#bbbbbb", lw=1.2, marker="")
+        drawing.draw_curve(under, tokens, gains, color="#bbbbbb", lw=1.2, marker="")
         drawing.draw_curve(under, [], [], marker="o", markevery=[-1], ms=6)
-        drawing.frame_curves(under, name)
+        drawing.frame_curves(under, "copy gain (nats)")
         curve = under.lines[1]
     drawing.fit(figure)
     for snapshot in chosen:
@@ -258,7 +251,7 @@ def timelapse(snapshots: Sequence[Snapshot], path: Path, title: str = "", probe:
             text.set_text(badge(snapshot, probe, *place).replace(" ", "\n"))
         if curve:
             seen = sum(count <= snapshot.tokens for count in tokens)
-            curve.set_data(tokens[:seen], values[:seen])
+            curve.set_data(tokens[:seen], gains[:seen])
         figure.canvas.draw()
         frames.append(Image.fromarray(np.asarray(figure.canvas.buffer_rgba())).convert("RGB"))
     durations = [700, *[350] * (len(frames) - 2), 2500] if len(frames) > 1 else [2500]
@@ -306,9 +299,6 @@ def score_maps(snapshot: Snapshot, path: Path, title: str = "") -> Path:
         numbers_from = -np.inf if max(layers, heads) <= 16 else None
         image = drawing.draw_map(axes, values, rows, columns, norm, numbers_from, 8 if small else 5)
         axes.tick_params(labelsize=7)
-        for j, number in enumerate(snapshot.heads):  # a strip in the colour of its key/value head
-            colour = drawing.group_colour(snapshot.group(number))
-            axes.hlines(1.03, j - 0.5, j + 0.5, colour, lw=3, clip_on=False, transform=axes.get_xaxis_transform())
         words = f"most: {drawing.short(most)} {score.unit}".rstrip() + f", {head}" if head else "not defined here"
         words += "" if level is None else f" · chance {drawing.short(level)}"
         axes.set_title(f"{score.title}\n{words}", fontsize=8.5, loc="left", pad=8)
@@ -369,11 +359,9 @@ def badge(snapshot: Snapshot, probe: str, layer: int, head: int) -> str:
 
 
 def score_line(snapshot: Snapshot, name: str, layer: int, head: int) -> str:
-    """A score of a head (by its place in the snapshot): "induction 0.53 (chance 0.03)"; "" where it is undefined."""
+    """A score of a head (by its place in the snapshot): "induction 0.53 on repeated_2 (chance 0.03)"."""
     value, chance = float(snapshot.scores[name][layer, head]), snapshot.chance.get(name)
-    if not math.isfinite(value):
-        return ""
-    return f"{SCORES[name].title} {value:.2f}" + (f" (chance {chance:.2f})" if chance is not None else "")
+    return f"{SCORES[name].title} {value:.2f} on {SCORES[name].probe}" + (f" (chance {chance:.2f})" if chance else "")
 
 
 def moment(snapshot: Snapshot) -> str:
@@ -396,11 +384,9 @@ def kv_heads(snapshot: Snapshot) -> str:
 def legend(snapshot: Snapshot, probe: str, grid: Grid) -> str:
     """How a mosaic is read, in one line."""
     parts = ["row: the token that looks · column: the token looked at"]
-    if snapshot.attention == "mla":
-        parts.append("every head makes its keys and values from one latent")
-    elif len(snapshot.heads) > 1:
+    if snapshot.num_key_value_heads < snapshot.num_attention_heads:
         parts.append("frame: heads that read one key/value head")
-    if grid.has_names and any(SCORES[name].probe == probe for name in PATTERNS if name in snapshot.scores):
+    if grid.has_names and snapshot.scores:
         parts.append("red: patterns on this text, as a share of the attention")
     left_out = snapshot.maps[probe].left_out
     return " · ".join(parts + [f"not shown: {left_out}"] * bool(left_out))

@@ -27,7 +27,7 @@ import numpy as np
 from configs.command import InputError
 from configs.text import escape
 from eval.attention.drawing import GROUP_COLOURS
-from eval.attention.history import Changes, choose, formed, like_the_last, moments, phase_change, without_them
+from eval.attention.history import Changes, choose, formed, like_the_last, phase_change, without_them
 from eval.attention.metrics import SCORES
 from eval.attention.snapshots import Snapshot, replace_file
 from eval.run_files import EXPERTS
@@ -117,12 +117,6 @@ def described(runs: Sequence[Looks], lines: Mapping[Key, int] | None = None) -> 
     looks = [snapshot for run in runs for snapshot in reversed(run.shown())]
     names = [name for name in SCORES if any(name in snapshot.scores for snapshot in looks)]
     scores = [{key: value for key, value in vars(SCORES[name]).items() if key != "measure"} for name in names]
-    notes = []
-    for run in runs:
-        steps = {snapshot.step for snapshot in run.shown()}
-        if other := [str(snapshot.step) for snapshot in run.snapshots if snapshot.maps and snapshot.step not in steps]:
-            which = f"steps {', '.join(other)} of {run.name}"
-            notes.append(f"Not shown: {which}, which have other layers or heads than the last.")
     return {
         "scores": [score | {"measured_on": _title(score["probe"])} for score in scores],
         "probes": [
@@ -132,7 +126,7 @@ def described(runs: Sequence[Looks], lines: Mapping[Key, int] | None = None) -> 
         "colours": GROUP_COLOURS,
         "runs": [_run(r, run, names, lines) for r, run in enumerate(runs)],
         "head": None,
-        "notes": notes,
+        "notes": [],
     }
 
 
@@ -156,7 +150,7 @@ def _run(r: int, run: Looks, names: Sequence[str], lines: Mapping[Key, int] | No
         when = {"step": look.step, "tokens": look.tokens, "seconds": round(look.seconds, 1)}
         steps.append({**when, "scalars": scalars, "maps": maps})
     last, alike = looks[-1], like_the_last(looks)
-    change = phase_change(alike)
+    change, changes = phase_change(alike), Changes()
 
     def numbers(look: Snapshot, name: str) -> list[float | None] | None:
         return [_number(value) for value in look.scores[name].ravel().tolist()] if name in look.scores else None
@@ -170,7 +164,7 @@ def _run(r: int, run: Looks, names: Sequence[str], lines: Mapping[Key, int] | No
         "scores": {name: [numbers(look, name) for look in looks] for name in names},
         "experts": run.experts,
         "formed": change and {"layer": change.layer, "head": change.head, "step": change.step},
-        "moments": moments(alike),
+        "moments": [{"step": look.step, "what": line} for look in alike for line in changes.notice(look)],
         "seen": " ".join(filter(None, (formed(alike), without_them(last)))),
     }
 

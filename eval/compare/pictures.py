@@ -1,10 +1,10 @@
-"""What does a comparison draw? Cost and quality, curves, recall over the cache, stages, and a page of heads."""
+"""What does a comparison draw? Curves, recall over the cache, stages, and a page of heads."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,10 +17,6 @@ from eval.recall import half_at
 
 NEAR = "offset points"
 SMOOTHED_OVER = 40  # points of a training curve that are left of it
-COSTS = {  # of what histories.json has of a variant: the title of its panel
-    "kv_bytes": "validation bits per byte, over cache bytes a token",
-    "parameters": "validation bits per byte, over parameters",
-}
 CURVES = {
     "bits_per_byte": "validation bits per byte",
     "loss": "training loss (nats per token, running mean)",
@@ -28,7 +24,6 @@ CURVES = {
     "copy_gain": "copy gain (nats)",
 }
 FORMS = {"8": "8 (MHA)", "4": "4 (GQA)", "2": "2 (GQA)", "1": "1 (MQA)", "mla": "MLA"}
-MATRICES = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
 def draw(variants: Sequence[Variant], histories: Mapping[str, Any], out: Path) -> dict[str, str]:
@@ -51,33 +46,22 @@ def draw(variants: Sequence[Variant], histories: Mapping[str, Any], out: Path) -
 
 
 def curves(variants: Sequence[Variant], histories: Mapping[str, Any]) -> Any:
-    """Quality over its cost, then a line for each run over tokens seen. Losses a token and heads are left out where
-    tokens differ."""
+    """A line for each run over tokens seen. Losses a token and heads are left out where tokens differ."""
     shown = CURVES if same_tokenizer(variants) else {"bits_per_byte": CURVES["bits_per_byte"]}
-    recorded = list(zip(variants, histories["variants"], strict=True))
-    down = -(-(len(COSTS) + len(shown)) // 3)
-    figure = drawing.new_figure(1200, 330 * down + 50)
-    panels = iter(figure.subplots(down, 3, squeeze=False).ravel())
-    for (key, title), axes in zip(COSTS.items(), panels, strict=False):
-        for number, (variant, history) in enumerate(recorded):
-            values = list(variant.by_seed(lambda run: run.bits_per_byte).values()) or [np.nan]
-            drawing.draw_curve(axes, [history[key]] * len(values), values, number, marker="_", ls="none", ms=9)
-            error = stdev(values) if len(values) > 1 else 0
-            axes.errorbar(history[key], mean(values), yerr=error, capsize=4, color=drawing.group_colour(number))
-            drawing.draw_curve(axes, [history[key]], [mean(values)], number, variant.name)
-        drawing.frame_curves(axes, title, "")
-        axes.margins(x=0.12)
-        axes.locator_params(axis="x", nbins=5)
-    drawing.legend_below(figure, axes, "a dash and a line for each seed; mean ± standard deviation")
-    for (key, title), axes in zip(shown.items(), panels, strict=False):
-        for number, (variant, history) in enumerate(recorded):
+    across = min(2, len(shown))
+    figure = drawing.new_figure(500 * across, 50 + 330 * -(-len(shown) // across))
+    for place, (key, title) in enumerate(shown.items(), start=1):
+        axes = figure.add_subplot(-(-len(shown) // across), across, place)
+        for number, (variant, history) in enumerate(zip(variants, histories["variants"], strict=True)):
             for run, of_run in zip(variant.runs, history["runs"], strict=True):
                 after_start = [line for line in run.val if line["step"] > 0] or run.val
                 x, y = _line({"bits_per_byte": after_start, "loss": run.train}.get(key, of_run["looks"]), key).T
-                drawing.draw_curve(axes, x, y, number, lw=1.2, markevery=[-1] if key == "loss" else None)
+                label = variant.name if run is variant.runs[0] else ""
+                drawing.draw_curve(axes, x, y, number, label, lw=1.2, markevery=[-1] if key == "loss" else None)
         drawing.frame_curves(axes, title)
         if not any(line.get_xdata().size for line in axes.lines):
             axes.remove()
+    drawing.legend_below(figure, figure.axes[0])
     return figure
 
 
@@ -177,8 +161,7 @@ def life(stages: Sequence[Mapping[str, Any]]) -> Any:
     figure = drawing.new_figure(90 + 230 * len(stages), 630)
     panels = figure.subplots(3, len(stages), squeeze=False)
     kinds = [kind for kind in KINDS if any(f"exact_match_{kind}" in stage["right"] for stage in stages)]
-    matrices = {name for stage in stages for _, name, _ in stage["moved"]}
-    names = [name for name in MATRICES if name in matrices] + sorted(matrices - {*MATRICES})
+    names = list(dict.fromkeys(name for stage in stages for _, name, _ in stage["moved"]))
     needed = Normalize(0, max(1e-6, *(np.max(stage["needed"]) for stage in stages)))
     most = Normalize(0, max((share for stage in stages for *_, share in stage["moved"]), default=1.0))
     for (classes, heads, moved), stage in zip(panels.T, stages, strict=True):

@@ -269,7 +269,7 @@ def test_head_scores_are_of_the_last_snapshot_over_seeds_and_every_look_is_in_th
 def test_the_curves_are_those_of_the_runs(looked_at):
     variants = read_runs(every(looked_at))
     drawn = curves(variants, {"variants": compare.histories(variants)})
-    _, _, bits, losses, induction, gain = drawn.axes
+    bits, losses, induction, gain = drawn.axes
     assert len(bits.lines) == len(losses.lines) == 5  # a line for each run
     end = last_val(looked_at / "mha-seed0")
     assert bits.lines[0].get_xydata()[-1].tolist() == [end["tokens"], end["bits_per_byte"]]

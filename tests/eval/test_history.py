@@ -55,7 +55,7 @@ def test_one_sentence_for_each_of_these(scores, begins, ends):
 def test_nothing_measured():
     unmeasured = replace(snapshot(0, 0.5), scores={})
     assert formed([unmeasured]) == ""
-    assert findings([unmeasured]) == ["Induction was not measured.", ""]
+    assert findings([unmeasured]) == ["Induction was not measured.\n"]
 
 
 def test_what_the_ablation_costs_in_one_sentence():

@@ -1,6 +1,7 @@
 """Commands that open a run while it trains and removes its checkpoints: each takes one that is whole."""
 
 import os
+import shutil
 import signal
 import sys
 import time
@@ -70,13 +71,14 @@ def test_a_checkpoint_that_is_removed_while_it_is_read_is_followed_by_the_next_o
 
     def save(name):
         (checkpoints / name).mkdir(parents=True)
+        (checkpoints / name / "config.json").write_text("{}")
         (checkpoints / "latest").write_text(f"{name}\n")
 
     def read(directory):
         if directory.name == "step_00000002":
             return directory.name
         save("step_00000002")
-        directory.rmdir()
+        shutil.rmtree(directory)
         raise ValueError("it is gone")
 
     save("step_00000001")

@@ -96,7 +96,7 @@ def from_text(given: argparse.Namespace, out: Path) -> list[Path]:
     written = [mosaic(snapshot, out / f"text{suffix}", str(given.run))]
     if given.head:
         file = out / f"text_L{place[0]}H{place[1]}{suffix}"
-        written.append(one_head(snapshot, place[0], place[1], file, str(given.run), score=score))
+        written.append(one_head(snapshot, place[0], place[1], file, title=str(given.run), score=score))
     head = (place[0], place[1]) if given.head else None
     written.append(write_viewer([(str(given.run), [snapshot])], out / "text.html", head))
     return written

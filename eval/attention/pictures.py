@@ -19,7 +19,7 @@ from eval.attention.history import PhaseChange, best_head, choose, copy_gains, l
 from eval.attention.metrics import PATTERNS, SCORES
 from eval.attention.snapshots import Snapshot, file_of
 from eval.attention.viewer import VIEWER, write_viewer
-from eval.experts.log import for_viewer, read
+from eval.experts import for_viewer, read
 
 PICTURES = {  # that bear no step in their name, and what they show
     "timelapse.gif": "every head while it learns",
@@ -40,16 +40,9 @@ BESIDE, ABOVE = 120, 84  # pixels of a score map's labels and colour bar, and of
 def render(run_directory: Path, snapshots: Sequence[Snapshot], folder: Path | None = None) -> list[Path]:
     """Draw a run's attention folder (or another one, `folder`) at its end; the paths of what was drawn.
 
-    step_XXXXXXXX.png   every head on the first probe, of some snapshots: the first, the last, that of the phase change,
-                        and others dense early
-    heads.png           every score of every head in the last snapshot
-    curves.png          the scores over training
-    induction_head.png  the strongest induction head at the end, large, on repeated tokens
-    timelapse.gif       the heads while they learn, on repeated tokens if that probe was recorded
-    viewer.html         all of it, to look around in, and the experts of a run that has some
-
-    Nothing is drawn of no snapshots, and no scores where none were measured. Only the viewer has snapshots that looked
-    at other heads or texts than the last one.
+    PICTURES, viewer.html, and step_XXXXXXXX.png: every head on the first probe, of the first and last snapshot, that of
+    the phase change, and others dense early. Nothing is drawn of no snapshots, and no scores where none were measured.
+    Only the viewer has snapshots that looked at other heads or texts than the last one.
     """
     if not snapshots:
         return []
@@ -64,8 +57,8 @@ def render(run_directory: Path, snapshots: Sequence[Snapshot], folder: Path | No
         paths.append(score_maps(last, folder / "heads.png", name))
         paths.append(curves(ordered, folder / "curves.png", f"{name}: what the heads do", change))
     if repeated and (best := best_head(last, "induction")):
-        head = last.layers[best[0]], last.heads[best[1]]
-        paths.append(one_head(last, *head, folder / "induction_head.png", name, repeated, "induction"))
+        head, file = (last.layers[best[0]], last.heads[best[1]]), folder / "induction_head.png"
+        paths.append(one_head(last, *head, file, title=name, probe=repeated, score="induction"))
     paths.append(timelapse(ordered, folder / "timelapse.gif", name, repeated))
     experts = for_viewer(read(run_directory, lambda problem: None))
     return [*paths, write_viewer([(name, snapshots)], folder / VIEWER, experts=[experts])]
@@ -103,11 +96,9 @@ class Grid(NamedTuple):
 
 
 def lay_out(layers: int, heads: int, tokens: int, room: int = WIDEST, largest: int = 11) -> Grid:
-    """The grid with the largest whole number of pixels a token that is no wider and no higher than `room`.
-
-    At most `largest`, but a head of few tokens is at least as large as one of 14. Where not even one pixel is left for
-    a token, several share a cell. At least eight pixels are between two heads.
-    """
+    """The grid with the largest whole number of pixels a token, at most `largest`, that is no wider and no higher than
+    `room`. A head of few tokens is as large as one of 14. Where not even one pixel is left for a token, several share a
+    cell. At least eight pixels are between two heads."""
     side = max(room // max(layers, heads), 16)
     pool = math.ceil(tokens / (side - 8))
     length = math.ceil(tokens / pool)
@@ -192,26 +183,18 @@ def mosaic(snapshot: Snapshot, path: Path, title: str = "", probe: str | None = 
         axes.text(x, y, name, weight="bold", color="#444444", **style)
         axes.text(x, y + 2.4 * size / grid.cell, "\n".join(words), color=drawing.BADGE, **style)
     drawing.draw_scale(axes, image, TICKS, "attention weight")
-    heading = [part for part in (title, moment(snapshot), f"probe: {probe}") if part]
-    drawing.caption(axes, " · ".join(heading), legend(snapshot, probe, grid))
+    heading = " · ".join(filter(None, [title, moment(snapshot), f"probe: {probe}"]))
+    drawing.caption(axes, heading, legend(snapshot, probe, grid))
     drawing.fit(figure)
     return drawing.save_figure(figure, path)
 
 
-def one_head(
-    snapshot: Snapshot,
-    layer: int,
-    head: int,
-    path: Path,
-    title: str = "",
-    probe: str | None = None,
-    score: str | None = None,
-) -> Path:
-    """`mosaic` of one head, by its true numbers."""
+def one_head(snapshot: Snapshot, layer: int, head: int, path: Path, **more: Any) -> Path:
+    """`mosaic` of one head, by its true numbers. more: what `mosaic` takes."""
     i, j = snapshot.layers.index(layer), snapshot.heads.index(head)
     maps = {name: replace(m, weights=m.weights[i : i + 1, j : j + 1]) for name, m in snapshot.maps.items()}
     scores = {name: values[i : i + 1, j : j + 1] for name, values in snapshot.scores.items()}
-    return mosaic(replace(snapshot, layers=[layer], heads=[head], maps=maps, scores=scores), path, title, probe, score)
+    return mosaic(replace(snapshot, layers=[layer], heads=[head], maps=maps, scores=scores), path, **more)
 
 
 def timelapse(snapshots: Sequence[Snapshot], path: Path, title: str = "", probe: str | None = None) -> Path:
@@ -283,7 +266,8 @@ def score_maps(snapshot: Snapshot, path: Path, title: str = "") -> Path:
     across, small = min(PANELS, len(names)), max(layers, heads) <= 8
     down = math.ceil(len(names) / across)
     cell = max(1, min(44, 500 // layers, (WIDEST // across - BESIDE) // heads, (WIDEST // down - ABOVE) // layers))
-    heading = " · ".join(part for part in (title, moment(snapshot), kv_heads(snapshot)) if part)
+    shared = f"{snapshot.num_attention_heads} heads, {snapshot.num_key_value_heads} key/value heads"
+    heading = " · ".join(filter(None, [title, moment(snapshot), shared]))
     size = across * (max(heads * cell, 90) + BESIDE), 40 + down * (layers * cell + ABOVE)
     figure = drawing.new_figure(*size, heading)
     places = [range(0, count, math.ceil(count / 16)) for count in (layers, heads)]
@@ -370,15 +354,6 @@ def moment(snapshot: Snapshot) -> str:
         return ""
     tokens = "" if snapshot.step and not snapshot.tokens else f" · {drawing.amount(snapshot.tokens)} tokens seen"
     return f"step {snapshot.step:,}{tokens}"
-
-
-def kv_heads(snapshot: Snapshot) -> str:
-    """The toggle in words: "MHA, 8 heads", "GQA, 8 heads on 2 KV heads", "MLA, 8 heads on one latent"."""
-    heads, kv = snapshot.num_attention_heads, snapshot.num_key_value_heads
-    if snapshot.attention == "mla":
-        return f"MLA, {heads} heads on one latent"
-    name = "MHA" if heads == kv else "MQA" if kv == 1 else "GQA"
-    return f"{name}, {heads} heads" + ("" if heads == kv else f" on {kv} KV head{'s' if kv > 1 else ''}")
 
 
 def legend(snapshot: Snapshot, probe: str, grid: Grid) -> str:

@@ -104,7 +104,6 @@ def look(
         if probe.name == "repeated_2" and probe.period:
             blocks = probe.input_ids[:, 1 : 1 + probe.period].tolist()
         if probe.name == "text":
-            scalars["group_gap"] = metrics.group_gap(metrics.similarity(captured.weights), captured)
             scalars["sink_rate"] = metrics.sink_rate(captured.weights)
         if probe.name in COPY_GAINS:
             scalars[COPY_GAINS[probe.name]] = copy_gain(lm, probe)

@@ -84,7 +84,7 @@ def without_weights(snapshot: Snapshot) -> Snapshot:
 class Looks:
     """The looks of one run as the page shows them: their scores and texts, without the weights of their maps.
 
-    packed: (step, probe) -> the maps of all heads, a line of the file. experts: as eval.experts.log says them.
+    packed: (step, probe) -> the maps of all heads, a line of the file. experts: as eval.experts says them.
     """
 
     name: str
@@ -187,7 +187,7 @@ def write_viewer(
     """Write one self-contained page with the snapshots of all runs, each (its name, its snapshots), to path.
 
     head: the layer and head of the first run that the page opens on; default: the strongest induction head.
-    experts: of each run, what eval.experts.log says; the page has a tab for them if any run has some.
+    experts: of each run, what eval.experts says; the page has a tab for them if any run has some.
     Raises InputError if there is nothing to show.
     """
     looks = [Looks(name) for name, _ in runs]
@@ -251,24 +251,20 @@ def with_parts(head: str, end: str) -> str:
     return re.sub("@@([A-Z]+)@@", lambda place: {"HEAD": head, "END": end}[place[1]], whole)
 
 
-class Notebook:
+class Notebook(str):
     """A page inside a notebook: Jupyter calls _repr_html_. The page lives in the notebook, not in a file beside it."""
 
-    def __init__(self, page: str, height: int) -> None:
-        style = f'width="100%" height="{height}" style="border:0" allow="fullscreen"'
-        self.frame = f'<iframe title="attention viewer" srcdoc="{html.escape(page)}" {style}></iframe>'
-        self.words = f"the viewer ({len(page) / 1e6:.1f} MB): run this cell to see it, or open docs/demo_viewer.html"
-
     def __repr__(self) -> str:
-        return self.words
+        return f"the viewer ({len(self) / 1e6:.1f} MB): run this cell to see it, or open docs/demo_viewer.html"
 
     def _repr_html_(self) -> str:
-        return self.frame
+        style = 'width="100%" height="720" style="border:0" allow="fullscreen"'
+        return f'<iframe title="attention viewer" srcdoc="{html.escape(self)}" {style}></iframe>'
 
 
-def notebook(file: Path | str, height: int = 900) -> Notebook:
-    """Show a viewer's file in a notebook cell; height in pixels."""
-    return Notebook(Path(file).read_text(encoding="utf-8"), height)
+def notebook(file: Path | str) -> Notebook:
+    """Show a viewer's file in a notebook cell."""
+    return Notebook(Path(file).read_text(encoding="utf-8"))
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -311,7 +307,7 @@ class Live:
         """viewer.html in the run's attention folder, whole or not at all. Raises OSError; then nothing has changed."""
         self.run.name = directory.resolve().name
         if (directory / EXPERTS).is_file():
-            from eval.experts.log import for_viewer, read  # of runs that have some
+            from eval.experts import for_viewer, read  # of runs that have some
 
             self.run.experts = for_viewer(read(directory, lambda problem: None))
         status = status | {"loss": _number(status["loss"]), "written": time.time()}

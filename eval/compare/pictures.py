@@ -78,19 +78,15 @@ def _line(records: Sequence[Mapping[str, Any]], key: str) -> np.ndarray:
 
 
 class Point(NamedTuple):
-    """A model of a sweep over key/value heads and head sizes.
+    """A model of a sweep over key/value heads and head sizes."""
 
-    form: a key of FORMS. kv_bytes: of a token in a 16-bit cache. accuracy: at the end, by seed. half_at: the step of
-    the phase change, by seed; None where it never came. steps: of the run.
-    """
-
-    form: str
+    form: str  # a key of FORMS
     head_dim: int
-    kv_bytes: int
+    kv_bytes: int  # of a token in a 16-bit cache
     parameters: int
-    accuracy: list[float]
-    half_at: list[int | None]
-    steps: int
+    accuracy: list[float]  # at the end, by seed
+    half_at: list[int | None]  # the step of the phase change, by seed; None where it never came
+    steps: int  # of the run
 
 
 def points(histories: Mapping[str, Any]) -> list[Point] | None:
@@ -99,11 +95,8 @@ def points(histories: Mapping[str, Any]) -> list[Point] | None:
     for variant in histories["variants"]:
         settings, kv_heads = variant["settings"], variant["settings"].get("model.num_key_value_heads")
         form = "mla" if settings.get("model.attention") == "mla" else str(kv_heads)
-        looks = [
-            [{"step": step, "accuracy": accuracy} for step, accuracy in run["recall"]]
-            for run in variant["runs"]
-            if run["recall"]
-        ]
+        recalls = [run["recall"] for run in variant["runs"] if run["recall"]]
+        looks = [[{"step": step, "accuracy": accuracy} for step, accuracy in recall] for recall in recalls]
         if not looks or form not in FORMS or not {"model.num_key_value_heads", "model.head_dim"} <= settings.keys():
             return None
         ends, halves = [run[-1]["accuracy"] for run in looks], [half_at(run) for run in looks]

@@ -7,8 +7,6 @@ While training runs, a look draws one plain picture of all heads, and writes vie
 
 from __future__ import annotations
 
-import itertools
-import math
 import time
 from pathlib import Path
 from typing import Any
@@ -22,7 +20,7 @@ from eval.attention.probes import Probe, build_probes, read_probe_file
 from eval.attention.snapshots import ablate, look
 from eval.attention.viewer import Live
 from eval.config import EvalConfig
-from eval.hooks.event import EvalEvent, Hook, Outcome, lines_of
+from eval.hooks import EvalEvent, Hook, Outcome, lines_of
 from model import ModelConfig
 
 
@@ -62,7 +60,7 @@ class Attention(Hook):
             quick_mosaic(next(iter(snapshot.maps.values())).weights, picture)
             self._show(event)
             if event.is_last or (settings.every and event.step % settings.every == 0):
-                event.log_image("attention/heads", picture)
+                event.tracker.show("attention/heads", picture, event.step)
         seconds = round(time.perf_counter() - before, 4)
         event.log("attention", snapshot.scalars | {"attention_seconds": seconds})
 
@@ -77,13 +75,8 @@ class Attention(Hook):
         *_, viewer = render(event.directory, all_snapshots)
         for file in (event.directory / "attention" / name for name in PICTURES):
             if file.suffix == ".png" and file.is_file():
-                event.log_image(f"attention/{file.stem}", file)
+                event.tracker.show(f"attention/{file.stem}", file, event.step)
         event.tracker.show("attention/viewer", viewer, event.step)
-        last, rows = all_snapshots[-1], []
-        for (i, layer), (j, head) in itertools.product(enumerate(last.layers), enumerate(last.heads)):
-            scores = [float(values[i, j]) for values in last.scores.values()]
-            rows.append([layer, head, last.group(head), *(None if math.isnan(score) else score for score in scores)])
-        event.tracker.show("attention/scores", (["layer", "head", "kv_group", *last.scores], rows), event.step)
 
     def stop(self, event: EvalEvent, why: str) -> None:
         self._show(event, "stopped", why)
@@ -99,7 +92,7 @@ class Attention(Hook):
     def _show(self, event: EvalEvent, state: str = "training", stopped: str = "") -> None:
         """Write the page again, as the run is now."""
         if self.page(event.directory).run.snapshots:
-            every = event.config.cadences()["attention"].every
+            every = event.config.cadences()["attention"].every or 0
             status: dict[str, Any] = {"state": state, "stopped": stopped, "command": event.command}
             status |= {"step": event.step, "total": event.total_steps, "seconds": event.seconds, "loss": event.loss}
             status["patience"] = max(180, 3 * every * event.seconds / max(1, event.step))  # about three looks

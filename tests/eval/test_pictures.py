@@ -14,9 +14,9 @@ from eval.attention.history import PhaseChange, choose, phase_change
 from eval.attention.pictures import (
     BETWEEN,
     MOST_FRAMES,
+    PICTURES,
     badge,
     curves,
-    kv_heads,
     lay_out,
     mosaic,
     one_head,
@@ -81,15 +81,9 @@ def test_the_tile_holds_every_head_in_its_place_and_nothing_above_the_diagonal()
     assert np.array_equal(np.tril(np.nan_to_num(here)), weights[1, 2])
     assert np.isnan(here[np.triu_indices(5, 1)]).all()
     assert (canvas[5:7] == BETWEEN).all()
-    assert (canvas[:, 12:14] == BETWEEN).all()
-
-
-def test_several_tokens_in_a_cell_keep_the_largest_weight():
-    weights = np.zeros((1, 1, 7, 7), np.float32)
-    weights[0, 0, 6, 3], weights[0, 0, 4, 4] = 0.9, 0.2
-    small = tile(weights, gap=1, pool=2)
-    assert small.shape == (4, 4)
-    assert [small[3, 1], small[2, 2]] == [np.float32(0.9), np.float32(0.2)]
+    small = tile(weights[:1, :1], gap=1, pool=2)  # several tokens in a cell: the largest weight
+    assert small.shape == (3, 3)
+    assert [small[1, 0], small[2, 2]] == [weights[0, 0, 2:4, :2].max(), weights[0, 0, 4, 4]]
     assert np.isnan(small[0, 1])
 
 
@@ -117,17 +111,12 @@ def test_the_badge_is_the_pattern_that_stands_out_from_chance(scores, expected):
     assert badge(snapshot(layers=1, heads=1, scores=values), "text", 0, 0) == expected
 
 
-def test_the_toggle_is_named():
-    words = [kv_heads(snapshot(heads=8, kv_heads=count)) for count in (8, 2, 1)]
-    assert words == ["MHA, 8 heads", "GQA, 8 heads on 2 KV heads", "MQA, 8 heads on 1 KV head"]
-    assert kv_heads(snapshot(heads=8, attention="mla")) == "MLA, 8 heads on one latent"
-
-
-@pytest.mark.parametrize("kv_heads", [8, 2, 1])
-def test_a_mosaic_has_a_frame_around_every_group(tmp_path, kv_heads):
-    picture = pixels(mosaic(snapshot(heads=8, kv_heads=kv_heads), tmp_path / "m.png"))
+@pytest.mark.parametrize("count", [8, 2, 1])
+def test_a_frame_stands_around_every_group(tmp_path, count):
+    shot = snapshot(heads=8, kv_heads=count)
+    picture = pixels(mosaic(shot, tmp_path / "m.png"))
     for group, colour in enumerate(drawing.GROUP_COLOURS[:7]):  # the eighth is also that of letters
-        assert has_colour(picture, colour) == (group < kv_heads), f"frame of group {group}"
+        assert has_colour(picture, colour) == (group < count), f"frame of group {group}"
 
 
 def test_a_weight_has_the_same_colour_in_every_snapshot_and_picture(tmp_path):
@@ -143,14 +132,6 @@ def test_a_weight_has_the_same_colour_in_every_snapshot_and_picture(tmp_path):
         for name in ("m.png", "q.png", "t.gif"):
             share = (np.abs(pixels(tmp_path / name) - expected.astype(int)).max(-1) <= 6).mean()
             assert share > 0.03, (name, step)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("layers", "heads", "tokens"), [(2, 2, 8), (12, 12, 256), (48, 4, 32)])
-def test_no_picture_is_too_large(tmp_path, layers, heads, tokens):
-    shot = snapshot(layers=layers, heads=heads, tokens=tokens)
-    for picture in (mosaic(shot, tmp_path / "m.png"), score_maps(shot, tmp_path / "s.png")):
-        assert max(pixels(picture).shape) <= 2400
 
 
 def test_chinese_and_strange_labels_are_drawn_without_a_complaint(tmp_path):
@@ -174,17 +155,13 @@ def test_without_a_chinese_font_characters_are_numbers(tmp_path, monkeypatch):
 
 
 def test_score_maps_mark_chance_and_are_grey_where_a_score_is_missing(tmp_path):
-    shot = snapshot()
-    shot.scores["max_logit"][:] = np.nan
-    picture = pixels(score_maps(shot, tmp_path / "heads.png", "a run"))
-    assert has_colour(picture, drawing.CHANCE, 60)
-    assert has_colour(picture, drawing.NOTHING, 500)
-
-
-@pytest.mark.parametrize("suffix", ["png", "svg"])
-def test_curves(tmp_path, suffix):
-    curves(training(), tmp_path / f"c.{suffix}", "run", phase_change(training()))
-    curves([snapshot(step, scalars={}) for step in (0, 10)], tmp_path / f"d.{suffix}")
+    for layers in (2, 48):
+        shot = snapshot(layers=layers)
+        shot.scores["max_logit"][:] = np.nan
+        picture = pixels(score_maps(shot, tmp_path / "heads.png", "a run"))
+        assert has_colour(picture, drawing.CHANCE, 60)
+        assert has_colour(picture, drawing.NOTHING, 500)
+        assert max(picture.shape) <= 2400
 
 
 # Time
@@ -198,8 +175,7 @@ def test_the_phase_change_is_where_half_of_the_final_score_is_reached():
 def test_there_is_no_phase_change_without_a_strong_head_or_in_one_that_was_there_before():
     assert phase_change(training(final=0.19)) is None, "below ten times chance"
     assert phase_change(training(middle=-5000)) is None, "there from the first step"
-    assert phase_change([]) is None
-    assert phase_change([snapshot(0, scores={}), snapshot(1, scores={})]) is None
+    assert phase_change([snapshot(0, scores={}), snapshot(1, scores={})]) is phase_change([]) is None
 
 
 def test_the_phase_change_names_true_numbers_and_overlooks_missing_values():
@@ -239,14 +215,13 @@ def test_the_timelapse_has_at_most_24_frames_and_nothing_of_an_earlier_one_shine
 def test_a_run_is_drawn_whole(tmp_path):
     paths = render(tmp_path / "demo", training())
     names = {path.relative_to(tmp_path / "demo/attention").as_posix() for path in paths}
-    assert {"step_00000000.png", "step_00000900.png", "step_00002600.png", "heads.png", "curves.png"} < names
-    assert {"induction_head.png", "timelapse.gif", "viewer.html"} < names
+    assert {"step_00000000.png", "step_00000900.png", "step_00002600.png", *PICTURES, "viewer.html"} < names
     assert all(path.is_file() for path in paths)
     assert sum(path.name.startswith("step_") for path in paths) <= 9
     assert render(tmp_path / "nothing", []) == []
-    assert not (tmp_path / "nothing").exists()
     plain = render(tmp_path / "plain", [snapshot(0, scores={}, scalars={})])
     assert [path.name for path in plain] == ["step_00000000.png", "timelapse.gif", "viewer.html"]
+    curves([snapshot(step, scalars={}) for step in (0, 10)], tmp_path / "curves.svg")
 
 
 def test_a_quick_mosaic_is_that_of_a_snapshot_without_text(tmp_path):

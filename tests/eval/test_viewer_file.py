@@ -107,14 +107,15 @@ def test_runs_with_other_texts_a_score_without_bounds_and_none_at_all(browser, t
         assert page.locator(".pane").nth(1).locator(".token").all_inner_texts() == list("abcde")
         page.get_by_role("button", name="largest logit").nth(1).click()
         assert page.locator(".pane").nth(1).locator(".chosen .here").inner_text() == "-3"
-    with opened(browser, write_viewer([("b", [snapshot(0, scores={}, chance={})])], tmp_path / "v.html")) as page:
-        assert page.locator(".thumbnail").first.is_visible()
+    bare = [snapshot(0, layers=(1, 2), heads=(0, 3), scores={}, chance={})]
+    with opened(browser, write_viewer([("bare", bare)], tmp_path / "v.html", head=(2, 0))) as page:  # true numbers
+        assert page.locator(".map-title").first.inner_text() == "L2 H0 · reads key/value head 0"
 
 
 @pytest.mark.parametrize("sandbox", ["", 'sandbox="allow-scripts"'])
 def test_it_works_inside_a_notebook_and_a_sandbox(browser, tmp_path, sandbox):
     file = write_viewer([('a "quoted" & run', [snapshot(0), snapshot(4)])], tmp_path / "v.html")
-    frame = notebook(file, height=700)._repr_html_().replace("<iframe ", f"<iframe {sandbox} ")
+    frame = notebook(file)._repr_html_().replace("<iframe ", f"<iframe {sandbox} ")
     host = tmp_path / "host.html"
     host.write_text(f"<!doctype html><meta charset=utf-8><div data-ready>{frame}</div>{frame}", encoding="utf-8")
     with opened(browser, host, wait="iframe", allowed=("about:srcdoc",)) as page:

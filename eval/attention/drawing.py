@@ -76,9 +76,9 @@ def caption(axes, title: str, note: str = ""):
     return axes.set_title(wrapped(title, 12), loc="left", fontsize=12, weight="bold", color=INK, pad=9, **words())
 
 
-def fit(figure, margin: float = 0.1) -> None:
+def fit(figure) -> None:
     """Grow the figure until everything beyond its edges (labels, titles, bars) is inside; axes keep their pixels."""
-    box = figure.get_tightbbox().padded(margin)  # inches
+    box = figure.get_tightbbox().padded(0.1)  # inches
     left, bottom, right, top = np.array([np.floor(box.min * DPI), np.ceil(box.max * DPI)]).ravel() / DPI
     old, new = figure.get_size_inches(), np.array([right - left, top - bottom])
     for axes in figure.axes:
@@ -117,11 +117,10 @@ def draw_map(
         axes.set_xticks(*columns, fontsize=size, **words())
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
-    for (i, j), value in np.ndenumerate(values):
-        if numbers_from is not None and np.isfinite(value) and value >= numbers_from:
-            red, green, blue, _ = image.cmap(image.norm(value))
-            colour = INK if 0.3 * red + 0.59 * green + 0.11 * blue > 0.5 else "white"
-            axes.text(j, i, short(value), ha="center", va="center", fontsize=size, color=colour)
+    for i, j in np.argwhere(values >= numbers_from) if numbers_from is not None else ():
+        red, green, blue, _ = image.cmap(image.norm(values[i, j]))
+        colour = INK if 0.3 * red + 0.59 * green + 0.11 * blue > 0.5 else "white"
+        axes.text(j, i, short(values[i, j]), ha="center", va="center", fontsize=size, color=colour)
     return image
 
 

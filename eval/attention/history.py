@@ -182,10 +182,8 @@ def formed(snapshots: Sequence[Snapshot]) -> str:
         return f"{when}, {name} {learned} ({numbers})."
     first = float(snapshots[0].scores.get("induction", last.scores["induction"])[best])
     numbers += f", was {first:.2f} at step {snapshots[0].step:,}" if len(snapshots) > 1 else ""
-    if level and score >= 10 * level:
-        return f"From the first look on, {name} looks at what followed the same token before ({numbers})."
-    if level and first >= 10 * level:
-        return f"What followed the same token before: {name} looked at it at first, and does so less now ({numbers})."
+    if level and max(first, score) >= 10 * level:
+        return f"From the first look on, {name} looked at what followed the same token before ({numbers})."
     return f"No head has learned yet to look at what followed the same token before (the best: {name}, {numbers})."
 
 

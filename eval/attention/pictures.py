@@ -18,8 +18,7 @@ from eval.attention import drawing
 from eval.attention.history import PhaseChange, best_head, choose, copy_gains, like_the_last, of_best_head, phase_change
 from eval.attention.metrics import PATTERNS, SCORES
 from eval.attention.snapshots import Snapshot, file_of
-from eval.attention.viewer import VIEWER, write_viewer
-from eval.experts import for_viewer, read
+from eval.attention.viewer import VIEWER, experts_of, write_viewer
 
 PICTURES = {  # that bear no step in their name, and what they show
     "timelapse.gif": "every head while it learns",
@@ -60,8 +59,7 @@ def render(run_directory: Path, snapshots: Sequence[Snapshot], folder: Path | No
         head, file = (last.layers[best[0]], last.heads[best[1]]), folder / "induction_head.png"
         paths.append(one_head(last, *head, file, title=name, probe=repeated, score="induction"))
     paths.append(timelapse(ordered, folder / "timelapse.gif", name, repeated))
-    experts = for_viewer(read(run_directory, lambda problem: None))
-    return [*paths, write_viewer([(name, snapshots)], folder / VIEWER, experts=[experts])]
+    return [*paths, write_viewer([(name, snapshots)], folder / VIEWER, experts=[experts_of(run_directory)])]
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -176,7 +174,7 @@ def mosaic(snapshot: Snapshot, path: Path, title: str = "", probe: str | None = 
         name = f"L{snapshot.layers[i]} H{head}" + (f" · KV {snapshot.group(head)}" if shares else "")
         words = [badge(snapshot, probe, i, j)]
         if is_alone:
-            here = [n for n in PATTERNS if n in snapshot.scores and SCORES[n].probe == probe and n != score]
+            here = [n for n in PATTERNS if best_head(snapshot, n) and SCORES[n].probe == probe and n != score]
             words = [score_line(snapshot, n, i, j) for n in ([score] if score else []) + here]
         style = {"fontsize": size, "ha": "right", "va": "top"}
         x, y = grid.corner(i, j)

@@ -174,6 +174,15 @@ def _number(value: float | None) -> float | None:
     return round(value, 4) if value is not None and math.isfinite(value) else None
 
 
+def experts_of(directory: Path) -> dict[str, Any] | None:
+    """What the page shows of the experts of a run that has some."""
+    if not (directory / EXPERTS).is_file():
+        return None
+    from eval.experts import for_viewer, read
+
+    return for_viewer(read(directory, lambda problem: None))
+
+
 # ---------------------------------------------------------------------------------------------------------
 # one file
 
@@ -306,9 +315,6 @@ class Live:
     def write(self, directory: Path, status: dict[str, Any]) -> None:
         """viewer.html in the run's attention folder, whole or not at all. Raises OSError; then nothing has changed."""
         self.run.name = directory.resolve().name
-        if (directory / EXPERTS).is_file():
-            from eval.experts import for_viewer, read  # of runs that have some
-
-            self.run.experts = for_viewer(read(directory, lambda problem: None))
+        self.run.experts = experts_of(directory)
         status = status | {"loss": _number(status["loss"]), "written": time.time()}
         replace_file(directory / "attention" / VIEWER, page([self.run], WHILE_TRAINING, status=status).encode())

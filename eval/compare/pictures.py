@@ -114,9 +114,10 @@ def recall_over_cache(models: Sequence[Point], yours: Point | None = None) -> An
     steps = max(model.steps for model in models)
     figure = drawing.new_figure(1000, 430)
     left, right = figure.subplots(1, 2)
-    for axes, figures_of in (
-        (left, lambda model: model.accuracy),
-        (right, lambda model: [steps * 1.1 if step is None else step for step in model.half_at]),
+    half = f"step at which over half are right (above the line: not in {steps:,} steps)"
+    for axes, title, figures_of in (
+        (left, "answers right at the end", lambda model: model.accuracy),
+        (right, half, lambda model: [steps * 1.1 if step is None else step for step in model.half_at]),
     ):
         for row, (form, label) in enumerate(FORMS.items()):
             line = sorted((model for model in models if model.form == form), key=lambda model: model.kv_bytes)
@@ -132,10 +133,9 @@ def recall_over_cache(models: Sequence[Point], yours: Point | None = None) -> An
             star: dict[str, Any] = {"marker": "*", "ms": 19, "color": "gold", "mec": "black", "ls": "none", "zorder": 9}
             drawing.draw_curve(axes, [yours.kv_bytes], [mean(figures_of(yours))], label=label, **star)
         axes.set_xscale("log", base=2)
-        drawing.frame_curves(axes, "answers right at the end", "KV-cache bytes a token (16 bits)")
-        axes.set_xticks([32, 64, 128, 256, 512, 1024])
+        drawing.frame_curves(axes, title, "KV-cache bytes a token (16 bits)")
+        axes.set_xticks([32, 64, 128, 256, 512, 1024], ["32", "64", "128", "256", "512", "1,024"])
     left.set_ylim(0, 1.05)
-    right.set_title(f"step at which over half are right; dots above the line: not in {steps:,} steps", loc="left")
     right.axhline(steps * 1.05, color="grey", lw=0.8, ls=":")
     right.set_ylim(0, steps * 1.2)
     drawing.legend_below(figure, left, "key/value heads (number at a point: head size)")

@@ -41,8 +41,8 @@ def test_the_report_has_the_head_its_step_and_what_copying_is_worth(tmp_path):
     ("scores", "begins", "ends"),
     [
         ((0.02, 0.31, 0.6), f"Around step 1 (100 tokens, 0 seconds), {LEARNED}", "(induction 0.60, chance 0.02)."),
-        ((0.5, 0.6), "From the first look on, layer 2, head 1 looks", "0.60, chance 0.02, was 0.50 at step 0)."),
-        ((0.5, 0.1), "What followed the same token before: layer 2, head 1", "0.10, chance 0.02, was 0.50 at step 0)."),
+        ((0.5, 0.6), "From the first look on, layer 2, head 1 looked", "0.60, chance 0.02, was 0.50 at step 0)."),
+        ((0.5, 0.1), "From the first look on, layer 2, head 1 looked", "0.10, chance 0.02, was 0.50 at step 0)."),
         ((0.02, 0.1), "No head has learned yet", "induction 0.10, chance 0.02, was 0.02 at step 0)."),
     ],
 )

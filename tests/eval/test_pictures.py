@@ -26,27 +26,19 @@ from eval.attention.pictures import (
     tile,
     timelapse,
 )
-from eval.attention.snapshots import ProbeMap, Snapshot
+from eval.attention.snapshots import ProbeMap
+from tests.eval import viewer_helpers as helpers
+from tests.eval.viewer_helpers import causal
 
 CHANCE = {"previous_token": 0.04, "induction": 0.02, "sink": 0.05, "entropy": 2.0, "max_logit": None}
 STRANGE = ["<bos>", "$x_1$", "␣the", "⏎", "⟨E4⟩", "\x07", "🙂", "a\\b", "^{", "averyverylongtoken", "你好", "世界和平"]
 
 
-def causal(layers, heads, tokens, seed=0):
-    """Random attention: peaked rows that sum to 1."""
-    logits = 3 * np.random.default_rng(seed).standard_normal((layers, heads, tokens, tokens)).astype(np.float32)
-    weights = np.where(np.tril(np.ones((tokens, tokens), dtype=bool)), np.exp(logits), 0)
-    return (weights / weights.sum(-1, keepdims=True)).astype(np.float32)
-
-
-def snapshot(step=1000, layers=2, heads=4, kv_heads=None, tokens=12, induction=0.5, labels=None, **changed):
+def snapshot(step=1000, layers=2, heads=4, kv_heads=None, induction=0.5, labels=None, **changed):
     scores = {name: np.full((layers, heads), chance or 1.0, np.float32) for name, chance in CHANCE.items()}
     scores["induction"][-1, -1] = induction
-    labels = labels or [f"w{t}" for t in range(tokens)]
-    maps = {name: ProbeMap(causal(layers, heads, tokens, step), labels) for name in ("text", "repeated_2")}
-    about = {"tokens": 2048 * step, "seconds": 0.1 * step, "maps": maps, "scores": scores, "chance": dict(CHANCE)}
-    about |= {"scalars": {"copy_gain": 6 * induction}, "num_key_value_heads": kv_heads or heads} | changed
-    return Snapshot(step, layers=[*range(layers)], heads=[*range(heads)], num_attention_heads=heads, **about)
+    about = {"scores": scores, "chance": dict(CHANCE), "scalars": {"copy_gain": 6 * induction}} | changed
+    return helpers.snapshot(step, range(layers), range(heads), heads, kv_heads or heads, labels=labels, **about)
 
 
 def training(final=0.6, steps=(0, 1, 2, 5, 10, 20, 50, *range(100, 2601, 100)), middle=900):
@@ -74,7 +66,7 @@ def no_complaint(caplog):
 
 
 def test_the_tile_holds_every_head_in_its_place_and_nothing_above_the_diagonal():
-    weights = causal(2, 3, 5)
+    weights = causal(2, 3, 5, 0)
     canvas = tile(weights, gap=2)
     assert canvas.shape == (2 * 7 - 2, 3 * 7 - 2)
     here = canvas[7:12, 14:19]
@@ -168,7 +160,7 @@ def test_score_maps_mark_chance_and_are_grey_where_a_score_is_missing(tmp_path):
 
 
 def test_the_phase_change_is_where_half_of_the_final_score_is_reached():
-    assert phase_change(training()[::-1]) == PhaseChange(1, 3, 900, 900 * 2048, 90.0)
+    assert phase_change(training()[::-1]) == PhaseChange(1, 3, 900, 900_000, 450.0)
     assert phase_change(training(middle=1450)).step == 1500
 
 
@@ -225,7 +217,7 @@ def test_a_run_is_drawn_whole(tmp_path):
 
 
 def test_a_quick_mosaic_is_that_of_a_snapshot_without_text(tmp_path):
-    weights = causal(4, 4, 64)
+    weights = causal(4, 4, 64, 0)
     quick_mosaic(weights, tmp_path / "q.png")
     picture, grid = pixels(tmp_path / "q.png"), lay_out(4, 4, 64, room=1200, largest=4)
     centre = grid.cell // 2

@@ -11,7 +11,7 @@ from configs.command import InputError
 from eval.attention import viewer
 from eval.attention.snapshots import Ablated, ProbeMap
 from eval.attention.viewer import Live, Looks, described, notebook, quantise, write_viewer
-from tests.eval.viewer_helpers import causal, chromium, opened, snapshot
+from tests.eval.viewer_helpers import causal, opened, snapshot
 
 HOSTILE = [
     "</script><script>window.pwned=1</script>",
@@ -29,12 +29,6 @@ HOSTILE = [
 ]
 INDUCTION = {0: 0.02, 40: 0.31, 80: 0.6}
 TRAINING = {"step": 40, "total": 80, "seconds": 5.0, "loss": 4.0, "state": "training", "stopped": "", "command": ""}
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with chromium() as browser:
-        yield browser
 
 
 def shown_steps(page, run=0):

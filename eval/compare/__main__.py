@@ -197,7 +197,7 @@ def page(variants: Sequence[Variant], tables: Sequence[str], warnings: Sequence[
         *(f"> **Warning:** {markdown(warning)}" for warning in warnings),
         *tables,
         "## Figures",
-        *(f"![{title}]({file})" for title, file in figures.items()),
+        *(f"{'!' * file.endswith('.png')}[{title}]({file})" for title, file in figures.items()),
         f"## How it was measured\n{NOTES}",
     ]
     return "\n\n".join(parts)

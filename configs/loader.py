@@ -19,7 +19,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 
 from configs.command import InputError
-from configs.files import read_text, resolve
+from configs.files import read_text
 from configs.text import did_you_mean, shortened
 
 KeyPath = tuple[str, ...]
@@ -139,7 +139,7 @@ def identity_keys(schema: type[BaseModel]) -> frozenset[str]:
 
 
 # a path, with `~` as a home
-PathText = Annotated[str, AfterValidator(lambda text: text and str(resolve(text, "no file has such a name")))]
+PathText = Annotated[str, AfterValidator(lambda text: text and str(Path(text).expanduser()))]
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -192,7 +192,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig
 
     Raises InputError for a file that is missing or is not YAML, for a circle of `extends`, for a bad override.
     """
-    loaded = LoadedConfig(resolve(path, "the config"))
+    loaded = LoadedConfig(Path(path).expanduser())
     _read_file(loaded.path, loaded, seen=())
     for override in sorted(overrides, key=lambda text: _rank(text.partition("=")[0].rpartition(".")[2])):
         name, equals, text = override.partition("=")
@@ -235,7 +235,7 @@ def _merge(values: dict[Key, Any], path: Path, prefix: KeyPath, into: LoadedConf
         if key == ("extends",):
             if not isinstance(value, str) or not value:
                 raise InputError(f"{place}: extends takes one file name")
-            beside = resolve(value, place, path.parent)
+            beside = path.parent / Path(value).expanduser()
             is_shipped = "/" not in value and (SHIPPED / value).is_file() and not beside.exists()
             _read_file(SHIPPED / value if is_shipped else beside, into, seen, place)
         elif isinstance(value, dict) and (value or isinstance(_get(into.values, key), dict)):

@@ -26,7 +26,7 @@ from eval.run_files import METRICS
 from model import LanguageModel
 from train.checkpoint import TrainerState
 from train.config import RunConfig
-from train.device import Device, known_peak, peak_memory_gb
+from train.device import Device, known_peak, memory_gb
 
 SPIKE_WINDOW = 30  # steps whose losses a new one is compared with
 SPIKE_DEVIATIONS = 6.0  # how far above their median it must be, in (robust) standard deviations, …
@@ -113,7 +113,7 @@ class Meter:
             "data_wait_share": round(self.waited / seconds, 4),
             "tflops": round(flops_per_s / 1e12, 4),
             **({"mfu": round(flops_per_s / self.peak_flops, 4)} if self.peak_flops else {}),
-            "memory_gb": peak_memory_gb(self.device),
+            "memory_gb": memory_gb(self.device),
             **{name: round(spent, 3) for name, spent in self.elsewhere.items()},
         }
         self.elsewhere = dict.fromkeys(self.elsewhere, 0.0)

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from configs.command import InputError, still_busy
-from configs.files import resolve
 from data.config import HubSource
 
 if TYPE_CHECKING:
@@ -89,7 +88,7 @@ def _listed(left_out: dict[str, list[Path]], used: set[Path]) -> str:
 
 def _expand(path: str, key: str, train_only: bool, left_out: dict[str, list[Path]]) -> list[Path]:
     """The files that one path names; adds to `left_out`, by reason, what else is there."""
-    given, known = resolve(path, key), " ".join(KINDS)
+    given, known = Path(path).expanduser(), " ".join(KINDS)
     if given.is_file():
         if suffix_of(given) not in KINDS:
             raise InputError(f"{key}: {path} is a {given.suffix or 'nameless kind of'} file: use one of {known}")

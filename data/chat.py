@@ -1,19 +1,22 @@
-"""Conversations -> token ids, and which of them are trained on. A chat template writes the text; it is encoded once.
+"""Conversations -> token ids, and which of them are trained on; and an answer's ids -> thoughts, text and tool calls.
 
     <|bos|><|im_start|>user⏎Hi!<|im_end|>⏎<|im_start|>assistant⏎Hello!<|im_end|>⏎
                                                                 ~~~~~~~~~~~~~~~~      trained on
 
-Training uses our own template (chat_template.jinja); a prompt is written by the template that the model brings.
+A chat template writes the text, and it is encoded once. Training uses our own template (chat_template.jinja); a prompt
+is written by the template that the model brings.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from tokenizers.decoders import DecodeStream
 
 from data.chat_template import CHAT_TEMPLATE, PRIVATE, ChatTemplate, Piece
 from data.reading.records import BadRecord, Conversation, Message, Pair, checked_conversation
@@ -21,6 +24,12 @@ from data.tokenizer import ROLES, SPECIAL_TOKENS, Tokenizer
 
 TRAINED, MAY_END = 1, 2  # flags of a token: it is a target; a conversation may be cut after it
 OURS = ChatTemplate({"default": CHAT_TEMPLATE}, ROLES, SPECIAL_TOKENS)
+THINK, THINK_END, CALL, CALL_END = "<think>", "</think>", "<tool_call>", "</tool_call>"
+# The special tokens of an answer, each as one letter that no text can hold: half a surrogate pair
+LETTERS = {THINK: "\ud800", THINK_END: "\ud801", CALL: "\ud802", CALL_END: "\ud803"}
+T, T_END, C, C_END = LETTERS.values()
+CLOSED = "\ud804"  # stands before an answer to a prompt that ends with </think>
+AS_TEXT = str.maketrans({letter: mark for mark, letter in LETTERS.items()})
 
 
 class Segment(NamedTuple):
@@ -206,3 +215,184 @@ def _behind_an_answer(tokenizer: Tokenizer, messages: list[dict], **variables: A
 
 def _encoded(tokenizer: Tokenizer, pieces: Sequence[Piece]) -> list[int]:
     return tokenizer.encode_pieces([pieces])[0][0].tolist()
+
+
+# ---------------------------------------------------------------------------------------------------------
+# the way back
+
+
+class TextStream:
+    """The text of ids that come one after another: `add` each, then `end`; the pieces joined are `decode(ids)`.
+
+    ids: all that were added, special tokens too. A piece holds whole characters only: a character may take several
+    tokens, and the last of them brings it.
+    """
+
+    def __init__(self, tokenizer: Tokenizer):
+        self.tokenizer, self.ids = tokenizer, list[int]()
+        self._given = 0  # characters
+        self._stream = DecodeStream(skip_special_tokens=True)
+
+    def add(self, token: int) -> str:
+        """The next token -> the text that is whole by now and was not given yet; "" for a special token."""
+        self.ids.append(token)
+        if token in self.tokenizer.special_ids:  # the library would keep them until a token with text comes
+            return ""
+        try:
+            piece = self._stream.step(self.tokenizer.backend, token) or ""
+        except Exception:  # the library raises nothing more precise; only byte fallback: a byte made older ones invalid
+            self._stream = DecodeStream(skip_special_tokens=True)
+            self._stream.step(self.tokenizer.backend, token)  # so that the next token is not taken for a text's first
+            piece = self.tokenizer.decode(self.ids)[self._given :].rstrip("\ufffd")
+        self._given += len(piece)
+        return piece
+
+    def end(self) -> str:
+        """The rest, when no more tokens come: a character that was begun, as replacement characters."""
+        piece = self.tokenizer.decode(self.ids)[self._given :]
+        self._given += len(piece)
+        return piece
+
+
+class Delta(NamedTuple):
+    """What is new of an answer, and certain."""
+
+    reasoning_content: str
+    content: str
+
+
+class Reply:
+    """An answer while its tokens come: `add` each, without the one that ends the turn, then `end`.
+
+        <think>⏎Six sevens.⏎</think>⏎⏎Let me see.⏎<tool_call>⏎{"name": …}⏎</tool_call><|im_end|>
+                 reasoning_content      content                calls
+
+    Whatever the model answered is taken apart here, so that what is compared, shown and sent back is what training had.
+    The ids of the special tokens, which no text can have, say where a part begins. A special token that is out of
+    place, a call that was cut and one that cannot be read stay in the content, as text.
+
+    reasoning_content, content: all of them so far. ids: all that were added. calls: the text of each whole tool call.
+    tool_calls: those that can be read, {"name": …, "arguments": JSON text, as it was written} each.
+    thinking: whether thoughts have begun and not ended. stopped: whether one of `stops` was met.
+
+    prompt: the ids before the answer; they may have opened the thoughts. stops: texts at which the content ends, once
+    the answer has more than `least` tokens; they are not part of it. tools: whether calls are taken out of the content.
+    is_chat: False for a text's continuation, which is all content.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompt: Sequence[int] = (),
+        *,
+        stops: Sequence[str] = (),
+        least: int = 0,
+        tools: bool = False,
+        is_chat: bool = True,
+    ):
+        self.tokenizer, self.stops, self.least, self.tools = tokenizer, stops, least, tools
+        ids = {mark: tokenizer.backend.token_to_id(mark) for mark in LETTERS if is_chat}  # foreign models lack some
+        self._letters = {token: LETTERS[mark] for mark, token in ids.items() if token is not None}
+        self.ids, self.calls, self.tool_calls = list[int](), list[str](), list[dict[str, str]]()
+        self.reasoning_content = self.content = ""
+        self.stopped = False
+        self._text = TextStream(tokenizer)
+        self._given = (0, 0)  # characters of the thoughts and of the content
+        self._free = 0  # characters of the content of the first `least` tokens, in which no stop ends
+        self._written = ""  # all of the answer, with a letter for a special token; first what the prompt has begun
+        special = {*self._letters, *tokenizer.special_ids}
+        last = next((at for at in reversed(range(len(prompt))) if prompt[at] in special), None)
+        letter = None if last is None else self._letters.get(prompt[last])
+        if last is not None and letter in (T, T_END):  # the answer may still bring its line ends
+            after, most = tokenizer.decode(prompt[last + 1 :]), 1 if letter == T else 2
+            line_ends = "\n" * most if after.strip("\n") else after[:most]
+            self._written = (T if letter == T else CLOSED) + line_ends
+        self.thinking = letter == T
+
+    @property
+    def message(self) -> Message:
+        """The answer as a message that can be rendered."""
+        return Message("assistant", self.content, self.reasoning_content, tuple(self.tool_calls))
+
+    def add(self, token: int) -> Delta:
+        """The next token -> what is certain by now and was not given yet."""
+        self.ids.append(token)
+        if token in self._letters:
+            self._written += self._text.end() + self._letters[token]
+            self._text = TextStream(self.tokenizer)
+        else:
+            self._written += self._text.add(token)
+        return self._read(is_end=False)
+
+    def end(self) -> Delta:
+        """The rest, when no more tokens come."""
+        self._written += self._text.end()
+        return self._read(is_end=True)
+
+    def _read(self, is_end: bool) -> Delta:
+        """Take all that was written so far apart, from the beginning."""
+        if self.stopped:
+            return Delta("", "")
+        content = re.sub(f"^{CLOSED}\n{{0,2}}", "", self._written)
+        reasoning, self.thinking, self.calls, self.tool_calls = "", False, [], []
+        if begun := re.match(rf"(\s*){T}\n?", content):  # the line ends beside the marks belong to them
+            reasoning, end, rest = content[begun.end() :].partition(T_END)
+            self.thinking = not end
+            reasoning = reasoning.removesuffix("\n") if end else reasoning
+            content = begun[1] + re.sub("^\n{0,2}", "", rest)
+        if self.tools:
+            content, *others = re.split(f"{C}([^{C}{C_END}]*){C_END}", content)  # text, call, text, …, text
+            for call, text in zip(others[::2], others[1::2], strict=True):
+                self.calls.append(call.strip().translate(AS_TEXT))
+                try:
+                    self.tool_calls.append(read_call(call.translate(AS_TEXT)))
+                    content = content.removesuffix("\n")  # it stands between the content, or a call, and the next one
+                except (ValueError, RecursionError):
+                    content += C + call + C_END
+                content += text
+            last = others[-1] if others else content
+            if C in last and not is_end:  # a call has begun, and may yet become one
+                content = content[: content.rindex(C)]
+        reasoning, content = reasoning.translate(AS_TEXT), content.translate(AS_TEXT)
+        places = [content.find(stop, max(0, self._free - len(stop) + 1)) for stop in self.stops]
+        if len(self.ids) > self.least and max(places, default=-1) >= 0:
+            content, self.stopped = content[: min(at for at in places if at >= 0)], True
+        if len(self.ids) <= self.least:
+            self._free = len(content)
+        self.reasoning_content, self.content = reasoning, content
+        thoughts_end, content_end = len(reasoning), len(content)
+        if not is_end:  # a line end, if the part ends here, belongs to the special token; a stop may have begun
+            begun_stops = (n for stop in self.stops for n in range(1, len(stop)) if content.endswith(stop[:n]))
+            thoughts_end -= self.thinking and reasoning.endswith("\n")
+            content_end -= 0 if self.stopped else max(begun_stops, default=int(self.tools and content.endswith("\n")))
+        given = self._given
+        self._given = (max(given[0], thoughts_end), max(given[1], content_end))
+        return Delta(reasoning[given[0] : thoughts_end], content[given[1] : content_end])
+
+
+def read_reply(tokenizer: Tokenizer, ids: Sequence[int], prompt: Sequence[int] = (), *, tools: bool = False) -> Reply:
+    """A whole answer, up to the token that ends its turn; see Reply."""
+    reply, stops = Reply(tokenizer, prompt, tools=tools), tokenizer.stop_ids
+    for token in itertools.takewhile(lambda token: token not in stops, ids):
+        reply.add(token)
+    reply.end()
+    return reply
+
+
+def read_call(text: str) -> dict[str, str]:
+    """The text of a tool call -> {"name": …, "arguments": JSON text}. Raises ValueError, or BadRecord, which is one.
+
+    The arguments keep the letters in which they were written, so that the call is rendered as it was.
+    """
+    text = text.strip()
+    message = {"role": "assistant", "content": "", "tool_calls": [json.loads(text)]}
+    ((call,),) = (checked.tool_calls for checked in checked_conversation([message]).messages)
+    name, arguments = call["name"], call["arguments"]
+    if not isinstance(arguments, str):
+        written = text.removeprefix(f'{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": ')[:-1]
+        try:
+            json.loads(written)
+        except ValueError:  # the call has another form than the chat template's
+            written = json.dumps(arguments, ensure_ascii=False)
+        arguments = written
+    return {"name": name, "arguments": arguments}

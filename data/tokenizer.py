@@ -13,18 +13,16 @@ from: the work grows with the square of its length. (The longest word of ordinar
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import cache, cached_property
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
+from itertools import accumulate, chain, count, dropwhile, groupby, islice, zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tokenizers
-from pydantic import BaseModel, model_validator
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from configs.command import InputError
@@ -38,6 +36,7 @@ TOOLS = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
 SPECIAL_TOKENS = [PAD, BOS, EOS, UNK, *CHAT, *TOOLS]
 HEADERS = ["system\n", "user\n", "assistant\n", "tool\n"]  # what the chat template itself writes as text
 ROLES = {"pad_token": PAD, "bos_token": BOS, "eos_token": EOS}  # transformers' names for them
+NAMED = [*ROLES, "unk_token", "sep_token", "cls_token", "mask_token"]  # what a chat template may ask for
 DEFAULT_VOCAB_SIZE = 2048
 PIECE = 1 << 16  # characters of a text that one core encodes at a time
 TOGETHER = 1 << 20  # characters that all cores encode at a time; each needs about 100 bytes of memory
@@ -45,32 +44,18 @@ LONGEST = 512  # characters of a word
 # No token of a byte-level tokenizer crosses the end of this line end, or the beginning of this space. The look behind
 # comes last: `re` is quick where a pattern begins with the characters that it looks for.
 BETWEEN_WORDS = re.compile(r"[\n ](?=\S)(?<=\S[\n ])")
-TOKENS = [f"{name}_token" for name in ("pad", "bos", "eos", "unk", "sep", "cls", "mask")]
+# The letters of a byte-level tokenizer (GPT-2's table): printable bytes stand for themselves, the others come after 255
+PRINTABLE = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+BYTES = {chr(byte): byte for byte in PRINTABLE}
+BYTES |= {chr(256 + i): byte for i, byte in enumerate(byte for byte in range(256) if byte not in PRINTABLE)}
 
 
-class Settings(BaseModel):
+class Settings(NamedTuple):
     """What is read of tokenizer_config.json: the tokens that a chat template may ask for, by name, and templates by
-    name, before which chat_template.jinja goes."""
+    name ("default", "tool_use")."""
 
-    named_tokens: dict[str, str] = {}
-    chat_template: dict[str, str] = {}
-
-    @model_validator(mode="before")
-    @classmethod
-    def _from_file(cls, values: Any) -> Any:
-        if not isinstance(values, dict):
-            return values  # which is the error
-        tokens = {name: values[name] for name in TOKENS if values.get(name)}
-        templates = values.get("chat_template") or {}
-        try:
-            if isinstance(templates, list):
-                templates = {template["name"]: template["template"] for template in templates}
-            # transformers 4 writes a token as an object
-            tokens = {name: token["content"] if isinstance(token, dict) else token for name, token in tokens.items()}
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"a chat template needs name and template, a token content: {error}") from None
-        templates = {"default": templates} if isinstance(templates, str) else templates
-        return {"named_tokens": tokens, "chat_template": templates}
+    named_tokens: dict[str, str]
+    chat_template: dict[str, str]
 
 
 class Tokenizer:
@@ -97,6 +82,8 @@ class Tokenizer:
             begun = self.backend.encode("a", add_special_tokens=True)
             self.first_ids = begun.ids[: begun.special_tokens_mask.index(0)]
 
+    # special tokens, and the chat template that writes them
+
     @cached_property
     def our_chat(self) -> ChatTemplate:
         """Our own chat template, which all training uses."""
@@ -122,6 +109,12 @@ class Tokenizer:
         return self.roles["bos_token"]
 
     @property
+    def unk_id(self) -> int | None:
+        """The id of a character that `char` has not seen; None where every text has ids of its own."""
+        unk = getattr(self.backend.model, "unk_token", None)
+        return self.backend.token_to_id(unk) if unk else None
+
+    @property
     def stop_ids(self) -> list[int]:
         """The ids that end a document and a turn, and those that the model's own config names."""
         turn = [] if self.turn_end is None else [self.turn_end]
@@ -132,7 +125,7 @@ class Tokenizer:
         """The special token that the chat template writes behind an answer. Raises CannotRender."""
         answer = f"{PRIVATE}."
         pieces = self.chat.render([{"role": "user", "content": "."}, {"role": "assistant", "content": answer}])
-        behind = itertools.dropwhile(lambda piece: answer not in piece.text, pieces)
+        behind = dropwhile(lambda piece: answer not in piece.text, pieces)
         return next((self.backend.token_to_id(piece.text) for piece in behind if piece.special), None)
 
     @cached_property
@@ -140,11 +133,7 @@ class Tokenizer:
         """Number of ids, special and reserved ones included; a multiple of 64. Unused ids between them count too."""
         return 1 + max(self.backend.get_vocab(with_added_tokens=True).values(), default=-1)
 
-    @property
-    def unk_id(self) -> int | None:
-        """The id of a character that `char` has not seen; None where every text has ids of its own."""
-        unk = getattr(self.backend.model, "unk_token", None)
-        return self.backend.token_to_id(unk) if unk else None
+    # which tokenizer it is
 
     def sha256(self) -> str:
         """Of everything that decides ids: two tokenizers with the same hash give every document the same ids.
@@ -158,13 +147,15 @@ class Tokenizer:
     def tokens_beyond(self, other: Tokenizer) -> list[str] | None:
         """The tokens that were added to the other one's, reserved ones left out; None if an id of the other one stands
         for something else here. Which tokens begin and end a text does not matter: it changes no id."""
-        ours, theirs = (json.loads(one.backend.to_str()) for one in (self, other))
-        here, there = (one.backend.get_vocab(with_added_tokens=True) for one in (self, other))
+        ours, theirs = (json.loads(tokenizer.backend.to_str()) for tokenizer in (self, other))
+        here, there = (tokenizer.backend.get_vocab(with_added_tokens=True) for tokenizer in (self, other))
         same = all(ours[key] == theirs[key] for key in ("model", "normalizer", "pre_tokenizer"))
         if not same or not there.items() <= here.items():
             return None
         added = sorted(here.keys() - there.keys(), key=here.__getitem__)
         return [token for token in added if not token.startswith("<|reserved_")]
+
+    # text -> ids
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text, without the first and last token of a document. Raises ValueError for half a character."""
@@ -178,9 +169,13 @@ class Tokenizer:
         """As encode_many; uint32 arrays. A long text goes through in pieces whose joined ids are its own, so that all
         cores share it."""
         pieces = [cut(text, PIECE) if len(text) > PIECE and self.can_cut else [text] for text in texts]
-        encodings = _in_batches(self.backend.encode_batch_fast, itertools.chain.from_iterable(pieces))
+        encodings = _in_batches(self.backend.encode_batch_fast, chain.from_iterable(pieces))
         arrays = (np.array(encoding.ids, dtype=np.uint32) for encoding in encodings)
-        return [np.concatenate(list(itertools.islice(arrays, len(parts)))) for parts in pieces]
+        return [np.concatenate(list(islice(arrays, len(parts)))) for parts in pieces]
+
+    def encode_documents(self, texts: Sequence[str]) -> list[list[int]]:
+        """Whole documents: first token, text, last token."""
+        return [[self.bos_id, *ids, self.eos_id] for ids in self.encode_many(texts)]
 
     def begin(self, text: str) -> list[int]:
         """The ids of a text that the model is to continue, as transformers gives them: its first token, if it has one.
@@ -199,7 +194,7 @@ class Tokenizer:
         joined, ends = [], []
         for text in texts:
             parts = []
-            for piece, behind in itertools.zip_longest(text, text[1:]):
+            for piece, behind in zip_longest(text, text[1:]):
                 if piece.special:
                     self.special_id(piece.text)  # raises InputError if there is no such token
                     parts.append(spelled[piece.text])
@@ -237,14 +232,11 @@ class Tokenizer:
     @cached_property
     def can_cut(self) -> bool:
         """Whether a text may be encoded in pieces. False if the tokenizer puts a space before each text."""
-        encoded = self.backend.encode_batch(
-            ["A fox\nran home", "A", " fox\n", "ran", " home"], add_special_tokens=False
-        )
-        return encoded[0].ids == [token_id for part in encoded[1:] for token_id in part.ids]
+        texts = ["A fox\nran home", "A", " fox\n", "ran", " home"]
+        joined, *pieces = (encoding.ids for encoding in self.backend.encode_batch(texts, add_special_tokens=False))
+        return joined == [*chain.from_iterable(pieces)]
 
-    def encode_documents(self, texts: Sequence[str]) -> list[list[int]]:
-        """Whole documents: first token, text, last token."""
-        return [[self.bos_id, *ids, self.eos_id] for ids in self.encode_many(texts)]
+    # ids -> text
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """Ids -> text. Bytes that are not valid UTF-8 become the replacement character."""
@@ -257,8 +249,8 @@ class Tokenizer:
             token = self.backend.id_to_token(token_id) or ""
             if token_id in self.special_ids:
                 continue
-            if b'"ByteLevel"' in decoder:  # which takes a token that it cannot map, an added one, as it is written
-                parts.append(_bytes_of(token) if set(token) <= _letter_bytes().keys() else token.encode())
+            if b'"ByteLevel"' in decoder and set(token) <= BYTES.keys():
+                parts.append(bytes(BYTES[letter] for letter in token))
             elif b'"ByteFallback"' in decoder and (byte := re.fullmatch("<0x([0-9A-Fa-f]{2})>", token)):
                 parts.append(bytes.fromhex(byte[1]))
             else:
@@ -270,16 +262,13 @@ class Tokenizer:
         """One readable string an id, for pictures: spaces and line ends are visible, special tokens short."""
         labels = []
         for token_id in ids:
-            token = self.backend.id_to_token(token_id)
-            if token is None:
+            if (token := self.backend.id_to_token(token_id)) is None:
                 labels.append(f"#{token_id}")
             elif token_id in self.special_ids:
                 labels.append(token.replace("<|", "<").replace("|>", ">"))
-            else:
-                text = self.backend.decode([token_id], skip_special_tokens=False)
-                if "\ufffd" in text and set(token) <= _letter_bytes().keys():  # part of a character, byte-level
-                    readable = _bytes_of(token).decode("utf-8", "backslashreplace")
-                    text = re.sub(r"\\x(..)", lambda match: f"⟨{match[1].upper()}⟩", readable)
+            else:  # a byte that is no whole character decodes to a surrogate of its own
+                text = self.decode_bytes([token_id]).decode("utf-8", "surrogateescape")
+                text = re.sub("[\udc80-\udcff]", lambda byte: f"⟨{ord(byte[0]) - 0xDC00:X}⟩", text)
                 labels.append(text.replace(" ", "␣").replace("\n", "⏎").replace("\t", "⇥"))
         return labels
 
@@ -291,8 +280,7 @@ class Tokenizer:
         """
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
-        for_others = tokenizers.Tokenizer.from_str(self.backend.to_str())
-        bos = self.roles["bos_token"]
+        for_others, bos = tokenizers.Tokenizer.from_str(self.backend.to_str()), self.bos_token
         for_others.post_processor = processors.TemplateProcessing(
             single=[bos, "$A"], pair=[bos, "$A", "$B:1"], special_tokens=[(bos, self.bos_id)]
         )
@@ -328,12 +316,11 @@ def train_tokenizer(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
         backend = tokenizers.Tokenizer(models.BPE())
         backend.pre_tokenizer = pre_tokenizer(has_words=config.kind == "bpe")
         backend.decoder = decoders.ByteLevel()
-        alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
         size = round_up(config.vocab_size or DEFAULT_VOCAB_SIZE)
         trainer = trainers.BpeTrainer(
-            vocab_size=size if config.kind == "bpe" else len(SPECIAL_TOKENS) + len(alphabet),
+            vocab_size=size if config.kind == "bpe" else len(SPECIAL_TOKENS) + len(BYTES),
             special_tokens=SPECIAL_TOKENS,
-            initial_alphabet=alphabet,
+            initial_alphabet=sorted(BYTES),
             show_progress=False,
         )
         backend.train_from_iterator(texts if config.kind == "bpe" else [], trainer)
@@ -361,42 +348,36 @@ def adopt(path: str | Path, at_least: int = 0) -> Tokenizer:
     tokens: the added ones take these rows, and reserved ones the rest. Raises InputError.
     """
     file, backend, settings = open_tokenizer(path)
-    model = file.with_name("config.json")
-    rows = read_json(model).get("vocab_size") if model.is_file() else 0
-    rows = rows if isinstance(rows, int) else 0
     vocabulary = backend.get_vocab(with_added_tokens=True)
-    if max(vocabulary.values(), default=-1) + 1 != len(vocabulary):
-        last = max(vocabulary.values())
+    if (last := max(vocabulary.values(), default=-1)) + 1 != len(vocabulary):
         raise InputError(f"{file}: its ids have gaps ({len(vocabulary):,} tokens, the last one is {last:,})")
-    roles = {}
-    for role, ours in ROLES.items():
-        theirs = settings.named_tokens.get(role, "")
-        roles[role] = theirs if theirs in vocabulary else ours
+    named = {role: settings.named_tokens.get(role, "") for role in ROLES}
+    roles = {role: named[role] if named[role] in vocabulary else ours for role, ours in ROLES.items()}
     if roles["bos_token"] in (roles["eos_token"], roles["pad_token"], *CHAT):
         roles["bos_token"] = BOS
     if roles["pad_token"] in (roles["eos_token"], getattr(backend.model, "unk_token", None)):
         roles["pad_token"] = PAD
-    backend.add_special_tokens([*roles.values(), *CHAT, *TOOLS])
-    used = max(at_least, backend.get_vocab_size(with_added_tokens=True))
-    tokenizer = Tokenizer(_with_reserved(backend, rows if used <= rows else round_up(used)), roles)
-    remedy = "use a byte-level BPE tokenizer"
-    for token in (*tokenizer.roles.values(), *CHAT, *TOOLS):
-        try:
-            typed = tokenizer.encode(f"a {token} b") + tokenizer.encode(token)
-        except Exception as error:  # the library raises nothing more precise
-            raise InputError(f"{file}: cannot write {token!r} as text ({error}): {remedy}") from None
-        if tokenizer.special_id(token) in typed:
+    specials = [*roles.values(), *CHAT, *TOOLS]
+    backend.add_special_tokens(specials)
+    used, model = max(at_least, backend.get_vocab_size(with_added_tokens=True)), file.with_name("config.json")
+    rows = read_json(model).get("vocab_size") if model.is_file() else 0
+    tokenizer = Tokenizer(
+        _with_reserved(backend, rows if isinstance(rows, int) and used <= rows else round_up(used)), roles
+    )
+    for token in specials:
+        if tokenizer.special_id(token) in tokenizer.encode(f"a {token} b") + tokenizer.encode(token):
             raise InputError(
                 f"{file}: a text that holds {token} would get the id of the special token, so anybody could open a "
-                f"turn or a document by typing it: {remedy}"
+                "turn or a document by typing it: use a byte-level BPE tokenizer"
             )
     return tokenizer
 
 
 def _with_reserved(backend: tokenizers.Tokenizer, size: int = 0) -> tokenizers.Tokenizer:
+    """With reserved tokens up to this size, or to a multiple of 64."""
     used = backend.get_vocab_size(with_added_tokens=True)
-    names = (name for i in itertools.count() if backend.token_to_id(name := f"<|reserved_{i}|>") is None)
-    backend.add_special_tokens(list(itertools.islice(names, (size or round_up(used)) - used)))
+    names = (name for i in count() if backend.token_to_id(name := f"<|reserved_{i}|>") is None)
+    backend.add_special_tokens(list(islice(names, (size or round_up(used)) - used)))
     return backend
 
 
@@ -411,46 +392,39 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     own = {role: ours for role, ours in ROLES.items() if backend.token_to_id(ours) is not None}
     end = named["eos_token"] or own.get("eos_token") or named["pad_token"] or EOS
     others = {"eos_token": end, "pad_token": end, "bos_token": named["pad_token"] or end}
-    with clear_errors(file):
-        roles = {role: named[role] or own.get(role) or others[role] for role in ROLES}
-        tokenizer = Tokenizer(backend, roles, settings)
-        tokenizer.decode(tokenizer.encode("A fox, 7 foxes and an é.\n"))
-    return tokenizer
+    try:
+        return Tokenizer(backend, {role: named[role] or own.get(role) or others[role] for role in ROLES}, settings)
+    except InputError as error:
+        raise InputError(f"{file}: {error}") from None
 
 
 def open_tokenizer(path: str | Path) -> tuple[Path, tokenizers.Tokenizer, Settings]:
     """The tokenizer of a run, a directory or a file: where it is, tokenizer.json, its settings. Raises InputError."""
-
-    def read(path: Path) -> tuple[Path, tokenizers.Tokenizer, Settings]:
-        file = path if path.is_file() else path / "tokenizer.json"
-        if not file.is_file():
-            raise InputError(f"{path}: holds no tokenizer.json: give a run, a checkpoint directory or the file itself")
-        config, template = file.with_name("tokenizer_config.json"), file.with_name("chat_template.jinja")
-        text = read_text(file)
-        with clear_errors(file):
-            backend = tokenizers.Tokenizer.from_str(text)
-        settings = read_json(config, Settings) if config.is_file() else Settings()
-        if template.is_file():
-            settings.chat_template |= {"default": read_text(template)}
-        return file, backend, settings
-
     path = Path(path)
-    named = is_pointer(path) or (path / "checkpoints" / "latest").is_file()
-    return read_checkpoint(path, read) if named else read(path)
-
-
-@contextmanager
-def clear_errors(file: Path) -> Iterator[None]:
-    """Turn all that the library raises into InputError, the panics of its Rust code too."""
+    if is_pointer(path) or (path / "checkpoints" / "latest").is_file():
+        return read_checkpoint(path, open_tokenizer)
+    file = path if path.is_file() else path / "tokenizer.json"
+    if not file.is_file():
+        raise InputError(f"{path}: holds no tokenizer.json: give a run, a checkpoint directory or the file itself")
+    config, template = file.with_name("tokenizer_config.json"), file.with_name("chat_template.jinja")
+    text, settings = read_text(file), read_json(config) if config.is_file() else {}
     try:
-        yield
-    except InputError as error:
-        raise InputError(f"{file}: {error}") from None
+        # transformers 4 writes a token as an object
+        named = {name: settings[name] for name in NAMED if settings.get(name)}
+        named = {name: token["content"] if isinstance(token, dict) else token for name, token in named.items()}
+        templates = settings.get("chat_template") or {}
+        if isinstance(templates, list):
+            templates = {template["name"]: template["template"] for template in templates}
+        backend = tokenizers.Tokenizer.from_str(text)
+        backend.decode(backend.encode("A fox, 7 foxes and an é.\n").ids)
     except (KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as error:  # of a panic too; the library raises nothing more precise
+    except BaseException as error:  # a panic of its Rust code, too; the library raises nothing more precise
         reason = str(error).partition("\n")[0][:200]
-        raise InputError(f"{file}: is not a tokenizer.json that works: {reason}") from None
+        raise InputError(f"{file}: is not a tokenizer.json that works, or {config.name} is not: {reason}") from None
+    templates = {"default": templates} if isinstance(templates, str) else templates
+    templates |= {"default": read_text(template)} if template.is_file() else {}
+    return file, backend, Settings(named, templates)
 
 
 def cut(text: str, length: int) -> list[str]:
@@ -468,31 +442,14 @@ def round_up(size: int) -> int:
     return -(-size // 64) * 64
 
 
-def _in_batches(encode: Any, texts: Iterable[str]) -> Iterator[tokenizers.Encoding]:
+def _in_batches(
+    encode: Callable[..., list[tokenizers.Encoding]], texts: Iterable[str]
+) -> Iterator[tokenizers.Encoding]:
     """The encodings of texts, about TOGETHER characters at a time. Raises ValueError for half a character."""
-    batch: list[str] = []
-    size = 0
-    for text in itertools.chain(texts, [None]):
-        if text is not None:
-            batch.append(text)
-            size += len(text)
-        if text is None or size >= TOGETHER:
-            try:
-                yield from encode(batch, add_special_tokens=False)
-            except TypeError:
-                half = next(c for c in "".join(batch) if "\ud800" <= c <= "\udfff")
-                raise ValueError(f"a text holds {half!a}, half a character: it is not valid UTF-8") from None
-            batch, size = [], 0
-
-
-def _bytes_of(token: str) -> bytes:
-    """The bytes that a byte-level piece stands for."""
-    return bytes(_letter_bytes()[letter] for letter in token)
-
-
-@cache
-def _letter_bytes() -> dict[str, int]:
-    """What each letter of a byte-level tokenizer stands for (GPT-2's table: printable bytes stand for themselves)."""
-    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+    texts = list(texts)
+    batches = zip(accumulate(map(len, texts)), texts, strict=True)
+    for _, batch in groupby(batches, key=lambda item: item[0] // TOGETHER):
+        try:
+            yield from encode([text for _, text in batch], add_special_tokens=False)
+        except TypeError:
+            raise ValueError("a text holds half a character (a surrogate): it is not valid UTF-8") from None

@@ -8,9 +8,8 @@ import sys
 import torch
 
 from configs.command import InputError, exit_on_bad_input, number, whole
-from data.chat import prompt_ids
+from data.chat import prompt_ids, read_reply
 from data.reading.records import Message
-from data.reply import read_reply
 from data.tokenizer import Tokenizer
 from eval.load_model import add_device_option, open_model
 from model import LanguageModel, generate

@@ -332,7 +332,7 @@ def load_run_config(path: str | Path, overrides: list[str] | None = None, *, tru
     try:
         family_of(config.model)
     except NoFamily as error:
-        raise InputError(f"{loaded.where(('model', error.keys[0]))}: {error}") from None
+        raise InputError(f"{loaded.where(('model', error.args[1][0]))}: {error}") from None
     return config
 
 

@@ -30,9 +30,9 @@ CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")  # of a container on Linux
 SMALL_VOCABULARY = 64  # counted, as long as the vocabulary is not known
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "tf32": torch.float32, "fp32": torch.float32}
 FEW_STEPS = 100  # for fewer, compiling is not even considered
-# minutes of plain training from which on compiling pays: it costs about one minute, and saves a tenth of the rest on a
-# CPU and a third on a GPU (EXPERIMENTS.md)
-PAYS_AFTER_MINUTES = {"cpu": 15.0, "cuda": 4.0}
+# minutes of plain training from which on compiling pays: it costs half a minute or more, and saves a tenth of the rest
+# on a CPU; on a GPU some 20 seconds, and more than half of the rest (EXPERIMENTS.md)
+PAYS_AFTER_MINUTES = {"cpu": 15.0, "cuda": 0.5}
 # for a first guess of the minutes: FLOP/s of a core in training (measured in fp32 on an EPYC kept to AVX2), the share
 # of its peak that a GPU reaches, the peak of an unknown one, and seconds that no step is quicker than
 CORE_FLOPS, GPU_SHARE, GPU_FLOPS, LEAST_STEP_S = 25e9, 0.3, 100e12, 0.03

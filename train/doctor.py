@@ -188,7 +188,7 @@ def attention(name: str, precision: str, kind: str, model: ModelConfig) -> Verdi
         if problem := lacks(precision, kind) or why_not(name, here):
             return "--", problem
         draw, sizes = torch.Generator().manual_seed(0), (here.head_dim, here.head_dim, here.value_dim or here.head_dim)
-        heads = zip((2 * model.num_key_value_groups, 2, 2), sizes, strict=True)
+        heads = zip((2 * model.num_attention_heads // model.kv_heads, 2, 2), sizes, strict=True)
         inputs = [torch.randn(2, number, 192, size, generator=draw).to(here.dtype) for number, size in heads]
         results = []
         for backend, device, dtype in (("eager", "cpu", torch.float64), (name, here.device, here.dtype)):

@@ -32,7 +32,6 @@ SPIKE_WINDOW = 30  # steps whose losses a new one is compared with
 SPIKE_DEVIATIONS = 6.0  # how far above their median it must be, in (robust) standard deviations, …
 SPIKE_SHARE = 0.1  # … and as a share of the median
 SILENCE_S, SILENCE = 10.0, 0.05  # without a terminal, for so long and this share of the run nothing need be said
-Media = Path | tuple[list[str], list[list[Any]]]  # a file, or a table: columns, rows
 
 
 class Counts(NamedTuple):
@@ -189,8 +188,8 @@ class Tracker:
                 self.say(f"warning: {file} cannot be written ({error.strerror}); training continues")
             self._disk_failed = True
 
-    def show(self, name: str, media: Media, step: int) -> None:
-        """A picture (.png) or a page (.html) on the disk, or a table, sent elsewhere."""
+    def show(self, name: str, media: Path, step: int) -> None:
+        """A picture (.png) or a page (.html) on the disk, sent elsewhere."""
         self._tell("show", name, media, step)
 
     def progress(self, step: int, seconds: float, **shown: str) -> None:
@@ -264,13 +263,11 @@ class Wandb:
     def log(self, values: dict[str, Any], step: int) -> None:
         self._run.log({**values, "step": step})
 
-    def show(self, name: str, media: Media, step: int) -> None:
+    def show(self, name: str, media: Path, step: int) -> None:
         import wandb
 
-        if not isinstance(media, Path):
-            shown: Any = wandb.Table(columns=list(media[0]), data=media[1])
-        elif media.suffix == ".html":
-            shown = wandb.Html(media.read_text(encoding="utf-8"), inject=False)
+        if media.suffix == ".html":
+            shown: Any = wandb.Html(media.read_text(encoding="utf-8"), inject=False)
         else:
             shown = wandb.Image(str(media))
         self.log({name: shown}, step)
@@ -295,7 +292,7 @@ class TensorBoard:
             if isinstance(value, int | float):
                 self._writer.add_scalar(name, value, step)
 
-    def show(self, name: str, media: Media, step: int) -> None: ...
+    def show(self, name: str, media: Path, step: int) -> None: ...
 
     def finish(self, exit_code: int) -> None:
         self._writer.close()

@@ -25,12 +25,11 @@ from torch.nn.utils.rnn import pad_sequence
 from configs.command import InputError
 from configs.text import escape
 from data.batches import IGNORED, Batch
-from data.chat import prompt_ids
+from data.chat import CALL, prompt_ids
 from data.config import DataConfig, StoryworldSource
 from data.prepare import PreparedData
 from data.reading.documents import documents
 from data.reading.world import talk_about
-from data.reply import CALL
 from eval.questions import Question, is_right, question_of, questions_in
 from eval.tools import Written, described
 from model import LanguageModel

@@ -139,13 +139,14 @@ def main() -> int:
                     print("sweep: stopped; the same command continues from here", file=sys.stderr)
                     return 128 + stopped()
 
+        from eval.compare import read_runs
         from eval.compare.__main__ import compare
 
         paths = [run.config.directory for run in runs if run.config.name not in failed]
         notes = [f"{name} is left out: exit code {code}{REASONS.get(code, '')}" for name, code in failed.items()]
         if paths:
             print()
-            compare(paths, out, decode=not given.skip_decode, notes=notes)
+            compare(read_runs(paths), out, decode=not given.skip_decode, notes=notes)
         return 3 if 3 in failed.values() else next((code if code > 0 else 128 - code for code in failed.values()), 0)
 
 

@@ -6,11 +6,11 @@ counts as missing: tables have a null in every column that a row does not use.
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import dropwhile, takewhile
 from typing import Any, Literal
 
 Role = Literal["system", "user", "assistant", "tool"]
@@ -19,20 +19,21 @@ ROLES: dict[str, Role] = {
     **{"assistant": "assistant", "gpt": "assistant", "chatgpt": "assistant", "function_call": "assistant"},
     **{"tool": "tool", "observation": "tool", "function": "tool"},
 }
-LISTS = ("messages", "conversations")  # the names of a list of messages
-QUESTIONS = ("instruction", "prompt", "question", "query", "input")  # the names of what the user asks, without a list
-ANSWERS = ("output", "completion", "answer", "response")  # and of the answer beside it
+# The layouts. A record has a list of messages, or a question and an answer in fields of their own; a pair has two
+# answers beside a prompt of either kind, or with the prompt in them.
+LISTS = ("messages", "conversations")
+# names of what the user asks, each with those that may hold the second half of the question (Alpaca's `input`)
+QUESTIONS = {"instruction": ("input", "query"), "prompt": ("query",), "question": (), "query": (), "input": ()}
+ANSWERS = ("output", "completion", "answer", "response")
+PAIRS = (("chosen", "rejected"), ("preferred_output", "non_preferred_output"))
 SYSTEMS = ("system", "system_prompt")
 TOOLS = ("tools", "functions")
-PAIRS = (("chosen", "rejected"), ("preferred_output", "non_preferred_output"))
-READ = (*PAIRS[0], *QUESTIONS, *SYSTEMS, *TOOLS, "history")  # fields of a pair that may hold text, all of them read
-NOTHING_SHARED = "{} have no common prompt: let both begin with it, or add a field `prompt`"
+REASONING = ("reasoning_content", "thinking", "reasoning")  # in the order in which transformers looks for them
 # A message's own switch, as projects name it (weight: OpenAI, Mistral; training: axolotl; loss: ms-swift, XTuner;
 # loss_mask: VeOmni, slime; masked: torchtune), and the value that trains on the message.
 SWITCHES = {"weight": 1, "train": 1, "training": 1, "trainable": 1, "loss": 1, "loss_mask": 1, "masked": 0}
 UNCLEAR = ("mask", "loss_scale", "train_detail", "training_detail")  # no single meaning, or more than on and off
 KTO = ("label", "kto_tag")  # whether an answer is a good one
-REASONING = ("reasoning_content", "thinking", "reasoning")  # in the order in which transformers looks for them
 
 
 class BadRecord(ValueError):
@@ -53,15 +54,15 @@ class Message:
     parts: tuple[tuple[str, int], ...] = field(default=(), repr=False)  # nor is this
 
 
+Messages = tuple[Message, ...]
+
+
 @dataclass(frozen=True)
 class Conversation:
     """Messages, and the tools that the assistant may call: {"name": …, "description": …, "parameters": …} each."""
 
-    messages: tuple[Message, ...]
+    messages: Messages
     tools: tuple[dict, ...] = ()
-
-
-Messages = tuple[Message, ...]
 
 
 @dataclass(frozen=True)
@@ -79,30 +80,25 @@ class Pair:
     @property
     def answers(self) -> list[Conversation]:
         """What is trained on."""
-        return [Conversation(one.messages[self.shared :]) for one in (self.chosen, self.rejected)]
+        return [Conversation(side.messages[self.shared :]) for side in (self.chosen, self.rejected)]
 
 
 def text_of(record: Any, text_field: str = "text") -> str:
     """The text of a record: a field (`a.b` is field b of the object in field a), or the record that is itself a text.
     A list of texts is joined by line ends. May be "". Raises BadRecord."""
-    if isinstance(record, str):
-        return _text(record, "the record")
-    if not isinstance(record, dict):
-        raise BadRecord(f"is {_kind(record)}, not an object with a field `{text_field}`")
-    value: Any = record.get(text_field)
-    if value is None:
+    value = record
+    if isinstance(record, dict) and (value := record.get(text_field)) is None:
         value = record
         for name in text_field.split("."):
             value = value.get(name) if isinstance(value, dict) else None
-    if value is None:
-        remedy = "name the one with the text in data.source.text_field"
-        if any(name in record for name in (*LISTS, *ANSWERS)):
-            remedy = "it is a conversation, so set data.records: conversations (or data.source.text_field)"
-        given = {name: field for name, field in record.items() if field is not None}
-        raise BadRecord(f"has no field `{text_field}` (it has {_names(given)}): {remedy}")
-    if isinstance(value, list) and all(isinstance(part, str) for part in value):
+        if value is None:
+            remedy = "name the one with the text in data.source.text_field"
+            if any(name in record for name in (*LISTS, *ANSWERS)):
+                remedy = "it is a conversation, so set data.records: conversations (or data.source.text_field)"
+            raise BadRecord(f"has no field `{text_field}` (it has {_names(record)}): {remedy}")
+    if isinstance(value, list) and value is not record and all(isinstance(part, str) for part in value):
         value = "\n".join(value)
-    return _text(value, f"field `{text_field}`")
+    return _text(value, f"field `{text_field}`" if isinstance(record, dict) else "the record")
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -111,22 +107,27 @@ def text_of(record: Any, text_field: str = "text") -> str:
 
 def conversation_of(record: Any) -> Conversation:
     """The conversation in a record of any layout that docs/data_formats.md lists. Raises BadRecord."""
-    fields = _given(record, "a field `messages` or `conversations`")
+    fields = _fields(record)
     if "chosen" in fields and "rejected" in fields:
-        raise BadRecord(
-            "is a preference pair (`chosen` and `rejected`): set data.records: pairs for train.dpo, or keep the chosen "
-            "answers"
-        )
-    messages = _messages(fields)
-    if system := _system(fields):
-        if messages and (messages[0].get("role") or messages[0].get("from")) in ("system", "developer"):
-            raise BadRecord("has a field `system` and a system message as well: keep one of them")
-        messages = [*system, *messages]
-    conversation = checked_conversation(messages, _tools_in(fields))
-    answers = [message for message in conversation.messages if message.role == "assistant"]
-    if not any(one.weight and (not one.parts or any(weight for _, weight in one.parts)) for one in answers):
-        what = "no assistant message of weight 1" if answers else "no assistant message"
-        raise BadRecord(f"has {what}, so there is nothing to learn: leave it out")
+        raise BadRecord("is a preference pair: set data.records: pairs for train.dpo, or keep the chosen answers")
+    messages = _listed(fields)
+    if not messages:
+        answer = next((name for name in ANSWERS if name in fields), None)
+        if answer is None or not QUESTIONS.keys() & fields.keys():
+            remedy = "set data.records: text" if "text" in fields else "see docs/data_formats.md for known layouts"
+            raise BadRecord(f"holds no conversation (it has {_names(fields)}): {remedy}")
+        messages = [*_question(fields), *_as_messages(fields[answer], "assistant", answer)]
+    conversation, system = checked_conversation(messages, _tools(fields)), _system(fields)
+    if system and conversation.messages[0].role == "system":
+        raise BadRecord("has a field `system` and a system message as well: keep one of them")
+    conversation = Conversation((*system, *conversation.messages), conversation.tools)
+    trained = (
+        message.weight and (not message.parts or any(weight for _, weight in message.parts))
+        for message in conversation.messages
+        if message.role == "assistant"
+    )
+    if not any(trained):
+        raise BadRecord("has no assistant message of weight 1, so there is nothing to learn: leave it out")
     return conversation
 
 
@@ -134,23 +135,21 @@ def checked_conversation(messages: Sequence[Message | dict], tools: Any = ()) ->
     """Messages in any of the known spellings -> a Conversation, which needs no answer yet. Raises BadRecord."""
     if not messages:
         raise BadRecord("holds no messages: give one of the user and one of the assistant, or leave it out")
-    checked, lists_of_tools = [], [_named(tools, "`tools`", "function schemas")]
+    checked = []
     for number, message in enumerate(messages, 1):
         try:
-            checked.append(_message(message if isinstance(message, dict) else asdict(message)))
-            if isinstance(message, dict):  # MiniMind keeps the tools in the system message
-                lists_of_tools.append(_tools_in(message))
+            checked.append(_message(asdict(message) if isinstance(message, Message) else message))
         except BadRecord as error:
             raise BadRecord(f"message {number}: {error}") from None
-    return Conversation(tuple(checked), _only(lists_of_tools))
+    # MiniMind keeps the tools in the system message
+    return Conversation(tuple(checked), _tools({"tools": tools}, *(m for m in messages if isinstance(m, dict))))
 
 
-def _given(record: Any, wanted: str) -> dict:
+def _fields(record: Any) -> dict:
     """The fields that are not null. Raises BadRecord for one that says what is trained on in a way that is not
     followed."""
     if not isinstance(record, dict):
-        remedy = ": set data.records: text" if isinstance(record, str) else ""
-        raise BadRecord(f"is {_kind(record)}, not an object with {wanted}{remedy}")
+        raise BadRecord(f"is {_kind(record)}, not an object with messages (or set data.records: text)")
     fields = {name: value for name, value in record.items() if value is not None}
     for name in (*KTO, *SWITCHES, *UNCLEAR):
         value = fields.get(name)
@@ -162,80 +161,66 @@ def _given(record: Any, wanted: str) -> dict:
     return fields
 
 
-def _messages(fields: dict) -> list[dict]:
-    """A record of any layout -> messages with a `role` or `from` each, not yet checked."""
-    for name in LISTS:
-        if name in fields:
-            messages = _list(fields[name], f"field `{name}`", "messages")
-            for number, message in enumerate(messages, 1):
-                if not isinstance(message, dict):
-                    raise BadRecord(f"message {number} is {_kind(message)}: it must be an object with role and content")
-            return messages
-    answer = next((name for name in ANSWERS if name in fields), "output" if "instruction" in fields else None)
-    if answer is None or not any(name in fields for name in QUESTIONS):
-        layouts = "see docs/data_formats.md for the layouts that are known"
-        remedy = "set data.records: text" if "text" in fields else layouts
-        raise BadRecord(f"holds no conversation (it has {_names(fields)}): {remedy}")
-    if isinstance(fields.get("prompt"), list) and isinstance(fields[answer], list):
-        return _question(fields) + _messages({"messages": fields[answer]})
-    if isinstance(fields.get("prompt"), list):
-        _field(fields, "prompt")
-    return [*_question(fields), {"role": "assistant", "content": _field(fields, answer)}]
+def _listed(fields: dict) -> list:
+    """The messages of a record that lists them."""
+    return next((_list(fields[name], f"field `{name}`") for name in LISTS if name in fields), [])
 
 
-def _question(fields: dict) -> list[dict]:
-    """What the user asks in fields of their own, with the `history` before it. `instruction` and `input` are one
-    question (Alpaca), and so are `prompt` and `query`. Raises BadRecord if other fields ask something else."""
+def _question(fields: dict) -> list:
+    """What the user asks in fields of their own, with the `history` before it: [question, answer] pairs."""
     messages = []
-    for pair in _list(fields.get("history") or [], "field `history`", "[question, answer] pairs"):
-        if not (isinstance(pair, list | tuple) and len(pair) == 2 and all(isinstance(text, str) for text in pair)):
-            raise BadRecord(f"field `history` must be a list of [question, answer] pairs, not hold {str(pair)[:40]!r}")
-        messages += [{"role": role, "content": text} for role, text in zip(("user", "assistant"), pair, strict=True)]
-    if isinstance(fields.get("prompt"), list) and "instruction" not in fields:
-        return messages + _messages({"messages": fields["prompt"]})
-    texts = {name: _field(fields, name) for name in QUESTIONS if name in fields}
+    for turns in _list(fields.get("history"), "field `history`"):
+        if not isinstance(turns, list | tuple) or len(turns) != 2:
+            raise BadRecord(f"field `history` must be a list of [question, answer] pairs, not hold {str(turns)[:40]!r}")
+        messages += [{"role": "user", "content": turns[0]}, {"role": "assistant", "content": turns[1]}]
+    if isinstance(fields.get("prompt"), list):
+        return [*messages, *fields["prompt"]]
+    texts = {name: _text(fields[name], f"field `{name}`") for name in QUESTIONS if name in fields}
     asking = {name: text for name, text in texts.items() if text}
     first = next(iter(asking), "")
-    second = {"instruction": ("input", "query"), "prompt": ("query",)}.get(first, ())
-    used = [first, *[name for name in second if name in asking][:1]]
-    question = "\n".join(asking[name] for name in used if name)
+    second = next((name for name in QUESTIONS.get(first, ()) if name in asking), "")
+    question = "\n".join(asking[name] for name in (first, second) if name)
     for name, text in asking.items():  # the same again, or a prompt that was made of the instruction
-        made_of_it = first == "instruction" and asking[first].strip() in text
-        if not made_of_it and text.strip() not in question:
+        if text.strip() not in question and not (first == "instruction" and asking[first].strip() in text):
             raise BadRecord(f"has `{first}` and `{name}`, which ask different things: put the whole question into one")
     return [*messages, {"role": "user", "content": question}] if texts else messages
 
 
-def _system(fields: dict) -> list[dict]:
+def _system(fields: dict) -> Messages:
     """The system message of a record that has it in a field."""
-    texts = {_field(fields, name) for name in SYSTEMS if fields.get(name)}
+    texts = {_text(fields[name], f"field `{name}`") for name in SYSTEMS if fields.get(name)}
     if len(texts) > 1:
         raise BadRecord("has `system` and `system_prompt`, which differ: keep one of them")
-    return [{"role": "system", "content": text} for text in texts]
+    return tuple(Message("system", text) for text in texts)
 
 
-def _message(raw: dict) -> Message:
+def _as_messages(value: Any, role: Role, name: str) -> list:
+    """What a field says: a text, a message or a list of messages."""
+    if isinstance(value, str):
+        return [{"role": role, "content": value}]
+    return [value] if isinstance(value, dict) else _list(value, f"field `{name}`")
+
+
+def _message(raw: Any) -> Message:
+    """One message of any project."""
+    if not isinstance(raw, dict):
+        raise BadRecord(f"is {_kind(raw)}: it must be an object with role and content")
     fields = {name: value for name, value in raw.items() if value is not None}
     key, body = ("from", "value") if "from" in fields and "role" not in fields else ("role", "content")
-    if key not in fields:
-        raise BadRecord(f"has no `role` (it has {_names(fields)}): say who speaks, {', '.join(ROLES)}")
-    name = fields[key]
+    name = fields.get(key)
     if not isinstance(name, str) or name not in ROLES:
-        raise BadRecord(f"role {name!r} is not known: use one of {', '.join(ROLES)}")
-    if fields.get("function_call") and fields.get("tool_calls"):
-        raise BadRecord("has `function_call` and `tool_calls`: keep one of them")
-    calls = () if name == "function_call" else _calls(fields.get("tool_calls") or fields.get("function_call") or ())
+        raise BadRecord(f"{key} {name!r} is not known: use one of {', '.join(ROLES)}")
+    role, given = ROLES[name], fields.get(body, "")
+    calls = () if name == "function_call" else _calls(fields.get("tool_calls") or fields.get("function_call"))
     if body not in fields and not calls:
         raise BadRecord(f'has no `{body}` (it has {_names(fields)}): give a text, "" for an empty one')
-    given = fields.get(body, "")
-    if isinstance(given, list):  # OpenAI's content parts
-        for part in given:
-            if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-                kind = part.get("type") if isinstance(part, dict) else _kind(part)
-                raise BadRecord(f"`{body}` holds a part that is not text ({kind}): only text can be trained on")
-    content = _text("".join(part["text"] for part in given) if isinstance(given, list) else given, f"`{body}`")
+    parts = given if isinstance(given, list) else []  # OpenAI's content parts
+    for part in parts:
+        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            kind = part.get("type") if isinstance(part, dict) else _kind(part)
+            raise BadRecord(f"`{body}` holds a part that is not text ({kind}): only text can be trained on")
+    content = _text("".join(part["text"] for part in parts) if isinstance(given, list) else given, f"`{body}`")
     reasoning = _text(next((fields[name] for name in REASONING if name in fields), ""), "`reasoning_content`")
-    role = ROLES[name]
     if role != "assistant" and (reasoning or calls):
         raise BadRecord(f"role {name!r} cannot think or call tools: only assistant messages can")
     if role == "assistant" and not reasoning:
@@ -244,36 +229,26 @@ def _message(raw: dict) -> Message:
         content, calls = "", _calls(content)
         if not calls:
             raise BadRecord('calls no function: give {"name": …, "arguments": {…}}')
-    parts: tuple[tuple[str, int], ...] = ()
-    weight = _weight(fields)
-    switch = next((name for name in SWITCHES if name != "weight" and name in fields), None)
+    weight, switch = _weight(fields), next((name for name in [*SWITCHES][1:] if name in fields), None)
     if role != "assistant" and weight and switch:
         raise BadRecord(f"`{switch}` is {fields[switch]!r:.40}, but only what the assistant says can be trained on")
-    if isinstance(given, list) and any(part.get(name) is not None for part in given for name in SWITCHES):
-        if role != "assistant" or reasoning or calls:
-            raise BadRecord(
-                "a part of its content has a `weight`: only an assistant message without thinking and tool calls can "
-                "have that, so leave it out"
-            )
-        parts = tuple((p["text"], _weight({key: p[key] for key in p if p[key] is not None})) for p in given)
-    return Message(role, content, reasoning, calls, weight, parts)
+    weighted = any(part.get(name) is not None for part in parts for name in SWITCHES)
+    if weighted and (role != "assistant" or reasoning or calls):
+        raise BadRecord("a part has a `weight`, which only answers without thinking and tool calls can have")
+    weights = tuple((part["text"], _weight(part)) for part in parts) if weighted else ()
+    return Message(role, content, reasoning, calls, weight, weights)
 
 
 def _weight(fields: dict) -> int:
     """Whether a message, or a part of one, is trained on."""
-    weights = {}
-    for name, on in SWITCHES.items():
-        if name in fields:
-            if fields[name] not in (0, 1):
-                raise BadRecord(
-                    f"`{name}` is {fields[name]!r:.40}: use {on}, or {1 - on} for an answer that is not trained on"
-                )
-            weights[name] = int(fields[name] == on)
-    if unclear := [name for name in UNCLEAR if name in fields]:
-        raise BadRecord(f"`{unclear[0]}` means different things in different projects: use `weight` (1 or 0) instead")
-    if len(set(weights.values())) > 1:
-        raise BadRecord(f"{' and '.join(f'`{name}`' for name in weights)} contradict each other: keep one of them")
-    return next(iter(weights.values()), 1)
+    given = {name: fields[name] for name in (*SWITCHES, *UNCLEAR) if fields.get(name) is not None}
+    for name, value in given.items():
+        if name in UNCLEAR or value not in (0, 1):
+            raise BadRecord(f"`{name}` is {value!r:.40}: use `weight`, 1 or 0 (0: it is not trained on)")
+    weights = {int(value == SWITCHES[name]) for name, value in given.items()}
+    if len(weights) > 1:
+        raise BadRecord(f"{' and '.join(f'`{name}`' for name in given)} contradict each other: keep one of them")
+    return weights.pop() if weights else 1
 
 
 def split_thinking(content: str) -> tuple[str, str]:
@@ -286,23 +261,31 @@ def split_thinking(content: str) -> tuple[str, str]:
 
 
 def _calls(raw: Any) -> tuple[dict, ...]:
-    """Tool calls, with or without OpenAI's {"function": …} around each -> {"name", "arguments"} each."""
-    calls = _parsed(raw, "`tool_calls`")
-    result = []
-    for call in _named([calls] if isinstance(calls, dict) else calls, "`tool_calls`", "calls"):
+    """Tool calls -> {"name", "arguments"} each."""
+    calls = []
+    for call in _named(raw, "`tool_calls`"):
         arguments = call.get("arguments")
         if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
             arguments = {}
         if not isinstance(_parsed(arguments, f"the arguments of {call['name']}"), dict):
             raise BadRecord(f"the arguments of {call['name']} must be an object, not {_kind(arguments)}")
-        result.append({"name": call["name"], "arguments": arguments})
-    return tuple(result)
+        calls.append({"name": call["name"], "arguments": arguments})
+    return tuple(calls)
 
 
-def _named(raw: Any, what: str, of_what: str) -> tuple[dict, ...]:
-    """Objects with a name each, without OpenAI's {"function": …} around them, that can be written as JSON."""
+def _tools(*holders: dict) -> tuple[dict, ...]:
+    """The tools that a record and its messages list."""
+    lists = [tools for fields in holders for name in TOOLS if (tools := _named(fields.get(name), "`tools`"))]
+    if len(lists) > 1:
+        raise BadRecord("lists its tools in more than one place: keep one of them")
+    return lists[0] if lists else ()
+
+
+def _named(raw: Any, what: str) -> tuple[dict, ...]:
+    """Tools or calls: objects with a name each, with or without OpenAI's {"function": …} around them."""
+    value = _parsed(raw, what)
     named = []
-    for given in _list(raw, what, of_what):
+    for given in [value] if isinstance(value, dict) else _list(value, what):
         function = given["function"] if isinstance(given, dict) and given.get("function") else given
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise BadRecord(f'{what} must hold objects with a "name" each')
@@ -314,18 +297,6 @@ def _named(raw: Any, what: str, of_what: str) -> tuple[dict, ...]:
     return tuple(named)
 
 
-def _tools_in(fields: dict) -> tuple[dict, ...]:
-    """The tools that a record or a message lists."""
-    return _only([_named(fields.get(name) or (), "`tools`", "function schemas") for name in TOOLS])
-
-
-def _only(lists_of_tools: list[tuple[dict, ...]]) -> tuple[dict, ...]:
-    given = [tools for tools in lists_of_tools if tools]
-    if len(given) > 1:
-        raise BadRecord("lists its tools in more than one place: keep one of them")
-    return given[0] if given else ()
-
-
 # ---------------------------------------------------------------------------------------------------------
 # a pair: one prompt, a chosen answer and a rejected one
 
@@ -333,152 +304,124 @@ def _only(lists_of_tools: list[tuple[dict, ...]]) -> tuple[dict, ...]:
 def pair_of(record: Any) -> Pair:
     """The pair in a record of any layout that docs/data_formats.md lists. Raises BadRecord.
 
-    MiniMind: `chosen` and `rejected` are whole conversations. TRL: the same, or only the answers, with `prompt` beside
-    them; texts or messages. OpenAI: `input`, `preferred_output`, `non_preferred_output`. LLaMA-Factory:
-    `conversations` or `instruction` beside the two answers.
+    The answers are texts or messages. The prompt stands beside them, as in a conversation, or they hold it, or both.
     """
-    fields = _given(record, "`chosen` and `rejected`")
+    fields = _fields(record)
     names = next((names for names in PAIRS if any(name in fields for name in names)), PAIRS[0])
     for name in names:
         if name not in fields:
             raise BadRecord(f"has no `{name}`, which a pair needs (it has {_names(fields)}): add it")
-    both = f"`{names[0]}` and `{names[1]}`"
     prompt, tools = _prompt(fields)
     answers = [fields[name] for name in names]
     if all(isinstance(answer, str) for answer in answers):
-        if prompt and prompt[-1].role != "system":
-            question = prompt[-1].content
-            ends = [answer[len(question) :] if answer.startswith(question) else "" for answer in answers]
-            if question.strip() and all(end[:1].isspace() for end in ends):
-                raise BadRecord(f"{both} begin with the prompt, which stands beside them too: keep it in one place")
-        else:
+        if not _turns(prompt):  # the texts hold it
             question, answers = _split(answers, fields)
             prompt = (*prompt, Message("user", question))
-        answers = [[{"role": "assistant", "content": answer}] for answer in answers]
-    conversations = []
+        else:
+            question = prompt[-1].content.strip()
+            if question and all(re.match(rf"\s*{re.escape(question)}\s", answer) for answer in answers):
+                raise BadRecord("`chosen` and `rejected` begin with the prompt that stands beside them: keep one")
+    sides = []
     for name, answer in zip(names, answers, strict=True):
-        messages = [answer] if isinstance(answer, dict) else answer
-        if not isinstance(messages, list) or not messages or not all(isinstance(one, dict) for one in messages):
-            raise BadRecord(f"`{name}` must be a text or a list of messages, as the other answer is")
-        conversation = checked_conversation(messages)
-        conversations.append(_behind(prompt, conversation.messages, name))
-        if conversation.tools and tools and conversation.tools != tools:
+        side = checked_conversation(_as_messages(answer, "assistant", name))
+        sides.append(_joined(prompt, side.messages, name))
+        if side.tools and tools and side.tools != tools:
             raise BadRecord("the prompt and the two answers list different tools: give all of them the same")
-        tools = tools or conversation.tools
-    chosen, rejected = (Conversation(messages, tools) for messages in conversations)
+        tools = tools or side.tools
+    chosen, rejected = sides
     if chosen == rejected:
-        raise BadRecord(f"{both} are equal, so there is nothing to prefer: leave the pair out")
-    alike = (one == other for one, other in zip(*conversations, strict=False))  # how many messages both begin with
-    shared = sum(itertools.takewhile(bool, alike))
-    if not _turns(chosen.messages[:shared]):
-        raise BadRecord(NOTHING_SHARED.format(both))
-    for name, messages in zip(names, conversations, strict=True):
+        raise BadRecord("has two answers that are equal, so there is nothing to prefer: leave the pair out")
+    shared = sum(takewhile(bool, (a == b for a, b in zip(chosen, rejected, strict=False))))
+    if not _turns(chosen[:shared]) or not _holds(chosen[:shared], _turns(prompt)):
+        raise BadRecord(f"has no common prompt before the place where `{names[0]}` and `{names[1]}` differ: add one")
+    for name, messages in zip(names, sides, strict=True):
         if shared >= len(messages) or messages[shared].role != "assistant":
             raise BadRecord(f"`{name}` has no answer of the assistant behind the common prompt: add it")
-    if not _holds(chosen.messages[:shared], _turns(prompt)):
-        raise BadRecord(f"the prompt does not stand before the place where {both} differ")
-    return Pair(chosen, rejected, shared)
+    return Pair(Conversation(chosen, tools), Conversation(rejected, tools), shared)
 
 
 def _prompt(fields: dict) -> tuple[Messages, tuple[dict, ...]]:
     """The prompt that stands beside the answers, () where they hold it; and the tools."""
-    if "preferred_output" in fields or "non_preferred_output" in fields:  # OpenAI's
-        there = fields.get("input")
-        if not isinstance(there, dict) or "messages" not in there:
+    if any(name in fields for name in PAIRS[1]):  # OpenAI's
+        beside = fields.get("input")
+        if not isinstance(beside, dict) or "messages" not in beside:
             raise BadRecord('has no `input` with messages: give {"messages": […]}')
-        given, tools = _messages({"messages": there["messages"]}), _tools_in(there) or _tools_in(fields)
+        messages, tools = _list(beside["messages"], "field `messages`"), _tools(beside) or _tools(fields)
     else:
-        given, tools = _question({name: value for name, value in fields.items() if value != ""}), _tools_in(fields)
-        lists = [fields[name] for name in LISTS if name in fields]
-        if not given and lists:
-            given = _messages({"messages": lists[0]})
-        elif given and lists and fields.get("chosen") not in lists:  # one that is the chosen answer adds nothing
+        messages, tools = _question({name: value for name, value in fields.items() if value != ""}), _tools(fields)
+        listed = _listed(fields)
+        if messages and listed and listed != fields.get("chosen"):  # those that are the chosen answer add nothing
             raise BadRecord("has its prompt as messages and in a field of its own: keep one of them")
-    if not (messages := [*_system(fields), *given]):
-        return (), tools
-    conversation = checked_conversation(messages, tools)
-    if conversation.messages[-1].role == "assistant":
+        messages = messages or listed
+    if not messages:
+        return _system(fields), tools
+    prompt = checked_conversation(messages, tools)
+    if prompt.messages[-1].role == "assistant":
         raise BadRecord("the prompt ends with an answer: leave that one out, or ask something behind it")
-    return conversation.messages, conversation.tools
+    return (*_system(fields), *prompt.messages), prompt.tools
 
 
 def _split(answers: Sequence[str], fields: dict) -> tuple[str, list[str]]:
     """Texts that hold the prompt: it is what both begin with, up to the last white space before two answers."""
-    unread = [name for name, text in fields.items() if isinstance(text, str) and name not in READ]
-    if unread := [name for name in unread if len(fields[name].split()) > 1]:
-        raise BadRecord(
-            f"has no prompt that is known, but a text in `{unread[0]}`: name it `prompt` if it is that, otherwise "
-            "leave it out"
-        )
-    alike = itertools.takewhile(
-        lambda both: both[0] == both[1], zip(*(text.rstrip() for text in answers), strict=False)
-    )
+    known = {*PAIRS[0], *QUESTIONS, *SYSTEMS, *TOOLS, "history"}
+    for name, text in fields.items():
+        if name not in known and isinstance(text, str) and len(text.split()) > 1:
+            raise BadRecord(f"has no prompt but a text in `{name}`: name it `prompt` if it is that, or leave it out")
+    alike = takewhile(lambda both: both[0] == both[1], zip(*(text.rstrip() for text in answers), strict=False))
     common = re.sub(r"\S*$", "", "".join(letter for letter, _ in alike)).rstrip()
     if not common:
-        raise BadRecord(NOTHING_SHARED.format("`chosen` and `rejected`"))
+        raise BadRecord("has no common prompt: let both answers begin with it, or add a field `prompt`")
     return common, [text[len(common) :].lstrip() for text in answers]
 
 
-def _behind(prompt: Messages, answer: Messages, name: str) -> Messages:
+def _joined(prompt: Messages, answer: Messages, name: str) -> Messages:
     """A prompt and an answer, where the answer may hold the prompt, a longer one, or its end: each message once."""
     question, turns = _turns(prompt), _turns(answer)
     system, own = prompt[: len(prompt) - len(question)], answer[: len(answer) - len(turns)]
-    if system and own and not _same(system, own):
+    if system and own and _said(system) != _said(own):
         raise BadRecord(f"`{name}` has another system message than the prompt: keep one of them")
-    system = own or system
-    if _holds(turns[:-1], question):
-        return system + turns
     if not turns or turns[0].role == "assistant":  # the answer alone
-        return system + question + turns
-    for size in range(min(len(question), len(turns) - 1), 0, -1):
-        if _same(question[-size:], turns[:size]):
-            return system + question[:-size] + turns
-    raise BadRecord(f"`{name}` begins with another question than the prompt: give the answer alone, or no prompt")
+        turns = question + turns
+    elif not _holds(turns[:-1], question):
+        raise BadRecord(f"`{name}` begins with another question than the prompt: give the answer alone")
+    return (own or system) + turns
 
 
 def _turns(messages: Messages) -> Messages:
     """Without the system messages at the beginning."""
-    return tuple(itertools.dropwhile(lambda message: message.role == "system", messages))
+    return tuple(dropwhile(lambda message: message.role == "system", messages))
 
 
-def _same(some: Messages, others: Messages) -> bool:
-    """Whether the messages say the same, white space around them aside."""
-    return [(m.role, m.content.strip(), m.reasoning_content.strip(), m.tool_calls) for m in some] == [
-        (m.role, m.content.strip(), m.reasoning_content.strip(), m.tool_calls) for m in others
-    ]
+def _said(messages: Messages) -> list[tuple]:
+    """What messages say, white space around them aside."""
+    return [(m.role, m.content.strip(), m.reasoning_content.strip(), m.tool_calls) for m in messages]
 
 
 def _holds(messages: Messages, some: Messages) -> bool:
     """Whether these messages stand among the others, one behind the other."""
-    return any(_same(messages[i : i + len(some)], some) for i in range(len(messages) - len(some) + 1))
+    return any(_said(messages[i : i + len(some)]) == _said(some) for i in range(len(messages) - len(some) + 1))
 
 
 # ---------------------------------------------------------------------------------------------------------
-# fields
+# values
 
 
-def _list(value: Any, what: str, of_what: str) -> list:
+def _list(value: Any, what: str) -> list:
+    """A list, or the JSON text of one; [] for null."""
     value = _parsed(value, what)
     if not isinstance(value, list | tuple):
-        raise BadRecord(f"{what} is {_kind(value)}: it must be a list of {of_what}")
+        raise BadRecord(f"{what} is {_kind(value)}: it must be a list")
     return list(value)
 
 
 def _parsed(value: Any, what: str) -> Any:
-    """A value that may be JSON text."""
+    """A value that may be JSON text; [] for none."""
     if not isinstance(value, str):
-        return value
+        return [] if value is None else value
     try:
         return json.loads(value) if value.strip() else []
     except (ValueError, RecursionError) as error:
         raise BadRecord(f"{what} is not valid JSON: {error}") from None
-
-
-def _field(fields: dict, name: str) -> str:
-    """A field that must exist and be a text."""
-    if name not in fields:
-        raise BadRecord(f"has no field `{name}` (it has {_names(fields)}): add it, or leave the record out")
-    return _text(fields[name], f"field `{name}`")
 
 
 def _text(value: Any, what: str) -> str:
@@ -492,9 +435,9 @@ def _text(value: Any, what: str) -> str:
 
 
 def _names(record: dict) -> str:
-    return ", ".join(str(name) or "one without a name" for name in record) or "no fields"
+    return ", ".join(f"`{name}`" for name, value in record.items() if value is not None) or "no fields"
 
 
 def _kind(value: Any) -> str:
-    names = {dict: "an object", list: "a list", str: "a text", bool: "true or false", int: "a number"}
-    return names.get(type(value), "null" if value is None else "a number" if isinstance(value, float) else "not text")
+    names = {dict: "an object", list: "a list", str: "a text", bool: "true or false", type(None): "null"}
+    return names.get(type(value), "a number" if isinstance(value, int | float) else "not text")

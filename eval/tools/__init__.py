@@ -24,8 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from data.chat import end_of_turn_ids, next_prompt_ids
-from data.reply import CALL, Reply, read_call, read_reply
+from data.chat import CALL, Reply, end_of_turn_ids, next_prompt_ids, read_call, read_reply
 from data.tokenizer import Tokenizer
 from model import LanguageModel, generate, left_pad
 
@@ -36,18 +35,10 @@ MOST_SENTENCES = 8
 ERROR = "error: "  # what the response to a wrong call begins with
 
 OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-    ast.Pow: operator.pow,
-    ast.UAdd: operator.pos,
-    ast.USub: operator.neg,
+    **{ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv},
+    **{ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Pow: operator.pow},
+    **{ast.UAdd: operator.pos, ast.USub: operator.neg},
 }
-
-
 SCHEMAS = tuple(
     {
         "name": name,

@@ -9,8 +9,7 @@ import torch
 
 from configs.files import checkpoint_directory
 from data.batches import IGNORED
-from data.chat import prompt_ids
-from data.reply import read_reply
+from data.chat import prompt_ids, read_reply
 from eval import tools as answers
 from eval.tools import MOST_CALLS, described, respond, write_answers
 from eval.tools.sums import sums_chat

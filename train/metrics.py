@@ -28,9 +28,8 @@ from train.checkpoint import TrainerState
 from train.config import RunConfig
 from train.device import Device, known_peak, memory_gb
 
-SPIKE_WINDOW = 30  # steps whose losses a new one is compared with
-SPIKE_DEVIATIONS = 6.0  # how far above their median it must be, in (robust) standard deviations, …
-SPIKE_SHARE = 0.1  # … and as a share of the median
+# a spike: so far above the median of the last losses, in (robust) standard deviations and as a share of it
+SPIKE_WINDOW, SPIKE_DEVIATIONS, SPIKE_SHARE = 30, 6.0, 0.1
 SILENCE_S, SILENCE = 10.0, 0.05  # without a terminal, for so long and this share of the run nothing need be said
 
 
@@ -121,11 +120,8 @@ class Meter:
 
 
 def spike_median(losses: list[float], loss: float) -> float | None:
-    """Whether a loss is a spike: far above the losses of the last steps, whose median is returned then.
-
-    Far: in median absolute deviations, which a single spike among the losses hardly changes. `losses` takes in the new
-    one and keeps the last SPIKE_WINDOW.
-    """
+    """The median of the last losses, if this one is a spike: far above them in median absolute deviations, which one
+    more spike among them hardly changes. `losses` takes in the new one and keeps the last SPIKE_WINDOW."""
     median = None
     if len(losses) == SPIKE_WINDOW:
         middle = statistics.median(losses)

@@ -204,44 +204,38 @@ def test_memory_that_runs_out_in_the_validation_of_one_fsdp2_process_ends_the_ru
 SIZE, CALLS = 3, 6
 
 
-def numbers(rank: int, call: int) -> list[torch.Tensor]:
-    """What process `rank` brings to a call: more every time, so that the room has to grow."""
-    draw = torch.Generator().manual_seed(100 * call + rank)
-    return [torch.randn(3 + call, 5, generator=draw), torch.randn(7 * call + 1, generator=draw)]
-
-
-def matrices(call: int) -> list[torch.Tensor]:
-    """What they share to compute: two stacks, of which one has fewer matrices than there are processes."""
-    draw = torch.Generator().manual_seed(call)
-    return [torch.randn(5, 4, 6, generator=draw), torch.randn(2, 3, 3, generator=draw)]
+def tensors(call: int, rank: int = 0) -> list[torch.Tensor]:
+    """Two that a process brings to a call, more every time, so that the room has to grow; and two stacks of matrices,
+    of which one has fewer than there are processes."""
+    draw, shapes = (
+        torch.Generator().manual_seed(100 * call + rank),
+        [(3 + call, 5), (7 * call + 1,), (5, 4, 6), (2, 3, 3)],
+    )
+    return [torch.randn(shape, generator=draw) for shape in shapes]
 
 
 def add_up_and_put_together(folder: Path, quickest: int) -> None:
-    rank, size = dist.get_rank(), dist.get_world_size()
-    memory = SharedMemory(rank, size)
+    rank = dist.get_rank()
+    memory = SharedMemory(rank, SIZE)
     for call in range(CALLS):
-        own = numbers(rank, call)
+        own = tensors(call, rank)[:2]
         memory.add_up(own)
         if rank != quickest:
             time.sleep(0.02)  # what it reads now must still be there when the quickest is in the next call
-        items = matrices(call)
-        torch.save((own, memory.in_shares(orthogonalize, items)), folder / f"{rank}_{call}.pt")
+        torch.save(own + memory.in_shares(orthogonalize, tensors(call)[2:]), folder / f"{rank}_{call}.pt")
 
 
 @pytest.mark.parametrize("quickest", range(SIZE))
-def test_all_processes_find_the_sum_in_the_order_of_their_ranks(tmp_path, quickest):
+def test_all_processes_find_the_sum_and_the_shares_of_all_bit_by_bit(tmp_path, quickest):
     left = set(IN_MEMORY.glob("headlight-*"))
     assert run_world(SIZE, in_a_group, add_up_and_put_together, tmp_path, quickest) == [0] * SIZE
     for call in range(CALLS):
-        brought = [numbers(rank, call) for rank in range(SIZE)]
-        expected = [torch.stack(tensors).sum(dim=0) for tensors in zip(*brought, strict=True)]
-        items = matrices(call)
-        found = [torch.load(tmp_path / f"{rank}_{call}.pt") for rank in range(SIZE)]
-        for own, orthogonal in found:
+        brought = zip(*(tensors(call, rank)[:2] for rank in range(SIZE)), strict=True)
+        expected = [torch.stack(each).sum(dim=0) for each in brought] + [orthogonalize(x) for x in tensors(call)[2:]]
+        results = [torch.load(tmp_path / f"{rank}_{call}.pt") for rank in range(SIZE)]
+        for own in results:
             torch.testing.assert_close(own, expected)
-            torch.testing.assert_close(orthogonal, [orthogonalize(each) for each in items])
-            assert all(torch.equal(mine, first) for mine, first in zip(orthogonal, found[0][1], strict=True))
-            assert all(torch.equal(mine, first) for mine, first in zip(own, found[0][0], strict=True))
+            assert all(torch.equal(mine, first) for mine, first in zip(own, results[0], strict=True))
     assert set(IN_MEMORY.glob("headlight-*")) <= left
 
 

@@ -373,24 +373,18 @@ def test_where_processes_start_anew_or_halve_their_rows_together_no_bit_changes(
     assert trace(tmp_path / "runs/changed") == trace(tmp_path / "runs/tiny")
 
 
-def processes_on(tmp_path: Path, cores: int, monkeypatch, **changes) -> int:
-    monkeypatch.setattr(torch, "get_num_threads", lambda: cores)
-    train = {"tokens_per_step": 4096} | changes.pop("train", {})
-    return number_of_processes(load_run_config(write_config(tmp_path, train=train, **changes)))
-
-
 def test_auto_is_one_a_core_with_at_least_512_tokens_each_and_a_run_keeps_its_number(tmp_path, monkeypatch):
+    def number(cores: int, **train) -> int:
+        monkeypatch.setattr(torch, "get_num_threads", lambda: cores)
+        return number_of_processes(load_run_config(write_config(tmp_path, train={"tokens_per_step": 4096} | train)))
+
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    assert processes_on(tmp_path, 1, monkeypatch) == 1
-    assert processes_on(tmp_path, 2, monkeypatch) == 2
-    assert processes_on(tmp_path, 6, monkeypatch) == 4  # 128 rows, which 6 cannot share
-    assert processes_on(tmp_path, 64, monkeypatch) == 8
-    assert processes_on(tmp_path, 2, monkeypatch, train={"tokens_per_step": 512}) == 1
-    assert processes_on(tmp_path, 2, monkeypatch, train={"processes": 4}) == 4
-    assert processes_on(tmp_path, 4, monkeypatch, train={"parallel": "fsdp2"}) == 1
+    assert [number(cores) for cores in (1, 2, 6, 64)] == [1, 2, 4, 8]  # 128 rows, which 6 cannot share
+    assert number(2, tokens_per_step=512) == 1
+    assert number(2, processes=4) == 4
+    assert number(4, parallel="fsdp2") == 1
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert processes_on(tmp_path, 4, monkeypatch) == 1  # torchrun's
+    assert number(4) == 1  # torchrun's
     monkeypatch.delenv("WORLD_SIZE")
     assert command(config_of(tmp_path, tokens_per_step=1024), TWO)[0] == 0
-    for cores, expected in ((8, 2), (1, 1)):  # a resumed run keeps its number where there are as many cores
-        assert processes_on(tmp_path, cores, monkeypatch) == expected
+    assert [number(cores) for cores in (8, 1)] == [2, 1]  # a resumed run keeps its number where there are as many cores

@@ -6,12 +6,13 @@ None of these programs stops a run: one that raises is switched off, and the run
 from __future__ import annotations
 
 import math
+import os
 import secrets
 import statistics
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -223,9 +224,11 @@ class Tracker:
         both sides of `… | tee log`, and the checkpoint is still to be written."""
         if self.writes:
             self._said = time.monotonic()
-            with suppress(OSError):
+            try:
                 self.bar.write(text, file=sys.stdout)
                 sys.stdout.flush()
+            except OSError:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # and what still waits goes nowhere
 
     def close(self, exit_code: int = 0) -> None:
         """Close the bar, and the others' runs with our exit code."""

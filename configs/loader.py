@@ -245,14 +245,14 @@ def _merge(values: dict[Key, Any], path: Path, prefix: KeyPath, into: LoadedConf
             into.set(key, value, place)
 
 
-def _get(values: Any, key: KeyPath) -> Any:
+def _get(values: Any, key: KeyPath, missing: Any = None) -> Any:
     for part in key:
         if isinstance(values, list) and part.isdecimal() and int(part) < len(values):
             values = values[int(part)]
         elif isinstance(values, dict) and part in values:
             values = values[part]
         else:
-            return None
+            return missing
     return values
 
 
@@ -286,10 +286,8 @@ def validate(schema: type[Model], loaded: LoadedConfig, section: str | None = No
 def _explain(problem: Any, known: list[KeyPath], prefix: KeyPath, loaded: LoadedConfig) -> tuple[str, str]:
     """(where and which key, what is wrong with it)"""
     key, kind = prefix, problem["type"]
-    parts = list(map(str, problem["loc"]))
-    for i, part in enumerate(parts):  # pydantic also names kinds ("source", "files", "path") and members of unions
-        is_last = i == len(parts) - 1 and kind in ("extra_forbidden", "missing")
-        if is_last or _get(loaded.values, (*key, part)) is not None or (*_plain(key), part) in known:
+    for part in map(str, problem["loc"]):  # pydantic also names kinds ("source", "files", "path") and members of unions
+        if (*_plain(key), part) in known or _get(loaded.values, (*key, part), ...) is not ...:
             key = (*key, part)
     message = problem["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
     if kind == "value_error":  # a check that sees several keys names them: the one set last is the one to look at

@@ -65,8 +65,8 @@ def read_json(file: Path, kind: Any = dict[str, Any]) -> Any:
 
 
 def parse_json(text: str | bytes, where: str, kind: Any = dict[str, Any]) -> Any:
-    """The value of a JSON text. kind: what it must be; a pydantic model stands for a dictionary. where: its file, and its
-    line if it is one of several. Raises DamagedFile."""
+    """The value of a JSON text. kind: what it must be; a pydantic model stands for a dictionary. where: its file, and
+    its line if it is one of several. Raises DamagedFile."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:  # also too many digits, no UTF-8, nested too deep

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from configs.command import InputError, still_busy
-from configs.files import resolve
 from data.config import HubSource
 
 if TYPE_CHECKING:
@@ -76,7 +75,7 @@ def search(
 
 def _expand(path: str, key: str, train_only: bool, left_out: list[Path]) -> list[Path]:
     """The files that one path names; adds what else is in a folder to `left_out`."""
-    given, known = resolve(path, key), " ".join(KINDS)
+    given, known = Path(path).expanduser(), " ".join(KINDS)
     if given.is_file():
         if kind_of(given) not in KINDS:
             raise InputError(f"{key}: {path} is a {given.suffix or 'nameless kind of'} file: use one of {known}")

@@ -70,10 +70,9 @@ def whole(*before: str) -> dict:
         ({"instruction": "Who?", "prompt": "### Who?\n### Answer:", **TEXTS}, ["Who?"]),  # made of the instruction
         ({"prompt": "Who?", "messages": talk("Who?", "I sang"), **whole("Who?")}, ["Who?"]),  # UltraFeedback
         ({**EARLIER, "prompt": "Who?", "system": "Be kind.", **ALONE}, ["S: Be kind.", "Hi", "Hello", "Who?"]),
-        # and the answers hold it as well, or a longer one, or its end
+        # and the answers hold it as well, or a longer one
         ({"system": "Be kind.", "prompt": "Who?", **whole("S: Be kind.", "Who?")}, ["S: Be kind.", "Who?"]),
         ({"prompt": "Who?", **whole("Hi", "Hello", "Who?")}, ["Hi", "Hello", "Who?"]),
-        ({"prompt": talk("Hi", "Hello", "Who?"), **whole("Who?")}, ["Hi", "Hello", "Who?"]),
         # only the answers hold it
         (whole("Hi", "Hello", "Who?") | {"system": "Be kind."}, ["S: Be kind.", "Hi", "Hello", "Who?"]),
         ({"chosen": "Peru? Lima. It lies by the sea.", "rejected": "Peru? Lima."}, ["Peru?"]),

@@ -62,7 +62,7 @@ quick() { # the limits make eight minutes together; one shape is compiled
     measure sft 40 "$PYTHON" -m train.sft configs/sft_demo.yaml name=chat init_from="$OUT/runs/base" "${five[@]}" \
         eval.questions=0
     measure grpo 45 "$PYTHON" -m train.grpo configs/grpo_demo.yaml name=grpo init_from="$OUT/runs/chat" "${five[@]}" \
-        eval.questions=0
+        eval.questions=0 grpo.reward=tests.train.grpo_helpers:vowels  # one that an untrained model earns
     measure distill_on_policy 45 "$PYTHON" -m train.distill configs/distill_demo.yaml name=student "${five[@]}" \
         distill.teacher="$OUT/runs/base" distill.on_policy=1.0 distill.max_new_tokens=16 \
         data.sequence_length=128

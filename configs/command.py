@@ -17,8 +17,7 @@ import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from contextlib import contextmanager, suppress
 from typing import Any, TextIO
 
 from pydantic import ValidationError
@@ -36,11 +35,8 @@ def exit_on_bad_input(command: Callable[[], int | None]) -> None:
     """Run a command and end the process: one clear line and exit code 2 for bad input."""
     if spec := sys.modules["__main__"].__spec__:  # what argparse calls the program; from Python 3.14 on by itself
         sys.argv[0] = f"python -m {spec.name.removesuffix('.__main__')}"
-    stdout = sys.stdout
+    stdout, code, line = sys.stdout, 0, ""
     sys.stdout = Plain(stdout)
-    if "ATEN_CPU_CAPABILITY" in os.environ:
-        _keep_compiled_code_apart(os.environ["ATEN_CPU_CAPABILITY"])
-    code, line = 0, ""
     try:
         code = command() or 0
         sys.stdout.flush()
@@ -48,8 +44,9 @@ def exit_on_bad_input(command: Callable[[], int | None]) -> None:
         code, line = 2, f"error: {error}"
     except KeyboardInterrupt:
         code, line = 130, "stopped; run the same command again to continue"
-    except BrokenPipeError:  # `… | head -1`: the reader has what they wanted
+    except BrokenPipeError:  # `… | head -1`: the reader has what they wanted, and what still waits goes nowhere
         code = 141
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stdout.fileno())
     except OSError as error:  # no permission, a full disk
         code, line = 2, f"error: {f'{error.filename}: ' if error.filename else ''}{error.strerror or error}"
     except Exception as error:
@@ -59,15 +56,10 @@ def exit_on_bad_input(command: Callable[[], int | None]) -> None:
         elif os.environ.get("HEADLIGHT_TRACEBACK"):
             traceback.print_exc()
         else:
-            with tempfile.NamedTemporaryFile(
-                "w", prefix="headlight-", suffix=".txt", delete=False, encoding="utf-8"
-            ) as file:
-                traceback.print_exc(file=file)
+            with tempfile.NamedTemporaryFile("wb", prefix="headlight-", suffix=".txt", delete=False) as file:
+                file.write(traceback.format_exc().encode("utf-8", "backslashreplace"))
             line += f" (traceback: {file.name})"
     finally:
-        if code:  # what nobody reads is dropped here, or Python would try to write it at its end and exit with 120
-            survive_lost_output()
-            sys.stdout.flush()
         sys.stdout = stdout
     if line and os.environ.get("RANK", "0") == "0":  # under torchrun every process finds the same
         print(escape(line), file=sys.stderr)
@@ -77,11 +69,8 @@ def exit_on_bad_input(command: Callable[[], int | None]) -> None:
 class Plain:
     """A standard output on which text of others stays text: no control characters but line ends and tabs.
 
-    stream: the output itself, for a command that writes colours. is_needed: whether the command ends when nobody
-    reads its output any more (`… | head`), as other programs do.
+    stream: the output itself, for a command that writes colours.
     """
-
-    is_needed = True
 
     def __init__(self, stream: TextIO):
         self.stream = stream
@@ -89,55 +78,16 @@ class Plain:
             stream.reconfigure(errors="backslashreplace")
 
     def write(self, text: str) -> int:
-        """Write the text, and return its length."""
-        try:
-            self.stream.write(plain(text))
-        except OSError:
-            self._lose()
-        return len(text)
-
-    def flush(self) -> None:
-        """Write what waits."""
-        try:
-            self.stream.flush()
-        except OSError:
-            self._lose()
-
-    def _lose(self) -> None:
-        if self.is_needed:
-            raise  # what the stream raised
-        os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())  # and what still waits goes nowhere
+        return self.stream.write(plain(text))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stream, name)
-
-
-def survive_lost_output() -> None:
-    """From here on the command continues when nobody reads its output, or its disk is full: its work is worth more.
-    Ctrl-C ends both sides of `… | tee log`, and the checkpoint is still to be written."""
-    if isinstance(sys.stdout, Plain):
-        sys.stdout.is_needed = False
 
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Python's MemoryError, torch's on a GPU, and what torch raises on a CPU: a plain RuntimeError that says so."""
     names = {kind.__name__ for kind in type(error).__mro__}
     return bool(names & {"MemoryError", "OutOfMemoryError"}) or "DefaultCPUAllocator" in str(error)
-
-
-def cache_folder() -> Path:
-    """What this user's programs remember between runs: HEADLIGHT_CACHE, or a folder in the user's cache."""
-    import platformdirs
-
-    return Path(os.environ.get("HEADLIGHT_CACHE") or platformdirs.user_cache_path("headlight", appauthor=False))
-
-
-def _keep_compiled_code_apart(kernels: str) -> None:
-    """A folder for torch.compile that belongs to the kernels which ATEN_CPU_CAPABILITY asks for. PyTorch 2.13 has one
-    for all of them, and with code that was compiled for others a loss came out at half its value (EXPERIMENTS.md)."""
-    before = Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR", "")).name
-    if not before or before.startswith("torchinductor_"):  # PyTorch writes its own there
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache_folder() / f"compiled_{kernels}")
 
 
 @contextmanager
@@ -173,15 +123,12 @@ def number(option: str, least: float, most: float = math.inf, kind: type = float
     """Reads a finite number of this range. kind: int for whole numbers."""
 
     def read(text: str) -> Any:
-        try:
+        with suppress(ValueError):
             value = kind(text)
-        except ValueError:
-            value = math.nan
-        if not least <= value <= most or math.isinf(value):
-            what = "a whole number" if kind is int else "a number"
-            upper = "" if most == math.inf else f" to {most:,}"
-            raise InputError(f"{option} is {shortened(text, 40)!r}: it must be {what} from {least:,}{upper}")
-        return value
+            if least <= value <= most and not math.isinf(value):
+                return value
+        what, upper = "a whole number" if kind is int else "a number", f" to {most:,}" if most < math.inf else ""
+        raise InputError(f"{option} is {shortened(text, 40)!r}: it must be {what} from {least:,}{upper}")
 
     return read
 
@@ -191,7 +138,6 @@ def whole(option: str, least: int, most: float = math.inf) -> Callable[[str], in
     return number(option, least, most, int)
 
 
-def numbers(option: str, least: int, most: float = math.inf) -> Callable[[str], list[int]]:
-    """Reads whole numbers of this range, with commas between them."""
-    one = whole(option, least, most)
-    return lambda text: [one(part) for part in text.split(",")]
+def numbers(option: str, least: int) -> Callable[[str], list[int]]:
+    """Reads whole numbers from `least` on, with commas between them."""
+    return lambda text: [whole(option, least)(part) for part in text.split(",")]

@@ -30,7 +30,6 @@ TRAINING = "training"  # what only training needs; vLLM and SGLang load every *.
 MANIFEST, STATE = "manifest.json", "trainer_state.json"  # in that folder
 ADAPTER = "adapter_config.json"  # LoRA: names the model that the adapters belong to
 CARD = "README.md"  # not in the manifest: you may edit it
-NOT_A_FILE = "cannot be read: it is a folder, a pipe or a device"  # which might have no end
 NAME = re.compile(r"[\w.\-]{1,255}")
 Result = TypeVar("Result")
 type_adapter = cache(TypeAdapter)  # making one takes longer than using it
@@ -52,14 +51,19 @@ def resolve(text: str | Path, where: str, beside: Path | None = None) -> Path:
 
 def read_text(file: Path) -> str:
     """The text of a UTF-8 file. Raises DamagedFile."""
-    if file.exists() and not file.is_file():
-        raise DamagedFile(f"{file}: {NOT_A_FILE}")
     try:
-        return file.read_text(encoding="utf-8")
+        return _read(file).decode("utf-8")
     except UnicodeDecodeError as error:
         raise DamagedFile(f"{file}: is not UTF-8 text (byte {error.start:,})") from None
-    except (OSError, ValueError) as error:  # ValueError: a NUL character in the path
-        raise DamagedFile(f"{file}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+
+
+def _read(file: Path) -> bytes:
+    try:
+        if file.exists() and not file.is_file():
+            raise DamagedFile(f"{file}: cannot be read: it is a folder, a pipe or a device")  # which might have no end
+        return file.read_bytes()
+    except OSError as error:
+        raise DamagedFile(f"{file}: cannot be read: {error.strerror}") from None
 
 
 def read_json(file: Path, kind: Any = dict[str, Any]) -> Any:
@@ -67,18 +71,14 @@ def read_json(file: Path, kind: Any = dict[str, Any]) -> Any:
 
     Values are taken as they are written: "1" is text, not a number. Raises DamagedFile.
     """
-    return parse_json(read_text(file), str(file), kind)
+    return parse_json(_read(file), str(file), kind)
 
 
-def parse_json(text: str, where: str, kind: Any = dict[str, Any]) -> Any:
+def parse_json(text: str | bytes, where: str, kind: Any = dict[str, Any]) -> Any:
     """The value of a JSON text. where: its file, and its line if it is one of several. Raises DamagedFile."""
     try:
         value = json.loads(text)
-    except RecursionError:
-        raise DamagedFile(f"{where}: is nested too deep") from None
-    except json.JSONDecodeError as error:
-        raise DamagedFile(f"{where}: is not valid JSON: {error.msg} (character {error.pos:,})") from None
-    except ValueError as error:  # a number of more digits than Python reads
+    except (ValueError, RecursionError) as error:  # also too many digits, no UTF-8, nested too deep
         raise DamagedFile(f"{where}: is not valid JSON: {error}") from None
     return checked(value, where, kind)
 
@@ -106,22 +106,13 @@ def read_lines(
     A line that is damaged is skipped, and `warn` gets a line that names it. The last one is skipped without a word if
     it has no line end, because a process may be writing it. Raises DamagedFile if the file cannot be read at all.
     """
-    if not os.path.lexists(file):
-        return []
-    if file.exists() and not file.is_file():
-        raise DamagedFile(f"{file}: {NOT_A_FILE}")
-    records = []
-    try:
-        with file.open("rb") as stream:
-            for number, raw in enumerate(stream, start=1):
-                try:
-                    records.append(parse_json(raw.decode("utf-8"), f"{file}:{number}", kind))
-                except ValueError as error:  # UnicodeDecodeError and DamagedFile
-                    if warn is not None and raw.endswith(b"\n") and raw.strip():
-                        problem = error if isinstance(error, DamagedFile) else f"{file}:{number}: is not UTF-8 text"
-                        warn(f"{problem}: this line is skipped")
-    except OSError as error:
-        raise DamagedFile(f"{file}: cannot be read: {error.strerror}") from None
+    records, lines = [], _read(file).split(b"\n") if os.path.lexists(file) else []
+    for number, raw in enumerate(lines, start=1):
+        try:
+            records.append(parse_json(raw, f"{file}:{number}", kind))
+        except DamagedFile as error:
+            if warn is not None and number < len(lines) and raw.strip():
+                warn(f"{error}: this line is skipped")
     return records
 
 
@@ -166,7 +157,6 @@ def checkpoint_directory(path: str | Path) -> Path:
     latest = path if is_pointer(path) else path / "checkpoints" / "latest"
     if not latest.is_file():
         raise DamagedFile(f"{path}: is neither a run (checkpoints/latest) nor a model directory (config.json)")
-    name = ""
     for _ in range(20):  # while the run replaces it
         name = read_text(latest).strip()
         if not NAME.fullmatch(name) or name in (".", ".."):  # no folder, nothing above
@@ -180,11 +170,10 @@ def checkpoint_directory(path: str | Path) -> Path:
 def read_checkpoint(path: str | Path, read: Callable[[Path], Result]) -> Result:
     """read(directory) for the checkpoint that `path` names. Beside a run that trains, all is of one checkpoint:
     if the run removes it in the meantime, the next one is read."""
-    for _ in range(50):
+    while True:
         directory = checkpoint_directory(path)
         try:
             return read(directory)
         except Exception:
             if directory == Path(path) or directory.exists():
                 raise
-    raise DamagedFile(f"{path}: its run removes every checkpoint before it can be read: give one of its checkpoints")

@@ -26,7 +26,6 @@ KeyPath = tuple[str, ...]
 Model = TypeVar("Model", bound=BaseModel)
 SHIPPED = Path(__file__).parent
 MOST_PROBLEMS = 5  # that one error names
-SHORT_FORMS = {("data", "source"): lambda path: {"kind": "files", "path": path}}  # a path, or a list, for a section
 WORDS = {  # YAML 1.2's, by the tag whose value PyYAML then makes, with their first letters
     "null": (r"~|null|Null|NULL|", ["~", "n", "N", ""]),
     "bool": (r"true|True|TRUE|false|False|FALSE", list("tTfF")),
@@ -35,28 +34,28 @@ WORDS = {  # YAML 1.2's, by the tag whose value PyYAML then makes, with their fi
 }
 
 
-class Mapping(dict[str, Any]):
-    """What a YAML mapping holds, and the line of each key."""
+class Key(str):
+    """A key of a YAML mapping, and its line."""
 
-    lines: dict[str, int]
+    line: int
 
 
 class _Loader(yaml.SafeLoader):
     def compose_node(self, parent: Any, index: Any) -> Any:
-        if isinstance(event := self.peek_event(), yaml.AliasEvent):
+        if isinstance(event := self.peek_event(), yaml.AliasEvent):  # a few of them can stand for gigabytes
             _refuse("it uses an alias: write the value out, or use `extends`", event)
         return super().compose_node(parent, index)
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> Mapping:  # type: ignore[override]
-        values, lines = Mapping(), dict[str, int]()
-        for key, value in node.value:
-            if not isinstance(key, yaml.ScalarNode) or key.value in ("", "<<"):
-                _refuse("keys must be plain words (use `extends` to reuse another file)", key)
-            if key.value in lines:
-                _refuse(f"`{key.value}` is given twice (first in line {lines[key.value]})", key)
-            lines[key.value] = key.start_mark.line + 1
-            values[key.value] = self.construct_object(value, deep=True)
-        values.lines = lines
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        values = dict[Any, Any]()
+        for key_node, value in node.value:
+            if not isinstance(key_node, yaml.ScalarNode) or key_node.value in ("", "<<"):
+                _refuse("keys must be plain words (use `extends` to reuse another file)", key_node)
+            key = Key(key_node.value)
+            key.line = key_node.start_mark.line + 1
+            if key in values:
+                _refuse(f"`{key}` is given twice", key_node)
+            values[key] = self.construct_object(value, deep=True)
         return values
 
 
@@ -65,6 +64,7 @@ class _Dumper(yaml.SafeDumper):
 
 
 _Loader.add_constructor("tag:yaml.org,2002:map", _Loader.construct_mapping)
+_Dumper.add_representer(Key, _Dumper.represent_str)
 _Loader.yaml_implicit_resolvers = {}  # assigned, so that PyYAML's own loader stays as it is
 for _tag, (_pattern, _letters) in WORDS.items():
     _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(rf"(?:{_pattern})\Z"), _letters)
@@ -76,7 +76,7 @@ def _refuse(problem: str, at: Any) -> None:
 
 
 def parse_yaml(text: str, where: str) -> Any:
-    """The value of a text, None if it is empty; mappings are `Mapping`. where: its file. Raises InputError."""
+    """The value of a text, None if it is empty; keys are `Key`s. where: its file. Raises InputError."""
     try:
         return yaml.load(text, Loader=_Loader)  # a SafeLoader
     except yaml.MarkedYAMLError as error:
@@ -146,52 +146,43 @@ PathText = Annotated[str, AfterValidator(lambda text: text and str(resolve(text,
 # files and overrides -> values
 
 
-class Place(str):
-    """Where a key is written: `file:line`, or the override. file: None for the command line."""
-
-    file: Path | None = None
-
-
 @dataclass
 class LoadedConfig:
-    """The merged values of a config, and for every key the place that set it last; places in the order of setting."""
+    """The merged values of a config. origins: the place that set a key last, `file:line` or the override on the command
+    line, for every key, in the order of setting."""
 
     path: Path
     values: dict[str, Any] = field(default_factory=dict)
-    origins: dict[KeyPath, Place] = field(default_factory=dict)
+    origins: dict[KeyPath, str] = field(default_factory=dict)
 
     def where(self, key: KeyPath) -> str:
-        """`file:line` (or the command-line override) of a key, or of its nearest parent that was written."""
-        return self.place(key) or str(self.path)
-
-    def place(self, key: KeyPath) -> Place | None:
-        """The same; None for a key that is nowhere written."""
+        """The place of a key, or of its nearest parent that was written."""
         while key and key not in self.origins:
             key = key[:-1]
-        return self.origins.get(key)
+        return self.origins.get(key, str(self.path))
 
     def said_of_start(self, *section: str) -> set[str]:
         """The keys of a section that say something about the model of init_from, and must agree with it.
 
-        They stand in the same file as init_from, or above it: on the command line, or in the file that extends that
-        one. What stands below was written for another model.
+        They stand in the same file as init_from, or above it: on the command line, or in a file that extends that one.
+        These were set later, because `extends` and then init_from come first. What stands below was written for another
+        model.
         """
-        start, values = self.place(("init_from",)), _get(self.values, section)
-        files = {None, start.file, self.path} if start is not None and start.file is not None else {None}
-        places = {key: self.place((*section, key)) for key in values} if isinstance(values, dict) else {}
-        return {key for key, place in places.items() if place is not None and place.file in files}
+        keys, written = _get(self.values, section), list(self.origins)
+        later = {self.origins[key] for key in written[written.index(("init_from",)) :]}
+        return {key for key in keys if self.where((*section, key)) in later} if isinstance(keys, dict) else set()
 
-    def set(self, key: KeyPath, value: Any, place: Place) -> None:
+    def set(self, key: KeyPath, value: Any, place: str) -> None:
         """Put a value under its key, in place of all that was there. A section of another `kind` inherits nothing."""
-        if key in SHORT_FORMS and isinstance(value, str | list):
-            value = SHORT_FORMS[key](value)
+        if key == ("data", "source") and isinstance(value, str | list):  # a path, or several, for a section
+            value = {"kind": "files", "path": value}
         parent = self.values
         for depth, part in enumerate(key[:-1], start=1):
             if not isinstance(parent.get(part), dict):
                 self.set(key[:depth], {}, place)
             parent = parent[part]
         if key[-1] == "kind" and parent.get("kind", value) != value:
-            self.set(key[:-1], parent := {}, self.place(key[:-1]) or place)
+            self.set(key[:-1], parent := {}, self.where(key[:-1]))
         self.origins = {old: at for old, at in self.origins.items() if old[: len(key)] != key} | {key: place}
         parent[key[-1]] = value
 
@@ -203,54 +194,51 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig
     """
     loaded = LoadedConfig(resolve(path, "the config"))
     _read_file(loaded.path, loaded, seen=())
-    for override in sorted(overrides, key=lambda text: ".kind=" not in text):  # a new kind starts without old keys
+    for override in sorted(overrides, key=lambda text: _rank(text.partition("=")[0].rpartition(".")[2])):
         name, equals, text = override.partition("=")
-        place, key = Place(f"command line `{shortened(override)}`"), tuple(name.split("."))
+        place, key = f"command line `{shortened(override)}`", tuple(name.split("."))
         if not equals or not all(key):
             raise InputError(f"{place}: write section.key=value, for example model.hidden_size=256")
-        if text.count("{") > text.count("}"):
-            raise InputError(f"{place}: put the whole argument in quotes")
         loaded.set(key, parse_yaml(text, place) if text else "", place)
-    if loaded.values.get("init_from"):
-        _take_tokenizer_of_start(loaded)
+    # The tokenizer is that of the model which training starts from, unless something else is said about it.
+    start, tokenizer = loaded.values.get("init_from"), _get(loaded.values, ("data", "tokenizer")) or {}
+    if start and isinstance(tokenizer, dict) and tokenizer.get("path") is None:
+        own = tokenizer if tokenizer.get("kind") == "pretrained" else {}
+        if own or not loaded.said_of_start("data", "tokenizer"):
+            place = loaded.where(("init_from",))
+            loaded.set(("data", "tokenizer"), own | {"kind": "pretrained", "path": start}, place)
     return loaded
 
 
-def _take_tokenizer_of_start(loaded: LoadedConfig) -> None:
-    """The tokenizer is that of the model which training starts from, unless something else is said about it."""
-    start, tokenizer = loaded.values["init_from"], _get(loaded.values, ("data", "tokenizer")) or {}
-    if not isinstance(tokenizer, dict) or tokenizer.get("path") is not None:
-        return
-    if tokenizer.get("kind") == "pretrained" or not loaded.said_of_start("data", "tokenizer"):
-        own = tokenizer if tokenizer.get("kind") == "pretrained" else {}
-        loaded.set(("data", "tokenizer"), own | {"kind": "pretrained", "path": start}, loaded.origins[("init_from",)])
+def _rank(name: str) -> int:
+    """Which keys of a file, or on the command line, come first: those that change what the others mean."""
+    first = ("extends", "init_from", "kind")
+    return first.index(name) if name in first else len(first)
 
 
-def _read_file(path: Path, into: LoadedConfig, seen: tuple[Path, ...], asked_by: str = "") -> None:
+def _read_file(path: Path, into: LoadedConfig, seen: tuple[Path, ...], place: str = "") -> None:
     if not path.exists():
         there = [file for folder in (SHIPPED, path.parent) for file in folder.glob("*.y*ml")]
         hint = did_you_mean(path.name, {file.name: str(file).removeprefix(f"{Path.cwd()}/") for file in there})
-        raise InputError(f"{asked_by + ': ' if asked_by else ''}no such config file: {path}{hint}")
+        raise InputError(f"{place + ': ' if place else ''}no such config file: {path}{hint}")
     if path.resolve() in seen:
-        raise InputError(f"{asked_by}: `extends` goes in a circle through {path}")
+        raise InputError(f"{place}: `extends` goes in a circle through {path}")
     values = parse_yaml(read_text(path), str(path))
-    if not isinstance(values, Mapping):
+    if not isinstance(values, dict):
         raise InputError(f"{path}:1: a config must be a mapping of keys to values")
     _merge(values, path, (), into, (*seen, path.resolve()))
 
 
-def _merge(values: Mapping, path: Path, prefix: KeyPath, into: LoadedConfig, seen: tuple[Path, ...]) -> None:
-    first = ("extends", "kind")  # other keys change what these bring
-    for name in sorted(values, key=lambda name: name not in first):
-        place, key, value = Place(f"{path}:{values.lines[name]}"), (*prefix, name), values[name]
-        place.file = path
+def _merge(values: dict[Key, Any], path: Path, prefix: KeyPath, into: LoadedConfig, seen: tuple[Path, ...]) -> None:
+    for name in sorted(values, key=_rank):
+        place, key, value = f"{path}:{name.line}", (*prefix, str(name)), values[name]
         if key == ("extends",):
             if not isinstance(value, str) or not value:
                 raise InputError(f"{place}: extends takes one file name")
             beside = resolve(value, place, path.parent)
             is_shipped = "/" not in value and (SHIPPED / value).is_file() and not beside.exists()
             _read_file(SHIPPED / value if is_shipped else beside, into, seen, place)
-        elif isinstance(value, Mapping) and (value or isinstance(_get(into.values, key), dict)):
+        elif isinstance(value, dict) and (value or isinstance(_get(into.values, key), dict)):
             _merge(value, path, key, into, seen)
             into.origins[key] = place
         else:
@@ -277,23 +265,22 @@ def validate(schema: type[Model], loaded: LoadedConfig, section: str | None = No
 
     Raises InputError with one line: every problem found, each with its file and line.
     """
-    prefix, known = (section,) if section else (), list[KeyPath]()
+    prefix = (section,) if section else ()
+    known = [(*prefix, *path) for path, _ in fields(schema)]
     if section:  # a command that reads one section still refuses a top-level key that no section has
         sections = json.loads((SHIPPED / "schema.json").read_text(encoding="utf-8"))["properties"]
-        known = [*[(name,) for name in sections], *[(section, *path) for path, _ in fields(schema)]]
+        known = [*((name,) for name in sections), *known]
         for name in sorted(loaded.values.keys() - sections.keys()):
             raise InputError(f"{loaded.where((name,))}: unknown key `{name}`{_nearest((name,), known)}")
     try:
         return schema.model_validate(loaded.values.get(section, {}) if section else loaded.values)
     except ValidationError as error:
-        known = known or [path for path, _ in fields(schema)]
         problems: dict[str, list[str]] = {}  # the members of a union complain about one key: they share a line
         for problem in error.errors():
             place, message = _explain(problem, known, prefix, loaded)
-            if len(problems) < MOST_PROBLEMS or place in problems:
-                problems.setdefault(place, []).append(message)
-        lines = (place + " or ".join(dict.fromkeys(messages)) for place, messages in problems.items())
-        raise InputError("; ".join(lines)) from None
+            problems.setdefault(place, []).append(message)
+        lines = [place + " or ".join(dict.fromkeys(messages)) for place, messages in problems.items()]
+        raise InputError("; ".join(lines[:MOST_PROBLEMS])) from None
 
 
 def _explain(problem: Any, known: list[KeyPath], prefix: KeyPath, loaded: LoadedConfig) -> tuple[str, str]:

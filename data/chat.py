@@ -339,7 +339,7 @@ class Reply:
             reasoning, end, rest = content[begun.end() :].partition(T_END)
             self.thinking = not end
             reasoning = reasoning.removesuffix("\n") if end else reasoning
-            content = begun[1] + rest[len(re.match("\n{0,2}", rest)[0]) :]  # type: ignore[index]
+            content = begun[1] + re.sub("^\n{0,2}", "", rest)
         if self.tools:
             content, *others = re.split(f"{C}([^{C}{C_END}]*){C_END}", content)  # text, call, text, …, text
             for call, text in zip(others[::2], others[1::2], strict=True):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
@@ -23,6 +22,11 @@ class HookConfig(Section):
     """Steps between two runs; 0 = only at the end; null = eval.every (eval.attention.every)."""
     early: list[Step] | None = None
     """Extra steps at which it runs; null = none (eval.attention.early)."""
+
+    def is_due(self, step: int, is_last: bool) -> bool:
+        """Whether it runs after this step: each `every` steps, at the steps of `early`, and at the end."""
+        every = self.every or 0
+        return is_last or step in (self.early or ()) or (every > 0 and step % every == 0)
 
 
 class AttentionConfig(Section):
@@ -47,19 +51,6 @@ class AttentionConfig(Section):
 
 
 HOOKS: list[str | HookConfig] = ["validation", "questions", "samples", "attention"]
-
-
-@dataclass(frozen=True)
-class Cadence:
-    """When a hook runs: each `every` steps, at the steps of `early`, and at the end."""
-
-    every: int
-    early: tuple[int, ...] = ()
-    at_the_end: bool = True
-
-    def is_due(self, step: int, is_last: bool) -> bool:
-        """Whether it runs after this step."""
-        return (is_last and self.at_the_end) or step in self.early or (self.every > 0 and step % self.every == 0)
 
 
 class EvalConfig(Section):
@@ -98,24 +89,19 @@ class EvalConfig(Section):
     @field_validator("hooks")
     @classmethod
     def _check_names(cls, hooks: list[str | HookConfig]) -> list[str | HookConfig]:
-        names = [_named(hook).name for hook in hooks]
+        names = [hook if isinstance(hook, str) else hook.name for hook in hooks]
         if twice := [name for name in names if names.count(name) > 1]:
             raise ValueError(f"hooks: {twice[0]} is named twice: name it once, and give more steps with `early`")
         return hooks
 
-    def cadences(self) -> dict[str, Cadence]:
-        """When every hook runs, by its name, in the order in which they run."""
+    def cadences(self) -> dict[str, HookConfig]:
+        """The hooks that run, by their names, in their order, each with `every` and `early` of its own."""
         cadences = {}
-        for hook in map(_named, self.hooks):
+        for hook in (HookConfig(name=hook) if isinstance(hook, str) else hook for hook in self.hooks):
             every, early = self.every, [0] if hook.name == "questions" else []  # also before the first step
-            is_on = True
             if hook.name == "attention":
                 every, early = self.attention.every, self.attention.early
-                is_on = bool(every if hook.every is None else hook.every) or bool(hook.early)  # every: 0 is off
             every, early = every if hook.every is None else hook.every, early if hook.early is None else hook.early
-            cadences[hook.name] = Cadence(every, tuple(early) if is_on else (), at_the_end=is_on)
+            if every or hook.early or hook.name != "attention":  # eval.attention.every=0: never
+                cadences[hook.name] = HookConfig(name=hook.name, every=every, early=early)
         return cadences
-
-
-def _named(hook: str | HookConfig) -> HookConfig:
-    return hook if isinstance(hook, HookConfig) else HookConfig(name=hook)

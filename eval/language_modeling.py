@@ -6,12 +6,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from configs.command import InputError, is_out_of_memory
 from data.batches import Batch
@@ -20,6 +19,9 @@ from model import LanguageModel
 
 if TYPE_CHECKING:
     from data.storyworld import Story
+
+
+LOGITS = 2**25  # that are in memory at a time: 128 MB
 
 
 class OutOfStep(InputError):
@@ -93,56 +95,52 @@ def bits_per_byte(loss: float, predicted_tokens: int, text_bytes: int) -> float:
 
 
 @torch.no_grad()
-def token_bits(
-    lm: LanguageModel, tokenizer: Tokenizer, texts: Sequence[str], rows_per_batch: int = 32
-) -> list[list[float]]:
-    """-log2 p of every token of whole documents, each read alone from its first token, end token included.
+def predictions(lm: LanguageModel, input_ids: Tensor, document_ids: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """How well every token is foreseen by those before it: -ln p of it in nats, and whether it was the likeliest one.
 
-    Returns one list a text, one number per token of the text plus one for the end token. Raises ValueError
-    for a document longer than max_position_embeddings.
+    input_ids (B, T) -> (B, T) float32 and bool, on the CPU; NaN and False for the first token, which nothing precedes.
+    Rows of unlike lengths are padded on the right, without a mask: nothing looks to the right.
     """
-    device = next(lm.parameters()).device
-    documents = tokenizer.encode_documents(texts)
-    order = sorted(range(len(documents)), key=lambda i: len(documents[i]))  # like lengths together
-    result: list[list[float]] = [[] for _ in documents]
-    for start in range(0, len(order), rows_per_batch):
-        chosen = order[start : start + rows_per_batch]
-        rows = [torch.tensor(documents[i]) for i in chosen]
-        # padding on the right needs no mask: nothing looks to the right
-        ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=tokenizer.pad_id).to(device)
-        with evaluating(lm):
-            log_p = F.log_softmax(lm(ids[:, :-1]).float(), dim=-1)
-        bits = -log_p.gather(2, ids[:, 1:, None])[:, :, 0] / math.log(2)  # (rows, T - 1)
-        for row, i in enumerate(chosen):
-            result[i] = bits[row, : len(documents[i]) - 1].tolist()
-    return result
+    device, shape = next(lm.parameters()).device, input_ids.shape
+    losses, likeliest = torch.full(shape, math.nan), torch.zeros(shape, dtype=torch.bool)
+    rows = max(1, LOGITS // (shape[1] * lm.lm_head.out_features))
+    with evaluating(lm):
+        for start in range(0, len(input_ids), rows):
+            some = slice(start, start + rows)
+            ids = input_ids[some].to(device)
+            documents = None if document_ids is None else document_ids[some].to(device)
+            logits = lm(ids, document_ids=documents)[:, :-1].float()  # (rows, T - 1, V)
+            losses[some, 1:] = F.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none").cpu()
+            likeliest[some, 1:] = (logits.argmax(-1) == ids[:, 1:]).cpu()
+    return losses, likeliest
 
 
-# ---------------------------------------------------------------------------------------------------------
-# the entropy floor
+def losses_of(lm: LanguageModel, sequences: Sequence[Sequence[int]], rows: int = 32) -> list[Tensor]:
+    """-ln p of every token of each sequence but its first: (T - 1,) in nats, on the CPU. So many rows are read at a
+    time, like lengths together. Raises ValueError for a sequence longer than max_position_embeddings."""
+    order = sorted(range(len(sequences)), key=lambda i: len(sequences[i]))
+    losses: dict[int, Tensor] = {}
+    for start in range(0, len(order), rows):
+        chosen = order[start : start + rows]
+        padded = torch.nn.utils.rnn.pad_sequence([torch.tensor(sequences[i]) for i in chosen], batch_first=True)
+        read, _ = predictions(lm, padded)
+        losses |= {i: row[1 : len(sequences[i])].clone() for i, row in zip(chosen, read, strict=True)}
+    return [losses[i] for i in range(len(sequences))]
 
 
-@dataclass(frozen=True)
-class FloorComparison:
-    """Bits per byte of a model and of the generator that wrote the stories. On average no model can do better."""
-
-    model: float
-    floor: float
-
-    @property
-    def gap(self) -> float:
-        """Bits per byte above the floor."""
-        return self.model - self.floor
+def token_bits(lm: LanguageModel, tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[float]]:
+    """-log2 p of every token of whole documents, each read alone from its first token: a list a text, one number per
+    token and one for the end token. Raises ValueError for a document longer than max_position_embeddings."""
+    return [(losses / math.log(2)).tolist() for losses in losses_of(lm, tokenizer.encode_documents(texts))]
 
 
-def fitting(lm: LanguageModel, tokenizer: Tokenizer, stories: Sequence[Story]) -> list[Story]:
-    """Those that the model reads whole, with a token before and one behind."""
+def compare_with_floor(lm: LanguageModel, tokenizer: Tokenizer, stories: Sequence[Story]) -> tuple[int, float, float]:
+    """How many stories the model can read whole, with a token before and one behind; its bits per byte on these, and
+    the entropy of the choices that made them: on average no model can do better. NaN where there is no such story."""
     longest = lm.config.max_position_embeddings
-    return [story for story in stories if len(tokenizer.encode(story.text)) + 2 <= longest]
-
-
-def compare_with_floor(lm: LanguageModel, tokenizer: Tokenizer, stories: Sequence[Story]) -> FloorComparison:
-    """The model's bits on whole stories, beside the entropy of the choices that made them. Computed in float32."""
+    stories = [story for story in stories if len(tokenizer.encode(story.text)) + 2 <= longest]
+    if not stories:
+        return 0, math.nan, math.nan
     backend = lm.attn_implementation
     lm.set_attn_implementation("sdpa")
     try:
@@ -150,8 +148,6 @@ def compare_with_floor(lm: LanguageModel, tokenizer: Tokenizer, stories: Sequenc
             all_bits = token_bits(lm, tokenizer, [story.text for story in stories])
     finally:
         lm.set_attn_implementation(backend)
-    model = 0.0
-    for bits in all_bits:
-        model += sum(bits)
-    total_bytes = sum(len(story.text.encode("utf-8")) for story in stories)
-    return FloorComparison(model / total_bytes, sum(story.bits for story in stories) / total_bytes)
+    text_bytes = sum(len(story.text.encode("utf-8")) for story in stories)
+    model, floor = sum(sum(bits) for bits in all_bits), sum(story.bits for story in stories)
+    return len(stories), model / text_bytes, floor / text_bytes

@@ -33,16 +33,12 @@ def open_checkpoint(
     path: str | Path, device: str = "auto", dtype: torch.dtype | None = None, quantise: str | None = None
 ) -> tuple[LanguageModel, Tokenizer, Path]:
     """The same, and the checkpoint directory that all of it was read from: a run that trains has soon another one."""
-
-    def read(directory: Path) -> tuple[LanguageModel, Tokenizer, Path]:
-        return load(directory).to(device=place, dtype=dtype), load_tokenizer(directory), directory
-
     try:
         place = choose_device(device)
     except ValueError as error:
         raise InputError(f"--device {error}") from None
     try:
-        lm, tokenizer, directory = read_checkpoint(path, read)
+        lm, tokenizer, directory = read_checkpoint(path, lambda at: (load(at).to(place, dtype), load_tokenizer(at), at))
     except torch.OutOfMemoryError:
         raise InputError(f"{path}: the model does not fit into the memory of {place}: use --device cpu") from None
     except (OSError, ValueError) as error:
@@ -50,7 +46,7 @@ def open_checkpoint(
     if tokenizer.vocab_size > lm.lm_head.out_features:
         sizes = f"{tokenizer.vocab_size:,} ids, the model {lm.lm_head.out_features:,}"
         raise InputError(f"{path}: the tokenizer has {sizes}: they do not belong together")
-    tokenizer.model_ends = _ends(lm)
+    tokenizer.model_ends = lm.config.end_ids
     if quantise is not None:
         from model.quantised import quantise_weights
 
@@ -64,14 +60,9 @@ def open_checkpoint(
 def ends_turns(lm: LanguageModel, tokenizer: Tokenizer) -> bool:
     """Whether the model was trained on chats: then it may end a turn by itself. Raises InputError."""
     try:
-        return tokenizer.turn_end is not None and tokenizer.turn_end in _ends(lm)
+        return tokenizer.turn_end is not None and tokenizer.turn_end in lm.config.end_ids
     except CannotRender as error:
         raise InputError(f"the model's chat template cannot be used: {error}") from None
-
-
-def _ends(lm: LanguageModel) -> list[int]:
-    ends = lm.config.eos_token_id
-    return ends if isinstance(ends, list) else [] if ends is None else [ends]
 
 
 def add_device_option(parser: argparse.ArgumentParser) -> None:
@@ -82,17 +73,8 @@ def add_device_option(parser: argparse.ArgumentParser) -> None:
 
 
 def add_quantise_option(parser: argparse.ArgumentParser) -> None:
-    """`--quantise` of a command line, which raises InputError where torchao is missing: before anything is read."""
-    from model.quantised import WEIGHTS, check_installed
-
-    def kind(text: str) -> str:
-        try:
-            check_installed()
-        except ImportError as error:
-            raise InputError(f"--quantise {text}: {error}") from None
-        return text
-
-    parser.add_argument("--quantise", choices=WEIGHTS, type=kind, help="fewer bits a weight; default: as it was saved")
+    """`--quantise` of a command line."""
+    parser.add_argument("--quantise", choices=("int8", "int4"), help="fewer bits a weight; default: as it was saved")
 
 
 # ---------------------------------------------------------------------------------------------------------

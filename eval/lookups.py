@@ -7,7 +7,7 @@ Heads of a group that look alike share one lookup; a key head whose query heads 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,8 +18,7 @@ from eval.recall import Exam, right
 from model import LanguageModel
 
 
-@dataclass(frozen=True)
-class Lookups:
+class Lookups(NamedTuple):
     """attention (layer, head, 2 + facets): mean weight that a head gives to the fact of one person when a name is asked
     for: the right person; one who shares only the word of facet 0, 1, …; one who shares none. without_query (layer,
     head) and without_key (layer, key head): share of right answers when a query head, or all that read a key head, are
@@ -43,37 +42,26 @@ def lookups(lm: LanguageModel, of: Exam) -> Lookups:
     facets = len(of.questions[chosen[0]].clues)
     sums, counts = torch.zeros(weights.shape[0], weights.shape[2], 2 + facets), torch.zeros(2 + facets)
     for i in chosen:
-        row = int(of.row[i])
+        question, row = of.questions[i], int(of.row[i])
         words, from_answer = of.words[row], weights[:, row, :, int(of.first[i]) - 1]  # (layer, head, key)
-        for person in range(of.people):
-            start = person * (1 + facets)
-            group = _group(of, i, start)
-            if group is not None:
-                sums[..., group] += from_answer[..., words[start][0] : words[start + facets][1] + 1].sum(-1)
-                counts[group] += 1
+        word_ids = [of.ids[row, first : last + 1].tolist() for first, last in words]
+        for start in range(0, of.people * (1 + facets), 1 + facets):  # a name and its facets: the fact of a person
+            shared = [f for f, clue in enumerate(question.clues) if word_ids[start + 1 + f] == word_ids[clue]]
+            group = 1 + facets if not shared else 1 + shared[0]
+            if start == question.fact:
+                group = 0
+            elif len(shared) > 1:  # several words but not all: neither here nor there
+                continue
+            sums[..., group] += from_answer[..., words[start][0] : words[start + facets][1] + 1].sum(-1)
+            counts[group] += 1
 
-    def without(layer: int, heads: range) -> float:
+    def right_without(layer: int, heads: range) -> float:
         with ablated(lm, [(layer, head) for head in heads]):
             return right(lm, of)[chosen].float().mean().item()
 
     heads, layers = lm.config.num_attention_heads, range(lm.config.num_hidden_layers)
-    readers = heads // lm.config.kv_heads
-    queries = [[without(layer, range(head, head + 1)) for head in range(heads)] for layer in layers]
-    keys = [[without(layer, range(first, first + readers)) for first in range(0, heads, readers)] for layer in layers]
-    whole = right(lm, of)[chosen].float().mean().item()
-    return Lookups(sums / counts, torch.tensor(queries), torch.tensor(keys), whole)
-
-
-def _group(of: Exam, i: int, start: int) -> int | None:
-    """What the person whose fact begins at word `start` shares with the one that question i asks for: 0 all words,
-    1 + f only that of facet f, the last number none; None for several but not all."""
-    question, row = of.questions[i], int(of.row[i])
-    if start == question.fact:
-        return 0
-
-    def ids_of(word: int) -> list[int]:
-        first, last = of.words[row][word]
-        return of.ids[row, first : last + 1].tolist()
-
-    same = [f for f, clue in enumerate(question.clues) if ids_of(start + 1 + f) == ids_of(clue)]
-    return 1 + len(question.clues) if not same else 1 + same[0] if len(same) == 1 else None
+    of_query, of_key = (  # ablated together: one query head, or all that read a key head
+        torch.tensor([[right_without(layer, range(at, at + n)) for at in range(0, heads, n)] for layer in layers])
+        for n in (1, heads // lm.config.kv_heads)
+    )
+    return Lookups(sums / counts, of_query, of_key, right_without(0, range(0)))

@@ -18,25 +18,23 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from statistics import median
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from configs.command import InputError, exit_on_bad_input, whole
 from configs.text import table
 from data.config import StoryworldSource
 from data.storyworld import tell
-from data.tokenizer import Tokenizer
 from eval.attention.capture import capture
 from eval.attention.controls import copy_gain
-from eval.attention.probes import Probe, probe_from_text, repeated_probe, stories_probe
-from eval.language_modeling import compare_with_floor, fitting
+from eval.attention.probes import probe_from_text, repeated_probe, story_probe
+from eval.language_modeling import compare_with_floor
 from eval.load_model import add_device_option, data_config, open_model
-from eval.questions import ask, held_out_questions, score
+from eval.questions import ask, figures, held_out_questions
 from model import LanguageModel, generate
 from model.kv_cache import make_cache
 from model.quantised import weight_bytes
@@ -54,14 +52,62 @@ VARIANTS: dict[str, tuple[torch.dtype, str | None, str]] = {
 DECODED, PROMPT, ROUNDS = 128, 16, 5  # tokens that are decoded, and of their prompt; how often
 
 
+def main() -> int:
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog="python -m eval.quantised", description=__doc__, formatter_class=form)
+    parser.add_argument("run", help="a run or a checkpoint directory, for example runs/demo")
+    count, about = whole("--documents", 1, 10**6), "held-out stories, and conversations with questions (50)"
+    parser.add_argument("--documents", type=count, default=50, metavar="N", help=about)
+    add_device_option(parser)
+    given = parser.parse_args()
+    config, world, stories, questions = data_config(given.run), None, [], []
+    if config is not None and isinstance(config.source, StoryworldSource) and config.source.recall is None:
+        world = config.source.model_copy(update={"validation_documents": given.documents})
+        stories = [tell(world.seed, i, "validation", world.level) for i in range(given.documents)]
+        questions = list(held_out_questions(world)) if config.records != "text" else []
+    models: dict[str, tuple[LanguageModel, str]] = {}
+    qualities, in_float32 = {}, None  # attention: (layer, B, head, query, key)
+    for name, (dtype, weights, cache) in VARIANTS.items():
+        try:
+            lm, tokenizer = open_model(given.run, given.device, dtype, weights)
+        except InputError as error:
+            if not models:
+                raise
+            print(f"{name} left out: {error}", flush=True)  # no torchao, or no layer that it could change
+            continue
+        exact = None
+        longest = lm.config.max_position_embeddings
+        copied = repeated_probe(tokenizer, 2, longest)
+        probe = (world and story_probe(tokenizer, world, longest, "stories")) or probe_from_text(
+            tokenizer, TEXT, longest
+        )
+        with reading_through(lm, cache):
+            maps = capture(lm, probe.for_model(next(lm.parameters()).device)["input_ids"]).weights
+            in_float32 = maps if in_float32 is None else in_float32
+            gain = None if copied is None else copy_gain(lm, copied)
+            _, bits, floor = compare_with_floor(lm, tokenizer, stories)
+        if questions:
+            exact = figures(questions, ask(lm, tokenizer, questions, kv_cache=cache))["exact_match"]
+        drift = 0.5 * (maps - in_float32).abs().sum(-1).mean().item()
+        shown = ((bits - floor, "+.4f"), (gain, ".3f"), (exact, ".1%"), (drift, ".4f"))
+        qualities[name] = ["–" if value is None or value != value else format(value, form) for value, form in shown]
+        models[name] = lm, cache
+        print(f"{name} measured", flush=True)
+    speeds, rows = decode_speeds(models), []
+    for name, (lm, cache) in models.items():
+        sizes = [f"{weight_bytes(lm):,}", f"{cache_bytes(lm, cache):,.0f}"]
+        rows.append([name, *sizes, f"{speeds[name]:,.0f}", *qualities[name]])
+    print(f"\n{table(HEADER, rows)}")
+    return 0
+
+
 @contextmanager
 def reading_through(lm: LanguageModel, cache: str) -> Iterator[None]:
     """Inside, every forward pass without a cache reads through a new one of this kind, and so sees what it keeps."""
 
     def add_cache(module: Any, args: tuple, given: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
         if given.get("kv_cache") is None:
-            ids = args[0] if args else given["input_ids"]
-            rows, count = ids.shape
+            rows, count = (args[0] if args else given["input_ids"]).shape
             given["kv_cache"] = make_cache(cache, lm.config, rows, count, next(lm.parameters()))
         return args, given
 
@@ -72,34 +118,22 @@ def reading_through(lm: LanguageModel, cache: str) -> Iterator[None]:
         handle.remove()
 
 
-def decode_speeds(
-    models: dict[str, LanguageModel],
-    rounds: int = ROUNDS,
-    caches: Mapping[str, str] | None = None,
-    clock: Callable[[], float] | None = None,
-) -> dict[str, float]:
-    """Tokens/s of greedy decoding with a key-value cache, one row: medians of `rounds` turns, all models in each.
+def decode_speeds(models: Mapping[str, tuple[LanguageModel, str]]) -> dict[str, float]:
+    """Tokens/s of greedy decoding, one row: medians of ROUNDS turns. models: each with its kind of key-value cache.
 
-    caches: the kind of cache of a model that does not have the dynamic one. clock: seconds, wall-clock by default.
-
-    Alternating, so that whatever else the machine does slows all of them alike.
+    All models in each turn, so that whatever else the machine does slows all of them alike.
     """
-    clock = clock or time.perf_counter
-    longest = min(lm.config.max_position_embeddings for lm in models.values())
+    longest = min(lm.config.max_position_embeddings for lm, _ in models.values())
     prompt = min(PROMPT, longest // 2)
     new = min(DECODED, longest - prompt)
     seconds: dict[str, list[float]] = {name: [] for name in models}
-    for turn in range(rounds + 1):
-        for name, lm in models.items():
+    for turn in range(ROUNDS + 1):
+        for name, (lm, cache) in models.items():
             ids = torch.arange(prompt, device=next(lm.parameters()).device)[None]
-            before = clock()
-            try:
-                kind = (caches or {}).get(name, "dynamic")
-                generate(lm, ids, new, temperature=0, stop_ids=(), kv_cache=kind).cpu()  # waits for a GPU
-            except ValueError as error:
-                raise InputError(f"{name}: {error}") from None
+            began = time.perf_counter()
+            generate(lm, ids, new, temperature=0, stop_ids=(), kv_cache=cache).cpu()  # waits for a GPU
             if turn:  # the first one only warms up
-                seconds[name].append(clock() - before)
+                seconds[name].append(time.perf_counter() - began)
     return {name: new / median(times) for name, times in seconds.items()}
 
 
@@ -110,87 +144,6 @@ def cache_bytes(lm: LanguageModel, cache: str, tokens: int = 8) -> float:
     with torch.no_grad():
         lm(torch.zeros(1, tokens, dtype=torch.long, device=like.device), kv_cache=filled)
     return filled.nbytes / tokens
-
-
-class HeldOut:
-    """What every row is measured on: stories and questions of the run's world, copies of random tokens, and a probe
-    whose attention is compared with that in float32."""
-
-    def __init__(self, run: str, lm: LanguageModel, tokenizer: Tokenizer, documents: int):
-        """lm: the model in float32."""
-        config, longest = data_config(run), lm.config.max_position_embeddings
-        self.world: StoryworldSource | None = None
-        if config is not None and isinstance(config.source, StoryworldSource) and config.source.recall is None:
-            self.world = config.source.model_copy(update={"validation_documents": documents})
-        self.asks = self.world is not None and config is not None and config.records != "text"
-        self.tokenizer = tokenizer
-        self.copied = repeated_probe(tokenizer, 2, longest)
-        stories = stories_probe(tokenizer, self.world, longest) if self.world is not None else None
-        self.probe = stories or probe_from_text(tokenizer, TEXT, longest)
-        self.maps = maps_of(lm, self.probe)
-
-    def measure(self, lm: LanguageModel, cache: str) -> list[str]:
-        """gap, copy gain, exact match and drift of the model as it is, read through a cache of this kind."""
-        gap = gain = exact = None
-        with reading_through(lm, cache):
-            gain = copy_gain(lm, self.copied) if self.copied is not None else None
-            drift = 0.5 * (maps_of(lm, self.probe) - self.maps).abs().sum(-1).mean().item()
-            if (world := self.world) is not None:
-                stories = [tell(world.seed, i, "validation", world.level) for i in range(world.validation_documents)]
-                short_enough = fitting(lm, self.tokenizer, stories)
-                gap = compare_with_floor(lm, self.tokenizer, short_enough).gap if short_enough else None
-        if self.world is not None and self.asks:
-            questions = list(held_out_questions(self.world))
-            exact = score(questions, ask(lm, self.tokenizer, questions, kv_cache=cache))["all"].exact_match
-        shown = ((gap, "+.4f"), (gain, ".3f"), (exact, ".1%"), (drift, ".4f"))
-        return ["–" if value is None else format(value, form) for value, form in shown]
-
-
-def maps_of(lm: LanguageModel, probe: Probe) -> Tensor:
-    """Attention on a probe: (layer, B, head, query, key)."""
-    return capture(lm, probe.for_model(next(lm.parameters()).device)["input_ids"]).weights
-
-
-def main() -> int:
-    form = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(prog="python -m eval.quantised", description=__doc__, formatter_class=form)
-    parser.add_argument("run", help="a run or a checkpoint directory, for example runs/demo")
-    parser.add_argument(
-        "--documents",
-        type=whole("--documents", 1, 10**6),
-        default=50,
-        metavar="N",
-        help="held-out stories, and conversations with questions (50)",
-    )
-    parser.add_argument(
-        "--clock",
-        choices=["wall", "cpu"],
-        default="wall",
-        help="cpu: time of this process alone, beside other programs; set OMP_NUM_THREADS=1 with it",
-    )
-    add_device_option(parser)
-    given = parser.parse_args()
-    models: dict[str, LanguageModel] = {}
-    held_out, qualities = None, {}
-    for name, (dtype, weights, cache) in VARIANTS.items():
-        try:
-            lm, tokenizer = open_model(given.run, given.device, dtype, weights)
-        except InputError as error:
-            if not models:
-                raise
-            print(f"{name} left out: {error}", flush=True)  # no torchao, or no layer that it could change
-            continue
-        held_out = held_out or HeldOut(given.run, lm, tokenizer, given.documents)
-        models[name], qualities[name] = lm, held_out.measure(lm, cache)
-        print(f"{name} measured", flush=True)
-    clock = time.process_time if given.clock == "cpu" else time.perf_counter
-    speeds = decode_speeds(models, ROUNDS, {name: VARIANTS[name][2] for name in models}, clock)
-    rows = []
-    for name, lm in models.items():
-        sizes = [f"{weight_bytes(lm):,}", f"{cache_bytes(lm, VARIANTS[name][2]):,.0f}"]
-        rows.append([name, *sizes, f"{speeds[name]:,.0f}", *qualities[name]])
-    print(f"\n{table(HEADER, rows)}")
-    return 0
 
 
 if __name__ == "__main__":

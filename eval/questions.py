@@ -28,6 +28,7 @@ from eval.load_model import add_device_option, data_config, open_model
 from model import LanguageModel, generate, left_pad
 
 TRIES = 64  # stories of `one_question`
+ROWS = 32  # questions that are answered at a time
 
 
 @dataclass(frozen=True)
@@ -99,11 +100,7 @@ def one_question(
 
 
 def ask(
-    lm: LanguageModel,
-    tokenizer: Tokenizer,
-    questions: Sequence[Question],
-    rows_per_batch: int = 32,
-    kv_cache: str = "dynamic",
+    lm: LanguageModel, tokenizer: Tokenizer, questions: Sequence[Question], kv_cache: str = "dynamic"
 ) -> list[str | None]:
     """The model's likeliest reply to each question, decoded greedily up to the end of its turn.
 
@@ -117,19 +114,12 @@ def ask(
     order = sorted(fitting, key=lambda i: len(prompts[i]))  # like lengths together: little padding
     replies: list[str | None] = [None] * len(questions)
     device = next(lm.parameters()).device
-    for start in range(0, len(order), rows_per_batch):
-        chosen = order[start : start + rows_per_batch]
+    for start in range(0, len(order), ROWS):
+        chosen = order[start : start + ROWS]
         ids, real = left_pad([prompts[i] for i in chosen], tokenizer.pad_id)
-        output = generate(
-            lm,
-            ids.to(device),
-            max(room[i] for i in chosen),
-            temperature=0.0,
-            stop_ids=tokenizer.stop_ids,
-            seed=0,
-            attention_mask=real.to(device),
-            kv_cache=kv_cache,
-        )
+        greedy: dict[str, Any] = {"temperature": 0.0, "stop_ids": tokenizer.stop_ids, "seed": 0}
+        new = max(room[i] for i in chosen)
+        output = generate(lm, ids.to(device), new, **greedy, attention_mask=real.to(device), kv_cache=kv_cache)
         for i, row in zip(chosen, output[:, ids.shape[1] :].tolist(), strict=True):
             ended = any(token in tokenizer.stop_ids for token in row)
             replies[i] = read_reply(tokenizer, row, prompts[i]).content + ("" if ended else "…")
@@ -142,82 +132,53 @@ def is_right(question: Question, reply: str | None) -> bool:
 
 
 # ---------------------------------------------------------------------------------------------------------
-# scores, beside chance and the best guess
+# figures, beside chance and the best guess
 
 
-@dataclass(frozen=True)
-class Score:
-    """How many questions of one class (or of all) were asked, and how many replies were right.
+def guesses(question: Question) -> list[str]:
+    """Answers that need no understanding: the first candidate, the last, the one mentioned last, least late, most often
+    and most rarely."""
+    text, candidates = "\n".join(message["content"] for message in question.messages), question.candidates
 
-    chance: share that a random pick among a question's candidates gets right
-    guess:  share that the best of GUESSES gets right on these very questions: no reading, only looking
+    def place(candidate: str) -> int:
+        return text.rfind(candidate.split(" the ")[-1])  # a story also says "to the river"
+
+    def count(candidate: str) -> int:
+        return text.count(candidate.split(" the ")[-1])
+
+    by_looking = [choose(candidates, key=key) for key in (place, count) for choose in (max, min)]
+    return [candidates[0], candidates[-1], *by_looking]
+
+
+def figures(questions: Sequence[Question], replies: Sequence[str | None]) -> dict[str, float | int]:
+    """A line of metrics.jsonl; questions without a reply (None) do not count. Of all, and of each class (`_where`):
+
+    exact_match: share of right replies. asked: how many questions.
+    chance:      share that a random pick among a question's candidates gets right
+    guess:       share that the best of `guesses` gets right on these very questions, or always the same answer
     """
-
-    right: int
-    asked: int
-    chance: float
-    guess: float
-
-    @property
-    def exact_match(self) -> float:
-        """Share of the questions that were answered right."""
-        return self.right / max(1, self.asked)
-
-
-def _core(candidate: str) -> str:
-    return candidate.split(" the ")[-1]  # a story also says "to the river"
+    answered = [(question, reply) for question, reply in zip(questions, replies, strict=True) if reply is not None]
+    classes, count = {}, len(answered)
+    for kind in KINDS:
+        if of_kind := [pair for pair in answered if pair[0].kind == kind]:
+            classes[kind] = _figures_of_class(of_kind)
+    values: dict[str, float | int] = {"exact_match": sum(is_right(*pair) for pair in answered) / max(1, count)}
+    for name in ("chance", "guess"):
+        values[name] = sum(of_kind[name] * of_kind["asked"] for of_kind in classes.values()) / max(1, count)
+    values["asked"] = count
+    return values | {f"{name}_{kind}": value for kind, of_kind in classes.items() for name, value in of_kind.items()}
 
 
-# Answers that need no understanding of the story: (all that was said, the candidates) -> one of these.
-GUESSES: dict[str, Callable[[str, Sequence[str]], str]] = {
-    "the first": lambda text, candidates: candidates[0],
-    "the last": lambda text, candidates: candidates[-1],
-    "mentioned last": lambda text, candidates: max(candidates, key=lambda answer: text.rfind(_core(answer))),
-    "mentioned least late": lambda text, candidates: min(candidates, key=lambda answer: text.rfind(_core(answer))),
-    "most often": lambda text, candidates: max(candidates, key=lambda answer: text.count(_core(answer))),
-    "most rarely": lambda text, candidates: min(candidates, key=lambda answer: text.count(_core(answer))),
-}
-Answered = list[tuple[Question, str]]  # questions with a reply
-
-
-def score(questions: Sequence[Question], replies: Sequence[str | None]) -> dict[str, Score]:
-    """Class -> its Score, in the order of KINDS, and "all". Questions without a reply (None) do not count."""
-    of_kind = _grouped(questions, replies, lambda question: question.kind)
-    scores = {kind: _score(of_kind[kind]) for kind in KINDS if of_kind[kind]}
-    count = sum(score.asked for score in scores.values())
-    chance = sum(score.chance * score.asked for score in scores.values()) / max(1, count)
-    guess = sum(score.guess * score.asked for score in scores.values()) / max(1, count)
-    return scores | {"all": Score(sum(score.right for score in scores.values()), count, chance, guess)}
-
-
-def _grouped(
-    questions: Sequence[Question], replies: Sequence[str | None], key: Callable[[Question], Any]
-) -> defaultdict[Any, Answered]:
-    groups: defaultdict[Any, Answered] = defaultdict(list)
-    for question, reply in zip(questions, replies, strict=True):
-        if reply is not None:
-            groups[key(question)].append((question, reply))
-    return groups
-
-
-def _score(answered: Answered) -> Score:
+def _figures_of_class(answered: Sequence[tuple[Question, str]]) -> dict[str, float | int]:
     questions, count = [question for question, _ in answered], len(answered)
-    texts = ["\n".join(message["content"] for message in question.messages) for question in questions]
-    guessed = [max(Counter(question.answer for question in questions).values())]  # always the same answer
-    for guess in GUESSES.values():
-        pairs = zip(questions, texts, strict=True)
-        guessed.append(sum(guess(text, question.candidates) == question.answer for question, text in pairs))
-    chance = sum(1 / len(question.candidates) for question in questions) / count
-    return Score(sum(is_right(*pair) for pair in answered), count, chance, max(guessed) / count)
-
-
-def figures(scores: dict[str, Score]) -> dict[str, float | int]:
-    """Scores as a line of metrics.jsonl: exact_match, chance, guess and asked, and the same for each class."""
-    values: dict[str, float | int] = {}
-    for ending, score in {"": scores["all"], **{f"_{kind}": scores[kind] for kind in scores if kind != "all"}}.items():
-        values |= {f"exact_match{ending}": score.exact_match, f"chance{ending}": score.chance}
-        values |= {f"guess{ending}": score.guess, f"asked{ending}": score.asked}
-    return values
+    right_guesses = ([guess == question.answer for guess in guesses(question)] for question in questions)
+    always_the_same = max(Counter(question.answer for question in questions).values())
+    return {
+        "exact_match": sum(is_right(*pair) for pair in answered) / count,
+        "chance": sum(1 / len(question.candidates) for question in questions) / count,
+        "guess": max(always_the_same, *map(sum, zip(*right_guesses, strict=True))) / count,
+        "asked": count,
+    }
 
 
 def table_of_classes(columns: dict[str, dict[str, float | int]]) -> str:
@@ -240,14 +201,15 @@ def table_of_plots(questions: Sequence[Question], replies: Sequence[str | None])
 
     It shows whether a model is a little wrong everywhere, or right in most plots and no better than a guess in some.
     """
-    groups = _grouped(questions, replies, lambda question: f"{question.plot}, {question.kind}")
-    scores = {name: _score(answered) for name, answered in groups.items()}
-    wrong = {name: score.asked - score.right for name, score in scores.items()}
-    every = max(1, sum(wrong.values()))
-    rows = [
-        [name, scores[name].asked, f"{scores[name].exact_match:.0%}", f"{count / every:.0%}"]
-        for name, count in sorted(wrong.items(), key=lambda item: (-item[1], item[0]))
-    ]
+    answers = defaultdict(list)
+    for question, reply in zip(questions, replies, strict=True):
+        if reply is not None:
+            answers[f"{question.plot}, {question.kind}"].append(is_right(question, reply))
+    wrong = {name: right.count(False) for name, right in answers.items()}
+    every, rows = max(1, sum(wrong.values())), []
+    for name, count in sorted(wrong.items(), key=lambda item: (-item[1], item[0])):
+        asked = len(answers[name])
+        rows.append([name, asked, f"{(asked - count) / asked:.0%}", f"{count / every:.0%}"])
     return table(["plot, class", "asked", "exact match", "of all wrong replies"], rows)
 
 
@@ -271,16 +233,11 @@ def source_of(run: str | Path) -> StoryworldSource:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Ask a run about held-out stories: exact match, class by class.")
-    parser.add_argument("run", help="a run or a checkpoint directory, for example runs/sft_demo")
-    parser.add_argument(
-        "--documents", type=whole("--documents", 1), help="held-out conversations to ask about; default: all of them"
-    )
-    parser.add_argument(
-        "--show", type=whole("--show", 0), default=0, metavar="N", help="print the first N wrong replies as well"
-    )
-    parser.add_argument(
-        "--by-plot", action="store_true", help="count each plot of the stories apart as well, the worst first"
-    )
+    add = parser.add_argument
+    add("run", help="a run or a checkpoint directory, for example runs/sft_demo")
+    add("--documents", type=whole("--documents", 1), help="held-out conversations to ask about; default: all of them")
+    add("--show", type=whole("--show", 0), default=0, metavar="N", help="print the first N wrong replies as well")
+    add("--by-plot", action="store_true", help="count each plot of the stories apart as well, the worst first")
     add_device_option(parser)
     given = parser.parse_args()
     source = source_of(given.run)
@@ -290,7 +247,7 @@ def main() -> int:
     for heading, new_names in (("new names", True), ("exact match", False)):
         questions = list(held_out_questions(source, new_names=new_names))
         replies = ask(lm, tokenizer, questions)
-        columns[heading] = figures(score(questions, replies))
+        columns[heading] = figures(questions, replies)
     print(table_of_classes(dict(reversed(columns.items()))))
     if given.by_plot:
         print(f"\nBy plot, with the names of training:\n{table_of_plots(questions, replies)}")

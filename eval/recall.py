@@ -17,11 +17,10 @@ from data.config import StoryworldSource
 from data.storyworld import Recall, recall
 from data.storyworld.recall import RecallQuestion
 from data.tokenizer import Tokenizer
-from eval.language_modeling import evaluating
+from eval.language_modeling import predictions
 from model import LanguageModel
 
 DOCUMENTS = 64  # of an evaluation
-HALF = 0.5  # the phase change: the first evaluation with more right answers than this share
 
 
 @dataclass(frozen=True)
@@ -66,14 +65,10 @@ def exam(documents: list[Recall], tokenizer: Tokenizer, people: int) -> Exam:
     return Exam(ids, questions, torch.tensor(row_of), first, last, words, people)
 
 
-@torch.no_grad()
 def right(lm: LanguageModel, of: Exam) -> Tensor:
     """Which of the questions are answered right: (questions,) bool."""
-    with evaluating(lm):
-        likeliest = lm(of.ids.to(next(lm.parameters()).device)).argmax(-1).cpu()  # (B, T)
-    agrees = torch.ones_like(of.ids, dtype=torch.bool)
-    agrees[:, 1:] = likeliest[:, :-1] == of.ids[:, 1:]
-    wrong_until = (~agrees).long().cumsum(1)  # (B, T)
+    _, is_likeliest = predictions(lm, of.ids)  # (B, T)
+    wrong_until = (~is_likeliest).long().cumsum(1)
     return wrong_until[of.row, of.last] == wrong_until[of.row, of.first - 1]
 
 
@@ -83,23 +78,18 @@ def figures(of: Exam, answers: Tensor) -> dict[str, float]:
     one: a name is given. several: all words of a fact are given; needs_2: two of them decide, at least. distance_32:
     the fact is 17 to 32 words before the answer. chance: of naming any of the people.
     """
-    groups: dict[str, list[bool]] = defaultdict(list)
+    groups: dict[tuple[str, int], list[bool]] = defaultdict(list)  # of a sort, and its number
     for question, is_right in zip(of.questions, answers.tolist(), strict=True):
         next_power_of_two = 1 << (question.distance - 1).bit_length()
-        sorts = ["accuracy", question.kind, f"distance_{next_power_of_two}"]
-        if question.kind == "several":
-            sorts.append(f"needs_{question.needs}")
-        for sort in sorts:
+        needs = [("needs", question.needs)] * (question.kind == "several")
+        for sort in (question.kind, -1), ("distance", next_power_of_two), *needs:
             groups[sort].append(is_right)
-
-    def order(sort: str) -> tuple[str, int]:
-        name, _, number = sort.partition("_")
-        return name, int(number or 0)
-
-    shares = {sort: sum(groups[sort]) / len(groups[sort]) for sort in sorted(groups, key=order)}
-    return {"accuracy": shares.pop("accuracy"), **shares, "chance": 1 / of.people}
+    values = {"accuracy": sum(answers.tolist()) / len(answers)}
+    for (name, number), group in sorted(groups.items()):
+        values[name if number < 0 else f"{name}_{number}"] = sum(group) / len(group)
+    return values | {"chance": 1 / of.people}
 
 
 def half_at(lines: list[dict[str, Any]]) -> int | None:
-    """The step of the phase change, from lines with `step` and `accuracy`; None where there is none."""
-    return next((line["step"] for line in lines if line["accuracy"] > HALF), None)
+    """The step of the phase change: of the first line of the log with more than half of the answers right, if any."""
+    return next((line["step"] for line in lines if line["accuracy"] > 0.5), None)

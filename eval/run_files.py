@@ -39,26 +39,6 @@ class Sample(TypedDict):
     text: str
 
 
-def read_metrics(run: Path, warn: Warn) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl; none without the file."""
-    return read_log(run / METRICS, Metric, warn)
-
-
-def read_samples(run: Path, warn: Warn) -> list[dict[str, Any]]:
-    """The lines of samples.jsonl; none without the file."""
-    return read_log(run / SAMPLES, Sample, warn)
-
-
-def read_result(run: Path, warn: Warn) -> dict[str, Any] | None:
-    """result.json; None if there is none, or none that can be read."""
-    try:
-        return read_json(run / RESULT)
-    except DamagedFile as error:
-        if (run / RESULT).exists():
-            warn(str(error))
-        return None
-
-
 def read_log(file: Path, kind: Any, warn: Warn) -> list[Any]:
     """The lines of a log, each of this kind; none without the file."""
     try:
@@ -66,3 +46,20 @@ def read_log(file: Path, kind: Any, warn: Warn) -> list[Any]:
     except DamagedFile as error:
         warn(str(error))
         return []
+
+
+def read_metrics(run: Path, warn: Warn) -> list[dict[str, Any]]:
+    return read_log(run / METRICS, Metric, warn)
+
+
+def read_samples(run: Path, warn: Warn) -> list[dict[str, Any]]:
+    return read_log(run / SAMPLES, Sample, warn)
+
+
+def read_result(run: Path, warn: Warn) -> dict[str, Any] | None:
+    """result.json; None if there is none, or none that can be read."""
+    try:
+        return read_json(run / RESULT) if (run / RESULT).exists() else None
+    except DamagedFile as error:
+        warn(str(error))
+        return None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,35 +20,25 @@ import torch
 import yaml
 from pydantic import BaseModel, Field
 from safetensors import SafetensorError
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from configs.command import InputError
 from configs.files import ADAPTER, DamagedFile, checkpoint_directory, is_adapter, read_checkpoint, read_json
 from configs.text import code, markdown
 from model.config import ModelConfig
-from model.families import family_in, family_of
+from model.families import Tensors, family_in, family_of
 from model.transformer import LanguageModel, on_meta
-from model.weight_files import check_tensors, read_tensors
 
 WEIGHTS = "model.safetensors"
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)  # what is not rounded when it is loaded
 TOKENIZER_FILES = "tokenizer.json tokenizer_config.json special_tokens_map.json chat_template.jinja".split()
-
-
-class _Adapters(BaseModel):  # what is read of adapter_config.json here; model/lora.py reads the rest
-    base_model_name_or_path: Annotated[str, Field(min_length=1)]
-
-
-# ---------------------------------------------------------------------------------------------------------
-# out
 
 
 def save(lm: LanguageModel, directory: str | Path, weights: dict[str, Tensor] | None = None) -> None:
     """Write model.safetensors, config.json and generation_config.json. Makes the directory if needed.
-
     A model with adapters is written as adapters, which name their base (model/lora.py).
-    weights: the full state_dict, for a model whose parameters are spread over several processes.
-    """
+    weights: the full state_dict, for a model whose parameters are spread over several processes."""
     directory, family = Path(directory), family_of(lm.config)
     directory.mkdir(parents=True, exist_ok=True)
     config = family.write(lm.config)
@@ -60,8 +50,7 @@ def save(lm: LanguageModel, directory: str | Path, weights: dict[str, Tensor] | 
     if lm.adapters is not None:
         from model.lora import save_adapters
 
-        save_adapters(lm, directory, weights)
-        return
+        return save_adapters(lm, directory, weights)
     tensors = family.to_files({name: weights[name] for name in _stored_names(lm)})
     # contiguous: a tensor that is cut out of another one is copied
     save_file({name: x.contiguous() for name, x in tensors.items()}, directory / WEIGHTS, metadata={"format": "pt"})
@@ -75,58 +64,40 @@ def _stored_names(lm: LanguageModel) -> list[str]:
 @contextmanager
 def new_directory(out: Path) -> Iterator[Path]:
     """For commands: a directory beside `out` to write into. At the end it becomes `out`; after an error it disappears.
-
-    Raises InputError if `out` exists, and if it cannot be written.
-    """
+    Raises InputError if `out` exists, and if it cannot be written."""
     if os.path.lexists(out):
         raise InputError(f"--out: {out} exists: choose another name")
-    target = out.resolve()
-    temporary = target.with_name(f"{target.name}.{os.getpid()}.tmp")
+    temporary = out.with_name(f"{out.name}.{os.getpid()}.tmp")
     try:
         temporary.mkdir(parents=True)
         yield temporary
-        temporary.rename(target)
+        temporary.rename(out)
     except (OSError, SafetensorError) as error:
         raise InputError(f"--out: {out} cannot be written: {error}") from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def save_new(lm: LanguageModel, others: dict[str, bytes], out: Path) -> None:
-    """For commands: save a model, with these files beside it, in a directory that is not there yet."""
-    with new_directory(out) as directory:
-        save(lm, directory)
-        for name, raw in others.items():
-            (directory / name).write_bytes(raw)
-
-
-def read_tokenizer_files(directory: Path) -> dict[str, bytes]:
-    """What makes the tokenizer of a model directory, as it was saved: the files that are there, by name."""
-    return {name: (directory / name).read_bytes() for name in TOKENIZER_FILES if (directory / name).is_file()}
-
-
-# ---------------------------------------------------------------------------------------------------------
-# in
+def copy_tokenizer(source: Path, target: Path) -> None:
+    """What makes the tokenizer of a model directory: the files that are there."""
+    for file in [source / name for name in TOKENIZER_FILES if (source / name).is_file()]:
+        shutil.copyfile(file, target / file.name)
 
 
 def load(path: str | Path, device: str | torch.device = "cpu") -> LanguageModel:
-    """Load a run (its newest checkpoint) or a checkpoint directory, in evaluation mode.
-
-    Raises DamagedFile, a ValueError, for anything that is not such a directory, is damaged, does not fit, or needs more
-    memory than there is.
-    """
+    """Load a run (its newest checkpoint) or a checkpoint directory, in evaluation mode. Raises DamagedFile, a
+    ValueError, also for a model that needs more memory than there is."""
 
     def build(directory: Path) -> LanguageModel:
         config = read_config(directory)
         try:
             parameters = on_meta(config).num_parameters()
         except (RuntimeError, OverflowError, TypeError, ValueError) as error:  # each kind of size has its own
-            reason = str(error).partition("\n")[0]
-            raise DamagedFile(f"{directory / 'config.json'}: no such model can be built: {reason}") from None
+            raise DamagedFile(f"{directory / 'config.json'}: {str(error).partition(chr(10))[0]}") from None
         needed = 4.0 * parameters + sum(file.stat().st_size for file in directory.glob("*.safetensors"))
         if needed > (free := psutil.virtual_memory().available):
-            sizes = f"{needed / 1e9:.1f} GB to be loaded, and {free / 1e9:.1f} GB of RAM are free"
-            raise DamagedFile(f"{directory}: holds {parameters:,} parameters, which need {sizes}")
+            sizes = f"{needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB of RAM are free"
+            raise DamagedFile(f"{directory}: to load its {parameters:,} parameters needs {sizes}")
         lm = LanguageModel(config)
         load_weights(lm, directory)
         return lm
@@ -164,19 +135,17 @@ def load_weights(lm: LanguageModel, directory: Path) -> None:
         return
     there, wanted = read_config(directory), lm.lm_head.out_features
     if (there.vocab_size or wanted) < wanted:
-        start = LanguageModel(there)
-        load_weights(start, directory)
-        start.add_rows(wanted)
-        lm.load_state_dict(start.state_dict())
+        smaller = LanguageModel(there)
+        load_weights(smaller, directory)
+        smaller.add_rows(wanted)
+        lm.load_state_dict(smaller.state_dict())
         return
     lm.load_state_dict(read_weights(lm, directory), strict=not lm.config.tie_word_embeddings)
 
 
 def read_weights(lm: LanguageModel, directory: Path) -> dict[str, Tensor]:
-    """The weights in a directory under the model's own names, checked against it; no lm_head if it is tied.
-
-    Of a directory of adapters, for a model that has such, the adapters alone. Raises DamagedFile.
-    """
+    """The weights in a directory under the model's own names, checked against it; no lm_head if it is tied. Of a
+    directory of adapters, for a model that has such, the adapters alone. Raises DamagedFile."""
     if is_adapter(directory):
         from model.lora import read_adapters
 
@@ -189,14 +158,54 @@ def read_weights(lm: LanguageModel, directory: Path) -> dict[str, Tensor]:
     return family.from_files(tensors)
 
 
+class Index(BaseModel):
+    """model.safetensors.index.json: the file that each tensor is in. None may lead out of the directory."""
+
+    weight_map: Annotated[dict[str, Annotated[str, Field(pattern=r"^[\w.\-]+\.safetensors$")]], Field(min_length=1)]
+
+
+def read_tensors(file: Path, current: Callable[[str], str | None] = str) -> Tensors:
+    """The tensors of a file, or of those that an index in its place lists. They stay on the disk until they are used.
+
+    current: the name of a tensor in the file -> the one that is used today; None for what is no weight.
+    """
+    parts, index = [file], file.with_name(f"{file.name}.index.json")
+    if not file.is_file() and index.is_file():
+        parts = [file.with_name(name) for name in sorted({*read_json(index, Index).weight_map.values()})]
+    tensors: Tensors = {}
+    for part in parts:
+        if not part.is_file():  # to open a pipe would wait for ever
+            raise DamagedFile(f"{part}: cannot be read: there is no such file")
+        try:  # the library checks that the tensors fill the file exactly, without overlap
+            stored = load_file(part)
+        except (OSError, SafetensorError, RuntimeError, OverflowError, KeyError) as error:  # KeyError: an unknown dtype
+            raise DamagedFile(f"{part}: cannot be read: {str(error).partition(chr(10))[0][:200]}") from None
+        for name, tensor in stored.items():
+            if (today := current(name)) is None:
+                continue
+            if tensor.dtype not in DTYPES:
+                raise DamagedFile(f"{part}: {name[:60]} is of {tensor.dtype}: must be float32, float16 or bfloat16")
+            tensors[today] = tensor
+    return tensors
+
+
+def check_tensors(tensors: Tensors, shapes: dict[str, list[int]], file: Path) -> None:
+    """Raises DamagedFile unless the tensors of a file have these names, all and no others, and these shapes."""
+    for name in sorted(tensors.keys() | shapes.keys()):
+        shape, expected = list(tensors[name].shape) if name in tensors else None, shapes.get(name)
+        if shape != expected:
+            problem = f"has shape {shape}, and the model {expected}"
+            problem = "is missing" if shape is None else "is not part of this model" if expected is None else problem
+            raise DamagedFile(f"{file}: is of another architecture: {name[:100]} {problem}")
+
+
 def base_of(directory: Path) -> Path:
     """The model directory of the base that adapters name: a path from here, or from a folder around them.
 
     A run that trained on has another newest checkpoint; the hash of the base says whether that one is right.
-    Raises DamagedFile.
     """
     file = directory / ADAPTER
-    name = Path(read_json(file, _Adapters).base_model_name_or_path)
+    name = Path(str(read_json(file).get("base_model_name_or_path")))
     names = [name, name.parents[1]] if name.parent.name == "checkpoints" else [name]
     for folder in (Path(), *directory.resolve().parents):
         for each in names:
@@ -211,50 +220,12 @@ def base_of(directory: Path) -> Path:
 # ---------------------------------------------------------------------------------------------------------
 # the model card: README.md of a checkpoint, which the Hugging Face Hub shows
 
-# `model.export --to hub-folder` leaves these two out: they hold only beside the state of training
-BESIDE_TRAINING = """\
-`training/` holds the optimizer's state. You need it only to continue the training.
-
-"""
-BEFORE_PUBLISHING = """\
-## Before you publish it
-
-- Choose a license: the metadata above says `unknown`. Check the terms of the text first.
-- Leave the optimizer's state out: `python -m model.export RUN --to hub-folder --out FOLDER`
-- Then: `hf upload NAME FOLDER`
-"""
 USE = {  # library -> how to load it
-    "transformers": """\
-```python
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-directory = "."  # the folder of this file
-model = AutoModelForCausalLM.from_pretrained(directory)
-tokenizer = AutoTokenizer.from_pretrained(directory)
-```""",
-    "peft": """\
-This folder holds adapters (LoRA). The model beside which they were trained is {place}.
-
-```python
-from peft import PeftModel
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-directory = "."  # the folder of this file
-tokenizer = AutoTokenizer.from_pretrained(directory)
-base = AutoModelForCausalLM.from_pretrained({base!r})
-base.resize_token_embeddings(len(tokenizer))  # for tokens that were added
-model = PeftModel.from_pretrained(base, directory)
-```""",
-    "": """\
-Only Headlight can load it:
-
-```python
-from data import load_tokenizer
-from model import load
-
-directory = "."  # the folder of this file
-model, tokenizer = load(directory), load_tokenizer(directory)
-```""",
+    "transformers": "`AutoModelForCausalLM` and `AutoTokenizer` of transformers load it: `….from_pretrained(FOLDER)`.",
+    "peft": "This folder holds adapters (LoRA), which were trained beside the model {base}. Load that one with its "
+    "`AutoModelForCausalLM`, `resize_token_embeddings(len(tokenizer))` if tokens were added, then "
+    "`PeftModel.from_pretrained(base, FOLDER)` puts them there.",
+    None: "Only Headlight can load it: `model.load(FOLDER)` and `data.load_tokenizer(FOLDER)`.",
 }
 
 
@@ -264,17 +235,15 @@ def model_card(name: str, lm: LanguageModel, progress: dict[str, Any]) -> str:
     progress: of trainer_state.json: step, tokens, best_loss (nats a token, on held-out text), best_step, and identity,
     which holds what makes the run itself by dotted key. {} if it is unknown.
     """
-    config, family = lm.config, family_of(lm.config).model_type
+    config, family, adapters = lm.config, family_of(lm.config).model_type, lm.adapters
     identity = progress.get("identity") or {}
     source = {key[12:]: value for key, value in identity.items() if key.startswith("data.source.")}
     text, datasets = _text_in_words(source)
     is_chat = identity.get("data.records") in ("conversations", "pairs")
-    library, adapters = "transformers", lm.adapters
+    library: str | None = "peft" if adapters else "transformers"
     if not config.loadable_elsewhere or (adapters and family == "gpt2"):  # q, k and v are one matrix in peft's GPT-2
-        library = ""
-    elif adapters:
-        library = "peft"
-    use = USE[library].format(place=code(adapters.base), base=adapters.base) if adapters else USE[library]
+        library = None
+    use = USE[library].format(base=code(adapters.base) if adapters else "")
     metadata = {
         "license": "unknown",
         "language": ["en"] if source.get("kind") == "storyworld" else None,
@@ -283,10 +252,9 @@ def model_card(name: str, lm: LanguageModel, progress: dict[str, Any]) -> str:
         "tags": [*dict.fromkeys(("headlight", family)), *(["conversational"] if is_chat else [])],
         "datasets": datasets,
     }
-    start = "random weights" if identity else "unknown"
-    if identity.get("init_from"):
-        start = f"the weights of {code(identity['init_from'])}"
-    facts = [f"Started from: {start}", f"Text: {'conversations; ' if is_chat else ''}{markdown(text)}"]
+    start = identity.get("init_from")
+    facts = [f"Started from: {f'the weights of {code(start)}' if start else 'random weights'}"] if identity else []
+    facts += [f"Text: {'conversations; ' if is_chat else ''}{markdown(text)}"]
     if progress:
         facts += [f"Progress: step {progress['step']:,}, after {progress['tokens']:,} tokens"]
     if progress.get("best_loss") is not None:
@@ -309,14 +277,12 @@ It was trained with Headlight, which trains tiny language models so that you can
 
 {use}
 
-{BESIDE_TRAINING}\
 ## Limits
 
 - This model is small. It makes up facts, so do not rely on what it writes.
 - It knows nothing but the text above, with all that is wrong or one-sided in it. Nothing was filtered out.
 - Nobody has tested whether it is safe. Keep it away from people who did not choose to read it.
-
-{BEFORE_PUBLISHING}"""
+"""
 
 
 def _text_in_words(source: dict[str, Any]) -> tuple[str, list[str]]:

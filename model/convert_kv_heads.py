@@ -7,26 +7,21 @@ of the steps. More heads: each head's rows are repeated, which computes the same
     4 -> 2   k0, k1 -> (k0 + k1) / 2          2 -> 4   k0 -> k0, k0
              k2, k3 -> (k2 + k3) / 2                   k1 -> k1, k1
 
-What QK-norm changes: without it a key is linear in x, RoPE included, so the pooled head's score is the mean of the
-scores that the query had with each head of the group. With it, the mean is taken before the norm. The norm brings the
-mean of keys that disagree, which is short, back to full length. But a head with longer raw keys now outweighs the
-others, while before the norm removed that length. With qk_norm: whole, `k_norm.weight` has a gain for every head, and
-is pooled like the keys.
+Without QK-norm a key is linear in x, so the pooled head's score is the mean of the scores that the query had with each
+head of the group. With it, the mean is taken before the norm, which brings it back to full length; but a head with
+longer raw keys outweighs the others. With qk_norm: whole, `k_norm.weight` has a gain for every head, pooled likewise.
 """
 
 from __future__ import annotations
 
 import argparse
-import shlex
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from configs.command import InputError, exit_on_bad_input, whole
 from configs.files import read_checkpoint
-from model.attention import Attention
-from model.checkpoint import load, read_tokenizer_files, save_new
+from model.checkpoint import copy_tokenizer, load, new_directory, save
 from model.config import ModelConfig
 from model.transformer import LanguageModel
 
@@ -34,11 +29,8 @@ from model.transformer import LanguageModel
 def convert_kv_heads(lm: LanguageModel, num_key_value_heads: int) -> LanguageModel:
     """A new model with another number of key/value heads; the one given stays as it is.
 
-    Fewer: the mean of each group of neighbours. More: every head is repeated, and the logits stay the same, to the
-    last bit unless the wider `k_proj` makes a matrix product sum in another order.
-    Device, dtype, attention backend and training mode are those of `lm`; no random number is drawn.
-
-    Raises ValueError unless every query head keeps one key/value head, made of whole old ones.
+    Device, dtype, attention backend and training mode are those of `lm`; no random number is drawn. Raises ValueError
+    unless every query head keeps one key/value head, made of whole old ones.
     """
     old, wanted = lm.config, num_key_value_heads
     heads, present = old.num_attention_heads, old.kv_heads
@@ -46,16 +38,18 @@ def convert_kv_heads(lm: LanguageModel, num_key_value_heads: int) -> LanguageMod
     if old.attention == "mla" or (old.loadable_elsewhere and old.position_embedding == "learned"):  # gpt2
         allowed = [present]  # every query head has a key and a value of its own there
     if wanted not in allowed:
-        raise ValueError(
-            f"num_key_value_heads ({wanted}) does not fit {heads} query heads and the {present} key/value heads that "
-            f"there are: use {', '.join(map(str, allowed))}"
-        )
+        use = ", ".join(map(str, allowed))
+        raise ValueError(f"num_key_value_heads ({wanted}) does not fit {heads} query heads, {present} keys: use {use}")
     tensors = lm.state_dict()
-    by_head = [f"{part}.{kind}" for part in ("k_proj", "v_proj") for kind in ("weight", "bias")]
-    by_head += ["k_norm.weight"] if old.qk_norm == "whole" else []
-    for layer in [name for name, module in lm.named_modules() if isinstance(module, Attention)]:
-        for name in [f"{layer}.{part}" for part in by_head if f"{layer}.{part}" in tensors]:
-            tensors[name] = _convert_rows(tensors[name], present, wanted)
+    parts: tuple[str, ...] = ("k_proj.weight", "k_proj.bias", "v_proj.weight", "v_proj.bias")
+    parts += ("k_norm.weight",) if old.qk_norm == "whole" else ()
+    for name in [name for name in tensors if name.endswith(parts)]:
+        by_head = tensors[name].unflatten(0, (present, -1))  # (present, D, …): rows, or numbers of a bias
+        if wanted > present:  # query head h reads key head h // groups: copies lie side by side, 0 0 1 1, not 0 1 0 1
+            by_head = by_head.repeat_interleave(wanted // present, dim=0)
+        else:
+            by_head = by_head.unflatten(0, (wanted, -1)).mean(dim=1)
+        tensors[name] = by_head.flatten(0, 1)
     with torch.random.fork_rng(devices=[]):  # its random weights are overwritten: the global generator stays as it is
         converted = LanguageModel(ModelConfig(**(old.model_dump() | {"num_key_value_heads": wanted})))
     converted.load_state_dict(tensors)
@@ -63,37 +57,31 @@ def convert_kv_heads(lm: LanguageModel, num_key_value_heads: int) -> LanguageMod
     return converted.to(next(lm.parameters())).train(lm.training)
 
 
-def _convert_rows(rows: Tensor, present: int, wanted: int) -> Tensor:
-    """Rows of a projection, or numbers of a bias, head by head: (present * D, …) -> (wanted * D, …)."""
-    heads = rows.unflatten(0, (present, -1))  # (present, D, …)
-    if wanted > present:  # query head h reads key head h // groups, so copies lie side by side: 0 0 1 1, not 0 1 0 1
-        return heads.repeat_interleave(wanted // present, dim=0).flatten(0, 1)
-    return heads.unflatten(0, (wanted, -1)).mean(dim=1).flatten(0, 1)
-
-
 def write_converted(source: Path, num_key_value_heads: int, out: Path) -> str:
     """Convert the model in `source` (a run or a model directory) and write a model directory; returns what to print.
+    `out` must be new, and appears whole or not at all. Raises InputError."""
 
-    `out` must be new, and appears whole or not at all. Raises InputError.
-    """
-    directory, lm, tokenizer = read_checkpoint(source, lambda path: (path, load(path), read_tokenizer_files(path)))
-    try:
-        converted = convert_kv_heads(lm, num_key_value_heads)
-    except ValueError as error:
-        raise InputError(str(error)) from None
-    save_new(converted, tokenizer, out)
-    models = (lm, converted)
-    parameters = " -> ".join(f"{each.num_parameters():,}" for each in models)
-    cache = " -> ".join(f"{4 * each.config.num_hidden_layers * each.config.cache_numbers:,}" for each in models)
+    def convert(directory: Path) -> tuple[LanguageModel, LanguageModel]:
+        lm = load(directory)
+        try:
+            converted = convert_kv_heads(lm, num_key_value_heads)
+        except ValueError as error:
+            raise InputError(str(error)) from None
+        with new_directory(out) as folder:
+            save(converted, folder)
+            copy_tokenizer(directory, folder)
+        return lm, converted
+
+    models = read_checkpoint(source, convert)
+    parameters = " -> ".join(f"{lm.num_parameters():,}" for lm in models)
+    cache = " -> ".join(f"{4 * lm.config.num_hidden_layers * lm.config.cache_numbers:,}" for lm in models)
     # trained on with the run's own config if there is one: data and tokenizer must be the same
-    own = [file for file in (source / "config.yaml", directory.parent.parent / "config.yaml") if file.is_file()]
-    config, name = own[0] if own else "configs/YOURS.yaml", f"{out.resolve().name}_trained"
-    heads = f"model.num_key_value_heads={num_key_value_heads}"
-    command = ["python", "-m", "train.pretrain", str(config), f"name={name}", f"init_from={out}", heads, "seed=1"]
+    config = source / "config.yaml" if (source / "config.yaml").is_file() else "configs/YOURS.yaml"
+    changes = f"name={out.resolve().name}_trained init_from={out} model.num_key_value_heads={num_key_value_heads}"
     return (
-        f"{lm.config.kv_heads} -> {num_key_value_heads} key-value heads; {parameters} parameters; {cache} bytes of "
-        f"key-value cache per token (float32)\ntrain on:  {shlex.join(command)} train.max_steps=N   (another seed, "
-        "other rows; Ainslie et al.: N = 5 % of the steps so far)"
+        f"{models[0].config.kv_heads} -> {num_key_value_heads} key-value heads; {parameters} parameters; {cache} bytes "
+        f"of key-value cache per token (float32)\ntrain on:  python -m train.pretrain {config} {changes} seed=1 "
+        "train.max_steps=N   (another seed, other rows; Ainslie et al.: N = 5 % of the steps so far)"
     )
 
 

@@ -14,98 +14,42 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from configs.command import InputError, exit_on_bad_input
-from configs.files import ADAPTER, CARD, STATE, TRAINING, is_adapter, read_checkpoint, read_json, read_text
-from configs.text import fenced
-from model.checkpoint import (
-    BEFORE_PUBLISHING,
-    BESIDE_TRAINING,
-    TOKENIZER_FILES,
-    load,
-    model_card,
-    new_directory,
-    read_config,
-    read_tokenizer_files,
-    save_new,
-)
+from configs.files import CARD, STATE, TRAINING, is_adapter, read_checkpoint, read_json, read_text
+from model.checkpoint import copy_tokenizer, load, model_card, new_directory, read_config, save
 from model.config import ModelConfig
 from model.families import family_of
-
-if TYPE_CHECKING:
-    from model.transformer import LanguageModel
+from model.transformer import LanguageModel
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Write a model as other programs want it.")
-    parser.add_argument("source", type=Path, help="a run (its newest checkpoint) or a model directory")
-    parser.add_argument("--to", choices=TARGETS, required=True, help="for llama.cpp and Ollama | the Hub | one model")
-    parser.add_argument("--out", type=Path, required=True, metavar="PATH", help="the directory to write; must be new")
-    given = parser.parse_args()
-    print(export(given.source, given.to, given.out))
-    return 0
-
-
-def export(source: Path, target: str, out: Path) -> str:
-    """Write the model of `source`, a run (its newest checkpoint) or a model directory, and say what was written.
-
-    `out` appears whole or not at all. Raises InputError, also if something is there already.
-    """
-    return read_checkpoint(source, lambda directory: TARGETS[target](directory, out))
-
-
-def _run_of(directory: Path) -> Path | None:
-    """The run that a checkpoint belongs to."""
-    parents = directory.resolve().parents
-    return parents[1] if parents[0].name == "checkpoints" else None
-
-
-# ---------------------------------------------------------------------------------------------------------
-# hub-folder
-
-FILES = ("config.json", "generation_config.json", ADAPTER, "model.safetensors.index.json", *TOKENIZER_FILES)
-PICTURE = re.compile(r"^!\[([^\[\]\n]*)\]\(([\w\-]+(?:/[\w\-]+)*\.(?:png|gif))\)$", re.MULTILINE)
+def _name_of(directory: Path) -> str:
+    """The name of the run that a checkpoint belongs to, or that of the directory."""
+    directory = directory.resolve()
+    return (directory.parents[1] if directory.parent.name == "checkpoints" else directory).name
 
 
 def write_hub_folder(directory: Path, out: Path) -> str:
-    """Copy a checkpoint without the state of its training, with its card. For the last one of a finished run, the card
-    has the figures, the sample and the pictures of its report as well."""
-    run, figures = _run_of(directory), []
-    result = read_json(run / "result.json") if run and (run / "result.json").is_file() else {}
+    """Copy a checkpoint, with its card, without the state of its training."""
     with new_directory(out) as folder:
-        for name in [*FILES, *(file.name for file in directory.glob("*.safetensors"))]:
-            if (directory / name).is_file():
-                shutil.copyfile(directory / name, folder / name)
-        if run and directory.resolve().name == f"step_{result.get('step', -1):08d}":
-            figures = ["## Figures", "", fenced("\n".join(result.get("summary", []))), ""]
-            if sample := result.get("sample"):
-                figures += ["A sample, as the model wrote it:", "", fenced(sample), ""]
-            report = run / "report.md"
-            for title, path in PICTURE.findall(read_text(report) if report.is_file() else ""):
-                if (run / path).is_file():
-                    shutil.copyfile(run / path, folder / Path(path).name)
-                    figures += [f"![{title}]({Path(path).name})", ""]
-        if (directory / CARD).is_file():  # which may have been edited
-            card = read_text(directory / CARD).replace(BESIDE_TRAINING, "")
-            (folder / CARD).write_text(card.replace(BEFORE_PUBLISHING, "\n".join(figures)), encoding="utf-8")
+        for file in filter(Path.is_file, directory.iterdir()):  # not the folder `training`
+            shutil.copyfile(file, folder / file.name)
     return f"{out}: choose a license in its {CARD}, then: hf upload NAME {out}"
-
-
-# ---------------------------------------------------------------------------------------------------------
-# merged
 
 
 def write_merged(directory: Path, out: Path) -> str:
     """Write adapters and their base as one model, with a card of its own."""
     if not is_adapter(directory):
         raise InputError(f"{directory}: holds a whole model already, not adapters")
-    copied, lm, state = read_tokenizer_files(directory), load(directory), directory / TRAINING / STATE
-    name = (_run_of(directory) or directory.resolve()).name
-    copied[CARD] = model_card(name, lm, read_json(state) if state.is_file() else {}).encode()
-    save_new(lm, copied, out)
+    lm, state = load(directory), directory / TRAINING / STATE
+    with new_directory(out) as folder:
+        save(lm, folder)
+        copy_tokenizer(directory, folder)
+        card = model_card(_name_of(directory), lm, read_json(state) if state.is_file() else {})
+        (folder / CARD).write_text(card, encoding="utf-8")
     return f"{out}: a whole model, which transformers loads"
 
 
@@ -140,10 +84,9 @@ def write_gguf(directory: Path, out: Path) -> str:
         import gguf
     except ImportError:
         raise InputError("GGUF is written by the package gguf, which is not installed: pip install gguf") from None
-    ends, scaling, has_rope = config.eos_token_id, config.rope_scaling, config.position_embedding == "rope"
-    ends = [] if ends is None else [ends] if isinstance(ends, int) else ends  # of a document, and of a turn
+    ends, scaling, has_rope = config.end_ids, config.rope_scaling, config.position_embedding == "rope"
     settings = {  # what GGUFWriter's `add_…` take; None: this architecture has no such number
-        "name": (_run_of(directory) or directory.resolve()).name,
+        "name": _name_of(directory),
         "file_type": gguf.LlamaFileType.ALL_F32,
         "vocab_size": config.vocab_size,
         "context_length": config.max_position_embeddings,
@@ -186,18 +129,18 @@ def write_gguf(directory: Path, out: Path) -> str:
 
 def not_in_llama_cpp(config: ModelConfig) -> str | None:
     """Why llama.cpp cannot compute this model, or None. Each of these was tried, or is fixed in llama.cpp's source."""
-    if not config.loadable_elsewhere:
-        return "the model was saved with loadable_elsewhere: false, so llama.cpp has no such model either"
     family, scaling = family_of(config).model_type, config.rope_scaling
+    activations = ("gelu_new", "gelu_pytorch_tanh") if family == "gpt2" else ("silu",)
+    three_of_four = [bool((i + 1) % 4) for i in range(config.num_hidden_layers)]
     if "sliding_attention" in (config.layer_types or []):
         return f"llama.cpp ignores the sliding windows of {family}, and would compute something else"
     if family not in ("llama", "qwen2", "qwen3", "olmo2", "smollm3", "gpt2"):
         return f"the architecture {family} is not written (llama, qwen2, qwen3, olmo2, smollm3 and gpt2 are)"
-    if config.hidden_act not in (("gelu_new", "gelu_pytorch_tanh") if family == "gpt2" else ("silu",)):
+    if config.hidden_act not in activations:
         return f"llama.cpp has one activation for {family}, and it is not {config.hidden_act}"
     if config.attention_bias and family not in ("llama", "gpt2"):
         return f"llama.cpp has no attention_bias for {family}"
-    if family == "smollm3" and config.rotates != [bool((i + 1) % 4) for i in range(config.num_hidden_layers)]:
+    if family == "smollm3" and config.rotates != three_of_four:
         return "llama.cpp has RoPE in three of four layers of smollm3, as no_rope_layers: [1, 1, 1, 0] says"
     if scaling and scaling.rope_type == "llama3":
         return "llama3 (rope_scaling) is not written; linear and yarn are"
@@ -245,13 +188,10 @@ def _read_tokenizer(directory: Path, vocab_size: int) -> dict[str, Any]:
     file = directory / "tokenizer.json"
     fields = read_json(file)
     bpe, rule = fields["model"], fields.get("pre_tokenizer") or {}
-    if bpe.get("type") != "BPE" or bpe.get("byte_fallback") or bpe.get("ignore_merges"):
-        raise InputError(f"{file}: GGUF: llama.cpp has no tokenizer of this kind (as `char` makes it): train with bpe")
+    is_bpe = bpe.get("type") == "BPE" and not bpe.get("byte_fallback") and not bpe.get("ignore_merges")
     steps = tuple(map(_kind, rule["pretokenizers"] if rule.get("type") == "Sequence" else [rule]))
-    if steps == ("digits", "bytes"):
-        raise InputError(f"{file}: GGUF: llama.cpp has no tokenizer of single bytes (`byte`): train with bpe")
-    if fields.get("normalizer") is not None or steps not in RULES:
-        raise InputError(f"{file}: GGUF: llama.cpp has no name for how this tokenizer splits text, so ids would differ")
+    if not is_bpe or fields.get("normalizer") is not None or steps not in RULES:
+        raise InputError(f"{file}: GGUF: llama.cpp has no name for how this tokenizer splits text: use bpe")
     by_id = {number: (token, NORMAL) for token, number in bpe["vocab"].items()}
     for token in fields.get("added_tokens", []):
         by_id[token["id"]] = (token["content"], CONTROL if token["special"] else USER_DEFINED)
@@ -289,6 +229,23 @@ TARGETS: dict[str, Callable[[Path, Path], str]] = {
     "hub-folder": write_hub_folder,
     "merged": write_merged,
 }
+
+
+def export(source: Path, target: str, out: Path) -> str:
+    """Write the model of `source`, a run (its newest checkpoint) or a model directory, and say what was written.
+    `out` appears whole or not at all. Raises InputError, also if something is there already."""
+    return read_checkpoint(source, lambda directory: TARGETS[target](directory, out))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Write a model as other programs want it.")
+    parser.add_argument("source", type=Path, help="a run (its newest checkpoint) or a model directory")
+    parser.add_argument("--to", choices=TARGETS, required=True, help="for llama.cpp and Ollama | the Hub | one model")
+    parser.add_argument("--out", type=Path, required=True, metavar="PATH", help="the directory to write; must be new")
+    given = parser.parse_args()
+    print(export(given.source, given.to, given.out))
+    return 0
+
 
 if __name__ == "__main__":
     exit_on_bad_input(main)

@@ -10,23 +10,18 @@ that transformers reads and Headlight does not build is refused by name; one tha
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
 
 from configs.files import DamagedFile, checked
 from model.config import EXPERT_KEYS, LayerType, ModelConfig
-from model.weight_files import (
-    Tensors,
-    experts_from_files,
-    experts_to_files,
-    gpt2_current,
-    gpt2_from_files,
-    gpt2_to_files,
-)
 
 SAME_NAME = (  # the same name and the same values in every config.json
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
@@ -44,6 +39,7 @@ ONE_VALUE = {  # with another value transformers computes what Headlight does no
     "per_layer_config": None, "fusion_config": None, "transformers_weights": None,
 }  # fmt: skip
 Fields = dict[str, Any]
+Tensors = dict[str, Tensor]
 Count = Annotated[int, Field(ge=0, le=100_000)]
 
 
@@ -78,13 +74,11 @@ class ConfigJson(BaseModel):
 
 @dataclass(frozen=True)
 class Family:
-    """One architecture of transformers.
+    """One architecture of transformers: its names in config.json, and how it differs from PLAIN.
 
-    model_type, architecture: its names in config.json.
-    Of PARTS it has the default, but for these: needs: fields of ModelConfig that have one value here. words: fields
-    that may have any value and have the same name in config.json. spells: fields that may have any value, in words of
-    its own, which `write_own` and `read_own` know; `read_own` gets the fields of ConfigJson and all others.
-    follows: fields of ModelConfig whose value here depends on the others.
+    needs: fields of ModelConfig that have one value here. words: fields that may have any value, under the same name in
+    config.json. follows: fields whose value here depends on the others. write_own, read_own: what has other words in
+    config.json; `read_own` gets the fields of ConfigJson and all others.
     slides: where layer_types is missing, whether a layer has the sliding window: (layer, fields) -> bool. None: the
     family has no windows. switch: a window counts only where use_sliding_window is true.
     defaults: what transformers takes for a field of config.json that is left out, if ConfigJson says otherwise.
@@ -97,7 +91,6 @@ class Family:
     architecture: str
     needs: Fields = field(default_factory=dict)
     words: tuple[str, ...] = ()
-    spells: tuple[str, ...] = ()
     follows: Callable[[ModelConfig], Fields] = lambda config: {}
     slides: Callable[[int, Fields], bool] | None = None
     switch: bool = True
@@ -109,39 +102,24 @@ class Family:
     from_files: Callable[[Tensors], Tensors] = dict
     current: Callable[[str], str | None] = str
 
-    def differences(self, config: ModelConfig) -> Fields:
-        """The fields that would have to be otherwise, each with the value that this family has; {} if it can be it."""
-        free = (*self.words, *self.spells, "sliding_window" if self.slides else "")
-        wanted = {key: value for key, value in PLAIN.items() if key not in free} | self.needs | self.follows(config)
-        return {key: value for key, value in wanted.items() if getattr(config, key) != value}
-
     def write(self, config: ModelConfig) -> Fields:
         """The config.json of a model, in the spelling of transformers 4 and 5."""
-        rope: Fields = {"rope_type": "default"} if config.rope_scaling is None else config.rope_scaling.written()
-        rope["rope_theta"] = config.rope_theta
-        fields = {
-            "architectures": [self.architecture],
-            "model_type": self.model_type,
-            **self.fixed,
-            **config.model_dump(include={*SAME_NAME, *self.words, "layer_types"}),
-            "rope_theta": config.rope_theta,
-            "rope_parameters": rope,
-            "rope_scaling": None if config.rope_scaling is None else rope,  # transformers 4 reads this one
-        }
+        scaling, names = config.rope_scaling, {"architectures": [self.architecture], "model_type": self.model_type}
+        fields = names | self.fixed | config.model_dump(include={*SAME_NAME, *self.words, "layer_types"})
+        rope = {"rope_type": "default"} if scaling is None else scaling.written()
+        fields["rope_theta"], fields["rope_parameters"] = config.rope_theta, rope | {"rope_theta": config.rope_theta}
+        fields["rope_scaling"] = fields["rope_parameters"] if scaling else None  # transformers 4 reads this one
         if self.slides:
-            fields |= {
-                # without it transformers forgets the window; layer_types decides which layers have it
-                "use_sliding_window": config.sliding_window is not None,
-                "sliding_window": config.sliding_window,
-                # How many layers are full before the first that slides. vLLM has one window for all layers. It refuses
-                # mixed layer_types only if this is not the number of layers, and computes wrongly otherwise.
-                "max_window_layers": [*(config.layer_types or []), "sliding_attention"].index("sliding_attention"),
-            }
+            # without use_… transformers forgets the window; layer_types decides which layers have it
+            fields["use_sliding_window"], fields["sliding_window"] = bool(config.sliding_window), config.sliding_window
+            # How many layers are full before the first that slides. vLLM has one window for all layers. It refuses
+            # mixed layer_types only if this is not the number of layers, and computes wrongly otherwise.
+            types = [*(config.layer_types or []), "sliding_attention"]
+            fields["max_window_layers"] = types.index("sliding_attention")
         return fields | self.write_own(config) | {"headlight": {"hidden_dropout": config.hidden_dropout}}
 
     def read(self, fields: Fields, file: Path) -> ModelConfig:
         """The inverse of `write`; also reads what transformers writes. Raises DamagedFile."""
-        self.check_fixed(fields, file)
         fields = checked(self.defaults | fields, str(file), ConfigJson).model_dump()
         values: Fields = {"num_key_value_heads": "mha"}  # what transformers takes where none is named
         values |= {name: fields[name] for name in (*SAME_NAME, *self.words) if fields.get(name) is not None}
@@ -151,13 +129,6 @@ class Family:
         except ValueError as error:
             raise DamagedFile(f"{file}: {error}") from None
         return checked(values, str(file), ModelConfig)
-
-    def check_fixed(self, fields: Fields, file: Path) -> None:
-        """Raises DamagedFile for a field that can have one value only, and has another."""
-        for name, wanted in (ONE_VALUE | self.fixed).items():
-            value = fields.get(name, wanted)
-            if name not in self.words and (type(value) is not type(wanted) or value != wanted):
-                raise DamagedFile(f"{file}: {name} is {value!r:.60}; Headlight builds {wanted!r} only")
 
     def _read_window(self, fields: Fields) -> Fields:
         """sliding_window and layer_types of ModelConfig."""
@@ -179,11 +150,10 @@ class Family:
 def _read_rope(fields: Fields) -> Fields:
     """rope_theta and rope_scaling from `rope_scaling` (transformers 4; it wins in 5 too) or `rope_parameters` (5)."""
     rope = dict(fields["rope_scaling"] or fields["rope_parameters"] or {})
-    old_kind, theta = rope.pop("type", "default"), rope.pop("rope_theta", None)
+    theta, old_kind = rope.pop("rope_theta", None), rope.pop("type", "default")
     kind = rope.pop("rope_type", old_kind)
-    # 1.0: RoPE turns all numbers of a head
-    whole = ("partial_rotary_factor", 1.0)
-    for place, name, wanted in ((rope, "truncate", True), (rope, *whole), (fields, *whole)):
+    every_number = ("partial_rotary_factor", 1.0)  # RoPE turns all numbers of a head
+    for place, name, wanted in ((rope, "truncate", True), (rope, *every_number), (fields, *every_number)):
         if place.pop(name, None) not in (None, wanted):
             raise ValueError(f"rope_parameters: Headlight builds {name} {wanted} only")
     rope = {key: value for key, value in rope.items() if value is not None}
@@ -199,8 +169,11 @@ def _read_rope(fields: Fields) -> Fields:
     return read | {"rope_scaling": {"rope_type": kind, **rope}}
 
 
-# ---------------------------------------------------------------------------------------------------------
 # SmolLM3: layers without RoPE
+def _smollm3_follows(config: ModelConfig) -> Fields:
+    """Any layers with RoPE; where none has it, positions are not learned either."""
+    position = "none" if config.position_embedding == "none" else "rope"
+    return {"no_rope_layers": config.no_rope_layers, "position_embedding": position}
 
 
 def _read_smollm3(fields: Fields) -> Fields:
@@ -213,15 +186,13 @@ def _read_smollm3(fields: Fields) -> Fields:
     return {"no_rope_layers": rotates} if any(rotates) else {"position_embedding": "none"}
 
 
-# ---------------------------------------------------------------------------------------------------------
 # Qwen3-MoE: Qwen3 with experts in some layers or in all; sliding windows in every layer or in none
-
 OF_EXPERTS = (*EXPERT_KEYS, "norm_topk_prob", "router_aux_loss_coef")
 
 
 def _experts_follow(config: ModelConfig) -> Fields:
-    mixed = len(set(config.layer_types or [])) > 1
-    return {"num_experts": config.num_experts or 8} | ({"layer_types": ["sliding_attention"]} if mixed else {})
+    is_mixed = len(set(config.layer_types or [])) > 1
+    return {"num_experts": config.num_experts or 8} | ({"layer_types": ["sliding_attention"]} if is_mixed else {})
 
 
 def _read_experts(fields: Fields) -> Fields:
@@ -232,10 +203,42 @@ def _read_experts(fields: Fields) -> Fields:
     return values if count else values | {key: ModelConfig.model_fields[key].default for key in OF_EXPERTS}
 
 
-# ---------------------------------------------------------------------------------------------------------
+ONE_EXPERT = re.compile(r"(.*\.mlp\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
+
+
+def _experts_to_files(tensors: Tensors) -> Tensors:
+    """The stacks of model/experts.py, gate_up_proj (E, 2, I, D) and down_proj (E, D, I), one expert at a time."""
+    files: Tensors = {}
+    for name, tensor in tensors.items():
+        layer, _, part = name.rpartition(".")
+        stacks: Tensors = {}
+        if part == "gate_up_proj":
+            stacks = {"gate": tensor[:, 0], "up": tensor[:, 1]}
+        elif part == "down_proj":
+            stacks = {"down": tensor}
+        else:
+            files[name] = tensor
+        for kind, stack in stacks.items():
+            files |= {f"{layer}.{i}.{kind}_proj.weight": matrix for i, matrix in enumerate(stack)}
+    return files
+
+
+def _experts_from_files(files: Tensors) -> Tensors:
+    tensors: Tensors = {}
+    layers: dict[str, dict[tuple[str, int], Tensor]] = {}
+    for name, tensor in files.items():
+        if match := ONE_EXPERT.fullmatch(name):
+            layers.setdefault(match[1], {})[match[3], int(match[2])] = tensor
+        else:
+            tensors[name] = tensor
+    for layer, parts in layers.items():
+        experts = range(len(parts) // 3)
+        gate, up, down = (torch.stack([parts[kind, i] for i in experts]) for kind in ("gate", "up", "down"))
+        tensors |= {f"{layer}.gate_up_proj": torch.stack((gate, up), dim=1), f"{layer}.down_proj": down}
+    return tensors
+
+
 # DeepSeek-V3: latent attention (MLA). Its layers of experts are not built, every layer is dense here.
-
-
 def _write_latent(config: ModelConfig) -> Fields:
     """A number of dense layers that leaves none for experts. Here head_dim is what RoPE turns."""
     no_experts = ("n_routed_experts", "n_shared_experts", "num_experts_per_tok", "n_group", "topk_group")
@@ -256,9 +259,7 @@ def _read_latent(fields: Fields) -> Fields:
     return {"head_dim": None, "rope_interleave": bool(fields["rope_interleave"])}
 
 
-# ---------------------------------------------------------------------------------------------------------
 # GPT-2: learned positions, LayerNorm, a feed-forward part without a gate, and biases. Names and layout of its own.
-
 GPT2_FIELDS = {  # of config.json -> of ModelConfig
     "n_positions": "max_position_embeddings", "n_embd": "hidden_size", "n_layer": "num_hidden_layers",
     "n_head": "num_attention_heads", "n_inner": "intermediate_size", "activation_function": "hidden_act",
@@ -267,31 +268,65 @@ GPT2_FIELDS = {  # of config.json -> of ModelConfig
 }  # fmt: skip
 
 
+GPT2_NAMES = {  # of tensors in transformers -> in Headlight; what is not here has the same name
+    "transformer.wte.": "model.embed_tokens.", "transformer.wpe.": "model.embed_positions.",
+    "transformer.ln_f.": "model.norm.", "transformer.h.": "model.layers.",
+    ".ln_1.": ".input_layernorm.", ".ln_2.": ".post_attention_layernorm.",
+    ".attn.c_attn.": ".self_attn.qkv_proj.", ".attn.c_proj.": ".self_attn.o_proj.",
+    ".mlp.c_fc.": ".mlp.up_proj.", ".mlp.c_proj.": ".mlp.down_proj.",
+}  # fmt: skip
+QKV = ("q_proj", "k_proj", "v_proj")
+GPT2_MATRIX = re.compile(r"(qkv|o|up|down)_proj\.weight$")
+
+
+def _gpt2_to_files(tensors: Tensors) -> Tensors:
+    """transformers' Conv1D: matrices lie the other way round, (inputs, outputs), and those of queries, keys and values
+    side by side. One product in place of three adds up in another order, so logits are equal within 1e-5, not `==`."""
+    files: Tensors = {}
+    for name, tensor in tensors.items():
+        if ".q_proj." in name:
+            tensor = torch.cat([tensors[name.replace("q_proj", part)] for part in QKV])
+            name = name.replace("q_proj", "qkv_proj")
+        theirs = name
+        for their_part, our_part in GPT2_NAMES.items():
+            theirs = theirs.replace(our_part, their_part)
+        if not (".k_proj." in name or ".v_proj." in name):
+            files[theirs] = tensor.T if GPT2_MATRIX.search(name) else tensor
+    return files
+
+
+def _gpt2_from_files(files: Tensors) -> Tensors:
+    tensors: Tensors = {}
+    for name, tensor in files.items():
+        for their_part, our_part in GPT2_NAMES.items():
+            name = name.replace(their_part, our_part)
+        tensor = tensor.T if GPT2_MATRIX.search(name) else tensor
+        names = [name.replace("qkv_proj", part) for part in QKV] if ".qkv_proj." in name else [name]
+        tensors |= dict(zip(names, tensor.chunk(len(names)), strict=True))
+    return tensors
+
+
+def _gpt2_current(name: str) -> str | None:
+    """OpenAI's own files have no `transformer.` in front, and the causal mask of every layer among the weights."""
+    if name.endswith((".attn.bias", ".attn.masked_bias")):
+        return None
+    return name if name.startswith(("transformer.", "lm_head.")) else f"transformer.{name}"
+
+
 class _Gpt2(Family):
     def write(self, config: ModelConfig) -> Fields:
-        return {
-            "architectures": [self.architecture],
-            "model_type": self.model_type,
-            **{theirs: getattr(config, ours) for theirs, ours in GPT2_FIELDS.items()},
-            "n_ctx": config.max_position_embeddings,  # llama.cpp reads this one
-            "embd_pdrop": config.hidden_dropout,
-            **{name: value for name, value in self.fixed.items() if value is not None},
-        }
+        names = {"architectures": [self.architecture], "model_type": self.model_type}
+        fields = {theirs: getattr(config, ours) for theirs, ours in GPT2_FIELDS.items()}
+        # llama.cpp reads n_ctx
+        fields |= {"n_ctx": config.max_position_embeddings, "embd_pdrop": config.hidden_dropout}
+        return names | fields | {name: value for name, value in self.fixed.items() if value is not None}
 
     def read(self, fields: Fields, file: Path) -> ModelConfig:
-        self.check_fixed(fields, file)
         fields = self.defaults | fields
         if (embedding := fields["embd_pdrop"]) != (layers := fields["resid_pdrop"]):
-            raise DamagedFile(
-                f"{file}: embd_pdrop ({embedding!r:.40}) and resid_pdrop ({layers!r:.40}) differ, and Headlight has "
-                "one hidden_dropout for both: make them equal"
-            )
+            raise DamagedFile(f"{file}: embd_pdrop ({embedding!r:.40}) must equal resid_pdrop ({layers!r:.40}) here")
         values = {ours: fields[theirs] for theirs, ours in GPT2_FIELDS.items() if theirs in fields}
         return checked(values | {"num_key_value_heads": fields["n_head"]} | self.needs, str(file), ModelConfig)
-
-
-# ---------------------------------------------------------------------------------------------------------
-# Headlight's own
 
 
 class _Headlight(Family):
@@ -306,9 +341,6 @@ class _Headlight(Family):
         beside = ("architectures", "model_type", "note", "dtype", "torch_dtype")
         return checked({key: value for key, value in fields.items() if key not in beside}, str(file), ModelConfig)
 
-
-# ---------------------------------------------------------------------------------------------------------
-# the table
 
 FAMILIES: tuple[Family, ...] = (
     # No QK-norm, no windows; the widest support elsewhere (llama.cpp, vLLM, …).
@@ -342,8 +374,7 @@ FAMILIES: tuple[Family, ...] = (
     # Layers without RoPE (NoPE: Kazemnejad et al. 2023, arXiv 2305.19466), and windows in any of the layers.
     # Bakouch et al. 2025 (huggingface.co/blog/smollm3).
     Family(
-        "smollm3", "SmolLM3ForCausalLM", needs={"qk_norm": False}, words=("attention_bias",),
-        spells=("no_rope_layers", "position_embedding"),
+        "smollm3", "SmolLM3ForCausalLM", needs={"qk_norm": False}, words=("attention_bias",), follows=_smollm3_follows,
         slides=lambda layer, fields: not fields["no_rope_layers"][layer],
         defaults={"num_key_value_heads": 4, "rope_theta": 2e6, "tie_word_embeddings": True},
         write_own=lambda config: {"no_rope_layers": [int(rotates) for rotates in config.rotates]},
@@ -358,7 +389,7 @@ FAMILIES: tuple[Family, ...] = (
             "position_embedding": "learned", "norm": "layernorm", "gated_mlp": False, "attention_bias": True,
             "mlp_bias": True, "qk_norm": False,
         },
-        spells=("hidden_act",),
+        words=("hidden_act",),
         follows=lambda config: {
             "num_key_value_heads": config.num_attention_heads,
             "head_dim": config.hidden_size // config.num_attention_heads,
@@ -375,7 +406,7 @@ FAMILIES: tuple[Family, ...] = (
             "hidden_size": None, "max_position_embeddings": None, "num_attention_heads": None,
             "num_hidden_layers": None,
         },
-        to_files=gpt2_to_files, from_files=gpt2_from_files, current=gpt2_current,
+        to_files=_gpt2_to_files, from_files=_gpt2_from_files, current=_gpt2_current,
     ),
     # DeepSeek-AI 2024 (arXiv 2412.19437)
     Family(
@@ -402,7 +433,7 @@ FAMILIES: tuple[Family, ...] = (
         # transformers 4 says num_experts, 5 num_local_experts
         write_own=lambda config: {"num_local_experts": config.num_experts, "output_router_logits": False},
         read_own=_read_experts,
-        to_files=experts_to_files, from_files=experts_from_files,
+        to_files=_experts_to_files, from_files=_experts_from_files,
     ),
 )  # fmt: skip
 # Read, and saved as llama or ministral. transformers reads layer_types in part, and then cannot compute.
@@ -412,26 +443,34 @@ MISTRAL = replace(
 
 
 def family_in(fields: Fields, file: Path) -> Family:
-    """The family of a config.json with these fields. Raises DamagedFile for one that Headlight does not build."""
+    """The family of a config.json with these fields. Raises DamagedFile for what Headlight does not build."""
     families, name = {family.model_type: family for family in (*FAMILIES, MISTRAL)}, fields.get("model_type")
     if not isinstance(name, str) or name not in families:
         raise DamagedFile(f"{file}: model_type is {name!r:.60}; Headlight builds {', '.join(families)}")
-    return families[name]
+    family = families[name]
+    for key, wanted in (ONE_VALUE | family.fixed).items():
+        value = fields.get(key, wanted)
+        if key not in family.words and (type(value) is not type(wanted) or value != wanted):
+            raise DamagedFile(f"{file}: {key} is {value!r:.60}; Headlight builds {wanted!r} only")
+    return family
 
 
 class NoFamily(ValueError):
-    """No architecture has these parts together. keys: the fields of ModelConfig that are not as usual."""
+    """No architecture has these parts together. args: a message, and the unusual fields of ModelConfig."""
 
-    def __init__(self, message: str, keys: list[str]):
-        super().__init__(message)
-        self.keys = keys
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 def family_of(config: ModelConfig) -> Family:
     """The family that a model is saved as. Raises NoFamily, with the nearest one and the remedy, if none can be it."""
     different = {}
     for family in FAMILIES:
-        if not (changes := family.differences(config)):
+        free = (*family.words, "sliding_window" if family.slides else "")
+        wanted = {key: value for key, value in PLAIN.items() if key not in free}
+        wanted |= family.needs | family.follows(config)
+        changes = {key: value for key, value in wanted.items() if getattr(config, key) != value}
+        if not changes:
             return family
         if "loadable_elsewhere" not in changes:
             different[family.model_type] = changes
@@ -439,10 +478,8 @@ def family_of(config: ModelConfig) -> Family:
     # the nearest changes least of what was asked for, then least in all
     nearest = min(different, key=lambda name: (len(different[name].keys() & unusual), len(different[name])))
     changes = {key: json.dumps(value).replace('"', "") for key, value in different[nearest].items()}
-    raise NoFamily(
-        f"no architecture of transformers is this model. The nearest, {nearest}, has "
-        f"{' and '.join(f'{key}: {value}' for key, value in changes.items())} only: set "
-        f"{' and '.join(f'model.{key}={value}' for key, value in changes.items())}, or model.loadable_elsewhere=false, "
-        "with which only Headlight can load it",
-        unusual,
-    )
+    has = " and ".join(f"{key}: {value}" for key, value in changes.items())
+    remedy = " and ".join(f"model.{key}={value}" for key, value in changes.items())
+    message = f"no architecture of transformers is this model. The nearest, {nearest}, has {has} only: set {remedy}"
+    message += ", or model.loadable_elsewhere=false, with which only Headlight can load it"
+    raise NoFamily(message, unusual)

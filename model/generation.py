@@ -29,8 +29,6 @@ class Sampling:
     top_k               keeps the k likeliest
     top_p               keeps the smallest set whose probabilities reach p (Holtzman et al. 2019, arXiv 1904.09751)
     min_p               keeps what is at least min_p times as likely as the likeliest (Nguyen et al. 2024, 2407.01082)
-
-    Raises ValueError for a number out of range.
     """
 
     temperature: float = 1.0
@@ -65,15 +63,14 @@ def generate(
     **settings: Any,
 ) -> Tensor:
     """Continue every prompt of a batch: input_ids (B, T) -> output_ids (B * n, T + up to max_new_tokens).
-
-    temperature to repetition_penalty: see `Sampling`. settings: all others of `stream`.
-    """
+    temperature to repetition_penalty: see `Sampling`. settings: all others of `stream`."""
     sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty)
     settings["num_return_sequences"] = num_return_sequences
     new = [ids[:, None] for ids in stream(lm, input_ids, max_new_tokens, sampling, stop_ids, seed, **settings)]
     return torch.cat([input_ids.repeat_interleave(num_return_sequences, dim=0), *new], dim=1)
 
 
+@torch.no_grad()
 def stream(
     lm: LanguageModel,
     input_ids: Tensor,
@@ -103,8 +100,6 @@ def stream(
     log_probs: a list to which each step adds (B * n,) float32, ln of the probability with which its token was drawn,
     after temperature and filters; 0 where nothing was drawn: at temperature 0 and behind a row's stop.
     watch: called with the model's own logits (B * n, V), float32, before each token is drawn.
-
-    Raises ValueError for an empty prompt and settings out of range.
     """
     if input_ids.ndim != 2 or input_ids.shape[1] == 0:
         raise ValueError(f"input_ids has shape {tuple(input_ids.shape)}: give (batch, tokens) with at least one token")
@@ -118,21 +113,17 @@ def stream(
     if compile and lm.config.num_experts is not None:
         raise ValueError("a mixture of experts is not compiled: leave compile out")
     sampling, device = sampling or Sampling(), input_ids.device
-    if stop_ids is None:
-        end = lm.config.eos_token_id
-        stop_ids = [] if end is None else [end] if isinstance(end, int) else end
-    stop = torch.tensor([int(i) for i in stop_ids], dtype=torch.long, device=device)
+    stop = torch.tensor([*(lm.config.end_ids if stop_ids is None else stop_ids)], dtype=torch.long, device=device)
     generator = torch.Generator(device=device)
     generator.manual_seed(seed) if seed is not None else generator.seed()
     width = min(count + max_new_tokens, longest)  # tokens in the end
     cache = _cache_for(lm, input_ids, width, attention_mask, kv_cache)
     # with a static cache every mask is as wide as that, so that prompts of all lengths share compiled code
-    is_static = isinstance(cache, StaticCache)
-    columns = cache.capacity if isinstance(cache, StaticCache) else width
+    is_static, columns = isinstance(cache, StaticCache), getattr(cache, "capacity", width)
     if columns < width:
         raise ValueError(f"the static cache has room for {columns} tokens, and {width} are needed")
 
-    stopped, seen = None, cache.length if cache is not None else 0
+    stopped, seen, was_training = None, cache.length if cache is not None else 0, lm.training
     written = F.pad(input_ids, (0, columns - count))
     padding: dict[str, Tensor] = {}  # what the model needs to know of it, for all tokens to come
     if attention_mask is not None:
@@ -147,7 +138,12 @@ def stream(
             unread = slice(seen, count)
             slices = {"attention_mask": slice(columns if is_static else count), "position_ids": unread}
             given = {name: x[:, slices[name]] for name, x in padding.items()}
-            logits = _last_logits(lm, written[:, unread], cache, compile and count - seen == 1, given)
+            forward = partial(compiled_step(device.type), lm) if compile and count - seen == 1 else lm
+            if was_training:  # not always: it visits every module
+                lm.eval()
+            logits = forward(written[:, unread], kv_cache=cache, logits_to_keep=1, **given)[:, -1].float()
+            if was_training:
+                lm.train()
             seen = count if cache is not None else 0
             if step == 0 and num_return_sequences > 1:  # the prompt is read once for all its continuations
                 logits, written = (x.repeat_interleave(num_return_sequences, dim=0) for x in (logits, written))
@@ -174,6 +170,8 @@ def stream(
             if stopped is not None and bool(stopped.all()):
                 break
     finally:
+        if was_training:  # also after an error
+            lm.train()
         if cache is not None:
             cache.token_ids = written[:, : cache.length] if attention_mask is None else None
 
@@ -192,21 +190,6 @@ def _cache_for(
             same = int((read[:, :both] == input_ids[:, :both]).all(dim=0).long().cumprod(dim=0).sum())
         kv_cache.crop(same)
     return kv_cache
-
-
-@torch.no_grad()
-def _last_logits(
-    lm: LanguageModel, ids: Tensor, cache: KVCache | None, compiled: bool, given: dict[str, Tensor]
-) -> Tensor:
-    """The logits of the next token (rows, V) in float32, in evaluation mode; the model's mode is restored."""
-    forward, was_training = partial(compiled_step(ids.device.type), lm) if compiled else lm, lm.training
-    if was_training:  # not always: it visits every module
-        lm.eval()
-    try:
-        return forward(ids, kv_cache=cache, logits_to_keep=1, **given)[:, -1].float()
-    finally:
-        if was_training:
-            lm.train()
 
 
 def next_token(
@@ -251,9 +234,8 @@ def left_pad(prompts: Sequence[Sequence[int]], pad_id: int = 0) -> tuple[Tensor,
 # ---------------------------------------------------------------------------------------------------------
 # The compiled step: one token is read, as fast as this machine can. Many small operations become few loops.
 
-# loops with fewer numbers a thread are not shared out between threads, because the sharing takes longer
 OPTIONS: dict[str, dict[str, Any]] = {
-    "cpu": {"options": {"cpp.min_chunk_size": 16384}},
+    "cpu": {"options": {"cpp.min_chunk_size": 16384}},  # to share a loop with fewer numbers a thread takes longer
     "cuda": {"mode": "reduce-overhead"},  # a CUDA graph; not tested yet
 }
 FEW = 32  # rows of a product

@@ -12,8 +12,8 @@ r"""Multi-head latent attention (MLA): the cache keeps one small vector a token,
     k_nope_h = K_h c        v_h = V_h c        (K_h and V_h are the rows of kv_b_proj that belong to head h)
     score_h  = (q_nope_h · k_nope_h + q_rot_h · k_rot) / sqrt(qk_nope_head_dim + qk_rope_head_dim)
 
-GQA makes the cache smaller by sharing heads; here every head keeps keys and values of its own. RoPE does not fit into
-the latent, because a rotation stands between query and key: so a few numbers carry the position, apart from it.
+RoPE does not fit into the latent, because a rotation stands between query and key: so a few numbers carry the position,
+apart from it.
 
 **Decoding by absorbed matrices.** To read one token, the keys of all earlier ones need not be made again:
 
@@ -37,19 +37,14 @@ from model.attention import AttentionFunction, Recorder, eager
 from model.config import ModelConfig
 from model.kv_cache import KVCache
 from model.masks import Mask
-from model.norm import RMSNorm
+from model.norm import RMSNorm, initialize
 from model.rope import apply_rotary
 
 LATENT_EPS = 1e-6  # of the norms of the latents: transformers takes this one, whatever rms_norm_eps is
 
 
 class LatentAttention(nn.Module):
-    """Compress, normalise, rotate the rotary part, make keys and values, attend, project back.
-
-    Shapes: B batch, T tokens, S tokens with those of the cache, H heads, R kv_lora_rank.
-    """
-
-    part = "attention"
+    """Shapes: B batch, T tokens, S tokens with those of the cache, H heads, R kv_lora_rank."""
 
     def __init__(self, config: ModelConfig, layer_index: int):
         super().__init__()
@@ -75,15 +70,8 @@ class LatentAttention(nn.Module):
         self.kv_b_proj = nn.Linear(self.rank, self.heads * (self.nope + self.value), bias=False)
         self.o_proj = nn.Linear(self.heads * self.value, hidden, bias=config.attention_bias)
 
-    def forward(
-        self,
-        x: Tensor,  # (B, T, hidden_size)
-        cos: Tensor,  # (B, 1, T, qk_rope_head_dim)
-        sin: Tensor,
-        mask: Mask,
-        kv_cache: KVCache | None = None,
-    ) -> Tensor:
-        """-> (B, T, hidden_size). With a cache, the T tokens also see what it holds of this layer: S tokens in all."""
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Mask, kv_cache: KVCache | None = None) -> Tensor:
+        """x (B, T, hidden_size), cos and sin (B, 1, T, qk_rope_head_dim) -> (B, T, hidden_size), as in attention.py."""
         B, T, _ = x.shape
         q = self.q_proj(x) if self.q_rank is None else self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x)))
         q = q.view(B, T, self.heads, -1).transpose(1, 2)  # (B, H, T, nope + rotary)
@@ -133,10 +121,5 @@ class LatentAttention(nn.Module):
         return mixed @ to_value.mT
 
     def reset_parameters(self) -> None:
-        """As in model/attention.py: random matrices, a zero output projection, zero biases; norms of one."""
-        for name, parameter in self.named_parameters():
-            if parameter.ndim > 1:
-                nn.init.normal_(parameter, std=1 / math.sqrt(parameter.shape[1]))
-            else:
-                nn.init.constant_(parameter, 1.0 if "layernorm" in name else 0.0)
-        nn.init.zeros_(self.o_proj.weight)
+        initialize(self)
+        nn.init.zeros_(self.o_proj.weight)  # drawn like the others first, so that a seed means what it did

@@ -11,8 +11,8 @@ and B only, and only they are saved: a file of a few per cent, of which many fit
 
 Afterwards B A can be added to W: the merged model is as quick as the base. Names and arithmetic are those of the `peft`
 library, so that each reads what the other wrote: adapter_config.json and adapter_model.safetensors. They name the base
-and do not hold it. Only the base that they were trained beside is right for them, so the file also has a hash of its
-weights (in the metadata, where peft takes no notice).
+and do not hold it. Only one base is right for them, so the file has a hash of its weights (in the metadata, where peft
+takes no notice).
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import safe_open
@@ -32,11 +31,9 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from configs.files import ADAPTER, DamagedFile, checked, read_json
+from model.checkpoint import check_tensors, read_tensors
 from model.config import LoraConfig
-from model.weight_files import check_tensors, read_tensors
-
-if TYPE_CHECKING:
-    from model.transformer import LanguageModel
+from model.transformer import LanguageModel
 
 NOT_CALLED = "kv_b_proj"  # LatentAttention reads this matrix itself while it decodes, past any module around it
 TENSORS = "adapter_model.safetensors"
@@ -44,24 +41,22 @@ PREFIX = "base_model.model."  # peft's wrapper around the model
 HASH = "base_sha256"
 # added rows of the embedding or the head (AddedRows): our name, and peft's
 ROWS, PEFT_ROWS = "parametrizations.weight.0.lora_rows", "token_adapter.trainable_tokens_delta"
-# the values of a key with which peft computes what is computed here; the first is its default
-PLAIN_LORA: dict[str, tuple[Any, ...]] = {
-    "peft_type": (None, "LORA"),
+# keys of kinds of LoRA that are not computed here: they must be null, false, empty, or one of these values
+PLAIN_LORA: dict[str, tuple[object, ...]] = {
+    "peft_type": ("LORA",),
     "bias": ("none",),
-    "init_lora_weights": (True, False, "gaussian", "orthogonal", "eva"),  # others change the base as well
-    **dict.fromkeys(
-        "alora_invocation_tokens alpha_pattern arrow_config fan_in_fan_out kasa_config layer_replication lora_bias "
-        "modules_to_save monteclora_config rank_pattern target_parameters use_bdlora use_dora use_qalora use_rslora "
-        "velora_config".split(),
-        (None, False, {}, []),
-    ),
+    "init_lora_weights": (True, "gaussian", "orthogonal", "eva"),  # others change the base as well
 }
+OTHER_KINDS = (
+    "alora_invocation_tokens alpha_pattern arrow_config fan_in_fan_out kasa_config layer_replication lora_bias "
+    "modules_to_save monteclora_config rank_pattern target_parameters use_bdlora use_dora use_qalora use_rslora "
+    "velora_config"
+).split()
 
 
 @dataclass
 class Adapters:
-    """What a model with adapters remembers: their config, its base (a model directory, with its `weights_hash`), and
-    whether they are on."""
+    """What a model with adapters remembers. base: its directory, and `weights_hash`; on: whether they are in use."""
 
     config: LoraConfig
     base: str = ""
@@ -96,9 +91,7 @@ class LoraLinear(nn.Linear):
 
 class AddedRows(nn.Module):
     """Rows of the embedding or the head for tokens that the base does not know, trained in place of frozen ones.
-
-    A parametrization of `weight`: the frozen rows, then these. Off: all the frozen ones.
-    """
+    A parametrization of `weight`: the frozen rows, then these. Off: all the frozen ones."""
 
     optimizer_group = "adapter"
 
@@ -115,23 +108,21 @@ def add_adapters(
 ) -> None:
     """Freeze the model and put adapters beside the matrices that the config names.
 
-    base, base_sha256: as in `Adapters`. rows: tokens of the base, where others were added: their rows are trained too.
-    Raises ValueError for a model that has adapters and for a module that is not there; then nothing was changed.
-    """
+    rows: tokens of the base, where others were added: their rows are trained too. Raises ValueError for a model that
+    has adapters and for a module that is not there; then nothing was changed."""
     if lm.adapters is not None:
         raise ValueError("this model has adapters already: remove or merge them first")
-    layers = adaptable(lm)
-    if config.target_modules is not None:  # as in peft: the last part of a name, or several of its last parts
-        for target in config.target_modules:
-            if not any(f".{name}".endswith(f".{target}") for name in layers):
-                names = ", ".join(sorted({name.rpartition(".")[2] for name in layers}))
-                raise ValueError(f"target_modules: no layer of the blocks is named {target!r}: use some of {names}")
-        targets = tuple(f".{target}" for target in config.target_modules)
-        layers = {name: linear for name, linear in layers.items() if f".{name}".endswith(targets)}
+    layers = {f".{name}": linear for name, linear in adaptable(lm).items()}
+    targets = [f".{target}" for target in config.target_modules or []] or [""]
+    for target in targets:  # as in peft: the last part of a name, or several of its last parts
+        if not any(name.endswith(target) for name in layers):
+            names = ", ".join(sorted({name.rpartition(".")[2] for name in layers}))
+            raise ValueError(f"target_modules: no layer of the blocks is named {target[1:]!r}: use some of {names}")
     lm.requires_grad_(False)
     lm.adapters = adapters = Adapters(config, base, base_sha256)
     for name, linear in layers.items():
-        lm.set_submodule(name, LoraLinear(linear, adapters))
+        if name.endswith(tuple(targets)):
+            lm.set_submodule(name[1:], LoraLinear(linear, adapters))
     if rows is not None and rows < lm.lm_head.out_features:
         embedding, head = lm.model.embed_tokens, lm.lm_head
         of_head = AddedRows(head.weight, rows, adapters)
@@ -142,17 +133,12 @@ def add_adapters(
 
 def adaptable(lm: LanguageModel) -> dict[str, nn.Linear]:
     """The linear layers of the blocks that may have an adapter, by name. Left out: experts and their router.
-
     In an architecture that may have experts, peft takes gate_proj, up_proj and down_proj for theirs, also where a layer
-    has none. So there only attention may have adapters.
-    """
+    has none. So there only attention may have adapters."""
     may_have_experts = lm.config.num_experts is not None or lm.config.attention == "mla"
     only = ".self_attn." if may_have_experts and lm.config.loadable_elsewhere else ""
-    return {
-        name: module
-        for name, module in lm.model.named_modules(prefix="model")
-        if type(module) is nn.Linear and only in name and not name.endswith(NOT_CALLED)
-    }
+    linears = {name: x for name, x in lm.model.named_modules(prefix="model") if type(x) is nn.Linear}
+    return {name: x for name, x in linears.items() if only in name and not name.endswith(NOT_CALLED)}
 
 
 def adapted(lm: LanguageModel) -> dict[str, LoraLinear]:
@@ -162,12 +148,9 @@ def adapted(lm: LanguageModel) -> dict[str, LoraLinear]:
 
 @contextmanager
 def without_adapters(lm: LanguageModel) -> Iterator[None]:
-    """While inside, the model computes what its base computes: the reference of a preference, without a second copy.
-
-    Raises ValueError for a model without adapters, which would be compared with itself.
-    """
+    """While inside, the model computes what its base computes: the reference of a preference, without a second copy."""
     if (adapters := lm.adapters) is None:
-        raise ValueError("this model has no adapters, so there is no base inside it: use lora, or a second model")
+        raise ValueError("this model has no adapters: it would be compared with itself")
     before, adapters.on = adapters.on, False
     try:
         yield
@@ -213,12 +196,9 @@ def weights_hash(lm: LanguageModel) -> str:
 
 def save_adapters(lm: LanguageModel, directory: Path, weights: dict[str, Tensor]) -> None:
     """Write both files for a model with adapters. weights: the adapters' tensors by the model's names, others too."""
-    assert lm.adapters is not None
-    config = lm.adapters.config
-    names = _adapter_shapes(lm).keys()
-    tensors = {name: x.contiguous() for name, x in weights.items() if name in names}
-    vocab = lm.lm_head.out_features
-    trained = {name.split(".")[-5]: [*range(vocab - len(x), vocab)] for name, x in tensors.items() if ROWS in name}
+    config, vocab = lm.adapters.config, lm.lm_head.out_features
+    tensors = {name: weights[name].contiguous() for name in weights if name in _adapter_shapes(lm)}
+    rows = {name.split(".")[-5]: [*range(vocab - len(x), vocab)] for name, x in tensors.items() if ROWS in name}
     values = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -228,8 +208,7 @@ def save_adapters(lm: LanguageModel, directory: Path, weights: dict[str, Tensor]
         "lora_dropout": config.dropout,
         "target_modules": config.target_modules or sorted({name.rpartition(".")[2] for name in adapted(lm)}),
         "inference_mode": True,
-        **({"trainable_token_indices": trained} if trained else {}),
-    }
+    } | ({"trainable_token_indices": rows} if rows else {})
     (directory / ADAPTER).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
     tensors = {PREFIX + name.replace(ROWS, PEFT_ROWS): x for name, x in tensors.items()}
     # one entry: safetensors writes several in any order, and the files of two equal runs are equal
@@ -237,26 +216,22 @@ def save_adapters(lm: LanguageModel, directory: Path, weights: dict[str, Tensor]
 
 
 def load_adapters(lm: LanguageModel, directory: Path) -> None:
-    """Put the adapters of a directory, ours or peft's, beside the matrices of their base.
-
-    Raises DamagedFile for another base, and for files that do not fit.
-    """
+    """Put the adapters of a directory, ours or peft's, beside the matrices of their base. Raises DamagedFile."""
     file, names = directory / ADAPTER, _tensors_in(directory)
     fields = read_json(file)
-    for key, values in PLAIN_LORA.items():
-        if fields.get(key, values[0]) not in values:
+    for key in [*PLAIN_LORA, *OTHER_KINDS]:
+        if fields.get(key) and fields[key] not in PLAIN_LORA.get(key, ()):
             raise DamagedFile(f"{file}: {key} is {fields[key]!r:.60}, and Headlight computes plain LoRA only")
     added = checked(fields.get("trainable_token_indices") or {}, str(file), dict[str, list[int]])
     vocab = lm.lm_head.out_features
-    rows = sorted({row for each in added.values() for row in each})
+    rows = sorted({row for indices in added.values() for row in indices})
     if rows != [*range(vocab - len(rows), vocab)]:
-        wanted = f"must be the last rows, up to {vocab - 1}, as added tokens are"
-        raise DamagedFile(f"{file}: trainable_token_indices {wanted}")
+        raise DamagedFile(f"{file}: trainable_token_indices must be the last rows, up to {vocab - 1}")
     check_base(directory, sha256 := weights_hash(lm))
-    modules = sorted({name.partition(".lora_")[0] for name in names if ROWS not in name})  # their full names
     keys = {"rank": "r", "alpha": "lora_alpha", "dropout": "lora_dropout"}
-    sizes = {ours: fields[theirs] for ours, theirs in keys.items() if theirs in fields}
-    config = checked(sizes | {"target_modules": modules}, str(file), LoraConfig)
+    values = {ours: fields[theirs] for ours, theirs in keys.items() if theirs in fields}
+    values["target_modules"] = sorted({name.partition(".lora_")[0] for name in names if ROWS not in name})
+    config = checked(values, str(file), LoraConfig)
     try:
         add_adapters(lm, config, base_sha256=sha256, rows=rows[0] if rows else None)
     except ValueError as error:
@@ -269,15 +244,12 @@ def check_base(directory: Path, sha256: str) -> None:
     with safe_open(directory / TENSORS, "pt") as file:
         trained_beside = (file.metadata() or {}).get(HASH, sha256)
     if trained_beside != sha256:
-        raise DamagedFile(
-            f"{directory}: these adapters belong to another base: the weights that they were trained beside have the "
-            f"hash {trained_beside[:12]}, and these have {sha256[:12]}: open them with the base they were trained from"
-        )
+        hashes = f"those that they were trained beside have the hash {trained_beside[:12]}, and these {sha256[:12]}"
+        raise DamagedFile(f"{directory}: these adapters belong to another base: {hashes}")
 
 
 def read_adapters(lm: LanguageModel, directory: Path) -> dict[str, Tensor]:
     """The tensors of a directory under the model's own names, checked against its adapters. Raises DamagedFile."""
-    assert lm.adapters is not None
     check_base(directory, lm.adapters.base_sha256)
     tensors = _tensors_in(directory)
     check_tensors(tensors, _adapter_shapes(lm), directory / TENSORS)

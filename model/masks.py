@@ -1,9 +1,8 @@
 """Attention masks: small predicates that combine. Boolean everywhere, `True` = may attend.
 
-A predicate compares a query with a key: their positions, their documents, or whether the key is padding. `MaskSpec`
-says which predicates apply to a forward pass; each backend turns it into what it needs: `boolean_mask` below, or a form
-of its own (model/backends/kernels.py). A row that may attend to nothing (padding, as a query) gets zeros from every
-backend, never NaN.
+`MaskSpec` says which predicates apply to a forward pass; each backend turns it into what it needs: `boolean_mask`
+below, or a form of its own (model/backends/kernels.py). A row that may attend to nothing (padding, as a query) gets
+zeros from every backend, never NaN.
 
 Positions here are places in the sequence, cached tokens included. They are not `position_ids`, which only rotate RoPE:
 only `document_ids` separate documents. They are never guessed from positions that start again.
@@ -20,9 +19,7 @@ from torch import Tensor
 
 from model.kv_cache import KVCache
 
-# What a backend reads: a boolean tensor (B or 1, 1, T, S), or whatever its line in BACKENDS makes of a MaskSpec
-# (model/backends/kernels.py: FlexAttention's blocks, lengths). None = causal alone.
-Mask = Any
+Mask = Any  # a boolean tensor (B or 1, 1, T, S), or what else a backend makes of a MaskSpec; None = causal alone
 
 
 def causal(query_positions: Tensor, key_positions: Tensor) -> Tensor:
@@ -128,9 +125,3 @@ def boolean_mask(spec: MaskSpec) -> Tensor | None:
     if (documents := spec.document_ids) is not None:
         mask = mask & same_document(documents[:, :, None], documents[:, None, :])[:, None]
     return mask
-
-
-def mean_keys(sequence_length: int, window: int | None = None) -> float:
-    """How many keys a token sees on average: i of them at place i = 1 … T, at most `window`."""
-    w = min(window or sequence_length, sequence_length)
-    return (w * (w + 1) / 2 + (sequence_length - w) * w) / sequence_length

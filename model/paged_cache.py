@@ -42,10 +42,11 @@ class Table:
     slots: Tensor  # where each of its tokens is, or will be, in the memory of a layer: as many as its blocks hold
     length: int = 0  # tokens that were read
     keys: list[bytes] = field(default_factory=list)  # of its blocks that are full
+    apart: bytes = b""  # blocks are shared among tables with the same mark only
 
 
 class PagedCache:
-    """Keys and values of many sequences. `begin` one, `view` some of them for a forward pass, `free` each at its end.
+    """Keys and values of many sequences. `begin` one, read some of them in a `PagedView`, `free` each at its end.
 
     blocks: of the memory; block_size: tokens of each; like: a tensor of the device and dtype of the model's keys.
     """
@@ -61,11 +62,6 @@ class PagedCache:
         self.unused: OrderedDict[int, bytes | None] = OrderedDict.fromkeys(range(blocks))
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of the whole memory; it never grows."""
-        return sum(memory.nbytes for layer in self.layers for memory in layer)
-
-    @property
     def free_blocks(self) -> int:
         """Blocks that no sequence uses."""
         return len(self.unused)
@@ -74,15 +70,13 @@ class PagedCache:
         """Blocks that this many tokens fill, the last one perhaps in part."""
         return -(-tokens // self.block_size)
 
-    def begin(self, token_ids: Sequence[int], room: int, share: bool = True) -> Table:
+    def begin(self, token_ids: Sequence[int], room: int, share: bool = True, apart: bytes = b"") -> Table:
         """A table with blocks for `room` tokens; whole blocks of its beginning that are known are shared, not read.
-
-        At least one token is left to read, for its logits; share=False: all are, for those of all. Raises OutOfBlocks,
-        and then nothing was taken.
-        """
+        At least one token is left to read, for its logits; share=False: all are, for those of all. apart: only tables
+        with the same mark share blocks. Raises OutOfBlocks, and then nothing was taken."""
         keys: list[bytes] = []  # of the whole blocks that are known, but for one that would leave nothing to read
         while share and (len(keys) + 1) * self.block_size < len(token_ids):
-            if (key := self._key(keys, token_ids)) not in self.known:
+            if (key := self._key(keys, token_ids, apart)) not in self.known:
                 break
             keys.append(key)
         blocks = [self.known[key] for key in keys]
@@ -99,7 +93,7 @@ class PagedCache:
             self.users[block] += 1
         size, device = self.block_size, self.layers[0][0].device
         slots = torch.tensor(blocks, device=device)[:, None] * size + torch.arange(size, device=device)
-        return Table(list(token_ids), blocks, slots.flatten(), len(keys) * size, keys)
+        return Table(list(token_ids), blocks, slots.flatten(), len(keys) * size, keys, apart)
 
     def free(self, table: Table) -> None:
         """The sequence ends. Its blocks are free at once; full ones can still be shared until they are taken."""
@@ -112,27 +106,24 @@ class PagedCache:
                 self.unused.move_to_end(block, last=is_known)
         table.blocks, table.keys, table.length = [], [], 0
 
-    def view(self, tables: Sequence[Table], count: int) -> PagedView:
-        """These sequences as the cache of one forward pass, which reads the next `count` tokens of each."""
-        return PagedView(self, tables, count)
-
     def read(self, table: Table, count: int) -> None:
         """`count` more tokens of a sequence are in its blocks: those that are full now may be shared."""
         table.length += count
         while len(table.keys) < table.length // self.block_size:
-            key = self._key(table.keys, table.token_ids)
+            key = self._key(table.keys, table.token_ids, table.apart)
             self.known.setdefault(key, table.blocks[len(table.keys)])
             table.keys.append(key)
 
-    def _key(self, before: list[bytes], token_ids: Sequence[int]) -> bytes:
+    def _key(self, before: list[bytes], token_ids: Sequence[int], apart: bytes) -> bytes:
         """What the block behind those with the keys `before` is known by: a digest of all tokens up to its end."""
         start = len(before) * self.block_size
         tokens = array("q", token_ids[start : start + self.block_size])
-        return hashlib.sha256(b"".join(before[-1:]) + tokens.tobytes()).digest()
+        return hashlib.sha256((before[-1] if before else apart) + tokens.tobytes()).digest()
 
 
 class PagedView(KVCache):
-    """Some sequences as the rows of one batch. Their tokens stand at the right, as if padded on the left.
+    """Some sequences as the rows of one forward pass, which reads the next `count` tokens of each. Their tokens stand
+    at the right, as if padded on the left.
 
     attention_mask (B, S): which columns are tokens of the row; None where all are. position_ids (B, count): of the
     tokens to be read. Give both to the model, with the view as kv_cache, then tell the cache what was read.

@@ -12,35 +12,25 @@ from __future__ import annotations
 
 import logging
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from model.lora import adaptable
+from model.transformer import LanguageModel
 
-if TYPE_CHECKING:
-    from model.transformer import LanguageModel
-
-WEIGHTS = ("int8", "int4")
 GROUP = 32  # numbers that share a scale in int4
 ROWS = 16  # PyTorch's int4 kernel takes a multiple of these
 
 
-def check_installed() -> None:
-    """Raises ImportError without torchao, which it does not import."""
+def quantise_weights(lm: LanguageModel, kind: str) -> None:
+    """Replace the weights of linear layers, in place; the model can no longer be trained or saved. kind: int8 | int4.
+
+    Raises ImportError without torchao, and ValueError for a model with adapters, one without a layer that can be
+    quantised, and int4 on a GPU; then nothing was changed.
+    """
     if find_spec("torchao") is None:
         raise ImportError("torchao is not installed: pip install 'torchao>=0.18'")
-
-
-def quantise_weights(lm: LanguageModel, kind: str) -> None:
-    """Replace the weights of linear layers, in place; the model can no longer be trained or saved.
-
-    Raises ImportError without torchao, and ValueError for a kind that there is not, a model with adapters, one without
-    a layer that can be quantised, and int4 on a GPU; then nothing was changed.
-    """
-    if kind not in WEIGHTS:
-        raise ValueError(f"unknown: use {' or '.join(WEIGHTS)}")
     if lm.adapters is not None:
         raise ValueError("this model has adapters: merge them first (python -m model.export RUN --to merged)")
     if kind == "int4" and next(lm.parameters()).device.type != "cpu":
@@ -48,7 +38,6 @@ def quantise_weights(lm: LanguageModel, kind: str) -> None:
     if not (chosen := quantisable(lm, kind)):
         sizes = f"int4 needs a multiple of {GROUP} inputs and of {ROWS} outputs"
         raise ValueError(f"this model has no linear layer that can be quantised: {sizes}")
-    check_installed()
     for name in ("torch.utils._pytree", "torchao"):  # on import they say which kernels for GPUs they do without
         logging.getLogger(name).setLevel(logging.ERROR)
     from torchao.quantization import Int8WeightOnlyConfig, quantize_
@@ -75,12 +64,10 @@ def quantisable(lm: LanguageModel, kind: str) -> dict[str, nn.Linear]:
 
 def weight_bytes(lm: LanguageModel) -> int:
     """Bytes of all weights, scales included; a shared matrix counts once."""
-    tensors: list[Tensor] = list(lm.parameters())
-    total = 0
-    while tensors:
-        tensor = tensors.pop()
-        if hasattr(tensor, "__tensor_flatten__"):  # one of torchao's, made of several
-            tensors += [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
-        else:
-            total += tensor.nbytes
-    return total
+
+    def bytes_of(tensor: Tensor) -> int:
+        if not hasattr(tensor, "__tensor_flatten__"):
+            return tensor.nbytes
+        return sum(bytes_of(getattr(tensor, name)) for name in tensor.__tensor_flatten__()[0])  # torchao's are several
+
+    return sum(map(bytes_of, lm.parameters()))

@@ -4,8 +4,7 @@ A rotated query at position i and a rotated key at position j have a dot product
 Su et al. 2021, RoFormer (arXiv 2104.09864). The half-split form and the order of the float32 operations are
 transformers' (Llama, Qwen3), so that logits agree to the last bit.
 
-There is no table of angles. They are computed from the given positions, once for all layers, so nothing must grow
-and nothing can be wrong beyond the training length.
+There is no table of angles: they are computed from the given positions, once for all layers, so nothing must grow.
 """
 
 from __future__ import annotations
@@ -31,10 +30,8 @@ KEYS = {  # which keys of rope_scaling each kind has, besides rope_type and fact
 class RopeScaling(Section):
     """How to bring positions beyond the training length back into the range that the model knows."""
 
-    rope_type: Literal["linear", "yarn", "llama3"] = Field(
-        description="linear: divide every angle by factor | yarn: keep the fast pairs of numbers, divide the slow ones "
-        "| llama3: likewise, as Llama 3.1 does."
-    )
+    rope_type: Literal["linear", "yarn", "llama3"]
+    """linear: divide every angle by factor | yarn, llama3: keep the fast pairs of numbers, divide the slow ones."""
     factor: float = Field(ge=1)
     """Longest text from now on / longest text in training."""
     original_max_position_embeddings: int | None = Field(None, ge=1)
@@ -59,11 +56,9 @@ class RopeScaling(Section):
                 raise ValueError(f"{kind} has no {key}: leave it out, or use rope_type: {other}")
             if key in keys and value is None and key != "attention_factor":
                 raise ValueError(f"{kind} needs {key}")
-        if kind == "yarn" and self.beta_fast <= self.beta_slow:
-            raise ValueError(f"beta_fast ({self.beta_fast}) must be above beta_slow ({self.beta_slow})")
-        low, high = self.low_freq_factor or 0.0, self.high_freq_factor or 0.0
-        if kind == "llama3" and high <= low:
-            raise ValueError(f"high_freq_factor ({high}) must be above low_freq_factor ({low})")
+        for low, high in (("beta_slow", "beta_fast"), ("low_freq_factor", "high_freq_factor")):
+            if low in keys and getattr(self, high) <= getattr(self, low):
+                raise ValueError(f"{high} ({getattr(self, high)}) must be above {low} ({getattr(self, low)})")
         return self
 
     def written(self) -> dict[str, Any]:

@@ -1,16 +1,15 @@
 """The network: token ids -> embedding -> layers -> norm -> head -> logits, or the summed loss.
 
 Parameter names are Hugging Face's, so a checkpoint needs no conversion. Modules know themselves. Each has
-`reset_parameters` and may say, as class attributes that hold for everything inside: `optimizer_group` (one of GROUPS),
-`part` and `active_share` (how it is counted). A feed-forward layer may return `(output, {name: loss})`: auxiliary
-losses, which training adds to the loss of every objective (train/run.py).
+`reset_parameters` and may name an `optimizer_group` (one of GROUPS) for everything inside. A feed-forward layer may
+return `(output, {name: loss})`: auxiliary losses, which training adds to the loss of every objective (train/run.py).
 """
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,7 +23,7 @@ from model.config import ModelConfig
 from model.feed_forward import FeedForward
 from model.kv_cache import KVCache
 from model.loss import IGNORED, compute_dtype, cross_entropy_sum
-from model.masks import Mask, MaskSpec, mean_keys
+from model.masks import Mask, MaskSpec
 from model.norm import make_norm
 from model.rope import RotaryEmbedding
 
@@ -34,21 +33,6 @@ if TYPE_CHECKING:  # optional: a model without them does not load them
 
 Output = Tensor | tuple[Tensor, Tensor]  # logits, hidden states, or (loss_sum, token_count)
 GROUPS = ("matrix", "expert", "embedding", "head", "vector", "adapter")
-PARTS = ("embedding", "attention", "feed_forward", "norm", "head")
-
-
-class Embedding(nn.Embedding):
-    """One vector per token id. Learned positions are a second one: a vector for every place (GPT-2; Gehring et al.
-    2017, arXiv 1705.03122). The model knows no place beyond; RoPE has no such end.
-    """
-
-    optimizer_group = part = "embedding"
-
-
-class Head(nn.Linear):
-    """One logit per token id. A tied matrix is in both modules; the head comes last and decides its group."""
-
-    optimizer_group = part = "head"
 
 
 class DecoderLayer(nn.Module):
@@ -90,10 +74,8 @@ class DecoderLayer(nn.Module):
     def forward(
         self, x: Tensor, cos: Tensor, sin: Tensor, mask: Mask, kv_cache: KVCache | None, real: Tensor | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """-> the stream, and the auxiliary losses of the feed-forward part, if it has any.
-
-        real (B, T): the tokens that are not padding, which experts ask for; None: all.
-        """
+        """-> the stream, and the auxiliary losses of the feed-forward part, if it has any. real (B, T): the tokens that
+        are not padding, which experts ask for; None: all."""
         out = x if self.norm_after else self.input_layernorm(x)
         out = self.self_attn(out, cos, sin, mask, kv_cache)
         x = x + self.dropout(self.post_attention_layernorm(out) if self.norm_after else out)
@@ -103,12 +85,6 @@ class DecoderLayer(nn.Module):
         out, losses = out if isinstance(out, tuple) else (out, {})
         return x + self.dropout(self.post_feedforward_layernorm(out) if self.norm_after else out), losses
 
-    def reset_parameters(self) -> None:
-        """Initialize every part again."""
-        for part in self.children():
-            if part is not self.dropout:
-                part.reset_parameters()  # type: ignore[operator]
-
 
 class Decoder(nn.Module):
     """Embedding, the layers, the last norm: token ids (B, T) -> hidden states (B, T, hidden_size)."""
@@ -116,39 +92,20 @@ class Decoder(nn.Module):
     def __init__(self, config: ModelConfig, vocab_size: int):
         super().__init__()
         self.config = config
-        self.embed_tokens = Embedding(vocab_size, config.hidden_size)
-        self.embed_positions: Embedding | None = None
-        if config.position_embedding == "learned":
-            self.embed_positions = Embedding(config.max_position_embeddings, config.hidden_size)
+        self.embed_tokens = nn.Embedding(vocab_size, config.hidden_size)
+        self.embed_positions: nn.Embedding | None = None
+        if config.position_embedding == "learned":  # a vector for every place (GPT-2; Gehring et al. 2017, 1705.03122)
+            self.embed_positions = nn.Embedding(config.max_position_embeddings, config.hidden_size)
         self.layers = nn.ModuleList(DecoderLayer(config, i) for i in range(config.num_hidden_layers))
         self.norm = make_norm(config)
         self.rotary_emb = RotaryEmbedding(config.rotary_size, config.rope_theta, config.rope_scaling)
         self.dropout = nn.Dropout(config.hidden_dropout)
         self.backend = "sdpa"  # LanguageModel.set_attn_implementation sets it, here and in the layers
+        # how training calls a layer: train/compilation.py puts a compiled call here, one for all of them
+        self.call_layer: Callable[..., Any] = DecoderLayer.__call__
         # True: while training, keep only the input of every layer and compute the rest again in the backward pass. Less
         # memory, about a third more time (Chen et al. 2016, arXiv 1604.06174)
         self.activation_checkpointing = False
-
-    @torch.no_grad()
-    def reset_parameters(self) -> None:
-        """Initialize every layer and the norm again, then the embedding.
-
-        A tied matrix meets its own rows in the logits: a token's logit for itself is std * hidden_size, so
-        std = 1 / hidden_size keeps it at 1. Learned positions are of the same size, so that neither hides the other.
-
-        All embeddings share one random direction besides their own. Attention by position alone ("the token before
-        me") needs something that every query and key has in common, and finds it there at once (EXPERIMENTS.md). It
-        adds the same number to every tied logit, which changes no probability.
-        """
-        for layer in self.layers:
-            layer.reset_parameters()  # type: ignore[operator]
-        self.norm.reset_parameters()
-        embeddings, hidden = self.embed_tokens.weight, self.config.hidden_size
-        std = min(0.02, 1 / hidden) if self.config.tie_word_embeddings else 1.0
-        embeddings.normal_(0.0, std)
-        embeddings += torch.empty(hidden, device=embeddings.device).normal_(0.0, std)
-        if self.embed_positions is not None:
-            self.embed_positions.weight.normal_(0.0, std)
 
     def forward(
         self,
@@ -166,7 +123,6 @@ class Decoder(nn.Module):
         spec = MaskSpec(
             positions, positions, len(input_ids), attention_mask, document_ids, document_starts=document_starts
         )
-        self.check_backend(device, document_ids is not None, attention_mask is not None or kv_cache is not None)
         masks = self.build_masks(spec, kv_cache)
         position_ids = positions[None] if position_ids is None else position_ids
         real = None  # which tokens are not padding (B, T), None: all; only experts, which are balanced, ask
@@ -182,11 +138,12 @@ class Decoder(nn.Module):
         x = self.dropout(x)
         cos, sin = self.rotary_emb(position_ids, x.dtype)  # once for all layers
         auxiliary: dict[str, Tensor] = {}
+        call_layer = self.call_layer if self.training else DecoderLayer.__call__
         for layer, window in zip(self.layers, self.config.windows, strict=True):
             if self.activation_checkpointing and self.training:
-                x, losses = checkpoint(layer, x, cos, sin, masks[window], None, real, use_reentrant=False)
+                x, losses = checkpoint(call_layer, layer, x, cos, sin, masks[window], None, real, use_reentrant=False)
             else:
-                x, losses = layer(x, cos, sin, masks[window], kv_cache, real)
+                x, losses = call_layer(layer, x, cos, sin, masks[window], kv_cache, real)
             for name, loss in losses.items():
                 auxiliary[name] = auxiliary[name] + loss if name in auxiliary else loss
         if kv_cache is not None:
@@ -197,29 +154,22 @@ class Decoder(nn.Module):
         return self.norm(x), auxiliary
 
     def build_masks(self, spec: MaskSpec, cache: KVCache | None) -> dict[int | None, Mask]:
-        """One mask for each kind of layer, by its window, as the backend reads it."""
-        specs = spec.of_layers(self.config.windows, cache)
-        return {window: BACKENDS[self.backend].mask(spec) for window, spec in specs.items()}
-
-    def check_backend(self, device: torch.device, documents: bool, padding: bool) -> None:
-        """Raises ValueError if the backend cannot serve this, with reason and remedy, before anything is computed.
-
-        padding: or tokens of a cache, for which the kernel needs a mask too, or lengths.
-        """
-        if BACKENDS[self.backend].limits is None:
-            return
+        """One mask for each kind of layer, by its window, as the backend reads it. Raises ValueError if that one cannot
+        serve here, before anything is computed."""
         here = Situation.of(
             self.config,
-            device.type,
+            spec.query_positions.device.type,
             compute_dtype(self.embed_tokens.weight),
             dropout=self.config.attention_dropout if self.training else 0.0,
             gradients=torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters()),
-            documents=documents,
-            padding=padding,
+            documents=spec.document_ids is not None,
+            padding=spec.attention_mask is not None or cache is not None,
             compiled=torch.compiler.is_compiling(),
         )
         if problem := why_not(self.backend, here):
             raise ValueError(f"attn_implementation: {self.backend} {problem}: use sdpa, which serves everything")
+        specs = spec.of_layers(self.config.windows, cache)
+        return {window: BACKENDS[self.backend].mask(spec) for window, spec in specs.items()}
 
 
 class LanguageModel(nn.Module):
@@ -231,23 +181,38 @@ class LanguageModel(nn.Module):
             raise ValueError("vocab_size is not set: use the tokenizer's, for example vocab_size=2048")
         self.config = config
         self.model = Decoder(config, config.vocab_size)
-        self.lm_head = Head(config.hidden_size, config.vocab_size, bias=False)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         if config.tie_word_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
         self.adapters: Any = None  # an Adapters of model/lora.py
+        self.sum_loss = cross_entropy_sum  # while training; train/compilation.py puts a compiled one here
         self.set_attn_implementation(config.attn_implementation)
         self.reset_parameters()
 
+    @torch.no_grad()
     def reset_parameters(self) -> None:
         """Random start at which every token is equally likely, so that the loss is ln(vocab_size).
 
         The output projections of the layers are zero: at first the model is its embedding and its head, and the
-        layers grow into the residual stream (Zhang et al. 2019, Fixup, arXiv 1901.09321). An untied head is small. With
-        `initialization: mimetic` attention writes from the start, so the loss is only near ln(vocab_size).
+        layers grow into the residual stream (Zhang et al. 2019, Fixup, arXiv 1901.09321). With `initialization:
+        mimetic` attention writes from the start, so the loss is only near ln(vocab_size).
         """
-        self.model.reset_parameters()
-        if not self.config.tie_word_embeddings:
-            nn.init.normal_(self.lm_head.weight, std=0.1 / math.sqrt(self.config.hidden_size))
+        decoder, hidden, is_tied = self.model, self.config.hidden_size, self.config.tie_word_embeddings
+        for part in (*(part for layer in decoder.layers for part in layer.children()), decoder.norm):
+            if not isinstance(part, nn.Dropout):
+                part.reset_parameters()  # type: ignore[operator]
+        # A tied matrix meets its own rows in the logits: a token's logit for itself is std * hidden_size, so
+        # std = 1 / hidden_size keeps it at 1. Learned positions are of the same size, so that neither hides the other.
+        std = min(0.02, 1 / hidden) if is_tied else 1.0
+        embeddings = decoder.embed_tokens.weight.normal_(0.0, std)
+        # One random direction is common to all. Attention by position alone ("the token before me") needs something
+        # that every query and key has in common, and finds it there at once (EXPERIMENTS.md). It adds the same number
+        # to every tied logit, which changes no probability.
+        embeddings += torch.empty(hidden, device=embeddings.device).normal_(0.0, std)
+        if decoder.embed_positions is not None:
+            decoder.embed_positions.weight.normal_(0.0, std)
+        if not is_tied:  # a small head
+            self.lm_head.weight.normal_(std=0.1 / math.sqrt(hidden))
 
     def forward(
         self,
@@ -275,40 +240,30 @@ class LanguageModel(nn.Module):
 
         with_auxiliary: -> (the above, {name: auxiliary loss}), which the layers return in training mode: sums over the
         tokens that are not padding. They are minimised too, and never part of loss_sum.
-
-        Raises ValueError for a sequence longer than max_position_embeddings (unless document_ids and position_ids say
-        that it is several documents), masks of another shape, and a backend that cannot serve.
         """
         if not torch.compiler.is_compiling():
-            self._check_inputs(input_ids, attention_mask, document_ids, position_ids, kv_cache)
+            places = {"document_ids": document_ids, "position_ids": position_ids}
+            self._check_inputs(input_ids, kv_cache, attention_mask=attention_mask, **places)
         hidden, auxiliary = self.model(input_ids, attention_mask, document_ids, position_ids, kv_cache, document_starts)
-        output: Output
-        if hidden_states:
-            output = hidden
-        elif labels is None:
-            output = self.lm_head(hidden[:, -logits_to_keep:])
-        else:
+        output: Output = hidden
+        if labels is not None:
             next_labels = F.pad(labels[:, 1:], (0, 1), value=IGNORED)  # position t is asked for token t + 1
-            loss_sum = cross_entropy_sum(hidden.flatten(0, 1), self.lm_head.weight, next_labels.flatten())
+            sum_loss = self.sum_loss if self.training else cross_entropy_sum
+            loss_sum = sum_loss(hidden.flatten(0, 1), self.lm_head.weight, next_labels.flatten())
             output = loss_sum, (next_labels != IGNORED).sum()
+        elif not hidden_states:
+            output = self.lm_head(hidden[:, -logits_to_keep:])
         return (output, auxiliary) if with_auxiliary else output
 
-    def _check_inputs(
-        self, ids: Tensor, mask: Tensor | None, documents: Tensor | None, places: Tensor | None, cache: KVCache | None
-    ) -> None:
+    def _check_inputs(self, ids: Tensor, cache: KVCache | None, **given: Tensor | None) -> None:
         (B, T), longest, vocab = ids.shape, self.config.max_position_embeddings, self.lm_head.out_features
-        total = T if cache is None else T + cache.length
-        if total > longest and (documents is None or places is None):  # packed: no document need be as long as the row
+        total, packed = T if cache is None else T + cache.length, given["document_ids"] is not None
+        if total > longest and not (packed and given["position_ids"] is not None):  # no document need be as long
             raise ValueError(f"the sequence has {total} tokens, more than max_position_embeddings ({longest})")
-        if documents is not None and cache is not None:
+        if packed and cache is not None:
             raise ValueError("document_ids are for packed rows, a kv_cache is for one document: give one of them")
-        of_keys = ((B, total), (B, getattr(cache, "capacity", total)))
-        given = (
-            ("attention_mask", mask, of_keys),
-            ("document_ids", documents, ((B, T),)),
-            ("position_ids", places, ((B, T), (1, T))),
-        )
-        for name, tensor, shapes in given:
+        of_mask = ((B, total), (B, getattr(cache, "capacity", total)))
+        for (name, tensor), shapes in zip(given.items(), (of_mask, ((B, T),), ((B, T), (1, T))), strict=True):
             if tensor is not None and (tensor.shape not in shapes or tensor.is_floating_point()):
                 raise ValueError(f"{name} has shape {tuple(tensor.shape)}: give integers or booleans {shapes[0]}")
         if ids.device.type == "cpu" and len(wrong := ids[(ids < 0) | (ids >= vocab)]):  # on a GPU it would wait
@@ -320,13 +275,11 @@ class LanguageModel(nn.Module):
         return self.model.backend
 
     def set_attn_implementation(self, name: str) -> None:
-        """Switch every layer to another backend; `auto` is sdpa here. Raises ValueError for an unknown name.
-
-        Whether a backend can serve is checked at each forward pass, when device, dtype and masks are known.
+        """Switch every layer to another backend; `auto` is sdpa here. Whether it can serve is checked at each forward
+        pass, when device, dtype and masks are known. Raises ValueError for an unknown name.
         """
         if name != "auto" and name not in BACKENDS:
-            names = ", ".join(BACKENDS)
-            raise ValueError(f"attn_implementation: {name!r} is unknown: use auto, {names} (docs/attention.md)")
+            raise ValueError(f"attn_implementation: {name!r} is unknown: use auto, {', '.join(BACKENDS)}")
         self.model.backend = "sdpa" if name == "auto" else name
         for attention in self.attention_modules():
             attention.attend = BACKENDS[self.model.backend].compute
@@ -337,11 +290,9 @@ class LanguageModel(nn.Module):
 
     @torch.no_grad()
     def add_rows(self, vocab_size: int) -> None:
-        """Make room for more token ids: rows of the embedding and of the head, each at first the mean of the others.
-
-        So the new tokens start where an average one is, and none of them is likely (Hewitt 2021,
-        https://nlp.stanford.edu/~johnhew/vocab-expansion.html). The logits of the ids that were there stay the same.
-        """
+        """Make room for more token ids: rows of the embedding and of the head, each at first the mean of the others. So
+        the new tokens start where an average one is, and none of them is likely (Hewitt 2021,
+        https://nlp.stanford.edu/~johnhew/vocab-expansion.html). The logits of the ids that were there stay the same."""
         embedding, head = self.model.embed_tokens, self.lm_head
         for module, size in ((embedding, "num_embeddings"), (head, "out_features")):
             old = module.weight
@@ -353,9 +304,8 @@ class LanguageModel(nn.Module):
         self.config = self.model.config = self.config.model_copy(update={"vocab_size": vocab_size})
 
     def with_config(self, **changes: Any) -> LanguageModel:
-        """A second model that shares the weights of this one; its config has other values for keys that no weight needs
-        (a window, scaled RoPE, more positions). Raises ValueError for values that a config cannot have.
-        """
+        """A second model with the same weights; its config has other values for keys that no weight needs (a window,
+        scaled RoPE, more positions)."""
         config = ModelConfig.model_validate(self.config.model_dump() | changes)
         other = copy.deepcopy(self, {id(weight): weight for weight in self.parameters()})  # these are shared
         other.config = other.model.config = config
@@ -367,14 +317,12 @@ class LanguageModel(nn.Module):
         """The same weights, read with RoPE scaled for texts longer than those of training (docs/long_context.md); kind
         `none`: as if it had never been scaled.
 
-        factor: longest text from now on / longest text in training. trained: the latter, in tokens. Equal to a model
-        that is loaded with such a config. Raises ValueError for a factor under 1 or too large, and without RoPE.
+        factor: longest text from now on / longest text in training. trained: the latter, in tokens. Raises ValueError.
         """
         if kind == "none":
             return self.with_config(rope_scaling=None)
         if not any(self.config.rotates):
-            position = self.config.position_embedding
-            raise ValueError(f"this model has no RoPE (position_embedding: {position}): leave it out")
+            raise ValueError("this model has no RoPE: leave it out")
         if not 1 <= factor <= 2**24 / trained:  # float32 counts no further
             raise ValueError(f"the factor is {factor:g}: for texts of {trained:,} tokens use 1 to {2**24 / trained:,g}")
         original = {"original_max_position_embeddings": trained} if kind == "yarn" else {}
@@ -383,31 +331,29 @@ class LanguageModel(nn.Module):
         return self.with_config(rope_scaling=scaling, max_position_embeddings=longest)
 
     def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
-        """The trainable parameters by optimizer group: what each module says of its own. Frozen ones are left out.
-
-        A parameter with fewer than two dimensions (a norm, a bias) is a vector wherever it is. Read the groups again
-        after sharding, which replaces the parameters.
+        """The trainable parameters by optimizer group: what the innermost module that has one says. One with fewer than
+        two dimensions (a norm, a bias) is a vector wherever it is. Sharding replaces parameters: then read them again.
         """
+        group_of = dict.fromkeys(self.parameters(), "matrix")
+        group_of |= {weight: "embedding" for name, weight in self.named_parameters() if ".embed_" in name}
+        group_of |= dict.fromkeys(self.lm_head.parameters(), "head")  # also where it is tied
+        for _, module in self.named_modules(remove_duplicate=False):  # from the outside to the inside
+            if group := getattr(module, "optimizer_group", None):
+                group_of.update(dict.fromkeys(module.parameters(), group))
         groups: dict[str, list[nn.Parameter]] = {name: [] for name in GROUPS}
-        for parameter, group in dict(labelled(self, "optimizer_group", "matrix")).items():
+        for parameter, group in group_of.items():
             if parameter.requires_grad:
                 groups["vector" if parameter.ndim < 2 else group].append(parameter)
         return groups
 
-    def num_parameters(self) -> int:
-        """How many numbers the weights are; a tied matrix counts once."""
-        return sum(p.numel() for p in self.parameters())
+    def num_parameters(self, inside: str = "") -> int:
+        """How many numbers the weights are; a tied matrix counts once. inside: only those with this in their name."""
+        return sum(p.numel() for name, p in self.named_parameters() if inside in name)
 
     def num_active_parameters(self) -> int:
         """How many of them a token meets: of a mixture of experts, only those of the experts that it is sent to."""
-        return round(sum(p.numel() * share for p, share in dict(labelled(self, "active_share", 1)).items()))
-
-    def parameter_counts(self) -> dict[str, int]:
-        """Numbers in each of PARTS, as the modules say, and their `total`. A tied matrix counts once, as embedding."""
-        counts = dict.fromkeys(PARTS, 0)
-        for parameter, part in dict(reversed([*labelled(self, "part", "other")])).items():
-            counts[part] = counts.get(part, 0) + parameter.numel()
-        return counts | {"total": self.num_parameters()}
+        share = self.config.num_experts_per_tok / (self.config.num_experts or 1)
+        return round(self.num_parameters() - (1 - share) * self.num_parameters(".experts."))
 
     def flops_per_token(self, sequence_length: int, *, training: bool = True) -> float:
         """Floating-point operations that a token costs, in rows of `sequence_length` tokens.
@@ -417,29 +363,20 @@ class LanguageModel(nn.Module):
         training = 3 * forward: the backward pass multiplies twice what the forward pass multiplies once; with adapters
         (model/lora.py) 2 * forward, because frozen matrices have no gradient.
 
-        Kaplan et al. 2020 (arXiv 2001.08361), table 1; Chowdhery et al. 2022, PaLM (2204.02311), appendix B. Both count
-        every key of the row. Here a token sees itself and what came before: (T + 1) / 2 keys on average, fewer in a
-        window. Not counted: document boundaries, norms, softmax, RoPE, adapters and the optimizer.
+        Kaplan et al. 2020 (arXiv 2001.08361), table 1, but only keys that are seen count: itself and what came before.
+        Not counted: document boundaries, norms, softmax, RoPE, adapters and the optimizer.
         """
-        c, share, matrices = self.config, dict(labelled(self, "active_share", 1)), 0.0
-        for parameter, group in labelled(self, "optimizer_group", "matrix"):
-            if parameter.ndim > 1 and group in ("matrix", "expert", "head"):
-                matrices += parameter.numel() * share[parameter]
-        keys = sum(mean_keys(sequence_length, window) for window in c.windows)
-        forward = 2 * matrices + 2 * c.num_attention_heads * (c.head_size + c.value_size) * keys
+        c = self.config
+        linears = [module for module in self.modules() if isinstance(module, nn.Linear)]
+        matrices = sum(x.weight.numel() for x in linears if getattr(x, "optimizer_group", "") != "adapter")
+        active = self.num_parameters(".experts.") * c.num_experts_per_tok / (c.num_experts or 1)
+        keys = 0.0  # that a token sees on average: i of them at place i = 1 … T, at most the window
+        for window in c.windows:
+            w = min(window or sequence_length, sequence_length)
+            keys += (w * (w + 1) / 2 + (sequence_length - w) * w) / sequence_length
+        forward = 2 * (matrices + active)
+        forward += 2 * c.num_attention_heads * (c.head_size + c.value_size) * keys
         return forward * ((3 if self.adapters is None else 2) if training else 1)
-
-
-def labelled(module: nn.Module, attribute: str, label: Any) -> Iterator[tuple[nn.Parameter, Any]]:
-    """Every parameter with the `attribute` of the innermost module around it that has one; `label` if none has.
-
-    In the order of `named_parameters`, except that a tied parameter comes once for each module that holds it.
-    """
-    label = getattr(module, attribute, label)
-    for parameter in module.parameters(recurse=False):
-        yield parameter, label
-    for child in module.children():
-        yield from labelled(child, attribute, label)
 
 
 def on_meta(config: ModelConfig) -> LanguageModel:

@@ -11,46 +11,68 @@ from typing import Any
 
 from data.chat import Delta, Reply, TextStream, prompt_ids
 from data.reading.records import BadRecord
-from serve.batching import Batcher, Event, Request, Token, TooManyRequests
+from serve.batching import Batcher, End, Event, Request, Token
 from serve.library import Model
 from serve.limits import ApiError
 
 
 @dataclass
 class Answer:
-    """An answer so far. finish_reason: None until its end, then OpenAI's stop, length or tool_calls. echo: the prompt's
-    text, and prompt: its tokens, if they are asked for. end: the stop id, if there is one, which is no token of it."""
+    """An answer so far.
+
+    begun: how many of the last ids that are read belong to the answer: it continues from there. shows_prompt: whether
+    the tokens before it, `prompt`, are wanted, with their text. echo: the prompt's text, if it is asked for. end: the
+    stop id, which is no token of the answer. finish_reason: None until its end, then stop, length or tool_calls.
+    """
 
     index: int
     request: Request
     reply: Reply
+    begun: int = 0
+    shows_prompt: bool = False
     echo: str = ""
     tokens: list[Token] = field(default_factory=list)
     prompt: list[Token] = field(default_factory=list)
     end: list[Token] = field(default_factory=list)
     finish_reason: str | None = None
 
+    def __post_init__(self) -> None:
+        self.text, self.has_events = TextStream(self.reply.tokenizer), False
+
     def take(self, event: Event) -> Piece:
         """What a token, or the end, adds. Raises ApiError 500 for damaged weights."""
-        if self.request.read and not self.prompt:  # with the first event
-            stream, offset = TextStream(self.reply.tokenizer), 0
-            for token in self.request.read:
-                self.prompt.append(token._replace(offset=offset))
-                offset += len(stream.add(token.id))
+        if isinstance(event, End) and event.reason == "error":
+            raise ApiError(500, event.message)
+        is_first, self.has_events = not self.has_events, True
+        news, before = list[Delta](), len(self.tokens)
+        if is_first and self.shows_prompt:
+            read = self.request.read or [Token(token) for token in self.request.token_ids]
+            begin, offset = len(read) - self.begun, 0
+            for token in read[:begin]:
+                self.prompt.append(token._replace(offset=offset, text=self.text.add(token.id)))
+                offset += len(self.prompt[-1].text)
+            news += [self._add(token) for token in read[begin:]]
         if isinstance(event, Token):
-            token = event._replace(offset=len(self.reply.content))
-            self.tokens.append(token)
-            new = self.reply.add(token.id)
+            news.append(self._add(event))
             if self.reply.stopped:
                 self.finish_reason = "stop"
-            return Piece(self, new, [token], is_first=len(self.tokens) == 1)
-        if event.reason == "error":
-            raise ApiError(500, event.message)
-        if event.token is not None:
-            self.end = [event.token._replace(offset=len(self.reply.content))]
-        new = self.reply.end()
-        self.finish_reason = "length" if event.reason == "length" else "tool_calls" if self.reply.tool_calls else "stop"
-        return Piece(self, new, [], is_first=not self.tokens)
+        else:
+            if event.token is not None:
+                news.append(self._add(event.token))
+            news.append(self.reply.end())
+            is_cut = event.reason == "length" and not self.end
+            self.finish_reason = "length" if is_cut else "tool_calls" if self.reply.tool_calls else "stop"
+        new = Delta(*map("".join, zip(*news, strict=True)))
+        return Piece(self, new, self.tokens[before:], is_first)
+
+    def _add(self, token: Token) -> Delta:
+        """A token of the answer, or the one that ends it."""
+        offset, was_thinking, is_end = len(self.reply.content), self.reply.thinking, token.id in self.request.stop_ids
+        new = Delta("", "") if is_end else self.reply.add(token.id)
+        text = self.text.add(token.id) if self.shows_prompt else ""
+        token = token._replace(offset=offset, text=text, is_thought=was_thinking or self.reply.thinking)
+        (self.end if is_end else self.tokens).append(token)
+        return new
 
 
 @dataclass(frozen=True)
@@ -63,12 +85,13 @@ class Piece:
     is_first: bool = True
 
 
-async def answer_all(batcher: Batcher, answers: Sequence[Answer]) -> AsyncGenerator[Piece]:
+async def answer_all(batcher: Batcher, answers: Sequence[Answer], seconds: float) -> AsyncGenerator[Piece]:
     """All answers at once, piece by piece as the tokens come.
 
-    Closing the iterator cancels what still runs. Raises ApiError: 429 where too many wait, 500 for damaged weights.
+    Closing it cancels what still runs. Raises TooManyRequests, TimeoutError, and ApiError 500 for damaged weights.
     """
     loop, events = asyncio.get_running_loop(), asyncio.Queue[tuple[Answer, Event]]()
+    until = loop.time() + seconds
 
     def emit(answer: Answer, event: Event) -> None:  # in the batcher's thread
         loop.call_soon_threadsafe(events.put_nowait, (answer, event))
@@ -79,18 +102,17 @@ async def answer_all(batcher: Batcher, answers: Sequence[Answer]) -> AsyncGenera
             batcher.submit(answer.request)
         running = len(answers)
         while running:
-            answer, event = await events.get()
+            async with asyncio.timeout_at(until):
+                answer, event = await events.get()
             if answer.finish_reason is None:
                 piece = answer.take(event)
                 if answer.finish_reason is not None:
-                    answer.request.cancel()  # a stop text was met: nothing more is wanted
+                    answer.request.cancelled = True  # a stop text was met: nothing more is wanted
                     running -= 1
                 yield piece
-    except TooManyRequests as error:
-        raise ApiError(429, str(error), "rate_limit_exceeded") from None
     finally:
         for answer in answers:
-            answer.request.cancel()
+            answer.request.cancelled = True
 
 
 # ---------------------------------------------------------------------------------------------------------

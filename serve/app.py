@@ -11,12 +11,17 @@ from fastapi import Depends, FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
-from serve import chat_api, openai_api, page_api
+from serve import openai_api, page_api
 from serve.library import Library
-from serve.limits import Guard, Limits, handle_errors
-from serve.workbench import Workbench
+from serve.limits import BodyLimit, Limits, handle_errors
 
 LOCAL = ["127.0.0.1", "localhost", "[::1]"]
+HEADERS = {  # of every answer
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-store",
+}
 
 
 def create_app(library: Library, limits: Limits, hosts: Sequence[str] = LOCAL, origins: Sequence[str] = ()) -> FastAPI:
@@ -30,11 +35,10 @@ def create_app(library: Library, limits: Limits, hosts: Sequence[str] = LOCAL, o
 
     app = FastAPI(title="Headlight", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     handle_errors(app)
-    bench = Workbench(library, limits.seconds)
     app.include_router(page_api.page(limits))  # open to everybody: it holds nothing of the runs, and takes the key
-    for router in (openai_api.router(library, limits), page_api.router(bench), chat_api.router(bench, limits)):
+    for router in (openai_api.router(library, limits), page_api.router(library, limits)):
         app.include_router(router, dependencies=[Depends(limits.check_key)])
-    app.add_middleware(Guard, most=limits.body)
+    app.add_middleware(BodyLimit, most=limits.body)
     if origins:
         headers = ["Authorization", "Content-Type"]
         app.add_middleware(CORSMiddleware, allow_origins=list(origins), allow_methods=["*"], allow_headers=headers)
@@ -44,7 +48,6 @@ def create_app(library: Library, limits: Limits, hosts: Sequence[str] = LOCAL, o
 
 def make_server(app: FastAPI, host: str, port: int, seconds: float) -> uvicorn.Server:
     """The server that runs it. seconds: for what is running when it is stopped."""
-    quiet = {"log_level": "warning", "server_header": False}
-    config = uvicorn.Config(app, host, port, timeout_graceful_shutdown=int(seconds) + 1, **quiet)  # type: ignore[arg-type]
-    app.state.server = uvicorn.Server(config)  # so that streams without an end of their own see that it stops
-    return app.state.server
+    options = {"log_level": "warning", "server_header": False, "headers": [*HEADERS.items()]}
+    config = uvicorn.Config(app, host, port, timeout_graceful_shutdown=int(seconds) + 1, **options)  # type: ignore[arg-type]
+    return uvicorn.Server(config)

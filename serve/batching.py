@@ -19,17 +19,21 @@ import logging
 import math
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
+from eval.attention.controls import Head, scaled
 from model import LanguageModel
 from model.generation import Sampling, next_token
-from model.paged_cache import PagedCache, Table
+from model.paged_cache import PagedCache, PagedView, Table
 
+Result = TypeVar("Result")
 MEMORY = 2**29  # bytes of a cache, if not told otherwise
 Reason = Literal["stop", "length", "cancelled", "error"]
 
@@ -39,13 +43,18 @@ class TooManyRequests(RuntimeError):
 
 
 class Token(NamedTuple):
-    """One token. log_prob: ln p of the model itself; top: the likeliest ids with theirs, if asked for. offset: where it
-    begins in its text, in characters; the batcher, which knows no texts, leaves it at 0."""
+    """One token. log_prob: ln p of the model itself; top: the likeliest ids with theirs, if asked for.
+
+    The batcher knows no texts; serve/answers.py fills in the others. offset: where the token begins in its text, in
+    characters; text: what it adds to it; is_thought: whether it belongs to the answer's thoughts.
+    """
 
     id: int
     log_prob: float | None = None
     top: tuple[tuple[int, float], ...] = ()
     offset: int = 0
+    text: str = ""
+    is_thought: bool = False
 
 
 class End(NamedTuple):
@@ -65,6 +74,7 @@ class Request:
 
     top_log_probs: how many likeliest ids come with each token; None: no log-probabilities. of_prompt: the prompt's
     tokens have them too, in `read`, before the first Token. min_new_tokens: until then stop ids cannot be drawn.
+    heads: heads of the model whose outputs are multiplied by a factor, for this request alone.
     """
 
     token_ids: list[int]
@@ -76,7 +86,8 @@ class Request:
     top_log_probs: int | None = None
     of_prompt: bool = False
     min_new_tokens: int = 0
-    cancelled: bool = False
+    heads: dict[Head, float] = field(default_factory=dict)
+    cancelled: bool = False  # by whoever asked: its blocks are free before the next token
     # once it has joined:
     table: Table = field(init=False)
     generator: torch.Generator = field(init=False)
@@ -92,17 +103,13 @@ class Request:
         """Whether more than the newest token is unread."""
         return self.table.length < len(self.token_ids)
 
-    def cancel(self) -> None:
-        """Nobody waits for the answer any more. Its blocks are free before the next token."""
-        self.cancelled = True
-
     def tell(self, event: Event) -> None:
         """A receiver that fails, say because its event loop is closed, is gone: the other requests go on."""
         try:
             self.emit(event)
         except Exception:
             logging.getLogger(__name__).exception("who asked cannot be told: the request is cancelled")
-            self.cancel()
+            self.cancelled = True
 
 
 class Batcher:
@@ -131,6 +138,7 @@ class Batcher:
         self.device, self.max_running, self.max_waiting, self.chunk = like.device, max_running, max_waiting, chunk
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
+        self.jobs: deque[tuple[Future, Callable[[], Any]]] = deque()
         self.rounds = 0
         self._changed = threading.Condition()
         self._stopping = False
@@ -139,24 +147,30 @@ class Batcher:
     @property
     def is_idle(self) -> bool:
         """Whether nothing runs and nothing waits."""
-        return not self.running and not self.waiting
+        return not (self.running or self.waiting or self.jobs)
 
     def submit(self, request: Request) -> None:
         """Put a request into the queue. Raises ValueError for one that can never be served, and TooManyRequests."""
-        tokens, longest = len(request.token_ids) + request.max_new_tokens, self.lm.config.max_position_embeddings
-        if not request.token_ids or request.max_new_tokens < (0 if request.of_prompt else 1):
-            raise ValueError("there must be at least one token to read and one to write")
-        if tokens > longest or self.cache.blocks_for(tokens) > len(self.cache.users):
-            raise ValueError(
-                f"{len(request.token_ids)} tokens to read and {request.max_new_tokens} to write are {tokens}: this "
-                f"model sees {longest}, and its cache has {len(self.cache.users)} blocks: ask for fewer"
-            )
+        reads, writes, longest = len(request.token_ids), request.max_new_tokens, self.lm.config.max_position_embeddings
+        fits = reads + writes <= longest and self.cache.blocks_for(reads + writes) <= len(self.cache.users)
+        if not fits or reads < 1 or writes < (0 if request.of_prompt else 1):
+            raise ValueError(f"{reads} tokens to read and {writes} to write do not fit: this model sees {longest}")
+        self._put(self.waiting, request)
+
+    def do(self, job: Callable[[], Result]) -> Future[Result]:
+        """What a job returns that is run between two tokens: for as long as it lasts, the model is the job's alone.
+        Raises TooManyRequests."""
+        future = Future[Result]()
+        self._put(self.jobs, (future, job))
+        return future
+
+    def _put(self, queue: deque, item: object) -> None:
         with self._changed:
             if self._stopping:
                 raise TooManyRequests("the server is stopping")
-            if len(self.waiting) >= self.max_waiting:
-                raise TooManyRequests(f"{len(self.waiting)} requests are waiting: try again later")
-            self.waiting.append(request)
+            if len(queue) >= self.max_waiting:
+                raise TooManyRequests(f"{len(queue)} requests are waiting: try again later")
+            queue.append(item)
             self._changed.notify()
 
     @torch.no_grad()
@@ -177,9 +191,10 @@ class Batcher:
         self.rounds += 1
         writing = [request for request in self.running if not request.reads_prompt]  # 4. a token for each of them
         if writing:
-            view = self.cache.view([request.table for request in writing], 1)
+            view = PagedView(self.cache, [request.table for request in writing], 1)
             ids = torch.tensor([[request.table.token_ids[-1]] for request in writing], device=self.device)
-            logits = self.lm(ids, attention_mask=view.attention_mask, position_ids=view.position_ids, kv_cache=view)
+            with self._scaled(writing):
+                logits = self.lm(ids, attention_mask=view.attention_mask, position_ids=view.position_ids, kv_cache=view)
             for request in writing:
                 self.cache.read(request.table, 1)
             self._write(writing, logits[:, -1].float())
@@ -197,8 +212,10 @@ class Batcher:
             self.waiting.popleft()
         request.generator = torch.Generator(device=self.device)
         request.generator.manual_seed(request.seed) if request.seed is not None else request.generator.seed()
-        # shared blocks are not read again, so they give no log-probabilities
-        request.table = self.cache.begin(request.token_ids, room, share=not request.of_prompt)
+        # shared blocks are not read again, so they give no log-probabilities; keys and values behind a changed head are
+        # others, and shared by those with the same change alone
+        apart = repr(sorted(request.heads.items())).encode() if request.heads else b""
+        request.table = self.cache.begin(request.token_ids, room, share=not request.of_prompt, apart=apart)
         self.running.append(request)
         return request
 
@@ -206,11 +223,11 @@ class Batcher:
         """Read the next chunk of a prompt, `most` tokens at most; at its end, the first token. -> tokens read."""
         table = request.table
         count = min(most, len(request.token_ids) - table.length)
-        view = self.cache.view([table], count)
+        view = PagedView(self.cache, [table], count)
         ids = torch.tensor([table.token_ids[table.length : table.length + count]], device=self.device)
-        logits = self.lm(
-            ids, position_ids=view.position_ids, kv_cache=view, logits_to_keep=0 if request.of_prompt else 1
-        )
+        keep = 0 if request.of_prompt else 1
+        with self._scaled([request]):
+            logits = self.lm(ids, position_ids=view.position_ids, kv_cache=view, logits_to_keep=keep)
         self.cache.read(table, count)
         if request.of_prompt:
             request.read = request.read or [Token(request.token_ids[0])]
@@ -219,6 +236,14 @@ class Batcher:
         if not request.reads_prompt:
             self._write([request], logits[:, -1].float())
         return count
+
+    def _scaled(self, rows: Sequence[Request]) -> AbstractContextManager[None]:
+        """The heads that any row of a batch changes, for that row; 1 leaves the bits of the other rows as they are."""
+        factors = {}
+        for head in {head for row in rows for head in row.heads}:
+            column = torch.tensor([row.heads.get(head, 1.0) for row in rows], device=self.device)
+            factors[head] = column[:, None, None]  # (B, 1, 1)
+        return scaled(self.lm, factors)
 
     def _write(self, requests: list[Request], logits: Tensor) -> None:
         """The next token of each request: logits (requests, V) float32. Those that are done leave."""
@@ -268,6 +293,14 @@ class Batcher:
                 self._changed.wait_for(lambda: self._stopping or not self.is_idle)
                 if self.is_idle:
                     return
+            while self.jobs:
+                future, job = self.jobs.popleft()
+                if not future.set_running_or_notify_cancel():
+                    continue
+                try:
+                    future.set_result(job())
+                except Exception as error:
+                    future.set_exception(error)
             try:
                 self.step()
             except Exception as error:  # every client learns of it, and the server lives on

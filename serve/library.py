@@ -1,5 +1,5 @@
-"""Which models can be asked for? The runs of one folder that have a checkpoint, and model directories, by name; loaded
-when first asked for.
+"""Which models can be asked for? The runs of one folder that have a checkpoint, and model directories, by name; any of
+their checkpoints, with adapters; loaded when first asked for.
 
 A name is looked up in the list of runs and never joined to a path, so no name leads out of the folder.
 """
@@ -12,56 +12,41 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from configs.command import InputError
-from configs.files import DamagedFile, checkpoint_directory, is_model
+from configs.files import DamagedFile, checkpoint_directory, is_adapter, is_model
 from data.tokenizer import Tokenizer
 from eval.chat.session import Conversation
 from eval.load_model import open_checkpoint
 from model import LanguageModel
+from model.checkpoint import base_of
 from serve.batching import Batcher
 from serve.limits import ApiError
 from serve.run_folder import runs_in, watched_runs
 
+MOST_LOADED = 4  # models in memory; of those that are idle, the one not asked for longest leaves
+
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """A model in memory. is_chat: it was trained on chats, and may end a turn by itself."""
+    """A model in memory, which answers many at once. is_chat: it was trained on chats, and may end a turn by itself."""
 
     checkpoint: Path
     lm: LanguageModel
     tokenizer: Tokenizer
     is_chat: bool
+    batcher: Batcher
 
     @property
     def context_length(self) -> int:
         return self.lm.config.max_position_embeddings
 
 
-@dataclass(frozen=True, eq=False)
-class Served(Model):
-    """A model that answers many at once."""
-
-    batcher: Batcher
-
-
-def open_path(path: Path, device: str, quantise: str | None = None, adapter: Path | None = None) -> Model:
-    """The newest checkpoint of a run, or a checkpoint, with the adapters of another run. Raises InputError."""
-    lm, tokenizer, checkpoint = open_checkpoint(path, device, quantise=quantise)
-    conversation = Conversation(lm, tokenizer)
-    if adapter is not None:
-        conversation.use_adapters(adapter)
-    return Model(checkpoint, lm, tokenizer, conversation.is_chat)
-
-
 class Library:
-    """The runs and model directories in `folder`, or one of either. most_loaded: models in memory; the one that was
-    idle for longest leaves. quantise: of their weights, as `eval.load_model.open_checkpoint` takes it."""
+    """The runs and model directories in `folder`, or one of either. quantise: of their weights, as
+    `eval.load_model.open_checkpoint` takes it. batching: as `Batcher` takes it."""
 
-    def __init__(
-        self, folder: Path, device: str = "auto", most_loaded: int = 3, quantise: str | None = None, **batching: int
-    ):
-        self.folder, self.device, self.most_loaded, self.batching = folder, device, most_loaded, batching
-        self.quantise = quantise
-        self._loaded: OrderedDict[str, Served] = OrderedDict()
+    def __init__(self, folder: Path, device: str = "auto", quantise: str | None = None, **batching: int):
+        self.folder, self.device, self.quantise, self.batching = folder, device, quantise, batching
+        self._loaded: OrderedDict[tuple[tuple[Path, int], ...], Model] = OrderedDict()
         self._lock = threading.Lock()
         if not self.runs() and not watched_runs(folder):  # one that has just begun can be watched
             what = "is not a model directory and holds no run"
@@ -79,31 +64,61 @@ class Library:
             raise ApiError(404, message, "model_not_found")
         return runs[name]
 
-    def find(self, name: str) -> Served:
-        """A model by its name, loaded if need be: its newest checkpoint. Raises ApiError: 404, and 503."""
-        run = self.run(name)
-        with self._lock:
-            served = self._loaded.get(name)
+    def bases(self) -> dict[str, str | None]:
+        """Name of a run -> of the run that its adapters belong to; None for a whole model, and for a base elsewhere."""
+        runs, bases = self.runs(), dict[str, str | None]()
+        for name, run in runs.items():
             try:
-                if served is None or served.checkpoint != checkpoint_directory(run):
-                    model = open_path(run, self.device, self.quantise)
-                    self._retire(name)
-                    served = self._loaded[name] = Served(**vars(model), batcher=Batcher(model.lm, **self.batching))
-                    served.batcher.start()
-            except (InputError, DamagedFile) as error:
-                raise ApiError(503, str(error)) from None
-            self._loaded.move_to_end(name)
-            idle = [other for other, old in self._loaded.items() if other != name and old.batcher.is_idle]
-            for other in idle[: max(0, len(self._loaded) - self.most_loaded)]:
-                self._retire(other)
-            return served
+                directory = checkpoint_directory(run)
+                base = base_of(directory).resolve() if is_adapter(directory) else None
+            except (DamagedFile, OSError):
+                base = None
+            bases[name] = next(
+                (other for other, path in runs.items() if base and base.is_relative_to(path.resolve())), None
+            )
+        return bases
 
-    def _retire(self, name: str) -> None:
-        """Let a model finish in the background what it answers, and forget it."""
-        if (old := self._loaded.pop(name, None)) is not None:
-            threading.Thread(target=old.batcher.stop, daemon=True).start()
+    def find(self, name: str, step: int | None = None, adapter: str | None = None) -> Model:
+        """A model by its name, loaded if need be: a checkpoint (None: the newest), with the adapters of another run.
+        Raises ApiError: 404 for what there is not, 503 for what cannot be loaded."""
+        run = self.run(name)
+        steps = checkpoints_of(run)
+        if step is not None and step not in steps:
+            known = ", ".join(map(str, sorted(steps)))
+            raise ApiError(404, f"step: {name} has no checkpoint of step {step}. There are: {known}")
+        if adapter is not None and self.bases().get(adapter) != name:
+            raise ApiError(404, f"adapter: {adapter[:100]!r} is not a run with adapters for {name}")
+        with self._lock:
+            try:
+                places = [run if step is None else steps[step], *([] if adapter is None else [self.run(adapter)])]
+                key = tuple((path, path.stat().st_mtime_ns) for path in map(checkpoint_directory, places))
+                if key not in self._loaded:  # or a run was trained again, or has a newer checkpoint
+                    self._loaded[key] = self._open(*places)
+            except (InputError, DamagedFile, OSError) as error:
+                raise ApiError(503, str(error)) from None
+            self._loaded.move_to_end(key)
+            idle = [other for other, old in self._loaded.items() if other != key and old.batcher.is_idle]
+            for other in idle[: max(0, len(self._loaded) - MOST_LOADED)]:
+                threading.Thread(target=self._loaded.pop(other).batcher.stop, daemon=True).start()
+            return self._loaded[key]
+
+    def _open(self, path: Path, adapter: Path | None = None) -> Model:
+        quantise = self.quantise if adapter is None else None  # adapters belong to the weights as they were saved
+        lm, tokenizer, checkpoint = open_checkpoint(path, self.device, quantise=quantise)
+        conversation = Conversation(lm, tokenizer)
+        if adapter is not None:
+            conversation.use_adapters(adapter)
+        batcher = Batcher(lm, **self.batching)
+        batcher.start()
+        return Model(checkpoint, lm, tokenizer, conversation.is_chat, batcher)
 
     def close(self) -> None:
         """Stop every model, after what it answers."""
-        for served in self._loaded.values():
-            served.batcher.stop()
+        for model in self._loaded.values():
+            model.batcher.stop()
+
+
+def checkpoints_of(run: Path) -> dict[int, Path]:
+    """Step -> directory of every checkpoint that a run keeps."""
+    paths = [path for path in (run / "checkpoints").glob("step_*") if path.name[5:].isdecimal()]
+    return {int(path.name[5:]): path for path in paths if is_model(path)}

@@ -1,34 +1,24 @@
-"""What a client may not do: come without the key, send too much, wait without end. Errors are in OpenAI's form."""
+"""What a client may not do: come without the key, or send too much. Errors are in OpenAI's form."""
 
 from __future__ import annotations
 
-import asyncio
 import hmac
-import json
-from collections.abc import AsyncGenerator, Awaitable
-from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.responses import JSONResponse, Response
 from fastapi.security import APIKeyCookie, HTTPAuthorizationCredentials, HTTPBearer
-from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from configs.command import InputError
 from configs.text import escape
+from serve.batching import TooManyRequests
 
-Result = TypeVar("Result")
+TOO_LONG = "the answer took too long: ask for fewer tokens, or try again later"
 COOKIE = "headlight"  # of the page, after the key was typed into it
-HEADERS = {
-    "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
-    "cross-origin-resource-policy": "same-origin",
-    "cache-control": "no-store",
-}
 Bearer = Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))]
 Cookie = Annotated[str | None, Depends(APIKeyCookie(name=COOKIE, auto_error=False))]
 
@@ -58,10 +48,6 @@ class Limits:
 def equal(given: bytes, right: str | None) -> bool:
     """Whether this is the key (None: none is needed); in constant time, so that nobody learns it letter by letter."""
     return right is None or hmac.compare_digest(given, right.encode())
-
-
-# ---------------------------------------------------------------------------------------------------------
-# errors
 
 
 class ApiError(HTTPException):
@@ -96,13 +82,24 @@ def handle_errors(app: FastAPI) -> None:
             message = "is not supported here: leave it out"
         return JSONResponse(error_body(ApiError(400, f"{where}: {message}" if where else message), where or None), 400)
 
+    @app.exception_handler(InputError)
+    @app.exception_handler(TooManyRequests)
+    @app.exception_handler(TimeoutError)
+    async def known(request: Request, error: Exception) -> Response:
+        if isinstance(error, InputError):
+            return await refused(request, ApiError(400, str(error)))
+        many = isinstance(error, TooManyRequests)
+        return await refused(
+            request, ApiError(429, str(error), "rate_limit_exceeded") if many else ApiError(503, TOO_LONG)
+        )
+
     @app.exception_handler(Exception)
     async def failed(request: Request, error: Exception) -> JSONResponse:
         return JSONResponse(error_body(ApiError(500, "the server made a mistake: its terminal has the details")), 500)
 
 
-class Guard:
-    """Around the application: a body is refused as soon as it is too long, and browsers get their headers."""
+class BodyLimit:
+    """Around the application: a body is refused as soon as it is too long, whatever its headers say."""
 
     def __init__(self, app: ASGIApp, most: int):
         self.app, self.most = app, most
@@ -118,65 +115,4 @@ class Guard:
                 raise ApiError(413, f"the request has more than {self.most:,} bytes: make it shorter")
             return message
 
-        async def send_with_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                for name, value in HEADERS.items():
-                    headers.setdefault(name, value)
-            await send(message)
-
-        await self.app(scope, receive_counted, send_with_headers)
-
-
-# ---------------------------------------------------------------------------------------------------------
-# time
-
-
-async def within(result: Awaitable[Result], seconds: float) -> Result:
-    """What is awaited. Raises ApiError 503 where it takes longer; what was running is cancelled."""
-    try:
-        return await asyncio.wait_for(result, seconds)
-    except TimeoutError:
-        raise ApiError(503, "the answer took too long: ask for fewer tokens, or try again later") from None
-
-
-async def unless_gone(work: Awaitable[Result], request: Request) -> Result:
-    """What is awaited, unless the client goes away: then it is cancelled, and ApiError 499 is raised for nobody."""
-
-    async def gone() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-
-    tasks = asyncio.ensure_future(work), asyncio.ensure_future(gone())
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        if not tasks[0].done():
-            raise ApiError(499, "the client went away")
-        return tasks[0].result()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def event(body: dict[str, Any]) -> str:
-    """One server-sent event: JSON has no line end of its own."""
-    return f"data: {json.dumps(body, ensure_ascii=False)}\n\n"
-
-
-async def streamed(events: AsyncGenerator[str], seconds: float) -> StreamingResponse:
-    """Events as they come. What goes wrong before the first one has its status; later it is an event."""
-    until = asyncio.get_running_loop().time() + seconds
-    first = await within(anext(events), seconds)
-
-    async def every() -> AsyncGenerator[str]:
-        async with aclosing(events):
-            try:
-                text: str | None = first
-                while text is not None:
-                    yield text
-                    text = await within(anext(events, None), until - asyncio.get_running_loop().time())
-            except ApiError as error:
-                yield event(error_body(error))
-
-    return StreamingResponse(every(), media_type="text/event-stream")
+        await self.app(scope, receive_counted, send)

@@ -2,30 +2,35 @@
 
 A field that this server does not know is refused, never ignored: a client that asks for JSON must not believe that it
 has it. Excepted are those that never change an answer (`HARMLESS`), and null, which means that a field is not given.
+
+The page's chat asks here too, with one field more, `inspect`: any checkpoint, adapters, changed heads, an answer that
+is begun. Then `logprobs` also says the ids of tokens, and the first part of an answer has the tokens of the prompt.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from data.chat import Delta, Reply
 from data.tokenizer import Tokenizer
+from eval.attention.controls import Head
+from eval.attention.probes import readable_tokens
 from model.generation import Sampling
 from serve import batching
 from serve.answers import Answer, Piece, answer_all, chat_ids, finite, room_for, text_ids
-from serve.batching import Batcher, Token
-from serve.library import Library, Model, Served
-from serve.limits import ApiError, Limits, event, streamed, unless_gone, within
+from serve.batching import Token
+from serve.library import Library, Model
+from serve.limits import TOO_LONG, ApiError, Limits, error_body
 
 MOST_ANSWERS = 16
 MOST_TOP = 20  # likeliest tokens beside each token, as OpenAI
@@ -43,7 +48,6 @@ DEFAULTS: dict[str, Any] = {  # of fields that are not supported: they change no
     "parallel_tool_calls": True,
 }
 SEED_STEP = 1_000_003  # between the seeds of two answers to one prompt
-Choice = Callable[[Piece, bool], dict[str, Any]]  # (piece, is_whole) -> one of the choices
 
 # ---------------------------------------------------------------------------------------------------------
 # what may be asked for: checked before anything is computed
@@ -53,15 +57,6 @@ Text = Annotated[str, Field(min_length=1)]
 
 def _as_list(given: Any) -> Any:
     return [given] if isinstance(given, str) else given
-
-
-class StreamOptions(BaseModel):
-    """`stream_options`."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    include_usage: bool | None = False
-    include_obfuscation: bool | None = None  # about the size of events, not about what is in them
 
 
 class GenerationRequest(BaseModel):
@@ -76,7 +71,7 @@ class GenerationRequest(BaseModel):
     stop: Annotated[list[Text], BeforeValidator(_as_list), Field(max_length=4)] = []  # 4, as OpenAI
     seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
     stream: bool = False
-    stream_options: StreamOptions = StreamOptions()
+    stream_options: dict[Literal["include_usage", "include_obfuscation"], bool | None] = {}
     top_k: int | None = Field(None, ge=1)  # this and those that follow: as vLLM and others have them
     min_p: float | None = Field(None, ge=0, le=1)
     repetition_penalty: float = Field(1.0, gt=0, le=100)
@@ -106,12 +101,40 @@ class GenerationRequest(BaseModel):
         return Sampling(self.temperature, self.top_k, top_p, self.min_p, self.repetition_penalty)
 
 
+class WhichModel(BaseModel):
+    """A checkpoint of the run (None: the newest), a run with adapters for it, and heads that are changed: each a layer,
+    a head, and the factor by which its output is multiplied. 0 = off, 1 = as it was trained."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    step: int | None = None
+    adapter: str | None = None
+    heads: list[tuple[int, int, Annotated[float, Field(ge=-10, le=10)]]] = []
+
+    async def find(self, library: Library, name: str) -> tuple[Model, dict[Head, float]]:
+        """The model, loaded if need be, and the factors of its heads. Raises ApiError."""
+        model = await asyncio.to_thread(library.find, name, self.step, self.adapter)  # others are answered meanwhile
+        for layer, head, _ in self.heads:
+            if layer not in range(model.lm.config.num_hidden_layers) or head not in range(
+                model.lm.config.num_attention_heads
+            ):
+                raise ApiError(400, f"heads: layer {layer} of this model has no head {head}")
+        return model, {(layer, head): factor for layer, head, factor in self.heads}
+
+
+class Inspect(WhichModel):
+    """`inspect`, which is not OpenAI's. answer_ids: tokens with which the answer begins. With max_completion_tokens: 0
+    nothing is added to them."""
+
+    answer_ids: list[int] = []
+
+
 class ChatRequest(GenerationRequest):
     """POST /v1/chat/completions."""
 
     messages: list[dict[str, Any]] = Field(min_length=1, max_length=1000)
     max_tokens: int | None = Field(None, ge=1)
-    max_completion_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: int | None = Field(None, ge=0)
     logprobs: bool = False
     top_logprobs: int = Field(0, ge=0, le=MOST_TOP)
     tools: list[dict[str, Any]] = Field(default=[], max_length=100)
@@ -120,11 +143,14 @@ class ChatRequest(GenerationRequest):
     continue_final_message: bool = False
     add_generation_prompt: bool | None = None
     reasoning_effort: str | None = Field(None, max_length=100)
+    inspect: Inspect | None = None
 
     @model_validator(mode="after")
     def _check_pairs(self) -> ChatRequest:
         if self.top_logprobs and not self.logprobs:
             raise ValueError("top_logprobs needs logprobs: true")
+        if self.max_completion_tokens == 0 and not (self.inspect and self.inspect.answer_ids):
+            raise ValueError("max_completion_tokens: 0 leaves nothing to answer")
         if self.add_generation_prompt is self.continue_final_message:
             raise ValueError("add_generation_prompt: false is for continue_final_message: true, and goes with it")
         return self
@@ -142,7 +168,7 @@ class ChatRequest(GenerationRequest):
         """
         if self.max_completion_tokens is None:
             return self.max_tokens, limit
-        return None, min(self.max_completion_tokens, limit)
+        return None if self.max_completion_tokens else 0, min(self.max_completion_tokens, limit)
 
     @property
     def top(self) -> int | None:
@@ -200,100 +226,118 @@ def router(library: Library, limits: Limits) -> APIRouter:
         created = int((latest if latest.is_file() else run).stat().st_mtime)
         return {"id": name, "object": "model", "created": created, "owned_by": "headlight"}
 
-    async def find(name: str) -> Served:
-        return await asyncio.to_thread(library.find, name)  # others are answered while it is loaded
-
     @routes.post("/chat/completions")
     async def chat(body: ChatRequest, request: Request) -> Response:
-        model, tools = await find(body.model), body.tools if body.tool_choice == "auto" else []
+        inspect = body.inspect or Inspect()
+        model, heads = await inspect.find(library, body.model)
+        tools = body.tools if body.tool_choice == "auto" else []
         ids = chat_ids(model, body.messages, tools, body.template, body.continue_final_message)
-        answers = _answers(model, body, [ids], limits, is_chat=model.is_chat, tools=bool(tools))
-        choice = partial(_chat_choice, model.tokenizer, body.top is not None)
-        return await _respond(model.batcher, answers, body, choice, request, limits)
+        ids = text_ids(model, [*ids, *inspect.answer_ids], "answer_ids")
+        answers = _answers(model, body, [ids], limits, heads, len(inspect.answer_ids))
+        return await _respond(model, answers, body, request, limits)
 
     @routes.post("/completions")
     async def completions(body: CompletionRequest, request: Request) -> Response:
-        model = await find(body.model)
+        model, heads = await Inspect().find(library, body.model)
         prompts = body.prompts or [[model.tokenizer.bos_id]]
-        answers = _answers(model, body, [text_ids(model, prompt) for prompt in prompts], limits, is_chat=False)
+        answers = _answers(model, body, [text_ids(model, prompt) for prompt in prompts], limits, heads)
         if body.echo:
             texts = [prompt if isinstance(prompt, str) else model.tokenizer.decode(prompt) for prompt in prompts]
             for answer in answers:
                 answer.echo = texts[answer.index // body.n]
-        choice = partial(_text_choice, model.tokenizer, body.top is not None)
-        return await _respond(model.batcher, answers, body, choice, request, limits)
+        return await _respond(model, answers, body, request, limits)
 
     return routes
 
 
 def _answers(
-    model: Model, body: ChatRequest | CompletionRequest, prompts: list[list[int]], limits: Limits, **kind: bool
+    model: Model,
+    body: ChatRequest | CompletionRequest,
+    prompts: list[list[int]],
+    limits: Limits,
+    heads: dict[Head, float],
+    begun: int = 0,
 ) -> list[Answer]:
-    """The answers to be written, n to each prompt. kind: as `Reply` takes it. Raises ApiError."""
-    answers, least = list[Answer](), body.min_tokens
+    """The answers to be written, n to each prompt. begun: of its ids the last so many are the answer's. Raises
+    ApiError."""
+    answers, tokenizer, least = list[Answer](), model.tokenizer, body.min_tokens
     stop_ids = frozenset(text_ids(model, body.stop_token_ids, "stop_token_ids") if body.stop_token_ids else ())
-    stop_ids |= frozenset(() if body.ignore_eos else model.tokenizer.stop_ids)
-    of_prompt = isinstance(body, CompletionRequest) and body.echo
+    stop_ids |= frozenset(() if body.ignore_eos else tokenizer.stop_ids)
+    is_chat = isinstance(body, ChatRequest) and model.is_chat
+    is_inspected = isinstance(body, ChatRequest) and body.inspect is not None
+    with_tools = is_inspected or (isinstance(body, ChatRequest) and bool(body.tools) and body.tool_choice == "auto")
+    of_prompt = body.echo if isinstance(body, CompletionRequest) else begun > 0
     for ids in prompts:
-        room = room_for(model, ids, *body.most_tokens(limits.max_new_tokens))
+        has_ended = begun and ids[-1] in stop_ids
+        room = room_for(model, ids, *((0, 0) if has_ended else body.most_tokens(limits.max_new_tokens)))
         if least > room:
             raise ApiError(400, f"min_tokens: {least} are more than the {room} tokens that may be written")
         for number in range(body.n):
             seed = None if body.seed is None else (body.seed + SEED_STEP * number) % 2**63
-            options = {"seed": seed, "top_log_probs": body.top, "of_prompt": of_prompt, "min_new_tokens": least}
-            request = batching.Request(ids, room, body.sampling, stop_ids, **options)  # type: ignore[arg-type]
-            reply = Reply(model.tokenizer, ids, stops=body.stop, least=least, **kind)
-            answers.append(Answer(len(answers), request, reply))
+            request = batching.Request(ids, room, body.sampling, stop_ids, seed=seed, min_new_tokens=least, heads=heads)
+            request.top_log_probs, request.of_prompt = body.top, of_prompt
+            read = ids[: len(ids) - begun]
+            reply = Reply(tokenizer, read, stops=body.stop, least=least, tools=with_tools, is_chat=is_chat)
+            answers.append(Answer(len(answers), request, reply, begun, of_prompt or is_inspected))
     return answers
 
 
 async def _respond(
-    batcher: Batcher,
-    answers: list[Answer],
-    body: ChatRequest | CompletionRequest,
-    choice: Choice,
-    request: Request,
-    limits: Limits,
+    model: Model, answers: list[Answer], body: ChatRequest | CompletionRequest, request: Request, limits: Limits
 ) -> Response:
-    """Whole, or streamed."""
-    name, short = ("chat.completion", "chatcmpl") if isinstance(body, ChatRequest) else ("text_completion", "cmpl")
+    """Whole, or streamed: what goes wrong before the first event has its status, later it is an event."""
+    is_chat = isinstance(body, ChatRequest)
+    name, short = ("chat.completion", "chatcmpl") if is_chat else ("text_completion", "cmpl")
     head = {"id": f"{short}-{secrets.token_hex(12)}", "object": name, "created": int(time.time()), "model": body.model}
-    pieces = answer_all(batcher, answers)
+    pieces = answer_all(model.batcher, answers, limits.seconds)
+
+    def choice(piece: Piece, is_whole: bool) -> dict[str, Any]:
+        if isinstance(body, ChatRequest):
+            return _chat_choice(model.tokenizer, body, piece, is_whole)
+        return _text_choice(model.tokenizer, body.top is not None, piece)
 
     def usage() -> dict[str, int]:
-        read = sum(len(answer.request.token_ids) for answer in answers[:: body.n])
+        read = sum(len(answer.request.token_ids) - answer.begun for answer in answers[:: body.n])
         written = sum(len(answer.tokens) for answer in answers)
         return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
 
-    async def events() -> AsyncGenerator[str]:
-        of_part = head | ({"object": f"{name}.chunk"} if isinstance(body, ChatRequest) else {})
-        with_usage = body.stream_options.include_usage
+    async def events(piece: Piece | None) -> AsyncGenerator[str]:
+        of_part = head | ({"object": f"{name}.chunk"} if is_chat else {})
+        with_usage = body.stream_options.get("include_usage")
         async with aclosing(pieces):
-            async for piece in pieces:
-                part = of_part | {"choices": [choice(piece, False)]}
-                yield event(part | ({"usage": None} if with_usage else {}))
-        if with_usage:
-            yield event(of_part | {"choices": [], "usage": usage()})
-        yield "data: [DONE]\n\n"
-
-    async def finish() -> None:
-        async with aclosing(pieces):
-            async for _ in pieces:
-                pass
+            try:
+                while piece is not None:
+                    yield event(of_part | {"choices": [choice(piece, False)]} | ({"usage": None} if with_usage else {}))
+                    piece = await anext(pieces, None)
+                if with_usage:
+                    yield event(of_part | {"choices": [], "usage": usage()})
+                yield "data: [DONE]\n\n"
+            except TimeoutError:
+                yield event(error_body(ApiError(503, TOO_LONG)))
+            except ApiError as error:
+                yield event(error_body(error))
 
     if body.stream:
-        return await streamed(events(), limits.seconds)
-    await within(unless_gone(finish(), request), limits.seconds)
+        return StreamingResponse(events(await anext(pieces)), media_type="text/event-stream")
+    async with aclosing(pieces):
+        async for _ in pieces:
+            if await request.is_disconnected():
+                raise ApiError(499, "the client went away")  # nobody reads it
     whole = [Piece(one, Delta(one.reply.reasoning_content, one.reply.content), one.tokens) for one in answers]
     return JSONResponse(head | {"choices": [choice(piece, True) for piece in whole], "usage": usage()})
+
+
+def event(body: dict[str, Any]) -> str:
+    """One server-sent event: JSON has no line end of its own."""
+    return f"data: {json.dumps(body, ensure_ascii=False)}\n\n"
 
 
 # ---------------------------------------------------------------------------------------------------------
 # what came of one answer, in OpenAI's form
 
 
-def _chat_choice(tokenizer: Tokenizer, with_log_probs: bool, piece: Piece, is_whole: bool) -> dict[str, Any]:
-    answer, calls = piece.answer, list[dict[str, Any]]()
+def _chat_choice(tokenizer: Tokenizer, body: ChatRequest, piece: Piece, is_whole: bool) -> dict[str, Any]:
+    answer, calls, is_inspected = piece.answer, list[dict[str, Any]](), body.inspect is not None
     message: dict[str, Any] = {"role": "assistant", "content": ""} if piece.is_first else {}
     message |= {name: text for name, text in piece.new._asdict().items() if text}
     if answer.finish_reason is not None:
@@ -303,15 +347,23 @@ def _chat_choice(tokenizer: Tokenizer, with_log_probs: bool, piece: Piece, is_wh
     message |= {"tool_calls": calls} if calls else {}
     if is_whole:
         message |= {"refusal": None} | ({"content": message["content"] or None} if calls else {})
-    return {
+    choice: dict[str, Any] = {
         "index": answer.index,
         "message" if is_whole else "delta": message,
-        "logprobs": {"content": _listed(piece.tokens, tokenizer)} if with_log_probs else None,
+        "logprobs": None,
         "finish_reason": answer.finish_reason,
     }
+    if body.top is not None:
+        tokens = [*piece.tokens, *answer.end] if is_inspected else piece.tokens
+        choice["logprobs"] = {"content": [_listed(tokenizer, token, is_inspected) for token in tokens]}
+    if is_inspected and piece.is_first:
+        choice["prompt"] = [
+            {"id": token.id, "text": token.text, "label": _label(tokenizer, token.id)} for token in answer.prompt
+        ]
+    return choice
 
 
-def _text_choice(tokenizer: Tokenizer, with_log_probs: bool, piece: Piece, is_whole: bool) -> dict[str, Any]:
+def _text_choice(tokenizer: Tokenizer, with_log_probs: bool, piece: Piece) -> dict[str, Any]:
     answer, log_probs = piece.answer, None
     if with_log_probs:
         # the token that ended the answer is listed too: lm-evaluation-harness takes the last entry to be what was
@@ -339,15 +391,22 @@ def _top(tokenizer: Tokenizer, token: Token) -> dict[str, float | None] | None:
     return top
 
 
-def _listed(tokens: list[Token], tokenizer: Tokenizer) -> list[dict[str, Any]]:
-    """Tokens with their log-probabilities, as OpenAI lists them."""
+def _listed(tokenizer: Tokenizer, token: Token, is_inspected: bool) -> dict[str, Any]:
+    """A token with its log-probability and the likeliest ones, as OpenAI lists them. is_inspected: also its id, a label
+    that can be read alone, and what it adds to the text: "" for a special token, and for a part of a character until
+    its last one."""
 
     def entry(token: int, log_prob: float) -> dict[str, Any]:
         own = list(tokenizer.decode_bytes([token]))
-        return {"token": _named(tokenizer, token), "logprob": finite(log_prob), "bytes": own}
+        more = {"id": token, "label": _label(tokenizer, token)} if is_inspected else {}
+        return {"token": _named(tokenizer, token), "logprob": finite(log_prob), "bytes": own} | more
 
-    rows = ((token, entry(token.id, token.log_prob or 0.0)) for token in tokens)
-    return [own | {"top_logprobs": [entry(*likely) for likely in token.top]} for token, own in rows]
+    more = {"text": token.text, "is_thought": token.is_thought} if is_inspected else {}
+    return entry(token.id, token.log_prob or 0.0) | {"top_logprobs": [entry(*likely) for likely in token.top]} | more
+
+
+def _label(tokenizer: Tokenizer, token: int) -> str:
+    return readable_tokens(tokenizer, [token])[0]
 
 
 def _named(tokenizer: Tokenizer, token: int) -> str:

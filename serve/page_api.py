@@ -1,15 +1,21 @@
-"""What the page reads: its own files, the runs, their figures, and their heads; and news, as soon as there are any.
+"""What the page reads: its own files, the runs, their figures, and their heads.
 
 GET  /                                        the page (eval/attention/page/)
 POST /page/key                                the key, once, where the server has one
 GET  /page/NAME                               its script and its style
 GET  /live/runs                               every run in a few figures
 GET  /live/runs/NAME/config                   its settings by dotted key
-GET  /live/runs/NAME/metrics?offset=…&mark=…  the lines of metrics.jsonl from there on
+GET  /live/runs/NAME/metrics                  metrics.jsonl, or a range of its bytes
 GET  /live/runs/NAME/attention                every look at its heads, without the maps
 GET  /live/runs/NAME/attention/STEP/PROBE     the maps of one look on one text
 POST /live/runs/NAME/look                     what the heads look at in your own text, at every checkpoint
-GET  /live/events                             server-sent events: a run whose files changed, in the same few figures
+
+What its chat needs besides /v1/chat/completions:
+
+GET  /live/models                             the runs that have checkpoints, which, and the adapters for each
+GET  /live/models/NAME?step=…&adapter=…       one of them, opened: its layers and heads, whether it was trained on chats
+GET  /live/models/NAME/question?number=…      a story of the built-in world, a question about it, and the right answer
+POST /live/models/NAME/attention              what every head looked at to predict one token
 """
 
 from __future__ import annotations
@@ -17,25 +23,35 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from collections.abc import AsyncGenerator
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-from fastapi import APIRouter, Body, Request
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi import APIRouter, Body, Query
+from fastapi.responses import FileResponse, JSONResponse, Response
+from pydantic import Field
 
 from configs.command import InputError
+from data.chat import prompt_ids
 from eval.attention import viewer
+from eval.attention.capture import AttentionMaps
+from eval.attention.controls import Head, scaled
 from eval.attention.probes import probe_from_text
 from eval.attention.snapshots import Snapshot, file_of, look, read
+from eval.chat.attention import capture_from, rows_around
+from eval.chat.session import first_line
 from eval.config import AttentionConfig
-from eval.experts.log import for_viewer
-from eval.experts.log import read as read_experts
-from serve.limits import COOKIE, ApiError, Limits, equal, event
-from serve.run_folder import Tail, settings, summaries, tail, watched_runs
-from serve.workbench import Workbench, checkpoints_of
+from eval.experts import for_viewer
+from eval.experts import read as read_experts
+from eval.load_model import open_checkpoint
+from eval.questions import Question, one_question, source_of
+from eval.run_files import METRICS
+from serve.answers import text_ids
+from serve.library import Library, Model, checkpoints_of
+from serve.limits import COOKIE, ApiError, Limits, equal
+from serve.openai_api import WhichModel
+from serve.run_folder import settings, summaries, watched_runs
 
 POLICY = (  # scripts, styles and answers of this server alone; no script within the page
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data: blob:; "
@@ -44,7 +60,6 @@ POLICY = (  # scripts, styles and answers of this server alone; no script within
 HEAD = """<title>Headlight</title>
 <link rel="stylesheet" href="/page/page.css">
 <script defer src="/page/page.js"></script>"""
-EVERY = 0.5  # seconds between two looks at the files
 OwnText = Annotated[str, Body(embed=True, min_length=1, max_length=2000)]
 MOST_TOKENS = 96  # of its maps, which are sent whole,
 MOST_CHECKPOINTS = 12  # and of a run that looks at it
@@ -79,9 +94,17 @@ def page(limits: Limits) -> APIRouter:
     return routes
 
 
-def router(bench: Workbench) -> APIRouter:
+class AttentionRequest(WhichModel):
+    """What predicted the token at `position` of these ids."""
+
+    ids: list[int] = Field(min_length=2)
+    position: int = Field(ge=1)
+
+
+def router(library: Library, limits: Limits) -> APIRouter:
     """What the page asks for."""
-    routes, folder = APIRouter(prefix="/live"), bench.library.folder
+    routes, folder = APIRouter(prefix="/live"), library.folder
+    one_at_a_time = asyncio.Lock()  # of what opens many checkpoints
 
     def run_named(name: str) -> Path:
         try:
@@ -99,13 +122,11 @@ def router(bench: Workbench) -> APIRouter:
         return {key: value if isinstance(value, str) else json.dumps(value) for key, value in values.items()}
 
     @routes.get("/runs/{name}/metrics")
-    def metrics(name: str, offset: int = 0, mark: int = 0) -> Response:
-        run = run_named(name)
-        try:
-            lines = tail(run, max(0, offset), mark)
-        except (OSError, InputError):
-            lines = Tail(0, 0, 0, True, [])  # nothing is written yet
-        return JSONResponse(lines._asdict())
+    def metrics(name: str) -> FileResponse:
+        file = run_named(name) / METRICS
+        if file.is_symlink() or not file.is_file():
+            raise ApiError(404, "nothing is written yet")
+        return FileResponse(file, media_type="application/x-ndjson")
 
     @routes.get("/runs/{name}/attention")
     def attention(name: str) -> dict[str, Any]:
@@ -116,10 +137,7 @@ def router(bench: Workbench) -> APIRouter:
                 looks.snapshots.append(_without_maps(file, file.stat().st_mtime_ns))
             except InputError as error:
                 problems.append(str(error))
-        try:
-            about = viewer.described([looks])
-        except InputError as error:
-            raise ApiError(404, str(error), "no_look") from None
+        about = viewer.described([looks])
         return about | {"notes": about["notes"] + problems}
 
     @routes.get("/runs/{name}/attention/{step}/{probe}")
@@ -132,18 +150,16 @@ def router(bench: Workbench) -> APIRouter:
 
     @routes.post("/runs/{name}/look")
     async def own_text(name: str, text: OwnText) -> dict[str, Any]:
-        steps = sorted(checkpoints_of(bench.library.run(name)))
+        steps = sorted(checkpoints_of(library.run(name)).items())
         few = np.linspace(0, len(steps) - 1, min(len(steps), MOST_CHECKPOINTS)).round().astype(int)
 
-        def look_at(step: int) -> Snapshot:
-            model = bench.find(name, step)
-            try:
-                probe = probe_from_text(model.tokenizer, text, model.context_length)
-            except ValueError as error:
-                raise ApiError(400, str(error)) from None
-            return look(model.lm, [probe], AttentionConfig(max_tokens=MOST_TOKENS), (step, 0, 0.0))
+        def look_at(step: int, checkpoint: Path) -> Snapshot:
+            lm, tokenizer, _ = open_checkpoint(checkpoint, library.device)
+            probe = probe_from_text(tokenizer, text, lm.config.max_position_embeddings)
+            return look(lm, [probe], AttentionConfig(max_tokens=MOST_TOKENS), (step, 0, 0.0))
 
-        looks = await bench.do(lambda: [look_at(steps[place]) for place in few])
+        async with asyncio.timeout(limits.seconds), one_at_a_time:
+            looks = [await asyncio.to_thread(look_at, *steps[place]) for place in few]
         frames = {
             f"{snapshot.step}/{probe}": base64.b64encode(viewer.quantise(maps.weights).tobytes()).decode()
             for snapshot in looks
@@ -151,27 +167,88 @@ def router(bench: Workbench) -> APIRouter:
         }
         return viewer.described([viewer.Looks(name, looks)]) | {"frames": frames}
 
-    @routes.get("/events")
-    async def events(request: Request) -> Response:
-        return StreamingResponse(_news(request, folder), media_type="text/event-stream")
+    @routes.get("/models")
+    def models() -> dict[str, Any]:
+        bases = library.bases()
+        return {
+            "models": [
+                {
+                    "name": name,
+                    "steps": sorted(checkpoints_of(run)),
+                    "adapters": [adapter for adapter, base in bases.items() if base == name],
+                }
+                for name, run in library.runs().items()
+            ]
+        }
+
+    @routes.get("/models/{name}")
+    def opened(name: str, step: int | None = None, adapter: str | None = None) -> dict[str, Any]:
+        model, run = library.find(name, step, adapter), library.run(name)
+        try:
+            knows_questions = bool(source_of(run))  # it was trained on the built-in world
+        except InputError:
+            knows_questions = False
+        return {
+            "run": name,
+            "step": next((step for step, path in checkpoints_of(run).items() if path == model.checkpoint), None),
+            "adapter": adapter,
+            "is_chat": model.is_chat,
+            "context_length": model.context_length,
+            "layers": model.lm.config.num_hidden_layers,
+            "heads": model.lm.config.num_attention_heads,
+            "knows_questions": knows_questions,
+            "first_line": first_line(run),
+        }
+
+    @routes.get("/models/{name}/question")
+    def question(name: str, number: Annotated[int, Query(ge=0, le=2**40)], step: int | None = None) -> dict[str, Any]:
+        model = library.find(name, step)
+
+        def fits(question: Question) -> bool:
+            prompt = prompt_ids(model.tokenizer, question.messages)
+            return len(prompt) + len(model.tokenizer.encode(question.reply)) < model.context_length
+
+        try:
+            drawn = one_question(source_of(library.run(name)), number, fits)
+        except ValueError as error:  # no story fits
+            raise InputError(str(error)) from None
+        return {"messages": list(drawn.messages), "reply": drawn.reply, "answer": drawn.answer}
+
+    @routes.post("/models/{name}/attention")
+    async def attention_row(name: str, body: AttentionRequest) -> dict[str, Any]:
+        """weights: float32, little-endian, base64: of each layer, of each head, one number for each token before."""
+        model, factors = await body.find(library, name)
+        text_ids(model, body.ids, "ids")
+        if body.position >= len(body.ids) or len(body.ids) > model.context_length:
+            raise ApiError(
+                400, f"ids: position {body.position} of {len(body.ids)}; the model sees {model.context_length}"
+            )
+        rows = rows_around(model.lm, body.ids, body.position)
+
+        def work() -> AttentionMaps:
+            return _maps(model, tuple(body.ids), rows, frozenset(factors.items()))
+
+        async with asyncio.timeout(limits.seconds):
+            maps = await asyncio.wrap_future(model.batcher.do(work))
+        queries, keys = maps.weights.shape[3:]
+        row = maps.weights[:, 0, :, body.position - 1 - (keys - queries), : body.position]  # (layer, head, key)
+        layers, heads, keys = row.shape
+        weights = base64.b64encode(row.numpy().astype(np.dtype("<f4")).tobytes()).decode("ascii")
+        return {"layers": layers, "heads": heads, "keys": keys, "weights": weights}
 
     return routes
+
+
+@lru_cache(maxsize=1)  # the next token that somebody looks at is most often of the same text
+def _maps(
+    model: Model, ids: tuple[int, ...], rows: tuple[int, int], factors: frozenset[tuple[Head, float]]
+) -> AttentionMaps:
+    """What the rows from the first to the end look at, from one capture."""
+    with scaled(model.lm, dict(factors)):
+        return capture_from(model.lm, ids[: rows[1]], rows[0])
 
 
 @lru_cache(maxsize=4096)
 def _without_maps(file: Path, written: int) -> Snapshot:
     """The scores and texts of one look; read again where the file changed."""
     return viewer.without_weights(read(file))
-
-
-async def _news(request: Request, folder: Path) -> AsyncGenerator[str]:
-    """One event for each run whose files changed, the first time for all of them; until the page is closed."""
-    known: dict[str, dict[str, Any]] = {}
-    while not request.app.state.server.should_exit:  # it waits for its connections to end
-        now = await asyncio.to_thread(summaries, folder)
-        changed = [run for name, run in now.items() if known.get(name) != run]
-        gone = [name for name in known if name not in now]
-        known = now
-        if changed or gone:
-            yield event({"runs": changed, "gone": gone})
-        await asyncio.sleep(EVERY)

@@ -15,12 +15,12 @@ import torch
 from configs.command import InputError, exit_on_bad_input, number
 from configs.text import table
 from data.tokenizer import DEFAULT_VOCAB_SIZE, SPECIAL_TOKENS, train_tokenizer
-from model import ModelConfig
+from model import LanguageModel, ModelConfig
 from model.config import kv_heads_of
 from model.loss import CHUNK, CHUNK_ELSEWHERE
 from model.transformer import on_meta
 from train.config import RunConfig, load_run_config
-from train.device import CORE_FLOPS, SMALL_VOCABULARY, Device, known_peak, memory_of, resolve_device
+from train.device import CORE_FLOPS, Device, known_peak, memory_of, resolve_device, sized
 from train.optimizer import build_optimizers
 from train.processes import largest_divisor
 
@@ -34,24 +34,22 @@ def check_memory(config: RunConfig, device: Device, processes: int) -> None:
 
     Before the vocabulary is known, it counts as small. processes: on a CPU they share the memory, and each holds all.
     """
-    kind, train = device.device.type, config.train
-    model = config.model.model_copy(update={"vocab_size": config.model.vocab_size or SMALL_VOCABULARY})
-    run, (total, whose) = config.model_copy(update={"model": model}), memory_of(kind) or (math.inf, "")
+    run, kind = sized(config), device.device.type
+    total, whose = memory_of(kind) or (math.inf, "")
     rows = 1  # on a GPU `auto` halves what does not fit
-    if kind == "cpu" or train.micro_batch_size != "auto":
+    if kind == "cpu" or run.train.micro_batch_size != "auto":
         rows = micro_batch_rows(run, device, processes)
     if kind == "cpu":
         total /= processes
-    elif train.parallel == "fsdp2":  # each process holds a share
+    elif run.train.parallel == "fsdp2":  # each process holds a share
         total *= processes
     needed = step_memory(run, rows, device)
     if sum(needed.values()) > total:
         parts = ", ".join(f"{part} {size_in_words(size)}" for part, size in needed.items())
         raise InputError(
-            f"model: a training step of {rows:,} rows x {config.data.sequence_length:,} tokens at a time needs "
+            f"model: a training step of {rows:,} rows x {run.data.sequence_length:,} tokens at a time needs "
             f"{size_in_words(sum(needed.values()))} ({parts}), and the memory is {size_in_words(total)} ({whose}): "
-            "lower model.hidden_size, model.num_hidden_layers, data.sequence_length or train.micro_batch_size "
-            "(python -m train.budget shows each part)"
+            "lower model.hidden_size, model.num_hidden_layers, data.sequence_length or train.micro_batch_size"
         )
 
 
@@ -117,6 +115,17 @@ def step_memory(run: RunConfig, rows: int, device: Device) -> dict[str, int]:
     }
 
 
+PARTS = {"norm": "norm", "embed": "embedding", "self_attn": "attention", "mlp": "feed_forward", "lm_head": "head"}
+
+
+def parameter_counts(lm: LanguageModel) -> dict[str, int]:
+    """How many of the weights are of each part, by their names. A tied matrix counts once, as embedding."""
+    counts = dict.fromkeys(PARTS.values(), 0)
+    for name, parameter in lm.named_parameters():
+        counts[next(part for word, part in PARTS.items() if word in name)] += parameter.numel()
+    return counts | {"total": lm.num_parameters()}
+
+
 def size_in_words(number: float) -> str:
     """Bytes in decimal units: 1 kB = 1000 B."""
     units = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
@@ -158,10 +167,9 @@ def main() -> int:
     parser.add_argument("config", help="a YAML file, for example configs/demo.yaml")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="for example seed=1")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="plan for it; default: what this machine has")
-    memory_gb, tflops = (number(option, 0.001) for option in ("--memory-gb", "--tflops"))
+    memory_gb, tflops, mfu = number("--memory-gb", 0.001), number("--tflops", 0.001), number("--mfu", 0.001, 1)
     parser.add_argument("--memory-gb", type=memory_gb, help="memory of the device, 1 GB = 1e9 bytes; default: ask it")
     parser.add_argument("--tflops", type=tflops, help="its peak; default: known for some GPUs, and a guess on a CPU")
-    mfu = number("--mfu", 0.001, 1)
     parser.add_argument("--mfu", type=mfu, default=0.4, help="share of the peak that training reaches; default 0.4")
     given = parser.parse_intermixed_args()
     run, vocabulary = with_vocabulary(load_run_config(given.config, given.overrides))
@@ -175,42 +183,37 @@ def main() -> int:
     kind = device.device.type
     print(f"{run.name}: {model.in_words()}, vocabulary {model.vocab_size:,}\n  ({vocabulary})\n")
 
-    counts = lm.parameter_counts() | ({"active for a token": lm.num_active_parameters()} if model.num_experts else {})
+    counts = parameter_counts(lm) | ({"active for a token": lm.num_active_parameters()} if model.num_experts else {})
     shares = [(part.replace("_", " "), f"{n:,}", f"{n / counts['total']:.1%}") for part, n in counts.items() if n]
     print(table(("Parameters (exact)", "", "share"), shares) + "\n")
 
     # a micro-batch as the run would take it, and the largest that fits
-    rows, memory = micro_batch_rows(run, device), memory_of(kind)
-    if given.memory_gb:
-        memory = given.memory_gb * 1e9, "--memory-gb"
+    memory = (given.memory_gb * 1e9, "--memory-gb") if given.memory_gb else memory_of(kind)
+    rows = micro_batch_rows(run, device)
     needed = step_memory(run, rows, device)
     lines = [(part, size_in_words(size)) for part, size in {**needed, "all of it": sum(needed.values())}.items()]
-    note = "The first three are exact. Without torch.compile, PyTorch keeps up to half as much again of the fourth."
-    if memory is None:
-        note += "\nThe memory of the device is unknown: give --memory-gb."
-    else:
-        most, usable = largest_micro_batch(run, memory[0], device), f"{USABLE_SHARE:.0%} of {size_in_words(memory[0])}"
-        lines.append((f"rows that fit into {usable} ({memory[1]})", f"{most:,}"))
-        divides = f"{largest_divisor(run.rows_per_step, most):,}"
-        lines.append((f"… and divide the {run.rows_per_step:,} rows of a step", divides))
-    heading = f"Memory, {rows:,} rows × {length:,} tokens at a time"
-    print(table((heading, f"{device.precision} on {kind}"), lines), note, sep="\n", end="\n\n")
+    if memory is not None:
+        usable = f"{USABLE_SHARE:.0%} of {size_in_words(memory[0])} ({memory[1]})"
+        lines.append((f"rows that fit into {usable}", f"{largest_micro_batch(run, memory[0], device):,}"))
+    heading = f"Memory, {rows:,} of the {run.rows_per_step:,} rows of a step × {length:,} tokens at a time"
+    print(table((heading, f"{device.precision} on {kind}"), lines))
+    print("The first three are exact. Without torch.compile, PyTorch keeps up to half as much again of the fourth.\n")
 
     # the cache under MHA, GQA and MQA, and MLA if it is that: of a token, and of the longest sequence
-    heads, longest, own = model.num_attention_heads, model.max_position_embeddings, model.kv_heads
-    names = {own: "GQA"}
+    heads, longest, choices = model.num_attention_heads, model.max_position_embeddings, {1, model.kv_heads}
     with suppress(ValueError):  # few heads have no GQA
-        names[kv_heads_of("gqa", heads)] = "GQA"
-    names |= {1: "MQA", heads: "MHA"}
-    caches = [(f"{names[kv]} ({kv})", kv) for kv in sorted(names, reverse=True)]
+        choices.add(kv_heads_of("gqa", heads))
+    caches = {
+        f"{ {heads: 'MHA', 1: 'MQA'}.get(kv, 'GQA') } ({kv})": kv for kv in sorted(choices | {heads}, reverse=True)
+    }
     if model.attention == "mla":
-        caches, own = [*caches, (f"MLA ({model.kv_lora_rank} + {model.rotary_size})", 0)], 0
-    sizes_of = list[tuple[str, ...]]()
-    for name, kv in caches:
-        sizes = [kv_cache_bytes(model, tokens, width, kv) for width in (2, 4) for tokens in (1, longest)]
-        sizes_of.append((f"{name}{' *' if kv == own else ''}", *(f"{size:,}" for size in sizes)))
+        caches[f"MLA ({model.kv_lora_rank} + {model.rotary_size})"] = 0
+    sizes = [
+        (name, *(f"{kv_cache_bytes(model, n, width, kv):,}" for width in (2, 4) for n in (1, longest)))
+        for name, kv in caches.items()
+    ]
     columns = [f"{dtype}, {tokens}" for dtype in ("bf16", "fp32") for tokens in ("a token", f"{longest:,} tokens")]
-    print(table(("Key-value cache, bytes (exact)", *columns), sizes_of) + "\n")
+    print(table(("Key-value cache, bytes (exact)", *columns), sizes) + "\n")
 
     # FLOPs, and the minutes of the training steps alone
     peak = (given.tflops, "--tflops") if given.tflops else known_peak(device.device, device.dtype)
@@ -221,16 +224,15 @@ def main() -> int:
     elif kind == "cpu":
         flops_per_s, speed = CORE_FLOPS * torch.get_num_threads(), "a guess: python -m train.doctor times real steps"
     training = lm.flops_per_token(length)
-    work = [("a token, forward", f"{training / 3e6:,.2f} MFLOP")]
-    work += [("a token, training (3 × forward)", f"{training / 1e6:,.2f} MFLOP")]
+    work = [("a token, training (3 × forward)", f"{training / 1e6:,.2f} MFLOP")]
     if run.max_steps is None:
         minutes = run.train.max_minutes or 0.0
-        work += [(f"tokens in {minutes:g} minutes {speed}", f"{minutes * 60 * flops_per_s / training:,.0f}")]
+        work.append((f"tokens in {minutes:g} minutes {speed}", f"{minutes * 60 * flops_per_s / training:,.0f}"))
     else:
         tokens = run.max_steps * run.train.tokens_per_step
+        work.append((f"all {tokens:,} tokens of the run", f"{tokens * training / 1e15:,.3f} PFLOP"))
         minutes = tokens * training / flops_per_s / 60
-        work += [(f"all {tokens:,} tokens of the run", f"{tokens * training / 1e15:,.3f} PFLOP")]
-        work += [(f"minutes {speed}", f"{minutes:,.1f}" if minutes >= 1 else f"{minutes:.2g}")]
+        work.append((f"minutes {speed}", f"{minutes:,.1f}" if minutes >= 1 else f"{minutes:.2g}"))
     print(table((f"Compute, rows of {length:,} tokens", ""), [(name, n.replace("nan", "?")) for name, n in work]))
     return 0
 

@@ -1,31 +1,44 @@
-"""The model, compiled by torch.compile: quicker steps, after a minute of compiling. `auto` is decided in device.py."""
+"""Compile a layer and the loss, not the whole model: all layers are alike, so one is compiled and serves them all.
+
+On a GPU that takes a quarter of the time that the whole model takes, and steps are as quick (EXPERIMENTS.md). What is
+left runs as it is written: the embedding, the masks, the last norm. Evaluation and generation never see the compiled
+calls (model/transformer.py), because their shapes change too often.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import torch
-from torch import nn
 from torch.utils import deterministic
 
 from configs.command import InputError
+from model.loss import cross_entropy_sum
+from model.transformer import DecoderLayer, LanguageModel
 from train.device import synchronize
 from train.run import Run, losses, within_memory
 
 
-def compiled(run: Run, stopped: Callable[[], int] = lambda: 0) -> nn.Module:
-    """The compiled model, after one micro-batch forward and backward. Where `auto` chose it and it fails: the model.
+def compile_layers(lm: LanguageModel, **options: Any) -> None:
+    """In training mode, lm runs compiled from its next forward pass on: a graph for each kind of layer and one for the
+    loss, for each shape of a batch. options: of torch.compile."""
+    compiled = partial(torch.compile, dynamic=False, **options)
+    lm.model.call_layer, lm.sum_loss = compiled(DecoderLayer.__call__), compiled(cross_entropy_sum)
+
+
+def compile_and_try(run: Run, stopped: Callable[[], int] = lambda: 0) -> None:
+    """Compile, and take one micro-batch forward and backward. Where `auto` chose it and it fails, nothing is compiled.
 
     stopped: the signal that asked the run to stop, or 0. Ctrl-C reaches the compiler too, and that is not its fault.
     """
     if run.device.device.type == "cpu":
-        # Compiled kernels add up the gradient of an embedding in an order that is always the same. By default each
-        # thread adds its part when it comes to it, so that no run was ever twice the same. The loop turns it off.
+        # Compiled kernels then add up in an order that is always the same. The loop turns it off
         torch.use_deterministic_algorithms(True, warn_only=True)
         deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # it only takes time
-    model: nn.Module = torch.compile(run.lm, dynamic=False)  # type: ignore[assignment]
-
+    compile_layers(run.lm)
     gpus = [torch.cuda.current_device()] if run.device.device.type == "cuda" else []
 
     def forward_backward() -> None:
@@ -33,26 +46,26 @@ def compiled(run: Run, stopped: Callable[[], int] = lambda: 0) -> nn.Module:
             with run.device.autocast():  # as in training, a source may let the model write
                 batch = run.source.batch(0, run.lm).split(run.state.micro_rows)[0]
             run.lm.train()
-            minimised, _ = losses(run, model, batch.to(run.device.device))
+            minimised, _ = losses(run, run.lm, batch.to(run.device.device))
             minimised.backward()
             synchronize(run.device.device)  # an error of a GPU comes when somebody waits for it
 
-    run.tracker.say("compiling, about a minute …")
+    run.tracker.say("compiling a layer, less than a minute …")
     began = time.perf_counter()
     try:
         with run.tracker.doing("compiling"):
             within_memory(run, forward_backward)
     except Exception as error:
-        if stopped():
-            return run.lm
         # asked for: the error is the answer; on a GPU that has failed, whatever this process asks of it fails as well
-        if run.config.train.compile is True or isinstance(error, InputError | torch.AcceleratorError):
+        is_fatal = run.config.train.compile is True or isinstance(error, InputError | torch.AcceleratorError)
+        if is_fatal and not stopped():
             raise
-        problem = f"{type(error).__name__}: {str(error).splitlines()[0][:120]}"
-        run.tracker.say(f"compile is off: it failed here ({problem})")
-        run.state.resolved["compile"] = False
-        return run.lm
+        run.lm.model.call_layer, run.lm.sum_loss = DecoderLayer.__call__, cross_entropy_sum
+        if not stopped():
+            problem = f"{type(error).__name__}: {str(error).splitlines()[0][:120]}"
+            run.tracker.say(f"compile is off: it failed here ({problem})")
+            run.state.resolved["compile"] = False
+        return
     finally:
         run.lm.zero_grad()
     run.tracker.say(f"compiled in {time.perf_counter() - began:.0f} s")
-    return model

@@ -26,7 +26,6 @@ from eval.config import EvalConfig
 from model.checkpoint import read_config
 from model.config import LoraConfig, ModelConfig
 from model.families import NoFamily, family_of
-from train.method_config import DistillConfig, DPOConfig, GRPOConfig
 
 
 class OptimizerConfig(Section):
@@ -63,11 +62,9 @@ class TrainConfig(Section):
     """Tokens of one optimizer step, over all processes: a multiple of data.sequence_length."""
     micro_batch_size: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
     """Rows computed at once, of those in a step. auto = a guess, halved where memory runs out."""
-    processes: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
-        "auto",
-        description="On a CPU: processes that share the rows of a step. Beside other programs they are much quicker "
-        "than threads. auto = one a core, with at least 512 tokens each.",
-    )
+    processes: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
+    """On a CPU: processes that share the rows of a step. Beside other programs they are much quicker than threads. auto
+    = one a core, with at least 512 tokens each."""
     schedule: Annotated[Literal["wsd", "cosine", "constant"], Tag.IDENTITY] = "wsd"
     """Course of the learning rate: wsd (constant, then straight down) | cosine | constant."""
     warmup_steps: Annotated[int, Tag.IDENTITY] = Field(0, ge=0)
@@ -78,11 +75,9 @@ class TrainConfig(Section):
     """Learning rate of the last step, as a share of the highest (not constant)."""
     grad_clip: Annotated[float, Tag.IDENTITY] = Field(1.0, ge=0)
     """A longer gradient is shortened to this norm. 0 = never."""
-    precision: Annotated[Literal["auto", "bf16", "fp16", "tf32", "fp32"], Tag.IDENTITY] = Field(
-        "auto",
-        description="Number format of the computation (weights stay fp32): auto = bf16 where it is fast | bf16 | fp16 "
-        "(with loss scaling) | tf32 (CUDA only) | fp32.",
-    )
+    precision: Annotated[Literal["auto", "bf16", "fp16", "tf32", "fp32"], Tag.IDENTITY] = "auto"
+    """Number format of the computation (weights stay fp32): auto = bf16 where it is fast | bf16 | fp16 (with loss
+    scaling) | tf32 (CUDA only) | fp32."""
     compile: Literal["auto"] | bool = "auto"
     """Train with torch.compile. auto: where the run is long enough to pay for it."""
     activation_checkpointing: bool = False
@@ -107,6 +102,76 @@ class TrainConfig(Section):
     """How gradients change the weights."""
 
 
+# The methods that come after pretraining: each section is null, which is off, or holds the method's keys. A method adds
+# its section here and to RunConfig, and its script to METHODS.
+
+
+class DPOConfig(Section):
+    """Direct preference optimisation (train/dpo.py): a better and a worse answer to one prompt."""
+
+    beta: float = Field(0.1, ge=1e-6)
+    """How dear it is to move away from the reference: a larger value keeps the model nearer to it."""
+    loss: Literal["sigmoid", "ipo"] = "sigmoid"
+    """sigmoid = DPO's own | ipo = a wanted distance between the answers, which is not exceeded, a mean over tokens."""
+    label_smoothing: float = Field(0.0, ge=0, lt=0.5)
+    """sigmoid: share of pairs whose answers are swapped by mistake (robust DPO)."""
+    sft_weight: float = Field(0.0, ge=0)
+    """What the chosen answer's own loss, a mean over its tokens, counts beside the preference: with it, the chosen
+    answer stays likely (RPO)."""
+
+
+class DistillConfig(Section):
+    """Distillation (train/distill.py): who teaches, and how the student is compared with it."""
+
+    teacher: PathText = Field(min_length=1)
+    """The run or model directory to learn from. It must have the same tokenizer."""
+    beta: float = Field(0.0, ge=0, le=1)
+    """How two distributions are compared: 0 = forward KL, the student covers all that the teacher finds likely | 1 =
+    reverse KL, it keeps to what the teacher finds likeliest | between = the generalised Jensen-Shannon divergence."""
+    temperature: float = Field(1.0, ge=0.05)
+    """Divides the logits of both: above 1, unlikely tokens count more."""
+    hard_share: float = Field(0.1, ge=0, le=1)
+    """Share of the ordinary loss on the text's own tokens; the rest is the teacher's."""
+    on_policy: float = Field(0.0, ge=0, le=1)
+    """Share of the steps whose text the student writes itself. 0 = none."""
+    max_new_tokens: int = Field(128, ge=1)
+    """Tokens that the student writes in a row of such a step, at most."""
+
+
+class GRPOConfig(Section):
+    """Group relative policy optimisation (train/grpo.py): what is sampled, its worth, and how far a step goes."""
+
+    reward: str = Field("exact_match", min_length=1)
+    """exact_match (the right answer to the letter) | contains_answer (can be gamed) | or a function of your own as
+    package.module:function. It gets a question (eval.questions.Question) and a reply, and returns a number. Code that a
+    config from elsewhere names is refused without --trust-hooks."""
+    group_size: int = Field(8, ge=2, le=2**16)  # the largest known groups have some hundred
+    """Answers that are sampled to each question and compared with each other. A step has train.tokens_per_step /
+    data.sequence_length answers."""
+    max_new_tokens: int = Field(24, ge=1)
+    """Tokens of an answer at most; one that is longer is cut, and so never right."""
+    tools: list[Literal["calculator", "look_up"]] = Field([], max_length=2)
+    """Tools that the prompt describes and whose calls are run: [calculator, look_up]. What they return is read, not
+    trained on, and belongs to max_new_tokens. [] = none."""
+    temperature: float = Field(1.0, ge=1e-6)
+    """Of the sampled answers. The loss has it too."""
+    num_iterations: int = Field(1, ge=1, le=1000)
+    """Steps that learn from the same answers. From the second one on, the ratio is not 1 and the clip matters."""
+    scale_advantages: bool = True
+    """Divide advantages by the group's standard deviation: true = GRPO | false = Dr. GRPO."""
+    clip: Literal["ppo", "cispo"] = "ppo"
+    """ppo: a token whose ratio left the bounds has no gradient | cispo: its ratio is cut there."""
+    clip_low: float = Field(0.2, ge=0, le=1)
+    """ppo: the ratio new / old probability counts down to 1 - clip_low."""
+    clip_high: float = Field(0.2, ge=0)
+    """And up to 1 + clip_high. DAPO: 0.28, so that rare tokens may rise."""
+    mean: Literal["sequence", "token", "fixed"] = "sequence"
+    """What a token weighs: sequence = all answers weigh the same (GRPO) | token = all tokens do (DAPO) | fixed = as
+    token, and longer answers weigh more in all (Dr. GRPO)."""
+    kl: float = Field(0.0, ge=0)
+    """Weight of the KL divergence from the model of init_from. 0 = that model is not opened."""
+
+
 class TrackingConfig(Section):
     """The `tracking:` section; metrics.jsonl is always written."""
 
@@ -121,28 +186,23 @@ class TrackingConfig(Section):
 class RunConfig(Section):
     """One run. The key `extends` is resolved before."""
 
-    name: str = Field(
-        "",
-        description="Name of the run and of its directory, in letters, digits, spaces and `_ . + = -`. "
-        "Empty = the YAML file's name.",
-    )
+    name: str = ""
+    """Name of the run and of its directory, in letters, digits, spaces and `_ . + = -`. Empty = the YAML file's
+    name."""
     output_dir: PathText = "runs"
     """Folder that holds all run directories, and the prepared data."""
     seed: Annotated[int, Tag.IDENTITY] = Field(0, ge=0, lt=2**63)
     """Decides all random choices: first weights, order of the rows, dropout."""
-    resume: PathText = Field(
-        "auto",
-        description="auto: continue the run of this name | never: refuse a directory that exists | or a checkpoint "
-        "directory to continue from.",
-    )
+    resume: PathText = "auto"
+    """auto: continue the run of this name | never: refuse a directory that exists | or a checkpoint directory to
+    continue from."""
     allow_mismatch: bool = False
     """true: continue a run although its data or settings have changed."""
     rungs: dict[str, dict[str, Any]] | None = Field(
-        None,
-        description="Variants for train.sweep: a name, and the keys that it changes. train.pretrain takes no notice: "
-        "it trains the config itself, the baseline.",
-        examples=[{"learned-positions": {"model.position_embedding": "learned"}}],
+        None, examples=[{"learned-positions": {"model.position_embedding": "learned"}}]
     )
+    """Variants for train.sweep: a name, and the keys that it changes. train.pretrain takes no notice: it trains the
+    config itself, the baseline."""
     tracking: TrackingConfig = TrackingConfig()
     """Where figures go, besides metrics.jsonl."""
 
@@ -160,11 +220,9 @@ class RunConfig(Section):
         None, examples=[{"reward": "exact_match", "group_size": 8}]
     )
     """Reinforcement learning on sampled answers, with train.grpo."""
-    init_from: Annotated[PathText | None, Tag.IDENTITY] = Field(
-        None,
-        description="Start from the weights of this run or model directory, with its shape and its tokenizer. null = "
-        "random weights.",
-    )
+    init_from: Annotated[PathText | None, Tag.IDENTITY] = None
+    """Start from the weights of this run or model directory, with its shape and its tokenizer. null = random
+    weights."""
     model: Annotated[ModelConfig, Tag.IDENTITY] = ModelConfig()
     """The network."""
     data: Annotated[DataConfig, Tag.IDENTITY] = DataConfig()
@@ -260,33 +318,30 @@ def load_run_config(path: str | Path, overrides: list[str] | None = None, *, tru
     trust_hooks: False refuses code that a config from elsewhere names.
     """
     loaded = load_config(path, overrides or [])
+    loaded.values["name"] = loaded.values.get("name") or Path(path).stem
     config = validate(RunConfig, loaded)
+    if problem := problem_of_name(config.name):
+        raise InputError(f"{loaded.where(('name',))}: the run would be called {config.name[:120]!r}, which {problem}")
+    if not trust_hooks:
+        _refuse_foreign_code(loaded, config)
+    if config.init_from is not None and not (said := loaded.said_of_start("model")) >= ModelConfig.model_fields.keys():
+        # model: is as the model there needs it, but for the keys that were said about it; all of them are in the
+        # config.yaml of a run. Once this run has begun, init_from may be gone, and is not needed.
+        source, data = config.init_from, config.data
+        if (config.directory / "checkpoints" / "latest").is_file():
+            source = str(config.directory)
+            if data.tokenizer.path == config.init_from:
+                data = data.model_copy(update={"tokenizer": data.tokenizer.model_copy(update={"path": source})})
+        config = config.model_copy(update={"model": shape_of(source, config.model, said), "data": data})
+        try:
+            config._check_across_sections()  # type: ignore[operator]  # learned positions may be fewer than a row's
+        except ValueError as error:
+            raise InputError(f"init_from: {error}") from None
     try:
         family_of(config.model)
     except NoFamily as error:
-        raise InputError(f"{loaded.where(('model', error.keys[0]))}: {error}") from None
-    if not trust_hooks:
-        _refuse_foreign_code(loaded, config)
-    name = config.name or Path(path).stem
-    if problem := problem_of_name(name):
-        raise InputError(
-            f"{loaded.where(('name',))}: the run would be called {name[:120]!r}, which {problem}: set name=…"
-        )
-    config = config.model_copy(update={"name": name})
-    if config.init_from is None:
-        return config
-    said = loaded.said_of_start("model")
-    if said >= ModelConfig.model_fields.keys():  # the config.yaml of a run says it all
-        return config
-    begun = (config.directory / "checkpoints" / "latest").is_file()  # then init_from may be gone, and is not needed
-    source, data = str(config.directory) if begun else config.init_from, config.data
-    if data.tokenizer.path == config.init_from:
-        data = data.model_copy(update={"tokenizer": data.tokenizer.model_copy(update={"path": source})})
-    config = config.model_copy(update={"model": shape_of(source, config.model, said), "data": data})
-    try:
-        return config._check_across_sections()  # type: ignore[operator]  # learned positions may be fewer than the rows are long
-    except ValueError as error:
-        raise InputError(f"init_from: {error}") from None
+        raise InputError(f"{loaded.where(('model', error.args[1][0]))}: {error}") from None
+    return config
 
 
 def problem_of_name(name: str) -> str:
@@ -298,19 +353,15 @@ def problem_of_name(name: str) -> str:
 
 
 def _refuse_foreign_code(loaded: LoadedConfig, config: RunConfig) -> None:
-    """A config is the user's own word on the command line, or in a file where they work. What lies in the folder of a
-    run or a model may have come from elsewhere, and so may config.yaml, the name under which a run keeps its own."""
-    roots = [folder.resolve() for folder in (Path.cwd(), Path(__file__).parents[1])]
-    marks = ("checkpoints", "model.safetensors", "model.safetensors.index.json", "metrics.jsonl")
+    """A config is the user's own word on the command line, or in a file where they work. What lies elsewhere may have
+    come from others, and so may config.yaml, the name under which a run keeps its own."""
+    own_folders = [folder.resolve() for folder in (Path.cwd(), Path(__file__).parents[1])]
     rewards = [config.grpo.reward] if config.grpo else []
     for key, names in ((("eval", "hooks"), list(config.eval.cadences())), (("grpo", "reward"), rewards)):
-        code, place = [name for name in names if ":" in name], loaded.place(key)
-        if not code or place is None or place.file is None:
-            continue
-        file = place.file.resolve()
-        folders = [folder for folder in file.parents if any(folder.is_relative_to(root) for root in roots)]
-        is_of_a_run = any((folder / mark).exists() for folder in folders for mark in marks)
-        if not folders or is_of_a_run or file.name == "config.yaml":
+        code, place = [name for name in names if ":" in name], loaded.where(key)
+        file = Path(place.rpartition(":")[0]).resolve()
+        is_own = file.name != "config.yaml" and any(file.is_relative_to(folder) for folder in own_folders)
+        if code and not place.startswith("command line ") and not is_own:
             raise InputError(
                 f"{place}: `{'.'.join(key)}` names {shortened(code[0])}, code that training would run, in a config "
                 "that came from elsewhere: name built-in ones instead, or read that code and give --trust-hooks"
@@ -382,15 +433,15 @@ def shape_of(source: str, model: ModelConfig, said: set[str]) -> ModelConfig:
         _, there = read_start(source)
     except InputError:
         return model
-    keep = said | free_keys(there)
-    if "max_position_embeddings" in keep - said:  # no tensor has its size
-        keep.discard("max_position_embeddings")
+    own = said | free_keys(there)
+    if "max_position_embeddings" in own - said:  # no tensor has its size
+        own.discard("max_position_embeddings")
         there["max_position_embeddings"] = max(there["max_position_embeddings"], model.max_position_embeddings)
     if not there["loadable_elsewhere"]:
-        keep.discard("loadable_elsewhere")
+        own.discard("loadable_elsewhere")
     taken = ModelConfig.model_validate(there)
-    update = {key: getattr(taken, key) for key in there if key not in keep}
-    if "layer_types" in keep and model.layer_types:  # there may be fewer layers, or more
+    update = {key: getattr(taken, key) for key in there if key not in own}
+    if "layer_types" in own and model.layer_types:  # there may be fewer layers, or more
         update["layer_types"] = (model.layer_types * taken.num_hidden_layers)[: taken.num_hidden_layers]
     return model.model_copy(update=update)
 

@@ -1,19 +1,17 @@
 """Where does a run compute, in which precision, compiled or not, and with which attention? What `auto` stands for here.
 
-What train.doctor found wrong on this machine, `auto` leaves out. A run that is resumed keeps what it has taken: the
-last bits of its sums depend on it, and on the machine (`decided_by`).
+A run that is resumed keeps what it has taken: the last bits of its sums depend on it, and on the machine
+(`decided_by`).
 """
 
 from __future__ import annotations
 
 import ctypes
-import hashlib
-import json
 import os
 import platform
 import shutil
 import sys
-import time
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -23,20 +21,18 @@ from typing import Any
 import psutil
 import torch
 
-from configs.command import InputError, cache_folder
-from configs.files import read_json
+from configs.command import InputError
 from model.backends.choice import BACKENDS, Situation, choose_attention, choose_device, why_not
 from model.transformer import on_meta
 from train.config import RunConfig
 
-AS_BEFORE = "auto: as this run began"
-CGROUP = Path("/sys/fs/cgroup")
+CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")  # of a container on Linux
 SMALL_VOCABULARY = 64  # counted, as long as the vocabulary is not known
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "tf32": torch.float32, "fp32": torch.float32}
 FEW_STEPS = 100  # for fewer, compiling is not even considered
-# minutes of plain training from which on compiling pays: it costs about one minute, and saves a tenth of the rest on a
-# CPU and a third on a GPU (EXPERIMENTS.md)
-PAYS_AFTER_MINUTES = {"cpu": 15.0, "cuda": 4.0}
+# minutes of plain training from which on compiling pays: it costs half a minute or more, and saves a tenth of the rest
+# on a CPU; on a GPU some 20 seconds, and more than half of the rest (EXPERIMENTS.md)
+PAYS_AFTER_MINUTES = {"cpu": 15.0, "cuda": 0.5}
 # for a first guess of the minutes: FLOP/s of a core in training (measured in fp32 on an EPYC kept to AVX2), the share
 # of its peak that a GPU reaches, the peak of an unknown one, and seconds that no step is quicker than
 CORE_FLOPS, GPU_SHARE, GPU_FLOPS, LEAST_STEP_S = 25e9, 0.3, 100e12, 0.03
@@ -56,17 +52,13 @@ PEAK_TFLOPS = {
 
 @dataclass(frozen=True)
 class Device:
-    """The resolved choices; `notes` says in words what was chosen and why. attention: a backend's name.
-
-    threads: of a CPU; None: as they are.
-    """
+    """The resolved choices; `notes` says in words what was chosen and why. attention: a backend's name."""
 
     device: torch.device
     precision: str
     compile: bool
     attention: str
     notes: tuple[str, ...]
-    threads: int | None = None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -80,32 +72,52 @@ class Device:
         return torch.autocast(self.device.type, dtype=self.dtype)
 
 
-def resolve_device(config: RunConfig, resolved: dict[str, Any] | None = None) -> Device:
-    """Decide what `auto` stands for. resolved: what a resumed run had decided; it is kept where it can be.
+def resolve_device(
+    config: RunConfig, resolved: Mapping[str, Any] | None = None, faults: Mapping[str, str] | None = None
+) -> Device:
+    """Decide what `auto` stands for. resolved: what a resumed run had decided; it is kept where it can be. faults: what
+    `auto` must not take, and why (train/doctor.py).
 
     With several processes the first one decides for all. Raises InputError for what you ask for and this machine does
     not have.
     """
-    kind, before, faults = resolve_kind(config), resolved or {}, known_faults()
+    kind, before, faults = resolve_kind(config), resolved or {}, faults or {}
     source = "asked for" if config.train.device != "auto" else "auto"
-    if source == "auto" and before.get("device") != kind and (fault := faults.get(f"device {kind}")):
-        kind, source = "cpu", f"auto: not {kind}: {fault}"
-    if kind == "mps":
-        source += "; not tested: no such machine was available"
     if before.get("device") != kind:  # what it had decided elsewhere says nothing here
         before = {}
-    precision, why_precision = resolve_precision(config.train.precision, kind, before.get("precision"))
-    compiled, why_compiled = resolve_compile(config, kind, precision, before.get("compile"))
-    attention, why_attention = resolve_attention(config, kind, precision, compiled, before.get("attention"))
-    notes = [f"device {kind} ({source})", f"precision {precision} ({why_precision})"]
-    notes += [f"attention {attention} ({why_attention})", f"compile {'on' if compiled else 'off'} ({why_compiled})"]
-    # as many threads as this run began with, if nobody asks for another number and there are as many cores
-    threads, asked = before.get("threads"), {"OMP_NUM_THREADS", "MKL_NUM_THREADS"} & os.environ.keys()
-    if asked or threads in (None, torch.get_num_threads()) or threads > (os.cpu_count() or 1):
-        threads = None
-    else:
-        notes.append(f"threads {threads} ({AS_BEFORE})")
-    return Device(torch.device(kind), precision, compiled, attention, tuple(notes), threads)
+        if source == "auto" and (fault := faults.get(f"device {kind}")):
+            kind, source = "cpu", f"auto: not {kind}: {fault}"
+    if kind == "mps":
+        source += "; not tested: no such machine was available"
+    notes = [f"device {kind} ({source})"]
+
+    def settle(name: str, wanted: Any, problem: Callable[[Any], str], auto: Callable[[], tuple[Any, str]]) -> Any:
+        """What you ask for; what the resumed run has taken; or what `auto` is here."""
+        if wanted != "auto":
+            value, why = wanted, "asked for"
+            if words := problem(wanted):
+                raise InputError(f"{name} {wanted} {words}")
+        elif (value := before.get(name)) is not None and not problem(value):
+            why = "auto: as this run began"
+        else:
+            value, why = auto()
+            why = f"auto: {why}"
+        notes.append(f"{name} {('off', 'on')[value] if isinstance(value, bool) else value} ({why})")
+        return value
+
+    train, model, documents = config.train, config.model, config.data.isolate_documents
+    precision = settle("precision", train.precision, lambda p: lacks(p, kind), lambda: fastest_precision(kind, faults))
+    compiled = settle("compile", train.compile, lambda on: "", lambda: pays_to_compile(config, kind, precision, faults))
+    options = {"gradients": True, "documents": documents, "compiled": compiled, "dropout": model.attention_dropout}
+    here = Situation.of(model, kind, DTYPES[precision], **options)
+    wrong = {name: faults[key] for name in BACKENDS if (key := f"attention {kind} {name} {precision}") in faults}
+    attention = settle(
+        "attention",
+        model.attn_implementation,
+        lambda name: cannot_serve(name, here),
+        lambda: choose_attention(here, wrong),
+    )
+    return Device(torch.device(kind), precision, compiled, attention, tuple(notes))
 
 
 def resolve_kind(config: RunConfig) -> str:
@@ -116,67 +128,58 @@ def resolve_kind(config: RunConfig) -> str:
         raise InputError(f"train.device is {error}") from None
 
 
-def resolve_precision(wanted: str, kind: str, earlier: str | None = None) -> tuple[str, str]:
-    """The precision, and why. earlier: what a resumed run has taken; it is kept, whatever has been found since.
+def cannot_serve(backend: str, here: Situation) -> str:
+    """Why a backend cannot train here, and what to use instead; "" if it can."""
+    problem = why_not(backend, here)
+    return f"{problem}: use model.attn_implementation=auto, or sdpa, which serves everything" if problem else ""
+
+
+def lacks(precision: str, kind: str) -> str:
+    """Why a device cannot train in a precision, and what to use instead; "" if it can."""
+    if precision == "tf32" and kind != "cuda":
+        return f"needs CUDA: on {kind} use train.precision=auto or fp32"
+    if precision == "bf16" and kind == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
+        return "needs instructions that this GPU has not: use train.precision=auto, fp16 or fp32"
+    if precision in ("bf16", "fp16") and kind == "mps":
+        return "does not train on mps: use train.precision=auto or fp32"
+    return ""
+
+
+def fastest_precision(kind: str, faults: Mapping[str, str]) -> tuple[str, str]:
+    """What `auto` takes, and why.
 
     A CPU's flag avx512_bf16 does not say that bf16 is fast: with it an AMD EPYC trained 2.2 times as fast as in fp32,
     and an Intel Xeon 0.75 times. With AMX the Xeon trained 1.4 to 2.3 times as fast. Without any of them bf16 is
     emulated, and takes eight times as long (EXPERIMENTS.md).
-
-    Raises InputError for a precision that you ask for and the device does not have.
     """
-    if wanted != "auto":
-        if problem := lacks(wanted, kind):
-            raise InputError(f"train.precision is {wanted}, {problem}")
-        return wanted, "asked for"
-    if earlier is not None and lacks(earlier, kind) is None:
-        return earlier, AS_BEFORE
     fastest, has = "fp32", cpu_capabilities()
     if kind == "cuda":
-        fastest = "fp16" if lacks("bf16", kind) else "bf16"
-        reason = "this GPU lacks bf16" if lacks("bf16", kind) else "this GPU has bf16"
+        fastest, reason = ("fp16", "this GPU lacks bf16") if lacks("bf16", kind) else ("bf16", "this GPU has bf16")
     elif kind != "cpu":
         reason = f"nothing else trains on {kind}"
     elif limit := os.environ.get("ONEDNN_MAX_CPU_ISA"):  # the library that multiplies bf16 is told to use less
         reason = f"ONEDNN_MAX_CPU_ISA={limit}"
-    elif has.get("amx_bf16"):
-        fastest, reason = "bf16", "this CPU has AMX"
-    elif has.get("avx512_bf16") and "AMD" in str(has.get("cpu_name")):
+    elif has.get("amx_bf16") or (has.get("avx512_bf16") and "AMD" in str(has.get("cpu_name"))):
         fastest, reason = "bf16", "this CPU computes in bf16"
     else:
-        reason = "without AMX this CPU is no faster in bf16" if has.get("avx512_bf16") else "this CPU has no bf16"
-    if fault := known_faults().get(f"precision {kind} {fastest}"):
-        return "fp32", f"auto: the last that is left; not {fastest}: {fault}"
-    return fastest, f"auto: {reason}"
+        reason = "this CPU is no faster in bf16"
+    if fault := faults.get(f"precision {kind} {fastest}"):
+        return "fp32", f"the last that is left; not {fastest}: {fault}"
+    return fastest, reason
 
 
-def lacks(precision: str, kind: str) -> str | None:
-    """Why a device cannot train in a precision, and what to use instead; None if it can."""
-    if precision == "tf32" and kind != "cuda":
-        return f"which needs CUDA: on {kind} use auto or fp32"
-    if precision == "bf16" and kind == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
-        return "but this GPU has no bf16 instructions: use auto, fp16 or fp32"
-    if precision in ("bf16", "fp16") and kind == "mps":
-        return "which does not train on mps: use auto or fp32"
-    return None
-
-
-def resolve_compile(config: RunConfig, kind: str, precision: str, earlier: bool | None = None) -> tuple[bool, str]:
-    """Whether to train with torch.compile, and why. `auto` guesses the minutes of the run from its FLOPs alone, so that
-    the same command on the same machine always takes the same, whatever other programs do."""
-    wanted, steps = config.train.compile, config.max_steps
-    if wanted != "auto":
-        return wanted, "asked for"
-    if earlier is not None:
-        return earlier, AS_BEFORE
+def pays_to_compile(config: RunConfig, kind: str, precision: str, faults: Mapping[str, str]) -> tuple[bool, str]:
+    """Whether `auto` compiles, and why. It guesses the minutes of the run from its FLOPs alone: the same command on the
+    same machine always takes the same, whatever other programs do."""
+    steps = config.max_steps
     if steps is not None and steps < FEW_STEPS:
-        return False, f"auto: {steps} steps are too few for it"
-    if problem := compiler_problem(kind) or known_faults().get(f"compile {kind}"):
-        return False, f"auto: {problem}"
+        return False, f"{steps} steps are too few for it"
+    if problem := compiler_problem(kind) or faults.get(f"compile {kind}"):
+        return False, problem
     minutes, pays_after = config.train.max_minutes or 0.0, PAYS_AFTER_MINUTES[kind]
     if steps is not None:
         minutes = steps * guessed_seconds(config, config.train.tokens_per_step, kind, precision) / 60
-    return minutes > pays_after, f"auto: some {minutes:,.0f} minutes, and it pays from {pays_after:g} on"
+    return minutes > pays_after, f"some {minutes:,.0f} minutes, and it pays from {pays_after:g} on"
 
 
 def compiler_problem(kind: str) -> str:
@@ -191,41 +194,18 @@ def compiler_problem(kind: str) -> str:
 
 def guessed_seconds(config: RunConfig, tokens: int, kind: str, precision: str) -> float:
     """Of a training step of this many tokens: a guess, from FLOPs alone."""
-    model = config.model.model_copy(update={"vocab_size": config.model.vocab_size or SMALL_VOCABULARY})
-    if kind == "cpu":
-        speed = CORE_FLOPS * torch.get_num_threads()
-    else:
+    speed = CORE_FLOPS * torch.get_num_threads()
+    if kind != "cpu":
         peak = known_peak(torch.device(kind), DTYPES[precision])
         speed = GPU_SHARE * (peak[0] * 1e12 if peak else GPU_FLOPS)
-    processes = int(os.environ.get("WORLD_SIZE", "1"))
-    return LEAST_STEP_S + tokens * on_meta(model).flops_per_token(config.data.sequence_length) / (speed * processes)
+    flops = on_meta(sized(config).model).flops_per_token(config.data.sequence_length)
+    return LEAST_STEP_S + tokens * flops / (speed * int(os.environ.get("WORLD_SIZE", "1")))
 
 
-def resolve_attention(
-    config: RunConfig, kind: str, precision: str, compiled: bool, earlier: str | None = None
-) -> tuple[str, str]:
-    """The backend that trains, and why. Raises InputError for one that you ask for and that cannot serve this run."""
-    model = config.model
-    situation = Situation.of(
-        model,
-        kind,
-        DTYPES[precision],
-        dropout=model.attention_dropout,
-        gradients=True,
-        documents=config.data.isolate_documents,
-        compiled=compiled,
-    )
-    if model.attn_implementation != "auto":
-        if problem := why_not(model.attn_implementation, situation):
-            remedy = "use auto, or sdpa, which serves everything"
-            raise InputError(f"model.attn_implementation: {model.attn_implementation} {problem}: {remedy}")
-        return model.attn_implementation, "asked for"
-    if earlier is not None and why_not(earlier, situation) is None:
-        return earlier, AS_BEFORE
-    faults = known_faults()
-    keys = {name: f"attention {kind} {name} {precision}" for name in BACKENDS}
-    backend, reason = choose_attention(situation, {name: faults[key] for name, key in keys.items() if key in faults})
-    return backend, f"auto: {reason}"
+def sized(config: RunConfig) -> RunConfig:
+    """A config with a vocabulary: as long as none is known, a small one."""
+    size = config.model.vocab_size or SMALL_VOCABULARY
+    return config.model_copy(update={"model": config.model.model_copy(update={"vocab_size": size})})
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -303,10 +283,9 @@ def memory_of(kind: str) -> tuple[float, str] | None:
         here = torch.cuda.is_available()
         return (float(torch.cuda.get_device_properties(0).total_memory), "the GPU's") if here else None
     ram = float(psutil.virtual_memory().total)
-    for name in ("memory.max", "memory/memory.limit_in_bytes"):  # of a container on Linux: cgroup v2, v1
-        with suppress(OSError, ValueError):  # no such file, or "max"
-            if (limit := float((CGROUP / name).read_text(encoding="ascii"))) < ram:
-                return limit, "the limit of its container"
+    with suppress(OSError, ValueError):  # no such file, or "max"
+        if (limit := float(CGROUP_LIMIT.read_text(encoding="ascii"))) < ram:
+            return limit, "the limit of its container"
     return ram, "all RAM"
 
 
@@ -340,30 +319,3 @@ def keep_freed_memory() -> bool:
     trim_threshold, mmap_threshold = -1, -3  # of malloc.h
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl has none
     return mallopt is not None and bool(mallopt(mmap_threshold, 2**30)) and bool(mallopt(trim_threshold, 2**31 - 1))
-
-
-def known_faults() -> dict[str, str]:
-    """What train.doctor found wrong on this machine, and `auto` leaves out: {"attention cpu blocked bf16": why}.
-
-    The keys are "device KIND", "precision KIND NAME", "attention KIND BACKEND PRECISION" and "compile KIND".
-    """
-    try:
-        return read_json(_faults_file(), dict[str, str])
-    except InputError:  # not there yet, or damaged
-        return {}
-
-
-def remember_faults(faults: dict[str, str]) -> None:
-    """Keep them for later runs. A folder that cannot be written stops nothing."""
-    file, dated = _faults_file(), f"(train.doctor, {time.strftime('%Y-%m-%d')})"
-    with suppress(OSError):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps({key: f"{fault} {dated}" for key, fault in faults.items()}), encoding="utf-8")
-
-
-def _faults_file() -> Path:
-    """In your cache folder (HEADLIGHT_CACHE names another one): each processor, GPU and PyTorch is another machine."""
-    gpu = ""
-    with suppress(AssertionError, RuntimeError):  # a GPU that is there and does not answer
-        gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
-    return cache_folder() / f"machine-{hashlib.sha256(repr((processor(), gpu)).encode()).hexdigest()[:16]}.json"

@@ -29,9 +29,8 @@ from data.batches import IGNORED, Batch
 from data.prepare import PreparedData
 from model import LanguageModel, generate, left_pad
 from model.loss import CHUNK, CHUNK_ELSEWHERE
-from train.config import RunConfig
+from train.config import DistillConfig, RunConfig
 from train.device import Device
-from train.method_config import DistillConfig
 from train.objective import CPU, BatchSource, Figures, Forward, TextBatches
 from train.pretrain import parse_command_line, run
 from train.processes import ALONE, World, joined

@@ -30,9 +30,8 @@ from data.packing import Pairs
 from data.prepare import PreparedData
 from model import LanguageModel
 from model.loss import log_probs
-from train.config import RunConfig
+from train.config import DPOConfig, RunConfig
 from train.device import Device
-from train.method_config import DPOConfig
 from train.objective import Figures, Forward, TextBatches
 from train.pretrain import parse_command_line, run
 from train.reference import as_reference, open_reference

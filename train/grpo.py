@@ -32,9 +32,8 @@ from eval.questions import Question
 from eval.tools import Written, said_by_user, write_answers
 from model import LanguageModel
 from model.loss import log_probs
-from train.config import RunConfig
+from train.config import GRPOConfig, RunConfig
 from train.device import Device
-from train.method_config import GRPOConfig
 from train.objective import Figures, Forward
 from train.pretrain import parse_command_line, run
 from train.reference import open_reference

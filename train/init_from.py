@@ -13,7 +13,7 @@ from model.checkpoint import base_of, load_weights
 from model.config import LoraConfig
 from model.transformer import on_meta
 from train.config import ADDED, RunConfig, free_keys, read_start
-from train.device import SMALL_VOCABULARY
+from train.device import sized
 
 
 def find_initial_weights(config: RunConfig, checkpoint: Path | None) -> Path | None:
@@ -47,7 +47,7 @@ def find_initial_weights(config: RunConfig, checkpoint: Path | None) -> Path | N
     if config.lora is not None:
         from model.lora import add_adapters
 
-        lm = on_meta(config.model.model_copy(update={"vocab_size": config.model.vocab_size or SMALL_VOCABULARY}))
+        lm = on_meta(sized(config).model)
         try:  # without numbers, before anything is read
             add_adapters(lm, config.lora)
         except ValueError as error:

@@ -269,7 +269,7 @@ def evaluate_and_save(run: Run, is_last: bool = False) -> None:
     if state.evaluated_at != state.step and run.hooks.are_due(state.step, is_last):
         state.saved_at = None  # what the hooks find is not in the checkpoint of this step, if there is one
         what = "the last evaluation" if is_last else "evaluating"
-        with run.meter.apart("eval_s"), run.tracker.doing(what), run.device.autocast():
+        with run.tracker.doing(what, run.meter, "eval_s"), run.device.autocast():
             loss = run.hooks.run(run.event(is_last))
         best = state.best_loss if state.best_tokens == config.eval.max_tokens else None
         if state.step and loss is not None and math.isfinite(loss) and (best is None or loss < best):
@@ -293,7 +293,7 @@ def save(run: Run, needed: bool) -> None:
     state.logged, state.scaler = log_sizes(run.config.directory), run.scaler.state_dict()
     opened = (run.config.directory / "checkpoints", run.lm, run.optimizers, run.data.tokenizer, state)
     try:
-        with run.meter.apart("save_s"), run.tracker.doing("saving"):
+        with run.tracker.doing("saving", run.meter, "save_s"):
             kept = run.source.kept(state.step)
             save_checkpoint(*opened, config.keep_last, config.keep_best, run.world, kept)
         state.saved_at = state.step
@@ -316,9 +316,9 @@ def train_to_the_end(run: Run) -> int:
         try:
             try:
                 if run.device.compile:
-                    from train.compilation import compiled  # an optional subject: it takes long to import
+                    from train.compilation import compile_and_try  # an optional subject: it takes long to import
 
-                    state.forward = compiled(run, state.stop_signal)
+                    compile_and_try(run, state.stop_signal)
                 if run.world.size > 1:
                     state.forward = wrap(state.forward, run.world, run.device.device)
                 if state.before and run.config.max_steps and (what := differences(state.before, state.resolved)):
@@ -345,14 +345,14 @@ def train_to_the_end(run: Run) -> int:
             show_stop(run, f"Stopped after step {state.step:,} by an error: {type(error).__name__}: {lines[0]}")
             raise
         finally:
-            torch.use_deterministic_algorithms(False)  # `compiled` asks for them
+            torch.use_deterministic_algorithms(False)  # compiling asks for them
             state.forward = run.lm  # DDP must not outlive the connection of the processes: its end would wait forever
 
 
 def show_stop(run: Run, why: str) -> None:
     """The hooks that show the run say why it stops. An error on the way out would hide the one that led here."""
     with suppress(Exception):
-        run.hooks.stop(run.event(is_last=False), why)
+        run.hooks.on_rank0("stop", run.event(is_last=False), why)
 
 
 @torch.no_grad()
@@ -371,4 +371,5 @@ def report_initial_loss(run: Run) -> None:
     expected, vocabulary = "", run.data.tokenizer.vocab_size
     if isinstance(run.objective, NextToken):
         expected = f", and ln(vocabulary {vocabulary:,}) = {math.log(vocabulary):.4f}"
-    run.tracker.say(f"step 0: loss {float(loss_sum) / counted if counted else math.nan:.4f}{expected}")
+    if counted:  # where all answers to a question earn the same, there is nothing to learn
+        run.tracker.say(f"step 0: loss {float(loss_sum) / counted:.4f}{expected}")

@@ -28,9 +28,8 @@ CHUNK = 2**22  # scores that are computed at a time: 16 MB
 class AttentionMaps:
     """weights (layer, B, head, query, key) float32 on the CPU; rows sum to 1 over the keys (0 for padding).
 
-    tokens (B, T): the input ids.
-    layers, heads: the true numbers of what is kept. num_attention_heads, num_key_value_heads: of the model.
-    attention: heads, or mla, as in ModelConfig.
+    tokens (B, T): the input ids. layers, heads: the true numbers of what is kept. num_attention_heads,
+    num_key_value_heads: of the model. attention: heads, or mla, as in ModelConfig.
     max_logits (layer, B, head): the largest q · k / sqrt(D) among the keys that may be seen.
     With a cache, keys are all tokens so far, and queries the last ones: T queries, S keys.
     """
@@ -59,8 +58,7 @@ def capture(
 
     lm: a LanguageModel, also compiled or inside DDP (then the plain model within runs). layers, heads: which ones to
     keep; default all. kv_cache: tokens that were read before; it grows by T. attention_mask, document_ids: as for
-    LanguageModel.
-    Leaves mode, gradients and random state as they were.
+    LanguageModel. Leaves mode, gradients and random state as they were.
     Raises ValueError for a layer or head that does not exist, and RuntimeError, naming layer and likely cause, if the
     recomputed weights do not give what the kernel gave.
     """
@@ -90,16 +88,11 @@ def capture(
         raise ValueError("the model's activations are non-finite: its weights are damaged, or its training diverged")
     if recorder.problem:
         raise RuntimeError(recorder.problem)
-    return AttentionMaps(
-        torch.stack([recorder.weights[layer] for layer in layer_numbers]),
-        input_ids.cpu(),
-        layer_numbers,
-        head_numbers,
-        config.num_attention_heads,
-        config.kv_heads,
-        torch.stack([recorder.max_logits[layer] for layer in layer_numbers]),
-        config.attention,
+    weights, max_logits = (
+        torch.stack([kept[layer] for layer in layer_numbers]) for kept in (recorder.weights, recorder.max_logits)
     )
+    shape = config.num_attention_heads, config.kv_heads, max_logits, config.attention
+    return AttentionMaps(weights, input_ids.cpu(), layer_numbers, head_numbers, *shape)
 
 
 def _chosen(what: str, numbers: Sequence[int] | None, count: int) -> list[int]:
@@ -111,8 +104,10 @@ def _chosen(what: str, numbers: Sequence[int] | None, count: int) -> list[int]:
 
 @dataclass
 class _Recorder:
-    """Hangs in the layers during one forward pass. It never raises there: under FSDP2 the other processes would
-    wait forever for this one."""
+    """Hangs in the layers during one forward pass: recomputes a layer's weights, and keeps those of some heads.
+
+    It never raises there: under FSDP2 the other processes would wait forever for this one.
+    """
 
     heads: list[int]
     specs: dict[int, MaskSpec]
@@ -124,19 +119,20 @@ class _Recorder:
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
         precision = torch.get_float32_matmul_precision()
+        is_tf32 = precision != "highest" and out.is_cuda and out.dtype == torch.float32
+        tolerance = TF32_TOLERANCE if is_tf32 else TOLERANCE[out.dtype]
         torch.set_float32_matmul_precision("highest")  # tf32, like autocast, would round the products that follow
         try:
             with torch.autocast(q.device.type, enabled=False):
-                self.keep(layer, q.float(), k.float(), v.float(), out.detach(), precision != "highest")
+                self.keep(layer, q.float(), k.float(), v.float(), out, tolerance)
         finally:
             torch.set_float32_matmul_precision(precision)
 
-    def keep(self, layer: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor, rounded: bool) -> None:
-        """Recompute this layer's weights and keep those of the chosen heads. rounded: the kernel may have used tf32."""
+    def keep(self, layer: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor, tolerance: float) -> None:
         mask = boolean_mask(self.specs[layer])
         assert mask is not None
-        groups = q.shape[1] // k.shape[1]
-        (B, _, T, _), chosen = q.shape, [q[:, self.heads], *(repeat_kv(x, groups)[:, self.heads] for x in (k, v))]
+        groups, (B, _, T, _) = q.shape[1] // k.shape[1], q.shape
+        q_heads, k_heads, v_heads = (x[:, self.heads] for x in (q, repeat_kv(k, groups), repeat_kv(v, groups)))
         weights, largest = torch.zeros(B, len(self.heads), T, self.key_count), torch.empty(B, len(self.heads))
         columns = self.specs[layer].key_positions.cpu()
         present = columns < self.key_count  # a static cache has room for tokens that are still to come
@@ -144,19 +140,14 @@ class _Recorder:
         rows = max(1, CHUNK // (len(self.heads) * T * k.shape[2]))
         for start in range(0, B, rows):
             some = slice(start, start + rows)
-            q_some, k_some, v_some = (x[some] for x in chosen)
-            allowed = mask.expand(B, -1, -1, -1)[some]
-            scores = attention_scores(q_some, k_some, allowed)
+            allowed, values = mask.expand(B, -1, -1, -1)[some], v_heads[some]
+            scores = attention_scores(q_heads[some], k_heads[some], allowed)
             recomputed = normalise(scores, allowed)  # (rows, heads, T, S), in float32
-            # in bfloat16 a large score is rounded to what may be another weight
-            steepest = 0.0
-            if out.dtype == torch.bfloat16:
-                steepest = (scores.masked_fill(~allowed, 0).abs().max() * v_some.abs().max()).item()
-            expected, returned = recomputed @ v_some, out[some][:, self.heads].float()
+            expected, returned = recomputed @ values, out[some][:, self.heads].float()
+            limit = tolerance * max(returned.abs().max().item(), 1e-6)
+            if out.dtype == torch.bfloat16:  # a large score is rounded to what may be another weight
+                limit += SCORE_ROUNDING * (scores.masked_fill(~allowed, 0).abs().max() * values.abs().max()).item()
             error = (expected - returned).abs().max().item()
-            is_tf32 = rounded and out.is_cuda and out.dtype == torch.float32
-            tolerance = TF32_TOLERANCE if is_tf32 else TOLERANCE[out.dtype]
-            limit = tolerance * max(returned.abs().max().item(), 1e-6) + SCORE_ROUNDING * steepest
             if not (error <= limit or self.problem):  # of several layers, the first is named
                 self.is_finite = bool(expected.isfinite().all())
                 self.problem = (

@@ -13,25 +13,14 @@ from random import Random
 from typing import Any, Literal, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from eval.attention.probes import Probe
-from eval.language_modeling import evaluating
+from eval.language_modeling import predictions
 from model import LanguageModel
 
 How = Literal["zero", "mean"]
 Head = tuple[int, int]  # layer, head
-LOGITS = 2**25  # that are in memory at a time: 128 MB
-
-
-class Ablated(NamedTuple):
-    """What happens without some heads. what: in words, such as "random draw 1"; rise: of the loss on second copies, in
-    nats a token."""
-
-    what: str
-    heads: list[Head]
-    rise: float
 
 
 def copy_gain(lm: LanguageModel, probe: Probe) -> float:
@@ -49,9 +38,8 @@ def copied(probe: Probe) -> tuple[Tensor, Tensor]:
     """Where the tokens are that copy_gain compares: (B, T) bool of the first copy, and of the second."""
     first, second = torch.zeros(2, *probe.input_ids.shape, dtype=torch.bool)
     if probe.period is not None:
-        begin, again = probe.first, probe.first + probe.period
-        first[:, begin + 1 : again] = True
-        second[:, again + 1 : again + probe.period] = True
+        first[:, 2 : 1 + probe.period] = True
+        second[:, 2 + probe.period : 1 + 2 * probe.period] = True
     else:
         for row, pairs in enumerate(probe.targets["song"]):
             for query, keys in pairs:
@@ -60,24 +48,18 @@ def copied(probe: Probe) -> tuple[Tensor, Tensor]:
     return first, second
 
 
-@torch.no_grad()
 def token_losses(lm: LanguageModel, probe: Probe) -> Tensor:
-    """-ln p of every token of the probe, in nats: (B, T) float32 on the CPU; NaN for the first one, which nothing
-    precedes. Some rows at a time, where the vocabulary is large. Leaves every module's mode as it was."""
-    given = probe.for_model(next(lm.parameters()).device)
-    ids, losses = given["input_ids"], torch.full(probe.input_ids.shape, math.nan)
-    rows = max(1, LOGITS // (ids.shape[1] * lm.lm_head.out_features))
-    with evaluating(lm):
-        for start in range(0, len(ids), rows):
-            some = slice(start, start + rows)
-            logits = lm(**{name: values[some] for name, values in given.items()})[:, :-1].float()
-            losses[some, 1:] = F.cross_entropy(logits.transpose(1, 2), ids[some, 1:], reduction="none").cpu()
-    return losses
+    """-ln p of every token of the probe, in nats: (B, T) on the CPU; NaN for the first one, which nothing precedes."""
+    return predictions(lm, **probe.for_model())[0]
 
 
 def second_copy_loss(lm: LanguageModel, probe: Probe) -> float:
     """Mean -ln p on second copies, as `copy_gain` counts it, in nats a token."""
     return token_losses(lm, probe)[copied(probe)[1]].mean().item()
+
+
+# ---------------------------------------------------------------------------------------------------------
+# without a head
 
 
 @contextmanager
@@ -89,29 +71,24 @@ def scaled(lm: LanguageModel, factors: Mapping[Head, Any], real: Tensor | None =
     (real (B, T): over these alone), so that only what differs from token to token is lost. Raises ValueError for a
     head that does not exist; nothing is left behind.
     """
-    config = lm.config
-    by_layer: dict[int, dict[int, Any]] = {}
-    for (layer, head), factor in factors.items():
-        if not (0 <= layer < config.num_hidden_layers and 0 <= head < config.num_attention_heads):
-            there = f"{config.num_hidden_layers} layers of {config.num_attention_heads} heads"
+    config, modules = lm.config, lm.attention_modules()
+    layers, heads = len(modules), config.num_attention_heads
+    for layer, head in factors:
+        if not (0 <= layer < layers and 0 <= head < heads):
+            there = f"{layers} layers of {heads} heads"
             raise ValueError(f"layer {layer} has no head {head}: this model has {there}, counted from 0")
-        by_layer.setdefault(layer, {})[head] = factor
 
-    def change(of_heads: dict[int, Any], module: nn.Module, given: tuple[Tensor]) -> tuple[Tensor]:
+    def change(layer: int, _module: nn.Module, given: tuple[Tensor]) -> tuple[Tensor]:
         x = given[0].unflatten(-1, (-1, config.value_size)).clone()  # (B, T, H, D)
-        for head, factor in of_heads.items():
-            output = x[:, :, head]
+        for output, factor in ((x[:, :, head], factor) for (at, head), factor in factors.items() if at == layer):
             if factor == "mean":
                 output[:] = (output.flatten(0, 1) if real is None else output[real.to(x.device)]).mean(0)
             else:
                 output *= factor
         return (x.flatten(2),)
 
-    modules = lm.attention_modules()
-    handles = [
-        modules[layer].o_proj.register_forward_pre_hook(partial(change, of_heads))
-        for layer, of_heads in by_layer.items()
-    ]
+    changed = {layer: modules[layer].o_proj for layer, _ in factors}
+    handles = [o_proj.register_forward_pre_hook(partial(change, layer)) for layer, o_proj in changed.items()]
     try:
         yield
     finally:
@@ -123,7 +100,7 @@ def ablated(
     lm: LanguageModel, heads: Sequence[Head], how: How = "zero", real: Tensor | None = None
 ) -> AbstractContextManager[None]:
     """Within this context the outputs of these heads, (layer, head) each, are zero, or their mean: see `scaled`."""
-    return scaled(lm, dict.fromkeys(heads, {"zero": 0.0, "mean": "mean"}[how]), real)
+    return scaled(lm, dict.fromkeys(heads, 0.0 if how == "zero" else how), real)
 
 
 def ablation(lm: LanguageModel, probe: Probe, heads: Sequence[Head], how: How = "zero") -> float:
@@ -150,6 +127,15 @@ def rises_without_each(
     return rises
 
 
+class Ablated(NamedTuple):
+    """What happens without some heads. what: in words, such as "random draw 1"; rise: of the loss on second copies, in
+    nats a token."""
+
+    what: str
+    heads: list[Head]
+    rise: float
+
+
 def ablate_strongest(
     lm: LanguageModel, probe: Probe, scores: Tensor, previous_token: Tensor | None = None, k: int = 2, draws: int = 5
 ) -> list[Ablated]:
@@ -160,15 +146,18 @@ def ablate_strongest(
     circuit: no random draw holds one of them. In a small model k is at most a third of the heads (but at least 1).
     The global random state is not touched.
     """
+
+    def ranked(scores: Tensor) -> list[Head]:
+        order = scores.nan_to_num(-math.inf).flatten().argsort(descending=True, stable=True).tolist()
+        return [divmod(place, scores.shape[1]) for place in order]
+
     k = max(1, min(k, scores.numel() // 3))
-    strongest = _ranked(scores)[:k]
+    strongest = ranked(scores)[:k]
     below = max(layer for layer, _ in strongest)
-    fed_by = [] if previous_token is None else [head for head in _ranked(previous_token) if head[0] < below]
+    fed_by = [] if previous_token is None else [head for head in ranked(previous_token) if head[0] < below]
     feeding = [head for head in fed_by if head not in strongest][:k]
-    groups = {"strongest induction heads": strongest} | (
-        {"previous-token heads below them": feeding} if feeding else {}
-    )
-    others, rng = sorted(set(_ranked(scores)) - {*strongest, *feeding}), Random("ablation 0")
+    groups = {"strongest induction heads": strongest, "previous-token heads below them": feeding}
+    others, rng = sorted(set(ranked(scores)) - {*strongest, *feeding}), Random("ablation 0")
     drawn: list[list[Head]] = []
     while len(drawn) < min(draws, math.comb(len(others), k)):
         if (heads := sorted(rng.sample(others, k))) not in drawn:
@@ -176,12 +165,7 @@ def ablate_strongest(
     groups |= {f"random draw {number}": heads for number, heads in enumerate(drawn, start=1)}
     before, ablations = second_copy_loss(lm, probe), []
     for what, heads in groups.items():
-        with ablated(lm, heads):
-            ablations.append(Ablated(what, heads, second_copy_loss(lm, probe) - before))
+        if heads:
+            with ablated(lm, heads):
+                ablations.append(Ablated(what, heads, second_copy_loss(lm, probe) - before))
     return ablations
-
-
-def _ranked(scores: Tensor) -> list[Head]:
-    """All heads, that with the highest score first; NaN counts as lowest."""
-    order = scores.nan_to_num(-math.inf).flatten().argsort(descending=True, stable=True).tolist()
-    return [divmod(place, scores.shape[1]) for place in order]

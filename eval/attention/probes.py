@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -29,7 +30,6 @@ from configs.loader import load_config, validate
 from data.config import DataConfig, MixSource, StoryworldSource
 from data.packing import TokenStream
 from data.storyworld import Story, align, antecedents, tell
-from data.storyworld.mentions import cuts, tokens_in
 from data.tokenizer import Tokenizer
 
 TEXT_ROWS, TEXT_TOKENS = 8, 64  # 64: the length at which Gu et al. 2024 measure sinks
@@ -41,20 +41,17 @@ SCAN = 1 << 17  # held-out tokens that are looked through
 BUILT_IN_PROBES = ("repeated_2", "repeated_4", "songs", "stories", "packed")
 
 Pairs = list[tuple[int, list[int]]]  # query position, key positions
-Offsets = Sequence[tuple[int, int]]
 
 
 @dataclass(frozen=True)
 class Probe:
     """Rows of tokens, and what is known about them.
 
-    input_ids:    (B, T) int64
-    labels:       a readable string for every token of every row
+    input_ids:    (B, T) int64; labels: a readable string for every token of every row
     real:         (B, T) bool, False for padding, which is on the right: no token looks at it, so that the model needs
                   no attention_mask; None = no padding
-    document_ids: (B, T) int64 of a packed row, else None
-    isolated:     whether the model keeps documents apart; then `for_model` has document_ids
-    first, period, copies: of a repeated block: where it begins, its tokens (None: not repeated), how often it is there
+    document_ids: (B, T) int64 of a packed row, else None; isolated: whether the model keeps documents apart
+    period, copies: of a block that begins behind the first token: its tokens (None: no block), how often it is there
     targets:      kind -> for each row its (query position, [key positions]):
                   "song": a token of a later singing, and what followed the same token in each earlier one;
                   "copies", "refers": a token of a mention, and the earlier tokens that it copies or refers to;
@@ -68,7 +65,6 @@ class Probe:
     real: Tensor | None = None
     document_ids: Tensor | None = None
     isolated: bool = False
-    first: int = 1
     period: int | None = None
     copies: int = 1
     targets: dict[str, list[Pairs]] = field(default_factory=dict)
@@ -76,10 +72,8 @@ class Probe:
 
     def for_model(self, device: torch.device | str = "cpu") -> dict[str, Tensor]:
         """What `capture` and LanguageModel are to be given."""
-        given = {"input_ids": self.input_ids.to(device)}
-        if self.isolated and self.document_ids is not None:
-            given["document_ids"] = self.document_ids.to(device)
-        return given
+        documents = {"document_ids": self.document_ids} if self.isolated and self.document_ids is not None else {}
+        return {name: values.to(device) for name, values in {"input_ids": self.input_ids, **documents}.items()}
 
 
 class ProbeText(BaseModel):
@@ -101,35 +95,37 @@ class ProbeFile(BaseModel):
     @field_validator("texts")
     @classmethod
     def _check_names(cls, texts: list[ProbeText]) -> list[ProbeText]:
-        names = [one.name for one in texts]
-        for name in names:
-            if name in BUILT_IN_PROBES or names.count(name) > 1:
-                raise ValueError(f"texts: the name {name} is taken: give each text a name of its own")
+        names = [text.name for text in texts]
+        if taken := [name for name in names if name in BUILT_IN_PROBES or names.count(name) > 1]:
+            raise ValueError(f"texts: the name {taken[0]} is taken: give each text a name of its own")
         return texts
+
+
+def read_probe_file(path: str | Path) -> dict[str, str]:
+    """The texts of a YAML file, by name. Raises InputError, with file, line and key."""
+    return {text.name: text.text for text in validate(ProbeFile, load_config(path)).texts}
 
 
 def build_probes(
     tokenizer: Tokenizer,
     data_config: DataConfig,
     context_length: int,
-    texts: Sequence[str | ProbeText] = (),
+    texts: Mapping[str, str] | None = None,
     held_out: TokenStream | None = None,
     blocks: Sequence[Sequence[int]] = (),
 ) -> list[Probe]:
     """Every probe that this run can have, text first; what does not fit the context is shortened or left out.
 
-    texts: to look at; plain strings are called text, text_2, … If none is called text, `text` is how the documents of
-    held_out (`data.stream("validation")`) begin. blocks: what repeated_2 and repeated_4 repeat, if it is given: a run
-    that starts from another one looks at the same. Raises ValueError for an empty text.
+    texts: to look at, by name. If none is called text, `text` is how the documents of held_out
+    (`data.stream("validation")`) begin. blocks: what repeated_2 and repeated_4 repeat, if it is given: a run that
+    starts from another one looks at the same. Raises ValueError for an empty text.
     """
     longest = min(context_length, data_config.sequence_length, LONGEST)
-    built: list[Probe | None] = []
-    for number, text in enumerate(texts, start=1):
-        name = text.name if isinstance(text, ProbeText) else "text" if number == 1 else f"text_{number}"
-        words = text.text if isinstance(text, ProbeText) else text
-        built.append(probe_from_text(tokenizer, words, min(context_length, LONGEST), name, cut=True))
+    built: list[Probe | None] = [
+        probe_from_text(tokenizer, text, min(context_length, LONGEST), name) for name, text in (texts or {}).items()
+    ]
     ids = np.empty(0, np.int64) if held_out is None else held_out.read(0, min(len(held_out), SCAN))
-    if held_out is not None and all(probe is None or probe.name != "text" for probe in built):
+    if held_out is not None and "text" not in (texts or {}):
         built.insert(0, text_probe(tokenizer, ids, longest))
     for copies in (2, 4):  # both repeat the same blocks, so that a resumed run, which is given them, looks at the same
         built.append(probe := repeated_probe(tokenizer, copies, longest, ids.tolist(), blocks))
@@ -137,40 +133,24 @@ def build_probes(
     source = data_config.source
     parts = [part.source for part in source.parts] if isinstance(source, MixSource) else [source]
     for part in [part for part in parts if isinstance(part, StoryworldSource)][:1]:
-        built += [songs_probe(tokenizer, part, longest), stories_probe(tokenizer, part, longest)]
+        built += [story_probe(tokenizer, part, longest, "songs"), story_probe(tokenizer, part, longest, "stories")]
     if held_out is not None:
         built.append(packed_probe(tokenizer, ids, longest, data_config.isolate_documents))
     return [probe for probe in built if probe is not None]
-
-
-def read_probe_file(path: str | Path) -> list[ProbeText]:
-    """The texts of a YAML file. Raises InputError, with file, line and key."""
-    return validate(ProbeFile, load_config(path)).texts
 
 
 # ---------------------------------------------------------------------------------------------------------
 # one function a probe; None where it cannot be had
 
 
-def probe_from_text(
-    tokenizer: Tokenizer, text: str, context_length: int, name: str = "text", cut: bool = False
-) -> Probe:
-    """One text, with the first token of a document before it.
-
-    cut: shorten a text that is longer than the context, since a run must not end because of a picture; else that
-    raises ValueError, as an empty text does.
-    """
+def probe_from_text(tokenizer: Tokenizer, text: str, longest: int, name: str = "text") -> Probe:
+    """One text, with the first token of a document before it; what is longer is cut. Raises ValueError for an empty
+    text."""
     ids = [tokenizer.bos_id, *tokenizer.encode(text)]
     if len(ids) == 1:
-        raise ValueError(f"the text{f' of the probe {name}' if cut else ''} is empty: give a few words")
-    if len(ids) <= context_length:
-        return _probe(name, tokenizer, [ids])
-    if not cut:
-        raise ValueError(
-            f"the text has {len(ids)} tokens, its first one included, the context {context_length}: shorten it"
-        )
-    left_out = f"tokens {context_length} to {len(ids) - 1} of {len(ids)}"
-    return _probe(name, tokenizer, [ids[:context_length]], left_out=left_out)
+        raise ValueError(f"the text of the probe {name} is empty: give a few words")
+    left_out = f"tokens {longest} to {len(ids) - 1} of {len(ids)}" if len(ids) > longest else ""
+    return _probe(name, tokenizer, [ids[:longest]], left_out=left_out)
 
 
 def text_probe(tokenizer: Tokenizer, held_out: np.ndarray, longest: int) -> Probe | None:
@@ -201,19 +181,48 @@ def repeated_probe(
     rng = Random("repeated tokens")
     blocks = blocks or [rng.sample(pool, size) for _ in range(BLOCK_ROWS[copies])]
     rows = [[tokenizer.bos_id, *list(block[:size]) * copies] for block in blocks[: BLOCK_ROWS[copies]]]
-    return _probe(f"repeated_{copies}", tokenizer, rows, first=1, period=size, copies=copies)
+    return _probe(f"repeated_{copies}", tokenizer, rows, period=size, copies=copies)
 
 
-def songs_probe(tokenizer: Tokenizer, source: StoryworldSource, longest: int) -> Probe | None:
-    """Held-out stories in which a song is sung two or three times; what followed each of its words before."""
-    stories = [tell(source.seed, index, "validation", source.level, plot="song") for index in range(CANDIDATES)]
-    return _of_stories("songs", tokenizer, stories, longest, lambda *of_one: {"song": song_pairs(*of_one)})
+def story_probe(
+    tokenizer: Tokenizer, source: StoryworldSource, longest: int, kind: Literal["songs", "stories"]
+) -> Probe | None:
+    """Four held-out stories in which a song is sung two or three times, or four without a song, padded on the right.
+
+    Of those that have targets within the context, the ones with most pronouns, which are rare, and among equal ones
+    the shortest.
+    """
+    plot = "song" if kind == "songs" else None
+    candidates: list[tuple[list[int], dict[str, Pairs]]] = []
+    for story in (tell(source.seed, index, "validation", source.level, plot=plot) for index in range(CANDIDATES)):
+        if kind == "stories" and story.plot == "song":
+            continue
+        encoding = tokenizer.backend.encode(story.text, add_special_tokens=False)
+        ids = [tokenizer.bos_id, *encoding.ids]
+        end = min(len(ids), longest) - 2  # the last token that is shown has no next one to take the loss of
+        targets = {  # counted with the first token
+            name: [(query + 1, [key + 1 for key in keys]) for query, keys in pairs if query < end]
+            for name, pairs in story_pairs(story, encoding.offsets, kind).items()
+        }
+        if any(targets.values()):
+            candidates.append((ids, targets))
+    chosen = sorted(candidates, key=lambda each: (-len(each[1].get("refers", ())), len(each[0])))[:STORIES]
+    if not chosen:
+        return None
+    targets_of = {name: [targets[name] for _, targets in chosen] for name in chosen[0][1]}
+    return _probe(kind, tokenizer, [ids[:longest] for ids, _ in chosen], targets=targets_of)
 
 
-def stories_probe(tokenizer: Tokenizer, source: StoryworldSource, longest: int) -> Probe | None:
-    """Held-out stories without a song, and which earlier tokens the mentions in them copy or refer to."""
-    stories = [tell(source.seed, index, "validation", source.level) for index in range(CANDIDATES)]
-    return _of_stories("stories", tokenizer, [s for s in stories if s.plot != "song"], longest, mention_pairs)
+def story_pairs(story: Story, offsets: Sequence[tuple[int, int]], kind: str) -> dict[str, Pairs]:
+    """The targets of a story, in tokens of its text alone: see Probe. A head may look at any earlier mention."""
+    labels = antecedents(story, "all")
+    if kind == "songs":
+        song = " ".join(choice.option for choice in story.choices if choice.kind == "song")
+        sung = dict(align((label for label in labels if story.text[label.start : label.end] == song), offsets))
+        # the last token of a singing is followed by something else
+        return {"song": [(token, [key + 1 for key in keys]) for token, keys in sung.items() if token + 1 in sung]}
+    pairs = {name: align((label for label in labels if label.kind == name), offsets) for name in ("copies", "refers")}
+    return pairs | {"writes": [(query - 1, keys) for query, keys in pairs["copies"]]}
 
 
 def packed_probe(tokenizer: Tokenizer, held_out: np.ndarray, longest: int, isolated: bool) -> Probe | None:
@@ -221,68 +230,11 @@ def packed_probe(tokenizer: Tokenizer, held_out: np.ndarray, longest: int, isola
     size = min(PACKED_TOKENS, longest // PACKED_DOCUMENTS)
     pieces = _beginnings(held_out, tokenizer.bos_id, PACKED_ROWS * PACKED_DOCUMENTS, size)
     starts = range(0, len(pieces) - PACKED_DOCUMENTS + 1, PACKED_DOCUMENTS)
-    rows = [[token for piece in pieces[at : at + PACKED_DOCUMENTS] for token in piece] for at in starts]
+    rows = [list(chain(*pieces[at : at + PACKED_DOCUMENTS])) for at in starts]
     if not rows:
         return None
     documents = torch.arange(PACKED_DOCUMENTS).repeat_interleave(len(pieces[0])).expand(len(rows), -1).contiguous()
     return _probe("packed", tokenizer, rows, document_ids=documents, isolated=isolated)
-
-
-# ---------------------------------------------------------------------------------------------------------
-# what is known about stories, in tokens of the story's text alone
-
-
-def song_pairs(story: Story, offsets: Offsets) -> Pairs:
-    """Every token of a later singing but the last, and what followed the same token in each earlier one."""
-    song = " ".join(choice.option for choice in story.choices if choice.kind == "song")
-    sung = [(one.start, one.end) for one in story.mentions if song and story.text[one.start : one.end] == song]
-    found = [(start, tokens_in(offsets, start, end)) for start, end in sung]
-    alike = [
-        tokens for start, tokens in found if cuts(offsets, tokens, start) == cuts(offsets, found[0][1], found[0][0])
-    ]
-    return [
-        (tokens[rank], [earlier[rank + 1] for earlier in alike[:number]])
-        for number, tokens in enumerate(alike[1:], start=1)
-        for rank in range(len(tokens) - 1)
-    ]
-
-
-def mention_pairs(story: Story, offsets: Offsets) -> dict[str, Pairs]:
-    """Tokens of mentions, with the tokens of all earlier mentions of the same: a head may look at any of them."""
-    labels = antecedents(story, "all")
-    pairs = {kind: align((one for one in labels if one.kind == kind), offsets) for kind in ("copies", "refers")}
-    return pairs | {"writes": [(query - 1, keys) for query, keys in pairs["copies"]]}
-
-
-def _of_stories(
-    name: str,
-    tokenizer: Tokenizer,
-    stories: Iterable[Story],
-    longest: int,
-    pairs_of: Callable[[Story, Offsets], dict[str, Pairs]],
-) -> Probe | None:
-    """Four of the stories that have targets within the context, padded on the right: those with most pronouns, which
-    are rare, and among equal ones the shortest."""
-    found: list[tuple[list[int], dict[str, Pairs]]] = []
-    for story in stories:
-        encoding = tokenizer.backend.encode(story.text, add_special_tokens=False)
-        ids = [tokenizer.bos_id, *encoding.ids]
-        kept = min(len(ids), longest)
-        targets = {  # counted with the first token; the last token kept has no next one to take the loss of
-            kind: [(query + 1, [key + 1 for key in keys]) for query, keys in pairs if query + 2 < kept]
-            for kind, pairs in pairs_of(story, encoding.offsets).items()
-        }
-        if any(targets.values()):
-            found.append((ids, targets))
-    taken = sorted(found, key=lambda one: (-len(one[1].get("refers", ())), len(one[0])))[:STORIES]
-    if not taken:
-        return None
-    targets_of = {kind: [targets[kind] for _, targets in taken] for kind in taken[0][1]}
-    return _probe(name, tokenizer, [ids[:longest] for ids, _ in taken], targets=targets_of)
-
-
-# ---------------------------------------------------------------------------------------------------------
-# rows and labels
 
 
 def _beginnings(ids: np.ndarray, bos_id: int, count: int, length: int) -> list[list[int]]:
@@ -306,7 +258,7 @@ def _probe(name: str, tokenizer: Tokenizer, rows: list[list[int]], **known: Any)
     """Rows of any lengths -> a probe; the shorter ones are padded on the right."""
     length = max(map(len, rows))
     ids = torch.tensor([row + [tokenizer.pad_id] * (length - len(row)) for row in rows])
-    real = torch.tensor([[True] * len(row) + [False] * (length - len(row)) for row in rows])
+    real = torch.arange(length) < torch.tensor([[len(row)] for row in rows])
     labels = [readable_tokens(tokenizer, row) for row in ids.tolist()]
     return Probe(name, ids, labels, real=None if bool(real.all()) else real, **known)
 

@@ -2,9 +2,9 @@
 
 The page is one program, in `page/`. A server sends it without numbers, and it asks for them (serve/page_api.py). Here
 the program and the numbers, deflated, in base64, are one file. While a run trains, the file is written again at every
-look, and loads itself again. It needs a browser of 2023 or later (Chrome 103, Firefox 113, Safari 16.4:
-DecompressionStream); it reads nothing else, stores nothing and sends nothing, so a double click, a notebook and wandb
-show the same. For wandb: `wandb.Html(str(path), inject=False)`.
+look, and loads itself again. It needs a browser of 2024 or later (Chrome 123, Firefox 120, Safari 17.5). It reads
+nothing else, stores nothing and sends nothing, so a double click, a notebook and wandb show the same. For wandb:
+`wandb.Html(str(path), inject=False)`.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from eval.run_files import EXPERTS
 VIEWER = "viewer.html"
 PAGE = Path(__file__).parent / "page"
 # One scope for all of them, in this order; the file has what shows heads, the server's page also runs and a chat.
-HEADS = "dom address save colours data state chart grid map tokens scores panes experts controls pictures heads".split()
-IN_FILE = [*HEADS, "file", "main"]
-ON_SERVER = [*HEADS, "runs", "figures", "server", "chat", "chat_answer", "chat_heads", "chat_forms", "main"]
+HEADS = "dom views save colours data state chart map tokens scores panes experts controls heads".split()
+IN_FILE = [*HEADS, "file"]
+ON_SERVER = [*HEADS, "runs", "server", "chat", "chat_answer", "chat_heads", "chat_forms"]
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
 FEW_STEPS = 12  # rather a text less than fewer steps than this: the page is there to show change
 LEVELS = 255
@@ -79,7 +79,7 @@ def pack(raw: bytes) -> str:
 def without_weights(snapshot: Snapshot) -> Snapshot:
     """The scores and texts of a look."""
     maps = {name: replace(one, weights=NO_WEIGHTS) for name, one in snapshot.maps.items()}
-    return replace(snapshot, maps=maps, similarity=None)
+    return replace(snapshot, maps=maps)
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -90,7 +90,7 @@ def without_weights(snapshot: Snapshot) -> Snapshot:
 class Looks:
     """The looks of one run as the page shows them: their scores and texts, without the weights of their maps.
 
-    packed: (step, probe) -> the maps of all heads, a line of the file. experts: as eval.experts.log says them.
+    packed: (step, probe) -> the maps of all heads, a line of the file. experts: as eval.experts says them.
     """
 
     name: str
@@ -255,7 +255,7 @@ def write_viewer(
     """Write one self-contained page with the snapshots of all runs, each (its name, its snapshots), to path.
 
     head: the layer and head of the first run that the page opens on; default: the strongest induction head.
-    experts: of each run, what eval.experts.log says; the page has a tab for them if any run has some.
+    experts: of each run, what eval.experts says; the page has a tab for them if any run has some.
     Where the maps are too many for max_bytes, steps go first (the first, the last and the early ones stay longest),
     then texts from the last; a map that is too large alone loses tokens from its end. The page says which. Raises
     InputError if there is nothing to show, or if max_bytes is too little for two steps.
@@ -450,7 +450,7 @@ class Live:
         """viewer.html in the run's attention folder, whole or not at all. Raises OSError; then nothing has changed."""
         self.run.name = directory.resolve().name
         if (directory / EXPERTS).is_file():
-            from eval.experts.log import for_viewer, read  # of runs that have some
+            from eval.experts import for_viewer, read  # of runs that have some
 
             self.run.experts = for_viewer(read(directory, lambda problem: None))
         state = "finished" if now.is_over else "stopped" if now.stopped else "training"

@@ -11,25 +11,21 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from itertools import count
+from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from configs.command import InputError, exit_on_bad_input
-from configs.files import DamagedFile, read_json
+from configs.files import read_json
 from configs.text import code, markdown
 from configs.text import table as markdown_table
-from eval.attention.history import ENOUGH_TO_COPY, best_head, phase_change
-from eval.attention.metrics import SCORES
+from eval.attention.history import best_head
 from eval.compare import (
-    Cost,
-    RunResult,
+    BITS,
+    COPIES,
+    GAP,
     Variant,
     caveats,
     difference,
@@ -42,25 +38,24 @@ from eval.compare import (
 from eval.compare.pictures import draw
 from eval.load_model import add_device_option, open_model
 from eval.quantised import decode_speeds
-from eval.recall import half_at
 
 RUNS = "runs.json"  # in the folder of a comparison: which runs it is of
-MOST_NAMES = 6  # in the name of that folder
 MOST_COLUMNS = 6  # variants beside each other; of more, each has a row
-# of these the mean over all heads is shown; of every other score, the head that has most of it
-MEAN_OVER_HEADS = {"sink", "entropy", "entropy_normalised", "entropy_sink_free", "distance", "saturated_rows"}
-SHORT_ROWS = 9  # on the terminal: the first of these that there are, by how their labels begin
-SHORT = ["difference in bits", "parameters", "KV-cache", "recall", "validation bits", "gap to", "induction, best"]
-SHORT += ["copy gain", "train tokens", "validation loss", "tokens trained on", "runs"]
-IN_A_ROW = ["parameters", "train tokens", "validation loss", "difference in bits", "gap to", "copies from", "copy gain"]
-IN_A_ROW += ["induction, best"]
+# what is compared with the baseline: its name in the table, the form of a number, and what less and more of it is
+COMPARED = {
+    BITS: ("bits per byte", ".4f", "better", "worse"),
+    COPIES: ("steps until it copies", ",.0f", "earlier", "later"),
+}
+# what the terminal shows, by how labels begin
+SHORT: tuple[str, ...] = ("parameters", "KV-cache", "train tokens", "validation", "difference in bits", "gap to")
+SHORT += ("recall", "copies from", "copy gain", "induction, best")
 DIGITS = 4  # of a figure in histories.json
 NOTES = """
 - KV-cache bytes per token: 2 (keys and values) × layers × key/value heads × head_dim × 2 bytes (16-bit). With attention: mla: layers × (kv_lora_rank + qk_rope_head_dim) × 2 bytes.
-- Train tokens/s: the median over the lines of a run's metrics.jsonl. Runs are trained at different times, so whatever else the machine did is in there: small differences mean nothing.
+- Train tokens/s: the median over the lines of a run's metrics.jsonl. Runs are trained at different times, maybe on different machines, so whatever else these did is in there: small differences mean nothing.
 - Decode tokens/s: greedy, one row, with a key-value cache in float32; the newest checkpoint of a variant's first run; medians of turns in which all variants alternated, on this machine.
 - Head scores: from the last snapshot of each run, on the probes of eval.attention. “Best head”: the largest of all heads; which one that is differs between runs. A pattern does not prove what a head does.
-- Differences are those of the variant minus the baseline; paired by seed where two or more seeds are common to both. Intervals are Student's t, wide for few seeds. About one interval in twenty leaves out zero by chance.
+- Differences are those of the variant minus the baseline, paired by the seeds that both have. Intervals are Student's t, wide for few seeds. About one interval in twenty leaves out zero by chance.
 """  # noqa: E501
 
 
@@ -68,281 +63,173 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m eval.compare", description=__doc__)
     parser.add_argument("runs", nargs="+", type=Path, help="run directories; the first one's variant is the baseline")
     parser.add_argument("--out", type=Path, help="folder to write; default: compare-<names> beside the runs")
-    parser.add_argument("--all", action="store_true", help="print every row of the table; the file has them anyway")
     parser.add_argument("--skip-decode", action="store_true", help="do not measure decoding")
     parser.add_argument("--skip-stages", action="store_true", help="do not measure runs that start from each other")
     add_device_option(parser)
     given = parser.parse_args()
-    if given.out is not None and _is_of_others(given.out, given.runs):
-        raise InputError(f"--out: {given.out} holds a comparison of other runs: name another folder, or remove it")
-    decode, life = not given.skip_decode, not given.skip_stages
-    compare(given.runs, given.out, decode=decode, device=given.device, life=life, all_rows=given.all)
+    variants = read_runs(given.runs)
+    names = "-".join(Path(variant.name).name for variant in variants)
+    out = given.out or given.runs[0].parent / f"compare-{names}"[:100]
+    if (out / RUNS).is_file() and read_json(out / RUNS, list[str]) != _paths(variants):
+        raise InputError(f"{out} holds a comparison of other runs: name another folder with --out, or remove it")
+    compare(variants, out, decode=not given.skip_decode, life=not given.skip_stages, device=given.device)
     return 0
 
 
+def _paths(variants: Sequence[Variant]) -> list[str]:
+    return [str(run.path.resolve()) for variant in variants for run in variant.runs]
+
+
 def compare(
-    paths: Sequence[Path],
-    out: Path | None = None,
+    variants: Sequence[Variant],
+    out: Path,
     *,
     decode: bool = True,
+    life: bool = True,
     device: str = "auto",
     notes: Sequence[str] = (),
-    life: bool = True,
-    all_rows: bool = False,
 ) -> None:
-    """Write comparison.md and its figures for these runs into `out`, a folder for them alone, and print its tables.
+    """Write comparison.md and its figures into `out`, a folder for them alone, and print the rows that matter most.
 
-    out: default, compare-<names> in the folder of the first run; a number follows if a comparison of other runs has
-    that name. decode: measure decoding as well, on `device`. notes: warnings of the caller's. life: measure what
-    training did, where runs start from each other.
-    Raises InputError for a path that is not a run, has no checkpoint or no evaluation, or is named twice.
+    decode: measure decoding as well, on `device`. life: measure what training did, where runs start from each other.
+    notes: warnings of the caller's.
     """
-    variants, damaged = read_runs(paths)
-    warnings = [*notes, *damaged, *warnings_of(variants)]
-    costs, models = {}, {}
-    for variant in variants:
-        lm, _ = open_model(variant.runs[0].path, device if decode else "cpu")
-        costs[variant.name] = Cost(lm.num_parameters(), lm.config.num_hidden_layers * lm.config.cache_numbers * 2)
-        if decode:
-            models[variant.name] = lm
-    rows = rows_of(variants, costs, decode_speeds(models) if decode else None)
-    recorded = {"variants": histories(variants, costs), "stages": stages.measure(variants, device) if life else []}
+    baseline, *others = variants
+    warnings = [*notes, *(warning for variant in variants for run in variant.runs for warning in run.warnings)]
+    if not same_tokenizer(variants):
+        meaning = "a loss per token means another thing"
+        warnings.append(f"the tokenizers differ, so runs are compared in bits per byte only: {meaning}")
+    warnings += [f"{other.name} against {baseline.name}: {why}" for other in others for why in caveats(baseline, other)]
+    rows = rows_of(variants)
+    if decode:
+        models = {variant.name: (open_model(variant.runs[0].path, device)[0], "dynamic") for variant in variants}
+        rows.append(["decode tokens/s", *(f"{speed:,.0f}" for speed in decode_speeds(models).values())])
+    recorded = {"variants": histories(variants), "stages": stages.measure(variants, device) if life else []}
+    names, chief = ["", *(variant.name for variant in variants)], [row for row in rows if row[0].startswith(SHORT)]
+    tables = [markdown_table(names, rows)]
+    if len(variants) > MOST_COLUMNS:  # a row for each
+        changes = ["what it changes"]
+        for variant in variants:
+            keys = differing_keys([baseline, variant])
+            changed = [f"{key.removeprefix('model.')} {_value(variant, key)}" for key in keys]
+            changes.append(", ".join(changed) or "nothing")
+        header, *lines = zip(names, *chief, changes, strict=True)
+        tables.insert(0, short := markdown_table(header, lines))
+    else:
+        short = markdown_table(names, chief)
     ends = [stages.table(recorded["stages"])] if recorded["stages"] else []
-    tables = [markdown_table(["", *(variant.name for variant in variants)], rows), *ends]
-    short = short_table(variants, rows)
-    if len(variants) > MOST_COLUMNS:
-        tables.insert(0, short)
-    out = out or _own_folder(paths, variants)
-    out = Path(os.path.relpath(out)) if out.is_relative_to(Path.cwd()) else out
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        figures = draw(variants, recorded, out)
-        (out / "comparison.md").write_text(page(variants, tables, warnings, figures), encoding="utf-8")
-        (out / "histories.json").write_text(json.dumps(_rounded(recorded)), encoding="utf-8")
-        (out / RUNS).write_text(json.dumps([str(path.resolve()) for path in paths]), encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"--out: {out} cannot be written: {error.strerror}") from None
+    out.mkdir(parents=True, exist_ok=True)
+    figures = draw(variants, recorded, out)
+    text = page(variants, [*tables, *ends], warnings, figures)
+    (out / "comparison.md").write_text(text, encoding="utf-8")
+    (out / "histories.json").write_text(json.dumps(_rounded(recorded)), encoding="utf-8")
+    (out / RUNS).write_text(json.dumps(_paths(variants)), encoding="utf-8")
     for warning in warnings:
         print(f"warning: {warning}", file=sys.stderr)
-    print("\n\n".join(tables if all_rows else [short, *ends]))
-    print(f"\n{'' if all_rows else 'all rows (--all), figures and heads: '}{out / 'comparison.md'}")
-
-
-def _own_folder(paths: Sequence[Path], variants: Sequence[Variant]) -> Path:
-    """compare-mha-gqa-mqa beside the runs; compare-mha-gqa-mqa-2 where that is a comparison of other runs."""
-    names = [Path(variant.name).name for variant in variants]
-    more = [f"and-{len(names) - MOST_NAMES}-more"] if len(names) > MOST_NAMES else []
-    name = "-".join(["compare", *names[:MOST_NAMES], *more])
-    candidates = (paths[0].resolve().parent / (name if number == 1 else f"{name}-{number}") for number in count(1))
-    return next(folder for folder in candidates if not folder.exists() or not _is_of_others(folder, paths))
-
-
-def _is_of_others(folder: Path, paths: Sequence[Path]) -> bool:
-    """Whether a folder holds a comparison, and not one of these very runs."""
-    try:
-        return read_json(folder / RUNS, list[str]) != [str(path.resolve()) for path in paths]
-    except DamagedFile:
-        return (folder / "comparison.md").is_file()
-
-
-def warnings_of(variants: Sequence[Variant]) -> list[str]:
-    """What a reader must know before believing the table, a line each."""
-    baseline, *others = variants
-    lines, runs = [], [run for variant in variants for run in variant.runs]
-    for run in runs:
-        if not run.is_finished:
-            lines.append(f"{run.path} is not finished: its last step is {run.last_step:,}")
-        if run.bits_per_byte is None:
-            lines.append(f"{run.path}: its last loss is non-finite")
-        if run.snapshots and run.snapshots[-1].step != run.last_step:
-            step = f"{run.snapshots[-1].step:,}, not {run.last_step:,}"
-            lines.append(f"{run.path}: its last readable snapshot of the heads is of step {step}")
-    if not same_tokenizer(variants):
-        lines.append(
-            "the tokenizers differ, so runs are compared in bits per byte only: a loss per token means another thing"
-        )
-    for other in others:
-        lines += [f"{other.name} against {baseline.name}: {caveat}" for caveat in caveats(baseline, other)]
-    if len(baseline.budgets) > 1:
-        lines.append(f"the runs of {baseline.name} have different budgets: {' and '.join(baseline.budgets)}")
-    if len(machines := dict.fromkeys(run.machine for run in runs if run.machine)) > 1:
-        lines.append(f"trained on different machines ({'; '.join(machines)}): their tokens/s do not compare")
-    return lines
+    print("\n\n".join([short, *ends, f"all rows, figures and heads: {out / 'comparison.md'}"]))
 
 
 # ---------------------------------------------------------------------------------------------------------
 # the table
 
 
-def rows_of(
-    variants: Sequence[Variant], costs: Mapping[str, Cost], speeds: Mapping[str, float] | None
-) -> list[list[str]]:
+def rows_of(variants: Sequence[Variant]) -> list[list[str]]:
     """A row for each figure: its label, and a cell for each variant."""
-    baseline, *others = variants
-    runs, rows = [run for variant in variants for run in variant.runs], list[list[str]]()
-
-    def row(label: str, cell: Callable[[Variant], str]) -> None:
-        rows.append([label, *map(cell, variants)])
-
-    def figure(label: str, of: Callable[[RunResult], float | None], digits: int = 4) -> None:
-        def cell(variant: Variant) -> str:
-            values = variant.by_seed(of)
-            missing = f" (n = {len(values)})" if 0 < len(values) < len(variant.runs) else ""
-            return spread(values.values(), digits) + missing
-
-        row(label, cell)
-
-    def against_baseline(label: str, of: Callable[[RunResult], float | None], form: str, less: str, more: str) -> None:
-        """Three rows: the difference with its standard error, its interval, and whether that is more than noise."""
-        values, interval, verdict = cells = [[f"difference in {label}{end}"] for end in ("", ", 95 %", ", verdict")]
-        for line in cells:
-            line.append("baseline" if line is values else "")
-        for other in others:
-            both = [variant.by_seed(of) for variant in (baseline, other)]
-            is_whole = [*map(len, both)] == [len(baseline.runs), len(other.runs)]
-            found = difference(*both) if is_whole else None
-            low, high = found.interval if found and found.interval else (None, None)
-            error = f" ± {found.standard_error:{form}}" if found and low is not None else ""
-            values.append(f"{found.value:+{form}}{error}{', paired' * bool(found.pairs)}" if found else "-")
-            interval.append("-" if low is None else f"{low:+{form}} to {high:+{form}}")
-            if found is None or caveats(baseline, other):
-                verdict.append(f"none: {'see the warnings' if found else 'not in every seed'}")
-            elif low is None:
-                verdict.append("needs two seeds or more of both")
-            else:
-                word = more if found.value > 0 else less
-                verdict.append(f"{word}, by more than noise" if found.excludes_zero else "within noise")
-        rows.extend(cells if others else [])
-
-    row("runs (seeds)", lambda variant: f"{len(variant.runs)} ({', '.join(str(run.seed) for run in variant.runs)})")
-    rows += [[code(key), *(_value(variant.settings, key) for variant in variants)] for key in differing_keys(variants)]
-    row("parameters", lambda variant: f"{costs[variant.name].parameters:,}")
-    row("KV-cache bytes per token", lambda variant: f"{costs[variant.name].kv_bytes:,}")
-    figure("tokens trained on", lambda run: run.train[-1]["tokens"] if run.train else None, 0)
-    figure("train tokens/s", lambda run: run.tokens_per_s, 0)
-    if speeds is not None:
-        row("decode tokens/s", lambda variant: f"{speeds[variant.name]:,.0f}")
-    if same_tokenizer(variants):
-        figure("validation loss (nats per token)", lambda run: run.loss)
-    figure("validation bits per byte", lambda run: run.bits_per_byte)
-    against_baseline("bits per byte", lambda run: run.bits_per_byte, ".4f", "better", "worse")
-    if any(run.floor_gap is not None for run in runs):
-        figure("gap to the entropy floor (bits per byte)", lambda run: run.floor_gap)
-    if any(run.recall for run in runs):
-        figure("recall, share of answers right", lambda run: run.recall[-1]["accuracy"] if run.recall else None)
-        figure("recall, step at which over one half", lambda run: half_at(run.recall), 0)
-    ends = [run.snapshots[-1] for run in runs if run.snapshots]
-    if not ends or not same_tokenizer(variants):
-        return rows
-    figure(f"copies from step (copy gain ≥ {ENOUGH_TO_COPY:g} nat; - = not yet)", lambda run: run.copying_step, 0)
-    if all(run.copying_step is not None for run in baseline.runs):
-        against_baseline("steps until it copies", lambda run: run.copying_step, ",.0f", "earlier", "later")
-    for name in [name for name in SCORES if any(name in end.scores for end in ends)]:
-        best = "mean of heads" if name in MEAN_OVER_HEADS else "best head" if name != "max_logit" else "largest"
-        levels = {f"chance {level:.2g}" for end in ends if (level := end.chance.get(name)) is not None}
-        about = ", ".join(filter(None, [SCORES[name].unit, *(levels if len(levels) == 1 else ())]))
-        figure(f"{SCORES[name].title}, {best}" + f" ({about})" * bool(about), partial(over_heads, score=name), 3)
-    for name in dict.fromkeys(name for end in ends for name in end.scalars):
-        if not name.endswith(("_max", "_mean")) and name != "max_logit":  # these are the rows above
-            unit = " (nats a token)" if "gain" in name or "ablation" in name else ""
-            figure(name.replace("_", " ") + unit, partial(_at_the_end, scalar=name), 3)
+    seeds = [f"{len(variant.runs)} ({', '.join(str(run.seed) for run in variant.runs)})" for variant in variants]
+    rows = [["runs (seeds)", *seeds]]
+    rows += [[code(key), *(_value(variant, key) for variant in variants)] for key in differing_keys(variants)]
+    # row of the table -> seed -> figure, for each variant
+    table: dict[str, list[dict[int, float]]] = defaultdict(lambda: [{} for _ in variants])
+    for number, run in [(number, run) for number, variant in enumerate(variants) for run in variant.runs]:
+        for label, value in (run.figures | (run.per_token if same_tokenizer(variants) else {})).items():
+            table[label][number] |= {run.seed: value} if value is not None else {}
+    for label, by_variant in table.items():
+        numbers = [value for values in by_variant for value in values.values()]
+        digits = 0 if all(isinstance(value, int) or value > 100 for value in numbers) else 4
+        cells = []
+        for variant, values in zip(variants, by_variant, strict=True):
+            some = [*values.values()]
+            is_size = digits == 0 and len({*some}) == 1  # a number of parameters does not scatter
+            missing = f" (n = {len(some)})" if 0 < len(some) < len(variant.runs) else ""
+            cells.append(spread(some[:1] if is_size else some, digits) + missing)
+        rows.append([label, *cells])
+        if label in COMPARED and len(variants) > 1 and len(by_variant[0]) == len(variants[0].runs):
+            rows += _against_baseline(label, variants, by_variant)
     return rows
 
 
-def over_heads(run: RunResult, score: str) -> float | None:
-    """A score in a run's last snapshot: that of the best head, or the mean of all."""
-    values = run.snapshots[-1].scores.get(score) if run.snapshots else None
-    if values is None or np.isnan(values).all():
-        return None
-    return float(np.nanmean(values) if score in MEAN_OVER_HEADS else np.nanmax(values))
+def _against_baseline(row: str, variants: Sequence[Variant], by_variant: Sequence[dict[int, float]]) -> list[list[str]]:
+    """Three rows: the difference with its standard error, its interval, and whether that is more than noise."""
+    name, form, less, more = COMPARED[row]
+    columns = [(f"difference in {name}{end}" for end in ("", ", 95 %", ", verdict")), ("baseline", "", "")]
+    for variant, of_variant in zip(variants[1:], by_variant[1:], strict=True):
+        found = difference(by_variant[0], of_variant) if len(of_variant) == len(variant.runs) else None
+        if found is None:
+            columns.append(("-", "-", "none: not in every seed"))
+            continue
+        value, interval, verdict = f"{found.value:+{form}}", "-", "needs two seeds that both have"
+        if found.interval is not None:
+            low, high = found.interval
+            value += f" ± {found.standard_error:{form}}"
+            interval = f"{low:+{form}} to {high:+{form}}"
+            is_clear = found.standard_error > 0 and low * high > 0  # seeds that agree to the last digit show nothing
+            verdict = f"{more if found.value > 0 else less}, by more than noise" if is_clear else "within noise"
+        columns.append((value, interval, "none: see the warnings" if caveats(variants[0], variant) else verdict))
+    return [list(row) for row in zip(*columns, strict=True)]
 
 
-def _at_the_end(run: RunResult, scalar: str) -> float | None:
-    return run.snapshots[-1].scalars.get(scalar) if run.snapshots else None
-
-
-def _value(settings: Mapping[str, Any], key: str) -> str:
-    value = settings.get(key, "not set")
+def _value(variant: Variant, key: str) -> str:
+    value = variant.settings.get(key, "not set")
     shown = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
     return shown if len(shown) <= 40 else shown[:39] + "…"
-
-
-def short_table(variants: Sequence[Variant], rows: Sequence[Sequence[str]]) -> str:
-    """What matters most: a few of the rows; or, of more variants than a page is wide, a row for each of them."""
-    many = len(variants) > MOST_COLUMNS
-    labels = IN_A_ROW if many else SHORT
-    chosen = [row for label in labels for row in rows if row[0].startswith(label)]
-    if not many:
-        first = chosen[:SHORT_ROWS]
-        return markdown_table(["", *(variant.name for variant in variants)], [row for row in rows if row in first])
-    lines = []
-    for place, variant in enumerate(variants):
-        keys = differing_keys([variants[0], variant])
-        changes = ", ".join(f"{key.removeprefix('model.')} {_value(variant.settings, key)}" for key in keys)
-        lines.append([variant.name, *(row[1 + place] for row in chosen), changes or "nothing"])
-    return markdown_table(["", *(row[0] for row in chosen), "what it changes"], lines)
 
 
 # ---------------------------------------------------------------------------------------------------------
 # the files
 
 
-def page(
-    variants: Sequence[Variant], tables: Sequence[str], warnings: Sequence[str], figures: Mapping[str, str]
-) -> str:
+def page(variants: Sequence[Variant], tables: Sequence[str], warnings: Sequence[str], figures: dict[str, str]) -> str:
     """The whole of comparison.md."""
-    keys, settings = differing_keys(variants), variants[0].settings
-    equal = [f"- {code(key)}: {markdown(_value(settings, key))}" for key in settings if key not in keys]
     parts = [
         f"# Comparison: {', '.join(markdown(variant.name) for variant in variants)}",
         f"Baseline: **{markdown(variants[0].name)}**. Runs that differ only in their seed are one variant: "
         "mean ± standard deviation over its seeds.",
-        f"What differs: {', '.join(map(code, keys))}." if keys else "No setting differs.",
         *(f"> **Warning:** {markdown(warning)}" for warning in warnings),
         *tables,
         "## Figures",
         *(f"![{title}]({file})" for title, file in figures.items()),
         f"## How it was measured\n{NOTES}",
-        f"<details>\n<summary>{len(equal)} settings are equal in all runs</summary>",
-        "\n".join(equal),
-        "</details>\n",
     ]
     return "\n\n".join(parts)
 
 
-def histories(variants: Sequence[Variant], costs: Mapping[str, Cost]) -> list[dict[str, Any]]:
+def histories(variants: Sequence[Variant]) -> list[dict[str, Any]]:
     """What happened in every run, for histories.json: some kB that are read where the runs are not, as in notebook 03.
 
-    A variant: name, settings (the keys in which they differ), parameters, kv_bytes, and runs. A run: seed, machine,
-    loss (nats a token) and bits_per_byte of its last evaluation, floor_gap (bits per byte above the entropy floor),
-    formed ({layer, head, step} of its induction head, null where none formed), chance (by score), looks: {step, tokens,
-    previous_token, induction: the head that has most of it at that step, copy_gain: nats} of the heads that were looked
-    at last, and recall: [step, share of right answers] of its looks. null: not measured.
+    A variant: name, settings (the keys in which they differ), parameters, kv_bytes, and runs. A run: seed, loss (nats a
+    token) and bits_per_byte of its last evaluation, floor_gap (bits per byte above the entropy floor), looks: {step,
+    tokens, previous_token, induction: the head that has most of it at that step, copy_gain: nats} of the heads that
+    were looked at last, and recall: [step, share of right answers]. null: not measured.
     """
     keys, recorded = differing_keys(variants), []
     for variant in variants:
+        runs = []
+        for run in variant.runs:
+            last, looks = run.snapshots[-1] if run.snapshots else None, []
+            for look in run.snapshots:
+                if last and (look.layers, look.heads) == (last.layers, last.heads):
+                    places = {name: best_head(look, name) for name in ("previous_token", "induction")}
+                    best = {name: float(look.scores[name][place]) if place else None for name, place in places.items()}
+                    at = {"step": look.step, "tokens": look.tokens}
+                    looks.append(at | best | {"copy_gain": look.scalars.get("copy_gain")})
+            ends = {"loss": run.val[-1]["loss"], "bits_per_byte": run.bits_per_byte, "floor_gap": run.figures.get(GAP)}
+            recall = [[line["step"], line["accuracy"]] for line in run.recall]
+            runs.append({"seed": run.seed, **ends, "looks": looks, "recall": recall})
+        figures = variant.runs[0].figures
+        sizes = {"parameters": figures["parameters"], "kv_bytes": figures["KV-cache bytes per token"]}
         settings = {key: variant.settings.get(key) for key in keys}
-        about = {"name": variant.name, "settings": settings, **costs[variant.name]._asdict()}
-        recorded.append(about | {"runs": [_history(run) for run in variant.runs]})
+        recorded.append({"name": variant.name, "settings": settings, **sizes, "runs": runs})
     return recorded
-
-
-def _history(run: RunResult) -> dict[str, Any]:
-    last = run.snapshots[-1] if run.snapshots else None
-    shown = [one for one in run.snapshots if last and (one.layers, one.heads) == (last.layers, last.heads)]
-    formed, looks, scores = phase_change(shown), [], ("previous_token", "induction")
-    for snapshot in shown:
-        places = {name: best_head(snapshot, name) for name in scores}
-        best = {name: float(snapshot.scores[name][place]) if place else None for name, place in places.items()}
-        at = {"step": snapshot.step, "tokens": snapshot.tokens}
-        looks.append(at | best | {"copy_gain": snapshot.scalars.get("copy_gain")})
-    return {
-        **{key: getattr(run, key) for key in ("seed", "machine", "loss", "bits_per_byte", "floor_gap")},
-        "formed": {"layer": formed.layer, "head": formed.head, "step": formed.step} if formed else None,
-        "chance": {name: last.chance.get(name) for name in scores} if last else {},
-        "looks": looks,
-        "recall": [[line["step"], line["accuracy"]] for line in run.recall],
-    }
 
 
 def _rounded(value: Any) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -26,11 +26,11 @@ from data.reading.records import checked_conversation
 from data.storyworld import interview, tell
 from data.storyworld.questions import KINDS
 from data.tokenizer import Tokenizer
-from eval.attention.controls import LOGITS, rises_without_each
+from eval.attention.controls import rises_without_each
 from eval.compare import RunResult, Variant
-from eval.language_modeling import compare_with_floor, evaluating, fitting, mean_loss
+from eval.language_modeling import LOGITS, compare_with_floor, evaluating, mean_loss
 from eval.load_model import open_model
-from eval.questions import ask, figures, held_out_questions, score, source_of
+from eval.questions import ask, figures, held_out_questions, source_of
 from model import LanguageModel
 
 QUESTIONS, CONVERSATIONS, STORIES = 200, 24, 60  # that each stage is measured on
@@ -66,10 +66,10 @@ def measure(variants: Sequence[Variant], device: str = "auto") -> list[dict[str,
         stage: dict[str, Any] = {"name": run.name, "started_from": origin.name if origin else None}
         for key, new_names in (("right", False), ("new", True)):
             questions = list(islice(held_out_questions(source, new_names=new_names), QUESTIONS))
-            stage[key] = figures(score(questions, ask(lm, its_tokenizer, questions)))
+            stage[key] = figures(questions, ask(lm, its_tokenizer, questions))
         stage["kl_answers"], stage["kl_stories"] = divergence(lm, first, answers), divergence(lm, first, texts)
-        readable = fitting(lm, its_tokenizer, stories)
-        stage["gap"] = compare_with_floor(lm, its_tokenizer, readable).gap if readable else math.nan
+        _, bits, floor = compare_with_floor(lm, its_tokenizer, stories)
+        stage["gap"] = bits - floor
         stage["needed"] = rises_without_each(lm, partial(answer_loss, lm, answers)).tolist()
         stage["moved"] = moved(lm, models[origin.path][0]) if origin else []
         stages.append(stage)
@@ -92,11 +92,8 @@ def chain(variants: Sequence[Variant]) -> list[tuple[RunResult, RunResult | None
 
 def right_answers(tokenizer: Tokenizer, source: StoryworldSource) -> Batch:
     """Held-out conversations with many questions each; what the assistant says has labels."""
-    talks = [
-        interview(source.seed, index, "validation", source.level, held_out_names=False)["conversations"]
-        for index in range(CONVERSATIONS)
-    ]
-    encoded = encode_conversations(tokenizer, [checked_conversation(talk) for talk in talks])
+    talks = [interview(source.seed, i, "validation", source.level, held_out_names=False) for i in range(CONVERSATIONS)]
+    encoded = encode_conversations(tokenizer, [checked_conversation(talk["conversations"]) for talk in talks])
     return _batch([(ids, [bool(flag & TRAINED) for flag in flags]) for ids, flags in encoded], tokenizer)
 
 
@@ -151,38 +148,30 @@ def moved(lm: LanguageModel, before: LanguageModel) -> list[tuple[int, str, floa
 
 def table(life: Sequence[dict[str, Any]]) -> str:
     """Markdown: a column for each stage. life: as `measure` gives it, or as histories.json has it."""
-    rows: list[list[str]] = []
+    rows = [["started from", *(stage["started_from"] or "–" for stage in life)]]
 
-    def row(label: str, cell: Callable[[dict[str, Any]], str]) -> None:
-        rows.append([label, *map(cell, life)])
+    def row(label: str, values: Iterable[float | None], form: str = ".1%") -> None:
+        rows.append([label, *("–" if value is None or value != value else f"{value:{form}}" for value in values)])
 
-    def share(label: str, of: Callable[[dict[str, Any]], float | None]) -> None:
-        row(label, lambda stage: "–" if (value := of(stage)) is None else f"{value:.1%}")
-
-    def number(label: str, key: str, digits: int) -> None:
-        row(label, lambda stage: "–" if stage[key] is None or math.isnan(stage[key]) else f"{stage[key]:.{digits}f}")
-
-    def needed(stage: dict[str, Any]) -> str:
+    right = [stage["right"] for stage in life]
+    row(f"answers right, all {right[0]['asked']}", [shares["exact_match"] for shares in right])
+    for key, kind in [(f"exact_match_{kind}", kind) for kind in KINDS]:
+        if any(key in shares for shares in right):
+            row(f"… {kind}", [shares.get(key) for shares in right])
+    row("answers right, names of a new form", [stage["new"]["exact_match"] for stage in life])
+    for key, what in (("kl_answers", "right answers"), ("kl_stories", "stories")):
+        row(f"KL from {life[0]['name']}, {what} (nats a token)", [stage[key] for stage in life], ".3f")
+    row("gap to the entropy floor, stories (bits per byte)", [stage["gap"] for stage in life], ".4f")
+    needed = []
+    for stage in life:
         heads = [(rise, f"L{i} H{j}") for i, layer in enumerate(stage["needed"]) for j, rise in enumerate(layer)]
         best = sorted(heads, key=lambda head: -head[0])[:SHOWN_HEADS]
-        return ", ".join(f"{head} {rise:+.2f}" for rise, head in best)
-
-    def right(stage: dict[str, Any], kind: str) -> float | None:
-        return stage["right"].get(f"exact_match_{kind}")
-
-    def mean_moved(stage: dict[str, Any], layer: int) -> float | None:
-        shares = [moved for at, _, moved in stage["moved"] if at == layer]
-        return sum(shares) / len(shares) if shares else None
-
-    row("started from", lambda stage: stage["started_from"] or "–")
-    share(f"answers right, all {life[0]['right']['asked']}", lambda stage: stage["right"]["exact_match"])
-    for kind in [kind for kind in KINDS if any(right(stage, kind) is not None for stage in life)]:
-        share(f"… {kind}", partial(right, kind=kind))
-    share("answers right, names of a new form", lambda stage: stage["new"]["exact_match"])
-    number(f"KL from {life[0]['name']}, right answers (nats a token)", "kl_answers", 3)
-    number(f"KL from {life[0]['name']}, stories (nats a token)", "kl_stories", 3)
-    number("gap to the entropy floor, stories (bits per byte)", "gap", 4)
-    row("heads that right answers need most (nats a token)", needed)
+        needed.append(", ".join(f"{head} {rise:+.2f}" for rise, head in best))
+    rows.append(["heads that right answers need most (nats a token)", *needed])
     for layer in sorted({layer for stage in life for layer, *_ in stage["moved"]}):
-        share(f"weights moved, layer {layer}", partial(mean_moved, layer=layer))
+        shares = [[share for at, _, share in stage["moved"] if at == layer] for stage in life]
+        row(
+            f"weights moved, layer {layer}",
+            [sum(of_stage) / len(of_stage) if of_stage else None for of_stage in shares],
+        )
     return markdown_table(["", *(stage["name"] for stage in life)], rows)

@@ -7,10 +7,7 @@ While training runs, a look draws one plain picture of all heads, and writes vie
 
 from __future__ import annotations
 
-import itertools
-import math
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +16,12 @@ from eval.attention import snapshots
 from eval.attention.history import findings, in_one_sentence, without_them
 from eval.attention.metrics import SCORES
 from eval.attention.pictures.plots import quick_mosaic
-from eval.attention.probes import Probe, ProbeText, build_probes, read_probe_file
+from eval.attention.probes import Probe, build_probes, read_probe_file
 from eval.attention.render import PICTURES, render
 from eval.attention.snapshots import ablate, look
 from eval.attention.viewer import Live, Moment
 from eval.config import EvalConfig
-from eval.hooks.event import EvalEvent, Hook, Outcome
+from eval.hooks import EvalEvent, Hook, Outcome, lines_of
 from model import ModelConfig
 
 
@@ -44,9 +41,8 @@ class Attention(Hook):
                     f"eval.attention.{what} ({numbers}): this model has {what} 0 to {count - 1}: give some of these, "
                     "each once, or null for all"
                 )
-        for name in [] if settings.metrics == "all" else settings.metrics:
-            if name not in SCORES:
-                raise InputError(f"eval.attention.metrics: there is no score {name!r}: use {', '.join(SCORES)}")
+        if unknown := [] if settings.metrics == "all" else [name for name in settings.metrics if name not in SCORES]:
+            raise InputError(f"eval.attention.metrics: there is no score {unknown[0]!r}: use {', '.join(SCORES)}")
         if settings.probe_file is not None:
             read_probe_file(settings.probe_file)
 
@@ -59,8 +55,7 @@ class Attention(Hook):
         if event.is_last:
             ablate(event.lm, self.probes, snapshot)
         if event.writes:
-            self.live = self.live or _shown_so_far(event.directory)
-            for line in self.live.notice(snapshot):
+            for line in self.page(event.directory).notice(snapshot):
                 event.say(line)
             picture = snapshots.write(snapshot, event.directory / "attention").with_suffix(".png")
             all_heads = len(snapshot.heads) == snapshot.num_attention_heads
@@ -68,7 +63,7 @@ class Attention(Hook):
             quick_mosaic(first.weights, picture, snapshot.num_key_value_heads if all_heads else None)
             self._show(event)
             if event.is_last or (settings.every and event.step % settings.every == 0):
-                event.log_image("attention/heads", picture)
+                event.tracker.show("attention/heads", picture, event.step)
         seconds = round(time.perf_counter() - before, 4)
         event.log("attention", snapshot.scalars | {"attention_seconds": seconds})
 
@@ -79,75 +74,60 @@ class Attention(Hook):
             event.tracker.say(f"warning: {problem}")
         if not all_snapshots:
             return
-        try:
-            *_, viewer = render(event.directory, all_snapshots)
-        except Exception as error:
-            again = f"`python -m eval.attention {event.directory}` tries again"
-            event.tracker.say(f"warning: the heads could not be drawn: {type(error).__name__}: {error}; {again}")
-            self._show(event, is_over=True)
-            return
-        for name in PICTURES:
-            file = event.directory / "attention" / name
+        self._show(event, is_over=True)  # whatever becomes of the pictures
+        *_, viewer = render(event.directory, all_snapshots)
+        for file in (event.directory / "attention" / name for name in PICTURES):
             if file.suffix == ".png" and file.is_file():
-                event.log_image(f"attention/{file.stem}", file)
+                event.tracker.show(f"attention/{file.stem}", file, event.step)
         event.tracker.show("attention/viewer", viewer, event.step)
-        last = all_snapshots[-1]
-        rows = []
-        for (i, layer), (j, head) in itertools.product(enumerate(last.layers), enumerate(last.heads)):
-            scores = [float(values[i, j]) for values in last.scores.values()]
-            rows.append([layer, head, last.group(head), *(None if math.isnan(score) else score for score in scores)])
-        event.tracker.show("attention/scores", (["layer", "head", "kv_group", *last.scores], rows), event.step)
 
     def stop(self, event: EvalEvent, why: str) -> None:
         self._show(event, stopped=why)
 
+    def page(self, directory: Path) -> Live:
+        """The page of this run; that of one that is resumed has its snapshots so far."""
+        if self.live is None:
+            self.live = Live()
+            for snapshot in snapshots.read_all(directory)[0]:
+                self.live.notice(snapshot)
+        return self.live
+
     def _show(self, event: EvalEvent, is_over: bool = False, stopped: str = "") -> None:
         """Write the page again, as the run is now."""
-        self.live = self.live or _shown_so_far(event.directory)
-        if not self.live.run.snapshots:
-            return
-        every = event.config.cadences()["attention"].every
-        until_next = every * event.seconds / max(1, event.step)  # seconds, about
-        now = Moment(event.step, event.total_steps, event.seconds, event.loss, is_over, stopped, event.command)
-        now = replace(now, patience=max(now.patience, 3 * until_next))
-        self.live.show(event.directory, now, event.tracker.say)
+        if self.page(event.directory).run.snapshots:
+            every = event.config.cadences()["attention"].every or 0
+            patience = max(Moment.patience, 3 * every * event.seconds / max(1, event.step))  # about three looks
+            moment = (event.step, event.total_steps, event.seconds, event.loss)
+            now = Moment(*moment, is_over, stopped, event.command, patience)
+            self.page(event.directory).show(event.directory, now, event.tracker.say)
 
-    def outcome(self, directory: Path, metrics: list[dict[str, Any]]) -> Outcome:
+    def outcome(self, directory: Path, lines: list[dict[str, Any]]) -> Outcome:
         all_snapshots, _ = snapshots.read_all(directory)
         if not all_snapshots:
             return Outcome()
-        lines = [line for line in metrics if line["split"] == "attention"]
-        cost = sum(line["attention_seconds"] for line in lines)
-        share = cost / max(1e-9, metrics[-1]["time_s"])
-        summary = f"{len(lines)} looks at all heads took {cost:.1f} seconds, {share:.1%} of the run."
+        looks = lines_of(lines, "attention")
+        cost = sum(line["attention_seconds"] for line in looks)
+        share = cost / max(1e-9, lines[-1]["time_s"])
+        summary = f"{len(looks)} looks at all heads took {cost:.1f} seconds, {share:.1%} of the run."
         summary += " Open attention/viewer.html to look around."
-        scalars = {name: line[name] for line in lines[-1:] for name in all_snapshots[-1].scalars if name in line}
-        sentences = (in_one_sentence(all_snapshots), without_them(all_snapshots[-1]))
+        scalars = {name: line[name] for line in looks[-1:] for name in all_snapshots[-1].scalars if name in line}
         return Outcome(
             {"attention": scalars, "attention_seconds": cost},
             sections=["## Attention heads", "", *findings(all_snapshots), summary, ""],
             pictures=[(f"attention/{name}", title) for name, title in PICTURES.items()],
-            seen=" ".join(filter(None, sentences)),
+            seen=" ".join(filter(None, (in_one_sentence(all_snapshots), without_them(all_snapshots[-1])))),
         )
 
 
 def _probes_of(event: EvalEvent) -> list[Probe]:
     """The probes of this run, the same at every step."""
     settings = event.config.attention
-    texts: list[str | ProbeText] = list(settings.texts)
+    texts = {"text" if n == 1 else f"text_{n}": text for n, text in enumerate(settings.texts, start=1)}
     if settings.probe_file is not None:
-        texts += read_probe_file(settings.probe_file)
+        texts |= read_probe_file(settings.probe_file)
     length = event.lm.config.max_position_embeddings
     # fine-tuning keeps the random tokens of the model that it starts from: its own text may have a few dozen tokens,
     # which it learns by heart, and a head that copies would look like one that has forgotten it
     began = snapshots.newest(event.directory) or (snapshots.newest(event.base) if event.base else None)
     blocks = began.blocks if began else []
     return build_probes(event.tokenizer, event.data_config, length, texts, event.data.stream("validation"), blocks)
-
-
-def _shown_so_far(directory: Path) -> Live:
-    """What a run that is resumed had shown: its snapshots so far."""
-    live = Live()
-    for snapshot in snapshots.read_all(directory)[0]:
-        live.notice(snapshot)
-    return live

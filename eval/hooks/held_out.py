@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,15 +14,13 @@ from data.chat import read_reply
 from data.config import StoryworldSource
 from data.packing import IGNORED, Rows
 from data.tokenizer import Tokenizer
-from eval.hooks.event import EvalEvent, Hook, Outcome, figures_in
-from eval.language_modeling import bits_per_byte, compare_with_floor, fitting, loss_sums, mean
+from eval.hooks import EvalEvent, Hook, Outcome, figures_in, lines_of
+from eval.language_modeling import bits_per_byte, compare_with_floor, loss_sums, mean
 from eval.run_files import SAMPLES, read_samples
 from eval.samples import complete, thinks
 
 if TYPE_CHECKING:  # only a run that asks for facts loads it
     from eval.recall import Exam
-
-FIGURES = ("loss", "perplexity", "bits_per_byte", "held_out_tokens")  # of result.json
 
 
 class Validation(Hook):
@@ -43,39 +40,41 @@ class Validation(Hook):
         if event.is_last and while_training != at_the_end:  # the same tokens as before: the best is chosen by these
             comparable = values["loss_comparable"] = held_out_loss(event, while_training)[0]
         event.log("val", values)
-        source, is_text, harder = event.data_config.source, event.data_config.records == "text", ""
-        if event.is_last and is_text and isinstance(source, StoryworldSource) and source.repeats:
-            share = f"{100 * source.repeats:.0f} % of the documents"
+        source, harder = event.data_config.source, ""
+        world = source if isinstance(source, StoryworldSource) and event.data_config.records == "text" else None
+        if event.is_last and world and world.repeats:
+            share = f"{100 * world.repeats:.0f} % of the documents"
             harder = f"   (harder than training: {share} are random words, here with names that training never has)"
         event.say(f"val loss {loss:.4f}   bits per byte {values['bits_per_byte']:.4f}{harder}")
-        if event.is_last and is_text and isinstance(source, StoryworldSource) and not source.recall:
-            log_floor(event, source)
+        if event.is_last and world and not world.recall:
+            log_floor(event, world)
         return comparable
 
-    def outcome(self, directory: Path, metrics: list[dict[str, Any]]) -> Outcome:
-        figures, lines = {}, []
-        for val in [m for m in metrics if m["split"] == "val"][-1:]:
-            figures["val"] = {name: val.get(name) for name in FIGURES}
+    def outcome(self, directory: Path, lines: list[dict[str, Any]]) -> Outcome:
+        figures, summary = {}, []
+        for line in lines_of(lines, "val")[-1:]:
+            names = ("loss", "perplexity", "bits_per_byte", "held_out_tokens")
+            val = figures["val"] = {name: line.get(name) for name in names}
             if val["loss"] is None:
-                lines.append("validation loss is non-finite, and so are the weights (skipped steps: metrics.jsonl)")
+                summary.append("validation loss is non-finite, and so are the weights (skipped steps: metrics.jsonl)")
             else:
-                tokens = val.get("held_out_tokens")
-                lines.append(
+                summary.append(
                     f"validation loss {val['loss']:.4f} nats per token   perplexity {val['perplexity']:.2f}   "
-                    f"bits per byte {val['bits_per_byte']:.4f}{f'   on {tokens:,} held-out tokens' if tokens else ''}"
+                    f"bits per byte {val['bits_per_byte']:.4f}   on {val['held_out_tokens']:,} held-out tokens"
                 )
-        for floor in [m for m in metrics if m["split"] == "floor"][-1:]:
-            figures["floor"] = figures_in(floor)
-            lines += floor_lines(figures["floor"])
-        return Outcome(figures, lines)
+        for line in lines_of(lines, "floor")[-1:]:
+            figures["floor"], head = figures_in(line), f"bits per byte, {line['documents']} whole held-out stories:"
+            bits = f"{line['model']:.4f}   floor {line['floor']:.4f}   gap {line['model'] - line['floor']:+.4f}"
+            longer = f"   ({line['left_out']} longer stories left out)" if line["left_out"] else ""
+            summary.append(f"{head:<47} {bits}{longer}")
+        return Outcome(figures, summary)
 
 
 def held_out_loss(event: EvalEvent, max_tokens: int | None) -> tuple[float, int]:
     """Mean loss in nats a token, equal to the last bit whatever the number of processes; and of how many tokens."""
-    rows, tokens = event.held_out, event.tokenizer
     isolate, restart = event.data_config.isolate_documents, event.data_config.restart_positions
-    share = (event.world.rank, event.world.size)
-    mine = validation_batches(rows, tokens, event.rows_per_batch, isolate, restart, max_tokens, share)
+    share, rows = (event.world.rank, event.world.size), event.rows_per_batch
+    mine = validation_batches(event.held_out, event.tokenizer, rows, isolate, restart, max_tokens, share)
     sums = loss_sums(event.lm, mine, event.autocast, may_retry=not event.world.shares_model)
     turns = zip(*event.world.gather(sums), strict=True)
     return mean(part for turn in turns for parts in turn for part in parts)  # in the order of the rows
@@ -86,35 +85,16 @@ def log_floor(event: EvalEvent, source: StoryworldSource) -> None:
     from data.storyworld import tell
 
     count = min(event.config.floor_documents, source.validation_documents)
-    if not count:
-        return
-    stories = [tell(source.seed, index, "validation", source.level) for index in range(count)]
-    short_enough = fitting(event.lm, event.tokenizer, stories)
-    values: dict[str, Any] = {"documents": len(short_enough), "left_out": count - len(short_enough)}
-    values |= {"longest": event.lm.config.max_position_embeddings, "random_words": source.repeats}
-    if short_enough:
-        values |= asdict(compare_with_floor(event.lm, event.tokenizer, short_enough))
-    event.log("floor", values)
-
-
-def floor_lines(values: dict[str, Any]) -> list[str]:
-    """What `log_floor` logs, in words."""
-    if "model" not in values:
-        return [f"no held-out story fits into {values['longest']} tokens, so none is compared with its entropy floor"]
-    model, floor = values["model"], values["floor"]
-    head = f"bits per byte, {values['documents']} whole held-out stories:"
-    lines = [f"{head:<47} {model:.4f}   floor {floor:.4f}   gap {model - floor:+.4f}"]
-    if values["left_out"]:
-        lines.append(f"({values['left_out']} longer stories left out)")
-    if values.get("random_words"):
-        lines.append("(stories alone; the validation loss and its bits per byte are of the random words as well)")
-    return lines
+    if count:
+        stories = [tell(source.seed, index, "validation", source.level) for index in range(count)]
+        documents, model, floor = compare_with_floor(event.lm, event.tokenizer, stories)
+        if documents:  # that the model can read whole
+            left_out = count - documents
+            event.log("floor", {"documents": documents, "left_out": left_out, "model": model, "floor": floor})
 
 
 # ---------------------------------------------------------------------------------------------------------
 # what does it write?
-
-SHOWN, SHOWN_QUESTION = 90, 60  # characters of a sample, and of its question, that stand on the terminal
 
 
 class Samples(Hook):
@@ -122,30 +102,37 @@ class Samples(Hook):
     conversations, answer them. Each is appended to samples.jsonl; the first one is also shown on the terminal."""
 
     def look(self, event: EvalEvent) -> None:
-        answers = event.data_config.records != "text"
-        many_documents, settings = event.data.manifest["train"]["documents"] > 1, event.config
+        settings, is_chat = event.config, event.data_config.records != "text"
         options = (settings.sample_tokens, settings.temperature, settings.top_p)
+        many_documents = event.data.manifest["train"]["documents"] > 1
         for number, prompt in enumerate(settings.prompts):
-            ids, expected = None, {}
-            if answers and not prompt:
-                ids, prompt, right = held_out_question(event.held_out, event.tokenizer)
-                expected = {"expected": right}
+            ids, line = None, {}
+            if is_chat and not prompt:
+                ids, prompt, line["expected"] = held_out_question(event.held_out, event.tokenizer)
             reply = complete(
-                event.lm, event.tokenizer, ids or prompt, *options, begin_document=many_documents, chat=answers
+                event.lm, event.tokenizer, ids or prompt, *options, begin_document=many_documents, chat=is_chat
             )
+            if reply.reasoning_content:
+                line["reasoning_content"] = reply.reasoning_content
             if event.writes:
-                line = {"step": event.step, "prompt": prompt, "text": reply.content, **expected}
-                line |= {"reasoning_content": reply.reasoning_content} if reply.reasoning_content else {}
-                append_line(event.directory / SAMPLES, line)
+                append_line(
+                    event.directory / SAMPLES, {"step": event.step, "prompt": prompt, "text": reply.content, **line}
+                )
             if number == 0:
-                text = reply.content or thinks(reply)  # it may have had tokens for thoughts alone
-                event.say(in_a_line(text, prompt if answers else ""))
+                asked, text = (
+                    escape(" ".join(text.split()))
+                    for text in (prompt if is_chat else "", reply.content or thinks(reply))
+                )
+                question = (
+                    f"asked “{'…' * (len(asked) > 60)}{asked[-60:]}”, " if asked else ""
+                )  # its end: it may be long
+                event.say(f"{question}writes “{shortened(text, 90)}”")
 
-    def outcome(self, directory: Path, metrics: list[dict[str, Any]]) -> Outcome:
-        lines = read_samples(directory, lambda problem: None)
-        if not lines:
+    def outcome(self, directory: Path, lines: list[dict[str, Any]]) -> Outcome:
+        samples = read_samples(directory, lambda problem: None)
+        if not samples:
             return Outcome()
-        first = next(line for line in lines if line["step"] == lines[-1]["step"])  # the one that the terminal showed
+        first = next(line for line in samples if line["step"] == samples[-1]["step"])  # that the terminal showed
         prompt, text = first["prompt"], first["text"]
         parts = [text] if text.startswith(prompt) else [f"asked:   {prompt}", f"writes:  {text}"]
         parts += [f"the data's answer: {first['expected']}"] if "expected" in first else []
@@ -163,15 +150,6 @@ def held_out_question(rows: Rows, tokenizer: Tokenizer) -> tuple[list[int], str,
     return prompt, question.strip(), read_reply(tokenizer, ids[first:end], prompt).content.strip()
 
 
-def in_a_line(text: str, question: str = "") -> str:
-    """The beginning of a sample on one line, in quotes; after the end of its question, if it is an answer."""
-    before = ""
-    if question:
-        line = escape(" ".join(question.split()))
-        before = f"asked “{'…' * (len(line) > SHOWN_QUESTION)}{line[-SHOWN_QUESTION:]}”, "
-    return f"{before}writes “{shortened(escape(' '.join(text.split())), SHOWN)}”"
-
-
 # ---------------------------------------------------------------------------------------------------------
 # does it answer questions about stories that it has never seen?
 
@@ -186,28 +164,26 @@ class Questions(Hook):
         source, count = event.data_config.source, event.config.questions
         if not count or not isinstance(source, StoryworldSource) or event.data_config.records == "text":
             return
-        from eval.questions import ask, figures, held_out_questions, score
+        from eval.questions import ask, figures, held_out_questions
 
         for split, new_names in SPLITS.items():
             questions = list(islice(held_out_questions(source, new_names=new_names), count))
-            values = figures(score(questions, ask(event.lm, event.tokenizer, questions)))
+            values = figures(questions, ask(event.lm, event.tokenizer, questions))
             event.log(split, values)
-            event.say(
-                f"{split.replace('_', ' ')} {values['exact_match']:.1%} of {values['asked']} answers right "
-                f"(chance {values['chance']:.1%})"
-            )
+            right = f"{values['exact_match']:.1%} of {values['asked']} answers right (chance {values['chance']:.1%})"
+            event.say(f"{split.replace('_', ' ')} {right}")
 
-    def outcome(self, directory: Path, metrics: list[dict[str, Any]]) -> Outcome:
-        known, new = ([m for m in metrics if m["split"] == split] for split in SPLITS)
+    def outcome(self, directory: Path, lines: list[dict[str, Any]]) -> Outcome:
+        known, new = (lines_of(lines, split) for split in SPLITS)
         if not known or not new:
             return Outcome()
         from eval.questions import table_of_classes
 
         before = {"before": known[0]} if len(known) > 1 and known[0]["step"] == 0 else {}
-        columns = {**before, "after": known[-1], "after, names of a new form": new[-1]}
-        figures = {split: lines[-1]["exact_match"] for split, lines in zip(SPLITS, (known, new), strict=True)}
+        columns = table_of_classes({**before, "after": known[-1], "after, names of a new form": new[-1]})
         heading = "## Questions about held-out stories, answered to the letter"
-        return Outcome(figures, sections=[heading, "", table_of_classes(columns), ""])
+        figures = {split: lines_of(lines, split)[-1]["exact_match"] for split in SPLITS}
+        return Outcome(figures, sections=[heading, "", columns, ""])
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -225,22 +201,21 @@ class Recalls(Hook):
         from eval.recall import figures, held_out, right
 
         source = event.data_config.source
-        if not isinstance(source, StoryworldSource) or source.recall is None:
-            return
-        self.exam = self.exam or held_out(source, event.tokenizer)
-        values = figures(self.exam, right(event.lm, self.exam))
-        event.log("recall", values)
-        event.say(f"recall {values['accuracy']:.1%} of {len(self.exam.questions)} answers right")
+        if isinstance(source, StoryworldSource) and source.recall is not None:
+            self.exam = self.exam or held_out(source, event.tokenizer)
+            values = figures(self.exam, right(event.lm, self.exam))
+            event.log("recall", values)
+            event.say(f"recall {values['accuracy']:.1%} of {len(self.exam.questions)} answers right")
 
-    def outcome(self, directory: Path, metrics: list[dict[str, Any]]) -> Outcome:
+    def outcome(self, directory: Path, lines: list[dict[str, Any]]) -> Outcome:
         from eval.recall import half_at
 
-        lines = [line for line in metrics if line["split"] == "recall"]
+        lines = lines_of(lines, "recall")
         if not lines:
             return Outcome()
         last, step = figures_in(lines[-1]), half_at(lines)
         when = "never more than half at a look" if step is None else f"more than half from step {step:,}"
-        line = f"recall {last['accuracy']:.1%} of held-out answers right, {when}"
+        summary = [f"recall {last['accuracy']:.1%} of held-out answers right, {when}"]
         rows = [[name.replace("_", " "), f"{value:.1%}"] for name, value in last.items()]
         sections = ["## Recall of facts", "", table(["question", "right"], rows), ""]
-        return Outcome({"recall": last | {"half_at_step": step}}, [line], sections=sections)
+        return Outcome({"recall": last | {"half_at_step": step}}, summary, sections=sections)

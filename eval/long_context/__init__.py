@@ -1,19 +1,8 @@
 """What does a model do with texts longer than those of its training? docs/long_context.md explains it.
 
-No document of the built-in world is as long as four rows, so two kinds of text are made:
-
-    held-out text   the held-out documents one after the other, cut into pieces: what the model reads in training, but
-                    with more before it. If nothing breaks, the loss is the same at every position
-    recall text     random words, no two alike; at the end phrases of it come again, from known places
-
-Each is read in several ways:
-
-    none       positions as they are, also where they are larger than in training
-    linear     every angle of RoPE divided by length / trained length (Chen et al. 2023, arXiv 2306.15595)
-    yarn       slow pairs divided by it, fast ones kept (Peng et al. 2023, arXiv 2309.00071)
-    windows    every layer sees no more tokens than a row of training had
-
-A further run is read as it was trained, under its own name.
+No document of the built-in world is as long as four rows, so two kinds of text are made: held-out documents one after
+the other, cut into pieces; and random words, of which some come again at the end. `ways` are how they are read: none
+(as it is), linear (Chen et al. 2023, arXiv 2306.15595), yarn (Peng et al. 2023, arXiv 2309.00071), windows.
 """
 
 from __future__ import annotations
@@ -27,7 +16,6 @@ from random import Random
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from configs.command import InputError
@@ -37,17 +25,13 @@ from data.reading.documents import documents
 from data.storyworld.lexicon import lexicon
 from data.storyworld.names import held_out_names
 from data.tokenizer import Tokenizer
-from eval.attention.capture import capture
-from eval.language_modeling import evaluating
+from eval.language_modeling import predictions
 from model import LanguageModel
 from model.config import ModelConfig
 from model.rope import inverse_frequencies
 
 PARTS, PHRASE = 4, 4  # a phrase of four words from each quarter of a recall text
-LOGITS = 2**24  # in memory at a time: 64 MB
-LOOKED_AT = 6  # recall texts whose attention is kept: it grows with the square of their length
-POSITIONS, DISTANCES, DEPTHS = 16, 8, 8  # stretches in which means are taken
-RECALLED = ("recall", "copy_gain", "recall_by_depth", "gain_by_distance", "induction_by_distance")
+POSITIONS = 16  # stretches of a text in which mean losses are taken
 Make = Callable[[int], LanguageModel]  # length in tokens -> the model for it
 
 
@@ -58,11 +42,10 @@ def study(
 
     Returns what is written as JSON. Most of it is name -> way to read -> one entry a length:
 
-    loss:                  of the same last tokens of every held-out text, however much stands before them
-    loss_by_position:      its mean in stretches from the first token to the last
-    recall, copy_gain:     of the tokens asked for: the share that are the likeliest; how much their loss falls
-    recall_by_depth:       in stretches of the text, from its beginning to its end
-    gain_by_distance, induction_by_distance: in stretches of the distance, from 0 to the length
+    loss:              of the same last tokens of every held-out text, however much stands before them
+    loss_by_position:  its mean in stretches from the first token to the last
+    recall, copy_gain: of the tokens asked for: the share that are the likeliest; how much their loss falls, in nats.
+                       None where the text is too short for the phrases
 
     Raises InputError for a run with another tokenizer, and for what cannot be read.
     """
@@ -78,25 +61,25 @@ def study(
         makers["none"](length)  # what cannot be read is refused before anything is measured
     text = held_out_rows(tokenizer, config, longest, count)
     questions = {length: recall_texts(tokenizer, length, len(text)) for length in lengths}
-    asked = {length: texts for length, texts in questions.items() if texts is not None}
-    within = [length for length in asked if length <= trained] or list(asked)[:1]
-    head = None
-    if asked:  # the head that gives most of its attention to the answers within the trained length
-        shares = to_answers(makers["none"](within[-1]), asked[within[-1]])
-        best = int(torch.stack([share.mean(0) for share in shares]).sum(0).argmax())
-        head = divmod(best, lm.config.num_attention_heads)
     last = lengths[0] // 2
-    numbers: dict[str, Any] = {"last_tokens": last, "head": head}
+    measured: dict[str, Any] = {"run": first, "trained_length": trained, "lengths": list(lengths), "texts": len(text)}
+    measured["last_tokens"] = last
     for name, make in makers.items():
         for length in lengths:
-            model = make(length)
+            model, asked = make(length), questions[length]
             end = torch.cat((text[:, :1], text[:, longest - length + 1 :]), dim=1)  # behind a document's first token
-            losses, _ = read(model, end)
+            losses, _ = predictions(model, end)
             figures: dict[str, Any] = {"loss": losses[:, -last:].mean().item()}
             figures["loss_by_position"] = [part.nanmean().item() for part in losses.tensor_split(POSITIONS, dim=1)]
-            for key, value in (figures | recalled(model, questions[length], head)).items():
-                numbers.setdefault(key, {}).setdefault(name, []).append(value)
-    return numbers | {"run": first, "trained_length": trained, "lengths": list(lengths), "texts": len(text)}
+            figures |= {"recall": None, "copy_gain": None}
+            if asked is not None:
+                ids, row, place, source = asked
+                losses, right = predictions(model, ids)
+                gain = losses[row, source] - losses[row, place]
+                figures |= {"recall": right[row, place].float().mean().item(), "copy_gain": gain.mean().item()}
+            for key, value in figures.items():
+                measured.setdefault(key, {}).setdefault(name, []).append(value)
+    return measured
 
 
 def ways(lm: LanguageModel, trained: int) -> dict[str, Make]:
@@ -126,25 +109,6 @@ def longer(lm: LanguageModel, length: int) -> LanguageModel:
     return lm.with_config(max_position_embeddings=length)
 
 
-# ---------------------------------------------------------------------------------------------------------
-# texts
-
-
-class RecallTexts(NamedTuple):
-    """Random words, and phrases of them again at the end.
-
-    ids: (N, T) int64, padded on the right. told: (N,) tokens before the first phrase comes again. row, place, source:
-    (questions,) each: token `place` of text `row` is asked for, and stood first at `source`. The first word of a phrase
-    is not asked for: nothing says which phrase comes.
-    """
-
-    ids: Tensor
-    told: Tensor
-    row: Tensor
-    place: Tensor
-    source: Tensor
-
-
 def held_out_rows(tokenizer: Tokenizer, config: DataConfig, length: int, count: int) -> Tensor:
     """Up to `count` pieces of the joined held-out documents, each behind a first token: (N, length).
 
@@ -163,10 +127,15 @@ def held_out_rows(tokenizer: Tokenizer, config: DataConfig, length: int, count: 
     return torch.cat((torch.full((pieces, 1), tokenizer.bos_id), rows), dim=1)
 
 
-def recall_texts(tokenizer: Tokenizer, length: int, count: int) -> RecallTexts | None:
-    """`count` texts of at most `length` tokens, always the same ones; None where it is too short for the phrases."""
+def recall_texts(tokenizer: Tokenizer, length: int, count: int) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
+    """`count` texts of at most `length` tokens, always the same ones: random words, and phrases of them again at the
+    end. None where it is too short for the phrases.
+
+    ids: (N, T) int64, padded on the right. row, place, source: (questions,) each: token `place` of text `row` is asked
+    for, and stood first at `source`. The first word of a phrase is not asked for: nothing says which phrase comes.
+    """
     words = [tokenizer.encode(f" {word}") for word in (*held_out_names(), *lexicon().song_words)]
-    ids, told, questions = torch.full((count, length), tokenizer.pad_id), [], []
+    ids, questions = torch.full((count, length), tokenizer.pad_id), []
     for row in range(count):
         rng = Random(f"recall {length} {row}")
         shuffled = rng.sample(words, len(words))
@@ -187,76 +156,18 @@ def recall_texts(tokenizer: Tokenizer, length: int, count: int) -> RecallTexts |
         else:
             return None
         ids[row, : len(text)] = torch.tensor(text)
-        told.append(begins[fitting])
         questions += asked
-    return RecallTexts(ids, torch.tensor(told), *torch.tensor(questions).T)
-
-
-# ---------------------------------------------------------------------------------------------------------
-# measurements
-
-
-@torch.no_grad()
-def read(lm: LanguageModel, input_ids: Tensor) -> tuple[Tensor, Tensor]:
-    """-ln p of every token in nats (N, T), NaN for the first; and whether it was the likeliest one (N, T) bool."""
-    device = next(lm.parameters()).device
-    losses, right = torch.full(input_ids.shape, math.nan), torch.zeros(input_ids.shape, dtype=torch.bool)
-    rows = max(1, LOGITS // (input_ids.shape[1] * lm.lm_head.out_features))
-    with evaluating(lm):
-        for start in range(0, len(input_ids), rows):
-            some = slice(start, start + rows)
-            ids = input_ids[some].to(device)
-            logits = lm(ids)[:, :-1].float()
-            losses[some, 1:] = F.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none").cpu()
-            right[some, 1:] = (logits.argmax(-1) == ids[:, 1:]).cpu()
-    return losses, right
-
-
-def recalled(lm: LanguageModel, texts: RecallTexts | None, head: tuple[int, int] | None) -> dict[str, Any]:
-    """What a model does with recall texts, see `study`; None for each where there are none."""
-    if texts is None or head is None:
-        return dict.fromkeys(RECALLED)
-    losses, right = read(lm, texts.ids)
-    length, distance = texts.ids.shape[1], texts.place - texts.source
-    gain = losses[texts.row, texts.source] - losses[texts.row, texts.place]
-    is_right = right[texts.row, texts.place].float()
-    induction = torch.cat(to_answers(lm, texts, layers=[head[0]], heads=[head[1]]))[:, 0, 0]
-    figures = (
-        is_right.mean().item(),
-        gain.mean().item(),
-        mean_by(texts.source / texts.told[texts.row], is_right, 1.0, DEPTHS),
-        mean_by(distance, gain, length, DISTANCES),
-        mean_by(distance[: len(induction)], induction, length, DISTANCES),
-    )
-    return dict(zip(RECALLED, figures, strict=True))
-
-
-def to_answers(lm: LanguageModel, texts: RecallTexts, **chosen: Any) -> list[Tensor]:
-    """How much of its attention each head (or the `layers` and `heads` that are chosen) gives to the answer, one token
-    before it is due: (questions, layer, head) for each of the first texts. Olsson et al. 2022, arXiv 2209.11895."""
-    shares, device = [], next(lm.parameters()).device
-    for row in range(min(LOOKED_AT, len(texts.ids))):
-        weights = capture(lm, texts.ids[row : row + 1].to(device), **chosen).weights[:, 0]  # (layer, head, T, T)
-        here = texts.row == row
-        shares.append(weights[:, :, texts.place[here] - 1, texts.source[here]].permute(2, 0, 1))
-    return shares
-
-
-def mean_by(where: Tensor, values: Tensor, end: float, bins: int) -> list[float | None]:
-    """The mean of values in each of `bins` equal stretches of `where`, from 0 to `end`; None where there is nothing."""
-    number = (where / end * bins).long().clamp(0, bins - 1)
-    return [values[number == k].mean().item() if (number == k).any() else None for k in range(bins)]
+    row_of, place, source = torch.tensor(questions).T
+    return ids, row_of, place, source
 
 
 class Angles(NamedTuple):
-    """The pairs of numbers that RoPE turns, under one scaling.
+    """The pairs of numbers that RoPE turns, under one scaling. wavelength (pairs,): tokens of a full turn, as trained;
+    slowed (pairs,): how much slower each one turns with this scaling, 1 = as trained; new (pairs, T) bool: whether a
+    distance of that many tokens gives an angle that no row of training gave.
 
     A pair that turns fast has met every angle within a row of training. A slow one has not: beyond the row its angles
     are new. Peng et al. 2023, YaRN (arXiv 2309.00071), section 3.
-
-    wavelength: (pairs,) tokens of a full turn, as trained
-    slowed:     (pairs,) how much slower each one turns with this scaling; 1 = as trained
-    new:        (pairs, T) bool: whether a distance of that many tokens gives an angle that no row of training gave
     """
 
     wavelength: Tensor

@@ -10,12 +10,10 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import Any
 
 from configs.command import InputError, exit_on_bad_input, numbers, whole
-from configs.files import checkpoint_directory
 from configs.text import markdown, table
-from eval.load_model import add_device_option, data_config, open_model
+from eval.load_model import add_device_option, data_config, open_model, run_folder
 from eval.long_context import study
 from eval.long_context.pictures import draw_angles, draw_curves
 
@@ -36,7 +34,7 @@ def main() -> int:
     given = parser.parse_args()
     if sorted(set(given.lengths)) != given.lengths or len(given.lengths) < 2:
         raise InputError("--lengths: give two or more, each larger than the one before, for example 128,256,512")
-    run, longest = given.runs[0], given.lengths[-1]
+    run = given.runs[0]
     config = data_config(run)
     if config is None:
         raise InputError(
@@ -44,49 +42,35 @@ def main() -> int:
         )
     opened = {path: open_model(path, given.device) for path in given.runs}
     measured = study(opened, config, given.lengths, given.texts)
-    out = given.out or checkpoint_directory(run).resolve().parents[1] / "long_context"
-    lm, _ = opened[run]
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        (out / "long_context.json").write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")
-        draw_curves(measured, out / "curves.png")
-        pictures = {"On the longest texts": "curves.png"}
-        if any(lm.config.rotates):
-            draw_angles(lm, config.sequence_length, longest, out / "frequencies.png")
-            pictures["Angles of RoPE"] = "frequencies.png"
-        (out / "report.md").write_text(report(measured, pictures), encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"--out: {out} cannot be written: {error.strerror}") from None
-    print(f"{figures(measured, 'loss', 'recall')}\n\nall numbers and pictures: {out / 'report.md'}")
-    return 0
-
-
-def figures(measured: dict[str, Any], *keys: str) -> str:
-    """A table with a row for each way to read, and a column for each of these figures at each length."""
-    header = [f"{key.replace('_', ' ')} at {length:,}" for key in keys for length in measured["lengths"]]
-    rows = [
-        [name, *("–" if value is None else f"{value:.2f}" for key in keys for value in measured[key][name])]
-        for name in measured["loss"]
-    ]
-    return table(["", *header], rows)
-
-
-def report(measured: dict[str, Any], pictures: dict[str, str]) -> str:
-    """report.md: what was read, the figures, and the pictures (title -> file)."""
-    texts, trained = measured["texts"], measured["trained_length"]
+    out, (lm, _) = given.out or run_folder(run) / "long_context", opened[run]
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "long_context.json").write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")
+    draw_curves(measured, out / "curves.png")
+    pictures = ["![loss by position](curves.png)"]
+    if any(lm.config.rotates):
+        draw_angles(lm, config.sequence_length, given.lengths[-1], out / "frequencies.png")
+        pictures.append("![angles of RoPE](frequencies.png)")
+    columns = [(key, at) for key in ("loss", "recall", "copy_gain") for at in range(len(given.lengths))]
+    rows = []
+    for name in measured["loss"]:
+        values = [measured[key][name][at] for key, at in columns]
+        rows.append([name, *("–" if value is None else f"{value:.2f}" for value in values)])
+    shown = table(["", *(f"{key.replace('_', ' ')} at {given.lengths[at]:,}" for key, at in columns)], rows)
+    texts = measured["texts"]
     parts = [
-        f"# {markdown(measured['run'])} on longer texts",
-        f"Trained on rows of {trained:,} tokens. {texts} held-out texts: documents joined as one. Loss: of "
-        f"their same last {measured['last_tokens']} tokens, however much stands before them.",
+        f"# {markdown(run)} on longer texts",
+        f"Trained on rows of {config.sequence_length:,} tokens. {texts} held-out texts: documents joined as one. Loss: "
+        f"of their same last {measured['last_tokens']} tokens, however much stands before them.",
         f"And {texts} texts of random words with four phrases of them again at the end. Recall: the share of tokens of "
         "these phrases that the model finds likeliest; the first word is not asked for. Copy gain: how much smaller "
         "their loss is than at first, in nats a token. – = too short for the phrases.",
-        figures(measured, "loss", "recall"),
-        figures(measured, "copy_gain"),
-        *(f"## {title}\n\n![{title}]({file})" for title, file in pictures.items()),
+        shown,
+        *pictures,
         "docs/long_context.md explains the figures, and has the command that trains a run on at a longer length.",
     ]
-    return "\n\n".join(parts) + "\n"
+    (out / "report.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+    print(f"{shown}\n\nall numbers and pictures: {out / 'report.md'}")
+    return 0
 
 
 if __name__ == "__main__":

@@ -11,34 +11,22 @@ from eval.attention.pictures import drawing
 from eval.long_context import angles, ways
 from model import LanguageModel
 
-PANELS = (  # key of the measurements, title, what the curve is over, and its unit
-    ("loss_by_position", "loss on held-out text, nats a token", "position in the text, in tokens"),
-    ("recall_by_depth", "recall: share of right tokens", "where the answer stands, in % of the text"),
-    ("gain_by_distance", "copy gain, nats a token", "distance to where it stood before, in tokens"),
-    ("induction_by_distance", "attention of {head} to the answer", "distance to where it stood before, in tokens"),
-)
-
 
 def draw_curves(measured: dict[str, Any], file: Path) -> None:
-    """Of the longest texts, a line for each way to read; a mark where training ended."""
-    trained, length, head = measured["trained_length"], measured["lengths"][-1], measured["head"]
-    panels = PANELS if head is not None else PANELS[:1]  # random words were too long for these lengths
-    figure = drawing.new_figure(1000 if head else 760, 760 if head else 400, layout="constrained")
-    all_axes = figure.subplots(len(panels) // 2 or 1, min(2, len(panels)), squeeze=False).ravel()
-    for axes, (key, title, over) in zip(all_axes, panels, strict=True):
-        end = 100 if key == "recall_by_depth" else length
-        for number, (name, by_length) in enumerate(measured[key].items()):
-            values = np.array(by_length[-1] or [], dtype=float)
-            middles = (np.arange(len(values)) + 0.5) * end / max(1, len(values))
-            axes.plot(middles, values, label=drawing.shorten(name, 40), **_line(number))
-        drawing.style_curve(axes, title.format(head="L{} H{}".format(*head)) if head else title)
-        if end == length:
-            axes.axvline(trained, color="#222222", lw=1, ls="--")
-            at_top = {"xycoords": ("data", "axes fraction"), "va": "top", "fontsize": 8, "color": "#222222"}
-            axes.annotate(" trained length", (trained, 1), **at_top)
-        axes.set_xlabel(over, fontsize=9)
-        axes.set_xlim(0, end)
-    handles, labels = all_axes[0].get_legend_handles_labels()
+    """The loss over the position in the longest texts, a line for each way to read; a mark where training ended."""
+    length, trained = measured["lengths"][-1], measured["trained_length"]
+    figure = drawing.new_figure(760, 400, layout="constrained")
+    axes = figure.subplots()
+    for number, (name, by_length) in enumerate(measured["loss_by_position"].items()):
+        middles = (np.arange(len(by_length[-1])) + 0.5) * length / len(by_length[-1])
+        axes.plot(middles, by_length[-1], label=drawing.shorten(name, 40), **_line(number))
+    drawing.style_curve(axes, "loss on held-out text, nats a token")
+    axes.axvline(trained, color="#222222", lw=1, ls="--")
+    at_top = {"xycoords": ("data", "axes fraction"), "va": "top", "fontsize": 8, "color": "#222222"}
+    axes.annotate(" trained length", (trained, 1), **at_top)
+    axes.set_xlabel("position in the text, in tokens", fontsize=9)
+    axes.set_xlim(0, length)
+    handles, labels = axes.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False, fontsize=9)
     drawing.save_figure(figure, file, full_colour=True)
 

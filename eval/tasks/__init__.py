@@ -8,56 +8,28 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from eval.language_modeling import evaluating
+from eval.language_modeling import losses_of
 from model import LanguageModel
 
-NUMBERS = 1 << 24  # logits of one batch: 64 MB in float32, and as much again for their softmax
 WINDOWS = 256  # of a text whose logits are wanted at a time
 BLOCK = 64  # neighbouring tokens that count as one observation
 BLOCKS = 20  # at least this many; in a shorter text, of fewer tokens each
 
 
-@torch.no_grad()
 def token_log_probs(lm: LanguageModel, sequences: Sequence[Sequence[int]]) -> list[Tensor]:
     """ln p of every token of a sequence but its first, given those before it: (T - 1,) in float64, on the CPU.
 
-    Sequences of equal ids are read once, so their numbers are exactly equal. Computed in float32, like lengths
-    together, padded on the right: rounding apart (up to 3e-5 in runs/demo) the number is that of the sequence alone.
+    Sequences of equal ids are read once, so their numbers are exactly equal. Rounding apart (up to 3e-5 in runs/demo),
+    the number is that of the sequence alone.
     Raises ValueError for a sequence without a second token, and for a model whose logits are non-finite.
     """
     if any(len(ids) < 2 for ids in sequences):
         raise ValueError("a text has no tokens for this tokenizer, so nothing can be scored: leave it out")
-    device = next(lm.parameters()).device
-    log_probs: dict[tuple[int, ...], Tensor] = {}
-    with evaluating(lm):
-        for batch in _batches(lm, sorted({tuple(ids) for ids in sequences}, key=len)):
-            # padding on the right needs no mask: nothing looks to the right
-            rows = [torch.tensor(ids) for ids in batch]
-            ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True).to(device)
-            logits = lm(ids[:, :-1]).float()  # (rows, T - 1, V)
-            log_p = (logits.gather(2, ids[:, 1:, None])[:, :, 0] - logits.logsumexp(dim=-1)).cpu().double()
-            for key, row in zip(batch, log_p, strict=True):
-                log_probs[key] = row[: len(key) - 1].clone()  # a view would keep the whole batch in memory
+    unique = list({tuple(ids): None for ids in sequences})
+    log_probs = {ids: -losses.double() for ids, losses in zip(unique, losses_of(lm, unique), strict=True)}
     if not all(bool(log_p.isfinite().all()) for log_p in log_probs.values()):
         raise ValueError("the model's logits are non-finite: its weights are damaged, or its training diverged")
     return [log_probs[tuple(ids)] for ids in sequences]
-
-
-def _batches(lm: LanguageModel, sequences: Sequence[tuple[int, ...]]) -> Iterator[list[tuple[int, ...]]]:
-    """Sequences, sorted by length, in batches whose largest tensor has at most NUMBERS numbers (one row at least)."""
-    most_tokens = NUMBERS // max(lm.lm_head.out_features, 3 * (lm.config.intermediate_size or 0))
-    batch: list[tuple[int, ...]] = []
-    for ids in sequences:
-        if batch and (len(batch) + 1) * len(ids) > most_tokens:
-            yield batch
-            batch = []
-        batch.append(ids)
-    if batch:
-        yield batch
-
-
-# ---------------------------------------------------------------------------------------------------------
-# a text of any length
 
 
 def windows(count: int, window: int, stride: int) -> Iterator[tuple[int, int, int]]:
@@ -80,17 +52,13 @@ def windows(count: int, window: int, stride: int) -> Iterator[tuple[int, int, in
 
 
 def text_log_probs(lm: LanguageModel, ids: Sequence[int], window: int, stride: int) -> Tensor:
-    """ln p of every token but the first: (T - 1,) in float64. Windows as `windows` lays them."""
+    """ln p of every token of a text but the first: (T - 1,) in float64. Windows as `windows` lays them."""
     parts, places = list[Tensor](), list(windows(len(ids), window, stride))
     for start in range(0, len(places), WINDOWS):
         some = places[start : start + WINDOWS]
         log_probs = token_log_probs(lm, [ids[begin:end] for begin, end, _ in some])
         parts += [log_p[first - begin - 1 :] for (begin, _, first), log_p in zip(some, log_probs, strict=True)]
     return torch.cat(parts)
-
-
-# ---------------------------------------------------------------------------------------------------------
-# how sure is a figure?
 
 
 def accuracy_error(share: float, count: int) -> float:

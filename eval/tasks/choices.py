@@ -57,13 +57,12 @@ class PairRecord(BaseModel):
 def text_of(file: Path) -> str:
     """The whole text of a file (.gz and .zst too), a byte order mark left out. Raises InputError, also for no text."""
     with opened(file) as stream:
-        raw = stream.read().removeprefix(b"\xef\xbb\xbf")
+        raw = stream.read()
     try:
-        text = raw.decode("utf-8")
+        text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
-        reason = f"byte 0x{raw[error.start]:02x} is not valid UTF-8: save the file as UTF-8"
-        raise InputError(f"{file}:{line}: {reason}") from None
+        raise InputError(f"{file}:{line}: is not valid UTF-8: save the file as UTF-8") from None
     if not text.strip():
         raise InputError(f"{file}: is empty: give a text")
     return text
@@ -81,41 +80,39 @@ def _json_records(file: Path, limit: int | None, kind: type[BaseModel]) -> list[
     return [(line.where, checked(line.value, line.where, kind)) for line in lines]
 
 
-def read_multiple_choice(path: str | Path, limit: int | None = None) -> list[Question]:
+def read_multiple_choice(file: Path, limit: int | None = None) -> list[Question]:
     """HellaSwag's records (`ctx`, `endings`, `label`) of a .jsonl or .json file. Raises InputError."""
     questions = []
-    for where, record in _json_records(Path(path), limit, ChoiceRecord):
-        label, count = int(record.label), len(record.endings)
-        if not 0 <= label < count:
-            raise InputError(f"{where}: `label` is {label}: it must be a whole number, 0 to {count - 1}")
+    for where, record in _json_records(file, limit, ChoiceRecord):
+        label, last = int(record.label), len(record.endings) - 1
+        if not 0 <= label <= last:
+            raise InputError(f"{where}: `label` is {label}: it must be a whole number, 0 to {last}")
         questions.append(Question(where, record.ctx, tuple(record.endings), label))
     return questions
 
 
-def read_pairs(path: str | Path, limit: int | None = None) -> dict[str, list[Question]]:
+def read_pairs(path: Path, limit: int | None = None) -> dict[str, list[Question]]:
     """Name -> the pairs of a file, or of every file of a folder; the first `limit` of each. The good sentence is first.
 
     .jsonl and .json: BLiMP's records, with `sentence_good` and `sentence_bad`. .txt: Zorro's lines, a bad sentence
     before each good one. Raises InputError.
     """
-    path = Path(path)
     inside = sorted(file for file in path.iterdir() if kind_of(file) in (*JSON, ZORRO)) if path.is_dir() else [path]
     if not inside:
         raise InputError(f"{path}: the folder holds no file of these kinds: {' '.join((*JSON, ZORRO))}")
-    return {file.name: _pairs_in(file, limit) for file in inside}
-
-
-def _pairs_in(file: Path, limit: int | None) -> list[Question]:
-    if kind_of(file) != ZORRO:
-        pairs = _json_records(file, limit, PairRecord)
-        return [Question(where, "", (pair.sentence_good, pair.sentence_bad)) for where, pair in pairs]
-    lines = [line.strip("\r") for line in text_of(file).rstrip().split("\n")]
-    if len(lines) % 2:
-        raise InputError(f"{file}:{len(lines)}: a bad sentence without its good twin: lines must come in pairs")
-    if "" in lines:
-        raise InputError(f"{file}:{lines.index('') + 1}: the line is empty: each holds a sentence")
-    twins = zip(lines[::2], lines[1::2], strict=True)
-    return [Question(f"{file}:{1 + 2 * n}", "", (good, bad)) for n, (bad, good) in enumerate(islice(twins, limit))]
+    files = {}
+    for file in inside:
+        if kind_of(file) == ZORRO:
+            lines = [line.strip() for line in text_of(file).rstrip().split("\n")]
+            if len(lines) % 2 or "" in lines:
+                place = lines.index("") + 1 if "" in lines else len(lines)
+                raise InputError(f"{file}:{place}: lines must come in pairs, a bad sentence and its good twin")
+            twins = islice(zip(lines[::2], lines[1::2], strict=True), limit)
+            files[file.name] = [Question(f"{file}:{1 + 2 * n}", "", (good, bad)) for n, (bad, good) in enumerate(twins)]
+        else:
+            pairs = _json_records(file, limit, PairRecord)
+            files[file.name] = [Question(where, "", (one.sentence_good, one.sentence_bad)) for where, one in pairs]
+    return files
 
 
 def storyworld_pairs(source: StoryworldSource, limit: int | None = None) -> list[Question]:
@@ -165,7 +162,10 @@ def score(
     """
     wholes, firsts, longest = list[list[int]](), list[int](), lm.config.max_position_embeddings
     for question in questions:
-        texts = [question.context.rstrip(), *(joined(question.context, one, delimiter) for one in question.endings)]
+        texts = [question.context.rstrip()]
+        for ending in question.endings:
+            is_open = question.context and not question.context[-1].isspace() and not ending[0].isspace()
+            texts.append(question.context + (delimiter if is_open else "") + ending)
         context, *endings = [[tokenizer.bos_id, *ids] for ids in tokenizer.encode_many(texts)]
         for number, ids in enumerate(endings):
             if len(ids) > longest:
@@ -174,35 +174,24 @@ def score(
         alike = [len(set(column)) == 1 for column in zip(context, *endings, strict=False)]
         wholes += endings
         firsts += [(*alike, False).index(False)] * len(endings)  # tokens that all of them begin with
-    sums = [float(log_p[first - 1 :].sum()) for first, log_p in zip(firsts, token_log_probs(lm, wholes), strict=True)]
-    left = iter(sums)
-    return [[next(left) for _ in question.endings] for question in questions]
-
-
-def joined(context: str, ending: str, delimiter: str) -> str:
-    """The text that a context and one of its endings make."""
-    is_open = bool(context) and not context[-1].isspace() and not ending[0].isspace()
-    return context + (delimiter if is_open else "") + ending
-
-
-def credit(question: Question, values: Sequence[float]) -> float:
-    """1 if the right ending has the largest value, 0 if another has; 1/n where n endings, the right one too, tie."""
-    best = [n for n, value in enumerate(values) if value == max(values)]
-    return 1 / len(best) if question.label in best else 0.0
-
-
-def per_byte(question: Question, log_likelihoods: Sequence[float]) -> list[float]:
-    """ln p divided by the bytes of the ending, the delimiter left out."""
-    both = zip(log_likelihoods, question.endings, strict=True)
-    return [value / len(ending.encode("utf-8")) for value, ending in both]
+    log_probs = zip(firsts, token_log_probs(lm, wholes), strict=True)
+    sums = iter([float(log_p[first - 1 :].sum()) for first, log_p in log_probs])
+    return [[next(sums) for _ in question.endings] for question in questions]
 
 
 def figures(questions: Sequence[Question], scores: Sequence[Sequence[float]]) -> dict[str, Any]:
-    """questions, acc (largest ln p), acc_norm (largest ln p a byte), standard errors, ties and chance."""
-    both, count = list(zip(questions, scores, strict=True)), len(questions)
-    credits = [credit(*one) for one in both]
-    acc = sum(credits) / count
-    acc_norm = sum(credit(question, per_byte(question, values)) for question, values in both) / count
+    """questions, acc (largest ln p), acc_norm (largest ln p a byte of the ending, without the delimiter), their
+    standard errors, ties and chance. Where n endings tie, the right one among them, each counts 1/n."""
+
+    def credit(question: Question, values: Sequence[float]) -> float:
+        best = [n for n, value in enumerate(values) if value == max(values)]
+        return 1 / len(best) if question.label in best else 0.0
+
+    def per_byte(question: Question, values: Sequence[float]) -> list[float]:
+        return [value / len(ending.encode()) for value, ending in zip(values, question.endings, strict=True)]
+
+    count, credits = len(questions), list(map(credit, questions, scores))
+    acc, acc_norm = sum(credits) / count, sum(map(credit, questions, map(per_byte, questions, scores))) / count
     return {
         "questions": count,
         "acc": acc,

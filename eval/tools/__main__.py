@@ -13,51 +13,23 @@ from configs.command import InputError, exit_on_bad_input, number, whole
 from configs.text import table
 from data.chat import prompt_ids
 from data.reading.documents import documents
-from data.tokenizer import Tokenizer
 from eval.load_model import add_device_option, open_model
-from eval.questions import Question, data_config_of, is_right, question_of
+from eval.questions import data_config_of, is_right, question_of
 from eval.tools import SCHEMAS, described, said_by_user, write_answers
-from model import LanguageModel
 
 ROWS = 64  # questions that are answered at a time
 
 
-def figures(
-    lm: LanguageModel, tokenizer: Tokenizer, questions: list[Question], names: list[str], **options: int | float
-) -> tuple[float, float, float]:
-    """Shares of the questions whose answers are right, and that call; and of the calls that failed."""
-    tools, rng, answers, right = described(names), Random(0), [], 0
-    for start in range(0, len(questions), ROWS):
-        chosen = questions[start : start + ROWS]
-        prompts = [prompt_ids(tokenizer, question.messages, tools) for question in chosen]
-        said = [said_by_user(question.messages) for question in chosen]
-        new = write_answers(lm, tokenizer, prompts, rng=rng, tools=tools, said=said, **options)  # type: ignore[arg-type]
-        right += sum(is_right(question, answer.reply(tokenizer)) for question, answer in zip(chosen, new, strict=True))
-        answers += new
-    calling, calls = sum(answer.calls > 0 for answer in answers), sum(answer.calls for answer in answers)
-    errors = sum(answer.errors for answer in answers)
-    return right / len(questions), calling / len(questions), errors / max(1, calls)
-
-
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m eval.tools",
-        description="Ask a run the questions of its held-out chats, with tools and without.",
-    )
-    parser.add_argument("run", help="a run that was trained on conversations of a file")
-    names = [schema["name"] for schema in SCHEMAS]
-    parser.add_argument("--tools", nargs="+", choices=names, default=["calculator"], help="may be called (calculator)")
-    parser.add_argument("--questions", type=whole("--questions", 1), default=400, help="how many (400)")
-    parser.add_argument(
-        "--max-new-tokens",
-        type=whole("--max-new-tokens", 1),
-        default=96,
-        metavar="N",
-        help="of an answer, responses of tools included (96)",
-    )
-    parser.add_argument(
-        "--temperature", type=number("--temperature", 0), default=0.0, help="0, the default = the likeliest token"
-    )
+    parser = argparse.ArgumentParser(prog="python -m eval.tools", description=__doc__)
+    add, names = parser.add_argument, [schema["name"] for schema in SCHEMAS]
+    add("run", help="a run that was trained on conversations of a file")
+    add("--tools", nargs="+", choices=names, default=["calculator"], help="may be called (calculator)")
+    add("--questions", type=whole("--questions", 1), default=400, help="how many (400)")
+    length = whole("--max-new-tokens", 1)
+    add("--max-new-tokens", type=length, default=96, metavar="N", help="of an answer, responses of tools included (96)")
+    drawing = number("--temperature", 0)
+    add("--temperature", type=drawing, default=0.0, help="0, the default = the likeliest token")
     add_device_option(parser)
     given = parser.parse_args()
     data = data_config_of(given.run)
@@ -68,11 +40,28 @@ def main() -> int:
     if not questions:
         raise InputError(f"{given.run}: no held-out conversation ends with an answer of the assistant")
     lm, tokenizer = open_model(given.run, given.device)
-    options = {"temperature": given.temperature, "max_new_tokens": given.max_new_tokens}
-    rows = [
-        [heading, *(f"{share:.1%}" for share in figures(lm, tokenizer, questions, tools, **options))]
-        for heading, tools in ((", ".join(given.tools), given.tools), ("no tools", []))
-    ]
+    rows = []
+    for heading, chosen in ((", ".join(given.tools), given.tools), ("no tools", [])):
+        tools, rng, answers, right = described(chosen), Random(0), [], 0
+        for start in range(0, len(questions), ROWS):
+            some = questions[start : start + ROWS]
+            new = write_answers(
+                lm,
+                tokenizer,
+                [prompt_ids(tokenizer, question.messages, tools) for question in some],
+                max_new_tokens=given.max_new_tokens,
+                temperature=given.temperature,
+                rng=rng,
+                tools=tools,
+                said=[said_by_user(question.messages) for question in some],
+            )
+            replies = [answer.reply(tokenizer) for answer in new]
+            right += sum(map(is_right, some, replies))
+            answers += new
+        calling, calls = sum(answer.calls > 0 for answer in answers), sum(answer.calls for answer in answers)
+        failed = sum(answer.errors for answer in answers) / max(1, calls)
+        shares = right / len(questions), calling / len(questions), failed
+        rows.append([heading, *(f"{share:.1%}" for share in shares)])
     print(table([f"{len(questions)} questions", "right", "calling", "failed calls"], rows))
     return 0
 

@@ -37,9 +37,7 @@ def sums_chat(seed: int, index: int, calls: float) -> dict[str, Any]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m eval.tools.sums", description="Write chats about sums, some with calls of a calculator."
-    )
+    parser = argparse.ArgumentParser(prog="python -m eval.tools.sums", description="Write chats about sums.")
     parser.add_argument("file", type=Path, help="the .jsonl file to write")
     parser.add_argument("--chats", type=whole("--chats", 1), default=20_000, help="how many (20000)")
     parser.add_argument("--calls", type=number("--calls", 0, 1), default=0.5, help="share that calls (0.5)")

@@ -10,7 +10,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field
 
 from configs.loader import fields, flatten, load_config
-from train import documentation
+from docs.tools import configuration
 from train.config import IDENTITY, RunConfig
 
 PAGE = Path("docs/configuration.md")
@@ -20,8 +20,8 @@ CONFIGS = sorted(Path("configs").glob("*.yaml"))
 
 
 def test_the_committed_files_are_the_generated_ones():
-    for file, text in documentation.written().items():
-        assert file.read_text(encoding="utf-8") == text, f"{file}: run python -m train.documentation"
+    for file, text in configuration.written().items():
+        assert file.read_text(encoding="utf-8") == text, f"{file}: run python -m docs.tools.configuration"
 
 
 def test_every_key_of_a_run_has_a_row_and_every_row_is_a_key():
@@ -51,14 +51,14 @@ class Example(BaseModel):
 
 
 def test_a_row_says_type_range_and_default():
-    assert list(documentation.table(Example, "x."))[2:] == [
+    assert list(configuration.table(Example, "x."))[2:] == [
         "| `x.some` | integer ≥ 1 and < 9 | `3` | A number \\| none. For example `5` or `6`. |",
         "| `x.many` | a list of 2 of: number, or `null` | `null` | Two of them. |",
     ]
 
 
 def test_the_page_names_the_keys_of_train_that_make_a_run_itself():
-    introduction = PAGE.read_text(encoding="utf-8").partition(documentation.TABLES)[0]
+    introduction = PAGE.read_text(encoding="utf-8").partition(configuration.TABLES)[0]
     names = [key.split(".")[1] for key in IDENTITY if re.fullmatch(r"train\.\w+", key)]
     assert names
     assert [name for name in names if f"`{name}`" not in introduction] == []
@@ -66,7 +66,8 @@ def test_the_page_names_the_keys_of_train_that_make_a_run_itself():
 
 def test_base_yaml_says_of_every_key_what_its_field_says():
     comments = " ".join(re.findall(r"(?:^|\s)# ?(.*)", BASE.read_text(encoding="utf-8"), re.MULTILINE))
-    described = {path: field.description for path, field in reversed(list(fields(RunConfig)))}  # storyworld comes first
+    texts = reversed([(path, " ".join((field.description or "").split())) for path, field in fields(RunConfig)])
+    described = dict(texts)  # storyworld comes first
     values = {tuple(key.split(".")) for key in flatten(load_config(BASE).values)}
     for key in values & described.keys():
         if key[:2] != ("data", "source"):  # which stands on one line

@@ -33,7 +33,7 @@ def test_the_command_line_draws_a_checkpoint(directory, tmp_path):
 
 def test_a_head_is_named_by_a_score(directory, tmp_path):
     lm, tokenizer = load(directory), load_tokenizer(directory)
-    probes = build_probes(tokenizer, DataConfig(), lm.config.max_position_embeddings, ["the cat"])
+    probes = build_probes(tokenizer, DataConfig(), lm.config.max_position_embeddings, {"text": "the cat"})
     scores = look(lm, probes, AttentionConfig(), (0, 0, 0.0)).scores
     for name in ("induction", "previous_token"):  # of random tokens, and of the text itself
         layer, head = np.unravel_index(scores[name].argmax(), scores[name].shape)

@@ -115,8 +115,8 @@ def test_the_life_is_in_the_comparison(life, tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_runs_that_do_not_start_from_each_other_are_no_life(life, runs):
     def found(*paths):
-        return [(run.name, origin and origin.name) for run, origin in stages.chain(read_runs(paths)[0])]
+        return [(run.name, origin and origin.name) for run, origin in stages.chain(read_runs(paths))]
 
     assert found(life / "told", life / "again") == []
     assert found(runs / "mha-seed0", life / "again", life / "asked") == [("again", "asked"), ("asked", None)]
-    assert stages.measure(read_runs([runs / "mha-seed0", runs / "mqa-seed0"])[0]) == []
+    assert stages.measure(read_runs([runs / "mha-seed0", runs / "mqa-seed0"])) == []

@@ -4,7 +4,7 @@ import numpy as np
 
 from eval.attention.history import Changes, findings, in_one_sentence, without_them
 from eval.attention.snapshots import Ablated, Snapshot, read, write
-from eval.hooks.attention import _shown_so_far
+from eval.hooks.attention import Attention
 
 COMMON = {"layers": [0, 2], "heads": [1, 3], "num_attention_heads": 4, "num_key_value_heads": 2, "maps": {}}
 
@@ -137,5 +137,5 @@ def test_a_resumed_run_does_not_tell_it_again(tmp_path):
     formed = look([[0.02, 0.02], [0.02, 0.6]])
     object.__setattr__(formed, "step", 100)
     write(formed, tmp_path / "attention")
-    assert _shown_so_far(tmp_path).notice(look([[0.02, 0.02], [0.02, 0.65]])) == []
+    assert Attention().page(tmp_path).notice(look([[0.02, 0.02], [0.02, 0.65]])) == []
     assert Changes().notice(formed) == []

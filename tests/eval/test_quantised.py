@@ -39,7 +39,7 @@ def test_without_torchao_its_rows_are_left_out_and_it_cannot_be_asked_for(direct
     monkeypatch.setattr("model.quantised.find_spec", lambda name: None)
     monkeypatch.setattr("eval.quantised.DECODED", 4)
     monkeypatch.setattr("eval.quantised.ROUNDS", 1)
-    done = run_main(quantised.main, str(directory), "--device", "cpu", "--clock", "cpu")
+    done = run_main(quantised.main, str(directory), "--device", "cpu")
     assert done.returncode == 0
     lines = [line for line in done.stdout.splitlines() if line.startswith("| ") and "--" not in line]
     rows = {name.strip(): cells for name, *cells in (line.split("|")[1:] for line in lines[1:])}

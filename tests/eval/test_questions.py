@@ -14,16 +14,7 @@ from data.storyworld.names import held_out_names, name_set
 from data.storyworld.questions import KINDS
 from data.tokenizer import train_tokenizer
 from eval import questions
-from eval.questions import (
-    Question,
-    ask,
-    figures,
-    held_out_questions,
-    is_right,
-    questions_in,
-    score,
-    table_of_classes,
-)
+from eval.questions import Question, ask, figures, guesses, held_out_questions, is_right, questions_in, table_of_classes
 from model import LanguageModel
 from tests.conftest import tiny_config
 from tests.eval import scoring
@@ -62,49 +53,36 @@ def test_a_reply_is_right_to_the_letter_or_not_at_all():
 
 
 def test_classes_are_counted_apart_and_together_and_chance_is_one_of_the_candidates():
-    scores = score([HAS, SAW, ALSO], ["Tiko had it.", "On the hill.", "Tiko"])
-    assert {kind: (one.right, one.asked, one.exact_match) for kind, one in scores.items()} == {
-        "who_has": (1, 2, 0.5),
-        "where": (0, 1, 0.0),
-        "all": (1, 3, 1 / 3),
+    found = figures([HAS, SAW, ALSO], ["Tiko had it.", "On the hill.", "Tiko"])
+    assert {name: value for name, value in found.items() if name.startswith(("exact", "asked"))} == {
+        **{"exact_match": 1 / 3, "asked": 3},
+        **{"exact_match_who_has": 0.5, "asked_who_has": 2, "exact_match_where": 0.0, "asked_where": 1},
     }
-    assert list(scores) == ["who_has", "where", "all"]
-    assert score([HAS, SAW], [None, "By the river."])["all"].asked == 1  # what could not be asked does not count
+    assert figures([HAS, SAW], [None, "By the river."])["asked"] == 1  # what could not be asked does not count
     three = replace(HAS, candidates=("Tiko", "Belna", "Jurim"))
-    assert score([HAS, three], ["x", "x"])["who_has"].chance == pytest.approx((1 / 2 + 1 / 3) / 2)
-    assert score([HAS, three, SAW, SAW], ["x"] * 4)["all"].chance == pytest.approx((1 / 2 + 1 / 3 + 1 / 2 + 1 / 2) / 4)
+    found = figures([HAS, three, SAW, SAW], ["x"] * 4)
+    assert found["chance_who_has"] == pytest.approx((1 / 2 + 1 / 3) / 2)
+    assert found["chance"] == pytest.approx((1 / 2 + 1 / 3 + 1 / 2 + 1 / 2) / 4)
 
 
 def test_the_best_guess_is_what_looking_without_reading_gives():
-    assert score([HAS, ALSO], ["x", "x"])["who_has"].guess == 1 / 2  # no fixed rule has both
-    assert score([HAS, HAS], ["x", "x"])["who_has"].guess == 1.0  # "always Tiko" has both
+    assert figures([HAS, ALSO], ["x", "x"])["guess_who_has"] == 1 / 2  # no fixed rule has both
+    assert figures([HAS, HAS], ["x", "x"])["guess_who_has"] == 1.0  # "always Tiko" has both
     no = [one("yes_no", f"Was it {i}?", "No.", "no" if i else "yes", "yes", "no") for i in range(10)]
-    assert score(no, ["x"] * 10)["yes_no"].guess == 0.9
+    assert figures(no, ["x"] * 10)["guess_yes_no"] == 0.9
     river = replace(SAW, messages=({"role": "user", "content": "To the river, off the hill, to the river."},))
-    assert questions.GUESSES["most often"](river.messages[0]["content"], river.candidates) == "by the river"
+    assert guesses(river)[4] == "by the river"  # most often
 
 
 def test_held_out_conversations_can_hardly_be_guessed():
     """What the printed chance levels rest on: all classes, and no guess that would look like reading."""
     asked = list(held_out_questions(SOURCE.model_copy(update={"validation_documents": 300})))
-    scores = score(asked, [""] * len(asked))
-    assert set(scores) == {*KINDS, "all"}
-    for kind, one in scores.items():
-        assert one.right == 0
-        assert one.asked > 20
-        assert 0.3 < one.chance <= 0.5
-        assert one.guess < (0.9 if kind == "who_did" else 0.75), kind
-
-
-def test_the_table_has_a_row_a_class():
-    before, after = ([reply, "By the river."] for reply in ("?", "Tiko had it."))
-    shown = table_of_classes(
-        {name: figures(score([HAS, SAW], said)) for name, said in (("before", before), ("after", after))}
-    )
-    assert [" ".join(line.split()) for line in shown.splitlines() if "---" not in line][:2] == [
-        "| class | asked | before | after | chance | best guess |",
-        "| who_has | 1 | 0.0% | 100.0% | 50.0% | 100.0% |",
-    ]
+    found = figures(asked, [""] * len(asked))
+    for kind in KINDS:
+        assert found[f"exact_match_{kind}"] == 0
+        assert found[f"asked_{kind}"] > 20
+        assert 0.3 < found[f"chance_{kind}"] <= 0.5
+        assert found[f"guess_{kind}"] < (0.9 if kind == "who_did" else 0.75), kind
 
 
 # The prompt
@@ -153,17 +131,15 @@ def test_a_model_that_knows_two_conversations_by_heart_answers_all_their_questio
     pairs = [interview(0, index, "validation") for index in (4, 5)]  # sentences
     asked = [question for pair in pairs for question in questions_in(pair)]
     assert len(asked) == 16
-    before = score(asked, ask(lm, tokenizer, asked))["all"]
-    assert (before.right, before.asked) == (0, 16)
-
+    assert figures(asked, ask(lm, tokenizer, asked))["exact_match"] == 0
     rows = encode_conversations(tokenizer, [conversation_of(pair) for pair in pairs])
     scoring.learned(lm, [(ids, (flags & TRAINED).astype(bool)) for ids, flags in rows], steps=100, lr=1e-2)
     lm.train()
     replies = ask(lm, tokenizer, asked)
-    assert score(asked, replies)["all"].right == 16, replies
+    assert figures(asked, replies)["exact_match"] == 1, replies
     assert lm.training  # as it was found
-    assert ask(lm, tokenizer, asked[:3], rows_per_batch=1) == replies[:3]  # alone or together
-    assert score(asked, [replies[-1], *replies[:-1]])["all"].right < 8  # the right replies, to other questions
+    assert [reply for question in asked[:3] for reply in ask(lm, tokenizer, [question])] == replies[:3]  # alone
+    assert figures(asked, [replies[-1], *replies[:-1]])["exact_match"] < 0.5  # the right replies, to other questions
 
     lm.config = lm.config.model_copy(update={"max_position_embeddings": 300})
     assert [reply is None for reply in ask(lm, tokenizer, asked)] == [
@@ -174,12 +150,10 @@ def test_a_model_that_knows_two_conversations_by_heart_answers_all_their_questio
 # The hook, the report, the command
 
 
-@pytest.fixture(scope="module")
-def chat_run(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("questions")
+def test_a_run_is_asked_before_and_after_and_by_the_command(tmp_path, capsys):
     source = {"kind": "storyworld", "documents": 30, "validation_documents": 8, "chats": "questions"}
     config = write_config(
-        folder,
+        tmp_path,
         model={"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 1024},
         data={
             "source": source,
@@ -192,21 +166,15 @@ def chat_run(tmp_path_factory):
         eval={"every": 0, "questions": 5, "sample_tokens": 4, "attention": {"every": 0}},
     )
     pretrain(config)
-    return folder
-
-
-def test_a_run_is_asked_before_and_after(chat_run):
-    lines = [line for line in metrics(chat_run / "runs/tiny") if line["split"] == "questions"]
-    new = [line for line in metrics(chat_run / "runs/tiny") if line["split"] == "questions_new_names"]
+    run = tmp_path / "runs/tiny"
+    lines, new = metrics(run, "questions"), metrics(run, "questions_new_names")
     assert [line["step"] for line in lines] == [line["step"] for line in new] == [0, 4]
     for line in lines:
         assert line["asked"] == 5 == sum(line.get(f"asked_{kind}", 0) for kind in KINDS)
-    report = (chat_run / "runs/tiny/report.md").read_text(encoding="utf-8")
+    report = (run / "report.md").read_text(encoding="utf-8")
     assert table_of_classes({"before": lines[0], "after": lines[1], "after, names of a new form": new[1]}) in report
 
-
-def test_the_command_prints_the_table(chat_run, capsys):
-    checkpoint = next((chat_run / "runs/tiny/checkpoints").glob("step_*4"))  # it knows the stories of its run as well
+    checkpoint = next(run.glob("checkpoints/step_*4"))  # it knows the stories of its run as well
     code, out, _ = command(capsys, checkpoint, "--documents", 6, "--show", 1, "--by-plot")
     asked = list(held_out_questions(SOURCE.model_copy(update={"validation_documents": 6})))
     assert code == 0
@@ -215,8 +183,6 @@ def test_the_command_prints_the_table(chat_run, capsys):
     rows = [line.split("|")[2] for line in out.partition("By plot")[2].splitlines() if "%" in line]
     assert sum(map(int, rows)) == len(asked)
 
-
-def test_a_run_that_read_no_stories_is_refused(capsys, tmp_path):
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "config.yaml").write_text("data: {source: {kind: files, path: x.txt}}\n")
     code, out, err = command(capsys, tmp_path)

@@ -7,8 +7,8 @@ import pytest
 from pydantic import ValidationError
 
 from model import LanguageModel, ModelConfig
-from model.backends import AttentionImplementation
 from model.backends.choice import BACKENDS
+from model.config import AttentionImplementation
 from tests.conftest import LATENT, tiny_config
 
 LLAMA3 = {"rope_type": "llama3", "factor": 4.0, "original_max_position_embeddings": 512, "low_freq_factor": 1.0,
@@ -97,7 +97,6 @@ MLA = LATENT | {"kv_lora_rank": 12, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4
         ({"num_experts": 2, "num_experts_per_tok": 3}, r"num_experts_per_tok \(3\) must not be above"),
         ({"moe_intermediate_size": 24}, "moe_intermediate_size is for num_experts"),
         ({"num_experts": 4, "moe_intermediate_size": 20}, "multiple of 8 .*: use 24"),
-        ({"num_experts": 4, "mlp_only_layers": [6]}, "names layer 6: the layers are 0 to 5"),
         ({"num_experts": 4, "mlp_bias": True}, "mlp_bias=false"),
         ({"num_experts": 4, "gated_mlp": False}, "gated_mlp=true"),
         ({"num_experts": 4, "decoder_sparse_step": 7}, "leave no layer with experts"),

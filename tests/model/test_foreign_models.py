@@ -271,7 +271,7 @@ def test_a_model_that_does_not_fit_into_memory_is_refused_before_it_is_built(tmp
     save(random_model(tiny_config()), tmp_path)
     monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=1e5))
     monkeypatch.setattr(checkpoint, "LanguageModel", lambda *_: pytest.fail("built"))
-    with pytest.raises(ValueError, match=r"parameters, which need 0.0 GB to be loaded, and 0.0 GB of RAM are free"):
+    with pytest.raises(ValueError, match=r"parameters needs 0.0 GB, and 0.0 GB of RAM are free"):
         load(tmp_path)
 
 

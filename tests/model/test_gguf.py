@@ -139,7 +139,7 @@ REFUSED = {
     "ministral": (LLAMA | {"sliding_window": 5}, "bpe", "ignores the sliding windows of ministral"),
     "mla": ({"attention": "mla", "num_key_value_heads": "mha", **LLAMA}, "bpe", "deepseek_v3 is not written"),
     "experts": ({"num_experts": 4}, "bpe", "the architecture qwen3_moe is not written"),
-    "any parts": ({"loadable_elsewhere": False}, "bpe", "saved with loadable_elsewhere: false"),
+    "any parts": ({"loadable_elsewhere": False}, "bpe", "the architecture headlight is not written"),
     "activation": (LLAMA | {"hidden_act": "gelu"}, "bpe", "one activation for llama, and it is not gelu"),
     "activation of gpt2": (GPT2 | {"hidden_act": "relu"}, "bpe", "one activation for gpt2, and it is not relu"),
     "biases": ({"attention_bias": True}, "bpe", "llama.cpp has no attention_bias for qwen3"),
@@ -147,8 +147,8 @@ REFUSED = {
     "yarn": ({"rope_scaling": WRITTEN["qwen3, yarn"]["rope_scaling"] | {"beta_fast": 8.0}}, "bpe", "yarn is written"),
     "llama3": (LLAMA | {"rope_scaling": {"rope_type": "llama3", "factor": 4.0, "original_max_position_embeddings": 16,
                "low_freq_factor": 1.0, "high_freq_factor": 4.0}}, "bpe", "llama3 .rope_scaling. is not written"),
-    "char": ({"vocab_size": 128}, "char", "has no tokenizer of this kind"),
-    "byte": ({"vocab_size": 320}, "byte", "llama.cpp has no tokenizer of single bytes"),
+    "char": ({"vocab_size": 128}, "char", "has no name for how this tokenizer splits text"),
+    "byte": ({"vocab_size": 320}, "byte", "has no name for how this tokenizer splits text"),
 }  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from serve.library import Library
 from serve.limits import Limits
 from tests.conftest import random_model, tiny_config
 from tests.eval.viewer_helpers import chromium
+from tests.serve.chat_helpers import make_runs
 
 
 @pytest.fixture(scope="session")
@@ -69,6 +70,18 @@ def server(folder):
 @pytest.fixture
 def address(server):
     return server[0]
+
+
+@pytest.fixture(scope="session")
+def chat_runs(folder, tmp_path_factory):
+    """Runs that the page's chat can look into."""
+    return make_runs(folder, tmp_path_factory.mktemp("looked_into"))
+
+
+@pytest.fixture(scope="module")
+def chat_address(chat_runs):
+    with serving(chat_runs) as (address, _):
+        yield address
 
 
 @pytest.fixture(scope="module")

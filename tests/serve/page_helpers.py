@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
 from pathlib import Path
 
 import numpy as np
+from filelock import FileLock
 
 from configs.files import append_line
 from eval.attention.snapshots import Snapshot, write
@@ -46,15 +45,13 @@ class Growing:
         write(one, self.path / "attention")
         return one
 
-    def begin(self, pid: int | None = None) -> None:
+    def begin(self) -> None:
         """As a process that owns its folder (train/checkpoint.py)."""
-        card = {"pid": pid or os.getpid(), "host": socket.gethostname(), "since": "2026-01-01 00:00:00"}
-        (self.path / "owner.json").write_text(json.dumps(card), encoding="utf-8")
-        (self.path / "owner.lock").touch()
+        self.lock = FileLock(self.path / "owner.lock")
+        self.lock.acquire()
 
     def end(self) -> None:
-        (self.path / "owner.json").unlink()
-        (self.path / "owner.lock").unlink()
+        self.lock.release()
         (self.path / "result.json").write_text('{"step": 400}', encoding="utf-8")
 
 

@@ -66,8 +66,8 @@ def test_a_plain_model_directory_is_served_with_its_own_template(folder, tmp_pat
             (model,) = http.get("/v1/models").json()["data"]
             asked = {"model": "a model", "messages": SAID, "max_tokens": 3}
             assert http.post("/v1/chat/completions", json=asked).json()["usage"]["prompt_tokens"] == len(prompt)
-            assert [one["name"] for one in http.get("/live/chat/models").json()["models"]] == [model["id"]]
-            assert http.get("/live/chat/model", params={"run": model["id"]}).json()["is_chat"]
+            assert [one["name"] for one in http.get("/live/models").json()["models"]] == [model["id"]]
+            assert http.get(f"/live/models/{model['id']}").json()["is_chat"]
 
 
 def test_a_chat_answer_is_the_models_own(client, direct):
@@ -313,12 +313,10 @@ ODD = [None, True, -1, 0, 1e308, "", "x" * 5000, [], {}, [[]], {"a": {}}, "\ud80
 BODIES = [b"", b"{", b"\xff\xfe", b"[1, 2]", b'"x"', b"null", b"[" * 100_000, b'{"\\ud800": 1}']
 REQUESTS = {
     "/v1/chat/completions": {"model": "chat", "messages": SAID, "max_tokens": 1, "temperature": 1, "top_p": 1, "n": 1}
-    | {"stop": "a", "seed": 0, "logprobs": True, "stream": True, "stream_options": {}, "tools": [], "tool_choice": ""},
+    | {"stop": "a", "seed": 0, "logprobs": True, "stream": True, "stream_options": {}, "tools": [], "tool_choice": ""}
+    | {"inspect": {}},
     "/v1/completions": {"model": "chat", "prompt": "A", "max_tokens": 1, "logprobs": 1, "echo": True},
-    "/live/chat/answer": {"run": "chat", "prompt": "A", "max_tokens": 1, "step": 10, "adapter": None, "messages": SAID}
-    | {"answer_ids": [1], "heads": [], "temperature": 0, "top_p": 1, "seed": 0, "top": 1},
-    "/live/chat/weigh": {"run": "chat", "ids": [1, 2], "begin": 1, "heads": [{"layer": 0, "head": 0, "factor": 0}]},
-    "/live/chat/look": {"run": "chat", "ids": [1, 2], "position": 1},
+    "/live/models/chat/attention": {"ids": [1, 2], "position": 1, "step": 10, "adapter": None} | {"heads": [[0, 0, 0]]},
 }
 
 
@@ -346,7 +344,6 @@ def test_the_key_the_host_and_the_origin_are_checked(folder):
         answer = httpx.get(f"{address}/v1/models", headers=right | {"Origin": "https://evil.example"})
         assert answer.status_code == 200
         assert answer.headers["x-content-type-options"] == "nosniff"
-        assert "default-src 'none'" in answer.headers["content-security-policy"]
         assert "access-control-allow-origin" not in answer.headers
         assert "server" not in answer.headers
         answer = httpx.get(f"{address}/v1/models", headers=right | {"Origin": page})

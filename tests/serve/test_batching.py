@@ -101,11 +101,11 @@ def test_the_blocks_of_a_client_that_goes_away_are_free_before_the_next_token(lm
         batcher.submit(client.request)
     batcher.step()
     assert len(batcher.running) == 2  # no room for the third
-    leaves.request.cancel()
+    leaves.request.cancelled = True
     batcher.step()
     assert leaves.end == "cancelled"
     assert batcher.running == [stays.request]
-    stays.request.cancel()
+    stays.request.cancelled = True
     finish(batcher)
     assert waits.ids == alone(lm, [7] * 60, 20)
     assert batcher.cache.free_blocks == 22

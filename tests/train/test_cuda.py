@@ -11,6 +11,7 @@ import torch
 from tests.conftest import random_model, tiny_config
 from tests.model.test_compile import assert_same_training
 from tests.train.helpers import losses, metrics, pretrain, pretrain_rank, run_world, trace, write_config
+from train.compilation import compile_layers
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = pytest.mark.skipif(DEVICE == "cpu" and "HEADLIGHT_DRY_RUN" not in os.environ, reason="needs a GPU")
@@ -45,10 +46,11 @@ def test_compiled_gradients_are_those_of_the_plain_model():
     torch.manual_seed(0)
     lm = random_model(tiny_config()).to(DEVICE).train()
     lm.set_attn_implementation("flash" if DEVICE == "cuda" else "blocked")
-    step, ids = torch.compile(lm, dynamic=False), torch.randint(0, 192, (2, 64), device=DEVICE)
+    compiled, ids = lm.with_config().train(), torch.randint(0, 192, (2, 64), device=DEVICE)
+    compile_layers(compiled)
     documents = torch.randint(0, 4, (2, 64), device=DEVICE).sort().values
     with torch.autocast(DEVICE, dtype=torch.bfloat16):
-        loss, _ = step(ids, labels=ids, document_ids=documents)
+        loss, _ = compiled(ids, labels=ids, document_ids=documents)
         expected, _ = lm(ids, labels=ids, document_ids=documents)
     assert_same_training(loss, expected, lm, 5e-3, 0.1)
 

@@ -15,9 +15,8 @@ from model.config import LoraConfig
 from model.lora import adapted, add_adapters
 from tests.train.foreign import foreign_directory
 from tests.train.helpers import check_exact_resume, method_config, metrics, pretrain, pretrain_rank, run_world, trace
-from train.config import load_run_config
+from train.config import DPOConfig, load_run_config
 from train.dpo import PairSource, Preference, answer_log_probs, main, preference_loss
-from train.method_config import DPOConfig
 from train.reference import as_reference
 
 

@@ -8,8 +8,8 @@ import torch
 from tests.train.checkpoints import edit_state
 from tests.train.helpers import metrics, pretrain_rank, run_world, trace, write_config
 from tests.train.trials import attempt
-from train.config import RunConfig
-from train.device import resolve_device, resolve_precision
+from train.config import RunConfig, TrainConfig
+from train.device import resolve_device
 
 # 11.6 steps make an epoch of the tiny text in steps of 32 rows
 STEPS = {"max_steps": 26, "tokens_per_step": 1024, "trace": True, "checkpoint_every": 0}
@@ -110,21 +110,14 @@ def test_on_another_machine_it_continues_and_says_once_from_where_it_is_not_exac
     assert line in (tmp_path / "runs/tiny/report.md").read_text()
 
 
-def test_the_number_of_threads_is_taken_again_unless_somebody_asks_for_another(monkeypatch):
-    monkeypatch.setattr("os.cpu_count", lambda: 8)
-    wanted, config = torch.get_num_threads() + 1, RunConfig(name="x")
-    assert resolve_device(config, {"device": "cpu", "threads": wanted}).threads is None  # tests set OMP_NUM_THREADS
-    monkeypatch.delenv("OMP_NUM_THREADS")
-    monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
-    assert resolve_device(config, {"device": "cpu", "threads": wanted}).threads == wanted
-    assert resolve_device(config, {"device": "cpu", "threads": 9}).threads is None  # more than there are cores
-
-
-def test_a_precision_that_this_gpu_lacks_is_not_taken_again(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **options: False)
-    assert resolve_precision("auto", "cuda", "bf16") == ("fp16", "auto: this GPU lacks bf16")
-    assert resolve_precision("auto", "mps", "bf16")[0] == "fp32"
-    assert resolve_precision("auto", "cpu", "bf16") == ("bf16", "auto: as this run began")
+def test_a_precision_is_taken_again_but_not_one_that_this_machine_lacks(monkeypatch):
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    for kind, precision in (("cpu", "bf16"), ("mps", "fp32")):
+        train = TrainConfig(device=kind)
+        assert (
+            resolve_device(RunConfig(name="x", train=train), {"device": kind, "precision": "bf16"}).precision
+            == precision
+        )
 
 
 # ---------------------------------------------------------------------------------------------------------

@@ -2,75 +2,51 @@
 
 const WAIT = { change: 250, hover: 40 }; // milliseconds after the last change of a head; that the pointer rests on a token
 const SETTINGS = { // name in the address -> words, usual, least, most, step, what it means
-  t: ["Temperature", "0", 0, 100, 0.1, "0: always the likeliest token"],
+  t: ["Temperature", "0", 0, 2, 0.1, "0: always the likeliest token"],
   p: ["Top p", "1", 0.01, 1, 0.01, "draw from the likeliest tokens that reach p together"],
   seed: ["Seed", "0", 0, 999999999, 1, "the same seed draws the same tokens"],
   n: ["Most tokens", "128", 1, 4096, 1, "of an answer"],
 };
 const LONGEST = 6000; // characters of a conversation in an address
 
-const chatAsk = (what, values, signal) => {
+// What the server knows of a model, at this checkpoint and with these adapters.
+function askModel(run, what, values, signal) {
   const query = new URLSearchParams(Object.entries(values).filter(([, value]) => value !== null));
-  return ask(`/live/chat/${what}?${query}`, { signal });
+  return ask(`/live/models/${part(run)}${what}?${query}`, { signal });
+}
+
+VIEWS.chat = {
+  title: "Chat",
+  async show(root, address) {
+    const { models } = await ask("/live/models", { signal: address.signal });
+    const tell = (words) => {
+      root.append(element("p", "card", words));
+      isReady(true);
+    };
+    if (!models.length) return tell("No run of this folder has a checkpoint yet.");
+    if (!address.run) return location.replace(link("chat", models[0].name));
+    tell("Opening the model …");
+    const asked = readChat(address);
+    const model = await askModel(address.run, "", { step: asked.step, adapter: asked.adapter }, address.signal);
+    root.replaceChildren();
+    return new Chat(root, address, models, model, asked).begin();
+  },
 };
-const chatPost = (what, body, more) => post(`/live/chat/${what}`, body, more);
 
-async function showChat(root, address) {
-  const { models } = await chatAsk("models", {}, address.signal);
-  const tell = (words) => {
-    root.append(element("p", "card", words));
-    isReady(true);
-  };
-  if (!models.length) return tell("No run of this folder has a checkpoint yet.");
-  if (!address.run) return location.replace(link("chat", models[0].name));
-  if (!models.some(({ name }) => name === address.run)) return tell(`There is no run “${address.run}” with a checkpoint in this folder.`);
-  tell("Opening the model …");
-  const asked = readChat(address);
-  const model = await chatAsk("model", { run: address.run, step: asked.step, adapter: asked.adapter }, address.signal);
-  root.replaceChildren();
-  return new Chat(root, address, models, model, asked).begin();
-}
-
-VIEWS.chat = { title: "Chat", show: showChat };
-
-// ------------------------------------------------------------------ the address: model, words, settings, changed heads
-
-const wholeNumber = (text) => (/^\d{1,15}$/.test(text) ? Number(text) : null);
-
+// What the address says: the model, the words or the number of a story question, tokens with which the answer begins,
+// the changed heads, the head that is shown, and the settings. Whatever cannot be read begins anew.
 function readChat(address) {
-  const chosen = /^(\d{1,4})\.(\d{1,4})$/.exec(address.get("head"));
-  return {
-    step: wholeNumber(address.get("step")),
-    adapter: address.get("adapter") || null,
-    messages: readMessages(address.get("m")),
-    question: wholeNumber(address.get("q")),
-    forced: address.get("a").split(".").map(wholeNumber).filter((token) => token !== null),
-    heads: readHeads(address.get("off")),
-    chosen: chosen ? { layer: Number(chosen[1]), head: Number(chosen[2]) } : null,
-    settings: Object.fromEntries(Object.entries(SETTINGS).map(([name, [, value]]) => [name, address.get(name, value)])),
-  };
-}
-
-// {layer, head, factor} of each changed head: "0.1*0,2.3*0.5"
-function readHeads(text) {
-  return text.split(",").map((one) => /^(\d{1,4})\.(\d{1,4})\*(-?\d+(?:\.\d+)?)$/.exec(one)).filter(Boolean)
-    .map(([, layer, head, factor]) => ({ layer: Number(layer), head: Number(head), factor: Number(factor) }))
-    .filter((one, i, all) => Math.abs(one.factor) <= 10 && all.findIndex((other) => isSame(one, other)) === i);
-}
-
-function readMessages(text) {
+  const asked = { step: null, adapter: null, messages: [], question: null, begun: [], heads: [], chosen: null, settings: {} };
   try {
-    const messages = JSON.parse(text);
-    const isRight = ({ role, content }) => ["system", "user", "assistant"].includes(role) && typeof content === "string";
-    return Array.isArray(messages) && messages.every(isRight) ? messages : [];
-  } catch {
-    return [];
+    Object.assign(asked, JSON.parse(address.get("talk", "{}")));
+  } catch (error) {
+    console.warn(error.message);
   }
+  const usual = Object.fromEntries(Object.entries(SETTINGS).map(([name, [, value]]) => [name, value]));
+  return { ...asked, settings: { ...usual, ...asked.settings } };
 }
 
-const isSame = (one, other) => one?.layer === other?.layer && one?.head === other?.head;
-
-// ------------------------------------------------------------------
+const isSame = (place, other) => place?.layer === other?.layer && place?.head === other?.head;
 
 class Chat {
   constructor(root, address, models, model, asked) {
@@ -82,132 +58,101 @@ class Chat {
     this.second = new Answer("second", "Answer with the heads changed", this);
     this.prompt = element("div", "said");
     this.verdict = element("div");
-    this.problem = element("p", "card wrong", "", { role: "alert", hidden: true });
     this.answers = element("div", "answers", "", {}, [this.first.root, this.second.root]);
-    this.talk = element("div", "talk", "", {}, [this.problem, this.prompt, this.answers, this.verdict]);
-    this.card = new TokenCard((position, one) => this.force(position, one));
-    this.grid = new HeadGrid(model, {
-      choose: (head) => { asked.chosen = head; this.keep(); this.draw(); },
-      change: (heads) => this.change(heads),
-    });
+    this.talk = element("div", "talk", "", {}, [this.prompt, this.answers, this.verdict]);
+    this.card = new TokenCard((position, likely) => this.force(position, likely));
+    this.grid = new HeadGrid(model, this);
     this.composer = new Composer(model, model.is_chat ? "" : asked.messages.at(-1)?.content ?? "", this);
-    const bar = modelBar(models, model, asked, this);
     byId("keep").append(chatMenu(this), copyLink());
+    byId("heading").textContent = `Chat with ${model.run}`;
     const kind = model.is_chat ? "Ask something, or take a story question. " : "This run was trained on texts, not on chats: it continues what you type. ";
     const intro = `${kind}Then point at a token of the answer. The model sees ${model.context_length} tokens at most.`;
-    byId("heading").textContent = `Chat with ${model.run}`;
-    root.append(bar, element("p", "soft intro", intro), element("div", "chat-columns", "", {}, [
-      this.talk,
-      element("div", "chat-side", "", {}, [this.card.root, this.grid.root]), this.composer.root,
+    root.append(modelBar(models, model, asked, this), element("p", "soft intro", intro), element("div", "chat-columns", "", {}, [
+      this.talk, element("div", "chat-side", "", {}, [this.card.root, this.grid.root]), this.composer.root,
     ]));
     this.draw();
     isReady(true);
   }
 
   begin() {
-    const { question, messages, forced } = this.asked;
-    if (question !== null) return this.askStory(question, forced);
-    return messages.length ? this.ask(forced.map((id) => ({ id }))) : undefined;
+    const { question, messages, begun } = this.asked;
+    if (question !== null) return this.askStory(question, begun);
+    return messages.length ? this.ask(begun) : undefined;
   }
 
-  get name() {
-    return { run: this.model.run, step: this.model.step, adapter: this.model.adapter };
-  }
-
-  get request() {
-    const { settings, messages, question } = this.asked;
-    const words = this.model.is_chat || question !== null ? { messages } : { prompt: messages.at(-1).content };
+  // The body of /v1/chat/completions; `inspect` is not OpenAI's (serve/openai_api.py).
+  request(heads = []) {
+    const { settings, messages } = this.asked;
+    const { run: model, step, adapter } = this.model;
     return {
-      ...this.name, ...words, heads: [], temperature: Number(settings.t), top_p: Number(settings.p), seed: Number(settings.seed),
-      max_tokens: Number(settings.n),
+      model, messages, logprobs: true, top_logprobs: 8, temperature: Number(settings.t), top_p: Number(settings.p),
+      seed: Number(settings.seed), max_completion_tokens: Number(settings.n),
+      inspect: { step, adapter, heads: heads.map(({ layer, head, factor }) => [layer, head, factor]) },
     };
   }
 
+  // The address without what the server gives, and nothing of a conversation that is too long for one.
   keep() {
-    const { step, adapter, question, messages, forced, heads, chosen, settings } = this.asked;
-    const words = JSON.stringify(messages);
-    const given = forced.join(".");
-    this.address.set({
-      step, adapter, q: question,
-      m: question === null && messages.length && words.length <= LONGEST ? words : "",
-      a: given.length <= LONGEST ? given : "",
-      off: heads.map(({ layer, head, factor }) => `${layer}.${head}*${factor}`).join(","),
-      head: chosen ? `${chosen.layer}.${chosen.head}` : "",
-      ...Object.fromEntries(Object.entries(settings).map(([name, value]) => [name, value === SETTINGS[name][1] ? "" : value])),
-    });
+    const { question, messages } = this.asked;
+    const talk = JSON.stringify({ ...this.asked, messages: question === null ? messages : [] });
+    this.address.set({ talk: talk.length <= LONGEST ? talk : "" });
   }
 
   // ------------------------------------------------------------------ what is asked
 
   send(words) {
     const { asked } = this;
-    if (this.model.is_chat) {
+    if (!this.model.is_chat) asked.messages = [];
+    else {
       if (asked.messages.length && this.first.tokens.length) asked.messages.push(this.first.message);
-      else if (asked.messages.length) asked.messages.pop(); // it was not answered
+      else asked.messages.pop(); // it was not answered
       this.composer.field.value = "";
-    } else asked.messages = [];
+    }
     asked.messages.push({ role: "user", content: words });
-    Object.assign(asked, { question: null, forced: [] });
-    this.right = null;
-    return this.ask([]);
+    asked.question = this.right = null;
+    return this.ask();
   }
 
-  async askStory(number, forced = []) {
+  async askStory(number, begun = []) {
     try {
-      this.right = await chatAsk("question", { ...this.name, number }, this.address.signal);
+      this.right = await askModel(this.model.run, "/question", { number, step: this.model.step }, this.address.signal);
     } catch (error) {
-      return this.fail(error);
+      return say(error.message);
     }
-    Object.assign(this.asked, { question: number, messages: this.right.messages, forced });
-    return this.ask(forced.map((id) => ({ id })));
+    Object.assign(this.asked, { question: number, messages: this.right.messages });
+    return this.ask(begun);
   }
 
   setting(values) {
     Object.assign(this.asked.settings, values);
     this.keep();
-    if (this.asked.messages.length) this.ask([]);
+    if (this.asked.messages.length) this.ask();
   }
 
-  fresh() {
-    this.job?.abort();
-    Object.assign(this.asked, { question: null, messages: [], forced: [] });
-    Object.assign(this, { right: null, chosen: null, hovered: null });
-    [this.first, this.second].forEach((answer) => answer.clear());
-    this.prompt.replaceChildren();
-    this.problem.hidden = true;
-    this.composer.field.value = "";
-    this.composer.field.focus();
-    this.keep();
-    this.draw();
+  // Another model, or another conversation: a new entry in the browser's history, with what stays.
+  reopen({ run = this.model.run, ...changes }) {
+    const model = run === this.model.run ? {} : { step: null, adapter: null, heads: [], chosen: null };
+    this.address.open(run, { talk: JSON.stringify({ ...this.asked, begun: [], ...model, ...changes }) });
   }
 
-  // Another model: a new entry in the browser's history, with the same conversation.
-  reopen(values) {
-    const kept = ["m", "q", ...Object.keys(SETTINGS), ...(values.run ? [] : ["step", "adapter", "off", "head"])];
-    const query = Object.fromEntries(kept.map((name) => [name, this.address.get(name)]));
-    this.address.open(values.run ?? this.model.run, { ...query, ...values, run: "" });
-  }
-
-  // The first answer, then the one with the heads changed. given: tokens that the first begins with.
-  ask(given) {
-    this.asked.forced = given.map((token) => token.id);
+  // The first answer, then the one with the heads changed. begun: ids with which the first begins.
+  ask(begun = []) {
+    this.asked.begun = begun;
     this.keep();
     return this.work(async (signal) => {
-      await this.first.run(this.request, given, (tokens) => drawPrompt(this.prompt, tokens), signal);
+      await this.first.run(this.request(), begun, (tokens) => drawPrompt(this.prompt, tokens), signal);
       announce(`The answer: ${this.first.message.content}`);
-      await this.runSecond(signal, []);
+      await this.runSecond(signal);
     });
   }
 
-  async runSecond(signal, given) {
+  async runSecond(signal, begun = []) {
     const { heads } = this.asked;
     if (signal.aborted || !this.first.prompt.length) return;
-    if (heads.length) {
-      const { messages, ...request } = this.request;
-      const prompt = this.first.prompt.map((token) => token.id);
-      await this.second.run({ ...request, prompt, heads }, given, () => this.first.places.slice(0, prompt.length), signal);
-    } else this.second.clear();
-    if (!signal.aborted) await this.first.compare(this.name, heads, signal);
+    const request = this.request(heads);
+    if (heads.length) await this.second.run(request, begun, (tokens) => this.first.places.slice(0, tokens.length), signal);
+    else this.second.clear();
+    if (!signal.aborted) await this.first.compare(request, signal);
   }
 
   // One job at a time; what runs is given up.
@@ -216,13 +161,13 @@ class Chat {
     const mine = (this.job = new AbortController());
     this.address.signal.addEventListener("abort", () => mine.abort(), { signal: mine.signal });
     Object.assign(this, { chosen: null, hovered: null });
-    this.problem.hidden = true;
+    say("");
     this.composer.busy(true);
     this.draw();
     try {
       await job(mine.signal);
     } catch (error) {
-      if (this.job === mine && !this.address.signal.aborted && error.name !== "AbortError") this.fail(error);
+      if (this.job === mine && !mine.signal.aborted) say(error.message);
     }
     if (this.job !== mine) return;
     this.job = null;
@@ -230,27 +175,28 @@ class Chat {
     this.draw();
   }
 
-  fail(error) {
-    this.problem.textContent = error.message;
-    this.problem.hidden = false;
-  }
-
   // ------------------------------------------------------------------ tokens and heads
 
-  force(position, one) {
+  // Go on from another token than the one at this position.
+  force(position, likely) {
     const { answer } = this.place;
-    const at = position - answer.prompt.length;
-    const given = [...answer.tokens.slice(0, at), { id: one.id, log_prob: one.log_prob, top: answer.tokens[at].top, isForced: true }];
-    return answer === this.first ? this.ask(given) : this.work((signal) => this.runSecond(signal, given));
+    const begun = [...answer.ids.slice(answer.prompt.length, position), likely.id];
+    return answer === this.first ? this.ask(begun) : this.work((signal) => this.runSecond(signal, begun));
   }
 
-  change(heads) {
+  chooseHead(place) {
+    this.asked.chosen = place;
+    this.keep();
+    this.draw();
+  }
+
+  changeHeads(heads) {
     this.asked.heads = heads;
     this.keep();
     this.draw();
     clearTimeout(this.changing);
     if (!this.first.prompt.length || (this.job && this.first.end === null)) return; // the first answer comes first
-    this.changing = setTimeout(() => this.address.signal.aborted || this.work((signal) => this.runSecond(signal, [])), WAIT.change);
+    this.changing = setTimeout(() => this.address.signal.aborted || this.work((signal) => this.runSecond(signal)), WAIT.change);
   }
 
   // The answer and the position of the token that is looked from: hovering shows one for a moment, choosing keeps it.
@@ -264,9 +210,8 @@ class Chat {
   }
 
   choose(answer, position) {
-    this.hovered = null;
     const isChosen = this.chosen?.answer === answer && this.chosen.position === position;
-    this.chosen = position === null || isChosen ? null : { answer, position };
+    Object.assign(this, { hovered: null, chosen: position === null || isChosen ? null : { answer, position } });
     this.drawPlace();
   }
 
@@ -279,34 +224,26 @@ class Chat {
   }
 
   async drawPlace() {
-    const { first, second, card, grid, asked, job } = this;
-    const token = this.place?.answer.tokens[this.place.position - this.place.answer.prompt.length];
-    [first, second].forEach((answer) => answer.shade(null, null));
+    const { first, second, card, grid, asked } = this;
+    const { answer, position } = this.place ?? {};
+    const at = position - answer?.prompt.length;
+    const token = answer?.tokens[at];
+    [first, second].forEach((other) => other.shade(null, null));
     if (!token) {
       card.empty();
       return grid.draw(asked.chosen, asked.heads, null, null);
     }
-    const { answer, position } = this.place;
-    const labels = [...answer.prompt, ...answer.tokens].map((one) => one.label);
-    card.draw(answer.name, position, token, answer.differences?.[position - answer.prompt.length], Boolean(job));
+    card.draw(answer.name, position, token, answer.differences?.[at], Boolean(this.job));
     answer.shade(position, null);
-    const row = await this.row(answer, position).catch((error) => this.fail(error));
-    if (!row || !this.isAt(answer, position)) return undefined;
-    const weights = row.of(asked.chosen);
+    const isHere = () => !this.address.signal.aborted && this.place?.answer === answer && this.place.position === position;
+    if (this.hovered) await new Promise((resolve) => { setTimeout(resolve, WAIT.hover); });
+    if (!isHere()) return undefined;
+    const row = await answer.row(position, this.address.signal).catch((error) => say(error.message));
+    if (!row || !isHere()) return undefined;
+    const labels = [...answer.prompt, ...answer.tokens].map(({ label }) => label);
+    const weights = attentionOf(row, asked.chosen);
     answer.shade(position, weights);
     card.drawLooks(asked.chosen ? `head L${asked.chosen.layer} H${asked.chosen.head}` : "the mean of all heads", weights, labels);
     return grid.draw(asked.chosen, asked.heads, row, labels);
-  }
-
-  isAt(answer, position) {
-    return !this.address.signal.aborted && this.place?.answer === answer && this.place.position === position;
-  }
-
-  // What all heads looked at to write this token; null where another one is pointed at by now.
-  async row(answer, position) {
-    if (this.hovered) await new Promise((resolve) => { setTimeout(resolve, WAIT.hover); });
-    if (!this.isAt(answer, position)) return null;
-    const ids = answer.end === null ? answer.ids.slice(0, position + 1) : answer.ids;
-    return rowOf({ ...this.name, ids, position, heads: answer.heads }, this.address.signal);
   }
 }

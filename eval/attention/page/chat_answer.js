@@ -1,13 +1,13 @@
 // One answer: its tokens as they come, as running text that can be pointed at, and what is said about it.
 
-const ENDS = { stop: "ended by itself", length: "cut: “Most tokens” gives it more", stopped: "stopped by you" };
+const ENDS = { stop: "ended by itself", tool_calls: "ended by itself", length: "cut: “Most tokens” gives it more", stopped: "stopped by you" };
 const TURN = "<im_start>"; // the label of the token that begins a turn
 const LARGE_DIFFERENCE = 3; // nats; it is drawn in full colour
-const MOST_ROWS = 400; // that are kept
 const HIDDEN = /[\u0000-\u0009\u000b-\u001f\u007f-\u009f\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufffe\uffff]/g;
 
 // Characters that nobody sees, or that turn the text around, by their number.
-const visible = (text) => text.replace(HIDDEN, (one) => `⟨U+${one.charCodeAt(0).toString(16).toUpperCase().padStart(4, "0")}⟩`);
+const visible = (text) => text.replace(HIDDEN, (letter) => `⟨U+${letter.charCodeAt(0).toString(16).toUpperCase().padStart(4, "0")}⟩`);
+const readable = (token) => ({ ...token, label: visible(token.label) });
 // A special token, and a part of a character, adds nothing to the text: its label stands for it.
 const wordsOf = (token) => visible(token.text || token.label).replaceAll("\n", "⏎\n");
 
@@ -27,6 +27,8 @@ function drawPrompt(box, tokens) {
   });
 }
 
+const begunWith = (request, ids) => ({ ...request, inspect: { ...request.inspect, answer_ids: ids } });
+
 class Answer {
   constructor(name, title, chat) {
     Object.assign(this, { name, chat });
@@ -37,10 +39,11 @@ class Answer {
     this.clear();
   }
 
-  // places: the element of each token, of the prompt and of the answer
+  // places: the element of each token, of the prompt and of the answer; message: what was answered so far
   clear() {
-    Object.assign(this, { prompt: [], tokens: [], places: [], heads: [], end: null, differences: null, weights: null, chosen: null });
-    this.message = { role: "assistant", content: "" }; // what was answered so far
+    Object.assign(this, { prompt: [], tokens: [], places: [], rows: [], end: null, differences: null, chosen: null });
+    this.request = { inspect: { heads: [] } };
+    this.message = { role: "assistant", content: "" };
     this.box.replaceChildren();
     this.status.textContent = "";
   }
@@ -49,70 +52,52 @@ class Answer {
     return [...this.prompt, ...this.tokens].map((token) => token.id);
   }
 
-  // What a token, or the end, adds to the message.
-  hear({ reasoning_content: thoughts, content, tool_calls: calls }) {
-    if (thoughts) this.message.reasoning_content = (this.message.reasoning_content ?? "") + thoughts;
-    this.message.content += content;
-    if (calls?.length) this.message.tool_calls = calls;
-  }
-
-  // request: without what stands of the answer; given: the tokens that stand already. onPrompt(tokens) gives the elements
-  // of what was read.
-  async run(request, given, onPrompt, signal) {
+  // begun: the ids with which it begins. onPrompt(tokens) gives the elements of what was read.
+  async run(request, begun, onPrompt, signal) {
     this.clear();
-    this.heads = request.heads;
+    this.request = request;
     this.status.textContent = "answering …";
     try {
-      for await (const event of answerEvents({ ...request, answer_ids: given.map((token) => token.id) }, signal)) {
-        if (event.prompt) {
-          this.prompt = event.prompt.map((token) => ({ ...token, label: visible(token.label) }));
+      for await (const choice of choicesOf({ ...begunWith(request, begun), stream: true }, signal)) {
+        if (choice.prompt) {
+          this.prompt = choice.prompt.map(readable);
           this.places = [...onPrompt(this.prompt)];
-          event.answer.forEach((token, i) => {
-            this.hear(token);
-            this.add({ ...token, ...given[i], text: token.text, label: token.label });
-          });
         }
-        if (event.token) this.add(event.token);
-        if (event.token || event.end) this.hear(event.token ?? event);
-        if (event.end) this.end = event.end;
+        choice.logprobs.content.forEach((token) => this.add({ ...token, isForced: this.tokens.length === begun.length - 1 }));
+        const { reasoning_content: thoughts, content, tool_calls: calls } = choice.delta;
+        if (thoughts) this.message.reasoning_content = (this.message.reasoning_content ?? "") + thoughts;
+        this.message.content += content ?? "";
+        if (calls) this.message.tool_calls = calls;
+        this.end = choice.finish_reason;
         this.chat.draw();
       }
     } catch (error) {
-      if (!signal.aborted) this.status.textContent = "";
+      this.status.textContent = "";
       if (error.name !== "AbortError") throw error;
     }
     this.end ??= "stopped";
-    if (!signal.aborted && !this.tokens.every((token) => token.top)) { // of those that stood in the address
-      const weighed = await this.weigh(request, request.heads, signal);
-      weighed.forEach((one, i) => { this.tokens[i] = { ...this.tokens[i], ...one }; });
-    }
     this.say();
   }
 
-  async weigh({ run, step, adapter }, heads, signal) {
-    const { tokens } = await chatPost("weigh", { run, step, adapter, heads, ids: this.ids, begin: this.prompt.length }, { signal });
-    return tokens;
-  }
-
   add(told) {
-    const token = { ...told, label: visible(told.label) };
-    token.top?.forEach((one) => { one.label = visible(one.label); });
-    this.tokens.push(token);
+    const token = { ...readable(told), top_logprobs: told.top_logprobs.map(readable) };
     const made = element("span", "word-token of-answer", wordsOf(token), {
-      role: "option", "aria-selected": "false", id: `${this.name}-${this.places.length}`, "data-position": this.places.length,
+      role: "option", "aria-selected": "false", id: `${this.name}-${this.places.length}`, "data-place": this.places.length,
     });
     Object.entries({ special: !token.text, forced: token.isForced, thought: token.is_thought })
       .forEach(([kind, isOn]) => made.classList.toggle(kind, Boolean(isOn)));
+    this.tokens.push(token);
     this.places.push(made);
     this.box.append(made);
   }
 
-  // The same tokens, as the model with these heads changed thinks of them: a line below each that is more or less likely.
-  async compare(name, heads, signal) {
+  // The same tokens, as the model of this request thinks of them: a line below each that is more or less likely.
+  async compare(request, signal) {
     this.differences = null;
-    if (heads.length && this.tokens.length) {
-      const weighed = await this.weigh(name, heads, signal);
-      this.differences = weighed.map((one, i) => one.log_prob - this.tokens[i].log_prob);
+    if (request.inspect.heads.length && this.tokens.length) {
+      const body = { ...begunWith(request, this.ids.slice(this.prompt.length)), max_completion_tokens: 0 };
+      const { choices: [{ logprobs }] } = await post("/v1/chat/completions", body, { signal });
+      this.differences = logprobs.content.map((token, i) => token.logprob - this.tokens[i].logprob);
     }
     this.places.slice(this.prompt.length).forEach((made, i) => {
       const by = this.differences?.[i] ?? 0;
@@ -126,17 +111,28 @@ class Answer {
   // How it ended, and how likely it was.
   say() {
     const sum = (values) => values.reduce((total, value) => total + value, 0);
-    const before = sum(this.tokens.map((token) => token.log_prob ?? 0));
-    this.status.replaceChildren(`${this.tokens.length} tokens, ${ENDS[this.end] ?? ""}; ln p ${nats(before)}`);
+    const likely = sum(this.tokens.map((token) => token.logprob));
+    this.status.replaceChildren(`${this.tokens.length} tokens, ${ENDS[this.end] ?? ""}; ln p ${nats(likely)}`);
     if (!this.differences) return;
     const by = sum(this.differences);
     this.status.append("; with the heads changed ", element("b", by < 0 ? "seen" : "looks", signed(by)),
       " (underlined: orange is less likely, blue is more likely)");
   }
 
+  // What all heads looked at to write the token at a position. A whole answer is sent: one pass is enough for all of it.
+  async row(position, signal) {
+    const { model, inspect: { step, adapter, heads } } = this.request;
+    const body = { step, adapter, heads, position, ids: this.end === null ? this.ids.slice(0, position + 1) : this.ids };
+    if (!this.rows[position]) {
+      const { weights, ...row } = await post(`/live/models/${part(model)}/attention`, body, { signal });
+      this.rows[position] = { ...row, weights: new Float32Array(bytesOf(weights).buffer) };
+    }
+    return this.rows[position];
+  }
+
   // position: the token that is looked from; weights: of each token before it, or nothing while they are on their way.
   shade(position, weights) {
-    Object.assign(this, { chosen: position, weights });
+    this.chosen = position;
     this.places.forEach((made, i) => {
       made.style.backgroundColor = weights?.[i] > 0.0005 ? shade("--looks", weights[i]) : "";
       if (i >= this.prompt.length) made.setAttribute("aria-selected", String(i === position));
@@ -147,10 +143,7 @@ class Answer {
 
   listen() {
     const { chat, box } = this;
-    const positionOf = ({ target }) => (target.dataset?.position ? Number(target.dataset.position) : null);
-    box.addEventListener("pointerover", (event) => chat.point(this, positionOf(event)));
-    box.addEventListener("pointerleave", () => chat.point(this, null));
-    box.addEventListener("click", (event) => positionOf(event) !== null && chat.choose(this, positionOf(event)));
+    listenPlaces(box, (position) => chat.point(this, position), (position) => chat.choose(this, position));
     box.addEventListener("focus", () => { // the keyboard has come: to its first token, where none is chosen
       const isNew = box.matches(":focus-visible") && chat.chosen?.answer !== this && this.tokens.length;
       if (isNew) chat.choose(this, this.prompt.length);
@@ -168,50 +161,30 @@ class Answer {
   }
 }
 
-// The events of an answer, as they come. Raises what the server says, also in the midst of it.
-async function* answerEvents(request, signal) {
-  const reader = (await chatPost("answer", request, { signal, as: "stream" })).getReader();
-  const decoder = new TextDecoder();
+// The parts of a streamed answer, as they come. Raises what the server says, also in the midst of it.
+async function* choicesOf(request, signal) {
+  const stream = await post("/v1/chat/completions", request, { signal, as: "stream" });
   let held = "";
+  const reader = stream.pipeThrough(new TextDecoderStream()).getReader();
   for (;;) {
     const { value, done } = await reader.read();
     if (done) return;
-    held += decoder.decode(value, { stream: true });
-    const lines = held.split("\n\n");
-    held = lines.pop();
-    for (const line of lines) {
-      const event = JSON.parse(line.slice("data: ".length));
-      if (event.error) throw new Error(event.error.message);
-      yield event;
+    const events = (held + value).split("\n\n");
+    held = events.pop();
+    for (const event of events.map((line) => line.slice("data: ".length))) {
+      if (event === "[DONE]") return;
+      const { error, choices } = JSON.parse(event);
+      if (error) throw new Error(error.message);
+      yield choices[0];
     }
   }
 }
 
-// What every head looked at from one token. Rows that were asked for stay here.
-const rows = new Map();
-async function rowOf(request, signal) {
-  const key = JSON.stringify(request);
-  if (!rows.has(key)) {
-    const { layers, heads, keys, weights } = await chatPost("look", request, { signal });
-    rows.set(key, new Row(layers, heads, keys, new Float32Array(bytesOf(weights).buffer)));
-    if (rows.size > MOST_ROWS) rows.delete(rows.keys().next().value);
-  }
-  return rows.get(key);
-}
-
-class Row {
-  constructor(layers, heads, keys, weights) {
-    Object.assign(this, { layers, heads, keys, weights });
-  }
-
-  // One number a token: of one head, or where none is chosen the mean of all.
-  of(chosen) {
-    if (chosen) {
-      const start = (chosen.layer * this.heads + chosen.head) * this.keys;
-      return [...this.weights.subarray(start, start + this.keys)];
-    }
-    const mean = new Array(this.keys).fill(0);
-    this.weights.forEach((weight, i) => { mean[i % this.keys] += weight / (this.layers * this.heads); });
-    return mean;
-  }
+// One number a token: of one head, or where none is chosen the mean of all.
+function attentionOf({ layers, heads, keys, weights }, chosen) {
+  const begin = chosen && (chosen.layer * heads + chosen.head) * keys;
+  if (chosen) return [...weights.subarray(begin, begin + keys)];
+  const mean = new Array(keys).fill(0);
+  weights.forEach((weight, i) => { mean[i % keys] += weight / (layers * heads); });
+  return mean;
 }

@@ -1,16 +1,8 @@
 // Around a chat: the bar above, the box below, the card of one token, and the ways to keep a conversation.
 
 function modelBar(models, model, { step, adapter, settings }, chat) {
-  const { steps, adapters } = models.find((one) => one.name === model.run);
-  const bar = element("form", "bar chat-bar", "", { "aria-label": "The model, and how it answers" }, [
-    choice("Run", models.map(({ name }) => [name, name]), model.run, (run) => chat.reopen({ run })),
-    choice("Checkpoint", [["", `newest (${steps.at(-1) ?? "?"})`], ...steps.map((one) => [String(one), `step ${one}`]).reverse()],
-      String(step ?? ""), (value) => chat.reopen({ step: value })),
-  ]);
-  if (adapters.length) {
-    const options = [["", "none"], ...adapters.map((name) => [name, name])];
-    bar.append(choice("Adapters", options, adapter ?? "", (value) => chat.reopen({ adapter: value })));
-  }
+  const { steps, adapters } = models.find(({ name }) => name === model.run);
+  const checkpoints = steps.map((number) => [String(number), `step ${number}`]).reverse();
   const fields = Object.entries(SETTINGS).map(([name, [words, , min, max, by, title]]) => {
     const field = element("input", "", "", { type: "number", min, max, step: by, title, required: true });
     field.value = settings[name];
@@ -18,7 +10,12 @@ function modelBar(models, model, { step, adapter, settings }, chat) {
     return element("label", "", `${words} `, {}, [field]);
   });
   const isOpen = ["t", "p"].some((name) => settings[name] !== SETTINGS[name][1]);
-  bar.append(element("details", "chat-settings", "", { open: isOpen }, [element("summary", "", "Settings"), ...fields]));
+  const bar = element("form", "bar chat-bar", "", { "aria-label": "The model, and how it answers" }, [
+    choice("Run", models.map(({ name }) => [name, name]), model.run, (run) => chat.reopen({ run })),
+    choice("Checkpoint", [["", `newest (${steps.at(-1) ?? "?"})`], ...checkpoints], String(step ?? ""), (value) => chat.reopen({ step: value ? Number(value) : null })),
+    ...(adapters.length ? [choice("Adapters", [["", "none"], ...adapters.map((name) => [name, name])], adapter ?? "", (value) => chat.reopen({ adapter: value || null }))] : []),
+    element("details", "chat-settings", "", { open: isOpen }, [element("summary", "", "Settings"), ...fields]),
+  ]);
   bar.addEventListener("submit", (event) => event.preventDefault());
   return bar;
 }
@@ -27,17 +24,15 @@ class Composer {
   constructor(model, text, chat) {
     const words = model.is_chat ? "Your message" : "A text, which the model continues";
     const placeholder = model.is_chat ? "Ask something" : model.first_line || "Once there was";
-    this.field = element("textarea", "", "", { rows: 2, "aria-label": words, maxlength: 200000, placeholder });
-    this.field.value = text;
+    this.field = element("textarea", "", text, { rows: 2, "aria-label": words, maxlength: 200000, placeholder });
     this.send = element("button", "send", model.is_chat ? "Send" : "Continue it");
     this.stop = button("Stop", () => chat.job?.abort(), { hidden: true });
     const story = button("Story question", () => chat.askStory((chat.asked.question ?? -1) + 1), {
       disabled: !model.knows_questions,
       title: model.knows_questions ? "A story that no training text holds, a question about it, and the right answer" : "This run was not trained on the built-in world",
     });
-    this.root = element("form", "composer", "", {}, [
-      this.field, element("div", "composer-buttons", "", {}, [this.send, this.stop, story, button("Start again", () => chat.fresh())]),
-    ]);
+    const again = button("Start again", () => chat.reopen({ messages: [], question: null }));
+    this.root = element("form", "composer", "", {}, [this.field, element("div", "composer-buttons", "", {}, [this.send, this.stop, story, again])]);
     this.root.addEventListener("submit", (event) => {
       event.preventDefault();
       if (this.field.value.trim()) chat.send(this.field.value);
@@ -58,9 +53,9 @@ class Composer {
 // The right answer to a story question. end: of the model's answer, null while it writes.
 function rightAnswer({ reply }, words, end) {
   const isRight = words.trim() === reply.trim(); // as eval.questions counts it
-  const verdict = end === null ? "" : isRight ? " The model's answer is right." : " The model answered something else.";
+  const [mark, verdict] = end === null ? ["", ""] : isRight ? ["✓ ", " The model's answer is right."] : ["✗ ", " The model answered something else."];
   return element("p", "card right-answer", "", { role: "status" }, [
-    element("b", "", end === null ? "" : isRight ? "✓ " : "✗ ", { "aria-hidden": "true" }), "Right answer: ", element("b", "", reply), verdict,
+    element("b", "", mark, { "aria-hidden": "true" }), "Right answer: ", element("b", "", reply), verdict,
   ]);
 }
 
@@ -79,44 +74,36 @@ class TokenCard {
       + "at to write it, how likely it was, and what it might have written instead."));
   }
 
-  // token: {label, log_prob, top}; difference: with the heads changed, in nats, where it is known
+  // difference: with the heads changed, in nats, where it is known
   draw(answer, position, token, difference, isBusy) {
-    const shown = `${answer} ${position} ${token.id} ${token.log_prob} ${difference} ${isBusy}`;
+    const shown = `${answer} ${position} ${token.id} ${difference} ${isBusy}`;
     if (this.shown === shown) return; // so that an alternative keeps the focus
     this.shown = shown;
-    const likely = token.log_prob === undefined ? "its probability is not known"
-      : `${percent(Math.exp(token.log_prob))}, ln p ${nats(token.log_prob)}`;
     this.looks = element("p", "looks-at");
-    const chosen = `number ${position}${token.isForced ? ", chosen by you" : ""}`;
+    const likely = ` ${percent(Math.exp(token.logprob))}, ln p ${nats(token.logprob)}`;
+    const now = percent(Math.exp(token.logprob + difference));
     this.root.replaceChildren(
-      element("h2", "", "Token ", {}, [element("span", "soft", chosen)]),
-      element("p", "", "", {}, [element("code", "token-name", token.label), ` ${likely}`]),
+      element("h2", "", "Token ", {}, [element("span", "soft", `number ${position}${token.isForced ? ", chosen by you" : ""}`)]),
+      element("p", "", "", {}, [element("code", "token-name", token.label), likely]),
       this.looks,
+      ...(difference === undefined ? [] : [element("p", "", `With the heads changed: ${now}, a difference of ${signed(difference)} in ln p`)]),
+      element("h3", "", "Alternatives: choose one to continue from there"),
+      element("ol", "alternatives", "", {}, token.top_logprobs.map((other) => {
+        const share = Math.exp(other.logprob);
+        const isWritten = other.id === token.id;
+        const fill = element("span", "alternative-fill");
+        fill.style.width = `${100 * share}%`;
+        const made = button("", () => this.force(position, other), {
+          class: "alternative", disabled: isWritten || isBusy, "aria-label": `${other.label}, ${percent(share)}${isWritten ? ", written" : ""}`,
+        });
+        made.append(fill, element("code", "token-name", other.label), element("span", "number", percent(share)));
+        return element("li", "", "", {}, [made]);
+      })),
     );
-    if (difference !== undefined) {
-      const now = percent(Math.exp(token.log_prob + difference));
-      this.root.append(element("p", "", `With the heads changed: ${now}, a difference of ${signed(difference)} in ln p`));
-    }
-    if (!token.top) return;
-    const list = element("ol", "alternatives", "", {}, token.top.map((one) => this.alternative(position, token, one, isBusy)));
-    this.root.append(element("h3", "", "Alternatives: choose one to continue from there"), list);
-  }
-
-  alternative(position, token, one, isBusy) {
-    const share = Math.exp(one.log_prob);
-    const isChosen = one.id === token.id;
-    const made = button("", () => this.force(position, one), {
-      class: "alternative", disabled: isChosen || isBusy, "aria-label": `${one.label}, ${percent(share)}${isChosen ? ", written" : ""}`,
-    });
-    const fill = element("span", "alternative-fill");
-    fill.style.width = `${100 * share}%`;
-    made.append(fill, element("code", "token-name", one.label), element("span", "number", percent(share)));
-    return element("li", "", "", {}, [made]);
   }
 
   // who: the head that is shown, in words
   drawLooks(who, weights, labels) {
-    if (!this.looks) return;
     const strongest = weights.map((weight, i) => [weight, i]).filter(([weight]) => weight >= 0.005).sort((a, b) => b[0] - a[0]).slice(0, 4);
     const words = strongest.map(([weight, i]) => `${labels[i]} (${i}) ${percent(weight)}`).join(" · ");
     this.looks.replaceChildren(element("span", "looks", "Looked at"), ` ${words || "no token more than others"}, ${who}`);
@@ -126,34 +113,17 @@ class TokenCard {
 // ------------------------------------------------------------------ keep a conversation
 
 function chatMenu(chat) {
+  const picture = () => pictureOf([chat.talk], `Chat with ${chat.model.run}`);
   const name = (ending) => `${chat.model.run} step ${chat.model.step ?? ""} chat.${ending}`;
   return saveMenu("Save the conversation", {
-    "Picture (PNG)": () => savePng(chatPicture(chat), name("png")),
-    "Picture (SVG)": () => saveSvg(chatPicture(chat), name("svg")),
+    "Picture (PNG)": () => savePng(picture(), name("png")),
+    "Picture (SVG)": () => saveSvg(picture(), name("svg")),
     "Data (JSON)": () => saveJson(chatData(chat), name("json")),
   });
 }
 
 function chatData({ asked, model, right, first, second }) {
   const answers = [first, second].filter(({ prompt }) => prompt.length)
-    .map(({ heads, prompt, tokens, end, differences }) => ({ heads, prompt, tokens, end, differences }));
+    .map(({ request, prompt, tokens, end, differences }) => ({ heads: request.inspect.heads.map(([layer, head, factor]) => ({ layer, head, factor })), prompt, tokens, end, differences }));
   return { model, settings: asked.settings, messages: asked.messages, right_answer: right?.reply ?? null, answers };
-}
-
-// What is shown of the conversation: the same tokens at the same places, in the same colours.
-function chatPicture({ talk }) {
-  const { left, top, width, height } = talk.getBoundingClientRect();
-  const svg = drawn("svg", { class: "apart", viewBox: `0 0 ${width} ${height}` });
-  talk.querySelectorAll("h3, .word-token").forEach((node) => {
-    const boxes = [...node.getClientRects()]; // one a line; of what is hidden none
-    const { backgroundColor: fill, borderBottomColor: below, color, fontSize } = getComputedStyle(node);
-    boxes.forEach(({ x, y, width: wide, height: high }) => svg.append(
-      drawn("rect", { x: x - left, y: y - top, width: wide, height: high, fill }),
-      drawn("rect", { x: x - left, y: y - top + high - 3, width: wide, height: 3, fill: below === color ? "none" : below }),
-    ));
-    if (!boxes.length) return;
-    const words = node.textContent.replaceAll("\n", "").replaceAll(" ", "\u00a0");
-    svg.append(write(words, boxes[0].x - left, boxes[0].bottom - top - 6, "start", { "font-size": fontSize }));
-  });
-  return svg;
 }

@@ -1,8 +1,6 @@
 // The numbers of runs: what is known of each look, and its maps, of which every line is packed by itself.
 
 const LEVELS = 255;
-let runs = []; // that are shown
-let about = null; // scores, texts and colours of all of them
 
 async function unpack(line) {
   const raw = Uint8Array.from(atob(line), (letter) => letter.charCodeAt(0));
@@ -18,100 +16,75 @@ class Run {
     this.update(fields);
   }
 
-  // What is known of it by now. A text that is the same as before stays the same object.
+  // What is known of it by now.
   update(fields) {
-    const key = ({ labels, documents, left_out: leftOut }) => JSON.stringify([labels, documents, leftOut]);
-    const before = new Map((this.texts ?? []).map((text) => [key(text), text]));
     Object.assign(this, fields);
-    this.texts = fields.texts.map((text) => before.get(key(text)) ?? text);
     this.shown = this.steps.flatMap((step, i) => (this.mixture || Object.keys(step.maps).length ? [i] : []));
-    this.perGroup = this.num_attention_heads / this.num_key_value_heads;
     this.grouped = this.num_key_value_heads < this.num_attention_heads;
-    this.texts.forEach((text) => {
-      text.starts = documentStarts(text); // for each token, the first of its document
-    });
+    this.texts.forEach((text) => { text.starts = documentStarts(text); });
   }
 
   group(head) {
-    return Math.floor(head / this.perGroup);
+    return Math.floor((head * this.num_key_value_heads) / this.num_attention_heads);
   }
 
   // The maps of one text at steps[shown[at]], or null where that text was not looked at then.
   maps(at, probe) {
-    const found = this.steps[this.shown[at]].maps[probe];
-    const codes = found && this.frameOf(found[1]);
-    return codes ? { text: this.texts[found[0]], codes } : null;
+    const [text, name] = this.steps[this.shown[at]].maps[probe] ?? [];
+    const codes = name !== undefined && this.frameOf(name);
+    return codes ? { text: this.texts[text], codes } : null;
   }
 
   // Whether there are such maps, which are on their way.
   isWaiting(at, probe) {
-    const found = this.steps[this.shown[at]].maps[probe];
-    return Boolean(found) && !this.frameOf(found[1]);
+    return Boolean(this.steps[this.shown[at]].maps[probe]) && !this.maps(at, probe);
   }
 
   // score of one head at a place among all scored steps; null where it is undefined
   score(name, place, layer, head) {
-    const values = this.scores[name]?.[place];
-    return values ? values[layer * this.heads.length + head] : null;
+    return this.scores[name]?.[place]?.[layer * this.heads.length + head] ?? null;
   }
 
+  // the place among the shown steps that is nearest to a step
   nearest(step) {
-    let best = 0;
-    this.shown.forEach((place, at) => {
-      const distance = Math.abs(this.steps[place].step - step);
-      if (distance < Math.abs(this.steps[this.shown[best]].step - step)) best = at;
-    });
-    return best;
+    const distances = this.shown.map((place) => Math.abs(this.steps[place].step - step));
+    return distances.indexOf(Math.min(...distances));
   }
 }
 
-function documentStarts(text) {
-  const starts = [];
-  text.labels.forEach((_, i) => {
-    const same = i > 0 && (!text.documents || text.documents[i] === text.documents[i - 1]);
-    starts.push(same ? starts[i - 1] : i);
-  });
-  return starts;
+// For each token, the first of its document.
+function documentStarts({ labels, documents }) {
+  return labels.map((_, i) => (documents ? documents.indexOf(documents[i]) : 0));
 }
 
 const triangle = (length) => (length * (length + 1)) / 2;
 
-// One head of one step: codes of the lower triangle, and what the switches make of them.
+// One head of one step: the codes of its lower triangle, square roots of weights.
 class Head {
-  constructor(run, maps, layer, head, options) {
+  constructor(run, maps, layer, head, { hideSink }) {
     this.text = maps.text;
     this.length = maps.text.labels.length;
     const size = triangle(this.length);
     const start = (layer * run.heads.length + head) * size;
     this.codes = maps.codes.subarray(start, start + size);
-    this.hideSink = options.hideSink;
-    this.factors = this.rowFactors(options);
-  }
-
-  // For each row what its codes are multiplied by, for the value and for the colour. Codes are square roots of
-  // weights, so a row divided by s has its codes divided by the root of s.
-  rowFactors({ hideSink, rowMax }) {
-    const value = new Float32Array(this.length).fill(1);
-    const colour = new Float32Array(this.length).fill(1);
-    if (!hideSink && !rowMax) return { value, colour };
-    for (let q = 0, at = 0; q < this.length; q++) {
-      const sink = hideSink ? this.text.starts[q] : -1;
-      let sum = 0;
-      let top = 0;
-      for (let k = 0; k <= q; k++, at++) {
-        if (k === sink) continue;
-        sum += this.codes[at] ** 2;
-        top = Math.max(top, this.codes[at]);
-      }
-      // a row with next to nothing beside its first token stays empty: its rest would be rounding, blown up
-      if (hideSink) value[q] = sum > 0.004 * LEVELS ** 2 ? LEVELS / Math.sqrt(sum) : 0;
-      colour[q] = rowMax ? (value[q] && top ? LEVELS / top : 0) : value[q];
-    }
-    return { value, colour };
+    if (hideSink) this.codes = withoutSink(this.codes, this.text.starts);
   }
 
   weight(q, k) {
-    if (k > q || (this.hideSink && k === this.text.starts[q])) return 0;
-    return ((this.codes[triangle(q) + k] * this.factors.value[q]) / LEVELS) ** 2;
+    return k > q ? 0 : (this.codes[triangle(q) + k] / LEVELS) ** 2;
   }
+}
+
+// The first token of each document is left out, and the rest of each row adds up to 1 again: codes are divided by the
+// root of its sum. A row with next to nothing beside its first token stays empty: its rest would be rounding, blown up.
+function withoutSink(codes, starts) {
+  const rest = Float32Array.from(codes);
+  starts.forEach((start, q) => {
+    const row = rest.subarray(triangle(q), triangle(q + 1));
+    row[start] = 0;
+    const sum = row.reduce((total, code) => total + code ** 2, 0);
+    const factor = sum > 0.004 * LEVELS ** 2 ? LEVELS / Math.sqrt(sum) : 0;
+    row.forEach((code, k) => { row[k] = code * factor; });
+  });
+  return rest;
 }

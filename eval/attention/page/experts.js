@@ -1,17 +1,17 @@
 // The tab of a mixture of experts. An expert stands where a head does: its share of the tokens and its weight are scores.
 
 const TABS = { heads: "H", experts: "E" }; // and the letter of what stands in a grid
-const PLAIN = { probe: "", measured_on: "", looks_at: "", unit: "", low: 0 };
 
-// What is told of the experts of these runs, as if they were heads. null where no run has any.
-function toldOfExperts(told) {
-  const some = told.runs.filter((run) => run.experts);
+// What is known of the experts of these runs, as if they were heads. null where no run has any.
+function asExperts(data) {
+  const some = data.runs.filter((run) => run.experts);
   if (!some.length) return null;
+  const plain = { probe: "", measured_on: "", looks_at: "", unit: "", low: 0 };
   return {
-    ...told, head: null, notes: [], probes: [],
+    ...data, head: null, notes: [], probes: [],
     scores: [
-      { ...PLAIN, name: "share", title: "share of the tokens", meaning: "1 is a fair share: as many tokens as every other expert." },
-      { ...PLAIN, name: "weight", title: "mean weight", meaning: "What the router multiplies its output by, where it is chosen." },
+      { ...plain, name: "share", title: "share of the tokens", meaning: "1 is a fair share: as many as every other expert." },
+      { ...plain, name: "weight", title: "mean weight", meaning: "What the router multiplies its output by." },
     ],
     runs: some.map(({ name, experts }) => {
       const { layers, steps, experts: count } = experts;
@@ -33,10 +33,17 @@ function expertsInWords(run, step) {
   const words = dead.length ? `Dead, with hardly a token: ${dead.join(", ")}.`
     : `The weakest expert, ${weakest.name}, has ${number(weakest.share)} of a fair share. None is dead.`;
   const last = run.steps.at(-1);
-  const { random, learned } = last.loss;
-  const worth = random === undefined || learned === undefined ? ""
-    : `At step ${last.step}, with experts drawn at random, the loss is ${number(random - learned)} nats a token higher.`;
-  return [words, worth];
+  const worth = last.loss.random - last.loss.learned;
+  const costs = `At step ${last.step}, with experts drawn at random, the loss is ${number(worth)} nats a token higher.`;
+  return [words, Number.isFinite(worth) ? costs : ""];
+}
+
+// What is wrong with an expert, in words.
+function alarmOf({ run, view }, layer, expert) {
+  if (!run.mixture) return "";
+  const share = stepOf(view).share[layer][expert];
+  const { dead, starved } = run.mixture;
+  return share < dead ? ", dead" : share < starved ? `, under ${starved} of a fair share` : "";
 }
 
 // The tokens that tell each expert of the chosen layer from the others; of the last look that noted some.
@@ -46,13 +53,8 @@ function drawWords(pane) {
   const noted = step.words.length ? step : run.steps.findLast(({ words }) => words.length);
   const when = noted && noted !== step ? `, noted at step ${noted.step}` : "";
   pane.find(".words-note").textContent = `layer ${run.layers[view.layer]}${when}`;
-  pane.find(".words tbody").replaceChildren(...run.heads.map((expert) => {
-    const words = (noted?.words[view.layer][expert] ?? []).flatMap((word) => [element("span", "word", word), " "]);
-    const row = element("tr", expert === view.head ? "chosen" : "", "", {}, [
-      element("th", "", `E${expert}`), element("td", "number", number(step.share[view.layer][expert])),
-      element("td", "number", number(step.weight[view.layer][expert])), element("td", "", "", {}, words),
-    ]);
-    row.addEventListener("click", () => chooseHead(pane.number, view.layer, expert));
-    return row;
+  pane.find(".words").replaceChildren(...run.heads.map((expert) => {
+    const words = (noted?.words[view.layer][expert] ?? []).flatMap((word) => [" ", element("span", "word", word)]);
+    return element("li", expert === view.head ? "chosen" : "", "", {}, [element("b", "", `E${expert}`), ...words]);
   }));
 }

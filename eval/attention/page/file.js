@@ -1,46 +1,40 @@
 // viewer.html: the numbers are in the page. While its run trains, the file is written again, and loads itself again.
 
-const AGAIN = { least: 3, most: 60 }; // seconds
 const AT_REST = 5000; // milliseconds since somebody moved the mouse or pressed a key
 let touched = 0;
-VIEWS.heads = { title: "Heads", show: showFile };
 
-async function showFile(root, address) {
-  if (typeof DecompressionStream === "undefined") {
-    throw new Error("this browser is too old: it needs Chrome 103, Firefox 113, Safari 16.4 or later");
-  }
+async function showFile(root, to) {
   const lines = byId("data").textContent.trim().split("\n");
   const [first, ...frames] = await Promise.all(lines.map(unpack));
-  const told = JSON.parse(new TextDecoder().decode(first));
+  const data = JSON.parse(new TextDecoder().decode(first));
   const progress = new Progress();
   const box = element("div");
   root.append(progress.root, box);
-  progress.root.hidden = told.runs.length > 1;
-  progress.draw(told.status);
-  progress.drawRun(told.runs[0]);
-  if (told.status?.stopped) progress.say(told.status.stopped, told.status.command);
-  startHeads(box, address, told, (line) => frames[line - 1], address.signal);
-  if (told.status?.state === "training") renew(told.status, progress);
-  ["pointermove", "pointerdown", "keydown"].forEach((name) => addEventListener(name, () => { touched = Date.now(); }));
+  progress.root.hidden = data.runs.length > 1;
+  progress.draw(data.status);
+  progress.drawRun(data.runs[0]);
+  if (data.status?.stopped) progress.say(data.status.stopped, data.status.command);
+  startHeads(box, to, data, (line) => frames[line - 1], to.signal);
+  if (data.status?.state === "training") renew(data.status, progress, to.signal);
   if (history.state?.scroll) scrollTo(0, history.state.scroll);
 }
 
 // Seldom where nothing changes; not while somebody looks closely, and not within a notebook.
-function renew({ written, patience, command }, progress) {
+function renew({ written, patience, command }, progress, signal) {
   const age = Date.now() / 1000 - written;
   if (age > patience) {
     const minutes = Math.floor(age / 60);
     progress.say(`Nothing has changed for ${minutes} minutes. The run may have been killed: look at its terminal.`, command);
   }
   setTimeout(() => {
-    if (location.protocol === "about:") return;
+    if (signal.aborted || location.protocol === "about:") return;
     const isBusy = state.playing !== null || state.pinned || byId("help").open || document.querySelector(".save[open]");
-    if (isBusy || Date.now() - touched < AT_REST) {
-      renew({ written, patience, command }, progress);
-      return;
-    }
+    if (isBusy || Date.now() - touched < AT_REST) return renew({ written, patience, command }, progress, signal);
     keepState();
     history.replaceState({ scroll: scrollY }, "");
     location.reload();
-  }, 1000 * clamp(age / 5, AGAIN.least, AGAIN.most));
+  }, 1000 * clamp(age / 5, 3, 60));
 }
+
+["pointermove", "pointerdown", "keydown"].forEach((name) => addEventListener(name, () => { touched = Date.now(); }));
+VIEWS.heads = { title: "Heads", show: showFile };

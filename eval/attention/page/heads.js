@@ -5,43 +5,30 @@ let keeping = 0;
 
 // Show these runs: their heads, or in the other tab their experts. frameOf: as Run has it. signal: aborted when something
 // else is shown.
-function startHeads(box, address, told, frameOf, signal) {
-  let tab = null; // what ends the tab that is shown
-  const open = (name) => {
-    tab?.abort();
-    tab = new AbortController();
-    state.tab = name;
-    openTab(box, address, told, frameOf, AbortSignal.any([tab.signal, signal]));
-    byId("tabs").hidden = !toldOfExperts(told);
-    Object.keys(TABS).forEach((other) => byId(`tab-${other}`).addEventListener("click", () => {
-      address.set({ tab: other === "experts" ? other : "", at: "", score: "", text: "", side: "" });
-      open(other);
-    }));
-  };
-  open(address.get("tab") === "experts" && toldOfExperts(told) ? "experts" : "heads");
-}
-
-const toldInTab = (told) => (state.tab === "experts" ? toldOfExperts(told) : told);
-
-function openTab(box, address, told, frameOf, signal) {
-  [place, about, ranges] = [address, toldInTab(told), {}];
+function startHeads(box, to, data, frameOf, signal) {
+  const experts = asExperts(data);
+  state.tab = experts && to.get("tab") === "experts" ? "experts" : "heads";
+  [address, about] = [to, ofTab(data)];
   runs = about.runs.map((run) => new Run(run, frameOf));
   box.replaceChildren(byId("heads-view").content.cloneNode(true));
-  document.body.dataset.tab = state.tab; // page.css hides what belongs to the other
-  Object.keys(TABS).forEach((name) => byId(`tab-${name}`).setAttribute("aria-selected", state.tab === name));
+  byId("root").dataset.tab = state.tab; // page.css hides what belongs to the other
+  byId("tabs").hidden = !experts;
+  byId("tabs").append(...Object.keys(TABS).map((tab) => button(tab, () => to.open(to.run, { tab, own: to.get("own") }), {
+    role: "tab", "aria-selected": String(tab === state.tab),
+  })));
   const names = runs.map((run) => run.name).join(" and ");
   byId("heading").textContent = state.tab === "experts" ? `Which experts the tokens go to in ${names}`
     : `What the attention heads of ${names} look at`;
   byId("notes").textContent = about.notes.join(" ");
   byId("notes").hidden = !about.notes.length;
-  byId("keep").replaceChildren(headMenu(), copyLink(), button("Enlarge", AMONG_HEADS.f, {
-    id: "wide", "aria-pressed": "false", title: "Give the large map the whole width (F)",
+  byId("keep").replaceChildren(copyLink());
+  if (!runs[0].mixture) byId("keep").prepend(headMenu(), button("Enlarge", () => change({ wide: !state.wide }), {
+    id: "wide", title: "Give the large map the whole width (F)",
   }));
   startState();
-  buildBar(signal);
+  buildBar();
   panes = [new Pane(0), new Pane(1)];
   byId("panes").replaceChildren(...panes.map((pane) => pane.root));
-  showColours();
   render = () => {
     drawBar();
     drawPanes();
@@ -49,36 +36,37 @@ function openTab(box, address, told, frameOf, signal) {
     keeping = setTimeout(keepState, 300);
   };
   render();
-  document.addEventListener("theme", () => render(), { signal });
+  document.addEventListener("theme", render, { signal });
   let wide = innerWidth;
   addEventListener("resize", () => {
     if (innerWidth === wide) return; // a phone's address bar comes and goes
     wide = innerWidth;
-    showColours();
     render();
   }, { signal });
   signal.addEventListener("abort", () => {
     stopPlaying();
     clearTimeout(keeping);
-    render = () => {};
+    [render, panes] = [() => {}, []];
   });
   window.headlight = { state, runs, about, panes, Head }; // for the console, and for tests
   isReady(true);
 }
 
+const ofTab = (data) => (state.tab === "experts" ? asExperts(data) : data);
+
 // A new look: whoever stands at the last one goes along.
-function growHeads(told) {
+function growHeads(data) {
   const [run] = runs;
-  const stepAt = (at) => run.steps[run.shown[at]].step;
-  const before = state.views.map(({ at }) => (at === run.shown.length - 1 ? Infinity : stepAt(at)));
+  const before = state.views.map((view) => (view.at === lastOf(view) ? Infinity : stepOf(view).step));
   const wasFormed = run.formed;
-  [about, ranges] = [toldInTab(told), {}];
+  about = ofTab(data);
   run.update(about.runs[0]);
   const last = run.shown.length - 1;
-  change({ views: state.views.map((view, i) => ({ ...view, at: before[i] === Infinity ? last : run.nearest(before[i]) })) });
+  const placeOf = (step) => (step === Infinity ? last : run.nearest(step));
+  change({ views: state.views.map((view, i) => ({ ...view, at: placeOf(before[i]) })) });
   const { formed } = run;
   const words = formed && !wasFormed ? ` Layer ${formed.layer}, head ${formed.head} became an induction head.` : "";
-  announce(`A new look at the heads, step ${stepAt(last)}.${words}`);
+  announce(`A new look at the heads, step ${run.steps[run.shown[last]].step}.${words}`);
 }
 
 // How far a run is, what its heads came to do, and what changed at which step.
@@ -87,9 +75,10 @@ class Progress {
     this.line = element("p", "line state");
     this.bar = element("progress", "", "", { "aria-label": "training steps", hidden: true });
     this.note = element("p", "quiet", "", { hidden: true });
-    this.seen = element("p", "said-of-heads");
+    this.seen = element("p", "findings");
     this.moments = element("details", "moments", "", {}, [element("summary"), element("ol")]);
-    this.root = element("section", "progress", "", { "aria-label": "The run" }, [this.line, this.moments, this.bar, this.note, this.seen]);
+    const parts = [this.line, this.moments, this.bar, this.note, this.seen];
+    this.root = element("section", "progress", "", { "aria-label": "The run" }, parts);
   }
 
   // now: {state, step, total, loss, seconds}; nothing for a file that only shows what there was
@@ -100,12 +89,11 @@ class Progress {
     const isDone = now.total && now.step >= now.total; // evaluated and drawn last; that can take minutes
     const words = { training: isDone ? "Trained: evaluating once more, then drawing" : "Training: new looks arrive by themselves",
       finished: "Finished", stopped: "Stopped before its end" }[now.state];
-    const loss = Number.isFinite(now.loss) && now.state === "training" && `training loss ${figure(now.loss)}`;
+    const loss = now.state === "training" && Number.isFinite(now.loss) && `training loss ${figure(now.loss)}`;
     const step = `step ${now.step ?? 0}${now.total ? ` of ${now.total}` : ""}`;
     this.line.className = `line state ${now.state}`;
     this.line.textContent = [words, step, loss, now.seconds && duration(now.seconds)].filter(Boolean).join(" · ");
-    this.bar.max = now.total ?? 1;
-    this.bar.value = now.step ?? 0;
+    Object.assign(this.bar, { max: now.total ?? 1, value: now.step ?? 0 });
   }
 
   // Why it stopped, or that it may have been killed, and the command that continues.
@@ -117,10 +105,45 @@ class Progress {
   drawRun({ seen = "", moments = [] }) {
     this.seen.textContent = seen;
     this.moments.hidden = !moments.length;
-    this.moments.querySelector("summary").textContent = `What changed (${moments.length})`;
-    this.moments.querySelector("ol").replaceChildren(...[...moments].reverse().map(({ step, what }) => {
+    this.moments.firstChild.textContent = `What changed (${moments.length})`;
+    this.moments.lastChild.replaceChildren(...moments.toReversed().map(({ step, what }) => {
       const go = button(`step ${step}`, () => goTo(state.active, runs[0].nearest(step)), { class: "link" });
       return element("li", "", "", {}, [go, ` ${what}`]);
     }));
   }
+}
+
+// ------------------------------------------------------------------ keep what is shown
+
+const rounded = (weight) => Number(weight.toFixed(5));
+
+// The grid and the large map of each view.
+function savePicture() {
+  const { run, view } = panes[0];
+  const text = about.probes.find((probe) => probe.name === state.probe).title;
+  const title = visiblePanes().map((pane) => `${pane.run.name}, step ${stepOf(pane.view).step}`).join(" · ");
+  const boxes = visiblePanes().map((pane) => pane.find(".maps"));
+  savePng(pictureOf(boxes, `${title} · ${text}`), `${run.name} step ${stepOf(view).step}.png`);
+}
+
+function headMenu() {
+  const ofMap = (save) => () => {
+    const { map, run, view } = panes[state.active];
+    const name = `${run.name} ${headName(run, view.layer, view.head)} step ${stepOf(view).step}`;
+    if (map) save(panes[state.active], name);
+  };
+  return saveMenu("Save what is shown", {
+    "Picture (PNG)": savePicture,
+    "Map (SVG)": ofMap((pane, name) => saveSvg(pictureOf([pane.find(".map")], name), `${name}.svg`)),
+    "Map and scores (JSON)": ofMap((pane, name) => saveJson(numbersOf(pane), `${name}.json`)),
+  });
+}
+
+function numbersOf({ run, view, map: { head } }) {
+  return {
+    run: run.name, step: stepOf(view).step, layer: run.layers[view.layer], head: run.heads[view.head],
+    scores: Object.fromEntries(about.scores.map((info) => [info.name, scoreOf(view, info)])),
+    text: state.probe, tokens: head.text.labels,
+    weights: head.text.labels.map((_, q) => Array.from({ length: q + 1 }, (__, k) => rounded(head.weight(q, k)))),
+  };
 }

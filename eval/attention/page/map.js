@@ -2,31 +2,32 @@
 // lines between documents, the colour bar and the cross-hair.
 
 const FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", "Noto Sans CJK SC", "PingFang SC", sans-serif';
-const BAR = 34; // pixels for the colour bar
 const TEXT_HIGH = 205; // of tokens and readout, where they stand below the map
-const ROOMY = 240; // from this side on, the empty half has room for words and the colour bar
+const ROOMY = 240; // from this side on, the empty half has room for words
+const TICKS = { linear: [0, 0.5, 1], power: [0, 0.05, 0.25, 1], log: [0.001, 0.1, 1] }; // of a colour bar
 const pen = document.createElement("canvas").getContext("2d"); // it measures words
 
 // Where everything is, in pixels, for a map that is `wide` pixels wide.
-function layoutMap(labels, wide) {
-  const length = labels.length;
-  const most = wide < 420 ? 62 : 96;
+function layoutMap({ labels }, wide) {
+  const { length } = labels;
+  const most = wide < 420 ? 62 : 96; // for the words
   const size = clamp((wide - most) / length - 1.5, 7, 12);
   pen.font = `${size}px ${FONT}`;
   const texts = labels.map((label) => shortened(label, most - 8));
   const margin = Math.ceil(Math.max(...texts.map((text) => pen.measureText(text).width))) + 8;
   const cell = Math.min((wide - margin - 4) / length, 48);
-  const side = cell * length;
   const every = Math.max(1, Math.ceil((size + 1) / cell)); // as many labels as there is room for
-  const high = 6 + side + margin + (side > ROOMY ? 0 : BAR + 8);
-  return { length, size, texts, left: margin, top: 6, cell, side, every, wide, high };
+  return { length, size, texts, left: margin, top: 6, cell, side: cell * length, every, wide, high: 6 + cell * length + margin };
 }
 
 function shortened(label, most) {
-  if (pen.measureText(label).width <= most) return label;
   const letters = Array.from(label); // not units: a character outside the first 65,536 has two
-  while (letters.length > 1 && pen.measureText(`${letters.join("")}…`).width > most) letters.pop();
-  return `${letters.join("")}…`;
+  let text = label;
+  while (letters.length > 1 && pen.measureText(text).width > most) {
+    letters.pop();
+    text = `${letters.join("")}…`;
+  }
+  return text;
 }
 
 function drawMap(pane) {
@@ -39,118 +40,96 @@ function drawMap(pane) {
   pane.map = null;
   if (!maps) return;
   const head = headOf(view);
-  const place = layoutMap(head.text.labels, Math.max(200, Math.min(pane.find(".map-side").clientWidth, roomFor(pane))));
+  const layout = layoutMap(head.text, roomFor(pane));
+  const { left, top, side, wide, high } = layout;
   const canvas = pane.find(".picture");
   paintHead(canvas, head, head.length);
-  Object.entries({ left: place.left, top: place.top, width: place.side, height: place.side })
-    .forEach(([side, pixels]) => { canvas.style[side] = `${pixels}px`; });
-  const svg = pane.find(".around");
-  Object.entries({ width: place.wide, height: place.high, viewBox: `0 0 ${place.wide} ${place.high}` })
-    .forEach(([side, value]) => svg.setAttribute(side, value));
-  svg.setAttribute("aria-label", `Attention of ${name} at step ${stepOf(view).step} over ${place.length} tokens`);
-  svg.replaceChildren(...aroundMap(head, place), drawn("g", { class: "cross" }));
-  pane.map = { head, place };
+  const place = { left, top, width: side, height: side };
+  Object.entries(place).forEach(([name, size]) => { canvas.style[name] = `${size}px`; });
+  const svg = filled(pane.find(".around"), { width: wide, height: high, viewBox: `0 0 ${wide} ${high}` }, "", []);
+  svg.ariaLabel = `Attention of ${name} at step ${stepOf(view).step} over ${head.length} tokens`;
+  svg.replaceChildren(...aroundMap(head.text, layout), drawn("g", { class: "cross" }));
+  pane.map = { head, layout };
 }
 
 // How wide the map may be: all of it is on the screen where it stands beside the heads, the enlarged one may be scrolled.
 function roomFor(pane) {
-  const [heads, side] = [".grid-side", ".map-side"].map((part) => pane.find(part));
-  if (heads.offsetTop !== side.offsetTop) return Math.max(380, innerHeight * (state.wide ? 1.2 : 0.86));
+  const [heads, side] = [pane.find(".grid-side"), pane.find(".map-side")];
   const above = pane.find(".map").getBoundingClientRect().top + scrollY;
-  return Math.max(340, innerHeight - above - 12 - (viewCount() === 2 ? TEXT_HIGH : 0));
+  const most = heads.offsetTop !== side.offsetTop ? innerHeight * (state.wide ? 1.2 : 0.86)
+    : innerHeight - above - 12 - (viewCount() === 2 ? TEXT_HIGH : 0);
+  return clamp(side.clientWidth, 200, Math.max(360, most));
 }
 
-function aroundMap(head, { length, left, top, side, cell, every, texts, size, high }) {
+function aroundMap(text, { length, left, top, side, cell, every, texts, size }) {
   const parts = [];
   for (let i = 0; i < length; i += every) {
-    const middle = (i + 0.5) * cell;
-    parts.push(write(texts[i], left - 5, top + middle + size / 3, "end", { "font-size": size }));
-    const turned = `translate(${left + middle + size / 3} ${top + side + 5}) rotate(-90)`;
-    parts.push(write(texts[i], 0, 0, "end", { "font-size": size, transform: turned }));
+    const middle = (i + 0.5) * cell + size / 3;
+    const turned = `translate(${left + middle} ${top + side + 5}) rotate(-90)`;
+    parts.push(write(texts[i], left - 5, top + middle, "end", { "font-size": size }),
+      write(texts[i], 0, 0, "end", { "font-size": size, transform: turned }));
   }
-  head.text.starts.forEach((start, i) => {
-    if (start !== i || i === 0) return;
-    parts.push(drawn("path", { class: "between", d: `M${left} ${top + i * cell}h${i * cell}V${top + side}` }));
+  text.starts.forEach((start, i) => {
+    const line = `M${left} ${top + i * cell}h${i * cell}V${top + side}`;
+    if (start === i && i) parts.push(drawn("path", { class: "between", d: line }));
   });
-  if (side <= ROOMY) return [...parts, ...colourBar(left, high - BAR, side)];
+  const words = side > ROOMY ? ["row: the token that looks", "column: what it looks at"] : [];
   const bar = Math.min(side * 0.45, 200);
   return [
-    ...parts, ...["row: the token that looks", "column: what it looks at"].map((words, i) => (
-      write(words, left + side - 10, top + 20 + 16 * i, "end", { class: "word" }))),
-    ...colourBar(left + side - 12 - bar, top + 48, bar),
+    ...parts, ...words.map((line, i) => write(line, left + side - 10, top + 20 + 16 * i, "end", { class: "word" })),
+    ...colourBar(left + side - 10 - bar, top + 14 + 17 * words.length, bar),
   ];
 }
 
 function colourBar(left, top, wide) {
-  const parts = Array.from({ length: 40 }, (_, i) => drawn("rect", {
+  const colours = Array.from({ length: 40 }, (_, i) => drawn("rect", {
     x: left + (i * wide) / 40, y: top, width: wide / 40 + 0.5, height: 9, fill: css(magma(i / 39)),
   }));
-  pen.font = `10px ${FONT}`;
-  let taken = -Infinity; // a number that would run into the one before is left out
-  (state.rowMax ? [0, 1] : SCALE_TICKS[state.scale]).forEach((value) => {
-    const words = state.rowMax ? (value ? "row's largest" : "0") : String(value);
-    const { width } = pen.measureText(words);
-    const from = clamp(SCALES[state.scale](value) * wide - width / 2, 0, wide - width);
-    if (from < taken + 5) return;
-    parts.push(write(words, left + from, top + 21, "start", { class: "word", "font-size": 10 }));
-    taken = from + width;
+  const ticks = TICKS[state.scale].map((value, i, { length }) => {
+    const anchor = i === 0 ? "start" : i === length - 1 ? "end" : "middle";
+    return write(value, left + SCALES[state.scale](value) * wide, top + 21, anchor, { class: "word", "font-size": 10 });
   });
-  return parts;
+  return [...colours, ...ticks];
 }
 
 // Row and column under the mouse; null where there is no entry.
 function entryAt(pane, event) {
   if (!pane.map) return null;
+  const { left, top, cell, length } = pane.map.layout;
   const box = pane.find(".around").getBoundingClientRect();
-  const { left, top, cell, length } = pane.map.place;
   const k = Math.floor((event.clientX - box.left - left) / cell);
   const q = Math.floor((event.clientY - box.top - top) / cell);
-  if (q < 0 || q >= length || k >= length) return null;
-  if (k < 0) return { token: q, key: null }; // over the labels: the row alone
-  return k <= q ? { token: q, key: k } : null;
+  if (q < 0 || q >= length || k > q) return null;
+  return { token: q, key: k < 0 ? null : k }; // over the labels: the row alone
 }
 
+// What the token that is pointed at looks at, what looks at it, and the weight of the entry under the mouse.
 function drawCross(pane) {
-  const tip = pane.find(".tip");
-  const here = pane.map ? pointedIn(pane) : null;
-  const isThere = here !== null && here < pane.map.head.length;
-  tip.hidden = !isThere || state.key === null;
-  pane.find(".cross")?.replaceChildren(...(isThere ? crossParts(pane.map.place, here, state.key ?? here) : []));
-  if (!tip.hidden) showTip(pane, tip, here, state.key);
+  const row = pane.map ? pointedIn(pane) : null;
+  const parts = row === null || row >= pane.map.head.length ? [] : crossParts(pane.map, row, state.key ?? row);
+  pane.find(".cross")?.replaceChildren(...parts);
 }
 
-function crossParts({ left, top, cell, side, size, texts }, row, column) {
-  const frame = (kind, out, x, y, width, height) => drawn("rect", {
-    class: kind, x: x - out, y: y - out, width: width + 2 * out, height: height + 2 * out,
-  });
+function crossParts({ head, layout: { left, top, cell, side, size, texts } }, row, column) {
   const boxes = {
     seen: [left + column * cell, top + column * cell, cell, side - column * cell],
     looks: [left, top + row * cell, (row + 1) * cell, cell],
   };
-  const label = (words, kind, transform) => {
-    pen.font = `bold ${Math.max(size, 10)}px ${FONT}`;
-    const wide = pen.measureText(words).width + 4;
-    const made = drawn("g", { transform });
-    made.append(drawn("rect", { class: "behind", x: -wide, y: -7, width: wide, height: 14 }),
-      write(words, -2, 3.5, "end", { class: kind, "font-size": Math.max(size, 10) }));
-    return made;
-  };
+  const frame = (kind, out, [x, y, width, height]) => drawn("rect", {
+    class: kind, x: x - out, y: y - out, width: width + 2 * out, height: height + 2 * out,
+  });
+  const large = Math.max(size, 10);
+  const words = (text, kind, more) => write(text, 0, 0, "end", { class: kind, "font-size": large, ...more });
+  const [middle, below] = [top + (row + 0.5) * cell, left + (column + 0.5) * cell];
+  const isLeft = column * cell < side / 2;
   return [
-    ...(cell < 5 ? [] : Object.values(boxes).map((box) => frame("halo", 2.2, ...box))), // visible on any colour
-    ...Object.entries(boxes).map(([kind, box]) => frame(kind, 0.8, ...box)),
-    label(texts[row], "looks", `translate(${left - 3} ${top + (row + 0.5) * cell})`),
-    label(texts[column], "seen", `translate(${left + (column + 0.5) * cell} ${top + side + 3}) rotate(-90)`),
+    ...(cell < 5 ? [] : Object.values(boxes).map((box) => frame("halo", 2.2, box))), // visible on any colour
+    ...Object.entries(boxes).map(([kind, box]) => frame(kind, 0.8, box)),
+    words(texts[row], "looks", { transform: `translate(${left - 5} ${middle + large / 3})` }),
+    words(texts[column], "seen", { transform: `translate(${below + large / 3} ${top + side + 5}) rotate(-90)` }),
+    ...(state.key === null ? [] : [words(number(head.weight(row, column)), "weight", {
+      x: below + (isLeft ? 1 : -1) * (cell / 2 + 6), y: top + row * cell - 5,
+      "text-anchor": isLeft ? "start" : "end", "font-size": 13,
+    })]),
   ];
-}
-
-function showTip(pane, tip, q, k) {
-  const { head, place: { left, top, cell, wide } } = pane.map;
-  const { labels } = head.text;
-  tip.replaceChildren(
-    element("span", "looks", `${labels[q]} (${q})`), " looks at ", element("span", "seen", `${labels[k]} (${k})`), ": ",
-    element("b", "", number(head.weight(q, k))),
-  );
-  tip.style.left = `${clamp(left + (k + 1) * cell + 8, 0, Math.max(0, wide - tip.offsetWidth - 2))}px`;
-  const y = top + q * cell - tip.offsetHeight - 8;
-  tip.style.top = `${y < 0 ? top + (q + 1) * cell + 8 : y}px`;
 }

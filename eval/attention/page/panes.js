@@ -1,5 +1,6 @@
-// A view: one run at one step. There are two of them side by side, or one.
+// A view: one run at one step, with all of its heads or experts. There are two of them side by side, or one.
 
+const STACKED = 640; // as in page.css: no room for a map beside the heads
 let panes = [];
 const visiblePanes = () => panes.slice(0, viewCount());
 
@@ -9,15 +10,10 @@ class Pane {
     this.root = byId("pane").content.firstElementChild.cloneNode(true);
     this.root.setAttribute("aria-label", number ? "Second view" : "First view");
     this.tokens = [];
-    this.gridOf = null; // the run that the grids were built for
-    this.textShown = undefined;
     runs.forEach((run, i) => this.find(".run-choice").add(new Option(run.name, i)));
     this.find(".run").hidden = runs.length < 2;
     this.find(".run-choice").addEventListener("change", (event) => chooseRun(number, Number(event.target.value)));
     this.find(".formed").addEventListener("click", () => goToFormed(number));
-    this.find(".all-numbers").addEventListener("toggle", (event) => { // both views or none
-      panes.forEach((pane) => { pane.find(".all-numbers").open = event.target.open; });
-    });
     ["pointerdown", "focusin"].forEach((name) => this.root.addEventListener(name, () => this.activate()));
     this.find(".step").addEventListener("input", ({ target }) => goTo(number, Number(target.value)));
     this.find(".play").addEventListener("click", () => togglePlay(number));
@@ -41,23 +37,11 @@ class Pane {
     panes.forEach((pane) => pane.root.classList.toggle("active", pane === this && viewCount() > 1));
   }
 
-  // What stands above the map, whose room depends on it.
-  drawHeads() {
-    const { run, view } = this;
-    if (this.gridOf !== run) {
-      if (!run.mixture) buildThumbnails(this, run);
-      buildScoreMap(this, run);
-      this.gridOf = run;
-    }
-    this.root.classList.toggle("active", state.active === this.number && viewCount() > 1);
-    this.find(".run-choice").value = view.run;
+  draw() {
+    this.find(".run-choice").value = this.view.run;
     drawSteps(this);
-    this.drawFormed();
     drawCaption(this);
-    if (!run.mixture) drawThumbnails(this);
-  }
-
-  drawMap() {
+    drawHeads(this);
     if (this.run.mixture) drawWords(this);
     else {
       drawMap(this);
@@ -65,36 +49,11 @@ class Pane {
       drawCross(this);
     }
     drawScoreTable(this);
-    drawScoreMap(this);
     drawScoreCurve(this);
     const scalars = Object.entries(stepOf(this.view).scalars).filter(([, value]) => value !== null);
     this.find(".all-numbers").hidden = !scalars.length;
-    this.find(".scalars").replaceChildren(...scalars.map(([name, value]) => element("div", "", "", {}, [
-      element("dt", "", name.replaceAll("_", " ")), " ", element("dd", "", number(value)),
-    ])));
+    this.find(".scalars").textContent = scalars.map(([name, value]) => `${name.replaceAll("_", " ")} ${number(value)}`).join(" · ");
   }
-
-  // The moment when the induction head formed: a mark below the slider, and a button that goes there.
-  drawFormed() {
-    const { run } = this;
-    const at = run.formed ? run.nearest(run.formed.step) : -1;
-    const mark = this.find(".formed-mark");
-    mark.hidden = this.find(".formed").hidden = at < 0 || run.shown.length < 2;
-    if (mark.hidden) return;
-    mark.style.left = `calc(8px + (100% - 16px) * ${at / (run.shown.length - 1)})`; // the thumb is 16 pixels wide
-    this.find(".formed").textContent = `L${run.formed.layer} H${run.formed.head} forms at step ${run.formed.step}`;
-  }
-}
-
-// Side by side, what belongs together stands at the same height, also where one run has more layers.
-function align(...parts) {
-  parts.forEach((part) => {
-    const boxes = panes.map((pane) => pane.find(`.${part}`));
-    boxes.forEach((box) => { box.style.minHeight = ""; });
-    if (viewCount() === 1 || innerWidth <= NARROW) return;
-    const high = Math.ceil(Math.max(...boxes.map((box) => box.getBoundingClientRect().height)));
-    boxes.forEach((box) => { box.style.minHeight = `${high}px`; });
-  });
 }
 
 function drawPanes() {
@@ -103,10 +62,8 @@ function drawPanes() {
   box.classList.toggle("many", visiblePanes().some((pane) => pane.run.heads.length > 6)); // too many for beside the map
   box.classList.toggle("wide", state.wide);
   panes[1].root.hidden = viewCount() === 1;
-  visiblePanes().forEach((pane) => pane.drawHeads());
-  align("steps", "caption", "grid-side");
-  visiblePanes().forEach((pane) => pane.drawMap());
-  align("map-side", "text-side", "score-all-side");
+  visiblePanes().forEach((pane) => pane.draw());
+  panes[state.active].activate();
 }
 
 // ------------------------------------------------------------------ steps
@@ -114,11 +71,9 @@ function drawPanes() {
 const FRAME_MS = 450;
 let timer = 0;
 
-const lastOf = (number) => runOf(state.views[number]).shown.length - 1;
-
 function goTo(number, at) {
   stopPlaying();
-  chooseStep(number, clamp(at, 0, lastOf(number)));
+  chooseStep(number, clamp(at, 0, lastOf(state.views[number])));
 }
 
 const move = (by) => goTo(state.active, state.views[state.active].at + by);
@@ -126,18 +81,14 @@ const move = (by) => goTo(state.active, state.views[state.active].at + by);
 function togglePlay(number) {
   const wasPlaying = state.playing === number;
   stopPlaying();
-  if (wasPlaying) {
-    render();
-    return;
-  }
+  if (wasPlaying) return render();
+  const view = () => state.views[number];
   state.playing = number;
-  chooseStep(number, state.views[number].at === lastOf(number) ? 0 : state.views[number].at);
   timer = setInterval(() => {
-    const { at } = state.views[number];
-    const last = lastOf(number);
-    if (at + 1 >= last) stopPlaying();
-    chooseStep(number, Math.min(at + 1, last));
+    if (view().at + 1 >= lastOf(view())) stopPlaying();
+    chooseStep(number, Math.min(view().at + 1, lastOf(view())));
   }, FRAME_MS);
+  return chooseStep(number, view().at === lastOf(view()) ? 0 : view().at);
 }
 
 function stopPlaying() {
@@ -145,17 +96,113 @@ function stopPlaying() {
   state.playing = null;
 }
 
+// The slider, and below it a mark where the induction head formed, with a button that goes there.
 function drawSteps(pane) {
-  const { run, view, number: who } = pane;
+  const { run, view } = pane;
   const { step, tokens, seconds } = stepOf(view);
-  const slider = pane.find(".step");
-  slider.max = lastOf(who);
-  slider.value = view.at;
-  slider.setAttribute("aria-valuetext", `step ${step}`);
-  const words = [step >= 0 ? `step ${step}` : "of no step", tokens && `${quantity(tokens)} tokens`, seconds && duration(seconds)];
+  const last = lastOf(view);
+  const isPlaying = state.playing === pane.number;
+  pane.find(".slider").hidden = pane.find(".play").hidden = last === 0;
+  Object.assign(pane.find(".step"), { max: last, value: view.at, ariaValueText: `step ${step}` });
+  const words = [step >= 0 ? `step ${step}` : "of no step", tokens && `${number(tokens)} tokens`, seconds && duration(seconds)];
   pane.find(".when").textContent = words.filter(Boolean).join(" · ");
-  const play = pane.find(".play");
-  play.textContent = state.playing === who ? "❙❙ Pause" : "▶ Play";
-  play.setAttribute("aria-label", state.playing === who ? "Pause" : "Play");
-  play.disabled = play.hidden = pane.find(".slider").hidden = run.shown.length < 2;
+  pane.find(".play").textContent = isPlaying ? "❙❙ Pause" : "▶ Play";
+  pane.find(".formed-mark").hidden = pane.find(".formed").hidden = !run.formed || last === 0;
+  if (!run.formed) return;
+  const share = run.nearest(run.formed.step) / last;
+  pane.find(".formed-mark").style.left = `calc(8px + (100% - 16px) * ${share})`; // the thumb is 16 pixels wide
+  pane.find(".formed").textContent = `▲ L${run.formed.layer} H${run.formed.head} forms at step ${run.formed.step}`;
+}
+
+// ------------------------------------------------------------------ heads: layers downwards, heads of a layer to the right
+
+// Buttons with the names of rows and columns: cells[row][column]. choose(row, column) is called at a click.
+function buildGrid(box, rows, columns, kind, choose, width = "minmax(0, 1fr)") {
+  box.style.gridTemplateColumns = `max-content repeat(${columns.length}, ${width})`;
+  box.replaceChildren(element("span"), ...columns.map((name) => element("span", "column-name", name)));
+  return rows.map((name, row) => {
+    box.append(element("span", "row-name", name));
+    return columns.map((_, column) => {
+      const cell = button("", () => choose(row, column), { class: kind });
+      box.append(cell);
+      return cell;
+    });
+  });
+}
+
+// What every cell says; the chosen one is where the keyboard comes to.
+function drawCell(cell, isChosen, title) {
+  cell.setAttribute("aria-pressed", isChosen);
+  cell.tabIndex = isChosen ? 0 : -1;
+  cell.title = cell.ariaLabel = title;
+}
+
+function fillCell(cell, back, words) {
+  cell.style.backgroundColor = css(back);
+  cell.style.color = inkOn(back);
+  cell.textContent = words;
+}
+
+const GROUP_WORDS = {
+  mha: "MHA: every head has keys and values of its own",
+  gqa: "GQA: heads of one colour share one key/value head",
+  mqa: "MQA: all heads of a layer share one key/value head",
+  mla: "MLA: every head makes its own keys and values, all from one small vector per token",
+};
+
+function attentionKind(run) {
+  if (run.attention === "mla") return "mla";
+  if (!run.grouped) return "mha";
+  return run.num_key_value_heads === 1 ? "mqa" : "gqa";
+}
+
+const groupColour = (run, head) => (run.grouped ? about.colours[run.group(head) % about.colours.length] : "transparent");
+
+function buildHeads(pane) {
+  const { run } = pane;
+  const box = pane.find(".heads");
+  pane.gridOf = run;
+  box.style.setProperty("--layers", run.layers.length);
+  box.style.setProperty("--heads", run.heads.length);
+  const columns = run.heads.map((head) => `${TABS[state.tab]}${head}`);
+  pane.cells = buildGrid(box, run.layers.map((layer) => `L${layer}`), columns, "thumbnail", (layer, head) => {
+    chooseHead(pane.number, layer, head);
+    if (innerWidth <= STACKED) pane.find(".map-side").scrollIntoView({ block: "start" }); // it is below, out of sight
+  });
+  pane.cells.flat().forEach((cell) => cell.append(...(run.mixture ? [] : [element("canvas")]), element("span", "badge")));
+}
+
+// A small map of every head, and its score. Experts have scores alone.
+function drawHeads(pane) {
+  const { view, run } = pane;
+  const info = scoreInfo();
+  if (pane.gridOf !== run) buildHeads(pane);
+  drawGridNote(pane, info);
+  const maps = mapsOf(view);
+  const length = maps?.text.labels.length;
+  const hasScore = info && (run.mixture || (maps && isMeasuredOn(info, state.probe)));
+  const wide = pane.cells[0][0].clientWidth; // 0 while the grid is hidden
+  pane.cells.forEach((row, layer) => row.forEach((cell, head) => {
+    const group = run.grouped ? `, KV group ${run.group(run.heads[head])}` : "";
+    const value = hasScore ? scoreOf(view, info, layer, head) : null;
+    const score = hasScore ? `: ${info.title} ${withUnit(value, info)}` : "";
+    const title = `${headName(run, layer, head)}${group}${score}${alarmOf(pane, layer, head)}`;
+    drawCell(cell, layer === view.layer && head === view.head, title);
+    cell.style.borderColor = groupColour(run, run.heads[head]);
+    cell.classList.toggle("starved", Boolean(alarmOf(pane, layer, head)));
+    const badge = cell.querySelector(".badge");
+    badge.hidden = !hasScore;
+    if (hasScore) fillCell(badge, value === null ? absent() : magma(shareOf(value, info)), number(value, 2));
+    if (maps && wide) {
+      paintHead(cell.firstChild, new Head(run, maps, layer, head, state), Math.min(length, Math.round(wide * devicePixelRatio)));
+    } else if (!run.mixture) cell.firstChild.width = 0;
+  }));
+}
+
+function drawGridNote(pane, info) {
+  const { run } = pane;
+  const shared = run.attention === "mla" ? "" : `, ${run.num_key_value_heads} key/value heads`;
+  const words = isMeasuredOn(info, state.probe) ? "The number in a square is its score for" : "This text has no score for";
+  const ofScore = info ? ` ${words} ${info.title}; choose another score below.` : "";
+  pane.find(".grid-note").textContent = `${run.num_attention_heads} heads a layer${shared}. ${GROUP_WORDS[attentionKind(run)]}.${ofScore}`;
 }

@@ -1,7 +1,9 @@
 // Keep what is shown: as a picture, as data, or as a link.
 
 const STYLES = ["fill", "stroke", "stroke-width", "stroke-dasharray", "stroke-linejoin", "opacity", "font-family", "font-size",
-  "font-weight", "image-rendering"];
+  "font-weight", "image-rendering", "paint-order", "dominant-baseline"];
+const SINGLE_LINES = "h2, h3, .column-name, .row-name, .thumbnail, .badge, .token, .word-token";
+const TITLE_HIGH = 30;
 
 function saveBlob(blob, name) {
   const to = element("a", "", "", { href: URL.createObjectURL(blob), download: name.replace(/[^\p{L}\p{N}._ -]/gu, "_") });
@@ -15,70 +17,89 @@ const saveJson = (value, name) => saveText(JSON.stringify(value, null, 1), name,
 // Rows of values. A text that a spreadsheet would compute with gets an apostrophe; quotes as RFC 4180 has them.
 function saveCsv(rows, name) {
   const cell = (value) => {
-    if (value === null || value === undefined) return "";
-    if (typeof value === "number") return String(value);
-    const text = /^[=+\-@\t\r]/.test(value) && !Number.isFinite(Number(value)) ? `'${value}` : value;
-    return /[",\n\r]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
+    const text = String(value ?? "");
+    const safe = /^[=+\-@\t\r]/.test(text) && !Number.isFinite(Number(text)) ? `'${text}` : text;
+    return /[",\n\r]/.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe;
   };
   saveText(`${rows.map((row) => row.map(cell).join(",")).join("\r\n")}\r\n`, name, "text/csv");
+}
+
+// What is shown of these boxes as one drawing: words, pictures and drawings at their places.
+function pictureOf(boxes, title) {
+  const frames = boxes.map((box) => box.getBoundingClientRect());
+  const [left, top] = [Math.min(...frames.map(({ x }) => x)), Math.min(...frames.map(({ y }) => y)) - TITLE_HIGH];
+  const [right, bottom] = ["right", "bottom"].map((side) => Math.max(...frames.map((frame) => frame[side])));
+  const svg = drawn("svg", { viewBox: `0 0 ${right - left} ${bottom - top}` });
+  svg.append(write(title, 0, 18, "start", { "font-size": 15, "font-weight": "bold" }));
+  boxes.flatMap((box) => [...box.querySelectorAll(`canvas, svg, ${SINGLE_LINES}`)]).forEach((node) => {
+    const style = getComputedStyle(node);
+    [...node.getClientRects()].forEach((rect, line) => { // one a line; of what is hidden none
+      const { width, height } = rect;
+      const [x, y] = [rect.x - left, rect.y - top];
+      if (node.matches("canvas")) svg.append(drawn("image", { x, y, width, height, href: node.toDataURL(), class: "pixels" }));
+      if (node.matches("svg")) svg.append(filled(node.cloneNode(true), { x, y }, "", []));
+      if (!node.matches(SINGLE_LINES)) return;
+      const stroke = style.outlineStyle === "none" ? style.borderTopColor : style.outlineColor;
+      const below = parseFloat(style.borderBottomWidth); // what a chat says of a token by a line below it
+      svg.append(drawn("rect", { x, y, width, height, fill: style.backgroundColor, stroke, "stroke-width": style.borderTopWidth }),
+        drawn("rect", { x, y: y + height - below, width, height: below, fill: style.borderBottomColor }));
+      if (line || node.matches(".thumbnail")) return;
+      const [at, anchor] = style.textAlign === "center" ? [x + width / 2, "middle"] : [x + parseFloat(style.paddingLeft), "start"];
+      const words = node.textContent.replaceAll("\n", "").replaceAll(" ", "\u00a0");
+      const text = write(words, at, y + height / 2, anchor, { "font-size": style.fontSize, "dominant-baseline": "central" });
+      text.style.fill = style.color;
+      svg.append(text);
+    });
+  });
+  return svg;
 }
 
 // An <svg> as a file of its own: with the styles that the page gives it. One that is not in the page is put there for it.
 function asFile(svg) {
   const isApart = !svg.isConnected;
-  if (isApart) document.body.append(svg);
-  const copy = svg.cloneNode(true);
-  copy.setAttribute("xmlns", "http://www.w3.org/2000/svg");
+  if (isApart) document.body.append(element("div", "apart", "", {}, [svg]));
+  const copy = filled(svg.cloneNode(true), { xmlns: "http://www.w3.org/2000/svg" }, "", []);
   const [from, to] = [svg, copy].map((root) => [root, ...root.querySelectorAll("*")]);
   from.forEach((node, i) => {
     const style = getComputedStyle(node);
     STYLES.forEach((name) => to[i].setAttribute(name, style.getPropertyValue(name)));
   });
   copy.prepend(drawn("rect", { width: "100%", height: "100%", fill: getComputedStyle(document.body).backgroundColor }));
-  if (isApart) svg.remove();
+  if (isApart) svg.parentElement.remove();
   return new XMLSerializer().serializeToString(copy);
 }
 
 const saveSvg = (svg, name) => saveText(asFile(svg), name, "image/svg+xml");
 
 async function savePng(svg, name) {
-  const address = URL.createObjectURL(new Blob([asFile(svg)], { type: "image/svg+xml" }));
   const image = new Image();
-  image.src = address;
+  image.src = `data:image/svg+xml,${encodeURIComponent(asFile(svg))}`;
   await image.decode();
   const canvas = document.createElement("canvas");
   const { width, height } = svg.viewBox.baseVal;
   [canvas.width, canvas.height] = [2 * width, 2 * height];
   canvas.getContext("2d").drawImage(image, 0, 0, canvas.width, canvas.height);
-  URL.revokeObjectURL(address);
   canvas.toBlob((blob) => saveBlob(blob, name), "image/png");
 }
 
 // A button that opens a list of ways to keep something: {words: act}.
 function saveMenu(title, ways) {
-  const menu = element("details", "save", "", {}, [element("summary", "", "Save", { "aria-label": title })]);
-  menu.append(element("div", "save-list", "", {}, Object.entries(ways).map(([words, act]) => button(words, () => {
-    menu.open = false;
+  const close = () => { menu.open = false; };
+  const list = element("div", "save-list", "", {}, Object.entries(ways).map(([words, act]) => button(words, () => {
+    close();
     act();
-  }))));
-  menu.addEventListener("keydown", (event) => {
-    if (event.key !== "Escape") return;
-    menu.open = false;
-    menu.querySelector("summary").focus();
-  });
-  menu.addEventListener("focusout", (event) => menu.contains(event.relatedTarget) || !event.relatedTarget || (menu.open = false));
+  })));
+  const menu = element("details", "save", "", {}, [element("summary", "", "Save", { "aria-label": title }), list]);
+  menu.addEventListener("keydown", ({ key }) => key === "Escape" && close());
+  menu.addEventListener("focusout", ({ relatedTarget: to }) => to && !menu.contains(to) && close());
   return menu;
 }
 
 // The address of what is shown, with all of its state.
 function copyLink() {
   return button("Copy link", async ({ target }) => {
-    try {
-      await navigator.clipboard.writeText(location.href);
-      target.textContent = "Copied";
-    } catch {
-      target.textContent = "It is in the address bar";
-    }
+    const isCopied = await navigator.clipboard.writeText(location.href).then(() => true, () => false);
+    target.textContent = isCopied ? "Copied" : "It is in the address bar";
     announce(target.textContent);
     setTimeout(() => { target.textContent = "Copy link"; }, 2000);
   });

@@ -1,4 +1,6 @@
-// What the server knows: questions with one answer, news of the runs; and the heads of one run.
+// What the server knows: questions with one answer, what is new of the runs; and the heads of one run.
+
+const EVERY = 700; // milliseconds between two questions for what is new
 
 // Raises what the server says.
 async function ask(path, { signal, as = "json", ...more } = {}) {
@@ -10,6 +12,7 @@ async function ask(path, { signal, as = "json", ...more } = {}) {
 }
 
 const part = (...names) => names.map(encodeURIComponent).join("/");
+const bytesOf = (packed) => Uint8Array.from(atob(packed), (letter) => letter.charCodeAt(0));
 
 function post(path, body, more) {
   return ask(path, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body), ...more });
@@ -20,47 +23,36 @@ function askForKey() {
   const field = element("input", "", "", { type: "password", autocomplete: "current-password", required: true });
   const told = element("output");
   const form = element("form", "card", "", { id: "key" }, [
-    element("input", "", "headlight", { type: "text", autocomplete: "username", hidden: true }),
     element("label", "", "This server has a key: ", {}, [field]), " ", element("button", "", "Open"), " ", told,
   ]);
-  form.addEventListener("submit", async (event) => {
+  form.addEventListener("submit", (event) => {
     event.preventDefault();
-    const body = JSON.stringify({ key: field.value });
-    const answer = await fetch("/page/key", { method: "POST", headers: { "Content-Type": "application/json" }, body });
-    if (answer.ok) location.reload();
-    else told.textContent = "This is not the key.";
+    post("/page/key", { key: field.value }).then(() => location.reload(), () => { told.textContent = "This is not the key."; });
   });
   byId("root").before(form);
   field.focus();
 }
 
-// The runs of the folder, by name, as they change. listen(changed, all) is called at once with what is known, then at
-// every change, until the signal is aborted.
-function followRuns(listen, signal) {
+// The runs of the folder, by name, as they change. listen(changed, all) is called at once, then at every change, until
+// the signal is aborted.
+async function followRuns(listen, signal) {
   const all = new Map();
-  const connection = byId("connection");
-  let source = null;
-  const connect = () => {
-    if (signal.aborted) return;
-    source = new EventSource("/live/events");
-    source.onmessage = ({ data }) => {
-      connection.hidden = true;
-      const { runs: changed, gone } = JSON.parse(data);
+  for (let isNew = true; !signal.aborted; await new Promise((resolve) => { setTimeout(resolve, EVERY); })) {
+    try {
+      const { runs: now } = await ask("/live/runs", { signal });
+      byId("connection").hidden = true;
+      const gone = [...all.keys()].filter((name) => !now.some((run) => run.name === name));
+      const changed = now.filter((run) => JSON.stringify(run) !== JSON.stringify(all.get(run.name)));
       gone.forEach((name) => all.delete(name));
       changed.forEach((run) => all.set(run.name, run));
-      listen(changed, all);
-    };
-    source.onerror = async () => {
-      const isOver = source.readyState === EventSource.CLOSED; // the browser does not try again by itself
-      const status = await ask("/live/runs", { signal }).then(() => 200, (error) => error.status);
-      if (signal.aborted || status === 401) return; // the page asks for the key, and is loaded again
-      connection.textContent = "No connection to the server. Is `python -m serve` still running? This page tries again.";
-      connection.hidden = status === 200;
-      if (isOver) setTimeout(connect, 3000);
-    };
-  };
-  connect();
-  signal.addEventListener("abort", () => source.close());
+      if (isNew || gone.length || changed.length) listen(changed, all);
+      isNew = false;
+    } catch (error) {
+      if (error.status === 401 || signal.aborted) return; // the page asks for the key, and is loaded again
+      byId("connection").textContent = "No connection to the server. Is `python -m serve` still running? This page tries again.";
+      byId("connection").hidden = false;
+    }
+  }
 }
 
 const byNewest = (a, b) => (b.state === "training") - (a.state === "training") || b.written - a.written;
@@ -68,9 +60,9 @@ const byNewest = (a, b) => (b.state === "training") - (a.state === "training") |
 // ------------------------------------------------------------------ the heads of a run, while it trains and afterwards
 
 class RunHeads {
+  // own: a text of one's own, in place of those of the run; shown: it, or the looks of the run that were read
   constructor(root, address) {
-    Object.assign(this, { address, shown: "", frames: new Map(), queue: Promise.resolve(), names: "" });
-    this.own = address.get("own"); // a text of one's own, in place of those of the run
+    Object.assign(this, { address, own: address.get("own"), shown: "", frames: new Map(), queue: Promise.resolve(), names: "" });
     this.waiting = element("p", "card", "Looking for runs …");
     this.progress = new Progress();
     this.live = element("div", "live", "", { hidden: true }, [this.progress.root]);
@@ -80,31 +72,26 @@ class RunHeads {
   }
 
   hear(all) {
-    this.all = all;
+    const { address, own } = this;
     const known = [...all.values()].sort(byNewest);
-    const now = all.get(this.address.run);
-    if (!this.address.run) {
+    const now = all.get(address.run);
+    if (!address.run) {
       const first = known.find((run) => run.looks[0]) ?? known.find((run) => run.state === "training");
-      if (first) this.address.open(first.name);
-      else this.wait("No run of this folder has looked at its heads yet.");
-      return;
+      return first ? address.open(first.name) : this.wait("No run of this folder has looked at its heads yet.");
     }
-    if (!now) {
-      this.wait(`There is no run “${this.address.run}” in this folder.`);
-      return;
-    }
+    if (!now) return this.wait(`There is no run “${address.run}” in this folder.`);
     this.drawLive(now, known);
-    const wanted = this.own || String(now.looks);
-    if (!this.own && !now.looks[0]) {
-      this.wait(`The run “${now.name}” has not looked at its heads yet. Its first look appears here by itself.`);
-    } else if (wanted !== this.shown) {
+    const wanted = own || String(now.looks);
+    if (!own && !now.looks[0]) this.wait(`The run “${now.name}” has not looked at its heads yet. Its first look appears here by itself.`);
+    else if (wanted !== this.shown) {
       this.shown = wanted;
-      this.queue = this.queue.then(() => (this.own ? this.look(this.own) : this.read(now))).catch((error) => {
-        if (this.address.signal.aborted) return;
+      this.queue = this.queue.then(() => (own ? this.look(own) : this.read(now.name))).catch((error) => {
+        if (address.signal.aborted) return;
         this.wait(`The heads of this run cannot be shown: ${error.message}`);
-        this.shown = this.own; // without one, the next news try again
+        this.shown = own; // without one, the next news try again
       });
     }
+    return this.queue;
   }
 
   wait(words) {
@@ -113,7 +100,7 @@ class RunHeads {
     isReady(true);
   }
 
-  async read({ name }) {
+  async read(name) {
     const told = await ask(`/live/runs/${part(name)}/attention`, { signal: this.address.signal });
     const [run] = told.runs;
     this.progress.drawRun(run);
@@ -143,70 +130,38 @@ class RunHeads {
 
   // A text of one's own, at every checkpoint.
   async look(text) {
+    this.wait("Every checkpoint of the run looks at your text …");
     const told = await post(`/live/runs/${part(this.address.run)}/look`, { text }, { signal: this.address.signal });
     const frames = new Map(Object.entries(told.frames).map(([key, packed]) => [key, bytesOf(packed)]));
     const title = "your own text";
     told.probes.forEach((probe) => Object.assign(probe, { title, note: "your own" }));
     told.scores.forEach((score) => { score.measured_on = score.probe && title; });
-    Object.assign(this, { own: text, shown: text });
-    this.address.set({ own: text, text: "", score: "" });
-    this.progress.drawRun({});
     this.begin(told, (key) => frames.get(key));
   }
 
-  back() {
-    this.viewing.abort();
-    Object.assign(this, { own: "", shown: "", run: null });
-    this.box.replaceChildren();
-    this.address.set({ own: "", text: "", score: "" });
-    this.hear(this.all);
-  }
-
   drawLive(now, known) {
+    const { address, own } = this;
     this.live.hidden = false;
     this.progress.draw(now);
     const names = known.filter((run) => run.looks[0] || run === now).map((run) => run.name);
     if (this.names !== String(names)) {
       this.names = String(names);
       this.pick?.remove();
-      this.pick = choice("Run", names.map((name) => [name, name]), now.name, (name) => this.address.open(name));
+      this.pick = choice("Run", names.map((name) => [name, name]), now.name, (name) => address.open(name));
       this.live.prepend(this.pick);
     }
     if (!now.has_model || this.form) return;
-    this.form = this.ownText();
+    const words = "A text of your own";
+    const field = element("textarea", "", own, { rows: 2, maxlength: 2000, placeholder: "Once there was a fox. The fox saw a bird …", "aria-label": words });
+    const leave = button("Back to the texts of the run", () => address.open(now.name), { hidden: !own });
+    const form = element("form", "own-text", "", {}, [field, element("button", "", "Look at it"), leave]);
+    form.addEventListener("submit", (event) => {
+      event.preventDefault();
+      if (field.value.trim()) address.open(now.name, { own: field.value });
+    });
+    this.form = element("details", "own", "", { open: Boolean(own) }, [element("summary", "", words), form]);
     this.live.append(this.form);
   }
-
-  ownText() {
-    const words = "A text of your own";
-    const field = element("textarea", "", "", { rows: 2, maxlength: 2000, placeholder: "Once there was a fox. The fox saw a bird …", "aria-label": words });
-    field.value = this.own;
-    const submit = element("button", "", "Look at it");
-    const told = element("p", "soft", "", { role: "status" });
-    const leave = button("Back to the texts of the run", () => {
-      leave.hidden = true;
-      this.back();
-    }, { hidden: !this.own });
-    const form = element("form", "own-text", "", {}, [field, submit, leave, told]);
-    form.addEventListener("submit", async (event) => {
-      event.preventDefault();
-      if (!field.value.trim()) return;
-      submit.disabled = true;
-      told.textContent = "Every checkpoint of the run looks at it …";
-      try {
-        await this.look(field.value);
-        told.textContent = "";
-        leave.hidden = false;
-      } catch (error) {
-        told.textContent = `It cannot be looked at: ${error.message}`;
-      } finally {
-        submit.disabled = false;
-      }
-    });
-    return element("details", "own", "", { open: Boolean(this.own) }, [element("summary", "", words), form]);
-  }
 }
-
-const bytesOf = (packed) => Uint8Array.from(atob(packed), (letter) => letter.charCodeAt(0));
 
 VIEWS.heads = { title: "Heads", show: (root, address) => new RunHeads(root, address) };

@@ -1,29 +1,24 @@
 // What is shown of heads and experts. Every change goes through change(), which draws again, and into the address.
 
+let runs = []; // that are shown
+let about = null; // scores, texts and colours of all of them
+let address = null; // of what is shown
+let usual = {}; // what the address need not say
+
+const NO_TOKEN = { token: null, key: null, pinned: false };
 const state = {
   tab: "heads", // heads | experts
   probe: "",
   compare: "none", // none | steps | runs
-  linked: true, // the second view follows the first one's step
   scale: "power",
-  rowMax: false,
   hideSink: false,
-  groups: true,
   wide: false, // the large map over the whole width
   score: "",
   active: 0, // the view that keys act on
   playing: null, // the view that plays
-  views: [
-    { run: 0, at: 0, layer: 0, head: 0 }, // at: place among the run's shown steps; layer, head: places, not numbers
-    { run: 0, at: 0, layer: 0, head: 0 },
-  ],
-  token: null, // {view, place}: what the mouse is over or was clicked
-  key: null, // in the large map, the column too
-  pinned: false,
+  views: [0, 1].map(() => ({ run: 0, at: 0, layer: 0, head: 0 })), // at: place among the run's shown steps; layer, head: places
+  ...NO_TOKEN, // token: {view, place} of what the mouse is over or was clicked; key: in the large map, the column too
 };
-
-let place = null; // the address of what is shown
-let usual = {}; // what it need not say
 
 function change(fields) {
   Object.assign(state, fields);
@@ -32,48 +27,80 @@ function change(fields) {
 
 const viewCount = () => (state.compare === "none" ? 1 : 2);
 const runOf = (view) => runs[view.run];
+const lastOf = (view) => runOf(view).shown.length - 1;
 const stepOf = (view) => runOf(view).steps[runOf(view).shown[view.at]];
 const mapsOf = (view) => runOf(view).maps(view.at, state.probe);
 const headOf = (view) => new Head(runOf(view), mapsOf(view), view.layer, view.head, state);
+const scoreOf = (view, info, layer = view.layer, head = view.head) => (
+  runOf(view).score(info.name, runOf(view).shown[view.at], layer, head));
 const scoreInfo = () => about.scores.find((score) => score.name === state.score);
 // A number in a square belongs to the map in it: it is shown only if the score is measured on the text that is shown.
 const isMeasuredOn = (info, probe) => Boolean(info) && (!info.probe || info.probe === probe);
 const headName = (run, layer, head) => `L${run.layers[layer]} ${TABS[state.tab]}${run.heads[head]}`;
+const comparisons = () => (runs.length > 1 ? ["none", "steps", "runs"] : ["none", "steps"]);
 
 function chooseText(probe) {
-  const info = scoreInfo();
   const other = about.scores.find((score) => score.probe === probe);
-  const score = isMeasuredOn(info, probe) || !other ? state.score : other.name;
-  change({ probe, score, token: null, key: null, pinned: false });
+  const score = isMeasuredOn(scoreInfo(), probe) || !other ? state.score : other.name;
+  change({ probe, score, ...NO_TOKEN });
 }
 
 function chooseScore(score) {
   const { probe } = about.scores.find((info) => info.name === score);
-  if (probe === state.probe || !about.probes.some((one) => one.name === probe)) change({ score });
-  else change({ score, probe, token: null, key: null, pinned: false });
+  const isElsewhere = probe !== state.probe && about.probes.some(({ name }) => name === probe);
+  change(isElsewhere ? { score, probe, ...NO_TOKEN } : { score });
 }
+
+// Views in which one has other fields.
+const withView = (number, fields) => state.views.map((view, i) => (i === number ? { ...view, ...fields } : view));
 
 // The second view shows the same head where it shows the same run; another run's heads are others.
 function chooseHead(number, layer, head) {
-  const run = state.views[number].run;
+  const { run } = state.views[number];
   const views = state.views.map((view, i) => (i === number || view.run === run ? { ...view, layer, head } : view));
   change({ views, active: number });
 }
 
 function chooseStep(number, at) {
-  const views = state.views.map((view) => ({ ...view }));
-  views[number].at = at;
-  const follows = state.compare === "runs" && state.linked;
-  if (follows) views[1 - number].at = runOf(views[1 - number]).nearest(stepOf(views[number]).step);
-  if (state.compare === "steps") pushAside(views, number);
+  const views = withView(number, { at });
+  const [moved, other] = [views[number], views[1 - number]];
+  if (state.compare === "runs") other.at = runOf(other).nearest(stepOf(moved).step); // two runs stand at the same step
+  // of two steps the early one stays on the left: the view that moves takes the other one along
+  if (state.compare === "steps" && views[0].at > views[1].at) other.at = at;
   change({ views, active: number });
 }
 
-// Of two steps the early one stays on the left: the view that moves takes the other one along.
-function pushAside([left, right], moved) {
-  if (left.at <= right.at) return;
-  if (moved === 0) right.at = left.at;
-  else left.at = right.at;
+function chooseRun(number, run) {
+  const view = state.views[number];
+  const { layers, heads } = runs[run];
+  const fitting = { layer: Math.min(view.layer, layers.length - 1), head: Math.min(view.head, heads.length - 1) };
+  const at = runs[run].nearest(stepOf(view).step);
+  change({ views: withView(number, { run, at, ...fitting }), active: number, ...NO_TOKEN });
+}
+
+// The view that was used last stays, beside an earlier or later step of its run, or beside another run.
+function chooseCompare(compare) {
+  const view = state.views[state.active];
+  const last = lastOf(view);
+  let views = [view, state.views[1 - state.active]];
+  if (compare === "steps") views = view.at === last ? [{ ...view, at: 0 }, view] : [view, { ...view, at: last }];
+  if (compare === "runs") views = besideAnotherRun(view);
+  stopPlaying();
+  change({ compare, views, active: views.indexOf(view), ...NO_TOKEN });
+}
+
+function besideAnotherRun(view) {
+  const run = (view.run + 1) % runs.length;
+  const other = { run, at: runs[run].nearest(stepOf(view).step), ...strongestHead(runs[run]) };
+  return view.run < run ? [view, other] : [other, view];
+}
+
+// layer and head with the largest value of the chosen score at the end
+function strongestHead(run) {
+  const values = run.layers.flatMap((_, layer) => run.heads.map((__, head) => (
+    run.score(state.score, run.shown.at(-1), layer, head) ?? -Infinity)));
+  const best = Math.max(0, values.indexOf(Math.max(...values)));
+  return { layer: Math.floor(best / run.heads.length), head: best % run.heads.length };
 }
 
 // The moment when the induction head formed, and that head.
@@ -81,114 +108,63 @@ function goToFormed(number) {
   const run = runOf(state.views[number]);
   stopPlaying();
   chooseHead(number, run.layers.indexOf(run.formed.layer), run.heads.indexOf(run.formed.head));
-  if (state.score !== "induction" && about.scores.some(({ name }) => name === "induction")) chooseScore("induction");
+  if (about.scores.some(({ name }) => name === "induction")) chooseScore("induction");
   chooseStep(number, run.nearest(run.formed.step));
-}
-
-function chooseRun(number, place) {
-  const views = state.views.map((view) => ({ ...view }));
-  const step = stepOf(views[number]).step;
-  const before = views[number];
-  const at = runs[place].nearest(step);
-  views[number] = { ...before, run: place, at, ...fitting(runs[place], before) };
-  change({ views, token: null, pinned: false, active: number });
-}
-
-// a head that the run has
-function fitting(run, { layer, head }) {
-  return { layer: Math.min(layer, run.layers.length - 1), head: Math.min(head, run.heads.length - 1) };
-}
-
-// The view that was used last stays, beside an earlier or later step of its run, or beside another run.
-function chooseCompare(compare) {
-  const view = state.views[state.active];
-  const last = runOf(view).shown.length - 1;
-  let views = [view, state.views[1 - state.active]];
-  if (compare === "steps") views = view.at === last ? [{ ...view, at: 0 }, view] : [view, { ...view, at: last }];
-  if (compare === "runs") views = besideAnotherRun(view);
-  stopPlaying();
-  change({ compare, views, token: null, pinned: false, active: views.indexOf(view) });
-}
-
-function besideAnotherRun(view) {
-  const place = (view.run + 1) % runs.length;
-  const best = strongestHead(runs[place], runs[place].shown.at(-1));
-  const other = { run: place, at: runs[place].nearest(stepOf(view).step), ...best };
-  return view.run < place ? [view, other] : [other, view];
-}
-
-// layer and head with the largest value of the chosen score
-function strongestHead(run, place) {
-  let best = { layer: 0, head: 0 };
-  let top = -Infinity;
-  run.layers.forEach((_, layer) => run.heads.forEach((__, head) => {
-    const value = run.score(state.score, place, layer, head);
-    if (value !== null && value > top) [top, best] = [value, { layer, head }];
-  }));
-  return best;
 }
 
 // What a page opens on: the strongest head of the newest step, or what the address says.
 function startState() {
-  Object.assign(state, { compare: "none", wide: false, active: 0, token: null, key: null, pinned: false });
   const names = about.scores.map((score) => score.name);
-  state.score = names.includes("induction") ? "induction" : names[0] ?? "";
   const texts = about.probes.map((probe) => probe.name);
+  Object.assign(state, { compare: "none", scale: "power", hideSink: false, wide: false, active: 0, ...NO_TOKEN });
+  state.score = names.includes("induction") ? "induction" : names[0] ?? "";
   state.probe = texts.find((name) => isMeasuredOn(scoreInfo(), name)) ?? texts[0];
-  state.views = state.views.map((view) => {
-    const last = runs[0].shown.length - 1;
-    return { ...view, at: last, ...(about.head ?? strongestHead(runs[0], runs[0].shown[last])) };
-  });
+  const view = { run: 0, at: runs[0].shown.length - 1, ...(about.head ?? strongestHead(runs[0])) };
+  state.views = [view, { ...view }];
   if (runs.length > 1) { // a page of several runs is there to compare them
     state.compare = "runs";
-    state.views = besideAnotherRun(state.views[0]);
+    state.views = besideAnotherRun(view);
   }
   usual = inAddress();
-  Object.assign(state, fromAddress());
+  fromAddress();
 }
 
 // ------------------------------------------------------------------ in the address
 
-const WORDS = { probe: "text", score: "score", scale: "scale", compare: "side" };
-const SWITCHES = { rowMax: "rows", hideSink: "nofirst", wide: "wide" };
+const FIELDS = { probe: "text", score: "score", scale: "scale", compare: "side", hideSink: "nofirst", wide: "wide" };
 
 // A head by its true numbers, and its step, if that is not the newest: "1.2.400"; of several runs also which.
 function inAddress() {
-  const values = {};
-  Object.entries(WORDS).forEach(([field, name]) => { values[name] = state[field]; });
-  Object.entries(SWITCHES).forEach(([field, name]) => { values[name] = state[field] ? "1" : ""; });
   const at = state.views.slice(0, viewCount()).map((view) => {
-    const run = runOf(view);
-    const step = view.at === run.shown.length - 1 ? "" : stepOf(view).step;
-    return [run.layers[view.layer], run.heads[view.head], step, ...(runs.length > 1 ? [view.run] : [])].join(".");
+    const { layers, heads } = runOf(view);
+    const step = view.at === lastOf(view) ? "" : stepOf(view).step;
+    return [layers[view.layer], heads[view.head], step, ...(runs.length > 1 ? [view.run] : [])].join(".");
   });
-  return { ...values, at: at.join("_") };
+  const values = Object.entries(FIELDS).map(([field, name]) => [name, state[field] === true ? "1" : state[field] || ""]);
+  return Object.fromEntries([...values, ["at", at.join("_")]]);
 }
 
 function keepState() {
-  const values = Object.entries(inAddress()).map(([name, value]) => [name, value === usual[name] ? "" : value]);
-  place.set(Object.fromEntries(values));
+  address.set(Object.fromEntries(Object.entries(inAddress()).map(([name, value]) => [name, value === usual[name] ? "" : value])));
 }
 
 function fromAddress() {
+  const named = (list) => list.map(({ name }) => name);
   const allowed = {
-    probe: about.probes.map(({ name }) => name),
-    score: about.scores.map(({ name }) => name), scale: Object.keys(SCALES), compare: comparisons(),
+    probe: named(about.probes), score: named(about.scores), scale: Object.keys(SCALES), compare: comparisons(),
+    hideSink: ["1"], wide: ["1"],
   };
-  const fields = {};
-  Object.entries(WORDS).forEach(([field, name]) => {
-    if (allowed[field].includes(place.get(name))) fields[field] = place.get(name);
+  Object.entries(FIELDS).forEach(([field, name]) => {
+    const value = address.get(name);
+    if (allowed[field].includes(value)) state[field] = typeof state[field] === "boolean" || value;
   });
-  Object.entries(SWITCHES).forEach(([field, name]) => { fields[field] = Boolean(place.get(name)); });
-  const heads = place.get("at").split("_").filter(Boolean);
-  fields.views = state.views.map((view, i) => (heads[i] ? placed(view, heads[i].split(".")) : view));
-  return fields;
-}
-
-function placed(view, [layer, head, step = "", number = ""]) {
-  const which = runs[number] ? Number(number) : view.run;
-  const run = runs[which];
-  const find = (list, value, otherwise) => (list.includes(Number(value)) ? list.indexOf(Number(value)) : otherwise);
-  const at = /^\d+$/.test(step) ? run.nearest(Number(step)) : run.shown.length - 1;
-  return { run: which, at, layer: find(run.layers, layer, view.layer), head: find(run.heads, head, view.head) };
+  address.get("at").split("_").filter(Boolean).slice(0, 2).forEach((text, i) => {
+    const [layer, head, step = "", run = ""] = text.split(".");
+    const view = state.views[i];
+    if (runs[run]) view.run = Number(run);
+    const { layers, heads } = runOf(view);
+    view.at = /^\d+$/.test(step) ? runOf(view).nearest(Number(step)) : lastOf(view);
+    if (layers.includes(Number(layer))) view.layer = layers.indexOf(Number(layer));
+    if (heads.includes(Number(head))) view.head = heads.indexOf(Number(head));
+  });
 }

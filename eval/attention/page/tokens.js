@@ -2,74 +2,64 @@
 
 const shade = (name, weight) => `color-mix(in srgb, var(${name}) ${Math.round(85 * SCALES.power(weight))}%, transparent)`;
 
-function buildTokens(pane, text) {
-  const box = pane.find(".tokens");
-  box.replaceChildren();
-  pane.tokens = text.labels.map((words, i) => {
-    if (text.documents && text.starts[i] === i) {
-      box.append(element("span", "document", `document ${text.documents[i]}`));
-    }
-    const token = element("span", "token", words || "∅", { role: "option", "data-place": i, id: `token-${pane.number}-${i}` });
-    box.append(token);
-    return token;
-  });
+// Tokens that can be pointed at and chosen, each with its place in data-place.
+function listenPlaces(box, point, choose) {
+  const placeOf = ({ target }) => (target.dataset?.place ? Number(target.dataset.place) : null);
+  box.addEventListener("pointerover", (event) => point(placeOf(event)));
+  box.addEventListener("pointerleave", () => point(null));
+  box.addEventListener("click", (event) => placeOf(event) !== null && choose(placeOf(event)));
 }
 
 function drawTokens(pane) {
-  const maps = mapsOf(pane.view);
-  const probe = about.probes.find((one) => one.name === state.probe);
-  const words = [probe.note, maps?.text.left_out && `not shown: ${maps.text.left_out}`].filter(Boolean);
-  pane.find(".text-note").textContent = words.join("; ");
-  if (pane.textShown !== (maps?.text ?? null)) {
-    pane.textShown = maps?.text ?? null;
-    buildTokens(pane, maps?.text ?? { labels: [] });
+  const text = mapsOf(pane.view)?.text ?? null;
+  const probe = about.probes.find(({ name }) => name === state.probe);
+  pane.find(".text-note").textContent = [probe.note, text?.left_out && `not shown: ${text.left_out}`].filter(Boolean).join("; ");
+  if (pane.textShown !== text) {
+    pane.textShown = text;
+    const box = pane.find(".tokens");
+    box.replaceChildren();
+    pane.tokens = (text?.labels ?? []).map((words, i) => {
+      const isBegin = text.documents && text.starts[i] === i;
+      const token = element("span", "token", words || "∅", { role: "option", "data-place": i, id: `token-${pane.number}-${i}` });
+      box.append(...(isBegin ? [element("span", "document", `document ${text.documents[i]}`)] : []), token);
+      return token;
+    });
   }
   drawAttention(pane);
 }
 
 // The token that is pointed at, in this view or, where it shows the same text, in the other one.
 function pointedIn(pane) {
-  if (!state.token) return null;
-  const there = mapsOf(state.views[state.token.view])?.text;
-  const here = mapsOf(pane.view)?.text;
-  return here && there && (here === there || here.labels.join() === there.labels.join()) ? state.token.place : null;
+  const [there, here] = [state.views[state.token?.view], pane.view].map((view) => view && mapsOf(view)?.text.labels.join());
+  return there !== undefined && there === here ? state.token.place : null;
 }
 
 function drawAttention(pane) {
   const head = pane.map?.head ?? (mapsOf(pane.view) ? headOf(pane.view) : null);
-  const here = pointedIn(pane);
+  const pointed = pointedIn(pane);
+  const here = pointed !== null && head && pointed < head.length ? pointed : null;
   const box = pane.find(".tokens");
-  if (here === null || !head || here >= head.length) {
-    pane.tokens.forEach((token) => {
-      token.style.backgroundColor = "";
-      token.setAttribute("aria-selected", "false");
-    });
-    box.removeAttribute("aria-activedescendant");
-    pane.find(".readout").textContent = head
-      ? "Point at a token, here or in the map: blue is what it looks at, orange is what looks at it."
-      : pane.run.isWaiting(pane.view.at, state.probe) ? "Reading the map …"
-        : "This run was not looked at on this text at this step.";
-    return;
-  }
-  box.setAttribute("aria-activedescendant", pane.tokens[here].id);
   pane.tokens.forEach((token, i) => {
     token.setAttribute("aria-selected", i === here);
-    const weight = i <= here ? head.weight(here, i) : head.weight(i, here);
-    token.style.backgroundColor = shade(i <= here ? "--looks" : "--seen", weight);
+    token.style.backgroundColor = here === null ? ""
+      : i <= here ? shade("--looks", head.weight(here, i)) : shade("--seen", head.weight(i, here));
   });
-  pane.find(".readout").replaceChildren(...readout(head, here));
+  if (here === null) box.removeAttribute("aria-activedescendant");
+  else box.setAttribute("aria-activedescendant", pane.tokens[here].id);
+  const words = !head ? (pane.run.isWaiting(pane.view.at, state.probe) ? "Reading the map …" : "This run was not looked at on this text at this step.")
+    : "Point at a token, here or in the map: blue is what it looks at, orange is what looks at it.";
+  pane.find(".readout").replaceChildren(...(here === null ? [words] : readout(head, here)));
 }
 
 function readout(head, here) {
   const { labels } = head.text;
-  const range = (from, to, weight) => Array.from({ length: to - from }, (_, i) => [from + i, weight(from + i)]);
-  const strongest = (pairs) => pairs.filter(([, weight]) => weight >= 0.0005).sort((a, b) => b[1] - a[1]).slice(0, 5)
-    .map(([i, weight]) => `${labels[i]} (${i}) ${number(weight)}`).join(" · ") || "nothing that is shown";
-  const looks = strongest(range(0, here + 1, (k) => head.weight(here, k)));
-  const seen = strongest(range(here + 1, head.length, (q) => head.weight(q, here)));
+  const strongest = (from, to, weight) => Array.from({ length: to - from }, (_, i) => [from + i, weight(from + i)])
+    .filter(([, share]) => share >= 0.0005).sort((a, b) => b[1] - a[1]).slice(0, 5)
+    .map(([i, share]) => `${labels[i]} (${i}) ${number(share)}`).join(" · ") || "nothing that is shown";
+  const seen = here + 1 < head.length ? strongest(here + 1, head.length, (q) => head.weight(q, here)) : "none: it is the last";
   return [
-    element("b", "", `${labels[here]} (${here})`), " ", element("span", "looks", "looks at"), ` ${looks}. `,
-    element("span", "seen", "Looked at by"), ` ${here + 1 < head.length ? seen : "none: it is the last"}.`,
+    element("b", "", `${labels[here]} (${here})`), " ", element("span", "looks", "looks at"),
+    ` ${strongest(0, here + 1, (k) => head.weight(here, k))}. `, element("span", "seen", "Looked at by"), ` ${seen}.`,
   ];
 }
 
@@ -99,17 +89,13 @@ function moveToken(number, by) {
   const { length } = panes[number].tokens;
   const before = state.token?.view === number ? state.token.place : by > 0 ? -1 : length;
   const place = clamp(before + by, 0, length - 1);
-  state.pinned = false;
-  point(number, place);
-  state.pinned = true;
+  letGo();
+  pin(number, place);
   panes[number].tokens[place].scrollIntoView({ block: "nearest" });
 }
 
 function listenTokens(pane) {
-  const box = pane.find(".tokens");
-  const placeOf = ({ target }) => (target.dataset?.place ? Number(target.dataset.place) : null);
-  box.addEventListener("pointerover", (event) => point(pane.number, placeOf(event)));
-  box.addEventListener("click", (event) => placeOf(event) !== null && pin(pane.number, placeOf(event)));
+  listenPlaces(pane.find(".tokens"), (place) => point(pane.number, place), (place) => pin(pane.number, place));
   const map = pane.find(".map");
   map.addEventListener("pointermove", (event) => {
     const entry = entryAt(pane, event);
@@ -119,5 +105,5 @@ function listenTokens(pane) {
     const entry = entryAt(pane, event);
     if (entry) pin(pane.number, entry.token, entry.key);
   });
-  [box, map].forEach((part) => part.addEventListener("pointerleave", () => point(pane.number, null)));
+  map.addEventListener("pointerleave", () => point(pane.number, null));
 }

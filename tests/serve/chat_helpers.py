@@ -63,34 +63,54 @@ def thoughtful(tokenizer):
 client = httpx.Client(timeout=60)  # one for all: each of them loads the certificates of the world
 
 
-def post(address, what, **asked):
-    """The response to POST /live/chat/{what}."""
-    return client.post(f"{address}/live/chat/{what}", json=asked)
+def get(address, place="", **asked):
+    """The response to GET /live/models/{place}."""
+    return client.get(f"{address}/live/models{place}", params=asked)
 
 
-def get(address, what, **asked):
-    """The response to GET /live/chat/{what}."""
-    return client.get(f"{address}/live/chat/{what}", params=asked)
+def ask(address, messages, model="chat", inspect=(), stream=True, **more):
+    """The response of /v1/chat/completions to the page."""
+    top = {"logprobs": True, "top_logprobs": 8, "temperature": 0}
+    body = {"model": model, "messages": messages, "stream": stream, "inspect": dict(inspect)} | top | more
+    return client.post(f"{address}/v1/chat/completions", json=body)
 
 
-def answer(address, **asked):
-    """The prompt's ids, the answer's tokens, and how it ended."""
-    response = post(address, "answer", **asked)
+def answer(address, messages=SAID, new=8, **more):
+    """The prompt's ids, the answer's tokens, and the message with `finish_reason`, put together as the page does."""
+    response = ask(address, messages, max_completion_tokens=new, **more)
     assert response.status_code == 200, response.text
-    assert response.headers["content-type"].startswith("text/event-stream")
-    events = [json.loads(line.removeprefix("data: ")) for line in response.text.split("\n\n") if line]
-    assert not any("error" in event for event in events), events
-    tokens = [event["token"] for event in events if "token" in event]
-    return [token["id"] for token in events[0]["prompt"]], tokens, events[-1]["end"]
+    *events, done = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
+    assert done == "[DONE]", done
+    choices = [json.loads(event)["choices"][0] for event in events]
+    message = {}
+    for choice in choices:
+        for name, new in choice["delta"].items():
+            message[name] = message[name] + new if name in message else new
+    tokens = [token for choice in choices for token in choice["logprobs"]["content"]]
+    message["finish_reason"] = choices[-1]["finish_reason"]
+    return [token["id"] for token in choices[0]["prompt"]], tokens, message
 
 
-def look(address, **asked):
-    """What POST /live/chat/look says: (layer, head, key)."""
-    said = post(address, "look", **asked)
-    assert said.status_code == 200, said.text
-    found = said.json()
-    weights = np.frombuffer(base64.b64decode(found["weights"]), np.dtype("<f4"))
-    return torch.from_numpy(weights.reshape(found["layers"], found["heads"], found["keys"]).copy())
+def ids_of(tokens):
+    return [token["id"] for token in tokens]
+
+
+def weigh(address, begun, heads=()):
+    """What the model, with heads changed, thinks of an answer to SAID that is there."""
+    inspect = {"answer_ids": begun, "heads": list(heads)}
+    response = ask(address, SAID, inspect=inspect, stream=False, max_completion_tokens=0)
+    assert response.status_code == 200, response.text
+    return response.json()["choices"][0]["logprobs"]["content"]
+
+
+def look(address, ids, position, heads=()):
+    """What POST /live/models/chat/attention says: (layer, head, key)."""
+    body = {"ids": ids, "position": position, "heads": list(heads)}
+    response = client.post(f"{address}/live/models/chat/attention", json=body)
+    assert response.status_code == 200, response.text
+    row = response.json()
+    weights = np.frombuffer(base64.b64decode(row["weights"]), np.dtype("<f4"))
+    return torch.from_numpy(weights.reshape(row["layers"], row["heads"], row["keys"]).copy())
 
 
 def opened(runs, name="chat", step=10):

@@ -1,25 +1,36 @@
 """The page's chat in a real browser, with tiny models that answer."""
 
 import json
-from urllib.parse import quote
+from urllib.parse import quote, unquote_plus
 
 import pytest
 import torch
 
 from eval.attention import capture
 from model import generate
-from tests.serve.chat.chat_runs import AND_THEN, NASTY, SAID, get, opened, thoughtful
+from tests.serve.chat_helpers import AND_THEN, NASTY, SAID, get, opened, thoughtful
 from tests.serve.page_helpers import visited
 
 pytestmark = pytest.mark.slow  # a browser: in `make test-all`
-CHAT = "#/chat/chat?n=8"
-ASKED = f"{CHAT}&m={quote(json.dumps(SAID))}"
+
+
+def place(run="chat", **asked):
+    """The address of a chat."""
+    return f"#/chat/{run}?talk={quote(json.dumps(asked | {'settings': {'n': '8'}}))}"
+
+
+CHAT, ASKED = place(), place(messages=SAID)
+
+
+@pytest.fixture
+def address(chat_address):
+    return chat_address
 
 
 @pytest.fixture(scope="module")
-def written(runs):
+def written(chat_runs):
     """The ids of the greedy answer to SAID, and those before it."""
-    lm, tokenizer, ids = opened(runs)
+    lm, tokenizer, ids = opened(chat_runs)
     return generate(lm, torch.tensor([ids]), 8, temperature=0, stop_ids=tokenizer.stop_ids)[0, len(ids) :].tolist(), ids
 
 
@@ -46,7 +57,7 @@ def saved(page, words):
     return download.value.path().read_bytes()
 
 
-def test_an_answer_is_the_models_own_and_shows_what_it_looked_at(browser, address, runs, written):
+def test_an_answer_is_the_models_own_and_shows_what_it_looked_at(browser, address, chat_runs, written):
     answer, ids = written
     with visited(browser, address, CHAT) as page:
         page.get_by_label("Your message").fill(SAID[0]["content"])
@@ -57,7 +68,7 @@ def test_an_answer_is_the_models_own_and_shows_what_it_looked_at(browser, addres
         (told,) = data["answers"]
         assert [token["id"] for token in told["tokens"]] == answer
         assert [token["id"] for token in told["prompt"]] == ids
-        lm, _, _ = opened(runs)
+        lm, _, _ = opened(chat_runs)
         weights = capture(lm, torch.tensor([ids + answer])).weights[:, 0, :, len(ids) + 2]
         place = int(weights.mean((0, 1)).argmax())
         line = page.locator(".looks-at").text_content()
@@ -76,7 +87,7 @@ def test_an_answer_is_the_models_own_and_shows_what_it_looked_at(browser, addres
         assert head(page, 1, 2).get_attribute("aria-pressed") == "true"
 
 
-def test_an_alternative_is_gone_on_from(browser, address, runs, written):
+def test_an_alternative_is_gone_on_from(browser, address, chat_runs, written):
     answer, ids = written
     with visited(browser, address, ASKED) as page:
         choose(page, answered(page).nth(2))
@@ -84,10 +95,10 @@ def test_an_alternative_is_gone_on_from(browser, address, runs, written):
         page.locator(".of-answer.forced").wait_for()
         answered(page)
         told = json.loads(saved(page, "Data (JSON)"))["answers"][0]["tokens"]
-        lm, tokenizer, _ = opened(runs)
+        lm, tokenizer, _ = opened(chat_runs)
         forced = [token["id"] for token in told[:3]]
         assert forced[:2] == answer[:2]
-        assert forced[2] == told[2]["top"][1]["id"] != answer[2]
+        assert forced[2] == told[2]["top_logprobs"][1]["id"] != answer[2]
         rest = generate(lm, torch.tensor([ids + forced]), 8, temperature=0, stop_ids=tokenizer.stop_ids)
         assert [token["id"] for token in told[3:]] == rest[0, len(ids) + 3 :].tolist()
         link = page.url
@@ -95,7 +106,7 @@ def test_an_alternative_is_gone_on_from(browser, address, runs, written):
         answered(page)
         again = json.loads(saved(page, "Data (JSON)"))["answers"][0]["tokens"]
         assert [token["id"] for token in again] == [token["id"] for token in told]
-        assert again[2]["log_prob"] == pytest.approx(told[2]["log_prob"], abs=1e-4)  # read at once, not token by token
+        assert again[2]["logprob"] == pytest.approx(told[2]["logprob"], abs=1e-4)  # read at once, not token by token
 
 
 def test_heads_that_are_off_give_a_second_answer_beside_the_first(browser, address):
@@ -108,11 +119,11 @@ def test_heads_that_are_off_give_a_second_answer_beside_the_first(browser, addre
         assert answered(page, 1).count() > 0
         assert head(page, 0, 1).text_content() == "off"
         assert "switched off" in head(page, 0, 1).get_attribute("aria-label")
-        with page.expect_response("**/live/chat/weigh"):
+        with page.expect_response("**/v1/chat/completions"):
             page.get_by_label("Strength of layer 0, head 1").fill("0.5")
         page.locator(".answer-status b").wait_for()
         page.get_by_text("L0 H1 ×0.5").wait_for()
-        assert "off=0.1*0.5" in page.url
+        assert '"heads":[{"layer":0,"head":1,"factor":0.5}]' in unquote_plus(page.url)
         choose(page, answered(page, 0).nth(1))
         page.get_by_text("With the heads changed:").wait_for()
         told = json.loads(saved(page, "Data (JSON)"))["answers"]
@@ -120,25 +131,25 @@ def test_heads_that_are_off_give_a_second_answer_beside_the_first(browser, addre
         assert len(told[0]["differences"]) == len(told[0]["tokens"])
         page.get_by_role("button", name="All as trained").click()
         page.locator(".answers:not(.two)").wait_for()
-        assert "off=" not in page.url
+        assert '"heads":[]' in unquote_plus(page.url)
 
 
 def test_a_story_question_shows_the_right_answer(browser, address):
     with visited(browser, address, CHAT) as page:
         page.get_by_role("button", name="Story question").click()
         answered(page)
-        right = get(address, "question", run="chat", number=0).json()["reply"]
+        right = get(address, "/chat/question", number=0).json()["reply"]
         assert right in page.locator(".right-answer").text_content()
         page.get_by_role("button", name="Story question").click()
-        second = get(address, "question", run="chat", number=1).json()["reply"]
+        second = get(address, "/chat/question", number=1).json()["reply"]
         page.locator(".right-answer", has_text=second).wait_for()
-        assert "q=1" in page.url
+        assert '"question":1' in unquote_plus(page.url)
 
 
-def test_thoughts_stand_apart_and_sent_back_they_are_the_ids_of_training(browser, address, runs):
-    tokenizer = opened(runs)[1]
+def test_thoughts_stand_apart_and_sent_back_they_are_the_ids_of_training(browser, address, chat_runs):
+    tokenizer = opened(chat_runs)[1]
     message, ids, following = thoughtful(tokenizer)
-    with visited(browser, address, f"{ASKED}&a={'.'.join(map(str, ids))}") as page:
+    with visited(browser, address, place(messages=SAID, begun=ids)) as page:
         answered(page)
         thoughts = "".join(page.locator(".of-answer.thought").all_text_contents())
         assert thoughts == f"<think>⏎\n{message.reasoning_content}⏎\n</think>"
@@ -154,7 +165,7 @@ def test_thoughts_stand_apart_and_sent_back_they_are_the_ids_of_training(browser
 
 
 def test_texts_stay_texts(browser, address):
-    with visited(browser, address, "#/chat/text?n=8") as page:
+    with visited(browser, address, place("text")) as page:
         page.get_by_label("A text, which the model continues").fill(NASTY + " \u202e\u0007 end")
         page.get_by_role("button", name="Continue it").click()
         answered(page)
@@ -171,14 +182,14 @@ def test_models_are_chosen_and_keep_the_conversation(browser, address):
     with visited(browser, address, ASKED) as page:
         first = answered(page).all_text_contents()
         page.get_by_label("Checkpoint").select_option("20")
-        page.wait_for_url("**step=20**")
+        page.wait_for_url(lambda url: '"step":20' in unquote_plus(url))
         page.locator("html[data-ready]").wait_for()
         assert answered(page).all_text_contents() != first
         page.go_back()
-        page.wait_for_url(lambda url: "step=" not in url)
+        page.wait_for_url(lambda url: '"step":20' not in unquote_plus(url))
         answered(page)
         page.locator(".chat-bar select").nth(2).select_option("adapters")
-        page.wait_for_url("**adapter=adapters**")
+        page.wait_for_url(lambda url: '"adapter":"adapters"' in unquote_plus(url))
         page.locator("html[data-ready]").wait_for()
         assert answered(page).all_text_contents() != first
 

@@ -1,0 +1,88 @@
+// Which view is shown? The address says it: #/VIEW/RUN?name=value. Every state of every view has an address. The run and
+// every value are percent-encoded: any name may be there.
+
+const VIEWS = {}; // name -> {title, show(root, address)}; each view enters itself here
+let closing = new AbortController();
+
+function link(view, run = "", values = {}) {
+  const query = new URLSearchParams(Object.entries(values).filter(([, value]) => value !== "" && value !== null));
+  return `#/${view}${run && `/${encodeURIComponent(run)}`}${query.size ? `?${query}` : ""}`;
+}
+
+// What a view is given. signal: aborted when the view is left; the view then ends whatever it began.
+class Address {
+  constructor(signal) {
+    const [path, query = ""] = location.hash.replace(/^#\/?/, "").split(/\?(.*)/s);
+    const [view, run = ""] = path.split("/");
+    this.view = VIEWS[view] ? view : Object.keys(VIEWS)[0];
+    Object.assign(this, { run: decodeURIComponent(run), query: new URLSearchParams(query), signal });
+  }
+
+  get(name, otherwise = "") {
+    return this.query.get(name) ?? otherwise;
+  }
+
+  // Keep these values in the address; one that is "" or null leaves it. The view is not opened again.
+  set(values) {
+    Object.entries(values).forEach(([name, value]) => {
+      if (value === "" || value === null) this.query.delete(name);
+      else this.query.set(name, value);
+    });
+    if (this.signal.aborted || location.protocol === "about:") return; // within a notebook
+    history.replaceState(null, "", link(this.view, this.run, Object.fromEntries(this.query)));
+  }
+
+  // Another run in the same view: a new entry in the browser's history.
+  open(run, values = {}) {
+    location.hash = link(this.view, run, values);
+  }
+}
+
+async function open() {
+  closing.abort(); // what the view before began
+  closing = new AbortController();
+  const { signal } = closing;
+  const root = byId("root");
+  say("");
+  byId("heading").textContent = "";
+  [byId("keep"), root].forEach((box) => box.replaceChildren());
+  isReady(false);
+  try {
+    const address = new Address(signal);
+    drawViews(address);
+    await VIEWS[address.view].show(root, address);
+  } catch (error) {
+    if (signal.aborted) return;
+    say(`This page cannot be shown: ${error.message}`);
+    throw error;
+  }
+}
+
+function drawViews({ view, run }) {
+  if (Object.keys(VIEWS).length < 2) return; // a file
+  byId("views").replaceChildren(...Object.entries(VIEWS).map(([name, { title }]) => (
+    element("a", "", title, { href: link(name, name === "runs" ? "" : run), "aria-current": name === view && "page" }))));
+  document.title = `${VIEWS[view].title}${run && ` of ${run}`} · Headlight`;
+}
+
+// Light or dark: as the system has it, or the button and D. Views that paint hear of it: document's "theme".
+const isDark = () => document.documentElement.dataset.theme === "dark";
+
+function setTheme(theme) {
+  document.documentElement.dataset.theme = theme;
+  byId("theme").textContent = isDark() ? "Light" : "Dark";
+  document.dispatchEvent(new Event("theme"));
+}
+
+const changeTheme = () => setTheme(isDark() ? "light" : "dark");
+
+document.addEventListener("DOMContentLoaded", () => { // the other scripts are there
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  setTheme(dark.matches ? "dark" : "light");
+  dark.addEventListener("change", () => setTheme(dark.matches ? "dark" : "light"));
+  byId("theme").addEventListener("click", changeTheme);
+  byId("keys").append(...KEYS.flatMap(([keys, words]) => [element("dt", "", keys), element("dd", "", words)]));
+  byId("help-button").addEventListener("click", () => byId("help").showModal());
+  addEventListener("hashchange", open);
+  open();
+});

@@ -87,8 +87,8 @@ def test_a_truncated_file_is_an_error_wherever_it_ends(tmp_path, name):
 def test_a_file_may_be_compressed_in_parts(tmp_path, name):
     """As `cat a.gz b.gz` and parallel compressors make them."""
     raw = write(tmp_path / name.rpartition(".")[0]).read_bytes()
-    parts = [raw[:50], raw[50:51], b"", raw[51:]]
-    (tmp_path / name).write_bytes(b"".join(packed(part, Path(name).suffix) for part in parts))
+    parts = [packed(part, Path(name).suffix) for part in (raw[:50], raw[50:51], b"", raw[51:])]
+    (tmp_path / name).write_bytes(b"".join(parts))
     assert texts(tmp_path / name) == TEXTS
 
 

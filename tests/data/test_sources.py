@@ -142,9 +142,7 @@ def test_the_same_chats_are_the_same_tokens_in_whatever_they_are_kept(tmp_path, 
     ids = {}
     for name, source in sources.items():
         found = [document.content for document in read(config(source, records="conversations"))]
-        ids[name] = [
-            row.tolist() if hasattr(row, "tolist") else row for row, _ in encode_conversations(tokenizer, found)
-        ]
+        ids[name] = [row for row, _ in encode_conversations(tokenizer, found)]
     assert len(ids["jsonl"]) == len(chats)
     assert {name: rows == ids["jsonl"] for name, rows in ids.items()} == dict.fromkeys(ids, True)
     assert "null" not in tokenizer.decode(ids["parquet"][0], skip_special_tokens=False)
@@ -189,32 +187,24 @@ def test_the_built_in_world_has_two_levels_conversations_and_repeats():
     short, long = (list(documents(config(world | {"level": level}), "train")) for level in (1, 2))
     assert short == [tell(0, i).text for i in range(40)]
     assert long == [tell(0, i, level=2).text for i in range(40)]
-    assert sum(map(len, long)) > 2 * sum(map(len, short))
     some = list(documents(config(world | {"repeats": 0.25}), "train"))
     assert [text in short for text in some] == [True, True, True, False] * 10
     assert some[3] == repeated(0, 3, words=range(4, 41)).text
-    assert len({len(text.split()) for text in some[3::4]}) > 5  # blocks of many lengths: copies near and far
     chats = list(documents(config(world, records="conversations"), "validation"))
-    assert len(chats) == 10
-    assert chats[2] == conversation_of(converse(0, 2, "validation"))
+    assert chats == [conversation_of(converse(0, i, "validation")) for i in range(10)]
 
 
 # Mixing
 
 
-def parts(tmp_path, sizes, weights):
-    made = []
-    for i, (count, weight) in enumerate(zip(sizes, weights, strict=True)):
-        texts = [f"part {i} document {n} " + "x" * (n * 7 % 40) for n in range(count)]
-        made.append({"weight": weight, "source": write_jsonl(tmp_path / f"{i}.jsonl", texts)})
-    return made
-
-
 @pytest.mark.parametrize("weights", [[1.0, 1.0], [3.0, 1.0], [1.0, 2.0, 7.0]])
 def test_a_mix_has_the_shares_of_text_that_the_weights_say(tmp_path, weights):
-    mix = {"kind": "mix", "parts": parts(tmp_path, [800] * len(weights), weights)}
-    found = list(documents(config(mix), "train"))
-    assert len(found) == len(set(found))  # first_exhausted repeats nothing
+    parts = []
+    for i, weight in enumerate(weights):
+        texts = [f"part {i} document {n} " + "x" * (n * 7 % 40) for n in range(800)]
+        parts.append({"weight": weight, "source": write_jsonl(tmp_path / f"{i}.jsonl", texts)})
+    found = list(documents(config({"kind": "mix", "parts": parts}), "train"))
+    assert len(found) == len(set(found))  # nothing is repeated
     sizes = Counter()
     for text in found:
         sizes[int(text.split()[1])] += len(text)
@@ -227,19 +217,11 @@ def test_a_mix_has_the_shares_of_text_that_the_weights_say(tmp_path, weights):
 # One long text, several books, lines that make articles
 
 
-def books(folder, sizes):
-    """A folder of books of so many lines each, and their texts."""
-    texts = [
-        f"Book {i}.\n\n" + "".join(f"Line {n} of book {i}.\n" for n in range(size)) for i, size in enumerate(sizes)
-    ]
-    for i, text in enumerate(texts):
-        (folder / f"{i}.txt").write_text(text)
-    return texts
-
-
 def test_of_two_books_the_end_of_each_is_held_out_and_one_that_is_there_twice_counts_once(tmp_path):
     """By whole files, 53 % were held out where 10 % were asked for."""
-    texts = books(tmp_path, [900, 1000])
+    texts = [f"Book {i}.\n\n" + "".join(f"Line {n} of book {i}.\n" for n in range(900 + 100 * i)) for i in (0, 1)]
+    for i, text in enumerate(texts):
+        (tmp_path / f"{i}.txt").write_text(text)
     data = config({"kind": "files", "path": str(tmp_path)})
     whole = [list(documents(data, split)) for split in ("train", "validation")]
     assert ["".join(both) for both in zip(*whole, strict=True)] == texts

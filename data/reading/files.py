@@ -14,7 +14,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
@@ -54,59 +54,44 @@ class Record(NamedTuple):
 # which files
 
 
-def search(
-    paths: str | list[str], key: str, train_only: bool = False, taken: list[Path] | None = None
-) -> tuple[list[Path], list[Path]]:
+def search(paths: str | list[str], key: str, train_only: bool = False, taken: Sequence[Path] = ()) -> list[Path]:
     """The files that a path, a folder, a pattern or a list of these names: in a fixed order, each once, none of those
-    that are `taken`; and those of a folder that are left out. train_only: what a folder names as its validation or test
-    part is left out as well. Raises InputError, with the config key, for a path that leads to none.
+    that are `taken`. Of a folder, what describes records is left out; train_only: so are the parts that it names as
+    validation or test. Raises InputError, with the config key, for a path that leads to no file.
     """
-    used = {file.resolve() for file in taken or []}
+    used = {file.resolve() for file in taken}
     files: dict[Path, Path] = {}
-    left_out: list[Path] = []
     for path in [paths] if isinstance(paths, str) else paths:
+        given, known = resolve(path, key), " ".join(KINDS)
+        if given.is_file() and kind_of(given) not in KINDS:
+            raise InputError(f"{key}: {path} is a {given.suffix or 'nameless kind of'} file: use one of {known}")
         with still_busy(f"looking for the files of {key}"):
-            for file in sorted(_expand(path, key, train_only, left_out), key=Path.as_posix):
-                if file.resolve() not in used:
-                    files.setdefault(file.resolve(), file)
+            matching = _inside(given) if given.is_dir() else map(Path, glob.glob(str(given), recursive=True))  # noqa: PTH207 (it knows absolute patterns)
+            readable = (file for file in matching if file.is_file() and kind_of(file) in KINDS)
+            some = sorted(readable, key=Path.as_posix)
+        if given.is_dir():
+            is_all_notes = all(kind_of(file) == ".md" for file in some)  # then a README is one of them
+            some = [file for file in some if is_all_notes or file.name.lower() != "readme.md"]
+            some = [file for file in some if not DESCRIPTIONS.fullmatch(file.name)]
+            some = [file for file in some if not (train_only and is_other_part(file.relative_to(given)))]
+            if not some:
+                raise InputError(
+                    f"{key}: the folder {path} holds no file to train on ({known}; parts named validation or test are "
+                    "left out): name a file, or use a pattern"
+                )
+        elif not some:
+            hint = ": fetch input.txt, 1.1 MB, from data/tinyshakespeare of the GitHub repository karpathy/char-rnn"
+            raise InputError(f"{key}: no such file: {path}{hint * ('shakespeare' in path.lower())}")
+        for file in some:
+            if file.resolve() not in used:
+                files.setdefault(file.resolve(), file)
     if not files:
         raise InputError(f"{key}: names only files that validation_path names too: give others to train on")
-    return list(files.values()), [file for file in left_out if file.resolve() not in {*used, *files}]
-
-
-def _expand(path: str, key: str, train_only: bool, left_out: list[Path]) -> list[Path]:
-    """The files that one path names; adds what else is in a folder to `left_out`."""
-    given, known = resolve(path, key), " ".join(KINDS)
-    if given.is_file():
-        if kind_of(given) not in KINDS:
-            raise InputError(f"{key}: {path} is a {given.suffix or 'nameless kind of'} file: use one of {known}")
-        return [given]
-    if not given.is_dir():
-        matching = map(Path, glob.glob(str(given), recursive=True))  # noqa: PTH207 (it knows absolute patterns)
-        if files := [file for file in matching if file.is_file() and kind_of(file) in KINDS]:
-            return files
-        hint = ": fetch input.txt, 1.1 MB, from data/tinyshakespeare of the GitHub repository karpathy/char-rnn"
-        raise InputError(f"{key}: no such file: {path}{hint * ('shakespeare' in path.lower())}")
-    files, inside = [], sorted(_inside(given))
-    is_all_notes = all(kind_of(file) == ".md" for file in inside if kind_of(file) in KINDS)  # a README is one of them
-    for file in inside:
-        name = file.name.lower()
-        is_description = DESCRIPTIONS.fullmatch(name) or (name == "readme.md" and not is_all_notes)
-        is_held_out = train_only and is_other_part(file.relative_to(given))
-        if kind_of(file) in KINDS and not is_description and not is_held_out:
-            files.append(file)
-        else:
-            left_out.append(file)
-    if not files:
-        raise InputError(
-            f"{key}: the folder {path} holds no file to train on ({known}; parts named validation or test are left "
-            "out): name a file, or use a pattern"
-        )
-    return files
+    return list(files.values())
 
 
 def _inside(folder: Path) -> Iterator[Path]:
-    """Every file of a folder and of the folders in it, links included; none that is hidden."""
+    """What is in a folder and in the folders in it, links included; nothing that is hidden."""
     seen = set()  # a link may lead back
     for parent, folders, names in os.walk(folder, followlinks=True):
         if (place := Path(parent).resolve()) in seen:
@@ -114,8 +99,7 @@ def _inside(folder: Path) -> Iterator[Path]:
             continue
         seen.add(place)
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        files = (Path(parent, name) for name in names if not name.startswith("."))
-        yield from filter(Path.is_file, files)
+        yield from (Path(parent, name) for name in names if not name.startswith("."))
 
 
 def is_other_part(file: Path) -> bool:

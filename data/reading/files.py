@@ -147,7 +147,7 @@ def records(file: Path, separator: str = "", column: str | None = None) -> Itera
         elif kind == ".json":
             yield from _json(file, stream)
         elif kind in (".parquet", ".arrow"):
-            yield from _table(file, stream, kind, column)
+            yield from _table(file, kind, column)
         else:
             yield from _csv(file, stream, "\t" if kind == ".tsv" else ",")
 
@@ -234,32 +234,6 @@ def _csv(file: Path, stream: BinaryIO, delimiter: str) -> Iterator[Record]:
         raise InputError(f"{file}:{line}: is not valid CSV: {error}: {remedy}") from None
 
 
-def _table(file: Path, stream: Any, kind: str, column: str | None) -> Iterator[Record]:
-    import pyarrow
-    from pyarrow import ipc, parquet
-
-    number = 0
-    try:
-        if kind == ".parquet":
-            batches = parquet.ParquetFile(stream).iter_batches(ROWS)
-        elif stream.peek(6)[:6] == b"ARROW1":  # the format of files; `datasets` writes that of streams
-            table = ipc.open_file(stream)
-            batches = map(table.get_batch, range(table.num_record_batches))
-        else:
-            with file.open("rb") as raw:
-                raw.seek(-4, io.SEEK_END)
-                if raw.read() != b"\0\0\0\0":  # a stream that is cut between two batches can be read as well
-                    raise ValueError("the file ends too early")
-            batches = iter(ipc.open_stream(stream))
-        for batch in batches:
-            for row in rows_of(batch.select([column]) if column in batch.schema.names else batch):
-                number += 1
-                yield Record(f"{file}, row {number}", row)
-    except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise InputError(f"{file}: is not a readable {kind} file, from row {number + 1} on: {reason}") from None
-
-
 def rows_of(table: pyarrow.RecordBatch | pyarrow.Table) -> Iterator[dict[str, Any]]:
     """The rows of a table as the JSON that it was made from.
 
@@ -288,42 +262,59 @@ def _reader(kind: pyarrow.DataType) -> Callable[[Any], Any]:
 
 
 # ---------------------------------------------------------------------------------------------------------
-# datasets of the Hub, and local folders that `datasets` can read
+# what `datasets` reads: tables, datasets of the Hub, and local folders of its kind
 
 
 def dataset_records(source: HubSource, split: str) -> Iterator[Record]:
     """Every row of a split, in order. Raises InputError if the Hub cannot be reached (its library retries five times)
     or has no such dataset, subset or split."""
-    with _datasets(source, split) as (datasets, named):
-        rows, number = datasets.load_dataset(**named, split=split, streaming=source.streaming), 0
-        for table in rows.with_format("arrow").iter(batch_size=ROWS):
-            for row in rows_of(table):
-                number += 1
-                yield Record(f"{source.name} ({split}), row {number}", row)
+    where = f"{source.name} ({split})"
+    with _datasets(f"data.source: {where} cannot be read from the Hugging Face Hub") as datasets:
+        yield from _rows(datasets.load_dataset(**_named(source), split=split, streaming=source.streaming), where)
 
 
 def dataset_identity(source: HubSource) -> str:
     """Changes when the dataset's files change: a hash of the commit on the Hub, or of the local files' dates."""
-    with _datasets(source, source.split) as (datasets, named):
-        return datasets.load_dataset_builder(**named).hash
+    with _datasets(f"data.source: {source.name} cannot be read from the Hugging Face Hub") as datasets:
+        return datasets.load_dataset_builder(**_named(source)).hash
+
+
+def _named(source: HubSource) -> dict[str, Any]:
+    return {"path": source.name, "name": source.subset, "data_files": source.data_files, "revision": source.revision}
+
+
+def _table(file: Path, kind: str, column: str | None) -> Iterator[Record]:
+    with _datasets(f"{file}: is not a readable {kind} file") as datasets:
+        if kind == ".arrow":
+            with file.open("rb") as raw:
+                raw.seek(-4, io.SEEK_END)
+                if raw.read() not in (b"\0\0\0\0", b"ROW1"):  # one that is cut between two batches can be read as well
+                    raise ValueError("the file ends too early")
+        rows = datasets.load_dataset(kind[1:], data_files=str(file), split="train", streaming=True)
+        yield from _rows(rows.select_columns(column) if column in (rows.column_names or []) else rows, str(file))
+
+
+def _rows(rows: Any, where: str) -> Iterator[Record]:
+    number = 0
+    for table in rows.with_format("arrow").iter(batch_size=ROWS):
+        for row in rows_of(table):
+            number += 1
+            yield Record(f"{where}, row {number}", row)
 
 
 @contextmanager
-def _datasets(source: HubSource, split: str) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """The library, and how it is asked for a dataset; whatever it raises becomes one line."""
+def _datasets(problem: str) -> Iterator[Any]:
+    """The library; whatever it raises becomes one line."""
     import datasets
 
     if not sys.stderr.isatty():
         datasets.disable_progress_bars()
-    named = {"path": source.name, "name": source.subset, "data_files": source.data_files, "revision": source.revision}
     try:
-        yield datasets, named
+        yield datasets
     except Exception as error:
-        reason, remedy = str(error).partition("\n")[0] or type(error).__name__, ""
+        reason = str(error).partition("\n")[0][:300] or type(error).__name__
         if "save_to_disk" in reason:  # their remedy is Python
-            reason, remedy = "save_to_disk wrote this folder", f": read it as files (data.source={source.name})"
+            reason = "save_to_disk wrote this folder: read it as files (data.source=FOLDER)"
         elif isinstance(error, ConnectionError):
-            remedy = ": check the network and HF_HUB_OFFLINE, or give local files (data.source.kind=files)"
-        raise InputError(
-            f"data.source: cannot read {source.name} ({split}) from the Hugging Face Hub: {reason[:300]}{remedy}"
-        ) from None
+            reason += ": check the network and HF_HUB_OFFLINE, or give local files (data.source.kind=files)"
+        raise InputError(f"{problem}: {reason}") from None

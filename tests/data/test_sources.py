@@ -169,7 +169,7 @@ def test_an_unreachable_hub_is_one_clear_error(tmp_path):
     command = [sys.executable, "-c", code, str(tmp_path / "c.yaml")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2
-    assert "cannot read some/dataset (train)" in done.stderr.strip().splitlines()[-1]
+    assert "some/dataset cannot be read from the Hugging Face Hub" in done.stderr.strip().splitlines()[-1]
     assert "Traceback" not in done.stderr
 
 

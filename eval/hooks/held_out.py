@@ -106,27 +106,20 @@ class Samples(Hook):
         options = (settings.sample_tokens, settings.temperature, settings.top_p)
         many_documents = event.data.manifest["train"]["documents"] > 1
         for number, prompt in enumerate(settings.prompts):
-            ids, line = None, {}
+            given: str | list[int] = prompt
+            more: dict[str, str] = {}
             if is_chat and not prompt:
-                ids, prompt, line["expected"] = held_out_question(event.held_out, event.tokenizer)
-            reply = complete(
-                event.lm, event.tokenizer, ids or prompt, *options, begin_document=many_documents, chat=is_chat
-            )
+                given, prompt, more["expected"] = held_out_question(event.held_out, event.tokenizer)
+            reply = complete(event.lm, event.tokenizer, given, *options, begin_document=many_documents, chat=is_chat)
             if reply.reasoning_content:
-                line["reasoning_content"] = reply.reasoning_content
+                more["reasoning_content"] = reply.reasoning_content
             if event.writes:
-                append_line(
-                    event.directory / SAMPLES, {"step": event.step, "prompt": prompt, "text": reply.content, **line}
-                )
+                line = {"step": event.step, "prompt": prompt, "text": reply.content, **more}
+                append_line(event.directory / SAMPLES, line)
             if number == 0:
-                asked, text = (
-                    escape(" ".join(text.split()))
-                    for text in (prompt if is_chat else "", reply.content or thinks(reply))
-                )
-                question = (
-                    f"asked “{'…' * (len(asked) > 60)}{asked[-60:]}”, " if asked else ""
-                )  # its end: it may be long
-                event.say(f"{question}writes “{shortened(text, 90)}”")
+                question, text = (escape(" ".join(text.split())) for text in (prompt, reply.content or thinks(reply)))
+                end = f"{'…' * (len(question) > 60)}{question[-60:]}"  # a story may stand before it
+                event.say(f"{f'asked “{end}”, ' if is_chat else ''}writes “{shortened(text, 90)}”")
 
     def outcome(self, directory: Path, lines: list[dict[str, Any]]) -> Outcome:
         samples = read_samples(directory, lambda problem: None)

@@ -11,7 +11,7 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -140,10 +140,11 @@ class Tracker:
     """Where a run's figures go. writes=False: of a process that is not the first."""
 
     def __init__(self, config: RunConfig, state: TrainerState, writes: bool = True):
-        self.file, self.writes = config.directory / METRICS, writes
+        self.file, self.writes, self._disk_failed = config.directory / METRICS, writes, False
         self._minutes = config.train.max_minutes if config.max_steps is None else None
         self._total = config.max_steps or config.train.max_minutes or 0
         self._first = state.step if config.max_steps else state.seconds / 60
+        self._began = self._said = time.monotonic()
         self.bar = tqdm(
             total=self._total,
             desc=config.name,
@@ -154,13 +155,8 @@ class Tracker:
             bar_format="{desc} {percentage:3.0f}%|{bar:20}| {n:.4g}/{total} {unit} [{elapsed}<{remaining}{postfix}]",
             disable=None if writes else True,  # None: only on a terminal
         )
-        self._began = self._said = time.monotonic()
-        self._disk_failed = False
-        self._others: list[Wandb | TensorBoard] = []
-        if writes and config.tracking.wandb != "disabled":
-            self._others.append(Wandb())
-        if writes and config.tracking.tensorboard:
-            self._others.append(TensorBoard())
+        chosen: dict[Any, bool] = {Wandb: config.tracking.wandb != "disabled", TensorBoard: config.tracking.tensorboard}
+        self._others: list[Wandb | TensorBoard] = [kind() for kind, is_on in chosen.items() if is_on and writes]
         self._tell("start", config, state)
 
     def _tell(self, method: str, *arguments: Any) -> None:
@@ -212,9 +208,10 @@ class Tracker:
 
     @contextmanager
     def doing(self, what: str, meter: Meter | None = None, figure: str = "") -> Iterator[None]:
-        """While inside, the bar says what keeps it from moving: evaluating, saving, compiling, drawing; without a
-        terminal a line does, every few seconds. meter, figure: its time is not training's, but that of "eval_s" or
-        "save_s"."""
+        """While inside, the bar says what keeps it from moving; without a terminal a line does, every few seconds.
+
+        meter, figure: its time is not training's, but that of "eval_s" or "save_s".
+        """
         self.bar.set_postfix_str(f"{what} …")
         before = time.perf_counter()
         try:
@@ -226,11 +223,13 @@ class Tracker:
             self.bar.set_postfix_str("", refresh=False)
 
     def say(self, text: str) -> None:
-        """Print a line without tearing the progress bar."""
+        """Print a line without tearing the progress bar. If nobody reads it any more, the run continues: Ctrl-C ends
+        both sides of `… | tee log`, and the checkpoint is still to be written."""
         if self.writes:
             self._said = time.monotonic()
-            self.bar.write(text, file=sys.stdout)
-            sys.stdout.flush()
+            with suppress(OSError):
+                self.bar.write(text, file=sys.stdout)
+                sys.stdout.flush()
 
     def close(self, exit_code: int = 0) -> None:
         """Close the bar, and the others' runs with our exit code."""
@@ -258,7 +257,6 @@ class Wandb:
             config=config.model_dump(),
             settings=wandb.Settings(silent=True, x_service_wait=300.0),  # a busy machine starts it slowly
         )
-        self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
         self._run.define_metric("val/loss", step_metric="step", summary="min")  # the table of runs shows the best
 

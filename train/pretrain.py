@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from configs.command import InputError, exit_on_bad_input, survive_lost_output
+from configs.command import InputError, exit_on_bad_input
 from data.batches import make_rows
 from data.prepare import prepare
 from data.tokenizer import Tokenizer
@@ -57,7 +57,6 @@ def run(
 
     On a CPU each core gets a process, if there are parts to share.
     """
-    survive_lost_output()
     if parts is None and (objective, source) != (None, TextBatches):
         parts = 1
     work = partial(_run, config, script, objective, source)

@@ -193,7 +193,7 @@ def test_every_template_that_trl_has_writes_what_it_writes_for_transformers(chat
     refused = 0
     for file in IN_TRL.glob("*.jinja"):
         source = file.read_text(encoding="utf-8")
-        tokenizer = Tokenizer(byte_level(tokens.values()), tokens, Settings(chat_template=source, **tokens))
+        tokenizer = Tokenizer(byte_level(tokens.values()), tokens, Settings(tokens, {"default": source}))
         options = {"tools": tools, "chat_template": source, "add_generation_prompt": True, **tokens}
         expected = expected_of(lambda given, options=options: render_jinja_template([given], **options)[0][0], messages)
         if expected is None:

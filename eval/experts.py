@@ -141,10 +141,6 @@ def characteristic_ids(routing: Routing) -> np.ndarray:
     return np.where(np.take_along_axis(score, best, -1) > 0, best, -1)
 
 
-# ---------------------------------------------------------------------------------------------------------
-# experts.jsonl
-
-
 class ExpertUse(BaseModel):
     """One line. share, weight: of every layer and expert, as in Routing; null = never chosen. words: the tokens that
     tell each expert from the others. loss: in nats a token, as the router chooses and with a random choice."""

@@ -58,10 +58,6 @@ def second_copy_loss(lm: LanguageModel, probe: Probe) -> float:
     return token_losses(lm, probe)[copied(probe)[1]].mean().item()
 
 
-# ---------------------------------------------------------------------------------------------------------
-# without a head
-
-
 @contextmanager
 def scaled(lm: LanguageModel, factors: Mapping[Head, Any], real: Tensor | None = None) -> Iterator[None]:
     """Within this context the outputs of these heads, (layer, head) each, are multiplied by a factor.

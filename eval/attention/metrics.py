@@ -26,7 +26,6 @@ SINK_EPSILON = 0.3  # of Gu et al. 2024
 WITHOUT_SINK = 1e-6  # a row that gives less than this to all other tokens says nothing about them
 
 
-# ---------------------------------------------------------------------------------------------------------
 # on ordinary text: weights (..., T, T) -> (...); T ≥ 3, else NaN
 
 
@@ -83,7 +82,6 @@ def saturated_rows(weights: Tensor) -> Tensor:
     return (weights[..., 1:, :].amax(-1) > SATURATED).to(weights.dtype).mean(-1)
 
 
-# ---------------------------------------------------------------------------------------------------------
 # on a probe of which something is known: weights (layer, B, head, T, T) -> (layer, B, head)
 
 
@@ -120,10 +118,6 @@ def cross_document(weights: Tensor, probe: Probe) -> Tensor:
     other = (probe.document_ids[:, :, None] != probe.document_ids[:, None, :]).tril()  # (B, T, T)
     tokens = other.any(-1).sum(-1).to(weights.dtype)  # (B,)
     return (weights * other[:, None]).sum((-2, -1)) / tokens[:, None]
-
-
-# ---------------------------------------------------------------------------------------------------------
-# all of them
 
 
 @dataclass(frozen=True)

@@ -93,10 +93,6 @@ def log_floor(event: EvalEvent, source: StoryworldSource) -> None:
             event.log("floor", {"documents": documents, "left_out": left_out, "model": model, "floor": floor})
 
 
-# ---------------------------------------------------------------------------------------------------------
-# what does it write?
-
-
 class Samples(Hook):
     """Continue `eval.prompts`, at every evaluation, so that you can read along while it learns; where it learns
     conversations, answer them. Each is appended to samples.jsonl; the first one is also shown on the terminal."""
@@ -143,9 +139,6 @@ def held_out_question(rows: Rows, tokenizer: Tokenizer) -> tuple[list[int], str,
     return prompt, question.strip(), read_reply(tokenizer, ids[first:end], prompt).content.strip()
 
 
-# ---------------------------------------------------------------------------------------------------------
-# does it answer questions about stories that it has never seen?
-
 SPLITS = {"questions": False, "questions_new_names": True}  # split -> whether names have a form unseen in training
 
 
@@ -177,10 +170,6 @@ class Questions(Hook):
         heading = "## Questions about held-out stories, answered to the letter"
         figures = {split: lines_of(lines, split)[-1]["exact_match"] for split in SPLITS}
         return Outcome(figures, sections=[heading, "", columns, ""])
-
-
-# ---------------------------------------------------------------------------------------------------------
-# does it recall what it has just read?
 
 
 class Recalls(Hook):

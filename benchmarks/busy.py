@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import multiprocessing
 import subprocess
 import sys
 import tempfile
@@ -49,38 +48,22 @@ def main() -> int:
 @contextmanager
 def burning(programs: int) -> Iterator[None]:
     """Runs this many busy programs beside what is done here."""
-    burners = [multiprocessing.get_context("spawn").Process(target=burn, daemon=True) for _ in range(programs)]
-    for burner in burners:
-        burner.start()
+    burners = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(programs)]
     try:
         yield
     finally:
         for burner in burners:
             burner.kill()
-
-
-def burn() -> None:
-    """Keep a core busy until it is killed."""
-    while True:
-        pass
+            burner.wait()
 
 
 def speed(config: str, folder: Path, name: str, processes: int | str, seconds: float) -> float:
     """Median tokens/s of a run that lasts this long; NaN if it made no step. Raises InputError if it fails."""
-    command = [
-        sys.executable,
-        "-m",
-        "train.pretrain",
-        config,
-        f"output_dir={folder.as_posix()}",
-        f"name={name}",
-        *QUIET,
-    ]
-    command += [f"train.processes={processes}", f"train.max_minutes={seconds / 60:.4f}"]
+    settings = [f"output_dir={folder.as_posix()}", f"name={name}", f"train.processes={processes}"]
+    settings += [f"train.max_minutes={seconds / 60:.4f}", *QUIET]
+    command = [sys.executable, "-m", "train.pretrain", config, *settings]
     with suppress(subprocess.TimeoutExpired):
-        done = subprocess.run(
-            command, capture_output=True, text=True, encoding="utf-8", check=False, timeout=seconds + LIMIT
-        )
+        done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", timeout=seconds + LIMIT)
         if done.returncode:
             raise InputError(f"{' '.join(command)} failed: {(done.stderr or done.stdout).strip().splitlines()[-1]}")
     lines = read_metrics(folder / name, lambda problem: None) if (folder / name).exists() else []

@@ -1,6 +1,6 @@
 """How do we measure fairly on a noisy machine? What is compared takes turns within one run, and medians are printed.
 
-Here is what every benchmark shares: the command line, the clocks, and transformers' model with our weights.
+Here is what every benchmark shares: the command line, the clock, and transformers' model with our weights.
 """
 
 from __future__ import annotations
@@ -17,29 +17,23 @@ from typing import Any
 
 import torch
 
-from configs.command import InputError, whole
+from configs.command import whole
 from model import LanguageModel, save
 from train.budget import with_vocabulary
 from train.config import RunConfig, load_run_config
 from train.device import keep_freed_memory, machine, synchronize
 
-Clock = Callable[[], float]
-# wall: what you wait. cpu: what all threads of this process compute; other programs on the cores do not add to it
-CLOCKS: dict[str, Clock] = {"wall": time.perf_counter, "cpu": time.process_time}
 BASE = Path(__file__).parents[1] / "configs" / "base.yaml"
 
 
 def command_line(description: str | None, rounds: int) -> argparse.ArgumentParser:
-    """The options of a benchmark of a config: which one, how often, by which clock, beside whom."""
+    """The options of a benchmark of a config: which one, how often, beside whom."""
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=description, formatter_class=form)
     parser.add_argument("config", nargs="?", default=BASE, help="a YAML file; default: configs/base.yaml")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="for example train.device=cuda")
     parser.add_argument("--versus", choices=["transformers"], help="beside transformers' model with the same weights")
     parser.add_argument("--rounds", type=whole("--rounds", 1), default=rounds, help=f"turns of each ({rounds})")
-    parser.add_argument(
-        "--clock", choices=CLOCKS, default="wall", help="cpu: the time of this process alone; OMP_NUM_THREADS=1"
-    )
     return parser
 
 
@@ -49,8 +43,6 @@ def measured_config(given: argparse.Namespace) -> tuple[RunConfig, torch.device]
     run, known = with_vocabulary(load_run_config(given.config, given.overrides))
     on_gpu = run.train.device == "cuda" or (run.train.device == "auto" and torch.cuda.is_available())
     device = torch.device("cuda" if on_gpu else "cpu")
-    if given.clock == "cpu" and (on_gpu or torch.get_num_threads() > 1):
-        raise InputError("--clock cpu measures a single thread: set OMP_NUM_THREADS=1 and train.device=cpu")
     keep_freed_memory()
     print(f"{machine(device)}, torch {torch.__version__}\nvocabulary {run.model.vocab_size:,}: {known}", flush=True)
     return run, device
@@ -61,7 +53,7 @@ def alternate(
     rounds: int,
     device: torch.device,
     patience_s: float = 60.0,
-    clock: Clock = time.perf_counter,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, float]:
     """Median seconds of one call of each, `rounds` times in turn after a first call that does not count.
 
@@ -79,7 +71,9 @@ def alternate(
     return {name: statistics.median(turns) for name, turns in seconds.items()}
 
 
-def seconds_of(call: Callable[[], object], device: torch.device, clock: Clock = time.perf_counter) -> float:
+def seconds_of(
+    call: Callable[[], object], device: torch.device, clock: Callable[[], float] = time.perf_counter
+) -> float:
     """Seconds of one call, the GPU's work included."""
     synchronize(device)
     before = clock()
@@ -99,9 +93,8 @@ def peak_bytes(call: Callable[[], object], device: torch.device) -> int:
         return torch.cuda.max_memory_allocated(device) - before
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
         call()
-    assert profiler.profiler is not None
-    assert profiler.profiler.kineto_results is not None
-    changes = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
+    events = profiler.profiler.kineto_results.events()
+    changes = [event for event in events if event.name() == "[memory]"]
     held = itertools.accumulate(event.nbytes() for event in sorted(changes, key=lambda event: event.start_ns()))
     return max(held, default=0)
 
@@ -109,13 +102,10 @@ def peak_bytes(call: Callable[[], object], device: torch.device) -> int:
 def in_transformers(lm: LanguageModel, **options: Any) -> Any:
     """transformers' model with identical weights, read from the directory that Headlight saves.
 
-    options: of `from_pretrained`. Raises InputError if the package is not installed.
+    options: of `from_pretrained`. It needs requirements-dev.txt.
     """
-    try:
-        from transformers import AutoModelForCausalLM
-        from transformers.utils.logging import disable_progress_bar
-    except ImportError:
-        raise InputError("to compare with transformers: pip install -r requirements-dev.txt") from None
+    from transformers import AutoModelForCausalLM
+    from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
     with tempfile.TemporaryDirectory() as directory:

@@ -9,9 +9,8 @@ Whole steps on random tokens, in as many processes as a run starts: tokens/s, MF
 from __future__ import annotations
 
 import math
-import re
 import statistics
-from collections import defaultdict
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import cycle
@@ -21,16 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.timing import (
-    CLOCKS,
-    Clock,
-    alternate,
-    command_line,
-    in_transformers,
-    measured_config,
-    peak_bytes,
-    seconds_of,
-)
+from benchmarks.timing import alternate, command_line, in_transformers, measured_config, peak_bytes, seconds_of
 from configs.command import exit_on_bad_input, number
 from configs.text import table
 from data.packing import document_starts
@@ -56,17 +46,6 @@ PROFILED = 3  # steps
 DOCUMENT = 150  # tokens; about as long as a story, where documents are isolated
 DIFFERENT = 4  # steps, before their tokens come again: a router of experts sends other tokens elsewhere
 Step = Callable[[], object]
-CLASSES = {  # an operator belongs to the first class whose pattern is in its name
-    "matrix products": r"aten::(mm|addmm|linear)|mkldnn_(_)?linear|gemm|cutlass|nvjet|cublas",
-    "batched matrix products (attention, Muon)": r"aten::(bmm|baddbmm)",
-    "attention kernels": r"attention|flash|fmha|cudnn_generated|flex",
-    "optimizer": r"_fused_adam|_foreach|multi_tensor|Optimizer",
-    "compiled loops": r"cpp_fused|triton_",
-    "softmax and loss": r"softmax|logsumexp|cross_entropy|nll|gather|scatter",
-    "copies and casts": r"aten::(copy_|_to_copy|cat|clone|contiguous|fill_|zero_|stack)|[Mm]em(cpy|set)|CatArray",
-    "embedding": r"embedding|index",
-    "element by element, rest": "",
-}
 
 
 def main() -> int:
@@ -75,17 +54,16 @@ def main() -> int:
     parser.add_argument("--profile", nargs="?", const="", metavar="DIR", help="write a trace; default: output_dir")
     given = parser.parse_intermixed_args()
     run, _ = measured_config(given)
-    clock = CLOCKS[given.clock]
     if given.versus:
-        compare(run, given.rounds, clock)
+        compare(run, given.rounds)
         return 0
     device = resolve_device(run)  # before the processes start: it may ask the machine
     folder = None if given.profile is None else Path(given.profile or run.output_dir)
-    on_processes(number_of_processes(run), partial(measure, run, device, given.seconds, folder, clock))
+    on_processes(number_of_processes(run), partial(measure, run, device, given.seconds, folder))
     return 0
 
 
-def measure(run: RunConfig, device: Device, seconds: float, profile: Path | None, clock: Clock) -> None:
+def measure(run: RunConfig, device: Device, seconds: float, profile: Path | None) -> None:
     """What each process does; the first one prints."""
     with processes(run.train.parallel, run.train.device) as world:
         check_shares(run, world)
@@ -95,8 +73,8 @@ def measure(run: RunConfig, device: Device, seconds: float, profile: Path | None
             compile_layers(lm)
         optimizers = build_optimizers(lm, run.train.optimizer, world, device.dtype)
         step = step_of(lm, optimizers, run, device, own_rows, world)
-        first = seconds_of(step, device.device, clock)
-        times = repeat(step, seconds, device.device, clock, world)
+        first = seconds_of(step, device.device)
+        times = repeat(step, seconds, device.device, world)
         if profile is not None:
             trace = profile / f"{run.name or 'step'}.trace.json"
             where_time_goes(step, device.device, trace if world.rank == 0 else None)
@@ -113,7 +91,6 @@ def measure(run: RunConfig, device: Device, seconds: float, profile: Path | None
     rows = [
         ["tokens/s (median)", f"{tokens / median:,.0f}"],
         [f"ms a step of {tokens:,} tokens (median of {len(times)})", f"{1e3 * median:,.1f}"],
-        ["quickest, slowest step, ms", f"{1e3 * min(times):,.1f}, {1e3 * max(times):,.1f}"],
         ["first step, compiling included, s" if device.compile else "first step, s", f"{first:.1f}"],
         ["TFLOP/s of matrix products", f"{flops_per_s / 1e12:.3f}"],
         ["MFU", share],
@@ -123,10 +100,8 @@ def measure(run: RunConfig, device: Device, seconds: float, profile: Path | None
         ["rows a forward pass × length", f"{micro_batch_rows(run, device, world.size)} × {length}"],
     ]
     print(table(["", run.name], rows))
-    choices = list(device.notes)
-    if world.memory is not None:
-        choices.append(processes_in_words(world.size, torch.get_num_threads()))
-    print("\n" + "\n".join(f"* {choice}" for choice in choices))
+    shared = [] if world.memory is None else [processes_in_words(world.size, torch.get_num_threads())]
+    print("\n" + "\n".join(f"* {choice}" for choice in [*device.notes, *shared]))
 
 
 def model_of(run: RunConfig, device: Device) -> LanguageModel:
@@ -179,58 +154,41 @@ def mean_loss(output: Any) -> Tensor:
     return output[0] / output[1] if isinstance(output, tuple) else output.loss
 
 
-def repeat(step: Step, seconds: float, device: torch.device, clock: Clock, world: World = ALONE) -> list[float]:
+def repeat(step: Step, seconds: float, device: torch.device, world: World = ALONE) -> list[float]:
     """Seconds of each step, at least three. The first quarter of the time warms up and does not count.
 
     world: who takes the step together; the first process's clock decides how many there are.
     """
     times: list[float] = []
-    began = clock()
+    began = time.perf_counter()
     while True:
-        spent = clock() - began
+        spent = time.perf_counter() - began
         goes_on = spent < seconds or len(times) < 3
         if not world.sum(int(world.rank == 0 and goes_on))[0]:
             return times
-        took = seconds_of(step, device, clock)
+        took = seconds_of(step, device)
         if spent >= COUNTED * seconds or spent + took >= seconds:
             times.append(took)
 
 
 def where_time_goes(step: Step, device: torch.device, trace: Path | None) -> None:
-    """Take PROFILED steps; write a Chrome trace of them, and print the share of each class of operators.
+    """Take PROFILED steps; write a Chrome trace of them, and print the operators that take most.
 
     trace: its file; None in the other processes, which only take the steps.
     """
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    if device.type == "cuda":
-        activities.append(torch.profiler.ProfilerActivity.CUDA)
-    with torch.profiler.profile(activities=activities) as profiler:
+    with torch.profiler.profile() as profiler:  # the GPU too, where there is one
         for _ in range(PROFILED):
             step()
         synchronize(device)
-    if trace is None:
-        return
-    trace.parent.mkdir(parents=True, exist_ok=True)
-    profiler.export_chrome_trace(str(trace))
-    attribute = "self_device_time_total" if device.type == "cuda" else "self_cpu_time_total"
-    spent: dict[str, float] = defaultdict(float)
-    largest: dict[str, tuple[float, str]] = {}
-    for event in profiler.key_averages():
-        ms = getattr(event, attribute) / 1e3 / PROFILED
-        kind = next(kind for kind, pattern in CLASSES.items() if re.search(pattern, event.key))
-        spent[kind] += ms
-        largest[kind] = max(largest.get(kind, (0.0, "")), (ms, event.key))
-    total = sum(spent.values())
-    rows = [
-        [kind, f"{ms:,.1f}", f"{ms / total:.0%}", largest[kind][1][:50]]
-        for kind, ms in sorted(spent.items(), key=lambda item: -item[1])
-        if ms > 0.001 * total
-    ]
-    print(f"{trace}: open it in chrome://tracing or ui.perfetto.dev\n")
-    print(table(["operators", "ms a step", "share", "the largest of them"], rows) + "\n")
+    if trace is not None:
+        trace.parent.mkdir(parents=True, exist_ok=True)
+        profiler.export_chrome_trace(str(trace))
+        kind = "cuda" if device.type == "cuda" else "cpu"
+        print(f"{trace}: open it in chrome://tracing or ui.perfetto.dev; its {PROFILED} steps:")
+        print(profiler.key_averages().table(sort_by=f"self_{kind}_time_total", row_limit=15, max_name_column_width=40))
 
 
-def compare(run: RunConfig, rounds: int, clock: Clock) -> None:
+def compare(run: RunConfig, rounds: int) -> None:
     """Print ours and theirs in turn: the same architecture, rows, AdamW and precision; compiled too, unless
     train.compile is false."""
     run = run.model_copy(update={"data": run.data.model_copy(update={"isolate_documents": False})})
@@ -248,8 +206,8 @@ def compare(run: RunConfig, rounds: int, clock: Clock) -> None:
                 compile_layers(lm)
             forward = torch.compile(model, dynamic=False) if compiled and model is other else model
             steps[f"{whose}{name}"] = step_of(forward, adamw, run, device, rows)
-    first = {name: seconds_of(step, device.device, clock) for name, step in steps.items()}
-    seconds = alternate(steps, rounds, device.device, patience_s=60.0 * rounds, clock=clock)
+    first = {name: seconds_of(step, device.device) for name, step in steps.items()}
+    seconds = alternate(steps, rounds, device.device, patience_s=60.0 * rounds)
     measure, tokens = list(steps)[-1], rows * length
     lines = [
         [name, f"{tokens / took:,.0f}", f"{1e3 * took:,.1f}", f"{seconds[measure] / took:.2f}", f"{first[name]:.1f}"]

@@ -5,7 +5,7 @@ POST /page/key                                the key, once, where the server ha
 GET  /page/NAME                               its script and its style
 GET  /live/runs                               every run in a few figures
 GET  /live/runs/NAME/config                   its settings by dotted key
-GET  /live/runs/NAME/metrics?offset=…&mark=…  the lines of metrics.jsonl from there on
+GET  /live/runs/NAME/metrics                  metrics.jsonl, or a range of its bytes
 GET  /live/runs/NAME/attention                every look at its heads, without the maps
 GET  /live/runs/NAME/attention/STEP/PROBE     the maps of one look on one text
 POST /live/runs/NAME/look                     what the heads look at in your own text, at every checkpoint
@@ -29,7 +29,7 @@ from typing import Annotated, Any
 
 import numpy as np
 from fastapi import APIRouter, Body, Query
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import FileResponse, JSONResponse, Response
 from pydantic import Field
 
 from configs.command import InputError
@@ -39,18 +39,19 @@ from eval.attention.capture import AttentionMaps
 from eval.attention.controls import Head, scaled
 from eval.attention.probes import probe_from_text
 from eval.attention.snapshots import Snapshot, file_of, look, read
-from eval.chat.attention import capture_from, looked_at, rows_around
+from eval.chat.attention import capture_from, rows_around
 from eval.chat.session import first_line
 from eval.config import AttentionConfig
-from eval.experts.log import for_viewer
-from eval.experts.log import read as read_experts
+from eval.experts import for_viewer
+from eval.experts import read as read_experts
 from eval.load_model import open_checkpoint
 from eval.questions import Question, one_question, source_of
+from eval.run_files import METRICS
 from serve.answers import text_ids
 from serve.library import Library, Model, checkpoints_of
 from serve.limits import COOKIE, ApiError, Limits, equal
 from serve.openai_api import WhichModel
-from serve.run_folder import Tail, settings, summaries, tail, watched_runs
+from serve.run_folder import settings, summaries, watched_runs
 
 POLICY = (  # scripts, styles and answers of this server alone; no script within the page
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data: blob:; "
@@ -121,13 +122,11 @@ def router(library: Library, limits: Limits) -> APIRouter:
         return {key: value if isinstance(value, str) else json.dumps(value) for key, value in values.items()}
 
     @routes.get("/runs/{name}/metrics")
-    def metrics(name: str, offset: int = 0, mark: int = 0) -> Response:
-        run = run_named(name)
-        try:
-            lines = tail(run, max(0, offset), mark)
-        except (OSError, InputError):
-            lines = Tail(0, 0, 0, True, [])  # nothing is written yet
-        return JSONResponse(lines._asdict())
+    def metrics(name: str) -> FileResponse:
+        file = run_named(name) / METRICS
+        if file.is_symlink() or not file.is_file():
+            raise ApiError(404, "nothing is written yet")
+        return FileResponse(file, media_type="application/x-ndjson")
 
     @routes.get("/runs/{name}/attention")
     def attention(name: str) -> dict[str, Any]:
@@ -156,10 +155,7 @@ def router(library: Library, limits: Limits) -> APIRouter:
 
         def look_at(step: int, checkpoint: Path) -> Snapshot:
             lm, tokenizer, _ = open_checkpoint(checkpoint, library.device)
-            try:
-                probe = probe_from_text(tokenizer, text, lm.config.max_position_embeddings)
-            except ValueError as error:  # it is too long
-                raise InputError(str(error)) from None
+            probe = probe_from_text(tokenizer, text, lm.config.max_position_embeddings)
             return look(lm, [probe], AttentionConfig(max_tokens=MOST_TOKENS), (step, 0, 0.0))
 
         async with asyncio.timeout(limits.seconds), one_at_a_time:
@@ -234,7 +230,8 @@ def router(library: Library, limits: Limits) -> APIRouter:
 
         async with asyncio.timeout(limits.seconds):
             maps = await asyncio.wrap_future(model.batcher.do(work))
-        row = looked_at(maps, body.position)
+        queries, keys = maps.weights.shape[3:]
+        row = maps.weights[:, 0, :, body.position - 1 - (keys - queries), : body.position]  # (layer, head, key)
         layers, heads, keys = row.shape
         weights = base64.b64encode(row.numpy().astype(np.dtype("<f4")).tobytes()).decode("ascii")
         return {"layers": layers, "heads": heads, "keys": keys, "weights": weights}

@@ -9,33 +9,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from functools import lru_cache
-from io import BufferedReader
 from pathlib import Path
-from typing import Any, NamedTuple
-from zlib import crc32
+from typing import Any
 
 from filelock import FileLock, Timeout
 
 from configs.command import InputError
-from configs.files import DamagedFile, parse_json, read_text
+from configs.files import parse_json, read_text
 from configs.loader import flatten, parse_yaml
 from eval.run_files import METRICS, RESULT, Metric
 from train.checkpoint import LOCK
 
 MARKS = ("config.yaml", METRICS, "checkpoints/latest")  # a folder with one of them is a run
 TAIL = 200_000  # bytes at the end of a log, in which its newest figures are
-PART = 2_000_000  # bytes of a log that are read at once
 WRITTEN = (METRICS, "config.yaml", "attention/index.jsonl", "checkpoints/latest")  # what a summary is made of
-
-
-class Tail(NamedTuple):
-    """New lines of a log, from byte `start` on. offset, mark: for the next part. is_whole: there is no more."""
-
-    start: int
-    offset: int
-    mark: int
-    is_whole: bool
-    lines: list[dict[str, Any]]
 
 
 def runs_in(folder: Path, is_run: Callable[[Path], bool]) -> dict[str, Path]:
@@ -80,8 +67,13 @@ def _summary(name: str, run: Path, *stamps: tuple[int, int, int] | None) -> dict
     log, config, looks = stamps[:3]
     newest: dict[str, dict[str, Any]] = {}
     if log is not None:
-        for line in tail(run, offset=max(0, log[1] - TAIL)).lines:
-            newest[line["split"]] = line
+        with (run / METRICS).open("rb") as stream:
+            stream.seek(max(0, log[1] - TAIL))
+            lines = stream.read().splitlines()
+        for raw in lines:
+            with suppress(ValueError):  # the first and the last one may be a part of a line
+                line = parse_json(raw.decode("utf-8"), METRICS, Metric)
+                newest[line["split"]] = line
     train, val, floor = (newest.get(split, {}) for split in ("train", "val", "floor"))
     last = max(newest.values(), key=lambda line: line["step"], default={})
     total = settings(run).get("train.max_steps")
@@ -121,39 +113,3 @@ def settings(run: Path) -> dict[str, Any]:
     except InputError:
         return {}
     return flatten(values) if isinstance(values, dict) else {}
-
-
-def tail(run: Path, offset: int = 0, mark: int | None = None, most: int = PART) -> Tail:
-    """The whole lines of metrics.jsonl from this byte on. A damaged line is left out.
-
-    mark: as the part before had it. Where other bytes than then stand before the offset (a run that is resumed takes
-    lines off its log), all is read. Raises DamagedFile where a line has no end, OSError where there is no log.
-    """
-    with (run / METRICS).open("rb") as stream:
-        if mark is not None and _mark(stream, offset) != mark:
-            offset = 0
-        stream.seek(max(0, offset - 1))
-        is_inside = offset > 0 and stream.read(1) != b"\n"  # of a line: its end is left out
-        raw = stream.read(most)
-        if b"\n" not in raw and len(raw) == most:
-            raise DamagedFile(f"{run / METRICS}: has a line of more than {most:,} bytes")
-        whole = raw[: raw.rfind(b"\n") + 1]
-        lines = [line for line in map(_figures, whole.split(b"\n")[is_inside:]) if line is not None]
-        end = offset + len(whole)
-        return Tail(offset, end, _mark(stream, end), len(raw) < most, lines)
-
-
-def _mark(stream: BufferedReader, offset: int) -> int:
-    """A checksum of what stands before this byte."""
-    start = max(0, offset - 500)
-    stream.seek(start)
-    return crc32(stream.read(offset - start))
-
-
-def _figures(raw: bytes) -> dict[str, Any] | None:
-    """The numbers of one line, its step and split."""
-    try:
-        line = parse_json(raw.decode("utf-8"), METRICS, Metric)
-    except ValueError:
-        return None
-    return {key: value for key, value in line.items() if key == "split" or isinstance(value, int | float)}

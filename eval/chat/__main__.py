@@ -35,8 +35,8 @@ HELP = __doc__[__doc__.index("    /attention") :].rstrip("\n")
 BASE = "base"  # the name of the model without adapters
 ENDED = {  # how an answer ended, if not by itself
     "stopped": "(stopped)",
-    "cut": "(cut after {} tokens: --max-new-tokens gives it more)",
-    "full": "(cut: the model's context of {} tokens is full)",
+    "cut": "(cut after {:,} tokens: --max-new-tokens gives it more)",
+    "full": "(cut: the model's context of {:,} tokens is full)",
     "loops": "(stopped: it repeats the same words again and again; a higher /temperature makes that rarer)",
 }
 
@@ -94,7 +94,7 @@ class Chat:
                 raise InputError(f"--adapter {text}: give NAME=RUN, each with a name of its own other than {BASE!r}")
             self.adapters[name] = run
         self.adapter_in_use = BASE
-        for name in reversed(list(self.adapters)[1:]):  # each is opened, and the first one stays
+        for name in [*self.adapters][1:2]:
             self.use(name)
         try:
             if given.tools:
@@ -107,46 +107,33 @@ class Chat:
 
     def run(self) -> None:
         """Answer line by line, until there are no more, or /quit."""
-        self.greet()
+        if self.is_interactive:
+            with suppress(ImportError):  # there is none on Windows, whose terminal edits lines itself
+                import readline  # noqa: F401  # from now on input() uses it
+            opened = self.conversation
+            size = sum(parameter.numel() for parameter in opened.lm.parameters()) / 1e6
+            facts = f"{size:.2f} M parameters, it sees {opened.context_length:,} tokens"
+            remark(f"{self.run_directory}: {facts}, temperature {opened.sampling.temperature:g}")
+            remark("/help lists the commands; Ctrl-C stops an answer, Ctrl-D leaves.")
+        if not self.conversation.is_chat:
+            remark("This run was trained on texts, not on chats: it continues what you type.")
+            if self.is_interactive and (suggested := first_line(self.run_directory)):
+                remark(f"Begin as its texts do, for example: {suggested}")
         while True:
             try:
-                line = self.read()
-                if line is None or line.split()[:1] == ["/quit"]:
+                line = input("> ") if self.is_interactive else sys.stdin.readline()
+                if (not line and not self.is_interactive) or line.split()[:1] == ["/quit"]:
                     return
                 self.command(line.strip()) if line.startswith("/") else self.answer(line.strip())
             except (ValueError, OSError, InputError) as error:
                 remark(escape(str(error)))
+            except EOFError:
+                return print()
             except KeyboardInterrupt:
                 if not self.is_interactive:
                     raise
                 print()
                 remark("(Ctrl-D or /quit leaves)")
-
-    def read(self) -> str | None:
-        """The next line, typed or piped in; None at the end."""
-        if not self.is_interactive:
-            return sys.stdin.readline() or None
-        with suppress(ImportError):  # there is none on Windows, whose terminal edits lines itself
-            import readline  # noqa: F401  # from now on input() uses it
-        try:
-            return input("> ")
-        except EOFError:
-            print()
-            return None
-
-    def greet(self) -> None:
-        conversation = self.conversation
-        if self.is_interactive:
-            size = sum(parameter.numel() for parameter in conversation.lm.parameters()) / 1e6
-            facts = [f"{size:.2f} M parameters", f"it sees {conversation.context_length:,} tokens"]
-            if (scaling := conversation.lm.config.rope_scaling) is not None:
-                facts.append(f"RoPE scaled ({scaling.rope_type}, factor {scaling.factor:g})")
-            remark(f"{self.run_directory}: {', '.join(facts)}, temperature {conversation.sampling.temperature:g}")
-            remark("/help lists the commands; Ctrl-C stops an answer, Ctrl-D leaves.")
-        if not conversation.is_chat:
-            remark("This run was trained on texts, not on chats: it continues what you type.")
-            if self.is_interactive and (suggested := first_line(self.run_directory)):
-                remark(f"Begin as its texts do, for example: {suggested}")
 
     def answer(self, text: str) -> None:
         """Answer the user; and what the tools gave, as long as the model calls them."""
@@ -178,11 +165,9 @@ class Chat:
             print(flush=True)
         if thought:
             remark(f"(thinks: {thought})")
-        last = conversation.last
-        assert last is not None
-        if last.ended:
-            limit = conversation.max_new_tokens if last.ended == "cut" else conversation.context_length
-            remark(ENDED[last.ended].format(f"{limit:,}"))
+        assert conversation.last is not None
+        if ended := conversation.last.ended:
+            remark(ENDED[ended].format(conversation.max_new_tokens if ended == "cut" else conversation.context_length))
         elif not answer.strip() and not conversation.reply.calls:
             remark("(an empty answer)")
         elif not conversation.is_chat and self.is_interactive:
@@ -206,9 +191,9 @@ class Chat:
         most_rows = max(8, size.lines - 8) if sys.stdout.isatty() else None
         weights = answer.maps.weights[layer, 0, head].numpy()
         rows = attention_map(weights, answer.labels, answer.first, max(20, size.columns - 1), most_rows)
-        tokens, more = answer.first + len(rows), len(answer.labels) - answer.first - len(rows)
+        more = len(answer.labels) - answer.first - len(rows)
         print(f"L{layer} H{head}{f', {why}' if why else ''}", *rows, sep="\n")
-        print(f"a row: a token that looks; in it, from left to right, the {tokens} tokens so far (█ = 1)")
+        print("a row: a token that looks; in it, from left to right, the tokens so far (█ = 1)")
         print(f"at its end: the token with most{f'; {more} more rows are in the picture' if more > 0 else ''}")
         print(*draw(answer, self.run_directory, layer, head), sep="\n", flush=True)
 
@@ -225,10 +210,6 @@ class Chat:
         remark("this stands before all messages now" if rest else "no system message")
 
     def adapter(self, rest: str) -> None:
-        if len(self.adapters) == 1:
-            raise ValueError("there are no adapters here: start with --adapter NAME=RUN, once for each of them")
-        if rest and rest not in self.adapters:
-            raise ValueError(f"there are no adapters named {rest!r}: use {', '.join(self.adapters)}")
         if rest:
             self.use(rest)
         new = "; a new conversation" if rest else ""
@@ -236,6 +217,10 @@ class Chat:
 
     def use(self, name: str) -> None:
         """Switch to the adapters of this name, in a new conversation. Raises InputError for what does not fit."""
+        if name not in self.adapters:
+            raise InputError(
+                f"there are no adapters named {name!r}: use {', '.join(self.adapters)} (--adapter NAME=RUN)"
+            )
         self.adapter_in_use = BASE
         self.user_text.clear()
         try:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from configs.files import checkpoint_directory
 from configs.text import columns, escape
@@ -29,8 +28,7 @@ NUMBERS = 2**26  # weights that are kept at a time: 256 MB
 BLOCKS = "·▁▂▃▄▅▆▇█"  # of a weight, from 0 to 1; what is still to come is blank
 
 
-@dataclass(frozen=True)
-class AnswerMaps:
+class AnswerMaps(NamedTuple):
     """The weights of the last answer.
 
     maps:   .weights (layer, 1, head, query, key); queries are the last tokens, at most 256, keys all of them
@@ -63,20 +61,12 @@ def capture_from(lm: LanguageModel, ids: Sequence[int], start: int) -> Attention
 
 
 def rows_around(lm: LanguageModel, ids: Sequence[int], position: int) -> tuple[int, int]:
-    """Which tokens' rows to capture together with the one that predicted the token at `position`: first, and end.
-
-    In a short text all of them, so that one capture is enough for every token.
-    """
+    """Which tokens' rows to capture together with the one that predicted the token at `position`: first, and end. In a
+    short text all of them, so that one capture is enough for every token."""
     heads = lm.config.num_hidden_layers * lm.config.num_attention_heads
     rows = max(1, min(MOST_TOKENS, NUMBERS // (heads * len(ids))))
     first = (position - 1) // rows * rows
     return first, min(first + rows, len(ids))
-
-
-def looked_at(maps: AttentionMaps, position: int) -> Tensor:
-    """What the model looked at to predict the token at `position`: (layer, head, tokens before it), from the maps."""
-    queries, keys = maps.weights.shape[3:]
-    return maps.weights[:, 0, :, position - 1 - (keys - queries), :position]
 
 
 def head_to_show(run: str | Path, answer: AnswerMaps) -> tuple[int, int, str]:
@@ -84,14 +74,12 @@ def head_to_show(run: str | Path, answer: AnswerMaps) -> tuple[int, int, str]:
 
     Without snapshots: the head that is most focused on single tokens further back in this answer.
     """
-    maps = answer.maps
     snapshot = snapshots.newest(run_folder(run))
     if snapshot is not None and (place := best_head(snapshot, "induction")):
-        layer, head = snapshot.layers[place[0]], snapshot.heads[place[1]]
-        if layer in maps.layers and head in maps.heads:
-            score = float(snapshot.scores["induction"][place])
-            return layer, head, f"the run's strongest induction head ({score:.2f} on random tokens)"
-    weights = maps.weights[:, 0].numpy()  # (layer, head, query, key)
+        score = float(snapshot.scores["induction"][place])
+        why = f"the run's strongest induction head ({score:.2f} on random tokens)"
+        return snapshot.layers[place[0]], snapshot.heads[place[1]], why
+    weights = answer.maps.weights[:, 0].numpy()  # (layer, head, query, key)
     queries, keys = weights.shape[2:]
     distance = np.arange(keys - queries, keys)[:, None] - np.arange(keys)
     far = np.where((distance > 1) & (np.arange(keys) > 0), weights, 0.0)
@@ -101,15 +89,12 @@ def head_to_show(run: str | Path, answer: AnswerMaps) -> tuple[int, int, str]:
 
 
 def read_head(text: str, answer: AnswerMaps) -> tuple[int, int]:
-    """`2,0`, `2 0` or `L2 H0` -> layer and head. Raises ValueError for anything else, and a head that is not there."""
-    match = re.fullmatch(r"\s*L?(\d+)(?:[\s,]+H?|H)(\d+)\s*", text, re.IGNORECASE)
-    if match is None:
-        raise ValueError("/attention takes a layer and a head, for example /attention 2,0")
-    layer, head = map(int, match.groups())
+    """`2,0` or `L2 H0` -> layer and head. Raises ValueError for anything else, and a head that is not there."""
+    numbers = [int(number) for number in re.findall(r"\d+", text)]
     layers, heads = answer.maps.layers, answer.maps.heads
-    if layer not in layers or head not in heads:
-        raise ValueError(f"there is no L{layer} H{head}: layers are 0 to {layers[-1]}, heads 0 to {heads[-1]}")
-    return layer, head
+    if len(numbers) != 2 or numbers[0] not in layers or numbers[1] not in heads:
+        raise ValueError(f"/attention takes a layer, 0 to {layers[-1]}, and a head, 0 to {heads[-1]}, for example 1,0")
+    return numbers[0], numbers[1]
 
 
 def attention_map(
@@ -125,7 +110,10 @@ def attention_map(
     end = len(labels) if most_rows is None else min(len(labels), first + most_rows)
     names = [escape(label) for label in labels[:end]]
     label_width = min(max(map(columns, names)), max(4, width // 6))
-    names = [_padded(name, label_width) for name in names]
+    for key, name in enumerate(names):  # Chinese is two columns wide
+        while columns(name) > label_width:
+            name = name[:-1]
+        names[key] = name + " " * (label_width - columns(name))
     room = max(1, width - 2 * label_width - 8)  # two edges, three blanks and a number such as .71
     pool = -(-end // room)
     lines = []
@@ -139,32 +127,18 @@ def attention_map(
     return lines
 
 
-def _padded(text: str, width: int) -> str:
-    """As much of the beginning of a text as this many columns of a terminal hold, filled up with blanks."""
-    while columns(text) > width:
-        text = text[:-1]
-    return text + " " * (width - columns(text))
-
-
 def draw(answer: AnswerMaps, run: str | Path, layer: int, head: int) -> list[Path]:
     """Every head as chat.png, this one as chat_L2H0.png, in the run's attention folder; in this folder for others."""
     folder = Path(run) / "attention" if (Path(run) / "checkpoints").is_dir() else Path()
     folder.mkdir(parents=True, exist_ok=True)
-    step = re.search(r"step_(\d{8})$", checkpoint_directory(run).name)
-    maps = answer.maps
+    name, maps = checkpoint_directory(run).name, answer.maps
+    step = int(name[5:]) if re.fullmatch(r"step_\d{8}", name) else -1
     left_out = len(answer.labels) - maps.weights.shape[3]  # the last tokens stand for rows and for columns
     note = f"tokens 0 to {left_out - 1} of {len(answer.labels)}" if left_out else ""
     shown = ProbeMap(maps.weights[:, 0, :, :, left_out:].numpy(), answer.labels[left_out:], left_out=note)
-    snapshot = Snapshot(
-        int(step[1]) if step else -1,
-        0,
-        0.0,
-        *(maps.layers, maps.heads, maps.num_attention_heads, maps.num_key_value_heads),
-        maps={"last answer": shown},
-        scores={},
-        chance={},
-        attention=maps.attention,
-    )
+    shape = (maps.layers, maps.heads, maps.num_attention_heads, maps.num_key_value_heads)
+    texts = {"last answer": shown}
+    snapshot = Snapshot(step, 0, 0.0, *shape, maps=texts, scores={}, chance={}, attention=maps.attention)
     return [
         mosaic(snapshot, folder / "chat.png", str(run)),
         one_head(snapshot, layer, head, folder / f"chat_L{layer}H{head}.png", str(run)),

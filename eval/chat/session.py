@@ -3,9 +3,9 @@ key-value cache holds of the same beginning is not read again."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, takewhile
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +53,8 @@ class Conversation:
     is_chat: whether the model was trained on chats, and may end a turn by itself. It may be set. turns: the messages of
     each turn. last: the Turn of the last answer, None before one. reply: that answer, taken apart. thought: what came
     of its thoughts with the newest piece. forgotten: how many of the oldest turns the last `answer` left out, since the
-    context was full.
-    Settings may be changed between two answers. Raises ValueError for a temperature or top_p out of range.
+    context was full. Settings may be changed between two answers: `sampling`, max_new_tokens, seed, tools.
+    Raises ValueError for a temperature out of range.
     """
 
     def __init__(
@@ -63,18 +63,14 @@ class Conversation:
         tokenizer: Tokenizer,
         *,
         temperature: float = 0.8,
-        top_p: float | None = 0.95,
         max_new_tokens: int = 256,
         seed: int = 0,
     ):
-        self.lm, self.tokenizer = lm, tokenizer
-        self.sampling = Sampling(temperature, top_p=top_p)
-        self.max_new_tokens, self.seed = max_new_tokens, seed
-        self.is_chat = ends_turns(lm, tokenizer)
-        self.system = ""
+        self.lm, self.tokenizer, self.max_new_tokens, self.seed = lm, tokenizer, max_new_tokens, seed
+        self.sampling = Sampling(temperature, top_p=0.95)
+        self.is_chat, self.system = ends_turns(lm, tokenizer), ""
         self.tools: tuple[dict, ...] = ()
-        self.cache = KVCache(lm.config)
-        self._base_ends = lm.config.eos_token_id
+        self.cache, self._base_ends = KVCache(lm.config), lm.config.eos_token_id
         self.reset()
 
     @property
@@ -88,7 +84,7 @@ class Conversation:
         self.last: Turn | None = None
         self.reply, self.thought = Reply(self.tokenizer), ""
         self.forgotten, self._answered, self._document_ended = 0, 0, False
-        self.cache.clear()
+        self.cache.crop(0)
 
     def set_temperature(self, temperature: float) -> None:
         """0 = always the likeliest token. Raises ValueError for a negative one, infinity and NaN."""
@@ -124,8 +120,7 @@ class Conversation:
         finally:  # fine-tuned on chats, a model ends its turns; its base does not
             self.lm.config = self.lm.config.model_copy(update={"eos_token_id": ends})
             self.is_chat = ends_turns(self.lm, self.tokenizer)
-            if not self.is_chat:
-                self.system = ""
+            self.system = self.system if self.is_chat else ""
             self.reset()
 
     def answer(self, text: str, role: Role = "user") -> Generator[str, None, None]:
@@ -137,30 +132,18 @@ class Conversation:
         Raises ValueError, before anything is read, for an empty message and one that the context has no room for.
         """
         if not text.strip():
-            what = "there is nothing to answer: type a message" if self.is_chat else "there is nothing to continue"
-            raise ValueError(what)
+            raise ValueError(f"there is nothing to {'answer: type a message' if self.is_chat else 'continue'}")
         turns, longest = [] if self._document_ended else list(self.turns), self.context_length
         room = min(self.max_new_tokens, longest // FREE)
         message = Message(role, text)
         while len(prompt := self._prompt(turns, message)) + room > longest and turns:
             del turns[0]
         if len(prompt) >= longest:
-            raise ValueError(
-                f"that makes {len(prompt):,} tokens, and the model sees {longest:,}, its answer included: shorten it"
-            )
+            tokens = f"that makes {len(prompt):,} tokens, and the model sees {longest:,}"
+            raise ValueError(f"{tokens}, its answer included: shorten it")
         self.forgotten = 0 if self._document_ended else len(self.turns) - len(turns)
         self.turns, self._document_ended = turns, False
-        steps = stream(
-            self.lm,
-            torch.tensor([prompt], device=next(self.lm.parameters()).device),
-            self.max_new_tokens,
-            self.sampling,
-            self.tokenizer.stop_ids,
-            self.seed + self._answered,
-            kv_cache=self.cache,
-        )
-        self._answered += 1
-        return self._pieces(steps, prompt, message)
+        return self._pieces(prompt, message)
 
     def _prompt(self, turns: list[list[Message]], message: Message) -> list[int]:
         """The ids of all that was said, up to where the answer to this message begins; or of one text."""
@@ -175,19 +158,19 @@ class Conversation:
             text += f" {part.content}" if ends_in_word and begins_word else part.content
         return self.tokenizer.begin(text)
 
-    def _pieces(self, steps: Iterator[Any], prompt: list[int], message: Message) -> Generator[str, None, None]:
-        held, ended = self.cache.token_ids, "stopped"
-        pairs = zip(held[0].tolist() if held is not None else [], prompt[:-1], strict=False)
-        try:
-            self.cache.crop(sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)))
-        except ValueError:  # a sliding window has forgotten what would be needed
-            self.cache.clear()
-        reused = self.cache.length
+    def _pieces(self, prompt: list[int], message: Message) -> Generator[str, None, None]:
+        row, cached = torch.tensor([prompt], device=next(self.lm.parameters()).device), self.cache.token_ids
+        if cached is not None:  # keep what is the same from the beginning; at least one token is read, for its logits
+            count = min(cached.shape[1], len(prompt) - 1)
+            self.cache.crop(int((cached[0, :count] == row[0, :count]).cumprod(0).sum()))
+        reused, ended, stop_ids = self.cache.length, "stopped", self.tokenizer.stop_ids
         self.reply = Reply(self.tokenizer, prompt, tools=bool(self.tools), is_chat=self.is_chat)
-        ids = self.reply.ids
+        ids, seed = self.reply.ids, self.seed + self._answered
+        self._answered += 1
+        steps = stream(self.lm, row, self.max_new_tokens, self.sampling, stop_ids, seed, kv_cache=self.cache)
         try:
             for step in steps:
-                if (token := int(step)) in self.tokenizer.stop_ids:
+                if (token := int(step)) in stop_ids:
                     ended = ""
                     break
                 self.thought, piece = self.reply.add(token)
@@ -199,7 +182,7 @@ class Conversation:
             else:
                 ended = "full" if len(prompt) + len(ids) >= self.context_length else "cut"
         except KeyboardInterrupt:  # within a forward pass: the cache may hold half a token
-            self.cache.clear()
+            self.cache.crop(0)
             raise
         finally:
             steps.close()  # type: ignore[attr-defined]  # a generator: now the cache knows what it has read
@@ -240,18 +223,14 @@ def open_conversation(
     and settings out of range.
     """
     lm, tokenizer = open_model(run, device, quantise=quantise)
-    if rope is not None:
-        scaling = lm.config.rope_scaling
-        of_scaling = scaling.original_max_position_embeddings if scaling else None
-        trained = of_scaling or trained_length(run) or lm.config.max_position_embeddings
-        try:
-            lm = lm.with_rope_scaling(*rope, trained)
-        except ValueError as error:
-            raise InputError(f"--rope-scaling: {error}") from None
     file = run_folder(run) / "config.yaml"
     if temperature is None and file.is_file():
         temperature = (load_config(file).values.get("eval") or {}).get("temperature")
     try:
+        if rope is not None:
+            scaling = lm.config.rope_scaling
+            of_scaling = scaling.original_max_position_embeddings if scaling else None
+            lm = lm.with_rope_scaling(*rope, of_scaling or trained_length(run) or lm.config.max_position_embeddings)
         return Conversation(lm, tokenizer, temperature=0.8 if temperature is None else float(temperature), **settings)
     except ValueError as error:
         raise InputError(str(error)) from None
@@ -260,7 +239,6 @@ def open_conversation(
 def first_line(run: str | Path) -> str:
     """What you could type to a run that continues texts: the prompt of its newest sample, or the first words of it; ""
     where it has no samples."""
-    samples = read_samples(run_folder(run), lambda problem: None)
-    newest = samples[-1] if samples else {"prompt": "", "text": ""}
-    words = newest["prompt"] or " ".join(newest["text"].split()[:6])
-    return " ".join(words.split())[:60].strip()  # Chinese has no spaces
+    for sample in read_samples(run_folder(run), lambda problem: None)[-1:]:
+        return " ".join((sample["prompt"] or " ".join(sample["text"].split()[:6])).split())[:60].strip()
+    return ""

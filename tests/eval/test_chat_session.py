@@ -1,11 +1,11 @@
 """A conversation: the cache changes what is computed and nothing else, and its ids are those of training."""
 
-import json
 from contextlib import closing
 
 import pytest
 import torch
 
+from configs.files import append_line
 from data.chat import TRAINED, encode_conversations, end_of_turn_ids, prompt_ids
 from data.config import TokenizerConfig
 from data.reading.records import conversation_of
@@ -29,9 +29,11 @@ def tokenizer():
 
 @pytest.fixture(scope="module")
 def messages():
-    said = zip(SAID, ANSWERS, strict=True)
+    pairs = zip(SAID, ANSWERS, strict=True)
     return [
-        {"role": role, "content": text} for pair in said for role, text in zip(("user", "assistant"), pair, strict=True)
+        {"role": role, "content": text}
+        for pair in pairs
+        for role, text in zip(("user", "assistant"), pair, strict=True)
     ]
 
 
@@ -66,14 +68,14 @@ def without_cache(conversation: Conversation) -> list[int]:
 
 @pytest.mark.parametrize("changes", [{}, WINDOWS, {"num_key_value_heads": 1}], ids=["gqa", "windows", "mqa"])
 def test_a_turn_is_prompted_as_training_has_it_and_answered_as_without_a_cache(tokenizer, changes):
-    conversation, messages = random_conversation(tokenizer, **changes), []
+    conversation, messages = random_conversation(tokenizer, **changes), [{"role": "system", "content": "Be brief."}]
     conversation.set_system("Be brief.")
     for text in (*SAID, "Tiko?"):
         messages.append({"role": "user", "content": text})
         said = "".join(conversation.answer(text))
         last = conversation.last
         answer = last.ids[last.begin :]
-        assert last.ids[: last.begin] == prompt_ids(tokenizer, [{"role": "system", "content": "Be brief."}, *messages])
+        assert last.ids[: last.begin] == prompt_ids(tokenizer, messages)
         assert len(answer) == 12
         assert said == tokenizer.decode(answer)
         assert answer == without_cache(conversation)
@@ -81,9 +83,8 @@ def test_a_turn_is_prompted_as_training_has_it_and_answered_as_without_a_cache(t
         messages.append({"role": "assistant", "content": said})
     conversation.set_system("")
     list(conversation.answer(SAID[0]))
-    assert conversation.last.ids[: conversation.last.begin] == prompt_ids(
-        tokenizer, [*messages, {"role": "user", "content": SAID[0]}]
-    )
+    without_system = [*messages[1:], {"role": "user", "content": SAID[0]}]
+    assert conversation.last.ids[: conversation.last.begin] == prompt_ids(tokenizer, without_system)
 
 
 def test_a_turn_reads_only_its_new_tokens_and_the_ids_are_those_of_training(tokenizer, by_heart, messages):
@@ -128,16 +129,10 @@ def test_the_oldest_turns_go_when_the_context_is_full(tokenizer, changes):
     assert forgotten[0] == 0
     assert sum(forgotten) == 12 - len(conversation.turns) > 3
     assert len(conversation.turns) > 1
-
-
-def test_an_answer_ends_where_the_context_does(tokenizer):
-    conversation = random_conversation(tokenizer, max_position_embeddings=48)
+    conversation.reset()
     conversation.max_new_tokens = 500
-    list(conversation.answer("Who has it?"))
-    assert conversation.last.ended == "full"
-    assert len(conversation.last.ids) == 48
     list(conversation.answer("Who?"))
-    assert conversation.forgotten == 1
+    assert (conversation.last.ended, len(conversation.last.ids)) == ("full", 128)
 
 
 def test_the_same_seed_gives_the_same_answers_and_a_question_asked_twice_two(tokenizer):
@@ -204,9 +199,7 @@ def test_a_first_line_from_the_runs_own_world(tmp_path):
     checkpoint.mkdir(parents=True)
     (checkpoint / "config.json").write_text("{}", encoding="utf-8")
     assert first_line(checkpoint) == ""
-    samples = tmp_path / "run/samples.jsonl"
     story = {"step": 10, "prompt": "", "text": "What do you give to two great friends?"}
-    samples.write_text(f"{json.dumps(story | {'text': 'noise'})}\n{json.dumps(story)}\n", encoding="utf-8")
-    assert first_line(checkpoint) == "What do you give to two"
-    samples.write_text(f"{json.dumps(story | {'prompt': 'ROMEO:', 'text': 'ROMEO: I am'})}\n", encoding="utf-8")
-    assert first_line(checkpoint) == "ROMEO:"
+    for changes, line in (({}, "What do you give to two"), ({"prompt": "ROMEO:", "text": "ROMEO: I am"}, "ROMEO:")):
+        append_line(tmp_path / "run/samples.jsonl", story | changes)
+        assert first_line(checkpoint) == line

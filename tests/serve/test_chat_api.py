@@ -5,7 +5,6 @@ import torch
 
 from eval.attention import capture
 from eval.attention.controls import ablated, scaled
-from eval.chat.attention import capture_from, looked_at, rows_around
 from eval.chat.session import Conversation
 from eval.questions import one_question, source_of
 from model import generate
@@ -157,15 +156,14 @@ def test_what_it_looked_at_is_what_capture_says(address, chat_runs):
         assert torch.allclose(weights.sum(-1), torch.ones(2, 4))
 
 
-def test_long_texts_are_captured_a_part_at_a_time(chat_runs, monkeypatch):
+def test_long_texts_are_captured_a_part_at_a_time(address, chat_runs, monkeypatch):
     lm, _, ids = opened(chat_runs)
     whole = capture(lm, torch.tensor([ids]))
     monkeypatch.setattr("eval.chat.attention.MOST_TOKENS", 7)
     for position in (1, 7, 8, 14, 15, len(ids) - 1):
-        first, end = rows_around(lm, ids, position)
-        row = looked_at(capture_from(lm, ids[:end], first), position)
         # the keys of earlier parts come from a cache: rounding apart the same
-        assert torch.allclose(row, whole.weights[:, 0, :, position - 1, :position], atol=1e-5)
+        expected = whole.weights[:, 0, :, position - 1, :position]
+        assert torch.allclose(look(address, ids, position), expected, atol=1e-5)
 
 
 def test_a_head_scaled_by_one_changes_nothing_and_one_scaled_by_zero_is_ablated(chat_runs):

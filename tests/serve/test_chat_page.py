@@ -1,7 +1,7 @@
 """The page's chat in a real browser, with tiny models that answer."""
 
 import json
-from urllib.parse import quote
+from urllib.parse import quote, unquote_plus
 
 import pytest
 import torch
@@ -12,8 +12,14 @@ from tests.serve.chat_helpers import AND_THEN, NASTY, SAID, get, opened, thought
 from tests.serve.page_helpers import visited
 
 pytestmark = pytest.mark.slow  # a browser: in `make test-all`
-CHAT = "#/chat/chat?n=8"
-ASKED = f"{CHAT}&m={quote(json.dumps(SAID))}"
+
+
+def place(run="chat", **asked):
+    """The address of a chat."""
+    return f"#/chat/{run}?talk={quote(json.dumps(asked | {'settings': {'n': '8'}}))}"
+
+
+CHAT, ASKED = place(), place(messages=SAID)
 
 
 @pytest.fixture
@@ -117,7 +123,7 @@ def test_heads_that_are_off_give_a_second_answer_beside_the_first(browser, addre
             page.get_by_label("Strength of layer 0, head 1").fill("0.5")
         page.locator(".answer-status b").wait_for()
         page.get_by_text("L0 H1 ×0.5").wait_for()
-        assert "off=0.1*0.5" in page.url
+        assert '"heads":[{"layer":0,"head":1,"factor":0.5}]' in unquote_plus(page.url)
         choose(page, answered(page, 0).nth(1))
         page.get_by_text("With the heads changed:").wait_for()
         told = json.loads(saved(page, "Data (JSON)"))["answers"]
@@ -125,7 +131,7 @@ def test_heads_that_are_off_give_a_second_answer_beside_the_first(browser, addre
         assert len(told[0]["differences"]) == len(told[0]["tokens"])
         page.get_by_role("button", name="All as trained").click()
         page.locator(".answers:not(.two)").wait_for()
-        assert "off=" not in page.url
+        assert '"heads":[]' in unquote_plus(page.url)
 
 
 def test_a_story_question_shows_the_right_answer(browser, address):
@@ -137,13 +143,13 @@ def test_a_story_question_shows_the_right_answer(browser, address):
         page.get_by_role("button", name="Story question").click()
         second = get(address, "/chat/question", number=1).json()["reply"]
         page.locator(".right-answer", has_text=second).wait_for()
-        assert "q=1" in page.url
+        assert '"question":1' in unquote_plus(page.url)
 
 
 def test_thoughts_stand_apart_and_sent_back_they_are_the_ids_of_training(browser, address, chat_runs):
     tokenizer = opened(chat_runs)[1]
     message, ids, following = thoughtful(tokenizer)
-    with visited(browser, address, f"{ASKED}&a={'.'.join(map(str, ids))}") as page:
+    with visited(browser, address, place(messages=SAID, begun=ids)) as page:
         answered(page)
         thoughts = "".join(page.locator(".of-answer.thought").all_text_contents())
         assert thoughts == f"<think>⏎\n{message.reasoning_content}⏎\n</think>"
@@ -159,7 +165,7 @@ def test_thoughts_stand_apart_and_sent_back_they_are_the_ids_of_training(browser
 
 
 def test_texts_stay_texts(browser, address):
-    with visited(browser, address, "#/chat/text?n=8") as page:
+    with visited(browser, address, place("text")) as page:
         page.get_by_label("A text, which the model continues").fill(NASTY + " \u202e\u0007 end")
         page.get_by_role("button", name="Continue it").click()
         answered(page)
@@ -176,14 +182,14 @@ def test_models_are_chosen_and_keep_the_conversation(browser, address):
     with visited(browser, address, ASKED) as page:
         first = answered(page).all_text_contents()
         page.get_by_label("Checkpoint").select_option("20")
-        page.wait_for_url("**step=20**")
+        page.wait_for_url(lambda url: '"step":20' in unquote_plus(url))
         page.locator("html[data-ready]").wait_for()
         assert answered(page).all_text_contents() != first
         page.go_back()
-        page.wait_for_url(lambda url: "step=" not in url)
+        page.wait_for_url(lambda url: '"step":20' not in unquote_plus(url))
         answered(page)
         page.locator(".chat-bar select").nth(2).select_option("adapters")
-        page.wait_for_url("**adapter=adapters**")
+        page.wait_for_url(lambda url: '"adapter":"adapters"' in unquote_plus(url))
         page.locator("html[data-ready]").wait_for()
         assert answered(page).all_text_contents() != first
 

@@ -33,40 +33,22 @@ VIEWS.chat = {
   },
 };
 
-// ------------------------------------------------------------------ the address: model, words, settings, changed heads
+// What the address says: the model, the words or the number of a story question, tokens with which the answer begins,
+// the changed heads, the head that is shown, and the settings. Whatever cannot be read begins anew.
+function readChat(address) {
+  const asked = { step: null, adapter: null, messages: [], question: null, begun: [], heads: [], chosen: null, settings: {} };
+  try {
+    Object.assign(asked, JSON.parse(address.get("talk", "{}")));
+  } catch (error) {
+    console.warn(error.message);
+  }
+  const usual = Object.fromEntries(Object.entries(SETTINGS).map(([name, [, value]]) => [name, value]));
+  return { ...asked, settings: { ...usual, ...asked.settings } };
+}
 
-const wholeNumber = (text) => (/^\d{1,15}$/.test(text) ? Number(text) : null);
 const isSame = (place, other) => place?.layer === other?.layer && place?.head === other?.head;
 
-function readChat(address) {
-  const chosen = /^(\d{1,4})\.(\d{1,4})$/.exec(address.get("head"));
-  const changes = [...address.get("off").matchAll(/(?<=^|,)(\d{1,4})\.(\d{1,4})\*(-?\d+(?:\.\d+)?)(?=,|$)/g)] // "0.1*0,2.3*0.5"
-    .map(([, layer, head, factor]) => ({ layer: Number(layer), head: Number(head), factor: clamp(Number(factor), -10, 10) }));
-  return {
-    step: wholeNumber(address.get("step")),
-    adapter: address.get("adapter") || null,
-    messages: readMessages(address.get("m")),
-    question: wholeNumber(address.get("q")),
-    begun: address.get("a").split(".").map(wholeNumber).filter((token) => token !== null),
-    heads: changes.filter((change, i) => changes.findIndex((other) => isSame(change, other)) === i),
-    chosen: chosen ? { layer: Number(chosen[1]), head: Number(chosen[2]) } : null,
-    settings: Object.fromEntries(Object.entries(SETTINGS).map(([name, [, value]]) => [name, address.get(name, value)])),
-  };
-}
-
-function readMessages(text) {
-  try {
-    const messages = JSON.parse(text);
-    return Array.isArray(messages) ? messages : [];
-  } catch {
-    return [];
-  }
-}
-
-// ------------------------------------------------------------------
-
 class Chat {
-  // asked: what the address says, and keeps; begun: ids with which the first answer begins
   constructor(root, address, models, model, asked) {
     Object.assign(this, { address, model, asked, right: null, job: null, chosen: null, hovered: null });
     const exists = ({ layer, head }) => layer < model.layers && head < model.heads;
@@ -95,7 +77,7 @@ class Chat {
   begin() {
     const { question, messages, begun } = this.asked;
     if (question !== null) return this.askStory(question, begun);
-    return messages.length ? this.ask(begun.map((id) => ({ id }))) : undefined;
+    return messages.length ? this.ask(begun) : undefined;
   }
 
   // The body of /v1/chat/completions; `inspect` is not OpenAI's (serve/openai_api.py).
@@ -109,17 +91,11 @@ class Chat {
     };
   }
 
+  // The address without what the server gives, and nothing of a conversation that is too long for one.
   keep() {
-    const { step, adapter, question, messages, begun, heads, chosen, settings } = this.asked;
-    const short = (text) => (text.length <= LONGEST ? text : "");
-    this.address.set({
-      step, adapter, q: question,
-      m: question === null && messages.length ? short(JSON.stringify(messages)) : "",
-      a: short(begun.join(".")),
-      off: heads.map(({ layer, head, factor }) => `${layer}.${head}*${factor}`).join(","),
-      head: chosen ? `${chosen.layer}.${chosen.head}` : "",
-      ...Object.fromEntries(Object.entries(settings).map(([name, value]) => [name, value === SETTINGS[name][1] ? "" : value])),
-    });
+    const { question, messages } = this.asked;
+    const talk = JSON.stringify({ ...this.asked, messages: question === null ? messages : [] });
+    this.address.set({ talk: talk.length <= LONGEST ? talk : "" });
   }
 
   // ------------------------------------------------------------------ what is asked
@@ -144,7 +120,7 @@ class Chat {
       return say(error.message);
     }
     Object.assign(this.asked, { question: number, messages: this.right.messages });
-    return this.ask(begun.map((id) => ({ id })));
+    return this.ask(begun);
   }
 
   setting(values) {
@@ -154,15 +130,14 @@ class Chat {
   }
 
   // Another model, or another conversation: a new entry in the browser's history, with what stays.
-  reopen(values) {
-    const kept = ["m", "q", ...Object.keys(SETTINGS), ...(values.run ? [] : ["step", "adapter", "off", "head"])];
-    const query = Object.fromEntries(kept.map((name) => [name, this.address.get(name)]));
-    this.address.open(values.run ?? this.model.run, { ...query, ...values, run: "" });
+  reopen({ run = this.model.run, ...changes }) {
+    const model = run === this.model.run ? {} : { step: null, adapter: null, heads: [], chosen: null };
+    this.address.open(run, { talk: JSON.stringify({ ...this.asked, begun: [], ...model, ...changes }) });
   }
 
-  // The first answer, then the one with the heads changed. begun: tokens that the first begins with.
+  // The first answer, then the one with the heads changed. begun: ids with which the first begins.
   ask(begun = []) {
-    this.asked.begun = begun.map((token) => token.id);
+    this.asked.begun = begun;
     this.keep();
     return this.work(async (signal) => {
       await this.first.run(this.request(), begun, (tokens) => drawPrompt(this.prompt, tokens), signal);
@@ -205,7 +180,7 @@ class Chat {
   // Go on from another token than the one at this position.
   force(position, likely) {
     const { answer } = this.place;
-    const begun = [...answer.tokens.slice(0, position - answer.prompt.length), { id: likely.id, isForced: true }];
+    const begun = [...answer.ids.slice(answer.prompt.length, position), likely.id];
     return answer === this.first ? this.ask(begun) : this.work((signal) => this.runSecond(signal, begun));
   }
 

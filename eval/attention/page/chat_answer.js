@@ -27,6 +27,8 @@ function drawPrompt(box, tokens) {
   });
 }
 
+const begunWith = (request, ids) => ({ ...request, inspect: { ...request.inspect, answer_ids: ids } });
+
 class Answer {
   constructor(name, title, chat) {
     Object.assign(this, { name, chat });
@@ -50,23 +52,18 @@ class Answer {
     return [...this.prompt, ...this.tokens].map((token) => token.id);
   }
 
-  // The request, with these ids at the beginning of the answer.
-  from(request, ids, more) {
-    return { ...request, ...more, inspect: { ...request.inspect, answer_ids: ids } };
-  }
-
-  // begun: the tokens with which it begins. onPrompt(tokens) gives the elements of what was read.
+  // begun: the ids with which it begins. onPrompt(tokens) gives the elements of what was read.
   async run(request, begun, onPrompt, signal) {
     this.clear();
     this.request = request;
     this.status.textContent = "answering …";
     try {
-      for await (const choice of choicesOf(this.from(request, begun.map(({ id }) => id), { stream: true }), signal)) {
+      for await (const choice of choicesOf({ ...begunWith(request, begun), stream: true }, signal)) {
         if (choice.prompt) {
           this.prompt = choice.prompt.map(readable);
           this.places = [...onPrompt(this.prompt)];
         }
-        choice.logprobs.content.forEach((token) => this.add({ ...token, isForced: begun[this.tokens.length]?.isForced }));
+        choice.logprobs.content.forEach((token) => this.add({ ...token, isForced: this.tokens.length === begun.length - 1 }));
         const { reasoning_content: thoughts, content, tool_calls: calls } = choice.delta;
         if (thoughts) this.message.reasoning_content = (this.message.reasoning_content ?? "") + thoughts;
         this.message.content += content ?? "";
@@ -98,8 +95,8 @@ class Answer {
   async compare(request, signal) {
     this.differences = null;
     if (request.inspect.heads.length && this.tokens.length) {
-      const ids = this.tokens.map(({ id }) => id);
-      const { choices: [{ logprobs }] } = await post("/v1/chat/completions", this.from(request, ids, { max_completion_tokens: 0 }), { signal });
+      const body = { ...begunWith(request, this.ids.slice(this.prompt.length)), max_completion_tokens: 0 };
+      const { choices: [{ logprobs }] } = await post("/v1/chat/completions", body, { signal });
       this.differences = logprobs.content.map((token, i) => token.logprob - this.tokens[i].logprob);
     }
     this.places.slice(this.prompt.length).forEach((made, i) => {

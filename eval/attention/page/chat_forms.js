@@ -12,8 +12,8 @@ function modelBar(models, model, { step, adapter, settings }, chat) {
   const isOpen = ["t", "p"].some((name) => settings[name] !== SETTINGS[name][1]);
   const bar = element("form", "bar chat-bar", "", { "aria-label": "The model, and how it answers" }, [
     choice("Run", models.map(({ name }) => [name, name]), model.run, (run) => chat.reopen({ run })),
-    choice("Checkpoint", [["", `newest (${steps.at(-1) ?? "?"})`], ...checkpoints], String(step ?? ""), (value) => chat.reopen({ step: value })),
-    ...(adapters.length ? [choice("Adapters", [["", "none"], ...adapters.map((name) => [name, name])], adapter ?? "", (value) => chat.reopen({ adapter: value }))] : []),
+    choice("Checkpoint", [["", `newest (${steps.at(-1) ?? "?"})`], ...checkpoints], String(step ?? ""), (value) => chat.reopen({ step: value ? Number(value) : null })),
+    ...(adapters.length ? [choice("Adapters", [["", "none"], ...adapters.map((name) => [name, name])], adapter ?? "", (value) => chat.reopen({ adapter: value || null }))] : []),
     element("details", "chat-settings", "", { open: isOpen }, [element("summary", "", "Settings"), ...fields]),
   ]);
   bar.addEventListener("submit", (event) => event.preventDefault());
@@ -31,7 +31,7 @@ class Composer {
       disabled: !model.knows_questions,
       title: model.knows_questions ? "A story that no training text holds, a question about it, and the right answer" : "This run was not trained on the built-in world",
     });
-    const again = button("Start again", () => chat.reopen({ m: "", q: "" }));
+    const again = button("Start again", () => chat.reopen({ messages: [], question: null }));
     this.root = element("form", "composer", "", {}, [this.field, element("div", "composer-buttons", "", {}, [this.send, this.stop, story, again])]);
     this.root.addEventListener("submit", (event) => {
       event.preventDefault();
@@ -88,20 +88,18 @@ class TokenCard {
       this.looks,
       ...(difference === undefined ? [] : [element("p", "", `With the heads changed: ${now}, a difference of ${signed(difference)} in ln p`)]),
       element("h3", "", "Alternatives: choose one to continue from there"),
-      element("ol", "alternatives", "", {}, token.top_logprobs.map((other) => this.alternative(position, token, other, isBusy))),
+      element("ol", "alternatives", "", {}, token.top_logprobs.map((other) => {
+        const share = Math.exp(other.logprob);
+        const isWritten = other.id === token.id;
+        const fill = element("span", "alternative-fill");
+        fill.style.width = `${100 * share}%`;
+        const made = button("", () => this.force(position, other), {
+          class: "alternative", disabled: isWritten || isBusy, "aria-label": `${other.label}, ${percent(share)}${isWritten ? ", written" : ""}`,
+        });
+        made.append(fill, element("code", "token-name", other.label), element("span", "number", percent(share)));
+        return element("li", "", "", {}, [made]);
+      })),
     );
-  }
-
-  alternative(position, token, other, isBusy) {
-    const share = Math.exp(other.logprob);
-    const isWritten = other.id === token.id;
-    const made = button("", () => this.force(position, other), {
-      class: "alternative", disabled: isWritten || isBusy, "aria-label": `${other.label}, ${percent(share)}${isWritten ? ", written" : ""}`,
-    });
-    const fill = element("span", "alternative-fill");
-    fill.style.width = `${100 * share}%`;
-    made.append(fill, element("code", "token-name", other.label), element("span", "number", percent(share)));
-    return element("li", "", "", {}, [made]);
   }
 
   // who: the head that is shown, in words
@@ -115,10 +113,11 @@ class TokenCard {
 // ------------------------------------------------------------------ keep a conversation
 
 function chatMenu(chat) {
+  const picture = () => pictureOf([chat.talk], `Chat with ${chat.model.run}`);
   const name = (ending) => `${chat.model.run} step ${chat.model.step ?? ""} chat.${ending}`;
   return saveMenu("Save the conversation", {
-    "Picture (PNG)": () => savePng(chatPicture(chat), name("png")),
-    "Picture (SVG)": () => saveSvg(chatPicture(chat), name("svg")),
+    "Picture (PNG)": () => savePng(picture(), name("png")),
+    "Picture (SVG)": () => saveSvg(picture(), name("svg")),
     "Data (JSON)": () => saveJson(chatData(chat), name("json")),
   });
 }
@@ -127,22 +126,4 @@ function chatData({ asked, model, right, first, second }) {
   const answers = [first, second].filter(({ prompt }) => prompt.length)
     .map(({ request, prompt, tokens, end, differences }) => ({ heads: request.inspect.heads.map(([layer, head, factor]) => ({ layer, head, factor })), prompt, tokens, end, differences }));
   return { model, settings: asked.settings, messages: asked.messages, right_answer: right?.reply ?? null, answers };
-}
-
-// What is shown of the conversation: the same tokens at the same places, in the same colours.
-function chatPicture({ talk }) {
-  const { left, top, width, height } = talk.getBoundingClientRect();
-  const svg = drawn("svg", { class: "apart", viewBox: `0 0 ${width} ${height}` });
-  talk.querySelectorAll("h3, .word-token").forEach((node) => {
-    const boxes = [...node.getClientRects()]; // one a line; of what is hidden none
-    const { backgroundColor: fill, borderBottomColor: below, color, fontSize } = getComputedStyle(node);
-    boxes.forEach(({ x, y, width: wide, height: high }) => svg.append(
-      drawn("rect", { x: x - left, y: y - top, width: wide, height: high, fill }),
-      drawn("rect", { x: x - left, y: y - top + high - 3, width: wide, height: 3, fill: below === color ? "none" : below }),
-    ));
-    if (!boxes.length) return;
-    const words = node.textContent.replaceAll("\n", "").replaceAll(" ", "\u00a0");
-    svg.append(write(words, boxes[0].x - left, boxes[0].bottom - top - 6, "start", { "font-size": fontSize }));
-  });
-  return svg;
 }

@@ -60,10 +60,9 @@ const byNewest = (a, b) => (b.state === "training") - (a.state === "training") |
 // ------------------------------------------------------------------ the heads of a run, while it trains and afterwards
 
 class RunHeads {
-  // shown: what is, a text of one's own or the looks of the run; queue: one after the other is read
+  // own: a text of one's own, in place of those of the run; shown: it, or the looks of the run that were read
   constructor(root, address) {
-    Object.assign(this, { address, shown: "", frames: new Map(), queue: Promise.resolve(), names: "", run: null });
-    this.own = address.get("own"); // a text of one's own, in place of those of the run
+    Object.assign(this, { address, own: address.get("own"), shown: "", frames: new Map(), queue: Promise.resolve(), names: "" });
     this.waiting = element("p", "card", "Looking for runs …");
     this.progress = new Progress();
     this.live = element("div", "live", "", { hidden: true }, [this.progress.root]);
@@ -73,26 +72,21 @@ class RunHeads {
   }
 
   hear(all) {
+    const { address, own } = this;
     const known = [...all.values()].sort(byNewest);
-    const now = this.now = all.get(this.address.run);
-    if (!this.address.run) {
+    const now = all.get(address.run);
+    if (!address.run) {
       const first = known.find((run) => run.looks[0]) ?? known.find((run) => run.state === "training");
-      return first ? this.address.open(first.name) : this.wait("No run of this folder has looked at its heads yet.");
+      return first ? address.open(first.name) : this.wait("No run of this folder has looked at its heads yet.");
     }
-    if (!now) return this.wait(`There is no run “${this.address.run}” in this folder.`);
+    if (!now) return this.wait(`There is no run “${address.run}” in this folder.`);
     this.drawLive(now, known);
-    return this.follow();
-  }
-
-  // Read what is to be shown, if it is not.
-  follow() {
-    const { own, now } = this;
     const wanted = own || String(now.looks);
     if (!own && !now.looks[0]) this.wait(`The run “${now.name}” has not looked at its heads yet. Its first look appears here by itself.`);
     else if (wanted !== this.shown) {
       this.shown = wanted;
       this.queue = this.queue.then(() => (own ? this.look(own) : this.read(now.name))).catch((error) => {
-        if (this.address.signal.aborted) return;
+        if (address.signal.aborted) return;
         this.wait(`The heads of this run cannot be shown: ${error.message}`);
         this.shown = own; // without one, the next news try again
       });
@@ -136,53 +130,37 @@ class RunHeads {
 
   // A text of one's own, at every checkpoint.
   async look(text) {
+    this.wait("Every checkpoint of the run looks at your text …");
     const told = await post(`/live/runs/${part(this.address.run)}/look`, { text }, { signal: this.address.signal });
+    const frames = new Map(Object.entries(told.frames).map(([key, packed]) => [key, bytesOf(packed)]));
     const title = "your own text";
     told.probes.forEach((probe) => Object.assign(probe, { title, note: "your own" }));
     told.scores.forEach((score) => { score.measured_on = score.probe && title; });
-    const frames = new Map(Object.entries(told.frames).map(([key, packed]) => [key, bytesOf(packed)]));
-    this.progress.drawRun({});
     this.begin(told, (key) => frames.get(key));
   }
 
-  // Show this text, or "" for those of the run.
-  change(own) {
-    this.viewing?.abort();
-    Object.assign(this, { own, shown: "", run: null });
-    this.box.replaceChildren();
-    this.address.set({ own, text: "", score: "" });
-    return this.follow();
-  }
-
   drawLive(now, known) {
+    const { address, own } = this;
     this.live.hidden = false;
     this.progress.draw(now);
     const names = known.filter((run) => run.looks[0] || run === now).map((run) => run.name);
     if (this.names !== String(names)) {
       this.names = String(names);
       this.pick?.remove();
-      this.pick = choice("Run", names.map((name) => [name, name]), now.name, (name) => this.address.open(name));
+      this.pick = choice("Run", names.map((name) => [name, name]), now.name, (name) => address.open(name));
       this.live.prepend(this.pick);
     }
-    if (now.has_model && !this.form) this.live.append((this.form = this.ownText()));
-  }
-
-  ownText() {
+    if (!now.has_model || this.form) return;
     const words = "A text of your own";
-    const field = element("textarea", "", this.own, { rows: 2, maxlength: 2000, placeholder: "Once there was a fox. The fox saw a bird …", "aria-label": words });
-    const leave = button("Back to the texts of the run", () => {
-      leave.hidden = true;
-      this.change("");
-    }, { hidden: !this.own });
+    const field = element("textarea", "", own, { rows: 2, maxlength: 2000, placeholder: "Once there was a fox. The fox saw a bird …", "aria-label": words });
+    const leave = button("Back to the texts of the run", () => address.open(now.name), { hidden: !own });
     const form = element("form", "own-text", "", {}, [field, element("button", "", "Look at it"), leave]);
     form.addEventListener("submit", (event) => {
       event.preventDefault();
-      if (!field.value.trim()) return;
-      leave.hidden = false;
-      this.wait("Every checkpoint of the run looks at it …");
-      this.change(field.value);
+      if (field.value.trim()) address.open(now.name, { own: field.value });
     });
-    return element("details", "own", "", { open: Boolean(this.own) }, [element("summary", "", words), form]);
+    this.form = element("details", "own", "", { open: Boolean(own) }, [element("summary", "", words), form]);
+    this.live.append(this.form);
   }
 }
 

@@ -18,7 +18,6 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any, TextIO
 
 from pydantic import ValidationError
@@ -36,10 +35,8 @@ def exit_on_bad_input(command: Callable[[], int | None]) -> None:
     """Run a command and end the process: one clear line and exit code 2 for bad input."""
     if spec := sys.modules["__main__"].__spec__:  # what argparse calls the program; from Python 3.14 on by itself
         sys.argv[0] = f"python -m {spec.name.removesuffix('.__main__')}"
-    stdout = sys.stdout
+    stdout, code, line = sys.stdout, 0, ""
     sys.stdout = Plain(stdout)
-    _keep_compiled_code_apart()
-    code, line = 0, ""
     try:
         code = command() or 0
         sys.stdout.flush()
@@ -47,8 +44,9 @@ def exit_on_bad_input(command: Callable[[], int | None]) -> None:
         code, line = 2, f"error: {error}"
     except KeyboardInterrupt:
         code, line = 130, "stopped; run the same command again to continue"
-    except BrokenPipeError:  # `… | head -1`: the reader has what they wanted
+    except BrokenPipeError:  # `… | head -1`: the reader has what they wanted, and what still waits goes nowhere
         code = 141
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stdout.fileno())
     except OSError as error:  # no permission, a full disk
         code, line = 2, f"error: {f'{error.filename}: ' if error.filename else ''}{error.strerror or error}"
     except Exception as error:
@@ -62,9 +60,6 @@ def exit_on_bad_input(command: Callable[[], int | None]) -> None:
                 file.write(traceback.format_exc().encode("utf-8", "backslashreplace"))
             line += f" (traceback: {file.name})"
     finally:
-        if code:  # what nobody reads is dropped here, or Python would try to write it at its end and exit with 120
-            survive_lost_output()
-            sys.stdout.flush()
         sys.stdout = stdout
     if line and os.environ.get("RANK", "0") == "0":  # under torchrun every process finds the same
         print(escape(line), file=sys.stderr)
@@ -74,11 +69,8 @@ def exit_on_bad_input(command: Callable[[], int | None]) -> None:
 class Plain:
     """A standard output on which text of others stays text: no control characters but line ends and tabs.
 
-    stream: the output itself, for a command that writes colours. is_needed: whether the command ends when nobody
-    reads its output any more (`… | head`), as other programs do.
+    stream: the output itself, for a command that writes colours.
     """
-
-    is_needed = True
 
     def __init__(self, stream: TextIO):
         self.stream = stream
@@ -86,50 +78,16 @@ class Plain:
             stream.reconfigure(errors="backslashreplace")
 
     def write(self, text: str) -> int:
-        self._attempt(self.stream.write, plain(text))
-        return len(text)
-
-    def flush(self) -> None:
-        self._attempt(self.stream.flush)
-
-    def _attempt(self, method: Callable[..., Any], *text: str) -> None:
-        try:
-            method(*text)
-        except OSError:
-            if self.is_needed:
-                raise
-            os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())  # and what still waits goes nowhere
+        return self.stream.write(plain(text))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stream, name)
-
-
-def survive_lost_output() -> None:
-    """From here on the command continues when nobody reads its output, or its disk is full: its work is worth more.
-    Ctrl-C ends both sides of `… | tee log`, and the checkpoint is still to be written."""
-    if isinstance(sys.stdout, Plain):
-        sys.stdout.is_needed = False
 
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Python's MemoryError, torch's on a GPU, and what torch raises on a CPU: a plain RuntimeError that says so."""
     names = {kind.__name__ for kind in type(error).__mro__}
     return bool(names & {"MemoryError", "OutOfMemoryError"}) or "DefaultCPUAllocator" in str(error)
-
-
-def cache_folder() -> Path:
-    """What this user's programs remember between runs: HEADLIGHT_CACHE, or a folder in the user's cache."""
-    import platformdirs
-
-    return Path(os.environ.get("HEADLIGHT_CACHE") or platformdirs.user_cache_path("headlight", appauthor=False))
-
-
-def _keep_compiled_code_apart() -> None:
-    """A folder for torch.compile that belongs to the kernels which ATEN_CPU_CAPABILITY asks for. PyTorch 2.13 has one
-    for all of them, and with code that was compiled for others a loss came out at half its value (EXPERIMENTS.md)."""
-    kernels, folder = os.environ.get("ATEN_CPU_CAPABILITY"), Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR", ""))
-    if kernels and (not folder.name or folder.name.startswith("torchinductor_")):  # PyTorch writes its own there
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache_folder() / f"compiled_{kernels}")
 
 
 @contextmanager

@@ -10,10 +10,8 @@ from typing import Any
 
 INVISIBLE = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # Unicode categories
 KEPT = "\n\t\u200c\u200d"  # of these; the last two join letters of Persian words and parts of emoji
-HTML = {"<": "&lt;", "&": "&amp;"}
-# what means something within a line: not the `_` of words_like_this, a * alone, the brackets of [0, 1], p < 0.05
-WORKING = re.compile(r"[\\`|~]|\*(?=\S)|(?<=\S)\*|(?<![^\W_])_|_(?![^\W_])|<(?=[A-Za-z/!?])|&(?=#?\w+;)")
-LINK = re.compile(r"\]\s*[(\[:]")
+# what may mean something to Markdown within a line: not the `_` of words_like_this
+MARKS = re.compile(r"[\\`*{}\[\]<>&~#|]|(?<![^\W_])_|_(?![^\W_])")
 
 
 def escape(text: str) -> str:
@@ -47,30 +45,29 @@ def did_you_mean(name: str, names: Mapping[str, object]) -> str:
 # Markdown
 
 
-class Markdown(str):
-    """Text in which marks work, because we put them there; `table` leaves it as it is."""
+def markdown(text: str) -> str:
+    """Within a line: text that Markdown shows as it is. No emphasis, link, picture or tag in it works."""
+    return MARKS.sub(r"\\\g<0>", escape(text))
 
 
-def markdown(text: str) -> Markdown:
-    """Within a line: text that Markdown and HTML show as it is. No emphasis, link, picture or tag in it works."""
-    working = re.compile(f"{WORKING.pattern}|[\\[\\]]") if LINK.search(text) else WORKING
-    return Markdown(working.sub(lambda mark: HTML.get(mark[0], f"\\{mark[0]}"), escape(text)))
-
-
-def code(text: str) -> Markdown:
+def code(text: str) -> str:
     """Within a line: text in the type of code."""
-    return Markdown(f"`{escape(text).replace('`', chr(39))}`")
+    return f"`{escape(text).replace('`', chr(39))}`"
 
 
-def fenced(text: str) -> Markdown:
+def fenced(text: str) -> str:
     """A block of lines in the type of code, whatever backticks are in them."""
     fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
-    return Markdown(f"{fence}\n{plain(text)}\n{fence}")
+    return f"{fence}\n{plain(text)}\n{fence}"
 
 
 def table(header: Sequence[Any], rows: Iterable[Sequence[Any]]) -> str:
-    """A Markdown table with aligned columns: the first to the left (names), the others to the right (figures)."""
-    lines = [[_cell(cell) for cell in line] for line in (header, *rows)]
+    """A Markdown table with aligned columns: the first to the left (names), the others to the right (figures).
+
+    A cell cannot break the table; marks in it work, so that it reads well on a terminal.
+    """
+    cells = [[escape(str(cell).replace("\n", " ")) for cell in line] for line in (header, *rows)]
+    lines = [[re.sub(r"(?<!\\)\|", r"\\|", cell) for cell in line] for line in cells]
     widths = [max(3, *map(columns, column)) for column in zip(*lines, strict=True)]
     padded = []
     for line in lines:
@@ -84,9 +81,3 @@ def columns(text: str) -> int:
     """Columns of a terminal that a text takes: two for a Chinese character, none for an accent."""
     wide = sum(unicodedata.east_asian_width(c) in "WF" for c in text)
     return len(text) + wide - sum(bool(unicodedata.combining(c)) for c in text)
-
-
-def _cell(cell: Any) -> str:
-    if isinstance(cell, Markdown):
-        return re.sub(r"(?<!\\)\|", r"\\|", cell)
-    return markdown(str(cell).replace("\n", " "))

@@ -31,7 +31,7 @@ ENOUGH = 0.95
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows that are trained on together: an open set of tensors by name, each with the rows as its first dimension.
+    """Rows that are trained on together: tensors by name, each with the rows as its first dimension.
 
     Rows of text have input_ids and labels (B, T) int64. They have document_ids (B, T) where documents must not see
     each other, with document_starts (B, N), the places where they begin. They have position_ids (B, T) where positions
@@ -91,9 +91,9 @@ def make_rows(config: DataConfig, data: PreparedData, split: Split, rows_per_ste
     return rows
 
 
-def too_long(rows: ConversationRows, config: DataConfig, split: Split) -> str:
+def too_long(rows: Rows, config: DataConfig, split: Split) -> str:
     """What did not fit into a row, in a line; empty if everything did."""
-    if not rows.cut + rows.dropped:
+    if not isinstance(rows, ConversationRows) or not rows.cut + rows.dropped:
         return ""
     return (
         f"{split}: of {len(rows.sizes):,} conversations, {rows.cut:,} were cut at a turn and {rows.dropped:,} left "
@@ -130,9 +130,9 @@ class TrainBatches:
             raise ValueError(f"{self.rows_per_batch} rows of a step cannot be shared by {world_size} processes")
         begin, end = (first + self.rows_per_batch * share // world_size for share in (rank, rank + 1))
         row_ids, rows = list(range(begin, end)), []
-        for p in row_ids:
-            offset, order = self._order(p // self.rows.per_epoch)
-            rows.append(self.rows.row(int(order[p % self.rows.per_epoch]), offset))
+        for epoch, p in (divmod(row_id, self.rows.per_epoch) for row_id in row_ids):
+            offset, order = self._order(epoch)
+            rows.append(self.rows.row(int(order[p]), offset))
         return self.collate(rows, row_ids)
 
     def collate(self, rows: Sequence[Any], row_ids: list[int]) -> Batch:
@@ -144,12 +144,8 @@ class TrainBatches:
     ) -> Generator[Batch]:
         """Batches first … stop - 1, two of them made ahead by a thread. pin: in page-locked memory, from which a
         GPU copies while it computes."""
-
-        def make(k: int) -> Batch:
-            batch = self.batch(k, rank, world_size)
-            return batch.pinned() if pin else batch
-
-        return prefetched(make(k) for k in range(first, stop))
+        batches = (self.batch(k, rank, world_size) for k in range(first, stop))
+        return prefetched(batch.pinned() if pin else batch for batch in batches)
 
     def _draw_order(self, epoch: int) -> tuple[int, np.ndarray]:
         if not self.shuffle:
@@ -195,10 +191,9 @@ def make_batch(
     ids, targets = (np.stack(arrays) for arrays in zip(*rows, strict=True))
     tensors = {"input_ids": ids, "labels": targets}
     if isolate or restart:
-        documents = [packing.document_ids(row, tokenizer.bos_id) for row in ids]
+        documents = np.cumsum(ids == tokenizer.bos_id, axis=1, dtype=np.int64)  # 0: the tail of one in an earlier row
         if isolate:
-            tensors["document_ids"] = np.stack(documents)
-            tensors["document_starts"] = packing.document_starts(tensors["document_ids"])
+            tensors |= {"document_ids": documents, "document_starts": packing.document_starts(documents)}
         if restart:
             tensors["position_ids"] = np.stack([packing.restarted_positions(row) for row in documents])
     return Batch({name: torch.from_numpy(array) for name, array in tensors.items()}, row_ids)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal, get_args
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from configs.loader import PathText, Section, Tag
 
@@ -14,12 +14,24 @@ Name = Annotated[str, Field(min_length=1)]
 Names = Name | Annotated[list[Name], Field(min_length=1)]
 OnePath = Annotated[PathText, Field(min_length=1)]
 Paths = OnePath | Annotated[list[OnePath], Field(min_length=1)]
+
+
+Share = Annotated[float, Field(ge=0, le=1)]
 Weight = Annotated[int, Field(ge=0, le=100)]
+# What is asked about a story, and the small tasks of data/storyworld/drills.py; docs/data_formats.md shows each.
+QuestionClass = Literal["who_has", "where", "who_wanted", "who_said", "first", "feeling", "yes_no", "who_did"]
+Drill = Literal[
+    "words", "pairs", "ask_pairs", "by_name", "ask_by_name", "crowds", "told_crowds", "compare", "judge", "one_fact"
+]  # fmt: skip
 
 
-def share(description: str, default: float = 0.0) -> Any:
-    """A field for a share of something, from 0 to 1."""
-    return Field(default, ge=0, le=1, description=description)
+def _check_shares(drills: dict[str, float]) -> dict[str, float]:
+    if (total := sum(drills.values())) > 1:
+        raise ValueError(f"drills are shares of all chats, and these are {total:g} in all: make them 1 at most")
+    return {name: drills[name] for name in get_args(Drill) if name in drills}  # the order decides which chat is which
+
+
+Drills = Annotated[dict[Drill, Share], AfterValidator(_check_shares)]
 
 
 class RecallDocuments(Section):
@@ -33,9 +45,8 @@ class RecallDocuments(Section):
     """Different words of a facet. With fewer, people share more words."""
     questions: int = Field(12, ge=1, le=10_000)
     """Questions in a document."""
-    several: float = share(
-        "Share of questions that give all words of a fact and ask for the name. The others give the name.", default=0.5
-    )
+    several: Share = 0.5
+    """Share of questions that give all words of a fact and ask for the name. The others give the name."""
 
     @model_validator(mode="after")
     def _check_people(self) -> RecallDocuments:
@@ -47,56 +58,12 @@ class RecallDocuments(Section):
         return self
 
 
-class ClassWeights(Section):
-    """How often which class of questions is asked about a story, of those that it has (docs/sft.md has an example of
-    each)."""
-
-    who_has: Weight = 3
-    """Weight of who has it."""
-    where: Weight = 3
-    """Weight of where it is."""
-    who_wanted: Weight = 1
-    """Weight of who wanted it."""
-    who_said: Weight = 1
-    """Weight of who said it."""
-    first: Weight = 1
-    """Weight of what or who came first."""
-    feeling: Weight = 1
-    """Weight of how somebody felt."""
-    yes_no: Weight = 1
-    """Weight of yes or no."""
-    who_did: Weight = 1
-    """Weight of who did it."""
-
-
-class Drills(Section):
-    """Chats of one small task again and again, each as a share of all chats (data/storyworld/drills.py)."""
-
-    words: float = share("Known words are said again: heads learn to copy soonest so.")
-    pairs: float = share("Who goes with what: eight names, each with a thing, then whose each thing is.")
-    ask_pairs: float = share("The same, said and asked in several ways.")
-    by_name: float = share("The other way round: what each name goes with.")
-    ask_by_name: float = share("The same in sentences, and where somebody hid.")
-    crowds: float = share("Questions about one sentence of a story that is said of four people.")
-    told_crowds: float = share("The same, told by the assistant, who says names again.")
-    compare: float = share("Two names are compared: whether they are the same one.")
-    judge: float = share("The same in an answer whose names are drawn: only yes or no is trained on.")
-    one_fact: float = share("One sentence, and a question about it, mostly to be answered in a few words.")
-
-    @model_validator(mode="after")
-    def _check_shares(self) -> Drills:
-        if (total := sum(share for _, share in self)) > 1:
-            raise ValueError(f"drills are shares of all chats, and these are {total:g} in all: make them 1 at most")
-        return self
-
-
 class CourseStep(Section):
     """One step of a course."""
 
     weight: float = Field(1.0, ge=1e-6)
     """Share of the documents, relative to the other steps."""
-    drills: Drills = Drills()
-    """Instead of the drills of the source."""
+    drills: Drills = Field({}, description="Instead of the drills of the source.")
 
 
 class StoryworldSource(Section):
@@ -119,31 +86,35 @@ class StoryworldSource(Section):
     )
     questions: int = Field(8, ge=1, le=100)
     """chats: questions. Questions about each story, at most."""
-    told: float = share(
-        "chats: questions. Share of conversations in which the assistant tells the story. In the others it is given."
-    )
+    told: Share = 0.0
+    """chats: questions. Share of conversations in which the assistant tells the story. In the others it is given."""
     told_weight: Literal[0, 1] = 0
     """chats: questions. 1: the stories that the assistant tells are trained on as well."""
-    echoed: float = share(
-        "chats: questions. Share of the told stories in which names are said again where something is said of "
-        "them. Only these names are trained on."
+    echoed: Share = 0.0
+    """chats: questions. Share of the told stories that say names again, next to what is said of them, to train on."""
+    class_weights: dict[QuestionClass, Weight] = Field(
+        {},
+        description="chats: questions. How often which class of questions is asked, after the first. Those that are "
+        "not named: 3 for who_has and where, 1 for the others.",
+        examples=[{"yes_no": 3, "feeling": 6}],
     )
-    class_weights: ClassWeights = ClassWeights()
-    """chats: questions. How often which class of questions is asked, after the first."""
     repeats: float = Field(0.0, ge=0, lt=1)
     """Share of documents that are random words, told repeatedly: heads learn to copy. Chats, too."""
-    drills: Drills = Drills()
-    """With records: conversations. Chats that train one small skill, beside the others."""
+    drills: Drills = Field(
+        {},
+        description="With records: conversations. Chats that train one small skill, each with its share of all chats.",
+        examples=[{"words": 0.2, "pairs": 0.4}],
+    )
     course: list[CourseStep] = Field(
         [],
         max_length=100,
         description="Steps from easy to difficult, each with drills of its own. Empty = the same drills all the way. "
         "Needs data.shuffle: false.",
     )
-    checked: float = share("With chats: questions, share of the answers after which the same is asked as yes or no.")
-    other_names: float = share(
-        "Share of training documents with names of other forms (Ubora, Bororuzi), so that the model copies any name."
-    )
+    checked: Share = 0.0
+    """With chats: questions, share of the answers after which the same is asked as yes or no."""
+    other_names: Share = 0.0
+    """Share of training documents with names of other forms (Ubora, Bororuzi), so that the model copies any name."""
     recall: RecallDocuments | None = Field(
         None, examples=[{"people": 6, "facets": 2, "values": 8, "questions": 12, "several": 0.5}]
     )
@@ -230,11 +201,6 @@ class MixSource(Section):
     """Several sources."""
     parts: list[MixPart] = Field(min_length=1)
     """The sources: [{weight: 3, source: {kind: …}}, …]."""
-    stopping_strategy: Literal["first_exhausted", "all_exhausted"] = Field(
-        "first_exhausted",
-        description="first_exhausted: the mix ends with the first part that ends, nothing is repeated | "
-        "all_exhausted: a part that ends begins again, until the last one has ended.",
-    )
 
 
 Source = Annotated[StoryworldSource | FilesSource | HubSource | MixSource, Field(discriminator="kind")]

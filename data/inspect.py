@@ -1,10 +1,12 @@
 """Look at the rows that training will see: `python -m data.inspect configs/x.yaml [section.key=value ...]`
 
 Row p (p = 0, 1, 2, … over all epochs) is the same whatever the batch size, so rows are drawn one at a time, with the
-config's seed. After them comes a summary of the corpus.
+config's seed. After them comes a summary of the corpus. Nothing of a row is hidden, and nothing in it can control the
+terminal. The legend explains the marks ⟦ ⟧ ⟨ ⟩ ⏎ ⇥. Where a text itself holds one of them, or a control character, you
+see its number: ⟨U+001B⟩.
 
-Nothing of a row is hidden, and nothing in it can control the terminal. The legend explains the marks ⟦ ⟧ ⟨ ⟩ ⏎ ⇥. Where
-a text itself holds one of them, or a control character, you see its number: ⟨U+001B⟩.
+`--tokenizers 512,2048,char,runs/x` asks which vocabulary suits the text. Each tokenizer is trained as a run would train
+it, and measured on held-out documents, which it has not seen.
 """
 
 from __future__ import annotations
@@ -16,27 +18,27 @@ from itertools import count, groupby, islice
 
 import numpy as np
 
-from configs.command import exit_on_bad_input, whole
+from configs.command import InputError, exit_on_bad_input, still_busy, whole
 from configs.loader import load_config, validate
 from configs.text import escape, plain, table
 from data.batches import JOINED, Batch, TrainBatches, make_rows, validation_batches
-from data.config import DataConfig, Split
-from data.packing import IGNORED, SCAN, ConversationRows, DocumentRows, Rows, conversation_starts, trained_tokens
-from data.prepare import SPLITS, PreparedData, describe, keys_of_run, prepare
-from data.tokenizer import Tokenizer
+from data.chat import plain_texts
+from data.config import DataConfig, Split, TokenizerConfig
+from data.packing import IGNORED, ConversationRows, DocumentRows, Rows, trained_tokens
+from data.prepare import SPLITS, PreparedData, describe, keys_of_run, prepare, tokenizer_texts
+from data.reading.documents import documents
+from data.tokenizer import Tokenizer, adopt, train_tokenizer
 
 MARKS = {"\n": "⏎\n", "\t": "⇥", "\r": "␍"} | {mark: f"⟨U+{ord(mark):04X}⟩" for mark in "⟦⟧⟨⟩⏎⇥␍"}
-LONGEST_CHARACTER = 4  # bytes of UTF-8
+MARKS |= {chr(0xDC00 + byte): f"⟨{byte:X}⟩" for byte in range(0x80, 0x100)}  # as Python decodes part of a character
 LENGTHS = ["tokens a document: fewest", "10 % have at most", "median", "90 % have at most", "most"]
 LISTED = 10  # bad records
+MEASURED = 2_000_000  # characters, about, that a tokenizer is measured on
+SIZES = "byte,512,1024,2048,4096,8192"
 LEGEND = """\
 ⟦trained on⟧   not trained on   <|special token|>   ──── document ────   (n × padding)
 ⏎ line end   ␍ carriage return   ⇥ tab   ⟨E4⟩ byte of a cut character   ⟨U+001B⟩ hidden character
 ⟨text: <|…|>⟩ looks like a special token, but is ordinary text"""
-
-
-# ---------------------------------------------------------------------------------------------------------
-# one row
 
 
 def row_as_text(ids: Sequence[int], labels: Sequence[int], tokenizer: Tokenizer, with_ids: bool = False) -> str:
@@ -73,37 +75,18 @@ def row_as_text(ids: Sequence[int], labels: Sequence[int], tokenizer: Tokenizer,
         elif name == "special":
             out += "".join(str(tokenizer.backend.id_to_token(token_id)) for token_id in run)
         else:
-            out += _text(run, tokenizer)
+            special = sorted((str(tokenizer.backend.id_to_token(i)) for i in tokenizer.special_ids), key=len)
+            text = tokenizer.decode_bytes(run).decode("utf-8", "surrogateescape")
+            parts = re.split(f"({'|'.join(map(re.escape, reversed(special)))})", text)
+            parts = ["".join(MARKS.get(character) or plain(character) for character in part) for part in parts]
+            out += "".join(f"⟨text: {part}⟩" if i % 2 else part for i, part in enumerate(parts))
     return out + "⟧" * inside
 
 
-def _text(ids: list[int], tokenizer: Tokenizer) -> str:
-    """Tokens of text, decoded together: a byte-level token may be a part of a character. At both ends, tokens that
-    hold parts of a character cut there are shown as bytes."""
-    cut = "\ufffd"
-
-    def text(start: int, end: int) -> str:
-        return tokenizer.decode(ids[start:end], skip_special_tokens=False)
-
-    few = range(min(LONGEST_CHARACTER, len(ids)) + 1)
-    start = next((k for k in few if not text(k, len(ids)).startswith(cut)), 0)
-    end = next((len(ids) - k for k in few if not text(start, len(ids) - k).endswith(cut)), len(ids))
-    before, after = ("".join(tokenizer.token_labels(part)).replace("␣", " ") for part in (ids[:start], ids[end:]))
-    special = sorted((str(tokenizer.backend.id_to_token(i)) for i in tokenizer.special_ids), key=len, reverse=True)
-    parts = re.split(f"({'|'.join(map(re.escape, special))})", text(start, end))
-    parts = ["".join(MARKS.get(character) or plain(character) for character in part) for part in parts]
-    shown = "".join(f"⟨text: {part}⟩" if i % 2 else part for i, part in enumerate(parts))
-    return escape(before) + shown + escape(after)
-
-
-# ---------------------------------------------------------------------------------------------------------
-# the corpus
-
-
 def summary(config: DataConfig, data: PreparedData, split: Split, rows: Rows) -> dict[str, str]:
-    """What an epoch of a split is made of: figures by name. A split is read one block at a time."""
-    stream, row = data.stream(split), config.sequence_length
-    starts = conversation_starts(stream, data.tokenizer.bos_id)
+    """What an epoch of a split is made of: figures by name."""
+    stream = data.stream(split)
+    starts = stream.find(data.tokenizer.bos_id)
     sizes = lengths = np.diff(starts, append=len(stream))
     trained = data.manifest[split]["trained_tokens"]
     if isinstance(rows, ConversationRows):  # sizes: of what is in rows
@@ -112,26 +95,54 @@ def summary(config: DataConfig, data: PreparedData, split: Split, rows: Rows) ->
     places, filled = rows.per_epoch * rows.length, int(sizes.sum())
     if isinstance(rows, DocumentRows):  # held-out rows begin with the last token of the one before
         filled += (rows.per_epoch - 1) * (rows.length - rows.stride)
-    alone = int((-(-sizes // row)).sum()) * row  # if each document began a row of its own
     quantiles = np.quantile(lengths, [0, 0.1, 0.5, 0.9, 1], method="inverted_cdf").astype(int)
     column = {
         **{name: f"{length:,}" for name, length in zip(LENGTHS, quantiles, strict=True)},
-        "longer than a row": f"{(lengths > row).mean():.2%}",
+        "longer than a row": f"{(lengths > config.sequence_length).mean():.2%}",
         "rows an epoch": f"{rows.per_epoch:,}",
         "padding in them": f"{(places - filled) / places:.2%}",
-        "padding if no documents shared a row": f"{1 - sizes.sum() / max(1, alone):.2%}",
         "trained on": f"{trained / places:.2%}",
     }
     if isinstance(rows, ConversationRows):
         column |= {"cut to whole turns that fit": f"{rows.cut:,}", "left out: too long for a row": f"{rows.dropped:,}"}
     if (unknown := data.tokenizer.unk_id) is not None:
-        blocks = (stream.read(at, min(SCAN, len(stream) - at)) for at in range(0, len(stream), SCAN))
-        column["unknown tokens"] = f"{sum(int((block == unknown).sum()) for block in blocks):,}"
+        column["unknown tokens"] = f"{len(stream.find(unknown)):,}"
     return column
 
 
-# ---------------------------------------------------------------------------------------------------------
-# the command
+def compare_tokenizers(config: DataConfig, others: Sequence[str]) -> list[list[str]]:
+    """A line for the config's own tokenizer, marked by *, and for each other one: `byte`, `char`, a size of bpe, or the
+    path of one that exists. Bytes per token count the token that ends a document, as a run's manifest does."""
+
+    def trained(tokenizer: TokenizerConfig) -> Tokenizer:
+        return train_tokenizer(tokenizer, tokenizer_texts(config.model_copy(update={"tokenizer": tokenizer})))
+
+    texts: list[str] = []
+    characters = ends = 0
+    for content in documents(config, "validation"):
+        texts += plain_texts(content)
+        characters, ends = sum(map(len, texts)), ends + (config.records == "text")
+        if characters >= MEASURED:
+            break
+    if not texts:
+        raise InputError("data.source: no document is held out: raise data.validation_fraction, or name held-out files")
+    size, lines = sum(len(text.encode("utf-8", "surrogatepass")) for text in texts), []
+    for name in ("*", *others):
+        tokenizer = config.tokenizer
+        if name.isdigit() or name in ("byte", "char"):
+            fields = {"kind": "bpe", "vocab_size": int(name)} if name.isdigit() else {"kind": name}
+            tokenizer = TokenizerConfig.model_validate(fields | {"train_bytes": config.tokenizer.train_bytes})
+        is_kind = tokenizer is not config.tokenizer or name == "*"
+        made = trained(tokenizer) if is_kind else adopt(name)
+        encoded = made.encode_many(texts)
+        tokens = sum(map(len, encoded)) + ends
+        unknown = 0 if made.unk_id is None else sum(ids.count(made.unk_id) for ids in encoded)
+        per_row = config.sequence_length * characters / tokens
+        kind = f"{'* ' * (name == '*')}{tokenizer.kind}" if is_kind else escape(name)
+        lines.append(
+            [kind, f"{made.vocab_size:,}", f"{size / tokens:.2f}", f"{per_row:,.0f}", f"{unknown / tokens:.2%}"]
+        )
+    return lines
 
 
 def main() -> int:
@@ -141,9 +152,24 @@ def main() -> int:
     parser.add_argument("--rows", type=whole("--rows", 0), default=3, metavar="N", help="how many rows (default 3)")
     parser.add_argument("--ids", action="store_true", help="show each token with its id")
     parser.add_argument("--split", choices=SPLITS, default="train", help="which rows (default train)")
+    parser.add_argument(
+        "--tokenizers",
+        nargs="?",
+        const=SIZES,
+        metavar="N,PATH,…",
+        help=f"compare vocabularies instead (default {SIZES})",
+    )
     arguments = parser.parse_intermixed_args()
     loaded = load_config(arguments.config, arguments.overrides)
     config, train = validate(DataConfig, loaded, "data"), loaded.values.get("train")
+    if arguments.tokenizers:
+        with still_busy("learning and measuring the tokenizers of the table"):
+            lines = compare_tokenizers(config, arguments.tokenizers.split(","))
+        row = f"characters in a row of {config.sequence_length:,}"
+        print(table(["tokenizer", "ids", "bytes per token", row, "unknown"], lines))
+        print("\nLonger tokens: more text in a row, fewer tokens an epoch. The price: a larger embedding, and head.")
+        print("Losses per token of two tokenizers cannot be compared; bits per byte can.")
+        return 0
     output_dir, seed = keys_of_run(loaded)
     tokens = train.get("tokens_per_step") if isinstance(train, dict) else None  # limits how many rows may be joined
     rows_per_step = max(1, tokens // config.sequence_length) if isinstance(tokens, int) else max(JOINED)

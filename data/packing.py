@@ -20,7 +20,6 @@ from configs import IGNORED
 from configs.command import InputError
 from data.chat import MAY_END, TRAINED
 
-SCAN = 1 << 22  # tokens looked through at a time
 SIDES = ("chosen", "rejected")
 NEIGHBORS = 64  # conversations that are packed together where their order is kept
 
@@ -48,13 +47,18 @@ class TokenStream:
         """uint8 flags (data.chat) of the same positions, where the stream holds conversations."""
         return self._read(self._flags, start, length)
 
+    def find(self, token: int) -> np.ndarray:
+        """(N,) positions of a token. Those of the bos token are where documents begin."""
+        begins = [0, *self._ends[:-1]]
+        parts = [np.flatnonzero(shard == token) + begin for shard, begin in zip(self._shards, begins, strict=True)]
+        return np.concatenate(parts)
+
     def _read(self, arrays: Sequence[np.ndarray], start: int, length: int) -> np.ndarray:
         pieces, total = [], len(self)
         while length > 0:
             start %= total
             shard = int(np.searchsorted(self._ends, start, side="right"))
-            offset = start - (int(self._ends[shard - 1]) if shard else 0)
-            piece = np.asarray(arrays[shard][offset : offset + length])
+            piece = arrays[shard][start - int(self._ends[shard]) :][:length]
             pieces.append(piece)
             start, length = start + len(piece), length - len(piece)
         return np.concatenate(pieces)
@@ -91,7 +95,8 @@ class DocumentRows:
         start = index * self.stride
         length = min(self.length, len(self.stream) - start)
         ids = np.pad(self.stream.read(offset + start, length), (0, self.length - length), constant_values=self.pad_id)
-        return ids, labels(ids, self.bos_id, self.pad_id)
+        # nothing predicts where the next document starts
+        return ids, np.where((ids == self.bos_id) | (ids == self.pad_id), IGNORED, ids)
 
 
 def rows_within(tokens: int, length: int) -> int:
@@ -100,10 +105,8 @@ def rows_within(tokens: int, length: int) -> int:
 
 
 def documents_are_rows(stream: TokenStream, length: int, bos_id: int) -> bool:
-    """Whether every document has exactly `length` tokens. The first row tells nearly always that not."""
-    if len(stream) % length or np.flatnonzero(stream.read(0, length) == bos_id).tolist() != [0]:
-        return False
-    return np.array_equal(conversation_starts(stream, bos_id), np.arange(0, len(stream), length))
+    """Whether every document has exactly `length` tokens."""
+    return len(stream) % length == 0 and np.array_equal(stream.find(bos_id), np.arange(0, len(stream), length))
 
 
 class ConversationRows:
@@ -128,9 +131,8 @@ class ConversationRows:
     ):
         self.stream, self.pad_id, self.offsets, self.every = stream, pad_id, 1, every
         self._longest, self._in_order = length, in_order
-        starts = conversation_starts(stream, bos_id)
-        sizes = np.diff(starts, append=len(stream))
-        starts, sizes = starts[:: self.every], sizes[:: self.every]
+        starts = stream.find(bos_id)
+        starts, sizes = starts[::every], np.diff(starts, append=len(stream))[::every]
         long = np.flatnonzero(sizes > length)
         for i in long:
             ends = np.flatnonzero(stream.read_flags(int(starts[i]), length) & MAY_END)
@@ -177,7 +179,7 @@ class Pairs:
     offsets = 1
 
     def __init__(self, stream: TokenStream, longest: int, bos_id: int):
-        starts = conversation_starts(stream, bos_id)
+        starts = stream.find(bos_id)
         sizes = np.diff(starts, append=len(stream))
         spans = np.stack([starts, sizes], axis=1).reshape(-1, 2, 2)
         fits = ((sizes <= longest) & (trained_tokens(stream, starts, sizes) > 0)).reshape(-1, 2).all(axis=1)
@@ -195,21 +197,11 @@ class Pairs:
         return row
 
 
-def conversation_starts(stream: TokenStream, bos_id: int) -> np.ndarray:
-    """(N,) positions of the bos tokens."""
-    parts = [(at, min(SCAN, len(stream) - at)) for at in range(0, len(stream), SCAN)]
-    return np.concatenate([np.flatnonzero(stream.read(*part) == bos_id) + part[0] for part in parts])
-
-
 def trained_tokens(stream: TokenStream, starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     """(N,) how many tokens of each conversation are trained on, of its first `sizes` tokens."""
-    trained = np.zeros(len(starts), np.int64)
-    for at in range(0, len(stream), SCAN):
-        flags = stream.read_flags(at, min(SCAN, len(stream) - at)) & TRAINED
-        before = np.concatenate([[0], np.cumsum(flags, dtype=np.int64)])
-        begin, end = (np.clip(places - at, 0, len(flags)) for places in (starts, starts + sizes))
-        trained += before[end] - before[begin]
-    return trained
+    flags = np.append(stream.read_flags(0, len(stream)) & TRAINED, np.uint8(0))
+    bounds = np.stack([starts, starts + sizes], axis=1).ravel()
+    return np.where(sizes > 0, np.add.reduceat(flags, bounds, dtype=np.int64)[::2], 0)
 
 
 def best_fit(sizes: np.ndarray, capacity: int) -> list[list[int]]:
@@ -242,11 +234,6 @@ def best_fit(sizes: np.ndarray, capacity: int) -> list[list[int]]:
     return sorted(rows)
 
 
-def document_ids(row: np.ndarray, bos_id: int) -> np.ndarray:
-    """(T,) ids -> (T,) document numbers within the row: 0 for the tail of an earlier document, then 1, 2, …"""
-    return np.cumsum(row == bos_id, dtype=np.int64)
-
-
 def document_starts(documents: np.ndarray) -> np.ndarray:
     """(B, T) document numbers -> (B, N) int32 places at which documents begin in each row, filled up with T.
 
@@ -263,9 +250,3 @@ def restarted_positions(documents: np.ndarray) -> np.ndarray:
     """(T,) document numbers -> (T,) positions that count from 0 in every document: 0 0 0 1 1 2 -> 0 1 2 0 1 0."""
     begins = np.flatnonzero(np.diff(documents, prepend=documents[:1] - 1))
     return np.arange(len(documents)) - np.repeat(begins, np.diff(begins, append=len(documents)))
-
-
-def labels(row: np.ndarray, bos_id: int, pad_id: int) -> np.ndarray:
-    """(T,) ids -> (T,) labels, aligned with the row. The bos and pad tokens are not trained on (-100): nothing
-    predicts where the next document starts."""
-    return np.where((row == bos_id) | (row == pad_id), IGNORED, row)

@@ -19,11 +19,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import accumulate, chain, count, dropwhile, groupby, islice, zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tokenizers
-from pydantic import BaseModel, model_validator
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from configs.command import InputError
@@ -51,27 +50,12 @@ BYTES = {chr(byte): byte for byte in PRINTABLE}
 BYTES |= {chr(256 + i): byte for i, byte in enumerate(byte for byte in range(256) if byte not in PRINTABLE)}
 
 
-class Settings(BaseModel):
+class Settings(NamedTuple):
     """What is read of tokenizer_config.json: the tokens that a chat template may ask for, by name, and templates by
-    name, before which chat_template.jinja goes."""
+    name ("default", "tool_use")."""
 
-    named_tokens: dict[str, str] = {}
-    chat_template: dict[str, str] = {}
-
-    @model_validator(mode="before")
-    @classmethod
-    def _from_file(cls, values: Any) -> Any:
-        try:
-            templates = values.get("chat_template") or {}
-            if isinstance(templates, list):
-                templates = {template["name"]: template["template"] for template in templates}
-            tokens = {name: values[name] for name in NAMED if values.get(name)}
-            # transformers 4 writes a token as an object
-            tokens = {name: token["content"] if isinstance(token, dict) else token for name, token in tokens.items()}
-        except (AttributeError, KeyError, TypeError) as error:
-            raise ValueError(f"a chat template needs name and template, a token content: {error}") from None
-        templates = {"default": templates} if isinstance(templates, str) else templates
-        return {"named_tokens": tokens, "chat_template": templates}
+    named_tokens: dict[str, str]
+    chat_template: dict[str, str]
 
 
 class Tokenizer:
@@ -422,23 +406,25 @@ def open_tokenizer(path: str | Path) -> tuple[Path, tokenizers.Tokenizer, Settin
     file = path if path.is_file() else path / "tokenizer.json"
     if not file.is_file():
         raise InputError(f"{path}: holds no tokenizer.json: give a run, a checkpoint directory or the file itself")
-    text, config, template = (
-        read_text(file),
-        file.with_name("tokenizer_config.json"),
-        file.with_name("chat_template.jinja"),
-    )
+    config, template = file.with_name("tokenizer_config.json"), file.with_name("chat_template.jinja")
+    text, settings = read_text(file), read_json(config) if config.is_file() else {}
     try:
+        # transformers 4 writes a token as an object
+        named = {name: settings[name] for name in NAMED if settings.get(name)}
+        named = {name: token["content"] if isinstance(token, dict) else token for name, token in named.items()}
+        templates = settings.get("chat_template") or {}
+        if isinstance(templates, list):
+            templates = {template["name"]: template["template"] for template in templates}
         backend = tokenizers.Tokenizer.from_str(text)
         backend.decode(backend.encode("A fox, 7 foxes and an é.\n").ids)
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # a panic of its Rust code, too; the library raises nothing more precise
         reason = str(error).partition("\n")[0][:200]
-        raise InputError(f"{file}: is not a tokenizer.json that works: {reason}") from None
-    settings = read_json(config, Settings) if config.is_file() else Settings()
-    if template.is_file():
-        settings.chat_template |= {"default": read_text(template)}
-    return file, backend, settings
+        raise InputError(f"{file}: is not a tokenizer.json that works, or {config.name} is not: {reason}") from None
+    templates = {"default": templates} if isinstance(templates, str) else templates
+    templates |= {"default": read_text(template)} if template.is_file() else {}
+    return file, backend, Settings(named, templates)
 
 
 def cut(text: str, length: int) -> list[str]:

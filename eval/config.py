@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
@@ -22,6 +22,11 @@ class HookConfig(Section):
     """Steps between two runs; 0 = only at the end; null = eval.every (eval.attention.every)."""
     early: list[Step] | None = None
     """Extra steps at which it runs; null = none (eval.attention.early)."""
+
+    def is_due(self, step: int, is_last: bool) -> bool:
+        """Whether it runs after this step: each `every` steps, at the steps of `early`, and at the end."""
+        every = self.every or 0
+        return is_last or step in (self.early or ()) or (every > 0 and step % every == 0)
 
 
 class AttentionConfig(Section):
@@ -46,18 +51,6 @@ class AttentionConfig(Section):
 
 
 HOOKS: list[str | HookConfig] = ["validation", "questions", "samples", "attention"]
-
-
-class Cadence(NamedTuple):
-    """When a hook runs: each `every` steps, at the steps of `early`, and at the end."""
-
-    every: int
-    early: list[int]
-    at_the_end: bool = True
-
-    def is_due(self, step: int, is_last: bool) -> bool:
-        """Whether it runs after this step."""
-        return (is_last and self.at_the_end) or step in self.early or (self.every > 0 and step % self.every == 0)
 
 
 class EvalConfig(Section):
@@ -101,15 +94,14 @@ class EvalConfig(Section):
             raise ValueError(f"hooks: {twice[0]} is named twice: name it once, and give more steps with `early`")
         return hooks
 
-    def cadences(self) -> dict[str, Cadence]:
-        """When every hook runs, by its name, in the order in which they run."""
+    def cadences(self) -> dict[str, HookConfig]:
+        """The hooks that run, by their names, in their order, each with `every` and `early` of its own."""
         cadences = {}
         for hook in (HookConfig(name=hook) if isinstance(hook, str) else hook for hook in self.hooks):
             every, early = self.every, [0] if hook.name == "questions" else []  # also before the first step
             if hook.name == "attention":
                 every, early = self.attention.every, self.attention.early
-            every = every if hook.every is None else hook.every
-            is_off = hook.name == "attention" and every == 0 and not hook.early
-            early = [] if is_off else early if hook.early is None else hook.early
-            cadences[hook.name] = Cadence(every, early, at_the_end=not is_off)
+            every, early = every if hook.every is None else hook.every, early if hook.early is None else hook.early
+            if every or hook.early or hook.name != "attention":  # eval.attention.every=0: never
+                cadences[hook.name] = HookConfig(name=hook.name, every=every, early=early)
         return cadences

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -134,29 +134,13 @@ def token_bits(lm: LanguageModel, tokenizer: Tokenizer, texts: Sequence[str]) ->
     return [(losses / math.log(2)).tolist() for losses in losses_of(lm, tokenizer.encode_documents(texts))]
 
 
-class Floor(NamedTuple):
-    """Bits per byte of a model, and of the generator that wrote the stories: on average no model can do better.
-
-    documents: how many stories the model can read whole; NaN for both where that is none.
-    """
-
-    documents: int
-    model: float
-    floor: float
-
-    @property
-    def gap(self) -> float:
-        """Bits per byte above the floor."""
-        return self.model - self.floor
-
-
-def compare_with_floor(lm: LanguageModel, tokenizer: Tokenizer, stories: Sequence[Story]) -> Floor:
-    """The model's bits on those stories that it can read whole, with a token before and one behind, beside the entropy
-    of the choices that made them. Computed in float32."""
+def compare_with_floor(lm: LanguageModel, tokenizer: Tokenizer, stories: Sequence[Story]) -> tuple[int, float, float]:
+    """How many stories the model can read whole, with a token before and one behind; its bits per byte on these, and
+    the entropy of the choices that made them: on average no model can do better. NaN where there is no such story."""
     longest = lm.config.max_position_embeddings
     stories = [story for story in stories if len(tokenizer.encode(story.text)) + 2 <= longest]
     if not stories:
-        return Floor(0, math.nan, math.nan)
+        return 0, math.nan, math.nan
     backend = lm.attn_implementation
     lm.set_attn_implementation("sdpa")
     try:
@@ -165,5 +149,5 @@ def compare_with_floor(lm: LanguageModel, tokenizer: Tokenizer, stories: Sequenc
     finally:
         lm.set_attn_implementation(backend)
     text_bytes = sum(len(story.text.encode("utf-8")) for story in stories)
-    model = sum(sum(bits) for bits in all_bits)
-    return Floor(len(stories), model / text_bytes, sum(story.bits for story in stories) / text_bytes)
+    model, floor = sum(sum(bits) for bits in all_bits), sum(story.bits for story in stories)
+    return len(stories), model / text_bytes, floor / text_bytes

@@ -85,11 +85,11 @@ def main() -> int:
             maps = capture(lm, probe.for_model(next(lm.parameters()).device)["input_ids"]).weights
             in_float32 = maps if in_float32 is None else in_float32
             gain = None if copied is None else copy_gain(lm, copied)
-            gap = compare_with_floor(lm, tokenizer, stories).gap
+            _, bits, floor = compare_with_floor(lm, tokenizer, stories)
         if questions:
             exact = figures(questions, ask(lm, tokenizer, questions, kv_cache=cache))["exact_match"]
         drift = 0.5 * (maps - in_float32).abs().sum(-1).mean().item()
-        shown = ((gap, "+.4f"), (gain, ".3f"), (exact, ".1%"), (drift, ".4f"))
+        shown = ((bits - floor, "+.4f"), (gain, ".3f"), (exact, ".1%"), (drift, ".4f"))
         qualities[name] = ["–" if value is None or value != value else format(value, form) for value, form in shown]
         models[name] = lm, cache
         print(f"{name} measured", flush=True)

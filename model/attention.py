@@ -30,7 +30,7 @@ from model.config import ModelConfig
 from model.kv_cache import KVCache
 from model.loss import compute_dtype
 from model.masks import Mask
-from model.norm import HeadsNorm, RMSNorm
+from model.norm import HeadsNorm, RMSNorm, initialize
 from model.rope import apply_rotary
 
 QK_NORM_GAIN = 1.5  # with 1, no score exceeds sqrt(D), which is too flat to look at one token alone
@@ -164,22 +164,13 @@ class Attention(nn.Module):
         return self.o_proj(out.transpose(1, 2).reshape(B, T, -1))
 
     def reset_parameters(self) -> None:
-        """Random q, k and v; a zero output projection, so that the layer adds nothing at first; zero biases.
-
-        mimetic: keys begin as the queries of the first head that they serve, and what a head writes as what it reads.
-        So heads look at tokens like their own and copy them before anything is learned, as trained heads do (Trockman &
+        """mimetic: keys begin as the queries of the first head that they serve, what a head writes as what it reads. So
+        heads look at tokens like their own and copy them before anything is learned, as trained heads do (Trockman &
         Kolter 2023, arXiv 2305.09828).
         """
-        q, k, v, out = self.q_proj, self.k_proj, self.v_proj, self.o_proj
-        for projection in (q, k, v):
-            nn.init.normal_(projection.weight, std=1 / math.sqrt(projection.in_features))
-        for zeros in (out.weight, q.bias, k.bias, v.bias, out.bias):
-            if zeros is not None:
-                nn.init.zeros_(zeros)
-        for norm in (self.q_norm, self.k_norm):
-            if isinstance(norm, RMSNorm):
-                norm.reset_parameters()
+        initialize(self, output="o_proj")
         if self.mimetic:
+            q, k, v, out = self.q_proj, self.k_proj, self.v_proj, self.o_proj
             groups = q.out_features // k.out_features
             with torch.no_grad():
                 k.weight.copy_(q.weight.unflatten(0, (-1, groups, self.head_dim))[:, 0].flatten(0, 1))

@@ -37,10 +37,8 @@ TOKENIZER_FILES = "tokenizer.json tokenizer_config.json special_tokens_map.json 
 
 def save(lm: LanguageModel, directory: str | Path, weights: dict[str, Tensor] | None = None) -> None:
     """Write model.safetensors, config.json and generation_config.json. Makes the directory if needed.
-
     A model with adapters is written as adapters, which name their base (model/lora.py).
-    weights: the full state_dict, for a model whose parameters are spread over several processes.
-    """
+    weights: the full state_dict, for a model whose parameters are spread over several processes."""
     directory, family = Path(directory), family_of(lm.config)
     directory.mkdir(parents=True, exist_ok=True)
     config = family.write(lm.config)
@@ -66,9 +64,7 @@ def _stored_names(lm: LanguageModel) -> list[str]:
 @contextmanager
 def new_directory(out: Path) -> Iterator[Path]:
     """For commands: a directory beside `out` to write into. At the end it becomes `out`; after an error it disappears.
-
-    Raises InputError if `out` exists, and if it cannot be written.
-    """
+    Raises InputError if `out` exists, and if it cannot be written."""
     if os.path.lexists(out):
         raise InputError(f"--out: {out} exists: choose another name")
     temporary = out.with_name(f"{out.name}.{os.getpid()}.tmp")
@@ -89,10 +85,8 @@ def copy_tokenizer(source: Path, target: Path) -> None:
 
 
 def load(path: str | Path, device: str | torch.device = "cpu") -> LanguageModel:
-    """Load a run (its newest checkpoint) or a checkpoint directory, in evaluation mode.
-
-    Raises DamagedFile, a ValueError, also for a model that needs more memory than there is.
-    """
+    """Load a run (its newest checkpoint) or a checkpoint directory, in evaluation mode. Raises DamagedFile, a
+    ValueError, also for a model that needs more memory than there is."""
 
     def build(directory: Path) -> LanguageModel:
         config = read_config(directory)
@@ -150,10 +144,8 @@ def load_weights(lm: LanguageModel, directory: Path) -> None:
 
 
 def read_weights(lm: LanguageModel, directory: Path) -> dict[str, Tensor]:
-    """The weights in a directory under the model's own names, checked against it; no lm_head if it is tied.
-
-    Of a directory of adapters, for a model that has such, the adapters alone. Raises DamagedFile.
-    """
+    """The weights in a directory under the model's own names, checked against it; no lm_head if it is tied. Of a
+    directory of adapters, for a model that has such, the adapters alone. Raises DamagedFile."""
     if is_adapter(directory):
         from model.lora import read_adapters
 
@@ -176,7 +168,6 @@ def read_tensors(file: Path, current: Callable[[str], str | None] = str) -> Tens
     """The tensors of a file, or of those that an index in its place lists. They stay on the disk until they are used.
 
     current: the name of a tensor in the file -> the one that is used today; None for what is no weight.
-    Raises DamagedFile.
     """
     parts, index = [file], file.with_name(f"{file.name}.index.json")
     if not file.is_file() and index.is_file():
@@ -212,7 +203,6 @@ def base_of(directory: Path) -> Path:
     """The model directory of the base that adapters name: a path from here, or from a folder around them.
 
     A run that trained on has another newest checkpoint; the hash of the base says whether that one is right.
-    Raises DamagedFile.
     """
     file = directory / ADAPTER
     name = Path(str(read_json(file).get("base_model_name_or_path")))
@@ -233,7 +223,7 @@ def base_of(directory: Path) -> Path:
 USE = {  # library -> how to load it
     "transformers": "`AutoModelForCausalLM` and `AutoTokenizer` of transformers load it: `….from_pretrained(FOLDER)`.",
     "peft": "This folder holds adapters (LoRA), which were trained beside the model {base}. Load that one with its "
-    "`AutoModelForCausalLM`, resize its embeddings to `len(tokenizer)` if tokens were added, then "
+    "`AutoModelForCausalLM`, `resize_token_embeddings(len(tokenizer))` if tokens were added, then "
     "`PeftModel.from_pretrained(base, FOLDER)` puts them there.",
     None: "Only Headlight can load it: `model.load(FOLDER)` and `data.load_tokenizer(FOLDER)`.",
 }

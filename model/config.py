@@ -11,10 +11,11 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from configs.loader import Section, Tag
-from model.backends import AttentionImplementation
 from model.rope import RopeScaling
 
 Activation = Literal["silu", "gelu_new", "gelu", "gelu_pytorch_tanh", "relu"]  # as transformers names them
+# model/backends/choice.py says what each is; a JSON Schema needs the names written out
+AttentionImplementation = Literal["auto", "eager", "flash", "flex", "flash3", "flash4", "sdpa", "blocked", "varlen"]
 LayerType = Literal["full_attention", "sliding_attention"]
 KeyValueHeads = Annotated[int, Field(ge=0)] | Literal["mha", "gqa", "mqa"]
 Flag = Annotated[int, Field(ge=0, le=1)]
@@ -26,22 +27,13 @@ LATENT_KEYS = ("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_
 
 
 class ModelConfig(Section):
-    r"""The shape of a decoder-only transformer, and its parts (docs/architecture.md, Families).
+    """The shape of a decoder-only transformer, and its parts (docs/families.md).
 
-    The one toggle that this project is about is `num_key_value_heads`: how many query heads share a key
-    and a value (drawn for 8 query heads; `k` stands for a key head and its value head):
-
-        mha   q q q q q q q q      gqa   q q q q q q q q      mqa   q q q q q q q q
-              | | | | | | | |            \_\_/_/ \_\_/_/            \_\_\_\_/_/_/_/
-              k k k k k k k k               k       k                     k
-
-    Sources: MHA, Vaswani et al. 2017 (arXiv 1706.03762); MQA, Shazeer 2019 (1911.02150);
-    GQA, Ainslie et al. 2023 (2305.13245).
+    The one toggle that this project is about is `num_key_value_heads`: how many query heads share a key and a value
+    (drawn in model/attention.py).
 
     `gqa` is the divisor of the query heads that is nearest to a quarter of them, strictly between 1 and all: of two
     equally near, the larger (8 -> 2, 4 -> 2, 6 -> 2, 12 -> 3, 18 -> 6). So no two of the words are the same model.
-
-    Raises pydantic.ValidationError (a ValueError) that names the field and the values that work.
     """
 
     vocab_size: Annotated[int | None, Tag.RUNTIME] = Field(None, ge=1)
@@ -74,11 +66,8 @@ class ModelConfig(Section):
     """Number of layers."""
     num_attention_heads: int = Field(8, ge=1, le=10_000)
     """Query heads in a layer. Each one learns to look at the text in its own way."""
-    num_key_value_heads: KeyValueHeads = Field(
-        "gqa",
-        description="Key/value heads, which the query heads share: mha = one per query head | gqa = about a quarter, "
-        "never 1 and never all | mqa = 1 | or any divisor of num_attention_heads.",
-    )
+    num_key_value_heads: KeyValueHeads = "gqa"
+    """Key/value heads, shared by the query heads: mha = one each | gqa = about a quarter | mqa = 1 | or a divisor."""
     head_dim: int | None = Field(None, ge=2)
     """Size of one head, an even number. null = hidden_size / num_attention_heads."""
     attention: Literal["heads", "mla"] = "heads"
@@ -95,11 +84,8 @@ class ModelConfig(Section):
     """mla: size of a value. null = head_dim."""
     rope_interleave: bool | None = None
     """mla: RoPE turns neighbours together (true, null) or numbers of two halves (false)."""
-    qk_norm: bool | Literal["whole"] = Field(
-        True,
-        description="Normalise every query and key, as Qwen3 does: higher learning rates stay stable. whole: all "
-        "heads of a token together, as OLMo 2 does.",
-    )
+    qk_norm: bool | Literal["whole"] = True
+    """Normalise each query and key, as Qwen3: higher learning rates stay stable. whole: all heads as one, as OLMo 2."""
     attention_bias: bool = False
     """Add a learned vector to queries, keys, values and the output of attention."""
     qkv_bias: bool = False
@@ -108,12 +94,8 @@ class ModelConfig(Section):
     """Divide scores by the square root of head_dim. false = not, to see what that is for."""
     norm_position: Literal["before", "after"] = "before"
     """Normalise what goes into a part of a layer | after: what comes out, as in OLMo 2."""
-    position_embedding: Literal["rope", "learned", "none"] = Field(
-        "rope",
-        description="How the model knows where a token stands: rope = queries and keys are rotated | learned = a "
-        "vector for every position is added to the token's, as in GPT-2 | none = from the causal mask "
-        "alone.",
-    )
+    position_embedding: Literal["rope", "learned", "none"] = "rope"
+    """What a place is: rope = queries and keys rotate | learned = a vector, as GPT-2 | none = the causal mask alone."""
     no_rope_layers: list[Flag] | None = Field(None, min_length=1, examples=[[1, 1, 1, 0]])
     """Which layers rotate: 1 = with RoPE, 0 = without, as in SmolLM3. A shorter list is repeated. null = all."""
     max_position_embeddings: int = Field(512, ge=1)
@@ -130,12 +112,8 @@ class ModelConfig(Section):
     """Stretch RoPE to texts longer than those of training. null = do not."""
     sliding_window: int | None = Field(None, ge=1)
     """Tokens that a sliding_attention layer sees, its own included. null = no window."""
-    layer_types: list[LayerType] | None = Field(
-        None,
-        examples=[["sliding_attention", "full_attention"]],
-        description="Kind of each layer: full_attention or sliding_attention. A shorter list is repeated. null = all "
-        "sliding if sliding_window is set, else all full.",
-    )
+    layer_types: list[LayerType] | None = Field(None, examples=[["sliding_attention", "full_attention"]])
+    """full_attention or sliding_attention. A shorter list is repeated. null = sliding if sliding_window is set."""
     norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
     """rmsnorm: scale a token to one size (Llama) | layernorm: with mean and bias (GPT-2)."""
     rms_norm_eps: float = Field(1e-06, ge=1e-30, le=1)
@@ -146,19 +124,12 @@ class ModelConfig(Section):
     """Share of attention weights set to zero at random in training."""
     hidden_dropout: float = Field(0.0, ge=0, lt=1)
     """Share of the embedding's and the layers' output set to zero in training."""
-    initialization: Literal["random", "mimetic"] = Field(
-        "random",
-        description="First weights of attention: random, and its output zero | mimetic: keys equal queries and "
-        "outputs mirror values, so that heads look at like tokens and copy them. Then they learn to copy "
-        "sooner.",
-    )
+    initialization: Literal["random", "mimetic"] = "random"
+    """First weights of attention: random | mimetic: keys are queries, so that heads copy tokens like theirs sooner."""
     loadable_elsewhere: bool = True
     """true: parts of one architecture of transformers | false: any, for Headlight alone."""
-    attn_implementation: Annotated[AttentionImplementation, Tag.RUNTIME] = Field(
-        "auto",
-        description="Code that computes attention (same numbers, other speed): auto | eager (the formula) | flash | "
-        "flex. docs/attention.md has the others.",
-    )
+    attn_implementation: Annotated[AttentionImplementation, Tag.RUNTIME] = "auto"
+    """Code of attention, same numbers: auto | eager (the formula) | flash | flex | others in docs/attention.md."""
     bos_token_id: Annotated[TokenId | None, Tag.RUNTIME] = None
     """First token of every document. The tokenizer sets it."""
     eos_token_id: Annotated[TokenId | list[TokenId] | None, Tag.RUNTIME] = None
@@ -224,13 +195,8 @@ class ModelConfig(Section):
         return self
 
     def _resolve_latent(self) -> None:
-        """Multi-head latent attention (model/latent_attention.py).
-
-            head_dim   =  qk_nope_head_dim + qk_rope_head_dim        size of a query and of a key
-            the cache  =  kv_lora_rank + qk_rope_head_dim            numbers per token and layer
-
-        DeepSeek-V2 (arXiv 2405.04434) takes kv_lora_rank = 4 and qk_rope_head_dim = 1/2 of a head.
-        """
+        """head_dim = qk_nope_head_dim + qk_rope_head_dim. DeepSeek-V2 (arXiv 2405.04434) takes kv_lora_rank = 4 and
+        qk_rope_head_dim = 1/2 of a head."""
         head, nope, rotary = self.head_size, self.qk_nope_head_dim, self.qk_rope_head_dim
         if rotary is None:
             rotary = max(2, head // 4 * 2) if nope is None else head - nope
@@ -276,14 +242,12 @@ class ModelConfig(Section):
     @property
     def kv_heads(self) -> int:
         """H_kv: `num_key_value_heads` as a number."""
-        assert isinstance(self.num_key_value_heads, int)
-        return self.num_key_value_heads
+        return int(self.num_key_value_heads)
 
     @property
     def head_size(self) -> int:
         """D: `head_dim` as a number: the size of a query and of a key."""
-        assert self.head_dim is not None
-        return self.head_dim
+        return self.head_dim or 0
 
     @property
     def value_size(self) -> int:
@@ -352,11 +316,8 @@ def kv_heads_of(toggle: int | str, heads: int) -> int:
     number = heads if toggle == "mha" else 1 if toggle == "mqa" and heads > 1 else toggle
     if isinstance(number, int) and number in divisors:
         return number
-    use = ", ".join(map(str, divisors))
-    raise ValueError(
-        f"num_key_value_heads ({toggle}) must divide num_attention_heads ({heads}): use {use}. gqa is a divisor "
-        "between 1 and all, mqa shares 1 among several"
-    )
+    use = f"use {', '.join(map(str, divisors))}. gqa is a divisor between 1 and all, mqa shares 1 among several"
+    raise ValueError(f"num_key_value_heads ({toggle}) must divide num_attention_heads ({heads}): {use}")
 
 
 class LoraConfig(Section):

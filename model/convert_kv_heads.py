@@ -38,10 +38,8 @@ def convert_kv_heads(lm: LanguageModel, num_key_value_heads: int) -> LanguageMod
     if old.attention == "mla" or (old.loadable_elsewhere and old.position_embedding == "learned"):  # gpt2
         allowed = [present]  # every query head has a key and a value of its own there
     if wanted not in allowed:
-        raise ValueError(
-            f"num_key_value_heads ({wanted}) does not fit {heads} query heads and the {present} key/value heads that "
-            f"there are: use {', '.join(map(str, allowed))}"
-        )
+        use = ", ".join(map(str, allowed))
+        raise ValueError(f"num_key_value_heads ({wanted}) does not fit {heads} query heads, {present} keys: use {use}")
     tensors = lm.state_dict()
     parts: tuple[str, ...] = ("k_proj.weight", "k_proj.bias", "v_proj.weight", "v_proj.bias")
     parts += ("k_norm.weight",) if old.qk_norm == "whole" else ()
@@ -61,9 +59,7 @@ def convert_kv_heads(lm: LanguageModel, num_key_value_heads: int) -> LanguageMod
 
 def write_converted(source: Path, num_key_value_heads: int, out: Path) -> str:
     """Convert the model in `source` (a run or a model directory) and write a model directory; returns what to print.
-
-    `out` must be new, and appears whole or not at all. Raises InputError.
-    """
+    `out` must be new, and appears whole or not at all. Raises InputError."""
 
     def convert(directory: Path) -> tuple[LanguageModel, LanguageModel]:
         lm = load(directory)

@@ -12,8 +12,6 @@ group by its own matrix, as transformers does by default: logits are equal to th
 
 from __future__ import annotations
 
-import math
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -21,12 +19,12 @@ from torch import Tensor, nn
 from model.config import ModelConfig
 from model.feed_forward import ACTIVATIONS
 from model.loss import compute_dtype
+from model.norm import initialize
 
 
 class Router(nn.Linear):
     def __init__(self, config: ModelConfig):
-        assert config.num_experts is not None
-        super().__init__(config.hidden_size, config.num_experts, bias=False)
+        super().__init__(config.hidden_size, config.num_experts or 0, bias=False)
         self.top_k, self.norm_topk_prob = config.num_experts_per_tok, config.norm_topk_prob
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]
@@ -40,22 +38,16 @@ class Router(nn.Linear):
             weights = weights / weights.sum(dim=-1, keepdim=True)
         return probabilities, weights.to(logits.dtype), experts
 
-    def reset_parameters(self) -> None:
-        nn.init.normal_(self.weight, std=0.02)  # nearly the same probability for every expert
-
 
 class Experts(nn.Module):
-    """The matrices of all experts: gate_up_proj (E, 2, I, hidden_size), down_proj (E, hidden_size, I).
-
-    I = moe_intermediate_size. Stacks of matrices, so that Muon makes the step of each matrix orthogonal by itself.
-    """
+    """The matrices of all experts: gate_up_proj (E, 2, I, hidden_size), down_proj (E, hidden_size, I), where I is
+    moe_intermediate_size. Stacks of matrices, so that Muon makes the step of each orthogonal by itself."""
 
     optimizer_group = "expert"
 
     def __init__(self, config: ModelConfig):
         super().__init__()
-        count, inner, hidden = config.num_experts, config.moe_intermediate_size, config.hidden_size
-        assert count is not None and inner is not None  # noqa: PT018
+        count, inner, hidden = config.num_experts or 0, config.moe_intermediate_size or 0, config.hidden_size
         self.gate_up_proj = nn.Parameter(torch.empty(count, 2, inner, hidden))
         self.down_proj = nn.Parameter(torch.empty(count, hidden, inner))
         self.act = ACTIVATIONS[config.hidden_act]
@@ -73,10 +65,6 @@ class Experts(nn.Module):
         out = F.grouped_mm(self.act(gate) * up, self.down_proj.mT.to(dtype), offs=ends)
         out = out.index_select(0, place).view(N, k, -1)  # no row is read twice
         return (out * weights[..., None]).sum(1).to(x.dtype)
-
-    def reset_parameters(self) -> None:
-        nn.init.normal_(self.gate_up_proj, std=1 / math.sqrt(self.gate_up_proj.shape[-1]))
-        nn.init.zeros_(self.down_proj)
 
 
 class MixtureOfExperts(nn.Module):
@@ -100,8 +88,8 @@ class MixtureOfExperts(nn.Module):
         return out, {"load_balancing": self.router_aux_loss_coef * loss}
 
     def reset_parameters(self) -> None:
-        self.gate.reset_parameters()
-        self.experts.reset_parameters()
+        nn.init.normal_(self.gate.weight, std=0.02)  # nearly the same probability for every expert
+        initialize(self.experts, output="down_proj")
 
 
 def load_balancing_loss(probabilities: Tensor, experts: Tensor, real: Tensor | None = None) -> Tensor:

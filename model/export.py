@@ -14,7 +14,7 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -23,19 +23,13 @@ from configs.files import CARD, STATE, TRAINING, is_adapter, read_checkpoint, re
 from model.checkpoint import copy_tokenizer, load, model_card, new_directory, read_config, save
 from model.config import ModelConfig
 from model.families import family_of
-
-if TYPE_CHECKING:
-    from model.transformer import LanguageModel
+from model.transformer import LanguageModel
 
 
-def _run_of(directory: Path) -> Path | None:
-    """The run that a checkpoint belongs to."""
-    parents = directory.resolve().parents
-    return parents[1] if parents[0].name == "checkpoints" else None
-
-
-# ---------------------------------------------------------------------------------------------------------
-# hub-folder
+def _name_of(directory: Path) -> str:
+    """The name of the run that a checkpoint belongs to, or that of the directory."""
+    directory = directory.resolve()
+    return (directory.parents[1] if directory.parent.name == "checkpoints" else directory).name
 
 
 def write_hub_folder(directory: Path, out: Path) -> str:
@@ -46,20 +40,15 @@ def write_hub_folder(directory: Path, out: Path) -> str:
     return f"{out}: choose a license in its {CARD}, then: hf upload NAME {out}"
 
 
-# ---------------------------------------------------------------------------------------------------------
-# merged
-
-
 def write_merged(directory: Path, out: Path) -> str:
     """Write adapters and their base as one model, with a card of its own."""
     if not is_adapter(directory):
         raise InputError(f"{directory}: holds a whole model already, not adapters")
     lm, state = load(directory), directory / TRAINING / STATE
-    name = (_run_of(directory) or directory.resolve()).name
     with new_directory(out) as folder:
         save(lm, folder)
         copy_tokenizer(directory, folder)
-        card = model_card(name, lm, read_json(state) if state.is_file() else {})
+        card = model_card(_name_of(directory), lm, read_json(state) if state.is_file() else {})
         (folder / CARD).write_text(card, encoding="utf-8")
     return f"{out}: a whole model, which transformers loads"
 
@@ -97,7 +86,7 @@ def write_gguf(directory: Path, out: Path) -> str:
         raise InputError("GGUF is written by the package gguf, which is not installed: pip install gguf") from None
     ends, scaling, has_rope = config.end_ids, config.rope_scaling, config.position_embedding == "rope"
     settings = {  # what GGUFWriter's `add_…` take; None: this architecture has no such number
-        "name": (_run_of(directory) or directory.resolve()).name,
+        "name": _name_of(directory),
         "file_type": gguf.LlamaFileType.ALL_F32,
         "vocab_size": config.vocab_size,
         "context_length": config.max_position_embeddings,
@@ -234,9 +223,6 @@ def _kind(step: Any) -> str:
     return ""
 
 
-# ---------------------------------------------------------------------------------------------------------
-# the command
-
 # each: (checkpoint directory, out) -> what to print
 TARGETS: dict[str, Callable[[Path, Path], str]] = {
     "gguf": write_gguf,
@@ -247,9 +233,7 @@ TARGETS: dict[str, Callable[[Path, Path], str]] = {
 
 def export(source: Path, target: str, out: Path) -> str:
     """Write the model of `source`, a run (its newest checkpoint) or a model directory, and say what was written.
-
-    `out` appears whole or not at all. Raises InputError, also if something is there already.
-    """
+    `out` appears whole or not at all. Raises InputError, also if something is there already."""
     return read_checkpoint(source, lambda directory: TARGETS[target](directory, out))
 
 

@@ -120,7 +120,6 @@ class Family:
 
     def read(self, fields: Fields, file: Path) -> ModelConfig:
         """The inverse of `write`; also reads what transformers writes. Raises DamagedFile."""
-        self.check_fixed(fields, file)
         fields = checked(self.defaults | fields, str(file), ConfigJson).model_dump()
         values: Fields = {"num_key_value_heads": "mha"}  # what transformers takes where none is named
         values |= {name: fields[name] for name in (*SAME_NAME, *self.words) if fields.get(name) is not None}
@@ -130,13 +129,6 @@ class Family:
         except ValueError as error:
             raise DamagedFile(f"{file}: {error}") from None
         return checked(values, str(file), ModelConfig)
-
-    def check_fixed(self, fields: Fields, file: Path) -> None:
-        """Raises DamagedFile for a field that can have one value only, and has another."""
-        for name, wanted in (ONE_VALUE | self.fixed).items():
-            value = fields.get(name, wanted)
-            if name not in self.words and (type(value) is not type(wanted) or value != wanted):
-                raise DamagedFile(f"{file}: {name} is {value!r:.60}; Headlight builds {wanted!r} only")
 
     def _read_window(self, fields: Fields) -> Fields:
         """sliding_window and layer_types of ModelConfig."""
@@ -178,8 +170,6 @@ def _read_rope(fields: Fields) -> Fields:
 
 
 # SmolLM3: layers without RoPE
-
-
 def _smollm3_follows(config: ModelConfig) -> Fields:
     """Any layers with RoPE; where none has it, positions are not learned either."""
     position = "none" if config.position_embedding == "none" else "rope"
@@ -197,7 +187,6 @@ def _read_smollm3(fields: Fields) -> Fields:
 
 
 # Qwen3-MoE: Qwen3 with experts in some layers or in all; sliding windows in every layer or in none
-
 OF_EXPERTS = (*EXPERT_KEYS, "norm_topk_prob", "router_aux_loss_coef")
 
 
@@ -250,8 +239,6 @@ def _experts_from_files(files: Tensors) -> Tensors:
 
 
 # DeepSeek-V3: latent attention (MLA). Its layers of experts are not built, every layer is dense here.
-
-
 def _write_latent(config: ModelConfig) -> Fields:
     """A number of dense layers that leaves none for experts. Here head_dim is what RoPE turns."""
     no_experts = ("n_routed_experts", "n_shared_experts", "num_experts_per_tok", "n_group", "topk_group")
@@ -273,7 +260,6 @@ def _read_latent(fields: Fields) -> Fields:
 
 
 # GPT-2: learned positions, LayerNorm, a feed-forward part without a gate, and biases. Names and layout of its own.
-
 GPT2_FIELDS = {  # of config.json -> of ModelConfig
     "n_positions": "max_position_embeddings", "n_embd": "hidden_size", "n_layer": "num_hidden_layers",
     "n_head": "num_attention_heads", "n_inner": "intermediate_size", "activation_function": "hidden_act",
@@ -336,11 +322,9 @@ class _Gpt2(Family):
         return names | fields | {name: value for name, value in self.fixed.items() if value is not None}
 
     def read(self, fields: Fields, file: Path) -> ModelConfig:
-        self.check_fixed(fields, file)
         fields = self.defaults | fields
         if (embedding := fields["embd_pdrop"]) != (layers := fields["resid_pdrop"]):
-            different = f"embd_pdrop ({embedding!r:.40}) and resid_pdrop ({layers!r:.40}) differ"
-            raise DamagedFile(f"{file}: {different}, and Headlight has one hidden_dropout: make them equal")
+            raise DamagedFile(f"{file}: embd_pdrop ({embedding!r:.40}) must equal resid_pdrop ({layers!r:.40}) here")
         values = {ours: fields[theirs] for theirs, ours in GPT2_FIELDS.items() if theirs in fields}
         return checked(values | {"num_key_value_heads": fields["n_head"]} | self.needs, str(file), ModelConfig)
 
@@ -357,9 +341,6 @@ class _Headlight(Family):
         beside = ("architectures", "model_type", "note", "dtype", "torch_dtype")
         return checked({key: value for key, value in fields.items() if key not in beside}, str(file), ModelConfig)
 
-
-# ---------------------------------------------------------------------------------------------------------
-# the table
 
 FAMILIES: tuple[Family, ...] = (
     # No QK-norm, no windows; the widest support elsewhere (llama.cpp, vLLM, …).
@@ -462,11 +443,16 @@ MISTRAL = replace(
 
 
 def family_in(fields: Fields, file: Path) -> Family:
-    """The family of a config.json with these fields. Raises DamagedFile for one that Headlight does not build."""
+    """The family of a config.json with these fields. Raises DamagedFile for what Headlight does not build."""
     families, name = {family.model_type: family for family in (*FAMILIES, MISTRAL)}, fields.get("model_type")
     if not isinstance(name, str) or name not in families:
         raise DamagedFile(f"{file}: model_type is {name!r:.60}; Headlight builds {', '.join(families)}")
-    return families[name]
+    family = families[name]
+    for key, wanted in (ONE_VALUE | family.fixed).items():
+        value = fields.get(key, wanted)
+        if key not in family.words and (type(value) is not type(wanted) or value != wanted):
+            raise DamagedFile(f"{file}: {key} is {value!r:.60}; Headlight builds {wanted!r} only")
+    return family
 
 
 class NoFamily(ValueError):

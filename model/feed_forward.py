@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import partial
 
@@ -10,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model.config import ModelConfig
+from model.norm import initialize
 
 # GELU: x times the probability that a normal number is below x (Hendrycks & Gimpel 2016, arXiv 1606.08415). GPT-2 has
 # the approximation by a tanh, under two names.
@@ -32,8 +32,7 @@ class FeedForward(nn.Module):
 
     def __init__(self, config: ModelConfig):
         super().__init__()
-        assert config.intermediate_size is not None
-        hidden, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
+        hidden, inner, bias = config.hidden_size, config.intermediate_size or 0, config.mlp_bias
         if config.gated_mlp:
             self.gate_proj = nn.Linear(hidden, inner, bias=bias)
         self.up_proj = nn.Linear(hidden, inner, bias=bias)
@@ -46,9 +45,4 @@ class FeedForward(nn.Module):
         return self.down_proj(self.act(self.up_proj(x)))
 
     def reset_parameters(self) -> None:
-        """Random matrices; a zero output projection, so that the layer adds nothing at first; zero biases."""
-        for name, parameter in self.named_parameters():
-            if name == "down_proj.weight" or parameter.ndim == 1:
-                nn.init.zeros_(parameter)
-            else:
-                nn.init.normal_(parameter, std=1 / math.sqrt(parameter.shape[1]))
+        initialize(self, output="down_proj")

@@ -29,8 +29,6 @@ class Sampling:
     top_k               keeps the k likeliest
     top_p               keeps the smallest set whose probabilities reach p (Holtzman et al. 2019, arXiv 1904.09751)
     min_p               keeps what is at least min_p times as likely as the likeliest (Nguyen et al. 2024, 2407.01082)
-
-    Raises ValueError for a number out of range.
     """
 
     temperature: float = 1.0
@@ -65,9 +63,7 @@ def generate(
     **settings: Any,
 ) -> Tensor:
     """Continue every prompt of a batch: input_ids (B, T) -> output_ids (B * n, T + up to max_new_tokens).
-
-    temperature to repetition_penalty: see `Sampling`. settings: all others of `stream`.
-    """
+    temperature to repetition_penalty: see `Sampling`. settings: all others of `stream`."""
     sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty)
     settings["num_return_sequences"] = num_return_sequences
     new = [ids[:, None] for ids in stream(lm, input_ids, max_new_tokens, sampling, stop_ids, seed, **settings)]
@@ -104,8 +100,6 @@ def stream(
     log_probs: a list to which each step adds (B * n,) float32, ln of the probability with which its token was drawn,
     after temperature and filters; 0 where nothing was drawn: at temperature 0 and behind a row's stop.
     watch: called with the model's own logits (B * n, V), float32, before each token is drawn.
-
-    Raises ValueError for an empty prompt and settings out of range.
     """
     if input_ids.ndim != 2 or input_ids.shape[1] == 0:
         raise ValueError(f"input_ids has shape {tuple(input_ids.shape)}: give (batch, tokens) with at least one token")
@@ -125,8 +119,7 @@ def stream(
     width = min(count + max_new_tokens, longest)  # tokens in the end
     cache = _cache_for(lm, input_ids, width, attention_mask, kv_cache)
     # with a static cache every mask is as wide as that, so that prompts of all lengths share compiled code
-    is_static = isinstance(cache, StaticCache)
-    columns = cache.capacity if isinstance(cache, StaticCache) else width
+    is_static, columns = isinstance(cache, StaticCache), getattr(cache, "capacity", width)
     if columns < width:
         raise ValueError(f"the static cache has room for {columns} tokens, and {width} are needed")
 
@@ -241,9 +234,8 @@ def left_pad(prompts: Sequence[Sequence[int]], pad_id: int = 0) -> tuple[Tensor,
 # ---------------------------------------------------------------------------------------------------------
 # The compiled step: one token is read, as fast as this machine can. Many small operations become few loops.
 
-# loops with fewer numbers a thread are not shared out between threads, because the sharing takes longer
 OPTIONS: dict[str, dict[str, Any]] = {
-    "cpu": {"options": {"cpp.min_chunk_size": 16384}},
+    "cpu": {"options": {"cpp.min_chunk_size": 16384}},  # to share a loop with fewer numbers a thread takes longer
     "cuda": {"mode": "reduce-overhead"},  # a CUDA graph; not tested yet
 }
 FEW = 32  # rows of a product

@@ -8,11 +8,8 @@ One interface (`KVCache`), and these ways to keep them, by the names that `gener
     offloaded   layers wait in the CPU's memory and come to the GPU when they are used
     int8        the dynamic cache, rounded to 8 bits a number
 
-A server has sequences that come and go: model/paged_cache.py.
-
-Size: 2 * H_kv * D numbers per token and layer. Where attention makes keys and values from a latent
-(model/latent_attention.py), latents (B, 1, T, kv_lora_rank) stand in the place of keys, and the rotary part (B, 1, T,
-qk_rope_head_dim) in that of values.
+A server has sequences that come and go: model/paged_cache.py. Size: 2 * H_kv * D numbers per token and layer; with
+latent attention, latents (B, 1, T, kv_lora_rank) stand in the place of keys, and the rotary part in that of values.
 """
 
 from __future__ import annotations
@@ -79,10 +76,6 @@ class KVCache:
             self.buffers, self.first = {}, {}
         self.token_ids = None if self.token_ids is None else self.token_ids[:, : self.length]
 
-    def clear(self) -> None:
-        """Forget everything."""
-        self.crop(0)
-
     def repeat_interleave(self, times: int) -> None:
         """Every row becomes `times` rows, next to each other: several continuations of one prompt."""
         for buffers in self.buffers.values():
@@ -117,9 +110,7 @@ class KVCache:
 
 class OffloadedCache(KVCache):
     """Layers wait in (pinned) CPU memory; the GPU holds the one that computes. On a CPU it is the dynamic cache.
-
-    A token waits for the copies: a GPU reads its own memory a hundred times as fast as the CPU's.
-    """
+    A token waits for the copies: a GPU reads its own memory a hundred times as fast as the CPU's."""
 
     def update(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         # k.cpu() waits for the GPU, so no copy for the token before still reads what is written here
@@ -153,10 +144,8 @@ def quantise(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class StaticCache(KVCache):
-    """Room for `capacity` tokens in every layer from the start; the length is a tensor, so nothing recompiles.
-
-    Layers with a sliding window have full room too; the mask keeps their window. Raises ValueError when full.
-    """
+    """Room for `capacity` tokens in every layer from the start; the length is a tensor, so nothing recompiles. Layers
+    with a sliding window have full room too; the mask keeps their window. Raises ValueError when full."""
 
     def __init__(
         self, config: ModelConfig, batch_size: int, capacity: int, device: torch.device | str, dtype: torch.dtype

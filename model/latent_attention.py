@@ -37,7 +37,7 @@ from model.attention import AttentionFunction, Recorder, eager
 from model.config import ModelConfig
 from model.kv_cache import KVCache
 from model.masks import Mask
-from model.norm import RMSNorm
+from model.norm import RMSNorm, initialize
 from model.rope import apply_rotary
 
 LATENT_EPS = 1e-6  # of the norms of the latents: transformers takes this one, whatever rms_norm_eps is
@@ -70,15 +70,8 @@ class LatentAttention(nn.Module):
         self.kv_b_proj = nn.Linear(self.rank, self.heads * (self.nope + self.value), bias=False)
         self.o_proj = nn.Linear(self.heads * self.value, hidden, bias=config.attention_bias)
 
-    def forward(
-        self,
-        x: Tensor,  # (B, T, hidden_size)
-        cos: Tensor,  # (B, 1, T, qk_rope_head_dim)
-        sin: Tensor,
-        mask: Mask,
-        kv_cache: KVCache | None = None,
-    ) -> Tensor:
-        """-> (B, T, hidden_size). With a cache, the T tokens also see what it holds of this layer: S tokens in all."""
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Mask, kv_cache: KVCache | None = None) -> Tensor:
+        """x (B, T, hidden_size), cos and sin (B, 1, T, qk_rope_head_dim) -> (B, T, hidden_size), as in attention.py."""
         B, T, _ = x.shape
         q = self.q_proj(x) if self.q_rank is None else self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x)))
         q = q.view(B, T, self.heads, -1).transpose(1, 2)  # (B, H, T, nope + rotary)
@@ -128,10 +121,5 @@ class LatentAttention(nn.Module):
         return mixed @ to_value.mT
 
     def reset_parameters(self) -> None:
-        """As in model/attention.py: random matrices, a zero output projection, zero biases; norms of one."""
-        for name, parameter in self.named_parameters():
-            if parameter.ndim > 1:
-                nn.init.normal_(parameter, std=1 / math.sqrt(parameter.shape[1]))
-            else:
-                nn.init.constant_(parameter, 1.0 if "layernorm" in name else 0.0)
-        nn.init.zeros_(self.o_proj.weight)
+        initialize(self)
+        nn.init.zeros_(self.o_proj.weight)  # drawn like the others first, so that a seed means what it did

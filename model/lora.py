@@ -23,7 +23,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import safe_open
@@ -34,9 +33,7 @@ from torch.nn.utils import parametrize
 from configs.files import ADAPTER, DamagedFile, checked, read_json
 from model.checkpoint import check_tensors, read_tensors
 from model.config import LoraConfig
-
-if TYPE_CHECKING:
-    from model.transformer import LanguageModel
+from model.transformer import LanguageModel
 
 NOT_CALLED = "kv_b_proj"  # LatentAttention reads this matrix itself while it decodes, past any module around it
 TENSORS = "adapter_model.safetensors"
@@ -44,18 +41,17 @@ PREFIX = "base_model.model."  # peft's wrapper around the model
 HASH = "base_sha256"
 # added rows of the embedding or the head (AddedRows): our name, and peft's
 ROWS, PEFT_ROWS = "parametrizations.weight.0.lora_rows", "token_adapter.trainable_tokens_delta"
-# the values of a key with which peft computes what is computed here; the first is its default
-PLAIN_LORA: dict[str, tuple[Any, ...]] = {
-    "peft_type": (None, "LORA"),
+# keys of kinds of LoRA that are not computed here: they must be null, false, empty, or one of these values
+PLAIN_LORA: dict[str, tuple[object, ...]] = {
+    "peft_type": ("LORA",),
     "bias": ("none",),
-    "init_lora_weights": (True, False, "gaussian", "orthogonal", "eva"),  # others change the base as well
-    **dict.fromkeys(
-        "alora_invocation_tokens alpha_pattern arrow_config fan_in_fan_out kasa_config layer_replication lora_bias "
-        "modules_to_save monteclora_config rank_pattern target_parameters use_bdlora use_dora use_qalora use_rslora "
-        "velora_config".split(),
-        (None, False, {}, []),
-    ),
+    "init_lora_weights": (True, "gaussian", "orthogonal", "eva"),  # others change the base as well
 }
+OTHER_KINDS = (
+    "alora_invocation_tokens alpha_pattern arrow_config fan_in_fan_out kasa_config layer_replication lora_bias "
+    "modules_to_save monteclora_config rank_pattern target_parameters use_bdlora use_dora use_qalora use_rslora "
+    "velora_config"
+).split()
 
 
 @dataclass
@@ -95,9 +91,7 @@ class LoraLinear(nn.Linear):
 
 class AddedRows(nn.Module):
     """Rows of the embedding or the head for tokens that the base does not know, trained in place of frozen ones.
-
-    A parametrization of `weight`: the frozen rows, then these. Off: all the frozen ones.
-    """
+    A parametrization of `weight`: the frozen rows, then these. Off: all the frozen ones."""
 
     optimizer_group = "adapter"
 
@@ -115,8 +109,7 @@ def add_adapters(
     """Freeze the model and put adapters beside the matrices that the config names.
 
     rows: tokens of the base, where others were added: their rows are trained too. Raises ValueError for a model that
-    has adapters and for a module that is not there; then nothing was changed.
-    """
+    has adapters and for a module that is not there; then nothing was changed."""
     if lm.adapters is not None:
         raise ValueError("this model has adapters already: remove or merge them first")
     layers = {f".{name}": linear for name, linear in adaptable(lm).items()}
@@ -140,10 +133,8 @@ def add_adapters(
 
 def adaptable(lm: LanguageModel) -> dict[str, nn.Linear]:
     """The linear layers of the blocks that may have an adapter, by name. Left out: experts and their router.
-
     In an architecture that may have experts, peft takes gate_proj, up_proj and down_proj for theirs, also where a layer
-    has none. So there only attention may have adapters.
-    """
+    has none. So there only attention may have adapters."""
     may_have_experts = lm.config.num_experts is not None or lm.config.attention == "mla"
     only = ".self_attn." if may_have_experts and lm.config.loadable_elsewhere else ""
     linears = {name: x for name, x in lm.model.named_modules(prefix="model") if type(x) is nn.Linear}
@@ -205,7 +196,6 @@ def weights_hash(lm: LanguageModel) -> str:
 
 def save_adapters(lm: LanguageModel, directory: Path, weights: dict[str, Tensor]) -> None:
     """Write both files for a model with adapters. weights: the adapters' tensors by the model's names, others too."""
-    assert lm.adapters is not None
     config, vocab = lm.adapters.config, lm.lm_head.out_features
     tensors = {name: weights[name].contiguous() for name in weights if name in _adapter_shapes(lm)}
     rows = {name.split(".")[-5]: [*range(vocab - len(x), vocab)] for name, x in tensors.items() if ROWS in name}
@@ -229,15 +219,14 @@ def load_adapters(lm: LanguageModel, directory: Path) -> None:
     """Put the adapters of a directory, ours or peft's, beside the matrices of their base. Raises DamagedFile."""
     file, names = directory / ADAPTER, _tensors_in(directory)
     fields = read_json(file)
-    for key, plain in PLAIN_LORA.items():
-        if fields.get(key, plain[0]) not in plain:
+    for key in [*PLAIN_LORA, *OTHER_KINDS]:
+        if fields.get(key) and fields[key] not in PLAIN_LORA.get(key, ()):
             raise DamagedFile(f"{file}: {key} is {fields[key]!r:.60}, and Headlight computes plain LoRA only")
     added = checked(fields.get("trainable_token_indices") or {}, str(file), dict[str, list[int]])
     vocab = lm.lm_head.out_features
     rows = sorted({row for indices in added.values() for row in indices})
     if rows != [*range(vocab - len(rows), vocab)]:
-        last = f"must be the last rows, up to {vocab - 1}, as added tokens are"
-        raise DamagedFile(f"{file}: trainable_token_indices {last}")
+        raise DamagedFile(f"{file}: trainable_token_indices must be the last rows, up to {vocab - 1}")
     check_base(directory, sha256 := weights_hash(lm))
     keys = {"rank": "r", "alpha": "lora_alpha", "dropout": "lora_dropout"}
     values = {ours: fields[theirs] for ours, theirs in keys.items() if theirs in fields}
@@ -261,7 +250,6 @@ def check_base(directory: Path, sha256: str) -> None:
 
 def read_adapters(lm: LanguageModel, directory: Path) -> dict[str, Tensor]:
     """The tensors of a directory under the model's own names, checked against its adapters. Raises DamagedFile."""
-    assert lm.adapters is not None
     check_base(directory, lm.adapters.base_sha256)
     tensors = _tensors_in(directory)
     check_tensors(tensors, _adapter_shapes(lm), directory / TENSORS)

@@ -23,10 +23,8 @@ WORTH_IT = 0.75  # share of trained positions below which the others are left ou
 
 def cross_entropy_sum(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
     """Sum of -ln softmax(hidden @ weightᵀ)[label] over the labels that are not -100.
-
     hidden (N, D), weight (V, D), labels (N,) -> scalar float32. Matrix products run in autocast's dtype, the
-    softmax in float32. Gradients are computed in the forward pass, so a backward pass costs one multiplication.
-    """
+    softmax in float32. Gradients are computed in the forward pass, so a backward pass costs one multiplication."""
     if hidden.device.type == "cpu" and not torch.compiler.is_compiling():  # on a GPU, counting would be a sync point
         trained = labels != IGNORED
         if trained.sum() < len(labels) * WORTH_IT:  # fine-tuning: most positions are asked for nothing

@@ -125,9 +125,3 @@ def boolean_mask(spec: MaskSpec) -> Tensor | None:
     if (documents := spec.document_ids) is not None:
         mask = mask & same_document(documents[:, :, None], documents[:, None, :])[:, None]
     return mask
-
-
-def mean_keys(sequence_length: int, window: int | None = None) -> float:
-    """How many keys a token sees on average: i of them at place i = 1 … T, at most `window`."""
-    w = min(window or sequence_length, sequence_length)
-    return (w * (w + 1) / 2 + (sequence_length - w) * w) / sequence_length

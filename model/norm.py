@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -41,8 +42,7 @@ class HeadsNorm(RMSNorm):
 
 
 class LayerNorm(nn.LayerNorm):
-    """(x - mean(x)) / sqrt(variance(x) + eps) * weight + bias over the last dimension: GPT-2's norm (Ba et al. 2016,
-    arXiv 1607.06450)."""
+    """(x - mean(x)) / sqrt(variance(x) + eps) * weight + bias: GPT-2's norm (Ba et al. 2016, arXiv 1607.06450)."""
 
     optimizer_group = "vector"
 
@@ -53,6 +53,19 @@ class LayerNorm(nn.LayerNorm):
     def reset_parameters(self) -> None:
         nn.init.constant_(self.weight, self.gain)
         nn.init.zeros_(self.bias)
+
+
+def initialize(module: nn.Module, output: str | tuple[()] = ()) -> None:
+    """Random matrices whose products are of the size of what goes in; a zero one that makes the `output`, so that the
+    module adds nothing at first; zero biases; norms at their gain."""
+    for name, parameter in module.named_parameters():
+        if parameter.ndim > 1 and not name.startswith(output):
+            nn.init.normal_(parameter, std=1 / math.sqrt(parameter.shape[-1]))
+        else:
+            nn.init.zeros_(parameter)
+    for norm in module.modules():
+        if isinstance(norm, RMSNorm | LayerNorm):
+            norm.reset_parameters()
 
 
 def make_norm(config: ModelConfig, gain: float = 1.0) -> RMSNorm | LayerNorm:

@@ -62,11 +62,6 @@ class PagedCache:
         self.unused: OrderedDict[int, bytes | None] = OrderedDict.fromkeys(range(blocks))
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of the whole memory; it never grows."""
-        return sum(memory.nbytes for layer in self.layers for memory in layer)
-
-    @property
     def free_blocks(self) -> int:
         """Blocks that no sequence uses."""
         return len(self.unused)
@@ -77,10 +72,8 @@ class PagedCache:
 
     def begin(self, token_ids: Sequence[int], room: int, share: bool = True, apart: bytes = b"") -> Table:
         """A table with blocks for `room` tokens; whole blocks of its beginning that are known are shared, not read.
-
         At least one token is left to read, for its logits; share=False: all are, for those of all. apart: only tables
-        with the same mark share blocks. Raises OutOfBlocks, and then nothing was taken.
-        """
+        with the same mark share blocks. Raises OutOfBlocks, and then nothing was taken."""
         keys: list[bytes] = []  # of the whole blocks that are known, but for one that would leave nothing to read
         while share and (len(keys) + 1) * self.block_size < len(token_ids):
             if (key := self._key(keys, token_ids, apart)) not in self.known:

@@ -12,15 +12,12 @@ from __future__ import annotations
 
 import logging
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from model.lora import adaptable
-
-if TYPE_CHECKING:
-    from model.transformer import LanguageModel
+from model.transformer import LanguageModel
 
 GROUP = 32  # numbers that share a scale in int4
 ROWS = 16  # PyTorch's int4 kernel takes a multiple of these
@@ -67,12 +64,10 @@ def quantisable(lm: LanguageModel, kind: str) -> dict[str, nn.Linear]:
 
 def weight_bytes(lm: LanguageModel) -> int:
     """Bytes of all weights, scales included; a shared matrix counts once."""
-    tensors: list[Tensor] = list(lm.parameters())
-    total = 0
-    while tensors:
-        tensor = tensors.pop()
-        if hasattr(tensor, "__tensor_flatten__"):  # one of torchao's, made of several
-            tensors += [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
-        else:
-            total += tensor.nbytes
-    return total
+
+    def bytes_of(tensor: Tensor) -> int:
+        if not hasattr(tensor, "__tensor_flatten__"):
+            return tensor.nbytes
+        return sum(bytes_of(getattr(tensor, name)) for name in tensor.__tensor_flatten__()[0])  # torchao's are several
+
+    return sum(map(bytes_of, lm.parameters()))

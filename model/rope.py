@@ -30,10 +30,8 @@ KEYS = {  # which keys of rope_scaling each kind has, besides rope_type and fact
 class RopeScaling(Section):
     """How to bring positions beyond the training length back into the range that the model knows."""
 
-    rope_type: Literal["linear", "yarn", "llama3"] = Field(
-        description="linear: divide every angle by factor | yarn: keep the fast pairs of numbers, divide the slow ones "
-        "| llama3: likewise, as Llama 3.1 does."
-    )
+    rope_type: Literal["linear", "yarn", "llama3"]
+    """linear: divide every angle by factor | yarn, llama3: keep the fast pairs of numbers, divide the slow ones."""
     factor: float = Field(ge=1)
     """Longest text from now on / longest text in training."""
     original_max_position_embeddings: int | None = Field(None, ge=1)

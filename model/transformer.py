@@ -23,7 +23,7 @@ from model.config import ModelConfig
 from model.feed_forward import FeedForward
 from model.kv_cache import KVCache
 from model.loss import IGNORED, compute_dtype, cross_entropy_sum
-from model.masks import Mask, MaskSpec, mean_keys
+from model.masks import Mask, MaskSpec
 from model.norm import make_norm
 from model.rope import RotaryEmbedding
 
@@ -33,19 +33,6 @@ if TYPE_CHECKING:  # optional: a model without them does not load them
 
 Output = Tensor | tuple[Tensor, Tensor]  # logits, hidden states, or (loss_sum, token_count)
 GROUPS = ("matrix", "expert", "embedding", "head", "vector", "adapter")
-PARTS = {"norm": "norm", "embed": "embedding", "self_attn": "attention", "mlp": "feed_forward", "lm_head": "head"}
-
-
-class Embedding(nn.Embedding):
-    """One vector per token id; learned positions are a second one, a vector for every place (Gehring et al. 2017)."""
-
-    optimizer_group = "embedding"
-
-
-class Head(nn.Linear):
-    """One logit per token id. A tied matrix is in both modules; the head comes last and decides its group."""
-
-    optimizer_group = "head"
 
 
 class DecoderLayer(nn.Module):
@@ -87,10 +74,8 @@ class DecoderLayer(nn.Module):
     def forward(
         self, x: Tensor, cos: Tensor, sin: Tensor, mask: Mask, kv_cache: KVCache | None, real: Tensor | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """-> the stream, and the auxiliary losses of the feed-forward part, if it has any.
-
-        real (B, T): the tokens that are not padding, which experts ask for; None: all.
-        """
+        """-> the stream, and the auxiliary losses of the feed-forward part, if it has any. real (B, T): the tokens that
+        are not padding, which experts ask for; None: all."""
         out = x if self.norm_after else self.input_layernorm(x)
         out = self.self_attn(out, cos, sin, mask, kv_cache)
         x = x + self.dropout(self.post_attention_layernorm(out) if self.norm_after else out)
@@ -107,10 +92,10 @@ class Decoder(nn.Module):
     def __init__(self, config: ModelConfig, vocab_size: int):
         super().__init__()
         self.config = config
-        self.embed_tokens = Embedding(vocab_size, config.hidden_size)
-        self.embed_positions: Embedding | None = None
-        if config.position_embedding == "learned":
-            self.embed_positions = Embedding(config.max_position_embeddings, config.hidden_size)
+        self.embed_tokens = nn.Embedding(vocab_size, config.hidden_size)
+        self.embed_positions: nn.Embedding | None = None
+        if config.position_embedding == "learned":  # a vector for every place (GPT-2; Gehring et al. 2017, 1705.03122)
+            self.embed_positions = nn.Embedding(config.max_position_embeddings, config.hidden_size)
         self.layers = nn.ModuleList(DecoderLayer(config, i) for i in range(config.num_hidden_layers))
         self.norm = make_norm(config)
         self.rotary_emb = RotaryEmbedding(config.rotary_size, config.rope_theta, config.rope_scaling)
@@ -121,26 +106,6 @@ class Decoder(nn.Module):
         # True: while training, keep only the input of every layer and compute the rest again in the backward pass. Less
         # memory, about a third more time (Chen et al. 2016, arXiv 1604.06174)
         self.activation_checkpointing = False
-
-    @torch.no_grad()
-    def reset_parameters(self) -> None:
-        """A tied matrix meets its own rows in the logits: a token's logit for itself is std * hidden_size, so
-        std = 1 / hidden_size keeps it at 1. Learned positions are of the same size, so that neither hides the other.
-
-        All embeddings share one random direction besides their own. Attention by position alone ("the token before
-        me") needs something that every query and key has in common, and finds it there at once (EXPERIMENTS.md). It
-        adds the same number to every tied logit, which changes no probability.
-        """
-        for part in (part for layer in self.layers for part in layer.children()):
-            if not isinstance(part, nn.Dropout):
-                part.reset_parameters()  # type: ignore[operator]
-        self.norm.reset_parameters()
-        embeddings, hidden = self.embed_tokens.weight, self.config.hidden_size
-        std = min(0.02, 1 / hidden) if self.config.tie_word_embeddings else 1.0
-        embeddings.normal_(0.0, std)
-        embeddings += torch.empty(hidden, device=embeddings.device).normal_(0.0, std)
-        if self.embed_positions is not None:
-            self.embed_positions.weight.normal_(0.0, std)
 
     def forward(
         self,
@@ -158,18 +123,6 @@ class Decoder(nn.Module):
         spec = MaskSpec(
             positions, positions, len(input_ids), attention_mask, document_ids, document_starts=document_starts
         )
-        here = Situation.of(
-            self.config,
-            device.type,
-            compute_dtype(self.embed_tokens.weight),
-            dropout=self.config.attention_dropout if self.training else 0.0,
-            gradients=torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters()),
-            documents=document_ids is not None,
-            padding=attention_mask is not None or kv_cache is not None,
-            compiled=torch.compiler.is_compiling(),
-        )
-        if problem := why_not(self.backend, here):  # before anything is computed
-            raise ValueError(f"attn_implementation: {self.backend} {problem}: use sdpa, which serves everything")
         masks = self.build_masks(spec, kv_cache)
         position_ids = positions[None] if position_ids is None else position_ids
         real = None  # which tokens are not padding (B, T), None: all; only experts, which are balanced, ask
@@ -201,7 +154,20 @@ class Decoder(nn.Module):
         return self.norm(x), auxiliary
 
     def build_masks(self, spec: MaskSpec, cache: KVCache | None) -> dict[int | None, Mask]:
-        """One mask for each kind of layer, by its window, as the backend reads it."""
+        """One mask for each kind of layer, by its window, as the backend reads it. Raises ValueError if that one cannot
+        serve here, before anything is computed."""
+        here = Situation.of(
+            self.config,
+            spec.query_positions.device.type,
+            compute_dtype(self.embed_tokens.weight),
+            dropout=self.config.attention_dropout if self.training else 0.0,
+            gradients=torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters()),
+            documents=spec.document_ids is not None,
+            padding=spec.attention_mask is not None or cache is not None,
+            compiled=torch.compiler.is_compiling(),
+        )
+        if problem := why_not(self.backend, here):
+            raise ValueError(f"attn_implementation: {self.backend} {problem}: use sdpa, which serves everything")
         specs = spec.of_layers(self.config.windows, cache)
         return {window: BACKENDS[self.backend].mask(spec) for window, spec in specs.items()}
 
@@ -215,7 +181,7 @@ class LanguageModel(nn.Module):
             raise ValueError("vocab_size is not set: use the tokenizer's, for example vocab_size=2048")
         self.config = config
         self.model = Decoder(config, config.vocab_size)
-        self.lm_head = Head(config.hidden_size, config.vocab_size, bias=False)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         if config.tie_word_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
         self.adapters: Any = None  # an Adapters of model/lora.py
@@ -223,16 +189,30 @@ class LanguageModel(nn.Module):
         self.set_attn_implementation(config.attn_implementation)
         self.reset_parameters()
 
+    @torch.no_grad()
     def reset_parameters(self) -> None:
         """Random start at which every token is equally likely, so that the loss is ln(vocab_size).
 
         The output projections of the layers are zero: at first the model is its embedding and its head, and the
-        layers grow into the residual stream (Zhang et al. 2019, Fixup, arXiv 1901.09321). An untied head is small. With
-        `initialization: mimetic` attention writes from the start, so the loss is only near ln(vocab_size).
+        layers grow into the residual stream (Zhang et al. 2019, Fixup, arXiv 1901.09321). With `initialization:
+        mimetic` attention writes from the start, so the loss is only near ln(vocab_size).
         """
-        self.model.reset_parameters()
-        if not self.config.tie_word_embeddings:
-            nn.init.normal_(self.lm_head.weight, std=0.1 / math.sqrt(self.config.hidden_size))
+        decoder, hidden, is_tied = self.model, self.config.hidden_size, self.config.tie_word_embeddings
+        for part in (*(part for layer in decoder.layers for part in layer.children()), decoder.norm):
+            if not isinstance(part, nn.Dropout):
+                part.reset_parameters()  # type: ignore[operator]
+        # A tied matrix meets its own rows in the logits: a token's logit for itself is std * hidden_size, so
+        # std = 1 / hidden_size keeps it at 1. Learned positions are of the same size, so that neither hides the other.
+        std = min(0.02, 1 / hidden) if is_tied else 1.0
+        embeddings = decoder.embed_tokens.weight.normal_(0.0, std)
+        # One random direction is common to all. Attention by position alone ("the token before me") needs something
+        # that every query and key has in common, and finds it there at once (EXPERIMENTS.md). It adds the same number
+        # to every tied logit, which changes no probability.
+        embeddings += torch.empty(hidden, device=embeddings.device).normal_(0.0, std)
+        if decoder.embed_positions is not None:
+            decoder.embed_positions.weight.normal_(0.0, std)
+        if not is_tied:  # a small head
+            self.lm_head.weight.normal_(std=0.1 / math.sqrt(hidden))
 
     def forward(
         self,
@@ -310,11 +290,9 @@ class LanguageModel(nn.Module):
 
     @torch.no_grad()
     def add_rows(self, vocab_size: int) -> None:
-        """Make room for more token ids: rows of the embedding and of the head, each at first the mean of the others.
-
-        So the new tokens start where an average one is, and none of them is likely (Hewitt 2021,
-        https://nlp.stanford.edu/~johnhew/vocab-expansion.html). The logits of the ids that were there stay the same.
-        """
+        """Make room for more token ids: rows of the embedding and of the head, each at first the mean of the others. So
+        the new tokens start where an average one is, and none of them is likely (Hewitt 2021,
+        https://nlp.stanford.edu/~johnhew/vocab-expansion.html). The logits of the ids that were there stay the same."""
         embedding, head = self.model.embed_tokens, self.lm_head
         for module, size in ((embedding, "num_embeddings"), (head, "out_features")):
             old = module.weight
@@ -353,13 +331,12 @@ class LanguageModel(nn.Module):
         return self.with_config(rope_scaling=scaling, max_position_embeddings=longest)
 
     def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
-        """The trainable parameters by optimizer group: what the innermost module that has one says. Frozen ones are
-        left out.
-
-        A parameter with fewer than two dimensions (a norm, a bias) is a vector wherever it is. Read the groups again
-        after sharding, which replaces the parameters.
+        """The trainable parameters by optimizer group: what the innermost module that has one says. One with fewer than
+        two dimensions (a norm, a bias) is a vector wherever it is. Sharding replaces parameters: then read them again.
         """
         group_of = dict.fromkeys(self.parameters(), "matrix")
+        group_of |= {weight: "embedding" for name, weight in self.named_parameters() if ".embed_" in name}
+        group_of |= dict.fromkeys(self.lm_head.parameters(), "head")  # also where it is tied
         for _, module in self.named_modules(remove_duplicate=False):  # from the outside to the inside
             if group := getattr(module, "optimizer_group", None):
                 group_of.update(dict.fromkeys(module.parameters(), group))
@@ -378,13 +355,6 @@ class LanguageModel(nn.Module):
         share = self.config.num_experts_per_tok / (self.config.num_experts or 1)
         return round(self.num_parameters() - (1 - share) * self.num_parameters(".experts."))
 
-    def parameter_counts(self) -> dict[str, int]:
-        """Numbers in each of PARTS, by the parameters' names, and their `total`. A tied matrix counts as embedding."""
-        counts = dict.fromkeys(PARTS.values(), 0)
-        for name, parameter in self.named_parameters():
-            counts[next(part for word, part in PARTS.items() if word in name)] += parameter.numel()
-        return counts | {"total": self.num_parameters()}
-
     def flops_per_token(self, sequence_length: int, *, training: bool = True) -> float:
         """Floating-point operations that a token costs, in rows of `sequence_length` tokens.
 
@@ -393,15 +363,17 @@ class LanguageModel(nn.Module):
         training = 3 * forward: the backward pass multiplies twice what the forward pass multiplies once; with adapters
         (model/lora.py) 2 * forward, because frozen matrices have no gradient.
 
-        Kaplan et al. 2020 (arXiv 2001.08361), table 1; Chowdhery et al. 2022, PaLM (2204.02311), appendix B. Both count
-        every key of the row. Here a token sees itself and what came before: (T + 1) / 2 keys on average, fewer in a
-        window. Not counted: document boundaries, norms, softmax, RoPE, adapters and the optimizer.
+        Kaplan et al. 2020 (arXiv 2001.08361), table 1, but only keys that are seen count: itself and what came before.
+        Not counted: document boundaries, norms, softmax, RoPE, adapters and the optimizer.
         """
         c = self.config
         linears = [module for module in self.modules() if isinstance(module, nn.Linear)]
         matrices = sum(x.weight.numel() for x in linears if getattr(x, "optimizer_group", "") != "adapter")
         active = self.num_parameters(".experts.") * c.num_experts_per_tok / (c.num_experts or 1)
-        keys = sum(mean_keys(sequence_length, window) for window in c.windows)
+        keys = 0.0  # that a token sees on average: i of them at place i = 1 … T, at most the window
+        for window in c.windows:
+            w = min(window or sequence_length, sequence_length)
+            keys += (w * (w + 1) / 2 + (sequence_length - w) * w) / sequence_length
         forward = 2 * (matrices + active)
         forward += 2 * c.num_attention_heads * (c.head_size + c.value_size) * keys
         return forward * ((3 if self.adapters is None else 2) if training else 1)

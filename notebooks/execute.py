@@ -23,7 +23,6 @@ LARGEST_PAGE = 100_000  # characters of HTML in one output
 CELL_SECONDS = 900  # a cell that hangs ends here; a slow machine does not
 KEEP = "__before = dict(globals())"
 RESTORE = "(lambda kept: (globals().clear(), globals().update(kept)))(__before)"
-COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
@@ -33,8 +32,6 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help="keep what is printed and drawn in the files")
     options = parser.parse_args()
     for path in options.notebooks or sorted(FOLDER.glob("0*.ipynb")):
-        if not path.is_file():
-            raise InputError(f"there is no notebook {path}")
         print(f"{path.name} …", flush=True)
         exercises, seconds = execute(path, write=options.write)
         print(f"{path.name}: {seconds:.0f} s, {exercises} exercises proven, {path.stat().st_size / 1000:.0f} kB")
@@ -47,46 +44,39 @@ def execute(path: Path, *, write: bool) -> tuple[int, float]:
     An exercise is proven where it stands, right after its check; then the kernel's variables are put back, so that
     no cell further down can live on a solution that the reader did not write.
     """
-    notebook = read(path)
+    import nbformat
+
+    try:
+        notebook = nbformat.read(path, as_version=4)
+        nbformat.validate(notebook)
+    except Exception as error:  # whatever is in the file
+        reason = str(error).splitlines()[:1] or [type(error).__name__]
+        raise InputError(f"{path}: cannot be read as a notebook: {reason[0][:200]}") from None
     client = client_of(notebook, path)
     proven, seconds, exercise = 0, 0.0, None
-    still: dict[int, list[Any]] = {}  # cell -> what its controls drew
+    drawn: dict[int, list[Any]] = {}  # cell -> what its controls drew
     with client.setup_kernel():
         for index, cell in enumerate(list(notebook.cells)):
             tags = cell.metadata.get("tags", [])
-            if "exercise" in tags and exercise is None:
+            if "exercise" in tags:
+                if exercise is not None:
+                    break
                 exercise = index
-            elif "exercise" in tags:
-                break
             before, there = time.perf_counter(), set(client.comm_objects)
             if failed := error_of(client, cell, index):
                 raise InputError(f"{path.name}, cell {index + 1} failed: {failed}")
             seconds += time.perf_counter() - before
-            still[index] = [output for key in client.comm_objects.keys() - there for output in drawn_by(client, key)]
+            new = client.comm_objects.keys() - there
+            drawn[index] = [output for key in new for output in client.comm_objects[key].outputs]
             if "check" in tags and exercise is not None:
                 prove(client, notebook, exercise, index, path.name)
                 proven, exercise = proven + 1, None
     if exercise is not None:
         raise InputError(f'{path.name}, the exercise in cell {exercise + 1} needs a cell tagged "check" below it')
     if write:
-        import nbformat
-
-        tidy(notebook, still)
+        tidy(notebook, drawn)
         nbformat.write(notebook, path)
     return proven, seconds
-
-
-def read(path: Path) -> Any:
-    """The notebook in a file. Raises InputError if it is not a notebook."""
-    import nbformat
-
-    try:
-        notebook = nbformat.read(path, as_version=4)
-        nbformat.validate(notebook)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, nbformat.ValidationError) as error:
-        reason = str(error).splitlines()[:1] or [type(error).__name__]
-        raise InputError(f"{path}: cannot be read as a notebook: {reason[0][:200]}") from None
-    return notebook
 
 
 def client_of(notebook: Any, path: Path) -> Any:
@@ -118,57 +108,47 @@ def error_of(client: Any, cell: Any, index: int, *, hidden: bool = False) -> str
         client.execute_cell(cell, index, store_history=not hidden)
     except CellExecutionError as error:
         if not hidden:
-            plain = COLOURS.sub("", str(error))
-            print(plain, file=sys.stderr)  # with the traceback, which the one line of an InputError has no room for
+            print(error, file=sys.stderr)  # with the traceback, which the one line of an InputError has no room for
         return f"{error.ename}: {error.evalue}"
     except (CellTimeoutError, DeadKernelError) as error:
         return str(error).strip() or type(error).__name__
-    drawn = [output for key in client.comm_objects for output in drawn_by(client, key)]  # interact hides errors
+    drawn = [output for widget in client.comm_objects.values() for output in widget.outputs]  # interact hides errors
     return next((f"{error.ename}: {error.evalue}" for error in drawn if error.output_type == "error"), "")
-
-
-def drawn_by(client: Any, key: str) -> list[Any]:
-    """What `interact` drew in the widget of that key."""
-    return list(client.comm_objects[key].outputs)
 
 
 def prove(client: Any, notebook: Any, exercise: int, check: int, name: str) -> None:
     """Raises InputError unless the check takes the solution of the exercise in cell `exercise`, and no wrong answer."""
+    from nbformat.v4 import new_code_cell
+
+    def hide(source: str) -> tuple[str, str]:
+        """Run something that the notebook does not hold: its error, and what it printed."""
+        notebook.cells.append(new_code_cell(source))
+        try:
+            error = error_of(client, notebook.cells[-1], len(notebook.cells) - 1, hidden=True)
+            return error, "".join(output.get("text", "") for output in notebook.cells[-1].outputs)
+        finally:
+            notebook.cells.pop()
+
     place = f"{name}, the exercise in cell {exercise + 1}"
     asks, checks, *below = notebook.cells[exercise : exercise + 1] + notebook.cells[check:]
     own = itertools.takewhile(lambda cell: "exercise" not in cell.metadata.get("tags", []), below)
     folded = next((cell.source for cell in own if "<details>" in cell.source), "")
-    solution = re.search(r"```python\n(.*?)```", folded, re.DOTALL)
-    wrong = asks.metadata.get("wrong")
+    solution, wrong = re.search(r"```python\n(.*?)```", folded, re.DOTALL), asks.metadata.get("wrong")
     if solution is None or wrong is None:
         raise InputError(
             f'{place} needs a solution in <details> below it, and a wrong answer in its metadata ("wrong")'
         )
-    hide(client, notebook, KEEP)
-    error, said = hide(client, notebook, f"{wrong}\n{checks.source}")
+    hide(KEEP)
+    error, said = hide(f"{wrong}\n{checks.source}")
     if "Not yet" not in error:
         raise InputError(f"{place}: its check does not refuse the wrong answer: {error or said or 'it said nothing'}")
-    error, said = hide(client, notebook, f"{solution[1]}\n{checks.source}")
+    error, said = hide(f"{solution[1]}\n{checks.source}")
     if error or "Right." not in said:
         raise InputError(f"{place}: its check does not take the solution: {error or said or 'it said nothing'}")
-    error, _ = hide(client, notebook, RESTORE)
-    if error:
-        raise InputError(f"{place}: the variables could not be put back: {error}")
+    hide(RESTORE)
 
 
-def hide(client: Any, notebook: Any, source: str) -> tuple[str, str]:
-    """Run something in the notebook's kernel that it does not hold. Returns (error, what was printed)."""
-    from nbformat.v4 import new_code_cell
-
-    notebook.cells.append(new_code_cell(source))
-    try:
-        error = error_of(client, notebook.cells[-1], len(notebook.cells) - 1, hidden=True)
-        return error, "".join(output.get("text", "") for output in notebook.cells[-1].outputs)
-    finally:
-        notebook.cells.pop()
-
-
-def tidy(notebook: Any, still: dict[int, list[Any]]) -> None:
+def tidy(notebook: Any, drawn: dict[int, list[Any]]) -> None:
     """Leave out what differs from run to run, progress, large pages, and controls: what they drew takes their place."""
     for index, cell in enumerate(notebook.cells):
         cell.metadata.pop("execution", None)
@@ -177,8 +157,8 @@ def tidy(notebook: Any, still: dict[int, list[Any]]) -> None:
         for output in cell.outputs:
             if "text" in output:
                 output.text = PROGRESS.sub("", output.text)
-        plain = [one for one in cell.outputs if WIDGET not in one.get("data", {}) and one.get("text") != ""]
-        cell.outputs = plain + still.get(index, [])
+        plain = [output for output in cell.outputs if WIDGET not in output.get("data", {}) and output.get("text") != ""]
+        cell.outputs = plain + drawn.get(index, [])
         for output in cell.outputs:
             if len(output.get("data", {}).get("text/html", "")) > LARGEST_PAGE:
                 del output["data"]["text/html"]  # its text says where to find it

@@ -30,9 +30,12 @@ def heatmap(
     A boolean matrix is a mask: blue = may attend. Numbers from 0 to 1 are attention weights, in the colours of all
     pictures of eval.attention: grey = none. Others are scores: red above 0, blue below, grey = minus infinity.
     """
+    from matplotlib.colors import ListedColormap
+
     matrix = matrix.detach().cpu()
+    style: dict[str, Any]
     if matrix.dtype == torch.bool:
-        hidden, style = ~matrix, _one_colour(MAY)
+        hidden, style = ~matrix, {"cmap": ListedColormap([MAY]), "vmin": 0, "vmax": 1}
     elif float(matrix.min()) >= 0 and float(matrix.max()) <= 1 + 1e-5:
         hidden, style = matrix == 0, {"cmap": drawing.colour_map(), "norm": drawing.weight_norm()}
     else:
@@ -41,28 +44,18 @@ def heatmap(
         style = {"cmap": "RdBu_r", "vmin": -top, "vmax": top}
     lines = 0.5 if len(matrix) <= LINES_UP_TO else 0
     axes.set_facecolor(drawing.NOTHING)
-    mesh = axes.pcolormesh(matrix.float().masked_fill(hidden, torch.nan), edgecolor="white", linewidth=lines, **style)
+    mesh: Any = axes.pcolormesh(
+        matrix.float().masked_fill(hidden, torch.nan), edgecolor="white", linewidth=lines, **style
+    )
     axes.invert_yaxis()
     axes.set_aspect("equal")
     axes.set_title(title, fontsize=10)
     axes.set_xticks([i + 0.5 for i in range(len(columns))], columns, rotation=90, fontsize=8)
     axes.set_yticks([i + 0.5 for i in range(len(rows))], rows, fontsize=8)
     axes.tick_params(length=0)
-    if decimals is not None:
-        _write_numbers(axes, mesh, matrix, hidden, decimals)
-
-
-def _one_colour(colour: str) -> dict[str, Any]:
-    from matplotlib.colors import ListedColormap
-
-    return {"cmap": ListedColormap([colour]), "vmin": 0, "vmax": 1}
-
-
-def _write_numbers(axes: Axes, mesh: Any, matrix: Tensor, hidden: Tensor, decimals: int) -> None:
-    """Each number in the middle of its cell, white where the cell is dark."""
-    for row, column in (~hidden).nonzero().tolist():
+    for row, column in (~hidden).nonzero().tolist() if decimals is not None else ():
         number = float(matrix[row, column])
         red, green, blue, _ = mesh.get_cmap()(mesh.norm(number))
-        colour = "white" if 0.3 * red + 0.6 * green + 0.1 * blue < 0.5 else "black"
+        colour = "white" if 0.3 * red + 0.6 * green + 0.1 * blue < 0.5 else "black"  # white where the cell is dark
         text = f"{round(number, decimals) + 0.0:.{decimals}f}"  # + 0.0: no "-0.0"
         axes.text(column + 0.5, row + 0.5, text, ha="center", va="center", fontsize=7, color=colour)

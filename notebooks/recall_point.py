@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 from eval.compare.pictures import Point
 from eval.recall import half_at
 from eval.run_files import read_metrics
-from notebooks import start
+from notebooks.start import Sentence, trained
 
 CONFIG = "configs/recall.yaml"
 HEADS = 8  # query heads
@@ -19,22 +16,15 @@ def train_point(kv_heads: int, head_dim: int) -> Point:
 
     Raises Sentence for what the figure has no place for.
     """
-    if kv_heads not in (1, 2, 4, HEADS):
-        raise start.Sentence(f"{HEADS} query heads share 1, 2, 4 or 8 key/value heads, not {kv_heads}.")
-    if head_dim % 2 or not 4 <= head_dim <= 32:
-        raise start.Sentence(f"The size of a head is an even number from 4 to 32 here, not {head_dim}.")
+    if kv_heads not in (1, 2, 4, HEADS) or head_dim % 2 or not 4 <= head_dim <= 32:
+        raise Sentence(f"{HEADS} query heads share 1, 2, 4 or 8 key/value heads; a head has an even size from 4 to 32.")
     inner, parameters, numbers = balanced(kv_heads, head_dim)
-    name = f"recall-yours-{kv_heads}x{head_dim}"
-    if not start.is_finished(name):
-        print(f"training {name} …")
-        sizes = {"num_key_value_heads": kv_heads, "head_dim": head_dim, "intermediate_size": inner}
-        overrides = [f"model.{key}={value}" for key, value in sizes.items()]
-        start.train(f"runs/{name}", [name], ["train.pretrain", CONFIG, f"name={name}", *overrides])
-    lines = read_metrics(Path("runs") / name, lambda problem: None)
-    looks: list[dict[str, Any]] = [line for line in lines if line["split"] == "recall"]
-    return Point(
-        str(kv_heads), head_dim, 2 * numbers, parameters, [looks[-1]["accuracy"]], [half_at(looks)], looks[-1]["step"]
-    )
+    sizes = {"num_key_value_heads": kv_heads, "head_dim": head_dim, "intermediate_size": inner}
+    overrides = [f"model.{key}={value}" for key, value in sizes.items()]
+    run = trained(f"recall-yours-{kv_heads}x{head_dim}", "train.pretrain", CONFIG, *overrides)
+    looks = [line for line in read_metrics(run, lambda problem: None) if line["split"] == "recall"]
+    ends, halves = [looks[-1]["accuracy"]], [half_at(looks)]
+    return Point(str(kv_heads), head_dim, 2 * numbers, parameters, ends, halves, looks[-1]["step"])
 
 
 def balanced(kv_heads: int, head_dim: int) -> tuple[int, int, int]:
@@ -58,6 +48,6 @@ def balanced(kv_heads: int, head_dim: int) -> tuple[int, int, int]:
     each = (count(**heads, intermediate_size=16) - least) // 8
     inner = 8 + round((wanted - least) / each)
     if inner < 8:
-        raise start.Sentence(f"{kv_heads} heads of {head_dim} have more parameters than any model of the figure.")
+        raise Sentence(f"{kv_heads} heads of {head_dim} have more parameters than any model of the figure.")
     model = run.model.model_copy(update=heads)
     return inner, count(**heads, intermediate_size=inner), model.num_hidden_layers * model.cache_numbers

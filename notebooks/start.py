@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,6 @@ TAUGHT = ["init_from=runs/small", "data.tokenizer.path=runs/small", "data.source
 TAUGHT += ["data.source.validation_documents=40", "train.checkpoint_every=0", "eval.every=0", "eval.questions=0"]
 TAUGHT += ["eval.attention.every=0"]  # what notebook 09 trains in half a minute
 PROGRESS_SECONDS = 2  # between two looks at how far a training is
-SAVING_SECONDS = 60  # that a training which is stopped has for its last step and its checkpoint
 
 
 class Sentence(Exception):
@@ -40,26 +40,17 @@ class Sentence(Exception):
 
 
 def demo() -> Path:
-    """runs/demo where `make story` made it, else runs/small, which is trained now, in about a minute.
-
-    Raises Sentence where a run cannot be read, for example because an older Headlight wrote it.
-    """
+    """runs/demo where `make story` made it, else runs/small, which is trained now, in about a minute."""
     if is_finished("demo"):
-        return checked("demo")
+        return trained("demo")
     if not is_finished("small"):
         print("There is no runs/demo here (`make story` trains it): taking a smaller one")
     return small()
 
 
 def small() -> Path:
-    """runs/small, the small config as it is (MHA); if it is missing it is trained now, in about a minute.
-
-    Raises Sentence where it cannot be read.
-    """
-    if not is_finished("small"):
-        print("training runs/small: a minute or so …")
-        train("runs/small", ["small"], ["train.pretrain", CONFIG, "name=small"])
-    return checked("small")
+    """runs/small, the small config as it is (MHA); if it is missing it is trained now, in about a minute."""
+    return trained("small", "train.pretrain", CONFIG)
 
 
 def rung(name: str, seed: int) -> Path:
@@ -73,83 +64,13 @@ def rung(name: str, seed: int) -> Path:
     runs = {run.label: run for run in plan(LADDER, own, seeds=1)}
     if name not in runs:
         raise Sentence(f"{name!r} is not a rung: choose {', '.join(runs)}.")
-    run = f"ladder-yours-{name}-seed{seed}"
-    if not is_finished(run):
-        print(f"training runs/{run}: a minute or so …")
-        train(f"runs/{run}", [run], ["train.pretrain", LADDER, *runs[name].overrides[:-1], f"name={run}"])
-    return checked(run)
+    return trained(f"ladder-yours-{name}-seed{seed}", "train.pretrain", LADDER, *runs[name].overrides[:-1])
 
 
 def taught(name: str, *changes: str) -> Path:
     """runs/small after a few steps of fine-tuning on questions, trained where it is missing. changes: of its config."""
-    run = f"small-{name}"
-    if not is_finished(run):
-        small()
-        print(f"training runs/{run}: half a minute or so …")
-        train(f"runs/{run}", [run], ["train.sft", QUESTIONS, f"name={run}", *TAUGHT, *changes])
-    return checked(run)
-
-
-def train(what: str, names: list[str], command: list[str]) -> None:
-    """`python -m command` trains the runs of these names; a line says how far it is."""
-    began = time.perf_counter()
-    process = subprocess.Popen(
-        [sys.executable, "-m", *command],
-        cwd=ROOT,
-        env=os.environ | {"PYTHONUTF8": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        encoding="utf-8",
-        errors="replace",
-    )
-    try:
-        said = _wait(process, names)
-        if process.returncode:
-            lines = said.strip().splitlines() or ["it said nothing"]
-            reason = next((line for line in reversed(lines) if "error: " in line), lines[-1])
-            raise Sentence(f"training {what} stopped with code {process.returncode}: {reason}")
-    finally:
-        _stop(process)
-    print(f"\rdone in {time.perf_counter() - began:.0f} seconds")
-
-
-def _wait(process: subprocess.Popen[str], names: list[str]) -> str:
-    """What the training said when it has ended; until then one line says how far it is."""
-    while True:
-        try:
-            said, _ = process.communicate(timeout=PROGRESS_SECONDS)
-        except subprocess.TimeoutExpired:
-            print(f"\r{_how_far(names)}", end=" … ", flush=True)
-        else:
-            return said
-
-
-def _how_far(names: list[str]) -> str:
-    """Such as `small-2-seed0 (2 of 3): step 340`; the first run that is not finished."""
-    trains = next((name for name in names if not is_finished(name)), None)
-    if trains is None:
-        return "comparing" if len(names) > 1 else "finishing"
-    place = f" ({names.index(trains) + 1} of {len(names)})" if len(names) > 1 else ""
-    return f"{trains}{place}: step {_last_step(trains):,}"
-
-
-def _last_step(name: str) -> int:
-    """The last step in the run's metrics; 0 where there is none yet."""
-    lines = read_metrics(ROOT / "runs" / name, lambda problem: None)
-    return lines[-1]["step"] if lines else 0
-
-
-def _stop(process: subprocess.Popen[str]) -> None:
-    """No training outlives its cell: it saves its step and ends (on Windows it ends), and another call continues."""
-    if process.poll() is not None:
-        return
-    process.terminate()
-    try:
-        process.communicate(timeout=SAVING_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.communicate()
+    small()
+    return trained(f"small-{name}", "train.sft", QUESTIONS, *TAUGHT, *changes)
 
 
 def is_finished(name: str) -> bool:
@@ -157,11 +78,18 @@ def is_finished(name: str) -> bool:
     return (ROOT / "runs" / name / "result.json").is_file()
 
 
-def checked(name: str) -> Path:
-    """The run's directory, as a path from the repository; raises Sentence where its checkpoint cannot be read."""
+def trained(name: str, *command: str) -> Path:
+    """The directory of a run, as a path from the repository. `python -m command` trains it where it is missing.
+
+    Raises Sentence where training ends in an error, and where the run cannot be read, for example because an older
+    Headlight wrote it.
+    """
     from eval.load_model import open_model
 
     run = Path("runs") / name
+    if command and not is_finished(name):
+        print(f"training {run.as_posix()}: a minute or so …")
+        train([*command, f"name={name}"], run)
     try:
         open_model(run, "cpu")
     except InputError as error:
@@ -169,6 +97,31 @@ def checked(name: str) -> Path:
             f"{error}. If an older Headlight wrote it: rename {run.as_posix()} and run this cell again."
         ) from error
     return run
+
+
+def train(command: list[str], run: Path) -> None:
+    """Train a run in a process of its own; a line says how far it is. It does not outlive its cell."""
+    began, environment = time.perf_counter(), os.environ | {"PYTHONUTF8": "1"}
+    output: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    output |= {"text": True, "encoding": "utf-8", "errors": "replace"}
+    process = subprocess.Popen([sys.executable, "-m", *command], cwd=ROOT, env=environment, **output)
+    said = None
+    try:
+        while said is None:
+            try:
+                said, _ = process.communicate(timeout=PROGRESS_SECONDS)
+            except subprocess.TimeoutExpired:
+                lines = read_metrics(ROOT / run, lambda problem: None)
+                print(f"\r{run.name}: step {lines[-1]['step'] if lines else 0:,}", end=" … ", flush=True)
+    finally:
+        if process.poll() is None:  # it saves its step and ends (on Windows it ends); another call continues
+            process.terminate()
+            process.communicate()
+    if process.returncode:
+        lines = said.strip().splitlines() or ["it said nothing"]
+        reason = next((line for line in reversed(lines) if "error: " in line), lines[-1])
+        raise Sentence(f"training {run.as_posix()} stopped with code {process.returncode}: {reason}")
+    print(f"\rdone in {time.perf_counter() - began:.0f} seconds")
 
 
 def play(draw: Callable[..., Any], **controls: Any) -> None:
@@ -180,8 +133,8 @@ def play(draw: Callable[..., Any], **controls: Any) -> None:
         from ipywidgets import interact
     except ModuleNotFoundError:
         print("To play with this: `.venv/bin/python -m pip install ipywidgets`, then start the notebook again.")
-        return
-    interact(draw, **controls)
+    else:
+        interact(draw, **controls)
 
 
 def check(answer: Any, is_right: Callable[[Any], Any], exercise: str) -> None:
@@ -202,16 +155,9 @@ def check(answer: Any, is_right: Callable[[Any], Any], exercise: str) -> None:
     print("Right.")
 
 
-def _show_sentences() -> None:
-    """Let IPython show an InputError, which a command line would print as one line, as one line too."""
-    try:
-        from IPython import get_ipython
-    except ModuleNotFoundError:
-        return
-    shell = get_ipython()
-    if shell is not None:
-        InputError._render_traceback_ = lambda error: [str(error)]  # type: ignore[attr-defined]
-
-
 os.chdir(ROOT)
-_show_sentences()
+with suppress(ModuleNotFoundError):
+    from IPython import get_ipython
+
+    if get_ipython() is not None:  # an InputError, which a command line prints as one line, is one line here too
+        InputError._render_traceback_ = lambda error: [str(error)]  # type: ignore[attr-defined]

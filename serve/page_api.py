@@ -42,8 +42,8 @@ from eval.attention.snapshots import Snapshot, file_of, look, read
 from eval.chat.attention import capture_from, rows_around
 from eval.chat.session import first_line
 from eval.config import AttentionConfig
-from eval.experts.log import for_viewer
-from eval.experts.log import read as read_experts
+from eval.experts import for_viewer
+from eval.experts import read as read_experts
 from eval.load_model import open_checkpoint
 from eval.questions import Question, one_question, source_of
 from eval.run_files import METRICS
@@ -155,10 +155,7 @@ def router(library: Library, limits: Limits) -> APIRouter:
 
         def look_at(step: int, checkpoint: Path) -> Snapshot:
             lm, tokenizer, _ = open_checkpoint(checkpoint, library.device)
-            try:
-                probe = probe_from_text(tokenizer, text, lm.config.max_position_embeddings)
-            except ValueError as error:  # it is too long
-                raise InputError(str(error)) from None
+            probe = probe_from_text(tokenizer, text, lm.config.max_position_embeddings)
             return look(lm, [probe], AttentionConfig(max_tokens=MOST_TOKENS), (step, 0, 0.0))
 
         async with asyncio.timeout(limits.seconds), one_at_a_time:

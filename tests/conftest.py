@@ -2,10 +2,7 @@
 
 import os
 import sys
-import tempfile
-from pathlib import Path
 
-os.environ["HEADLIGHT_CACHE"] = str(Path(tempfile.gettempdir()) / "headlight-tests")  # not what your runs remember
 os.environ.update(HF_HUB_OFFLINE="1", WANDB_MODE="offline", WANDB_SILENT="true", TOKENIZERS_PARALLELISM="true")
 os.environ["OMP_NUM_THREADS"] = "1"  # tiny models are quickest so, and test processes do not get in each other's way
 os.environ["OMP_WAIT_POLICY"] = "passive"  # where a test asks for two threads, they do not spin while they wait

@@ -15,7 +15,7 @@ import torch
 from configs.command import InputError, exit_on_bad_input, number
 from configs.text import table
 from data.tokenizer import DEFAULT_VOCAB_SIZE, SPECIAL_TOKENS, train_tokenizer
-from model import ModelConfig
+from model import LanguageModel, ModelConfig
 from model.config import kv_heads_of
 from model.loss import CHUNK, CHUNK_ELSEWHERE
 from model.transformer import on_meta
@@ -115,6 +115,17 @@ def step_memory(run: RunConfig, rows: int, device: Device) -> dict[str, int]:
     }
 
 
+PARTS = {"norm": "norm", "embed": "embedding", "self_attn": "attention", "mlp": "feed_forward", "lm_head": "head"}
+
+
+def parameter_counts(lm: LanguageModel) -> dict[str, int]:
+    """How many of the weights are of each part, by their names. A tied matrix counts once, as embedding."""
+    counts = dict.fromkeys(PARTS.values(), 0)
+    for name, parameter in lm.named_parameters():
+        counts[next(part for word, part in PARTS.items() if word in name)] += parameter.numel()
+    return counts | {"total": lm.num_parameters()}
+
+
 def size_in_words(number: float) -> str:
     """Bytes in decimal units: 1 kB = 1000 B."""
     units = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
@@ -172,7 +183,7 @@ def main() -> int:
     kind = device.device.type
     print(f"{run.name}: {model.in_words()}, vocabulary {model.vocab_size:,}\n  ({vocabulary})\n")
 
-    counts = lm.parameter_counts() | ({"active for a token": lm.num_active_parameters()} if model.num_experts else {})
+    counts = parameter_counts(lm) | ({"active for a token": lm.num_active_parameters()} if model.num_experts else {})
     shares = [(part.replace("_", " "), f"{n:,}", f"{n / counts['total']:.1%}") for part, n in counts.items() if n]
     print(table(("Parameters (exact)", "", "share"), shares) + "\n")
 

@@ -62,11 +62,9 @@ class TrainConfig(Section):
     """Tokens of one optimizer step, over all processes: a multiple of data.sequence_length."""
     micro_batch_size: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
     """Rows computed at once, of those in a step. auto = a guess, halved where memory runs out."""
-    processes: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
-        "auto",
-        description="On a CPU: processes that share the rows of a step. Beside other programs they are much quicker "
-        "than threads. auto = one a core, with at least 512 tokens each.",
-    )
+    processes: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
+    """On a CPU: processes that share the rows of a step. Beside other programs they are much quicker than threads. auto
+    = one a core, with at least 512 tokens each."""
     schedule: Annotated[Literal["wsd", "cosine", "constant"], Tag.IDENTITY] = "wsd"
     """Course of the learning rate: wsd (constant, then straight down) | cosine | constant."""
     warmup_steps: Annotated[int, Tag.IDENTITY] = Field(0, ge=0)
@@ -77,11 +75,9 @@ class TrainConfig(Section):
     """Learning rate of the last step, as a share of the highest (not constant)."""
     grad_clip: Annotated[float, Tag.IDENTITY] = Field(1.0, ge=0)
     """A longer gradient is shortened to this norm. 0 = never."""
-    precision: Annotated[Literal["auto", "bf16", "fp16", "tf32", "fp32"], Tag.IDENTITY] = Field(
-        "auto",
-        description="Number format of the computation (weights stay fp32): auto = bf16 where it is fast | bf16 | fp16 "
-        "(with loss scaling) | tf32 (CUDA only) | fp32.",
-    )
+    precision: Annotated[Literal["auto", "bf16", "fp16", "tf32", "fp32"], Tag.IDENTITY] = "auto"
+    """Number format of the computation (weights stay fp32): auto = bf16 where it is fast | bf16 | fp16 (with loss
+    scaling) | tf32 (CUDA only) | fp32."""
     compile: Literal["auto"] | bool = "auto"
     """Train with torch.compile. auto: where the run is long enough to pay for it."""
     activation_checkpointing: bool = False
@@ -119,12 +115,9 @@ class DPOConfig(Section):
     """sigmoid = DPO's own | ipo = a wanted distance between the answers, which is not exceeded, a mean over tokens."""
     label_smoothing: float = Field(0.0, ge=0, lt=0.5)
     """sigmoid: share of pairs whose answers are swapped by mistake (robust DPO)."""
-    sft_weight: float = Field(
-        0.0,
-        ge=0,
-        description="What the chosen answer's own loss, a mean over its tokens, counts beside the preference: with it, "
-        "the chosen answer stays likely (RPO).",
-    )
+    sft_weight: float = Field(0.0, ge=0)
+    """What the chosen answer's own loss, a mean over its tokens, counts beside the preference: with it, the chosen
+    answer stays likely (RPO)."""
 
 
 class DistillConfig(Section):
@@ -132,14 +125,9 @@ class DistillConfig(Section):
 
     teacher: PathText = Field(min_length=1)
     """The run or model directory to learn from. It must have the same tokenizer."""
-    beta: float = Field(
-        0.0,
-        ge=0,
-        le=1,
-        description="How two distributions are compared: 0 = forward KL, the student covers all that the teacher finds "
-        "likely | 1 = reverse KL, it keeps to what the teacher finds likeliest | between = the generalised "
-        "Jensen-Shannon divergence.",
-    )
+    beta: float = Field(0.0, ge=0, le=1)
+    """How two distributions are compared: 0 = forward KL, the student covers all that the teacher finds likely | 1 =
+    reverse KL, it keeps to what the teacher finds likeliest | between = the generalised Jensen-Shannon divergence."""
     temperature: float = Field(1.0, ge=0.05)
     """Divides the logits of both: above 1, unlikely tokens count more."""
     hard_share: float = Field(0.1, ge=0, le=1)
@@ -153,28 +141,18 @@ class DistillConfig(Section):
 class GRPOConfig(Section):
     """Group relative policy optimisation (train/grpo.py): what is sampled, its worth, and how far a step goes."""
 
-    reward: str = Field(
-        "exact_match",
-        min_length=1,
-        description="exact_match (the right answer to the letter) | contains_answer (can be gamed) | or a function of "
-        "your own as package.module:function. It gets a question (eval.questions.Question) and a reply, and returns a "
-        "number. Code that a config from elsewhere names is refused without --trust-hooks.",
-    )
-    group_size: int = Field(
-        8,
-        ge=2,
-        le=2**16,  # the largest known groups have some hundred
-        description="Answers that are sampled to each question and compared with each other. A step has "
-        "train.tokens_per_step / data.sequence_length answers.",
-    )
+    reward: str = Field("exact_match", min_length=1)
+    """exact_match (the right answer to the letter) | contains_answer (can be gamed) | or a function of your own as
+    package.module:function. It gets a question (eval.questions.Question) and a reply, and returns a number. Code that a
+    config from elsewhere names is refused without --trust-hooks."""
+    group_size: int = Field(8, ge=2, le=2**16)  # the largest known groups have some hundred
+    """Answers that are sampled to each question and compared with each other. A step has train.tokens_per_step /
+    data.sequence_length answers."""
     max_new_tokens: int = Field(24, ge=1)
     """Tokens of an answer at most; one that is longer is cut, and so never right."""
-    tools: list[Literal["calculator", "look_up"]] = Field(
-        [],
-        max_length=2,
-        description="Tools that the prompt describes and whose calls are run: [calculator, look_up]. What they return "
-        "is read, not trained on, and belongs to max_new_tokens. [] = none.",
-    )
+    tools: list[Literal["calculator", "look_up"]] = Field([], max_length=2)
+    """Tools that the prompt describes and whose calls are run: [calculator, look_up]. What they return is read, not
+    trained on, and belongs to max_new_tokens. [] = none."""
     temperature: float = Field(1.0, ge=1e-6)
     """Of the sampled answers. The loss has it too."""
     num_iterations: int = Field(1, ge=1, le=1000)
@@ -187,11 +165,9 @@ class GRPOConfig(Section):
     """ppo: the ratio new / old probability counts down to 1 - clip_low."""
     clip_high: float = Field(0.2, ge=0)
     """And up to 1 + clip_high. DAPO: 0.28, so that rare tokens may rise."""
-    mean: Literal["sequence", "token", "fixed"] = Field(
-        "sequence",
-        description="What a token weighs: sequence = all answers weigh the same (GRPO) | token = all tokens do (DAPO) "
-        "| fixed = as token, and longer answers weigh more in all (Dr. GRPO).",
-    )
+    mean: Literal["sequence", "token", "fixed"] = "sequence"
+    """What a token weighs: sequence = all answers weigh the same (GRPO) | token = all tokens do (DAPO) | fixed = as
+    token, and longer answers weigh more in all (Dr. GRPO)."""
     kl: float = Field(0.0, ge=0)
     """Weight of the KL divergence from the model of init_from. 0 = that model is not opened."""
 
@@ -210,28 +186,23 @@ class TrackingConfig(Section):
 class RunConfig(Section):
     """One run. The key `extends` is resolved before."""
 
-    name: str = Field(
-        "",
-        description="Name of the run and of its directory, in letters, digits, spaces and `_ . + = -`. "
-        "Empty = the YAML file's name.",
-    )
+    name: str = ""
+    """Name of the run and of its directory, in letters, digits, spaces and `_ . + = -`. Empty = the YAML file's
+    name."""
     output_dir: PathText = "runs"
     """Folder that holds all run directories, and the prepared data."""
     seed: Annotated[int, Tag.IDENTITY] = Field(0, ge=0, lt=2**63)
     """Decides all random choices: first weights, order of the rows, dropout."""
-    resume: PathText = Field(
-        "auto",
-        description="auto: continue the run of this name | never: refuse a directory that exists | or a checkpoint "
-        "directory to continue from.",
-    )
+    resume: PathText = "auto"
+    """auto: continue the run of this name | never: refuse a directory that exists | or a checkpoint directory to
+    continue from."""
     allow_mismatch: bool = False
     """true: continue a run although its data or settings have changed."""
     rungs: dict[str, dict[str, Any]] | None = Field(
-        None,
-        description="Variants for train.sweep: a name, and the keys that it changes. train.pretrain takes no notice: "
-        "it trains the config itself, the baseline.",
-        examples=[{"learned-positions": {"model.position_embedding": "learned"}}],
+        None, examples=[{"learned-positions": {"model.position_embedding": "learned"}}]
     )
+    """Variants for train.sweep: a name, and the keys that it changes. train.pretrain takes no notice: it trains the
+    config itself, the baseline."""
     tracking: TrackingConfig = TrackingConfig()
     """Where figures go, besides metrics.jsonl."""
 
@@ -249,11 +220,9 @@ class RunConfig(Section):
         None, examples=[{"reward": "exact_match", "group_size": 8}]
     )
     """Reinforcement learning on sampled answers, with train.grpo."""
-    init_from: Annotated[PathText | None, Tag.IDENTITY] = Field(
-        None,
-        description="Start from the weights of this run or model directory, with its shape and its tokenizer. null = "
-        "random weights.",
-    )
+    init_from: Annotated[PathText | None, Tag.IDENTITY] = None
+    """Start from the weights of this run or model directory, with its shape and its tokenizer. null = random
+    weights."""
     model: Annotated[ModelConfig, Tag.IDENTITY] = ModelConfig()
     """The network."""
     data: Annotated[DataConfig, Tag.IDENTITY] = DataConfig()

@@ -1,20 +1,17 @@
 """Where does a run compute, in which precision, compiled or not, and with which attention? What `auto` stands for here.
 
-What train.doctor found wrong on this machine, `auto` leaves out. A run that is resumed keeps what it has taken: the
-last bits of its sums depend on it, and on the machine (`decided_by`).
+A run that is resumed keeps what it has taken: the last bits of its sums depend on it, and on the machine
+(`decided_by`).
 """
 
 from __future__ import annotations
 
 import ctypes
-import hashlib
-import json
 import os
 import platform
 import shutil
 import sys
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -24,13 +21,12 @@ from typing import Any
 import psutil
 import torch
 
-from configs.command import InputError, cache_folder
-from configs.files import read_json
+from configs.command import InputError
 from model.backends.choice import BACKENDS, Situation, choose_attention, choose_device, why_not
 from model.transformer import on_meta
 from train.config import RunConfig
 
-CGROUP = Path("/sys/fs/cgroup")
+CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")  # of a container on Linux
 SMALL_VOCABULARY = 64  # counted, as long as the vocabulary is not known
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "tf32": torch.float32, "fp32": torch.float32}
 FEW_STEPS = 100  # for fewer, compiling is not even considered
@@ -76,14 +72,16 @@ class Device:
         return torch.autocast(self.device.type, dtype=self.dtype)
 
 
-def resolve_device(config: RunConfig, resolved: dict[str, Any] | None = None) -> Device:
-    """Decide what `auto` stands for. resolved: what a resumed run had decided; it is kept where it can be, whatever has
-    been found since.
+def resolve_device(
+    config: RunConfig, resolved: Mapping[str, Any] | None = None, faults: Mapping[str, str] | None = None
+) -> Device:
+    """Decide what `auto` stands for. resolved: what a resumed run had decided; it is kept where it can be. faults: what
+    `auto` must not take, and why (train/doctor.py).
 
     With several processes the first one decides for all. Raises InputError for what you ask for and this machine does
     not have.
     """
-    kind, before, faults = resolve_kind(config), resolved or {}, known_faults()
+    kind, before, faults = resolve_kind(config), resolved or {}, faults or {}
     source = "asked for" if config.train.device != "auto" else "auto"
     if before.get("device") != kind:  # what it had decided elsewhere says nothing here
         before = {}
@@ -147,7 +145,7 @@ def lacks(precision: str, kind: str) -> str:
     return ""
 
 
-def fastest_precision(kind: str, faults: dict[str, str]) -> tuple[str, str]:
+def fastest_precision(kind: str, faults: Mapping[str, str]) -> tuple[str, str]:
     """What `auto` takes, and why.
 
     A CPU's flag avx512_bf16 does not say that bf16 is fast: with it an AMD EPYC trained 2.2 times as fast as in fp32,
@@ -170,7 +168,7 @@ def fastest_precision(kind: str, faults: dict[str, str]) -> tuple[str, str]:
     return fastest, reason
 
 
-def pays_to_compile(config: RunConfig, kind: str, precision: str, faults: dict[str, str]) -> tuple[bool, str]:
+def pays_to_compile(config: RunConfig, kind: str, precision: str, faults: Mapping[str, str]) -> tuple[bool, str]:
     """Whether `auto` compiles, and why. It guesses the minutes of the run from its FLOPs alone: the same command on the
     same machine always takes the same, whatever other programs do."""
     steps = config.max_steps
@@ -285,10 +283,9 @@ def memory_of(kind: str) -> tuple[float, str] | None:
         here = torch.cuda.is_available()
         return (float(torch.cuda.get_device_properties(0).total_memory), "the GPU's") if here else None
     ram = float(psutil.virtual_memory().total)
-    for name in ("memory.max", "memory/memory.limit_in_bytes"):  # of a container on Linux: cgroup v2, v1
-        with suppress(OSError, ValueError):  # no such file, or "max"
-            if (limit := float((CGROUP / name).read_text(encoding="ascii"))) < ram:
-                return limit, "the limit of its container"
+    with suppress(OSError, ValueError):  # no such file, or "max"
+        if (limit := float(CGROUP_LIMIT.read_text(encoding="ascii"))) < ram:
+            return limit, "the limit of its container"
     return ram, "all RAM"
 
 
@@ -322,30 +319,3 @@ def keep_freed_memory() -> bool:
     trim_threshold, mmap_threshold = -1, -3  # of malloc.h
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl has none
     return mallopt is not None and bool(mallopt(mmap_threshold, 2**30)) and bool(mallopt(trim_threshold, 2**31 - 1))
-
-
-def known_faults() -> dict[str, str]:
-    """What train.doctor found wrong on this machine, and `auto` leaves out: {"attention cpu blocked bf16": why}.
-
-    The keys are "device KIND", "precision KIND NAME", "attention KIND BACKEND PRECISION" and "compile KIND".
-    """
-    try:
-        return read_json(_faults_file(), dict[str, str])
-    except InputError:  # not there yet, or damaged
-        return {}
-
-
-def remember_faults(faults: dict[str, str]) -> None:
-    """Keep them for later runs. A folder that cannot be written stops nothing."""
-    file, dated = _faults_file(), f"(train.doctor, {time.strftime('%Y-%m-%d')})"
-    with suppress(OSError):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps({key: f"{fault} {dated}" for key, fault in faults.items()}), encoding="utf-8")
-
-
-def _faults_file() -> Path:
-    """In your cache folder (HEADLIGHT_CACHE names another one): each processor, GPU and PyTorch is another machine."""
-    gpu = ""
-    with suppress(AssertionError, RuntimeError):  # a GPU that is there and does not answer
-        gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
-    return cache_folder() / f"machine-{hashlib.sha256(repr((processor(), gpu)).encode()).hexdigest()[:16]}.json"

@@ -1,8 +1,7 @@
 """What can this machine do? `python -m train.doctor [configs/x.yaml] [section.key=value ...]`
 
-One verdict a line, as it goes, in a minute; then the settings for this config, with minutes that were measured. What is
-found wrong is kept (train/device.py), and `auto` leaves it out from then on. Exit code 0: training will work
-here; 2: it will not, and a line says why.
+One verdict a line, as it goes, in a minute; then settings for this config without what was found wrong, with minutes
+that were measured. Exit code 0: training will work here; 2: it will not, and a line says why.
 """
 
 from __future__ import annotations
@@ -38,29 +37,21 @@ from train.device import DTYPES, Device, guessed_seconds, lacks, resolve_device,
 from train.pretrain import run as pretrain
 from train.processes import World, check_shares, number_of_processes
 
-BASE, DEMO = (Path(__file__).parents[1] / f"configs/{name}.yaml" for name in ("base", "demo"))
+DEMO = Path(__file__).parents[1] / "configs/demo.yaml"
 WIDTH, INDENT = 118, 32
 # errors, as a share of the largest entry: five to fifty times what rounding costs; tf32 has the digits of fp16
 ALLOWED = {"fp32": 1e-3, "tf32": 5e-2, "bf16": 1e-1, "fp16": 5e-2}
 STEPS = 4  # of each run here
-QUIET = """
+STORIES = """
 data.source={"kind":"storyworld","documents":200,"validation_documents":8} data.tokenizer={"kind":"byte"}
-train.checkpoint_every=0 train.compile=false train.log_every=1 eval.hooks=[] tracking.wandb=disabled
-"""
-TINY = f"""{QUIET} data.sequence_length=64 train.tokens_per_step=256 train.schedule=constant
-model.hidden_size=32 model.num_hidden_layers=2 model.num_attention_heads=2 model.num_key_value_heads=1
-model.max_position_embeddings=64 model.hidden_dropout=0.1
-"""
-TEXT_ALONE = """
-init_from=null lora=null dpo=null distill=null grpo=null rungs=null data.records=text data.rows_joined=1
+data.records=text data.rows_joined=1 init_from=null lora=null dpo=null distill=null grpo=null rungs=null
 model.vocab_size=null model.bos_token_id=null model.eos_token_id=null model.pad_token_id=null
-train.max_tokens=null train.max_minutes=null train.micro_batch_size=auto
+train.max_tokens=null train.max_minutes=null train.micro_batch_size=auto train.schedule=constant train.log_every=1
+train.checkpoint_every=0 train.compile=false eval.hooks=[] tracking.wandb=disabled
 """
 BUSY = 0.1  # share of the cores that other programs may use
 CLEARLY = 1.1  # times as fast: less is noise
-TIMED_S = 2.0  # seconds that a timed step may take, as a guess
-
-
+TIMED_S = 1.0  # seconds that a timed step may take, as a guess
 Verdict = tuple[str, str]  # ok | "--": not for this machine | note: training works, but look at it | FAIL; and words
 
 
@@ -71,10 +62,9 @@ def main() -> int:
     arguments = parser.parse_intermixed_args()
     run, _ = with_vocabulary(load_run_config(arguments.config, arguments.overrides))
     faults: dict[str, str] = {}
-    hardware.remember_faults(faults)  # what was wrong before may be right again
 
     def check(what: str, test: Callable[..., Verdict], *of: Any, fault: str = "", is_needed: bool = False) -> bool:
-        """Print a verdict. fault: what `auto` must not take if it is FAIL. is_needed: else training will not work."""
+        """Print a verdict. fault: what must not be taken if it is FAIL. is_needed: else training will not work."""
         try:
             state, words = test(*of)
         except Exception as error:  # a check is there to find them
@@ -83,8 +73,6 @@ def main() -> int:
                 words = f"{type(error).__name__}: {(words.splitlines() or [''])[0][:100]}"
         if state == "FAIL" and fault:
             faults[fault] = words
-            hardware.remember_faults(faults)
-            words += "; auto leaves it out"
         line = f"{state:<6}{what:<{INDENT - 6}}{words}"
         print(textwrap.fill(line, WIDTH, subsequent_indent=" " * INDENT, break_long_words=False), flush=True)
         if state == "FAIL" and is_needed:
@@ -104,15 +92,15 @@ def main() -> int:
         what = f"attention {kind} {name} {number}"
         check(f"attention {name} {number}", attention, name, number, kind, run.model, fault=what)
     check("torch.compile", compiling, kind, fault=f"compile {kind}")
-    check("this config", this_config, run, is_needed=True)  # what `auto` stands for, without these faults
-    auto = resolve_device(run)
-    check("save and resume", save_and_resume, kind, auto.precision, is_needed=True)
+    check("this config", this_config, run, faults, is_needed=True)
+    sound = resolve_device(run, faults=faults)  # what `auto` stands for, without what is wrong
+    check("save and resume", save_and_resume, run, sound, is_needed=True)
 
-    devices, other = [auto], {"bf16": "fp32", "fp32": "bf16"}.get(auto.precision, "")
+    devices, other = [sound], {"bf16": "fp32", "fp32": "bf16"}.get(sound.precision, "")
     if kind == "cpu" and run.train.precision == "auto" and f"precision cpu {other}" not in faults:
         train = run.train.model_copy(update={"precision": other, "device": "cpu"})
-        devices.append(resolve_device(run.model_copy(update={"train": train})))
-    print("\n" + recommendation(run, [(device, time_step(run, device)) for device in devices]))
+        devices.append(resolve_device(run.model_copy(update={"train": train}), faults=faults))
+    print("\n" + recommendation(run, [(device, time_step(run, device)) for device in devices], faults))
     return 0
 
 
@@ -142,9 +130,9 @@ def room(config: RunConfig, kind: str) -> Verdict:
     return "ok", f"{words}leave the CPU alone"
 
 
-def this_config(config: RunConfig) -> Verdict:
-    """What it stands for here. Raises InputError where it cannot train, or asks for what computes wrong numbers."""
-    device, faults = resolve_device(config), hardware.known_faults()
+def this_config(config: RunConfig, faults: dict[str, str]) -> Verdict:
+    """What it stands for here. Raises InputError where it cannot train."""
+    device = resolve_device(config, faults=faults)
     check_memory(config, device, 1)
     check_shares(config, World(size=number_of_processes(config)))
     kind = device.device.type
@@ -168,15 +156,14 @@ def precision(name: str, kind: str) -> Verdict:
     torch.set_float32_matmul_precision("high" if name == "tf32" else before)
     try:
         with torch.autocast(kind, DTYPES[name]) if name in ("bf16", "fp16") else nullcontext():
-            computed = gradients(small_computation, [x.to(kind) for x in inputs])
+            return judge(gradients(small_computation, [x.to(kind) for x in inputs]), exact, name)
     finally:
         torch.set_float32_matmul_precision(before)
-    return judge(largest_error(computed, exact), name)
 
 
 def small_computation(x: Tensor, w: Tensor) -> Tensor:
     """Of what a network is made: norm, product, activation, softmax."""
-    return F.silu(F.rms_norm(x, x.shape[-1:]) @ w / 8).float().softmax(-1).square().sum()
+    return F.silu(F.rms_norm(x, x.shape[-1:]) @ w / 8).softmax(-1).square().sum()
 
 
 def gradients(compute: Callable[..., Tensor], inputs: list[Tensor]) -> list[Tensor]:
@@ -184,45 +171,38 @@ def gradients(compute: Callable[..., Tensor], inputs: list[Tensor]) -> list[Tens
     return list(torch.autograd.grad(compute(*leaves), leaves))
 
 
-def largest_error(computed: list[Tensor], exact: list[Tensor]) -> float:
-    """The largest of all differences, each as a share of the largest entry of its tensor; NaN if there is one."""
+def judge(computed: list[Tensor], exact: list[Tensor], precision: str) -> Verdict:
+    """By the largest of all differences, each as a share of the largest entry of its tensor."""
     pairs = [(a.detach().cpu().double(), b.detach().cpu().double()) for a, b in zip(computed, exact, strict=True)]
-    return float(torch.stack([(a - b).abs().max() / b.abs().max() for a, b in pairs]).max())
-
-
-def judge(error: float, precision: str) -> Verdict:
+    error = float(torch.stack([(a - b).abs().max() / b.abs().max() for a, b in pairs]).max())
     if not error <= ALLOWED[precision]:  # nor if it is NaN
         return "FAIL", f"differs from float64 by {error:.0e}"
     return "ok", f"right within {error:.0e}"
 
 
 def attention(name: str, precision: str, kind: str, model: ModelConfig) -> Verdict:
-    """A backend on this model's heads, on rows of one document and of several."""
-    errors = []
-    for documents in (False, True):
-        here = Situation.of(model, kind, DTYPES[precision], gradients=True, documents=documents)
+    """A backend's output and gradients beside those of the formula in float64: two rows of 192 tokens, two key/value
+    heads of this model's size, rows of one document and of several. Raises whatever the kernel raises."""
+    for packed in (False, True):
+        here = Situation.of(model, kind, DTYPES[precision], gradients=True, documents=packed)
         if problem := lacks(precision, kind) or why_not(name, here):
             return "--", problem
-        errors.append(kernel_error(name, here, model.num_attention_heads // model.kv_heads))
-    return judge(float(torch.tensor(errors).max()), precision)
-
-
-def kernel_error(name: str, here: Situation, groups: int) -> float:
-    """How far a backend's output and gradients are from those of the formula in float64, on two rows of 192 tokens and
-    two key/value heads. Raises whatever the kernel raises."""
-    generator, sizes = torch.Generator().manual_seed(0), (here.head_dim, here.head_dim, here.value_dim or here.head_dim)
-    shapes = [(2, heads, 192, size) for heads, size in zip((2 * groups, 2, 2), sizes, strict=True)]
-    inputs = [torch.randn(shape, generator=generator).to(here.dtype) for shape in shapes]
-    results = []
-    for backend, device, dtype in (("eager", "cpu", torch.float64), (name, here.device, here.dtype)):
-        places = torch.arange(192, device=device)
-        documents = (places[None] // 70).expand(2, 192) if here.documents else None
-        spec = MaskSpec(places, places, 2, None, documents, None, not here.masked)
-        q, k, v = leaves = [x.to(device, dtype).requires_grad_() for x in inputs]
-        out = BACKENDS[backend].compute(q, k, v, BACKENDS[backend].mask(spec), 0.0)
-        above = torch.linspace(-1, 1, out.numel(), dtype=torch.float64).view(out.shape).to(out.dtype).to(device)
-        results.append([out, *torch.autograd.grad(out, leaves, above)])
-    return largest_error(results[1], results[0])
+        draw, sizes = torch.Generator().manual_seed(0), (here.head_dim, here.head_dim, here.value_dim or here.head_dim)
+        heads = zip((2 * model.num_attention_heads // model.kv_heads, 2, 2), sizes, strict=True)
+        inputs = [torch.randn(2, number, 192, size, generator=draw).to(here.dtype) for number, size in heads]
+        results = []
+        for backend, device, dtype in (("eager", "cpu", torch.float64), (name, here.device, here.dtype)):
+            places = torch.arange(192, device=device)
+            documents = (places[None] // 70).expand(2, 192) if packed else None
+            spec = MaskSpec(places, places, 2, None, documents, None, not here.masked)
+            q, k, v = leaves = [x.to(device, dtype).requires_grad_() for x in inputs]
+            out = BACKENDS[backend].compute(q, k, v, BACKENDS[backend].mask(spec), 0.0)
+            above = torch.linspace(-1, 1, out.numel(), dtype=torch.float64).view(out.shape).to(out.dtype).to(device)
+            results.append([out, *torch.autograd.grad(out, leaves, above)])
+        verdict = judge(results[1], results[0], precision)
+        if verdict[0] == "FAIL":
+            break
+    return verdict
 
 
 def compiling(kind: str) -> Verdict:
@@ -230,54 +210,48 @@ def compiling(kind: str) -> Verdict:
     if problem := hardware.compiler_problem(kind):
         return "--", f"{problem}; training works without it"
     inputs = [torch.randn(64, 64).to(kind) for _ in range(2)]
-    compiled = torch.compile(small_computation, dynamic=False)
-    return judge(largest_error(gradients(compiled, inputs), gradients(small_computation, inputs)), "fp32")
+    compiled = gradients(torch.compile(small_computation, dynamic=False), inputs)
+    return judge(compiled, gradients(small_computation, inputs), "fp32")
 
 
 # ---------------------------------------------------------------------------------------------------------
 # real runs: is a stopped one exact, and how long does a step take?
 
 
-def save_and_resume(kind: str, precision: str) -> Verdict:
-    """Train a tiny run, whole and in two halves: every weight must come out equal to the last bit."""
+def save_and_resume(run: RunConfig, device: Device) -> Verdict:
+    """Train some steps, at once and in two halves: every weight must come out equal to the last bit."""
     with tempfile.TemporaryDirectory(prefix="headlight-doctor-", ignore_cleanup_errors=True) as folder:
-        overrides = [*TINY.split(), f"output_dir={folder}", f"train.device={kind}", f"train.precision={precision}"]
         for name, steps in (("whole", STEPS), ("halves", STEPS // 2), ("halves", STEPS)):
-            train_quietly(BASE, [*overrides, f"name={name}", f"train.max_steps={steps}"])
+            train_quietly(run, device, folder, f"name={name}", f"train.max_steps={steps}", "train.processes=1")
         whole, halves = (Path(folder, name, f"checkpoints/step_{STEPS:08}") for name in ("whole", "halves"))
         files = ("model.safetensors", "training/optimizer.safetensors")
         if all((whole / file).read_bytes() == (halves / file).read_bytes() for file in files):
             return "ok", "in two halves or whole, the weights are equal to the last bit"
-    if kind == "cpu":
+    if device.device.type == "cpu":
         return "FAIL", "a resumed run gave other weights than one that never stopped"
-    return "note", f"works, but not to the last bit: kernels of {kind} add up in changing order"
+    return "note", "works, but not to the last bit: kernels of this device add up in changing order"
 
 
 def time_step(run: RunConfig, device: Device) -> float:
-    """Seconds of a step of this config: some real steps are taken, on stories in bytes.
-
-    A step that would take long is extended from fewer of its rows, and from the vocabulary of bytes to that of the
-    config by its FLOPs.
-    """
-    kind, length, number = device.device.type, run.data.sequence_length, number_of_processes(run)
-    rows = run.rows_per_step // number
-    rows = min(rows, max(1, int(TIMED_S / guessed_seconds(run, length, kind, device.precision))))
+    """Seconds of a step of this config: some real steps are taken. A step that would take long is extended from fewer
+    of its rows, and from the vocabulary of bytes to that of the config by its FLOPs."""
     with tempfile.TemporaryDirectory(prefix="headlight-doctor-", ignore_cleanup_errors=True) as folder:
-        config = Path(folder, "config.yaml")
-        config.write_text(dump_yaml(run.model_dump()), encoding="utf-8")
-        overrides = [*QUIET.split(), *TEXT_ALONE.split(), f"output_dir={folder}", "name=timed", f"train.device={kind}"]
-        overrides += [f"train.precision={device.precision}", f"model.attn_implementation={device.attention}"]
-        overrides += [f"train.max_steps={STEPS}", f"train.tokens_per_step={rows * number * length}"]
-        timed = train_quietly(config, [*overrides, f"train.processes={number}"])
+        timed = train_quietly(run, device, folder, f"train.max_steps={STEPS}")
         lines = read_metrics(timed.directory, lambda problem: None)
-    speed = max(line["tokens_per_s"] for line in lines if line["split"] == "train")
+    speed, length = max(line["tokens_per_s"] for line in lines if line["split"] == "train"), run.data.sequence_length
     flops = [on_meta(model).flops_per_token(length) for model in (run.model, with_vocabulary(timed)[0].model)]
     return run.train.tokens_per_step / speed * flops[0] / flops[1]
 
 
-def train_quietly(path: Path, overrides: list[str]) -> RunConfig:
-    """A run of which nothing is printed; its config. Raises InputError if it fails."""
-    config = load_run_config(path, overrides)
+def train_quietly(run: RunConfig, device: Device, folder: str, *overrides: str) -> RunConfig:
+    """Train this config for a few steps, on stories in bytes, and print nothing; the config of that run. Raises
+    InputError if it fails."""
+    file, length, number = Path(folder, "config.yaml"), run.data.sequence_length, number_of_processes(run)
+    rows = int(TIMED_S / guessed_seconds(run, length, device.device.type, device.precision))
+    rows = min(run.rows_per_step // number, max(1, rows)) * number
+    file.write_text(dump_yaml(run.model_dump()), encoding="utf-8")
+    own = [*STORIES.split(), *chosen(device), f"output_dir={folder}", f"train.tokens_per_step={rows * length}"]
+    config = load_run_config(file, [*own, f"train.processes={number}", *overrides])
     with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
         code = pretrain(config, "train.doctor")
     if code > 128:
@@ -287,10 +261,16 @@ def train_quietly(path: Path, overrides: list[str]) -> RunConfig:
     return config
 
 
-def recommendation(run: RunConfig, timings: list[tuple[Device, float]]) -> str:
+def chosen(device: Device) -> list[str]:
+    """The overrides that take these settings."""
+    kind, attention = device.device.type, f"model.attn_implementation={device.attention}"
+    return [f"train.device={kind}", f"train.precision={device.precision}", attention]
+
+
+def recommendation(run: RunConfig, timings: list[tuple[Device, float]], faults: dict[str, str]) -> str:
     """A table of the seconds that a step takes, and the settings to take, with the minutes to expect.
 
-    timings: what `auto` takes comes first.
+    timings: what `auto` takes comes first, without what is wrong here: faults.
     """
     steps, limit, tokens = run.max_steps, run.train.max_minutes or 0.0, run.train.tokens_per_step
     lines = []
@@ -301,13 +281,14 @@ def recommendation(run: RunConfig, timings: list[tuple[Device, float]]) -> str:
     heading = f"{run.name}: {f'{steps:,} ' if steps else ''}steps of {tokens:,} tokens"
     columns = (heading, "s a step", "tokens/s", "minutes" if steps else f"steps in {limit:g} minutes")
 
-    auto, best = timings[0], min(timings, key=lambda timing: timing[1])
-    device, seconds = auto if auto[1] < CLEARLY * best[1] else best
+    device, seconds = min(timings, key=lambda timing: timing[1])
+    if timings[0][1] < CLEARLY * seconds:
+        device, seconds = timings[0]
     expected = f"about {steps * seconds / 60:,.1f} minutes" if steps else f"{limit:g} minutes, as it says"
+    is_auto = device is timings[0][0] and not faults
     notes = [
-        f"recommended: train.device={device.device.type} train.precision={device.precision} "
-        f"model.attn_implementation={device.attention} train.compile={str(device.compile).lower()}",
-        "auto takes these by itself" if device is auto[0] else "auto does not: name them on the command line",
+        f"recommended: {' '.join(chosen(device))} train.compile={str(device.compile).lower()}",
+        "auto takes these by itself" if is_auto else "auto may not: name them on the command line",
         f"expect {expected} of training; evaluations and checkpoints come on top",
     ]
     if device.compile:

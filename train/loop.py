@@ -352,7 +352,7 @@ def train_to_the_end(run: Run) -> int:
 def show_stop(run: Run, why: str) -> None:
     """The hooks that show the run say why it stops. An error on the way out would hide the one that led here."""
     with suppress(Exception):
-        run.hooks.stop(run.event(is_last=False), why)
+        run.hooks.on_rank0("stop", run.event(is_last=False), why)
 
 
 @torch.no_grad()

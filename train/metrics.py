@@ -11,7 +11,7 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,7 +32,6 @@ SPIKE_WINDOW = 30  # steps whose losses a new one is compared with
 SPIKE_DEVIATIONS = 6.0  # how far above their median it must be, in (robust) standard deviations, …
 SPIKE_SHARE = 0.1  # … and as a share of the median
 SILENCE_S, SILENCE = 10.0, 0.05  # without a terminal, for so long and this share of the run nothing need be said
-Media = Path | tuple[list[str], list[list[Any]]]  # a file, or a table: columns, rows
 
 
 class Counts(NamedTuple):
@@ -141,10 +140,11 @@ class Tracker:
     """Where a run's figures go. writes=False: of a process that is not the first."""
 
     def __init__(self, config: RunConfig, state: TrainerState, writes: bool = True):
-        self.file, self.writes = config.directory / METRICS, writes
+        self.file, self.writes, self._disk_failed = config.directory / METRICS, writes, False
         self._minutes = config.train.max_minutes if config.max_steps is None else None
         self._total = config.max_steps or config.train.max_minutes or 0
         self._first = state.step if config.max_steps else state.seconds / 60
+        self._began = self._said = time.monotonic()
         self.bar = tqdm(
             total=self._total,
             desc=config.name,
@@ -155,13 +155,8 @@ class Tracker:
             bar_format="{desc} {percentage:3.0f}%|{bar:20}| {n:.4g}/{total} {unit} [{elapsed}<{remaining}{postfix}]",
             disable=None if writes else True,  # None: only on a terminal
         )
-        self._began = self._said = time.monotonic()
-        self._disk_failed = False
-        self._others: list[Wandb | TensorBoard] = []
-        if writes and config.tracking.wandb != "disabled":
-            self._others.append(Wandb())
-        if writes and config.tracking.tensorboard:
-            self._others.append(TensorBoard())
+        chosen: dict[Any, bool] = {Wandb: config.tracking.wandb != "disabled", TensorBoard: config.tracking.tensorboard}
+        self._others: list[Wandb | TensorBoard] = [kind() for kind, is_on in chosen.items() if is_on and writes]
         self._tell("start", config, state)
 
     def _tell(self, method: str, *arguments: Any) -> None:
@@ -193,8 +188,8 @@ class Tracker:
                 self.say(f"warning: {file} cannot be written ({error.strerror}); training continues")
             self._disk_failed = True
 
-    def show(self, name: str, media: Media, step: int) -> None:
-        """A picture (.png) or a page (.html) on the disk, or a table, sent elsewhere."""
+    def show(self, name: str, media: Path, step: int) -> None:
+        """A picture (.png) or a page (.html) on the disk, sent elsewhere."""
         self._tell("show", name, media, step)
 
     def progress(self, step: int, seconds: float, **shown: str) -> None:
@@ -213,9 +208,10 @@ class Tracker:
 
     @contextmanager
     def doing(self, what: str, meter: Meter | None = None, figure: str = "") -> Iterator[None]:
-        """While inside, the bar says what keeps it from moving: evaluating, saving, compiling, drawing; without a
-        terminal a line does, every few seconds. meter, figure: its time is not training's, but that of "eval_s" or
-        "save_s"."""
+        """While inside, the bar says what keeps it from moving; without a terminal a line does, every few seconds.
+
+        meter, figure: its time is not training's, but that of "eval_s" or "save_s".
+        """
         self.bar.set_postfix_str(f"{what} …")
         before = time.perf_counter()
         try:
@@ -227,11 +223,13 @@ class Tracker:
             self.bar.set_postfix_str("", refresh=False)
 
     def say(self, text: str) -> None:
-        """Print a line without tearing the progress bar."""
+        """Print a line without tearing the progress bar. If nobody reads it any more, the run continues: Ctrl-C ends
+        both sides of `… | tee log`, and the checkpoint is still to be written."""
         if self.writes:
             self._said = time.monotonic()
-            self.bar.write(text, file=sys.stdout)
-            sys.stdout.flush()
+            with suppress(OSError):
+                self.bar.write(text, file=sys.stdout)
+                sys.stdout.flush()
 
     def close(self, exit_code: int = 0) -> None:
         """Close the bar, and the others' runs with our exit code."""
@@ -259,20 +257,17 @@ class Wandb:
             config=config.model_dump(),
             settings=wandb.Settings(silent=True, x_service_wait=300.0),  # a busy machine starts it slowly
         )
-        self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
         self._run.define_metric("val/loss", step_metric="step", summary="min")  # the table of runs shows the best
 
     def log(self, values: dict[str, Any], step: int) -> None:
         self._run.log({**values, "step": step})
 
-    def show(self, name: str, media: Media, step: int) -> None:
+    def show(self, name: str, media: Path, step: int) -> None:
         import wandb
 
-        if not isinstance(media, Path):
-            shown: Any = wandb.Table(columns=list(media[0]), data=media[1])
-        elif media.suffix == ".html":
-            shown = wandb.Html(media.read_text(encoding="utf-8"), inject=False)
+        if media.suffix == ".html":
+            shown: Any = wandb.Html(media.read_text(encoding="utf-8"), inject=False)
         else:
             shown = wandb.Image(str(media))
         self.log({name: shown}, step)
@@ -297,7 +292,7 @@ class TensorBoard:
             if isinstance(value, int | float):
                 self._writer.add_scalar(name, value, step)
 
-    def show(self, name: str, media: Media, step: int) -> None: ...
+    def show(self, name: str, media: Path, step: int) -> None: ...
 
     def finish(self, exit_code: int) -> None:
         self._writer.close()

@@ -130,7 +130,7 @@ class TextBatches(BatchSource):
         self.batches = self.Batches(rows, data.tokenizer, wanted, config.seed, *packed_as, config.data.shuffle)
         self.rows_per_batch, self.row_length = wanted, rows.length
         self._share, self._pin = (world.rank, world.size), device.type == "cuda"
-        notes = [too_long(rows, config.data, "train") if isinstance(rows, ConversationRows) else "", self.notes]
+        notes = [too_long(rows, config.data, "train"), self.notes]
         if wanted < asked:
             notes += [
                 f"the training text makes {rows.per_epoch:,} {self.name_of_rows}{'s' * (rows.per_epoch != 1)} of "

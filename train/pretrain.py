@@ -16,11 +16,11 @@ from typing import Any
 
 import torch
 
-from configs.command import InputError, exit_on_bad_input, survive_lost_output
+from configs.command import InputError, exit_on_bad_input
 from data.batches import make_rows
 from data.prepare import prepare
 from data.tokenizer import Tokenizer
-from eval.hooks.registry import Hooks
+from eval.hooks import Hooks
 from model import LanguageModel
 from train import report
 from train.budget import check_memory
@@ -57,7 +57,6 @@ def run(
 
     On a CPU each core gets a process, if there are parts to share.
     """
-    survive_lost_output()
     if parts is None and (objective, source) != (None, TextBatches):
         parts = 1
     work = partial(_run, config, script, objective, source)
@@ -112,7 +111,7 @@ def _run(config: RunConfig, script: str, objective: MakeObjective | None, source
             exit_code = train_to_the_end(run)
             if exit_code == 0 and hooks.hooks:
                 with run.tracker.doing("drawing"):
-                    hooks.finish(run.event(is_last=True))
+                    hooks.on_rank0("finish", run.event(is_last=True))
         finally:
             run.tracker.close(exit_code)
 

@@ -120,20 +120,17 @@ def number_of_processes(config: RunConfig, parts: int | None = None) -> int:
     """
     if parts == 1 or "WORLD_SIZE" in os.environ or config.train.parallel != "ddp":
         return 1  # torchrun decides
-    on_cpu, wanted, cores = resolve_kind(config) == "cpu", config.train.processes, torch.get_num_threads()
-    if wanted not in ("auto", 1) and not on_cpu:
-        raise InputError(
-            f"train.processes is {wanted}, which is for CPUs: on GPUs start torchrun (docs/scaling_out.md)"
-        )
+    wanted, cores = config.train.processes, torch.get_num_threads()
+    if resolve_kind(config) != "cpu":
+        if wanted not in ("auto", 1):
+            raise InputError(f"train.processes is {wanted}, which is for CPUs: on GPUs start torchrun")
+        return 1
     if wanted != "auto":
         return wanted
-    if not on_cpu:
-        return 1
-    if (config.directory / "checkpoints" / "latest").is_file():
-        with suppress(InputError, KeyError):  # what is wrong with a checkpoint is said later
-            before = read_json(checkpoint_directory(config.directory) / TRAINING / STATE)["resolved"]
-            if before["world_size"] * before["threads"] <= cores:
-                return before["world_size"]
+    with suppress(InputError, KeyError):  # a new run; what is wrong with a checkpoint is said later
+        before = read_json(checkpoint_directory(config.directory) / TRAINING / STATE)["resolved"]
+        if before["world_size"] * before["threads"] <= cores:
+            return before["world_size"]
     most = min(cores, config.train.tokens_per_step // LEAST_TOKENS)
     return max(1, largest_divisor(parts or config.rows_per_step // joined(config), most))
 
@@ -153,8 +150,7 @@ def largest_divisor(number: int, most: int) -> int:
 
 def processes_in_words(number: int, threads: int) -> str:
     """As a run says it in its opening lines."""
-    each = f"{threads} {'thread' if threads == 1 else 'threads'} each"
-    return f"{number} processes of {each}, which add up their gradients once a step (train.processes)"
+    return f"{number} processes of {threads} thread{'s' * (threads > 1)} each, which add up their gradients once a step"
 
 
 def on_processes(number: int, work: Callable[[], Value]) -> Value:
@@ -171,12 +167,11 @@ def on_processes(number: int, work: Callable[[], Value]) -> Value:
     with tempfile.TemporaryDirectory(prefix="headlight-processes-") as folder:
         # as torchrun describes it, but the processes find each other in a file
         shared = {STORE: str(Path(folder) / "store"), "WORLD_SIZE": str(number), "RANK": "0"}
-        if platform.system() in LOOPBACK:
-            shared |= {"GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", LOOPBACK[platform.system()])}
+        if (loopback := LOOPBACK.get(platform.system())) and "GLOO_SOCKET_IFNAME" not in os.environ:
+            shared["GLOO_SOCKET_IFNAME"] = loopback
         sys.stdout.flush()  # or each copy prints what is still to be printed
         sys.stderr.flush()
         others: list[BaseProcess] = []
-        added = shared.keys() - os.environ.keys()
         try:
             for rank in range(1, number):
                 others.append(context.Process(target=_other, args=(work, shared, rank, threads), daemon=True))
@@ -184,22 +179,21 @@ def on_processes(number: int, work: Callable[[], Value]) -> Value:
             os.environ.update(shared)
             torch.set_num_threads(threads)
             return work()
-        except RuntimeError as error:  # of gloo, if the connection to a process is lost: which one, and why?
+        except RuntimeError:  # of gloo, if the connection to a process is lost: which one?
             for rank, other in enumerate(others, start=1):
                 other.join(timeout=1)
-                if code := other.exitcode:
-                    why = f"signal {-code}" if code < 0 else f"exit code {code}"
+                if other.exitcode:
                     raise InputError(
-                        f"process {rank} of {number} ended ({why}); the same command continues from the newest "
-                        "checkpoint. If memory is short: train.processes=1"
+                        f"process {rank} of {number} ended with exit code {other.exitcode}; the same command continues "
+                        "from the newest checkpoint. If memory is short: train.processes=1"
                     ) from None
-            raise error from None
+            raise
         finally:
             for other in others:
                 other.kill()  # it writes nothing, and what is left of it waits for nobody
                 other.join()
             torch.set_num_threads(cores)
-            for name in added:
+            for name in shared:
                 os.environ.pop(name, None)
 
 
@@ -239,19 +233,14 @@ def processes(parallel: Literal["ddp", "fsdp2"], device: str) -> Iterator[World]
     if size == 1:
         yield World()
         return
-    on_cuda = device == "cuda" or (device == "auto" and torch.cuda.is_available())
     file, rank, local_rank = os.environ.get(STORE), int(os.environ["RANK"]), int(os.environ.get("LOCAL_RANK", "0"))
-    if on_cuda:
-        if local_rank >= torch.cuda.device_count():
-            problem = f"process {rank} finds {torch.cuda.device_count()} GPUs here: start as many processes"
-            if rank:
-                print(f"error: {problem}", file=sys.stderr)  # the first process may have found its own
-            raise InputError(f"train.device: {problem}, or set train.device=cpu")
-        torch.cuda.set_device(local_rank)
     if file is not None:
         dist.init_process_group("gloo", store=dist.FileStore(file, size), rank=rank, world_size=size)
+    elif device == "cuda" or (device == "auto" and torch.cuda.is_available()):
+        torch.cuda.set_device(local_rank)
+        dist.init_process_group("cpu:gloo,cuda:nccl")
     else:
-        dist.init_process_group("cpu:gloo,cuda:nccl" if on_cuda else "gloo")
+        dist.init_process_group("gloo")
     try:
         yield World(rank, size, local_rank, parallel, SharedMemory(rank, size) if file is not None else None)
     finally:
@@ -268,8 +257,7 @@ def check_shares(config: RunConfig, world: World) -> None:
     if rows % world.size:
         raise InputError(
             f"{world.size} processes cannot share the {rows} rows of a step evenly (train.tokens_per_step / "
-            f"data.sequence_length): start {largest_divisor(rows, world.size)}, or make the rows a multiple of "
-            f"{world.size}"
+            f"data.sequence_length): start {largest_divisor(rows, world.size)}, or change the rows"
         )
     if world.shares_model and config.train.precision == "fp16":
         raise InputError("train.precision is fp16, which train.parallel: fsdp2 does not scale: use bf16, or ddp")
@@ -396,16 +384,12 @@ class SharedMemory:
 
 def _file_with_room(size: int) -> str:
     """An empty file where it can grow to so many bytes: a process that writes beyond the room there is killed."""
-    folders = [folder for folder in (IN_MEMORY, Path(tempfile.gettempdir())) if folder.is_dir()]
-    for folder in folders:
-        if shutil.disk_usage(folder).free > size:
+    for folder in (IN_MEMORY, Path(tempfile.gettempdir())):
+        if folder.is_dir() and shutil.disk_usage(folder).free > size:
             descriptor, name = tempfile.mkstemp(prefix="headlight-", dir=folder)
             os.close(descriptor)
             return name
-    raise InputError(
-        f"no room for {size / 2**20:,.0f} MiB that the processes share, in {' or '.join(map(str, folders))}: set "
-        "train.processes=1"
-    )
+    raise InputError(f"no room for {size / 2**20:,.0f} MiB that the processes share: set train.processes=1")
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -427,10 +411,10 @@ def stop_signals() -> Iterator[Callable[[], int]]:
         nonlocal received
         name = signal.Signals(number).name
         is_second = received and name != "SIGHUP"
-        text = f"{name}: saving after this step … (once more: stop at once)"
-        if is_second:
-            text = f"{name} again: stopped at once; the same command continues from the newest checkpoint"
         if is_second or not received:
+            text = f"{name}: saving after this step … (once more: stop at once)"
+            if is_second:
+                text = f"{name} again: stopped at once; the same command continues from the newest checkpoint"
             with suppress(OSError):  # the terminal may be gone
                 os.write(2, f"\n{text}\n".encode())  # not print: a signal may come in the middle of one
         if is_second:

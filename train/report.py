@@ -16,7 +16,6 @@ import torch
 from configs.files import DamagedFile, read_json, read_lines
 from configs.text import code, fenced, markdown
 from data.batches import too_long
-from data.packing import ConversationRows
 from data.prepare import describe
 from eval.attention.viewer import VIEWER
 from eval.run_files import METRICS, RESULT
@@ -51,7 +50,7 @@ def opening(run: Run, checkpoint: Path | None = None) -> str:
         processes,
         describe(run.data),
         run.source.notes,
-        too_long(run.held_out, c.data, "validation") if isinstance(run.held_out, ConversationRows) else "",
+        too_long(run.held_out, c.data, "validation"),
         f"resumed from {str(checkpoint).removesuffix('.tmp')}, step {run.state.step:,}" if checkpoint else "",
         *map(exact_until, run.state.breaks),
     ]

@@ -17,8 +17,7 @@ from configs.command import InputError, is_out_of_memory
 from data.batches import Batch
 from data.packing import Rows
 from data.prepare import PreparedData
-from eval.hooks import EvalEvent
-from eval.hooks.registry import Hooks
+from eval.hooks import EvalEvent, Hooks
 from model import LanguageModel
 from train.budget import micro_batch_rows
 from train.checkpoint import CONTENTS, Start, TrainerState, check_contents, load_checkpoint, load_kept

@@ -46,9 +46,7 @@ class Ledger:
     duplicates: int = 0
     bad: int = 0
     bad_records: list[str] = field(default_factory=list)
-    parts: list[dict[str, Any]] = field(default_factory=list)  # of a mix: what each one gave
-    left_out: list[str] = field(default_factory=list)  # files of a folder that are not read, and why
-    unseparated: int = 0  # plain text files that are one document and have blank lines
+    left_out: list[str] = field(default_factory=list)  # names of files of a folder that are not read
 
     def check_bad(self, at_least: int = 0) -> None:
         """Raises InputError if more than 1 % of the records are bad, once there are enough of them to tell."""
@@ -72,20 +70,17 @@ def documents(config: DataConfig, split: Split) -> Iterator[Any]:
     return (document.content for document in read(config) if document.split == split)
 
 
-def files_of(source: FilesSource, held_out: bool = False) -> list[Path]:
+def files_of(source: FilesSource, held_out: bool = False, ledger: Ledger | None = None) -> list[Path]:
     """The files that are trained on, or the held-out ones; no file is both. Raises InputError if there are none."""
-    return _search(source, held_out)[0]
-
-
-def _search(source: FilesSource, held_out: bool) -> tuple[list[Path], str]:
-    """The files, and a few words about those in a folder that nobody reads."""
     validation: list[Path] = []
-    others = ""
     if source.validation_path is not None:
-        validation, others = files.search(source.validation_path, "data.source.validation_path")
+        validation = files.search(source.validation_path, "data.source.validation_path")[0]
     if held_out:
-        return validation, others
-    return files.search(source.path, "data.source.path", train_only=True, taken=validation)
+        return validation
+    paths, left_out = files.search(source.path, "data.source.path", train_only=True, taken=validation)
+    if ledger is not None:
+        ledger.left_out += [file.name for file in left_out]
+    return paths
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -100,33 +95,31 @@ def _documents_of(source: Any, config: DataConfig, ledger: Ledger) -> Iterator[D
             ledger.records += 1
             yield Document(content, split, f"storyworld, {split} {index}")
         return
-    if isinstance(source, FilesSource) and (left_out := _search(source, held_out=False)[1]):
-        ledger.left_out.append(left_out)
-    seen: set[int] = set()
-    contents = _contents(source, False, config, ledger)
+    contents, fraction = _contents(source, False, config, ledger), config.validation_fraction
+    splits: list[tuple[Split | None, Iterable[tuple[str, Any]]]] = [(None, contents)]  # None: by hash
+    ends_are_held_out = False
     if (source.validation_path if isinstance(source, FilesSource) else source.validation_split) is not None:
-        for where, content, _ in _unique(_contents(source, True, config, ledger), seen, config, ledger):
-            yield Document(content, "validation", where)
-        for where, content, _ in _unique(contents, seen, config, ledger):
-            yield Document(content, "train", where)
-        return
-    if config.records == "text" and isinstance(source, FilesSource) and source.document_start is None:
-        paths = files_of(source)
-        if all(files.kind_of(path) in files.PLAIN for path in paths):  # documents that may be books
-            few = list(islice(contents, math.ceil(FEW_HELD_OUT / config.validation_fraction)))
-            if not few:
-                ledger.check_bad()
-                raise InputError(f"{paths[0]}: is empty: give a file with text in it")
-            if len(few) * config.validation_fraction < FEW_HELD_OUT:  # the end of each one is held out
-                for where, text, _ in _unique(few, seen, config, ledger):
-                    boundary = int(len(text) * (1 - config.validation_fraction))
-                    for split, part in (("train", text[:boundary]), ("validation", text[boundary:])):
-                        if part:
-                            yield Document(part, split, where)
-                return
-            contents = chain(few, contents)
-    for where, content, number in _unique(contents, seen, config, ledger):
-        yield Document(content, split_of(number, config.validation_fraction), where)
+        splits = [("validation", _contents(source, True, config, ledger)), ("train", contents)]
+    elif config.records == "text" and isinstance(source, FilesSource) and source.document_start is None:
+        few = list(islice(contents, math.ceil(FEW_HELD_OUT / fraction)))
+        splits = [(None, chain(few, contents))]
+        # plain texts may be books
+        is_plain = all(files.kind_of(path) in files.PLAIN for path in files_of(source))
+        ends_are_held_out = is_plain and len(few) * fraction < FEW_HELD_OUT
+    seen: set[int] = set()
+    for named, some in splits:
+        for where, content in some:
+            number = fingerprint(content)
+            ledger.duplicates += number in seen
+            if number in seen and config.drop_duplicates:
+                continue
+            seen.add(number)
+            if ends_are_held_out:
+                boundary = int(len(content) * (1 - fraction))
+                parts = Document(content[:boundary], "train", where), Document(content[boundary:], "validation", where)
+                yield from (part for part in parts if part.content)
+            else:
+                yield Document(content, named or split_of(number, fraction), where)
 
 
 def fingerprint(content: Content) -> int:
@@ -140,62 +133,42 @@ def split_of(number: int, validation_fraction: float) -> Split:
     return "validation" if number < validation_fraction * 2**64 else "train"
 
 
-def _unique(
-    contents: Iterable[tuple[str, Any]], seen: set[int], config: DataConfig, ledger: Ledger
-) -> Iterator[tuple[str, Any, int]]:
-    """Count documents that equal an earlier one exactly, and leave them out if the config says so. Adds the
-    fingerprint."""
-    for where, content in contents:
-        number = fingerprint(content)
-        ledger.duplicates += number in seen
-        if number not in seen or not config.drop_duplicates:
-            yield where, content, number
-        seen.add(number)
-
-
 def _contents(source: Any, held_out: bool, config: DataConfig, ledger: Ledger) -> Iterator[tuple[str, Any]]:
     """(where, text, conversation or pair) of every record that is good and not empty; the ledger notes the others.
     Raises InputError for a bad record, unless they are skipped and at most 1 %."""
     kinds = {"text": partial(text_of, text_field=source.text_field), "conversations": conversation_of, "pairs": pair_of}
     parse: Callable[[Any], Content] = kinds[config.records]  # type: ignore[assignment]
+    is_text = config.records == "text"
+
+    def records() -> Iterator[Record]:
+        if isinstance(source, HubSource):
+            yield from files.dataset_records(source, str(source.validation_split if held_out else source.split))
+            return
+        for file in files_of(source, held_out, ledger):
+            yield from files.records(file, source.separator, source.text_field.partition(".")[0] if is_text else None)
 
     def good() -> Iterator[tuple[str, Any]]:
-        for where, value, problem in islice(_records(source, held_out, config, ledger), source.max_records):
+        for where, value, problem in islice(records(), source.max_records):
             ledger.records += 1
             try:
-                if not problem:
-                    yield where, parse(value)
-                    continue
+                if problem:
+                    raise BadRecord(problem)
+                content = parse(value)
             except BadRecord as error:
-                problem = str(error)
-            if config.on_bad_record == "stop":
-                raise InputError(f"{where}: {problem} (or leave such records out: data.on_bad_record=skip)")
-            ledger.bad += 1
-            ledger.bad_records += [f"{where}: {problem}"] * (len(ledger.bad_records) < LISTED)
-            ledger.check_bad(at_least=MANY)
+                if config.on_bad_record == "stop":
+                    raise InputError(f"{where}: {error} (or leave such records out: data.on_bad_record=skip)") from None
+                ledger.bad += 1
+                ledger.bad_records += [f"{where}: {error}"] * (len(ledger.bad_records) < LISTED)
+                ledger.check_bad(at_least=MANY)
+            else:
+                yield where, content
 
-    contents = good()
-    if source.document_start is not None and config.records == "text":
-        contents = _joined(contents, re.compile(source.document_start))
-    for where, content in contents:
+    is_joined = is_text and source.document_start is not None
+    for where, content in _joined(good(), re.compile(source.document_start)) if is_joined else good():
         if isinstance(content, str) and not content.strip():
             ledger.empty += 1
         else:
             yield where, content
-
-
-def _records(source: Any, held_out: bool, config: DataConfig, ledger: Ledger) -> Iterator[Record]:
-    if isinstance(source, HubSource):
-        yield from files.dataset_records(source, str(source.validation_split if held_out else source.split))
-        return
-    column = source.text_field.partition(".")[0] if config.records == "text" else None
-    for file in files_of(source, held_out):
-        count, first = 0, None
-        for record in files.records(file, source.separator, column):
-            count, first = count + 1, record.value if not count else first
-            yield record
-        if files.kind_of(file) in files.PLAIN and count == 1 and first:  # one document that may be several
-            ledger.unseparated += "\n\n" in first or "\n\r\n" in first
 
 
 def _joined(lines: Iterable[tuple[str, str]], document_start: re.Pattern[str]) -> Iterator[tuple[str, str]]:
@@ -218,27 +191,16 @@ def _mix(mix: MixSource, config: DataConfig, ledger: Ledger) -> Iterator[Documen
 
     Held-out documents are passed on as they come.
     """
-    weights = [part.weight for part in mix.parts]
-    characters, ended = [0.0] * len(weights), [False] * len(weights)
-    streams = [_documents_of(part.source, config, ledger) for part in mix.parts]
-    ledger.parts += [{"weight": w, "documents": 0, "characters": 0, "validation": 0, "read": 1} for w in weights]
+    parts = [(part.weight, _documents_of(part.source, config, ledger)) for part in mix.parts]
+    characters = [0] * len(parts)
     while True:
-        i = min(range(len(weights)), key=lambda n: characters[n] / weights[n])
-        document = next(streams[i], None)
-        if document is None:
+        i = min(range(len(parts)), key=lambda n: characters[n] / parts[n][0])
+        document = next(parts[i][1], None)
+        if document is None:  # the mix ends with the first part that ends
             if not characters[i]:
                 raise InputError(f"data.source.parts: part {i + 1} holds no training document")
-            ended[i] = True
-            if mix.stopping_strategy == "first_exhausted" or all(ended):
-                return
-            streams[i] = _documents_of(mix.parts[i].source, config, Ledger())
-            ledger.parts[i]["read"] += 1
-        elif document.split == "train":
-            yield document
+            return
+        yield document
+        if document.split == "train":
             content = document.content
             characters[i] += len(content if isinstance(content, str) else repr(content))
-            ledger.parts[i]["documents"] += 1
-            ledger.parts[i]["characters"] = int(characters[i])
-        elif not ended[i]:  # otherwise it came the first time
-            ledger.parts[i]["validation"] += 1
-            yield document

@@ -16,6 +16,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
@@ -35,11 +36,8 @@ ROWS = 1000  # rows of a table read at a time
 # What a folder holds beside its records: what `datasets` and the Hub write there. cache-….arrow: rows that `map` made.
 DESCRIPTIONS = re.compile(r"(config|dataset_infos?|dataset_dict|state)\.json|cache-.*\.arrow", re.IGNORECASE)
 # The names of parts that `datasets` knows: a word of a folder's or a file's name, between these signs.
-PARTS = {"train": "train|training", "validation": "validation|valid|dev|val", "test": "test|testing|eval|evaluation"}
-PART = re.compile(
-    rf"(?:^|[-._ 0-9])(?:{'|'.join(f'(?P<{part}>{words})' for part, words in PARTS.items())})(?:$|[-._ 0-9])",
-    re.IGNORECASE,
-)
+HELD_OUT = "validation|valid|dev|val|test|testing|eval|evaluation"
+PART = re.compile(rf"(?:^|[-._ 0-9])(?:train|training|({HELD_OUT}))(?:$|[-._ 0-9])", re.IGNORECASE)
 
 csv.field_size_limit((1 << 31) - 1)  # the library's own limit, 128 kB, is shorter than many documents
 
@@ -58,14 +56,14 @@ class Record(NamedTuple):
 
 def search(
     paths: str | list[str], key: str, train_only: bool = False, taken: list[Path] | None = None
-) -> tuple[list[Path], str]:
+) -> tuple[list[Path], list[Path]]:
     """The files that a path, a folder, a pattern or a list of these names: in a fixed order, each once, none of those
-    that are `taken`. With them a few words about the files that were left out. train_only: what a folder names as its
-    validation or test part is left out as well. Raises InputError, with the config key, for a path that leads to none.
+    that are `taken`; and those of a folder that are left out. train_only: what a folder names as its validation or test
+    part is left out as well. Raises InputError, with the config key, for a path that leads to none.
     """
     used = {file.resolve() for file in taken or []}
     files: dict[Path, Path] = {}
-    left_out: dict[str, list[Path]] = {}
+    left_out: list[Path] = []
     for path in [paths] if isinstance(paths, str) else paths:
         with still_busy(f"looking for the files of {key}"):
             for file in sorted(_expand(path, key, train_only, left_out), key=Path.as_posix):
@@ -73,80 +71,63 @@ def search(
                     files.setdefault(file.resolve(), file)
     if not files:
         raise InputError(f"{key}: names only files that validation_path names too: give others to train on")
-    used |= files.keys()
-    return list(files.values()), _listed(left_out, used)
+    return list(files.values()), [file for file in left_out if file.resolve() not in {*used, *files}]
 
 
-def _listed(left_out: dict[str, list[Path]], used: set[Path]) -> str:
-    """How many files were left out, why, and the first of them by name."""
-    parts = []
-    for why, files in left_out.items():
-        names = sorted(file.name for file in files if file.resolve() not in used)
-        if names:
-            parts.append(f"{len(names):,} {why} ({', '.join(names[:3])}{', …' * (len(names) > 3)})")
-    return ", ".join(parts)
-
-
-def _expand(path: str, key: str, train_only: bool, left_out: dict[str, list[Path]]) -> list[Path]:
-    """The files that one path names; adds to `left_out`, by reason, what else is there."""
+def _expand(path: str, key: str, train_only: bool, left_out: list[Path]) -> list[Path]:
+    """The files that one path names; adds what else is in a folder to `left_out`."""
     given, known = resolve(path, key), " ".join(KINDS)
     if given.is_file():
-        if suffix_of(given) not in KINDS:
+        if kind_of(given) not in KINDS:
             raise InputError(f"{key}: {path} is a {given.suffix or 'nameless kind of'} file: use one of {known}")
         return [given]
-    is_folder = given.is_dir()
-    paths = _inside(given) if is_folder else map(Path, glob.glob(str(given), recursive=True))  # noqa: PTH207 (it knows absolute patterns)
-    inside = sorted(file for file in paths if file.is_file())
-    readable = [file for file in inside if suffix_of(file) in KINDS]
-    is_all_notes = all(suffix_of(file) == ".md" for file in readable)  # then a README is one of them
-    files = []
+    if not given.is_dir():
+        matching = map(Path, glob.glob(str(given), recursive=True))  # noqa: PTH207 (it knows absolute patterns)
+        if files := [file for file in matching if file.is_file() and kind_of(file) in KINDS]:
+            return files
+        hint = ": fetch input.txt, 1.1 MB, from data/tinyshakespeare of the GitHub repository karpathy/char-rnn"
+        raise InputError(f"{key}: no such file: {path}{hint * ('shakespeare' in path.lower())}")
+    files, inside = [], sorted(_inside(given))
+    is_all_notes = all(kind_of(file) == ".md" for file in inside if kind_of(file) in KINDS)  # a README is one of them
     for file in inside:
-        name, part = file.name.lower(), part_of(file.relative_to(given)) if is_folder and train_only else "train"
-        if suffix_of(file) not in KINDS:
-            left_out.setdefault("of another kind", []).append(file)
-        elif is_folder and (DESCRIPTIONS.fullmatch(name) or (name == "readme.md" and not is_all_notes)):
-            left_out.setdefault("that describe data", []).append(file)
-        elif part != "train":
-            left_out.setdefault(f"of the {part} part", []).append(file)
-        else:
+        name = file.name.lower()
+        is_description = DESCRIPTIONS.fullmatch(name) or (name == "readme.md" and not is_all_notes)
+        is_held_out = train_only and is_other_part(file.relative_to(given))
+        if kind_of(file) in KINDS and not is_description and not is_held_out:
             files.append(file)
-    if files:
-        return files
-    if readable:
+        else:
+            left_out.append(file)
+    if not files:
         raise InputError(
-            f"{key}: the folder {path} holds no file to train on, only {_listed(left_out, set())}: to read one all the "
-            "same, name it, or use a pattern"
+            f"{key}: the folder {path} holds no file to train on ({known}; parts named validation or test are left "
+            "out): name a file, or use a pattern"
         )
-    if is_folder:
-        raise InputError(f"{key}: the folder {path} holds no file of these kinds: {known}")
-    hint = ": fetch input.txt, 1.1 MB, from data/tinyshakespeare of the GitHub repository karpathy/char-rnn"
-    raise InputError(f"{key}: no such file: {path}{hint * ('shakespeare' in path.lower())}")
+    return files
 
 
 def _inside(folder: Path) -> Iterator[Path]:
     """Every file of a folder and of the folders in it, links included; none that is hidden."""
     seen = set()  # a link may lead back
     for parent, folders, names in os.walk(folder, followlinks=True):
-        if (place := Path(parent).resolve()) not in seen:
-            yield from (Path(parent, name) for name in names if not name.startswith("."))
-        folders[:] = sorted(name for name in folders if not name.startswith(".") and place not in seen)
+        if (place := Path(parent).resolve()) in seen:
+            folders.clear()
+            continue
         seen.add(place)
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        files = (Path(parent, name) for name in names if not name.startswith("."))
+        yield from filter(Path.is_file, files)
 
 
-def part_of(file: Path) -> str:
-    """validation or test, if the name of a folder on the way to a file says so, or its own; otherwise train."""
+def is_other_part(file: Path) -> bool:
+    """Whether the name of a folder on the way to a file says that it is a validation or test part, or its own does."""
     match = next(filter(None, map(PART.search, file.parts)), None)
-    return str(match.lastgroup) if match else "train"
-
-
-def suffix_of(file: Path) -> str:
-    """.jsonl for stories.jsonl, stories.JSONL and stories.jsonl.gz."""
-    return Path(file.stem if file.suffix.lower() in COMPRESSED else file.name).suffix.lower()
+    return match is not None and match[1] is not None
 
 
 def kind_of(file: Path) -> str:
-    """As suffix_of, where two names of one kind are one: .jsonl for stories.ndjson."""
-    return suffix_of(file).replace(".ndjson", ".jsonl")
+    """.jsonl for stories.jsonl, stories.JSONL, stories.jsonl.gz and stories.ndjson."""
+    name = file.stem if file.suffix.lower() in COMPRESSED else file.name
+    return Path(name).suffix.lower().replace(".ndjson", ".jsonl")
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -156,19 +137,19 @@ def kind_of(file: Path) -> str:
 @contextmanager
 def opened(file: Path) -> Iterator[Any]:
     """The bytes of a file, decompressed. Raises InputError for a compressed file that is damaged."""
-    with io.BufferedReader(io.FileIO(file), BLOCK) as raw:
-        packed = COMPRESSED.get(file.suffix.lower())
-        if packed is None:
-            yield raw
-            return
-        import pyarrow
+    compression = COMPRESSED.get(file.suffix.lower())
+    if compression is None:
+        with file.open("rb", BLOCK) as stream:
+            yield stream
+        return
+    import pyarrow
 
-        try:
-            if not raw.peek(1):
-                raise OSError("it is empty")
-            yield io.BufferedReader(pyarrow.CompressedInputStream(pyarrow.PythonFile(raw, "r"), packed), BLOCK)
-        except OSError as error:
-            raise InputError(f"{file}: is truncated or damaged ({error}): fetch it or compress it again") from None
+    try:
+        if not file.stat().st_size:
+            raise OSError("it is empty")
+        yield io.BufferedReader(pyarrow.input_stream(str(file), compression), BLOCK)
+    except OSError as error:
+        raise InputError(f"{file}: is truncated or damaged ({error}): fetch it or compress it again") from None
 
 
 def records(file: Path, separator: str = "", column: str | None = None) -> Iterator[Record]:
@@ -189,32 +170,27 @@ def records(file: Path, separator: str = "", column: str | None = None) -> Itera
 
 def _plain(file: Path, stream: BinaryIO, separator: str) -> Iterator[Record]:
     """The documents between separators (line ends next to one belong to it). Without any, the file is one document."""
-    mark, line, buffer, searched, is_divided = separator.encode("utf-8"), 1, bytearray(), 0, False
-
-    def record(raw: bytes) -> Record:
+    is_mapped = file.suffix.lower() not in COMPRESSED and file.stat().st_size > 0
+    raw = mmap(stream.fileno(), 0, access=ACCESS_READ) if is_mapped else stream.read()
+    if raw.find(b"\0") >= 0:
+        raise InputError(f"{file}: holds zero bytes, so it is a binary file, not text: give a UTF-8 text file")
+    mark, line, at = separator.encode("utf-8"), 1, 3 if raw[:3] == b"\xef\xbb\xbf" else 0
+    is_divided = raw.find(mark) >= 0
+    while at <= len(raw):
+        end = raw.find(mark, at)
+        piece = raw[at:] if end < 0 else raw[at:end]
+        if end < 0 and not piece.strip():
+            return
         try:
-            text = raw.decode("utf-8")
+            text = piece.decode("utf-8")
+            bare = text.lstrip("\r\n") if is_divided else text
+            place = line + text[: len(text) - len(bare)].count("\n")
+            yield Record(f"{file}:{place}", bare.rstrip("\r\n") if is_divided else bare)
         except UnicodeDecodeError as error:
-            return Record(f"{file}:{line + raw[: error.start].count(10)}", None, _why_no_text(raw, error.start))
-        bare = text.lstrip("\r\n") if is_divided else text
-        place = line + text[: len(text) - len(bare)].count("\n")
-        return Record(f"{file}:{place}", bare.rstrip("\r\n") if is_divided else bare)
-
-    while block := stream.read(BLOCK):
-        if b"\0" in block:
-            raise InputError(f"{file}: holds zero bytes, so it is a binary file, not text: give a UTF-8 text file")
-        buffer += block
-        if line == 1 and not is_divided and buffer.startswith(b"\xef\xbb\xbf"):
-            del buffer[:3]
-        while (at := buffer.find(mark, searched)) >= 0:
-            is_divided = True
-            yield record(bytes(buffer[:at]))
-            line += buffer.count(b"\n", 0, at + len(mark))
-            del buffer[: at + len(mark)]
-            searched = 0
-        searched = max(0, len(buffer) - len(mark))  # the mark may be cut in two
-    if buffer.strip():
-        yield record(bytes(buffer))
+            yield Record(f"{file}:{line + piece[: error.start].count(10)}", None, _why_no_text(piece, error.start))
+        if end < 0:
+            return
+        line, at = line + piece.count(b"\n") + mark.count(b"\n"), end + len(mark)
 
 
 def _why_no_text(raw: bytes, at: int) -> str:
@@ -239,22 +215,18 @@ def _jsonl(file: Path, stream: BinaryIO) -> Iterator[Record]:
 def _json(file: Path, stream: Any) -> Iterator[Record]:
     """[record, record, …]; or {"any key": [record, …]}; or {"data": [record, …], …}, whatever is beside it; or one
     record."""
-    raw = stream.read()
     try:
-        value = json.loads(raw.decode("utf-8-sig"))
-    except UnicodeDecodeError as error:
-        raise InputError(f"{file}: {_why_no_text(raw, error.start)}") from None
+        value = json.loads(stream.read().decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
         hint = ": if it holds an object a line, name it .jsonl" if "Extra data" in str(error) else ""
-        raise InputError(f"{file}: is not valid JSON: {error}{hint}") from None
-    inside = value if isinstance(value, list) else [value]
+        raise InputError(f"{file}: is not valid JSON in UTF-8: {error}{hint}") from None
     if isinstance(value, dict):
         data, (name, *others) = value.get("data"), [*value, ""]
         if isinstance(data, list) and data and all(isinstance(record, dict) for record in data):
-            inside = data
+            value = data
         elif others == [""] and isinstance(value[name], list) and name not in ("messages", "conversations"):
-            inside = value[name]
-    for number, record in enumerate(inside, 1):
+            value = value[name]
+    for number, record in enumerate(value if isinstance(value, list) else [value], 1):
         yield Record(f"{file}, record {number}", record)
 
 
@@ -264,10 +236,6 @@ def _csv(file: Path, stream: BinaryIO, delimiter: str) -> Iterator[Record]:
     line = 1
     try:
         names = reader.fieldnames or []
-        if len(names) == 1 and (other := re.search(r"[;|\t]", names[0])):
-            raise InputError(
-                f"{file}:1: its fields seem to be separated by {other[0]!r}, but {delimiter!r} is expected"
-            )
         line = reader.line_num + 1
         for row in reader:
             where, line = f"{file}:{line}", reader.line_num + 1
@@ -305,8 +273,7 @@ def _table(file: Path, stream: Any, kind: str, column: str | None) -> Iterator[R
                 yield Record(f"{file}, row {number}", row)
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
         reason = " ".join(str(error).split())[:200]
-        name = kind[1:].capitalize()
-        raise InputError(f"{file}: is not a readable {name} file, from row {number + 1} on: {reason}") from None
+        raise InputError(f"{file}: is not a readable {kind} file, from row {number + 1} on: {reason}") from None
 
 
 def rows_of(table: pyarrow.RecordBatch | pyarrow.Table) -> Iterator[dict[str, Any]]:
@@ -316,24 +283,24 @@ def rows_of(table: pyarrow.RecordBatch | pyarrow.Table) -> Iterator[dict[str, An
     the fields of a row. (The row's own fields stay; a null one counts as missing.) Values that `datasets` keeps as JSON
     text (its feature Json) are read, and nulls of their own stay.
     """
-    undo = {field.name: made for field in table.schema if (made := _undo(field.type))}
+    read = {field.name: _reader(field.type) for field in table.schema}
     for row in table.to_pylist():
-        yield row | {name: made(row[name]) for name, made in undo.items() if row[name] is not None}
+        yield {name: value if value is None else read[name](value) for name, value in row.items()}
 
 
-def _undo(kind: pyarrow.DataType) -> Callable[[Any], Any] | None:
-    """What makes the JSON again of which a value of this type was made; None where it is the same."""
+def _reader(kind: pyarrow.DataType) -> Callable[[Any], Any]:
+    """What makes the JSON again of which a value of this type was made."""
     from pyarrow import types
 
     if getattr(kind, "extension_name", "") == "arrow.json":
         return json.loads
     if types.is_struct(kind):
-        inside = {field.name: _undo(field.type) or (lambda value: value) for field in kind}
-        return lambda value: {name: inside[name](one) for name, one in value.items() if one is not None}
+        inside = {field.name: _reader(field.type) for field in kind}
+        return lambda value: {name: inside[name](item) for name, item in value.items() if item is not None}
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
-        of_one = _undo(kind.value_type)
-        return of_one and (lambda value: [one if one is None else of_one(one) for one in value])
-    return None
+        read = _reader(kind.value_type)
+        return lambda value: [item if item is None else read(item) for item in value]
+    return lambda value: value
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -344,8 +311,7 @@ def dataset_records(source: HubSource, split: str) -> Iterator[Record]:
     """Every row of a split, in order. Raises InputError if the Hub cannot be reached (its library retries five times)
     or has no such dataset, subset or split."""
     with _datasets(source, split) as (datasets, named):
-        rows = datasets.load_dataset(**named, split=split, streaming=source.streaming)
-        number = 0
+        rows, number = datasets.load_dataset(**named, split=split, streaming=source.streaming), 0
         for table in rows.with_format("arrow").iter(batch_size=ROWS):
             for row in rows_of(table):
                 number += 1

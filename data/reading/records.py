@@ -383,11 +383,7 @@ def _joined(prompt: Messages, answer: Messages, name: str) -> Messages:
     if not turns or turns[0].role == "assistant":  # the answer alone
         turns = question + turns
     elif not _holds(turns[:-1], question):
-        both = range(min(len(question), len(turns) - 1), 0, -1)
-        overlap = next((n for n in both if _said(question[-n:]) == _said(turns[:n])), 0)
-        if not overlap:
-            raise BadRecord(f"`{name}` begins with another question than the prompt: give the answer alone")
-        turns = question[:-overlap] + turns
+        raise BadRecord(f"`{name}` begins with another question than the prompt: give the answer alone")
     return (own or system) + turns
 
 

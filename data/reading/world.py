@@ -26,12 +26,16 @@ from random import Random
 from typing import Any
 
 from configs.command import usable_cores
-from data.config import Drills, Split, StoryworldSource
+from data.config import Split, StoryworldSource
 from data.reading.records import Conversation, Pair, conversation_of, pair_of
 
 CHUNK = 32  # documents
 FEWEST = 1000  # documents, from which it pays to start processes, which takes them half a second
 MOST = 8  # processes
+WEIGHTS = {  # of the classes of questions that a config does not name
+    **{"who_has": 3, "where": 3, "who_wanted": 1, "who_said": 1},
+    **{"first": 1, "feeling": 1, "yes_no": 1, "who_did": 1},
+}
 
 Content = str | Conversation | Pair
 
@@ -95,7 +99,15 @@ def world_document(source: StoryworldSource, index: int, split: Split, records: 
         return pair_of(prefer(source.seed, index, split, source.level))
     if records == "conversations":
         conversation = conversation_of(talk_about(source, index, split, repeats))
-        return _renamed(conversation, rng) if other_names else conversation
+        if not other_names:
+            return conversation
+        parts = [message.parts or ((message.content, 1),) for message in conversation.messages]
+        texts, messages = iter(renamed([text for some in parts for text, _ in some], rng)), []
+        for message, some in zip(conversation.messages, parts, strict=True):
+            other = tuple((next(texts), weight) for _, weight in some)
+            content = "".join(text for text, _ in other)
+            messages.append(replace(message, content=content, parts=other if message.parts else ()))
+        return replace(conversation, messages=tuple(messages))
     if source.recall is not None:
         return recall(source.seed, index, held_out=split == "validation", **source.recall.model_dump()).text
     if repeats:
@@ -105,44 +117,24 @@ def world_document(source: StoryworldSource, index: int, split: Split, records: 
     return renamed([text], rng)[0] if other_names else text
 
 
-def _renamed(conversation: Conversation, rng: Random) -> Conversation:
-    """The same with names of other forms."""
-    from data.storyworld import renamed
-
-    parts = [message.parts or ((message.content, 1),) for message in conversation.messages]
-    texts = iter(renamed([text for of_message in parts for text, _ in of_message], rng))
-    messages = []
-    for message, of_message in zip(conversation.messages, parts, strict=True):
-        other = tuple((next(texts), weight) for _, weight in of_message)
-        content = "".join(text for text, _ in other)
-        messages.append(replace(message, content=content, parts=other if message.parts else ()))
-    return replace(conversation, messages=tuple(messages))
-
-
 def talk_about(source: StoryworldSource, index: int, split: Split, repeats: bool) -> dict[str, Any]:
     """A conversation about a story; or one of `repeats`, or of the drills, whose shares are drawn."""
     from data.storyworld import DRILLS, converse, interview, say_again
 
     if repeats:
         return say_again(source.seed, index, split)
+    drills = source.drills
+    if source.course:  # those of the step that this document is in; held-out ones are of the last
+        ends = list(accumulate(step.weight for step in source.course))
+        done = 1.0 if split == "validation" else (index + 0.5) / source.documents
+        drills = source.course[min(bisect(ends, done * ends[-1]), len(ends) - 1)].drills
     drawn = Random(f"drills {source.seed} {index}").random()
-    for name, share in drills_at(source, index, split):
+    for name, share in drills.items():
         drawn -= share
         if drawn < 0:
             return DRILLS[name](source.seed, index, split)
     if source.chats == "mixed":
         return converse(source.seed, index, split, source.level)
     options = {key: getattr(source, key) for key in ("told", "told_weight", "checked", "echoed")}
-    weights = source.class_weights.model_dump()
+    weights = WEIGHTS | source.class_weights
     return interview(source.seed, index, split, source.level, most=source.questions, weights=weights, **options)
-
-
-def drills_at(source: StoryworldSource, index: int, split: Split) -> Drills:
-    """Those of the source, or of the step of its course that document `index` is in; held-out ones are of the last."""
-    if not source.course:
-        return source.drills
-    if split == "validation":
-        return source.course[-1].drills
-    ends = list(accumulate(step.weight for step in source.course))
-    done = (index + 0.5) / source.documents * ends[-1]
-    return source.course[min(bisect(ends, done), len(ends) - 1)].drills

@@ -64,7 +64,12 @@ def tables() -> str:
 
 def first_paragraph(model: type[BaseModel]) -> str:
     """What its docstring begins with, on one line."""
-    return " ".join(inspect.cleandoc(model.__doc__ or "").split("\n\n")[0].split())
+    return one_line(inspect.cleandoc(model.__doc__ or "").split("\n\n")[0])
+
+
+def one_line(text: str) -> str:
+    """A description without the line ends that it has in the source."""
+    return " ".join(text.split())
 
 
 def table(model: type[BaseModel], prefix: str) -> Iterator[str]:
@@ -82,7 +87,7 @@ def table(model: type[BaseModel], prefix: str) -> Iterator[str]:
         for example in field.get("examples", []):  # each on one line
             line = yaml.safe_dump(example, default_flow_style=True, sort_keys=False, width=1000).split("\n")[0]
             examples.append(f"`{line}`")
-        meaning = field["description"] + (f" For example {' or '.join(examples)}." if examples else "")
+        meaning = one_line(field["description"]) + (f" For example {' or '.join(examples)}." if examples else "")
         cells = (f"`{prefix}{name}`", _takes(field, schema), default, meaning)
         yield "".join(f"| {cell} ".replace("  ", " ") for cell in (c.replace("|", "\\|") for c in cells)) + "|"
 
@@ -126,7 +131,7 @@ def json_schema() -> str:
         "anyOf"
     ]  # a path alone is a source of files
     del source["discriminator"]
-    return json.dumps(schema, indent=2) + "\n"
+    return json.dumps(schema, indent=2).replace("\\n", " ") + "\n"
 
 
 def written() -> dict[Path, str]:

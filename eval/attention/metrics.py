@@ -136,45 +136,6 @@ def cross_document(weights: Tensor, probe: Probe) -> Tensor:
 
 
 # ---------------------------------------------------------------------------------------------------------
-# between heads
-
-
-def similarity(weights: Tensor) -> Tensor:
-    """How alike the heads of a layer attend: 1 - mean over i ≥ 1 and rows of JSD(A[i], A'[i]) / ln 2.
-
-    weights (layer, B, head, T, T) -> (layer, head, head), from 0 (never the same token) to 1 (equal, and every
-    head with itself). JSD is the Jensen-Shannon divergence, at most ln 2, as in Clark et al. 2019 (arXiv 1906.04341).
-    """
-    layers, _, heads, T, _ = weights.shape
-    i, j = torch.tril_indices(T, T)
-    flat = weights[..., i, j]  # (layer, B, head, T (T+1) / 2): above the diagonal it is 0
-    own = torch.special.entr(flat)
-    alike = torch.ones(layers, heads, heads, dtype=weights.dtype)
-    for head in range(heads - 1):
-        one, others = slice(head, head + 1), slice(head + 1, heads)
-        mixed = torch.special.entr((flat[:, :, one] + flat[:, :, others]) / 2)
-        apart = mixed - (own[:, :, one] + own[:, :, others]) / 2
-        divergence = apart.sum(-1).mean(1)  # (layer, others), summed over i
-        alike[:, head, others] = alike[:, others, head] = (1 - divergence / (T - 1) / math.log(2)).clamp(0, 1)
-    return alike
-
-
-def group_gap(alike: Tensor, maps: AttentionMaps) -> float | None:
-    """Mean similarity of heads that share a key/value head minus that of heads that do not, mean over the layers.
-
-    alike: of `similarity`, for the heads in maps. None where there are no such pairs to compare: in MHA no two heads
-    share, in MQA all do. Our own construct, from no paper.
-    """
-    groups = torch.tensor(maps.heads) // (maps.num_attention_heads // maps.num_key_value_heads)
-    i, j = torch.triu_indices(len(groups), len(groups), offset=1)
-    same = groups[i] == groups[j]
-    if same.all() or not same.any():  # also where there is no pair at all
-        return None
-    pairs = alike[:, i, j]
-    return (pairs[:, same].mean() - pairs[:, ~same].mean()).item()
-
-
-# ---------------------------------------------------------------------------------------------------------
 # all of them
 
 

@@ -122,8 +122,7 @@ def build_probes(
     """
     longest = min(context_length, data_config.sequence_length, LONGEST)
     built: list[Probe | None] = [
-        probe_from_text(tokenizer, text, min(context_length, LONGEST), name, cut=True)
-        for name, text in (texts or {}).items()
+        probe_from_text(tokenizer, text, min(context_length, LONGEST), name) for name, text in (texts or {}).items()
     ]
     ids = np.empty(0, np.int64) if held_out is None else held_out.read(0, min(len(held_out), SCAN))
     if held_out is not None and "text" not in (texts or {}):
@@ -144,20 +143,14 @@ def build_probes(
 # one function a probe; None where it cannot be had
 
 
-def probe_from_text(
-    tokenizer: Tokenizer, text: str, context_length: int, name: str = "text", cut: bool = False
-) -> Probe:
-    """One text, with the first token of a document before it. Raises ValueError for an empty text, and for one that is
-    longer than the context unless it may be cut: a run must not end because of a picture."""
+def probe_from_text(tokenizer: Tokenizer, text: str, longest: int, name: str = "text") -> Probe:
+    """One text, with the first token of a document before it; what is longer is cut. Raises ValueError for an empty
+    text."""
     ids = [tokenizer.bos_id, *tokenizer.encode(text)]
     if len(ids) == 1:
-        raise ValueError(f"the text{f' of the probe {name}' if cut else ''} is empty: give a few words")
-    if len(ids) > context_length and not cut:
-        raise ValueError(
-            f"the text has {len(ids)} tokens, its first one included, the context {context_length}: shorten it"
-        )
-    left_out = f"tokens {context_length} to {len(ids) - 1} of {len(ids)}" if len(ids) > context_length else ""
-    return _probe(name, tokenizer, [ids[:context_length]], left_out=left_out)
+        raise ValueError(f"the text of the probe {name} is empty: give a few words")
+    left_out = f"tokens {longest} to {len(ids) - 1} of {len(ids)}" if len(ids) > longest else ""
+    return _probe(name, tokenizer, [ids[:longest]], left_out=left_out)
 
 
 def text_probe(tokenizer: Tokenizer, held_out: np.ndarray, longest: int) -> Probe | None:

@@ -23,7 +23,7 @@ from eval.attention.pictures.plots import (
 from eval.attention.pictures.score_plots import curves, score_maps
 from eval.attention.snapshots import Snapshot, file_of
 from eval.attention.viewer import VIEWER, write_viewer
-from eval.experts.log import for_viewer, read
+from eval.experts import for_viewer, read
 
 PICTURES = {  # that bear no step in their name, and what they show
     "timelapse.gif": "every head while it learns",

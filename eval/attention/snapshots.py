@@ -61,7 +61,6 @@ class Snapshot:
     maps:                  probe's name -> its maps, in the order of the probes
     scores:                score's name -> (layer, head) float32; NaN where it is undefined
     chance:                score's name -> what uniform causal attention scores on the same probe; None: no such level
-    similarity:            (layer, head, head): 1 - Jensen-Shannon divergence / ln 2, on text
     scalars:               figures of the model as a whole, such as copy_gain; None where undefined
     ablations:             at the end of a run, what happens without some heads
     attention:             heads, or mla: what the keys and values of the heads are made of
@@ -78,7 +77,6 @@ class Snapshot:
     maps: dict[str, ProbeMap]
     scores: dict[str, np.ndarray]
     chance: dict[str, float | None]
-    similarity: np.ndarray | None = None
     scalars: dict[str, float | None] = field(default_factory=dict)
     ablations: list[Ablated] = field(default_factory=list)
     attention: str = "heads"
@@ -106,7 +104,7 @@ def look(
     scores: dict[str, np.ndarray] = {}
     chance: dict[str, float | None] = {}
     scalars: dict[str, float | None] = {}
-    similarity, blocks = None, []
+    blocks = []
     for probe in probes:
         given, problem = probe.for_model(device), None
         try:
@@ -123,9 +121,6 @@ def look(
         if probe.name == "repeated_2" and probe.period:
             blocks = probe.input_ids[:, 1 : 1 + probe.period].tolist()
         if probe.name == "text":
-            alike = metrics.similarity(captured.weights)
-            similarity = alike.float().numpy()
-            scalars["group_gap"] = metrics.group_gap(alike, captured)
             scalars["sink_rate"] = metrics.sink_rate(captured.weights)
         if probe.name in MAPS:
             maps[probe.name] = first_row(captured, probe, captured.weights.shape[-1])
@@ -149,7 +144,6 @@ def look(
         maps=maps,
         scores=scores,
         chance=chance,
-        similarity=similarity,
         scalars=summary,
         blocks=blocks,
     )
@@ -196,8 +190,6 @@ def write(snapshot: Snapshot, folder: Path) -> Path:
     about |= {"ablations": snapshot.ablations, "blocks": snapshot.blocks}
     arrays: dict[str, Any] = {f"map.{name}": one.weights.astype(np.float16) for name, one in snapshot.maps.items()}
     arrays |= {f"score.{name}": values.astype(np.float32) for name, values in snapshot.scores.items()}
-    if snapshot.similarity is not None:
-        arrays["similarity"] = snapshot.similarity.astype(np.float32)
     file = file_of(folder, snapshot.step)
     temporary = file.with_suffix(".tmp")
     try:
@@ -225,7 +217,6 @@ def read(file: Path) -> Snapshot:
                 **{key: about[key] for key in (*PLAIN, "scalars", "blocks")},
                 maps=maps,
                 scores={name: arrays[f"score.{name}"] for name in about["scores"]},
-                similarity=arrays.get("similarity"),
                 ablations=[Ablated(what, [(layer, head) for layer, head in heads], rise)
                            for what, heads, rise in about["ablations"]],
             )  # fmt: skip

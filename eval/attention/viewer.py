@@ -79,7 +79,7 @@ def pack(raw: bytes) -> str:
 def without_weights(snapshot: Snapshot) -> Snapshot:
     """The scores and texts of a look."""
     maps = {name: replace(one, weights=NO_WEIGHTS) for name, one in snapshot.maps.items()}
-    return replace(snapshot, maps=maps, similarity=None)
+    return replace(snapshot, maps=maps)
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -90,7 +90,7 @@ def without_weights(snapshot: Snapshot) -> Snapshot:
 class Looks:
     """The looks of one run as the page shows them: their scores and texts, without the weights of their maps.
 
-    packed: (step, probe) -> the maps of all heads, a line of the file. experts: as eval.experts.log says them.
+    packed: (step, probe) -> the maps of all heads, a line of the file. experts: as eval.experts says them.
     """
 
     name: str
@@ -255,7 +255,7 @@ def write_viewer(
     """Write one self-contained page with the snapshots of all runs, each (its name, its snapshots), to path.
 
     head: the layer and head of the first run that the page opens on; default: the strongest induction head.
-    experts: of each run, what eval.experts.log says; the page has a tab for them if any run has some.
+    experts: of each run, what eval.experts says; the page has a tab for them if any run has some.
     Where the maps are too many for max_bytes, steps go first (the first, the last and the early ones stay longest),
     then texts from the last; a map that is too large alone loses tokens from its end. The page says which. Raises
     InputError if there is nothing to show, or if max_bytes is too little for two steps.
@@ -450,7 +450,7 @@ class Live:
         """viewer.html in the run's attention folder, whole or not at all. Raises OSError; then nothing has changed."""
         self.run.name = directory.resolve().name
         if (directory / EXPERTS).is_file():
-            from eval.experts.log import for_viewer, read  # of runs that have some
+            from eval.experts import for_viewer, read  # of runs that have some
 
             self.run.experts = for_viewer(read(directory, lambda problem: None))
         state = "finished" if now.is_over else "stopped" if now.stopped else "training"

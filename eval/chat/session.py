@@ -84,7 +84,7 @@ class Conversation:
         self.last: Turn | None = None
         self.reply, self.thought = Reply(self.tokenizer), ""
         self.forgotten, self._answered, self._document_ended = 0, 0, False
-        self.cache.clear()
+        self.cache.crop(0)
 
     def set_temperature(self, temperature: float) -> None:
         """0 = always the likeliest token. Raises ValueError for a negative one, infinity and NaN."""
@@ -182,7 +182,7 @@ class Conversation:
             else:
                 ended = "full" if len(prompt) + len(ids) >= self.context_length else "cut"
         except KeyboardInterrupt:  # within a forward pass: the cache may hold half a token
-            self.cache.clear()
+            self.cache.crop(0)
             raise
         finally:
             steps.close()  # type: ignore[attr-defined]  # a generator: now the cache knows what it has read

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -18,7 +17,7 @@ from configs.command import InputError
 from configs.files import read_checkpoint
 from configs.loader import flatten, load_config
 from data.tokenizer import load_tokenizer
-from eval.attention.history import copies_from
+from eval.attention.history import ENOUGH_TO_COPY, copies_from
 from eval.attention.metrics import SCORES
 from eval.attention.snapshots import Snapshot, read_all
 from eval.recall import half_at
@@ -26,11 +25,14 @@ from eval.run_files import read_metrics, read_result
 from model.checkpoint import read_config
 from model.transformer import on_meta
 
+# rows of the table, with what is compared
+BITS, GAP = "validation bits per byte", "gap to the entropy floor (bits per byte)"
+COPIES = f"copies from step (copy gain ≥ {ENOUGH_TO_COPY:g} nat; - = not yet)"
 # parts of a config in which equal runs may differ
 NOT_COMPARED = {"seed", "name", "output_dir", "resume", "allow_mismatch", "rungs", "tracking"}
 # of these the mean over all heads counts; of every other score, the head that has most of it
 MEAN_OVER_HEADS = {"sink", "entropy", "entropy_normalised", "entropy_sink_free", "distance", "saturated_rows"}
-# 97.5 % quantiles of Student's t by degrees of freedom; beyond the last one they hardly change
+# 97.5 % quantiles of Student's t by degrees of freedom, 1 to 10; beyond the last one they hardly change
 T_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 
 
@@ -40,7 +42,8 @@ class RunResult:
 
     settings: config.yaml by dotted key, without those in which equal runs may differ. tokenizer: a hash of it.
     train, val, recall: its lines of metrics.jsonl. snapshots: by step; only the last one has maps.
-    figures: what the table shows, by name; None where it was not a finite number, or never came to be.
+    figures: rows of the table; None where it was not a finite number, or never came to be. per_token: those of them
+    that mean something only beside runs with the same tokenizer.
     budget: the tokens of its steps; or its minutes, if these were what limited it to the end.
     """
 
@@ -53,6 +56,7 @@ class RunResult:
     recall: list[dict[str, Any]]
     snapshots: list[Snapshot]
     figures: dict[str, float | None]
+    per_token: dict[str, float | None]
     budget: str
     warnings: list[str]
 
@@ -60,12 +64,9 @@ class RunResult:
     def name(self) -> str:
         return self.path.resolve().name
 
-    def figure(self, name: str) -> float | None:
-        return self.figures.get(name)
-
     @property
     def bits_per_byte(self) -> float | None:
-        return self.figures["bits_per_byte"]
+        return self.figures[BITS]
 
 
 @dataclass(frozen=True)
@@ -98,11 +99,7 @@ def read_runs(paths: Sequence[Path]) -> list[Variant]:
             raise InputError(f"{twin.path} and {path} are the same run: all settings and seed {run.seed} are equal")
         by_seed[run.seed] = run
     members = [sorted(by_seed.values(), key=lambda run: run.seed) for by_seed in groups.values()]
-    # what the names of the runs have in common, without a trailing -seed0
-    names = []
-    for runs in members:
-        common = os.path.commonprefix([run.name for run in runs])  # noqa: RUF071, letters are meant
-        names.append(re.sub(r"([-_.]?seed\d*|[-_.]+)$", "", common) or runs[0].name)
+    names = [re.sub(r"[-_.]?seed\d+$", "", runs[0].name) or runs[0].name for runs in members]
     if len(set(names)) < len(names):  # of the same name in different places
         names = [str(runs[0].path) for runs in members]
     return [Variant(name, runs) for name, runs in zip(names, members, strict=True)]
@@ -112,8 +109,6 @@ def _read_run(path: Path) -> RunResult:
     if not (path / "config.yaml").is_file():
         raise InputError(f"{path}: is not a run (it has no config.yaml): give a directory that train.pretrain made")
     settings = flatten(load_config(path / "config.yaml").values)
-    if not {"seed", "train.tokens_per_step", "model.num_hidden_layers"} <= settings.keys():
-        raise InputError(f"{path}/config.yaml: is not the resolved config of a run: give a run's directory")
     warnings: list[str] = []
     lines = read_metrics(path, warnings.append)
     train = [line for line in lines if line["split"] == "train" and "loss" in line]
@@ -127,40 +122,46 @@ def _read_run(path: Path) -> RunResult:
     result, last_step = read_result(path, warnings.append) or {}, max(line["step"] for line in (*train, *val))
     snapshots, damaged = read_all(path)
     warnings += damaged
-    # numbers of keys and values that a token leaves in a cache, of 16 bits each
-    kv_bytes = 2 * model.num_hidden_layers * model.cache_numbers
-    figures: dict[str, float | None] = {"parameters": on_meta(model).num_parameters(), "kv_bytes": kv_bytes}
+    figures: dict[str, float | None] = {
+        "parameters": on_meta(model).num_parameters(),
+        "KV-cache bytes per token": 2 * model.num_hidden_layers * model.cache_numbers,  # numbers of 16 bits
+    }
     if train:
-        figures["tokens"] = train[-1]["tokens"]
+        figures["tokens trained on"] = train[-1]["tokens"]
     if speeds := [line["tokens_per_s"] for line in train if line.get("tokens_per_s")]:
-        figures["tokens_per_s"] = round(median(speeds))
-    figures |= {"loss": val[-1]["loss"], "bits_per_byte": val[-1]["bits_per_byte"]}
+        figures["train tokens/s"] = median(speeds)
+    figures[BITS] = val[-1]["bits_per_byte"]
     floor = result.get("floor", {})
     if None not in (floor.get("model"), floor.get("floor")):
-        figures["floor_gap"] = floor["model"] - floor["floor"]
+        figures[GAP] = floor["model"] - floor["floor"]
     if recall:
-        figures |= {"recall": recall[-1]["accuracy"], "half_recalled": half_at(recall)}
+        figures["recall, share of answers right"] = recall[-1]["accuracy"]
+        figures["recall, step at which over one half"] = half_at(recall)
+    per_token: dict[str, float | None] = {"validation loss (nats per token)": val[-1]["loss"]}
     if snapshots:
-        last, figures["copying"] = snapshots[-1], copies_from(snapshots)
+        last, per_token[COPIES] = snapshots[-1], copies_from(snapshots)
         for name in [name for name in SCORES if name in last.scores]:
-            choose = np.nanmean if name in MEAN_OVER_HEADS else np.nanmax
-            values = last.scores[name]
-            figures[name] = None if np.isnan(values).all() else float(choose(values))
-        figures |= {name: last.scalars[name] for name in last.scalars if not name.endswith(("_max", "_mean"))}
-        if last.step != last_step:
-            step = f"{last.step:,}, not {last_step:,}"
-            warnings.append(f"{path}: its last readable snapshot of the heads is of step {step}")
+            choose, which = (np.nanmean, "mean of heads") if name in MEAN_OVER_HEADS else (np.nanmax, "best head")
+            level, values = last.chance.get(name), last.scores[name]
+            about = [SCORES[name].unit, "" if level is None else f"chance {level:.2g}"]
+            label = f"{SCORES[name].title}, {which}" + f" ({', '.join(filter(None, about))})" * any(about)
+            per_token[label] = None if np.isnan(values).all() else float(choose(values))
+        for name in [name for name in last.scalars if not name.endswith(("_max", "_mean")) and name not in SCORES]:
+            unit = " (nats a token)" if "gain" in name or "ablation" in name else ""
+            per_token[name.replace("_", " ") + unit] = last.scalars[name]
     budget = f"{last_step * settings['train.tokens_per_step']:,} tokens"
     if result.get("step") != last_step:
         warnings.append(f"{path} is not finished: its last step is {last_step:,}")
     elif settings.get("train.max_minutes") is not None:
         budget = f"{settings['train.max_minutes']:g} minutes"
-    if figures["bits_per_byte"] is None:
+    if figures[BITS] is None:
         warnings.append(f"{path}: its last loss is non-finite")
     seed = settings["seed"]
     settings = {key: value for key, value in settings.items() if key.partition(".")[0] not in NOT_COMPARED}
     snapshots = [replace(snapshot, maps={}) for snapshot in snapshots[:-1]] + snapshots[-1:]
-    return RunResult(path, seed, settings, tokenizer, train, val, recall, snapshots, figures, budget, warnings)
+    return RunResult(
+        path, seed, settings, tokenizer, train, val, recall, snapshots, figures, per_token, budget, warnings
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -191,36 +192,26 @@ def caveats(baseline: Variant, other: Variant) -> list[str]:
 
 
 class Difference(NamedTuple):
-    """other - baseline. interval: 95 % (Student's t), None with one seed; pairs: seeds that both have, else 0."""
+    """other - baseline. interval: 95 % (Student's t), None with fewer than two seeds that both have."""
 
     value: float
     standard_error: float = 0.0
     interval: tuple[float, float] | None = None
-    pairs: int = 0
 
 
 def difference(baseline: Mapping[int, float], other: Mapping[int, float]) -> Difference | None:
     """The difference of two variants' figures, given by seed; None where one of them has none.
 
-    Paired over the seeds that both have if these are two or more, since data order and initial weights then have
-    much in common; else of the means, with Welch's standard error and degrees of freedom (Welch 1947, Biometrika 34).
+    Paired over the seeds that both have, since data order and initial weights then have much in common.
     """
     if not baseline or not other:
         return None
-    common = sorted(baseline.keys() & other.keys())
-    if len(common) > 1:
-        changes = [other[seed] - baseline[seed] for seed in common]
-        value, error, freedom = mean(changes), stdev(changes) / math.sqrt(len(common)), len(common) - 1
-    else:
-        common, value = [], mean(other.values()) - mean(baseline.values())
-        if min(len(baseline), len(other)) < 2:
-            return Difference(value)
-        shares = [(stdev(group.values()) ** 2 / len(group), len(group) - 1) for group in (baseline, other)]
-        variance = sum(share for share, _ in shares)
-        below = sum(share**2 / freedom for share, freedom in shares)
-        error, freedom = math.sqrt(variance), max(1, math.floor(variance**2 / below)) if below else 1
-    reach = T_QUANTILES[min(freedom, len(T_QUANTILES)) - 1] * error
-    return Difference(value, error, (value - reach, value + reach), len(common))
+    changes = [other[seed] - baseline[seed] for seed in baseline.keys() & other.keys()]
+    if len(changes) < 2:
+        return Difference(mean(other.values()) - mean(baseline.values()))
+    error = stdev(changes) / math.sqrt(len(changes))
+    reach = T_QUANTILES[min(len(changes) - 1, len(T_QUANTILES)) - 1] * error
+    return Difference(mean(changes), error, (mean(changes) - reach, mean(changes) + reach))
 
 
 def spread(values: Collection[float], digits: int = 4) -> str:

@@ -11,10 +11,9 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import sys
+from collections import defaultdict
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +21,11 @@ from configs.command import InputError, exit_on_bad_input
 from configs.files import read_json
 from configs.text import code, markdown
 from configs.text import table as markdown_table
-from eval.attention.history import ENOUGH_TO_COPY, best_head
-from eval.attention.metrics import SCORES
+from eval.attention.history import best_head
 from eval.compare import (
-    MEAN_OVER_HEADS,
-    RunResult,
+    BITS,
+    COPIES,
+    GAP,
     Variant,
     caveats,
     difference,
@@ -42,24 +41,10 @@ from eval.quantised import decode_speeds
 
 RUNS = "runs.json"  # in the folder of a comparison: which runs it is of
 MOST_COLUMNS = 6  # variants beside each other; of more, each has a row
-LABELS = {  # name of a figure -> its row of the table
-    "parameters": "parameters",
-    "kv_bytes": "KV-cache bytes per token",
-    "tokens": "tokens trained on",
-    "tokens_per_s": "train tokens/s",
-    "bits_per_byte": "validation bits per byte",
-    "floor_gap": "gap to the entropy floor (bits per byte)",
-    "recall": "recall, share of answers right",
-    "half_recalled": "recall, step at which over one half",
-    # from here on only where a token is the same in all runs
-    "loss": "validation loss (nats per token)",
-    "copying": f"copies from step (copy gain ≥ {ENOUGH_TO_COPY:g} nat; - = not yet)",
-    "copy_gain": "copy gain (nats a token)",
-}
 # what is compared with the baseline: its name in the table, the form of a number, and what less and more of it is
 COMPARED = {
-    "bits_per_byte": ("bits per byte", ".4f", "better", "worse"),
-    "copying": ("steps until it copies", ",.0f", "earlier", "later"),
+    BITS: ("bits per byte", ".4f", "better", "worse"),
+    COPIES: ("steps until it copies", ",.0f", "earlier", "later"),
 }
 # what the terminal shows, by how labels begin
 SHORT: tuple[str, ...] = ("parameters", "KV-cache", "train tokens", "validation", "difference in bits", "gap to")
@@ -70,7 +55,7 @@ NOTES = """
 - Train tokens/s: the median over the lines of a run's metrics.jsonl. Runs are trained at different times, maybe on different machines, so whatever else these did is in there: small differences mean nothing.
 - Decode tokens/s: greedy, one row, with a key-value cache in float32; the newest checkpoint of a variant's first run; medians of turns in which all variants alternated, on this machine.
 - Head scores: from the last snapshot of each run, on the probes of eval.attention. “Best head”: the largest of all heads; which one that is differs between runs. A pattern does not prove what a head does.
-- Differences are those of the variant minus the baseline; paired by seed where two or more seeds are common to both. Intervals are Student's t, wide for few seeds. About one interval in twenty leaves out zero by chance.
+- Differences are those of the variant minus the baseline, paired by the seeds that both have. Intervals are Student's t, wide for few seeds. About one interval in twenty leaves out zero by chance.
 """  # noqa: E501
 
 
@@ -84,7 +69,7 @@ def main() -> int:
     given = parser.parse_args()
     variants = read_runs(given.runs)
     names = "-".join(Path(variant.name).name for variant in variants)
-    out = given.out or given.runs[0].resolve().parent / f"compare-{names}"[:100]
+    out = given.out or given.runs[0].parent / f"compare-{names}"[:100]
     if (out / RUNS).is_file() and read_json(out / RUNS, list[str]) != _paths(variants):
         raise InputError(f"{out} holds a comparison of other runs: name another folder with --out, or remove it")
     compare(variants, out, decode=not given.skip_decode, life=not given.skip_stages, device=given.device)
@@ -141,8 +126,7 @@ def compare(
     (out / RUNS).write_text(json.dumps(_paths(variants)), encoding="utf-8")
     for warning in warnings:
         print(f"warning: {warning}", file=sys.stderr)
-    file = Path(os.path.relpath(out)) if out.is_relative_to(Path.cwd()) else out
-    print("\n\n".join([short, *ends, f"all rows, figures and heads: {file / 'comparison.md'}"]))
+    print("\n\n".join([short, *ends, f"all rows, figures and heads: {out / 'comparison.md'}"]))
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -151,60 +135,47 @@ def compare(
 
 def rows_of(variants: Sequence[Variant]) -> list[list[str]]:
     """A row for each figure: its label, and a cell for each variant."""
-    runs = [run for variant in variants for run in variant.runs]
     seeds = [f"{len(variant.runs)} ({', '.join(str(run.seed) for run in variant.runs)})" for variant in variants]
     rows = [["runs (seeds)", *seeds]]
     rows += [[code(key), *(_value(variant, key) for variant in variants)] for key in differing_keys(variants)]
-    measured = {name for run in runs for name in run.figures}
-    if not same_tokenizer(variants):
-        measured &= set(list(LABELS)[: list(LABELS).index("loss")])
-    for name in sorted(measured, key=[*LABELS, *SCORES, *sorted(measured)].index):
-        by_variant = [variant.by_seed(partial(RunResult.figure, name=name)) for variant in variants]
-        values = [value for of_variant in by_variant for value in of_variant.values()]
-        is_count = all(isinstance(value, int) for value in values)
-        row = [label_of(name, runs)]
-        for variant, of_variant in zip(variants, by_variant, strict=True):
-            chosen = [*of_variant.values()]
-            missing = f" (n = {len(chosen)})" if 0 < len(chosen) < len(variant.runs) else ""
-            row.append(
-                spread(chosen[:1] if is_count and len({*chosen}) == 1 else chosen, 0 if is_count else 4) + missing
-            )
-        rows.append(row)
-        if name in COMPARED and len(variants) > 1 and len(by_variant[0]) == len(variants[0].runs):
-            rows += _against_baseline(name, variants, by_variant)
+    # row of the table -> seed -> figure, for each variant
+    table: dict[str, list[dict[int, float]]] = defaultdict(lambda: [{} for _ in variants])
+    for number, run in [(number, run) for number, variant in enumerate(variants) for run in variant.runs]:
+        for label, value in (run.figures | (run.per_token if same_tokenizer(variants) else {})).items():
+            table[label][number] |= {run.seed: value} if value is not None else {}
+    for label, by_variant in table.items():
+        numbers = [value for values in by_variant for value in values.values()]
+        digits = 0 if all(isinstance(value, int) or value > 100 for value in numbers) else 4
+        cells = []
+        for variant, values in zip(variants, by_variant, strict=True):
+            some = [*values.values()]
+            is_size = digits == 0 and len({*some}) == 1  # a number of parameters does not scatter
+            missing = f" (n = {len(some)})" if 0 < len(some) < len(variant.runs) else ""
+            cells.append(spread(some[:1] if is_size else some, digits) + missing)
+        rows.append([label, *cells])
+        if label in COMPARED and len(variants) > 1 and len(by_variant[0]) == len(variants[0].runs):
+            rows += _against_baseline(label, variants, by_variant)
     return rows
 
 
-def _against_baseline(
-    name: str, variants: Sequence[Variant], by_variant: Sequence[dict[int, float]]
-) -> list[list[str]]:
+def _against_baseline(row: str, variants: Sequence[Variant], by_variant: Sequence[dict[int, float]]) -> list[list[str]]:
     """Three rows: the difference with its standard error, its interval, and whether that is more than noise."""
-    label, form, less, more = COMPARED[name]
-    columns = [(f"difference in {label}{end}" for end in ("", ", 95 %", ", verdict")), ("baseline", "", "")]
+    name, form, less, more = COMPARED[row]
+    columns = [(f"difference in {name}{end}" for end in ("", ", 95 %", ", verdict")), ("baseline", "", "")]
     for variant, of_variant in zip(variants[1:], by_variant[1:], strict=True):
         found = difference(by_variant[0], of_variant) if len(of_variant) == len(variant.runs) else None
         if found is None:
             columns.append(("-", "-", "none: not in every seed"))
             continue
-        value, interval, verdict = f"{found.value:+{form}}", "-", "needs two seeds or more of both"
+        value, interval, verdict = f"{found.value:+{form}}", "-", "needs two seeds that both have"
         if found.interval is not None:
             low, high = found.interval
-            value += f" ± {found.standard_error:{form}}" + ", paired" * bool(found.pairs)
+            value += f" ± {found.standard_error:{form}}"
             interval = f"{low:+{form}} to {high:+{form}}"
             is_clear = found.standard_error > 0 and low * high > 0  # seeds that agree to the last digit show nothing
             verdict = f"{more if found.value > 0 else less}, by more than noise" if is_clear else "within noise"
         columns.append((value, interval, "none: see the warnings" if caveats(variants[0], variant) else verdict))
     return [list(row) for row in zip(*columns, strict=True)]
-
-
-def label_of(name: str, runs: Sequence[RunResult]) -> str:
-    """The label of a figure's row, with the unit of a score and its chance level, where all runs have the same."""
-    if name not in SCORES:
-        return LABELS.get(name) or name.replace("_", " ")
-    best = "mean of heads" if name in MEAN_OVER_HEADS else "best head"
-    levels = {run.snapshots[-1].chance.get(name) for run in runs if run.snapshots} - {None}
-    about = [SCORES[name].unit, *(f"chance {level:.2g}" for level in levels if len(levels) == 1)]
-    return f"{SCORES[name].title}, {best}" + f" ({', '.join(filter(None, about))})" * any(about)
 
 
 def _value(variant: Variant, key: str) -> str:
@@ -219,8 +190,6 @@ def _value(variant: Variant, key: str) -> str:
 
 def page(variants: Sequence[Variant], tables: Sequence[str], warnings: Sequence[str], figures: dict[str, str]) -> str:
     """The whole of comparison.md."""
-    keys = differing_keys(variants)
-    equal = [f"- {code(key)}: {markdown(_value(variants[0], key))}" for key in variants[0].settings if key not in keys]
     parts = [
         f"# Comparison: {', '.join(markdown(variant.name) for variant in variants)}",
         f"Baseline: **{markdown(variants[0].name)}**. Runs that differ only in their seed are one variant: "
@@ -230,9 +199,6 @@ def page(variants: Sequence[Variant], tables: Sequence[str], warnings: Sequence[
         "## Figures",
         *(f"![{title}]({file})" for title, file in figures.items()),
         f"## How it was measured\n{NOTES}",
-        f"<details>\n<summary>{len(equal)} settings are equal in all runs</summary>",
-        "\n".join(equal),
-        "</details>\n",
     ]
     return "\n\n".join(parts)
 
@@ -256,10 +222,11 @@ def histories(variants: Sequence[Variant]) -> list[dict[str, Any]]:
                     best = {name: float(look.scores[name][place]) if place else None for name, place in places.items()}
                     at = {"step": look.step, "tokens": look.tokens}
                     looks.append(at | best | {"copy_gain": look.scalars.get("copy_gain")})
-            figures = {name: run.figures.get(name) for name in ("loss", "bits_per_byte", "floor_gap")}
+            ends = {"loss": run.val[-1]["loss"], "bits_per_byte": run.bits_per_byte, "floor_gap": run.figures.get(GAP)}
             recall = [[line["step"], line["accuracy"]] for line in run.recall]
-            runs.append({"seed": run.seed, **figures, "looks": looks, "recall": recall})
-        sizes = {name: variant.runs[0].figures[name] for name in ("parameters", "kv_bytes")}
+            runs.append({"seed": run.seed, **ends, "looks": looks, "recall": recall})
+        figures = variant.runs[0].figures
+        sizes = {"parameters": figures["parameters"], "kv_bytes": figures["KV-cache bytes per token"]}
         settings = {key: variant.settings.get(key) for key in keys}
         recorded.append({"name": variant.name, "settings": settings, **sizes, "runs": runs})
     return recorded

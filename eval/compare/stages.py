@@ -68,7 +68,8 @@ def measure(variants: Sequence[Variant], device: str = "auto") -> list[dict[str,
             questions = list(islice(held_out_questions(source, new_names=new_names), QUESTIONS))
             stage[key] = figures(questions, ask(lm, its_tokenizer, questions))
         stage["kl_answers"], stage["kl_stories"] = divergence(lm, first, answers), divergence(lm, first, texts)
-        stage["gap"] = compare_with_floor(lm, its_tokenizer, stories).gap
+        _, bits, floor = compare_with_floor(lm, its_tokenizer, stories)
+        stage["gap"] = bits - floor
         stage["needed"] = rises_without_each(lm, partial(answer_loss, lm, answers)).tolist()
         stage["moved"] = moved(lm, models[origin.path][0]) if origin else []
         stages.append(stage)

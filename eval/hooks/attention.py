@@ -7,8 +7,6 @@ While training runs, a look draws one plain picture of all heads, and writes vie
 
 from __future__ import annotations
 
-import itertools
-import math
 import time
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,7 @@ from eval.attention.render import PICTURES, render
 from eval.attention.snapshots import ablate, look
 from eval.attention.viewer import Live, Moment
 from eval.config import EvalConfig
-from eval.hooks.event import EvalEvent, Hook, Outcome, lines_of
+from eval.hooks import EvalEvent, Hook, Outcome, lines_of
 from model import ModelConfig
 
 
@@ -65,7 +63,7 @@ class Attention(Hook):
             quick_mosaic(first.weights, picture, snapshot.num_key_value_heads if all_heads else None)
             self._show(event)
             if event.is_last or (settings.every and event.step % settings.every == 0):
-                event.log_image("attention/heads", picture)
+                event.tracker.show("attention/heads", picture, event.step)
         seconds = round(time.perf_counter() - before, 4)
         event.log("attention", snapshot.scalars | {"attention_seconds": seconds})
 
@@ -80,13 +78,8 @@ class Attention(Hook):
         *_, viewer = render(event.directory, all_snapshots)
         for file in (event.directory / "attention" / name for name in PICTURES):
             if file.suffix == ".png" and file.is_file():
-                event.log_image(f"attention/{file.stem}", file)
+                event.tracker.show(f"attention/{file.stem}", file, event.step)
         event.tracker.show("attention/viewer", viewer, event.step)
-        last, rows = all_snapshots[-1], []
-        for (i, layer), (j, head) in itertools.product(enumerate(last.layers), enumerate(last.heads)):
-            scores = [float(values[i, j]) for values in last.scores.values()]
-            rows.append([layer, head, last.group(head), *(None if math.isnan(score) else score for score in scores)])
-        event.tracker.show("attention/scores", (["layer", "head", "kv_group", *last.scores], rows), event.step)
 
     def stop(self, event: EvalEvent, why: str) -> None:
         self._show(event, stopped=why)
@@ -102,7 +95,7 @@ class Attention(Hook):
     def _show(self, event: EvalEvent, is_over: bool = False, stopped: str = "") -> None:
         """Write the page again, as the run is now."""
         if self.page(event.directory).run.snapshots:
-            every = event.config.cadences()["attention"].every
+            every = event.config.cadences()["attention"].every or 0
             patience = max(Moment.patience, 3 * every * event.seconds / max(1, event.step))  # about three looks
             moment = (event.step, event.total_steps, event.seconds, event.loss)
             now = Moment(*moment, is_over, stopped, event.command, patience)

@@ -14,7 +14,7 @@ from data.chat import read_reply
 from data.config import StoryworldSource
 from data.packing import IGNORED, Rows
 from data.tokenizer import Tokenizer
-from eval.hooks.event import EvalEvent, Hook, Outcome, figures_in, lines_of
+from eval.hooks import EvalEvent, Hook, Outcome, figures_in, lines_of
 from eval.language_modeling import bits_per_byte, compare_with_floor, loss_sums, mean
 from eval.run_files import SAMPLES, read_samples
 from eval.samples import complete, thinks
@@ -63,8 +63,10 @@ class Validation(Hook):
                     f"bits per byte {val['bits_per_byte']:.4f}   on {val['held_out_tokens']:,} held-out tokens"
                 )
         for line in lines_of(lines, "floor")[-1:]:
-            figures["floor"] = figures_in(line)
-            summary += floor_lines(figures["floor"])
+            figures["floor"], head = figures_in(line), f"bits per byte, {line['documents']} whole held-out stories:"
+            bits = f"{line['model']:.4f}   floor {line['floor']:.4f}   gap {line['model'] - line['floor']:+.4f}"
+            longer = f"   ({line['left_out']} longer stories left out)" if line["left_out"] else ""
+            summary.append(f"{head:<47} {bits}{longer}")
         return Outcome(figures, summary)
 
 
@@ -85,22 +87,10 @@ def log_floor(event: EvalEvent, source: StoryworldSource) -> None:
     count = min(event.config.floor_documents, source.validation_documents)
     if count:
         stories = [tell(source.seed, index, "validation", source.level) for index in range(count)]
-        bits = compare_with_floor(event.lm, event.tokenizer, stories)
-        values: dict[str, Any] = {"documents": bits.documents, "left_out": count - bits.documents}
-        values |= {"model": bits.model, "floor": bits.floor} if bits.documents else {}
-        event.log("floor", values | {"longest": event.lm.config.max_position_embeddings})
-
-
-def floor_lines(values: dict[str, Any]) -> list[str]:
-    """What `log_floor` logs, in words."""
-    if "model" not in values:
-        return [f"no held-out story fits into {values['longest']} tokens, so none is compared with its entropy floor"]
-    model, floor = values["model"], values["floor"]
-    head = f"bits per byte, {values['documents']} whole held-out stories:"
-    lines = [f"{head:<47} {model:.4f}   floor {floor:.4f}   gap {model - floor:+.4f}"]
-    if values["left_out"]:
-        lines.append(f"({values['left_out']} longer stories left out)")
-    return lines
+        documents, model, floor = compare_with_floor(event.lm, event.tokenizer, stories)
+        if documents:  # that the model can read whole
+            left_out = count - documents
+            event.log("floor", {"documents": documents, "left_out": left_out, "model": model, "floor": floor})
 
 
 # ---------------------------------------------------------------------------------------------------------

@@ -1,19 +1,8 @@
 """What does a model do with texts longer than those of its training? docs/long_context.md explains it.
 
-No document of the built-in world is as long as four rows, so two kinds of text are made:
-
-    held-out text   the held-out documents one after the other, cut into pieces: what the model reads in training, but
-                    with more before it. If nothing breaks, the loss is the same at every position
-    recall text     random words, no two alike; at the end phrases of it come again, from known places
-
-Each is read in several ways:
-
-    none       positions as they are, also where they are larger than in training
-    linear     every angle of RoPE divided by length / trained length (Chen et al. 2023, arXiv 2306.15595)
-    yarn       slow pairs divided by it, fast ones kept (Peng et al. 2023, arXiv 2309.00071)
-    windows    every layer sees no more tokens than a row of training had
-
-A further run is read as it was trained, under its own name.
+No document of the built-in world is as long as four rows, so two kinds of text are made: held-out documents one after
+the other, cut into pieces; and random words, of which some come again at the end. `ways` are how they are read: none
+(as it is), linear (Chen et al. 2023, arXiv 2306.15595), yarn (Peng et al. 2023, arXiv 2309.00071), windows.
 """
 
 from __future__ import annotations
@@ -84,10 +73,10 @@ def study(
             figures["loss_by_position"] = [part.nanmean().item() for part in losses.tensor_split(POSITIONS, dim=1)]
             figures |= {"recall": None, "copy_gain": None}
             if asked is not None:
-                losses, right = predictions(model, asked.ids)
-                gain = losses[asked.row, asked.source] - losses[asked.row, asked.place]
-                recalled = right[asked.row, asked.place].float()
-                figures |= {"recall": recalled.mean().item(), "copy_gain": gain.mean().item()}
+                ids, row, place, source = asked
+                losses, right = predictions(model, ids)
+                gain = losses[row, source] - losses[row, place]
+                figures |= {"recall": right[row, place].float().mean().item(), "copy_gain": gain.mean().item()}
             for key, value in figures.items():
                 measured.setdefault(key, {}).setdefault(name, []).append(value)
     return measured
@@ -120,19 +109,6 @@ def longer(lm: LanguageModel, length: int) -> LanguageModel:
     return lm.with_config(max_position_embeddings=length)
 
 
-class RecallTexts(NamedTuple):
-    """Random words, and phrases of them again at the end.
-
-    ids: (N, T) int64, padded on the right. row, place, source: (questions,) each: token `place` of text `row` is asked
-    for, and stood first at `source`. The first word of a phrase is not asked for: nothing says which phrase comes.
-    """
-
-    ids: Tensor
-    row: Tensor
-    place: Tensor
-    source: Tensor
-
-
 def held_out_rows(tokenizer: Tokenizer, config: DataConfig, length: int, count: int) -> Tensor:
     """Up to `count` pieces of the joined held-out documents, each behind a first token: (N, length).
 
@@ -151,8 +127,13 @@ def held_out_rows(tokenizer: Tokenizer, config: DataConfig, length: int, count: 
     return torch.cat((torch.full((pieces, 1), tokenizer.bos_id), rows), dim=1)
 
 
-def recall_texts(tokenizer: Tokenizer, length: int, count: int) -> RecallTexts | None:
-    """`count` texts of at most `length` tokens, always the same ones; None where it is too short for the phrases."""
+def recall_texts(tokenizer: Tokenizer, length: int, count: int) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
+    """`count` texts of at most `length` tokens, always the same ones: random words, and phrases of them again at the
+    end. None where it is too short for the phrases.
+
+    ids: (N, T) int64, padded on the right. row, place, source: (questions,) each: token `place` of text `row` is asked
+    for, and stood first at `source`. The first word of a phrase is not asked for: nothing says which phrase comes.
+    """
     words = [tokenizer.encode(f" {word}") for word in (*held_out_names(), *lexicon().song_words)]
     ids, questions = torch.full((count, length), tokenizer.pad_id), []
     for row in range(count):
@@ -176,18 +157,17 @@ def recall_texts(tokenizer: Tokenizer, length: int, count: int) -> RecallTexts |
             return None
         ids[row, : len(text)] = torch.tensor(text)
         questions += asked
-    return RecallTexts(ids, *torch.tensor(questions).T)
+    row_of, place, source = torch.tensor(questions).T
+    return ids, row_of, place, source
 
 
 class Angles(NamedTuple):
-    """The pairs of numbers that RoPE turns, under one scaling.
+    """The pairs of numbers that RoPE turns, under one scaling. wavelength (pairs,): tokens of a full turn, as trained;
+    slowed (pairs,): how much slower each one turns with this scaling, 1 = as trained; new (pairs, T) bool: whether a
+    distance of that many tokens gives an angle that no row of training gave.
 
     A pair that turns fast has met every angle within a row of training. A slow one has not: beyond the row its angles
     are new. Peng et al. 2023, YaRN (arXiv 2309.00071), section 3.
-
-    wavelength: (pairs,) tokens of a full turn, as trained
-    slowed:     (pairs,) how much slower each one turns with this scaling; 1 = as trained
-    new:        (pairs, T) bool: whether a distance of that many tokens gives an angle that no row of training gave
     """
 
     wavelength: Tensor

@@ -103,20 +103,25 @@ class Backend:
 
 
 def _newer_flash(kernel: str) -> Backend:
-    return Backend(
-        partial(kernels.flash, kernel=kernel), kernels.lengths_or_mask, partial(_flash_limits, kernel=kernel)
-    )
+    compute, limits = partial(kernels.flash, kernel=kernel), partial(_flash_limits, kernel=kernel)
+    return Backend(compute, kernels.lengths_or_mask, limits)
 
 
-# AttentionImplementation lists the names once more, because a JSON Schema needs them written out
 BACKENDS: dict[str, Backend] = {
+    # the formula, written out (model/attention.py); memory grows with T * S
     "eager": Backend(eager),
+    # PyTorch's flash kernel and only that; masks become lengths
     "flash": Backend(kernels.flash, kernels.lengths_or_mask, _flash_limits),
+    # FlexAttention: masks as code, compiled into the kernel
     "flex": Backend(kernels.flex, kernels.block_mask, _flex_limits),
+    # as flash, on FlashAttention-3 and -4, where installed; not tested yet
     "flash3": _newer_flash("FA3"),
     "flash4": _newer_flash("FA4"),
+    # torch.nn.functional.scaled_dot_product_attention: PyTorch picks the kernel
     "sdpa": Backend(kernels.sdpa, kernels.chunks_or_mask),
+    # bfloat16 matrix products over blocks of queries, for training on a CPU
     "blocked": Backend(kernels.blocked, boolean_mask, _blocked_limits),
+    # documents laid end to end even where there is one a row
     "varlen": Backend(kernels.flash, kernels.sequences, partial(_flash_limits, kernel="varlen")),
 }
 
@@ -150,14 +155,12 @@ def choose_attention(here: Situation, avoid: Mapping[str, str] | None = None) ->
 
 
 def choose_device(wanted: str = "auto") -> torch.device:
-    """The device to compute on. auto: a CUDA GPU if there is one, else Apple's (mps), else the CPU.
-
-    Raises ValueError for a device that this machine does not have.
-    """
+    """The device to compute on. auto: a CUDA GPU if there is one, else Apple's (mps), else the CPU. Raises ValueError
+    for a device that this machine does not have."""
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     counts = {"cuda": gpus, "mps": int(torch.backends.mps.is_available()), "cpu": 1}
     available = [kind for kind, count in counts.items() if count]
-    kind, _, number = (available[0] if wanted == "auto" else wanted).partition(":")
-    if not (number or "0").isdigit() or int(number or 0) >= counts.get(kind, 0):
+    name = available[0] if wanted == "auto" else wanted
+    if name not in (*available, *(f"{kind}:{number}" for kind in available for number in range(counts[kind]))):
         raise ValueError(f"{wanted}: not available here: use auto or one of: {', '.join(available)}")
-    return torch.device(f"{kind}:{number}" if number else kind)
+    return torch.device(name)

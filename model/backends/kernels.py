@@ -1,7 +1,7 @@
 """Fast attention: PyTorch's kernels sdpa, flash and flex, with what each reads in place of a boolean mask, and blocked.
 
-Every backend has the signature of `eager` in model/attention.py; the mask is in the form that it reads, None = plain
-causal attention. Values may have another size than keys (model/latent_attention.py); then the output has theirs.
+Every backend has the signature of `eager` in model/attention.py; the mask is in the form that it reads, None = causal.
+Values may have another size than keys (model/latent_attention.py); then the output has theirs.
 """
 
 from __future__ import annotations
@@ -137,8 +137,7 @@ def flash(
     if mask.query_order is not None:
         q, k, v = q[mask.query_order], k[mask.key_order], v[mask.key_order]
     # T and S are upper bounds of a document's length, which is enough for the kernel
-    out = varlen_attn(q, k, v, mask.cu_queries, mask.cu_keys, T, S, window_size=mask.window, **grouped)
-    assert isinstance(out, Tensor)
+    out: Any = varlen_attn(q, k, v, mask.cu_queries, mask.cu_keys, T, S, window_size=mask.window, **grouped)
     if mask.query_order is not None:
         out = torch.empty_like(out).index_copy(0, mask.query_order, out)
     out = out.view(B, T, H, D).transpose(1, 2)
@@ -215,8 +214,7 @@ def flex(q: Tensor, k: Tensor, v: Tensor, mask: BlockMask | Tensor | None, dropo
     kernel = flex_kernel_compiled() if q.is_cuda and not torch.compiler.is_compiling() else flex_kernel
     with torch.autocast(q.device.type, enabled=False):
         q, k, values = in_kernel_dtype(q, k, v)
-        out = kernel(q, k, values, block_mask=mask, enable_gqa=q.shape[1] != k.shape[1])
-    assert isinstance(out, Tensor)
+        out: Any = kernel(q, k, values, block_mask=mask, enable_gqa=q.shape[1] != k.shape[1])
     return out.to(v.dtype)
 
 
@@ -244,11 +242,8 @@ def block_mask(spec: MaskSpec) -> BlockMask | Tensor | None:
 
 @cache
 def flex_kernel_compiled() -> Any:
-    """FlexAttention as one fused kernel; uncompiled, it writes out every score.
-
-    It is compiled once for each kind of mask, and for each length until PyTorch takes the length as a variable. After
-    eight times PyTorch would stop, and write out every score.
-    """
+    """FlexAttention as one fused kernel; uncompiled, it writes out every score. It is compiled for each kind of mask,
+    and for each length until PyTorch takes the length as a variable. After eight times PyTorch would stop."""
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
     return torch.compile(flex_kernel)
 

@@ -13,12 +13,10 @@ from model import LanguageModel
 from tests.train.helpers import metrics, pretrain, write_config
 from train.config import RunConfig, load_run_config
 
-LINEAR = "model.rope_scaling={rope_type: linear, factor: 4.0}"
-YARN = "model.rope_scaling={rope_type: yarn, factor: 4.0, original_max_position_embeddings: 4096}"
-LLAMA3 = (
-    "model.rope_scaling={rope_type: llama3, factor: 4.0, original_max_position_embeddings: 64, "
-    "low_freq_factor: 1.0, high_freq_factor: 4.0}"
-)
+LINEAR = 'model.rope_scaling={"rope_type":"linear","factor":4.0}'
+YARN = 'model.rope_scaling={"rope_type":"yarn","factor":4.0,"original_max_position_embeddings":4096}'
+LLAMA3 = """model.rope_scaling={"rope_type":"llama3","factor":4.0,"original_max_position_embeddings":64,\
+"low_freq_factor":1.0,"high_freq_factor":4.0}"""
 PLAIN = "model.qk_norm=false"
 LATENT = f"model.attention=mla {PLAIN} model.num_key_value_heads=mha"
 ELSEWHERE = "model.loadable_elsewhere=false"
@@ -131,18 +129,7 @@ eval.hooks eval.final_max_tokens eval.floor_documents eval.questions
 
 def cases(text: str, prefix: str = "") -> list:
     pairs = [line.partition(" | ") for line in text.strip().splitlines()]
-    return [pytest.param(prefix + change, _words(more), id=change) for change, _, more in pairs]
-
-
-def _words(text: str) -> list[str]:
-    """`a=b c={d: e}` -> its overrides: a new one begins before each name with an equals sign."""
-    words: list[str] = []
-    for part in text.split():
-        if "=" in part and not (words and words[-1].count("{") > words[-1].count("}")):
-            words.append(part)
-        else:
-            words[-1] += f" {part}"
-    return words
+    return [pytest.param(prefix + change, more.split(), id=change) for change, _, more in pairs]
 
 
 @pytest.fixture(scope="module")
@@ -179,16 +166,11 @@ def outcome(config: Path, overrides: tuple[str, ...]) -> list:
     """All figures of a short run, the files that it leaves, and what it said about its samples and heads."""
     run = config.parent / f"run{zlib.crc32(' '.join(overrides).encode())}"
     pretrain(config, f"name={run.name}", f"output_dir={config.parent}", *overrides)
-    timed = ("time_s", "tok_s", "tokens_per_s", "data_wait_share", "step_s", "eval_s", "save_s", "mfu")
-    figures = [{key: value for key, value in line.items() if key not in timed} for line in metrics(run)]
-    logs = [(run / name).read_text() for name in ("samples.jsonl",) if (run / name).exists()]
-    heads = [file.read_text() for file in run.glob("attention/index.jsonl")]
-    heads = [
-        [{k: v for k, v in json.loads(line).items() if k != "time_s"} for line in text.splitlines()] for text in heads
-    ]
+    samples, index = run / "samples.jsonl", run / "attention/index.jsonl"
+    heads = [json.loads(line) | {"time_s": 0} for line in index.read_text().splitlines()] if index.exists() else []
     maps = sorted((file.name, file.stat().st_size) for file in run.glob("attention/*.npz"))
     files = sorted(str(path.relative_to(run)) for path in run.rglob("*") if "png" not in path.suffix)
-    return [figures, logs, heads, maps, files]
+    return [metrics(run), samples.exists() and samples.read_text(), heads, maps, files]
 
 
 @pytest.mark.slow

@@ -55,23 +55,8 @@ def test_words_that_only_old_yaml_takes_for_something_else_are_text(tmp_path):
 
 
 def test_what_is_written_is_read_back_by_old_and_new_yaml():
-    values = [
-        "yes",
-        "12:30",
-        "1e3",
-        "0o17",
-        "0x1f",
-        "1_000",
-        "010",
-        "null",
-        "~",
-        "",
-        "2020-01-02",
-        1e-10,
-        1e22,
-        3,
-        None,
-    ]
+    words = ["yes", "12:30", "1e3", "0o17", "0x1f", "1_000", "010", "null", "~", "", "2020-01-02"]
+    values = [*words, 1e-10, 1e22, 3, None]
     assert parse_yaml(dump_yaml(values), "here") == yaml.safe_load(dump_yaml(values)) == values
 
 
@@ -95,88 +80,65 @@ def test_another_kind_of_source_inherits_nothing(tmp_path):
     assert load_config(tmp_path / "base.yaml", flags).values["data"]["source"] == {"kind": "files", "path": "a.txt"}
 
 
+# ⏎ ends a line of the file; behind the arrow, what the message matches
+MISTAKES = """
+model:⏎  hiden_size: 3 => x.yaml:2: unknown key `model.hiden_size`, did you mean `model.hidden_size`?
+train:⏎  num_key_value_heads: 1 => x.yaml:2: .*did you mean `model.num_key_value_heads`?
+modle: {} => x.yaml:1: unknown key `modle`, did you mean `model`?
+train:⏎  max_steps: many => x.yaml:2: `train.max_steps` is 'many': must be a valid integer
+train:⏎  max_steps: true => x.yaml:2: `train.max_steps` is True
+train:⏎  optimizer: {lr: -1} => x.yaml:2: `train.optimizer.lr` is -1: must be greater than 0
+data:⏎  source: {kind: files, pth: a} => x.yaml:2: unknown key `data.source.pth`, did you mean `data.source.path`
+data:⏎  source: {kind: files} => x.yaml:2: `data.source.path` is missing
+model:⏎  hidden_size: 6⏎  num_attention_heads: 2⏎  num_key_value_heads: mha => x.yaml:3: head_dim .3. must be even
+model:⏎  num_attention_heads: 8⏎  num_key_value_heads: 3 => x.yaml:3: .*use 1, 2, 4, 8
+data:⏎  sequence_length: 1024 => x.yaml:2: data.sequence_length .1024. is longer than model.max
+train:⏎  tokens_per_step: 1000 => x.yaml:2: train.tokens_per_step .* multiple of .* use 768 or 1024
+train:⏎  micro_batch_size: 7 => x.yaml:2: train.micro_batch_size .7. must divide the 32 rows
+model: {num_key_value_heads: gga} => `model.num_key_value_heads` is 'gga': .*'mha', 'gqa' or 'mqa'$
+model: {num_key_value_heads: [1, 2]} => `model.num_key_value_heads` is .1, 2.: must be a valid integer or
+train:⏎  optimizer: {betas: [0.9, 1.5]} => x.yaml:2: `train.optimizer.betas.1` is 1.5: must be less than 1
+model: &a {hidden_size: *a} => x.yaml:1: .*uses an alias
+name: &a b⏎seed: *a => x.yaml:2: .*uses an alias: write the value out
+train:⏎  max_steps: 12:30 => x.yaml:2: `train.max_steps` is '12:30': must be a valid integer
+train: {trace: yes} => x.yaml:1: `train.trace` is 'yes': must be a valid boolean
+eval:⏎  hooks:⏎  - name: samples⏎    every: 1⏎    every: 2 => x.yaml:5: .*`every` is given twice
+seed: !!python/object/apply:os.getpid [] => x.yaml:1: .*tag:yaml.org,2002:python/object
+seed: 1⏎---⏎seed: 2 => x.yaml:2: .*another document
+? [1, 2]⏎: 3 => x.yaml:1: .*keys must be plain words
+extends: [a, b] => x.yaml:1: extends takes one file name
+extends: ~nosuchuser/x.yaml => x.yaml:1: the path '~nosuchuser/x.yaml' cannot be used
+output_dir: ~nosuchuser/runs => x.yaml:1: .*the path '~nosuchuser/runs' cannot be used
+data:⏎  source: {kind: file} => x.yaml:2: `data.source` is .*'file' .* expected tags: 'storyworld', 'files', 'hub'
+eval: {attention: {max_tokens: 256}}⏎model: {max_position_embeddings: 64}⏎data: {sequence_length: 64} => x.yaml:2: .*256
+data:⏎  source: {kind: mix, parts: [⏎    {weight: heavy, source: 3}]} => `data.source.parts.0.weight` is 'heavy': must
+data:⏎  source: {kind: mix, parts: [{sorce: {}}]} => unknown key `data.source.parts.0.sorce`, did you mean `data.s
+data:⏎  source: {kind: mix, parts: [{source: {path: a}}]} => `data.source.parts.0.source.kind` is missing$
+data: {source: {kind: hub, name: x, document_start: '('}} => document_start.*is not a regular expression
+data: {source: {path: a.txt, kind: storyworld}} => `data.source.path` belongs to another kind: set
+data: {source: 3} => `data.source` is 3: must be {key: value, …}
+data: {source: ''} => `data.source.path` is ''
+name: a/b => x.yaml:1: the run would be called 'a/b'
+seed: 1⏎seed: 2 => x.yaml:2: .*`seed` is given twice
+seed: [1 => x.yaml:.*not valid YAML
+- 1 => x.yaml:1: a config must be a mapping
+extends: nowhere.yaml => x.yaml:1: no such config file: .*nowhere.yaml
+extends: x.yaml => x.yaml:1: `extends` goes in a circle
+"""
+LONG_MISTAKES = [
+    ("", "x.yaml:1: a config must be a mapping"),
+    ("seed: " + "9" * 5000, "x.yaml: .*4300 digits"),
+    ("name: a\0b", "x.yaml: not valid YAML: .*#x0000"),
+    (f"extends: {'a' * 300}", "x.yaml:1: the path 'aa.* cannot be used.*too long"),
+]
+
+
 @pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("model:\n  hiden_size: 3\n", "x.yaml:2: unknown key `model.hiden_size`, did you mean `model.hidden_size`?"),
-        ("train:\n  num_key_value_heads: 1\n", "x.yaml:2: .*did you mean `model.num_key_value_heads`?"),
-        ("modle: {}\n", "x.yaml:1: unknown key `modle`, did you mean `model`?"),
-        ("train:\n  max_steps: many\n", "x.yaml:2: `train.max_steps` is 'many': must be a valid integer"),
-        ("train:\n  max_steps: true\n", "x.yaml:2: `train.max_steps` is True"),
-        ("train:\n  optimizer: {lr: -1}\n", "x.yaml:2: `train.optimizer.lr` is -1: must be greater than 0"),
-        (
-            "data:\n  source: {kind: files, pth: a}\n",
-            "x.yaml:2: unknown key `data.source.pth`, did you mean `data.source.path`",
-        ),
-        ("data:\n  source: {kind: files}\n", "x.yaml:2: `data.source.path` is missing"),
-        (
-            "data:\n  source: {kind: file}\n",
-            "x.yaml:2: `data.source` is .*'file' .* expected tags: 'storyworld', 'files', 'hub', 'mix'",
-        ),
-        (
-            "model:\n  hidden_size: 6\n  num_attention_heads: 2\n  num_key_value_heads: mha\n",
-            "x.yaml:3: head_dim .3. must be even",
-        ),
-        ("model:\n  num_attention_heads: 8\n  num_key_value_heads: 3\n", "x.yaml:3: .*use 1, 2, 4, 8"),
-        ("data:\n  sequence_length: 1024\n", "x.yaml:2: data.sequence_length .1024. is longer than model.max"),
-        ("train:\n  tokens_per_step: 1000\n", "x.yaml:2: train.tokens_per_step .* multiple of .* use 768 or 1024"),
-        ("train:\n  micro_batch_size: 7\n", "x.yaml:2: train.micro_batch_size .7. must divide the 32 rows"),
-        ("model: {num_key_value_heads: gga}\n", "`model.num_key_value_heads` is 'gga': .*'mha', 'gqa' or 'mqa'$"),
-        ("model: {num_key_value_heads: [1, 2]}\n", "`model.num_key_value_heads` is .1, 2.: must be a valid integer or"),
-        (
-            "train:\n  optimizer: {betas: [0.9, 1.5]}\n",
-            "x.yaml:2: `train.optimizer.betas.1` is 1.5: must be less than 1",
-        ),
-        ("model: &a {hidden_size: *a}\n", "x.yaml:1: .*uses an alias"),
-        ("name: &a b\nseed: *a\n", "x.yaml:2: .*uses an alias: write the value out"),
-        ("train:\n  max_steps: 12:30\n", "x.yaml:2: `train.max_steps` is '12:30': must be a valid integer"),
-        ("train: {trace: yes}\n", "x.yaml:1: `train.trace` is 'yes': must be a valid boolean"),
-        (
-            "eval:\n  hooks:\n  - name: samples\n    every: 1\n    every: 2\n",
-            "x.yaml:5: .*`every` is given twice",
-        ),
-        ("seed: !!python/object/apply:os.getpid []\n", "x.yaml:1: .*tag:yaml.org,2002:python/object"),
-        ("seed: 1\n---\nseed: 2\n", "x.yaml:2: .*another document"),
-        ("seed: " + "9" * 5000 + "\n", "x.yaml: .*4300 digits"),
-        ("name: a\0b\n", "x.yaml: not valid YAML: .*#x0000"),
-        ("? [1, 2]\n: 3\n", "x.yaml:1: .*keys must be plain words"),
-        ("extends: [a, b]\n", "x.yaml:1: extends takes one file name"),
-        ("extends: ~nosuchuser/x.yaml\n", "x.yaml:1: the path '~nosuchuser/x.yaml' cannot be used"),
-        ("extends: " + "a" * 300 + "\n", "x.yaml:1: the path 'aa.* cannot be used.*too long"),
-        ("output_dir: ~nosuchuser/runs\n", "x.yaml:1: .*the path '~nosuchuser/runs' cannot be used"),
-        (
-            "eval:\n  max_tokens: 64\n  attention: {max_tokens: 100}\n"
-            "model: {max_position_embeddings: 64}\ndata: {sequence_length: 64}\n",
-            "x.yaml:4: eval.attention.max_tokens .100. is longer",
-        ),
-        (
-            "data:\n  source:\n    kind: mix\n    parts: [{weight: heavy, source: {kind: files, path: a}}]\n",
-            "x.yaml:4: `data.source.parts.0.weight` is 'heavy': must be a valid number$",
-        ),
-        (
-            "data:\n  source: {kind: mix, parts: [{source: {kind: files, path: a, pathh: b}}]}\n",
-            "unknown key `data.source.parts.0.source.pathh`, did you mean `data.source.parts.0.source.path`.$",
-        ),
-        (
-            "data:\n  source: {kind: mix, parts: [{source: {path: a}}]}\n",
-            "`data.source.parts.0.source.kind` is missing$",
-        ),
-        ("data: {source: {kind: hub, name: x, document_start: '('}}\n", "document_start.*is not a regular expression"),
-        ("data: {source: {path: a.txt, kind: storyworld}}\n", "`data.source.path` belongs to another kind: set"),
-        ("data: {source: 3}\n", "`data.source` is 3: must be {key: value, …}"),
-        ("data: {source: ''}\n", "`data.source.path` is ''"),
-        ("name: a/b\n", "x.yaml:1: the run would be called 'a/b'"),
-        ("seed: 1\nseed: 2\n", "x.yaml:2: .*`seed` is given twice"),
-        ("seed: [1\n", "x.yaml:.*not valid YAML"),
-        ("- 1\n", "x.yaml:1: a config must be a mapping"),
-        ("", "x.yaml:1: a config must be a mapping"),
-        ("extends: nowhere.yaml\n", "x.yaml:1: no such config file: .*nowhere.yaml"),
-        ("extends: x.yaml\n", "x.yaml:1: `extends` goes in a circle"),
-    ],
+    ("text", "message"), [*(line.split(" => ") for line in MISTAKES.strip().splitlines()), *LONG_MISTAKES]
 )
 def test_every_mistake_is_one_line_that_says_where(tmp_path, text, message):
     with pytest.raises(InputError, match=message) as caught:
-        load_run_config(write(tmp_path, "x.yaml", text))
+        load_run_config(write(tmp_path, "x.yaml", text.replace("⏎", "\n")))
     assert "\n" not in str(caught.value)
 
 

@@ -37,24 +37,24 @@ def test_tinystories(tmp_path, stories):
     write(tmp_path / "hub/train.jsonl", [{"text": text} for text in [*stories, stories[0]]])
     write(tmp_path / "hub/validation.jsonl", [{"text": text} for text in stories[:20]])
     directory, manifest = run("tinystories", tmp_path, f"data.source.name={tmp_path}/hub")
-    assert (manifest["train"]["documents"], manifest["validation"]["documents"]) == (
-        480,
-        20,
-    )  # no held-out story in both
+    assert [manifest[part]["documents"] for part in ("train", "validation")] == [480, 20]  # no held-out story in both
     assert manifest["read"]["duplicates"] == 21
     assert metrics(directory)
 
 
+def card(folder, text):
+    (folder / "README.md").write_text(f"---\nconfigs:\n{text}---\n")
+
+
 def test_fineweb_edu(tmp_path, stories):
     """A subset is a named configuration of the dataset's card."""
-    write(
-        tmp_path / "hub/sample/10BT/000.jsonl",
-        [{"text": text, "id": i, "score": 3.1} for i, text in enumerate(stories)],
-    )
+    records = [{"text": text, "id": i, "score": 3.1} for i, text in enumerate(stories)]
+    write(tmp_path / "hub/sample/10BT/000.jsonl", records)
     write(tmp_path / "hub/data/000.jsonl", [{"text": "not of the sample"}])
-    card = "---\nconfigs:\n- config_name: default\n  data_files: data/*\n"
-    card += "- config_name: sample-10BT\n  data_files: sample/10BT/*\n---\n"
-    (tmp_path / "hub/README.md").write_text(card)
+    subsets = {"default": "data/*", "sample-10BT": "sample/10BT/*"}
+    card(
+        tmp_path / "hub", "".join(f"- config_name: {name}\n  data_files: {files}\n" for name, files in subsets.items())
+    )
     overrides = [f"data.source.name={tmp_path}/hub", "data.source.max_records=400", "data.validation_fraction=0.1"]
     directory, manifest = run("fineweb_edu", tmp_path, *overrides)
     assert manifest["train"]["documents"] + manifest["validation"]["documents"] == 400
@@ -64,44 +64,29 @@ def test_fineweb_edu(tmp_path, stories):
 def test_wikitext103(tmp_path, stories):
     def lines(articles):
         for number, text in enumerate(articles):
-            yield from [
-                "",
-                f" = Article {number} = \n",
-                "",
-                *(f" {part} . \n" for part in text.split(". ")),
-                " = = Part = = \n",
-            ]
+            body = [f" {part} . \n" for part in text.split(". ")]
+            yield from ["", f" = Article {number} = \n", "", *body, " = = Part = = \n"]
 
     write(tmp_path / "hub/raw/train.jsonl", [{"text": line} for line in lines(stories[:100])])
     write(tmp_path / "hub/raw/validation.jsonl", [{"text": line} for line in lines(stories[100:110])])
-    card = "---\nconfigs:\n- config_name: wikitext-103-raw-v1\n  data_files:\n"
-    card += "".join(f"  - split: {split}\n    path: raw/{split}.jsonl\n" for split in ("train", "validation")) + "---\n"
-    (tmp_path / "hub/README.md").write_text(card)
+    parts = "".join(f"  - split: {split}\n    path: raw/{split}.jsonl\n" for split in ("train", "validation"))
+    card(tmp_path / "hub", "- config_name: wikitext-103-raw-v1\n  data_files:\n" + parts)
     _, manifest = run("wikitext103", tmp_path, f"data.source.name={tmp_path}/hub")
-    assert (manifest["train"]["documents"], manifest["validation"]["documents"]) == (100, 10)
+    assert [manifest[part]["documents"] for part in ("train", "validation")] == [100, 10]
 
 
 def test_minimind_pretraining_and_then_chat(tmp_path, stories):
     write(tmp_path / "pretrain_hq.jsonl", [{"text": f"{text} 你好，世界。"} for text in stories])
-    directory, _ = run(
-        "minimind_pretrain", tmp_path, f"data.source.path={tmp_path}/pretrain_*.jsonl", "data.validation_fraction=0.1"
-    )
+    source = f"data.source.path={tmp_path}/pretrain_*.jsonl"
+    directory, _ = run("minimind_pretrain", tmp_path, source, "data.validation_fraction=0.1")
     answer = {"role": "assistant", "content": "从前有一只狐狸。", "reasoning_content": "嗯"}
     chats = [[{"role": "user", "content": f"讲第{i}个故事。"}, answer] * 2 for i in range(300)]
-    write(
-        tmp_path / "sft_mini.jsonl", [{"conversations": chat} for chat in [*chats, chats[0][:1]]]
-    )  # the last: no answer
-    chat, manifest = run(
-        "minimind_sft",
-        tmp_path,
-        f"data.source.path={tmp_path}/sft_*.jsonl",
-        f"init_from={directory}",
-        "data.validation_fraction=0.2",
-        "data.sequence_length=256",
-    )
-    assert manifest["read"]["bad_records"] == [
-        f"{tmp_path}/sft_mini.jsonl:301: has no assistant message, so there is nothing to learn: leave it out"
-    ]
+    chats.append(chats[0][:1])  # no answer
+    write(tmp_path / "sft_mini.jsonl", [{"conversations": chat} for chat in chats])
+    overrides = [f"init_from={directory}", "data.validation_fraction=0.2", "data.sequence_length=256"]
+    chat, manifest = run("minimind_sft", tmp_path, f"data.source.path={tmp_path}/sft_*.jsonl", *overrides)
+    (problem,) = manifest["read"]["bad_records"]
+    assert problem.startswith(f"{tmp_path}/sft_mini.jsonl:301: has no assistant message")
     losses = [line["loss"] for line in metrics(chat) if line["split"] == "val"]
     assert losses[-1] < losses[0]
 

@@ -13,7 +13,6 @@ import pytest
 from pyarrow import parquet
 
 from configs.command import InputError
-from data.reading import files
 from data.reading.files import records, search
 from data.reading.records import text_of
 
@@ -113,19 +112,20 @@ SAVED = ["dataset_dict.json", *(f"{split}/{name}" for split in ("train", "test")
 
 
 @pytest.mark.parametrize(
-    ("names", "read", "left_out"),
+    ("names", "read"),
     [
-        (SNAPSHOT, SNAPSHOT[1:2], "2 that describe data (README.md, dataset_infos.json), 1 of the test part (test-000"),
-        (SAVED, [SAVED[1]], "that describe data (cache-1f.arrow, "),
-        (["README.md", "b/note.md", "x.png"], ["README.md", "b/note.md"], "1 of another kind (x.png)"),  # notes
-        (["README.md", "book.txt", "b.JSONL", "c.ndjson"], ["b.JSONL", "book.txt", "c.ndjson"], "(README.md)"),
+        (SNAPSHOT, SNAPSHOT[1:2]),
+        (SAVED, [SAVED[1]]),
+        (["README.md", "b/note.md", "x.png"], ["README.md", "b/note.md"]),  # notes
+        (["README.md", "book.txt", "b.JSONL", "c.ndjson"], ["b.JSONL", "book.txt", "c.ndjson"]),
     ],
 )
-def test_a_folder_is_read_as_datasets_reads_it_and_says_what_is_left_out(tmp_path, names, read, left_out):
+def test_a_folder_is_read_as_datasets_reads_it_and_says_what_is_left_out(tmp_path, names, read):
     put(tmp_path / "own", *names)
-    found, others = search(str(tmp_path / "own"), "key", train_only=True)
-    assert [file.relative_to(tmp_path / "own").as_posix() for file in found] == read
-    assert left_out in others
+    for found, expected in zip(
+        search(str(tmp_path / "own"), "key", train_only=True), (read, {*names} - {*read}), strict=True
+    ):
+        assert sorted(file.relative_to(tmp_path / "own").as_posix() for file in found) == sorted(expected)
 
 
 def test_the_parts_of_a_folder_are_those_that_datasets_finds(tmp_path):
@@ -180,7 +180,6 @@ def test_a_record_that_cannot_be_read_tells_its_place_and_the_others_still_come(
         ("a.json", b'[{"text": "a"}, {"text": '),
         ("a.json", b'{"text": "a"}\n{"text": "b"}\n'),
         ("a.json", b'[{"text": "caf\xe9"}]'),
-        ("a.csv", b"id;text\n1;one\n"),
         ("a.csv", b'text,n\n"never closed,1\n'),
         ("a.txt", b"text \0 more"),
         *((f"a.{kind}", b"plain text") for kind in ("parquet", "arrow", "txt.gz", "txt.zst")),
@@ -200,9 +199,7 @@ def documents(folder, raw: bytes, separator=SEPARATOR) -> list[str]:
 
 
 @pytest.mark.parametrize("separator", ["<|endoftext|>", "\n\n", "\n===\n", "-"])
-@pytest.mark.parametrize("block", [1, 7, 1 << 18])
-def test_a_separator_may_hold_line_ends_and_stand_anywhere(tmp_path, monkeypatch, separator, block):
-    monkeypatch.setattr(files, "BLOCK", block)
+def test_a_separator_may_hold_line_ends_and_stand_anywhere(tmp_path, separator):
     wanted = ["one two three four", "five six", "seven\neight nine ten eleven", "last"]
     assert documents(tmp_path, separator.join(wanted).encode(), separator) == wanted
     if separator == SEPARATOR:

@@ -1,9 +1,7 @@
 """Preparing: text in, shards out; nothing stale, nothing half-written, every mistake with file and line."""
 
 import errno
-import hashlib
 import json
-import os
 import random
 import re
 import signal
@@ -18,7 +16,7 @@ from configs.command import InputError
 from data import prepare as prepare_module
 from data import tokenizer as tokenizer_module
 from data.config import DataConfig
-from data.prepare import hashes, open_prepared, prepare
+from data.prepare import open_prepared, prepare
 from data.reading.documents import documents
 from data.storyworld import tell_many
 from tests.processes import exit_code, start
@@ -186,23 +184,6 @@ def test_killed_at_random_moments_it_ends_with_the_same_bytes(tmp_path, small, m
     assert contents(prepare(config, out).directory) == expected
 
 
-def test_a_text_that_changes_while_it_is_read_is_not_kept(tmp_path, monkeypatch):
-    config, file = text_config(tmp_path), tmp_path / "stories.jsonl"
-    before, real = file.read_bytes(), prepare_module._write
-
-    def edit(*arguments):
-        file.write_bytes(before.replace(b"fox", b"owl"))
-        return real(*arguments)
-
-    monkeypatch.setattr(prepare_module, "_write", edit)
-    with pytest.raises(InputError, match="changed while it was being read: prepare it again"):
-        prepare(config, tmp_path / "runs")
-    monkeypatch.setattr(prepare_module, "_write", real)
-    file.write_bytes(before)
-    data = prepare(config, tmp_path / "runs")
-    assert "fox" in data.tokenizer.decode(data.stream("train").read(0, 100_000))
-
-
 def test_a_damaged_manifest_says_what_to_do_and_a_missing_one_is_made_again(tmp_path):
     config = text_config(tmp_path)
     directory = prepare(config, tmp_path / "runs").directory
@@ -217,22 +198,22 @@ def test_a_damaged_manifest_says_what_to_do_and_a_missing_one_is_made_again(tmp_
 def test_after_a_full_disk_the_work_is_kept(tmp_path, small, monkeypatch):
     config = text_config(tmp_path)
     expected = contents(prepare(config, tmp_path / "whole").directory)
-    real, written = prepare_module.SplitWriter.append, 0
+    real, written = prepare_module.Shards.append, 0
 
-    def append(writer, content, ids, flags):
+    def append(shards, document, ids, flags):
         nonlocal written
         written += ids.nbytes
         if written > 400_000:
             raise OSError(errno.ENOSPC, "No space left on device")
-        real(writer, content, ids, flags)
+        real(shards, document, ids, flags)
 
-    monkeypatch.setattr(prepare_module.SplitWriter, "append", append)
+    monkeypatch.setattr(prepare_module.Shards, "append", append)
     with pytest.raises(OSError, match="No space left on device"):
         prepare(config, tmp_path / "full")
     assert not list(tmp_path.glob("full/.prepared/*/manifest.json"))
-    monkeypatch.setattr(prepare_module.SplitWriter, "append", real)
+    monkeypatch.setattr(prepare_module.Shards, "append", real)
     (partial,) = (tmp_path / "full" / ".prepared").glob("*.partial")
-    assert json.loads((partial / "progress.json").read_text())["documents"] > 0
+    assert json.loads((partial / "progress.json").read_text())["train"]["documents"] > 0
     assert contents(prepare(config, tmp_path / "full").directory) == expected
 
 
@@ -244,22 +225,3 @@ def test_a_second_process_waits_and_finds_it_prepared(tmp_path):
     assert [process.exitcode for process in both] == [0, 0]
     (directory,) = (p for p in (tmp_path / "runs" / ".prepared").iterdir() if p.is_dir())
     open_prepared(directory)
-
-
-# ---------------------------------------------------------------------------------------------------------
-# hashes of files
-
-
-@pytest.mark.parametrize("ages", [(60, 30), (0, 0)])
-def test_a_remembered_hash_is_that_of_the_file(tmp_path, monkeypatch, ages):
-    """Also of one that is written again within the same tick of the clock, and of the same size."""
-    file, now = tmp_path / "a.txt", time.time_ns()
-    for text, age in zip(("a book", "A BOOK"), ages, strict=True):
-        file.write_text(text)
-        os.utime(file, ns=(now - age * 10**9,) * 2)
-        expected = [hashlib.sha256(text.encode()).hexdigest()]
-        assert hashes([file], tmp_path / "hashes.json") == expected
-        with monkeypatch.context() as patched:
-            if age:
-                patched.setattr(hashlib, "file_digest", None)  # it is not read again
-            assert hashes([file], tmp_path / "hashes.json") == expected

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from data.config import CourseStep, DataConfig, Drills, StoryworldSource
+from data.config import CourseStep, DataConfig, StoryworldSource
 from data.prepare import tokenizer_texts
 from data.reading.documents import documents
 from data.storyworld import interview, tell
@@ -145,7 +145,7 @@ def test_a_tokenizer_learns_from_the_stories_and_not_from_the_drills():
     source = StoryworldSource(documents=30, validation_documents=1, chats="questions")
     tokenizer = {"kind": "bpe", "vocab_size": 512, "train_bytes": 10_000}
     plain = DataConfig(source=source, records="conversations", tokenizer=tokenizer)
-    for changes in ({"drills": Drills(words=1.0)}, {"course": [CourseStep(drills=Drills(pairs=1.0))]}):
+    for changes in ({"drills": {"words": 1.0}}, {"course": [CourseStep(drills={"pairs": 1.0})]}):
         drilled = plain.model_copy(update={"source": source.model_copy(update=changes), "shuffle": False})
         assert list(tokenizer_texts(drilled)) == list(tokenizer_texts(plain))
 

@@ -7,12 +7,12 @@ import signal
 import psutil
 import pytest
 
-from data.config import ClassWeights, StoryworldSource
+from data.config import StoryworldSource
 from data.reading import world
 from data.reading.world import CHUNK, world_document, world_documents
 from tests.processes import start
 
-SOURCE = StoryworldSource(kind="storyworld", chats="questions", class_weights=ClassWeights(where=3), other_names=0.3)
+SOURCE = StoryworldSource(kind="storyworld", chats="questions", class_weights={"where": 3}, other_names=0.3)
 COUNTS = {"validation": CHUNK + 3, "train": 5 * CHUNK - 1}
 
 

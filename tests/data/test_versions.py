@@ -90,14 +90,14 @@ def test_conversations_are_encoded_as_in_their_version():
     )
 
 
-def test_a_comment_in_the_source_makes_no_other_data(tmp_path, monkeypatch):
+def test_a_comment_in_the_source_makes_no_other_data(monkeypatch):
     """It once did: a docstring of the world, or a comment of the template, made unfinished runs refuse."""
     config = DataConfig(source=StoryworldSource())
-    before = dependencies(config, tmp_path)
+    before = dependencies(config)
     real = Path.read_bytes
     monkeypatch.setattr(Path, "read_bytes", lambda path: real(path) + b"# a comment\n")
     monkeypatch.setattr(chat_template, "CHAT_TEMPLATE", CHAT_TEMPLATE + "{#- a comment -#}")
     monkeypatch.setattr("data.tokenizer.CHAT_TEMPLATE", CHAT_TEMPLATE + "{#- a comment -#}")
-    assert dependencies(config, tmp_path) == before
+    assert dependencies(config) == before
     monkeypatch.setattr("data.prepare.STORYWORLD_VERSION", STORYWORLD_VERSION + 1)
-    assert dependencies(config, tmp_path) != before
+    assert dependencies(config) != before

@@ -66,7 +66,8 @@ def test_the_page_names_the_keys_of_train_that_make_a_run_itself():
 
 def test_base_yaml_says_of_every_key_what_its_field_says():
     comments = " ".join(re.findall(r"(?:^|\s)# ?(.*)", BASE.read_text(encoding="utf-8"), re.MULTILINE))
-    described = {path: field.description for path, field in reversed(list(fields(RunConfig)))}  # storyworld comes first
+    texts = reversed([(path, " ".join((field.description or "").split())) for path, field in fields(RunConfig)])
+    described = dict(texts)  # storyworld comes first
     values = {tuple(key.split(".")) for key in flatten(load_config(BASE).values)}
     for key in values & described.keys():
         if key[:2] != ("data", "source"):  # which stands on one line

@@ -15,6 +15,10 @@ from tests.conftest import random_model, tiny_config
 
 SDPA = BACKENDS["sdpa"].compute
 CONFIG = tiny_config(num_attention_heads=8, num_key_value_heads=2, head_dim=8)
+IDS = torch.randint(0, 192, (2, 12), generator=torch.Generator().manual_seed(1))
+DOCUMENTS = torch.tensor([[0] * 5 + [1] * 7] * 2)
+PADDED = torch.tensor([[1] * 9 + [0] * 3, [1] * 12])
+MASKS = {"plain": {}, "padding": {"attention_mask": PADDED}, "documents": {"document_ids": DOCUMENTS}}
 
 
 @pytest.fixture
@@ -28,26 +32,40 @@ def lm():
 
 
 @pytest.fixture
-def ids():
-    return torch.randint(0, 192, (2, 12), generator=torch.Generator().manual_seed(1))
+def latent():
+    """Keys and values of every head from one latent; values are larger than keys."""
+    sizes = {"kv_lora_rank": 12, "v_head_dim": 14, "head_dim": 10, "qk_rope_head_dim": 4}
+    return random_model(tiny_config(attention="mla", num_key_value_heads="mha", **sizes))
 
 
-@pytest.mark.parametrize("backend", ["eager", "flash", "sdpa"])
-def test_weights_are_causal_distributions_and_the_same_for_every_backend(lm, ids, backend):
-    lm.set_attn_implementation(backend)
-    maps = capture(lm, ids)
-    assert maps.weights.shape == (2, 2, 8, 12, 12)
-    assert maps.weights.dtype == torch.float32
-    assert torch.allclose(maps.weights.sum(-1), torch.ones(()), atol=1e-6)
-    assert (maps.weights.triu(1) == 0).all()
+@pytest.mark.parametrize("backend", ["eager", "flash", "sdpa", "blocked", "flex"])
+@pytest.mark.parametrize("kind", MASKS)
+def test_weights_are_causal_distributions_and_the_same_for_every_backend_and_mask(lm, backend, kind):
+    masks = MASKS[kind]
     lm.set_attn_implementation("eager")
-    assert torch.allclose(maps.weights, capture(lm, ids).weights, atol=1e-6)
+    expected = capture(lm, IDS, **masks).weights
+    assert expected.shape == (2, 2, 8, 12, 12)
+    assert expected.dtype == torch.float32
+    assert (expected.triu(1) == 0).all()
+    lm.set_attn_implementation(backend)
+    weights = capture(lm, IDS, **masks).weights
+    assert torch.allclose(weights, expected, atol=1e-5)
+    if "attention_mask" not in masks:
+        assert torch.allclose(weights.sum(-1), torch.ones(()), atol=1e-6)
+    assert (weights[..., 5:, :5].sum() == 0) == ("document_ids" in masks)
 
 
-def test_capture_works_in_bf16(lm, ids):
-    exact = capture(lm, ids).weights
+def test_padding_looks_at_nothing_and_is_not_looked_at(lm):
+    weights = capture(lm, IDS, attention_mask=torch.tensor([[0] * 3 + [1] * 9, [1] * 12])).weights
+    assert (weights[:, 0, :, :3] == 0).all()
+    assert (weights[:, 0, :, :, :3] == 0).all()
+    assert torch.allclose(weights[:, 0, :, 3:].sum(-1), torch.ones(()), atol=1e-6)
+
+
+def test_capture_works_in_bf16(lm):
+    exact = capture(lm, IDS).weights
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        rounded = capture(lm, ids).weights
+        rounded = capture(lm, IDS).weights
     assert torch.allclose(exact.sum(-1), rounded.sum(-1), atol=1e-5)
     assert (exact - rounded).abs().mean() < 0.01
 
@@ -55,11 +73,8 @@ def test_capture_works_in_bf16(lm, ids):
 @pytest.mark.parametrize("steep", [3.0, 20.0])
 def test_large_scores_that_the_kernel_rounds_to_bf16_are_no_error(steep):
     """`blocked` keeps scores in bfloat16: of 60, a quarter may be lost. Another kernel is found all the same."""
-    lm = random_model(
-        tiny_config(
-            num_attention_heads=4, num_key_value_heads=4, head_dim=16, qk_norm=False, max_position_embeddings=96
-        )
-    )
+    sizes = {"num_key_value_heads": 4, "head_dim": 16, "qk_norm": False, "max_position_embeddings": 96}
+    lm = random_model(tiny_config(num_attention_heads=4, **sizes))
     for module in lm.attention_modules():
         module.q_proj.weight.data *= steep
     lm.set_attn_implementation("blocked")
@@ -72,38 +87,28 @@ def test_large_scores_that_the_kernel_rounds_to_bf16_are_no_error(steep):
             capture(lm, ids)
 
 
-def test_chosen_layers_and_heads_keep_their_numbers(lm, ids):
-    everything, some = capture(lm, ids), capture(lm, ids, layers=[1], heads=[2, 7])
+def test_chosen_layers_and_heads_keep_their_numbers(lm):
+    everything, some = capture(lm, IDS), capture(lm, IDS, layers=[1], heads=[2, 7])
     assert torch.equal(some.weights[0], everything.weights[1][:, [2, 7]])
     assert (some.layers, some.heads) == ([1], [2, 7])
     for wrong in ({"layers": [2]}, {"layers": []}, {"heads": [8]}, {"heads": [-1]}):
         with pytest.raises(ValueError, match="does not exist: there are"):
-            capture(lm, ids, **wrong)
+            capture(lm, IDS, **wrong)
 
 
-def test_capture_leaves_everything_as_it_was(lm, ids):
+def test_capture_leaves_everything_as_it_was(lm):
     lm.train()
-    before = torch.get_rng_state()
-    capture(lm, ids)
-    assert lm.training
-    assert torch.equal(torch.get_rng_state(), before)
+    lm.model.layers[1].eval()  # one part in another mode
+    modes, state = [module.training for module in lm.modules()], torch.get_rng_state()
+    capture(lm, IDS)
+    assert [module.training for module in lm.modules()] == modes
+    assert torch.is_grad_enabled()
+    assert torch.equal(torch.get_rng_state(), state)
     assert all(module.recorder is None for module in lm.attention_modules())
     assert all(p.grad is None for p in lm.parameters())
 
 
-def test_documents_do_not_look_at_each_other(lm, ids):
-    documents = torch.tensor([[0] * 5 + [1] * 7] * 2)
-    weights = capture(lm, ids, document_ids=documents).weights
-    assert (weights[..., 5:, :5] == 0).all()
-    assert capture(lm, ids).weights[..., 5:, :5].sum() > 0.1
-
-
-def test_a_sliding_layer_shows_its_window_and_nothing_before_it(ids):
-    lm = random_model(tiny_config(sliding_window=4, layer_types=["sliding_attention", "full_attention"]))
-    weights = capture(lm, ids).weights
-    rows, columns = torch.meshgrid(torch.arange(12), torch.arange(12), indexing="ij")
-    assert (weights[0][..., rows - columns >= 4] == 0).all()
-    assert (weights[1][..., rows - columns >= 4] > 0).all()
+# kernels that do something else
 
 
 def all_visible(q, k):
@@ -115,21 +120,8 @@ def without_rope(x):
     return apply_rotary(x, cos, -sin)
 
 
-def tiled(q, k, v, mask, dropout):
-    return SDPA(q, k.repeat(1, 4, 1, 1), v.repeat(1, 4, 1, 1), mask, dropout)
-
-
-WRONG_KERNELS = {
-    "keys of two groups swapped": (lambda q, k, v, m, d: SDPA(q, k.flip(1), v, m, d), "the order of key/value heads"),
-    "heads tiled": (tiled, "were tiled"),
-    "no RoPE": (lambda q, k, v, m, d: SDPA(without_rope(q), without_rope(k), v, m, d), "RoPE"),
-    "queries without RoPE": (lambda q, k, v, m, d: SDPA(without_rope(q), k, v, m, d), "RoPE"),
-    "no mask": (lambda q, k, v, m, d: SDPA(q, k, v, all_visible(q, k), d), "no mask"),
-    "scale 1": (lambda q, k, v, m, d: SDPA(q * 8**0.5, k, v, m, d), "did not divide by sqrt"),
-    "half the scale": (lambda q, k, v, m, d: SDPA(q * 0.5, k, v, m, d), "scale"),
-    "one head a little off": (lambda q, k, v, m, d: nudged(SDPA(q, k, v, m, d)), "differ"),
-    "not a number": (lambda q, k, v, m, d: SDPA(q, k, v, m, d) * torch.nan, "recomputed"),
-}
+def tiled(x):
+    return x.repeat(1, 4, 1, 1)
 
 
 def nudged(out):
@@ -138,161 +130,136 @@ def nudged(out):
     return out
 
 
+WRONG_KERNELS = {
+    "keys of two groups swapped": (lambda q, k, v, m, d: SDPA(q, k.flip(1), v, m, d), "the order of key/value heads"),
+    "heads tiled": (lambda q, k, v, m, d: SDPA(q, tiled(k), tiled(v), m, d), "were tiled"),
+    "no RoPE": (lambda q, k, v, m, d: SDPA(without_rope(q), without_rope(k), v, m, d), "RoPE"),
+    "queries without RoPE": (lambda q, k, v, m, d: SDPA(without_rope(q), k, v, m, d), "RoPE"),
+    "no mask": (lambda q, k, v, m, d: SDPA(q, k, v, all_visible(q, k), d), "no mask"),
+    "scale 1": (lambda q, k, v, m, d: SDPA(q * 8**0.5, k, v, m, d), "did not divide by sqrt"),
+    "half the scale": (lambda q, k, v, m, d: SDPA(q * 0.5, k, v, m, d), "scale"),
+    "one head a little off": (lambda q, k, v, m, d: nudged(SDPA(q, k, v, m, d)), "differ"),
+    "not a number": (lambda q, k, v, m, d: SDPA(q, k, v, m, d) * torch.nan, "difference nan"),
+}
+
+
 def attend_by(lm, compute):
     for module in lm.attention_modules():
         module.attend = compute
 
 
 @pytest.mark.parametrize("name", WRONG_KERNELS)
-def test_a_kernel_that_does_something_else_is_caught_and_named(lm, ids, name):
+def test_a_kernel_that_does_something_else_is_caught_and_named(lm, name):
     compute, cause = WRONG_KERNELS[name]
-    assert capture(lm, ids).weights.isfinite().all()
+    assert capture(lm, IDS).weights.isfinite().all()
     attend_by(lm, compute)
-    with pytest.raises(RuntimeError) as raised:
-        capture(lm, ids)
-    assert str(raised.value).startswith("layer 0: the recomputed attention weights do not give")
-    assert cause in str(raised.value)
+    with pytest.raises(RuntimeError, match=f"^layer 0: the recomputed attention weights do not give.*{cause}"):
+        capture(lm, IDS)
     assert all(module.recorder is None for module in lm.attention_modules())
 
 
-def test_a_packed_row_that_leaks_is_caught(lm, ids):
-    documents = torch.tensor([[0] * 5 + [1] * 7] * 2)
-    causal = lambda q, k, v, m, d: SDPA(q, k, v, all_visible(q, k).tril(), d)  # noqa: E731
-    attend_by(lm, causal)
-    capture(lm, ids)  # one document: nothing is wrong
+@pytest.mark.parametrize("name", ["no mask", "no RoPE", "half the scale", "one head a little off"])
+def test_a_wrong_kernel_is_named_with_a_latent_too(latent, name):
+    for module in latent.attention_modules():
+        module.kv_a_proj_with_mqa.weight.data.mul_(3)  # a peaked attention, as above
+    compute, cause = WRONG_KERNELS[name]
+
+    def without_partial_rope(x):
+        cos, sin = latent.model.rotary_emb(torch.arange(x.shape[2])[None], x.dtype)
+        return torch.cat((x[..., :6], apply_rotary(x[..., 6:], cos, -sin)), -1)
+
+    if name == "no RoPE":
+        compute = lambda q, k, v, m, d: SDPA(without_partial_rope(q), without_partial_rope(k), v, m, d)  # noqa: E731
+    capture(latent, IDS)
+    attend_by(latent, compute)
+    with pytest.raises(RuntimeError, match=cause):
+        capture(latent, IDS)
+
+
+def test_a_packed_row_that_leaks_is_caught(lm):
+    attend_by(lm, lambda q, k, v, m, d: SDPA(q, k, v, all_visible(q, k).tril(), d))
+    capture(lm, IDS)  # one document: nothing is wrong
     with pytest.raises(RuntimeError, match="the causal mask alone, without documents"):
-        capture(lm, ids, document_ids=documents)
+        capture(lm, IDS, document_ids=DOCUMENTS)
 
 
-def test_only_the_wrong_layer_is_named(lm, ids):
+def test_only_the_wrong_layer_is_named(lm):
     lm.attention_modules()[1].attend = WRONG_KERNELS["scale 1"][0]
     with pytest.raises(RuntimeError, match="^layer 1"):
-        capture(lm, ids)
-    capture(lm, ids, layers=[0])
+        capture(lm, IDS)
+    capture(lm, IDS, layers=[0])
 
 
-@pytest.mark.parametrize("backend", ["eager", "flash", "sdpa", "blocked", "flex"])
-@pytest.mark.parametrize("kind", ["plain", "padding", "documents"])
-def test_every_backend_and_mask(lm, ids, backend, kind):
-    given = {}
-    if kind == "padding":
-        given["attention_mask"] = torch.tensor([[1] * 9 + [0] * 3, [1] * 12])
-    if kind == "documents":
-        given["document_ids"] = torch.tensor([[0] * 5 + [1] * 7] * 2)
-    lm.set_attn_implementation("eager")
-    expected = capture(lm, ids, **given).weights
-    lm.set_attn_implementation(backend)
-    assert torch.allclose(capture(lm, ids, **given).weights, expected, atol=1e-5)
+def test_rows_in_chunks_are_the_same_and_so_is_the_check(lm, monkeypatch):
+    everything = capture(lm, IDS)
+    monkeypatch.setattr(sys.modules[capture.__module__], "CHUNK", 1)
+    in_chunks = capture(lm, IDS)
+    assert torch.allclose(in_chunks.weights, everything.weights, atol=1e-6)
+    assert torch.allclose(in_chunks.max_logits, everything.max_logits, atol=1e-5)
+    last_row = torch.tensor([1.0, 1.1])[:, None, None, None]
+    attend_by(lm, lambda q, k, v, m, d: SDPA(q, k, v, m, d) * last_row)
+    with pytest.raises(RuntimeError, match="layer 0"):
+        capture(lm, IDS)
+
+
+# caches and windows
 
 
 @pytest.mark.parametrize("windows", [False, True])
 @pytest.mark.parametrize("kind", ["dynamic", "static", "offloaded"])
-def test_with_a_cache_the_rows_are_those_of_the_whole_text(ids, kind, windows):
+def test_with_a_cache_the_rows_are_those_of_the_whole_text(kind, windows):
     some = {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]} if windows else {}
     lm = random_model(tiny_config(num_attention_heads=8, num_key_value_heads=2, head_dim=8, **some))
-    whole = capture(lm, ids).weights
+    whole = capture(lm, IDS).weights
+    far = torch.arange(12)[:, None] - torch.arange(12) >= 4
+    assert (whole[0][..., far] == 0).all() == windows
+    assert (whole[1][..., far] > 0).all()
     cache = make_cache(kind, lm.config, 2, 16, lm.lm_head.weight)
     for start, end in ((0, 5), (5, 6), (6, 9)):
-        maps = capture(lm, ids[:, start:end], kv_cache=cache)
+        maps = capture(lm, IDS[:, start:end], kv_cache=cache)
         assert maps.weights.shape[-2:] == (end - start, end)
         assert torch.allclose(maps.weights, whole[..., start:end, :end], atol=1e-5)
     assert cache.length == 9
 
 
-def latent_model():
-    """Keys and values of every head from one latent; values are larger than keys."""
-    latent = {"attention": "mla", "num_key_value_heads": "mha", "kv_lora_rank": 12, "v_head_dim": 14}
-    return random_model(tiny_config(head_dim=10, qk_rope_head_dim=4, **latent))
-
-
 @pytest.mark.parametrize("absorbs", [True, False])
 @pytest.mark.parametrize("kind", ["dynamic", "static", "offloaded"])
-def test_a_latent_cache_shows_the_rows_of_the_whole_text(ids, kind, absorbs):
+def test_a_latent_cache_shows_the_rows_of_the_whole_text(latent, kind, absorbs):
     """One token behind a cache is read in the absorbed form, whose queries and keys are other ones: same weights."""
-    lm, sizes = latent_model(), set()
-    for module in lm.attention_modules():
+    for module in latent.attention_modules():
         module.absorbs = absorbs
-    whole = capture(lm, ids)
+    whole, sizes = capture(latent, IDS), set()
     assert whole.attention == "mla"
-    cache = make_cache(kind, lm.config, 2, 16, lm.lm_head.weight)
+    cache = make_cache(kind, latent.config, 2, 16, latent.lm_head.weight)
     for start, end in ((0, 5), (5, 6), (6, 7), (7, 9)):
-        maps = capture(lm, ids[:, start:end], kv_cache=cache)
+        maps = capture(latent, IDS[:, start:end], kv_cache=cache)
         assert torch.allclose(maps.weights, whole.weights[..., start:end, :end], atol=1e-5)
         assert torch.allclose(maps.weights.sum(-1), torch.ones(()), atol=1e-6)
-    lm.attention_modules()[0].recorder = lambda layer, q, k, v, out: sizes.add(q.shape[-1])
+    latent.attention_modules()[0].recorder = lambda layer, q, k, v, out: sizes.add(q.shape[-1])
     with torch.no_grad():
-        lm(ids[:, 9:10], kv_cache=cache)
+        latent(IDS[:, 9:10], kv_cache=cache)
     assert sizes == {12 + 4 if absorbs else 10}
 
 
-@pytest.mark.parametrize("name", ["no mask", "no RoPE", "half the scale", "one head a little off"])
-def test_a_wrong_kernel_is_named_with_a_latent_too(ids, name):
-    lm = latent_model()
-    for module in lm.attention_modules():
-        module.kv_a_proj_with_mqa.weight.data.mul_(3)  # a peaked attention, as above
-    compute, cause = WRONG_KERNELS[name]
-    if name == "no RoPE":
-        compute = lambda q, k, v, m, d: SDPA(without_partial_rope(lm, q), without_partial_rope(lm, k), v, m, d)  # noqa: E731
-    capture(lm, ids)
-    attend_by(lm, compute)
-    with pytest.raises(RuntimeError, match=cause):
-        capture(lm, ids)
-
-
-def without_partial_rope(lm, x):
-    cos, sin = lm.model.rotary_emb(torch.arange(x.shape[2])[None], x.dtype)
-    return torch.cat((x[..., :6], apply_rotary(x[..., 6:], cos, -sin)), -1)
-
-
-def test_padding_looks_at_nothing_and_is_not_looked_at(lm, ids):
-    left = torch.tensor([[0] * 3 + [1] * 9, [1] * 12])
-    weights = capture(lm, ids, attention_mask=left).weights
-    assert (weights[:, 0, :, :3] == 0).all()
-    assert (weights[:, 0, :, :, :3] == 0).all()
-    assert torch.allclose(weights[:, 0, :, 3:].sum(-1), torch.ones(()), atol=1e-6)
-
-
-def test_rows_in_chunks_are_the_same_and_so_is_the_check(lm, ids, monkeypatch):
-    everything = capture(lm, ids)
-    monkeypatch.setattr(sys.modules[capture.__module__], "CHUNK", 1)
-    in_chunks = capture(lm, ids)
-    assert torch.allclose(in_chunks.weights, everything.weights, atol=1e-6)
-    assert torch.allclose(in_chunks.max_logits, everything.max_logits, atol=1e-5)
-    last_row_only = lambda q, k, v, m, d: SDPA(q, k, v, m, d) * torch.tensor([1.0, 1.1])[:, None, None, None]  # noqa: E731
-    attend_by(lm, last_row_only)
-    with pytest.raises(RuntimeError, match="layer 0"):
-        capture(lm, ids)
-
-
-def test_the_largest_logit_is_the_largest_among_the_visible(lm, ids):
+def test_the_largest_logit_is_the_largest_among_the_visible(lm):
     seen = {}
     for module in lm.attention_modules():
         module.recorder = lambda layer, q, k, v, out: seen.update({layer: (q, k)})
     with torch.no_grad():
-        lm.eval()(ids)
-    maps = capture(lm, ids)
+        lm.eval()(IDS)
+    maps = capture(lm, IDS)
     for layer, (q, k) in seen.items():
         scores = q @ k.repeat_interleave(4, 1).transpose(2, 3) * 8**-0.5
         scores = scores.masked_fill(~torch.ones(12, 12).tril().bool(), -torch.inf)
         assert torch.allclose(maps.max_logits[layer], scores.amax((2, 3)), atol=1e-5)
-    spec = MaskSpec(torch.arange(12), torch.arange(12))
-    assert torch.allclose(maps.weights[0], attention_weights(*seen[0], boolean_mask(spec)), atol=1e-6)
+    mask = boolean_mask(MaskSpec(torch.arange(12), torch.arange(12)))
+    assert torch.allclose(maps.weights[0], attention_weights(*seen[0], mask), atol=1e-6)
 
 
-def test_a_compiled_model_is_captured_and_stays_compiled(lm, ids):
+def test_a_compiled_model_is_captured_and_stays_compiled(lm):
     compiled = torch.compile(lm, backend="eager")
-    assert torch.equal(capture(compiled, ids).weights, capture(lm, ids).weights)
+    assert torch.equal(capture(compiled, IDS).weights, capture(lm, IDS).weights)
     with torch.no_grad():
-        assert torch.allclose(compiled(ids), lm(ids), atol=1e-5)
+        assert torch.allclose(compiled(IDS), lm(IDS), atol=1e-5)
     with pytest.raises(TypeError, match="a LanguageModel, not a Head"):
-        capture(lm.lm_head, ids)
-
-
-def test_modes_that_differ_within_the_model_stay_as_they_were(lm, ids):
-    lm.train()
-    lm.model.layers[1].eval()
-    before = [module.training for module in lm.modules()]
-    gradients = torch.is_grad_enabled()
-    capture(lm, ids)
-    assert [module.training for module in lm.modules()] == before
-    assert torch.is_grad_enabled() == gradients
+        capture(lm.lm_head, IDS)

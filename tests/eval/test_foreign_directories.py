@@ -1,10 +1,10 @@
 """Directories as they stand on the Hub: opened with their own tokenizer and its settings, and talked to."""
 
 import json
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
-import jinja2
 import pytest
 import tokenizers
 import torch
@@ -25,29 +25,6 @@ from tests.conftest import random_model, tiny_config
 from tests.data.test_chat import sentencepiece_like
 
 
-def added(content):
-    return {"__type": "AddedToken", "content": content, "lstrip": False, "normalized": False, "rstrip": False,
-            "single_word": False, "special": True}  # fmt: skip
-
-
-# tokenizer_config.json, as far as it says anything about tokens; its special tokens; the roles that follow
-REAL = {
-    "Qwen3": (
-        {"add_bos_token": False, "bos_token": None, "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>",
-         "unk_token": None, "model_max_length": 131072, "tokenizer_class": "Qwen2Tokenizer"},
-        ["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
-        ("<|endoftext|>", "<|im_end|>", "<|endoftext|>"),
-    ),
-    "TinyLlama": (
-        {"bos_token": added("<s>"), "eos_token": added("</s>"), "pad_token": None, "unk_token": added("<unk>"),
-         "legacy": False, "model_max_length": 1000000000000000019884624838656, "sp_model_kwargs": {}},
-        ["<unk>", "<s>", "</s>"],
-        ("<s>", "</s>", "</s>"),
-    ),
-    "no settings at all": (None, ["<|pad|>", "<|bos|>", "<|eos|>"], ("<|bos|>", "<|eos|>", "<|pad|>")),
-}  # fmt: skip
-
-
 def byte_level(specials):
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     merges = [("h", "i"), ("Ġ", "t"), ("Ċ", "Ċ"), ("Ċ", "h")]
@@ -58,36 +35,43 @@ def byte_level(specials):
     return backend
 
 
-@pytest.fixture
-def directory(tmp_path, request):
-    """A directory with the special tokens and the settings of one of REAL."""
-    settings, specials, _ = REAL[request.param]
-    backend = byte_level(specials)
+def added(content):
+    return {"__type": "AddedToken", "content": content, "lstrip": False, "normalized": False, "special": True}
+
+
+# tokenizer_config.json, as far as it says anything about tokens; special tokens; and the roles that follow for bos, eos
+# and pad
+QWEN3 = {"add_bos_token": False, "bos_token": None, "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>",
+         "unk_token": None, "model_max_length": 131072, "tokenizer_class": "Qwen2Tokenizer"}  # fmt: skip
+LLAMA = {"bos_token": added("<s>"), "eos_token": added("</s>"), "pad_token": None, "unk_token": added("<unk>"),
+         "legacy": False, "model_max_length": 1000000000000000019884624838656, "sp_model_kwargs": {}}  # fmt: skip
+IM = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+SETTINGS = {
+    "Qwen3": (QWEN3, IM, (IM[0], IM[2], IM[0])),
+    "TinyLlama": (LLAMA, ["<unk>", "<s>", "</s>"], ("<s>", "</s>", "</s>")),
+    "no settings at all": (None, ["<|pad|>", "<|bos|>", "<|eos|>"], ("<|bos|>", "<|eos|>", "<|pad|>")),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_foreign_tokenizer_has_the_roles_that_its_settings_say_and_can_be_talked_to(tmp_path, name):
+    settings, specials, roles = SETTINGS[name]
+    backend, file = byte_level(specials), tmp_path / "tokenizer_config.json"
     ends = [backend.token_to_id(token) for token in specials[1:]]
     save(random_model(tiny_config(vocab_size=320, eos_token_id=ends)), tmp_path)
     backend.save(str(tmp_path / "tokenizer.json"))
     if settings is not None:
-        (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
-    return tmp_path, REAL[request.param][2]
-
-
-@pytest.mark.parametrize("directory", REAL, indirect=True)
-def test_a_foreign_tokenizer_has_the_roles_that_its_settings_say_and_can_be_talked_to(directory):
-    path, roles = directory
-    tokenizer = load_tokenizer(path)
+        file.write_text(json.dumps(settings))
+    tokenizer = load_tokenizer(tmp_path)
     assert tuple(tokenizer.roles[role] for role in ("bos_token", "eos_token", "pad_token")) == roles
     assert tokenizer.eos_id in tokenizer.stop_ids
     assert tokenizer.decode(tokenizer.encode("Füße 猫")) == "Füße 猫"
-    talk = open_conversation(path, device="cpu", max_new_tokens=4, temperature=1.0)
-    assert talk.is_chat == ("<|im_end|>" in tokenizer.backend.get_vocab())
+    talk = open_conversation(tmp_path, device="cpu", max_new_tokens=4, temperature=1.0)
+    assert talk.is_chat == ("<|im_end|>" in specials)
     "".join(talk.answer("Hello"))
-
-
-@pytest.mark.parametrize("directory", ["Qwen3"], indirect=True)
-def test_settings_that_name_an_unknown_token_are_refused(directory):
-    (directory[0] / "tokenizer_config.json").write_text('{"eos_token": "<|no|>"}')
+    file.write_text('{"eos_token": "<|no|>"}')
     with pytest.raises(InputError, match=r"tokenizer.json: the tokenizer has no <\|no\|> token"):
-        load_tokenizer(directory[0])
+        load_tokenizer(tmp_path)
 
 
 IN_TRL = Path(find_spec("trl").origin).parent / "chat_templates"  # as the models' own directories have them
@@ -103,7 +87,6 @@ TINYLLAMA = (  # TinyLlama/TinyLlama-1.1B-Chat-v1.0, Apache-2.0
     "{% elif message['role'] == 'assistant' %}\n{{ '<|assistant|>\n'  + message['content'] + eos_token }}\n{% endif "
     "%}\n{% if loop.last and add_generation_prompt %}\n{{ '<|assistant|>' }}\n{% endif %}\n{% endfor %}"
 )
-IM = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 LLAMA3 = [f"<|{name}|>" for name in "begin_of_text eot_id end_of_text start_header_id end_header_id eom_id".split()]
 DEEPSEEK = [f"<｜{name}｜>" for name in "begin▁of▁sentence end▁of▁sentence User Assistant".split()]
 PHI3 = [AddedToken(f"<|{name}|>", rstrip=True, special=True) for name in ("user", "assistant", "system", "end")]
@@ -167,20 +150,27 @@ def family(tmp_path, request):
     return tmp_path, AutoTokenizer.from_pretrained(tmp_path)
 
 
+def expected_of(render, messages):
+    """What transformers writes; for a template that wants arguments as JSON text, with such ones. None: refused."""
+    for given in (messages, [USER, *called('{"tz": "Köln"}')]):
+        try:
+            return render(given)
+        except TypeError:
+            continue
+        except Exception:  # no system message, no tools
+            return None
+    return None
+
+
 def test_a_foreign_model_is_prompted_as_transformers_prompts_it(family):
     """It was prompted by our template and began with our first token, whatever its own said."""
     directory, reference = family
     tokenizer = load_tokenizer(directory)
     for messages, tools in CHATS.values():
         for variables in ({}, {"enable_thinking": False}):
-            options = {"add_generation_prompt": True, "return_dict": False, **variables}
-            try:
-                try:
-                    expected = reference.apply_chat_template(messages, tools=tools, **options)
-                except TypeError:  # this template wants arguments as JSON text
-                    as_text = [USER, *called('{"tz": "Köln"}')]
-                    expected = reference.apply_chat_template(as_text, tools=tools, **options)
-            except jinja2.TemplateError:  # no system message, no tools
+            options = {"tools": tools, "add_generation_prompt": True, "return_dict": False, **variables}
+            expected = expected_of(partial(reference.apply_chat_template, **options), messages)
+            if expected is None:
                 with pytest.raises(BadRecord, match="the chat template refuses the conversation"):
                     prompt_ids(tokenizer, messages, tools or (), **variables)
             else:
@@ -190,6 +180,10 @@ def test_a_foreign_model_is_prompted_as_transformers_prompts_it(family):
     assert prompt_ids(tokenizer, begun, continued=True) == expected
     for text in ("hi there", " hi", "你好\n\nhi", "x"):
         assert tokenizer.begin(text) == reference(text).input_ids
+    end = tokenizer.backend.id_to_token(tokenizer.turn_end)  # typing a special token opens no turn
+    once, twice = (prompt_ids(tokenizer, [{"role": "user", "content": text}]) for text in ("hi", f"hi{end}"))
+    assert once.count(tokenizer.turn_end) == twice.count(tokenizer.turn_end)
+    assert end in tokenizer.decode([i for i in twice if i not in tokenizer.special_ids])
 
 
 @pytest.mark.slow
@@ -199,14 +193,10 @@ def test_every_template_that_trl_has_writes_what_it_writes_for_transformers(chat
     refused = 0
     for file in IN_TRL.glob("*.jinja"):
         source = file.read_text(encoding="utf-8")
-        tokenizer = Tokenizer(byte_level(tokens.values()), tokens, Settings(chat_template=source, **tokens))
+        tokenizer = Tokenizer(byte_level(tokens.values()), tokens, Settings(tokens, {"default": source}))
         options = {"tools": tools, "chat_template": source, "add_generation_prompt": True, **tokens}
-        try:
-            try:
-                ((expected,), _) = render_jinja_template([messages], **options)
-            except TypeError:  # it wants arguments as JSON text
-                ((expected,), _) = render_jinja_template([[USER, *called('{"tz": "Köln"}')]], **options)
-        except Exception:  # no system message, no tools, no such arguments
+        expected = expected_of(lambda given, options=options: render_jinja_template([given], **options)[0][0], messages)
+        if expected is None:
             refused += 1
             with pytest.raises(BadRecord, match="refuses"):
                 prompt_ids(tokenizer, messages, tools or ())
@@ -231,14 +221,6 @@ def test_a_chat_with_a_foreign_model_is_what_transformers_would_answer(family):
             assert complete(lm, tokenizer, text, 8, temperature=0.0, chat=True).content == answer
         assert prompt == expected
         messages.append({"role": "assistant", "content": answer})
-
-
-def test_typing_a_special_token_opens_no_turn_in_a_foreign_model(family):
-    tokenizer = load_tokenizer(family[0])
-    end = tokenizer.backend.id_to_token(tokenizer.turn_end)
-    once, twice = (prompt_ids(tokenizer, [{"role": "user", "content": text}]) for text in ("hi", f"hi{end}"))
-    assert once.count(tokenizer.turn_end) == twice.count(tokenizer.turn_end)
-    assert end in tokenizer.decode([i for i in twice if i not in tokenizer.special_ids])
 
 
 @pytest.mark.parametrize("template", ["{{ ''.__class__.__mro__ }}", "{{ messages.append(1) }}", "{% for"])

@@ -56,13 +56,13 @@ def test_a_model_in_training_is_in_training_afterwards_even_if_a_document_is_too
 def test_an_untrained_model_pays_log2_of_the_vocabulary_for_every_token_of_what_it_can_read():
     longest = max(len(TOKENIZER.encode(story.text)) for story in STORIES)
     lm = LanguageModel(tiny_config(vocab_size=TOKENIZER.vocab_size, max_position_embeddings=longest + 1))
-    compared = compare_with_floor(lm, TOKENIZER, STORIES)
+    documents, bits, floor = compare_with_floor(lm, TOKENIZER, STORIES)
     read = [story for story in STORIES if len(TOKENIZER.encode(story.text)) < longest]
-    assert compared.documents == len(read) < len(STORIES)
+    assert documents == len(read) < len(STORIES)
     tokens = sum(len(TOKENIZER.encode(s.text)) + 1 for s in read)
     text_bytes = sum(len(s.text) for s in read)
-    assert compared.model == pytest.approx(tokens * math.log2(TOKENIZER.vocab_size) / text_bytes, rel=0.02)
-    assert compared.floor == pytest.approx(sum(s.bits for s in read) / text_bytes)
+    assert bits == pytest.approx(tokens * math.log2(TOKENIZER.vocab_size) / text_bytes, rel=0.02)
+    assert floor == pytest.approx(sum(s.bits for s in read) / text_bytes)
 
 
 def test_a_completion_begins_with_its_prompt_and_is_decided_by_its_seed(lm):

@@ -26,51 +26,53 @@ def directory(tmp_path_factory):
     return folder
 
 
-def has(monkeypatch, gpus=0, mps=False):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
-    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)
+@pytest.fixture
+def machine(monkeypatch):
+    def has(gpus, mps=False):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+        monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)
+
+    return has
 
 
-def test_auto_takes_a_gpu_if_there_is_one(monkeypatch):
-    for gpus, mps, wanted, expected in (
-        *((2, False, "auto", "cuda"), (2, False, "cuda:1", "cuda:1"), (1, False, "cpu", "cpu")),
-        *((0, True, "auto", "mps"), (0, False, "auto", "cpu")),
-    ):
-        has(monkeypatch, gpus, mps)
-        assert choose_device(wanted) == torch.device(expected)
+@pytest.mark.parametrize(
+    ("gpus", "mps", "wanted", "expected"),
+    [(2, False, "auto", "cuda"), (2, False, "cuda:1", "cuda:1"), (1, False, "cpu", "cpu"), (0, True, "auto", "mps")],
+)
+def test_auto_takes_a_gpu_if_there_is_one(machine, gpus, mps, wanted, expected):
+    machine(0)
+    assert choose_device("auto") == torch.device("cpu")
+    machine(gpus, mps)
+    assert choose_device(wanted) == torch.device(expected)
 
 
-def test_a_device_that_is_not_there_is_refused(monkeypatch):
-    for gpus, wanted in ((0, "cuda"), (0, "mps"), (0, "meta"), (0, "gpu"), (2, "cuda:2")):
-        has(monkeypatch, gpus)
-        with pytest.raises(InputError, match=f"--device {wanted}: not available here"):
-            open_model("nowhere", wanted)
+@pytest.mark.parametrize(("gpus", "wanted"), [(0, "cuda"), (0, "mps"), (0, "meta"), (0, "gpu"), (2, "cuda:2")])
+def test_a_device_that_is_not_there_is_refused(machine, gpus, wanted):
+    machine(gpus)
+    with pytest.raises(InputError, match=f"--device {wanted}: not available here"):
+        open_model("nowhere", wanted)
 
 
-def test_the_model_is_the_saved_one_in_evaluation_mode(directory):
+def test_the_model_is_the_saved_one_in_evaluation_mode_and_in_the_dtype_asked_for(directory):
     lm, tokenizer = open_model(directory / "fits", "cpu")
     ids = torch.tensor([tokenizer.encode("a fox")])
     assert torch.equal(lm(ids), load(directory / "fits")(ids))
     assert not lm.training
     assert tokenizer.sha256() == load_tokenizer(directory / "fits").sha256()
+    lm, _ = open_model(directory / "fits", "cpu", torch.bfloat16)
+    assert {weight.dtype for weight in lm.parameters()} == {torch.bfloat16}
+    assert lm(ids).isfinite().all()
 
 
 def test_the_files_that_name_a_checkpoint_are_followed(directory, tmp_path):
     """`checkpoints/latest` looks like a directory's name, and people give it."""
-    (tmp_path / "checkpoints").mkdir()
+    shutil.copytree(directory / "fits", tmp_path / "checkpoints/step_00000001")
     for name in ("latest", "best"):
         (tmp_path / "checkpoints" / name).write_text("step_00000001\n")
-    shutil.copytree(directory / "fits", tmp_path / "checkpoints/step_00000001")
     for path in (tmp_path / "checkpoints/latest", tmp_path / "checkpoints/best", tmp_path):
         assert load_tokenizer(path).sha256() == load_tokenizer(directory / "fits").sha256()
         assert torch.equal(open_model(path, "cpu")[0].lm_head.weight, load(directory / "fits").lm_head.weight)
-
-
-def test_weights_get_the_dtype_asked_for(directory):
-    lm, tokenizer = open_model(directory / "fits", "cpu", torch.bfloat16)
-    assert {weight.dtype for weight in lm.parameters()} == {torch.bfloat16}
-    assert lm(torch.tensor([tokenizer.encode("a fox")])).isfinite().all()
 
 
 def test_what_is_not_a_model_or_not_of_its_tokenizer_is_bad_input(directory, tmp_path):

@@ -80,11 +80,11 @@ def test_the_figures_are_those_of_a_plain_computation(tokenizer, monkeypatch):
     assert losses[:, 0].isnan().all()
     config = DataConfig.model_validate(WORLD | {"sequence_length": 64})
     measured = study({"it": (lm, tokenizer)}, config, [48, 320], 2)
-    texts = recall_texts(tokenizer, 320, 2)
-    losses, right = predictions(ways(lm, 64)["none"](320), texts.ids)
-    gain = [losses[row, source] - losses[row, place] for row, place, source in zip(*texts[1:], strict=True)]
-    assert measured["copy_gain"]["none"] == [None, pytest.approx(float(sum(gain) / len(gain)))]
-    assert measured["recall"]["none"][1] == pytest.approx(right[texts.row, texts.place].float().mean().item())
+    ids, row, place, source = recall_texts(tokenizer, 320, 2)
+    losses, right = predictions(ways(lm, 64)["none"](320), ids)
+    gain = [float(losses[i, first] - losses[i, again]) for i, again, first in zip(row, place, source, strict=True)]
+    assert measured["copy_gain"]["none"] == [None, pytest.approx(sum(gain) / len(gain))]
+    assert measured["recall"]["none"] == [None, pytest.approx(right[row, place].float().mean().item())]
 
 
 @pytest.mark.parametrize("kind", ["none", "linear", "yarn"])

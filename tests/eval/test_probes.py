@@ -16,7 +16,6 @@ from eval.attention.probes import (
     Probe,
     build_probes,
     packed_probe,
-    probe_from_text,
     read_probe_file,
     repeated_probe,
     story_pairs,
@@ -160,8 +159,6 @@ def test_texts_of_ones_own():
     assert long.left_out == f"tokens 16 to {total - 1} of {total}"
     with pytest.raises(ValueError, match="the text of the probe hen is empty"):
         build_probes(BPE, config, 256, {"hen": ""}, held_out)
-    with pytest.raises(ValueError, match="the context 8: shorten it"):
-        probe_from_text(BPE, "The fox saw the bird on the hill by the river.", 8)
 
 
 @pytest.mark.parametrize(

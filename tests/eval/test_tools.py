@@ -34,9 +34,8 @@ SAID = [
 
 
 def test_the_calculator_computes():
-    assert [calculate(text) for text in ("6 * 7", " -(2 + 3) ** 2", "7 // 2 + 7 % 2", "1 / 3", "2 ** -1", "1e3")] == [
-        *("42", "-25", "4", "0.333333333333", "0.5", "1000"),
-    ]
+    texts = ("6 * 7", " -(2 + 3) ** 2", "7 // 2 + 7 % 2", "1 / 3", "2 ** -1", "1e3")
+    assert [*map(calculate, texts)] == ["42", "-25", "4", "0.333333333333", "0.5", "1000"]
 
 
 @pytest.mark.parametrize(
@@ -108,19 +107,15 @@ def started(monkeypatch, capsys):
 
 
 def test_calls_are_executed_and_the_model_answers_what_they_gave(run, started, tmp_path):
-    greedy = {"line": "How many?"}
-    code, out, err = started(chat.main, run, "--temperature", 0, "--tools", **greedy)
-    assert code == 0
-    assert out.splitlines()[-1] == "It is 42."
+    code, out, err = started(chat.main, run, "--temperature", 0, "--tools", line="How many?")
+    assert (code, out.splitlines()[-1]) == (0, "It is 42.")
     assert "(tool: error: nothing that was said mentions Nobody⏎42)" in err
-    assert "(tool" not in started(chat.main, run, "--temperature", 0, **greedy)[2]
     lm, tokenizer = load(run), load_tokenizer(run)
     lm.config = lm.config.model_copy(update={"eos_token_id": tokenizer.eos_id})
     save(lm, tmp_path / "texts")
     tokenizer.save(tmp_path / "texts")
     code, _, err = started(chat.main, tmp_path / "texts", "--tools")
-    assert (code, err.count("\n")) == (2, 1)
-    assert "--tools: this model was trained on texts, not on chats" in err
+    assert (code, err.count("\n"), "was trained on texts, not on chats" in err) == (2, 1, True)
 
 
 GREEDY = {"temperature": 0.0, "max_new_tokens": 400, "rng": Random(0)}
@@ -195,7 +190,7 @@ def calling(monkeypatch, tokenizer, text):
     return turn
 
 
-def test_a_model_that_calls_forever_is_stopped_and_its_last_call_is_no_reply(run, monkeypatch):
+def test_a_model_that_calls_forever_is_stopped_and_no_answer_is_longer_than_it_may_be(run, monkeypatch):
     lm, tokenizer = load(run), load_tokenizer(run)
     turn = calling(monkeypatch, tokenizer, "{")
     settings = {**GREEDY, "max_new_tokens": 10_000, "tools": SCHEMAS}
@@ -204,18 +199,12 @@ def test_a_model_that_calls_forever_is_stopped_and_its_last_call_is_no_reply(run
     assert (answer.rounds, answer.calls, answer.errors, answer.waits) == (MOST_CALLS, MOST_CALLS, MOST_CALLS, True)
     assert sum(answer.own) == (MOST_CALLS + 1) * len(turn)
     assert tokenizer.decode(answer.ids).count("error: the call is not JSON") == MOST_CALLS
-    assert answer.reply(tokenizer) == "…"
-
-
-@pytest.mark.parametrize("room", range(1, 60, 7))
-def test_no_answer_is_longer_than_it_may_be(run, monkeypatch, room):
-    lm, tokenizer = load(run), load_tokenizer(run)
-    calling(monkeypatch, tokenizer, json.dumps(CALL))
-    settings = {**GREEDY, "max_new_tokens": room, "tools": SCHEMAS}
-    (answer,) = write_answers(lm, tokenizer, [[1, 2]], **settings, said=[""])
-    assert len(answer.ids) == len(answer.own) == len(answer.log_probs) <= room
-    assert answer.own[-1]  # no response without room for an answer to it
-    assert answer.reply(tokenizer).endswith("…")
+    assert answer.reply(tokenizer) == "…"  # its last call is no reply
+    for room in range(1, 60, 7):
+        (answer,) = write_answers(lm, tokenizer, [[1, 2]], **settings | {"max_new_tokens": room}, said=[""])
+        assert len(answer.ids) == len(answer.own) == len(answer.log_probs) <= room
+        assert answer.own[-1]  # no response without room for an answer to it
+        assert answer.reply(tokenizer).endswith("…")
 
 
 def test_a_run_is_asked_with_tools_and_without(run, started, tmp_path):
@@ -243,30 +232,25 @@ def test_a_run_is_asked_with_tools_and_without(run, started, tmp_path):
     assert (code, err.count("\n"), "only conversations hold questions" in err) == (2, 1, True)
 
 
-def test_every_sum_is_right_and_the_share_that_calls_is_what_was_asked_for():
-    for calls, least, most in ((0.0, 0, 0), (1.0, 300, 300), (0.5, 120, 180)):
-        chats = [sums.sums_chat(1, index, calls) for index in range(300)]
-        assert least <= sum(len(record["messages"]) == 4 for record in chats) <= most
-        for record in chats:
-            asked, *between, reply = record["messages"]
-            expression = between[0]["tool_calls"][0]["arguments"]["expression"] if between else ""
+def test_every_sum_is_right_and_the_file_of_sums_is_one_that_training_reads(started, tmp_path):
+    chats = [sums.sums_chat(1, index, 0.5) for index in range(300)]
+    assert 120 <= sum(len(record["messages"]) == 4 for record in chats) <= 180
+    for record in chats:
+        asked, *between, reply = record["messages"]
+        if between:
+            expression = between[0]["tool_calls"][0]["arguments"]["expression"]
             assert expression in asked["content"]
-            assert not between or reply["content"] == f"It is {eval(expression)}."
+            assert reply["content"] == f"It is {eval(expression)}."
     assert sums.sums_chat(1, 5, 0.5) == sums.sums_chat(1, 5, 0.5) != sums.sums_chat(2, 5, 0.5)
-
-
-def test_the_file_of_sums_is_one_that_training_reads_and_never_replaces_another(started, tmp_path):
     file = tmp_path / "new/sums.jsonl"
-    code, _, err = started(sums.main, file, "--chats", 20, "--calls", 1)
-    assert (code, "20 chats, 100% of them with a call" in err) == (0, True)
+    assert started(sums.main, file, "--chats", 20, "--calls", 1)[0] == 0
     records = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
     assert len({record["messages"][0]["content"] for record in records}) == 20
-    assert all(conversation_of(record).tools for record in records)
+    assert all(conversation_of(record).tools and len(record["messages"]) == 4 for record in records)
     for name, problem in (("sums.txt", "end it in .jsonl"), ("new/sums.jsonl", "File exists")):
         before = file.read_bytes()
         code, _, err = started(sums.main, tmp_path / name)
-        assert (code, err.count("\n"), problem in err) == (2, 1, True)
-        assert file.read_bytes() == before
+        assert (code, err.count("\n"), problem in err, file.read_bytes()) == (2, 1, True, before)
 
 
 def test_the_last_question_of_a_conversation_is_what_the_user_said_last():

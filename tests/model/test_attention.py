@@ -80,17 +80,9 @@ def weighting(out):
 STEADY = settings(deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 
 
-@settings(STEADY, max_examples=25)
-@given(cases())
-def test_every_backend_equals_the_formula_forward_and_backward(case):
-    equals_the_formula(case)
-
-
-@pytest.mark.slow
-@settings(STEADY, max_examples=150)
-@given(cases())
-def test_every_backend_equals_the_formula_in_many_more_cases(case):
-    equals_the_formula(case)
+@pytest.mark.parametrize("examples", [25, pytest.param(150, marks=pytest.mark.slow)])
+def test_every_backend_equals_the_formula_forward_and_backward(examples):
+    settings(STEADY, max_examples=examples)(given(cases())(equals_the_formula))()
 
 
 def equals_the_formula(case) -> None:

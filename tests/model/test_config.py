@@ -7,8 +7,8 @@ import pytest
 from pydantic import ValidationError
 
 from model import LanguageModel, ModelConfig
-from model.backends import AttentionImplementation
 from model.backends.choice import BACKENDS
+from model.config import AttentionImplementation
 from tests.conftest import LATENT, tiny_config
 
 LLAMA3 = {"rope_type": "llama3", "factor": 4.0, "original_max_position_embeddings": 512, "low_freq_factor": 1.0,

@@ -31,10 +31,6 @@ def logits(lm: LanguageModel, ids=IDS) -> torch.Tensor:
         return lm(ids)
 
 
-# ---------------------------------------------------------------------------------------------------------
-# more heads: the same function
-
-
 @pytest.fixture
 def sums_row_by_row(monkeypatch):
     """Linear layers that sum every output number by itself. A BLAS picks its kernel, and with it the order of
@@ -54,19 +50,6 @@ def test_repeated_heads_give_the_same_logits(sums_row_by_row, present, wanted, q
     for each in (lm, more):
         each.set_attn_implementation(implementation)
     assert torch.equal(logits(lm), logits(more))
-
-
-def test_repeating_and_pooling_gives_the_weights_back():
-    """Equal to the last bit: the mean of two or four equal numbers is that number."""
-    lm = twelve_heads(3)
-    back = convert_kv_heads(convert_kv_heads(lm, 12), 3)
-    assert back.config == lm.config
-    ours = lm.state_dict()
-    assert all(torch.equal(tensor, ours[name]) for name, tensor in back.state_dict().items())
-
-
-# ---------------------------------------------------------------------------------------------------------
-# fewer heads: means of neighbours
 
 
 @pytest.mark.parametrize(("present", "wanted"), [(12, 6), (12, 4), (6, 2), (4, 1)])
@@ -114,10 +97,6 @@ def test_with_qk_norm_a_pooled_key_is_as_long_as_the_keys_were():
     assert mean.norm(dim=-1).mean() < 0.8 * length  # heads that disagree: their mean is short
 
 
-# ---------------------------------------------------------------------------------------------------------
-# around the weights
-
-
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 def test_the_model_given_and_the_random_state_stay_as_they_are(tied):
     lm = twelve_heads(12, tie_word_embeddings=tied)
@@ -143,10 +122,6 @@ def test_the_model_given_and_the_random_state_stay_as_they_are(tied):
 def test_counts_that_do_not_fit_are_refused_and_the_ones_that_do_are_named(present, wanted, allowed):
     with pytest.raises(ValueError, match=rf"num_key_value_heads \({wanted}\) does not fit .*: use {allowed}"):
         convert_kv_heads(twelve_heads(present), wanted)
-
-
-# ---------------------------------------------------------------------------------------------------------
-# the command
 
 
 @pytest.fixture

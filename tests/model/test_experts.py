@@ -10,6 +10,7 @@ from model.feed_forward import FeedForward
 from model.transformer import on_meta
 from tests.conftest import random_model, tiny_config
 from tests.model import reference
+from train.budget import parameter_counts
 from train.compilation import compile_layers
 
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
@@ -140,7 +141,7 @@ def test_active_parameters_and_flops_are_those_of_the_chosen_experts():
     router = 2 * 4 * 32  # two layers
     assert dense.num_active_parameters() == dense.num_parameters()
     assert sparse.num_active_parameters() == dense.num_active_parameters() + router  # two of 24 are one layer of 48
-    parts = [lm.parameter_counts()["feed_forward"] for lm in (dense, sparse)]
+    parts = [parameter_counts(lm)["feed_forward"] for lm in (dense, sparse)]
     assert parts[1] == 2 * parts[0] + router
     forward = [lm.flops_per_token(9, training=False) for lm in (dense, sparse)]
     assert forward[1] == pytest.approx(forward[0] + 2 * router)

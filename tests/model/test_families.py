@@ -310,6 +310,11 @@ def test_what_no_family_has_is_refused_with_the_nearest_and_both_remedies(change
     assert family_of(repaired).model_type == nearest
 
 
+def test_a_model_with_learned_positions_is_not_taken_for_one_that_has_none():
+    with pytest.raises(NoFamily, match="nearest, gpt2"):
+        family_of(tiny_config(qk_norm=False, position_embedding="learned"))
+
+
 def test_where_the_window_is_in_some_layers_the_remedy_is_to_have_it_in_all():
     mixed = ["full_attention", "sliding_attention"]
     with pytest.raises(NoFamily, match=r"set model\.layer_types=\[sliding_attention\], or|set model\.num_experts=null"):
@@ -361,6 +366,22 @@ def test_every_wrong_value_in_a_config_of_headlight_is_refused_or_harmless(tmp_p
         ("olmo2", {"attention_bias": True}, "_proj.bias is missing"),
         ("qwen2", {"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
         ("ministral", {"attention_bias": True}, "attention_bias is True"),
+        ("deepseek_v3", {"first_k_dense_replace": 1}, "first_k_dense_replace is 1; Headlight builds"),
+        ("deepseek_v3", {"first_k_dense_replace": None}, "first_k_dense_replace`: must be a valid integer"),
+        ("deepseek_v3", {"num_key_value_heads": 2}, r"num_key_value_heads \(2\): attention: mla makes keys and values"),
+        ("deepseek_v3", {"head_dim": 10}, r"head_dim is 10; in a deepseek_v3 it is qk_rope_head_dim \(4\)"),
+        ("deepseek_v3", {"sliding_window": 5}, "this model_type has none"),
+        ("deepseek_v3", {"qk_rope_head_dim": None}, r"it is qk_rope_head_dim \(None\)"),
+        ("deepseek_v3", {"rope_parameters": YARN | {"rope_theta": 1e4, "mscale_all_dim": 1.0}}, "mscale_all_dim"),
+        ("qwen3", {"model_type": "bert"}, "model_type is 'bert'; Headlight builds llama, .*mistral"),
+        ("qwen3", {"attention_bias": True}, "_proj.bias is missing"),
+        ("qwen3", {"mlp_bias": True}, "mlp_bias is True"),
+        ("qwen3", {"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "rope_type`: must be .*longrope"),
+        ("qwen3", {"rope_parameters": YARN | {"rope_theta": 1e4, "mscale": 0.7}}, "mscale"),
+        ("qwen3", {"rope_parameters": YARN | {"rope_theta": 1e4, "truncate": False}}, "truncate"),
+        ("qwen3", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
+        ("qwen3", {"rope_parameters": {"full_attention": {"rope_theta": 5.0}}}, "rope_parameters has 'full_attention'"),
+        ("qwen3", {"rope_parameters": "yarn"}, "rope_parameters`: must be a valid dictionary"),
         ("qwen3_moe", {"num_experts_per_tok": 9}, r"num_experts_per_tok \(9\) must not be above num_experts"),
         ("qwen3_moe", {"num_experts": 5}, "experts.4.down_proj.weight is missing"),
         ("qwen3_moe", {"decoder_sparse_step": 0}, "decoder_sparse_step"),

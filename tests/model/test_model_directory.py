@@ -15,14 +15,6 @@ from model.checkpoint import load_weights
 from model.families import Family
 from tests.conftest import random_model, tiny_config
 
-YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
-
-
-def change(directory, **fields):
-    """Change fields of a config.json."""
-    file = directory / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
-
 
 @pytest.mark.parametrize("family", [{}, {"qk_norm": False, "qkv_bias": True}], ids=["qwen3", "qwen2"])
 @pytest.mark.parametrize(
@@ -51,27 +43,6 @@ def test_weights_of_another_architecture_are_refused_by_name(tmp_path, saved, op
     save(LanguageModel(tiny_config(**saved)), tmp_path)
     with pytest.raises(ValueError, match=f"model.safetensors: is of another architecture: .*{message}"):
         load_weights(LanguageModel(tiny_config(**opened)), tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"model_type": "bert"}, "model_type is 'bert'; Headlight builds llama, .*mistral"),
-        ({"attention_bias": True}, "_proj.bias is missing"),
-        ({"mlp_bias": True}, "mlp_bias is True"),
-        ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "rope_type`: must be .* is 'longrope'"),
-        ({"rope_parameters": YARN | {"rope_theta": 1e4, "mscale": 0.7}}, "mscale"),
-        ({"rope_parameters": YARN | {"rope_theta": 1e4, "truncate": False}}, "truncate"),
-        ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
-        ({"rope_parameters": {"full_attention": {"rope_theta": 5.0}}}, "rope_parameters has 'full_attention'"),
-        ({"rope_parameters": "yarn"}, "rope_parameters`: must be a valid dictionary"),
-    ],
-)
-def test_what_headlight_does_not_build_is_refused(tmp_path, fields, message):
-    save(LanguageModel(tiny_config()), tmp_path)
-    change(tmp_path, **fields)
-    with pytest.raises(ValueError, match=message):
-        load(tmp_path)
 
 
 def test_a_model_in_bfloat16_stays_one_and_keeps_its_angles(tmp_path):

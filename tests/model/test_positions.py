@@ -62,10 +62,6 @@ def test_attention_depends_on_relative_positions_only():
     assert not torch.allclose(here, stretched, atol=1e-1)
 
 
-# ---------------------------------------------------------------------------------------------------------
-# learned positions
-
-
 def gpt2(**changes):
     return random_model(tiny_config(**GPT2 | {"max_position_embeddings": 20} | changes))
 

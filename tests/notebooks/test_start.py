@@ -90,22 +90,12 @@ def test_a_training_says_how_far_it_is(start, tmp_path, monkeypatch, capsys):
     assert 0 < max(steps) <= 400
 
 
-def test_a_sweep_says_which_of_its_runs_trains(start, trained, tmp_path):
-    names = ["a", "b"]
-    assert start._how_far(names) == "a (1 of 2): step 0"
-    shutil.copytree(trained, tmp_path / "runs" / "a")
-    shutil.copytree(trained, tmp_path / "runs" / "b")
-    assert start._how_far(names) == "comparing"
-    (tmp_path / "runs" / "b" / "result.json").unlink()
-    assert start._how_far(names) == "b (2 of 2): step 2"
-
-
 def test_a_rung_is_the_ladder_with_its_change_and_is_trained_once(start, trained, monkeypatch):
     commands = []
 
-    def train(what, names, command):  # the command as the reader's machine would run it, in two tiny steps
+    def train(command, run):  # the command as the reader's machine would run it, in two tiny steps
         commands.append(command)
-        shutil.copytree(trained, Path("runs") / names[0])
+        shutil.copytree(trained, run)
 
     monkeypatch.setattr(start, "LADDER", str(ROOT / start.LADDER))
     monkeypatch.setattr(start, "train", train)

@@ -50,7 +50,7 @@ def test_nobody_waits_longer_than_a_fair_share_behind_the_longest_answer(folder,
 
         alone = [ask(number) for number in range(CLIENTS)]
         batcher = library.find("text").batcher
-        room = batcher.cache.nbytes
+        room = batcher.cache.layers[0][0].shape
         monkeypatch.setattr(Batcher, "submit", counting)
         monkeypatch.setattr(Batcher, "step", stepping)
         with ThreadPoolExecutor(CLIENTS) as pool:
@@ -58,7 +58,7 @@ def test_nobody_waits_longer_than_a_fair_share_behind_the_longest_answer(folder,
     assert together == alone  # none lost, none mixed up: every answer is that of its own prompt
     assert len(set(alone)) > CLIENTS / 2
     assert batcher.cache.free_blocks == len(batcher.cache.users)
-    assert batcher.cache.nbytes == room
+    assert batcher.cache.layers[0][0].shape == room
     assert max(running) == AT_ONCE
     assert len(waited) == CLIENTS
     assert began == came  # the first to come has the first token first

@@ -1,6 +1,5 @@
 """What `auto` stands for on this machine: what its processor says, what train.doctor found safe, what pays."""
 
-import json
 import os
 import signal
 
@@ -11,18 +10,16 @@ from tests.processes import exit_code
 from tests.train.helpers import metrics, pretrain, pretrain_rank, trace, write_config
 from train import device
 from train.config import load_run_config
-from train.device import fastest_precision, known_faults, known_peak, memory_of, remember_faults, resolve_device
+from train.device import fastest_precision, known_peak, memory_of, resolve_device
 
 AMD = {"cpu_name": "AMD EPYC", "avx512_bf16": True}
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    """A machine of which nothing is known, and whose processor computes in bf16."""
-    monkeypatch.setenv("HEADLIGHT_CACHE", str(tmp_path / "cache"))
+def processor(monkeypatch):
+    """A machine whose processor computes in bf16."""
     monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: AMD)
-    return tmp_path / "cache"
 
 
 @pytest.fixture
@@ -48,48 +45,22 @@ def test_a_cpu_trains_in_bf16_where_that_was_measured_to_be_faster(monkeypatch, 
     assert fastest_precision("cpu", {})[0] == chosen
 
 
-# ---------------------------------------------------------------------------------------------------------
-# faults
-
-
 def test_auto_takes_what_is_left_and_says_why(config):
     assert (resolve_device(config).precision, resolve_device(config).attention) == ("bf16", "blocked")
-    remember_faults({"attention cpu blocked bf16": "differed"})
-    device = resolve_device(config)
-    assert (device.precision, device.attention) == ("bf16", "sdpa")
-    assert "not blocked: differed (train.doctor, 20" in "; ".join(device.notes)
-    remember_faults({"precision cpu bf16": "raised", "compile cpu": "no such instruction"})
-    device = resolve_device(config)
-    assert (device.precision, device.attention) == ("fp32", "sdpa")
-    assert "not bf16: raised (train.doctor, 20" in "; ".join(device.notes)
-    remember_faults({"precision cpu bf16": "raised", "attention cpu sdpa fp32": "is not there"})
-    assert resolve_device(config).attention == "eager"
+    for faults, precision, attention in (
+        ({"attention cpu blocked bf16": "differed"}, "bf16", "sdpa"),
+        ({"precision cpu bf16": "raised", "compile cpu": "no such instruction"}, "fp32", "sdpa"),
+        ({"precision cpu bf16": "raised", "attention cpu sdpa fp32": "is not there"}, "fp32", "eager"),
+    ):
+        device = resolve_device(config, faults=faults)
+        assert (device.precision, device.attention) == (precision, attention)
+        assert next(iter(faults.values())) in "; ".join(device.notes)
 
 
 def test_a_run_that_has_begun_keeps_what_it_took(config):
-    remember_faults({"attention cpu blocked bf16": "differed", "precision cpu bf16": "raised"})
-    begun = {"device": "cpu", "precision": "bf16", "attention": "blocked", "compile": False}
+    begun = {"device": "cpu", "precision": "fp32", "attention": "eager", "compile": True}
     device = resolve_device(config, begun)
-    assert (device.precision, device.attention, device.compile) == ("bf16", "blocked", False)
-
-
-@pytest.mark.parametrize("damage", ["", "[1]", '{"precision cpu bf16": 3}'])
-def test_a_damaged_file_knows_nothing_and_one_that_cannot_be_written_stops_nothing(cache, damage, monkeypatch):
-    remember_faults({"compile cpu": "no"})
-    (file,) = cache.iterdir()
-    assert list(json.loads(file.read_text())) == list(known_faults()) == ["compile cpu"]
-    with monkeypatch.context() as patch:
-        patch.setattr(torch, "__version__", "3.0.0")  # another version knows nothing of this one, nor another machine
-        assert known_faults() == {}
-    with monkeypatch.context() as patch:
-        patch.setattr(torch.cpu, "get_capabilities", lambda: {"cpu_name": "another"})
-        assert known_faults() == {}
-    file.write_text(damage)
-    assert known_faults() == {}
-    file.unlink()
-    file.mkdir()
-    remember_faults({"compile cpu": "no"})
-    assert known_faults() == {}
+    assert (device.precision, device.attention, device.compile) == ("fp32", "eager", True)
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -97,13 +68,11 @@ def test_a_damaged_file_knows_nothing_and_one_that_cannot_be_written_stops_nothi
 
 
 def test_the_limit_of_a_container_counts(tmp_path, monkeypatch):
-    monkeypatch.setattr("train.device.CGROUP", tmp_path)
+    monkeypatch.setattr("train.device.CGROUP_LIMIT", tmp_path / "memory.max")
     assert memory_of("cpu")[1] == "all RAM"
-    (tmp_path / "memory").mkdir()
-    (tmp_path / "memory/memory.limit_in_bytes").write_text("9000\n")
-    (tmp_path / "memory.max").write_text("max\n")
-    assert memory_of("cpu") == (9000, "the limit of its container")
-    (tmp_path / "memory.max").write_text("1000\n")
+    for text, words in (("max", "all RAM"), ("1000", "the limit of its container")):
+        (tmp_path / "memory.max").write_text(f"{text}\n")
+        assert memory_of("cpu")[1] == words
     assert memory_of("cpu")[0] == 1000
 
 

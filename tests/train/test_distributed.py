@@ -331,7 +331,7 @@ def test_no_process_outlives_the_others(tmp_path, victim):
     assert len(pids) == 2
     if victim == 1:
         assert code == 2
-        assert said.strip().splitlines()[-1].startswith("error: process 1 of 2 ended (signal 9); the same command")
+        assert said.strip().splitlines()[-1].startswith("error: process 1 of 2 ended with exit code -9; the same")
     else:
         assert code == -signal.SIGKILL
     assert "Traceback" not in said

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from eval.experts import log
+from eval import experts as log
 from tests.train.helpers import METHODS, method_config, metrics, pretrain, pretrain_rank, run_world, trace, write_config
 
 MODEL = {"num_experts": 4, "moe_intermediate_size": 16, "router_aux_loss_coef": 0.1}

@@ -94,7 +94,7 @@ class Broken(types.ModuleType):
         super().__init__("wandb")
         self.where, self.action, self.logged = where, action, []
         self.Settings, self.Image = (lambda **options: None), (lambda path: path)
-        self.Html, self.Table = (lambda text, inject: text), (lambda columns, data: [columns, *data])
+        self.Html = lambda text, inject: text
 
     def init(self, **options):
         self.reach("init")
@@ -140,9 +140,6 @@ def test_a_tracker_gets_a_few_figures_of_the_heads_and_the_viewer_not_hundreds(t
     step, page = logged["attention/viewer"]
     assert step == 12
     assert page.lower().startswith("<!doctype html>")
-    header, *rows = logged["attention/scores"][1]
-    assert header[:3] == ["layer", "head", "kv_group"]
-    assert [row[:3] for row in rows] == [[i, j, j // 2] for i in range(2) for j in range(4)]
 
 
 def test_without_a_terminal_a_long_silence_ends_with_a_line(tmp_path, monkeypatch):

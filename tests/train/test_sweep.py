@@ -100,16 +100,13 @@ def test_a_sweep_trains_each_run_once_and_ends_in_the_comparison(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_that_fails_is_reported_at_the_end_and_the_others_continue(tmp_path, monkeypatch):
-    """Two at a time, sharing two threads."""
-    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+def test_a_run_that_fails_is_reported_at_the_end_and_the_others_continue(tmp_path):
     config = write_config(tmp_path, train={"max_steps": 4, "checkpoint_every": 0}, eval={"every": 0})
-    done = command(config, "train.optimizer.adamw_lr=1e38,0.003", "--jobs", 2, "--skip-decode", code=3)
+    done = command(config, "train.optimizer.adamw_lr=1e38,0.003", "--skip-decode", code=3)
     assert "tiny-1e38-seed0: FAILED, exit code 3" in done.stdout
     page = (tmp_path / "runs/tiny-sweep-adamw_lr/comparison.md").read_text(encoding="utf-8")
     assert "# Comparison: tiny-0.005, tiny-0.003" in page
     assert "> **Warning:** tiny-1e38-seed0 is left out" in page
-    assert "1 threads" in (tmp_path / "runs/tiny-0.003-seed0/report.md").read_text(encoding="utf-8")
 
 
 def until_a_signal(event: EvalEvent) -> None:
@@ -166,11 +163,11 @@ def test_a_sweep_that_is_stopped_saves_and_resumes_exactly(send, number, tmp_pat
 
 def test_the_runs_of_a_sweep_are_a_group_in_wandb(monkeypatch):
     started = []
-    finished = SimpleNamespace(poll=lambda: 0, returncode=0)
+    finished = SimpleNamespace(poll=lambda: 0, wait=lambda: 0)
     monkeypatch.setattr(sweep.subprocess, "Popen", lambda command, env, **options: started.append(env) or finished)
     monkeypatch.delenv("WANDB_RUN_GROUP", raising=False)
-    runs = plan("configs/small.yaml", ["model.num_key_value_heads=1,2"], 1)
-    assert sweep.train(runs[0], ["configs/small.yaml"], 1, runs[0].folder, lambda: 0) == 0
+    run = plan("configs/small.yaml", [f"{KEY}=1,2"], 1)[0]
+    assert sweep.train(run, ["configs/small.yaml"], run.folder.name, lambda: 0) == 0
     assert started[0]["WANDB_RUN_GROUP"] == "small-sweep-num_key_value_heads"
 
 

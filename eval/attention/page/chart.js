@@ -56,11 +56,11 @@ function ticks(low, high, count) {
 
 // Over more than three powers of ten only these; where there are too few, as on any axis.
 function logTicks(low, high) {
-  const found = [];
+  const powers = [];
   for (let power = Math.floor(Math.log10(low)); 10 ** power <= high; power++) {
-    (high / low > 1000 ? [1] : [1, 2, 5]).forEach((factor) => found.push(factor * 10 ** power));
+    (high / low > 1000 ? [1] : [1, 2, 5]).forEach((factor) => powers.push(factor * 10 ** power));
   }
-  const inside = found.filter((value) => value >= low && value <= high);
+  const inside = powers.filter((value) => value >= low && value <= high);
   return inside.length > 1 ? inside : ticks(low, high, 3);
 }
 
@@ -106,7 +106,7 @@ class Chart {
     const x = { range: extent([...(logX ? [] : [0]), ...all.map((point) => point[0])]), isLog: logX };
     const y = { range: extent(all.map((point) => point[1]), logY ? 0 : 0.06), isLog: logY };
     const drawnLines = this.lines.flatMap((line) => {
-      const kind = `run-${line.number % 8}${line.number >= 8 ? " dashed" : ""}`;
+      const kind = `run-${line.number % 8}`;
       const raw = { points: line.points, kind };
       if (line.points.length === 1) return { ...raw, dots: 4 };
       if (!smooth || !this.about.isNoisy) return raw;

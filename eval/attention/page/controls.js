@@ -58,7 +58,6 @@ function buildBar() {
     if (id === "probe") chooseText(value);
     else if (id === "compare") chooseCompare(value);
     else change({ [id]: type === "checkbox" ? checked : value });
-    if (id === "linked") chooseStep(state.active, state.views[state.active].at);
   });
 }
 
@@ -66,6 +65,5 @@ function drawBar() {
   byId("bar").querySelectorAll("select, input").forEach((control) => {
     control[control.type === "checkbox" ? "checked" : "value"] = state[control.id];
   });
-  byId("linked").parentElement.hidden = state.compare !== "runs" || runs.every((run) => run.shown.length < 2);
   byId("wide")?.setAttribute("aria-pressed", state.wide);
 }

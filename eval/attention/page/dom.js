@@ -64,4 +64,4 @@ function number(value, digits = 3) {
 }
 
 const figure = (value) => number(value, 4); // of a log: enough to see a loss move
-const duration = (seconds) => (seconds < 100 ? `${seconds.toFixed(0)} s` : `${number(seconds / 60)} min`);
+const duration = (seconds) => (seconds < 100 ? `${seconds.toFixed(0)} s` : `${number(seconds / 60, 2)} min`);

@@ -2,13 +2,13 @@
 
 const TABS = { heads: "H", experts: "E" }; // and the letter of what stands in a grid
 
-// What is told of the experts of these runs, as if they were heads. null where no run has any.
-function toldOfExperts(told) {
-  const some = told.runs.filter((run) => run.experts);
+// What is known of the experts of these runs, as if they were heads. null where no run has any.
+function asExperts(data) {
+  const some = data.runs.filter((run) => run.experts);
   if (!some.length) return null;
   const plain = { probe: "", measured_on: "", looks_at: "", unit: "", low: 0 };
   return {
-    ...told, head: null, notes: [], probes: [],
+    ...data, head: null, notes: [], probes: [],
     scores: [
       { ...plain, name: "share", title: "share of the tokens", meaning: "1 is a fair share: as many as every other expert." },
       { ...plain, name: "weight", title: "mean weight", meaning: "What the router multiplies its output by." },

@@ -6,16 +6,16 @@ let touched = 0;
 async function showFile(root, to) {
   const lines = byId("data").textContent.trim().split("\n");
   const [first, ...frames] = await Promise.all(lines.map(unpack));
-  const told = JSON.parse(new TextDecoder().decode(first));
+  const data = JSON.parse(new TextDecoder().decode(first));
   const progress = new Progress();
   const box = element("div");
   root.append(progress.root, box);
-  progress.root.hidden = told.runs.length > 1;
-  progress.draw(told.status);
-  progress.drawRun(told.runs[0]);
-  if (told.status?.stopped) progress.say(told.status.stopped, told.status.command);
-  startHeads(box, to, told, (line) => frames[line - 1], to.signal);
-  if (told.status?.state === "training") renew(told.status, progress, to.signal);
+  progress.root.hidden = data.runs.length > 1;
+  progress.draw(data.status);
+  progress.drawRun(data.runs[0]);
+  if (data.status?.stopped) progress.say(data.status.stopped, data.status.command);
+  startHeads(box, to, data, (line) => frames[line - 1], to.signal);
+  if (data.status?.state === "training") renew(data.status, progress, to.signal);
   if (history.state?.scroll) scrollTo(0, history.state.scroll);
 }
 

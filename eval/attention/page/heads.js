@@ -5,10 +5,10 @@ let keeping = 0;
 
 // Show these runs: their heads, or in the other tab their experts. frameOf: as Run has it. signal: aborted when something
 // else is shown.
-function startHeads(box, to, told, frameOf, signal) {
-  const experts = toldOfExperts(told);
+function startHeads(box, to, data, frameOf, signal) {
+  const experts = asExperts(data);
   state.tab = experts && to.get("tab") === "experts" ? "experts" : "heads";
-  [address, about] = [to, toldInTab(told)];
+  [address, about] = [to, ofTab(data)];
   runs = about.runs.map((run) => new Run(run, frameOf));
   box.replaceChildren(byId("heads-view").content.cloneNode(true));
   byId("root").dataset.tab = state.tab; // page.css hides what belongs to the other
@@ -52,14 +52,14 @@ function startHeads(box, to, told, frameOf, signal) {
   isReady(true);
 }
 
-const toldInTab = (told) => (state.tab === "experts" ? toldOfExperts(told) : told);
+const ofTab = (data) => (state.tab === "experts" ? asExperts(data) : data);
 
 // A new look: whoever stands at the last one goes along.
-function growHeads(told) {
+function growHeads(data) {
   const [run] = runs;
   const before = state.views.map((view) => (view.at === lastOf(view) ? Infinity : stepOf(view).step));
   const wasFormed = run.formed;
-  about = toldInTab(told);
+  about = ofTab(data);
   run.update(about.runs[0]);
   const last = run.shown.length - 1;
   const placeOf = (step) => (step === Infinity ? last : run.nearest(step));
@@ -75,7 +75,7 @@ class Progress {
     this.line = element("p", "line state");
     this.bar = element("progress", "", "", { "aria-label": "training steps", hidden: true });
     this.note = element("p", "quiet", "", { hidden: true });
-    this.seen = element("p", "said-of-heads");
+    this.seen = element("p", "findings");
     this.moments = element("details", "moments", "", {}, [element("summary"), element("ol")]);
     const parts = [this.line, this.moments, this.bar, this.note, this.seen];
     this.root = element("section", "progress", "", { "aria-label": "The run" }, parts);
@@ -135,15 +135,8 @@ function headMenu() {
   return saveMenu("Save what is shown", {
     "Picture (PNG)": savePicture,
     "Map (SVG)": ofMap((pane, name) => saveSvg(pictureOf([pane.find(".map")], name), `${name}.svg`)),
-    "Map (CSV)": ofMap(({ map }, name) => saveCsv(weightsOf(map.head), `${name}.csv`)),
     "Map and scores (JSON)": ofMap((pane, name) => saveJson(numbersOf(pane), `${name}.json`)),
   });
-}
-
-function weightsOf(head) {
-  const { labels } = head.text;
-  return [["row", "token that looks", "column", "token it looks at", "weight"], ...labels.flatMap((words, q) => (
-    labels.slice(0, q + 1).map((other, k) => [q, words, k, other, rounded(head.weight(q, k))])))];
 }
 
 function numbersOf({ run, view, map: { head } }) {

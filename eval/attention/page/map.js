@@ -4,7 +4,7 @@
 const FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", "Noto Sans CJK SC", "PingFang SC", sans-serif';
 const TEXT_HIGH = 205; // of tokens and readout, where they stand below the map
 const ROOMY = 240; // from this side on, the empty half has room for words
-const TICKS = { linear: [0, 0.25, 0.5, 0.75, 1], power: [0, 0.01, 0.05, 0.25, 1], log: [0.001, 0.01, 0.1, 1] }; // of a colour bar
+const TICKS = { linear: [0, 0.5, 1], power: [0, 0.05, 0.25, 1], log: [0.001, 0.1, 1] }; // of a colour bar
 const pen = document.createElement("canvas").getContext("2d"); // it measures words
 
 // Where everything is, in pixels, for a map that is `wide` pixels wide.
@@ -82,19 +82,14 @@ function aroundMap(text, { length, left, top, side, cell, every, texts, size }) 
 }
 
 function colourBar(left, top, wide) {
-  const parts = Array.from({ length: 40 }, (_, i) => drawn("rect", {
+  const colours = Array.from({ length: 40 }, (_, i) => drawn("rect", {
     x: left + (i * wide) / 40, y: top, width: wide / 40 + 0.5, height: 9, fill: css(magma(i / 39)),
   }));
-  pen.font = `10px ${FONT}`;
-  let taken = -Infinity; // a number that would run into the one before is left out
-  TICKS[state.scale].forEach((value) => {
-    const { width } = pen.measureText(value);
-    const from = clamp(SCALES[state.scale](value) * wide - width / 2, 0, wide - width);
-    if (from < taken + 5) return;
-    parts.push(write(value, left + from, top + 21, "start", { class: "word", "font-size": 10 }));
-    taken = from + width;
+  const ticks = TICKS[state.scale].map((value, i, { length }) => {
+    const anchor = i === 0 ? "start" : i === length - 1 ? "end" : "middle";
+    return write(value, left + SCALES[state.scale](value) * wide, top + 21, anchor, { class: "word", "font-size": 10 });
   });
-  return parts;
+  return [...colours, ...ticks];
 }
 
 // Row and column under the mouse; null where there is no entry.

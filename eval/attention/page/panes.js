@@ -52,9 +52,7 @@ class Pane {
     drawScoreCurve(this);
     const scalars = Object.entries(stepOf(this.view).scalars).filter(([, value]) => value !== null);
     this.find(".all-numbers").hidden = !scalars.length;
-    this.find(".scalars").replaceChildren(...scalars.map(([name, value]) => element("div", "", "", {}, [
-      element("dt", "", name.replaceAll("_", " ")), " ", element("dd", "", number(value)),
-    ])));
+    this.find(".scalars").textContent = scalars.map(([name, value]) => `${name.replaceAll("_", " ")} ${number(value)}`).join(" · ");
   }
 }
 
@@ -113,7 +111,7 @@ function drawSteps(pane) {
   if (!run.formed) return;
   const share = run.nearest(run.formed.step) / last;
   pane.find(".formed-mark").style.left = `calc(8px + (100% - 16px) * ${share})`; // the thumb is 16 pixels wide
-  pane.find(".formed").textContent = `L${run.formed.layer} H${run.formed.head} forms at step ${run.formed.step}`;
+  pane.find(".formed").textContent = `▲ L${run.formed.layer} H${run.formed.head} forms at step ${run.formed.step}`;
 }
 
 // ------------------------------------------------------------------ heads: layers downwards, heads of a layer to the right
@@ -203,16 +201,8 @@ function drawHeads(pane) {
 
 function drawGridNote(pane, info) {
   const { run } = pane;
-  const kind = attentionKind(run);
-  const keys = { mla: "one latent", mqa: "1 key/value head" }[kind] ?? `${run.num_key_value_heads} key/value heads`;
-  pane.find(".kind").textContent = `${kind.toUpperCase()}, ${run.num_attention_heads} heads a layer, ${keys}`;
-  const groups = run.grouped ? [...new Map(run.heads.map((head) => [run.group(head), head]))] : [];
-  const chips = groups.flatMap(([group, head]) => {
-    const chip = element("span", "chip", `KV ${group}`);
-    chip.style.borderColor = groupColour(run, head);
-    return [" ", chip];
-  });
+  const shared = run.attention === "mla" ? "" : `, ${run.num_key_value_heads} key/value heads`;
   const words = isMeasuredOn(info, state.probe) ? "The number in a square is its score for" : "This text has no score for";
-  const ofScore = info ? `${words} ${info.title}; choose another score below.` : "";
-  pane.find(".grid-note").replaceChildren(GROUP_WORDS[kind], ...chips, ". ", ofScore);
+  const ofScore = info ? ` ${words} ${info.title}; choose another score below.` : "";
+  pane.find(".grid-note").textContent = `${run.num_attention_heads} heads a layer${shared}. ${GROUP_WORDS[attentionKind(run)]}.${ofScore}`;
 }

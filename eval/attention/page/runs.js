@@ -72,7 +72,6 @@ function showRuns(root, address) {
   const { signal } = address;
   const [logs, rows] = [new Map(), new Map()]; // by the name of the run
   let all = new Map();
-  let before = new Map(); // the state of each run at the last news
   let chosen = null; // names
   let compared = "";
   const shown = () => [...all.keys()].filter((name) => chosen.has(name)); // in the order of the table
@@ -87,31 +86,21 @@ function showRuns(root, address) {
   byId("heading").textContent = "Every run of this folder";
   byId("keep").append(saveMenu("Save the data of all charts", {
     "Data (JSON)": () => saveJson(shown().map((name) => ({ ...all.get(name), log: logOf(name).splits })), "runs.json"),
-    "Data (CSV)": () => saveCsv(numbersOf(FIGURES), "runs.csv"),
   }), copyLink());
   root.append(none, element("div", "scroll", "", {}, [table]), bar(),
     element("div", "charts", "", {}, charts.map((chart) => chart.root)), differences);
   document.addEventListener("theme", draw, { signal });
   addEventListener("resize", draw, { signal });
 
-  followRuns(async (changed, known) => {
+  followRuns(async (_, known) => {
     all = known;
-    chosen ??= fromAddress();
+    const first = () => [...all.values()].sort(byNewest).slice(0, 1).map(({ name }) => name); // one that trains, or the newest
+    chosen ??= new Set(address.get("runs") ? address.get("runs").split(",").map(decodeURIComponent) : first());
     none.hidden = all.size > 0;
     drawTable();
-    const over = changed.filter((run) => before.get(run.name) === "training" && run.state !== "training");
-    over.forEach((run) => announce(`${run.name} is ${run.state}`));
-    before = new Map([...all].map(([name, run]) => [name, run.state]));
     await readAndDraw();
     isReady(true);
   }, signal);
-
-  function fromAddress() {
-    const named = address.get("runs").split(",").filter(Boolean).map(decodeURIComponent);
-    const known = [...all.values()].sort(byNewest);
-    const alive = known.filter((run) => run.state === "training");
-    return new Set(named.length ? named : (alive.length ? alive : known.slice(0, 1)).map((run) => run.name));
-  }
 
   async function readAndDraw() {
     await Promise.all(shown().map((name) => logOf(name).follow(signal)));
@@ -130,11 +119,11 @@ function showRuns(root, address) {
       const at = shown().indexOf(name);
       row.className = at < 0 ? "" : `run-${at % 8}`;
       row.querySelector("input").checked = at >= 0;
-      while (row.cells.length > 1) row.lastChild.remove(); // what has the focus stays
-      row.append(...Object.values(COLUMNS).map((of) => element("td", "", of(run))));
+      if (row.cells[1].textContent === "training" && run.state !== "training") announce(`${name} is ${run.state}`);
+      while (row.cells.length > 2) row.cells[1].remove(); // what may have the focus stays
+      row.cells[0].after(...Object.values(COLUMNS).map((of) => element("td", "", of(run))));
       row.cells[1].className = `state ${run.state}`;
-      const heads = element("a", "", "heads", { href: link("heads", name), "aria-label": `Heads of ${name}` });
-      row.append(element("td", "", "", {}, run.looks[0] ? [heads] : []));
+      row.lastChild.firstChild.hidden = !run.looks[0];
     });
   }
 
@@ -147,7 +136,8 @@ function showRuns(root, address) {
       readAndDraw();
     });
     box.firstChild.after(element("span", "swatch"));
-    const row = element("tr", "", "", {}, [element("th", "", "", { scope: "row" }, [box])]);
+    const heads = element("a", "", "heads", { href: link("heads", name), "aria-label": `Heads of ${name}` });
+    const row = element("tr", "", "", {}, [element("th", "", "", { scope: "row" }, [box]), element("td", "", "", {}, [heads])]);
     table.tBodies[0].append(row);
     return row;
   }
@@ -187,13 +177,13 @@ function showRuns(root, address) {
     return saveMenu(`Save the chart ${chart.about.title}`, {
       PNG: () => savePng(chart.svg, name(".png")),
       SVG: () => saveSvg(chart.svg, name(".svg")),
-      CSV: () => saveCsv(numbersOf([chart.about]), name(".csv")),
+      CSV: () => saveCsv(numbersOf(chart.about), name(".csv")),
     });
   }
 
-  function numbersOf(figures) {
-    return [["run", "figure", "step", "tokens", "seconds", "value"], ...figures.flatMap((about) => shown().flatMap((name) => (
-      logOf(name).lines(about).map((line) => [name, about.name, line.step, line.tokens, line.time_s, about.of(line)]))))];
+  function numbersOf(about) {
+    return [["run", "figure", "step", "tokens", "seconds", "value"], ...shown().flatMap((name) => (
+      logOf(name).lines(about).map((line) => [name, about.name, line.step, line.tokens, line.time_s, about.of(line)])))];
   }
 
   // ------------------------------------------------------------------ settings side by side, but for those that are equal

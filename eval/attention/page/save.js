@@ -28,7 +28,7 @@ function saveCsv(rows, name) {
 function pictureOf(boxes, title) {
   const frames = boxes.map((box) => box.getBoundingClientRect());
   const [left, top] = [Math.min(...frames.map(({ x }) => x)), Math.min(...frames.map(({ y }) => y)) - TITLE_HIGH];
-  const [right, bottom] = [Math.max(...frames.map((one) => one.right)), Math.max(...frames.map((one) => one.bottom))];
+  const [right, bottom] = ["right", "bottom"].map((side) => Math.max(...frames.map((frame) => frame[side])));
   const svg = drawn("svg", { viewBox: `0 0 ${right - left} ${bottom - top}` });
   svg.append(write(title, 0, 18, "start", { "font-size": 15, "font-weight": "bold" }));
   boxes.flatMap((box) => [...box.querySelectorAll(`canvas, svg, ${SINGLE_LINES}`)]).forEach((node) => {

@@ -63,9 +63,9 @@ function drawScoreTable(pane) {
 }
 
 function scoreRow(info) {
-  const name = button(info.title, () => chooseScore(info.name), { class: "score-name" });
+  const name = button(info.title, () => chooseScore(info.name), { class: "link score-name" });
   return element("tr", "", "", {}, [
-    element("th", "", "", { scope: "row" }, [name, element("span", "meaning", info.meaning)]),
+    element("th", "", "", { scope: "row" }, [name, element("span", "soft meaning", info.meaning)]),
     element("td", "here number"), element("td", "chance number"), element("td", "gauge-cell", "", {}, [element("div", "gauge")]),
   ]);
 }

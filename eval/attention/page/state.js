@@ -10,7 +10,6 @@ const state = {
   tab: "heads", // heads | experts
   probe: "",
   compare: "none", // none | steps | runs
-  linked: true, // the second view follows the first one's step
   scale: "power",
   hideSink: false,
   wide: false, // the large map over the whole width
@@ -65,7 +64,7 @@ function chooseHead(number, layer, head) {
 function chooseStep(number, at) {
   const views = withView(number, { at });
   const [moved, other] = [views[number], views[1 - number]];
-  if (state.compare === "runs" && state.linked) other.at = runOf(other).nearest(stepOf(moved).step);
+  if (state.compare === "runs") other.at = runOf(other).nearest(stepOf(moved).step); // two runs stand at the same step
   // of two steps the early one stays on the left: the view that moves takes the other one along
   if (state.compare === "steps" && views[0].at > views[1].at) other.at = at;
   change({ views, active: number });
@@ -117,7 +116,7 @@ function goToFormed(number) {
 function startState() {
   const names = about.scores.map((score) => score.name);
   const texts = about.probes.map((probe) => probe.name);
-  Object.assign(state, { compare: "none", wide: false, active: 0, ...NO_TOKEN });
+  Object.assign(state, { compare: "none", scale: "power", hideSink: false, wide: false, active: 0, ...NO_TOKEN });
   state.score = names.includes("induction") ? "induction" : names[0] ?? "";
   state.probe = texts.find((name) => isMeasuredOn(scoreInfo(), name)) ?? texts[0];
   const view = { run: 0, at: runs[0].shown.length - 1, ...(about.head ?? strongestHead(runs[0])) };
@@ -132,8 +131,7 @@ function startState() {
 
 // ------------------------------------------------------------------ in the address
 
-const WORDS = { probe: "text", score: "score", scale: "scale", compare: "side" };
-const SWITCHES = { hideSink: "nofirst", wide: "wide" };
+const FIELDS = { probe: "text", score: "score", scale: "scale", compare: "side", hideSink: "nofirst", wide: "wide" };
 
 // A head by its true numbers, and its step, if that is not the newest: "1.2.400"; of several runs also which.
 function inAddress() {
@@ -142,8 +140,8 @@ function inAddress() {
     const step = view.at === lastOf(view) ? "" : stepOf(view).step;
     return [layers[view.layer], heads[view.head], step, ...(runs.length > 1 ? [view.run] : [])].join(".");
   });
-  const named = (fields, value) => Object.entries(fields).map(([field, name]) => [name, value(state[field])]);
-  return Object.fromEntries([...named(WORDS, String), ...named(SWITCHES, (isOn) => (isOn ? "1" : "")), ["at", at.join("_")]]);
+  const values = Object.entries(FIELDS).map(([field, name]) => [name, state[field] === true ? "1" : state[field] || ""]);
+  return Object.fromEntries([...values, ["at", at.join("_")]]);
 }
 
 function keepState() {
@@ -152,11 +150,14 @@ function keepState() {
 
 function fromAddress() {
   const named = (list) => list.map(({ name }) => name);
-  const allowed = { probe: named(about.probes), score: named(about.scores), scale: Object.keys(SCALES), compare: comparisons() };
-  Object.entries(WORDS).forEach(([field, name]) => {
-    if (allowed[field].includes(address.get(name))) state[field] = address.get(name);
+  const allowed = {
+    probe: named(about.probes), score: named(about.scores), scale: Object.keys(SCALES), compare: comparisons(),
+    hideSink: ["1"], wide: ["1"],
+  };
+  Object.entries(FIELDS).forEach(([field, name]) => {
+    const value = address.get(name);
+    if (allowed[field].includes(value)) state[field] = typeof state[field] === "boolean" || value;
   });
-  Object.entries(SWITCHES).forEach(([field, name]) => { state[field] = Boolean(address.get(name)); });
   address.get("at").split("_").filter(Boolean).slice(0, 2).forEach((text, i) => {
     const [layer, head, step = "", run = ""] = text.split(".");
     const view = state.views[i];

@@ -83,10 +83,6 @@ document.addEventListener("DOMContentLoaded", () => { // the other scripts are t
   byId("theme").addEventListener("click", changeTheme);
   byId("keys").append(...KEYS.flatMap(([keys, words]) => [element("dt", "", keys), element("dd", "", words)]));
   byId("help-button").addEventListener("click", () => byId("help").showModal());
-  document.querySelector(".skip").addEventListener("click", (event) => {
-    event.preventDefault(); // the address belongs to the view
-    byId("root").focus();
-  });
   addEventListener("hashchange", open);
   open();
 });

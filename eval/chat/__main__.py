@@ -65,10 +65,7 @@ def main() -> int:
         raise InputError("--rope-factor is for --rope-scaling linear or yarn: give one of them as well")
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="replace")  # whatever is piped in
-    try:
-        Chat(given).run()
-    except KeyboardInterrupt:  # while it loads, or between piped lines
-        return 130
+    Chat(given).run()
     return 0
 
 

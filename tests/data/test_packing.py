@@ -1,7 +1,7 @@
 """Conversations packed whole; every trained token once; a document neither sees nor touches its neighbours."""
 
-import json
 from itertools import pairwise, permutations
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,7 +15,6 @@ from data.config import DataConfig, StoryworldSource, TokenizerConfig
 from data.packing import IGNORED, NEIGHBORS, ConversationRows, TokenStream, best_fit
 from data.prepare import prepare
 from data.reading.records import Conversation, Message
-from data.storyworld import tell_many
 from data.tokenizer import train_tokenizer
 from tests.conftest import random_model, tiny_config
 
@@ -124,28 +123,13 @@ def test_truncation_at_every_possible_position_leaves_whole_turns(tmp_path, leng
         assert (both.cut, both.dropped) == (0, int(len(ids) > max(length, 70)))
 
 
-@pytest.fixture(scope="module")
-def story_chats(tmp_path_factory):
-    """Stories of about 200 tokens as answers, prepared: two of them hardly fit into a row of 256."""
-    folder = tmp_path_factory.mktemp("chats")
-    records = [{"prompt": "Tell me a story.", "completion": story.text} for story in tell_many(0, 0, 1200)]
-    (folder / "chat.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    config = DataConfig.model_validate(
-        {
-            "source": {"kind": "files", "path": str(folder / "chat.jsonl")},
-            "records": "conversations",
-            "tokenizer": {"kind": "bpe", "vocab_size": 2048},
-            "isolate_documents": True,
-        }
-    )
-    return config, prepare(config, folder / "runs")
-
-
-def test_rows_are_joined_until_whole_conversations_fill_them(story_chats):
-    config, data = story_chats
+def test_rows_are_joined_until_whole_conversations_fill_them(tmp_path):
+    """Answers of about 200 tokens: two of them hardly fit into a row of 256."""
+    stream = stream_of([conversation("Tell", "x" * (120 + 37 * i % 130)) for i in range(1200)], tmp_path)
+    data = SimpleNamespace(stream=lambda split: stream, tokenizer=TOKENIZER)
 
     def rows(per_step=16, split="train", **changes):
-        return make_rows(config.model_copy(update=changes), data, split, per_step)
+        return make_rows(DataConfig(records="conversations", sequence_length=256, **changes), data, split, per_step)
 
     def real_share(rows) -> float:
         return float(np.mean([(rows.row(i)[0] != TOKENIZER.pad_id).mean() for i in range(rows.per_epoch)]))

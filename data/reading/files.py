@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from configs.command import InputError, still_busy
-from configs.files import resolve
 from data.config import HubSource
 
 if TYPE_CHECKING:
@@ -62,7 +61,7 @@ def search(paths: str | list[str], key: str, train_only: bool = False, taken: Se
     used = {file.resolve() for file in taken}
     files: dict[Path, Path] = {}
     for path in [paths] if isinstance(paths, str) else paths:
-        given, known = resolve(path, key), " ".join(KINDS)
+        given, known = Path(path).expanduser(), " ".join(KINDS)
         if given.is_file() and kind_of(given) not in KINDS:
             raise InputError(f"{key}: {path} is a {given.suffix or 'nameless kind of'} file: use one of {known}")
         with still_busy(f"looking for the files of {key}"):

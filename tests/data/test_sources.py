@@ -11,7 +11,7 @@ import pytest
 from configs.command import InputError
 from data.chat import encode_conversations
 from data.config import DataConfig, TokenizerConfig
-from data.prepare import source_identity, tokenizer_texts
+from data.prepare import tokenizer_texts
 from data.reading.documents import Ledger, documents, fingerprint, read
 from data.reading.records import conversation_of
 from data.storyworld import converse, repeated, tell
@@ -68,16 +68,6 @@ def test_a_held_out_split_of_a_dataset_is_the_validation_part(tmp_path):
         assert list(documents(config(source), "validation")) == numbered(5, start=50)
     chosen = {"kind": "hub", "name": str(tmp_path), "data_files": "test.jsonl", "max_records": 3}
     assert sorted([*documents(config(chosen), "train"), *documents(config(chosen), "validation")]) == numbered(3, 50)
-
-
-def test_files_have_an_identity_by_content_wherever_they_lie(tmp_path):
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        write_jsonl(tmp_path / name / "x.jsonl", numbered(5))
-    a, b = (config({"kind": "files", "path": str(tmp_path / name)}).source for name in ("a", "b"))
-    assert source_identity(a) == source_identity(b)
-    write_jsonl(tmp_path / "b" / "y.jsonl", ["more"])
-    assert source_identity(a) != source_identity(b)
 
 
 def tool(name, **properties):

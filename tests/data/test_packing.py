@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from configs.command import InputError
 from data.batches import TrainBatches, make_batch, make_rows
 from data.chat import MAY_END, TRAINED, encode_conversations
 from data.config import DataConfig, StoryworldSource, TokenizerConfig
@@ -95,7 +96,7 @@ def test_a_conversation_without_a_trained_token_in_its_row_is_left_out_and_count
     for index in range(rows.per_epoch):
         ids, labels = rows.row(index)
         assert (labels != IGNORED).sum() == 2 * (ids == TOKENIZER.bos_id).sum()  # "b" and the end of each turn
-    with pytest.raises(ValueError, match="conversations has an answer to train on"):
+    with pytest.raises(InputError, match="conversations has an answer to train on"):
         ConversationRows(stream_of([late, good] if every == 2 else [late], tmp_path), *measures)
 
 
@@ -108,7 +109,7 @@ def test_truncation_at_every_possible_position_leaves_whole_turns(tmp_path, leng
     ends = [int(at) + 1 for at in np.flatnonzero(flags & MAY_END)]
     fitting = [end for end in ends if end <= length]
     if not fitting:
-        with pytest.raises(ValueError, match=f"none of 1 conversations .* within a row of {length} tokens"):
+        with pytest.raises(InputError, match=f"none of 1 conversations .* within a row of {length} tokens"):
             rows_of([LONG], length, tmp_path)
         return
     rows = rows_of([LONG], length, tmp_path)

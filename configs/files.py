@@ -39,16 +39,6 @@ class DamagedFile(InputError, ValueError):
     """A file is missing, damaged or foreign. The message names it; a caller adds what to do."""
 
 
-def resolve(text: str | Path, where: str, beside: Path | None = None) -> Path:
-    """The path that `text` names, `~` as a home. where: the place that names it, for the error. Raises DamagedFile."""
-    try:
-        path = (beside or Path()) / Path(text).expanduser()
-        path.exists()  # False where there is none, and an error for what cannot be a name
-        return path
-    except (OSError, RuntimeError) as error:
-        raise DamagedFile(f"{where}: the path {str(text)[:60]!r} cannot be used: {error}") from None
-
-
 def read_text(file: Path) -> str:
     """The text of a UTF-8 file. Raises DamagedFile."""
     try:

@@ -18,6 +18,7 @@ from typing import Any
 import psutil
 import torch
 import yaml
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 

@@ -112,7 +112,7 @@ def compare(
         *(f"> **Warning:** {markdown(warning)}" for warning in warnings),
         *(markdown_table(names, rows), *ends),
         "## Figures",
-        *(f"![{title}]({file})" for title, file in draw(variants, recorded, out).items()),
+        *(f"{'!' * file.endswith('.png')}[{title}]({file})" for title, file in draw(variants, recorded, out).items()),
         f"## How it was measured\n{NOTES}",
     ]
     (out / "comparison.md").write_text("\n\n".join(parts), encoding="utf-8")

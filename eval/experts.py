@@ -10,7 +10,7 @@ the hook `experts` leaves experts.jsonl: a line on the terminal, a part of repor
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,7 +28,7 @@ from data.batches import Batch, validation_batches
 from data.tokenizer import Tokenizer
 from eval.config import EvalConfig
 from eval.hooks import EvalEvent, Hook, Outcome
-from eval.language_modeling import evaluating, mean_loss
+from eval.language_modeling import Autocast, evaluating, mean_loss
 from eval.run_files import EXPERTS, Count, Warn, read_log
 from model import LanguageModel, ModelConfig
 
@@ -41,7 +41,6 @@ DEAD, STARVED = 0.01, 0.25  # of the fair share
 MOST = 20_000  # numbers of shares in a page: with more, lines in the middle are left out
 Routes = tuple[Tensor, Tensor, Tensor]  # what a router returns: probabilities (N, E), weights (N, k), experts (N, k)
 Change = Callable[[int, Routes], Routes]  # layer, routes -> other routes
-Autocast = Callable[[], AbstractContextManager]
 
 
 @dataclass(frozen=True)
@@ -142,10 +141,6 @@ def characteristic_ids(routing: Routing) -> np.ndarray:
     return np.where(np.take_along_axis(score, best, -1) > 0, best, -1)
 
 
-# ---------------------------------------------------------------------------------------------------------
-# experts.jsonl
-
-
 class ExpertUse(BaseModel):
     """One line. share, weight: of every layer and expert, as in Routing; null = never chosen. words: the tokens that
     tell each expert from the others. loss: in nats a token, as the router chooses and with a random choice."""
@@ -240,15 +235,13 @@ def findings(last: ExpertUse) -> list[str]:
     if "random" in last.loss:
         losses = f"the loss rises from {last.loss['learned']:.3f} to {last.loss['random']:.3f} nats."
         page += [f"Every token sent to other experts, drawn at random: {losses}", ""]
-    if last.words:
-        words_of = [
-            (f"L{layer} E{expert}", f"{share:.2f}", " ".join(words))
-            for layer, shares, of_layer in zip(last.layers, last.of_fair, last.words, strict=True)
-            for expert, (share, words) in enumerate(zip(shares, of_layer, strict=True))
-        ]
-        page += ["The tokens that tell an expert from the others of its layer:", ""]
-        page += [table(("Expert", "share", "tokens"), words_of), ""]
-    return page
+    words_of = [
+        [f"L{layer} E{expert}", f"{share:.2f}", " ".join(words)]
+        for layer, shares, of_layer in zip(last.layers, last.of_fair, last.words, strict=False)
+        for expert, (share, words) in enumerate(zip(shares, of_layer, strict=True))
+    ]
+    page += ["The tokens that tell an expert from the others of its layer:", ""]
+    return [*page, table(("Expert", "share", "tokens"), words_of), ""]
 
 
 def for_viewer(lines: Sequence[ExpertUse]) -> dict[str, Any] | None:
@@ -257,13 +250,9 @@ def for_viewer(lines: Sequence[ExpertUse]) -> dict[str, Any] | None:
         return None
     last = lines[-1]
     most = max(2, MOST // (len(last.layers) * last.experts))
-    places = np.linspace(0, len(lines) - 1, min(most, len(lines))).round().astype(int)
-    steps = [
-        line.model_dump(include={"step", "tokens", "weight", "loss"})
-        | {
-            "share": line.of_fair.round(3).tolist(),
-            "words": [[[escape(word) for word in words] for words in layer] for layer in line.words],
-        }
-        for line in (lines[place] for place in places)
-    ]
+    steps = []
+    for place in np.linspace(0, len(lines) - 1, min(most, len(lines))).round().astype(int):
+        share, words = lines[place].of_fair.round(3).tolist(), lines[place].words
+        steps.append(lines[place].model_dump(include={"step", "tokens", "weight", "loss"}) | {"share": share})
+        steps[-1]["words"] = [[[escape(word) for word in of_expert] for of_expert in layer] for layer in words]
     return {"layers": last.layers, "experts": last.experts, "steps": steps, "dead": DEAD, "starved": STARVED}

@@ -191,10 +191,6 @@ class FunctionHook(Hook):
         return Outcome({f"hooks/{self.name}": last}, sections=sections)
 
 
-# ---------------------------------------------------------------------------------------------------------
-# running them
-
-
 class Hooks:
     """The hooks of one run, in the order of the YAML."""
 

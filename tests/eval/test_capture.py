@@ -108,9 +108,6 @@ def test_capture_leaves_everything_as_it_was(lm):
     assert all(p.grad is None for p in lm.parameters())
 
 
-# kernels that do something else
-
-
 def all_visible(q, k):
     return torch.ones(1, 1, q.shape[2], k.shape[2], dtype=torch.bool)
 
@@ -202,9 +199,6 @@ def test_rows_in_chunks_are_the_same_and_so_is_the_check(lm, monkeypatch):
         capture(lm, IDS)
 
 
-# caches and windows
-
-
 @pytest.mark.parametrize("windows", [False, True])
 @pytest.mark.parametrize("kind", ["dynamic", "static", "offloaded"])
 def test_with_a_cache_the_rows_are_those_of_the_whole_text(kind, windows):
@@ -261,5 +255,5 @@ def test_a_compiled_model_is_captured_and_stays_compiled(lm):
     assert torch.equal(capture(compiled, IDS).weights, capture(lm, IDS).weights)
     with torch.no_grad():
         assert torch.allclose(compiled(IDS), lm(IDS), atol=1e-5)
-    with pytest.raises(TypeError, match="a LanguageModel, not a Head"):
+    with pytest.raises(TypeError, match="a LanguageModel, not a Linear"):
         capture(lm.lm_head, IDS)

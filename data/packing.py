@@ -104,11 +104,6 @@ def rows_within(tokens: int, length: int) -> int:
     return max(1, -(-(tokens - 1) // (length - 1)))
 
 
-def documents_are_rows(stream: TokenStream, length: int, bos_id: int) -> bool:
-    """Whether every document has exactly `length` tokens."""
-    return len(stream) % length == 0 and np.array_equal(stream.find(bos_id), np.arange(0, len(stream), length))
-
-
 class ConversationRows:
     """Conversations, packed whole. One that is longer than a row is cut after the last assistant turn that fits.
     It is left out where no token that is trained on is left, or with too_long="drop". in_order: a row holds

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from configs.command import InputError
 from data import packing
 from data.config import DataConfig, Split
 from data.packing import IGNORED, ConversationRows, DocumentRows, Rows
@@ -73,18 +72,15 @@ def make_rows(config: DataConfig, data: PreparedData, split: Split, rows_per_ste
 
     Raises InputError where no conversation has an answer to train on within a row.
     """
-    stream, tokenizer = data.streams[split], data.tokenizer
-    measures = (stream, config.sequence_length, tokenizer.bos_id, tokenizer.pad_id)
+    stream, tokenizer, length = data.streams[split], data.tokenizer, config.sequence_length
+    measures = (stream, length, tokenizer.bos_id, tokenizer.pad_id)
     if config.records == "text":
         # a document a row, where all are exactly as long: another cut would part a question from its facts
-        begins = range(0, len(stream), config.sequence_length)
-        aligned = len(stream) % config.sequence_length == 0 and np.array_equal(stream.find(tokenizer.bos_id), begins)
+        begins = np.arange(0, len(stream), length)
+        aligned = len(stream) % length == 0 and np.array_equal(stream.find(tokenizer.bos_id), begins)
         return DocumentRows(*measures, in_order=aligned, held_out=split == "validation" and not aligned)
     every = 2 if config.records == "pairs" and split == "validation" else 1
-    try:
-        rows = ConversationRows(*measures, config.too_long, not config.shuffle, every)
-    except ValueError as error:
-        raise InputError(f"data.sequence_length: {error}, {split} part: raise it") from None
+    rows = ConversationRows(*measures, config.too_long, not config.shuffle, every)
     if split == "train" and config.isolate_documents:
         few = [n for n in JOINED if rows_per_step % n == 0] if config.rows_joined == "auto" else [config.rows_joined]
         shares = {n: rows.join(n) for n in few}

@@ -111,7 +111,7 @@ class ConversationRows:
 
     `cut`, `dropped`: how many. `sizes`: the tokens of each conversation that are in a row. `members`: the
     conversations of each row. every: 2 reads only the first of every two conversations, the preferred answers of
-    pairs: held-out pairs are read so. Raises ValueError when no conversation is left.
+    pairs: held-out pairs are read so. Raises InputError when no conversation is left.
     """
 
     def __init__(
@@ -136,8 +136,9 @@ class ConversationRows:
         self.dropped = int((sizes == 0).sum())
         self.cut = int((sizes[long] > 0).sum())
         if not sizes.any():
-            raise ValueError(
-                f"none of {len(sizes):,} conversations has an answer to train on within a row of {length} tokens"
+            raise InputError(
+                f"data.sequence_length: none of {len(sizes):,} conversations has an answer to train on within a row of "
+                f"{length} tokens: raise it"
             )
         self._starts, self.sizes = starts, sizes
         self.join(1)

@@ -50,14 +50,11 @@ class AttentionConfig(Section):
     """Head scores: all, or a list of names (docs/attention_scores.md)."""
 
 
-HOOKS: list[str | HookConfig] = ["validation", "questions", "samples", "attention"]
-
-
 class EvalConfig(Section):
     """The `eval:` section."""
 
     hooks: list[str | HookConfig] = Field(
-        HOOKS,
+        ["validation", "questions", "samples", "attention"],
         examples=[["validation", {"name": "samples", "every": 1000, "early": [0, 10]}, "your_package.module:function"]],
     )
     """What runs during training, in this order: a name, or {name: …, every: …, early: […]}. Code that a config from

@@ -201,16 +201,13 @@ class Experts(Hook):
 
     def look(self, event: EvalEvent) -> None:
         """Every process looks at the same text, since each may hold only a share of the model; the first one writes."""
-
-        def batches() -> Iterator[Batch]:
-            packed = (event.data_config.isolate_documents, event.data_config.restart_positions)
-            return validation_batches(event.held_out, event.tokenizer, event.rows_per_batch, *packed, TOKENS)
-
-        measured = routing(event.lm, batches(), event.tokenizer.pad_id, event.autocast)
+        options = event.data_config.isolate_documents, event.data_config.restart_positions, TOKENS
+        batches = list(validation_batches(event.held_out, event.tokenizer, event.rows_per_batch, *options))
+        measured = routing(event.lm, batches, event.tokenizer.pad_id, event.autocast)
         use = use_of(measured, event.step, event.tokens, event.tokenizer)
         if event.is_last:
             for name, choice in {"learned": None, "random": at_random()}.items():
-                use.loss[name] = loss_with(event.lm, batches(), choice, event.autocast)
+                use.loss[name] = loss_with(event.lm, batches, choice, event.autocast)
         if event.writes:
             append_line(event.directory / EXPERTS, use.model_dump(exclude_defaults=True))
         event.say(f"experts: {use.in_words()}")

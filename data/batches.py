@@ -194,6 +194,7 @@ def make_batch(
         documents = np.cumsum(ids == tokenizer.bos_id, axis=1, dtype=np.int64)  # 0: the tail of one in an earlier row
         if isolate:
             tensors |= {"document_ids": documents, "document_starts": packing.document_starts(documents)}
-        if restart:
-            tensors["position_ids"] = np.stack([packing.restarted_positions(row) for row in documents])
+        if restart:  # 0 0 0 1 1 2 -> 0 1 2 0 1 0
+            places, begins = np.arange(ids.shape[1]), np.diff(documents, axis=1, prepend=-1) != 0
+            tensors["position_ids"] = places - np.maximum.accumulate(np.where(begins, places, 0), axis=1)
     return Batch({name: torch.from_numpy(array) for name, array in tensors.items()}, row_ids)

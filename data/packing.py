@@ -244,9 +244,3 @@ def document_starts(documents: np.ndarray) -> np.ndarray:
     starts = np.sort(np.where(begins, np.arange(length, dtype=np.int32), np.int32(length)), axis=1)
     wanted = max(8, 1 << (most - 1).bit_length())
     return np.pad(starts[:, :wanted], ((0, 0), (0, max(0, wanted - length))), constant_values=length)
-
-
-def restarted_positions(documents: np.ndarray) -> np.ndarray:
-    """(T,) document numbers -> (T,) positions that count from 0 in every document: 0 0 0 1 1 2 -> 0 1 2 0 1 0."""
-    begins = np.flatnonzero(np.diff(documents, prepend=documents[:1] - 1))
-    return np.arange(len(documents)) - np.repeat(begins, np.diff(begins, append=len(documents)))

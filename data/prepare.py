@@ -361,8 +361,6 @@ def describe(prepared: PreparedData) -> str:
         "bad": "bad records left out (listed in manifest.json)",
     }
     lines += [f"{ledger[name]:,} {note}" for name, note in notes.items() if ledger[name]]
-    if names := ledger["left_out"]:
-        lines.append(f"files left out: {', '.join(names[:3])}{f' and {len(names) - 3:,} more' * (len(names) > 3)}")
     return "\n".join(lines)
 
 

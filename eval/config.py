@@ -55,10 +55,10 @@ class EvalConfig(Section):
 
     hooks: list[str | HookConfig] = Field(
         ["validation", "questions", "samples", "attention"],
-        description="What runs during training, in this order: a name, or {name: …, every: …, early: […]}. Code that a "
-        "config from elsewhere names is refused without --trust-hooks.",
         examples=[["validation", {"name": "samples", "every": 1000, "early": [0, 10]}, "your_package.module:function"]],
     )
+    """What runs during training, in this order: a name, or {name: …, every: …, early: […]}. Code that a config from
+    elsewhere names is refused without --trust-hooks."""
     every: int = Field(200, ge=0)
     """Steps between two runs of a hook without its own cadence. 0 = only at the end."""
     max_tokens: int | None = Field(32768, ge=2)
@@ -67,11 +67,9 @@ class EvalConfig(Section):
     """Held-out tokens that the last evaluation reads. null = all."""
     floor_documents: int = Field(200, ge=0)
     """storyworld: held-out stories compared at the end with the lowest possible loss."""
-    prompts: list[str] = Field(
-        [""],
-        description="Texts that the model continues at every evaluation, or questions where it learns conversations. "
-        '"" begins a new document, or asks a held-out question of the data.',
-    )
+    prompts: list[str] = Field([""])
+    """Texts that the model continues at every evaluation, or questions where it learns conversations. "" begins a new
+    document, or asks a held-out question of the data."""
     sample_tokens: int = Field(200, ge=1)
     """Longest continuation in tokens."""
     temperature: float = Field(0.8, ge=0, le=100)

@@ -10,8 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import ConfigDict, Field, FiniteFloat, with_config
-from typing_extensions import TypedDict
+from pydantic import BaseModel, Field, FiniteFloat
 
 from configs.files import DamagedFile, read_json, read_lines
 
@@ -20,8 +19,7 @@ METRICS, SAMPLES, RESULT, EXPERTS = "metrics.jsonl", "samples.jsonl", "result.js
 Count = Annotated[int, Field(ge=0)]
 
 
-@with_config(ConfigDict(extra="allow"))
-class Metric(TypedDict):
+class Metric(BaseModel, extra="allow"):
     """A line of metrics.jsonl: where the run was, and the figures of one split."""
 
     step: Count
@@ -30,8 +28,7 @@ class Metric(TypedDict):
     split: str
 
 
-@with_config(ConfigDict(extra="allow"))
-class Sample(TypedDict):
+class Sample(BaseModel, extra="allow"):
     """A line of samples.jsonl."""
 
     step: Count

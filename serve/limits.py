@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Request
-from fastapi.exceptions import RequestValidationError
+from fastapi.exceptions import RequestValidationError, StarletteHTTPException
 from fastapi.responses import JSONResponse, Response
 from fastapi.security import APIKeyCookie, HTTPAuthorizationCredentials, HTTPBearer
-from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from configs.command import InputError
 from configs.text import escape
@@ -50,7 +48,7 @@ def equal(given: bytes, right: str | None) -> bool:
     return right is None or hmac.compare_digest(given, right.encode())
 
 
-class ApiError(HTTPException):
+class ApiError(StarletteHTTPException):
     """An HTTP status, a sentence, and OpenAI's word for what is wrong."""
 
     def __init__(self, status: int, message: str, code: str | None = None):
@@ -58,7 +56,7 @@ class ApiError(HTTPException):
         self.code = code
 
 
-def error_body(error: HTTPException, param: str | None = None) -> dict[str, Any]:
+def error_body(error: StarletteHTTPException, param: str | None = None) -> dict[str, Any]:
     """An error as OpenAI writes it."""
     kinds = {401: "authentication_error", 429: "rate_limit_error", 500: "server_error", 503: "server_error"}
     kind = kinds.get(error.status_code, "invalid_request_error")
@@ -68,8 +66,8 @@ def error_body(error: HTTPException, param: str | None = None) -> dict[str, Any]
 def handle_errors(app: FastAPI) -> None:
     """Every error of this application has OpenAI's form. One of the program's own has no details in it."""
 
-    @app.exception_handler(HTTPException)
-    async def refused(request: Request, error: HTTPException) -> JSONResponse:
+    @app.exception_handler(StarletteHTTPException)
+    async def refused(request: Request, error: StarletteHTTPException) -> JSONResponse:
         headers = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "1"}, 503: {"Retry-After": "1"}}
         return JSONResponse(error_body(error), error.status_code, headers.get(error.status_code))
 
@@ -101,13 +99,13 @@ def handle_errors(app: FastAPI) -> None:
 class BodyLimit:
     """Around the application: a body is refused as soon as it is too long, whatever its headers say."""
 
-    def __init__(self, app: ASGIApp, most: int):
+    def __init__(self, app: Any, most: int):
         self.app, self.most = app, most
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         size = 0
 
-        async def receive_counted() -> Message:
+        async def receive_counted() -> Any:
             nonlocal size
             message = await receive()
             size += len(message.get("body", b""))

@@ -41,7 +41,7 @@ from configs.files import CARD, MANIFEST, STATE, TRAINING, DamagedFile, checked,
 from configs.loader import dump_yaml
 from data.prepare import PreparedData
 from data.tokenizer import Tokenizer
-from eval.attention.render import PICTURES
+from eval.attention.pictures import PICTURES
 from eval.attention.viewer import VIEWER
 from eval.run_files import EXPERTS, METRICS, RESULT, SAMPLES, read_result
 from model import LanguageModel, save

@@ -289,16 +289,11 @@ def memory_of(kind: str) -> tuple[float, str] | None:
     return ram, "all RAM"
 
 
-def peak_memory_gb(device: torch.device) -> float | None:
-    """The most memory so far: of the GPU if there is one, else of this process (None where the system does not say)."""
-    if device.type == "cuda":
-        return round(torch.cuda.max_memory_allocated() / 1e9, 3)
-    try:
-        import resource
-    except ImportError:  # Windows
-        return None
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # kB on Linux, bytes on macOS
-    return round(peak / (1e9 if sys.platform == "darwin" else 1e6), 3)
+def memory_gb(device: torch.device) -> float:
+    """The most memory of the GPU so far, or what this process holds on a CPU, which gives nothing back in training
+    (`keep_freed_memory`)."""
+    on_gpu = device.type == "cuda"
+    return round((torch.cuda.max_memory_allocated() if on_gpu else psutil.Process().memory_info().rss) / 1e9, 3)
 
 
 def synchronize(device: torch.device) -> None:

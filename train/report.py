@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import platform
-import subprocess
 from contextlib import suppress
 from datetime import date
 from pathlib import Path
@@ -29,14 +28,11 @@ def opening(run: Run, checkpoint: Path | None = None) -> str:
     """What is about to happen, in a few lines: model, device, length, rows, text."""
     c, world = run.config, run.world
     active = f" ({run.lm.num_active_parameters():,} active for a token)" if c.model.num_experts else ""
-    length = f"{c.train.max_minutes} minutes by the clock (so never twice exactly the same) in steps"
+    clock = f"{c.train.max_minutes} minutes by the clock (so never twice exactly the same) in steps"
+    length = f"{c.max_steps:,} steps" if c.max_steps else clock
     epochs = run.source.epochs(c.max_steps) if c.max_steps else None
-    if c.max_steps:
-        length = f"{c.max_steps:,} steps"
     rows = run.source.rows_per_batch * run.rows_joined
     joined = f", {run.rows_joined} joined {run.source.joined}" if run.rows_joined > 1 else ""
-    if joined and run.device.device.type == "cpu" and c.data.records == "conversations":
-        joined += "; on a CPU data.rows_joined=1 may be quicker"
     processes = f"{world.size} processes, {world.parallel}" if world.size > 1 else ""
     if world.memory is not None:
         processes = processes_in_words(world.size, torch.get_num_threads())
@@ -79,11 +75,6 @@ def write(run: Run) -> None:
     figures["sample"] = "".join(outcome.sample for outcome in outcomes)
     figures["seen"] = " ".join(outcome.seen for outcome in outcomes if outcome.seen)
 
-    commit, root = "", Path(__file__).parents[1]
-    if (root / ".git").exists():  # Headlight is not installed, but a clone
-        with suppress(OSError):  # no git
-            describe = ["git", "-C", str(root), "describe", "--always", "--dirty", "--exclude=*"]
-            commit = subprocess.run(describe, capture_output=True, text=True, check=False).stdout.strip()
     page = [f"# {markdown(run.config.name)}", "", fenced(opening(run)), ""]
     page += ["## Result", "", fenced("\n".join(figures["summary"])), ""]
     if figures["sample"]:
@@ -94,7 +85,7 @@ def write(run: Run) -> None:
     page += [f"![{title}]({path})\n" for path, title in pictures if (directory / path).is_file()]
     page += ["## Made with", "", f"`python -m {run.script}` from {code(f'{directory}/config.yaml')}, "]
     page += [f"torch {torch.__version__}, Python {platform.python_version()}, {markdown(machine(run.device.device))}; "]
-    page += [f"{f'commit {commit}, ' if commit else ''}{date.today().isoformat()}.", ""]
+    page += [f"{date.today().isoformat()}.", ""]
     plot_loss(metrics, directory / "loss.png")
     (directory / "report.md").write_text("\n".join(page), encoding="utf-8")
     replace_text(directory / RESULT, json.dumps(figures, indent=2) + "\n")  # with it, the run is finished

@@ -255,5 +255,5 @@ def test_a_compiled_model_is_captured_and_stays_compiled(lm):
     assert torch.equal(capture(compiled, IDS).weights, capture(lm, IDS).weights)
     with torch.no_grad():
         assert torch.allclose(compiled(IDS), lm(IDS), atol=1e-5)
-    with pytest.raises(TypeError, match="a LanguageModel, not a Head"):
+    with pytest.raises(TypeError, match="a LanguageModel, not a Linear"):
         capture(lm.lm_head, IDS)

@@ -147,25 +147,19 @@ def test_minimal_pairs_are_those_of_the_reference(checkpoint, reference, capsys,
     (folder / "SOURCE.md").write_text("where it is from\n")
     printed, records = answer(capsys, tmp_path, checkpoint, "--minimal-pairs", folder)
     expected = [(reference.sentence(good), reference.sentence(bad)) for good, bad in PAIRS]
-    for record, (good, bad) in zip(records[:5], expected, strict=True):
-        assert record["log_likelihood_good"] == pytest.approx(good, abs=CLOSE)
-        assert record["log_likelihood_bad"] == pytest.approx(bad, abs=CLOSE)
+    for record, both in zip(records[:5], expected, strict=True):
+        assert record["log_likelihoods"] == pytest.approx(both, abs=CLOSE)
     assert [record["where"] for record in records[:5]] == [f"{first}:{n}" for n in range(1, 6)]
     assert [record["where"] for record in records[5:10]] == [f"{folder / 'b.txt'}:{n}" for n in (1, 3, 5, 7, 9)]
     files = printed["results"]
     share = (sum(good > bad for good, bad in expected[:3] + expected[4:]) + 0.5) / 5
-    error = pytest.approx(math.sqrt(share * (1 - share) / 5))
-    figures = {"pairs": 5, "accuracy": pytest.approx(share), "accuracy_stderr": error, "ties": 1, "chance": 0.5}
-    assert files["a.jsonl"] == files["b.txt"] == figures
-    each = [values["accuracy"] for values in files.values()]
-    errors = [values["accuracy_stderr"] for values in files.values()]
-    assert printed["mean"] == {
-        "pairs": 11,
-        "accuracy": pytest.approx(sum(each) / 3),
-        "accuracy_stderr": pytest.approx(math.hypot(*errors) / 3),
-        "ties": 2,
-        "chance": 0.5,
-    }
+    assert files["a.jsonl"] == files["b.txt"]
+    assert files["a.jsonl"]["acc"] == pytest.approx(share)
+    assert files["a.jsonl"]["acc_stderr"] == pytest.approx(math.sqrt(share * (1 - share) / 5))
+    mean = printed["mean"]
+    assert (mean["questions"], mean["ties"], mean["chance"]) == (11, 2, 0.5)
+    assert mean["acc"] == pytest.approx(sum(values["acc"] for values in files.values()) / 3)
+    assert mean["acc_stderr"] == pytest.approx(math.hypot(*(values["acc_stderr"] for values in files.values())) / 3)
     out = command(capsys, checkpoint, "--minimal-pairs", folder, "--limit", 2)[1]
     assert [line.split("|")[2].strip() for line in out.splitlines()[2:5]] == ["2", "2", "1"]
 
@@ -328,9 +322,9 @@ def test_a_run_is_asked_about_its_own_world_and_knows_its_rows(capsys, tmp_path)
     told, records = answer(capsys, tmp_path, run, "--minimal-pairs", "storyworld")
     pairs = storyworld_pairs(StoryworldSource(validation_documents=6))
     assert [record["where"] for record in records] == [pair.where for pair in pairs] != []
-    assert (told["checkpoint"], told["results"]["held-out stories"]["pairs"]) == (str(step), len(pairs))
+    assert (told["checkpoint"], told["results"]["held-out stories"]["questions"]) == (str(step), len(pairs))
     bad = Reference(step).sentence(pairs[0].endings[1])
-    assert records[0]["log_likelihood_bad"] == pytest.approx(bad, abs=5 * CLOSE)
+    assert records[0]["log_likelihoods"][1] == pytest.approx(bad, abs=5 * CLOSE)
     (tmp_path / "text.txt").write_text(tell(0, 3, "validation").text)
     for directory in (run, step):
         assert "--window 32" in command(capsys, directory, "--text", tmp_path / "text.txt")[2]

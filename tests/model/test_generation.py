@@ -210,7 +210,6 @@ def test_non_finite_logits_are_an_error_and_no_token(lm, prompt):
         generate(lm, prompt, 3)
 
 
-# -----------------------------------------------------------------------------------------------------
 # one draw: filters keep exactly what they promise, and the draw follows the probabilities
 
 

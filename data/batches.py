@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from configs.command import InputError
 from data import packing
 from data.config import DataConfig, Split
 from data.packing import IGNORED, ConversationRows, DocumentRows, Rows
@@ -73,17 +72,15 @@ def make_rows(config: DataConfig, data: PreparedData, split: Split, rows_per_ste
 
     Raises InputError where no conversation has an answer to train on within a row.
     """
-    stream, tokenizer = data.stream(split), data.tokenizer
-    measures = (stream, config.sequence_length, tokenizer.bos_id, tokenizer.pad_id)
+    stream, tokenizer, length = data.stream(split), data.tokenizer, config.sequence_length
+    measures = (stream, length, tokenizer.bos_id, tokenizer.pad_id)
     if config.records == "text":
         # a document a row, where all are exactly as long: another cut would part a question from its facts
-        aligned = packing.documents_are_rows(stream, config.sequence_length, tokenizer.bos_id)
+        aligned = len(stream) % length == 0
+        aligned = aligned and np.array_equal(stream.find(tokenizer.bos_id), np.arange(0, len(stream), length))
         return DocumentRows(*measures, in_order=aligned, held_out=split == "validation" and not aligned)
     every = 2 if config.records == "pairs" and split == "validation" else 1
-    try:
-        rows = ConversationRows(*measures, config.too_long, not config.shuffle, every)
-    except ValueError as error:
-        raise InputError(f"data.sequence_length: {error}, {split} part: raise it") from None
+    rows = ConversationRows(*measures, config.too_long, not config.shuffle, every)
     if split == "train" and config.isolate_documents:
         few = [n for n in JOINED if rows_per_step % n == 0] if config.rows_joined == "auto" else [config.rows_joined]
         shares = {n: rows.join(n) for n in few}

@@ -104,11 +104,6 @@ def rows_within(tokens: int, length: int) -> int:
     return max(1, -(-(tokens - 1) // (length - 1)))
 
 
-def documents_are_rows(stream: TokenStream, length: int, bos_id: int) -> bool:
-    """Whether every document has exactly `length` tokens."""
-    return len(stream) % length == 0 and np.array_equal(stream.find(bos_id), np.arange(0, len(stream), length))
-
-
 class ConversationRows:
     """Conversations, packed whole. One that is longer than a row is cut after the last assistant turn that fits.
     It is left out where no token that is trained on is left, or with too_long="drop". in_order: a row holds
@@ -116,7 +111,7 @@ class ConversationRows:
 
     `cut`, `dropped`: how many. `sizes`: the tokens of each conversation that are in a row. `members`: the
     conversations of each row. every: 2 reads only the first of every two conversations, the preferred answers of
-    pairs: held-out pairs are read so. Raises ValueError when no conversation is left.
+    pairs: held-out pairs are read so. Raises InputError when no conversation is left.
     """
 
     def __init__(
@@ -141,8 +136,9 @@ class ConversationRows:
         self.dropped = int((sizes == 0).sum())
         self.cut = int((sizes[long] > 0).sum())
         if not sizes.any():
-            raise ValueError(
-                f"none of {len(sizes):,} conversations has an answer to train on within a row of {length} tokens"
+            raise InputError(
+                f"data.sequence_length: none of {len(sizes):,} conversations has an answer to train on within a row of "
+                f"{length} tokens: raise it"
             )
         self._starts, self.sizes = starts, sizes
         self.join(1)

@@ -191,7 +191,6 @@ def _write(config: DataConfig, directory: Path, depends_on: dict[str, Any]) -> N
                     _write_json(progress, shards.counts)
         shards.end()
         manifest = {
-            "source": config.source.model_dump(),  # as the config names it; depends_on has the hashes of its content
             "depends_on": depends_on,
             "dtype": shards.dtype,
             "vocab_size": tokenizer.vocab_size,
@@ -368,7 +367,8 @@ def keys_of_run(loaded: LoadedConfig) -> tuple[Path, int]:
     """What a config says besides its sections: output_dir and seed. Raises InputError."""
     output_dir, seed = loaded.values.get("output_dir", "runs"), loaded.values.get("seed", 0)
     if not isinstance(output_dir, str) or type(seed) is not int or seed < 0:
-        raise InputError("output_dir must be the name of a folder, and seed a whole number, 0 or more")
+        where = loaded.where(("output_dir",) if not isinstance(output_dir, str) else ("seed",))
+        raise InputError(f"{where}: output_dir must be the name of a folder, and seed a whole number, 0 or more")
     return Path(output_dir), seed
 
 

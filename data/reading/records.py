@@ -148,7 +148,7 @@ def checked_conversation(messages: Sequence[Message | dict], tools: Any = ()) ->
 def _fields(record: Any) -> dict:
     """The fields that are not null."""
     if not isinstance(record, dict):
-        raise BadRecord(f"is {_kind(record)}, not an object with messages (or set data.records: text)")
+        raise BadRecord(f"is of type {type(record).__name__}, not an object with messages (or set data.records: text)")
     fields = {name: value for name, value in record.items() if value is not None}
     for name in (*KTO, *SWITCHES):  # of the whole record
         value = fields.get(name)
@@ -200,7 +200,7 @@ def _as_messages(value: Any, role: Role, name: str) -> list:
 def _message(raw: Any) -> Message:
     """One message of any project."""
     if not isinstance(raw, dict):
-        raise BadRecord(f"is {_kind(raw)}: it must be an object with role and content")
+        raise BadRecord(f"is of type {type(raw).__name__}: it must be an object with role and content")
     fields = {name: value for name, value in raw.items() if value is not None}
     key, body = ("from", "value") if "from" in fields and "role" not in fields else ("role", "content")
     name = fields.get(key)
@@ -213,7 +213,7 @@ def _message(raw: Any) -> Message:
     parts = given if isinstance(given, list) else []  # OpenAI's content parts
     for part in parts:
         if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-            kind = part.get("type") if isinstance(part, dict) else _kind(part)
+            kind = part.get("type") if isinstance(part, dict) else type(part).__name__
             raise BadRecord(f"`{body}` holds a part that is not text ({kind}): only text can be trained on")
     content = _text("".join(part["text"] for part in parts) if isinstance(given, list) else given, f"`{body}`")
     reasoning = _text(next((fields[name] for name in REASONING if name in fields), ""), "`reasoning_content`")
@@ -265,7 +265,7 @@ def _calls(raw: Any) -> tuple[dict, ...]:
         if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
             arguments = {}
         if not isinstance(_parsed(arguments, f"the arguments of {call['name']}"), dict):
-            raise BadRecord(f"the arguments of {call['name']} must be an object, not {_kind(arguments)}")
+            raise BadRecord(f"the arguments of {call['name']} must be an object, not {type(arguments).__name__}")
         calls.append({"name": call["name"], "arguments": arguments})
     return tuple(calls)
 
@@ -405,7 +405,7 @@ def _list(value: Any, what: str) -> list:
     """A list, or the JSON text of one; [] for null."""
     value = _parsed(value, what)
     if not isinstance(value, list | tuple):
-        raise BadRecord(f"{what} is {_kind(value)}: it must be a list")
+        raise BadRecord(f"{what} is of type {type(value).__name__}: it must be a list")
     return list(value)
 
 
@@ -421,7 +421,7 @@ def _parsed(value: Any, what: str) -> Any:
 
 def _text(value: Any, what: str) -> str:
     if not isinstance(value, str):
-        raise BadRecord(f"{what} is {_kind(value)}: it must be a text")
+        raise BadRecord(f"{what} is of type {type(value).__name__}: it must be a text")
     try:
         value.encode("utf-8")
     except UnicodeEncodeError:
@@ -431,8 +431,3 @@ def _text(value: Any, what: str) -> str:
 
 def _names(record: dict) -> str:
     return ", ".join(f"`{name}`" for name, value in record.items() if value is not None) or "no fields"
-
-
-def _kind(value: Any) -> str:
-    names = {dict: "an object", list: "a list", str: "a text", bool: "true or false", type(None): "null"}
-    return names.get(type(value), "a number" if isinstance(value, int | float) else "not text")

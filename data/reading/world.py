@@ -23,19 +23,17 @@ from dataclasses import replace
 from itertools import accumulate, islice
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, get_args
 
 from configs.command import usable_cores
-from data.config import Split, StoryworldSource
+from data.config import QuestionClass, Split, StoryworldSource
 from data.reading.records import Conversation, Pair, conversation_of, pair_of
 
 CHUNK = 32  # documents
 FEWEST = 1000  # documents, from which it pays to start processes, which takes them half a second
 MOST = 8  # processes
-WEIGHTS = {  # of the classes of questions that a config does not name
-    **{"who_has": 3, "where": 3, "who_wanted": 1, "who_said": 1},
-    **{"first": 1, "feeling": 1, "yes_no": 1, "who_did": 1},
-}
+# of the classes of questions that a config does not name
+WEIGHTS = dict.fromkeys(get_args(QuestionClass), 1) | {"who_has": 3, "where": 3}
 
 Content = str | Conversation | Pair
 

@@ -21,7 +21,7 @@ from eval.language_modeling import bits_per_byte
 from eval.load_model import add_device_option, open_checkpoint, trained_length
 from eval.questions import source_of
 from eval.tasks import mean_error, text_log_probs
-from eval.tasks.choices import figures, read_multiple_choice, read_pairs, score, storyworld_pairs, text_of
+from eval.tasks.choices import ChoiceRecord, PairRecord, figures, read_questions, score, storyworld_pairs, text_of
 from model import LanguageModel
 
 FORMS = {"loss": ",.4f", "perplexity": ",.3f", "bits_per_byte": ",.4f"}  # of a figure; of all others: a share
@@ -40,12 +40,11 @@ class Result(NamedTuple):
 
 def choices(lm: LanguageModel, tokenizer: Tokenizer, given: argparse.Namespace) -> Result:
     """acc and acc_norm on the questions of a file, or on the pairs of a file, of a folder, or of the built-in world."""
-    if given.multiple_choice:
-        files = {Path(given.multiple_choice).name: read_multiple_choice(Path(given.multiple_choice), given.limit)}
-    elif given.minimal_pairs == "storyworld":
+    if given.minimal_pairs == "storyworld":
         files = {"held-out stories": storyworld_pairs(source_of(given.run), given.limit)}
     else:
-        files = read_pairs(Path(given.minimal_pairs), given.limit)
+        kind = PairRecord if given.minimal_pairs else ChoiceRecord
+        files = read_questions(Path(given.minimal_pairs or given.multiple_choice), kind, given.limit)
     questions = [question for in_file in files.values() for question in in_file]
     scores = score(lm, tokenizer, questions, given.delimiter)
     left, records, texts = iter(scores), [], []

@@ -344,7 +344,7 @@ def test_bad_input_is_one_line_and_exit_code_2(checkpoints, capsys, tmp_path):
     cases = [
         ([run, pairs, tmp_path / "missing.jsonl"], "missing.jsonl: "),
         ([run, pairs, empty], "empty.jsonl: is empty"),
-        ([run, pairs, file("a.csv", "x")], "a.csv: is a .csv file"),
+        ([run, pairs, file("a.csv", "x")], "a.csv: is, or holds, no file"),
         ([run, pairs, file("p.jsonl", good, "{oops")], "p.jsonl:2: "),
         ([run, pairs, file("p.jsonl", {"sentence_good": "a"})], "p.jsonl:1: `sentence_bad`: "),
         ([run, pairs, file("p.jsonl", good, {"sentence_good": "a", "sentence_bad": "b" * 96})], "p.jsonl:2: ending 1"),

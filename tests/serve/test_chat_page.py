@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow  # a browser: in `make test-all`
 
 def place(run="chat", **asked):
     """The address of a chat."""
-    return f"#/chat/{run}?talk={quote(json.dumps(asked | {'settings': {'n': '8'}}))}"
+    return f"#/chat/{run}?talk={quote(json.dumps(asked | {'settings': {'max_completion_tokens': 8}}))}"
 
 
 CHAT, ASKED = place(), place(messages=SAID)

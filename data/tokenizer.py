@@ -415,6 +415,7 @@ def open_tokenizer(path: str | Path) -> tuple[Path, tokenizers.Tokenizer, Settin
         templates = settings.get("chat_template") or {}
         if isinstance(templates, list):
             templates = {template["name"]: template["template"] for template in templates}
+        templates = {"default": templates} if isinstance(templates, str) else dict(templates)
         backend = tokenizers.Tokenizer.from_str(text)
         backend.decode(backend.encode("A fox, 7 foxes and an é.\n").ids)
     except (KeyboardInterrupt, SystemExit):
@@ -422,7 +423,6 @@ def open_tokenizer(path: str | Path) -> tuple[Path, tokenizers.Tokenizer, Settin
     except BaseException as error:  # a panic of its Rust code, too; the library raises nothing more precise
         reason = str(error).partition("\n")[0][:200]
         raise InputError(f"{file}: is not a tokenizer.json that works, or {config.name} is not: {reason}") from None
-    templates = {"default": templates} if isinstance(templates, str) else templates
     templates |= {"default": read_text(template)} if template.is_file() else {}
     return file, backend, checked({"named_tokens": named, "chat_template": templates}, str(config), Settings)
 

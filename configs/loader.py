@@ -265,16 +265,16 @@ def validate(schema: type[Model], loaded: LoadedConfig, section: str | None = No
 
     Raises InputError with one line: every problem found, each with its file and line.
     """
-    prefix = (section,) if section else ()
-    known = [(*prefix, *path) for path, _ in fields(schema)]
     if section:  # a command that reads one section still refuses a top-level key that no section has
         sections = json.loads((SHIPPED / "schema.json").read_text(encoding="utf-8"))["properties"]
-        known = [*((name,) for name in sections), *known]
         for name in sorted(loaded.values.keys() - sections.keys()):
-            raise InputError(f"{loaded.where((name,))}: unknown key `{name}`{_nearest((name,), known)}")
+            hint = _nearest((name,), [(section,) for section in sections])
+            raise InputError(f"{loaded.where((name,))}: unknown key `{name}`{hint}")
     try:
         return schema.model_validate(loaded.values.get(section, {}) if section else loaded.values)
     except ValidationError as error:
+        prefix = (section,) if section else ()
+        known = [(*prefix, *path) for path, _ in fields(schema)]
         problems: dict[str, list[str]] = {}  # the members of a union complain about one key: they share a line
         for problem in error.errors():
             place, message = _explain(problem, known, prefix, loaded)

@@ -6,10 +6,9 @@ all epochs) is row p % n of epoch p // n, so any process can compute its share o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -47,24 +46,25 @@ class Batch:
 
     def to(self, device: torch.device) -> Batch:
         """On another device. From page-locked memory, what follows does not wait for the copy."""
-        return self._map(lambda t: t.to(device, non_blocking=True), self.row_ids)
+        moved = {name: tensor.to(device, non_blocking=True) for name, tensor in self.tensors.items()}
+        return replace(self, tensors=moved)
 
     def pinned(self) -> Batch:
         """In page-locked memory."""
-        return self._map(Tensor.pin_memory, self.row_ids)
+        return replace(self, tensors={name: tensor.pin_memory() for name, tensor in self.tensors.items()})
 
     def split(self, rows: int) -> list[Batch]:
         """Micro-batches of at most `rows` rows."""
         parts = [slice(i, i + rows) for i in range(0, len(self.row_ids), rows)]
-        return [self._map(itemgetter(part), self.row_ids[part]) for part in parts]
+        return [
+            Batch({name: tensor[part] for name, tensor in self.tensors.items()}, self.row_ids[part], self.figures)
+            for part in parts
+        ]
 
     def token_count(self, pad_id: int) -> tuple[int, int]:
         """(tokens that are not padding, positions) of every tensor whose name ends in input_ids."""
         ids = [tensor for name, tensor in self.tensors.items() if name.endswith("input_ids")]
         return sum(int((each != pad_id).sum()) for each in ids), sum(each.numel() for each in ids)
-
-    def _map(self, change: Callable[[Tensor], Tensor], row_ids: list[int]) -> Batch:
-        return Batch({name: change(tensor) for name, tensor in self.tensors.items()}, row_ids, self.figures)
 
 
 def make_rows(config: DataConfig, data: PreparedData, split: Split, rows_per_step: int = 8) -> Rows:
@@ -72,12 +72,12 @@ def make_rows(config: DataConfig, data: PreparedData, split: Split, rows_per_ste
 
     Raises InputError where no conversation has an answer to train on within a row.
     """
-    stream, tokenizer, length = data.stream(split), data.tokenizer, config.sequence_length
+    stream, tokenizer, length = data.streams[split], data.tokenizer, config.sequence_length
     measures = (stream, length, tokenizer.bos_id, tokenizer.pad_id)
     if config.records == "text":
         # a document a row, where all are exactly as long: another cut would part a question from its facts
-        aligned = len(stream) % length == 0
-        aligned = aligned and np.array_equal(stream.find(tokenizer.bos_id), np.arange(0, len(stream), length))
+        begins = np.arange(0, len(stream), length)
+        aligned = len(stream) % length == 0 and np.array_equal(stream.find(tokenizer.bos_id), begins)
         return DocumentRows(*measures, in_order=aligned, held_out=split == "validation" and not aligned)
     every = 2 if config.records == "pairs" and split == "validation" else 1
     rows = ConversationRows(*measures, config.too_long, not config.shuffle, every)
@@ -123,8 +123,6 @@ class TrainBatches:
     def batch(self, k: int, rank: int = 0, world_size: int = 1) -> Batch:
         """Batch k, or the share of it that process `rank` of `world_size` trains on: a run of its rows."""
         first = k * self.rows_per_batch
-        if world_size > self.rows_per_batch:
-            raise ValueError(f"{self.rows_per_batch} rows of a step cannot be shared by {world_size} processes")
         begin, end = (first + self.rows_per_batch * share // world_size for share in (rank, rank + 1))
         row_ids, rows = list(range(begin, end)), []
         for epoch, p in (divmod(row_id, self.rows.per_epoch) for row_id in row_ids):

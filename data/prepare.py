@@ -347,11 +347,9 @@ def describe(prepared: PreparedData) -> str:
     lines = []
     for split in SPLITS:
         c = manifest[split]
-        size = f"{c['bytes'] / 1e6:.1f} MB" if c["bytes"] >= 1e6 else f"{c['bytes'] / 1e3:.1f} kB"
-        tokens = f"{c['tokens'] / 1e6:.2f} M" if c["tokens"] >= 1e6 else f"{c['tokens']:,}"
-        text = f"{size}, {tokens} tokens"
+        text = f"{c['bytes'] / 1e6:.2f} MB, {c['tokens']:,} tokens"
         if what != "document":
-            text = f"{tokens} tokens; trained on: {c['trained_tokens']:,} of them, {size} of answers"
+            text = f"{c['tokens']:,} tokens; trained on: {c['trained_tokens']:,}, {c['bytes'] / 1e6:.2f} MB of answers"
         documents = f"{c['documents']:,} {what}{'s' * (c['documents'] != 1)}"
         lines.append(f"{split}: {documents}, {text} ({c['bytes_per_token']:.2f} bytes per token)")
     notes = {

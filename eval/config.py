@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from configs.loader import PathText, Section
 
@@ -80,23 +80,3 @@ class EvalConfig(Section):
     """storyworld conversations: held-out questions asked at every evaluation. 0 = none."""
     attention: AttentionConfig = AttentionConfig()
     """Attention maps and head scores."""
-
-    @field_validator("hooks")
-    @classmethod
-    def _check_names(cls, hooks: list[str | HookConfig]) -> list[str | HookConfig]:
-        names = [hook if isinstance(hook, str) else hook.name for hook in hooks]
-        if twice := [name for name in names if names.count(name) > 1]:
-            raise ValueError(f"hooks: {twice[0]} is named twice: name it once, and give more steps with `early`")
-        return hooks
-
-    def cadences(self) -> dict[str, HookConfig]:
-        """The hooks that run, by their names, in their order, each with `every` and `early` of its own."""
-        cadences = {}
-        for hook in (HookConfig(name=hook) if isinstance(hook, str) else hook for hook in self.hooks):
-            every, early = self.every, [0] if hook.name == "questions" else []  # also before the first step
-            if hook.name == "attention":
-                every, early = self.attention.every, self.attention.early
-            every, early = every if hook.every is None else hook.every, early if hook.early is None else hook.early
-            if every or hook.early or hook.name != "attention":  # eval.attention.every=0: never
-                cadences[hook.name] = HookConfig(name=hook.name, every=every, early=early)
-        return cadences

@@ -210,14 +210,15 @@ def model_card(name: str, lm: LanguageModel, progress: dict[str, Any]) -> str:
         "tags": [*dict.fromkeys(("headlight", family)), *(["conversational"] if is_chat else [])],
         "datasets": datasets,
     }
-    start = identity.get("init_from")
-    facts = [f"Started from: {f'the weights of {code(start)}' if start else 'random weights'}"] if identity else []
-    facts += [f"Text: {'conversations; ' if is_chat else ''}{markdown(text)}"]
-    if progress:
-        facts += [f"Progress: step {progress['step']:,}, after {progress['tokens']:,} tokens"]
-    if progress.get("best_loss") is not None:
-        best = f"{progress['best_loss']:.4f} nats a token, at step {progress['best_step']:,}"
-        facts += [f"Lowest loss on held-out text: {best}"]
+    start, best = identity.get("init_from"), progress.get("best_loss")
+    facts = {
+        "Started from": f"the weights of {code(start)}" if start else "random weights" if identity else "",
+        "Text": f"{'conversations; ' if is_chat else ''}{markdown(text)}",
+        "Progress": f"step {progress['step']:,}, after {progress['tokens']:,} tokens" if progress else "",
+        "Lowest loss on held-out text": ""
+        if best is None
+        else f"{best:.4f} nats a token, at step {progress['best_step']:,}",
+    }
     return f"""\
 ---
 {yaml.safe_dump({key: value for key, value in metadata.items() if value}, sort_keys=False)}---
@@ -229,7 +230,7 @@ and reads up to {config.max_position_embeddings:,} of them at once.
 
 It was trained with Headlight, which trains tiny language models so that you can watch their attention heads learn.
 
-{chr(10).join(f"- {fact}" for fact in facts)}
+{chr(10).join(f"- {name}: {fact}" for name, fact in facts.items() if fact)}
 
 ## Use it
 
@@ -245,11 +246,15 @@ It was trained with Headlight, which trains tiny language models so that you can
 
 def _text_in_words(source: dict[str, Any]) -> tuple[str, list[str]]:
     """What data.source names, in words, and the datasets of the Hub among it."""
-    kind = str(source.get("kind"))
-    if kind == "mix":
-        parts = [_text_in_words(part["source"]) for part in source["parts"]]
-        return ", ".join(text for text, _ in parts), [name for _, names in parts for name in names]
-    if kind == "hub":
-        name = source["name"]
-        return f"the dataset {name}, split {source['split']}", [] if Path(name).exists() else [name]
-    return {"storyworld": "stories that Headlight generates", "files": "local text files"}.get(kind, "unknown"), []
+    match source.get("kind"):
+        case "storyworld":
+            return "stories that Headlight generates", []
+        case "files":
+            return "local text files", []
+        case "hub":
+            name = source["name"]
+            return f"the dataset {name}, split {source['split']}", [] if Path(name).exists() else [name]
+        case "mix":
+            parts = [_text_in_words(part["source"]) for part in source["parts"]]
+            return ", ".join(text for text, _ in parts), [name for _, names in parts for name in names]
+    return "unknown", []

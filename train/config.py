@@ -347,15 +347,15 @@ def problem_of_name(name: str) -> str:
 def _refuse_foreign_code(loaded: LoadedConfig, config: RunConfig) -> None:
     """A config is the user's own word on the command line, or in a file where they work. What lies elsewhere may have
     come from others, and so may config.yaml, the name under which a run keeps its own."""
-    own_folders = [folder.resolve() for folder in (Path.cwd(), Path(__file__).parents[1])]
-    rewards = [config.grpo.reward] if config.grpo else []
-    for key, names in ((("eval", "hooks"), list(config.eval.cadences())), (("grpo", "reward"), rewards)):
-        code, place = [name for name in names if ":" in name], loaded.where(key)
-        file = Path(place.rpartition(":")[0]).resolve()
-        is_own = file.name != "config.yaml" and any(file.is_relative_to(folder) for folder in own_folders)
-        if code and not place.startswith("command line ") and not is_own:
+    named = [(("eval", "hooks"), hook if isinstance(hook, str) else hook.name) for hook in config.eval.hooks]
+    named += [(("grpo", "reward"), config.grpo.reward)] if config.grpo else []
+    for key, code in [(key, name) for key, name in named if ":" in name]:
+        place = loaded.where(key)
+        file, own_folders = Path(place.rpartition(":")[0]).resolve(), (Path.cwd(), Path(__file__).parents[1])
+        is_own = file.name != "config.yaml" and any(file.is_relative_to(folder.resolve()) for folder in own_folders)
+        if not place.startswith("command line ") and not is_own:
             raise InputError(
-                f"{place}: `{'.'.join(key)}` names {shortened(code[0])}, code that training would run, in a config "
+                f"{place}: `{'.'.join(key)}` names {shortened(code)}, code that training would run, in a config "
                 "that came from elsewhere: name built-in ones instead, or read that code and give --trust-hooks"
             )
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import psutil
 import torch
 from torch import Tensor
 from tqdm import tqdm
@@ -27,7 +28,7 @@ from eval.run_files import METRICS
 from model import LanguageModel
 from train.checkpoint import TrainerState
 from train.config import RunConfig
-from train.device import Device, known_peak, memory_gb
+from train.device import Device, known_peak
 
 # a spike: so far above the median of the last losses, in (robust) standard deviations and as a share of it
 SPIKE_WINDOW, SPIKE_DEVIATIONS, SPIKE_SHARE = 30, 6.0, 0.1
@@ -101,7 +102,7 @@ class Meter:
     def line(self) -> dict[str, Any]:
         """A line of figures; the next one starts from zero."""
         assert self.last is not None
-        last, seconds = self.last, self.seconds()
+        last, seconds, on_gpu = self.last, self.seconds(), self.device.type == "cuda"
         flops_per_s = self.flops * self.positions / seconds
         values = {
             "loss": last.values["loss"],
@@ -112,7 +113,10 @@ class Meter:
             "data_wait_share": round(self.waited / seconds, 4),
             "tflops": round(flops_per_s / 1e12, 4),
             **({"mfu": round(flops_per_s / self.peak_flops, 4)} if self.peak_flops else {}),
-            "memory_gb": memory_gb(self.device),
+            # the most of the GPU so far, or what this process holds on a CPU, which gives nothing back in training
+            "memory_gb": round(
+                (torch.cuda.max_memory_allocated() if on_gpu else psutil.Process().memory_info().rss) / 1e9, 3
+            ),
             **{name: round(spent, 3) for name, spent in self.elsewhere.items()},
         }
         self.elsewhere = dict.fromkeys(self.elsewhere, 0.0)

@@ -20,7 +20,7 @@ from eval.attention.probes import Probe, build_probes, read_probe_file
 from eval.attention.snapshots import ablate, look
 from eval.attention.viewer import Live
 from eval.config import EvalConfig
-from eval.hooks import EvalEvent, Hook, Outcome, lines_of
+from eval.hooks import EvalEvent, Hook, Outcome, cadences_of, lines_of
 from model import ModelConfig
 
 
@@ -92,7 +92,7 @@ class Attention(Hook):
     def _show(self, event: EvalEvent, state: str = "training", stopped: str = "") -> None:
         """Write the page again, as the run is now."""
         if self.page(event.directory).run.snapshots:
-            every = event.config.cadences()["attention"].every or 0
+            every = cadences_of(event.config)["attention"].every or 0
             status: dict[str, Any] = {"state": state, "stopped": stopped, "command": event.command}
             status |= {"step": event.step, "total": event.total_steps, "seconds": event.seconds, "loss": event.loss}
             status["patience"] = max(180, 3 * every * event.seconds / max(1, event.step))  # about three looks

@@ -81,7 +81,7 @@ def train(run: Run) -> None:
                         run.scaler.unscale_(optimizer)  # does nothing but in fp16
                     longest = config.grad_clip or math.inf  # 0: only measure
                     scalars["grad_norm"] = full_tensor(nn.utils.clip_grad_norm_(run.lm.parameters(), longest))
-                    if not overflowed(run, sums["loss"], scalars["grad_norm"]):
+                    if not (run.scaler.is_enabled() and overflowed(run, sums["loss"], scalars["grad_norm"])):
                         break
                     run.lm.zero_grad()
                 scalars |= {name: value / counts.trained for name, value in sums.items()}
@@ -168,8 +168,6 @@ def overflowed(run: Run, loss: Tensor, grad_norm: Tensor) -> bool:
     Small gradients would be 0 in fp16, so the loss is multiplied by a large number before the backward pass
     (Micikevicius et al. 2018, arXiv 1710.03740). An overflow costs time here, but no step.
     """
-    if not run.scaler.is_enabled():
-        return False
     again, scale_before = bool(loss.isfinite()) and not bool(grad_norm.isfinite()), run.scaler.state_dict()
     run.scaler.update()
     if again and run.scaler.get_scale() < SMALLEST_LOSS_SCALE:  # no scale helps: it is the step, not the scale

@@ -30,7 +30,7 @@ def read_tensors(file: Path, current: Callable[[str], str | None] = str) -> Tens
     """
     parts, index = [file], file.with_name(f"{file.name}.index.json")
     if not file.is_file() and index.is_file():
-        parts = [file.with_name(name) for name in sorted({*read_json(index, Index)["weight_map"].values()})]
+        parts = [file.with_name(name) for name in sorted({*read_json(index, Index).weight_map.values()})]
     tensors: Tensors = {}
     for part in parts:
         if not part.is_file():  # to open a pipe would wait for ever

@@ -359,13 +359,17 @@ def show_stop(run: Run, why: str) -> None:
 @torch.no_grad()
 def report_initial_loss(run: Run) -> None:
     """The loss before the first step. An untrained model should find every token equally likely."""
+
+    def measure() -> tuple[Tensor, int]:
+        with run.device.autocast():
+            parts = run.source.batch(0, run.lm).split(min(8, run.state.micro_rows))
+            batch = next((part for part in parts if run.objective.count(part)), parts[0])
+            loss_sum, _ = run.objective.loss(run.lm, batch.to(run.device.device))
+        return loss_sum, run.objective.count(batch)
+
     run.lm.eval()
-    with run.device.autocast():
-        parts = run.source.batch(0, run.lm).split(min(8, run.state.micro_rows))
-        batch = next((part for part in parts if run.objective.count(part)), parts[0])
-        loss_sum, _ = run.objective.loss(run.lm, batch.to(run.device.device))
-    if counted := run.objective.count(batch):  # 0 where all answers to a question earn the same: nothing to learn
-        vocabulary = run.data.tokenizer.vocab_size
-        is_plain = isinstance(run.objective, NextToken)
+    loss_sum, counted = within_memory(run, measure)
+    if counted:  # where all answers to a question earn the same, there is nothing to learn
+        vocabulary, is_plain = run.data.tokenizer.vocab_size, isinstance(run.objective, NextToken)
         expected = f", and ln(vocabulary {vocabulary:,}) = {math.log(vocabulary):.4f}" if is_plain else ""
         run.tracker.say(f"step 0: loss {float(loss_sum) / counted:.4f}{expected}")

@@ -294,10 +294,11 @@ class Tokenizer:
             "padding_side": "left",  # so that a batch of prompts ends where the answers begin
             "clean_up_tokenization_spaces": False,
             "chat_template": CHAT_TEMPLATE,
+            "unk_token": UNK if self.backend.token_to_id(UNK) is not None else None,
+            "model_max_length": context_length,
         }
-        settings |= {"unk_token": UNK} if self.backend.token_to_id(UNK) is not None else {}
-        settings |= {"model_max_length": context_length} if context_length is not None else {}
-        text = json.dumps(settings, indent=2, ensure_ascii=False) + "\n"
+        known = {name: value for name, value in settings.items() if value is not None}
+        text = json.dumps(known, indent=2, ensure_ascii=False) + "\n"
         (directory / "tokenizer_config.json").write_text(text, encoding="utf-8")
 
 

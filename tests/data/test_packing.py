@@ -15,7 +15,7 @@ from data.config import DataConfig, StoryworldSource, TokenizerConfig
 from data.packing import IGNORED, NEIGHBORS, ConversationRows, TokenStream, best_fit
 from data.prepare import prepare
 from data.reading.records import Conversation, Message
-from data.storyworld import tell_many
+from data.storyworld import tell
 from data.tokenizer import train_tokenizer
 from tests.conftest import random_model, tiny_config
 
@@ -128,7 +128,7 @@ def test_truncation_at_every_possible_position_leaves_whole_turns(tmp_path, leng
 def story_chats(tmp_path_factory):
     """Stories of about 200 tokens as answers, prepared: two of them hardly fit into a row of 256."""
     folder = tmp_path_factory.mktemp("chats")
-    records = [{"prompt": "Tell me a story.", "completion": story.text} for story in tell_many(0, 0, 1200)]
+    records = [{"prompt": "Tell me a story.", "completion": tell(0, i).text} for i in range(1200)]
     (folder / "chat.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     config = DataConfig.model_validate(
         {

@@ -96,7 +96,6 @@ def compare_caches(
             same = (outputs[name] == outputs["dynamic"]).float().mean().item()
             label, speed = f"batch {batch}, {new_tokens} new: {name}", f"{batch * new_tokens / took:,.0f}"
             rows.append([label, speed, *against, f"{same:.0%}"])
-        print(f"  batch {batch} done", flush=True)
     header = ["", "tokens/s", "against transformers", "against no cache", "same tokens"]
     print("\n" + table(header, rows))
 

@@ -29,13 +29,10 @@ from eval.load_model import add_device_option
 def main() -> int:
     parser = argparse.ArgumentParser(description="Answers a second, of one client and of many.")
     parser.add_argument("run", type=Path, help="a run with a checkpoint")
-    for option, default, meaning in (
-        ("--clients", 64, "requests at once"),
-        ("--tokens", 64, "tokens of each answer"),
-        ("--rounds", 3, "turns"),
-    ):
-        read = whole(option, 1, 10_000)
-        parser.add_argument(option, type=read, default=default, metavar="N", help=f"{meaning} ({default})")
+    count = whole("--clients, --tokens or --rounds", 1, 10_000)
+    parser.add_argument("--clients", type=count, default=64, metavar="N", help="requests at once (64)")
+    parser.add_argument("--tokens", type=count, default=64, metavar="N", help="tokens of each answer (64)")
+    parser.add_argument("--rounds", type=count, default=3, metavar="N", help="turns (3)")
     add_device_option(parser)
     given = parser.parse_args()
     prompts = [f"Once there was a fox named {chr(65 + number % 26)}{number}. " for number in range(given.clients)]
@@ -62,8 +59,8 @@ def main() -> int:
         ]
         for way in ways
     ]
-    head = f"{given.clients} clients, {given.tokens} tokens each"
-    print(table([head, "tokens/s", "ratio", "seconds, median", "seconds, 95 %"], rows))
+    what = [f"{given.clients} clients, {given.tokens} tokens each", "tokens/s", "ratio"]
+    print(table([*what, "seconds, median", "seconds, 95 %"], rows))
     return 0
 
 

@@ -12,7 +12,6 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,14 +22,12 @@ from train.budget import with_vocabulary
 from train.config import RunConfig, load_run_config
 from train.device import keep_freed_memory, machine, synchronize
 
-BASE = Path(__file__).parents[1] / "configs" / "base.yaml"
-
 
 def command_line(description: str | None, rounds: int) -> argparse.ArgumentParser:
     """The options of a benchmark of a config: which one, how often, beside whom."""
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=description, formatter_class=form)
-    parser.add_argument("config", nargs="?", default=BASE, help="a YAML file; default: configs/base.yaml")
+    parser.add_argument("config", nargs="?", default="configs/base.yaml", help="a YAML file (configs/base.yaml)")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="for example train.device=cuda")
     parser.add_argument("--versus", choices=["transformers"], help="beside transformers' model with the same weights")
     parser.add_argument("--rounds", type=whole("--rounds", 1), default=rounds, help=f"turns of each ({rounds})")

@@ -96,7 +96,6 @@ def measure(run: RunConfig, device: Device, seconds: float, profile: Path | None
         ["MFU", share],
         [f"weights and optimizer state{each}, MB", f"{lasting / 1e6:,.1f}"],
         [f"a step's fullest moment{each}, beyond them, MB", f"{peak / 1e6:,.1f}"],
-        ["parameters", f"{lm.num_parameters():,}"],
         ["rows a forward pass × length", f"{micro_batch_rows(run, device, world.size)} × {length}"],
     ]
     print(table(["", run.name], rows))

@@ -21,7 +21,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from configs.command import InputError
 from configs.text import escape
@@ -37,16 +37,6 @@ type_adapter = cache(TypeAdapter)  # making one takes longer than using it
 
 class DamagedFile(InputError, ValueError):
     """A file is missing, damaged or foreign. The message names it; a caller adds what to do."""
-
-
-def resolve(text: str | Path, where: str, beside: Path | None = None) -> Path:
-    """The path that `text` names, `~` as a home. where: the place that names it, for the error. Raises DamagedFile."""
-    try:
-        path = (beside or Path()) / Path(text).expanduser()
-        path.exists()  # False where there is none, and an error for what cannot be a name
-        return path
-    except (OSError, RuntimeError) as error:
-        raise DamagedFile(f"{where}: the path {str(text)[:60]!r} cannot be used: {error}") from None
 
 
 def read_text(file: Path) -> str:
@@ -75,14 +65,12 @@ def read_json(file: Path, kind: Any = dict[str, Any]) -> Any:
 
 
 def parse_json(text: str | bytes, where: str, kind: Any = dict[str, Any]) -> Any:
-    """The value of a JSON text. kind: what it must be; a pydantic model stands for a dictionary. where: its file, and its
-    line if it is one of several. Raises DamagedFile."""
+    """The value of a JSON text. where: its file, and its line if it is one of several. Raises DamagedFile."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:  # also too many digits, no UTF-8, nested too deep
         raise DamagedFile(f"{where}: is not valid JSON: {error}") from None
-    found = checked(value, where, kind)
-    return found.model_dump() if isinstance(found, BaseModel) else found
+    return checked(value, where, kind)
 
 
 def checked(value: Any, where: str, kind: Any, strict: bool | None = True) -> Any:

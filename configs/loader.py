@@ -19,7 +19,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 
 from configs.command import InputError
-from configs.files import read_text, resolve
+from configs.files import read_text
 from configs.text import did_you_mean, shortened
 
 KeyPath = tuple[str, ...]
@@ -139,7 +139,7 @@ def identity_keys(schema: type[BaseModel]) -> frozenset[str]:
 
 
 # a path, with `~` as a home
-PathText = Annotated[str, AfterValidator(lambda text: text and str(resolve(text, "no file has such a name")))]
+PathText = Annotated[str, AfterValidator(lambda text: text and str(Path(text).expanduser()))]
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -192,7 +192,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig
 
     Raises InputError for a file that is missing or is not YAML, for a circle of `extends`, for a bad override.
     """
-    loaded = LoadedConfig(resolve(path, "the config"))
+    loaded = LoadedConfig(Path(path).expanduser())
     _read_file(loaded.path, loaded, seen=())
     for override in sorted(overrides, key=lambda text: _rank(text.partition("=")[0].rpartition(".")[2])):
         name, equals, text = override.partition("=")
@@ -235,7 +235,7 @@ def _merge(values: dict[Key, Any], path: Path, prefix: KeyPath, into: LoadedConf
         if key == ("extends",):
             if not isinstance(value, str) or not value:
                 raise InputError(f"{place}: extends takes one file name")
-            beside = resolve(value, place, path.parent)
+            beside = path.parent / Path(value).expanduser()
             is_shipped = "/" not in value and (SHIPPED / value).is_file() and not beside.exists()
             _read_file(SHIPPED / value if is_shipped else beside, into, seen, place)
         elif isinstance(value, dict) and (value or isinstance(_get(into.values, key), dict)):
@@ -245,14 +245,14 @@ def _merge(values: dict[Key, Any], path: Path, prefix: KeyPath, into: LoadedConf
             into.set(key, value, place)
 
 
-def _get(values: Any, key: KeyPath) -> Any:
+def _get(values: Any, key: KeyPath, missing: Any = None) -> Any:
     for part in key:
         if isinstance(values, list) and part.isdecimal() and int(part) < len(values):
             values = values[int(part)]
         elif isinstance(values, dict) and part in values:
             values = values[part]
         else:
-            return None
+            return missing
     return values
 
 
@@ -265,16 +265,16 @@ def validate(schema: type[Model], loaded: LoadedConfig, section: str | None = No
 
     Raises InputError with one line: every problem found, each with its file and line.
     """
-    prefix = (section,) if section else ()
-    known = [(*prefix, *path) for path, _ in fields(schema)]
     if section:  # a command that reads one section still refuses a top-level key that no section has
         sections = json.loads((SHIPPED / "schema.json").read_text(encoding="utf-8"))["properties"]
-        known = [*((name,) for name in sections), *known]
         for name in sorted(loaded.values.keys() - sections.keys()):
-            raise InputError(f"{loaded.where((name,))}: unknown key `{name}`{_nearest((name,), known)}")
+            hint = _nearest((name,), [(section,) for section in sections])
+            raise InputError(f"{loaded.where((name,))}: unknown key `{name}`{hint}")
     try:
         return schema.model_validate(loaded.values.get(section, {}) if section else loaded.values)
     except ValidationError as error:
+        prefix = (section,) if section else ()
+        known = [(*prefix, *path) for path, _ in fields(schema)]
         problems: dict[str, list[str]] = {}  # the members of a union complain about one key: they share a line
         for problem in error.errors():
             place, message = _explain(problem, known, prefix, loaded)
@@ -286,10 +286,8 @@ def validate(schema: type[Model], loaded: LoadedConfig, section: str | None = No
 def _explain(problem: Any, known: list[KeyPath], prefix: KeyPath, loaded: LoadedConfig) -> tuple[str, str]:
     """(where and which key, what is wrong with it)"""
     key, kind = prefix, problem["type"]
-    parts = list(map(str, problem["loc"]))
-    for i, part in enumerate(parts):  # pydantic also names kinds ("source", "files", "path") and members of unions
-        is_last = i == len(parts) - 1 and kind in ("extra_forbidden", "missing")
-        if is_last or _get(loaded.values, (*key, part)) is not None or (*_plain(key), part) in known:
+    for part in map(str, problem["loc"]):  # pydantic also names kinds ("source", "files", "path") and members of unions
+        if (*_plain(key), part) in known or _get(loaded.values, (*key, part), ...) is not ...:
             key = (*key, part)
     message = problem["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
     if kind == "value_error":  # a check that sees several keys names them: the one set last is the one to look at

@@ -6,17 +6,15 @@ all epochs) is row p % n of epoch p // n, so any process can compute its share o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from operator import itemgetter
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from configs.command import InputError
 from data import packing
 from data.config import DataConfig, Split
 from data.packing import IGNORED, ConversationRows, DocumentRows, Rows
@@ -48,24 +46,25 @@ class Batch:
 
     def to(self, device: torch.device) -> Batch:
         """On another device. From page-locked memory, what follows does not wait for the copy."""
-        return self._map(lambda t: t.to(device, non_blocking=True), self.row_ids)
+        moved = {name: tensor.to(device, non_blocking=True) for name, tensor in self.tensors.items()}
+        return replace(self, tensors=moved)
 
     def pinned(self) -> Batch:
         """In page-locked memory."""
-        return self._map(Tensor.pin_memory, self.row_ids)
+        return replace(self, tensors={name: tensor.pin_memory() for name, tensor in self.tensors.items()})
 
     def split(self, rows: int) -> list[Batch]:
         """Micro-batches of at most `rows` rows."""
         parts = [slice(i, i + rows) for i in range(0, len(self.row_ids), rows)]
-        return [self._map(itemgetter(part), self.row_ids[part]) for part in parts]
+        return [
+            Batch({name: tensor[part] for name, tensor in self.tensors.items()}, self.row_ids[part], self.figures)
+            for part in parts
+        ]
 
     def token_count(self, pad_id: int) -> tuple[int, int]:
         """(tokens that are not padding, positions) of every tensor whose name ends in input_ids."""
         ids = [tensor for name, tensor in self.tensors.items() if name.endswith("input_ids")]
         return sum(int((each != pad_id).sum()) for each in ids), sum(each.numel() for each in ids)
-
-    def _map(self, change: Callable[[Tensor], Tensor], row_ids: list[int]) -> Batch:
-        return Batch({name: change(tensor) for name, tensor in self.tensors.items()}, row_ids, self.figures)
 
 
 def make_rows(config: DataConfig, data: PreparedData, split: Split, rows_per_step: int = 8) -> Rows:
@@ -73,17 +72,15 @@ def make_rows(config: DataConfig, data: PreparedData, split: Split, rows_per_ste
 
     Raises InputError where no conversation has an answer to train on within a row.
     """
-    stream, tokenizer = data.stream(split), data.tokenizer
-    measures = (stream, config.sequence_length, tokenizer.bos_id, tokenizer.pad_id)
+    stream, tokenizer, length = data.streams[split], data.tokenizer, config.sequence_length
+    measures = (stream, length, tokenizer.bos_id, tokenizer.pad_id)
     if config.records == "text":
         # a document a row, where all are exactly as long: another cut would part a question from its facts
-        aligned = packing.documents_are_rows(stream, config.sequence_length, tokenizer.bos_id)
+        begins = np.arange(0, len(stream), length)
+        aligned = len(stream) % length == 0 and np.array_equal(stream.find(tokenizer.bos_id), begins)
         return DocumentRows(*measures, in_order=aligned, held_out=split == "validation" and not aligned)
     every = 2 if config.records == "pairs" and split == "validation" else 1
-    try:
-        rows = ConversationRows(*measures, config.too_long, not config.shuffle, every)
-    except ValueError as error:
-        raise InputError(f"data.sequence_length: {error}, {split} part: raise it") from None
+    rows = ConversationRows(*measures, config.too_long, not config.shuffle, every)
     if split == "train" and config.isolate_documents:
         few = [n for n in JOINED if rows_per_step % n == 0] if config.rows_joined == "auto" else [config.rows_joined]
         shares = {n: rows.join(n) for n in few}
@@ -126,8 +123,6 @@ class TrainBatches:
     def batch(self, k: int, rank: int = 0, world_size: int = 1) -> Batch:
         """Batch k, or the share of it that process `rank` of `world_size` trains on: a run of its rows."""
         first = k * self.rows_per_batch
-        if world_size > self.rows_per_batch:
-            raise ValueError(f"{self.rows_per_batch} rows of a step cannot be shared by {world_size} processes")
         begin, end = (first + self.rows_per_batch * share // world_size for share in (rank, rank + 1))
         row_ids, rows = list(range(begin, end)), []
         for epoch, p in (divmod(row_id, self.rows.per_epoch) for row_id in row_ids):
@@ -194,6 +189,7 @@ def make_batch(
         documents = np.cumsum(ids == tokenizer.bos_id, axis=1, dtype=np.int64)  # 0: the tail of one in an earlier row
         if isolate:
             tensors |= {"document_ids": documents, "document_starts": packing.document_starts(documents)}
-        if restart:
-            tensors["position_ids"] = np.stack([packing.restarted_positions(row) for row in documents])
+        if restart:  # 0 0 0 1 1 2 -> 0 1 2 0 1 0
+            places, begins = np.arange(ids.shape[1]), np.diff(documents, axis=1, prepend=-1) != 0
+            tensors["position_ids"] = places - np.maximum.accumulate(np.where(begins, places, 0), axis=1)
     return Batch({name: torch.from_numpy(array) for name, array in tensors.items()}, row_ids)

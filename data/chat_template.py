@@ -97,8 +97,6 @@ class ChatTemplate:
         return [self._hidden(one) for one in value] if isinstance(value, list | tuple) else value
 
     def _shown(self, text: str) -> str:
-        if PRIVATE not in text:
-            return text
         return re.sub(f"{PRIVATE}(\\d+)\ufdd1", lambda hidden: self.specials[int(hidden[1])], text)
 
 

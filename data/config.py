@@ -63,7 +63,8 @@ class CourseStep(Section):
 
     weight: float = Field(1.0, ge=1e-6)
     """Share of the documents, relative to the other steps."""
-    drills: Drills = Field({}, description="Instead of the drills of the source.")
+    drills: Drills = Field({})
+    """Instead of the drills of the source."""
 
 
 class StoryworldSource(Section):
@@ -79,11 +80,9 @@ class StoryworldSource(Section):
     """Another seed gives other stories."""
     level: Literal[1, 2] = 1
     """1 = short stories of three friends | 2 = longer stories, more friends."""
-    chats: Literal["mixed", "questions"] = Field(
-        "mixed",
-        description="With records: conversations. mixed = stories on request, questions, longer talks | questions = "
-        "many about each story, to answer well after little training.",
-    )
+    chats: Literal["mixed", "questions"] = "mixed"
+    """With records: conversations. mixed = stories on request, questions, longer talks | questions = many about each
+    story, to answer well after little training."""
     questions: int = Field(8, ge=1, le=100)
     """chats: questions. Questions about each story, at most."""
     told: Share = 0.0
@@ -92,25 +91,16 @@ class StoryworldSource(Section):
     """chats: questions. 1: the stories that the assistant tells are trained on as well."""
     echoed: Share = 0.0
     """chats: questions. Share of the told stories that say names again, next to what is said of them, to train on."""
-    class_weights: dict[QuestionClass, Weight] = Field(
-        {},
-        description="chats: questions. How often which class of questions is asked, after the first. Those that are "
-        "not named: 3 for who_has and where, 1 for the others.",
-        examples=[{"yes_no": 3, "feeling": 6}],
-    )
+    class_weights: dict[QuestionClass, Weight] = Field({}, examples=[{"yes_no": 3, "feeling": 6}])
+    """chats: questions. How often which class of questions is asked, after the first. Those that are not named: 3 for
+    who_has and where, 1 for the others."""
     repeats: float = Field(0.0, ge=0, lt=1)
     """Share of documents that are random words, told repeatedly: heads learn to copy. Chats, too."""
-    drills: Drills = Field(
-        {},
-        description="With records: conversations. Chats that train one small skill, each with its share of all chats.",
-        examples=[{"words": 0.2, "pairs": 0.4}],
-    )
-    course: list[CourseStep] = Field(
-        [],
-        max_length=100,
-        description="Steps from easy to difficult, each with drills of its own. Empty = the same drills all the way. "
-        "Needs data.shuffle: false.",
-    )
+    drills: Drills = Field({}, examples=[{"words": 0.2, "pairs": 0.4}])
+    """With records: conversations. Chats that train one small skill, each with its share of all chats."""
+    course: list[CourseStep] = Field([], max_length=100)
+    """Steps from easy to difficult, each with drills of its own. Empty = the same drills all the way. Needs
+    data.shuffle: false."""
     checked: Share = 0.0
     """With chats: questions, share of the answers after which the same is asked as yes or no."""
     other_names: Share = 0.0
@@ -132,12 +122,9 @@ class _WithText(Section):
 
     text_field: str = "text"
     """Key of a record that holds its text (a.b for one inside another)."""
-    document_start: str | None = Field(
-        None,
-        max_length=1000,
-        description="Regular expression for the text of a record that begins a document; the records up to the next "
-        "one belong to it.",
-    )
+    document_start: str | None = Field(None, max_length=1000)
+    """Regular expression for the text of a record that begins a document; the records up to the next one belong to
+    it."""
     max_records: int | None = Field(None, ge=1)
     """Read only this many records. null = all."""
 
@@ -154,29 +141,35 @@ class _WithText(Section):
 class FilesSource(_WithText):
     """Local files: .txt .md .jsonl .json .csv .tsv .parquet .arrow, also as .gz and .zst."""
 
-    kind: Literal["files"] = Field(description="Local files.")
-    path: Annotated[Paths, Tag.RUNTIME] = Field(
-        description="A file, a folder or a pattern such as books/*.txt, or a list of these."
-    )
-    validation_path: Annotated[Paths | None, Tag.RUNTIME] = Field(
-        None, description="Held-out files, as in path. null = hold out validation_fraction of path."
-    )
-    separator: str = Field("<|endoftext|>", min_length=1, description="Separates two documents of a .txt or .md file.")
+    kind: Literal["files"]
+    """Local files."""
+    path: Annotated[Paths, Tag.RUNTIME]
+    """A file, a folder or a pattern such as books/*.txt, or a list of these."""
+    validation_path: Annotated[Paths | None, Tag.RUNTIME] = None
+    """Held-out files, as in path. null = hold out validation_fraction of path."""
+    separator: str = Field("<|endoftext|>", min_length=1)
+    """Separates two documents of a .txt or .md file."""
 
 
 class HubSource(_WithText):
     """A dataset of the Hugging Face Hub, or a local folder that `datasets` can read."""
 
-    kind: Literal["hub"] = Field(description="A dataset of the Hugging Face Hub.")
-    name: Name = Field(description="Name of the dataset, for example roneneldan/TinyStories.")
-    subset: str | None = Field(None, description="Its configuration, if it has several (wikitext-103-raw-v1).")
-    data_files: Names | None = Field(None, description="Read only these files of the dataset. null = all.")
-    revision: str | None = Field(None, description="Branch, tag or commit. null = the newest.")
-    split: str = Field("train", description="Split to train on.")
-    validation_split: str | None = Field(
-        None, description="Split to hold out. null = hold out validation_fraction of split."
-    )
-    streaming: bool = Field(False, description="true: read while downloading, keep no copy (with max_records).")
+    kind: Literal["hub"]
+    """A dataset of the Hugging Face Hub."""
+    name: Name
+    """Name of the dataset, for example roneneldan/TinyStories."""
+    subset: str | None = None
+    """Its configuration, if it has several (wikitext-103-raw-v1)."""
+    data_files: Names | None = None
+    """Read only these files of the dataset. null = all."""
+    revision: str | None = None
+    """Branch, tag or commit. null = the newest."""
+    split: str = "train"
+    """Split to train on."""
+    validation_split: str | None = None
+    """Split to hold out. null = hold out validation_fraction of split."""
+    streaming: bool = False
+    """true: read while downloading, keep no copy (with max_records)."""
 
     @model_validator(mode="after")
     def _check_splits(self) -> HubSource:
@@ -210,17 +203,12 @@ class TokenizerConfig(Section):
     """bpe: byte-level pieces learned from the text. char: one id a character. byte: one id a byte.
     pretrained: an existing tokenizer.json."""
 
-    kind: Literal["bpe", "char", "byte", "pretrained"] = Field(
-        "bpe",
-        description="bpe: pieces of words, learned from the text | char: one token per character | byte: one per byte "
-        "| pretrained: an existing one.",
-    )
-    vocab_size: int | None = Field(
-        None,
-        ge=320,
-        description="bpe: number of tokens to learn (null: 2048), rounded up to a multiple of 64. pretrained: the "
-        "least number of tokens.",
-    )
+    kind: Literal["bpe", "char", "byte", "pretrained"] = "bpe"
+    """bpe: pieces of words, learned from the text | char: one token per character | byte: one per byte | pretrained: an
+    existing one."""
+    vocab_size: int | None = Field(None, ge=320)
+    """bpe: number of tokens to learn (null: 2048), rounded up to a multiple of 64. pretrained: the least number of
+    tokens."""
     train_bytes: int = Field(8_000_000, ge=1000)
     """Bytes of text, from all over the corpus, that bpe learns from."""
     path: Annotated[PathText | None, Tag.RUNTIME] = None
@@ -238,18 +226,16 @@ class DataConfig(Section):
 
     source: Source = Field(
         StoryworldSource(),
-        description="Where the text comes from: a path such as my.txt or a folder, or {kind: storyworld | files | hub "
-        "| mix, …} (docs/data_formats.md).",
         examples=[
             {"kind": "files", "path": "books/*.txt"},
             {"kind": "hub", "name": "roneneldan/TinyStories", "validation_split": "validation"},
         ],
     )
-    records: Literal["text", "conversations", "pairs"] = Field(
-        "text",
-        description="text: train on every token | conversations: only on what the assistant says | pairs: a better and "
-        "a worse answer to one prompt (train.dpo).",
-    )
+    """Where the text comes from: a path such as my.txt or a folder, or {kind: storyworld | files | hub | mix, …}
+    (docs/data_formats.md)."""
+    records: Literal["text", "conversations", "pairs"] = "text"
+    """text: train on every token | conversations: only on what the assistant says | pairs: a better and a worse answer
+    to one prompt (train.dpo)."""
     tokenizer: TokenizerConfig = TokenizerConfig()
     """How text becomes numbers (tokens)."""
     sequence_length: int = Field(256, ge=2)
@@ -262,11 +248,9 @@ class DataConfig(Section):
     """true: positions count from 0 in every document of a row, not through the row."""
     validation_fraction: float = Field(0.1, gt=0, lt=1)
     """Share of files and datasets that is held out, to test the model on."""
-    rows_joined: Literal["auto"] | Annotated[int, Field(ge=1)] = Field(
-        "auto",
-        description="Conversations: this many rows become one long row, so that less of it is padding. auto = the "
-        "fewest that fill 95 % of it (needs isolate_documents) | 1 = none.",
-    )
+    rows_joined: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"
+    """Conversations: this many rows become one long row, so that less of it is padding. auto = the fewest that fill 95
+    % of it (needs isolate_documents) | 1 = none."""
     too_long: Literal["truncate", "drop"] = "truncate"
     """Conversations longer than a row: truncate (to whole turns) | drop."""
     drop_duplicates: bool = False

@@ -13,15 +13,15 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Iterator, Sequence
-from itertools import count, groupby, islice
+from collections.abc import Sequence
+from itertools import groupby
 
 import numpy as np
 
 from configs.command import InputError, exit_on_bad_input, still_busy, whole
 from configs.loader import load_config, validate
 from configs.text import escape, plain, table
-from data.batches import JOINED, Batch, TrainBatches, make_rows, validation_batches
+from data.batches import JOINED, TrainBatches, make_rows
 from data.chat import plain_texts
 from data.config import DataConfig, Split, TokenizerConfig
 from data.packing import IGNORED, ConversationRows, DocumentRows, Rows, trained_tokens
@@ -105,8 +105,6 @@ def summary(config: DataConfig, data: PreparedData, split: Split, rows: Rows) ->
     }
     if isinstance(rows, ConversationRows):
         column |= {"cut to whole turns that fit": f"{rows.cut:,}", "left out: too long for a row": f"{rows.dropped:,}"}
-    if (unknown := data.tokenizer.unk_id) is not None:
-        column["unknown tokens"] = f"{len(stream.find(unknown)):,}"
     return column
 
 
@@ -151,7 +149,6 @@ def main() -> int:
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="for example data.sequence_length=64")
     parser.add_argument("--rows", type=whole("--rows", 0), default=3, metavar="N", help="how many rows (default 3)")
     parser.add_argument("--ids", action="store_true", help="show each token with its id")
-    parser.add_argument("--split", choices=SPLITS, default="train", help="which rows (default train)")
     parser.add_argument(
         "--tokenizers",
         nargs="?",
@@ -176,18 +173,18 @@ def main() -> int:
     data = prepare(config, output_dir)
     rows: dict[Split, Rows] = {split: make_rows(config, data, split, rows_per_step) for split in SPLITS}
 
-    packed_as = (config.isolate_documents, config.restart_positions)
-    batches: Iterator[Batch] = validation_batches(rows["validation"], data.tokenizer, 1, *packed_as)
-    if arguments.split == "train":
-        source = TrainBatches(rows["train"], data.tokenizer, 1, seed, *packed_as, config.shuffle)
-        batches = (source.batch(k) for k in count())
+    source = TrainBatches(
+        rows["train"], data.tokenizer, 1, seed, config.isolate_documents, config.restart_positions, config.shuffle
+    )
     can = "cannot" if config.isolate_documents else "can"
     print(f"{LEGEND}\na document {can} see those before it in its row (data.isolate_documents)\n")
-    for batch in islice(batches, arguments.rows):
+    for number in range(arguments.rows):
+        batch = source.batch(number)
         ids, labels = batch["input_ids"][0].tolist(), batch["labels"][0].tolist()
-        number, trained = batch.row_ids[0], sum(label != IGNORED for label in labels)
-        place = f" (epoch {number // rows['train'].per_epoch})" if arguments.split == "train" else ""
-        print(f"{arguments.split} row {number:,}{place}: {len(ids):,} tokens, {trained:,} trained on")
+        trained = sum(label != IGNORED for label in labels)
+        print(
+            f"row {number:,} (epoch {number // rows['train'].per_epoch}): {len(ids):,} tokens, {trained:,} trained on"
+        )
         print(row_as_text(ids, labels, data.tokenizer, arguments.ids).rstrip("\n"), end="\n\n")
 
     print(f"prepared data    {escape(str(data.directory))}")

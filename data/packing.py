@@ -104,11 +104,6 @@ def rows_within(tokens: int, length: int) -> int:
     return max(1, -(-(tokens - 1) // (length - 1)))
 
 
-def documents_are_rows(stream: TokenStream, length: int, bos_id: int) -> bool:
-    """Whether every document has exactly `length` tokens."""
-    return len(stream) % length == 0 and np.array_equal(stream.find(bos_id), np.arange(0, len(stream), length))
-
-
 class ConversationRows:
     """Conversations, packed whole. One that is longer than a row is cut after the last assistant turn that fits.
     It is left out where no token that is trained on is left, or with too_long="drop". in_order: a row holds
@@ -116,7 +111,7 @@ class ConversationRows:
 
     `cut`, `dropped`: how many. `sizes`: the tokens of each conversation that are in a row. `members`: the
     conversations of each row. every: 2 reads only the first of every two conversations, the preferred answers of
-    pairs: held-out pairs are read so. Raises ValueError when no conversation is left.
+    pairs: held-out pairs are read so. Raises InputError when no conversation is left.
     """
 
     def __init__(
@@ -141,8 +136,9 @@ class ConversationRows:
         self.dropped = int((sizes == 0).sum())
         self.cut = int((sizes[long] > 0).sum())
         if not sizes.any():
-            raise ValueError(
-                f"none of {len(sizes):,} conversations has an answer to train on within a row of {length} tokens"
+            raise InputError(
+                f"data.sequence_length: none of {len(sizes):,} conversations has an answer to train on within a row of "
+                f"{length} tokens: raise it"
             )
         self._starts, self.sizes = starts, sizes
         self.join(1)
@@ -244,9 +240,3 @@ def document_starts(documents: np.ndarray) -> np.ndarray:
     starts = np.sort(np.where(begins, np.arange(length, dtype=np.int32), np.int32(length)), axis=1)
     wanted = max(8, 1 << (most - 1).bit_length())
     return np.pad(starts[:, :wanted], ((0, 0), (0, max(0, wanted - length))), constant_values=length)
-
-
-def restarted_positions(documents: np.ndarray) -> np.ndarray:
-    """(T,) document numbers -> (T,) positions that count from 0 in every document: 0 0 0 1 1 2 -> 0 1 2 0 1 0."""
-    begins = np.flatnonzero(np.diff(documents, prepend=documents[:1] - 1))
-    return np.arange(len(documents)) - np.repeat(begins, np.diff(begins, append=len(documents)))

@@ -191,7 +191,6 @@ def _write(config: DataConfig, directory: Path, depends_on: dict[str, Any]) -> N
                     _write_json(progress, shards.counts)
         shards.end()
         manifest = {
-            "source": config.source.model_dump(),  # as the config names it; depends_on has the hashes of its content
             "depends_on": depends_on,
             "dtype": shards.dtype,
             "vocab_size": tokenizer.vocab_size,
@@ -348,11 +347,9 @@ def describe(prepared: PreparedData) -> str:
     lines = []
     for split in SPLITS:
         c = manifest[split]
-        size = f"{c['bytes'] / 1e6:.1f} MB" if c["bytes"] >= 1e6 else f"{c['bytes'] / 1e3:.1f} kB"
-        tokens = f"{c['tokens'] / 1e6:.2f} M" if c["tokens"] >= 1e6 else f"{c['tokens']:,}"
-        text = f"{size}, {tokens} tokens"
+        text = f"{c['bytes'] / 1e6:.2f} MB, {c['tokens']:,} tokens"
         if what != "document":
-            text = f"{tokens} tokens; trained on: {c['trained_tokens']:,} of them, {size} of answers"
+            text = f"{c['tokens']:,} tokens; trained on: {c['trained_tokens']:,}, {c['bytes'] / 1e6:.2f} MB of answers"
         documents = f"{c['documents']:,} {what}{'s' * (c['documents'] != 1)}"
         lines.append(f"{split}: {documents}, {text} ({c['bytes_per_token']:.2f} bytes per token)")
     notes = {
@@ -361,8 +358,6 @@ def describe(prepared: PreparedData) -> str:
         "bad": "bad records left out (listed in manifest.json)",
     }
     lines += [f"{ledger[name]:,} {note}" for name, note in notes.items() if ledger[name]]
-    if names := ledger["left_out"]:
-        lines.append(f"files left out: {', '.join(names[:3])}{f' and {len(names) - 3:,} more' * (len(names) > 3)}")
     return "\n".join(lines)
 
 
@@ -370,7 +365,8 @@ def keys_of_run(loaded: LoadedConfig) -> tuple[Path, int]:
     """What a config says besides its sections: output_dir and seed. Raises InputError."""
     output_dir, seed = loaded.values.get("output_dir", "runs"), loaded.values.get("seed", 0)
     if not isinstance(output_dir, str) or type(seed) is not int or seed < 0:
-        raise InputError("output_dir must be the name of a folder, and seed a whole number, 0 or more")
+        where = loaded.where(("output_dir",) if not isinstance(output_dir, str) else ("seed",))
+        raise InputError(f"{where}: output_dir must be the name of a folder, and seed a whole number, 0 or more")
     return Path(output_dir), seed
 
 

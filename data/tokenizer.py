@@ -280,7 +280,7 @@ class Tokenizer:
         """
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
-        for_others, bos = tokenizers.Tokenizer.from_str(self.backend.to_str()), self.bos_token
+        for_others, bos = tokenizers.Tokenizer.from_str(self.backend.to_str()), self.roles["bos_token"]
         for_others.post_processor = processors.TemplateProcessing(
             single=[bos, "$A"], pair=[bos, "$A", "$B:1"], special_tokens=[(bos, self.bos_id)]
         )

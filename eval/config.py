@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from configs.loader import PathText, Section
 
@@ -50,18 +50,15 @@ class AttentionConfig(Section):
     """Head scores: all, or a list of names (docs/attention_scores.md)."""
 
 
-HOOKS: list[str | HookConfig] = ["validation", "questions", "samples", "attention"]
-
-
 class EvalConfig(Section):
     """The `eval:` section."""
 
     hooks: list[str | HookConfig] = Field(
-        HOOKS,
-        description="What runs during training, in this order: a name, or {name: …, every: …, early: […]}. Code that a "
-        "config from elsewhere names is refused without --trust-hooks.",
+        ["validation", "questions", "samples", "attention"],
         examples=[["validation", {"name": "samples", "every": 1000, "early": [0, 10]}, "your_package.module:function"]],
     )
+    """What runs during training, in this order: a name, or {name: …, every: …, early: […]}. Code that a config from
+    elsewhere names is refused without --trust-hooks."""
     every: int = Field(200, ge=0)
     """Steps between two runs of a hook without its own cadence. 0 = only at the end."""
     max_tokens: int | None = Field(32768, ge=2)
@@ -70,11 +67,9 @@ class EvalConfig(Section):
     """Held-out tokens that the last evaluation reads. null = all."""
     floor_documents: int = Field(200, ge=0)
     """storyworld: held-out stories compared at the end with the lowest possible loss."""
-    prompts: list[str] = Field(
-        [""],
-        description="Texts that the model continues at every evaluation, or questions where it learns conversations. "
-        '"" begins a new document, or asks a held-out question of the data.',
-    )
+    prompts: list[str] = Field([""])
+    """Texts that the model continues at every evaluation, or questions where it learns conversations. "" begins a new
+    document, or asks a held-out question of the data."""
     sample_tokens: int = Field(200, ge=1)
     """Longest continuation in tokens."""
     temperature: float = Field(0.8, ge=0, le=100)
@@ -85,23 +80,3 @@ class EvalConfig(Section):
     """storyworld conversations: held-out questions asked at every evaluation. 0 = none."""
     attention: AttentionConfig = AttentionConfig()
     """Attention maps and head scores."""
-
-    @field_validator("hooks")
-    @classmethod
-    def _check_names(cls, hooks: list[str | HookConfig]) -> list[str | HookConfig]:
-        names = [hook if isinstance(hook, str) else hook.name for hook in hooks]
-        if twice := [name for name in names if names.count(name) > 1]:
-            raise ValueError(f"hooks: {twice[0]} is named twice: name it once, and give more steps with `early`")
-        return hooks
-
-    def cadences(self) -> dict[str, HookConfig]:
-        """The hooks that run, by their names, in their order, each with `every` and `early` of its own."""
-        cadences = {}
-        for hook in (HookConfig(name=hook) if isinstance(hook, str) else hook for hook in self.hooks):
-            every, early = self.every, [0] if hook.name == "questions" else []  # also before the first step
-            if hook.name == "attention":
-                every, early = self.attention.every, self.attention.early
-            every, early = every if hook.every is None else hook.every, early if hook.early is None else hook.early
-            if every or hook.early or hook.name != "attention":  # eval.attention.every=0: never
-                cadences[hook.name] = HookConfig(name=hook.name, every=every, early=early)
-        return cadences

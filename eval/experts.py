@@ -10,7 +10,7 @@ the hook `experts` leaves experts.jsonl: a line on the terminal, a part of repor
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,7 +28,7 @@ from data.batches import Batch, validation_batches
 from data.tokenizer import Tokenizer
 from eval.config import EvalConfig
 from eval.hooks import EvalEvent, Hook, Outcome
-from eval.language_modeling import evaluating, mean_loss
+from eval.language_modeling import Autocast, evaluating, mean_loss
 from eval.run_files import EXPERTS, Count, Warn, read_log
 from model import LanguageModel, ModelConfig
 
@@ -41,7 +41,6 @@ DEAD, STARVED = 0.01, 0.25  # of the fair share
 MOST = 20_000  # numbers of shares in a page: with more, lines in the middle are left out
 Routes = tuple[Tensor, Tensor, Tensor]  # what a router returns: probabilities (N, E), weights (N, k), experts (N, k)
 Change = Callable[[int, Routes], Routes]  # layer, routes -> other routes
-Autocast = Callable[[], AbstractContextManager]
 
 
 @dataclass(frozen=True)
@@ -142,10 +141,6 @@ def characteristic_ids(routing: Routing) -> np.ndarray:
     return np.where(np.take_along_axis(score, best, -1) > 0, best, -1)
 
 
-# ---------------------------------------------------------------------------------------------------------
-# experts.jsonl
-
-
 class ExpertUse(BaseModel):
     """One line. share, weight: of every layer and expert, as in Routing; null = never chosen. words: the tokens that
     tell each expert from the others. loss: in nats a token, as the router chooses and with a random choice."""
@@ -191,7 +186,7 @@ def use_of(routing: Routing, step: int, tokens: int, tokenizer: Tokenizer) -> Ex
 
 def read(directory: Path, warn: Warn) -> list[ExpertUse]:
     """The lines of a run, in order, all of the model that the last one saw; none without the file."""
-    lines: list[ExpertUse] = read_log(directory / EXPERTS, ExpertUse, warn)
+    lines = [ExpertUse(**line) for line in read_log(directory / EXPERTS, ExpertUse, warn)]
     return [line for line in lines if line.layers == lines[-1].layers and line.experts == lines[-1].experts]
 
 
@@ -206,16 +201,13 @@ class Experts(Hook):
 
     def look(self, event: EvalEvent) -> None:
         """Every process looks at the same text, since each may hold only a share of the model; the first one writes."""
-
-        def batches() -> Iterator[Batch]:
-            packed = (event.data_config.isolate_documents, event.data_config.restart_positions)
-            return validation_batches(event.held_out, event.tokenizer, event.rows_per_batch, *packed, TOKENS)
-
-        measured = routing(event.lm, batches(), event.tokenizer.pad_id, event.autocast)
+        options = event.data_config.isolate_documents, event.data_config.restart_positions, TOKENS
+        batches = list(validation_batches(event.held_out, event.tokenizer, event.rows_per_batch, *options))
+        measured = routing(event.lm, batches, event.tokenizer.pad_id, event.autocast)
         use = use_of(measured, event.step, event.tokens, event.tokenizer)
         if event.is_last:
             for name, choice in {"learned": None, "random": at_random()}.items():
-                use.loss[name] = loss_with(event.lm, batches(), choice, event.autocast)
+                use.loss[name] = loss_with(event.lm, batches, choice, event.autocast)
         if event.writes:
             append_line(event.directory / EXPERTS, use.model_dump(exclude_defaults=True))
         event.say(f"experts: {use.in_words()}")
@@ -240,15 +232,13 @@ def findings(last: ExpertUse) -> list[str]:
     if "random" in last.loss:
         losses = f"the loss rises from {last.loss['learned']:.3f} to {last.loss['random']:.3f} nats."
         page += [f"Every token sent to other experts, drawn at random: {losses}", ""]
-    if last.words:
-        words_of = [
-            (f"L{layer} E{expert}", f"{share:.2f}", " ".join(words))
-            for layer, shares, of_layer in zip(last.layers, last.of_fair, last.words, strict=True)
-            for expert, (share, words) in enumerate(zip(shares, of_layer, strict=True))
-        ]
-        page += ["The tokens that tell an expert from the others of its layer:", ""]
-        page += [table(("Expert", "share", "tokens"), words_of), ""]
-    return page
+    words_of = [
+        [f"L{layer} E{expert}", f"{share:.2f}", " ".join(words)]
+        for layer, shares, of_layer in zip(last.layers, last.of_fair, last.words, strict=False)
+        for expert, (share, words) in enumerate(zip(shares, of_layer, strict=True))
+    ]
+    page += ["The tokens that tell an expert from the others of its layer:", ""]
+    return [*page, table(("Expert", "share", "tokens"), words_of), ""]
 
 
 def for_viewer(lines: Sequence[ExpertUse]) -> dict[str, Any] | None:
@@ -257,13 +247,9 @@ def for_viewer(lines: Sequence[ExpertUse]) -> dict[str, Any] | None:
         return None
     last = lines[-1]
     most = max(2, MOST // (len(last.layers) * last.experts))
-    places = np.linspace(0, len(lines) - 1, min(most, len(lines))).round().astype(int)
-    steps = [
-        line.model_dump(include={"step", "tokens", "weight", "loss"})
-        | {
-            "share": line.of_fair.round(3).tolist(),
-            "words": [[[escape(word) for word in words] for words in layer] for layer in line.words],
-        }
-        for line in (lines[place] for place in places)
-    ]
+    steps = []
+    for place in np.linspace(0, len(lines) - 1, min(most, len(lines))).round().astype(int):
+        share, words = lines[place].of_fair.round(3).tolist(), lines[place].words
+        steps.append(lines[place].model_dump(include={"step", "tokens", "weight", "loss"}) | {"share": share})
+        steps[-1]["words"] = [[[escape(word) for word in of_expert] for of_expert in layer] for layer in words]
     return {"layers": last.layers, "experts": last.experts, "steps": steps, "dead": DEAD, "starved": STARVED}

@@ -20,7 +20,7 @@ from model import LanguageModel
 if TYPE_CHECKING:
     from data.storyworld import Story
 
-
+Autocast = Callable[[], AbstractContextManager]
 LOGITS = 2**25  # that are in memory at a time: 128 MB
 
 
@@ -40,18 +40,13 @@ def evaluating(lm: nn.Module) -> Iterator[None]:
             module.training = was_training
 
 
-def mean_loss(
-    lm: LanguageModel,
-    batches: Iterable[Batch],
-    autocast: Callable[[], AbstractContextManager] = nullcontext,
-) -> float:
+def mean_loss(lm: LanguageModel, batches: Iterable[Batch], autocast: Autocast = nullcontext) -> float:
     """Mean of -ln p over every token that the batches ask for, in nats a token."""
     return mean(part for parts in loss_sums(lm, batches, autocast) for part in parts)[0]
 
 
 def mean(sums: Iterable[tuple[float, int]]) -> tuple[float, int]:
-    """Sums of losses and their counts -> the mean loss and the whole count. NaN where nothing was counted: a loss of 0
-    would be a perfect one. They are added in their order, so that equal parts give equal bits."""
+    """Sums of losses and their counts, added in their order -> the mean loss and the whole count; NaN for none."""
     total, count = 0.0, 0
     for loss_sum, counted in sums:
         total, count = total + loss_sum, count + counted
@@ -60,16 +55,12 @@ def mean(sums: Iterable[tuple[float, int]]) -> tuple[float, int]:
 
 @torch.no_grad()
 def loss_sums(
-    lm: LanguageModel,
-    batches: Iterable[Batch],
-    autocast: Callable[[], AbstractContextManager] = nullcontext,
-    may_retry: bool = True,
+    lm: LanguageModel, batches: Iterable[Batch], autocast: Autocast = nullcontext, may_retry: bool = True
 ) -> list[list[tuple[float, int]]]:
     """For every batch, the sum of -ln p in nats and the number of tokens that it asks for.
 
-    may_retry: where memory runs out, a batch is read again in halves, and has a sum for each part. Where the processes
-    of a run make each forward pass together (FSDP2), one of them cannot do that alone: OutOfStep is raised, and the run
-    must end.
+    may_retry: where memory runs out, a batch is read again in halves, and has a sum for each part. Where processes make
+    each forward pass together (FSDP2), one cannot do that alone: OutOfStep is raised.
     """
     device = next(lm.parameters()).device
     with evaluating(lm), autocast():

@@ -77,10 +77,6 @@ def add_quantise_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quantise", choices=("int8", "int4"), help="fewer bits a weight; default: as it was saved")
 
 
-# ---------------------------------------------------------------------------------------------------------
-# the run that a checkpoint belongs to
-
-
 def run_folder(path: str | Path) -> Path:
     """The folder of the run that a path or its checkpoint is in; for any other model directory, that directory."""
     directory = checkpoint_directory(path).resolve()

@@ -14,18 +14,20 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from configs.command import InputError, exit_on_bad_input, whole
 from configs.text import table
-from data.chat import prompt_ids, read_reply
+from data.chat import prompt_ids
 from data.config import DataConfig, StoryworldSource
 from data.reading.records import Conversation
 from data.storyworld import converse
 from data.storyworld.questions import KINDS
 from data.tokenizer import Tokenizer
 from eval.load_model import add_device_option, data_config, open_model
-from model import LanguageModel, generate, left_pad
+from eval.tools import write_answers
+from model import LanguageModel
 
 TRIES = 64  # stories of `one_question`
 ROWS = 32  # questions that are answered at a time
@@ -113,16 +115,13 @@ def ask(
     fitting = [i for i in range(len(prompts)) if len(prompts[i]) + room[i] <= longest]
     order = sorted(fitting, key=lambda i: len(prompts[i]))  # like lengths together: little padding
     replies: list[str | None] = [None] * len(questions)
-    device = next(lm.parameters()).device
     for start in range(0, len(order), ROWS):
         chosen = order[start : start + ROWS]
-        ids, real = left_pad([prompts[i] for i in chosen], tokenizer.pad_id)
-        greedy: dict[str, Any] = {"temperature": 0.0, "stop_ids": tokenizer.stop_ids, "seed": 0}
-        new = max(room[i] for i in chosen)
-        output = generate(lm, ids.to(device), new, **greedy, attention_mask=real.to(device), kv_cache=kv_cache)
-        for i, row in zip(chosen, output[:, ids.shape[1] :].tolist(), strict=True):
-            ended = any(token in tokenizer.stop_ids for token in row)
-            replies[i] = read_reply(tokenizer, row, prompts[i]).content + ("" if ended else "…")
+        some, longest = [prompts[i] for i in chosen], max(room[i] for i in chosen)
+        greedy: dict[str, Any] = {"max_new_tokens": longest, "temperature": 0.0, "rng": Random(0)}
+        answers = write_answers(lm, tokenizer, some, **greedy, kv_cache=kv_cache)
+        for i, answer in zip(chosen, answers, strict=True):
+            replies[i] = answer.reply(tokenizer)
     return replies
 
 

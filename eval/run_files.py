@@ -46,11 +46,11 @@ def read_log(file: Path, kind: Any, warn: Warn) -> list[Any]:
 
 
 def read_metrics(run: Path, warn: Warn) -> list[dict[str, Any]]:
-    return read_log(run / METRICS, Metric, warn)
+    return [line.model_dump() for line in read_log(run / METRICS, Metric, warn)]
 
 
 def read_samples(run: Path, warn: Warn) -> list[dict[str, Any]]:
-    return read_log(run / SAMPLES, Sample, warn)
+    return [line.model_dump() for line in read_log(run / SAMPLES, Sample, warn)]
 
 
 def read_result(run: Path, warn: Warn) -> dict[str, Any] | None:

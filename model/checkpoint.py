@@ -10,28 +10,27 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import psutil
 import torch
 import yaml
-from pydantic import BaseModel, Field
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from configs.command import InputError
 from configs.files import ADAPTER, DamagedFile, checkpoint_directory, is_adapter, read_checkpoint, read_json
 from configs.text import code, markdown
 from model.config import ModelConfig
-from model.families import Tensors, family_in, family_of
+from model.families import family_in, family_of
 from model.transformer import LanguageModel, on_meta
+from model.weight_files import check_tensors, read_tensors
 
 WEIGHTS = "model.safetensors"
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)  # what is not rounded when it is loaded
 TOKENIZER_FILES = "tokenizer.json tokenizer_config.json special_tokens_map.json chat_template.jinja".split()
 
 
@@ -158,47 +157,6 @@ def read_weights(lm: LanguageModel, directory: Path) -> dict[str, Tensor]:
     return family.from_files(tensors)
 
 
-class Index(BaseModel):
-    """model.safetensors.index.json: the file that each tensor is in. None may lead out of the directory."""
-
-    weight_map: Annotated[dict[str, Annotated[str, Field(pattern=r"^[\w.\-]+\.safetensors$")]], Field(min_length=1)]
-
-
-def read_tensors(file: Path, current: Callable[[str], str | None] = str) -> Tensors:
-    """The tensors of a file, or of those that an index in its place lists. They stay on the disk until they are used.
-
-    current: the name of a tensor in the file -> the one that is used today; None for what is no weight.
-    """
-    parts, index = [file], file.with_name(f"{file.name}.index.json")
-    if not file.is_file() and index.is_file():
-        parts = [file.with_name(name) for name in sorted({*read_json(index, Index).weight_map.values()})]
-    tensors: Tensors = {}
-    for part in parts:
-        if not part.is_file():  # to open a pipe would wait for ever
-            raise DamagedFile(f"{part}: cannot be read: there is no such file")
-        try:  # the library checks that the tensors fill the file exactly, without overlap
-            stored = load_file(part)
-        except (OSError, SafetensorError, RuntimeError, OverflowError, KeyError) as error:  # KeyError: an unknown dtype
-            raise DamagedFile(f"{part}: cannot be read: {str(error).partition(chr(10))[0][:200]}") from None
-        for name, tensor in stored.items():
-            if (today := current(name)) is None:
-                continue
-            if tensor.dtype not in DTYPES:
-                raise DamagedFile(f"{part}: {name[:60]} is of {tensor.dtype}: must be float32, float16 or bfloat16")
-            tensors[today] = tensor
-    return tensors
-
-
-def check_tensors(tensors: Tensors, shapes: dict[str, list[int]], file: Path) -> None:
-    """Raises DamagedFile unless the tensors of a file have these names, all and no others, and these shapes."""
-    for name in sorted(tensors.keys() | shapes.keys()):
-        shape, expected = list(tensors[name].shape) if name in tensors else None, shapes.get(name)
-        if shape != expected:
-            problem = f"has shape {shape}, and the model {expected}"
-            problem = "is missing" if shape is None else "is not part of this model" if expected is None else problem
-            raise DamagedFile(f"{file}: is of another architecture: {name[:100]} {problem}")
-
-
 def base_of(directory: Path) -> Path:
     """The model directory of the base that adapters name: a path from here, or from a folder around them.
 
@@ -252,14 +210,15 @@ def model_card(name: str, lm: LanguageModel, progress: dict[str, Any]) -> str:
         "tags": [*dict.fromkeys(("headlight", family)), *(["conversational"] if is_chat else [])],
         "datasets": datasets,
     }
-    start = identity.get("init_from")
-    facts = [f"Started from: {f'the weights of {code(start)}' if start else 'random weights'}"] if identity else []
-    facts += [f"Text: {'conversations; ' if is_chat else ''}{markdown(text)}"]
-    if progress:
-        facts += [f"Progress: step {progress['step']:,}, after {progress['tokens']:,} tokens"]
-    if progress.get("best_loss") is not None:
-        best = f"{progress['best_loss']:.4f} nats a token, at step {progress['best_step']:,}"
-        facts += [f"Lowest loss on held-out text: {best}"]
+    start, best = identity.get("init_from"), progress.get("best_loss")
+    facts = {
+        "Started from": f"the weights of {code(start)}" if start else "random weights" if identity else "",
+        "Text": f"{'conversations; ' if is_chat else ''}{markdown(text)}",
+        "Progress": f"step {progress['step']:,}, after {progress['tokens']:,} tokens" if progress else "",
+        "Lowest loss on held-out text": ""
+        if best is None
+        else f"{best:.4f} nats a token, at step {progress['best_step']:,}",
+    }
     return f"""\
 ---
 {yaml.safe_dump({key: value for key, value in metadata.items() if value}, sort_keys=False)}---
@@ -271,7 +230,7 @@ and reads up to {config.max_position_embeddings:,} of them at once.
 
 It was trained with Headlight, which trains tiny language models so that you can watch their attention heads learn.
 
-{chr(10).join(f"- {fact}" for fact in facts)}
+{chr(10).join(f"- {name}: {fact}" for name, fact in facts.items() if fact)}
 
 ## Use it
 
@@ -287,11 +246,15 @@ It was trained with Headlight, which trains tiny language models so that you can
 
 def _text_in_words(source: dict[str, Any]) -> tuple[str, list[str]]:
     """What data.source names, in words, and the datasets of the Hub among it."""
-    kind = str(source.get("kind"))
-    if kind == "mix":
-        parts = [_text_in_words(part["source"]) for part in source["parts"]]
-        return ", ".join(text for text, _ in parts), [name for _, names in parts for name in names]
-    if kind == "hub":
-        name = source["name"]
-        return f"the dataset {name}, split {source['split']}", [] if Path(name).exists() else [name]
-    return {"storyworld": "stories that Headlight generates", "files": "local text files"}.get(kind, "unknown"), []
+    match source.get("kind"):
+        case "storyworld":
+            return "stories that Headlight generates", []
+        case "files":
+            return "local text files", []
+        case "hub":
+            name = source["name"]
+            return f"the dataset {name}, split {source['split']}", [] if Path(name).exists() else [name]
+        case "mix":
+            parts = [_text_in_words(part["source"]) for part in source["parts"]]
+            return ", ".join(text for text, _ in parts), [name for _, names in parts for name in names]
+    return "unknown", []

@@ -21,9 +21,8 @@ class RMSNorm(nn.Module):
 
     def __init__(self, size: int, eps: float, gain: float = 1.0):
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(size))
+        self.weight = nn.Parameter(torch.full((size,), gain))
         self.eps, self.gain = eps, gain
-        self.reset_parameters()
 
     def reset_parameters(self) -> None:
         nn.init.constant_(self.weight, self.gain)

@@ -123,7 +123,21 @@ class Decoder(nn.Module):
         spec = MaskSpec(
             positions, positions, len(input_ids), attention_mask, document_ids, document_starts=document_starts
         )
-        masks = self.build_masks(spec, kv_cache)
+        here = Situation.of(
+            self.config,
+            device.type,
+            compute_dtype(self.embed_tokens.weight),
+            dropout=self.config.attention_dropout if self.training else 0.0,
+            gradients=torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters()),
+            documents=document_ids is not None,
+            padding=attention_mask is not None or kv_cache is not None,
+            compiled=torch.compiler.is_compiling(),
+        )
+        if problem := why_not(self.backend, here):  # before anything is computed
+            raise ValueError(f"attn_implementation: {self.backend} {problem}: use sdpa, which serves everything")
+        # one mask for each kind of layer, by its window, as the backend reads it
+        specs, mask_of = spec.of_layers(self.config.windows, kv_cache), BACKENDS[self.backend].mask
+        masks: dict[int | None, Mask] = {window: mask_of(spec) for window, spec in specs.items()}
         position_ids = positions[None] if position_ids is None else position_ids
         real = None  # which tokens are not padding (B, T), None: all; only experts, which are balanced, ask
         if self.training and self.config.num_experts:
@@ -152,24 +166,6 @@ class Decoder(nn.Module):
             tokens = input_ids.new_full((len(input_ids),), T) if real is None else real.sum(1)
             auxiliary = {name: (loss * tokens).sum() for name, loss in auxiliary.items()}
         return self.norm(x), auxiliary
-
-    def build_masks(self, spec: MaskSpec, cache: KVCache | None) -> dict[int | None, Mask]:
-        """One mask for each kind of layer, by its window, as the backend reads it. Raises ValueError if that one cannot
-        serve here, before anything is computed."""
-        here = Situation.of(
-            self.config,
-            spec.query_positions.device.type,
-            compute_dtype(self.embed_tokens.weight),
-            dropout=self.config.attention_dropout if self.training else 0.0,
-            gradients=torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters()),
-            documents=spec.document_ids is not None,
-            padding=spec.attention_mask is not None or cache is not None,
-            compiled=torch.compiler.is_compiling(),
-        )
-        if problem := why_not(self.backend, here):
-            raise ValueError(f"attn_implementation: {self.backend} {problem}: use sdpa, which serves everything")
-        specs = spec.of_layers(self.config.windows, cache)
-        return {window: BACKENDS[self.backend].mask(spec) for window, spec in specs.items()}
 
 
 class LanguageModel(nn.Module):
@@ -281,8 +277,8 @@ class LanguageModel(nn.Module):
         if name != "auto" and name not in BACKENDS:
             raise ValueError(f"attn_implementation: {name!r} is unknown: use auto, {', '.join(BACKENDS)}")
         self.model.backend = "sdpa" if name == "auto" else name
-        for attention in self.attention_modules():
-            attention.attend = BACKENDS[self.model.backend].compute
+        for layer in self.model.layers:
+            layer.self_attn.attend = BACKENDS[self.model.backend].compute  # type: ignore[union-attr]
 
     def attention_modules(self) -> list[Attention | LatentAttention]:
         """The attention of every layer, from the first to the last."""
@@ -370,10 +366,9 @@ class LanguageModel(nn.Module):
         linears = [module for module in self.modules() if isinstance(module, nn.Linear)]
         matrices = sum(x.weight.numel() for x in linears if getattr(x, "optimizer_group", "") != "adapter")
         active = self.num_parameters(".experts.") * c.num_experts_per_tok / (c.num_experts or 1)
-        keys = 0.0  # that a token sees on average: i of them at place i = 1 … T, at most the window
-        for window in c.windows:
-            w = min(window or sequence_length, sequence_length)
-            keys += (w * (w + 1) / 2 + (sequence_length - w) * w) / sequence_length
+        # keys that a token sees on average: i of them at place i = 1 … T, at most the window
+        windows = [min(window or sequence_length, sequence_length) for window in c.windows]
+        keys = sum((w * (w + 1) / 2 + (sequence_length - w) * w) / sequence_length for w in windows)
         forward = 2 * (matrices + active)
         forward += 2 * c.num_attention_heads * (c.head_size + c.value_size) * keys
         return forward * ((3 if self.adapters is None else 2) if training else 1)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from eval.attention.pictures import drawing
+from eval.attention import drawing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

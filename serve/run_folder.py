@@ -72,7 +72,7 @@ def _summary(name: str, run: Path, *stamps: tuple[int, int, int] | None) -> dict
             lines = stream.read().splitlines()
         for raw in lines:
             with suppress(ValueError):  # the first and the last one may be a part of a line
-                line = parse_json(raw.decode("utf-8"), METRICS, Metric)
+                line = parse_json(raw.decode("utf-8"), METRICS, Metric).model_dump()
                 newest[line["split"]] = line
     train, val, floor = (newest.get(split, {}) for split in ("train", "val", "floor"))
     last = max(newest.values(), key=lambda line: line["step"], default={})

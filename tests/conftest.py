@@ -45,12 +45,12 @@ def _seeded():
 @pytest.fixture
 def no_pictures(monkeypatch):
     """Runs that end without the pictures of their heads, which take seconds to draw; the viewer is written."""
-    from eval.attention import render
+    from eval.attention import pictures
 
     def write_viewer(run_directory, snapshots):
-        return [render.write_viewer([(run_directory.name, list(snapshots))], run_directory / "attention/viewer.html")]
+        return [pictures.write_viewer([(run_directory.name, list(snapshots))], run_directory / "attention/viewer.html")]
 
-    monkeypatch.setattr(render, "render", write_viewer)
+    monkeypatch.setattr(pictures, "render", write_viewer)
     monkeypatch.setattr("eval.hooks.attention.render", write_viewer)
 
 

@@ -36,9 +36,8 @@ def check_memory(config: RunConfig, device: Device, processes: int) -> None:
     """
     run, kind = sized(config), device.device.type
     total, whose = memory_of(kind) or (math.inf, "")
-    rows = 1  # on a GPU `auto` halves what does not fit
-    if kind == "cpu" or run.train.micro_batch_size != "auto":
-        rows = micro_batch_rows(run, device, processes)
+    is_settled = kind == "cpu" or run.train.micro_batch_size != "auto"  # on a GPU `auto` halves what does not fit
+    rows = micro_batch_rows(run, device, processes) if is_settled else 1
     if kind == "cpu":
         total /= processes
     elif run.train.parallel == "fsdp2":  # each process holds a share
@@ -88,10 +87,12 @@ def step_memory(run: RunConfig, rows: int, device: Device) -> dict[str, int]:
         from model.lora import add_adapters
 
         add_adapters(lm, run.lora)
-    state = 0
-    for optimizer in build_optimizers(lm, run.train.optimizer):
-        moments = 2 if isinstance(optimizer, torch.optim.AdamW) else 1  # Muon has its momentum alone
-        state += moments * sum(x.nbytes for group in optimizer.param_groups for x in group["params"])
+    state = sum(
+        x.nbytes * (2 if isinstance(optimizer, torch.optim.AdamW) else 1)  # Muon has its momentum alone
+        for optimizer in build_optimizers(lm, run.train.optimizer)
+        for group in optimizer.param_groups
+        for x in group["params"]
+    )
     width, heads, number = model.hidden_size, model.num_attention_heads, device.dtype.itemsize
     key_heads = heads if model.attention == "mla" else model.kv_heads  # a latent is unfolded for every head
     queries_and_keys, values = (heads + key_heads) * model.head_size, (heads + key_heads) * model.value_size

@@ -41,7 +41,7 @@ from configs.files import CARD, MANIFEST, STATE, TRAINING, DamagedFile, checked,
 from configs.loader import dump_yaml
 from data.prepare import PreparedData
 from data.tokenizer import Tokenizer
-from eval.attention.render import PICTURES
+from eval.attention.pictures import PICTURES
 from eval.attention.viewer import VIEWER
 from eval.run_files import EXPERTS, METRICS, RESULT, SAMPLES, read_result
 from model import LanguageModel, save
@@ -104,8 +104,6 @@ def save_checkpoint(
     weights = lm.state_dict()  # FSDP2 leaves some parameters gathered after an evaluation: this puts the shares back
     if lm.adapters is not None:
         weights = {name: tensor for name, tensor in weights.items() if ".lora_" in name}
-    elif lm.config.tie_word_embeddings:
-        del weights["lm_head.weight"]
     moments = {  # muon.model.layers.0….momentum_buffer
         prefix + key: torch.as_tensor(value)
         for optimizer in optimizers
@@ -122,10 +120,9 @@ def save_checkpoint(
     random = {"rng.cpu": torch.get_rng_state()}
     if torch.cuda.is_initialized():
         random["rng.cuda"] = torch.cuda.get_rng_state()
-    of_source: dict[str, Tensor] = {}
-    for rank, (its_random, its_source) in enumerate(world.gather((random, kept or {}))):
-        moments |= {f"{name}.{rank}": tensor for name, tensor in its_random.items()}
-        of_source |= {f"{name}.{rank}": tensor.contiguous() for name, tensor in its_source.items()}
+    of_ranks = list(enumerate(world.gather((random, kept or {}))))
+    moments |= {f"{name}.{rank}": x for rank, (its_random, _) in of_ranks for name, x in its_random.items()}
+    of_source = {f"{name}.{rank}": x.contiguous() for rank, (_, its_own) in of_ranks for name, x in its_own.items()}
 
     def fill(directory: Path) -> None:
         save(lm, directory, weights)
@@ -423,7 +420,6 @@ def open_for(config: RunConfig, start: Start) -> None:
     begun = (directory / "config.yaml").exists()
     (directory / RESULT).unlink(missing_ok=True)  # from here on it is not finished
     replace_text(directory / "config.yaml", dump_yaml(config.model_dump()))  # it can be trained from again
-    checkpoints.mkdir(exist_ok=True)
     if not begun:
         return
     saved = TrainerState(step=-1)
@@ -441,5 +437,4 @@ def open_for(config: RunConfig, start: Start) -> None:
 
 def log_sizes(directory: Path) -> dict[str, int]:
     """Bytes of each log, 0 where there is none yet; a checkpoint keeps them, and a resumed run goes back to them."""
-    files = {name: directory / name for name in LOGS}
-    return {name: file.stat().st_size if file.is_file() else 0 for name, file in files.items()}
+    return {name: (directory / name).stat().st_size if (directory / name).is_file() else 0 for name in LOGS}

@@ -241,10 +241,7 @@ class RunConfig(Section):
         probed = self.eval.attention.max_tokens if self.eval.attention.every else 0
         for key, tokens in (("data.sequence_length", length), ("eval.attention.max_tokens", probed)):
             if tokens > longest:
-                raise ValueError(
-                    f"{key} ({tokens}) is longer than model.max_position_embeddings ({longest}): "
-                    "lower the first or raise the second"
-                )
+                raise ValueError(f"{key} ({tokens}) is longer than model.max_position_embeddings ({longest})")
         together, why = 1, ""  # rows that must be in one step
         if self.grpo is not None:
             together, why = self.grpo.group_size, f" times grpo.group_size ({self.grpo.group_size})"
@@ -259,17 +256,13 @@ class RunConfig(Section):
         joined, micro = self.data.rows_joined, self.train.micro_batch_size
         for key, share in (("data.rows_joined", joined), ("train.micro_batch_size", micro)):
             if share != "auto" and rows % share:
-                raise ValueError(
-                    f"{key} ({share}) must divide the {rows} rows of a step (tokens_per_step / sequence_length)"
-                )
+                raise ValueError(f"{key} ({share}) must divide the {rows} rows of a step")
         if self.lora is not None and self.init_from is None:
-            raise ValueError(
-                "lora trains beside the matrices of a trained model: set init_from, for example init_from=runs/demo"
-            )
+            raise ValueError("lora trains beside the matrices of a trained model: set init_from, such as runs/demo")
         if (self.model.num_experts or 0) > 1 and self.model.num_experts_per_tok == 1 and self.model.norm_topk_prob:
+            # the weights of a token's experts add up to 1, so one alone is always 1, and the router learns nothing
             raise ValueError(
-                "model.norm_topk_prob makes the weights of a token's experts add up to 1. With num_experts_per_tok 1 "
-                "every weight is 1, and the router learns nothing from the text: set model.norm_topk_prob=false"
+                "with model.num_experts_per_tok 1 set model.norm_topk_prob=false, or the router cannot learn"
             )
         return self
 
@@ -289,10 +282,9 @@ class RunConfig(Section):
 
     def progress(self, step: int, seconds: float) -> float:
         """Share of the run that is over, 0 … 1: of the steps, or of the minutes if they are the limit."""
-        if self.max_steps is None:
-            assert self.train.max_minutes is not None
+        if self.train.max_minutes is not None:
             return min(1.0, seconds / (60 * self.train.max_minutes))
-        return step / self.max_steps
+        return step / (self.max_steps or DEFAULT_STEPS)
 
     @property
     def directory(self) -> Path:
@@ -355,20 +347,19 @@ def problem_of_name(name: str) -> str:
 def _refuse_foreign_code(loaded: LoadedConfig, config: RunConfig) -> None:
     """A config is the user's own word on the command line, or in a file where they work. What lies elsewhere may have
     come from others, and so may config.yaml, the name under which a run keeps its own."""
-    own_folders = [folder.resolve() for folder in (Path.cwd(), Path(__file__).parents[1])]
-    rewards = [config.grpo.reward] if config.grpo else []
-    for key, names in ((("eval", "hooks"), list(config.eval.cadences())), (("grpo", "reward"), rewards)):
-        code, place = [name for name in names if ":" in name], loaded.where(key)
-        file = Path(place.rpartition(":")[0]).resolve()
-        is_own = file.name != "config.yaml" and any(file.is_relative_to(folder) for folder in own_folders)
-        if code and not place.startswith("command line ") and not is_own:
+    named = [(("eval", "hooks"), hook if isinstance(hook, str) else hook.name) for hook in config.eval.hooks]
+    named += [(("grpo", "reward"), config.grpo.reward)] if config.grpo else []
+    for key, code in [(key, name) for key, name in named if ":" in name]:
+        place = loaded.where(key)
+        file, own_folders = Path(place.rpartition(":")[0]).resolve(), (Path.cwd(), Path(__file__).parents[1])
+        is_own = file.name != "config.yaml" and any(file.is_relative_to(folder.resolve()) for folder in own_folders)
+        if not place.startswith("command line ") and not is_own:
             raise InputError(
-                f"{place}: `{'.'.join(key)}` names {shortened(code[0])}, code that training would run, in a config "
+                f"{place}: `{'.'.join(key)}` names {shortened(code)}, code that training would run, in a config "
                 "that came from elsewhere: name built-in ones instead, or read that code and give --trust-hooks"
             )
 
 
-# --trust-hooks of a command that trains
 TRUST_HELP = "run the code that eval.hooks and grpo.reward name, also in a config that came from elsewhere"
 
 
@@ -405,13 +396,9 @@ def check_script(config: RunConfig, script: str) -> None:
         raise InputError(f"{section}: is null: {script} needs this section, as configs/{section}_demo.yaml has it")
     if records and config.data.records != records:
         instead = "" if own == script else f", or use python -m {own}"
-        raise InputError(
-            f"data.records is {config.data.records}, and {script} needs {records}: set data.records={records}{instead}"
-        )
+        raise InputError(f"{script} needs {records}: set data.records={records}{instead}")
     if records and config.init_from is None:
-        raise InputError(
-            f"init_from: {script} starts from a trained model: name a run, for example init_from=runs/demo"
-        )
+        raise InputError(f"{script} starts from a trained model: set init_from, for example init_from=runs/demo")
 
 
 # ---------------------------------------------------------------------------------------------------------

@@ -29,6 +29,8 @@ from train.config import RunConfig
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")  # of a container on Linux
 SMALL_VOCABULARY = 64  # counted, as long as the vocabulary is not known
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "tf32": torch.float32, "fp32": torch.float32}
+# what PyTorch knows about the processor, such as its name and amx_bf16; nothing, in versions that do not say
+CPU: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
 FEW_STEPS = 100  # for fewer, compiling is not even considered
 # minutes of plain training from which on compiling pays: it costs half a minute or more, and saves a tenth of the rest
 # on a CPU; on a GPU some 20 seconds, and more than half of the rest (EXPERIMENTS.md)
@@ -152,14 +154,14 @@ def fastest_precision(kind: str, faults: Mapping[str, str]) -> tuple[str, str]:
     and an Intel Xeon 0.75 times. With AMX the Xeon trained 1.4 to 2.3 times as fast. Without any of them bf16 is
     emulated, and takes eight times as long (EXPERIMENTS.md).
     """
-    fastest, has = "fp32", cpu_capabilities()
+    fastest = "fp32"
     if kind == "cuda":
         fastest, reason = ("fp16", "this GPU lacks bf16") if lacks("bf16", kind) else ("bf16", "this GPU has bf16")
     elif kind != "cpu":
         reason = f"nothing else trains on {kind}"
     elif limit := os.environ.get("ONEDNN_MAX_CPU_ISA"):  # the library that multiplies bf16 is told to use less
         reason = f"ONEDNN_MAX_CPU_ISA={limit}"
-    elif has.get("amx_bf16") or (has.get("avx512_bf16") and "AMD" in str(has.get("cpu_name"))):
+    elif CPU.get("amx_bf16") or (CPU.get("avx512_bf16") and "AMD" in str(CPU.get("cpu_name"))):
         fastest, reason = "bf16", "this CPU computes in bf16"
     else:
         reason = "this CPU is no faster in bf16"
@@ -245,18 +247,13 @@ def exact_until(ended: dict[str, Any]) -> str:
 # what this machine has
 
 
-def cpu_capabilities() -> dict[str, Any]:
-    """What PyTorch knows about the processor, such as its name and amx_bf16; nothing, in versions that do not say."""
-    return getattr(torch.cpu, "get_capabilities", dict)()
-
-
 def processor() -> dict[str, Any]:
     """What the sums of a CPU depend on: PyTorch, the processor, and the instructions that kernels are for."""
-    has, names = cpu_capabilities(), ("MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA")
+    names = ("MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA")
     limits = [f"{name}={os.environ[name]}" for name in names if name in os.environ]
     return {
         "torch": torch.__version__,
-        "cpu": has.get("cpu_name"),
+        "cpu": CPU.get("cpu_name"),
         "kernels": " ".join([torch.backends.cpu.get_cpu_capability(), *limits]),
     }
 
@@ -265,7 +262,7 @@ def machine(device: torch.device) -> str:
     """The GPU, or the processor and the number of threads, in words."""
     if device.type == "cuda":
         return torch.cuda.get_device_name()
-    name = cpu_capabilities().get("cpu_name") or platform.processor() or platform.machine()
+    name = CPU.get("cpu_name") or platform.processor() or platform.machine()
     return f"{name}, {torch.get_num_threads()} threads"
 
 
@@ -287,18 +284,6 @@ def memory_of(kind: str) -> tuple[float, str] | None:
         if (limit := float(CGROUP_LIMIT.read_text(encoding="ascii"))) < ram:
             return limit, "the limit of its container"
     return ram, "all RAM"
-
-
-def peak_memory_gb(device: torch.device) -> float | None:
-    """The most memory so far: of the GPU if there is one, else of this process (None where the system does not say)."""
-    if device.type == "cuda":
-        return round(torch.cuda.max_memory_allocated() / 1e9, 3)
-    try:
-        import resource
-    except ImportError:  # Windows
-        return None
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # kB on Linux, bytes on macOS
-    return round(peak / (1e9 if sys.platform == "darwin" else 1e6), 3)
 
 
 def synchronize(device: torch.device) -> None:

@@ -120,10 +120,10 @@ def computes(kind: str) -> Verdict:
 
 def room(config: RunConfig, kind: str) -> Verdict:
     """Memory, the disk of the run directory, and whether other programs have the cores."""
-    memory, free = hardware.memory_of(kind) or (0, "unknown"), psutil.virtual_memory().available
+    memory, whose = hardware.memory_of(kind) or (0, "unknown")
     disk = psutil.disk_usage(str(next(folder for folder in config.directory.absolute().parents if folder.is_dir())))
-    words = f"memory: {size_in_words(memory[0])} ({memory[1]}); free: {size_in_words(free)} of RAM, "
-    words += f"{size_in_words(disk.free)} of the disk of {config.output_dir}; other programs "
+    words = f"{size_in_words(memory)} of memory ({whose}), {size_in_words(disk.free)} free on the disk of "
+    words += f"{config.output_dir}; other programs "
     others = psutil.cpu_percent(interval=0.4) / 100  # it sleeps while it looks, so it does not count itself
     if others >= BUSY:
         return "note", f"{words}use {others:.0%} of the CPU: end them, or training takes longer"
@@ -291,8 +291,6 @@ def recommendation(run: RunConfig, timings: list[tuple[Device, float]], faults: 
         "auto takes these by itself" if is_auto else "auto may not: name them on the command line",
         f"expect {expected} of training; evaluations and checkpoints come on top",
     ]
-    if device.compile:
-        notes.append("compiled steps, which were not timed, are quicker still")
     return "\n".join([table(columns, lines), "", "\n  ".join(notes)])
 
 

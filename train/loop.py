@@ -16,6 +16,7 @@ from hashlib import sha256
 from signal import Signals
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from configs.command import InputError
@@ -67,7 +68,6 @@ def train(run: Run) -> None:
             scalars["loss"] = scalars["grad_norm"] = torch.tensor(math.nan, device=device)  # where nothing is trained
 
             if counts.trained:
-                scale_before = run.scaler.state_dict()
                 while True:
                     # Forward and backward: every parameter gets its gradient; again with fewer rows at a time where
                     # memory runs out.
@@ -81,7 +81,7 @@ def train(run: Run) -> None:
                         run.scaler.unscale_(optimizer)  # does nothing but in fp16
                     longest = config.grad_clip or math.inf  # 0: only measure
                     scalars["grad_norm"] = full_tensor(nn.utils.clip_grad_norm_(run.lm.parameters(), longest))
-                    if not overflowed(run, sums["loss"], scalars["grad_norm"], scale_before):
+                    if not overflowed(run, sums["loss"], scalars["grad_norm"]):
                         break
                     run.lm.zero_grad()
                 scalars |= {name: value / counts.trained for name, value in sums.items()}
@@ -124,7 +124,7 @@ def forward_backward(run: Run, batch: Batch, counts: Counts) -> dict[str, Tensor
     # gradients by the number of processes, so the loss is multiplied by it.
     processes = 1 if run.world.memory is not None else run.world.size
     for number, micro_batch in enumerate(micro_batches, start=1):
-        if run.world.size > 1:  # DDP's and FSDP2's gradients travel once a step, in the last backward pass
+        if processes > 1:  # DDP's and FSDP2's gradients travel once a step, in the last backward pass
             sync_gradients(run.state.forward, run.lm, run.world, wanted=number == len(micro_batches))
         # auxiliary losses are means over real tokens, the loss is one over what is trained: both are divided by that
         share = counts.trained / max(1, counts.tokens)
@@ -159,10 +159,10 @@ def sum_over_processes(run: Run, sums: dict[str, Tensor]) -> None:
         add_up_gradients(run.lm, run.world.memory, sums.values())
     elif run.world.size > 1:
         for value in sums.values():
-            run.world.sum_tensor(value)
+            dist.all_reduce(value)
 
 
-def overflowed(run: Run, loss: Tensor, grad_norm: Tensor, scale_before: dict[str, float]) -> bool:
+def overflowed(run: Run, loss: Tensor, grad_norm: Tensor) -> bool:
     """Whether a gradient of fp16 overflowed because the loss was scaled too far; the scale is halved then.
 
     Small gradients would be 0 in fp16, so the loss is multiplied by a large number before the backward pass
@@ -170,7 +170,7 @@ def overflowed(run: Run, loss: Tensor, grad_norm: Tensor, scale_before: dict[str
     """
     if not run.scaler.is_enabled():
         return False
-    again = bool(loss.isfinite()) and not bool(grad_norm.isfinite())
+    again, scale_before = bool(loss.isfinite()) and not bool(grad_norm.isfinite()), run.scaler.state_dict()
     run.scaler.update()
     if again and run.scaler.get_scale() < SMALLEST_LOSS_SCALE:  # no scale helps: it is the step, not the scale
         run.scaler.load_state_dict(scale_before)
@@ -234,18 +234,21 @@ def read_figures(run: Run, is_last: bool) -> None:
 
 def examine(run: Run, figures: StepFigures) -> None:
     """Log a step that was skipped, or whose loss stands out. Raises NonFiniteLoss if it is one too many."""
-    if not figures.counts.trained:  # answers that all earned the same, a row of padding, or of a first token alone
-        return
-    state, step = run.state, figures.step + 1
+    state, step, median = run.state, figures.step + 1, None
     loss, grad_norm = figures.values["loss"], figures.values["grad_norm"]
+    is_finite = math.isfinite(loss) and math.isfinite(grad_norm)
+    if is_finite:
+        median = spike_median(state.recent_losses, loss)
+    # nothing is trained on answers that all earned the same, on a row of padding, or of a first token alone
+    if not figures.counts.trained or (is_finite and median is None):
+        return
     first_row = figures.step * run.source.rows_per_batch
     last_row = first_row + run.source.rows_per_batch - 1
     record = {"loss": loss, "grad_norm": grad_norm, "rows": [first_row, last_row]}
     rows = f"rows {first_row} to {last_row}"
-    if math.isfinite(loss) and math.isfinite(grad_norm):
-        if (median := spike_median(state.recent_losses, loss)) is not None:
-            run.tracker.log("spike", step, state.tokens, state.seconds, record)
-            run.tracker.say(f"step {step:>6,}   loss spike: {loss:.4f}, around {median:.4f} before ({rows})")
+    if is_finite:
+        run.tracker.log("spike", step, state.tokens, state.seconds, record)
+        run.tracker.say(f"step {step:>6,}   loss spike: {loss:.4f}, around {median:.4f} before ({rows})")
         return
     state.skipped += 1
     run.tracker.log("skipped", step, state.tokens, state.seconds, record)
@@ -319,7 +322,7 @@ def train_to_the_end(run: Run) -> int:
                     from train.compilation import compile_and_try  # an optional subject: it takes long to import
 
                     compile_and_try(run, state.stop_signal)
-                if run.world.size > 1:
+                if run.world.size > 1 and run.world.memory is None:
                     state.forward = wrap(state.forward, run.world, run.device.device)
                 if state.before and run.config.max_steps and (what := differences(state.before, state.resolved)):
                     state.breaks.append({"step": state.step, "what": what})
@@ -358,18 +361,13 @@ def show_stop(run: Run, why: str) -> None:
 @torch.no_grad()
 def report_initial_loss(run: Run) -> None:
     """The loss before the first step. An untrained model should find every token equally likely."""
-
-    def measure() -> tuple[Tensor, int]:
-        with run.device.autocast():
-            parts = run.source.batch(0, run.lm).split(min(8, run.state.micro_rows))
-            batch = next((part for part in parts if run.objective.count(part)), parts[0])
-            loss_sum, _ = run.objective.loss(run.lm, batch.to(run.device.device))
-        return loss_sum, run.objective.count(batch)
-
     run.lm.eval()
-    loss_sum, counted = within_memory(run, measure)
-    expected, vocabulary = "", run.data.tokenizer.vocab_size
-    if isinstance(run.objective, NextToken):
-        expected = f", and ln(vocabulary {vocabulary:,}) = {math.log(vocabulary):.4f}"
-    if counted:  # where all answers to a question earn the same, there is nothing to learn
+    with run.device.autocast():
+        parts = run.source.batch(0, run.lm).split(min(8, run.state.micro_rows))
+        batch = next((part for part in parts if run.objective.count(part)), parts[0])
+        loss_sum, _ = run.objective.loss(run.lm, batch.to(run.device.device))
+    if counted := run.objective.count(batch):  # 0 where all answers to a question earn the same: nothing to learn
+        vocabulary = run.data.tokenizer.vocab_size
+        is_plain = isinstance(run.objective, NextToken)
+        expected = f", and ln(vocabulary {vocabulary:,}) = {math.log(vocabulary):.4f}" if is_plain else ""
         run.tracker.say(f"step 0: loss {float(loss_sum) / counted:.4f}{expected}")

@@ -6,16 +6,18 @@ None of these programs stops a run: one that raises is switched off, and the run
 from __future__ import annotations
 
 import math
+import os
 import secrets
 import statistics
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import psutil
 import torch
 from torch import Tensor
 from tqdm import tqdm
@@ -26,11 +28,10 @@ from eval.run_files import METRICS
 from model import LanguageModel
 from train.checkpoint import TrainerState
 from train.config import RunConfig
-from train.device import Device, known_peak, peak_memory_gb
+from train.device import Device, known_peak
 
-SPIKE_WINDOW = 30  # steps whose losses a new one is compared with
-SPIKE_DEVIATIONS = 6.0  # how far above their median it must be, in (robust) standard deviations, …
-SPIKE_SHARE = 0.1  # … and as a share of the median
+# a spike: so far above the median of the last losses, in (robust) standard deviations and as a share of it
+SPIKE_WINDOW, SPIKE_DEVIATIONS, SPIKE_SHARE = 30, 6.0, 0.1
 SILENCE_S, SILENCE = 10.0, 0.05  # without a terminal, for so long and this share of the run nothing need be said
 
 
@@ -101,7 +102,7 @@ class Meter:
     def line(self) -> dict[str, Any]:
         """A line of figures; the next one starts from zero."""
         assert self.last is not None
-        last, seconds = self.last, self.seconds()
+        last, seconds, on_gpu = self.last, self.seconds(), self.device.type == "cuda"
         flops_per_s = self.flops * self.positions / seconds
         values = {
             "loss": last.values["loss"],
@@ -112,7 +113,10 @@ class Meter:
             "data_wait_share": round(self.waited / seconds, 4),
             "tflops": round(flops_per_s / 1e12, 4),
             **({"mfu": round(flops_per_s / self.peak_flops, 4)} if self.peak_flops else {}),
-            "memory_gb": peak_memory_gb(self.device),
+            # the most of the GPU so far, or what this process holds on a CPU, which gives nothing back in training
+            "memory_gb": round(
+                (torch.cuda.max_memory_allocated() if on_gpu else psutil.Process().memory_info().rss) / 1e9, 3
+            ),
             **{name: round(spent, 3) for name, spent in self.elsewhere.items()},
         }
         self.elsewhere = dict.fromkeys(self.elsewhere, 0.0)
@@ -121,11 +125,8 @@ class Meter:
 
 
 def spike_median(losses: list[float], loss: float) -> float | None:
-    """Whether a loss is a spike: far above the losses of the last steps, whose median is returned then.
-
-    Far: in median absolute deviations, which a single spike among the losses hardly changes. `losses` takes in the new
-    one and keeps the last SPIKE_WINDOW.
-    """
+    """The median of the last losses, if this one is a spike: far above them in median absolute deviations, which one
+    more spike among them hardly changes. `losses` takes in the new one and keeps the last SPIKE_WINDOW."""
     median = None
     if len(losses) == SPIKE_WINDOW:
         middle = statistics.median(losses)
@@ -227,9 +228,11 @@ class Tracker:
         both sides of `… | tee log`, and the checkpoint is still to be written."""
         if self.writes:
             self._said = time.monotonic()
-            with suppress(OSError):
+            try:
                 self.bar.write(text, file=sys.stdout)
                 sys.stdout.flush()
+            except OSError:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # and what still waits goes nowhere
 
     def close(self, exit_code: int = 0) -> None:
         """Close the bar, and the others' runs with our exit code."""

@@ -26,15 +26,12 @@ FUSED = ("cpu", "cuda", "mps")  # devices on which PyTorch has AdamW as one kern
 
 
 def orthogonalize(matrices: Tensor, steps: int = 5, dtype: torch.dtype = torch.float32) -> Tensor:
-    """The nearest (semi-)orthogonal matrices, roughly: (N, rows, columns) -> the same shape.
+    """The nearest (semi-)orthogonal matrices, roughly: (N, rows, columns), no more rows than columns -> the same shape.
 
     Newton-Schulz iteration X <- aX + b(XXᵀ)X + c(XXᵀ)²X, which drives every singular value to about 1.
     """
     a, b, c = NEWTON_SCHULZ
     x = matrices.to(dtype)
-    tall = x.shape[-2] > x.shape[-1]
-    if tall:
-        x = x.mT
     x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
     if dtype == torch.float32 and x.shape[-1] >= 2 * x.shape[-2]:
         # The same for wide matrices, a third quicker: every X is PX for a P made from XXᵀ, which is small. Only in
@@ -51,7 +48,7 @@ def orthogonalize(matrices: Tensor, steps: int = 5, dtype: torch.dtype = torch.f
         for _ in range(steps):
             gram = x @ x.mT
             x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    return (x.mT if tall else x).to(matrices.dtype)
+    return x.to(matrices.dtype)
 
 
 class Muon(torch.optim.Optimizer):
@@ -161,28 +158,26 @@ def build_optimizers(
     if config.name == "muon":
         if blocks:
             dtype = precision if precision == torch.bfloat16 else None
-            muon = Muon([{"name": "blocks", "params": blocks}], lr, config.momentum, decay, dtype, world)
-            optimizers.append(muon)
+            group = {"name": "blocks", "params": blocks, "peak_lr": lr}
+            optimizers.append(Muon([group], lr, config.momentum, decay, dtype, world))
         blocks, lr = [], config.adamw_lr
     embedding_lr = lr if lm.config.tie_word_embeddings else config.embedding_lr or lr
-    groups: list[dict[str, Any]] = [
-        {"name": "blocks", "params": blocks, "lr": lr, "weight_decay": decay},
-        {"name": "head", "params": of["head"], "lr": lr, "weight_decay": decay},
-        {"name": "embedding", "params": of["embedding"], "lr": embedding_lr, "weight_decay": 0.0},
-        {"name": "vectors", "params": of["vector"], "lr": lr, "weight_decay": 0.0},
+    table = [
+        ("blocks", blocks, lr, decay),
+        ("head", of["head"], lr, decay),
+        ("embedding", of["embedding"], embedding_lr, 0.0),
+        ("vectors", of["vector"], lr, 0.0),
         # Muon would make every direction of B A equally strong. An adapter has few, and most tasks need fewer
-        {"name": "adapters", "params": of["adapter"], "lr": lr, "weight_decay": decay},
+        ("adapters", of["adapter"], lr, decay),
     ]
-    groups = [group for group in groups if group["params"]]
-    if groups:
-        fused = groups[0]["params"][0].device.type in FUSED
-        betas = (config.betas[0], config.betas[1])
+    groups: list[dict[str, Any]] = [
+        {"name": name, "params": parameters, "lr": peak, "peak_lr": peak, "weight_decay": shrink}
+        for name, parameters, peak, shrink in table
+        if parameters
+    ]
+    if groups or not optimizers:  # AdamW refuses to train nothing
+        betas, fused = (config.betas[0], config.betas[1]), lm.lm_head.weight.device.type in FUSED
         optimizers.append(torch.optim.AdamW(groups, betas=betas, eps=config.eps, fused=fused))
-    if not optimizers:
-        raise ValueError("every parameter is frozen (requires_grad is False), so there is nothing to train")
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            group["peak_lr"] = group["lr"]
     return optimizers
 
 

@@ -19,20 +19,19 @@ import torch
 from configs.command import InputError, exit_on_bad_input
 from data.batches import make_rows
 from data.prepare import prepare
-from data.tokenizer import Tokenizer
 from eval.hooks import Hooks
 from model import LanguageModel
 from train import report
 from train.budget import check_memory
 from train.checkpoint import find_start, open_for, own
 from train.config import TRUST_HELP, RunConfig, check_script, load_run_config
-from train.device import Device, keep_freed_memory, resolve_device
+from train.device import keep_freed_memory, resolve_device
 from train.init_from import find_initial_weights, load_initial_weights
 from train.loop import train_to_the_end
 from train.metrics import Meter, Tracker
 from train.objective import MakeObjective, NextToken, TextBatches
 from train.optimizer import build_optimizers
-from train.processes import World, check_shares, number_of_processes, on_processes, processes, shard
+from train.processes import check_shares, number_of_processes, on_processes, processes, shard
 from train.run import Run, resume
 
 
@@ -68,8 +67,7 @@ def _run(config: RunConfig, script: str, objective: MakeObjective | None, source
     # text is read.
     with processes(config.train.parallel, config.train.device) as world, ExitStack() as until_the_end:
         world.on_rank0(lambda: until_the_end.enter_context(own(config.directory)))
-        if world.size > 1:
-            check_shares(config, world)
+        check_shares(config, world)
         hooks = Hooks(config.eval, config.model)
 
         # 2. Whether this run is new, half-way or finished, and where it computes.
@@ -79,20 +77,45 @@ def _run(config: RunConfig, script: str, objective: MakeObjective | None, source
                 print(report.summary(config.directory))
             return 0
         device = world.on_rank0(lambda: resolve_device(config, start.state.resolved if start.state else None))
-        initial = None
-        if config.init_from is not None:
-            initial = world.on_rank0(lambda: find_initial_weights(config, start.checkpoint))
+        find = partial(find_initial_weights, config, start.checkpoint)
+        initial = None if config.init_from is None else world.on_rank0(find)
         world.on_rank0(lambda: check_memory(config, device, world.size))
 
-        # 3. Text -> tokens -> rows.
+        # 3. Text -> tokens -> rows. The tokenizer has the last numbers of the network.
         data = prepare(config.data, Path(config.output_dir), show_progress=world.rank == 0)
         batches = source(config, data, world, device.device)
         held_out = make_rows(config.data, data, "validation")
+        tokenizer, turns = data.tokenizer, config.data.records != "text"
+        numbers = {
+            "vocab_size": tokenizer.vocab_size,
+            "bos_token_id": tokenizer.bos_id,
+            "eos_token_id": tokenizer.stop_ids if turns else tokenizer.eos_id,
+            "pad_token_id": tokenizer.pad_id,
+        }
+        for key, number in numbers.items():
+            if (wanted := getattr(config.model, key)) not in (None, number):
+                what = f"{number} ids" if key == "vocab_size" else f"{number} there"
+                raise InputError(f"model.{key} is {wanted}, but the tokenizer has {what}: leave that key out")
+        config = config.model_copy(update={"model": config.model.model_copy(update=numbers)})
+        world.on_rank0(lambda: check_memory(config, device, world.size))  # now the vocabulary is known
 
         # 4. The network, and how its gradients become steps; a stopped run resumes here.
-        config = with_tokenizer(config, data.tokenizer)
-        world.on_rank0(lambda: check_memory(config, device, world.size))  # now the vocabulary is known
-        lm = build_model(config, device, world, data.tokenizer, initial)
+        if device.device.type == "cpu":
+            keep_freed_memory()
+        if device.precision == "tf32":
+            torch.set_float32_matmul_precision("high")
+        torch.manual_seed(config.seed)  # of the random weights; those in `initial` take their place
+        lm = LanguageModel(config.model).to(device.device)
+        lm.set_attn_implementation(device.attention)
+        lm.model.activation_checkpointing = config.train.activation_checkpointing
+        if initial is not None:
+            added = load_initial_weights(lm, initial, tokenizer, config.lora)
+            if added and world.rank == 0:
+                print(added)
+        if world.shares_model:
+            shard(lm, device.dtype)
+        if world.rank:  # the weights are drawn, alike everywhere: each process draws its own dropout from here on
+            torch.manual_seed((config.seed * 1_000_003 + world.rank) % 2**63)
         learned = objective(config, data, lm, device) if objective else NextToken()
         optimizers = build_optimizers(lm, config.train.optimizer, world, device.dtype)
         scaler = torch.amp.GradScaler(device.device.type, enabled=device.precision == "fp16")
@@ -101,8 +124,10 @@ def _run(config: RunConfig, script: str, objective: MakeObjective | None, source
             scaler.load_state_dict(state.scaler)
         world.on_rank0(lambda: open_for(config, start))
         tracker, meter = Tracker(config, state, world.rank == 0), Meter(config, lm, device, world.size)
-        parts = (data, batches, held_out, learned, lm, optimizers, scaler, hooks, tracker, meter)
-        run = Run(config, script, device, world, *parts, state)
+        run = Run(
+            config, script, device, world, data, batches, held_out, learned, lm, optimizers, scaler, hooks, tracker,
+            meter, state,
+        )  # fmt: skip
 
         # 5. Train; draw while the tracker is still open.
         exit_code = 1
@@ -120,46 +145,6 @@ def _run(config: RunConfig, script: str, objective: MakeObjective | None, source
             report.write(run)
             print(report.summary(config.directory))
         return exit_code
-
-
-def build_model(
-    config: RunConfig, device: Device, world: World, tokenizer: Tokenizer, initial: Path | None
-) -> LanguageModel:
-    """The network on its device: random weights from the seed, or those in `initial`; under fsdp2, a share of it."""
-    if device.device.type == "cpu":
-        keep_freed_memory()
-    if device.precision == "tf32":
-        torch.set_float32_matmul_precision("high")
-    torch.manual_seed(config.seed)
-    lm = LanguageModel(config.model).to(device.device)
-    lm.set_attn_implementation(device.attention)
-    lm.model.activation_checkpointing = config.train.activation_checkpointing
-    if initial is not None:
-        added = load_initial_weights(lm, initial, tokenizer, config.lora)
-        if added and world.rank == 0:
-            print(added)
-    if world.shares_model:
-        shard(lm, device.dtype)
-    if world.rank:  # the weights are drawn, alike everywhere: each process draws its own dropout from here on
-        torch.manual_seed((config.seed * 1_000_003 + world.rank) % 2**63)
-    return lm
-
-
-def with_tokenizer(config: RunConfig, tokenizer: Tokenizer) -> RunConfig:
-    """The config with the tokenizer's numbers filled in. Raises InputError if the YAML has others."""
-    turns = config.data.records != "text"
-    numbers = {
-        "vocab_size": tokenizer.vocab_size,
-        "bos_token_id": tokenizer.bos_id,
-        "eos_token_id": tokenizer.stop_ids if turns else tokenizer.eos_id,
-        "pad_token_id": tokenizer.pad_id,
-    }
-    for key, number in numbers.items():
-        wanted = getattr(config.model, key)
-        if wanted not in (None, number):
-            what = f"{number} ids" if key == "vocab_size" else f"{number} there"
-            raise InputError(f"model.{key} is {wanted}, but the tokenizer has {what}: leave that key out")
-    return config.model_copy(update={"model": config.model.model_copy(update=numbers)})
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -185,8 +170,9 @@ def parse_command_line(
 ) -> RunConfig:
     """`configs/x.yaml [section.key=value ...]` -> RunConfig. script: whose command line it is."""
     usage = f"python -m {script} configs/x.yaml [section.key=value ...] [--trust-hooks]"
-    form = RawDescriptionHelpFormatter
-    parser = ArgumentParser(usage=usage, description=description, epilog=MORE_HELP, formatter_class=form)
+    parser = ArgumentParser(
+        usage=usage, description=description, epilog=MORE_HELP, formatter_class=RawDescriptionHelpFormatter
+    )
     parser.add_argument("config", nargs="?", help=f"a YAML file, for example {example.split()[0]}")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="for example seed=1")
     parser.add_argument("--trust-hooks", action="store_true", help=TRUST_HELP)

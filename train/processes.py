@@ -75,12 +75,9 @@ class World:
         """Each number, added up over the processes."""
         if self.size == 1:
             return list(numbers)
-        return self.sum_tensor(torch.tensor(numbers, dtype=torch.int64)).tolist()
-
-    def sum_tensor(self, value: Tensor) -> Tensor:
-        """A tensor on the device, added up over the processes, of which there are several."""
-        dist.all_reduce(value)
-        return value
+        sums = torch.tensor(numbers, dtype=torch.int64)
+        dist.all_reduce(sums)
+        return sums.tolist()
 
     def gather(self, value: Value) -> list[Value]:
         """The values of all processes, in the order of their ranks."""
@@ -127,10 +124,11 @@ def number_of_processes(config: RunConfig, parts: int | None = None) -> int:
         return 1
     if wanted != "auto":
         return wanted
-    with suppress(InputError, KeyError):  # a new run; what is wrong with a checkpoint is said later
-        before = read_json(checkpoint_directory(config.directory) / TRAINING / STATE)["resolved"]
-        if before["world_size"] * before["threads"] <= cores:
-            return before["world_size"]
+    if (config.directory / "checkpoints" / "latest").is_file():
+        with suppress(InputError, KeyError):  # what is wrong with a checkpoint is said later
+            before = read_json(checkpoint_directory(config.directory) / TRAINING / STATE)["resolved"]
+            if before["world_size"] * before["threads"] <= cores:
+                return before["world_size"]
     most = min(cores, config.train.tokens_per_step // LEAST_TOKENS)
     return max(1, largest_divisor(parts or config.rows_per_step // joined(config), most))
 
@@ -294,7 +292,7 @@ def share(tensor: Tensor, like: Tensor) -> Tensor:
 
 def wrap(model: nn.Module, world: World, device: torch.device) -> nn.Module:
     """What training calls: with ddp, the model (compiled or not) whose backward pass averages the gradients."""
-    if world.parallel != "ddp" or world.memory is not None:
+    if world.parallel != "ddp":
         return model
     ids = [world.local_rank] if device.type == "cuda" else None
     return nn.parallel.DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True)
@@ -317,11 +315,10 @@ def add_up_gradients(lm: nn.Module, memory: SharedMemory, sums: Iterable[Tensor]
 
     sums: more float32 tensors that become theirs, so that nobody waits once more.
     """
-    trained = [parameter for parameter in lm.parameters() if parameter.requires_grad]
-    for parameter in trained:
-        if parameter.grad is None:  # no row of this process reached it
+    for parameter in lm.parameters():
+        if parameter.requires_grad and parameter.grad is None:  # no row of this process reached it
             parameter.grad = torch.zeros_like(parameter)
-    memory.add_up([*(parameter.grad for parameter in trained if parameter.grad is not None), *sums])
+    memory.add_up([*(parameter.grad for parameter in lm.parameters() if parameter.grad is not None), *sums])
 
 
 class SharedMemory:

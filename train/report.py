@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import platform
-import subprocess
 from contextlib import suppress
 from datetime import date
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 import torch
 
 from configs.files import DamagedFile, read_json, read_lines
-from configs.text import code, fenced, markdown
+from configs.text import fenced, markdown
 from data.batches import too_long
 from data.prepare import describe
 from eval.attention.viewer import VIEWER
@@ -29,14 +28,11 @@ def opening(run: Run, checkpoint: Path | None = None) -> str:
     """What is about to happen, in a few lines: model, device, length, rows, text."""
     c, world = run.config, run.world
     active = f" ({run.lm.num_active_parameters():,} active for a token)" if c.model.num_experts else ""
-    length = f"{c.train.max_minutes} minutes by the clock (so never twice exactly the same) in steps"
+    clock = f"{c.train.max_minutes} minutes by the clock (so never twice exactly the same) in steps"
+    length = f"{c.max_steps:,} steps" if c.max_steps else clock
     epochs = run.source.epochs(c.max_steps) if c.max_steps else None
-    if c.max_steps:
-        length = f"{c.max_steps:,} steps"
     rows = run.source.rows_per_batch * run.rows_joined
     joined = f", {run.rows_joined} joined {run.source.joined}" if run.rows_joined > 1 else ""
-    if joined and run.device.device.type == "cpu" and c.data.records == "conversations":
-        joined += "; on a CPU data.rows_joined=1 may be quicker"
     processes = f"{world.size} processes, {world.parallel}" if world.size > 1 else ""
     if world.memory is not None:
         processes = processes_in_words(world.size, torch.get_num_threads())
@@ -67,34 +63,36 @@ def write(run: Run) -> None:
     train = [line for line in metrics if line["split"] == "train"]
     speed = median_high([line["tokens_per_s"] for line in train if line.get("tokens_per_s") is not None] or [0.0])
     apart = sum(run.meter.elsewhere.values()) + sum((m.get("eval_s") or 0) + (m.get("save_s") or 0) for m in train)
-    figures: dict[str, Any] = {"step": state.step, "tokens": state.tokens, "seconds": state.seconds}
-    figures |= {"parameters": run.lm.num_parameters(), "tokens_per_s": speed}
-    for outcome in outcomes:
-        figures |= outcome.figures
-    figures["summary"] = [line for outcome in outcomes for line in outcome.lines]
-    figures["summary"].append(
+    lines = [line for outcome in outcomes for line in outcome.lines]
+    lines.append(
         f"{state.seconds / 60:.1f} minutes ({apart / 60:.1f} of them evaluating and saving), {state.tokens:,} tokens, "
         f"{speed:,.0f} tokens/s (median), finished at step {state.step:,}"
     )
-    figures["sample"] = "".join(outcome.sample for outcome in outcomes)
-    figures["seen"] = " ".join(outcome.seen for outcome in outcomes if outcome.seen)
-
-    commit, root = "", Path(__file__).parents[1]
-    if (root / ".git").exists():  # Headlight is not installed, but a clone
-        with suppress(OSError):  # no git
-            describe = ["git", "-C", str(root), "describe", "--always", "--dirty", "--exclude=*"]
-            commit = subprocess.run(describe, capture_output=True, text=True, check=False).stdout.strip()
-    page = [f"# {markdown(run.config.name)}", "", fenced(opening(run)), ""]
-    page += ["## Result", "", fenced("\n".join(figures["summary"])), ""]
-    if figures["sample"]:
-        page += ["A sample, as the model wrote it:", "", fenced(figures["sample"]), ""]
-    page += [line for outcome in outcomes for line in outcome.sections]
-    page += ["## Figures", "", "![loss](loss.png)", ""]
+    figures: dict[str, Any] = {
+        "step": state.step,
+        "tokens": state.tokens,
+        "seconds": state.seconds,
+        "parameters": run.lm.num_parameters(),
+        "tokens_per_s": speed,
+        **{name: value for outcome in outcomes for name, value in outcome.figures.items()},
+        "summary": lines,
+        "sample": "".join(outcome.sample for outcome in outcomes),
+        "seen": " ".join(outcome.seen for outcome in outcomes if outcome.seen),
+    }
     pictures = [picture for outcome in outcomes for picture in outcome.pictures]
-    page += [f"![{title}]({path})\n" for path, title in pictures if (directory / path).is_file()]
-    page += ["## Made with", "", f"`python -m {run.script}` from {code(f'{directory}/config.yaml')}, "]
-    page += [f"torch {torch.__version__}, Python {platform.python_version()}, {markdown(machine(run.device.device))}; "]
-    page += [f"{f'commit {commit}, ' if commit else ''}{date.today().isoformat()}.", ""]
+    made_with = (
+        f"python -m {run.script} {directory}/config.yaml\n"
+        f"torch {torch.__version__}, Python {platform.python_version()}, {machine(run.device.device)}; {date.today()}"
+    )
+    sample = ["A sample, as the model wrote it:", "", fenced(figures["sample"]), ""] if figures["sample"] else []
+    page = [
+        *(f"# {markdown(run.config.name)}", "", fenced(opening(run)), ""),
+        *("## Result", "", fenced("\n".join(lines)), "", *sample),
+        *(line for outcome in outcomes for line in outcome.sections),
+        *("## Figures", "", "![loss](loss.png)", ""),
+        *(f"![{title}]({path})\n" for path, title in pictures if (directory / path).is_file()),
+        *("## Made with", "", fenced(made_with), ""),
+    ]
     plot_loss(metrics, directory / "loss.png")
     (directory / "report.md").write_text("\n".join(page), encoding="utf-8")
     replace_text(directory / RESULT, json.dumps(figures, indent=2) + "\n")  # with it, the run is finished
@@ -114,11 +112,9 @@ def summary(directory: Path) -> str:
 
 def plot_loss(metrics: list[dict[str, Any]], path: Path) -> None:
     """Training and validation loss against tokens seen."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4), dpi=110)  # margins by hand: a layout engine draws everything twice
-    FigureCanvasAgg(figure)
     axes = figure.add_axes((0.12, 0.12, 0.86, 0.84))
     for split, style in (("train", {"lw": 0.8, "alpha": 0.6}), ("val", {"ls": "none", "marker": "o"})):
         chosen = [m for m in metrics if m["split"] == split and m.get("loss") is not None]

@@ -119,7 +119,7 @@ def resume(
 
     Raises InputError if the checkpoint does not fit, or the text is not the one that the run was trained on.
     """
-    state = RunState()
+    state, rows = RunState(), micro_batch_rows(config, device, world.size)
     if start.checkpoint is not None:
         state = RunState(**vars(load_checkpoint(start.checkpoint, lm, optimizers, world)))
         source.restore(load_kept(start.checkpoint, world))
@@ -128,14 +128,14 @@ def resume(
         else:
             state.wandb_id = None  # another run continues, under its own name
         check_contents(config, state, data)
+        before = (state.resolved.get("device"), state.resolved.get("world_size"))
+        if config.train.micro_batch_size == "auto" and before == (device.device.type, world.size):
+            # memory may have run out since
+            rows = min(state.resolved.get("micro_batch_size") or rows, config.rows_per_step // world.size)
     state.identity = config.identity() | {CONTENTS: data.directory.name}  # from here on it is the continued run's
-    rows = micro_batch_rows(config, device, world.size)
-    as_it_began = (state.resolved.get("device"), state.resolved.get("world_size")) == (device.device.type, world.size)
-    if config.train.micro_batch_size == "auto" and as_it_began:  # memory may have run out since
-        rows = min(state.resolved.get("micro_batch_size") or rows, config.rows_per_step // world.size)
     state.before, state.resolved = state.resolved, decided_by(device, rows, world.size)
-    state.micro_rows = max(1, rows * config.data.sequence_length // source.row_length)
-    state.micro_rows = min(state.micro_rows, max(1, source.rows_per_batch // world.size))
+    joined_rows = rows * config.data.sequence_length // source.row_length
+    state.micro_rows = max(1, min(joined_rows, source.rows_per_batch // world.size))
     state.forward, state.non_finite = lm, torch.tensor(float(state.skipped), device=device.device)
     return state
 

@@ -33,10 +33,8 @@ REASONS = {2: " (bad input)", 3: " (its loss became non-finite)"}
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One run: its variant, its checked config, and the overrides that make it on the command line.
-
-    label: the variant's part of the name. changes: its own overrides, [] = the baseline. folder: of the sweep.
-    """
+    """One run. label: its variant, a part of its name. changes: the variant's overrides, [] = the baseline. overrides:
+    all of them, as on the command line. folder: of the sweep."""
 
     label: str
     changes: list[str]

@@ -46,7 +46,6 @@ class Ledger:
     duplicates: int = 0
     bad: int = 0
     bad_records: list[str] = field(default_factory=list)
-    left_out: list[str] = field(default_factory=list)  # names of files of a folder that are not read
 
     def check_bad(self, at_least: int = 0) -> None:
         """Raises InputError if more than 1 % of the records are bad, once there are enough of them to tell."""
@@ -70,17 +69,12 @@ def documents(config: DataConfig, split: Split) -> Iterator[Any]:
     return (document.content for document in read(config) if document.split == split)
 
 
-def files_of(source: FilesSource, held_out: bool = False, ledger: Ledger | None = None) -> list[Path]:
+def files_of(source: FilesSource, held_out: bool = False) -> list[Path]:
     """The files that are trained on, or the held-out ones; no file is both. Raises InputError if there are none."""
     validation: list[Path] = []
     if source.validation_path is not None:
-        validation = files.search(source.validation_path, "data.source.validation_path")[0]
-    if held_out:
-        return validation
-    paths, left_out = files.search(source.path, "data.source.path", train_only=True, taken=validation)
-    if ledger is not None:
-        ledger.left_out += [file.name for file in left_out]
-    return paths
+        validation = files.search(source.validation_path, "data.source.validation_path")
+    return validation if held_out else files.search(source.path, "data.source.path", train_only=True, taken=validation)
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -144,7 +138,7 @@ def _contents(source: Any, held_out: bool, config: DataConfig, ledger: Ledger) -
         if isinstance(source, HubSource):
             yield from files.dataset_records(source, str(source.validation_split if held_out else source.split))
             return
-        for file in files_of(source, held_out, ledger):
+        for file in files_of(source, held_out):
             yield from files.records(file, source.separator, source.text_field.partition(".")[0] if is_text else None)
 
     def good() -> Iterator[tuple[str, Any]]:

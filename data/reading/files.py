@@ -14,14 +14,13 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from configs.command import InputError, still_busy
-from configs.files import resolve
 from data.config import HubSource
 
 if TYPE_CHECKING:
@@ -54,59 +53,44 @@ class Record(NamedTuple):
 # which files
 
 
-def search(
-    paths: str | list[str], key: str, train_only: bool = False, taken: list[Path] | None = None
-) -> tuple[list[Path], list[Path]]:
+def search(paths: str | list[str], key: str, train_only: bool = False, taken: Sequence[Path] = ()) -> list[Path]:
     """The files that a path, a folder, a pattern or a list of these names: in a fixed order, each once, none of those
-    that are `taken`; and those of a folder that are left out. train_only: what a folder names as its validation or test
-    part is left out as well. Raises InputError, with the config key, for a path that leads to none.
+    that are `taken`. Of a folder, what describes records is left out; train_only: so are the parts that it names as
+    validation or test. Raises InputError, with the config key, for a path that leads to no file.
     """
-    used = {file.resolve() for file in taken or []}
+    used = {file.resolve() for file in taken}
     files: dict[Path, Path] = {}
-    left_out: list[Path] = []
     for path in [paths] if isinstance(paths, str) else paths:
+        given, known = Path(path).expanduser(), " ".join(KINDS)
+        if given.is_file() and kind_of(given) not in KINDS:
+            raise InputError(f"{key}: {path} is a {given.suffix or 'nameless kind of'} file: use one of {known}")
         with still_busy(f"looking for the files of {key}"):
-            for file in sorted(_expand(path, key, train_only, left_out), key=Path.as_posix):
-                if file.resolve() not in used:
-                    files.setdefault(file.resolve(), file)
+            matching = _inside(given) if given.is_dir() else map(Path, glob.glob(str(given), recursive=True))  # noqa: PTH207 (it knows absolute patterns)
+            readable = (file for file in matching if file.is_file() and kind_of(file) in KINDS)
+            some = sorted(readable, key=Path.as_posix)
+        if given.is_dir():
+            is_all_notes = all(kind_of(file) == ".md" for file in some)  # then a README is one of them
+            some = [file for file in some if is_all_notes or file.name.lower() != "readme.md"]
+            some = [file for file in some if not DESCRIPTIONS.fullmatch(file.name)]
+            some = [file for file in some if not (train_only and is_other_part(file.relative_to(given)))]
+            if not some:
+                raise InputError(
+                    f"{key}: the folder {path} holds no file to train on ({known}; parts named validation or test are "
+                    "left out): name a file, or use a pattern"
+                )
+        elif not some:
+            hint = ": fetch input.txt, 1.1 MB, from data/tinyshakespeare of the GitHub repository karpathy/char-rnn"
+            raise InputError(f"{key}: no such file: {path}{hint * ('shakespeare' in path.lower())}")
+        for file in some:
+            if file.resolve() not in used:
+                files.setdefault(file.resolve(), file)
     if not files:
         raise InputError(f"{key}: names only files that validation_path names too: give others to train on")
-    return list(files.values()), [file for file in left_out if file.resolve() not in {*used, *files}]
-
-
-def _expand(path: str, key: str, train_only: bool, left_out: list[Path]) -> list[Path]:
-    """The files that one path names; adds what else is in a folder to `left_out`."""
-    given, known = resolve(path, key), " ".join(KINDS)
-    if given.is_file():
-        if kind_of(given) not in KINDS:
-            raise InputError(f"{key}: {path} is a {given.suffix or 'nameless kind of'} file: use one of {known}")
-        return [given]
-    if not given.is_dir():
-        matching = map(Path, glob.glob(str(given), recursive=True))  # noqa: PTH207 (it knows absolute patterns)
-        if files := [file for file in matching if file.is_file() and kind_of(file) in KINDS]:
-            return files
-        hint = ": fetch input.txt, 1.1 MB, from data/tinyshakespeare of the GitHub repository karpathy/char-rnn"
-        raise InputError(f"{key}: no such file: {path}{hint * ('shakespeare' in path.lower())}")
-    files, inside = [], sorted(_inside(given))
-    is_all_notes = all(kind_of(file) == ".md" for file in inside if kind_of(file) in KINDS)  # a README is one of them
-    for file in inside:
-        name = file.name.lower()
-        is_description = DESCRIPTIONS.fullmatch(name) or (name == "readme.md" and not is_all_notes)
-        is_held_out = train_only and is_other_part(file.relative_to(given))
-        if kind_of(file) in KINDS and not is_description and not is_held_out:
-            files.append(file)
-        else:
-            left_out.append(file)
-    if not files:
-        raise InputError(
-            f"{key}: the folder {path} holds no file to train on ({known}; parts named validation or test are left "
-            "out): name a file, or use a pattern"
-        )
-    return files
+    return list(files.values())
 
 
 def _inside(folder: Path) -> Iterator[Path]:
-    """Every file of a folder and of the folders in it, links included; none that is hidden."""
+    """What is in a folder and in the folders in it, links included; nothing that is hidden."""
     seen = set()  # a link may lead back
     for parent, folders, names in os.walk(folder, followlinks=True):
         if (place := Path(parent).resolve()) in seen:
@@ -114,8 +98,7 @@ def _inside(folder: Path) -> Iterator[Path]:
             continue
         seen.add(place)
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        files = (Path(parent, name) for name in names if not name.startswith("."))
-        yield from filter(Path.is_file, files)
+        yield from (Path(parent, name) for name in names if not name.startswith("."))
 
 
 def is_other_part(file: Path) -> bool:
@@ -163,7 +146,7 @@ def records(file: Path, separator: str = "", column: str | None = None) -> Itera
         elif kind == ".json":
             yield from _json(file, stream)
         elif kind in (".parquet", ".arrow"):
-            yield from _table(file, stream, kind, column)
+            yield from _table(file, kind, column)
         else:
             yield from _csv(file, stream, "\t" if kind == ".tsv" else ",")
 
@@ -250,32 +233,6 @@ def _csv(file: Path, stream: BinaryIO, delimiter: str) -> Iterator[Record]:
         raise InputError(f"{file}:{line}: is not valid CSV: {error}: {remedy}") from None
 
 
-def _table(file: Path, stream: Any, kind: str, column: str | None) -> Iterator[Record]:
-    import pyarrow
-    from pyarrow import ipc, parquet
-
-    number = 0
-    try:
-        if kind == ".parquet":
-            batches = parquet.ParquetFile(stream).iter_batches(ROWS)
-        elif stream.peek(6)[:6] == b"ARROW1":  # the format of files; `datasets` writes that of streams
-            table = ipc.open_file(stream)
-            batches = map(table.get_batch, range(table.num_record_batches))
-        else:
-            with file.open("rb") as raw:
-                raw.seek(-4, io.SEEK_END)
-                if raw.read() != b"\0\0\0\0":  # a stream that is cut between two batches can be read as well
-                    raise ValueError("the file ends too early")
-            batches = iter(ipc.open_stream(stream))
-        for batch in batches:
-            for row in rows_of(batch.select([column]) if column in batch.schema.names else batch):
-                number += 1
-                yield Record(f"{file}, row {number}", row)
-    except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise InputError(f"{file}: is not a readable {kind} file, from row {number + 1} on: {reason}") from None
-
-
 def rows_of(table: pyarrow.RecordBatch | pyarrow.Table) -> Iterator[dict[str, Any]]:
     """The rows of a table as the JSON that it was made from.
 
@@ -304,42 +261,59 @@ def _reader(kind: pyarrow.DataType) -> Callable[[Any], Any]:
 
 
 # ---------------------------------------------------------------------------------------------------------
-# datasets of the Hub, and local folders that `datasets` can read
+# what `datasets` reads: tables, datasets of the Hub, and local folders of its kind
 
 
 def dataset_records(source: HubSource, split: str) -> Iterator[Record]:
     """Every row of a split, in order. Raises InputError if the Hub cannot be reached (its library retries five times)
     or has no such dataset, subset or split."""
-    with _datasets(source, split) as (datasets, named):
-        rows, number = datasets.load_dataset(**named, split=split, streaming=source.streaming), 0
-        for table in rows.with_format("arrow").iter(batch_size=ROWS):
-            for row in rows_of(table):
-                number += 1
-                yield Record(f"{source.name} ({split}), row {number}", row)
+    where = f"{source.name} ({split})"
+    with _datasets(f"data.source: {where} cannot be read from the Hugging Face Hub") as datasets:
+        yield from _rows(datasets.load_dataset(**_named(source), split=split, streaming=source.streaming), where)
 
 
 def dataset_identity(source: HubSource) -> str:
     """Changes when the dataset's files change: a hash of the commit on the Hub, or of the local files' dates."""
-    with _datasets(source, source.split) as (datasets, named):
-        return datasets.load_dataset_builder(**named).hash
+    with _datasets(f"data.source: {source.name} cannot be read from the Hugging Face Hub") as datasets:
+        return datasets.load_dataset_builder(**_named(source)).hash
+
+
+def _named(source: HubSource) -> dict[str, Any]:
+    return {"path": source.name, "name": source.subset, "data_files": source.data_files, "revision": source.revision}
+
+
+def _table(file: Path, kind: str, column: str | None) -> Iterator[Record]:
+    with _datasets(f"{file}: is not a readable {kind} file") as datasets:
+        if kind == ".arrow":
+            with file.open("rb") as raw:
+                raw.seek(-4, io.SEEK_END)
+                if raw.read() not in (b"\0\0\0\0", b"ROW1"):  # one that is cut between two batches can be read as well
+                    raise ValueError("the file ends too early")
+        rows = datasets.load_dataset(kind[1:], data_files=str(file), split="train", streaming=True)
+        yield from _rows(rows.select_columns(column) if column in (rows.column_names or []) else rows, str(file))
+
+
+def _rows(rows: Any, where: str) -> Iterator[Record]:
+    number = 0
+    for table in rows.with_format("arrow").iter(batch_size=ROWS):
+        for row in rows_of(table):
+            number += 1
+            yield Record(f"{where}, row {number}", row)
 
 
 @contextmanager
-def _datasets(source: HubSource, split: str) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """The library, and how it is asked for a dataset; whatever it raises becomes one line."""
+def _datasets(problem: str) -> Iterator[Any]:
+    """The library; whatever it raises becomes one line."""
     import datasets
 
     if not sys.stderr.isatty():
         datasets.disable_progress_bars()
-    named = {"path": source.name, "name": source.subset, "data_files": source.data_files, "revision": source.revision}
     try:
-        yield datasets, named
+        yield datasets
     except Exception as error:
-        reason, remedy = str(error).partition("\n")[0] or type(error).__name__, ""
+        reason = str(error).partition("\n")[0][:300] or type(error).__name__
         if "save_to_disk" in reason:  # their remedy is Python
-            reason, remedy = "save_to_disk wrote this folder", f": read it as files (data.source={source.name})"
+            reason = "save_to_disk wrote this folder: read it as files (data.source=FOLDER)"
         elif isinstance(error, ConnectionError):
-            remedy = ": check the network and HF_HUB_OFFLINE, or give local files (data.source.kind=files)"
-        raise InputError(
-            f"data.source: cannot read {source.name} ({split}) from the Hugging Face Hub: {reason[:300]}{remedy}"
-        ) from None
+            reason += ": check the network and HF_HUB_OFFLINE, or give local files (data.source.kind=files)"
+        raise InputError(f"{problem}: {reason}") from None

@@ -32,7 +32,7 @@ REASONING = ("reasoning_content", "thinking", "reasoning")  # in the order in wh
 # A message's own switch, as projects name it (weight: OpenAI, Mistral; training: axolotl; loss: ms-swift, XTuner;
 # loss_mask: VeOmni, slime; masked: torchtune), and the value that trains on the message.
 SWITCHES = {"weight": 1, "train": 1, "training": 1, "trainable": 1, "loss": 1, "loss_mask": 1, "masked": 0}
-UNCLEAR = ("mask", "loss_scale", "train_detail", "training_detail")  # no single meaning, or more than on and off
+UNCLEAR = "mask"  # projects understand it in opposite ways
 KTO = ("label", "kto_tag")  # whether an answer is a good one
 
 
@@ -146,18 +146,14 @@ def checked_conversation(messages: Sequence[Message | dict], tools: Any = ()) ->
 
 
 def _fields(record: Any) -> dict:
-    """The fields that are not null. Raises BadRecord for one that says what is trained on in a way that is not
-    followed."""
+    """The fields that are not null."""
     if not isinstance(record, dict):
-        raise BadRecord(f"is {_kind(record)}, not an object with messages (or set data.records: text)")
+        raise BadRecord(f"is of type {type(record).__name__}, not an object with messages (or set data.records: text)")
     fields = {name: value for name, value in record.items() if value is not None}
-    for name in (*KTO, *SWITCHES, *UNCLEAR):
+    for name in (*KTO, *SWITCHES):  # of the whole record
         value = fields.get(name)
-        if str(value).lower() in ("true", "false", "0", "1", "0.0", "1.0") and value != SWITCHES.get(name):
-            remedy = "switches the whole record on or off: leave out records instead, or give messages a `weight`"
-            if name in KTO:
-                remedy = "says whether the answer is a good one (KTO): keep the records with a good one, without it"
-            raise BadRecord(f"has a field `{name}` ({value!r:.40}), which {remedy}")
+        if str(value).lower() in ("true", "false", "0", "1") and value != SWITCHES.get(name):
+            raise BadRecord(f"has `{name}`: {value!r}: leave such records out, or give messages a `weight`")
     return fields
 
 
@@ -204,7 +200,7 @@ def _as_messages(value: Any, role: Role, name: str) -> list:
 def _message(raw: Any) -> Message:
     """One message of any project."""
     if not isinstance(raw, dict):
-        raise BadRecord(f"is {_kind(raw)}: it must be an object with role and content")
+        raise BadRecord(f"is of type {type(raw).__name__}: it must be an object with role and content")
     fields = {name: value for name, value in raw.items() if value is not None}
     key, body = ("from", "value") if "from" in fields and "role" not in fields else ("role", "content")
     name = fields.get(key)
@@ -217,7 +213,7 @@ def _message(raw: Any) -> Message:
     parts = given if isinstance(given, list) else []  # OpenAI's content parts
     for part in parts:
         if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-            kind = part.get("type") if isinstance(part, dict) else _kind(part)
+            kind = part.get("type") if isinstance(part, dict) else type(part).__name__
             raise BadRecord(f"`{body}` holds a part that is not text ({kind}): only text can be trained on")
     content = _text("".join(part["text"] for part in parts) if isinstance(given, list) else given, f"`{body}`")
     reasoning = _text(next((fields[name] for name in REASONING if name in fields), ""), "`reasoning_content`")
@@ -241,13 +237,14 @@ def _message(raw: Any) -> Message:
 
 def _weight(fields: dict) -> int:
     """Whether a message, or a part of one, is trained on."""
-    given = {name: fields[name] for name in (*SWITCHES, *UNCLEAR) if fields.get(name) is not None}
-    for name, value in given.items():
-        if name in UNCLEAR or value not in (0, 1):
-            raise BadRecord(f"`{name}` is {value!r:.40}: use `weight`, 1 or 0 (0: it is not trained on)")
-    weights = {int(value == SWITCHES[name]) for name, value in given.items()}
+    weights = set()
+    for name in (*SWITCHES, UNCLEAR):
+        if (value := fields.get(name)) is not None:
+            if name == UNCLEAR or value not in (0, 1):
+                raise BadRecord(f"`{name}` is {value!r:.40}: use `weight`, 1 or 0 (0: it is not trained on)")
+            weights.add(int(value == SWITCHES[name]))
     if len(weights) > 1:
-        raise BadRecord(f"{' and '.join(f'`{name}`' for name in given)} contradict each other: keep one of them")
+        raise BadRecord(f"has switches such as {', '.join(SWITCHES)} that contradict each other: keep one of them")
     return weights.pop() if weights else 1
 
 
@@ -268,7 +265,7 @@ def _calls(raw: Any) -> tuple[dict, ...]:
         if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
             arguments = {}
         if not isinstance(_parsed(arguments, f"the arguments of {call['name']}"), dict):
-            raise BadRecord(f"the arguments of {call['name']} must be an object, not {_kind(arguments)}")
+            raise BadRecord(f"the arguments of {call['name']} must be an object, not {type(arguments).__name__}")
         calls.append({"name": call["name"], "arguments": arguments})
     return tuple(calls)
 
@@ -311,38 +308,9 @@ def pair_of(record: Any) -> Pair:
     for name in names:
         if name not in fields:
             raise BadRecord(f"has no `{name}`, which a pair needs (it has {_names(fields)}): add it")
-    prompt, tools = _prompt(fields)
-    answers = [fields[name] for name in names]
-    if all(isinstance(answer, str) for answer in answers):
-        if not _turns(prompt):  # the texts hold it
-            question, answers = _split(answers, fields)
-            prompt = (*prompt, Message("user", question))
-        else:
-            question = prompt[-1].content.strip()
-            if question and all(re.match(rf"\s*{re.escape(question)}\s", answer) for answer in answers):
-                raise BadRecord("`chosen` and `rejected` begin with the prompt that stands beside them: keep one")
-    sides = []
-    for name, answer in zip(names, answers, strict=True):
-        side = checked_conversation(_as_messages(answer, "assistant", name))
-        sides.append(_joined(prompt, side.messages, name))
-        if side.tools and tools and side.tools != tools:
-            raise BadRecord("the prompt and the two answers list different tools: give all of them the same")
-        tools = tools or side.tools
-    chosen, rejected = sides
-    if chosen == rejected:
-        raise BadRecord("has two answers that are equal, so there is nothing to prefer: leave the pair out")
-    shared = sum(takewhile(bool, (a == b for a, b in zip(chosen, rejected, strict=False))))
-    if not _turns(chosen[:shared]) or not _holds(chosen[:shared], _turns(prompt)):
-        raise BadRecord(f"has no common prompt before the place where `{names[0]}` and `{names[1]}` differ: add one")
-    for name, messages in zip(names, sides, strict=True):
-        if shared >= len(messages) or messages[shared].role != "assistant":
-            raise BadRecord(f"`{name}` has no answer of the assistant behind the common prompt: add it")
-    return Pair(Conversation(chosen, tools), Conversation(rejected, tools), shared)
 
-
-def _prompt(fields: dict) -> tuple[Messages, tuple[dict, ...]]:
-    """The prompt that stands beside the answers, () where they hold it; and the tools."""
-    if any(name in fields for name in PAIRS[1]):  # OpenAI's
+    # The prompt that stands beside the answers, and the tools
+    if names == PAIRS[1]:  # OpenAI's
         beside = fields.get("input")
         if not isinstance(beside, dict) or "messages" not in beside:
             raise BadRecord('has no `input` with messages: give {"messages": […]}')
@@ -350,15 +318,42 @@ def _prompt(fields: dict) -> tuple[Messages, tuple[dict, ...]]:
     else:
         messages, tools = _question({name: value for name, value in fields.items() if value != ""}), _tools(fields)
         listed = _listed(fields)
-        if messages and listed and listed != fields.get("chosen"):  # those that are the chosen answer add nothing
+        if messages and listed and listed != fields["chosen"]:  # those that are the chosen answer add nothing
             raise BadRecord("has its prompt as messages and in a field of its own: keep one of them")
         messages = messages or listed
-    if not messages:
-        return _system(fields), tools
-    prompt = checked_conversation(messages, tools)
-    if prompt.messages[-1].role == "assistant":
-        raise BadRecord("the prompt ends with an answer: leave that one out, or ask something behind it")
-    return (*_system(fields), *prompt.messages), prompt.tools
+    prompt = _system(fields)
+    if messages:
+        beside = checked_conversation(messages, tools)
+        prompt, tools = (*prompt, *beside.messages), beside.tools
+        if prompt[-1].role == "assistant":
+            raise BadRecord("the prompt ends with an answer: leave that one out, or ask something behind it")
+
+    # Texts may hold it
+    answers = [fields[name] for name in names]
+    if all(isinstance(answer, str) for answer in answers):
+        if not _turns(prompt):
+            question, answers = _split(answers, fields)
+            prompt = (*prompt, Message("user", question))
+        elif all(re.match(rf"\s*{re.escape(prompt[-1].content.strip())}\s", answer) for answer in answers):
+            raise BadRecord("`chosen` and `rejected` begin with the prompt that stands beside them: keep one")
+
+    sides = []
+    for name, answer in zip(names, answers, strict=True):
+        given = checked_conversation(_as_messages(answer, "assistant", name))
+        sides.append(_joined(prompt, given.messages, name))
+        if given.tools and tools and given.tools != tools:
+            raise BadRecord("the prompt and the two answers list different tools: give all of them the same")
+        tools = tools or given.tools
+    chosen, rejected = sides
+    if chosen == rejected:
+        raise BadRecord("has two answers that are equal, so there is nothing to prefer: leave the pair out")
+    shared = sum(takewhile(bool, (a == b for a, b in zip(chosen, rejected, strict=False))))
+    if not _turns(chosen[:shared]) or not _holds(chosen[:shared], _turns(prompt)):
+        raise BadRecord(f"has no common prompt before the place where `{names[0]}` and `{names[1]}` differ: add one")
+    for name, side in zip(names, sides, strict=True):
+        if shared >= len(side) or side[shared].role != "assistant":
+            raise BadRecord(f"`{name}` has no answer of the assistant behind the common prompt: add it")
+    return Pair(Conversation(chosen, tools), Conversation(rejected, tools), shared)
 
 
 def _split(answers: Sequence[str], fields: dict) -> tuple[str, list[str]]:
@@ -375,7 +370,7 @@ def _split(answers: Sequence[str], fields: dict) -> tuple[str, list[str]]:
 
 
 def _joined(prompt: Messages, answer: Messages, name: str) -> Messages:
-    """A prompt and an answer, where the answer may hold the prompt, a longer one, or its end: each message once."""
+    """A prompt and an answer, where the answer may hold the prompt, or a longer one: each message once."""
     question, turns = _turns(prompt), _turns(answer)
     system, own = prompt[: len(prompt) - len(question)], answer[: len(answer) - len(turns)]
     if system and own and _said(system) != _said(own):
@@ -410,7 +405,7 @@ def _list(value: Any, what: str) -> list:
     """A list, or the JSON text of one; [] for null."""
     value = _parsed(value, what)
     if not isinstance(value, list | tuple):
-        raise BadRecord(f"{what} is {_kind(value)}: it must be a list")
+        raise BadRecord(f"{what} is of type {type(value).__name__}: it must be a list")
     return list(value)
 
 
@@ -426,7 +421,7 @@ def _parsed(value: Any, what: str) -> Any:
 
 def _text(value: Any, what: str) -> str:
     if not isinstance(value, str):
-        raise BadRecord(f"{what} is {_kind(value)}: it must be a text")
+        raise BadRecord(f"{what} is of type {type(value).__name__}: it must be a text")
     try:
         value.encode("utf-8")
     except UnicodeEncodeError:
@@ -436,8 +431,3 @@ def _text(value: Any, what: str) -> str:
 
 def _names(record: dict) -> str:
     return ", ".join(f"`{name}`" for name, value in record.items() if value is not None) or "no fields"
-
-
-def _kind(value: Any) -> str:
-    names = {dict: "an object", list: "a list", str: "a text", bool: "true or false", type(None): "null"}
-    return names.get(type(value), "a number" if isinstance(value, int | float) else "not text")

@@ -84,13 +84,9 @@ def capture(
     finally:
         for module in modules:
             module.recorder = None
-    if not recorder.is_finite:  # q, k or v, whatever the kernel made of them
-        raise ValueError("the model's activations are non-finite: its weights are damaged, or its training diverged")
     if recorder.problem:
-        raise RuntimeError(recorder.problem)
-    weights, max_logits = (
-        torch.stack([kept[layer] for layer in layer_numbers]) for kept in (recorder.weights, recorder.max_logits)
-    )
+        raise recorder.problem
+    weights, max_logits = (torch.stack([x[i] for i in layer_numbers]) for x in (recorder.weights, recorder.max_logits))
     shape = config.num_attention_heads, config.kv_heads, max_logits, config.attention
     return AttentionMaps(weights, input_ids.cpu(), layer_numbers, head_numbers, *shape)
 
@@ -114,8 +110,7 @@ class _Recorder:
     key_count: int
     weights: dict[int, Tensor] = field(default_factory=dict)
     max_logits: dict[int, Tensor] = field(default_factory=dict)
-    problem: str = ""
-    is_finite: bool = True
+    problem: Exception | None = None
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
         precision = torch.get_float32_matmul_precision()
@@ -149,11 +144,14 @@ class _Recorder:
                 limit += SCORE_ROUNDING * (scores.masked_fill(~allowed, 0).abs().max() * values.abs().max()).item()
             error = (expected - returned).abs().max().item()
             if not (error <= limit or self.problem):  # of several layers, the first is named
-                self.is_finite = bool(expected.isfinite().all())
-                self.problem = (
-                    f"layer {layer}: the recomputed attention weights do not give the kernel's output (largest "
-                    f"difference {error:.2e}, allowed {limit:.2e}): {_likely_cause(q, k, v, out.float(), mask, limit)}"
+                differs = f"largest difference {error:.2e}, allowed {limit:.2e}"
+                self.problem = RuntimeError(
+                    f"layer {layer}: the recomputed attention weights do not give the kernel's output ({differs}): "
+                    f"{_likely_cause(q, k, v, out.float(), mask, limit)}"
                 )
+                if not expected.isfinite().all():  # q, k or v, whatever the kernel made of them
+                    why = "its weights are damaged, or its training diverged"
+                    self.problem = ValueError(f"the model's activations are non-finite: {why}")
             weights[some, :, :, first:last] = recomputed[..., present.to(recomputed.device)].cpu()
             largest[some] = scores.amax((2, 3)).cpu()
         self.weights[layer], self.max_logits[layer] = weights, largest

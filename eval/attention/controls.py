@@ -58,24 +58,18 @@ def second_copy_loss(lm: LanguageModel, probe: Probe) -> float:
     return token_losses(lm, probe)[copied(probe)[1]].mean().item()
 
 
-# ---------------------------------------------------------------------------------------------------------
-# without a head
-
-
 @contextmanager
 def scaled(lm: LanguageModel, factors: Mapping[Head, Any], real: Tensor | None = None) -> Iterator[None]:
     """Within this context the outputs of these heads, (layer, head) each, are multiplied by a factor.
 
-    A head's output is its slice of what goes into o_proj. 0 is as if its columns of o_proj were zero; 1 changes
-    nothing, to the last bit. "mean" instead of a number puts in its mean over the rows and tokens of the forward pass
-    (real (B, T): over these alone), so that only what differs from token to token is lost. Raises ValueError for a
-    head that does not exist; nothing is left behind.
+    A head's output is its slice of what goes into o_proj: 0 is as if its columns there were zero. "mean" instead of a
+    number puts in its mean over the rows and tokens of the forward pass (real (B, T): over these alone), so that only
+    what differs from token to token is lost. Raises ValueError for a head that does not exist.
     """
     config, modules = lm.config, lm.attention_modules()
-    layers, heads = len(modules), config.num_attention_heads
     for layer, head in factors:
-        if not (0 <= layer < layers and 0 <= head < heads):
-            there = f"{layers} layers of {heads} heads"
+        if not (0 <= layer < len(modules) and 0 <= head < config.num_attention_heads):
+            there = f"{len(modules)} layers of {config.num_attention_heads} heads"
             raise ValueError(f"layer {layer} has no head {head}: this model has {there}, counted from 0")
 
     def change(layer: int, _module: nn.Module, given: tuple[Tensor]) -> tuple[Tensor]:
@@ -141,10 +135,9 @@ def ablate_strongest(
 ) -> list[Ablated]:
     """Ablate the k heads with the highest score, the k heads that feed them, and k of the others, `draws` times.
 
-    scores (layer, head): `induction` of all heads; NaN counts as lowest. previous_token (layer, head): that score. An
-    induction head needs a previous-token head in a layer below, so the k heads with most of it there belong to the
-    circuit: no random draw holds one of them. In a small model k is at most a third of the heads (but at least 1).
-    The global random state is not touched.
+    scores, previous_token (layer, head): `induction` of all heads, and that score; NaN counts as lowest. An induction
+    head needs a previous-token head in a layer below, so the k heads with most of it there belong to the circuit: no
+    random draw holds one of them. In a small model k is at most a third of the heads (but at least 1).
     """
 
     def ranked(scores: Tensor) -> list[Head]:

@@ -12,13 +12,12 @@ from eval.attention.metrics import PATTERNS, SCORES
 from eval.attention.snapshots import Snapshot
 
 ENOUGH_TO_COPY = 1.0  # nats of copy gain: the right token of a second copy is e times as likely as in the first
-WATCHED = ("previous_token", "induction")  # the two halves of copying by looking back
 LEAST_CHANGE = 0.15  # of a score; between two looks at the demo, noise moves one by up to 0.08
 LEAST_TIMES_CHANCE = 3.0  # before or after: below it, a head looks there about as much as any other
 
 
 class PhaseChange(NamedTuple):
-    """The head, by its true numbers, and the moment at which it became what it is."""
+    """A head, by its true numbers, and when it became what it is."""
 
     layer: int
     head: int
@@ -49,7 +48,7 @@ def like_the_last(snapshots: Sequence[Snapshot]) -> list[Snapshot]:
     return [snapshot for snapshot in ordered if looked_at(snapshot) == looked_at(ordered[-1])]
 
 
-def phase_change(snapshots: Sequence[Snapshot], score: str = "induction") -> PhaseChange | None:
+def phase_change(snapshots: Sequence[Snapshot]) -> PhaseChange | None:
     """The moment at which the run's best induction head formed.
 
     The head: the one with the largest score in the last snapshot, which must be 10 times its chance level there (0.1
@@ -60,16 +59,14 @@ def phase_change(snapshots: Sequence[Snapshot], score: str = "induction") -> Pha
     gain from context, a phase change; they read it off the curves and give no formula. Half of the final value is the
     middle of such a step; its precision is the distance between two snapshots.
     """
-    ordered = sorted((s for s in snapshots if best_head(s, score)), key=lambda snapshot: snapshot.step)
-    place = best_head(ordered[-1], score) if ordered else None
+    ordered = sorted((s for s in snapshots if best_head(s, "induction")), key=lambda snapshot: snapshot.step)
+    place = best_head(ordered[-1], "induction") if ordered else None
     if place is None:
         return None
-    last = ordered[-1]
-    final, chance = float(last.scores[score][place]), last.chance.get(score)
-    if final < (10 * chance if chance else 0.1):
-        return None
-    formed = next(s for s in ordered if s.scores[score][place] >= final / 2)
-    if formed is ordered[0]:
+    last, chance = ordered[-1], ordered[-1].chance.get("induction")
+    final = float(last.scores["induction"][place])
+    formed = next(s for s in ordered if s.scores["induction"][place] >= final / 2)
+    if final < (10 * chance if chance else 0.1) or formed is ordered[0]:
         return None
     return PhaseChange(last.layers[place[0]], last.heads[place[1]], formed.step, formed.tokens, formed.seconds)
 
@@ -77,11 +74,9 @@ def phase_change(snapshots: Sequence[Snapshot], score: str = "induction") -> Pha
 def copies_from(snapshots: Sequence[Snapshot]) -> int | None:
     """The first step at which the copy gain is ENOUGH_TO_COPY or more; None if it never is.
 
-    It asks what the model does, not which head does it: models of unlike parts can be compared by it. Its precision is
-    the distance between two snapshots.
+    It asks what the model does, not which head does it: models of unlike parts can be compared by it.
     """
-    ordered = sorted(snapshots, key=lambda snapshot: snapshot.step)
-    return next((s.step for s in ordered if (s.scalars.get("copy_gain") or 0.0) >= ENOUGH_TO_COPY), None)
+    return min((s.step for s in snapshots if (s.scalars.get("copy_gain") or 0.0) >= ENOUGH_TO_COPY), default=None)
 
 
 def choose(snapshots: Sequence[Snapshot], most: int) -> list[Snapshot]:
@@ -103,22 +98,19 @@ def choose(snapshots: Sequence[Snapshot], most: int) -> list[Snapshot]:
 
 
 def copy_gains(snapshots: Sequence[Snapshot]) -> list[float]:
-    """Loss on the first copy of random tokens minus loss on the second, in nats, one a snapshot (NaN: undefined); [] if
-    it was never measured."""
-    values = [snapshot.scalars.get("copy_gain") for snapshot in snapshots]
-    gains = [float("nan") if value is None else value for value in values]
+    """The copy gain of each snapshot (NaN: undefined), in nats; [] if it was never measured."""
+    gains = [float("nan") if (gain := s.scalars.get("copy_gain")) is None else gain for s in snapshots]
     return gains if np.isfinite(gains).any() else []
 
 
 def of_best_head(snapshots: Sequence[Snapshot], score: str) -> tuple[str, list[float]]:
     """The head that has most of the score at the end, such as "L1 H3", and its score in each snapshot (NaN: undefined);
-    ("", []) if nothing was measured."""
-    place = best_head(snapshots[-1], score)
+    "" and NaN if nothing was measured at the end."""
+    last, place, undefined = snapshots[-1], best_head(snapshots[-1], score), float("nan")
     if place is None:
-        return "", []
-    return _name(snapshots[-1], place), [
-        float(s.scores[score][place]) if score in s.scores else float("nan") for s in snapshots
-    ]
+        return "", [undefined] * len(snapshots)
+    values = [float(s.scores[score][place]) if score in s.scores else undefined for s in snapshots]
+    return f"L{last.layers[place[0]]} H{last.heads[place[1]]}", values
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -129,46 +121,29 @@ class Changes:
     """Which scores of which heads were shown, so that only a clear change is shown again."""
 
     def __init__(self) -> None:
-        self.shown: dict[str, np.ndarray] = {}  # score -> (layer, head), as last shown
-        self.explained: set[str] = set()
-        self.heads: tuple[list[int], list[int]] = ([], [])
+        self.shown: dict[tuple[Any, ...], np.ndarray] = {}  # score, layers, heads -> (layer, head), as last shown
 
     def notice(self, snapshot: Snapshot) -> list[str]:
         """At most one line a score, about the head that changed most. The first look says nothing."""
-        if self.heads != (snapshot.layers, snapshot.heads):
-            self.shown, self.heads = {}, (snapshot.layers, snapshot.heads)
         lines = []
-        for name in WATCHED:
-            now, level = snapshot.scores.get(name), snapshot.chance.get(name)
+        for name in ("previous_token", "induction"):  # the two halves of copying by looking back
+            now, level = snapshot.scores.get(name), snapshot.chance.get(name) or 0.0
             if now is None:
                 continue
-            before = self.shown.setdefault(name, now.copy())
-            unknown = np.isnan(before)
-            before[unknown] = now[unknown]
+            before = self.shown.setdefault((name, *snapshot.layers, "", *snapshot.heads), now.copy())
+            before[:] = np.where(np.isnan(before), now, before)
             moved = np.abs(np.nan_to_num(now - before))
-            moved[np.fmax(before, now) < LEAST_TIMES_CHANCE * (level or 0.0)] = 0
+            moved[np.fmax(before, now) < LEAST_TIMES_CHANCE * level] = 0
             clear = moved >= LEAST_CHANGE
-            if not clear.any():
-                continue
-            layer, head = np.unravel_index(moved.argmax(), moved.shape)
-            others = int(clear.sum()) - 1
-            line = f"layer {snapshot.layers[layer]}, head {snapshot.heads[head]}: {SCORES[name].title} "
-            line += f"{before[layer, head]:.2f} → {now[layer, head]:.2f}"
-            line += f" (chance {level:.2f})" if level else ""
-            line += f", and {others} more {'heads' if others > 1 else 'head'}" * (others > 0)
-            if name not in self.explained:
+            if clear.any():
+                i, j = np.unravel_index(moved.argmax(), moved.shape)
+                head = f"layer {snapshot.layers[i]}, head {snapshot.heads[j]}"
+                values = f"{before[i, j]:.2f} → {now[i, j]:.2f}" + (f" (chance {level:.2f})" if level else "")
+                more = f", and {clear.sum() - 1} more" if clear.sum() > 1 else ""
                 meaning = SCORES[name].meaning.rstrip(".")
-                line += f": {meaning[0].lower()}{meaning[1:]}"
-            self.explained.add(name)
+                lines.append(f"{head}: {SCORES[name].title} {values}{more}: {meaning[0].lower()}{meaning[1:]}")
             before[clear] = now[clear]
-            lines.append(line)
         return lines
-
-
-def moments(snapshots: Sequence[Snapshot]) -> list[dict[str, Any]]:
-    """The lines of all these looks, each with its step."""
-    changes = Changes()
-    return [{"step": snapshot.step, "what": line} for snapshot in snapshots for line in changes.notice(snapshot)]
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -176,64 +151,39 @@ def moments(snapshots: Sequence[Snapshot]) -> list[dict[str, Any]]:
 
 
 def findings(snapshots: Sequence[Snapshot]) -> list[str]:
-    """Lines of Markdown: when the induction head formed, what copying is worth, what each ablation costs, and the
-    strongest head of each pattern."""
+    """Lines of Markdown: when the induction head formed, what copying is worth, what ablation costs, and the strongest
+    head of each pattern."""
     snapshots = like_the_last(snapshots)
     first, last = snapshots[0], snapshots[-1]
-    lines = [formed(snapshots), ""]
+    parts = [formed(snapshots) or "Induction was not measured."]
     for name, on in (("copy_gain", "random tokens"), ("song_copy_gain", "the songs of unseen stories")):
         before, after = first.scalars.get(name), last.scalars.get(name)
         if before is not None and after is not None:
-            lines.append(
-                f"- Copy gain on {on} (loss on the first copy minus loss on the second): {before:.2f} nats a token "
-                f"at step {first.step:,}, {after:.2f} at step {last.step:,}."
+            what = f"Copy gain on {on} (loss on the first copy minus loss on the second)"
+            parts.append(
+                f"{what}: {before:.2f} nats a token at step {first.step:,}, {after:.2f} at step {last.step:,}."
             )
-    lines += [""] if lines[-1] else []
-    if last.ablations:
-        header = ["ablated together", "heads", "loss on second copies of random tokens rises by (nats a token)"]
-        rows = [
-            [one.what, ", ".join(f"L{layer} H{head}" for layer, head in one.heads), f"{one.rise:.2f}"]
-            for one in last.ablations
-        ]
-        lines += [table(header, rows), ""]
-    strongest = strongest_heads(last)
-    return [*lines, strongest, ""] if strongest else lines
+    return [f"{part}\n" for part in (*parts, without_them(last), strongest_heads(last)) if part]
 
 
 def formed(snapshots: Sequence[Snapshot]) -> str:
-    """Layer, head, step and seconds of the phase change, or that there was none."""
-    last, change = snapshots[-1], phase_change(snapshots)
-    if change is None:
-        return in_one_sentence(snapshots) or "Induction was not measured."
-    layer, head = last.layers.index(change.layer), last.heads.index(change.head)
-    return (
-        f"An induction head formed: L{change.layer} H{change.head}. It passed half of its final score at step "
-        f"{change.step:,}, after {change.tokens:,} tokens and {change.seconds:.0f} seconds of training. At step "
-        f"{last.step:,} it gives {last.scores['induction'][layer, head]:.3f} of its attention on random repeated "
-        f"tokens to what followed the same token before (chance {_value(last.chance.get('induction'))})."
-    )
-
-
-def in_one_sentence(snapshots: Sequence[Snapshot]) -> str:
-    """For someone who has never seen a head: what the best one came to do; "" if it was not measured."""
+    """For someone who has never seen a head: what the best one came to do, and when; "" if it was not measured."""
     snapshots = like_the_last(snapshots)
     last, change = snapshots[-1], phase_change(snapshots)
-    best = best_head(last, "induction")
+    best, level = best_head(last, "induction"), last.chance.get("induction")
     if best is None:
         return ""
-    level, score = last.chance.get("induction"), float(last.scores["induction"][best])
-    first = float(snapshots[0].scores.get("induction", last.scores["induction"])[best])
+    score = float(last.scores["induction"][best])
     name = f"layer {last.layers[best[0]]}, head {last.heads[best[1]]}"
-    chance = f", chance {level:.2f}" if level else ""
+    numbers = f"induction {score:.2f}" + (f", chance {level:.2f}" if level else "")
     if change is not None:
+        when = f"Around step {change.step:,} ({change.tokens:,} tokens, {change.seconds:.0f} seconds)"
         learned = "learned to look at what followed the same token before, which is how a model copies"
-        return f"Around step {change.step:,}, {name} {learned} (induction {first:.2f} → {score:.2f}{chance})."
-    numbers = f"induction {score:.2f}{chance}"
+        return f"{when}, {name} {learned} ({numbers})."
+    first = float(snapshots[0].scores.get("induction", last.scores["induction"])[best])
     numbers += f", was {first:.2f} at step {snapshots[0].step:,}" if len(snapshots) > 1 else ""
-    if level and score >= 10 * level:
-        return f"From the first look on, {name} looks at what followed the same token before ({numbers})."
-    if level and first >= 10 * level:
-        return f"What followed the same token before: {name} looked at it at first, and does so less now ({numbers})."
+    if level and max(first, score) >= 10 * level:
+        return f"From the first look on, {name} looked at what followed the same token before ({numbers})."
     return f"No head has learned yet to look at what followed the same token before (the best: {name}, {numbers})."
 
 
@@ -244,32 +194,19 @@ def without_them(last: Snapshot) -> str:
     circuit = [one for one in last.ablations if not one.what.startswith("random")]
     if best is None or not circuit or last.scores["induction"][best] < 10 * (level or 0.01):
         return ""
-
-    def in_words(heads: Sequence[tuple[int, int]]) -> str:  # layer 1, heads 1 and 3; layer 2, head 0
-        layers: dict[int, list[str]] = {}
-        for layer, head in heads:
-            layers.setdefault(layer, []).append(str(head))
-        return "; ".join(f"layer {layer}, head{'s' * (len(n) > 1)} {' and '.join(n)}" for layer, n in layers.items())
-
-    rises = " and ".join(f"by {one.rise:.2f} without the {one.what} ({in_words(one.heads)})" for one in circuit)
+    names = [", ".join(f"L{layer} H{head}" for layer, head in one.heads) for one in circuit]
+    rises = [f"by {one.rise:.2f} without the {one.what} ({n})" for one, n in zip(circuit, names, strict=True)]
     others = f"; without as many random heads by {max(draws):.2f} at most" if draws else ""
-    return f"The loss on the second copy of random words rises {rises}, in nats a token{others}."
+    return f"The loss on the second copy of random words rises {' and '.join(rises)}, in nats a token{others}."
 
 
 def strongest_heads(last: Snapshot) -> str:
     """The strongest head of every pattern, beside chance; nothing where none is above it."""
     rows = []
     for name in PATTERNS:
-        best, level = best_head(last, name), last.chance.get(name)
-        score = float(last.scores[name][best]) if best is not None else 0.0
-        if best is not None and score > (level or 0.0):
-            rows.append([SCORES[name].title, SCORES[name].probe, _name(last, best), _value(score), _value(level)])
+        head, (score,) = of_best_head([last], name)
+        level = last.chance.get(name)
+        if head and score > (level or 0.0):
+            chance = "none" if level is None else f"{level:.3f}"
+            rows.append([SCORES[name].title, SCORES[name].probe, head, f"{score:.3f}", chance])
     return table(["pattern", "measured on", "strongest head", "score", "chance"], rows) if rows else ""
-
-
-def _name(snapshot: Snapshot, place: tuple[int, int]) -> str:
-    return f"L{snapshot.layers[place[0]]} H{snapshot.heads[place[1]]}"
-
-
-def _value(value: float | None) -> str:
-    return "none" if value is None else f"{value:.3f}"

@@ -26,7 +26,6 @@ SINK_EPSILON = 0.3  # of Gu et al. 2024
 WITHOUT_SINK = 1e-6  # a row that gives less than this to all other tokens says nothing about them
 
 
-# ---------------------------------------------------------------------------------------------------------
 # on ordinary text: weights (..., T, T) -> (...); T ≥ 3, else NaN
 
 
@@ -83,36 +82,22 @@ def saturated_rows(weights: Tensor) -> Tensor:
     return (weights[..., 1:, :].amax(-1) > SATURATED).to(weights.dtype).mean(-1)
 
 
-# ---------------------------------------------------------------------------------------------------------
 # on a probe of which something is known: weights (layer, B, head, T, T) -> (layer, B, head)
 
 
-def mass_on_copies(weights: Tensor, probe: Probe, shift: int) -> Tensor:
+def mass_on_copies(weights: Tensor, probe: Probe, shift: int, each_entry: bool = False) -> Tensor:
     """Mass on the same token in earlier copies of a block (shift 0), or on what followed it (shift 1: induction); mean
-    over the rows of copies ≥ 2."""
-    rows, keys = _earlier(probe, shift)
-    return weights[..., rows, keys].sum(-1) / len(set(rows))
+    over the rows of copies ≥ 2.
 
-
-def prefix_matching(weights: Tensor, probe: Probe) -> Tensor:
-    """Mean of all entries A[i, j] where j follows an earlier occurrence of token i.
-
-    A row of the fourth copy has three such entries that share a mass of 1, hence at most 0.5 with four copies: 75 rows,
-    150 entries.
+    each_entry: the mean of all entries, as Olsson et al. count. A row of the fourth copy has three of them that share a
+    mass of 1, hence at most 0.5 with four copies: 75 rows, 150 entries.
     """
-    rows, keys = _earlier(probe, shift=1)
-    return weights[..., rows, keys].mean(-1)
-
-
-def _earlier(probe: Probe, shift: int) -> tuple[list[int], list[int]]:
-    """Rows i of copies ≥ 2, and keys i - k * period + shift for every k = 1, 2, … that stays in the block."""
     period = probe.period or 0
-    entries = [
-        (row, row - k * period + shift)
-        for row in range(1 + period, 1 + probe.copies * period)
-        for k in range(1, (row - 1) // period + 1)
-    ]
-    return [row for row, _ in entries], [key for _, key in entries]
+    later = range(1 + period, 1 + probe.copies * period)
+    # row i of a later copy, and the key that stands k copies before it
+    entries = [(i, i - k * period + shift) for i in later for k in range(1, (i - 1) // period + 1)]
+    mass = weights[..., [i for i, _ in entries], [key for _, key in entries]]
+    return mass.mean(-1) if each_entry else mass.sum(-1) / len(later)
 
 
 def mass_on_targets(weights: Tensor, probe: Probe, kind: str) -> Tensor:
@@ -133,10 +118,6 @@ def cross_document(weights: Tensor, probe: Probe) -> Tensor:
     other = (probe.document_ids[:, :, None] != probe.document_ids[:, None, :]).tril()  # (B, T, T)
     tokens = other.any(-1).sum(-1).to(weights.dtype)  # (B,)
     return (weights * other[:, None]).sum((-2, -1)) / tokens[:, None]
-
-
-# ---------------------------------------------------------------------------------------------------------
-# all of them
 
 
 @dataclass(frozen=True)
@@ -170,8 +151,8 @@ ALL_SCORES = [
           "Attention to the same token before.", looks_at=SAME),
     Score("induction", "induction", "repeated_2", partial(mass_on_copies, shift=1),
           "Attention to what followed the same token before.", looks_at=AFTER),
-    Score("prefix_matching", "prefix matching", "repeated_4", prefix_matching, "Induction as in Olsson et al. 2022.",
-          high=0.5),
+    Score("prefix_matching", "prefix matching", "repeated_4", partial(mass_on_copies, shift=1, each_entry=True),
+          "Induction as in Olsson et al. 2022.", high=0.5),
     Score("sink", "sink", "text", on_text(sink), "Attention to the first token.", looks_at=FIRST),
     Score("entropy", "entropy", "text", on_text(entropy), "How spread out the attention is.", high=None, unit="nats"),
     Score("entropy_normalised", "entropy / ln(i+1)", "text", on_text(entropy_normalised),

@@ -139,10 +139,6 @@ def build_probes(
     return [probe for probe in built if probe is not None]
 
 
-# ---------------------------------------------------------------------------------------------------------
-# one function a probe; None where it cannot be had
-
-
 def probe_from_text(tokenizer: Tokenizer, text: str, longest: int, name: str = "text") -> Probe:
     """One text, with the first token of a document before it; what is longer is cut. Raises ValueError for an empty
     text."""
@@ -160,11 +156,7 @@ def text_probe(tokenizer: Tokenizer, held_out: np.ndarray, longest: int) -> Prob
 
 
 def repeated_probe(
-    tokenizer: Tokenizer,
-    copies: int,
-    longest: int,
-    in_use: Iterable[int] = (),
-    blocks: Sequence[Sequence[int]] = (),
+    tokenizer: Tokenizer, copies: int, longest: int, in_use: Iterable[int] = (), blocks: Sequence[Sequence[int]] = ()
 ) -> Probe | None:
     """The first token of a document, and a block of random tokens, no two alike, `copies` times: 16 or 8 rows.
 

@@ -21,7 +21,7 @@ import torch
 from configs.command import InputError
 from configs.files import append_line
 from eval.attention import metrics
-from eval.attention.capture import AttentionMaps, capture
+from eval.attention.capture import capture
 from eval.attention.controls import Ablated, ablate_strongest, copy_gain
 from eval.attention.probes import BUILT_IN_PROBES, Probe
 from eval.config import AttentionConfig
@@ -34,53 +34,38 @@ STRONGEST += "sink max_logit cross_document".split()
 MEAN = "entropy_normalised distance saturated_rows".split()
 COPY_GAINS = {"repeated_2": "copy_gain", "songs": "song_copy_gain"}  # what telling something twice is worth
 PLAIN = (
-    "step", "tokens", "seconds", "layers", "heads", "num_attention_heads", "num_key_value_heads", "attention", "chance",
-)  # fmt: skip
+    "step tokens seconds layers heads num_attention_heads num_key_value_heads attention chance blocks ablations".split()
+)
 
 
 @dataclass(frozen=True)
 class ProbeMap:
-    """The maps of one sequence: weights (layer, head, query, key), in 0 … 1; labels: a readable string a token.
+    """The maps of one sequence."""
 
-    documents: a number for each token's document, for a packed row; None where there is one only.
-    left_out: what of the sequence is not shown, in words, or "".
-    """
-
-    weights: np.ndarray
-    labels: list[str]
-    documents: list[int] | None = None
-    left_out: str = ""
+    weights: np.ndarray  # (layer, head, query, key), in 0 … 1
+    labels: list[str]  # a readable string a token
+    documents: list[int] | None = None  # of a packed row: a number for each token's document
+    left_out: str = ""  # what of the sequence is not shown, in words
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """All heads at one step.
-
-    step, tokens, seconds: of training, when it was taken
-    layers, heads:         the true numbers of what is kept; the model has num_attention_heads a layer
-    maps:                  probe's name -> its maps, in the order of the probes
-    scores:                score's name -> (layer, head) float32; NaN where it is undefined
-    chance:                score's name -> what uniform causal attention scores on the same probe; None: no such level
-    scalars:               figures of the model as a whole, such as copy_gain; None where undefined
-    ablations:             at the end of a run, what happens without some heads
-    attention:             heads, or mla: what the keys and values of the heads are made of
-    blocks:                the random tokens that the probe repeated_2 repeats, a block a row
-    """
+    """All heads at one step."""
 
     step: int
     tokens: int
-    seconds: float
-    layers: list[int]
+    seconds: float  # of training
+    layers: list[int]  # the true numbers of what is here; the model has num_attention_heads a layer
     heads: list[int]
     num_attention_heads: int
     num_key_value_heads: int
-    maps: dict[str, ProbeMap]
-    scores: dict[str, np.ndarray]
-    chance: dict[str, float | None]
-    scalars: dict[str, float | None] = field(default_factory=dict)
-    ablations: list[Ablated] = field(default_factory=list)
-    attention: str = "heads"
-    blocks: list[list[int]] = field(default_factory=list)
+    maps: dict[str, ProbeMap]  # by probe, in their order
+    scores: dict[str, np.ndarray]  # by name: (layer, head) float32; NaN where it is undefined
+    chance: dict[str, float | None]  # of uniform causal attention on the same probe; None: there is no such level
+    scalars: dict[str, float | None] = field(default_factory=dict)  # of the whole model, such as copy_gain
+    ablations: list[Ablated] = field(default_factory=list)  # at the end of a run, what happens without some heads
+    attention: str = "heads"  # or mla: what the keys and values of the heads are made of
+    blocks: list[list[int]] = field(default_factory=list)  # the tokens that the probe repeated_2 repeats, a block a row
 
     def group(self, head: int) -> int:
         """The key/value head that this query head reads."""
@@ -99,18 +84,16 @@ def look(
     agree: whether something is true in one of the processes. If a capture fails in one, all stop there: under FSDP2
     the others would wait forever in a forward pass of the next probe.
     """
-    device = next(lm.parameters()).device
+    device, blocks = next(lm.parameters()).device, list[list[int]]()
     maps: dict[str, ProbeMap] = {}
     scores: dict[str, np.ndarray] = {}
     chance: dict[str, float | None] = {}
     scalars: dict[str, float | None] = {}
-    blocks = []
     for probe in probes:
-        given, problem = probe.for_model(device), None
+        given: dict[str, Any] = {"layers": config.layers, "heads": config.heads, **probe.for_model(device)}
+        problem = None
         try:
-            captured = capture(
-                lm, given["input_ids"], config.layers, config.heads, document_ids=given.get("document_ids")
-            )
+            captured = capture(lm, **given)
         except Exception as error:
             problem = error
         if agree(problem is not None):
@@ -122,41 +105,34 @@ def look(
             blocks = probe.input_ids[:, 1 : 1 + probe.period].tolist()
         if probe.name == "text":
             scalars["sink_rate"] = metrics.sink_rate(captured.weights)
-        if probe.name in MAPS:
-            maps[probe.name] = first_row(captured, probe, captured.weights.shape[-1])
-        elif probe.name not in BUILT_IN_PROBES:
-            maps[probe.name] = first_row(captured, probe, config.max_tokens)
+        if probe.name in COPY_GAINS:
+            scalars[COPY_GAINS[probe.name]] = copy_gain(lm, probe)
+        if probe.name in MAPS or probe.name not in BUILT_IN_PROBES:
+            length = captured.weights.shape[-1]
+            count = length if probe.name in MAPS else min(length, config.max_tokens)
+            documents = None if probe.document_ids is None else probe.document_ids[0, :count].tolist()
+            left_out = [f"tokens {count} to {length - 1} of {length}"] * (count < length) + [probe.left_out]
+            weights = captured.weights[:, 0, :, :count, :count].numpy()
+            words = ", ".join(filter(None, left_out))
+            maps[probe.name] = ProbeMap(weights, probe.labels[0][:count], documents, words)
     summary: dict[str, float | None] = {}
     for names, suffix, reduce in ((STRONGEST, "_max", np.nanmax), (MEAN, "_mean", np.nanmean)):
-        for name in names:
-            if name in scores:
-                is_defined = not np.isnan(scores[name]).all()
-                key = name if name == "max_logit" else name + suffix
-                summary[key] = float(reduce(scores[name])) if is_defined else None
-    summary |= scalars | {COPY_GAINS[one.name]: copy_gain(lm, one) for one in probes if one.name in COPY_GAINS}
+        for name in [name for name in names if name in scores]:
+            key = name if name == "max_logit" else name + suffix
+            summary[key] = None if np.isnan(scores[name]).all() else float(reduce(scores[name]))
     return Snapshot(
         *moment,
         layers=captured.layers,
         heads=captured.heads,
         num_attention_heads=captured.num_attention_heads,
         num_key_value_heads=captured.num_key_value_heads,
-        attention=captured.attention,
         maps=maps,
         scores=scores,
         chance=chance,
-        scalars=summary,
+        scalars=summary | scalars,
+        attention=captured.attention,
         blocks=blocks,
     )
-
-
-def first_row(captured: AttentionMaps, probe: Probe, max_tokens: int) -> ProbeMap:
-    """The map of the probe's first row, of its first tokens."""
-    length = captured.weights.shape[-1]
-    count = min(length, max_tokens)
-    documents = probe.document_ids[0, :count].tolist() if probe.document_ids is not None else None
-    parts = [f"tokens {count} to {length - 1} of {length}" if count < length else "", probe.left_out]
-    weights = captured.weights[:, 0, :, :count, :count].numpy()
-    return ProbeMap(weights, probe.labels[0][:count], documents, ", ".join(filter(None, parts)))
 
 
 def ablate(lm: LanguageModel, probes: Sequence[Probe], snapshot: Snapshot) -> None:
@@ -181,27 +157,29 @@ def file_of(folder: Path, step: int) -> Path:
 def write(snapshot: Snapshot, folder: Path) -> Path:
     """Write the snapshot, whole or not at all, and its line in index.jsonl."""
     folder.mkdir(exist_ok=True)  # not its parents: a run directory that was moved away is not made again
-    maps = {
-        name: {"labels": one.labels, "documents": one.documents, "left_out": one.left_out}
-        for name, one in snapshot.maps.items()
-    }
-    about: dict[str, Any] = {key: getattr(snapshot, key) for key in PLAIN}
-    about |= {"maps": maps, "scores": list(snapshot.scores), "scalars": _numbers(snapshot.scalars)}
-    about |= {"ablations": snapshot.ablations, "blocks": snapshot.blocks}
-    arrays: dict[str, Any] = {f"map.{name}": one.weights.astype(np.float16) for name, one in snapshot.maps.items()}
+    maps = {name: {**vars(shown), "weights": None} for name, shown in snapshot.maps.items()}
+    scalars = {key: v if v is not None and math.isfinite(v) else None for key, v in snapshot.scalars.items()}
+    about = {key: getattr(snapshot, key) for key in PLAIN}
+    about |= {"maps": maps, "scores": list(snapshot.scores), "scalars": scalars}  # JSON has no NaN: null
+    arrays: dict[str, Any] = {f"map.{name}": shown.weights.astype(np.float16) for name, shown in snapshot.maps.items()}
     arrays |= {f"score.{name}": values.astype(np.float32) for name, values in snapshot.scores.items()}
-    file = file_of(folder, snapshot.step)
+    archive, file = io.BytesIO(), file_of(folder, snapshot.step)
+    np.savez_compressed(archive, about=np.array(json.dumps(about, ensure_ascii=False)), **arrays)
+    replace_file(file, archive.getvalue())
+    line = {"step": snapshot.step, "tokens": snapshot.tokens, "time_s": round(snapshot.seconds, 3), "file": file.name}
+    append_line(folder / "index.jsonl", line | scalars)
+    return file
+
+
+def replace_file(file: Path, content: bytes) -> None:
+    """Write a file whole or not at all. Raises OSError; then nothing has changed."""
     temporary = file.with_suffix(".tmp")
     try:
-        with temporary.open("wb") as stream:
-            np.savez_compressed(stream, about=np.array(json.dumps(about, ensure_ascii=False)), **arrays)
+        temporary.write_bytes(content)
         temporary.replace(file)
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
-    line = {"step": snapshot.step, "tokens": snapshot.tokens, "time_s": round(snapshot.seconds, 3), "file": file.name}
-    append_line(folder / "index.jsonl", line | _numbers(snapshot.scalars))
-    return file
 
 
 def read(file: Path) -> Snapshot:
@@ -210,16 +188,12 @@ def read(file: Path) -> Snapshot:
         archive = io.BytesIO(file.read_bytes())  # a damaged archive seeks to places that no file has
         with np.load(archive, allow_pickle=False) as arrays:
             about = json.loads(str(arrays["about"]))
-            maps = {
-                name: ProbeMap(arrays[f"map.{name}"].astype(np.float32), **of) for name, of in about["maps"].items()
-            }
-            return Snapshot(
-                **{key: about[key] for key in (*PLAIN, "scalars", "blocks")},
-                maps=maps,
-                scores={name: arrays[f"score.{name}"] for name in about["scores"]},
-                ablations=[Ablated(what, [(layer, head) for layer, head in heads], rise)
-                           for what, heads, rise in about["ablations"]],
-            )  # fmt: skip
+            weights = {name: arrays[f"map.{name}"].astype(np.float32) for name in about["maps"]}
+            maps = {name: ProbeMap(**of | {"weights": weights[name]}) for name, of in about["maps"].items()}
+            scores = {name: arrays[f"score.{name}"] for name in about["scores"]}
+            ablations = [Ablated(what, [(i, j) for i, j in heads], rise) for what, heads, rise in about["ablations"]]
+            plain = {key: about[key] for key in (*PLAIN, "scalars")}
+            return Snapshot(**plain | {"maps": maps, "scores": scores, "ablations": ablations})
     except Exception as error:  # zlib.error, BadZipFile, KeyError, …: whatever a damaged archive leads to
         problem = f"{type(error).__name__}: {error}"[:200]
         raise InputError(f"{file}: not a whole snapshot ({problem}): delete it, the others still open") from None
@@ -244,8 +218,3 @@ def newest(folder: Path) -> Snapshot | None:
             with suppress(InputError):
                 return read(file)
     return None
-
-
-def _numbers(values: dict[str, float | None]) -> dict[str, float | None]:
-    """JSON has no NaN and no infinity: they are null."""
-    return {name: value if value is not None and math.isfinite(value) else None for name, value in values.items()}

@@ -1,7 +1,7 @@
 """How do you talk to a run? In the terminal: `python -m eval.chat runs/sft_demo`.
 
-A run that was trained on texts, not on chats, continues what you type. What goes round in circles is stopped. Piped
-lines are answered one after the other. Within the program:
+A run that was trained on texts, not on chats, continues what you type. Piped lines are answered one after the other.
+Within the program:
 
     /attention [L,H]   what one head looked at while it wrote the last answer; all heads as a picture
     /temperature [T]   how random the answers are: 0 = always the likeliest token
@@ -19,6 +19,7 @@ import io
 import shutil
 import sys
 from contextlib import closing, nullcontext, suppress
+from dataclasses import replace
 from pathlib import Path
 
 from configs.command import InputError, exit_on_bad_input, number, whole
@@ -37,7 +38,6 @@ ENDED = {  # how an answer ended, if not by itself
     "stopped": "(stopped)",
     "cut": "(cut after {:,} tokens: --max-new-tokens gives it more)",
     "full": "(cut: the model's context of {:,} tokens is full)",
-    "loops": "(stopped: it repeats the same words again and again; a higher /temperature makes that rarer)",
 }
 
 
@@ -65,10 +65,7 @@ def main() -> int:
         raise InputError("--rope-factor is for --rope-scaling linear or yarn: give one of them as well")
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="replace")  # whatever is piped in
-    try:
-        Chat(given).run()
-    except KeyboardInterrupt:  # while it loads, or between piped lines
-        return 130
+    Chat(given).run()
     return 0
 
 
@@ -199,10 +196,7 @@ class Chat:
 
     def temperature(self, rest: str) -> None:
         if rest:
-            try:
-                self.conversation.set_temperature(float(rest))
-            except ValueError as error:
-                raise ValueError(f"/temperature takes a number, for example /temperature 0.5: {error}") from None
+            self.conversation.sampling = replace(self.conversation.sampling, temperature=float(rest))
         remark(f"temperature {self.conversation.sampling.temperature:g}")
 
     def system(self, rest: str) -> None:

@@ -15,7 +15,7 @@ from configs.text import columns, escape
 from eval.attention import snapshots
 from eval.attention.capture import AttentionMaps, capture
 from eval.attention.history import best_head
-from eval.attention.pictures.plots import mosaic, one_head
+from eval.attention.pictures import mosaic, one_head
 from eval.attention.probes import readable_tokens
 from eval.attention.snapshots import ProbeMap, Snapshot
 from eval.chat.session import Conversation
@@ -141,5 +141,5 @@ def draw(answer: AnswerMaps, run: str | Path, layer: int, head: int) -> list[Pat
     snapshot = Snapshot(step, 0, 0.0, *shape, maps=texts, scores={}, chance={}, attention=maps.attention)
     return [
         mosaic(snapshot, folder / "chat.png", str(run)),
-        one_head(snapshot, layer, head, folder / f"chat_L{layer}H{head}.png", str(run)),
+        one_head(snapshot, layer, head, folder / f"chat_L{layer}H{head}.png", title=str(run)),
     ]

@@ -3,8 +3,8 @@ key-value cache holds of the same beginning is not read again."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Generator
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,6 @@ from model.kv_cache import KVCache
 from model.lora import load_adapters, remove_adapters
 
 FREE = 8  # an eighth of the context, if not max_new_tokens, is kept free for an answer
-COPIES = 5  # of one block in a row: the built-in world sings its songs up to three times, and repeats words up to four
-LEAST, LONGEST = 20, 64  # tokens that the copies fill (a row of dots is not a loop yet), and of a block
 
 
 @dataclass(frozen=True)
@@ -37,7 +35,7 @@ class Turn:
     ids:    all that the model saw, and the answer, without the token that ended it
     begin:  where the answer begins in ids
     reused: tokens whose keys and values the cache had; read: tokens that were run through the model
-    ended:  "" by itself | "stopped" by the reader | "cut" after max_new_tokens | "full": no context left | "loops"
+    ended:  "" by itself | "stopped" by the reader | "cut" after max_new_tokens | "full": no context left
     """
 
     ids: list[int]
@@ -85,10 +83,6 @@ class Conversation:
         self.reply, self.thought = Reply(self.tokenizer), ""
         self.forgotten, self._answered, self._document_ended = 0, 0, False
         self.cache.crop(0)
-
-    def set_temperature(self, temperature: float) -> None:
-        """0 = always the likeliest token. Raises ValueError for a negative one, infinity and NaN."""
-        self.sampling = replace(self.sampling, temperature=temperature)
 
     def set_system(self, text: str) -> None:
         """Put a system message before all turns; "" takes it away. Raises ValueError where there can be none."""
@@ -176,9 +170,6 @@ class Conversation:
                 self.thought, piece = self.reply.add(token)
                 if self.thought or piece:
                     yield piece
-                if goes_round(ids):
-                    ended = "loops"
-                    break
             else:
                 ended = "full" if len(prompt) + len(ids) >= self.context_length else "cut"
         except KeyboardInterrupt:  # within a forward pass: the cache may hold half a token
@@ -193,15 +184,6 @@ class Conversation:
             self.last = Turn([*prompt, *ids], len(prompt), reused, self.cache.length - reused, ended)
         if self.thought or rest:
             yield rest
-
-
-def goes_round(ids: Sequence[int]) -> bool:
-    """Whether a text ends in at least COPIES copies of one block, as small models write at temperature 0."""
-    for length in range(1, LONGEST + 1):
-        tokens = length * max(COPIES, -(-LEAST // length))
-        if tokens <= len(ids) and ids[-tokens:-length] == ids[len(ids) - tokens + length :]:
-            return True
-    return False
 
 
 # ---------------------------------------------------------------------------------------------------------

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
@@ -40,7 +39,6 @@ from eval.load_model import add_device_option, open_model
 from eval.quantised import decode_speeds
 
 RUNS = "runs.json"  # in the folder of a comparison: which runs it is of
-MOST_COLUMNS = 6  # variants beside each other; of more, each has a row
 # what is compared with the baseline: its name in the table, the form of a number, and what less and more of it is
 COMPARED = {
     BITS: ("bits per byte", ".4f", "better", "worse"),
@@ -49,7 +47,6 @@ COMPARED = {
 # what the terminal shows, by how labels begin
 SHORT: tuple[str, ...] = ("parameters", "KV-cache", "train tokens", "validation", "difference in bits", "gap to")
 SHORT += ("recall", "copies from", "copy gain", "induction, best")
-DIGITS = 4  # of a figure in histories.json
 NOTES = """
 - KV-cache bytes per token: 2 (keys and values) × layers × key/value heads × head_dim × 2 bytes (16-bit). With attention: mla: layers × (kv_lora_rank + qk_rope_head_dim) × 2 bytes.
 - Train tokens/s: the median over the lines of a run's metrics.jsonl. Runs are trained at different times, maybe on different machines, so whatever else these did is in there: small differences mean nothing.
@@ -105,27 +102,27 @@ def compare(
         models = {variant.name: (open_model(variant.runs[0].path, device)[0], "dynamic") for variant in variants}
         rows.append(["decode tokens/s", *(f"{speed:,.0f}" for speed in decode_speeds(models).values())])
     recorded = {"variants": histories(variants), "stages": stages.measure(variants, device) if life else []}
-    names, chief = ["", *(variant.name for variant in variants)], [row for row in rows if row[0].startswith(SHORT)]
-    tables = [markdown_table(names, rows)]
-    if len(variants) > MOST_COLUMNS:  # a row for each
-        changes = ["what it changes"]
-        for variant in variants:
-            keys = differing_keys([baseline, variant])
-            changed = [f"{key.removeprefix('model.')} {_value(variant, key)}" for key in keys]
-            changes.append(", ".join(changed) or "nothing")
-        header, *lines = zip(names, *chief, changes, strict=True)
-        tables.insert(0, short := markdown_table(header, lines))
-    else:
-        short = markdown_table(names, chief)
+    names = ["", *(variant.name for variant in variants)]
     ends = [stages.table(recorded["stages"])] if recorded["stages"] else []
     out.mkdir(parents=True, exist_ok=True)
-    figures = draw(variants, recorded, out)
-    text = page(variants, [*tables, *ends], warnings, figures)
-    (out / "comparison.md").write_text(text, encoding="utf-8")
-    (out / "histories.json").write_text(json.dumps(_rounded(recorded)), encoding="utf-8")
+    parts = [
+        f"# Comparison: {', '.join(map(markdown, names[1:]))}",
+        f"Baseline: **{markdown(baseline.name)}**. Runs that differ only in their seed are one variant: "
+        "mean ± standard deviation over its seeds.",
+        *(f"> **Warning:** {markdown(warning)}" for warning in warnings),
+        *(markdown_table(names, rows), *ends),
+        "## Figures",
+        *(f"{'!' * file.endswith('.png')}[{title}]({file})" for title, file in draw(variants, recorded, out).items()),
+        f"## How it was measured\n{NOTES}",
+    ]
+    (out / "comparison.md").write_text("\n\n".join(parts), encoding="utf-8")
+    # numbers of six digits; null, since JSON has no other word for what is not a number
+    known = json.loads(json.dumps(recorded), parse_float=_rounded, parse_constant=lambda _: None)
+    (out / "histories.json").write_text(json.dumps(known), encoding="utf-8")
     (out / RUNS).write_text(json.dumps(_paths(variants)), encoding="utf-8")
     for warning in warnings:
         print(f"warning: {warning}", file=sys.stderr)
+    short = markdown_table(names, [row for row in rows if row[0].startswith(SHORT)])
     print("\n\n".join([short, *ends, f"all rows, figures and heads: {out / 'comparison.md'}"]))
 
 
@@ -184,25 +181,6 @@ def _value(variant: Variant, key: str) -> str:
     return shown if len(shown) <= 40 else shown[:39] + "…"
 
 
-# ---------------------------------------------------------------------------------------------------------
-# the files
-
-
-def page(variants: Sequence[Variant], tables: Sequence[str], warnings: Sequence[str], figures: dict[str, str]) -> str:
-    """The whole of comparison.md."""
-    parts = [
-        f"# Comparison: {', '.join(markdown(variant.name) for variant in variants)}",
-        f"Baseline: **{markdown(variants[0].name)}**. Runs that differ only in their seed are one variant: "
-        "mean ± standard deviation over its seeds.",
-        *(f"> **Warning:** {markdown(warning)}" for warning in warnings),
-        *tables,
-        "## Figures",
-        *(f"![{title}]({file})" for title, file in figures.items()),
-        f"## How it was measured\n{NOTES}",
-    ]
-    return "\n\n".join(parts)
-
-
 def histories(variants: Sequence[Variant]) -> list[dict[str, Any]]:
     """What happened in every run, for histories.json: some kB that are read where the runs are not, as in notebook 03.
 
@@ -232,15 +210,8 @@ def histories(variants: Sequence[Variant]) -> list[dict[str, Any]]:
     return recorded
 
 
-def _rounded(value: Any) -> Any:
-    """For JSON, which has no word but null for what is not a number. Settings keep their digits."""
-    if isinstance(value, dict):
-        return {key: inner if key == "settings" else _rounded(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_rounded(inner) for inner in value]
-    if isinstance(value, float):
-        return round(value, DIGITS) + 0.0 if math.isfinite(value) else None  # no -0.0
-    return value
+def _rounded(text: str) -> float:
+    return float(f"{float(text):.6g}")
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from data.storyworld.questions import KINDS
 from data.tokenizer import Tokenizer
 from eval.attention.controls import rises_without_each
 from eval.compare import RunResult, Variant
-from eval.language_modeling import LOGITS, compare_with_floor, evaluating, mean_loss
+from eval.language_modeling import compare_with_floor, evaluating, mean_loss
 from eval.load_model import open_model
 from eval.questions import ask, figures, held_out_questions, source_of
 from model import LanguageModel
@@ -90,50 +90,45 @@ def chain(variants: Sequence[Variant]) -> list[tuple[RunResult, RunResult | None
     return [(runs[path], origin) for path, origin in origins.items() if origin or runs[path].path in began]
 
 
-def right_answers(tokenizer: Tokenizer, source: StoryworldSource) -> Batch:
+def right_answers(tokenizer: Tokenizer, source: StoryworldSource) -> list[Batch]:
     """Held-out conversations with many questions each; what the assistant says has labels."""
     talks = [interview(source.seed, i, "validation", source.level, held_out_names=False) for i in range(CONVERSATIONS)]
     encoded = encode_conversations(tokenizer, [checked_conversation(talk["conversations"]) for talk in talks])
-    return _batch([(ids, [bool(flag & TRAINED) for flag in flags]) for ids, flags in encoded], tokenizer)
+    return [_row(ids, [bool(flag & TRAINED) for flag in flags]) for ids, flags in encoded]
 
 
-def whole_texts(tokenizer: Tokenizer, texts: Sequence[str]) -> Batch:
+def whole_texts(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Batch]:
     """Documents from their first token to their end; every token but the first has a label."""
-    return _batch([(ids, [False] + [True] * (len(ids) - 1)) for ids in tokenizer.encode_documents(texts)], tokenizer)
+    return [_row(ids, [False] + [True] * (len(ids) - 1)) for ids in tokenizer.encode_documents(texts)]
 
 
-def _batch(rows: Sequence[tuple[Sequence[int], Sequence[bool]]], tokenizer: Tokenizer) -> Batch:
-    pad = torch.nn.utils.rnn.pad_sequence
-    ids = pad([torch.tensor(ids) for ids, _ in rows], batch_first=True, padding_value=tokenizer.pad_id)
-    counted = pad([torch.tensor(counted) for _, counted in rows], batch_first=True, padding_value=False)
-    return Batch({"input_ids": ids, "labels": ids.masked_fill(~counted, IGNORED)}, [*range(len(rows))])
+def _row(ids: Sequence[int], has_label: Sequence[bool]) -> Batch:
+    row = torch.tensor([ids])
+    return Batch({"input_ids": row, "labels": row.masked_fill(~torch.tensor([has_label]), IGNORED)}, [0])
 
 
-def _parts(text: Batch, *models: LanguageModel) -> list[Batch]:
-    """The rows that the models can read whole, as many at a time as their logits fit into memory."""
+def _fitting(text: Sequence[Batch], *models: LanguageModel) -> list[Batch]:
+    """The rows that the models can read whole."""
     longest = min(lm.config.max_position_embeddings for lm in models)
-    whole = (text["labels"][:, longest:] == IGNORED).all(1)
-    tensors = {name: tensor[whole, :longest] for name, tensor in text.tensors.items()}
-    length = tensors["labels"].shape[1]
-    return Batch(tensors, [*range(int(whole.sum()))]).split(max(1, LOGITS // (length * models[0].lm_head.out_features)))
+    return [row for row in text if row["input_ids"].shape[1] <= longest]
 
 
 @torch.no_grad()
-def divergence(lm: LanguageModel, base: LanguageModel, text: Batch) -> float:
+def divergence(lm: LanguageModel, base: LanguageModel, text: Sequence[Batch]) -> float:
     """KL(lm || base) of the next token, in nats, mean over the labels; NaN where no row fits into a model."""
     total, count, device = 0.0, 0, next(lm.parameters()).device
     with evaluating(lm), evaluating(base):
-        for part in _parts(text, lm, base):
-            ids, counted = part["input_ids"].to(device), (part["labels"][:, 1:] != IGNORED).to(device)
+        for row in _fitting(text, lm, base):
+            ids, counted = row["input_ids"].to(device), (row["labels"][:, 1:] != IGNORED).to(device)
             ours, theirs = (F.log_softmax(model(ids)[:, :-1][counted].float(), -1) for model in (lm, base))
             total += (ours.exp() * (ours - theirs)).sum().item()
             count += int(counted.sum())
     return total / count if count else math.nan
 
 
-def answer_loss(lm: LanguageModel, text: Batch) -> float:
+def answer_loss(lm: LanguageModel, text: Sequence[Batch]) -> float:
     """Mean -ln p of the labels, in nats; NaN where no row fits into the model."""
-    return mean_loss(lm, _parts(text, lm))
+    return mean_loss(lm, _fitting(text, lm))
 
 
 def moved(lm: LanguageModel, before: LanguageModel) -> list[tuple[int, str, float]]:

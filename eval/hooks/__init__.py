@@ -31,7 +31,7 @@ from data.config import DataConfig
 from data.packing import Rows
 from data.prepare import PreparedData
 from data.tokenizer import Tokenizer
-from eval.config import EvalConfig
+from eval.config import EvalConfig, HookConfig
 from eval.language_modeling import OutOfStep, evaluating
 from model import LanguageModel, ModelConfig
 
@@ -191,8 +191,22 @@ class FunctionHook(Hook):
         return Outcome({f"hooks/{self.name}": last}, sections=sections)
 
 
-# ---------------------------------------------------------------------------------------------------------
-# running them
+def cadences_of(config: EvalConfig) -> dict[str, HookConfig]:
+    """The hooks that run, by their names, in their order, each with `every` and `early` of its own.
+
+    Raises InputError if one is named twice.
+    """
+    cadences: dict[str, HookConfig] = {}
+    for hook in (HookConfig(name=hook) if isinstance(hook, str) else hook for hook in config.hooks):
+        if hook.name in cadences:
+            raise InputError(f"eval.hooks: {hook.name} is named twice: name it once, and give more steps with `early`")
+        every, early = config.every, [0] if hook.name == "questions" else []  # also before the first step
+        if hook.name == "attention":
+            every, early = config.attention.every, config.attention.early
+        every, early = every if hook.every is None else hook.every, early if hook.early is None else hook.early
+        if every or hook.early or hook.name != "attention":  # eval.attention.every=0: never
+            cadences[hook.name] = HookConfig(name=hook.name, every=every, early=early)
+    return cadences
 
 
 class Hooks:
@@ -200,7 +214,7 @@ class Hooks:
 
     def __init__(self, config: EvalConfig, model: ModelConfig):
         """Raises InputError for a hook that does not exist, and for what a hook finds wrong before any text is read."""
-        self.cadences = config.cadences()
+        self.cadences = cadences_of(config)
         self.hooks = {name: _load(name) for name in self.cadences}
         self.off: set[str] = set()
         for hook in self.hooks.values():

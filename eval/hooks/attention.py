@@ -2,7 +2,7 @@
 
 While training runs, a look draws one plain picture of all heads, and writes viewer.html anew
 (eval/attention/viewer.py). Labelled pictures, curves and time-lapse are made from the snapshots at the end
-(eval/attention/render.py).
+(eval/attention/pictures.py).
 """
 
 from __future__ import annotations
@@ -13,15 +13,14 @@ from typing import Any
 
 from configs.command import InputError
 from eval.attention import snapshots
-from eval.attention.history import findings, in_one_sentence, without_them
+from eval.attention.history import findings, formed, without_them
 from eval.attention.metrics import SCORES
-from eval.attention.pictures.plots import quick_mosaic
+from eval.attention.pictures import PICTURES, quick_mosaic, render
 from eval.attention.probes import Probe, build_probes, read_probe_file
-from eval.attention.render import PICTURES, render
 from eval.attention.snapshots import ablate, look
-from eval.attention.viewer import Live, Moment
+from eval.attention.viewer import Live
 from eval.config import EvalConfig
-from eval.hooks import EvalEvent, Hook, Outcome, lines_of
+from eval.hooks import EvalEvent, Hook, Outcome, cadences_of, lines_of
 from model import ModelConfig
 
 
@@ -58,9 +57,7 @@ class Attention(Hook):
             for line in self.page(event.directory).notice(snapshot):
                 event.say(line)
             picture = snapshots.write(snapshot, event.directory / "attention").with_suffix(".png")
-            all_heads = len(snapshot.heads) == snapshot.num_attention_heads
-            first = next(iter(snapshot.maps.values()))
-            quick_mosaic(first.weights, picture, snapshot.num_key_value_heads if all_heads else None)
+            quick_mosaic(next(iter(snapshot.maps.values())).weights, picture)
             self._show(event)
             if event.is_last or (settings.every and event.step % settings.every == 0):
                 event.tracker.show("attention/heads", picture, event.step)
@@ -74,7 +71,7 @@ class Attention(Hook):
             event.tracker.say(f"warning: {problem}")
         if not all_snapshots:
             return
-        self._show(event, is_over=True)  # whatever becomes of the pictures
+        self._show(event, "finished")  # whatever becomes of the pictures
         *_, viewer = render(event.directory, all_snapshots)
         for file in (event.directory / "attention" / name for name in PICTURES):
             if file.suffix == ".png" and file.is_file():
@@ -82,7 +79,7 @@ class Attention(Hook):
         event.tracker.show("attention/viewer", viewer, event.step)
 
     def stop(self, event: EvalEvent, why: str) -> None:
-        self._show(event, stopped=why)
+        self._show(event, "stopped", why)
 
     def page(self, directory: Path) -> Live:
         """The page of this run; that of one that is resumed has its snapshots so far."""
@@ -92,14 +89,14 @@ class Attention(Hook):
                 self.live.notice(snapshot)
         return self.live
 
-    def _show(self, event: EvalEvent, is_over: bool = False, stopped: str = "") -> None:
+    def _show(self, event: EvalEvent, state: str = "training", stopped: str = "") -> None:
         """Write the page again, as the run is now."""
         if self.page(event.directory).run.snapshots:
-            every = event.config.cadences()["attention"].every or 0
-            patience = max(Moment.patience, 3 * every * event.seconds / max(1, event.step))  # about three looks
-            moment = (event.step, event.total_steps, event.seconds, event.loss)
-            now = Moment(*moment, is_over, stopped, event.command, patience)
-            self.page(event.directory).show(event.directory, now, event.tracker.say)
+            every = cadences_of(event.config)["attention"].every or 0
+            status: dict[str, Any] = {"state": state, "stopped": stopped, "command": event.command}
+            status |= {"step": event.step, "total": event.total_steps, "seconds": event.seconds, "loss": event.loss}
+            status["patience"] = max(180, 3 * every * event.seconds / max(1, event.step))  # about three looks
+            self.page(event.directory).show(event.directory, status, event.tracker.say)
 
     def outcome(self, directory: Path, lines: list[dict[str, Any]]) -> Outcome:
         all_snapshots, _ = snapshots.read_all(directory)
@@ -115,7 +112,7 @@ class Attention(Hook):
             {"attention": scalars, "attention_seconds": cost},
             sections=["## Attention heads", "", *findings(all_snapshots), summary, ""],
             pictures=[(f"attention/{name}", title) for name, title in PICTURES.items()],
-            seen=" ".join(filter(None, (in_one_sentence(all_snapshots), without_them(all_snapshots[-1])))),
+            seen=" ".join(filter(None, (formed(all_snapshots), without_them(all_snapshots[-1])))),
         )
 
 

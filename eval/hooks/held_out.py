@@ -93,10 +93,6 @@ def log_floor(event: EvalEvent, source: StoryworldSource) -> None:
             event.log("floor", {"documents": documents, "left_out": left_out, "model": model, "floor": floor})
 
 
-# ---------------------------------------------------------------------------------------------------------
-# what does it write?
-
-
 class Samples(Hook):
     """Continue `eval.prompts`, at every evaluation, so that you can read along while it learns; where it learns
     conversations, answer them. Each is appended to samples.jsonl; the first one is also shown on the terminal."""
@@ -106,27 +102,20 @@ class Samples(Hook):
         options = (settings.sample_tokens, settings.temperature, settings.top_p)
         many_documents = event.data.manifest["train"]["documents"] > 1
         for number, prompt in enumerate(settings.prompts):
-            ids, line = None, {}
+            given: str | list[int] = prompt
+            more: dict[str, str] = {}
             if is_chat and not prompt:
-                ids, prompt, line["expected"] = held_out_question(event.held_out, event.tokenizer)
-            reply = complete(
-                event.lm, event.tokenizer, ids or prompt, *options, begin_document=many_documents, chat=is_chat
-            )
+                given, prompt, more["expected"] = held_out_question(event.held_out, event.tokenizer)
+            reply = complete(event.lm, event.tokenizer, given, *options, begin_document=many_documents, chat=is_chat)
             if reply.reasoning_content:
-                line["reasoning_content"] = reply.reasoning_content
+                more["reasoning_content"] = reply.reasoning_content
             if event.writes:
-                append_line(
-                    event.directory / SAMPLES, {"step": event.step, "prompt": prompt, "text": reply.content, **line}
-                )
+                line = {"step": event.step, "prompt": prompt, "text": reply.content, **more}
+                append_line(event.directory / SAMPLES, line)
             if number == 0:
-                asked, text = (
-                    escape(" ".join(text.split()))
-                    for text in (prompt if is_chat else "", reply.content or thinks(reply))
-                )
-                question = (
-                    f"asked “{'…' * (len(asked) > 60)}{asked[-60:]}”, " if asked else ""
-                )  # its end: it may be long
-                event.say(f"{question}writes “{shortened(text, 90)}”")
+                question, text = (escape(" ".join(text.split())) for text in (prompt, reply.content or thinks(reply)))
+                end = f"{'…' * (len(question) > 60)}{question[-60:]}"  # a story may stand before it
+                event.say(f"{f'asked “{end}”, ' if is_chat else ''}writes “{shortened(text, 90)}”")
 
     def outcome(self, directory: Path, lines: list[dict[str, Any]]) -> Outcome:
         samples = read_samples(directory, lambda problem: None)
@@ -149,9 +138,6 @@ def held_out_question(rows: Rows, tokenizer: Tokenizer) -> tuple[list[int], str,
     question = tokenizer.decode(prompt[turn:answer]).partition("\n")[2]
     return prompt, question.strip(), read_reply(tokenizer, ids[first:end], prompt).content.strip()
 
-
-# ---------------------------------------------------------------------------------------------------------
-# does it answer questions about stories that it has never seen?
 
 SPLITS = {"questions": False, "questions_new_names": True}  # split -> whether names have a form unseen in training
 
@@ -184,10 +170,6 @@ class Questions(Hook):
         heading = "## Questions about held-out stories, answered to the letter"
         figures = {split: lines_of(lines, split)[-1]["exact_match"] for split in SPLITS}
         return Outcome(figures, sections=[heading, "", columns, ""])
-
-
-# ---------------------------------------------------------------------------------------------------------
-# does it recall what it has just read?
 
 
 class Recalls(Hook):

@@ -7,58 +7,49 @@ from typing import Any
 
 import numpy as np
 
-from eval.attention.pictures import drawing
+from eval.attention import drawing
 from eval.long_context import angles, ways
 from model import LanguageModel
 
 
 def draw_curves(measured: dict[str, Any], file: Path) -> None:
     """The loss over the position in the longest texts, a line for each way to read; a mark where training ended."""
-    length, trained = measured["lengths"][-1], measured["trained_length"]
-    figure = drawing.new_figure(760, 400, layout="constrained")
+    length = measured["lengths"][-1]
+    figure = drawing.new_figure(760, 400)
     axes = figure.subplots()
     for number, (name, by_length) in enumerate(measured["loss_by_position"].items()):
         middles = (np.arange(len(by_length[-1])) + 0.5) * length / len(by_length[-1])
-        axes.plot(middles, by_length[-1], label=drawing.shorten(name, 40), **_line(number))
-    drawing.style_curve(axes, "loss on held-out text, nats a token")
-    axes.axvline(trained, color="#222222", lw=1, ls="--")
-    at_top = {"xycoords": ("data", "axes fraction"), "va": "top", "fontsize": 8, "color": "#222222"}
-    axes.annotate(" trained length", (trained, 1), **at_top)
-    axes.set_xlabel("position in the text, in tokens", fontsize=9)
+        drawing.draw_curve(axes, middles, by_length[-1], number, drawing.shorten(name, 40))
+    drawing.frame_curves(axes, "loss on held-out text, nats a token", "position in the text, in tokens")
     axes.set_xlim(0, length)
-    handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False, fontsize=9)
-    drawing.save_figure(figure, file, full_colour=True)
+    _mark(axes, measured["trained_length"])
+    drawing.legend_below(figure, axes)
+    drawing.save_figure(figure, file)
 
 
 def draw_angles(lm: LanguageModel, trained: int, length: int, file: Path) -> None:
     """For each scaling pairs x distance, dark where an angle is new; and how much slower each pair turns."""
-    from matplotlib.colors import ListedColormap
-
-    figure = drawing.new_figure(1150, 380, layout="constrained")
+    title = f"dark: an angle that no row of {trained:,} tokens gave this pair in training"
+    figure, makers = drawing.new_figure(1150, 380, title), ways(lm, trained)
     *panels, slower = figure.subplots(1, 4, sharey=True)
-    makers, colours = ways(lm, trained), ListedColormap(["#dbe9f6", "#8c1d40"])
     for number, (axes, name) in enumerate(zip(panels, ("none", "linear", "yarn"), strict=True)):
         shown = angles(lm.config, makers[name](length).config, trained, length)
-        count = len(shown.wavelength)
-        place = {"aspect": "auto", "interpolation": "nearest", "extent": (0, length, count - 0.5, -0.5)}
-        axes.imshow(shown.new.numpy(), cmap=colours, vmin=0, vmax=1, **place)
-        axes.axvline(trained, color="#222222", lw=1, ls="--")
-        axes.set_title(name, loc="left", fontsize=10)
-        axes.set_xlabel("distance, in tokens", fontsize=9)
-        slower.plot(shown.slowed, range(count), label=name, **_line(number))
-    marks = range(0, count, max(1, count // 16))
-    panels[0].set_yticks(marks, [f"{shown.wavelength[mark]:,.0f}" for mark in marks], fontsize=7)
+        pairs = range(len(shown.wavelength))
+        every = max(1, len(pairs) // 16)
+        waves = pairs[::every], [f"{wave:,.0f}" for wave in shown.wavelength[::every]]
+        drawing.draw_map(axes, shown.new.numpy() * 0.7, waves)
+        drawing.draw_curve(slower, shown.slowed, pairs, number, name)
+        drawing.frame_curves(axes, name, "distance, in tokens")
+        axes.grid(visible=False)
+        axes.set_xlim(-0.5, length - 0.5)
+        _mark(axes, trained)
     panels[0].set_ylabel("pair, by its wavelength in tokens", fontsize=9)
-    slower.set_title("how much slower it turns", loc="left", fontsize=10)
-    slower.set_xlabel("times", fontsize=9)
+    drawing.frame_curves(slower, "how much slower it turns", "times")
     slower.legend(frameon=False, fontsize=8)
-    for axes in (*panels, slower):
-        axes.tick_params(labelsize=8)
-    title = f"dark: an angle that no row of {trained:,} tokens gave this pair in training"
-    figure.suptitle(title, x=0.01, ha="left", fontsize=11)
-    drawing.save_figure(figure, file, full_colour=True)
+    drawing.save_figure(figure, file)
 
 
-def _line(number: int) -> dict[str, Any]:
-    return {"color": drawing.group_colour(number), "lw": 1.8, "marker": "os^Dv*PX"[number % 8], "ms": 4}
+def _mark(axes, trained: int) -> None:
+    axes.axvline(trained, color=drawing.INK, lw=1, ls="--")
+    at_top = {"xycoords": ("data", "axes fraction"), "va": "top", "fontsize": 8, "color": drawing.INK}
+    axes.annotate(" trained length", (trained, 1), **at_top)

@@ -21,15 +21,15 @@ from eval.language_modeling import bits_per_byte
 from eval.load_model import add_device_option, open_checkpoint, trained_length
 from eval.questions import source_of
 from eval.tasks import mean_error, text_log_probs
-from eval.tasks.choices import figures, read_multiple_choice, read_pairs, score, storyworld_pairs, text_of
+from eval.tasks.choices import ChoiceRecord, PairRecord, figures, read_questions, score, storyworld_pairs, text_of
 from model import LanguageModel
 
 FORMS = {"loss": ",.4f", "perplexity": ",.3f", "bits_per_byte": ",.4f"}  # of a figure; of all others: a share
 
 
 class Result(NamedTuple):
-    """figures: by file. records: one for each pair, question or token, for --records. texts: all that was read. mean:
-    the figures of all files together, where there are several. note: what a reader of the table must know."""
+    """figures: by file. records: one for each question or token, for --records. texts: all that was read. mean: the
+    figures of all files together, where there are several. note: what a reader of the table must know."""
 
     figures: dict[str, dict[str, Any]]
     records: list[dict[str, Any]]
@@ -38,39 +38,29 @@ class Result(NamedTuple):
     note: str = ""
 
 
-def minimal_pairs(lm: LanguageModel, tokenizer: Tokenizer, given: argparse.Namespace) -> Result:
-    """Accuracy on the pairs of a file, of every file of a folder, or of the built-in world."""
+def choices(lm: LanguageModel, tokenizer: Tokenizer, given: argparse.Namespace) -> Result:
+    """acc and acc_norm on the questions of a file, or on the pairs of a file, of a folder, or of the built-in world."""
     if given.minimal_pairs == "storyworld":
         files = {"held-out stories": storyworld_pairs(source_of(given.run), given.limit)}
     else:
-        files = read_pairs(Path(given.minimal_pairs), given.limit)
-    pairs = [pair for in_file in files.values() for pair in in_file]
-    scores = score(lm, tokenizer, pairs)
-    left, by_file, records = iter(scores), {}, []
-    for name, in_file in files.items():
-        found = figures(in_file, list(islice(left, len(in_file))))
-        share = {"accuracy": found["acc"], "accuracy_stderr": found["acc_stderr"]}
-        by_file[name] = {"pairs": len(in_file), **share, "ties": found["ties"], "chance": 0.5}
-    for pair, (good, bad) in zip(pairs, scores, strict=True):
-        records.append({"where": pair.where, "log_likelihood_good": good, "log_likelihood_bad": bad})
-    mean = None
-    if len(files) > 1:  # each file counts alike, as in BLiMP's overall figure
-        each = list(by_file.values())
-        mean = {key: sum(values[key] for values in each) for key in each[0]}
-        mean |= {"accuracy": mean["accuracy"] / len(each), "chance": 0.5}
-        mean["accuracy_stderr"] = math.hypot(*(values["accuracy_stderr"] for values in each)) / len(each)
-    return Result(by_file, records, [ending for pair in pairs for ending in pair.endings], mean)
-
-
-def multiple_choice(lm: LanguageModel, tokenizer: Tokenizer, given: argparse.Namespace) -> Result:
-    """acc and acc_norm on the questions of a file."""
-    file, records, texts = Path(given.multiple_choice), [], []
-    questions = read_multiple_choice(file, given.limit)
+        kind = PairRecord if given.minimal_pairs else ChoiceRecord
+        files = read_questions(Path(given.minimal_pairs or given.multiple_choice), kind, given.limit)
+    questions = [question for in_file in files.values() for question in in_file]
     scores = score(lm, tokenizer, questions, given.delimiter)
+    left, records, texts = iter(scores), [], []
+    by_file = {name: figures(in_file, list(islice(left, len(in_file)))) for name, in_file in files.items()}
     for question, values in zip(questions, scores, strict=True):
         records.append({"where": question.where, "label": question.label, "log_likelihoods": values})
         texts += [question.context, *question.endings]
-    return Result({file.name: figures(questions, scores)}, records, texts)
+    mean: dict[str, Any] | None = None
+    if len(files) > 1:  # each file counts alike, as in BLiMP's overall figure
+        each = list(by_file.values())
+        mean = {key: sum(values[key] for values in each) for key in each[0]}
+        for key in ("acc", "acc_norm"):
+            mean[key] /= len(each)
+            mean[f"{key}_stderr"] = math.hypot(*(values[f"{key}_stderr"] for values in each)) / len(each)
+        mean["chance"] /= len(each)
+    return Result(by_file, records, texts, mean)
 
 
 def text(lm: LanguageModel, tokenizer: Tokenizer, given: argparse.Namespace) -> Result:
@@ -106,7 +96,7 @@ def text(lm: LanguageModel, tokenizer: Tokenizer, given: argparse.Namespace) -> 
     return Result({file.name: values}, records, [chosen], note=note)
 
 
-TASKS = {"minimal_pairs": minimal_pairs, "multiple_choice": multiple_choice, "text": text}
+TASKS = {"minimal_pairs": choices, "multiple_choice": choices, "text": text}
 
 
 def table(result: Result) -> str:

@@ -42,12 +42,21 @@ class ChoiceRecord(BaseModel):
     endings: Annotated[list[Text], Field(min_length=2)]
     label: int | Annotated[str, Field(pattern=r"^\d+$")]  # some copies hold "3"
 
+    def question(self, where: str) -> Question:
+        label, last = int(self.label), len(self.endings) - 1
+        if not 0 <= label <= last:
+            raise InputError(f"{where}: `label` is {label}: it must be a whole number, 0 to {last}")
+        return Question(where, self.ctx, tuple(self.endings), label)
+
 
 class PairRecord(BaseModel):
     """BLiMP's."""
 
     sentence_good: Text
     sentence_bad: Text
+
+    def question(self, where: str) -> Question:
+        return Question(where, "", (self.sentence_good, self.sentence_bad))
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -68,39 +77,17 @@ def text_of(file: Path) -> str:
     return text
 
 
-def _json_records(file: Path, limit: int | None, kind: type[BaseModel]) -> list[tuple[str, Any]]:
-    """(file:line, record) of the first `limit` records. Raises InputError for a bad one, and for none."""
-    if kind_of(file) not in JSON:
-        raise InputError(f"{file}: is a {kind_of(file) or 'nameless kind of'} file: use {' or '.join(JSON)}")
-    lines = list(islice(records(file), limit))
-    if not lines:
-        raise InputError(f"{file}: is empty: give one record a line")
-    if problem := next((f"{line.where}: {line.problem}" for line in lines if line.problem), None):
-        raise InputError(problem)
-    return [(line.where, checked(line.value, line.where, kind)) for line in lines]
+def read_questions(
+    path: Path, kind: type[ChoiceRecord | PairRecord], limit: int | None = None
+) -> dict[str, list[Question]]:
+    """Name -> the questions of a file, or of every file of a folder; the first `limit` of each. Raises InputError.
 
-
-def read_multiple_choice(file: Path, limit: int | None = None) -> list[Question]:
-    """HellaSwag's records (`ctx`, `endings`, `label`) of a .jsonl or .json file. Raises InputError."""
-    questions = []
-    for where, record in _json_records(file, limit, ChoiceRecord):
-        label, last = int(record.label), len(record.endings) - 1
-        if not 0 <= label <= last:
-            raise InputError(f"{where}: `label` is {label}: it must be a whole number, 0 to {last}")
-        questions.append(Question(where, record.ctx, tuple(record.endings), label))
-    return questions
-
-
-def read_pairs(path: Path, limit: int | None = None) -> dict[str, list[Question]]:
-    """Name -> the pairs of a file, or of every file of a folder; the first `limit` of each. The good sentence is first.
-
-    .jsonl and .json: BLiMP's records, with `sentence_good` and `sentence_bad`. .txt: Zorro's lines, a bad sentence
-    before each good one. Raises InputError.
+    .jsonl and .json: records of this kind. .txt: Zorro's lines, a bad sentence before each good one.
     """
-    inside = sorted(file for file in path.iterdir() if kind_of(file) in (*JSON, ZORRO)) if path.is_dir() else [path]
-    if not inside:
-        raise InputError(f"{path}: the folder holds no file of these kinds: {' '.join((*JSON, ZORRO))}")
-    files = {}
+    files, kinds = {}, (*JSON, *[ZORRO] * (kind is PairRecord))
+    inside = sorted(file for file in path.iterdir() if kind_of(file) in kinds) if path.is_dir() else [path]
+    if not inside or kind_of(inside[0]) not in kinds:
+        raise InputError(f"{path}: is, or holds, no file of these kinds: {' '.join(kinds)}")
     for file in inside:
         if kind_of(file) == ZORRO:
             lines = [line.strip() for line in text_of(file).rstrip().split("\n")]
@@ -109,9 +96,13 @@ def read_pairs(path: Path, limit: int | None = None) -> dict[str, list[Question]
                 raise InputError(f"{file}:{place}: lines must come in pairs, a bad sentence and its good twin")
             twins = islice(zip(lines[::2], lines[1::2], strict=True), limit)
             files[file.name] = [Question(f"{file}:{1 + 2 * n}", "", (good, bad)) for n, (bad, good) in enumerate(twins)]
-        else:
-            pairs = _json_records(file, limit, PairRecord)
-            files[file.name] = [Question(where, "", (one.sentence_good, one.sentence_bad)) for where, one in pairs]
+            continue
+        read = list(islice(records(file), limit))
+        if not read:
+            raise InputError(f"{file}: is empty: give one record a line")
+        if problem := next((f"{line.where}: {line.problem}" for line in read if line.problem), None):
+            raise InputError(problem)
+        files[file.name] = [checked(line.value, line.where, kind).question(line.where) for line in read]
     return files
 
 

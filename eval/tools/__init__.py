@@ -184,6 +184,7 @@ def write_answers(
     copies: int = 1,
     tools: Sequence[dict[str, Any]] = (),
     said: Sequence[str] = (),
+    kv_cache: str = "dynamic",
 ) -> list[Written]:
     """`copies` answers to each prompt, next to each other; the prompts are read once, all of them together.
 
@@ -207,6 +208,7 @@ def write_answers(
             attention_mask=real.to(device),
             num_return_sequences=len(waiting) // len(rows),
             log_probs=log_probs,
+            kv_cache=kv_cache,
         )
         of_rows = torch.stack(log_probs, dim=1).tolist() if log_probs else [[] for _ in waiting]
         further = []

@@ -208,6 +208,7 @@ BODY = {
     "n": 1,
     "logprobs": True,
     "stream": False,
+    "inspect": {"step": None, "adapter": None, "heads": [[0, 1, 0.5]], "answer_ids": [5]},
     "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}],
 }
 
@@ -215,12 +216,16 @@ BODY = {
 def test_any_request_is_answered(folder):
     """Never with a fault of the server: with an answer, or with what is wrong with the request."""
     with serving(folder) as (address, _), httpx.Client(timeout=60) as client:
+        bodies = {
+            "/v1/chat/completions": BODY,
+            "/v1/completions": {"model": "text", "prompt": "A", "max_tokens": 2, "logprobs": 1, "echo": True},
+            "/live/models/chat/attention": {"ids": [1, 2], "position": 1, "step": 10, "heads": [[0, 0, 0]]},
+        }
 
-        @given(SEEDS, st.sampled_from(["/v1/chat/completions", "/v1/completions"]))
-        @drawn(60)
+        @given(SEEDS, st.sampled_from([*bodies]))
+        @drawn(80)
         def request(seed, path):
-            body = BODY if path.endswith("chat/completions") else {"model": "text", "prompt": "A", "max_tokens": 2}
-            raw = json.dumps(mutated(body, seed)).encode()
+            raw = json.dumps(mutated(bodies[path], seed)).encode()
             answer = client.post(address + path, content=damaged(raw, seed) if seed % 5 == 0 else raw)
             assert answer.status_code < 500, (answer.text, raw)
             if answer.status_code >= 400:

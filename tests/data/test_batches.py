@@ -65,16 +65,17 @@ def test_labels_are_the_row_itself_but_for_document_starts_and_padding(stream):
         assert torch.equal(batch["labels"][~left_out], batch["input_ids"][~left_out])
 
 
-def test_document_ids_change_exactly_at_the_first_token_of_a_document(stream):
-    seen_boundary = False
+def test_document_ids_change_exactly_at_the_first_token_of_a_document_and_positions_start_again(stream):
+    source, seen_boundary = TrainBatches(document_rows(stream), TOKENIZER, 4, 0, True, True), False
     for k in range(8):
-        batch = batches(stream, isolate=True).batch(k)
-        assert "document_ids" in batch.tensors
+        batch = source.batch(k)
         steps = batch["document_ids"][:, 1:] - batch["document_ids"][:, :-1]
         assert torch.equal(steps, (batch["input_ids"][:, 1:] == TOKENIZER.bos_id).long())
         seen_boundary |= bool(steps.any())
+        for positions, documents in zip(batch["position_ids"].tolist(), batch["document_ids"].tolist(), strict=True):
+            assert positions == [documents[:i].count(documents[i]) for i in range(16)]
     assert seen_boundary
-    assert batches(stream).batch(0).tensors.get("document_ids") is None
+    assert batches(stream).batch(0).tensors.keys() == {"input_ids", "labels"}
 
 
 def test_validation_asks_for_every_token_exactly_once_or_for_as_many_as_told(stream):
@@ -93,15 +94,6 @@ def test_micro_batches_are_the_batch_in_pieces(stream):
     assert [len(p.row_ids) for p in pieces] == [4, 2]
     assert torch.equal(torch.cat([p["input_ids"] for p in pieces]), batch["input_ids"])
     assert [r for p in pieces for r in p.row_ids] == batch.row_ids
-
-
-def test_positions_start_again_in_every_document(stream):
-    batch = TrainBatches(document_rows(stream), TOKENIZER, 4, 0, True, True).batch(0)
-    assert "position_ids" in batch.tensors
-    for positions, documents in zip(batch["position_ids"].tolist(), batch["document_ids"].tolist(), strict=True):
-        assert positions == [documents[:i].count(documents[i]) for i in range(16)]
-    assert batches(stream).batch(0).tensors.get("position_ids") is None
-    assert [part["position_ids"].shape[0] for part in batch.split(3)] == [3, 1]
 
 
 def threads() -> int:
@@ -140,18 +132,11 @@ def test_stopping_early_ends_the_thread_and_the_iterator_which_was_not_far_ahead
     assert threads() == 0
 
 
-def test_prefetched_batches_are_the_batches(stream):
-    source = batches(stream)
-    for k, batch in enumerate(source.prefetch(3, 9), start=3):
-        assert torch.equal(batch["input_ids"], source.batch(k)["input_ids"])
-    assert k == 8
-
-
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 6])
 def test_the_ranks_of_any_world_share_a_batch(stream, world_size):
     source = batches(stream, rows=6)
     for k in range(4):
-        shares = [source.batch(k, rank, world_size) for rank in range(world_size)]
+        shares = [next(source.prefetch(k, k + 1, False, rank, world_size)) for rank in range(world_size)]
         assert torch.equal(torch.cat([share["input_ids"] for share in shares]), source.batch(k)["input_ids"])
         assert [row for share in shares for row in share.row_ids] == source.batch(k).row_ids
         sizes = [len(share.row_ids) for share in shares]

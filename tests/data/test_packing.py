@@ -1,7 +1,7 @@
 """Conversations packed whole; every trained token once; a document neither sees nor touches its neighbours."""
 
-import json
 from itertools import pairwise, permutations
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,13 +9,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from configs.command import InputError
 from data.batches import TrainBatches, make_batch, make_rows
 from data.chat import MAY_END, TRAINED, encode_conversations
 from data.config import DataConfig, StoryworldSource, TokenizerConfig
 from data.packing import IGNORED, NEIGHBORS, ConversationRows, TokenStream, best_fit
 from data.prepare import prepare
 from data.reading.records import Conversation, Message
-from data.storyworld import tell
 from data.tokenizer import train_tokenizer
 from tests.conftest import random_model, tiny_config
 
@@ -96,7 +96,7 @@ def test_a_conversation_without_a_trained_token_in_its_row_is_left_out_and_count
     for index in range(rows.per_epoch):
         ids, labels = rows.row(index)
         assert (labels != IGNORED).sum() == 2 * (ids == TOKENIZER.bos_id).sum()  # "b" and the end of each turn
-    with pytest.raises(ValueError, match="conversations has an answer to train on"):
+    with pytest.raises(InputError, match="conversations has an answer to train on"):
         ConversationRows(stream_of([late, good] if every == 2 else [late], tmp_path), *measures)
 
 
@@ -109,7 +109,7 @@ def test_truncation_at_every_possible_position_leaves_whole_turns(tmp_path, leng
     ends = [int(at) + 1 for at in np.flatnonzero(flags & MAY_END)]
     fitting = [end for end in ends if end <= length]
     if not fitting:
-        with pytest.raises(ValueError, match=f"none of 1 conversations .* within a row of {length} tokens"):
+        with pytest.raises(InputError, match=f"none of 1 conversations .* within a row of {length} tokens"):
             rows_of([LONG], length, tmp_path)
         return
     rows = rows_of([LONG], length, tmp_path)
@@ -124,28 +124,13 @@ def test_truncation_at_every_possible_position_leaves_whole_turns(tmp_path, leng
         assert (both.cut, both.dropped) == (0, int(len(ids) > max(length, 70)))
 
 
-@pytest.fixture(scope="module")
-def story_chats(tmp_path_factory):
-    """Stories of about 200 tokens as answers, prepared: two of them hardly fit into a row of 256."""
-    folder = tmp_path_factory.mktemp("chats")
-    records = [{"prompt": "Tell me a story.", "completion": tell(0, i).text} for i in range(1200)]
-    (folder / "chat.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    config = DataConfig.model_validate(
-        {
-            "source": {"kind": "files", "path": str(folder / "chat.jsonl")},
-            "records": "conversations",
-            "tokenizer": {"kind": "bpe", "vocab_size": 2048},
-            "isolate_documents": True,
-        }
-    )
-    return config, prepare(config, folder / "runs")
-
-
-def test_rows_are_joined_until_whole_conversations_fill_them(story_chats):
-    config, data = story_chats
+def test_rows_are_joined_until_whole_conversations_fill_them(tmp_path):
+    """Answers of about 200 tokens: two of them hardly fit into a row of 256."""
+    stream = stream_of([conversation("Tell", "x" * (120 + 37 * i % 130)) for i in range(1200)], tmp_path)
+    data = SimpleNamespace(stream=lambda split: stream, tokenizer=TOKENIZER)
 
     def rows(per_step=16, split="train", **changes):
-        return make_rows(config.model_copy(update=changes), data, split, per_step)
+        return make_rows(DataConfig(records="conversations", sequence_length=256, **changes), data, split, per_step)
 
     def real_share(rows) -> float:
         return float(np.mean([(rows.row(i)[0] != TOKENIZER.pad_id).mean() for i in range(rows.per_epoch)]))

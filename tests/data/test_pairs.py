@@ -13,6 +13,7 @@ from data.prepare import prepare
 from data.reading.records import BadRecord, Conversation, Message, Pair, checked_conversation, pair_of
 from data.storyworld import draw_question, prefer
 from data.storyworld.conversations import OTHER_BOOK
+from data.storyworld.questions import KINDS
 
 USER, GOOD, BAD = ({"role": r, "content": c} for r, c in (("user", "Hi"), ("assistant", "Hello"), ("assistant", "Go")))
 HI, HELLO, GO = Message("user", "Hi"), Message("assistant", "Hello"), Message("assistant", "Go")
@@ -69,10 +70,9 @@ def whole(*before: str) -> dict:
         ({"instruction": "Who?", "prompt": "### Who?\n### Answer:", **TEXTS}, ["Who?"]),  # made of the instruction
         ({"prompt": "Who?", "messages": talk("Who?", "I sang"), **whole("Who?")}, ["Who?"]),  # UltraFeedback
         ({**EARLIER, "prompt": "Who?", "system": "Be kind.", **ALONE}, ["S: Be kind.", "Hi", "Hello", "Who?"]),
-        # and the answers hold it as well, or a longer one, or its end
+        # and the answers hold it as well, or a longer one
         ({"system": "Be kind.", "prompt": "Who?", **whole("S: Be kind.", "Who?")}, ["S: Be kind.", "Who?"]),
         ({"prompt": "Who?", **whole("Hi", "Hello", "Who?")}, ["Hi", "Hello", "Who?"]),
-        ({"prompt": talk("Hi", "Hello", "Who?"), **whole("Who?")}, ["Hi", "Hello", "Who?"]),
         # only the answers hold it
         (whole("Hi", "Hello", "Who?") | {"system": "Be kind."}, ["S: Be kind.", "Hi", "Hello", "Who?"]),
         ({"chosen": "Peru? Lima. It lies by the sea.", "rejected": "Peru? Lima."}, ["Peru?"]),
@@ -151,9 +151,8 @@ def test_an_earlier_answer_in_the_prompt_is_not_trained_on(tmp_path):
     _, data = prepared(tmp_path, [turns | {"system": str(i)} for i in range(50)])
     pair = Pairs(data.stream("train"), 300, data.tokenizer.bos_id).row(0)
     for side, answer in (("chosen", "Hello"), ("rejected", "Go")):
-        trained = pair[f"{side}_labels"] != IGNORED
-        assert trained.sum() == len(answer) + 1  # and the end of the turn
-        assert data.tokenizer.decode(pair[f"{side}_input_ids"][trained].tolist())[: len(answer)] == answer
+        trained = pair[f"{side}_input_ids"][pair[f"{side}_labels"] != IGNORED]
+        assert data.tokenizer.decode(trained.tolist(), False) == f"{answer}<|im_end|>"
 
 
 def test_pairs_too_long_for_a_row_are_counted_and_left_out(tmp_path):
@@ -179,19 +178,11 @@ def test_held_out_pairs_are_read_as_their_chosen_answers(tmp_path):
 def test_the_worlds_chosen_answer_is_right_and_the_rejected_one_a_candidate_of_the_question():
     for i in range(40):
         pair = prefer(0, i)
+        text, right, wrong = (pair[name][-1]["content"] for name in ("prompt", "chosen", "rejected"))
+        asked = (draw_question(3 * OTHER_BOOK, i, "train", 1, kind, held_out_names=False)[1] for kind in KINDS)
+        question = next(question for question in asked if question.text in text)
         assert pair_of(pair).shared == len(pair["prompt"])
-        texts = [message["content"] for message in pair["prompt"]]
-        for kind in ("who_has", "where", "who_wanted", "who_said", "first", "feeling", "yes_no", "who_did"):
-            _, question = draw_question(3 * OTHER_BOOK, i, "train", 1, kind, held_out_names=False)
-            if question.text not in texts[-1]:
-                continue
-            right, wrong = pair["chosen"][0]["content"], pair["rejected"][0]["content"]
-            assert right in (question.reply(True), question.reply(False))
-            assert right != wrong
-            if right == question.answer:
-                assert wrong in question.candidates
-            elif kind != "yes_no":
-                assert any(one.lower() in wrong.lower() for one in question.candidates if one != question.answer)
-            break
-        else:
-            raise AssertionError(f"pair {i} asks a question that is not drawn")
+        assert right in (question.reply(True), question.reply(False))
+        assert right != wrong
+        others = [name for name in question.candidates if name != question.answer]
+        assert question.kind == "yes_no" or any(name.lower() in wrong.lower() for name in others)

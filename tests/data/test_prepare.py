@@ -52,12 +52,14 @@ def test_every_token_is_in_the_shards_once_whatever_is_encoded_and_written_at_a_
 
 
 def test_prepared_data_is_found_again_and_never_stale(text_file, tmp_path):
-    def made(**changes):
-        directory = prepare(config(text_file, **changes), tmp_path / "runs").directory
+    def made(file=text_file, **changes):
+        directory = prepare(config(file, **changes), tmp_path / "runs").directory
         return directory, (directory / "manifest.json").stat().st_mtime_ns
 
     first = made()
     assert made() == made(sequence_length=8) == made(isolate_documents=True) == made(too_long="drop") == first
+    (tmp_path / "elsewhere.txt").write_bytes(text_file.read_bytes())
+    assert made(tmp_path / "elsewhere.txt") == first
     changes = {"drop_duplicates": True}, {"validation_fraction": 0.2}, {"on_bad_record": "skip"}
     entries = {first, *(made(**one) for one in (*changes, {"tokenizer": {"kind": "char"}}))}
     assert len(entries) == 5

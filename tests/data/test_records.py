@@ -63,26 +63,18 @@ def test_a_question_in_two_fields_is_joined_and_system_and_history_come_first(re
     assert conversation_of(record | {"history": [["Hi", "Hello"]]}).messages == expected
 
 
+CALLS = {"role": "assistant", "content": ""}
+
+
 @pytest.mark.parametrize(
     "record",
     [
-        {
-            "messages": [USER, {"role": "assistant", "content": None, "tool_calls": [OPENAI_CALL]}],
-            "tools": [OPENAI_TOOL],
-        },
+        {"messages": [USER, CALLS | {"content": None, "tool_calls": [OPENAI_CALL]}], "tools": [OPENAI_TOOL]},
         {"messages": [USER, {"role": "assistant", "tool_calls": [CALL]}], "functions": [SCHEMA], "tools": None},
-        {"messages": [USER, {"role": "assistant", "content": "", "function_call": CALL}], "functions": [SCHEMA]},
-        {
-            "conversations": [
-                {**USER, "tools": json.dumps([OPENAI_TOOL])},
-                {"role": "assistant", "content": "", "tool_calls": json.dumps([CALL]), "tools": None},
-            ]
-        },
-        {"conversations": [{**USER, "functions": [SCHEMA]}, {"role": "assistant", "content": "", "tool_calls": CALL}]},
-        {
-            "conversations": [{"from": "human", "value": "Hi"}, {"from": "function_call", "value": json.dumps(CALL)}],
-            "tools": json.dumps([SCHEMA]),
-        },
+        {"messages": [USER, CALLS | {"function_call": CALL}], "functions": [SCHEMA]},
+        {"conversations": [USER | {"tools": json.dumps([OPENAI_TOOL])}, CALLS | {"tool_calls": json.dumps([CALL])}]},
+        {"conversations": [USER | {"functions": [SCHEMA]}, CALLS | {"tool_calls": CALL, "tools": None}]},
+        {"messages": [USER, {"from": "function_call", "value": json.dumps(CALL)}], "tools": json.dumps([SCHEMA])},
     ],
 )
 def test_tools_and_calls_of_every_layout(record):

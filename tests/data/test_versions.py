@@ -5,13 +5,10 @@ Prepared data, and so runs, are known by these versions and not by the bytes of 
 
 import hashlib
 import json
-from pathlib import Path
 
-from data import chat_template
 from data.chat import encode_conversations, prompt_ids
-from data.chat_template import CHAT_TEMPLATE, CHAT_TEMPLATE_DIGESTS, CHAT_TEMPLATE_VERSION
-from data.config import DataConfig, StoryworldSource, TokenizerConfig
-from data.prepare import dependencies
+from data.chat_template import CHAT_TEMPLATE_DIGESTS, CHAT_TEMPLATE_VERSION
+from data.config import TokenizerConfig
 from data.reading.records import conversation_of
 from data.storyworld import (
     DRILLS,
@@ -88,16 +85,3 @@ def test_conversations_are_encoded_as_in_their_version():
     assert CHAT_TEMPLATE_DIGESTS.get(CHAT_TEMPLATE_VERSION) == found, (
         f"conversations get other ids: in data/chat_template.py raise CHAT_TEMPLATE_VERSION and add {found!r}"
     )
-
-
-def test_a_comment_in_the_source_makes_no_other_data(monkeypatch):
-    """It once did: a docstring of the world, or a comment of the template, made unfinished runs refuse."""
-    config = DataConfig(source=StoryworldSource())
-    before = dependencies(config)
-    real = Path.read_bytes
-    monkeypatch.setattr(Path, "read_bytes", lambda path: real(path) + b"# a comment\n")
-    monkeypatch.setattr(chat_template, "CHAT_TEMPLATE", CHAT_TEMPLATE + "{#- a comment -#}")
-    monkeypatch.setattr("data.tokenizer.CHAT_TEMPLATE", CHAT_TEMPLATE + "{#- a comment -#}")
-    assert dependencies(config) == before
-    monkeypatch.setattr("data.prepare.STORYWORLD_VERSION", STORYWORLD_VERSION + 1)
-    assert dependencies(config) != before

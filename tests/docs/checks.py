@@ -40,6 +40,7 @@ dataset_info.json state.json data/test-00000-of-00001.parquet val/chats.jsonl
 FOREIGN = """
 wh_questions_object_gap npi_present_1 alpaca_en_demo alpaca_zh_demo glaive_toolcall_en_demo glaive_toolcall_zh_demo
 dpo_en_demo dpo_zh_demo sanitize_control_tokens NCCL_DEBUG tokenized_requests
+OMP_NUM_THREADS ATEN_CPU_CAPABILITY TORCHINDUCTOR_CACHE_DIR
 """.split()
 KEY = re.compile(r"^((?:model|data|train|eval|tracking)(?:\.[a-z_0-9N]+)+)(?:$|[=:( ])")
 OVERRIDE = re.compile(r"^([a-z_]+(?:\.[a-z_0-9]+)*)=(.*)$")

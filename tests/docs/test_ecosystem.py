@@ -15,7 +15,7 @@ import torch
 from configs.files import read_json
 from data import load_tokenizer
 from eval.attention import capture
-from eval.tasks.choices import figures, read_multiple_choice, read_pairs, score
+from eval.tasks.choices import ChoiceRecord, PairRecord, figures, read_questions, score
 from model import load
 from model.export import export
 from tests.docs.page import ROOT
@@ -123,10 +123,10 @@ def test_lm_evaluation_harness_counts_as_eval_tasks_does(hub):
     (file,) = Path("out").rglob("results_*.json")
     theirs = read_json(file)["results"]
     lm, tokenizer = load(hub), load_tokenizer(hub)
-    read = read_multiple_choice("questions.jsonl")
+    (read,) = read_questions(Path("questions.jsonl"), ChoiceRecord).values()
     ours = figures(read, score(lm, tokenizer, read))
     assert theirs["headlight_multiple_choice"]["acc,none"] == ours["acc"]
-    assert len(next(iter(read_pairs("pairs.jsonl").values()))) == 3
+    assert len(read_questions(Path("pairs.jsonl"), PairRecord)["pairs.jsonl"]) == 3
     assert 0 <= theirs["headlight_minimal_pairs"]["acc,none"] <= 1
 
 

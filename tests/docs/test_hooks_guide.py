@@ -48,7 +48,7 @@ def test_the_hook_of_the_guide_has_six_lines_and_leaves_its_figures_everywhere(t
 def test_the_command_of_the_guide_names_that_hook():
     (command,) = re.findall(r"^python -m train\.pretrain (.*)$", GUIDE, re.MULTILINE)
     config, *overrides = shlex.split(command)
-    assert "my_hooks:how_sure" in load_run_config(ROOT / config, overrides).eval.cadences()
+    assert "my_hooks:how_sure" in load_run_config(ROOT / config, overrides).eval.hooks
 
 
 def test_a_value_that_is_not_a_number_switches_the_hook_off_and_a_hook_that_returns_nothing_reports_nothing(

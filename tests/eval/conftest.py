@@ -1,10 +1,11 @@
-"""Runs to compare."""
+"""Runs to compare, and a browser."""
 
 import shutil
 from pathlib import Path
 
 import pytest
 
+from tests.eval.viewer_helpers import chromium
 from tests.train.helpers import pretrain, write_config
 
 
@@ -24,3 +25,9 @@ def own(runs, tmp_path) -> Path:
     """Copies that a test may change."""
     shutil.copytree(runs, tmp_path / "runs", ignore=shutil.ignore_patterns(".prepared"))
     return tmp_path / "runs"
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with chromium() as browser:
+        yield browser

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from data import load_tokenizer
 from data.config import DataConfig, TokenizerConfig
 from data.tokenizer import train_tokenizer
 from eval.attention.__main__ import main
@@ -16,9 +15,13 @@ from tests.processes import run_main, run_module
 
 
 @pytest.fixture(scope="module")
-def directory(tmp_path_factory):
+def tokenizer():
+    return train_tokenizer(TokenizerConfig(kind="byte"), [])
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory, tokenizer):
     folder = tmp_path_factory.mktemp("model")
-    tokenizer = train_tokenizer(TokenizerConfig(kind="byte"), [])
     save(random_model(tiny_config(vocab_size=tokenizer.vocab_size, max_position_embeddings=512)), folder)
     tokenizer.save(folder)
     return folder
@@ -28,21 +31,30 @@ def test_the_command_line_draws_a_checkpoint(directory, tmp_path):
     done = run_module("eval.attention", directory, "--text", "the cat", "--out", tmp_path)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "text.png").is_file()
-    assert run_main(main, directory, "--max-tokens", "300").returncode == 2
+    assert (tmp_path / "text.html").is_file()
 
 
-def test_a_head_is_named_by_a_score(directory, tmp_path):
-    lm, tokenizer = load(directory), load_tokenizer(directory)
-    probes = build_probes(tokenizer, DataConfig(), lm.config.max_position_embeddings, {"text": "the cat"})
-    scores = look(lm, probes, AttentionConfig(), (0, 0, 0.0)).scores
-    for name in ("induction", "previous_token"):  # of random tokens, and of the text itself
-        layer, head = np.unravel_index(scores[name].argmax(), scores[name].shape)
+def test_a_head_is_named_by_a_score_or_its_numbers(directory, tokenizer, tmp_path):
+    probes = build_probes(tokenizer, DataConfig(), 512, {"text": "the cat"})
+    scores = look(load(directory), probes, AttentionConfig(), (0, 0, 0.0)).scores
+    named = {name: np.unravel_index(scores[name].argmax(), (2, 4)) for name in ("induction", "previous_token")}
+    for name, (layer, head) in (named | {"1,3": (1, 3)}).items():
         done = run_main(main, directory, "--text", "the cat", "--head", name, "--out", tmp_path / name)
         assert done.returncode == 0, done.stderr
         assert (tmp_path / name / f"text_L{layer}H{head}.png").is_file(), name
-    for name, message in (
-        ("inducton", "--head inducton: there is no such score, did you mean induction?"),
-        ("cross_document", "cannot be measured here"),
-    ):
-        done = run_main(main, directory, "--text", "the cat", "--head", name, "--out", tmp_path)
-        assert (done.returncode, message in done.stderr) == (2, True), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--head", "inducton"], "--head inducton: there is no such score, did you mean induction?"),
+        (["--head", "cross_document"], "cannot be measured here"),
+        (["--head", "9,0"], "this model has layers 0 to 1, heads 0 to 3"),
+        (["--head", "1"], "give a score, or a layer and a head"),
+        (["--max-tokens", "300"], "--max-tokens"),
+        (["--text", ""], "is empty"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused_in_a_line(directory, tmp_path, options, message):
+    done = run_main(main, directory, "--text", "the cat", *options, "--out", tmp_path)
+    assert (done.returncode, message in done.stderr) == (2, True), done.stderr

@@ -108,9 +108,6 @@ def test_capture_leaves_everything_as_it_was(lm):
     assert all(p.grad is None for p in lm.parameters())
 
 
-# kernels that do something else
-
-
 def all_visible(q, k):
     return torch.ones(1, 1, q.shape[2], k.shape[2], dtype=torch.bool)
 
@@ -200,9 +197,6 @@ def test_rows_in_chunks_are_the_same_and_so_is_the_check(lm, monkeypatch):
     attend_by(lm, lambda q, k, v, m, d: SDPA(q, k, v, m, d) * last_row)
     with pytest.raises(RuntimeError, match="layer 0"):
         capture(lm, IDS)
-
-
-# caches and windows
 
 
 @pytest.mark.parametrize("windows", [False, True])

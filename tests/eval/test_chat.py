@@ -108,7 +108,7 @@ def test_commands(runs, said):
     ("line", "reason"),
     [
         ("/tempature 1", "did you mean /temperature?"),
-        ("/temperature warm", "/temperature takes a number"),
+        ("/temperature warm", "could not convert string to float: 'warm'"),
         ("/temperature -1", "temperature (-1.0)"),
         ("/attention", "no answer yet"),
         ("kite " * 3000, "the model sees 128"),

@@ -10,8 +10,9 @@ from data.chat import TRAINED, encode_conversations, end_of_turn_ids, prompt_ids
 from data.config import TokenizerConfig
 from data.reading.records import conversation_of
 from data.tokenizer import train_tokenizer
-from eval.chat.session import COPIES, Conversation, first_line
+from eval.chat.session import Conversation, first_line
 from model import LanguageModel, generate
+from model.generation import Sampling
 from tests.conftest import random_model, tiny_config
 from tests.eval import scoring
 
@@ -137,7 +138,7 @@ def test_the_oldest_turns_go_when_the_context_is_full(tokenizer, changes):
 
 def test_the_same_seed_gives_the_same_answers_and_a_question_asked_twice_two(tokenizer):
     conversation = random_conversation(tokenizer)
-    conversation.set_temperature(1.0)
+    conversation.sampling = Sampling(1.0)
 
     def asked_twice():
         conversation.reset()
@@ -177,21 +178,6 @@ def test_where_a_document_ends_the_next_line_begins_a_new_one(tokenizer):
         assert "".join(conversation.answer("Tiko")) == ANSWERS[0].removeprefix("Tiko")
         assert conversation.last.ended == ""
         assert conversation.last.ids == ids
-
-
-def test_an_answer_that_goes_round_in_circles_is_stopped(tokenizer):
-    """A model that knows nothing but one line, written again and again."""
-    line = tokenizer.encode("Who has the kite? ")
-    ids = [tokenizer.bos_id, *line * (200 // len(line))]
-    lm = learned(tokenizer.vocab_size, ids, [True] * len(ids), TEXT)
-    conversation = Conversation(lm, tokenizer, temperature=0.0, max_new_tokens=240)
-    text = "".join(conversation.answer("Who has the kite? Who has the kite?"))
-    assert conversation.last.ended == "loops"
-    assert text.count("Who has the kite?") in (COPIES - 1, COPIES, COPIES + 1)
-    assert len(conversation.last.ids) - conversation.last.begin < 240
-    with closing(conversation.answer("And")) as pieces:  # the conversation goes on
-        next(pieces)
-    assert len(conversation.turns) == 2
 
 
 def test_a_first_line_from_the_runs_own_world(tmp_path):

@@ -24,36 +24,25 @@ def tiny(seed: int) -> LanguageModel:
     return LanguageModel(tiny_config(vocab_size=64, max_position_embeddings=32)).eval()
 
 
-def text(rows: int = 5, length: int = 20, more: tuple[int, int] | None = None) -> Batch:
-    ids = torch.randint(0, 64, (rows, length), generator=torch.Generator().manual_seed(1))
+def test_divergence_loss_and_change_are_torchs_and_long_rows_are_left_out():
+    ours, theirs = tiny(0), tiny(1)
+    ids = torch.randint(0, 64, (5, 20), generator=torch.Generator().manual_seed(1))
     labels = torch.full_like(ids, IGNORED)
     labels[:, 3:9] = ids[:, 3:9]
-    if more:
-        labels[more] = ids[more]
-    return Batch({"input_ids": ids, "labels": labels}, [*range(rows)])
-
-
-def test_the_divergence_is_torchs_and_nothing_from_itself():
-    ours, theirs, given = tiny(0), tiny(1), text()
+    given = Batch({"input_ids": ids, "labels": labels}, [*range(5)]).split(1)
     assert divergence(ours, ours, given) == 0
     with torch.no_grad():
-        p, q = (F.log_softmax(lm(given["input_ids"])[:, 2:8], -1).flatten(0, 1) for lm in (ours, theirs))
+        p, q = (F.log_softmax(lm(ids)[:, 2:8], -1).flatten(0, 1) for lm in (ours, theirs))
     expected = F.kl_div(q, p, log_target=True, reduction="batchmean").item()
     assert divergence(ours, theirs, given) == pytest.approx(expected, rel=1e-5)
     assert expected > 0.001
-
-
-def test_rows_that_a_model_cannot_read_are_left_out_not_cut():
-    lm, given = tiny(0), text(length=40, more=(0, 35))
-    short = Batch({name: tensor[1:, :32] for name, tensor in given.tensors.items()}, [*range(4)])
-    assert answer_loss(lm, given) == pytest.approx(answer_loss(lm, short), rel=1e-6)
-
-
-def test_how_far_a_matrix_moved_is_a_share_of_its_norm():
-    before, after = tiny(0), tiny(0)
+    assert answer_loss(ours, given) == pytest.approx(F.nll_loss(p, ids[:, 3:9].flatten()).item(), rel=1e-5)
+    too_long = Batch({name: tensor.repeat(1, 2) for name, tensor in given[0].tensors.items()}, [0])
+    assert answer_loss(ours, [*given, too_long]) == answer_loss(ours, given)
+    after = tiny(0)
     with torch.no_grad():
         after.attention_modules()[1].q_proj.weight *= 1.25
-    found = {(layer, name): share for layer, name, share in moved(after, before)}
+    found = {(layer, name): share for layer, name, share in moved(after, ours)}
     assert found[1, "q_proj"] == pytest.approx(0.25, rel=1e-5)
     assert {value for place, value in found.items() if place != (1, "q_proj")} == {0.0}
     assert (0, "down_proj") in found
@@ -63,13 +52,12 @@ def test_what_is_asked_is_what_the_assistant_says():
     source = StoryworldSource(validation_documents=8)
     told = [message["content"] for i in range(8) for message in converse(0, i, "validation")["conversations"]]
     tokenizer = train_tokenizer(TokenizerConfig(kind="bpe", vocab_size=512), told)
-    found = stages.right_answers(tokenizer, source)
+    labels = stages.right_answers(tokenizer, source)[0]["labels"]
     talk = interview(0, 0, "validation", held_out_names=False)["conversations"]
     said = "".join(f"{one['content']}<|im_end|>" for one in talk if one["role"] == "assistant")
-    labels = found["labels"][0][found["labels"][0] != IGNORED].tolist()
-    assert tokenizer.backend.decode(labels, skip_special_tokens=False) == said
+    assert tokenizer.backend.decode(labels[labels != IGNORED].tolist(), skip_special_tokens=False) == said
     story = tell(0, 0, "validation").text
-    assert tokenizer.decode(stages.whole_texts(tokenizer, [story])["labels"][0, 1:].tolist()) == story
+    assert tokenizer.decode(stages.whole_texts(tokenizer, [story])[0]["labels"][0, 1:].tolist()) == story
 
 
 @pytest.fixture(scope="module")

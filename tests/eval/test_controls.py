@@ -65,15 +65,13 @@ def test_a_model_that_knows_nothing_gains_nothing(probe):
 
 @pytest.mark.parametrize("kind", ["bpe", "byte"])
 def test_songs_compare_the_second_singing_with_the_first(kind):
-    texts = [tell(0, index).text for index in range(40)]
-    tokenizer = train_tokenizer(TokenizerConfig(kind=kind, vocab_size=512), texts)
+    tokenizer = train_tokenizer(TokenizerConfig(kind=kind, vocab_size=512), [tell(0, i).text for i in range(40)])
     songs = story_probe(tokenizer, StoryworldSource(), 2000, "songs")
     first, second = copied(songs)
     assert torch.equal(songs.input_ids[first], songs.input_ids[second])
-    for row, ids in enumerate(songs.input_ids.tolist()):
-        sung = tokenizer.decode([ids[at] for at in first[row].nonzero().flatten().tolist()])
-        assert tokenizer.decode(ids).count(sung) >= 2
-        assert first[row].nonzero()[-1] < second[row].nonzero()[0]
+    for ids, before, after in zip(songs.input_ids, first, second, strict=True):
+        assert tokenizer.decode(ids.tolist()).count(tokenizer.decode(ids[before].tolist())) >= 2
+        assert before.nonzero()[-1] < after.nonzero()[0]
 
 
 def test_a_third_singing_is_left_out():
@@ -81,9 +79,6 @@ def test_a_third_singing_is_left_out():
     first, second = copied(Probe("songs", torch.zeros(2, 12, dtype=torch.int64), [], targets={"song": [pairs, []]}))
     assert first.nonzero().tolist() == [[0, 2], [0, 3]]
     assert second.nonzero().tolist() == [[0, 6], [0, 7]]
-
-
-# ablation
 
 
 def without_columns(lm: LanguageModel, heads: list[tuple[int, int]]) -> LanguageModel:
@@ -172,19 +167,14 @@ def test_hooks_are_removed_after_an_error(lm):
 def test_everything_is_left_as_it_was(lm, probe):
     lm.train()
     lm.model.layers[0].eval()  # one part in another mode
-    modes = [module.training for module in lm.modules()]
-    torch_state, python_state = torch.get_rng_state(), random.getstate()
+    modes, states = [module.training for module in lm.modules()], (torch.get_rng_state(), random.getstate())
     weights = [p.clone() for p in lm.parameters()]
     copy_gain(lm, probe)
     ablate_strongest(lm, probe, torch.rand(2, 4, generator=torch.Generator().manual_seed(1)))
     assert [module.training for module in lm.modules()] == modes
-    assert torch.equal(torch.get_rng_state(), torch_state)
-    assert random.getstate() == python_state
-    assert all(p.grad is None for p in lm.parameters())
-    assert all(torch.equal(p, before) for p, before in zip(lm.parameters(), weights, strict=True))
-
-
-# the strongest heads beside random ones
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert random.getstate() == states[1]
+    assert all(p.grad is None and torch.equal(p, w) for p, w in zip(lm.parameters(), weights, strict=True))
 
 
 def test_strongest_heads_are_compared_with_as_many_others(lm, probe):

@@ -75,12 +75,6 @@ def test_a_foreign_tokenizer_has_the_roles_that_its_settings_say_and_can_be_talk
 
 
 IN_TRL = Path(find_spec("trl").origin).parent / "chat_templates"  # as the models' own directories have them
-SMOLLM2 = (  # HuggingFaceTB/SmolLM2-135M-Instruct, Apache-2.0
-    "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system\nYou "
-    "are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n' }}{% endif %}{{'<|im_start|>' + "
-    "message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}{% if add_generation_prompt %}"
-    "{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
 TINYLLAMA = (  # TinyLlama/TinyLlama-1.1B-Chat-v1.0, Apache-2.0
     "{% for message in messages %}\n{% if message['role'] == 'user' %}\n{{ '<|user|>\n' + message['content'] + "
     "eos_token }}\n{% elif message['role'] == 'system' %}\n{{ '<|system|>\n' + message['content'] + eos_token }}\n"
@@ -94,10 +88,8 @@ GEMMA = ["<end_of_turn>", "<start_of_turn>"]
 # each: the template, or its file; special tokens; others that are added; bos, eos; whether tokenizer.json puts bos
 # first; whether a space stands before a text
 FAMILIES = {
-    "SmolLM2": (SMOLLM2, IM, [], IM[1], IM[2], False, False),
     "Qwen2.5": ("qwen2_5", IM, ["<tool_call>"], None, IM[2], False, False),
     "Qwen3": ("qwen3", IM, ["<think>", "</think>"], None, IM[2], False, False),
-    "Llama 3": ("llama3", LLAMA3, [], LLAMA3[0], LLAMA3[1], True, False),
     "Llama 3.1": ("llama3_1", LLAMA3, [], LLAMA3[0], LLAMA3[1], True, False),
     "DeepSeek-V3": ("deepseekv3", DEEPSEEK, [], DEEPSEEK[0], DEEPSEEK[1], False, False),
     "TinyLlama": (TINYLLAMA, ["<unk>", "<s>", "</s>"], [], "<s>", "</s>", True, True),
@@ -224,7 +216,7 @@ def test_a_chat_with_a_foreign_model_is_what_transformers_would_answer(family):
 
 
 @pytest.mark.parametrize("template", ["{{ ''.__class__.__mro__ }}", "{{ messages.append(1) }}", "{% for"])
-@pytest.mark.parametrize("family", ["SmolLM2"], indirect=True)
+@pytest.mark.parametrize("family", ["Qwen2.5"], indirect=True)
 def test_a_template_that_leaves_the_sandbox_or_is_none_is_one_line(family, template):
     (family[0] / "chat_template.jinja").write_text(template)
     with pytest.raises(InputError, match="the model's chat template cannot be used: .* refuses"):

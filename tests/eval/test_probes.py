@@ -3,6 +3,7 @@
 import random
 import re
 
+import numpy as np
 import pytest
 import torch
 
@@ -86,9 +87,6 @@ def test_the_built_in_world_is_found_in_a_mix_and_nowhere_else():
     assert [probe.name for probe in build_probes(BPE, DataConfig(source=FILES), 256)] == ["repeated_2", "repeated_4"]
 
 
-# repeated blocks
-
-
 @pytest.mark.parametrize("copies", [2, 4])
 def test_blocks_are_repeated_and_hold_ordinary_tokens_once(tokenizer, copies):
     probe = repeated_probe(tokenizer, copies, 256)
@@ -115,35 +113,26 @@ def test_blocks_are_shortened_to_the_context_and_shared_also_by_a_run_that_is_re
     assert repeated_probe(BPE, 4, 8) is None
 
 
-def test_blocks_are_drawn_from_what_is_in_use():
+def test_blocks_are_drawn_from_what_is_in_use_if_that_is_enough():
     probe = repeated_probe(BPE, 2, 256, [*range(100, 130), BPE.bos_id, BPE.eos_id])
     assert set(probe.input_ids[:, 1:].flatten().tolist()) <= set(range(100, 130))
-    few = repeated_probe(BPE, 2, 256, range(100, 110))  # too few: from all
-    assert torch.equal(few.input_ids, repeated_probe(BPE, 2, 256).input_ids)
-
-
-# text
+    few, of_all = repeated_probe(BPE, 2, 256, range(100, 110)), repeated_probe(BPE, 2, 256)
+    assert torch.equal(few.input_ids, of_all.input_ids)
 
 
 def test_text_is_how_held_out_documents_begin(tokenizer):
     probe = text_probe(tokenizer, stream(tokenizer, STORIES).ids, 256)
     assert probe.real is None
     assert probe.input_ids.tolist() == [ids[:64] for ids in tokenizer.encode_documents(STORIES)[:8]]
-
-
-def test_few_and_short_documents_give_what_there_is():
-    documents = ["", "A fox ran home to the hill.", "A hen sat by the river."]
-    probe = text_probe(BPE, stream(BPE, documents).ids, 256)
-    assert probe.input_ids.shape == (2, min(len(ids) for ids in BPE.encode_documents(documents)[1:]))
-    assert text_probe(BPE, stream(BPE, [""]).ids, 256) is None
-
-
-def test_of_a_single_text_pieces_are_shown_as_training_cuts_them():
-    held_out = stream(BPE, [" ".join(STORIES)])
-    probe, everything = text_probe(BPE, held_out.ids, 256), held_out.ids.tolist()
-    assert probe.input_ids.shape == (8, 64)
-    for row in probe.input_ids.tolist():
-        assert any(everything[at : at + 64] == row for at in range(len(everything) - 63))
+    documents = ["", "A fox ran home to the hill.", "A hen sat by the river."]  # few and short: what there is
+    few = text_probe(tokenizer, stream(tokenizer, documents).ids, 256)
+    assert few.input_ids.shape == (2, min(len(ids) for ids in tokenizer.encode_documents(documents)[1:]))
+    assert text_probe(tokenizer, stream(tokenizer, [""]).ids, 256) is None
+    everything = stream(tokenizer, [" ".join(STORIES)]).ids  # of a single text pieces, as training cuts them
+    windows = np.lib.stride_tricks.sliding_window_view(everything, 64)
+    pieces = text_probe(tokenizer, everything, 256).input_ids
+    assert pieces.shape == (8, 64)
+    assert all((windows == row.numpy()).all(1).any() for row in pieces)
 
 
 def test_texts_of_ones_own():
@@ -162,25 +151,21 @@ def test_texts_of_ones_own():
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("texts", "message"),
     [
-        ("texts:\n  - {name: fox, txt: The fox.}\n", r"probes.yaml:\d: unknown key `texts.0.txt`, did you mean"),
-        ("texts:\n  - {name: fox, text: ''}\n", r"probes.yaml:\d: `texts.0.text` is ''"),
-        ("texts:\n  - {name: ../fox, text: A}\n", r"probes.yaml:\d: `texts.0.name` is '../fox'"),
-        ("texts:\n  - {name: songs, text: A}\n", "the name songs is taken"),
-        ("texts:\n  - {name: a, text: A}\n  - {name: a, text: B}\n", "the name a is taken"),
+        ("[{name: fox, txt: The fox.}]", r"probes.yaml:\d: unknown key `texts.0.txt`, did you mean"),
+        ("[{name: ../fox, text: A}]", r"probes.yaml:\d: `texts.0.name` is '../fox'"),
+        ("[{name: songs, text: A}]", "the name songs is taken"),
+        ("[{name: a, text: A}, {name: a, text: B}]", "the name a is taken"),
     ],
 )
-def test_a_bad_probe_file_says_where(tmp_path, text, message):
+def test_a_bad_probe_file_says_where(tmp_path, texts, message):
     file = tmp_path / "probes.yaml"
-    file.write_text("texts:\n  - {name: fox, text: The fox.}\n")
+    file.write_text("texts: [{name: fox, text: The fox.}]")
     assert read_probe_file(file) == {"fox": "The fox."}
-    file.write_text(text)
+    file.write_text(f"texts: {texts}")
     with pytest.raises(InputError, match=message):
         read_probe_file(file)
-
-
-# stories: targets against another way to find them
 
 
 def test_song_targets_are_what_followed_the_same_token_in_every_earlier_singing():

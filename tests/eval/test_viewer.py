@@ -9,18 +9,12 @@ from PIL import Image
 
 from eval.attention.viewer import write_viewer
 from eval.experts import MOST, ExpertUse, for_viewer
-from tests.eval.viewer_helpers import chromium, opened, snapshot
+from tests.eval.viewer_helpers import opened, snapshot
 
 pytestmark = pytest.mark.slow  # a browser: in `make test-all`
 
 STEPS = [0, 1, 2, 5, 10, 20]
 INDUCTION = ("repeated_2", "induction")  # where a page opens: a text, and the score that is measured on it
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with chromium() as browser:
-        yield browser
 
 
 @pytest.fixture(scope="module")

@@ -15,14 +15,6 @@ from model import generate, load, save
 from serve.limits import Limits
 from tests.serve.conftest import serving
 
-UNKNOWN = {  # of other servers, or misspelt: a client must not believe that they did something
-    "enable_thinking": True,
-    "guided_json": {"type": "object"},
-    "structured_outputs": {"choice": ["yes"]},
-    "max_token": 5,
-    "echo": True,
-    "prompt": "A",
-}
 SAID = [{"role": "user", "content": "Tiko the fox found a ball. Who has it?"}]
 
 
@@ -276,13 +268,10 @@ def test_an_answer_ends_before_a_stop_text_also_when_streamed(client, direct):
         ({"messages": [{"role": "robot", "content": "x"}]}, 400, "role 'robot' is not known"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "read text only"),
         ({"temperature": 3}, 400, "temperature"),
-        ({"n": 0}, 400, "n:"),
         ({"max_tokens": 1000}, 400, "maximum context length is 256"),
         ({"frequency_penalty": 0.5}, 400, "frequency_penalty"),
         ({"response_format": {"type": "json_object"}}, 400, "response_format"),
         ({"tool_choice": "required"}, 400, "tool_choice"),
-        ({"function_call": "auto"}, 400, "function_call"),
-        ({"modalities": ["text", "audio"]}, 400, "modalities"),
         ({"stream_options": {"continuous_usage_stats": True}}, 400, "continuous_usage_stats"),
         ({"reasoning_effort": "high"}, 400, "'reasoning_effort' is not for this model"),
         ({"chat_template_kwargs": {"thinking_budget": 5}}, 400, "'thinking_budget' is not for this model"),
@@ -293,10 +282,9 @@ def test_an_answer_ends_before_a_stop_text_also_when_streamed(client, direct):
         ({"add_generation_prompt": False}, 400, "goes with it"),
         ({"stop_token_ids": [10**6]}, 400, "stop_token_ids: token ids must be"),
         ({"min_tokens": 5}, 400, "min_tokens: 5 are more than the 4"),
-        *(({name: value}, 400, name) for name, value in UNKNOWN.items()),
+        ({"max_token": 5}, 400, "max_token"),  # misspelt: a client must not believe that it did something
+        ({"structured_outputs": {"choice": ["yes"]}}, 400, "structured_outputs"),  # of other servers
         ({"top_logprobs": 3}, 400, "needs logprobs"),
-        ({"stop": ["a", "b", "c", "d", "e"]}, 400, "stop"),
-        ({"seed": "x"}, 400, "seed"),
     ],
 )
 def test_what_is_wrong_is_said_in_openais_form(address, changes, status, message):
@@ -307,30 +295,6 @@ def test_what_is_wrong_is_said_in_openais_form(address, changes, status, message
         assert found.status_code == status
         assert message in error["message"]
         assert set(error) == {"message", "type", "param", "code"}
-
-
-ODD = [None, True, -1, 0, 1e308, "", "x" * 5000, [], {}, [[]], {"a": {}}, "\ud800", [None], [1, "a"], [{}]]
-BODIES = [b"", b"{", b"\xff\xfe", b"[1, 2]", b'"x"', b"null", b"[" * 100_000, b'{"\\ud800": 1}']
-REQUESTS = {
-    "/v1/chat/completions": {"model": "chat", "messages": SAID, "max_tokens": 1, "temperature": 1, "top_p": 1, "n": 1}
-    | {"stop": "a", "seed": 0, "logprobs": True, "stream": True, "stream_options": {}, "tools": [], "tool_choice": ""}
-    | {"inspect": {}},
-    "/v1/completions": {"model": "chat", "prompt": "A", "max_tokens": 1, "logprobs": 1, "echo": True},
-    "/live/models/chat/attention": {"ids": [1, 2], "position": 1, "step": 10, "adapter": None} | {"heads": [[0, 0, 0]]},
-}
-
-
-@pytest.mark.parametrize("path", REQUESTS)
-def test_malformed_requests_are_never_the_servers_mistake(address, path):
-    with httpx.Client(base_url=address, timeout=60) as client:
-        for field in REQUESTS[path]:
-            for value in ODD:
-                answer = client.post(path, content=json.dumps(REQUESTS[path] | {field: value}))
-                assert answer.status_code < 500, (field, value, answer.text)
-        for body in BODIES:
-            answer = client.post(path, content=body)
-            assert answer.status_code == 400
-            assert answer.json()["error"]["message"]
 
 
 def test_the_key_the_host_and_the_origin_are_checked(folder):

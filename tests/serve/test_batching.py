@@ -6,6 +6,7 @@ from random import Random
 import pytest
 import torch
 
+from eval.attention.controls import scaled
 from model import LanguageModel, generate
 from model.generation import Sampling
 from serve.batching import Batcher, End, Request, Token, TooManyRequests
@@ -68,8 +69,11 @@ def test_all_get_what_they_would_get_alone_whenever_they_join(lm):
     batcher = Batcher(lm, blocks=60, block_size=4, max_running=5, chunk=16)
     rng, clients = Random(2), []
     sampled = Sampling(temperature=0.9, top_p=0.9)
+    begun = prompts(1)[0][:8]  # shared blocks, but for those that change other heads
     for number, prompt in enumerate(prompts(24)):
-        clients.append(Client(prompt, rng.randint(1, 30), (GREEDY, sampled)[number % 2], seed=number))
+        heads = [{}, {(0, 1): 0.0}, {(0, 1): 0.5, (1, 3): 2.0}][number % 3]
+        sampling, new = (GREEDY, sampled)[number % 2], rng.randint(1, 30)
+        clients.append(Client(begun + prompt, new, sampling, seed=number, heads=heads))
         batcher.submit(clients[-1].request)
         for _ in range(rng.randint(0, 3)):
             batcher.step()
@@ -77,7 +81,9 @@ def test_all_get_what_they_would_get_alone_whenever_they_join(lm):
     finish(batcher)
     for number, client in enumerate(clients):
         asked = client.request
-        assert client.ids == alone(lm, asked.token_ids, asked.max_new_tokens, asked.sampling, seed=number), number
+        with scaled(lm, asked.heads):
+            expected = alone(lm, asked.token_ids, asked.max_new_tokens, asked.sampling, seed=number)
+        assert client.ids == expected, number
         assert client.end == "length"
     assert batcher.cache.free_blocks == 60
 

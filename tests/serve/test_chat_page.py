@@ -8,7 +8,7 @@ import torch
 
 from eval.attention import capture
 from model import generate
-from tests.serve.chat_helpers import AND_THEN, NASTY, SAID, get, opened, thoughtful
+from tests.serve.chat_helpers import AND_THEN, NASTY, SAID, get, ids_of, opened, thoughtful
 from tests.serve.page_helpers import visited
 
 pytestmark = pytest.mark.slow  # a browser: in `make test-all`
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow  # a browser: in `make test-all`
 
 def place(run="chat", **asked):
     """The address of a chat."""
-    return f"#/chat/{run}?talk={quote(json.dumps(asked | {'settings': {'n': '8'}}))}"
+    return f"#/chat/{run}?talk={quote(json.dumps(asked | {'settings': {'max_completion_tokens': 8}}))}"
 
 
 CHAT, ASKED = place(), place(messages=SAID)
@@ -57,6 +57,11 @@ def saved(page, words):
     return download.value.path().read_bytes()
 
 
+def kept(page):
+    """The answers, as "Save" keeps them."""
+    return json.loads(saved(page, "Data (JSON)"))["answers"]
+
+
 def test_an_answer_is_the_models_own_and_shows_what_it_looked_at(browser, address, chat_runs, written):
     answer, ids = written
     with visited(browser, address, CHAT) as page:
@@ -64,10 +69,8 @@ def test_an_answer_is_the_models_own_and_shows_what_it_looked_at(browser, addres
         page.keyboard.press("Enter")
         tokens = answered(page)
         choose(page, tokens.nth(3))
-        data = json.loads(saved(page, "Data (JSON)"))
-        (told,) = data["answers"]
-        assert [token["id"] for token in told["tokens"]] == answer
-        assert [token["id"] for token in told["prompt"]] == ids
+        (told,) = kept(page)
+        assert (ids_of(told["prompt"]), ids_of(told["tokens"])) == (ids, answer)
         lm, _, _ = opened(chat_runs)
         weights = capture(lm, torch.tensor([ids + answer])).weights[:, 0, :, len(ids) + 2]
         place = int(weights.mean((0, 1)).argmax())
@@ -77,12 +80,10 @@ def test_an_answer_is_the_models_own_and_shows_what_it_looked_at(browser, addres
         head(page, 1, 2).click()
         page.locator(".looks-at", has_text="head L1 H2").wait_for()
         assert f"({int(weights[1, 2].argmax())}) " in page.locator(".looks-at").text_content().split("·")[0]
-        shades = [place for place in page.locator(".word-token").all() if place.get_attribute("style")]
-        assert len(shades) >= 2
         assert saved(page, "Picture (PNG)").startswith(b"\x89PNG")
         assert b"<svg" in saved(page, "Picture (SVG)")[:100]
         link = page.url
-    with visited(browser, address, link.partition("/#")[2] and "#" + link.partition("/#")[2]) as page:
+    with visited(browser, address, "#" + link.partition("#")[2]) as page:
         assert answered(page).all_text_contents()  # the link asks the same again
         assert head(page, 1, 2).get_attribute("aria-pressed") == "true"
 
@@ -94,18 +95,18 @@ def test_an_alternative_is_gone_on_from(browser, address, chat_runs, written):
         page.locator(".alternative").nth(1).click()
         page.locator(".of-answer.forced").wait_for()
         answered(page)
-        told = json.loads(saved(page, "Data (JSON)"))["answers"][0]["tokens"]
+        told = kept(page)[0]["tokens"]
         lm, tokenizer, _ = opened(chat_runs)
-        forced = [token["id"] for token in told[:3]]
+        forced = ids_of(told[:3])
         assert forced[:2] == answer[:2]
         assert forced[2] == told[2]["top_logprobs"][1]["id"] != answer[2]
         rest = generate(lm, torch.tensor([ids + forced]), 8, temperature=0, stop_ids=tokenizer.stop_ids)
-        assert [token["id"] for token in told[3:]] == rest[0, len(ids) + 3 :].tolist()
+        assert ids_of(told[3:]) == rest[0, len(ids) + 3 :].tolist()
         link = page.url
     with visited(browser, address, "#" + link.partition("#")[2]) as page:
         answered(page)
-        again = json.loads(saved(page, "Data (JSON)"))["answers"][0]["tokens"]
-        assert [token["id"] for token in again] == [token["id"] for token in told]
+        again = kept(page)[0]["tokens"]
+        assert ids_of(again) == ids_of(told)
         assert again[2]["logprob"] == pytest.approx(told[2]["logprob"], abs=1e-4)  # read at once, not token by token
 
 
@@ -126,7 +127,7 @@ def test_heads_that_are_off_give_a_second_answer_beside_the_first(browser, addre
         assert '"heads":[{"layer":0,"head":1,"factor":0.5}]' in unquote_plus(page.url)
         choose(page, answered(page, 0).nth(1))
         page.get_by_text("With the heads changed:").wait_for()
-        told = json.loads(saved(page, "Data (JSON)"))["answers"]
+        told = kept(page)
         assert told[1]["heads"] == [{"layer": 0, "head": 1, "factor": 0.5}]
         assert len(told[0]["differences"]) == len(told[0]["tokens"])
         page.get_by_role("button", name="All as trained").click()
@@ -136,14 +137,11 @@ def test_heads_that_are_off_give_a_second_answer_beside_the_first(browser, addre
 
 def test_a_story_question_shows_the_right_answer(browser, address):
     with visited(browser, address, CHAT) as page:
-        page.get_by_role("button", name="Story question").click()
-        answered(page)
-        right = get(address, "/chat/question", number=0).json()["reply"]
-        assert right in page.locator(".right-answer").text_content()
-        page.get_by_role("button", name="Story question").click()
-        second = get(address, "/chat/question", number=1).json()["reply"]
-        page.locator(".right-answer", has_text=second).wait_for()
-        assert '"question":1' in unquote_plus(page.url)
+        for number in (0, 1):
+            page.get_by_role("button", name="Story question").click()
+            right = get(address, "/chat/question", number=number).json()["reply"]
+            page.locator(".right-answer", has_text=right).wait_for()
+            assert f'"question":{number}' in unquote_plus(page.url)
 
 
 def test_thoughts_stand_apart_and_sent_back_they_are_the_ids_of_training(browser, address, chat_runs):
@@ -155,13 +153,11 @@ def test_thoughts_stand_apart_and_sent_back_they_are_the_ids_of_training(browser
         assert thoughts == f"<think>⏎\n{message.reasoning_content}⏎\n</think>"
         page.get_by_label("Your message").fill(AND_THEN)
         page.keyboard.press("Enter")
-        for again in (False, True):
-            if again:
-                page.reload()
+        for after in (lambda: None, page.reload):
+            after()
             page.locator(".said", has_text=AND_THEN).wait_for()
             answered(page)
-            told = json.loads(saved(page, "Data (JSON)"))["answers"][0]
-            assert [token["id"] for token in told["prompt"]] == following
+            assert ids_of(kept(page)[0]["prompt"]) == following
 
 
 def test_texts_stay_texts(browser, address):

@@ -19,7 +19,7 @@ AMD = {"cpu_name": "AMD EPYC", "avx512_bf16": True}
 def processor(monkeypatch):
     """A machine whose processor computes in bf16."""
     monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: AMD)
+    monkeypatch.setattr("train.device.CPU", AMD)
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def config(tmp_path):
     ],
 )
 def test_a_cpu_trains_in_bf16_where_that_was_measured_to_be_faster(monkeypatch, capabilities, limit, chosen):
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
+    monkeypatch.setattr("train.device.CPU", capabilities)
     if limit:
         monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)
     assert fastest_precision("cpu", {})[0] == chosen

@@ -204,44 +204,38 @@ def test_memory_that_runs_out_in_the_validation_of_one_fsdp2_process_ends_the_ru
 SIZE, CALLS = 3, 6
 
 
-def numbers(rank: int, call: int) -> list[torch.Tensor]:
-    """What process `rank` brings to a call: more every time, so that the room has to grow."""
-    draw = torch.Generator().manual_seed(100 * call + rank)
-    return [torch.randn(3 + call, 5, generator=draw), torch.randn(7 * call + 1, generator=draw)]
-
-
-def matrices(call: int) -> list[torch.Tensor]:
-    """What they share to compute: two stacks, of which one has fewer matrices than there are processes."""
-    draw = torch.Generator().manual_seed(call)
-    return [torch.randn(5, 4, 6, generator=draw), torch.randn(2, 3, 3, generator=draw)]
+def tensors(call: int, rank: int = 0) -> list[torch.Tensor]:
+    """Two that a process brings to a call, more every time, so that the room has to grow; and two stacks of matrices,
+    of which one has fewer than there are processes."""
+    draw, shapes = (
+        torch.Generator().manual_seed(100 * call + rank),
+        [(3 + call, 5), (7 * call + 1,), (5, 4, 6), (2, 3, 3)],
+    )
+    return [torch.randn(shape, generator=draw) for shape in shapes]
 
 
 def add_up_and_put_together(folder: Path, quickest: int) -> None:
-    rank, size = dist.get_rank(), dist.get_world_size()
-    memory = SharedMemory(rank, size)
+    rank = dist.get_rank()
+    memory = SharedMemory(rank, SIZE)
     for call in range(CALLS):
-        own = numbers(rank, call)
+        own = tensors(call, rank)[:2]
         memory.add_up(own)
         if rank != quickest:
             time.sleep(0.02)  # what it reads now must still be there when the quickest is in the next call
-        items = matrices(call)
-        torch.save((own, memory.in_shares(orthogonalize, items)), folder / f"{rank}_{call}.pt")
+        torch.save(own + memory.in_shares(orthogonalize, tensors(call)[2:]), folder / f"{rank}_{call}.pt")
 
 
 @pytest.mark.parametrize("quickest", range(SIZE))
-def test_all_processes_find_the_sum_in_the_order_of_their_ranks(tmp_path, quickest):
+def test_all_processes_find_the_sum_and_the_shares_of_all_bit_by_bit(tmp_path, quickest):
     left = set(IN_MEMORY.glob("headlight-*"))
     assert run_world(SIZE, in_a_group, add_up_and_put_together, tmp_path, quickest) == [0] * SIZE
     for call in range(CALLS):
-        brought = [numbers(rank, call) for rank in range(SIZE)]
-        expected = [torch.stack(tensors).sum(dim=0) for tensors in zip(*brought, strict=True)]
-        items = matrices(call)
-        found = [torch.load(tmp_path / f"{rank}_{call}.pt") for rank in range(SIZE)]
-        for own, orthogonal in found:
+        brought = zip(*(tensors(call, rank)[:2] for rank in range(SIZE)), strict=True)
+        expected = [torch.stack(each).sum(dim=0) for each in brought] + [orthogonalize(x) for x in tensors(call)[2:]]
+        results = [torch.load(tmp_path / f"{rank}_{call}.pt") for rank in range(SIZE)]
+        for own in results:
             torch.testing.assert_close(own, expected)
-            torch.testing.assert_close(orthogonal, [orthogonalize(each) for each in items])
-            assert all(torch.equal(mine, first) for mine, first in zip(orthogonal, found[0][1], strict=True))
-            assert all(torch.equal(mine, first) for mine, first in zip(own, found[0][0], strict=True))
+            assert all(torch.equal(mine, first) for mine, first in zip(own, results[0], strict=True))
     assert set(IN_MEMORY.glob("headlight-*")) <= left
 
 
@@ -379,24 +373,18 @@ def test_where_processes_start_anew_or_halve_their_rows_together_no_bit_changes(
     assert trace(tmp_path / "runs/changed") == trace(tmp_path / "runs/tiny")
 
 
-def processes_on(tmp_path: Path, cores: int, monkeypatch, **changes) -> int:
-    monkeypatch.setattr(torch, "get_num_threads", lambda: cores)
-    train = {"tokens_per_step": 4096} | changes.pop("train", {})
-    return number_of_processes(load_run_config(write_config(tmp_path, train=train, **changes)))
-
-
 def test_auto_is_one_a_core_with_at_least_512_tokens_each_and_a_run_keeps_its_number(tmp_path, monkeypatch):
+    def number(cores: int, **train) -> int:
+        monkeypatch.setattr(torch, "get_num_threads", lambda: cores)
+        return number_of_processes(load_run_config(write_config(tmp_path, train={"tokens_per_step": 4096} | train)))
+
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    assert processes_on(tmp_path, 1, monkeypatch) == 1
-    assert processes_on(tmp_path, 2, monkeypatch) == 2
-    assert processes_on(tmp_path, 6, monkeypatch) == 4  # 128 rows, which 6 cannot share
-    assert processes_on(tmp_path, 64, monkeypatch) == 8
-    assert processes_on(tmp_path, 2, monkeypatch, train={"tokens_per_step": 512}) == 1
-    assert processes_on(tmp_path, 2, monkeypatch, train={"processes": 4}) == 4
-    assert processes_on(tmp_path, 4, monkeypatch, train={"parallel": "fsdp2"}) == 1
+    assert [number(cores) for cores in (1, 2, 6, 64)] == [1, 2, 4, 8]  # 128 rows, which 6 cannot share
+    assert number(2, tokens_per_step=512) == 1
+    assert number(2, processes=4) == 4
+    assert number(4, parallel="fsdp2") == 1
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert processes_on(tmp_path, 4, monkeypatch) == 1  # torchrun's
+    assert number(4) == 1  # torchrun's
     monkeypatch.delenv("WORLD_SIZE")
     assert command(config_of(tmp_path, tokens_per_step=1024), TWO)[0] == 0
-    for cores, expected in ((8, 2), (1, 1)):  # a resumed run keeps its number where there are as many cores
-        assert processes_on(tmp_path, cores, monkeypatch) == expected
+    assert [number(cores) for cores in (8, 1)] == [2, 1]  # a resumed run keeps its number where there are as many cores

@@ -24,7 +24,7 @@ SDPA = BACKENDS["sdpa"].compute
 @pytest.fixture(autouse=True)
 def machine(monkeypatch):
     """A machine that is quick in bf16. Compiling takes long and has its own test."""
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": True})
+    monkeypatch.setattr("train.device.CPU", {"amx_bf16": True})
     monkeypatch.setattr(hardware, "compiler_problem", lambda kind: "left out here")
 
 

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 import configs.command
-from eval.attention import render
+from eval.attention import pictures
 from eval.hooks import EvalEvent, Hook
 from tests.processes import exit_code, print_to
 from tests.train.helpers import CHATS, write_config
@@ -92,7 +92,7 @@ def live(folder: Path, overrides: list[str], number: int | None, seconds: float)
     is then: in Python, in a kernel of PyTorch, in a write. What work came before is in `NAME.work`."""
     os.chdir(folder)
     print_to(folder.with_suffix(".out"))
-    render.render = lambda *arguments, **options: []  # pictures take seconds
+    pictures.render = lambda *arguments, **options: []  # pictures take seconds
     torch.set_num_threads(2 if "train.processes=2" in overrides else 1)
     module = importlib.import_module("train.sft" if "init_from=runs/base" in overrides else "train.pretrain")
     if number is not None:

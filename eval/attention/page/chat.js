@@ -1,11 +1,11 @@
 // Chat with attention: an answer token by token, what every head looked at, and what it would be without some heads.
 
 const WAIT = { change: 250, hover: 40 }; // milliseconds after the last change of a head; that the pointer rests on a token
-const SETTINGS = { // name in the address -> words, usual, least, most, step, what it means
-  t: ["Temperature", "0", 0, 2, 0.1, "0: always the likeliest token"],
-  p: ["Top p", "1", 0.01, 1, 0.01, "draw from the likeliest tokens that reach p together"],
-  seed: ["Seed", "0", 0, 999999999, 1, "the same seed draws the same tokens"],
-  n: ["Most tokens", "128", 1, 4096, 1, "of an answer"],
+const SETTINGS = { // name in a request -> words, usual, least, most, step, what it means
+  temperature: ["Temperature", 0, 0, 2, 0.1, "0: always the likeliest token"],
+  top_p: ["Top p", 1, 0.01, 1, 0.01, "draw from the likeliest tokens that reach p together"],
+  seed: ["Seed", 0, 0, 999999999, 1, "the same seed draws the same tokens"],
+  max_completion_tokens: ["Most tokens", 128, 1, 4096, 1, "of an answer"],
 };
 const LONGEST = 6000; // characters of a conversation in an address
 
@@ -84,11 +84,8 @@ class Chat {
   request(heads = []) {
     const { settings, messages } = this.asked;
     const { run: model, step, adapter } = this.model;
-    return {
-      model, messages, logprobs: true, top_logprobs: 8, temperature: Number(settings.t), top_p: Number(settings.p),
-      seed: Number(settings.seed), max_completion_tokens: Number(settings.n),
-      inspect: { step, adapter, heads: heads.map(({ layer, head, factor }) => [layer, head, factor]) },
-    };
+    const inspect = { step, adapter, heads: heads.map(({ layer, head, factor }) => [layer, head, factor]) };
+    return { model, messages, logprobs: true, top_logprobs: 8, ...settings, inspect };
   }
 
   // The address without what the server gives, and nothing of a conversation that is too long for one.

@@ -6,10 +6,10 @@ function modelBar(models, model, { step, adapter, settings }, chat) {
   const fields = Object.entries(SETTINGS).map(([name, [words, , min, max, by, title]]) => {
     const field = element("input", "", "", { type: "number", min, max, step: by, title, required: true });
     field.value = settings[name];
-    field.addEventListener("change", () => field.reportValidity() && chat.setting({ [name]: field.value }));
+    field.addEventListener("change", () => field.reportValidity() && chat.setting({ [name]: Number(field.value) }));
     return element("label", "", `${words} `, {}, [field]);
   });
-  const isOpen = ["t", "p"].some((name) => settings[name] !== SETTINGS[name][1]);
+  const isOpen = ["temperature", "top_p"].some((name) => settings[name] !== SETTINGS[name][1]);
   const bar = element("form", "bar chat-bar", "", { "aria-label": "The model, and how it answers" }, [
     choice("Run", models.map(({ name }) => [name, name]), model.run, (run) => chat.reopen({ run })),
     choice("Checkpoint", [["", `newest (${steps.at(-1) ?? "?"})`], ...checkpoints], String(step ?? ""), (value) => chat.reopen({ step: value ? Number(value) : null })),

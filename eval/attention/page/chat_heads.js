@@ -23,21 +23,33 @@ class HeadGrid {
       to.click();
     });
     this.places = this.cells.map((_, i) => ({ layer: Math.floor(i / heads), head: i % heads }));
-    this.strength = element("div", "strength");
+    this.name = element("b");
+    this.off = button("", () => this.change(factorOf(this.heads, this.chosen) === 0 ? 1 : 0));
+    this.slider = element("input", "", "", { type: "range", min: 0, max: STRONGEST, step: 0.05 });
+    this.slider.addEventListener("input", () => this.change(Number(this.slider.value)));
+    this.value = element("output");
+    this.strength = element("div", "strength", "", {}, [this.name, this.off, this.slider, this.value]);
+    this.hint = element("p", "soft", "Choose a head to switch it off, or to scale it.");
     this.changed = element("div", "changed-heads");
     this.root = element("section", "card", "", { "aria-label": "Heads" }, [
       element("h2", "", "Heads"), this.mean, grid,
       element("p", "soft", "A stronger colour: more of its attention is on one token, the first one left out."),
-      this.strength, this.changed,
+      this.hint, this.strength, this.changed,
     ]);
   }
 
+  // The head that is shown at this strength, the others as they are. 1 changes nothing.
+  change(factor) {
+    const others = this.heads.filter((place) => !isSame(place, this.chosen));
+    this.chat.changeHeads(factor === 1 ? others : [...others, { ...this.chosen, factor }]);
+  }
+
   // row: what the heads looked at; labels: of the tokens. Both are missing while no token is chosen.
-  draw(chosen, changed, row, labels) {
-    this.heads = changed;
+  draw(chosen, heads, row, labels) {
+    Object.assign(this, { chosen, heads });
     this.mean.setAttribute("aria-pressed", String(!chosen));
     this.cells.forEach((cell, i) => {
-      const factor = factorOf(changed, this.places[i]);
+      const factor = factorOf(heads, this.places[i]);
       const [at, weight] = row ? sharpest(attentionOf(row, this.places[i])) : [0, 0];
       const looks = row ? `; most at “${labels[at]}”, ${percent(weight)}` : "";
       const strength = factor === 1 ? "" : factor === 0 ? "; switched off" : `; scaled by ${factor}`;
@@ -47,33 +59,17 @@ class HeadGrid {
       drawCell(cell, isSame(this.places[i], chosen), `${inWords(this.places[i])}${looks}${strength}`);
     });
     if (!chosen) this.cells[0].tabIndex = 0;
-    this.drawStrength(chosen);
-    const words = `Changed: ${changed.map((place) => `${inShort(place)} ${strengthOf(place.factor)}`).join(", ")} `;
-    this.changed.replaceChildren(...(changed.length ? [words, button("All as trained", () => this.chat.changeHeads([]))] : []));
-  }
-
-  drawStrength(chosen) {
-    if (!chosen) {
-      this.slider = null;
-      this.strength.replaceChildren(element("p", "soft", "Choose a head to switch it off, or to scale it."));
-      return;
+    this.hint.hidden = Boolean(chosen);
+    this.strength.hidden = !chosen;
+    if (chosen) {
+      const factor = factorOf(heads, chosen);
+      Object.assign(this.slider, { value: factor, ariaLabel: `Strength of ${inWords(chosen)}` });
+      this.name.textContent = inShort(chosen);
+      this.value.textContent = factor === 1 ? "×1, as trained" : strengthOf(factor);
+      this.off.textContent = factor === 0 ? "Switch on" : "Switch off";
     }
-    const factor = factorOf(this.heads, chosen);
-    if (this.slider?.dataset.of !== inShort(chosen)) { // otherwise the slider keeps the focus
-      const act = (value) => { // the head at this strength, the others as they are; 1 changes nothing
-        const others = this.heads.filter((place) => !isSame(place, chosen));
-        this.chat.changeHeads(value === 1 ? others : [...others, { ...chosen, factor: value }]);
-      };
-      this.slider = element("input", "", "", { type: "range", min: 0, max: STRONGEST, step: 0.05, "data-of": inShort(chosen), "aria-label": `Strength of ${inWords(chosen)}` });
-      this.slider.addEventListener("input", () => act(Number(this.slider.value)));
-      this.off = button("Switch off", () => act(factorOf(this.heads, chosen) === 0 ? 1 : 0));
-      this.value = element("output");
-      this.strength.replaceChildren(element("b", "", inShort(chosen)), this.off, this.slider, this.value);
-    }
-    this.slider.value = factor;
-    this.value.textContent = factor === 1 ? "×1, as trained" : strengthOf(factor);
-    this.off.textContent = factor === 0 ? "Switch on" : "Switch off";
-    this.off.setAttribute("aria-pressed", String(factor === 0));
+    const words = `Changed: ${heads.map((place) => `${inShort(place)} ${strengthOf(place.factor)}`).join(", ")} `;
+    this.changed.replaceChildren(...(heads.length ? [words, button("All as trained", () => this.chat.changeHeads([]))] : []));
   }
 }
 

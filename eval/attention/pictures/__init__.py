@@ -1,1 +1,0 @@
-"""What do the heads look like? Heatmaps, score curves and the time-lapse, drawn with matplotlib."""

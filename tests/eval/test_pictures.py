@@ -1,0 +1,228 @@
+"""Pictures of attention show what the snapshots hold: every head in its place, one scale, frames, labels, moments."""
+
+import logging
+import math
+import warnings
+
+import numpy as np
+import pytest
+from PIL import Image
+from PIL.ImageColor import getrgb
+
+from eval.attention import drawing
+from eval.attention.history import PhaseChange, choose, phase_change
+from eval.attention.pictures import (
+    BETWEEN,
+    MOST_FRAMES,
+    PICTURES,
+    badge,
+    curves,
+    lay_out,
+    mosaic,
+    one_head,
+    quick_mosaic,
+    render,
+    score_maps,
+    tile,
+    timelapse,
+)
+from eval.attention.snapshots import ProbeMap
+from tests.eval import viewer_helpers as helpers
+from tests.eval.viewer_helpers import causal
+
+CHANCE = {"previous_token": 0.04, "induction": 0.02, "sink": 0.05, "entropy": 2.0, "max_logit": None}
+STRANGE = ["<bos>", "$x_1$", "␣the", "⏎", "⟨E4⟩", "\x07", "🙂", "a\\b", "^{", "averyverylongtoken", "你好", "世界和平"]
+
+
+def snapshot(step=1000, layers=2, heads=4, kv_heads=None, induction=0.5, labels=None, **changed):
+    scores = {name: np.full((layers, heads), chance or 1.0, np.float32) for name, chance in CHANCE.items()}
+    scores["induction"][-1, -1] = induction
+    about = {"scores": scores, "chance": dict(CHANCE), "scalars": {"copy_gain": 6 * induction}} | changed
+    return helpers.snapshot(step, range(layers), range(heads), heads, kv_heads or heads, labels=labels, **about)
+
+
+def training(final=0.6, steps=(0, 1, 2, 5, 10, 20, 50, *range(100, 2601, 100)), middle=900):
+    """Induction of the last head is a step at `middle`."""
+    return [snapshot(s, induction=0.02 + (final - 0.02) / (1 + math.exp(-(s - middle) / 60))) for s in steps]
+
+
+def pixels(path, frame=0):
+    with Image.open(path) as picture:
+        picture.seek(frame)
+        return np.asarray(picture.convert("RGB")).astype(int)
+
+
+def has_colour(picture, colour, at_least=100):
+    return (np.abs(picture - getrgb(colour)[:3]).max(-1) <= 2).sum() >= at_least
+
+
+@pytest.fixture(autouse=True)
+def no_complaint(caplog):
+    """matplotlib warns of characters without a picture, and logs about fonts that it did not find."""
+    with warnings.catch_warnings(), caplog.at_level(logging.WARNING):
+        warnings.simplefilter("error")
+        yield
+    assert not caplog.records
+
+
+def test_the_tile_holds_every_head_in_its_place_and_nothing_above_the_diagonal():
+    weights = causal(2, 3, 5, 0)
+    canvas = tile(weights, gap=2)
+    assert canvas.shape == (2 * 7 - 2, 3 * 7 - 2)
+    here = canvas[7:12, 14:19]
+    assert np.array_equal(np.tril(np.nan_to_num(here)), weights[1, 2])
+    assert np.isnan(here[np.triu_indices(5, 1)]).all()
+    assert (canvas[5:7] == BETWEEN).all()
+    small = tile(weights[:1, :1], gap=1, pool=2)  # several tokens in a cell: the largest weight
+    assert small.shape == (3, 3)
+    assert [small[1, 0], small[2, 2]] == [weights[0, 0, 2:4, :2].max(), weights[0, 0, 4, 4]]
+    assert np.isnan(small[0, 1])
+
+
+@pytest.mark.parametrize(("layers", "heads"), [(2, 2), (4, 4), (12, 12), (2, 32), (48, 2)])
+@pytest.mark.parametrize("tokens", [2, 8, 64, 256, 1024])
+def test_the_grid_stays_within_its_room(layers, heads, tokens):
+    grid = lay_out(layers, heads, tokens, room=2100)
+    assert max(grid.size) <= 2100
+    assert grid.length * grid.pool >= tokens
+    assert grid.cell >= 1
+
+
+@pytest.mark.parametrize(
+    ("scores", "expected"),
+    [
+        ({"previous_token": 0.1, "sink": 0.11}, "previous token 0.10"),
+        ({"previous_token": 0.35, "sink": 0.4}, "previous token 0.35"),  # a sink counts half
+        ({"previous_token": 0.08, "sink": 0.9}, "sink 0.90"),
+        ({"previous_token": math.nan, "sink": 0.9}, "sink 0.90"),
+        ({"previous_token": 0.07, "sink": 0.05, "induction": 0.9, "entropy": 3.0}, ""),  # induction: on another text
+    ],
+)
+def test_the_badge_is_the_pattern_that_stands_out_from_chance(scores, expected):
+    values = {name: np.full((1, 1), value, np.float32) for name, value in scores.items()}
+    assert badge(snapshot(layers=1, heads=1, scores=values), "text", 0, 0) == expected
+
+
+@pytest.mark.parametrize("count", [8, 2, 1])
+def test_a_frame_stands_around_every_group(tmp_path, count):
+    shot = snapshot(heads=8, kv_heads=count)
+    picture = pixels(mosaic(shot, tmp_path / "m.png"))
+    for group, colour in enumerate(drawing.GROUP_COLOURS[:7]):  # the eighth is also that of letters
+        assert has_colour(picture, colour) == (group < count), f"frame of group {group}"
+
+
+def test_a_weight_has_the_same_colour_in_every_snapshot_and_picture(tmp_path):
+    """A map that is 0.25 everywhere, whatever else the snapshot holds, is one colour: that of the fixed scale."""
+    expected = np.array(drawing.colour_map()(drawing.weight_norm()(0.25), bytes=True)[:3])
+    for step, other in ((1, 0.3), (2, 1.0)):
+        weights = np.full((1, 2, 4, 4), 0.25, np.float32)
+        weights[0, 1] = other
+        shot = snapshot(step, layers=1, heads=2, maps={"text": ProbeMap(weights, list("abcd"))}, scores={})
+        mosaic(shot, tmp_path / "m.png")
+        quick_mosaic(weights, tmp_path / "q.png")
+        timelapse([shot], tmp_path / "t.gif")
+        for name in ("m.png", "q.png", "t.gif"):
+            share = (np.abs(pixels(tmp_path / name) - expected.astype(int)).max(-1) <= 6).mean()
+            assert share > 0.03, (name, step)
+
+
+def test_chinese_and_strange_labels_are_drawn_without_a_complaint(tmp_path):
+    shot = snapshot(labels=STRANGE)
+    for suffix in ("png", "svg"):
+        mosaic(shot, tmp_path / f"m.{suffix}", "中文 $run")
+        one_head(shot, 0, 0, tmp_path / f"o.{suffix}", title="中文", score="induction")
+    timelapse([shot], tmp_path / "t.gif", "中文")
+    assert b"<svg" in (tmp_path / "o.svg").read_bytes()
+    assert drawing.readable("🙂\x07") == "U+1F642U+0007"
+    assert drawing.shorten("averyverylongtoken") == "averyverylo…"
+    assert drawing.shorten("short") == "short"
+
+
+def test_without_a_chinese_font_characters_are_numbers(tmp_path, monkeypatch):
+    monkeypatch.setattr(drawing, "fonts", lambda: ["DejaVu Sans"])
+    drawing._drawable.cache_clear()
+    assert drawing.readable("好 a⏎") == "U+597D a⏎"
+    mosaic(snapshot(labels=STRANGE), tmp_path / "m.png", "中文")
+    drawing._drawable.cache_clear()
+
+
+def test_score_maps_mark_chance_and_are_grey_where_a_score_is_missing(tmp_path):
+    for layers in (2, 48):
+        shot = snapshot(layers=layers)
+        shot.scores["max_logit"][:] = np.nan
+        picture = pixels(score_maps(shot, tmp_path / "heads.png", "a run"))
+        assert has_colour(picture, drawing.CHANCE, 60)
+        assert has_colour(picture, drawing.NOTHING, 500)
+        assert max(picture.shape) <= 2400
+
+
+# Time
+
+
+def test_the_phase_change_is_where_half_of_the_final_score_is_reached():
+    assert phase_change(training()[::-1]) == PhaseChange(1, 3, 900, 900_000, 450.0)
+    assert phase_change(training(middle=1450)).step == 1500
+
+
+def test_there_is_no_phase_change_without_a_strong_head_or_in_one_that_was_there_before():
+    assert phase_change(training(final=0.19)) is None, "below ten times chance"
+    assert phase_change(training(middle=-5000)) is None, "there from the first step"
+    assert phase_change([snapshot(0, scores={}), snapshot(1, scores={})]) is phase_change([]) is None
+
+
+def test_the_phase_change_names_true_numbers_and_overlooks_missing_values():
+    shots = [snapshot(step, induction=value) for step, value in ((0, 0.0), (10, 0.1), (20, 0.4), (30, 0.5))]
+    for shot in shots:
+        shot.scores["induction"][0, 0] = np.nan
+        shot.layers[:], shot.heads[:] = [3, 7], [0, 2, 4, 6]
+    shots[2].scores["induction"][:] = np.nan
+    assert phase_change(shots)[:3] == (7, 6, 30)
+
+
+def test_frames_are_dense_early_and_hold_the_first_and_the_last():
+    shots = training()
+    steps = [shot.step for shot in choose(shots[::-1], 12)]
+    assert (len(steps), steps[0], steps[-1]) == (12, 0, 2600)
+    assert steps == sorted(set(steps))
+    assert steps[1] - steps[0] < steps[-1] - steps[-2]
+    assert choose(shots[:3], 12) == shots[:3]
+    assert [shot.step for shot in choose(shots, 2)] == [0, 2600]
+
+
+def test_the_timelapse_has_at_most_24_frames_and_nothing_of_an_earlier_one_shines_through(tmp_path):
+    timelapse(training(), tmp_path / "t.gif", "run")
+    with Image.open(tmp_path / "t.gif") as picture:
+        assert picture.n_frames == MOST_FRAMES == 24
+        picture.seek(23)
+        assert picture.info["duration"] > 1000  # the last one stays
+    shots = [snapshot(step, scalars={}, scores={}) for step in (0, 900, 2600)]
+    for shot in shots:
+        shot.scores["previous_token"] = np.full((2, 4), shot.step / 2600, np.float32)
+    timelapse(shots, tmp_path / "all.gif")
+    timelapse(shots[2:], tmp_path / "one.gif")
+    assert np.array_equal(pixels(tmp_path / "all.gif", frame=2), pixels(tmp_path / "one.gif"))
+
+
+@pytest.mark.slow
+def test_a_run_is_drawn_whole(tmp_path):
+    paths = render(tmp_path / "demo", training())
+    names = {path.relative_to(tmp_path / "demo/attention").as_posix() for path in paths}
+    assert {"step_00000000.png", "step_00000900.png", "step_00002600.png", *PICTURES, "viewer.html"} < names
+    assert all(path.is_file() for path in paths)
+    assert sum(path.name.startswith("step_") for path in paths) <= 9
+    assert render(tmp_path / "nothing", []) == []
+    plain = render(tmp_path / "plain", [snapshot(0, scores={}, scalars={})])
+    assert [path.name for path in plain] == ["step_00000000.png", "timelapse.gif", "viewer.html"]
+    curves([snapshot(step, scalars={}) for step in (0, 10)], tmp_path / "curves.svg")
+
+
+def test_a_quick_mosaic_is_that_of_a_snapshot_without_text(tmp_path):
+    weights = causal(4, 4, 64, 0)
+    quick_mosaic(weights, tmp_path / "q.png")
+    picture, grid = pixels(tmp_path / "q.png"), lay_out(4, 4, 64, room=1200, largest=4)
+    centre = grid.cell // 2
+    for layer, head, query, key in ((0, 0, 0, 0), (1, 2, 30, 11), (3, 3, 63, 62)):
+        y, x = ((place * grid.step + token) * grid.cell + centre for place, token in ((layer, query), (head, key)))
+        colour = drawing.colour_map()(drawing.weight_norm()(weights[layer, head, query, key]), bytes=True)[:3]
+        assert np.abs(picture[y, x] - np.array(colour, int)).max() <= 3
+    assert tuple(picture[centre, centre + 40 * grid.cell]) == getrgb(drawing.NOTHING)  # after the query

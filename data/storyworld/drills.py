@@ -1,16 +1,6 @@
 """Conversations of one small task again and again, which stories show too seldom: copy, pair, compare, answer shortly.
 
-words        known words are said again
-compare      whether two names, or two places, are the same
-judge        the same question about what the assistant has just said
-one_fact     questions about one sentence each
-pairs        "Falwa net Falwa. Folen ladder."          "ladder Folen. net Falwa."
-             "Folen the mole had a red ladder Folen."  "ladder Folen."
-ask_pairs    all of these, in more wordings            "Who had the ladder Folen? So it was Folen."
-by_name      "Folen the mole ladder Folen."            "Folen ladder."
-ask_by_name  "Folen hid under Folen the bridge."       "Where did Folen under the bridge hide? under the bridge."
-crowds       one sentence of a story, said of four people, and questions: who goes with what?
-told_crowds  the same, told by the assistant
+docs/data_formats.md shows what the user and the assistant say in each of DRILLS.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -23,7 +13,7 @@ from .lexicon import Pool, feelings, lexicon, place_sorts, wordings, words_of
 from .names import held_out_names, names, pick, some
 from .pen import Author
 from .plots import GAVE
-from .questions import capital, judged, questions_about
+from .questions import judged, questions_about
 from .recall import REPEATED_WORDS, repeated
 from .story import Split, Story, finished
 
@@ -141,7 +131,8 @@ def one_fact(talk: Talk, rng: Random, pool: Names) -> None:
         if kind == "feeling":
             statement, reply = f"{who} was {short}.", f"{name} was {short}."
         else:
-            statement, reply = pick(rng, facts[kind]).format(**values, Place=capital(short)), f"{capital(short)}."
+            reply = f"{short.capitalize()}."
+            statement = pick(rng, facts[kind]).format(**values, Place=short.capitalize())
         shortly = rng.random() < 2 / 3
         talk.turn(in_prompt(statement, question, shortly, rng), short if shortly else reply)
 

@@ -92,7 +92,14 @@ def lexicon() -> Lexicon:
     lists = {name: text.split(", ") for name, text in words["lists"].items()}
     pools = {name: make_pool(spec, words["pronouns"]) for name, spec in words["pools"].items()}
     pools["gender"] = Pool("gender", words["pronouns"], shared=True)
-    roles = {name: make_role(spec.split(), pools) for name, spec in words["roles"].items()}
+    roles: dict[str, dict[str, Pool | str]] = {}
+    for role, spec in words["roles"].items():
+        roles[role] = {}
+        for name in spec.split():
+            if name in pools:  # it settles the forms that all of its words have
+                roles[role] |= dict.fromkeys(set.intersection(*map(set, pools[name].texts.values())), pools[name])
+            else:  # "name" and "song" are not pools of words: their texts are invented
+                roles[role][""] = name
     beats = {}
     for path in sorted((HERE / "beats").glob("*.yaml")):
         beats_of_plot = dict(wordings(f"beats/{path.stem}"))
@@ -117,17 +124,6 @@ def make_pool(spec: dict[str, Any], pronouns: dict[str, dict[str, str]]) -> Pool
         forms = {plain: word, f"a_{plain}".rstrip("_"): with_article, **more_forms}
         texts[word] = forms | pronouns.get(forms.pop("gender", ""), {})
     return Pool(spec["facet"], texts)
-
-
-def make_role(pool_names: list[str], pools: Mapping[str, Pool]) -> dict[str, Pool | str]:
-    """Which pool settles which form. "name" and "song" are not pools of words: their texts are invented."""
-    role: dict[str, Pool | str] = {}
-    for name in pool_names:
-        if name in pools:  # the forms that every word has
-            role |= dict.fromkeys(set.intersection(*map(set, pools[name].texts.values())), pools[name])
-        else:
-            role[""] = name
-    return role
 
 
 def compile_template(line: str, lists: Mapping[str, list[str]]) -> tuple[Part, ...]:

@@ -56,14 +56,12 @@ def align(antecedents: Iterable[Antecedent], offsets: Sequence[tuple[int, int]])
     """The labels in tokens: pairs of a token's index and the earlier tokens that it copies or refers to, in order.
 
     offsets: the characters of every token, as `tokenizers` gives them (Encoding.offsets) for the text of the
-    story alone; tokens may take the space before a word along, share a character (bytes) or be empty (special
-    tokens, which are skipped). If documents begin with a special token, add one to all indices.
+    story alone; tokens may take the space before a word along, share a character (bytes) or be empty (skipped).
 
-    copies: token by token. The second token of a name goes with the second token of its earlier mention. With
-            i copying j, a head's A[i, j] is how much it looks at the same word before; A[i, j + 1], induction,
+    copies: token by token, the second of a name with the second of its earlier mention; where the two are cut
+            differently (a name at the very start of a text has no space), with those that hold the same characters.
+            With i copying j, a head's A[i, j] is how much it looks at the same word before; A[i, j + 1], induction,
             at what followed that time; A[i - 1, j], at what it is about to write again.
-            Where the two are cut differently (a name at the very start of a text has no space), a token goes
-            with the tokens that hold the same characters.
     refers: every token of the pronoun goes with all tokens of the name.
     """
 

@@ -63,10 +63,17 @@ def questions_about(story: Story, kind: str | None = None) -> list[Question]:
     return [q for q in questions if len(q.candidates) > 1 and q.answer in q.candidates]
 
 
-def about(kind: str, text: str, answer: str, possible: Sequence[str]) -> Question:
-    """A question of who or where. Its answer makes a sentence with it."""
+def about(story: Story, kind: str, text: str, answer: str) -> Question:
+    """A question of who or where. Its answer makes a sentence with it.
+
+    Candidates are the people, or the story's places of the same sort: hiding places, seats, or all others.
+    """
+    possible: Sequence[str] = list(story.people.values())
+    if kind == "where":
+        (sort,) = [places for places in place_sorts().values() if answer in places]
+        possible = [place for place in places_of(story) if place in sort]
     candidates = tuple(name for name in possible if name not in text or not re.search(rf"\b{name}\b", text))
-    sentence = capital(answer) if kind == "where" else f"{answer} {text[4:-1]}"  # without "Who " and "?"
+    sentence = answer.capitalize() if kind == "where" else f"{answer} {text[4:-1]}"  # without "Who " and "?"
     return Question(kind, text, answer, f"{sentence}.", candidates)
 
 
@@ -75,21 +82,11 @@ def own_questions(story: Story, kind: str, fact_kind: str, key: str = "asked") -
     for fact in story.facts:
         if fact.kind == fact_kind and key in fact.values:
             for text in fact.values[key].split("|"):
-                if kind == "where":
-                    yield ask_for_place(story, text, fact)
-                else:
-                    yield about(kind, text, fact.values["who"], names_of(story))
+                yield about(story, kind, text, place_of(story, fact) if kind == "where" else fact.values["who"])
 
 
-def ask_for_place(story: Story, text: str, fact: Fact) -> Question:
-    """Where was it? Candidates are the story's places of the same sort: hiding places, seats, or all others."""
-    place = next(texts["at"] for texts in story.entities if texts.get("") == fact.values["place"])
-    (sort,) = [places for places in place_sorts().values() if place in places]
-    return about("where", text, place, [other for other in places_of(story) if other in sort])
-
-
-def names_of(story: Story) -> tuple[str, ...]:
-    return tuple(story.people.values())
+def place_of(story: Story, fact: Fact) -> str:
+    return next(texts["at"] for texts in story.entities if texts.get("") == fact.values["place"])
 
 
 def places_of(story: Story) -> tuple[str, ...]:
@@ -105,7 +102,6 @@ def worded(key: str, **values: str) -> list[str]:
 
 def ask_who_has(story: Story) -> Iterator[Question]:
     """Who held a thing at the end, at first, right before or right after somebody?"""
-    people = names_of(story)
     held: dict[str, list[str]] = {}  # thing -> who held it, one after another; "" while it lay somewhere
     for fact in story.facts:
         thing = fact.values.get("thing" if fact.kind == "has" else "what", "")
@@ -125,7 +121,7 @@ def ask_who_has(story: Story) -> Iterator[Question]:
                 asks["has_before", other] = one
         for (key, other), who in asks.items():
             for text in worded(key, thing=thing, other=other):
-                yield about("who_has", text, who, people)
+                yield about(story, "who_has", text, who)
     yield from own_questions(story, "who_has", "has")
 
 
@@ -138,9 +134,9 @@ def ask_where(story: Story) -> Iterator[Question]:
             last[fact.values["thing" if fact.kind == "has" else "what"]] = fact
     for what, fact in last.items():
         if fact.kind == "at" and "asked" not in fact.values:
-            known = what in names_of(story) or what.startswith("the ")
+            known = what in story.people.values() or what.startswith("the ")
             for text in worded("at_end", what=what if known else f"the {what}"):
-                yield ask_for_place(story, text, fact)
+                yield about(story, "where", text, place_of(story, fact))
 
 
 def ask_who_wanted(story: Story) -> Iterator[Question]:
@@ -152,7 +148,7 @@ def ask_who_wanted(story: Story) -> Iterator[Question]:
     needed = {fact.values["thing"] for fact in story.facts if fact.kind == "wants" and "asked" in fact.values}
     for thing, who in wanting.items():
         for text in worded("wants", thing=thing) if len(who) == 1 and thing not in needed else ():
-            yield about("who_wanted", text, min(who), names_of(story))
+            yield about(story, "who_wanted", text, min(who))
     yield from own_questions(story, "who_wanted", "wants")
 
 
@@ -163,8 +159,7 @@ def ask_who_said(story: Story) -> Iterator[Question]:
         if fact.kind == "said" and len(words.split()) >= 3 and story.text.count(words.removesuffix("'")) == 1:
             who, spoken = fact.values["who"], re.sub(",('?)$", r".\1", fact.values["words"])
             for text in worded("said", words=words):
-                candidates = about("who_said", text, who, names_of(story)).candidates
-                yield Question("who_said", text, who, f'{who} said, "{spoken}"', candidates)
+                yield about(story, "who_said", text, who)._replace(sentence=f'{who} said, "{spoken}"')
 
 
 def ask_first(story: Story) -> Iterator[Question]:
@@ -173,7 +168,7 @@ def ask_first(story: Story) -> Iterator[Question]:
     deeds = [fact for fact in story.facts if "deed" in fact.values]
     for one, other in combinations(deeds, 2):
         if one.values["deed"] == other.values["deed"] and "asked" not in one.values:
-            yield about("first", f"Who {one.values['deed']} first?", one.values["who"], names_of(story))
+            yield about(story, "first", f"Who {one.values['deed']} first?", one.values["who"])
     clauses = [f"{fact.values['who']} {fact.values['deed']}" for fact in deeds]
     for (first, earlier), (second, later) in combinations(zip(deeds, clauses, strict=True), 2):
         if first.at < second.at and clauses.count(earlier) == clauses.count(later) == 1:
@@ -234,12 +229,8 @@ def yes_no(question: Question, candidates: Sequence[str]) -> list[Question]:
 
 def judged(candidate: str, actual: str, is_place: bool) -> str:
     """ "It was Tiko. Belna? No." or "By the river. In the barn? No." """
-    statement = capital(actual) if is_place else f"It was {actual}"
-    return f"{statement}. {capital(candidate)}? {'Yes' if candidate == actual else 'No'}."
-
-
-def capital(text: str) -> str:
-    return text[0].upper() + text[1:]
+    statement = actual.capitalize() if is_place else f"It was {actual}"
+    return f"{statement}. {candidate.capitalize()}? {'Yes' if candidate == actual else 'No'}."
 
 
 ASKERS: dict[str, Callable[[Story], Iterator[Question]]] = {
@@ -313,7 +304,7 @@ class Goal:
 
     def fitting(self, story: Story) -> list[Question]:
         """The questions about this story whose answer is as wished."""
-        people = names_of(story)
+        people = list(story.people.values())
         who = people[int(self.which * len(people))]
         is_a_name = self.kind not in ("feeling", "where") and not self.clauses
         if is_a_name and (who == max(people, key=story.text.rfind)) != self.last:
@@ -348,4 +339,4 @@ def name_before_thing(story: Story, question: Question) -> str:
     thing = re.search(r"the (\w+)", question.text)
     mention = thing and re.search(rf"\b{thing[1]}\b", story.text)
     before = story.text[: mention.start() if mention else 0]
-    return max(("", *names_of(story)), key=lambda name: before.rfind(name) if name else -1)
+    return max(("", *story.people.values()), key=lambda name: before.rfind(name) if name else -1)

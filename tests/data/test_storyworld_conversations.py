@@ -66,12 +66,6 @@ def test_answers_answer_the_question_before_them(conversations):
                 assert re.search(r'[.!?]"?$', answered["content"])
 
 
-def test_the_same_arguments_give_the_same_conversation():
-    assert converse(3, 4) == converse(3, 4)
-    assert converse(3, 4) != converse(4, 4) != converse(3, 4, "validation")
-    assert converse(3, 4, kind="turns")["meta"]["kind"] == "turns"
-
-
 def test_names_of_validation_conversations_are_held_out_from_training(conversations):
     held_out = set(held_out_names())
     for index in range(80):

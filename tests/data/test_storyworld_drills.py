@@ -11,7 +11,7 @@ from data.prepare import tokenizer_texts
 from data.reading.documents import documents
 from data.storyworld import interview, tell
 from data.storyworld.conversations import NEAR, echoes, with_echoes
-from data.storyworld.drills import CROWD_QUESTIONS, DRILLS, PAIRS, crowd, known_words
+from data.storyworld.drills import CROWD_QUESTIONS, DRILLS, PAIRS, crowd
 from data.storyworld.lexicon import place_sorts
 from data.storyworld.names import held_out_names, name_set
 from data.storyworld.questions import questions_about
@@ -113,19 +113,6 @@ def test_the_answer_is_in_the_one_sentence_that_is_asked_about():
 def test_impossible_shares_and_courses_are_refused(tmp_path, source, message):
     data = {"source": {"kind": "storyworld", **source}, "records": "conversations"}
     assert message in refusal(write_config(tmp_path, data=data))
-
-
-def test_words_that_are_said_again_are_known_and_no_two_alike():
-    stories = " ".join(tell(0, index, level=2).text for index in range(400))
-    words = set(re.findall(r"[a-z]+", stories))
-    for index in range(20):
-        texts = [message["content"] for message in DRILLS["words"](0, index)["conversations"]]
-        for told, reply in zip(texts[::2], texts[1::2], strict=True):
-            assert told == reply
-            assert len(set(told.split())) == len(told.split()) >= 3
-    known = set(known_words())
-    assert set(told.split()) <= known
-    assert len(known & words) > 0.9 * len(known)
 
 
 def test_a_tokenizer_learns_from_the_stories_and_not_from_the_drills():

@@ -83,23 +83,22 @@ def test_aligned_tokens_of_copies_are_the_same_tokens(stories, tokenizer):
     assert differently_cut < 0.03 * same
 
 
-def test_bytes_that_share_a_character_and_empty_tokens_are_handled():
-    shared = [(0, 0), (0, 1), (0, 1), (1, 2), (2, 3), (3, 4), (3, 4), (4, 5)]  # é takes two bytes in "éa éa"
-    label = Antecedent(3, 5, 0, 2, "copies")
-    assert align([label], shared) == [(5, [1]), (6, [2]), (7, [3])]
-    label = Antecedent(3, 5, 0, 2, "refers")
-    assert align([label], shared) == [(5, [1, 2, 3]), (6, [1, 2, 3]), (7, [1, 2, 3])]
+SHARED = [(0, 0), (0, 1), (0, 1), (1, 2), (2, 3), (3, 4), (3, 4), (4, 5)]  # é takes two bytes in "éa éa"
+TIKO = [(0, 1), (1, 3), (3, 4), (4, 8), (8, 11), (11, 13)]  # "T" "ik" "o" " and" " Ti" "ko"
+THRICE = [(0, 2), (2, 4), (4, 6)]
 
 
-def test_a_name_cut_differently_goes_with_the_same_characters():
-    offsets = [(0, 1), (1, 3), (3, 4), (4, 8), (8, 11), (11, 13)]  # "T" "ik" "o" " and" " Ti" "ko"
-    assert align([Antecedent(9, 13, 0, 4, "copies")], offsets) == [(4, [0, 1]), (5, [1, 2])]
-
-
-def test_labels_of_the_same_mention_are_joined():
-    offsets = [(0, 2), (2, 4), (4, 6)]
-    labels = [Antecedent(4, 6, 0, 2, "copies"), Antecedent(4, 6, 2, 4, "copies")]
-    assert align(labels, offsets) == [(2, [0, 1])]
+@pytest.mark.parametrize(
+    ("offsets", "labels", "pairs"),
+    [
+        (SHARED, [Antecedent(3, 5, 0, 2, "copies")], [(5, [1]), (6, [2]), (7, [3])]),
+        (SHARED, [Antecedent(3, 5, 0, 2, "refers")], [(5, [1, 2, 3]), (6, [1, 2, 3]), (7, [1, 2, 3])]),
+        (TIKO, [Antecedent(9, 13, 0, 4, "copies")], [(4, [0, 1]), (5, [1, 2])]),  # those with the same characters
+        (THRICE, [Antecedent(4, 6, 0, 2, "copies"), Antecedent(4, 6, 2, 4, "copies")], [(2, [0, 1])]),  # joined
+    ],
+)
+def test_tokens_go_with_tokens(offsets, labels, pairs):
+    assert align(labels, offsets) == pairs
 
 
 # Repeats

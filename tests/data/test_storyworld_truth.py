@@ -12,7 +12,6 @@ import yaml
 
 from data.storyworld import Story, parse, read, tell
 from data.storyworld.lexicon import feelings, words_of
-from data.storyworld.long_plots import COUNTS
 from data.storyworld.names import held_out_names
 from data.storyworld.pen import Fact
 from tests.data.storyworld_helpers import holders, long_stories, of_plot, people, tell_many
@@ -166,40 +165,6 @@ def test_guests_sit_where_they_were_put_and_take_home_what_they_got(stories):
         noted = {who: thing for thing, who in holders(story).items() if thing in has.values()}
         assert noted == has, story.text
     assert swaps > 50
-
-
-# The truth: bargain
-
-
-ASKED = r"[Ww]ho (?:had|got|went home with) the (\w+)(?: now| in the end)?\? (?:It was|That was|Why,) (\w+)"
-
-
-def test_swaps_are_made_as_agreed_and_everything_is_where_they_left_it(stories):
-    late = 0
-    for story in of_plot(stories, "bargain"):
-        hero = people(story)[0]
-        start = next(filter(None, (re.search(filled(line), story.text) for line in PATTERNS["START"].splitlines())))
-        holder, swaps = {start["have"]: hero}, 0
-        for event, groups in matches("BARGAIN", story.text):
-            kind, order = event.split()
-            said = dict(zip(order, groups, strict=True))
-            if kind == "gone":
-                assert holder.get(said["I"], said["T"]) == said["T"]
-                holder |= {said["I"]: said["B"], said["X"]: said["T"]}
-                late += 1
-                continue
-            assert holder[said["G"]] == hero, story.text
-            assert holder.get(said["I"], said["T"]) == said["T"], story.text
-            holder |= {said["G"]: said["T"], said["I"]: hero}
-            swaps += 1
-        assert holder[start["wish"]] == hero
-        assert holder == holders(story), story.text
-        asked = re.findall(ASKED, story.text)
-        assert len(asked) == 3, story.text
-        assert all(holder[thing] == who for thing, who in asked), story.text
-        counted = re.search(r"took (\w+) swaps|There had been (\w+)", story.text)
-        assert counted is None or COUNTS[swaps - 2] in counted.groups(), story.text
-    assert late > 50
 
 
 # Facts and names

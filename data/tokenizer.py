@@ -26,7 +26,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from configs.command import InputError
-from configs.files import is_pointer, read_checkpoint, read_json, read_text
+from configs.files import checked, is_pointer, read_checkpoint, read_json, read_text
 from data.chat_template import CHAT_TEMPLATE, PRIVATE, ChatTemplate
 from data.config import TokenizerConfig
 
@@ -424,7 +424,7 @@ def open_tokenizer(path: str | Path) -> tuple[Path, tokenizers.Tokenizer, Settin
         raise InputError(f"{file}: is not a tokenizer.json that works, or {config.name} is not: {reason}") from None
     templates = {"default": templates} if isinstance(templates, str) else templates
     templates |= {"default": read_text(template)} if template.is_file() else {}
-    return file, backend, Settings(named, templates)
+    return file, backend, checked({"named_tokens": named, "chat_template": templates}, str(config), Settings)
 
 
 def cut(text: str, length: int) -> list[str]:

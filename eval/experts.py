@@ -186,7 +186,7 @@ def use_of(routing: Routing, step: int, tokens: int, tokenizer: Tokenizer) -> Ex
 
 def read(directory: Path, warn: Warn) -> list[ExpertUse]:
     """The lines of a run, in order, all of the model that the last one saw; none without the file."""
-    lines = [ExpertUse(**line) for line in read_log(directory / EXPERTS, ExpertUse, warn)]
+    lines: list[ExpertUse] = read_log(directory / EXPERTS, ExpertUse, warn)
     return [line for line in lines if line.layers == lines[-1].layers and line.experts == lines[-1].experts]
 
 

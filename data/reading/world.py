@@ -1,17 +1,14 @@
 """What the built-in world makes of its settings: document number `index`, a function of these and nothing else.
 
-All cores make documents. In threads of one process, Python would make one at a time, so there are processes:
-
-    process 0   chunk 0   chunk 2   …     Each makes every n-th chunk and writes it to a pipe, which holds one or two:
-    process 1   chunk 1   chunk 3   …     it waits until that is read. If the command ends or is killed, its processes
-                                          find their pipes closed and end as well.
-
-They are plain processes and no `multiprocessing.Pool`: a pool imports the caller's main program once more in each of
-them (with torch, for seconds), and hangs if that program has no `if __name__ == "__main__"`.
+All cores make documents, each in a process: of n processes each makes every n-th chunk and writes it to a pipe, which
+holds one or two, and waits until that is read. If the command ends or is killed, its processes find their pipes closed
+and end as well. They are plain processes and no `multiprocessing.Pool`: a pool imports the caller's main program once
+more in each of them (with torch, for seconds), and hangs if that program has no `if __name__ == "__main__"`.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import subprocess
@@ -19,21 +16,19 @@ import sys
 from bisect import bisect
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from itertools import accumulate, islice
 from pathlib import Path
 from random import Random
-from typing import Any, get_args
+from typing import Any
 
 from configs.command import usable_cores
-from data.config import QuestionClass, Split, StoryworldSource
+from data import storyworld
+from data.config import Split, StoryworldSource
 from data.reading.records import Conversation, Pair, conversation_of, pair_of
 
 CHUNK = 32  # documents
 FEWEST = 1000  # documents, from which it pays to start processes, which takes them half a second
 MOST = 8  # processes
-# of the classes of questions that a config does not name
-WEIGHTS = dict.fromkeys(get_args(QuestionClass), 1) | {"who_has": 3, "where": 3}
 
 Content = str | Conversation | Pair
 
@@ -88,39 +83,30 @@ def make_share() -> None:
 
 def world_document(source: StoryworldSource, index: int, split: Split, records: str) -> Content:
     """A story, a conversation about one, a pair of answers, facts and questions, or (evenly spread) repeated words."""
-    from data.storyworld import REPEATED_WORDS, prefer, recall, renamed, repeated, tell
-
     rng = Random(f"names {source.seed} {index}")
     other_names = split == "train" and rng.random() < source.other_names
     repeats = int((index + 1) * source.repeats) > int(index * source.repeats)
     if records == "pairs":
-        return pair_of(prefer(source.seed, index, split, source.level))
+        return pair_of(storyworld.prefer(source.seed, index, split, source.level))
     if records == "conversations":
-        conversation = conversation_of(talk_about(source, index, split, repeats))
-        if not other_names:
-            return conversation
-        parts = [message.parts or ((message.content, 1),) for message in conversation.messages]
-        texts, messages = iter(renamed([text for some in parts for text, _ in some], rng)), []
-        for message, some in zip(conversation.messages, parts, strict=True):
-            other = tuple((next(texts), weight) for _, weight in some)
-            content = "".join(text for text, _ in other)
-            messages.append(replace(message, content=content, parts=other if message.parts else ()))
-        return replace(conversation, messages=tuple(messages))
+        talk = talk_about(source, index, split, repeats)
+        if other_names:
+            talk = json.loads(storyworld.renamed([json.dumps(talk)], rng)[0])
+        return conversation_of(talk)
     if source.recall is not None:
-        return recall(source.seed, index, held_out=split == "validation", **source.recall.model_dump()).text
+        return storyworld.recall(source.seed, index, held_out=split == "validation", **source.recall.model_dump()).text
     if repeats:
-        text = repeated(source.seed, index, words=REPEATED_WORDS, held_out=split == "validation").text
+        words = storyworld.REPEATED_WORDS
+        text = storyworld.repeated(source.seed, index, words, held_out=split == "validation").text
     else:
-        text = tell(source.seed, index, split, source.level).text
-    return renamed([text], rng)[0] if other_names else text
+        text = storyworld.tell(source.seed, index, split, source.level).text
+    return storyworld.renamed([text], rng)[0] if other_names else text
 
 
 def talk_about(source: StoryworldSource, index: int, split: Split, repeats: bool) -> dict[str, Any]:
     """A conversation about a story; or one of `repeats`, or of the drills, whose shares are drawn."""
-    from data.storyworld import DRILLS, converse, interview, say_again
-
     if repeats:
-        return say_again(source.seed, index, split)
+        return storyworld.say_again(source.seed, index, split)
     drills = source.drills
     if source.course:  # those of the step that this document is in; held-out ones are of the last
         ends = list(accumulate(step.weight for step in source.course))
@@ -130,9 +116,9 @@ def talk_about(source: StoryworldSource, index: int, split: Split, repeats: bool
     for name, share in drills.items():
         drawn -= share
         if drawn < 0:
-            return DRILLS[name](source.seed, index, split)
+            return storyworld.DRILLS[name](source.seed, index, split)
     if source.chats == "mixed":
-        return converse(source.seed, index, split, source.level)
+        return storyworld.converse(source.seed, index, split, source.level)
     options = {key: getattr(source, key) for key in ("told", "told_weight", "checked", "echoed")}
-    weights = WEIGHTS | source.class_weights
-    return interview(source.seed, index, split, source.level, most=source.questions, weights=weights, **options)
+    options |= {"most": source.questions, "weights": source.class_weights}
+    return storyworld.interview(source.seed, index, split, source.level, **options)

@@ -11,14 +11,12 @@ documents for finding induction heads, `recall` documents that ask for what they
 """
 
 from .conversations import converse, interview, prefer
-from .draw import draw_question
 from .drills import DRILLS, say_again
 from .mentions import Antecedent, align, antecedents
 from .names import renamed
-from .pen import Choice, Fact, Mention
-from .questions import Question, questions_about
-from .recall import REPEATED_WORDS, Recall, Repeated, recall, repeated
-from .story import Story, parse, read, tell, tell_many
+from .questions import Question, draw_question, questions_about
+from .recall import REPEATED_WORDS, Recall, recall, repeated
+from .story import Story, parse, read, tell
 
 # Which stories does this world tell? Runs and prepared data remember the version. Raise it when any story, question or
 # conversation changes, and record the new digest; tests/data/test_versions.py says which. A docstring or a faster way
@@ -30,12 +28,8 @@ __all__ = [
     "DRILLS",
     "REPEATED_WORDS",
     "Antecedent",
-    "Choice",
-    "Fact",
-    "Mention",
     "Question",
     "Recall",
-    "Repeated",
     "Story",
     "align",
     "antecedents",
@@ -51,5 +45,4 @@ __all__ = [
     "repeated",
     "say_again",
     "tell",
-    "tell_many",
 ]

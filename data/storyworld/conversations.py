@@ -14,15 +14,14 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any
 
-from .draw import as_yes_no, draw_question
 from .lexicon import wordings
 from .names import pick
 from .pen import Fact
-from .questions import KINDS, OPEN_KINDS, Question, capital, judged, names_of, places_of, questions_about
+from .questions import KINDS, OPEN_KINDS, Question, as_yes_no, draw_question, judged, places_of, questions_about
 from .story import Split, Story, tell
 
-CONVERSATION_KINDS = ("tell", "question", "turns")
-WEIGHTS = (1, 2, 1)  # half of all conversations are one question about one story
+CONVERSATION_KINDS = ("tell", "question", "question", "turns")  # half of them are one question about one story
+CLASS_WEIGHTS = {"who_has": 3, "where": 3}  # how often an interview asks a class of questions; 1 = the others
 OTHER_BOOK = 500_009  # so that conversations are not about the stories of draw_question(seed, index)
 NEAR = 200  # characters before, in which the name and the thing must stand for a name to be said again
 AGAIN = 1 / 2  # share of the names that are said again: where they are not, they must be noted all the same
@@ -43,13 +42,9 @@ def converse(
     contains:  what a story that fits the request must contain (names, a thing); empty where none is asked for
     questions: [{message, kind, answer, candidates}]: the exact short answer to the question that message
                number `message` of the conversation answers, whether in short or in a sentence
-
-    Raises ValueError for an unknown kind.
     """
-    if kind is not None and kind not in CONVERSATION_KINDS:
-        raise ValueError(f"unknown kind of conversation {kind!r}: use one of {', '.join(CONVERSATION_KINDS)}")
     rng = Random(f"conversation {split} {level} {seed} {index}")
-    kind = kind or pick(rng, [one for one, n in zip(CONVERSATION_KINDS, WEIGHTS, strict=True) for _ in range(n)])
+    kind = kind or pick(rng, CONVERSATION_KINDS)
     if kind == "tell":
         held_out = split == "validation" if held_out_names is None else held_out_names
         story = tell(2 * OTHER_BOOK + seed, index, split, level, held_out)
@@ -63,8 +58,8 @@ def converse(
         request, contains = ask_for(story, rng)
         talk.turn(request, story.text)
     if kind == "turns":
-        for one in (question, *more_questions(story, question, rng)):
-            talk.ask(one)
+        for following in (question, *more_questions(story, question, rng)):
+            talk.ask(following)
         if rng.random() < 1 / 4:
             talk.turn(*(pick(rng, wordings("conversations")[key]) for key in ("thanks", "welcome")))
     return talk.finished(kind, plot=story.plot, contains=contains)
@@ -89,7 +84,7 @@ def interview(
     most:        questions, at most
     told:        share of the conversations in which the assistant tells the story that is asked about. It has the
                  "weight" `told_weight`: 0 = it is read, and not trained on
-    weights:     how often a class of question is asked, of those that the story has; 1 where it is not named
+    weights:     how often a class of question is asked, of those that the story has; else as CLASS_WEIGHTS says
     checked:     share of the answers after which the same is asked as yes or no: only comparing is left to do. That
                  may be one question more than `most`
     echoed:      share of the stories that the assistant tells in which names are said again (`echoes`); only these
@@ -111,15 +106,12 @@ def interview(
         talk.ask(question)
     else:
         shortly = talk.ask_in_prompt(story, question, rng)
-    usual = {"who_has": 3, "where": 3}
-    for one in many_questions(story, question, rng, most, usual if weights is None else weights, checked):
-        talk.ask(one, shortly)
+    for following in many_questions(story, question, rng, most, CLASS_WEIGHTS | dict(weights or {}), checked):
+        talk.ask(following, shortly)
     return talk.finished("questions", plot=story.plot, contains=contains)
 
 
-def prefer(
-    seed: int, index: int, split: Split = "train", level: int = 1, held_out_names: bool | None = None
-) -> dict[str, Any]:
+def prefer(seed: int, index: int, split: Split = "train", level: int = 1) -> dict[str, Any]:
     """Pair number `index`, in TRL's layout: {"prompt", "chosen", "rejected"}, each a list of messages.
 
     Two in three give the story and ask for a sentence or a few words. In the others the assistant has told it. The
@@ -127,35 +119,31 @@ def prefer(
     the same story.
     """
     rng = Random(f"pair {split} {level} {seed} {index}")
-    story, question = draw_question(3 * OTHER_BOOK + seed, index, split, level, pick(rng, KINDS), held_out_names)
-    talk = Talk()
-    text, shortly = question.text, False
+    story, question = draw_question(3 * OTHER_BOOK + seed, index, split, level, pick(rng, KINDS))
+    talk, shortly = Talk(), False
     if rng.random() < 1 / 3:
         talk.turn(ask_for(story, rng)[0], story.text)
+        talk.ask(question)
     else:
-        shortly = rng.random() < 1 / 2
-        text = in_prompt(story.text, text, shortly, rng)
-    prompt = [*talk.messages, {"role": "user", "content": text}]
-    right, wrong = question.reply(shortly), wrong_answer(story, question, shortly, rng)
-    chosen, rejected = ([{"role": "assistant", "content": reply}] for reply in (right, wrong))
-    return {"prompt": prompt, "chosen": chosen, "rejected": rejected}
+        shortly = talk.ask_in_prompt(story, question, rng)
+    *prompt, right = talk.messages
+    wrong = {"role": "assistant", "content": wrong_answer(story, question, shortly, rng)}
+    return {"prompt": prompt, "chosen": [right], "rejected": [wrong]}
 
 
 def wrong_answer(story: Story, question: Question, shortly: bool, rng: Random) -> str:
     """A wrong candidate, in short or in the sentence of the right one."""
-    wrong = pick(rng, [one for one in question.candidates if one != question.answer])
+    wrong = pick(rng, [candidate for candidate in question.candidates if candidate != question.answer])
     if question.kind == "yes_no":  # "It was Belna. Tiko? No." where yes is right; where no is right, that it was so
         about_place = question.text.split()[0] != "Is" and " who " not in question.text
-        possible = places_of(story) if about_place else names_of(story)
-        named = sorted((one for one in possible if one in question.text), key=question.text.find)
-        if question.answer == "no":
-            return judged(named[0], named[0], about_place)
-        others = [one for one in possible if one not in named] or ["somebody else"]
-        return judged(named[0], pick(rng, others), about_place)
+        possible = places_of(story) if about_place else list(story.people.values())
+        named = sorted((name for name in possible if name in question.text), key=question.text.find)
+        others = [name for name in possible if name not in named] or ["somebody else"]
+        return judged(named[0], named[0] if question.answer == "no" else pick(rng, others), about_place)
     if shortly:
         return wrong
     if question.kind == "where":
-        return f"{capital(wrong)}."
+        return f"{wrong.capitalize()}."
     if question.kind == "feeling":  # it stands last
         return question.sentence.removesuffix(f"{question.answer}.") + f"{wrong}."
     return question.sentence.replace(question.answer, wrong, 1)
@@ -239,8 +227,7 @@ def more_questions(story: Story, first: Question, rng: Random) -> list[Question]
         if kind == "yes_no":
             short = pick(rng, ("yes", "no"))
             possible = [question for question in possible if question.answer == short]
-        possible = [one for one in possible if not any(repeats(one.text, before.text) for before in (first, *more))]
-        if possible:
+        if possible := [question for question in possible if is_new(question, [first, *more])]:
             more.append(pick(rng, possible))
     return more
 
@@ -253,28 +240,27 @@ def many_questions(
     Yes or no is asked of every candidate alike, so the name that is offered says nothing about the answer. Where yes is
     right half of the time, models learn to repeat that name (EXPERIMENTS.md).
     """
-    more: list[Question] = []
+    questions = [first]
     of_kind: dict[str, list[Question]] = {}
     for question in questions_about(story):
         of_kind.setdefault(question.kind, []).append(question)
     kinds = [kind for kind in of_kind for _ in range(weights.get(kind, 1))]
     for _ in range(3 * most):
-        possible = of_kind[pick(rng, kinds)]
-        one = pick(rng, possible)
-        if not any(repeats(one.text, before.text) for before in (first, *more)):
-            more.append(one)
-            if checked and one.kind in OPEN_KINDS and rng.random() < checked:
-                again = as_yes_no(one, rng.random() < 1 / 2, rng)
-                more += [again] if again else []
-        if len(more) + 1 >= most:
+        question = pick(rng, of_kind[pick(rng, kinds)])
+        if is_new(question, questions):
+            questions.append(question)
+            if checked and question.kind in OPEN_KINDS and rng.random() < checked:
+                again = as_yes_no(question, rng.random() < 1 / 2, rng)
+                questions += [again] if again else []
+        if len(questions) >= most:
             break
-    return more
+    return questions[1:]
 
 
-def repeats(one: str, other: str) -> bool:
-    """Whether one question asks what the other does: "Who sang first?" and "Is it true that Tiko sang first?"."""
-    shorter, longer = sorted((one, other), key=len)
-    return longer.endswith(shorter.removeprefix("Who"))
+def is_new(question: Question, asked: Sequence[Question]) -> bool:
+    """Whether none asks the same: "Who sang first?" and "Is it true that Tiko sang first?" do."""
+    texts = [sorted((question.text, earlier.text), key=len) for earlier in asked]
+    return not any(longer.endswith(shorter.removeprefix("Who")) for shorter, longer in texts)
 
 
 # Names that are said again where something has been said of them: "a slice of cheese Dulmo."
@@ -301,32 +287,31 @@ def echoes(story: Story) -> dict[int, str]:
     before, so that it can be known. Who gave it goes before who has it now: that comes again at the end."""
     names: dict[int, str] = {}
     for fact in story.facts:
-        if about := about_whom(story, fact):
-            name, at = about
-            before = [m for m in story.mentions if at - NEAR < m.start < at]
-            if any(story.text[m.start : m.end] == name for m in before):  # the name itself, not "he" or "the fox"
-                names[at] = name if fact.kind == "did" else names.get(at, name)
+        name, at = about_whom(story, fact)
+        before = [m for m in story.mentions if at - NEAR < m.start < at]
+        if any(story.text[m.start : m.end] == name for m in before):  # the name itself, not "he" or "the fox"
+            names[at] = name if fact.kind == "did" else names.get(at, name)
     return names
 
 
-def about_whom(story: Story, fact: Fact) -> tuple[str, int] | None:
-    """Who or what a fact is about, and where its name can be said again; None where that is not to be found."""
+def about_whom(story: Story, fact: Fact) -> tuple[str, int]:
+    """Who or what a fact is about, and where its name can be said again; ("", 0) where that is not to be found."""
+    values = fact.values
     if fact.kind == "feels":
-        feeling = fact.values["feeling"]
-        return fact.values["who"], fact.at - len(feeling) + len(first_word(feeling))
-    if fact.kind in ("has", "wants") and "thing" in fact.values:
-        name, what = fact.values["who"], fact.values["thing"]
-    elif fact.kind == "did" and "who_did" in fact.values:
-        name, what = fact.values["who"], fact.values["who_did"].partition("|")[0].removesuffix("?").split()[-1]
+        return values["who"], fact.at - len(values["feeling"]) + len(first_word(values["feeling"]))
+    if fact.kind in ("has", "wants") and "thing" in values:
+        name, what = values["who"], values["thing"]
+    elif fact.kind == "did" and "who_did" in values:
+        name, what = values["who"], values["who_did"].partition("|")[0].removesuffix("?").split()[-1]
     elif fact.kind == "at":
-        name, what = fact.values["what"], fact.values["place"]
+        name, what = values["what"], values["place"]
     else:
-        return None
+        return "", 0
     number = next((number for number, texts in enumerate(story.entities) if texts.get("") == what), None)
     near = [m for m in story.mentions if m.entity == number and fact.at - NEAR < m.end <= fact.at]
     near = [m for m in near if m.form not in ("colour", "a_colour")]
     if not near:
-        return None
+        return "", 0
     start, end = near[-1].start, near[-1].end
     return name, start + len(first_word(story.text[start:end])) if fact.kind == "at" else end
 

@@ -1,16 +1,6 @@
 """Conversations of one small task again and again, which stories show too seldom: copy, pair, compare, answer shortly.
 
-words        known words are said again
-compare      whether two names, or two places, are the same
-judge        the same question about what the assistant has just said
-one_fact     questions about one sentence each
-pairs        "Falwa net Falwa. Folen ladder."          "ladder Folen. net Falwa."
-             "Folen the mole had a red ladder Folen."  "ladder Folen."
-ask_pairs    all of these, in more wordings            "Who had the ladder Folen? So it was Folen."
-by_name      "Folen the mole ladder Folen."            "Folen ladder."
-ask_by_name  "Folen hid under Folen the bridge."       "Where did Folen under the bridge hide? under the bridge."
-crowds       one sentence of a story, said of four people, and questions: who goes with what?
-told_crowds  the same, told by the assistant
+docs/data_formats.md shows what the user and the assistant say in each of DRILLS.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -23,7 +13,7 @@ from .lexicon import Pool, feelings, lexicon, place_sorts, wordings, words_of
 from .names import held_out_names, names, pick, some
 from .pen import Author
 from .plots import GAVE
-from .questions import capital, judged, questions_about
+from .questions import judged, questions_about
 from .recall import REPEATED_WORDS, repeated
 from .story import Split, Story, finished
 
@@ -36,6 +26,7 @@ PAIRS = 8  # people, each with a thing or in a place
 CROWD = 4  # people of whom the same is said
 CROWD_QUESTIONS = 14
 CROWD_WEIGHTS = {"who_has": 2, "where": 4, "who_wanted": 6, "yes_no": 6}
+Names = tuple[str, ...]  # those that texts of a split may hold
 
 
 def say_again(seed: int, index: int, split: Split = "train") -> dict[str, Any]:
@@ -47,20 +38,21 @@ def say_again(seed: int, index: int, split: Split = "train") -> dict[str, Any]:
     return talk.finished("again")
 
 
-def drill(name: str, seed: int, index: int, split: Split = "train") -> dict[str, Any]:
-    """Conversation number `index` of one of TASKS."""
-    kind = name.replace("_", " ")
-    return TASKS[name](Random(f"{kind} {split} {seed} {index}"), split).finished(kind)
-
-
-def names_for(split: Split) -> tuple[str, ...]:
-    """Names that texts of this split may hold."""
-    return held_out_names() if split == "validation" else names()
+def drill(
+    task: Callable[[Talk, Random, Names], None], kind: str, seed: int, index: int, split: Split = "train"
+) -> dict[str, Any]:
+    """Conversation number `index` of one task."""
+    talk, pool = Talk(), held_out_names() if split == "validation" else names()
+    task(talk, Random(f"{kind} {split} {seed} {index}"), pool)
+    return talk.finished(kind)
 
 
 def places() -> list[str]:
     """Every place, as it answers "where": "by the river"."""
     return sorted(frozenset.union(*place_sorts().values()))
+
+
+# One word, one name, one sentence
 
 
 @cache
@@ -70,95 +62,85 @@ def known_words() -> tuple[str, ...]:
     return tuple(sorted({word for pool in pools for word in pool.texts if word.isalpha() and word.islower()}))
 
 
-# One word, one name, one sentence
-
-
-def say_words(rng: Random, split: Split) -> Talk:
+def say_words(talk: Talk, rng: Random, pool: Names) -> None:
     """The assistant repeats words of the stories, COPIES times others.
 
     Most are one token, and no two are alike, so the token before says which one comes next. A name is three tokens, and
     its first one stands for many names. From words, heads learn to copy in half of the steps (EXPERIMENTS.md).
     """
-    talk = Talk()
     for _ in range(COPIES):
         words = some(known_words(), pick(rng, KNOWN_WORDS), rng)
         talk.turn(" ".join(words), " ".join(words))
-    return talk
 
 
-def compare(rng: Random, split: Split) -> Talk:
+def compare(talk: Talk, rng: Random, pool: Names) -> None:
     """The assistant says whether two names are the same, or two places.
 
     Nothing else in it is said twice, so that a head which finds what was said before can do it.
     """
-    talk = Talk()
-    for candidate, actual, is_place in to_compare(rng, split, few=False):
+    for candidate, actual, is_place in to_compare(rng, pool, few=False):
         talk.turn(f"It was {actual}. Was it {candidate}?", judged(candidate, actual, is_place))
-    return talk
 
 
-def judge(rng: Random, split: Split) -> Talk:
+def judge(talk: Talk, rng: Random, pool: Names) -> None:
     """The same question about what the assistant has just said, which cannot be known: "It was Belna. Tiko? No."
 
     Only "yes" and "no" are trained on, and only the two names side by side say which it is. In most of these
     conversations the same few names come again and again, as in a story. What `compare` teaches is not enough there: in
     stories it is a coin (EXPERIMENTS.md).
     """
-    talk = Talk()
     questions = wordings("conversations")["judged"]
-    for candidate, actual, is_place in to_compare(rng, split, few=rng.random() < 0.7):
+    for candidate, actual, is_place in to_compare(rng, pool, few=rng.random() < 0.7):
         before, _, word = judged(candidate, actual, is_place).removesuffix(".").rpartition(" ")
         question = pick(rng, questions[:2] if is_place else questions).format(candidate=candidate)
         talk.turn(question, weighted([(before, 0), (f" {word}", 1), (".", 0)]))
-    return talk
 
 
-def to_compare(rng: Random, split: Split, few: bool) -> Iterator[tuple[str, str, bool]]:
+def to_compare(rng: Random, pool: Names, few: bool) -> Iterator[tuple[str, str, bool]]:
     """(who is asked about, who it was, whether they are places), half of them equal. few: the same names again."""
-    people = some(names_for(split), FEW if few else 2 * COMPARED, rng)
-    somewhere = some(places(), FEW if few else 2 * COMPARED, rng)
+    people, everywhere = (some(words, FEW if few else 2 * COMPARED, rng) for words in (pool, places()))
     for number in range(COMPARED):
         is_place, same = rng.random() < 1 / 4, rng.random() < 1 / 2
-        pool = somewhere if is_place else people
-        actual, other = some(pool, 2, rng) if few else pool[2 * number : 2 * number + 2]
+        words = everywhere if is_place else people
+        actual, other = some(words, 2, rng) if few else words[2 * number : 2 * number + 2]
         yield actual if same else other, actual, is_place
 
 
-def one_fact(rng: Random, split: Split) -> Talk:
+def one_fact(talk: Talk, rng: Random, pool: Names) -> None:
     """The assistant answers questions about one sentence each, two of three in a few words.
 
     So it learns how words of a story begin an answer, where they are cut otherwise (" sleepy", but "s", "leepy"), and
     that who runs to the barn is in the barn.
     """
-    talk = Talk()
     facts = wordings("conversations")["facts"]
-    for name in some(names_for(split), FACTS, rng):
+    for name in some(pool, FACTS, rng):
         who = pick(rng, (name, f"{name} the {pick(rng, list(words_of('friend', 'kind')))}"))
-        kind = pick(rng, ("feeling", "stays", "race"))
+        values, kind = {"name": name, "who": who}, pick(rng, ("feeling", "stays", "race"))
+        subject = kind
         if kind == "feeling":
             short = pick(rng, feelings())
-            statement, reply = facts["feeling"].format(who=who, feeling=short), f"{name} was {short}."
-            question = pick(rng, wordings("questions")["wordings"]["feels"]).format(who=name)
+        elif kind == "stays":
+            short = values["place"] = pick(rng, sorted(place_sorts()[pick(rng, ("place", "spot", "seat"))]))
         else:
-            if kind == "stays":
-                about, short = "stays", pick(rng, sorted(place_sorts()[pick(rng, ("place", "spot", "seat"))]))
-                values = {"who": who, "name": name, "place": short}
-            else:
-                ends = words_of("place", "at")
-                start, end = (ends[place] for place in some(list(ends), 2, rng))
-                about = pick(rng, ("start", "end"))
-                values, short = {"start": start[""], "end": end[""]}, (start if about == "start" else end)["at"]
-            question = pick(rng, facts[f"asked_{about}"]).format(**values)
-            statement, reply = pick(rng, facts[kind]).format(**values, Place=capital(short)), f"{capital(short)}."
+            ends = words_of("place", "at")
+            start, end = (ends[place] for place in some(list(ends), 2, rng))
+            values |= {"start": start[""], "end": end[""]}
+            subject = pick(rng, ("start", "end"))
+            short = (start if subject == "start" else end)["at"]
+        question = pick(rng, facts[f"asked_{subject}"]).format(**values)
+        if kind == "feeling":
+            statement, reply = f"{who} was {short}.", f"{name} was {short}."
+        else:
+            reply = f"{short.capitalize()}."
+            statement = pick(rng, facts[kind]).format(**values, Place=short.capitalize())
         shortly = rng.random() < 2 / 3
         talk.turn(in_prompt(statement, question, shortly, rng), short if shortly else reply)
-    return talk
 
 
 # Who goes with what
 
 
-def pair(rng: Random, split: Split, task: str) -> Talk:
+def pair(talk: Talk, rng: Random, pool: Names, task: str) -> None:
     """The assistant says who goes with what, and then it asks and answers in another order.
 
     In a story the name comes first ("Folen had a ladder"), and the ladder is what is asked about. An induction head
@@ -170,7 +152,7 @@ def pair(rng: Random, split: Split, task: str) -> Talk:
     asked in words (EXPERIMENTS.md).
     """
     texts = wordings("conversations")["pairs"]
-    bare, plain, hidden = ["{name} {thing}."], texts["told"][:1], False
+    bare, plain, hidden = texts["bare"][:1], texts["told"][:1], False
     if task == "pairs":
         statements, questions = pick(rng, (bare, plain)), ["{thing}"]
     elif task == "ask_pairs":
@@ -183,40 +165,35 @@ def pair(rng: Random, split: Split, task: str) -> Talk:
         statements, questions = pick(rng, (texts["told"], texts["bare"])), texts["had"]
 
     things = [] if hidden else some(sorted(words_of("thing", "")), PAIRS, rng)
-    people = some(names_for(split), PAIRS, rng)
-    pairs = []  # both texts are cut where the echo belongs; the name, and what is asked for
+    people = some(pool, PAIRS, rng)
+    pairs = []  # statement, question, both cut where something is said again; the name, and what is asked for
     for name, thing in zip(people, some(places(), PAIRS, rng) if hidden else things, strict=True):
-        if (
-            hidden
-        ):  # the name is said again *in* the place, at its first word, where it can be found by what is noted there
-            statement = pick(rng, statements).format(**described(name, rng), place=thing)
-            at = statement.rindex(thing) + len(first_word(thing))
-            cut_statement = statement[:at], statement[at:]
-            question = pick(rng, questions).format(name=name)
+        if hidden:
+            wording, values = pick(rng, statements), described(name, rng)
         else:
-            values = described(name, rng) | {"thing": thing}
-            cut_statement = cut_after(pick(rng, statements).format(**values), thing)
-            question = pick(rng, questions).format(**values)
-        about, short = (name, thing) if "by_name" in task else (thing, name)
-        pairs.append((cut_statement, cut_after(question, about), name, short))
+            values, wording = described(name, rng), pick(rng, statements)
+        values |= {"thing": thing, "place": thing}
+        statement, question = wording.format(**values), pick(rng, questions).format(**values)
+        # The name comes after the thing, or *in* the place at its first word: there what is noted of it can be found.
+        told = cut_after(statement, thing, first_word(thing) if hidden else thing)
+        about, answer = (name, thing) if "by_name" in task else (thing, name)
+        pairs.append((told, cut_after(question, about, about), name, answer))
 
     parts: list[tuple[str, int]] = []
 
-    def say(text: tuple[str, str], echo: str) -> None:
-        parts.append((" " * bool(parts) + text[0], 0))
-        if text[1] and rng.random() < AGAIN:
-            parts.append((f" {echo}", 1))
-        parts.append((text[1], 0))
+    def say(before: str, after: str, again: str) -> None:
+        parts.append((" " * bool(parts) + before, 0))
+        if after and rng.random() < AGAIN:
+            parts.append((f" {again}", 1))
+        parts.append((after, 0))
 
-    for cut_statement, _, name, _ in pairs:
-        say(cut_statement, name)
+    for told, _, name, _ in pairs:
+        say(*told, name)
     while pairs:
-        _, cut_question, _, short = pairs.pop(int(rng.random() * len(pairs)))
-        say(cut_question, short)
-        parts += [(f" {short}", 1), (".", 0)]
-    talk = Talk()
+        _, asked, _, answer = pairs.pop(int(rng.random() * len(pairs)))
+        say(*asked, answer)
+        parts += [(f" {answer}", 1), (".", 0)]
     talk.turn(texts["request"], weighted(parts))
-    return talk
 
 
 def described(name: str, rng: Random) -> dict[str, str]:
@@ -228,10 +205,10 @@ def described(name: str, rng: Random) -> dict[str, str]:
     return values
 
 
-def cut_after(text: str, word: str) -> tuple[str, str]:
-    """A text cut after the last such word in it."""
-    end = text.rindex(word) + len(word)
-    return text[:end], text[end:]
+def cut_after(text: str, phrase: str, beginning: str) -> tuple[str, str]:
+    """A text cut after the beginning of the last such phrase in it."""
+    at = text.rindex(phrase) + len(beginning)
+    return text[:at], text[at:]
 
 
 # Crowds
@@ -241,15 +218,15 @@ def crowds(seed: int, index: int, split: Split = "train", told: bool = False) ->
     """Questions about a crowd. told: the assistant tells it, and says names again (`echoes`)."""
     rng = Random(f"{'tell' if told else 'ask'} crowd {split} {seed} {index}")
     story = crowd(seed, index, split)
-    every = questions_about(story)
-    kind = pick(rng, sorted({question.kind for question in every}))
-    first = pick(rng, [question for question in every if question.kind == kind])
-    talk, shortly = Talk(), rng.random() < 1 / 2
+    questions = questions_about(story)
+    kind = pick(rng, sorted({question.kind for question in questions}))
+    first = pick(rng, [question for question in questions if question.kind == kind])
+    talk, shortly, prompt = Talk(), rng.random() < 1 / 2, None
     if told:
         talk.turn(wordings("conversations")["crowd"], with_echoes(story, rng))
-        talk.ask(first, shortly)
     else:
-        talk.ask(first, shortly, in_prompt(story.text, first.text, shortly, rng))
+        prompt = in_prompt(story.text, first.text, shortly, rng)
+    talk.ask(first, shortly, prompt)
     for question in many_questions(story, first, rng, CROWD_QUESTIONS, CROWD_WEIGHTS):
         talk.ask(question, shortly)
     return talk.finished("crowd", plot=story.plot)
@@ -263,7 +240,7 @@ def crowd(seed: int, index: int, split: Split = "train") -> Story:
     """
     rng = Random(f"crowd {split} {seed} {index}")
     plot = pick(rng, ("hide", "wish", "soup", "trade"))
-    pen = Author(lexicon(), rng, held_out=split == "validation")
+    pen = Author(rng, held_out=split == "validation")
     if plot == "soup":
         cook = pen.new("friend")
         pen.say("soup.opening", cook=cook, dish=pen.new("dish"), one=pen.new("food"), two=pen.new("food"))
@@ -271,31 +248,28 @@ def crowd(seed: int, index: int, split: Split = "train") -> Story:
     for _ in range(CROWD // 2 if plot == "wish" else CROWD):
         one = pen.new("friend")
         if plot == "hide":
-            pen.say("hide.hide", hider=one, spot=pen.new("spot"), clothes=pen.new("clothes"))
+            pen.say("hide.hide", hider=one, **pen.cast(spot="spot", clothes="clothes"))
         elif plot == "wish":
-            two, gift, present = pen.new("friend"), pen.new("thing"), pen.new("thing")
-            pen.say("wish.wishes", one=one, two=two, gift=gift, present=present)
+            pen.say("wish.wishes", one=one, **pen.cast(two="friend", gift="thing", present="thing"))
         elif plot == "soup":
             food = pen.new("food")
             pen.say("soup.lend", cook=cook, giver=one, gift=food)
             pen.fact("has", who=one, thing=food, cook=cook, asked=GAVE)
         else:
-            have, wish = pen.new("thing"), pen.new("thing")
-            pen.say("trade.opening", hero=one, have=have, wish=wish)
+            pen.say("trade.opening", hero=one, **pen.cast(have="thing", wish="thing"))
     return finished(pen, pen.text, plot)
 
 
-TASKS: Mapping[str, Callable[[Random, Split], Talk]] = {
-    "words": say_words,
-    "compare": compare,
-    "judge": judge,
-    "one_fact": one_fact,
-    **{task: partial(pair, task=task) for task in ("pairs", "ask_pairs", "by_name", "ask_by_name")},
-}
-
 # data.source.drills names them.
-DRILLS: Mapping[str, Callable[[int, int, Split], dict[str, Any]]] = {
-    **{name: partial(drill, name) for name in TASKS},
+DRILLS: Mapping[str, Callable[..., dict[str, Any]]] = {
+    "words": partial(drill, say_words, "words"),
+    "compare": partial(drill, compare, "compare"),
+    "judge": partial(drill, judge, "judge"),
+    "one_fact": partial(drill, one_fact, "one fact"),
+    "pairs": partial(drill, partial(pair, task="pairs"), "pairs"),
+    "ask_pairs": partial(drill, partial(pair, task="ask_pairs"), "ask pairs"),
+    "by_name": partial(drill, partial(pair, task="by_name"), "by name"),
+    "ask_by_name": partial(drill, partial(pair, task="ask_by_name"), "ask by name"),
     "crowds": crowds,
     "told_crowds": partial(crowds, told=True),
 }

@@ -70,35 +70,46 @@ class Lexicon:
     beats: Mapping[str, Beat]  # "hide.first" -> Beat
     roles: Mapping[str, Mapping[str, Pool | str]]  # "friend" -> {"": "name", "kind": Pool, ...}
     song_words: tuple[str, ...]
-    song_word_set: frozenset[str]
 
 
 @cache
-def read_yaml(name: str) -> dict[str, Any]:
+def wordings(file: str) -> dict[str, Any]:
+    """Everything in a YAML file of this folder; a text of several lines is a list of wordings."""
+
+    def lines(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: lines(inner) for key, inner in value.items()}
+        return value.splitlines() if isinstance(value, str) and "\n" in value else value
+
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # where it was built, the C one is ten times as quick
-    return yaml.load((HERE / f"{name}.yaml").read_text(encoding="utf-8"), Loader=loader)
+    return lines(yaml.load((HERE / f"{file}.yaml").read_text(encoding="utf-8"), Loader=loader))
 
 
 @cache
 def lexicon() -> Lexicon:
     """Read the YAML files, once per process."""
-    words = read_yaml("words")
+    words = wordings("words")
     lists = {name: text.split(", ") for name, text in words["lists"].items()}
     pools = {name: make_pool(spec, words["pronouns"]) for name, spec in words["pools"].items()}
     pools["gender"] = Pool("gender", words["pronouns"], shared=True)
-    roles = {name: make_role(spec.split(), pools) for name, spec in words["roles"].items()}
+    roles: dict[str, dict[str, Pool | str]] = {}
+    for role, spec in words["roles"].items():
+        roles[role] = {}
+        for name in spec.split():
+            if name in pools:  # it settles the forms that all of its words have
+                roles[role] |= dict.fromkeys(set.intersection(*map(set, pools[name].texts.values())), pools[name])
+            else:  # "name" and "song" are not pools of words: their texts are invented
+                roles[role][""] = name
     beats = {}
     for path in sorted((HERE / "beats").glob("*.yaml")):
-        told = read_yaml(f"beats/{path.stem}")
-        facts = told.get("facts", {})
-        for name, lines in told.items():
-            if name != "facts":
-                key = f"{path.stem}.{name}"
-                templates = tuple(compile_template(line, lists) for line in lines.splitlines())
-                noted = tuple(next(iter(fact.items())) for fact in facts.get(name, ()))
-                beats[key] = Beat(f"beat:{key}", tuple(str(n) for n in range(len(templates))), templates, noted)
-    song_words = tuple(words["song_words"].split())
-    return Lexicon(beats, roles, song_words, frozenset(song_words))
+        beats_of_plot = dict(wordings(f"beats/{path.stem}"))
+        facts = beats_of_plot.pop("facts", {})
+        for name, lines in beats_of_plot.items():
+            key = f"{path.stem}.{name}"
+            templates = tuple(compile_template(line, lists) for line in lines)
+            noted = tuple(next(iter(fact.items())) for fact in facts.get(name, ()))
+            beats[key] = Beat(f"beat:{key}", tuple(str(n) for n in range(len(templates))), templates, noted)
+    return Lexicon(beats, roles, tuple(words["song_words"].split()))
 
 
 def make_pool(spec: dict[str, Any], pronouns: dict[str, dict[str, str]]) -> Pool:
@@ -113,18 +124,6 @@ def make_pool(spec: dict[str, Any], pronouns: dict[str, dict[str, str]]) -> Pool
         forms = {plain: word, f"a_{plain}".rstrip("_"): with_article, **more_forms}
         texts[word] = forms | pronouns.get(forms.pop("gender", ""), {})
     return Pool(spec["facet"], texts)
-
-
-def make_role(pool_names: list[str], pools: Mapping[str, Pool]) -> dict[str, Pool | str]:
-    """Which pool settles which form. "name" and "song" are not pools of words: their texts are invented."""
-    role: dict[str, Pool | str] = {}
-    for name in pool_names:
-        if name in ("name", "song"):
-            role[""] = name
-            continue
-        forms_of_every_word = set.intersection(*(set(forms) for forms in pools[name].texts.values()))
-        role |= dict.fromkeys(forms_of_every_word, pools[name])
-    return role
 
 
 def compile_template(line: str, lists: Mapping[str, list[str]]) -> tuple[Part, ...]:
@@ -148,21 +147,15 @@ def compile_template(line: str, lists: Mapping[str, list[str]]) -> tuple[Part, .
 
 
 @cache
-def wordings(file: str) -> dict[str, Any]:
-    """Everything in questions.yaml or conversations.yaml; a text of several lines is a list of wordings."""
-
-    def lines(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: lines(inner) for key, inner in value.items()}
-        return value.splitlines() if isinstance(value, str) and "\n" in value else value
-
-    return lines(read_yaml(file))
-
-
-@cache
 def feelings() -> tuple[str, ...]:
     """All feelings that can be asked for."""
     return tuple(wordings("questions")["feelings"].split(", "))
+
+
+@cache
+def feeling_words() -> str:
+    """A pattern for any of them. The longest come first: "very tired" is not "tired"."""
+    return "|".join(sorted(feelings(), key=len, reverse=True))
 
 
 def words_of(role: str, form: str) -> Mapping[str, Mapping[str, str]]:

@@ -26,7 +26,20 @@ def tell_letter(pen: Pen) -> None:
     pen.say("letter.opening", "letter.write", "letter.seal", **cast)
     carriers = [pen.new("friend")]
     pen.say("letter.entrust", next=carriers[0], **cast)
-    peeker, wet = carry_letter(pen, carriers, cast)
+    peeker, wet = None, False
+    for may_arrive in (0, 1, 1, 1):  # through two to four hands
+        here = {"carrier": carriers[-1], "stop": pen.new("place"), **cast}
+        pen.say("letter.way", **here)
+        weights = {"letter.honest": 2, "letter.peek": 0 if peeker or wet else 1, "letter.wet": 0 if wet else 1}
+        event = pen.say_either(weights, **here)
+        if event == "letter.peek":
+            peeker = carriers[-1]
+        wet = wet or event == "letter.wet"
+        following = pen.new("friend")
+        weights = {"letter.pass": len(carriers) < 4, "letter.arrive": may_arrive}
+        if pen.say_either(weights, next=following, **here) == "letter.arrive":
+            break
+        carriers.append(following)
     cast |= {"one": carriers[0], "last": carriers[-1], "peeker": peeker or carriers[0]}
     delivered = pen.say_either({"letter.deliver": 2, "letter.muddle": 1}, carrier=carriers[-1], **cast)
     passed_on = dict(zip(("two", "three"), carriers[1:-1], strict=False))
@@ -50,25 +63,6 @@ def tell_letter(pen: Pen) -> None:
     pen.say("letter.end", **cast)
 
 
-def carry_letter(pen: Pen, carriers: list[Entity], cast: Cast) -> tuple[Entity | None, bool]:
-    """The way of the letter through two to four hands. Returns who has read it, if anyone, and whether it is wet."""
-    peeker, wet = None, False
-    for may_arrive in (0, 1, 1, 1):
-        here = {"carrier": carriers[-1], "stop": pen.new("place"), **cast}
-        pen.say("letter.way", **here)
-        weights = {"letter.honest": 2, "letter.peek": 0 if peeker or wet else 1, "letter.wet": 0 if wet else 1}
-        event = pen.say_either(weights, **here)
-        if event == "letter.peek":
-            peeker = carriers[-1]
-        wet = wet or event == "letter.wet"
-        following = pen.new("friend")
-        weights = {"letter.pass": len(carriers) < 4, "letter.arrive": may_arrive}
-        if pen.say_either(weights, next=following, **here) == "letter.arrive":
-            break
-        carriers.append(following)
-    return peeker, wet
-
-
 def tell_theft(pen: Pen) -> None:
     """Who was not where they said?"""
     cast = pen.cast(owner="friend", detective="friend", walker="friend", toy="thing", stand="place")
@@ -86,7 +80,13 @@ def tell_theft(pen: Pen) -> None:
         pen.say(call, who=who, **cast)
         unasked.remove(who.chosen)
         pen.say("theft.answer", **claims[who.chosen])
-    thief = find_thief(pen, claims, cast)
+    pen.say("theft.walker", **cast)  # who has seen two of the three there; each may be the third, with equal odds
+    thief: Entity | None = None
+    for others, (suspect, claim) in zip((2, 1, 0), claims.items(), strict=True):
+        weights = {"theft.saw": 1, "theft.empty": 0} if thief else {"theft.saw": others, "theft.empty": 1}
+        if pen.say_either(weights, walker=cast["walker"], **claim) == "theft.empty":
+            thief = suspect
+    assert thief is not None
     cast |= {"thief": thief, **claims[thief]}
     cast |= dict(zip(("one", "two"), (who for who in suspects if who is not thief), strict=True))
     pen.say("theft.accuse", **cast)
@@ -97,18 +97,6 @@ def tell_theft(pen: Pen) -> None:
     pen.say("theft.honest", "theft.end", **cast)
 
 
-def find_thief(pen: Pen, claims: dict[Entity, Cast], cast: Cast) -> Entity:
-    """The walker has seen two of the three where they said they were. Each may be the third, with equal odds."""
-    pen.say("theft.walker", **cast)
-    thief = None
-    for others, (who, claim) in zip((2, 1, 0), claims.items(), strict=True):
-        weights = {"theft.saw": 1 if thief else others, "theft.empty": 0 if thief else 1}
-        if pen.say_either(weights, walker=cast["walker"], **claim) == "theft.empty":
-            thief = who
-    assert thief is not None
-    return thief
-
-
 def tell_rumor(pen: Pen) -> None:
     """Who said what to whom, and who was the first to say something else?"""
     tellers = [pen.new("friend"), pen.new("friend")]
@@ -116,7 +104,19 @@ def tell_rumor(pen: Pen) -> None:
     seen = pen.cast(number="number", place="place", flock="flock")
     pen.say("rumor.opening", first=first, **seen)
     pen.say("rumor.begin", "aside.day", first=first, listener=tellers[1], **seen)
-    heard, changed_by = spread_rumor(pen, tellers, seen)
+    heard, changed_by = dict(seen), {}
+    for _ in range(4):  # five hear it, one from the other
+        teller = tellers[-1]
+        cast = pen.cast(listener="friend", more="number", elsewhere="place")
+        cast |= {"source": tellers[-2], "teller": teller}
+        weights = {"rumor.right": 2, "rumor.new_number": "number" not in changed_by}
+        weights["rumor.new_place"] = "place" not in changed_by
+        event = pen.say_either(weights, **cast, **heard)
+        tellers.append(cast["listener"])
+        if event != "rumor.right":
+            part = event.removeprefix("rumor.new_")
+            heard[part] = cast["more" if part == "number" else "elsewhere"]
+            changed_by[part] = teller
     last = tellers[-1]
     pen.say("meanwhile.day", "rumor.go", last=last, **heard)
     if "place" in changed_by:
@@ -136,24 +136,6 @@ def tell_rumor(pen: Pen) -> None:
     if not changed_by:
         pen.say("rumor.praise", first=first, last=last)
     pen.say("rumor.end", last=last, **seen)
-
-
-def spread_rumor(pen: Pen, tellers: list[Entity], seen: Cast) -> tuple[Cast, Cast]:
-    """Five hear it, one from the other. Returns what the last of them heard, and who changed what."""
-    heard, changed_by = dict(seen), {}
-    for _ in range(4):
-        teller = tellers[-1]
-        cast = pen.cast(listener="friend", more="number", elsewhere="place")
-        cast |= {"source": tellers[-2], "teller": teller}
-        weights = {"rumor.right": 2, "rumor.new_number": "number" not in changed_by}
-        weights["rumor.new_place"] = "place" not in changed_by
-        event = pen.say_either(weights, **cast, **heard)
-        tellers.append(cast["listener"])
-        if event != "rumor.right":
-            part = event.removeprefix("rumor.new_")
-            heard[part] = cast["more" if part == "number" else "elsewhere"]
-            changed_by[part] = teller
-    return heard, changed_by
 
 
 def trace_back(pen: Pen, part: str, culprit: Entity, tellers: list[Entity], seen: Cast, heard: Cast) -> None:
@@ -180,23 +162,7 @@ def tell_ferry(pen: Pen) -> None:
     for who, insult in insult_of.items():
         pen.say("ferry.quarrel", who=who, insult=insult, **cast)
     pen.say("ferry.think", **cast)
-    crossings = cross_lake(pen, cast)
-    owner_of = {load: who for who, load in loads.items()}
-    lost = OneOf(*owner_of)
-    if pen.say_either({"ferry.missing": 1, "meanwhile.day": 1}, lost=lost, **cast) == "ferry.missing":
-        pen.say("ferry.fetch", lost=lost, owner=owner_of[lost.chosen], **cast)
-        crossings += 2
-    for who, insult in insult_of.items():
-        pen.say_either({"ferry.sorry": 2, "ferry.cross": 1}, who=who, insult=insult, **cast)
-    fare = OneOf(*owner_of)
-    pen.say("ferry.count", count=counted(pen, crossings), fare=fare, **cast)
-    pen.say("ferry.pay", "ferry.end", owner=owner_of[fare.chosen], fare=fare, **cast)
-
-
-def cross_lake(pen: Pen, cast: Cast) -> int:
-    """Bring all three over without leaving b alone with another. Returns how often the boat has crossed."""
-    a, b, c = cast["a"], cast["b"], cast["c"]
-    crossings = 7
+    crossings = 7  # to bring all three over without leaving b alone with another
     if pen.say_either({"ferry.wrong": 1, "meanwhile.day": 2}, guest=OneOf(a, c), **cast) == "ferry.wrong":
         pen.say("ferry.again", **cast)
         crossings += 2
@@ -207,7 +173,16 @@ def cross_lake(pen: Pen, cast: Cast) -> int:
     pen.say("ferry.back", "ferry.one_over", other=second, over=second, one=b, two=third, **cast)
     pen.say("ferry.over", "ferry.two_over", "ferry.alone", guest=third, one=second, two=third, left=b, **cast)
     pen.say("ferry.over", guest=b, **cast)
-    return crossings
+    owner_of = {load: who for who, load in loads.items()}
+    lost = OneOf(*owner_of)
+    if pen.say_either({"ferry.missing": 1, "meanwhile.day": 1}, lost=lost, **cast) == "ferry.missing":
+        pen.say("ferry.fetch", lost=lost, owner=owner_of[lost.chosen], **cast)
+        crossings += 2
+    for who, insult in insult_of.items():
+        pen.say_either({"ferry.sorry": 2, "ferry.cross": 1}, who=who, insult=insult, **cast)
+    fare = OneOf(*owner_of)
+    pen.say("ferry.count", count=counted(pen, crossings), fare=fare, **cast)
+    pen.say("ferry.pay", "ferry.end", owner=owner_of[fare.chosen], fare=fare, **cast)
 
 
 def tell_feast(pen: Pen) -> None:
@@ -242,9 +217,13 @@ def draw_gifts(pen: Pen, host: Entity, gifts: dict[Entity, Entity]) -> dict[Enti
     cast = {"host": host, "wisher": wisher, "wanted": wanted}
     pen.say("feast.whisper", "feast.rule", **cast)
     taken: dict[Entity, Entity] = {}  # guest -> gift
+    *_, last_gift = gifts
     for guest in gifts.values():
         left = [gift for gift in gifts if gift not in taken.values()]
-        drawn = OneOf(*(gift for gift in left if may_draw(guest, gift, left, gifts)))
+        possible = [gift for gift in left if gifts[gift] is not guest]
+        if len(left) == 2 and last_gift in left:  # the last guest must not be left with it, for it is his own
+            possible = [last_gift]
+        drawn = OneOf(*possible)
         pen.say("feast.draw", guest=guest, gift=drawn)
         taken[guest] = drawn.chosen
     (holder,) = (guest for guest, gift in taken.items() if gift is wanted.chosen)
@@ -257,12 +236,6 @@ def draw_gifts(pen: Pen, host: Entity, gifts: dict[Entity, Entity]) -> dict[Enti
     if pen.say_either({"feast.swap": may_swap, "feast.keep": 1}, **cast) == "feast.swap":
         taken[holder], taken[wisher.chosen] = taken[wisher.chosen], taken[holder]
     return taken
-
-
-def may_draw(guest: Entity, gift: Entity, left: list[Entity], gifts: dict[Entity, Entity]) -> bool:
-    """Whether the gift is another's and the last guest will not be left with his own."""
-    *_, last_gift = gifts
-    return gifts[gift] is not guest and (len(left) != 2 or last_gift not in left or gift is last_gift)
 
 
 def tell_bargain(pen: Pen) -> None:
@@ -282,7 +255,20 @@ def tell_bargain(pen: Pen) -> None:
         weights = {"bargain.deeper": 5 - len(stalls), "bargain.bottom": 0 if len(stalls) == 2 else 1}
         agreed = pen.say_either(weights, trader=trader, item=item, price=price, **cast)
     pen.say("meanwhile.day")
-    holder_of = swap_back(pen, stalls, cast)
+    trader, got = stalls[-1]  # and now the swaps, from the last stall to the first
+    holder_of = {cast["have"]: trader}  # of all but the wish
+    pen.fact("has", who=cast["hero"], thing=got)
+    pen.fact("has", who=trader, thing=cast["have"])
+    pen.fact("did", who=cast["hero"], deed="got the {got} from {other}", got=got, other=trader)
+    none_gone = True
+    for trader, item in reversed(stalls[:-1]):
+        swap = {"trader": trader, "item": item, "got": got, **pen.cast(buyer="friend", extra="thing")}
+        if pen.say_either({"bargain.unwind": 3, "bargain.gone": none_gone}, **swap, **cast) == "bargain.gone":
+            pen.say("bargain.buy", **swap, **cast)
+            holder_of[swap["extra"]] = trader
+            trader, none_gone = swap["buyer"], False
+        holder_of[got] = trader
+        got = item
     pen.say("bargain.joy", count=counted(pen, len(stalls)), **cast)
     for _ in range(3):
         asked = OneOf(*holder_of)
@@ -291,33 +277,8 @@ def tell_bargain(pen: Pen) -> None:
     pen.say("bargain.end", **cast)
 
 
-def swap_back(pen: Pen, stalls: list[tuple[Entity, Entity]], cast: Cast) -> dict[Entity, Entity]:
-    """The swaps, from the last stall to the first. Returns who then holds which thing, but for the wish."""
-    trader, got = stalls[-1]
-    holder_of = {cast["have"]: trader}
-    pen.fact("has", who=cast["hero"], thing=got)
-    pen.fact("has", who=trader, thing=cast["have"])
-    pen.fact("did", who=cast["hero"], deed="got the {got} from {other}", got=got, other=trader)
-    for trader, item in reversed(stalls[:-1]):
-        swap = {"trader": trader, "item": item, "got": got, **pen.cast(buyer="friend", extra="thing")}
-        may_be_gone = 1 if len(holder_of) == len(stalls) - stalls.index((trader, item)) - 1 else 0
-        if pen.say_either({"bargain.unwind": 3, "bargain.gone": may_be_gone}, **swap, **cast) == "bargain.gone":
-            pen.say("bargain.buy", **swap, **cast)
-            holder_of[swap["extra"]] = trader
-            trader = swap["buyer"]
-        holder_of[got] = trader
-        got = item
-    return holder_of
-
-
-LONG_PLOTS = PLOTS | {
-    "letter": tell_letter,
-    "theft": tell_theft,
-    "ferry": tell_ferry,
-    "feast": tell_feast,
-    "bargain": tell_bargain,
-    "rumor": tell_rumor,
-}
+LONG_TELLERS = tell_letter, tell_theft, tell_ferry, tell_feast, tell_bargain, tell_rumor
+LONG_PLOTS = PLOTS | {teller.__name__.removeprefix("tell_"): teller for teller in LONG_TELLERS}
 
 # Three stories in four are long ones; the long plots are equally likely. One in forty holds a song.
 LONG_PLOT_WEIGHTS = {plot: PLOT_WEIGHTS.get(plot, 40) for plot in LONG_PLOTS}

@@ -7,10 +7,9 @@ much of a head's attention goes from a mention to the mention that it stands for
 from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
-from . import pen
 from .story import Story
 
-PRONOUNS = pen.PRONOUNS | {"himself"}
+PRONOUNS = frozenset(("He", "he", "him", "his", "His", "himself"))
 
 
 class Antecedent(NamedTuple):
@@ -57,42 +56,34 @@ def align(antecedents: Iterable[Antecedent], offsets: Sequence[tuple[int, int]])
     """The labels in tokens: pairs of a token's index and the earlier tokens that it copies or refers to, in order.
 
     offsets: the characters of every token, as `tokenizers` gives them (Encoding.offsets) for the text of the
-    story alone; tokens may take the space before a word along, share a character (bytes) or be empty (special
-    tokens, which are skipped). If documents begin with a special token, add one to all indices.
+    story alone; tokens may take the space before a word along, share a character (bytes) or be empty (skipped).
 
-    copies: token by token. The second token of a name goes with the second token of its earlier mention. With
-            i copying j, a head's A[i, j] is how much it looks at the same word before; A[i, j + 1], induction,
+    copies: token by token, the second of a name with the second of its earlier mention; where the two are cut
+            differently (a name at the very start of a text has no space), with those that hold the same characters.
+            With i copying j, a head's A[i, j] is how much it looks at the same word before; A[i, j + 1], induction,
             at what followed that time; A[i - 1, j], at what it is about to write again.
-            Where the two are cut differently (a name at the very start of a text has no space), a token goes
-            with the tokens that hold the same characters.
     refers: every token of the pronoun goes with all tokens of the name.
     """
+
+    def holding(start: int, end: int) -> list[int]:
+        """The tokens that hold at least one of these characters."""
+        return [token for token, (begin, stop) in enumerate(offsets) if begin < end and start < stop]
+
+    def cuts(tokens: list[int], start: int) -> list[tuple[int, int]]:
+        """Where these tokens begin and end, counted from `start`; a space before the first makes no difference."""
+        return [(max(0, offsets[token][0] - start), offsets[token][1] - start) for token in tokens]
+
     pairs: dict[int, set[int]] = {}
     for one in antecedents:
-        tokens = tokens_in(offsets, one.start, one.end)
-        sources = tokens_in(offsets, one.earlier_start, one.earlier_end)
+        tokens, sources = holding(one.start, one.end), holding(one.earlier_start, one.earlier_end)
         shift = one.start - one.earlier_start
+        same_cuts = cuts(tokens, one.start) == cuts(sources, one.earlier_start)
         for rank, token in enumerate(tokens):
-            if one.kind == "refers":
-                chosen = sources
-            elif cuts(offsets, tokens, one.start) == cuts(offsets, sources, one.earlier_start):
+            chosen = sources
+            if one.kind == "copies" and same_cuts:
                 chosen = sources[rank : rank + 1]
-            else:
-                begin, end = (max(one.start, offsets[token][0]), min(one.end, offsets[token][1]))
-                chosen = [source for source in sources if overlaps(offsets[source], begin - shift, end - shift)]
+            elif one.kind == "copies":
+                start, end = max(one.start, offsets[token][0]), min(one.end, offsets[token][1])
+                chosen = [source for source in sources if source in holding(start - shift, end - shift)]
             pairs.setdefault(token, set()).update(chosen)
     return sorted((token, sorted(chosen)) for token, chosen in pairs.items())
-
-
-def overlaps(span: tuple[int, int], start: int, end: int) -> bool:
-    return span[0] < end and start < span[1]
-
-
-def tokens_in(offsets: Sequence[tuple[int, int]], start: int, end: int) -> list[int]:
-    """The tokens that hold at least one of these characters."""
-    return [token for token, span in enumerate(offsets) if overlaps(span, start, end)]
-
-
-def cuts(offsets: Sequence[tuple[int, int]], tokens: Sequence[int], start: int) -> list[tuple[int, int]]:
-    """Where these tokens begin and end, counted from `start`; a space before the first makes no difference."""
-    return [(max(0, offsets[token][0] - start), offsets[token][1] - start) for token in tokens]

@@ -10,28 +10,24 @@ from functools import cache
 from random import Random
 from typing import TypeVar
 
-from .lexicon import read_yaml
+from .lexicon import wordings
 
 T = TypeVar("T")
-CONSONANTS = "bdfghjklmnprstvwz"
-VOWELS = "aeiou"
-CODAS = "nlrm"  # what may close a syllable of a name
-HELD_OUT_STRIDE = 211  # of the three-syllable names every 211th is used: a prime, so that all syllables come
-# Forms of names that neither the stories nor the held-out questions have: C = consonant, V = vowel, N = one of CODAS.
-OTHER_FORMS = ("VCVCV", "VCVCVN", "CVNCVN", "CVCVCVN", "CVCVNCV", "CVNCVCV", "CVCVCVCV")  # shorter ones are words
+CONSONANTS, VOWELS, CODAS = "bdfghjklmnprstvwz", "aeiou", "nlrm"  # what may close a syllable of a name
 LETTERS = {"C": CONSONANTS, "V": VOWELS, "N": CODAS}
+SYLLABLES = [c + v for c in CONSONANTS for v in VOWELS]
+HELD_OUT_STRIDE = 211  # of the three-syllable names every 211th is used: a prime, so that all syllables come
+# Forms of names that neither the stories nor the held-out questions have. Shorter ones are words.
+OTHER_FORMS = ("VCVCV", "VCVCVN", "CVNCVN", "CVCVCVN", "CVCVNCV", "CVNCVCV", "CVCVCVCV")
 
 
 @cache
 def names() -> tuple[str, ...]:
     """All names, each as likely as any other: two syllables, such as Tiko, Belna or Jurim."""
-    syllables = [c + v for c in CONSONANTS for v in VOWELS]
-    pool = [a + b for a in syllables for b in syllables if b[1] != "e"]  # "Gave" and "Fire" would be words
-    pool += [a + coda + b for a in syllables for coda in CODAS for b in syllables]
-    pool += [a + b + coda for a in syllables for b in syllables for coda in CODAS]
-    real_words, unkind, _ = unwanted()
-    kind = (name for name in pool if name not in real_words and not any(piece in name for piece in unkind))
-    return tuple(name.capitalize() for name in kind)
+    pool = [a + b for a in SYLLABLES for b in SYLLABLES if b[1] != "e"]  # "Gave" and "Fire" would be words
+    pool += [a + coda + b for a in SYLLABLES for coda in CODAS for b in SYLLABLES]
+    pool += [a + b + coda for a in SYLLABLES for b in SYLLABLES for coda in CODAS]
+    return tuple(name.capitalize() for name in pool if is_usable(name, "unkind_pieces"))
 
 
 @cache
@@ -40,38 +36,25 @@ def held_out_names() -> tuple[str, ...]:
 
     They are for questions and conversations that ask whether a model copies, or only knows its names by heart.
     """
-    syllables = [c + v for c in CONSONANTS for v in VOWELS]
-    pool = [a + b + c for a in syllables for b in syllables for c in syllables if c[1] != "e"]
-    real_words, unkind, more_unkind = unwanted()
-    return tuple(
-        name.capitalize()
-        for name in pool[::HELD_OUT_STRIDE]
-        if len({name[0], name[2], name[4]}) == 3  # no Bababa
-        and name not in real_words
-        and not any(piece in name for piece in unkind | more_unkind)
-    )
+    pool = [a + b + c for a in SYLLABLES for b in SYLLABLES for c in SYLLABLES if c[1] != "e"][::HELD_OUT_STRIDE]
+    pool = [name for name in pool if len({name[0], name[2], name[4]}) == 3]  # no Bababa
+    return tuple(name.capitalize() for name in pool if is_usable(name, "unkind_pieces", "more_unkind_pieces"))
 
 
 @cache
-def name_set() -> frozenset[str]:
-    """The same as `names`, for looking up."""
-    return frozenset(names())
+def name_set(held_out: bool = False) -> frozenset[str]:
+    """The same as `names` or `held_out_names`, for looking up."""
+    return frozenset(held_out_names() if held_out else names())
+
+
+def is_usable(name: str, *pieces: str) -> bool:
+    """Whether this is no word, and holds none of the pieces of these lists in words.yaml."""
+    return name not in unwanted("real_words") and not any(piece in name for key in pieces for piece in unwanted(key))
 
 
 @cache
-def held_out_name_set() -> frozenset[str]:
-    """The same as `held_out_names`, for looking up."""
-    return frozenset(held_out_names())
-
-
-@cache
-def unwanted() -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
-    """Names that are words already, pieces that no name may hold, and those that only longer ones could hold."""
-    words = read_yaml("words")
-    real, unkind, more = (
-        frozenset(words[key].split()) for key in ("real_words", "unkind_pieces", "more_unkind_pieces")
-    )
-    return real, unkind, more
+def unwanted(key: str) -> frozenset[str]:
+    return frozenset(wordings("words")[key].split())
 
 
 def pick(rng: Random, options: Sequence[T]) -> T:
@@ -81,10 +64,9 @@ def pick(rng: Random, options: Sequence[T]) -> T:
 
 def another(pool: Sequence[str], used: Collection[str], rng: Random) -> str:
     """A word of the pool that is not used yet, each equally likely."""
-    while True:
-        word = pick(rng, pool)
-        if word not in used:
-            return word
+    while (word := pick(rng, pool)) in used:
+        pass
+    return word
 
 
 def some(pool: Sequence[str], count: int, rng: Random) -> list[str]:
@@ -102,15 +84,13 @@ def renamed(texts: list[str], rng: Random) -> list[str]:
     forms must copy what is there; one that has met a single form may copy only what looks like it.
     """
     new: dict[str, str] = {}
-    real_words, unkind, more_unkind = unwanted()
 
     def other(match: re.Match[str]) -> str:
         name = match[0]
         while name in name_set() and name not in new:
-            form = pick(rng, OTHER_FORMS)
-            made = "".join(pick(rng, LETTERS[sort]) for sort in form)
-            unusable = made in real_words or any(piece in made for piece in unkind | more_unkind)
-            if made.capitalize() not in new.values() and not unusable:
+            made = "".join(pick(rng, LETTERS[sort]) for sort in pick(rng, OTHER_FORMS))
+            is_new = made.capitalize() not in new.values()
+            if is_new and is_usable(made, "unkind_pieces", "more_unkind_pieces"):
                 new[name] = made.capitalize()
         return new.get(name, name)
 

@@ -8,28 +8,29 @@ stands at the cursor. If two did, the text could be told in two ways and its pro
 product of its choices; the Reader refuses such a text, and the tests look for one.
 """
 
+import re
 from bisect import bisect
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import accumulate
 from math import log2
 from random import Random
 from typing import NamedTuple
 
-from .lexicon import Beat, Lexicon, Part, Pool, Slot
-from .names import held_out_name_set, held_out_names, name_set, names
+from .lexicon import Beat, Part, Pool, Slot, lexicon
+from .names import held_out_names, name_set, names
 
 SONG_LENGTHS = range(16, 29)  # words
-PRONOUNS = frozenset(("He", "he", "him", "his", "His"))
+WORD = re.compile(r"[a-zA-Z]*")
+Heads = Callable[[int], Iterable[str]]  # what option i may write first
 
 
 class Choice(NamedTuple):
     """One choice in a story, and its price under the generator.
 
     kind:   "plot"; "branch", what happens next; "beat:hide.first", how that is said; "word", a choice inside
-            a sentence; "who" of several; at first mention "name", "kind", "trait", "gender", "thing",
-            "colour", "clothes", "place", "time", "food" or "dish" and, at level 2, "seal", "saying", "day",
-            "errand", "insult", "seat", "flock" or "number"; "song", a nonsense word; "song:end", whether the
-            song stops there
+            a sentence; "who" of several; at first mention "name" or the facet of a pool in words.yaml ("kind",
+            "place"); "song", a nonsense word; "song:end", whether the song stops there
     option: what was chosen: a word, the key of a branch, the number of a wording
     bits:   -log2 of its probability, given all that stands before it
     """
@@ -59,63 +60,47 @@ class Mention(NamedTuple):
 class Entity:
     """Somebody or something in a story. Its texts are settled one facet at a time, when first needed."""
 
-    __slots__ = ("role", "texts")
-
     def __init__(self, role: Mapping[str, Pool | str]):
         self.role = role  # form -> the pool that settles it
         self.texts: dict[str, str] = {}  # form -> text
-
-    @property
-    def chosen(self) -> "Entity":
-        return self
+        self.chosen: Entity = self
 
 
 class OneOf(Entity):
     """One of several entities, chosen when it is first mentioned; `chosen` tells which, after that."""
 
-    __slots__ = ("_chosen", "candidates")
-
     def __init__(self, *candidates: Entity):
         super().__init__({})
         self.candidates = candidates
-        self._chosen: Entity | None = None
-
-    @property
-    def chosen(self) -> Entity:
-        if self._chosen is None:
-            raise RuntimeError("nothing has mentioned this entity yet, so nothing has chosen it")
-        return self._chosen.chosen
 
     def settle(self, entity: Entity) -> None:
-        self._chosen, self.role, self.texts = entity, entity.role, entity.texts
+        self.chosen, self.role, self.texts = entity.chosen, entity.role, entity.texts
 
 
 class Pen:
     """What a story program may ask for. A kind of pen adds `write`, `choose` and `choose_invented`."""
 
-    def __init__(self, lexicon: Lexicon, held_out: bool = False):
-        self.lexicon = lexicon
-        self.names = held_out_names() if held_out else names()
-        self.name_set = held_out_name_set() if held_out else name_set()
+    def __init__(self, held_out: bool = False):
+        self.lexicon = lexicon()
+        self.held_out = held_out
         self.choices: list[Choice] = []
         self.at = 0  # characters written or read so far
         self.entities: list[Entity] = []
         self.noted: list[tuple[int, str, Mapping[str, Entity | str], Mapping[str, Entity]]] = []
         self.mentioned: list[tuple[int, int, Entity, str]] = []
-        self.taken: dict[str, set[str]] = {"name": set()}  # facet -> words in use
+        self.taken: dict[str, set[str]] = defaultdict(set)  # facet -> words in use
         self.untold: dict[str, list[int]] = {}  # beat -> wordings not yet used in this story
-        self.begun = False
 
     def write(self, text: str) -> object:
         """Put down literal text (Author), or check that it stands there (Reader)."""
         raise NotImplementedError
 
-    def choose(self, n: int, heads: Callable[[int], Iterable[str]], cumulative: Sequence[float] = ()) -> int:
-        """Which of n options is taken. `heads(i)`: what option i may write first. Equal odds unless given."""
+    def choose(self, cumulative: Sequence[float], heads: Heads) -> int:
+        """Which option is taken, by the sums of their weights."""
         raise NotImplementedError
 
-    def choose_invented(self, words: Sequence[str], known: frozenset[str], taken: Iterable[str]) -> str:
-        """One of many invented `words` (`known`, for looking up) that is not `taken`, each equally likely."""
+    def choose_invented(self, kind: str, words: Sequence[str], taken: Collection[str]) -> str:
+        """One of the `words` of this kind ("name" or "song") that is not `taken`, each equally likely."""
         raise NotImplementedError
 
     def new(self, role: str) -> Entity:
@@ -140,10 +125,8 @@ class Pen:
         did    who, deed     a deed in the past tense without its subject, in the order of the story:
                              "found the {toy}" (with toy=toy). Without `deed` it is not put in order with
                              others, for what is told later may have happened before or meanwhile
-        feels  who, feeling  "sad", "full of joy": fits after "{who} was". Noted by itself (story.py) where a
-                             beat says so with one of the feelings in questions.yaml
-        said   who, words    the words between the quotes. Noted by itself (story.py) where a beat has a verb
-                             of saying and a slot beside the quote
+        feels  who, feeling  "sad", "full of joy": fits after "{who} was". This and the next note themselves
+        said   who, words    the words between the quotes (said_and_felt in story.py)
 
         `asked`, for has, at, wants and did: the only ways to ask for this fact, where the general ones ("Where
         was {what} at the end of the story?") would not do, separated by bars. They begin with "Who" or "Where":
@@ -155,12 +138,14 @@ class Pen:
     def say(self, *keys: str, **cast: Entity) -> None:
         """Write one beat after the other, each a sentence or two."""
         for key in keys:
-            self._space()
+            if self.at:
+                self.write(" ")
             self._tell(key, cast)
 
     def say_either(self, weights: Mapping[str, float], **cast: Entity) -> str:
         """Let chance decide which of several beats happens, and write it. Returns its key."""
-        self._space()
+        if self.at:
+            self.write(" ")
         key = self.decide("branch", weights, lambda key: self.heads(key, cast))
         self._tell(key, cast)
         return key
@@ -169,20 +154,12 @@ class Pen:
         """Choose a key of `weights`; `heads(key)` are the ways in which the text may continue with it."""
         weights = {key: weight for key, weight in weights.items() if weight}
         keys = list(weights)
-        cumulative = list(accumulate(weights.values()))
-        key = keys[self.choose(len(keys), lambda i: heads(keys[i]), cumulative)]
-        self.choices.append(Choice(kind, key, log2(cumulative[-1] / weights[key])))
-        return key
+        return keys[self._take(kind, keys, lambda i: heads(keys[i]), list(weights.values()))]
 
     def heads(self, key: str, cast: Mapping[str, Entity]) -> list[str]:
         """How a beat may begin, given what is known about its cast."""
         beat = self.lexicon.beats[key]
         return [text for n in self._fresh(beat) for text in heads_of(beat.templates[n], cast)]
-
-    def _space(self) -> None:
-        if self.begun:
-            self.write(" ")
-        self.begun = True
 
     def _fresh(self, beat: Beat) -> Sequence[int]:
         """A beat that is told again picks among the wordings that this story has not used yet."""
@@ -198,10 +175,11 @@ class Pen:
         for kind, values in beat.facts:
             self.noted.append((self.at, kind, {key: cast.get(value, value) for key, value in values.items()}, cast))
 
-    def _take(self, kind: str, options: Sequence[str], heads: Callable[[int], Iterable[str]]) -> int:
-        """Choose one of equally likely options, and record it. Returns its number."""
-        n = self.choose(len(options), heads)
-        self.choices.append(Choice(kind, options[n], log2(len(options))))
+    def _take(self, kind: str, options: Sequence[str], heads: Heads, weights: Sequence[float] = ()) -> int:
+        """Choose one of the options, equally likely unless weighted, and record it. Returns its number."""
+        cumulative = list(accumulate(weights)) or range(1, len(options) + 1)
+        n = self.choose(cumulative, heads)
+        self.choices.append(Choice(kind, options[n], log2(cumulative[-1] / (weights[n] if weights else 1))))
         return n
 
     def _render(self, parts: Sequence[Part], cast: Mapping[str, Entity]) -> None:
@@ -227,34 +205,29 @@ class Pen:
         if isinstance(entity, OneOf) and not entity.role:
             texts = [candidate.texts[form] for candidate in entity.candidates]
             entity.settle(entity.candidates[self._take("who", texts, lambda i: (texts[i],))])
-            return
-        if form in PRONOUNS and "kind" not in entity.texts:
-            raise RuntimeError("mention the kind before the first pronoun, for a girl is always a she")
-        pool = entity.role[form]
-        if isinstance(pool, Pool):  # a word of it that nothing else in the story has
-            taken = self.taken.setdefault(pool.facet, set())
+        elif isinstance(pool := entity.role[form], Pool):  # a word of it that nothing else in the story has
+            taken = self.taken[pool.facet]
             words = [word for word in pool.texts if word not in taken]
             word = words[self._take(pool.facet, words, lambda i: (pool.texts[words[i]][form],))]
             if not pool.shared:
                 taken.add(word)
             entity.texts.update(pool.texts[word])
-        else:  # a name
+        else:
             taken = self.taken["name"]
-            entity.texts[form] = self._invent("name", self.names, self.name_set, taken)
+            entity.texts[form] = self._invent("name", held_out_names() if self.held_out else names(), taken)
             taken.add(entity.texts[form])
 
-    def _invent(self, kind: str, words: Sequence[str], known: frozenset[str], taken: Collection[str]) -> str:
-        word = self.choose_invented(words, known, taken)
+    def _invent(self, kind: str, words: Sequence[str], taken: Collection[str]) -> str:
+        word = self.choose_invented(kind, words, taken)
         self.choices.append(Choice(kind, word, log2(len(words) - len(taken))))
         return word
 
     def _song(self) -> str:
         """Every length of SONG_LENGTHS is equally likely. A full stop always follows a song, so its end shows."""
-        words, known = self.lexicon.song_words, self.lexicon.song_word_set
         song: list[str] = []
         heads = {"end": (".",), "on": (" ",)}
         while True:
-            song.append(self._invent("song", words, known, ()))
+            song.append(self._invent("song", self.lexicon.song_words, ()))
             self.write(song[-1])
             longer = SONG_LENGTHS[-1] - len(song)  # how many greater lengths there are
             weights, may_end = {"end": 1, "on": longer}, len(song) >= SONG_LENGTHS.start
@@ -266,8 +239,8 @@ class Pen:
 class Author(Pen):
     """Draws every choice and keeps the text."""
 
-    def __init__(self, lexicon: Lexicon, rng: Random, held_out: bool = False):
-        super().__init__(lexicon, held_out)
+    def __init__(self, rng: Random, held_out: bool = False):
+        super().__init__(held_out)
         self.text = ""
         self.random = rng.random
 
@@ -275,59 +248,48 @@ class Author(Pen):
         self.text += text
         self.at += len(text)
 
-    def choose(self, n: int, heads: Callable[[int], Iterable[str]], cumulative: Sequence[float] = ()) -> int:
-        if cumulative:
-            return bisect(cumulative, self.random() * cumulative[-1])
-        return int(self.random() * n)
+    def choose(self, cumulative: Sequence[float], heads: Heads) -> int:
+        return bisect(cumulative, self.random() * cumulative[-1])
 
-    def choose_invented(self, words: Sequence[str], known: frozenset[str], taken: Iterable[str]) -> str:
-        while True:
-            word = words[int(self.random() * len(words))]
-            if word not in taken:
-                return word
+    def choose_invented(self, kind: str, words: Sequence[str], taken: Collection[str]) -> str:
+        while (word := words[int(self.random() * len(words))]) in taken:
+            pass
+        return word
 
 
 class Reader(Pen):
     """Follows the text with a finger, `at`. Raises ValueError where no option stands, or more than one."""
 
-    def __init__(self, lexicon: Lexicon, text: str, held_out: bool = False):
-        super().__init__(lexicon, held_out)
+    def __init__(self, text: str, held_out: bool = False):
+        super().__init__(held_out)
         self.text = text
-
-    def choose(self, n: int, heads: Callable[[int], Iterable[str]], cumulative: Sequence[float] = ()) -> int:
-        fitting = [i for i in range(n) if any(self._stands_here(text) for text in heads(i))]
-        if len(fitting) == 1:
-            return fitting[0]
-        expected = " or ".join(repr(text) for i in (fitting or range(n)) for text in heads(i))
-        raise self._error(f"only one of {expected}" if fitting else expected)
-
-    def choose_invented(self, words: Sequence[str], known: frozenset[str], taken: Iterable[str]) -> str:
-        end = self.at
-        while self.text[end : end + 1].isalpha():
-            end += 1
-        word = self.text[self.at : end]
-        if word not in known or word in taken:
-            raise self._error("a new name or a word of a song")
-        return word
-
-    def finish(self) -> None:
-        """Nothing may follow the story."""
-        if self.at != len(self.text):
-            raise self._error("the end of the story")
 
     def write(self, text: str) -> None:
         if not self.text.startswith(text, self.at):
-            raise self._error(repr(text))
+            raise self.error(repr(text))
         self.at += len(text)
+
+    def choose(self, cumulative: Sequence[float], heads: Heads) -> int:
+        options = range(len(cumulative))
+        fitting = [i for i in options if any(self._stands_here(text) for text in heads(i))]
+        if len(fitting) == 1:
+            return fitting[0]
+        expected = " or ".join(repr(text) for i in (fitting or options) for text in heads(i))
+        raise self.error(f"only one of {expected}" if fitting else expected)
+
+    def choose_invented(self, kind: str, words: Sequence[str], taken: Collection[str]) -> str:
+        word = WORD.match(self.text, self.at)[0]  # type: ignore[index]
+        if word not in (name_set(self.held_out) if kind == "name" else words) or word in taken:
+            raise self.error("a new name or a word of a song")
+        return word
 
     def _stands_here(self, text: str) -> bool:
         """Whether this text stands at the finger in whole words: "ball" does not stand in "balloon"."""
         end = self.at + len(text)
-        if not self.text.startswith(text, self.at):
-            return False
-        return not (text[-1:].isalpha() and self.text[end : end + 1].isalpha())
+        in_a_word = text[-1:].isalpha() and self.text[end : end + 1].isalpha()
+        return self.text.startswith(text, self.at) and not in_a_word
 
-    def _error(self, expected: str) -> ValueError:
+    def error(self, expected: str) -> ValueError:
         found = self.text[self.at : self.at + 30] or "the end of the text"
         return ValueError(f"character {self.at}: expected {expected}, found {found!r}")
 

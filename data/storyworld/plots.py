@@ -7,6 +7,15 @@ predicts it has to remember what happened. What is true after a beat stands ther
 
 from .pen import Entity, OneOf, Pen
 
+LOST_STOPS = (  # by the number of places still to come
+    "Where did {what} stop last on the way out?|Where was the last stop of {what}?",
+    "Where did {what} stop after {before}?|Where was the second stop of {what}?",
+    "Where did {what} stop first?|Where was the first stop of {what}?",
+)
+HELPED_FIRST = "Who helped {cook} first?|Who was the first to help {cook}?"
+HELPED_LAST = "Who helped {cook} last?|Who was the second to help {cook}?"
+GAVE = "Who gave {cook} the {thing}?|Who gave away the {thing}?"
+
 
 def three_friends(pen: Pen) -> tuple[Entity, Entity, Entity]:
     return pen.new("friend"), pen.new("friend"), pen.new("friend")
@@ -56,10 +65,9 @@ def tell_lost(pen: Pen) -> None:
     cast = pen.cast(hero="friend", friend="friend", toy="thing")
     pen.say("lost.opening", **cast)
     early, middle, late = places = [pen.new("place") for _ in range(3)]
-    dropped_at = None
+    dropped_at: Entity | None = None
     for places_left, place in zip((2, 1, 0), places, strict=True):
-        may_drop = 1 if dropped_at is None else 0
-        weights = {"lost.walk": places_left if may_drop else 1, "lost.drop": may_drop}
+        weights = {"lost.walk": 1, "lost.drop": 0} if dropped_at else {"lost.walk": places_left, "lost.drop": 1}
         if pen.say_either(weights, place=place, **cast) == "lost.drop":
             dropped_at = place
         pen.fact("did", who=cast["hero"], deed=f"came {place.texts['to']}")
@@ -70,13 +78,6 @@ def tell_lost(pen: Pen) -> None:
     way_back = {early: "lost.past_two", middle: "lost.past_one", late: "lost.past_none"}
     pen.say(way_back[dropped_at], late=late, middle=middle)
     pen.say("lost.found", "lost.end", place=dropped_at, **cast)
-
-
-LOST_STOPS = (  # by the number of places still to come
-    "Where did {what} stop last on the way out?|Where was the last stop of {what}?",
-    "Where did {what} stop after {before}?|Where was the second stop of {what}?",
-    "Where did {what} stop first?|Where was the first stop of {what}?",
-)
 
 
 def tell_trade(pen: Pen) -> None:
@@ -97,12 +98,11 @@ def tell_race(pen: Pen) -> None:
     weights = {"race.stop": 1, "race.pass_first": 1, "race.pass_second": 1}
     for _ in range(2):
         event = pen.say_either(weights, leader=first, second=second, third=third)
-        if event == "race.stop":
-            first, second, third = second, third, first
-        elif event == "race.pass_first":
-            first, second = second, first
-        else:
-            second, third = third, second
+        first, second, third = {
+            "race.stop": (second, third, first),
+            "race.pass_first": (second, first, third),
+            "race.pass_second": (first, third, second),
+        }[event]
     order = {"first": first, "second": second, "third": third}
     pen.say("race.goal", "race.prize", goal=goal, prize=prize, **order)
     pen.say("race.stayed_ahead" if first is early else "race.fell_behind", early=early, first=first)
@@ -144,15 +144,10 @@ def tell_soup(pen: Pen) -> None:
         pen.say("soup.cook", **cast)
     praised = OneOf(*foods)
     pen.say("soup.taste", asked=praised, **cast)
-    giver_of = dict(zip(gifts, neighbors, strict=True))
-    owner = giver_of.pop(praised.chosen)
-    ((gift_of_other, other),) = giver_of.items()
-    pen.say("soup.thanks", "soup.bowls", "soup.end", cook=cook, owner=owner, other=other, gift=gift_of_other)
-
-
-HELPED_FIRST = "Who helped {cook} first?|Who was the first to help {cook}?"
-HELPED_LAST = "Who helped {cook} last?|Who was the second to help {cook}?"
-GAVE = "Who gave {cook} the {thing}?|Who gave away the {thing}?"
+    owner, other, last = *neighbors, gifts[1]
+    if praised.chosen is last:
+        owner, other, last = other, owner, gifts[0]
+    pen.say("soup.thanks", "soup.bowls", "soup.end", cook=cook, owner=owner, other=other, gift=last)
 
 
 def tell_message(pen: Pen) -> None:
@@ -182,17 +177,8 @@ def tell_song(pen: Pen) -> None:
         pen.say(f"{listener}_end", **cast)
 
 
-PLOTS = {
-    "pass": tell_pass,
-    "hide": tell_hide,
-    "lost": tell_lost,
-    "trade": tell_trade,
-    "race": tell_race,
-    "wish": tell_wish,
-    "soup": tell_soup,
-    "message": tell_message,
-    "song": tell_song,
-}
+TELLERS = tell_pass, tell_hide, tell_lost, tell_trade, tell_race, tell_wish, tell_soup, tell_message, tell_song
+PLOTS = {teller.__name__.removeprefix("tell_"): teller for teller in TELLERS}
 
 # One story in ten holds a song; the eight other plots are equally likely.
 PLOT_WEIGHTS = {plot: 8 if plot == "song" else 9 for plot in PLOTS}

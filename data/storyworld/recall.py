@@ -9,11 +9,10 @@ recall      Tiko red kite river  Belna blue kite hill  …  Belna blue kite hill
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from itertools import combinations
-from math import log2
 from random import Random
+from typing import NamedTuple
 from zlib import crc32
 
 from .lexicon import lexicon
@@ -26,62 +25,37 @@ FACETS = (
     ("river", "pond", "well", "mill", "barn", "hill", "bridge", "gate"),
     ("nuts", "honey", "bread", "cheese", "soup", "cake", "plums", "beans"),
 )
-MOST_NAMES, MOST_VALUES = 32, 8
+MOST_NAMES = 32
 HELD_OUT = 8  # one list of facts in eight is held out, by its checksum: no training document has it
 
 
-@dataclass(frozen=True)
-class Repeated:
-    """A document of `times` equal blocks.
+class Repeated(NamedTuple):
+    """A block of `words`, no two alike, written several `times`."""
 
-    text:   " foom Tiko ladda foom Tiko ladda": every word has a space before it, so all copies are cut alike
-    period: characters of one block. `text[i]` is `text[i - period]` from there on
-    words:  the words of one block, no two alike
-    times:  how often it is written
-    bits:   -log2 of the probability of the text for one who knows how it is made: all of it is spent on the
-            first block (and on the number of words and of times, where those were drawn)
-    """
-
-    text: str
-    period: int
     words: tuple[str, ...]
     times: int
-    bits: float
+
+    @property
+    def text(self) -> str:
+        """Every word has a space before it, so all copies are cut alike: " foom Tiko ladda foom Tiko ladda"."""
+        return "".join(f" {word}" for word in self.words) * self.times
 
 
-def repeated(
-    seed: int,
-    index: int,
-    words: int | Sequence[int] = 25,
-    times: int | Sequence[int] = (2, 3, 4),
-    held_out: bool = False,
-) -> Repeated:
-    """Document number `index`: a block of different random words, half of them names, written several times.
+def repeated(seed: int, index: int, words: int | Sequence[int] = 25, held_out: bool = False) -> Repeated:
+    """Document number `index`: different random words, half of them names, written two to four times.
 
-    words, times: how many, how often; or how many and how often it may be, each as likely. The same arguments
-    give the same document on every machine. Raises ValueError for fewer than two, or more words than there are.
+    words: how many, or how many it may be, each as likely.
     """
     pools = (held_out_names() if held_out else names(), lexicon().song_words)
-    lengths, counts = (((n,) if isinstance(n, int) else tuple(n)) for n in (words, times))
-    if not lengths or min(lengths) < 2 or max(lengths) > min(map(len, pools)) or not counts or min(counts) < 2:
-        raise ValueError(f"words={words}, times={times}: use 2 to {min(map(len, pools))} words and 2 or more times")
     rng = Random(f"repeated {seed} {index}")
-    count = pick(rng, counts)
-    length = pick(rng, lengths) if len(lengths) > 1 else lengths[0]
-    bits, block = log2(len(counts)) + log2(len(lengths)), []
-    used: tuple[set[str], set[str]] = (set(), set())
-    for _ in range(length):
-        which = int(rng.random() * 2)
-        word = another(pools[which], used[which], rng)
-        bits += 1 + log2(len(pools[which]) - len(used[which]))
-        used[which].add(word)
-        block.append(word)
-    text = "".join(f" {word}" for word in block)
-    return Repeated(text * count, len(text), tuple(block), count, bits)
+    times = pick(rng, (2, 3, 4))
+    block: list[str] = []
+    for _ in range(words if isinstance(words, int) else pick(rng, words)):
+        block.append(another(pick(rng, pools), block, rng))
+    return Repeated(tuple(block), times)
 
 
-@dataclass(frozen=True)
-class RecallQuestion:
+class RecallQuestion(NamedTuple):
     """A word that the facts decide.
 
     word:     its number in the text, from 0
@@ -103,8 +77,7 @@ class RecallQuestion:
         return self.word - self.fact
 
 
-@dataclass(frozen=True)
-class Recall:
+class Recall(NamedTuple):
     """A document. words: all of them; the text puts a space before each. questions: every word that is decided."""
 
     words: tuple[str, ...]
@@ -128,31 +101,26 @@ def recall(
 ) -> Recall:
     """Document number `index`: `people` facts of 1 + facets words, and as many words for each of the questions.
 
-    values: words of a facet that are used. several: share of the questions that ask for a name. The same arguments
-    give the same document on every machine; no held-out document has the facts of a training one. Raises ValueError
-    for more than there is.
+    values: words of a facet that are used. several: share of the questions that ask for a name. No held-out document
+    has the facts of a training one. `RecallDocuments` (data/config.py) checks what is possible.
     """
-    if not (2 <= people <= MOST_NAMES and 1 <= facets <= len(FACETS) and 2 <= values <= MOST_VALUES):
-        possible = f"2 to {MOST_NAMES} people, 1 to {len(FACETS)} facets, 2 to {MOST_VALUES} values"
-        raise ValueError(f"people={people}, facets={facets}, values={values}: use {possible}")
-    if values**facets < people:
-        raise ValueError(f"{values} values in {facets} facets distinguish only {values**facets} people, not {people}")
     rng = Random(f"recall {seed} {index} {held_out}")
-    facts = draw_facts(rng, people, facets, values)
-    while (crc32(" ".join(map(" ".join, facts)).encode()) % HELD_OUT == 0) != held_out:
+    while True:
         facts = draw_facts(rng, people, facets, values)
+        if (crc32(" ".join(map(" ".join, facts)).encode()) % HELD_OUT == 0) == held_out:
+            break
     words = [word for fact in facts for word in fact]
-    size, asked = 1 + facets, []
+    size, decided = 1 + facets, []
     for _ in range(questions):
         who, start = int(rng.random() * people), len(words)
         if rng.random() < several:
             clues, last = tuple(range(start, start + facets)), start + facets
-            asked.append(RecallQuestion(last, who * size, clues, words_needed(facts, who), "several"))
+            decided.append(RecallQuestion(last, who * size, clues, words_needed(facts, who), "several"))
             words += [*facts[who][1:], facts[who][0]]
         else:
-            asked += [RecallQuestion(start + i, who * size + i, (start,), 1, "one") for i in range(1, size)]
+            decided += [RecallQuestion(start + i, who * size + i, (start,), 1, "one") for i in range(1, size)]
             words += facts[who]
-    return Recall(tuple(words), tuple(asked))
+    return Recall(tuple(words), tuple(decided))
 
 
 @cache

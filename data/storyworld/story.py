@@ -1,14 +1,14 @@
 """Stories and what they cost: `tell` writes one, `parse` recovers its choices from the text alone."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import fsum, log2
 from random import Random
 from typing import Literal, get_args
 
-from .lexicon import feelings, lexicon
+from .lexicon import feeling_words
 from .long_plots import LONG_PLOT_WEIGHTS, LONG_PLOTS
 from .pen import Author, Choice, Fact, Mention, Pen, Reader
 from .plots import PLOT_WEIGHTS, PLOTS
@@ -38,17 +38,15 @@ class Story:
     @cached_property
     def facts(self) -> tuple[Fact, ...]:
         """All that is known to be true: what the plot noted, who said what, and who felt how, in order."""
-        listener = Listener(self)
         known = {(fact.kind, *fact.values.values()) for fact in self.noted}
-        heard = [*listener.said(), *listener.felt()]
-        new = [fact for fact in heard if (fact.kind, *fact.values.values()) not in known]
+        new = [fact for fact in said_and_felt(self) if (fact.kind, *fact.values.values()) not in known]
         return tuple(sorted([*self.noted, *new], key=lambda fact: fact.at))
 
     @cached_property
     def people(self) -> dict[int, str]:
         """The names of all that have one, by number of the entity, in the order in which the story names them."""
         numbers = {texts[""]: number for number, texts in enumerate(self.entities) if "" in texts}
-        return {numbers[name]: name for name in names_in(self.choices)}
+        return {numbers[choice.option]: choice.option for choice in self.choices if choice.kind == "name"}
 
     @property
     def bits(self) -> float:
@@ -57,12 +55,7 @@ class Story:
 
 
 def tell(
-    seed: int,
-    index: int,
-    split: Split = "train",
-    level: int = 1,
-    held_out_names: bool = False,
-    plot: str | None = None,
+    seed: int, index: int, split: Split = "train", level: int = 1, held_out_names: bool = False, plot: str | None = None
 ) -> Story:
     """Story number `index` of the endless book that `seed` opens; the two splits are two different books.
 
@@ -71,26 +64,12 @@ def tell(
     story than without). The same arguments give the same story on every machine. Raises ValueError for an
     unknown split, level or plot.
     """
-    author, plot = drafted(seed, index, split, level, held_out_names, plot)
-    return finished(author, author.text, plot)
-
-
-def drafted(
-    seed: int, index: int, split: Split, level: int, held_out_names: bool, plot: str | None
-) -> tuple[Author, str]:
-    """The pen that has told a story of `tell`, and its plot; `finished` makes the story of both."""
     if split not in get_args(Split):
         raise ValueError(f"unknown split {split!r}: use 'train' or 'validation'")
     book = f"storyworld {split} {seed} {index}" + (f" level {level}" if level > 1 else "")
-    author = Author(lexicon(), Random(book if plot is None else f"{book} {plot}"), held_out_names)
-    return author, tell_with(author, level, plot)
-
-
-def tell_many(
-    seed: int, start: int, stop: int, split: Split = "train", level: int = 1, held_out_names: bool = False
-) -> list[Story]:
-    """Stories `start` to `stop - 1`."""
-    return [tell(seed, index, split, level, held_out_names) for index in range(start, stop)]
+    author = Author(Random(book if plot is None else f"{book} {plot}"), held_out_names)
+    plot = tell_with(author, level, plot)
+    return finished(author, author.text, plot)
 
 
 def read(text: str, level: int = 1, held_out_names: bool = False) -> Story:
@@ -99,9 +78,10 @@ def read(text: str, level: int = 1, held_out_names: bool = False) -> Story:
     Raises ValueError naming the character position and what was expected there, if the text is not a story of
     this level and these names (or, which the tests look for, could have been told in two ways).
     """
-    reader = Reader(lexicon(), text, held_out_names)
+    reader = Reader(text, held_out_names)
     plot = tell_with(reader, level)
-    reader.finish()
+    if reader.at != len(text):
+        raise reader.error("the end of the story")
     return finished(reader, text, plot)
 
 
@@ -139,15 +119,10 @@ def finished(pen: Pen, text: str, plot: str) -> Story:
     mentions = tuple(Mention(start, end, numbers[id(who.chosen)], form) for start, end, who, form in pen.mentioned)
     facts = []
     for at, kind, values, cast in pen.noted:
-        words = {role: who.chosen.texts[""] for role, who in cast.items() if "" in who.chosen.texts}
-        texts = {key: v.format(**words) if isinstance(v, str) else v.chosen.texts[""] for key, v in values.items()}
+        words = {role: who.texts[""] for role, who in cast.items() if "" in who.texts}
+        texts = {key: v.format(**words) if isinstance(v, str) else v.texts[""] for key, v in values.items()}
         facts.append(Fact(at, kind, texts))
     return Story(text, tuple(pen.choices), plot, tuple(facts), mentions, tuple(entity.texts for entity in pen.entities))
-
-
-def names_in(choices: Iterable[Choice]) -> list[str]:
-    """The names that were chosen, in the order in which the story names them."""
-    return [choice.option for choice in choices if choice.kind == "name"]
 
 
 # Who said what, and who felt how
@@ -158,63 +133,55 @@ QUOTE = re.compile(r'"([^"]+)"')
 SAID_BY = re.compile(f" {SAYING} ")  # "Oh!" said Tiko
 DID_SAY = re.compile(rf" (?:\w+ly )?{SAYING}\b")  # "Oh!" Tiko proudly said
 LEADS_IN = re.compile(rf"(?<!was ){SAYING}, $")  # Tiko the fox said, "Oh!"
-SUBJECTS = ("", "he", "He")  # the forms in which somebody can be the subject of a sentence
 # What may stand between somebody and the verb; and what else may if nobody else is in the sentence.
-NEXT_TO_SAID, ALONE_WITH_SAID = re.compile(r" (?:\w+ly )?"), re.compile(r"[a-z, ]+")
-NEXT_TO_WAS, ALONE_WITH_WAS = re.compile(r"(?:, who| the (?:\w+ )?\w+)? "), re.compile(r" [a-z ]+ and ")
+BEFORE_SAID = re.compile(r" (?:\w+ly )?"), re.compile(r"[a-z, ]+")
+BEFORE_WAS = re.compile(r"(?:, who| the (?:\w+ )?\w+)? "), re.compile(r" [a-z ]+ and ")
 
 
-class Listener:
-    """Reads from a told story who said what and who felt how.
+def said_and_felt(story: Story) -> Iterator[Fact]:
+    """Reads from a told story who said what, and then who felt how.
 
     A mention tells whom the pen meant, be it by name or by "she". A quote belongs to the mention that a verb of
     saying ties it to, a feeling to the mention before "was". Where the text ties them to no one, no question is asked.
     """
+    text, people = story.text, story.people
+    subjects = [m for m in story.mentions if m.entity in people and m.form in ("", "he", "He")]  # of a sentence
+    starting = {m.start: m for m in subjects}
 
-    def __init__(self, story: Story):
-        self.text = story.text
-        self.people = story.people
-        self.subjects = [m for m in story.mentions if m.entity in story.people and m.form in SUBJECTS]
-        self.starting = {m.start: m for m in self.subjects}
+    def since(start: int, end: int) -> list[Mention]:
+        return [m for m in subjects if start <= m.start < end]
 
-    def said(self) -> Iterator[Fact]:
-        """A fact for every quote that somebody is tied to."""
-        for quote in QUOTE.finditer(self.text):
-            if verb := SAID_BY.match(self.text, quote.end()):
-                speaker = self.starting.get(verb.end())
-            elif speaker := self.starting.get(quote.end() + 1):
-                speaker = speaker if DID_SAY.match(self.text, speaker.end) else None
-            elif verb := LEADS_IN.search(self.text[: quote.start()]):
-                speaker = self.subject_of(verb.start(), NEXT_TO_SAID, ALONE_WITH_SAID)
-            if speaker is not None:
-                yield Fact(quote.end(), "said", {"who": self.people[speaker.entity], "words": quote[1]})
+    def sentence_start(at: int) -> int:
+        return 1 + max(text.rfind(mark, 0, at) for mark in '.!?"')
 
-    def felt(self) -> Iterator[Fact]:
-        """A fact for everybody of whom the text says that he, she, both or everyone felt something."""
-        words = "|".join(sorted(feelings(), key=len, reverse=True))
-        for match in re.finditer(rf"\b(?:was|were|Feeling) ({words})\b", self.text):
-            before = self.text[: match.start()]
-            if match[0].startswith("Feeling"):  # Feeling tired, she lay down
-                subjects = [m for m in self.subjects if m.start == match.end() + len(", ")]
-            elif before.endswith(("everyone ", "both ")):
-                since = 0 if before.endswith("everyone ") else self.sentence(match.start())
-                subjects = [m for m in self.subjects if since <= m.start < match.start()]
-            else:
-                subject = self.subject_of(match.start(), NEXT_TO_WAS, ALONE_WITH_WAS)
-                subjects = [subject] if subject else []
-            for entity in dict.fromkeys(m.entity for m in subjects):
-                yield Fact(match.end(), "feels", {"who": self.people[entity], "feeling": match[1]})
-
-    def subject_of(self, verb: int, next_to: re.Pattern[str], alone: re.Pattern[str]) -> Mention | None:
+    def subject_of(verb: int, next_to: re.Pattern[str], alone: re.Pattern[str]) -> Mention | None:
         """Who does what the verb at this character says."""
-        subjects = [m for m in self.subjects if self.sentence(verb) <= m.start < verb]
-        if not subjects:
+        if not (possible := since(sentence_start(verb), verb)):
             return None
-        last = subjects[-1]
-        only = len({m.entity for m in subjects}) == 1
-        fits = next_to.fullmatch(self.text, last.end, verb) or (only and alone.fullmatch(self.text, last.end, verb))
+        last, only = possible[-1], len({m.entity for m in possible}) == 1
+        fits = next_to.fullmatch(text, last.end, verb) or (only and alone.fullmatch(text, last.end, verb))
         return last if fits else None
 
-    def sentence(self, at: int) -> int:
-        """Where the sentence begins that holds this character."""
-        return 1 + max(self.text.rfind(mark, 0, at) for mark in '.!?"')
+    for quote in QUOTE.finditer(text):
+        if verb := SAID_BY.match(text, quote.end()):
+            speaker = starting.get(verb.end())
+        elif speaker := starting.get(quote.end() + 1):
+            speaker = speaker if DID_SAY.match(text, speaker.end) else None
+        elif verb := LEADS_IN.search(text[: quote.start()]):
+            speaker = subject_of(verb.start(), *BEFORE_SAID)
+        if speaker is not None:
+            yield Fact(quote.end(), "said", {"who": people[speaker.entity], "words": quote[1]})
+
+    for felt in re.finditer(rf"\b(was|were|Feeling) ({feeling_words()})\b", text):
+        start = felt.start()
+        if felt[1] == "Feeling":  # Feeling tired, she lay down
+            who = since(felt.end() + len(", "), felt.end() + len(", ") + 1)
+        elif text.endswith("everyone ", 0, start):
+            who = since(0, start)
+        elif text.endswith("both ", 0, start):
+            who = since(sentence_start(start), start)
+        else:
+            subject = subject_of(start, *BEFORE_WAS)
+            who = [subject] if subject else []
+        for entity in dict.fromkeys(m.entity for m in who):
+            yield Fact(felt.end(), "feels", {"who": people[entity], "feeling": felt[2]})

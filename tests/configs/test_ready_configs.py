@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from data.storyworld import tell_many
+from data.storyworld import tell
 from model.transformer import on_meta
 from tests.train.helpers import metrics, pretrain
 from train.config import load_run_config
@@ -19,7 +19,7 @@ eval.attention.every=0 tracking.wandb=disabled data.tokenizer.train_bytes=100000
 
 @pytest.fixture(scope="module")
 def stories():
-    return [story.text for story in tell_many(0, 0, 500)]
+    return [tell(0, index).text for index in range(500)]
 
 
 def write(path, records):

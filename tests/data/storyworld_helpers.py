@@ -2,13 +2,17 @@
 
 from functools import cache
 
-from data.storyworld import Story, tell_many
+from data.storyworld import Story, tell
+
+
+def tell_many(seed: int, stop: int, **options) -> list[Story]:
+    return [tell(seed, index, **options) for index in range(stop)]
 
 
 @cache
 def long_stories() -> list[Story]:
     """Stories of level 2, told once for all test modules."""
-    return tell_many(seed=7, start=0, stop=2400, level=2)
+    return tell_many(7, 2400, level=2)
 
 
 def of_plot(stories: list[Story], plot: str) -> list[Story]:

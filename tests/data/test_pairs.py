@@ -11,9 +11,8 @@ from data.config import DataConfig
 from data.packing import IGNORED, Pairs
 from data.prepare import prepare
 from data.reading.records import BadRecord, Conversation, Message, Pair, checked_conversation, pair_of
-from data.storyworld import prefer
+from data.storyworld import draw_question, prefer
 from data.storyworld.conversations import OTHER_BOOK
-from data.storyworld.draw import draw_question
 from data.storyworld.questions import KINDS
 
 USER, GOOD, BAD = ({"role": r, "content": c} for r, c in (("user", "Hi"), ("assistant", "Hello"), ("assistant", "Go")))

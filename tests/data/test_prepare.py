@@ -18,7 +18,7 @@ from data import tokenizer as tokenizer_module
 from data.config import DataConfig
 from data.prepare import open_prepared, prepare
 from data.reading.documents import documents
-from data.storyworld import tell_many
+from data.storyworld import tell
 from tests.processes import exit_code, start
 
 
@@ -131,7 +131,7 @@ def after_the_first_note(action: Callable) -> None:
 
 @cache
 def stories() -> list[str]:
-    return [story.text for story in tell_many(0, 0, 1500)]
+    return [tell(0, index).text for index in range(1500)]
 
 
 def text_config(folder: Path) -> DataConfig:

@@ -3,6 +3,7 @@
 import json
 import re
 from collections import Counter
+from itertools import permutations
 from random import Random
 
 import pytest
@@ -10,7 +11,6 @@ import pytest
 from data.config import DataConfig, StoryworldSource
 from data.reading.documents import documents
 from data.storyworld import converse, interview, read, renamed
-from data.storyworld.conversations import repeats
 from data.storyworld.names import CONSONANTS, VOWELS, held_out_names, name_set
 
 N = 400
@@ -66,27 +66,6 @@ def test_answers_answer_the_question_before_them(conversations):
                 assert re.search(r'[.!?]"?$', answered["content"])
 
 
-@pytest.mark.slow
-def test_no_talk_asks_the_same_thing_twice():
-    for index in range(400):
-        *earlier, last = [
-            message["content"]
-            for message in converse(4, index, kind="turns")["conversations"]
-            if message["content"].endswith("?")
-        ] or [""]
-        for text in earlier:
-            assert not (text.startswith("Who") and last.endswith(text.removeprefix("Who"))), (text, last)
-            assert not (last.startswith("Who") and text.endswith(last.removeprefix("Who"))), (text, last)
-
-
-def test_the_same_arguments_give_the_same_conversation():
-    assert converse(3, 4) == converse(3, 4)
-    assert converse(3, 4) != converse(4, 4) != converse(3, 4, "validation")
-    assert converse(3, 4, kind="turns")["meta"]["kind"] == "turns"
-    with pytest.raises(ValueError, match="unknown kind of conversation 'chat'"):
-        converse(3, 4, kind="chat")
-
-
 def test_names_of_validation_conversations_are_held_out_from_training(conversations):
     held_out = set(held_out_names())
     for index in range(80):
@@ -98,22 +77,6 @@ def test_names_of_validation_conversations_are_held_out_from_training(conversati
         assert not set(re.findall(r"\w+", text)) & held_out
 
 
-def test_many_questions_about_one_story_are_all_different_and_all_answered():
-    for index in range(30):
-        one = interview(5, index)
-        assert one["meta"]["kind"] == "questions"
-        replies = [message["content"] for message in one["conversations"] if message["role"] == "assistant"]
-        questions = one["meta"]["questions"]
-        assert 6 <= len(questions) <= 8
-        asked = [one["conversations"][question["message"] - 1]["content"] for question in questions]
-        assert len(set(asked)) == len(asked)
-        for question in questions:
-            reply = one["conversations"][question["message"]]["content"]
-            assert question["answer"] in question["candidates"]
-            assert reply in replies
-            assert question["answer"].lower() in reply.lower()
-
-
 def test_more_questions_a_told_story_and_the_weights_of_classes():
     weights = {"yes_no": 20, "first": 0}
     told = [interview(5, index, most=14, told=1.0, weights=weights) for index in range(20)]
@@ -122,6 +85,8 @@ def test_more_questions_a_told_story_and_the_weights_of_classes():
     assert asked["first"] == 0
     assert asked["yes_no"] > asked.total() / 2
     for one in told:
+        asked = [one["conversations"][question["message"] - 1]["content"] for question in one["meta"]["questions"]]
+        assert not any(b.endswith(a.removeprefix("Who")) for a, b in permutations(asked, 2)), "nothing is asked twice"
         roles = [message["role"] for message in one["conversations"] if message["role"] != "system"]
         story = next(message["content"] for message in one["conversations"] if message["role"] == "assistant")
         assert roles == ["user", "assistant"] * (len(roles) // 2)
@@ -170,7 +135,7 @@ def test_a_checked_answer_is_asked_for_again_as_yes_or_no():
         for number, question in enumerate(questions):
             if question["kind"] == "yes_no":
                 before = questions[number - 1]
-                assert repeats(texts[number - 1], texts[number]) or before["kind"] == "where"
+                assert texts[number][:-1].endswith(texts[number - 1][4:-1]) or before["kind"] == "where"
                 reply = one["conversations"][question["message"]]["content"]
                 assert before["answer"].lower() in reply.lower()
                 assert reply.endswith(f"? {question['answer'].capitalize()}.")

@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from data.storyworld import Story, parse, read, tell, tell_many
+from data.storyworld import Story, parse, read, tell
 from data.storyworld.lexicon import feelings, words_of
-from data.storyworld.long_plots import COUNTS
-from data.storyworld.names import held_out_names, name_set
+from data.storyworld.names import held_out_names
 from data.storyworld.pen import Fact
-from tests.data.storyworld_helpers import holders, long_stories, of_plot, people
+from tests.data.storyworld_helpers import holders, long_stories, of_plot, people, tell_many
 
 PATTERNS = yaml.safe_load(Path(__file__).with_name("storyworld_patterns.yaml").read_text())
 NAME, SOME = r"([A-Z][a-z]{3,7})", r"an? \w+"
@@ -56,26 +55,6 @@ def only(key: str, text: str) -> tuple[str, ...]:
 
 
 # The truth: letter
-
-
-def test_the_letter_names_everyone_through_whose_hands_it_went(stories):
-    for story in of_plot(stories, "letter"):
-        text = story.text
-        *earlier, last = names_in("LETTER_TAKERS", text)
-        sender = only("SEALED", text)
-        forwards = re.search(r"First there was (.*?), and then I came", text)
-        backwards = re.search(r"I have it from (.*?)\.\"|It was (\w+ who gave it to me.*?)\.'", text)
-        named = [name for name in re.findall(NAME, (forwards or backwards)[0]) if name in people(story)]
-        named = [name for name in dict.fromkeys(named) if name != last]
-        if forwards:
-            assert named == earlier, text
-        else:
-            assert named[:-1] == earlier[::-1], text
-            assert named[-1] in people(story)[:2]
-            assert sender in {("",), (named[-1],)}
-        count = COUNTS[len(earlier) - 1]
-        assert re.search(rf"through {count} pairs|with {count} carriers|There were {count}, from", text), text
-        assert holders(story)["letter"] in people(story)[:2]
 
 
 def test_the_words_that_arrive_are_those_that_were_sent_unless_the_story_says_so(stories):
@@ -154,42 +133,6 @@ def test_a_rumor_is_traced_back_to_the_one_who_changed_it(stories):
     assert len(outcomes) == 4
 
 
-# The truth: ferry
-
-
-def test_everyone_crosses_the_lake_and_nobody_is_left_alone_with_the_third(stories):
-    mistakes = 0
-    for story in of_plot(stories, "ferry"):
-        ferry, *guests = people(story)
-        b = re.search(rf"(?:alone with|Never alone with) {NAME}[,.!]", story.text)[1]
-        assert b in guests
-        near, far, crossings = set(guests), set(), 0
-        for event, names in matches("FERRY", story.text):
-            if event in ("over", "back"):
-                here, there = (near, far) if event == "over" else (far, near)
-                here.remove(names[0])
-                there.add(names[0])
-                assert event == "over" or here == {names[1]}, story.text
-                assert not (b in here and len(here) == 2), story.text  # the boat has gone to the other side
-            elif event == "one":
-                assert {names[0]} == far
-                assert set(names[1:]) == near
-            elif event.startswith("two"):
-                over, left = (names[:2], names[2]) if event == "two" else (names[1:], names[0])
-                assert set(over) == far, story.text
-                assert near == {left}
-            elif event == "alone":
-                assert not (b in far and len(far) == 2), story.text
-            crossings += {"over": 1, "back": 1, "alone": 1, "twice": 2}.get(event, 0)
-        assert far == set(guests), story.text
-        assert re.search(
-            rf"\b{COUNTS[crossings - 2]} times (?:for|across)|across {COUNTS[crossings - 2]} times", story.text
-        )
-        mistakes += bool(re.search("At first|First \\w+ got", story.text))
-        assert ferry not in guests
-    assert mistakes > 30
-
-
 # The truth: feast
 
 
@@ -224,40 +167,6 @@ def test_guests_sit_where_they_were_put_and_take_home_what_they_got(stories):
     assert swaps > 50
 
 
-# The truth: bargain
-
-
-ASKED = r"[Ww]ho (?:had|got|went home with) the (\w+)(?: now| in the end)?\? (?:It was|That was|Why,) (\w+)"
-
-
-def test_swaps_are_made_as_agreed_and_everything_is_where_they_left_it(stories):
-    late = 0
-    for story in of_plot(stories, "bargain"):
-        hero = people(story)[0]
-        start = next(filter(None, (re.search(filled(line), story.text) for line in PATTERNS["START"].splitlines())))
-        holder, swaps = {start["have"]: hero}, 0
-        for event, groups in matches("BARGAIN", story.text):
-            kind, order = event.split()
-            said = dict(zip(order, groups, strict=True))
-            if kind == "gone":
-                assert holder.get(said["I"], said["T"]) == said["T"]
-                holder |= {said["I"]: said["B"], said["X"]: said["T"]}
-                late += 1
-                continue
-            assert holder[said["G"]] == hero, story.text
-            assert holder.get(said["I"], said["T"]) == said["T"], story.text
-            holder |= {said["G"]: said["T"], said["I"]: hero}
-            swaps += 1
-        assert holder[start["wish"]] == hero
-        assert holder == holders(story), story.text
-        asked = re.findall(ASKED, story.text)
-        assert len(asked) == 3, story.text
-        assert all(holder[thing] == who for thing, who in asked), story.text
-        counted = re.search(r"took (\w+) swaps|There had been (\w+)", story.text)
-        assert counted is None or COUNTS[swaps - 2] in counted.groups(), story.text
-    assert late > 50
-
-
 # Facts and names
 
 N = 2000
@@ -266,7 +175,7 @@ VERBS = "said|cried|whispered|called|laughed|shouted|sighed|groaned|moaned|mumbl
 
 @pytest.fixture(scope="module")
 def short_stories() -> list[Story]:
-    return tell_many(seed=3, start=0, stop=N)
+    return tell_many(3, N)
 
 
 def facts(story: Story, kind: str) -> list[Fact]:
@@ -299,42 +208,6 @@ def test_a_story_with_held_out_names_is_the_same_story(short_stories):
         assert text == usual.text
 
 
-def test_held_out_names_are_many_kind_and_in_no_training_text(short_stories):
-    pool = held_out_names()
-    assert len(pool) >= 1000
-    assert len(set(pool)) == len(pool)
-    assert not set(pool) & name_set()
-    assert all(re.fullmatch("[A-Z][a-z]{5}", name) for name in pool)
-    words = {word for story in short_stories for word in re.findall("[A-Za-z]+", story.text)}
-    assert not words & set(pool)
-    assert not {word.lower() for word in words} & {name.lower() for name in pool}
-
-
-# The truth, read from the sentences alone
-
-
-def test_the_toy_is_with_the_one_who_took_it(short_stories):
-    handed = re.compile(
-        r"(?:gave|handed|threw|passed) the \w+ to (\w+)\.|(?:asked|wondered|begged) (\w+), and"
-        r"|, and (\w+) (?:took|got) it\.|, (\w+) (?:took|kept|got) the|it landed [a-z ]+ of (\w+)\."
-        r"|so the \w+ went to (\w+)\.| let (\w+) have the|, so (\w+) had to (?:carry|hold|save)"
-    )
-    for story in of_plot(short_stories, "pass"):
-        finder = facts(story, "did")[0].values["who"]
-        takers = [finder, *("".join(groups) for groups in handed.findall(story.text))]
-        assert [fact.values["who"] for fact in facts(story, "has")] == takers
-        assert re.search(rf"\b{finder}\b", story.text).start() == min(story.text.find(n) for n in story.people.values())
-
-
-def test_a_lost_thing_is_where_the_story_finds_it_again(short_stories):
-    place = r"((?:by|beside|near|at|in|on|under) the (?:old )?\w+)"
-    found = re.compile(rf"there, {place}, was|still {place}, |it is, {place}!|was {place}, and there lay")
-    for story in of_plot(short_stories, "lost"):
-        (left,) = [fact for fact in facts(story, "at") if fact.values["what"] not in story.people.values()]
-        (came_back,) = {"".join(groups) for groups in found.findall(story.text)}
-        assert at_form(story, left.values["place"]) == came_back, story.text
-
-
 def test_hiders_are_in_the_place_and_the_clothes_that_are_told_with_their_name(short_stories):
     for story in of_plot(short_stories, "hide"):
         for hidden, worn in zip(facts(story, "at"), facts(story, "has"), strict=True):
@@ -350,54 +223,10 @@ def test_hiders_are_in_the_place_and_the_clothes_that_are_told_with_their_name(s
         assert found in first.groups()
 
 
-def test_after_the_trade_everybody_has_what_the_last_sentences_say(short_stories):
-    checked = 0
-    for story in of_plot(short_stories, "trade"):
-        end, holder = story.text[-160:], holders(story)
-        pairs = [(thing, who) for who, thing in re.findall(r"([A-Z]\w+) had the (\w+)", end)]
-        pairs += re.findall(r"the (\w+) (?:stayed )?with ([A-Z]\w+)", end)
-        pairs += re.findall(r"The (\w+) stayed with ([A-Z]\w+)", end)
-        for thing, who in pairs:
-            assert holder[thing] == who, story.text
-            checked += 1
-    assert checked > 200
-
-
-def test_runners_come_in_as_the_story_says(short_stories):
-    goal = re.compile(
-        r"\. (\w+) won, (\w+) was second, and (\w+) came|First came (\w+), then (\w+), and then (\w+)\."
-        r"|so (\w+) was the first to reach [a-z ]+\. (\w+) came in second and (\w+) was"
-        r"|With (\w+) first, (\w+) second and (\w+) last"
-    )
-    for story in of_plot(short_stories, "race"):
-        order = [group for group in goal.search(story.text).groups() if group]
-        ends = ("won the race", "came second", "came last")
-        assert order == [fact.values["who"] for fact in facts(story, "did") if fact.values["deed"] in ends], story.text
-
-
-def test_the_one_who_waits_waits_where_the_story_says(short_stories):
-    waits = re.compile(
-        r"So (\w+) waited ([a-z ]+), while|stood (\w+), all alone ([a-z ]+)\.|, and (\w+) waited ([a-z ]+)\."
-    )
-    checked = 0
-    for story in of_plot(short_stories, "message"):
-        waiting = [f for f in facts(story, "at") if "wait" in f.values["asked"]]
-        told = {(f.values["what"], at_form(story, f.values["place"])) for f in waiting}
-        if match := waits.search(story.text) if waiting else None:
-            who, where = [group for group in match.groups() if group]
-            assert (who, where) in told, story.text
-            (other_place,) = re.findall(r"(?:stood|waited|He sat|She sat) ([a-z ]+) with the", story.text)
-            (other,) = {fact.values["what"] for fact in waiting} - {who}
-            assert (other, other_place) in told, story.text
-            checked += 1
-        assert bool(waiting) == ("all alone" in story.text or " waited " in story.text)
-    assert checked > 20
-
-
 @pytest.mark.parametrize("level", [1, 2])
 def test_quotes_belong_to_the_name_beside_them(short_stories, level):
     checked = 0
-    for story in short_stories if level == 1 else tell_many(3, 0, 150, level=2):
+    for story in short_stories if level == 1 else tell_many(3, 150, level=2):
         names_here = "|".join(story.people.values())
         said = {(fact.values["words"], fact.values["who"]) for fact in facts(story, "said")}
         plain = re.findall(rf'"([^"]+)" (?:{VERBS}) ({names_here})\b', story.text)

@@ -194,6 +194,9 @@ class MixSource(Section):
     """Several sources."""
     parts: list[MixPart] = Field(min_length=1)
     """The sources: [{weight: 3, source: {kind: …}}, …]."""
+    stopping_strategy: Literal["first_exhausted", "all_exhausted"] = "first_exhausted"
+    """first_exhausted: the mix ends with the first part that ends, nothing is repeated | all_exhausted: a part that
+    ends begins again, until the last one has ended."""
 
 
 Source = Annotated[StoryworldSource | FilesSource | HubSource | MixSource, Field(discriminator="kind")]

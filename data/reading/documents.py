@@ -185,16 +185,22 @@ def _mix(mix: MixSource, config: DataConfig, ledger: Ledger) -> Iterator[Documen
 
     Held-out documents are passed on as they come.
     """
-    parts = [(part.weight, _documents_of(part.source, config, ledger)) for part in mix.parts]
-    characters = [0] * len(parts)
+    weights = [part.weight for part in mix.parts]
+    streams = [_documents_of(part.source, config, ledger) for part in mix.parts]
+    characters, ended = [0] * len(weights), [False] * len(weights)
     while True:
-        i = min(range(len(parts)), key=lambda n: characters[n] / parts[n][0])
-        document = next(parts[i][1], None)
-        if document is None:  # the mix ends with the first part that ends
+        i = min(range(len(weights)), key=lambda n: characters[n] / weights[n])
+        document = next(streams[i], None)
+        if document is None:
             if not characters[i]:
                 raise InputError(f"data.source.parts: part {i + 1} holds no training document")
-            return
-        yield document
-        if document.split == "train":
+            ended[i] = True
+            if mix.stopping_strategy == "first_exhausted" or all(ended):
+                return
+            streams[i] = _documents_of(mix.parts[i].source, config, Ledger())
+        elif document.split == "train":
+            yield document
             content = document.content
             characters[i] += len(content if isinstance(content, str) else repr(content))
+        elif not ended[i]:  # otherwise it came the first time
+            yield document

@@ -174,13 +174,18 @@ def test_the_built_in_world_has_two_levels_conversations_and_repeats():
 # Mixing
 
 
+def parts(tmp_path, sizes, weights):
+    made = []
+    for i, (count, weight) in enumerate(zip(sizes, weights, strict=True)):
+        texts = [f"part {i} document {n} " + "x" * (n * 7 % 40) for n in range(count)]
+        made.append({"weight": weight, "source": write_jsonl(tmp_path / f"{i}.jsonl", texts)})
+    return made
+
+
 @pytest.mark.parametrize("weights", [[1.0, 1.0], [3.0, 1.0], [1.0, 2.0, 7.0]])
 def test_a_mix_has_the_shares_of_text_that_the_weights_say(tmp_path, weights):
-    parts = []
-    for i, weight in enumerate(weights):
-        texts = [f"part {i} document {n} " + "x" * (n * 7 % 40) for n in range(800)]
-        parts.append({"weight": weight, "source": write_jsonl(tmp_path / f"{i}.jsonl", texts)})
-    found = list(documents(config({"kind": "mix", "parts": parts}), "train"))
+    mix = {"kind": "mix", "parts": parts(tmp_path, [800] * len(weights), weights)}
+    found = list(documents(config(mix), "train"))
     assert len(found) == len(set(found))  # nothing is repeated
     sizes = Counter()
     for text in found:
@@ -189,6 +194,17 @@ def test_a_mix_has_the_shares_of_text_that_the_weights_say(tmp_path, weights):
         if total > 5000:  # not only at the end, but all along
             for i, weight in enumerate(weights):
                 assert sizes[i] / total == pytest.approx(weight / sum(weights), abs=0.03)
+
+
+def test_a_small_part_is_repeated_until_the_last_has_ended(tmp_path):
+    mix = {"kind": "mix", "parts": parts(tmp_path, [400, 20], [1.0, 1.0]), "stopping_strategy": "all_exhausted"}
+    counts = Counter(documents(config(mix), "train"))
+    by_part = [[n for text, n in counts.items() if text.startswith(f"part {i} ")] for i in (0, 1)]
+    assert set(by_part[0]) == {1}
+    assert min(by_part[1]) > 5
+    held_out = list(documents(config(mix), "validation"))
+    assert len(held_out) == len(set(held_out))
+    assert not set(held_out) & set(counts)
 
 
 # One long text, several books, lines that make articles

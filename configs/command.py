@@ -35,6 +35,9 @@ def exit_on_bad_input(command: Callable[[], int | None]) -> None:
     """Run a command and end the process: one clear line and exit code 2 for bad input."""
     if spec := sys.modules["__main__"].__spec__:  # what argparse calls the program; from Python 3.14 on by itself
         sys.argv[0] = f"python -m {spec.name.removesuffix('.__main__')}"
+    # PyTorch 2.13 keeps what it compiles for any kernels in one folder: with code of others a loss came out at half
+    if kernels := os.environ.get("ATEN_CPU_CAPABILITY"):
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor_{kernels}")
     stdout, code, line = sys.stdout, 0, ""
     sys.stdout = Plain(stdout)
     try:

@@ -26,6 +26,7 @@ KeyPath = tuple[str, ...]
 Model = TypeVar("Model", bound=BaseModel)
 SHIPPED = Path(__file__).parent
 MOST_PROBLEMS = 5  # that one error names
+RANK = {"extends": 0, "init_from": 1, "kind": 2}  # keys that are read first: they change what the others mean
 WORDS = {  # YAML 1.2's, by the tag whose value PyYAML then makes, with their first letters
     "null": (r"~|null|Null|NULL|", ["~", "n", "N", ""]),
     "bool": (r"true|True|TRUE|false|False|FALSE", list("tTfF")),
@@ -194,7 +195,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig
     """
     loaded = LoadedConfig(Path(path).expanduser())
     _read_file(loaded.path, loaded, seen=())
-    for override in sorted(overrides, key=lambda text: _rank(text.partition("=")[0].rpartition(".")[2])):
+    for override in sorted(overrides, key=lambda text: RANK.get(text.partition("=")[0].rpartition(".")[2], 3)):
         name, equals, text = override.partition("=")
         place, key = f"command line `{shortened(override)}`", tuple(name.split("."))
         if not equals or not all(key):
@@ -208,12 +209,6 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig
             place = loaded.where(("init_from",))
             loaded.set(("data", "tokenizer"), own | {"kind": "pretrained", "path": start}, place)
     return loaded
-
-
-def _rank(name: str) -> int:
-    """Which keys of a file, or on the command line, come first: those that change what the others mean."""
-    first = ("extends", "init_from", "kind")
-    return first.index(name) if name in first else len(first)
 
 
 def _read_file(path: Path, into: LoadedConfig, seen: tuple[Path, ...], place: str = "") -> None:
@@ -230,7 +225,7 @@ def _read_file(path: Path, into: LoadedConfig, seen: tuple[Path, ...], place: st
 
 
 def _merge(values: dict[Key, Any], path: Path, prefix: KeyPath, into: LoadedConfig, seen: tuple[Path, ...]) -> None:
-    for name in sorted(values, key=_rank):
+    for name in sorted(values, key=lambda name: RANK.get(name, 3)):
         place, key, value = f"{path}:{name.line}", (*prefix, str(name)), values[name]
         if key == ("extends",):
             if not isinstance(value, str) or not value:
@@ -268,8 +263,8 @@ def validate(schema: type[Model], loaded: LoadedConfig, section: str | None = No
     if section:  # a command that reads one section still refuses a top-level key that no section has
         sections = json.loads((SHIPPED / "schema.json").read_text(encoding="utf-8"))["properties"]
         for name in sorted(loaded.values.keys() - sections.keys()):
-            hint = _nearest((name,), [(section,) for section in sections])
-            raise InputError(f"{loaded.where((name,))}: unknown key `{name}`{hint}")
+            known = [*((key,) for key in sections), *((section, *path) for path, _ in fields(schema))]
+            raise InputError(f"{loaded.where((name,))}: unknown key `{name}`{_nearest((name,), known)}")
     try:
         return schema.model_validate(loaded.values.get(section, {}) if section else loaded.values)
     except ValidationError as error:

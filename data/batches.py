@@ -6,7 +6,7 @@ all epochs) is row p % n of epoch p // n, so any process can compute its share o
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
@@ -18,7 +18,7 @@ from torch import Tensor
 from data import packing
 from data.config import DataConfig, Split
 from data.packing import IGNORED, ConversationRows, DocumentRows, Rows
-from data.prepare import PreparedData, prefetched
+from data.prepare import PreparedData
 from data.tokenizer import Tokenizer
 
 __all__ = ["IGNORED", "Batch", "TrainBatches", "make_batch", "make_rows", "too_long", "validation_batches"]
@@ -133,14 +133,6 @@ class TrainBatches:
     def collate(self, rows: Sequence[Any], row_ids: list[int]) -> Batch:
         """What `self.rows` gives for each row -> a batch."""
         return make_batch(rows, row_ids, self.tokenizer, *self.packed_as)
-
-    def prefetch(
-        self, first: int, stop: int, pin: bool = False, rank: int = 0, world_size: int = 1
-    ) -> Generator[Batch]:
-        """Batches first … stop - 1, two of them made ahead by a thread. pin: in page-locked memory, from which a
-        GPU copies while it computes."""
-        batches = (self.batch(k, rank, world_size) for k in range(first, stop))
-        return prefetched(batch.pinned() if pin else batch for batch in batches)
 
     def _draw_order(self, epoch: int) -> tuple[int, np.ndarray]:
         if not self.shuffle:

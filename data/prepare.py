@@ -75,7 +75,16 @@ def prepare(config: DataConfig, output_dir: Path, show_progress: bool = True) ->
     Every process of a run may call this at the same time: the first one prepares, the others wait for it at a lock.
     show_progress: say that it waits. Raises InputError for a source that cannot be read or holds too little.
     """
-    depends_on = dependencies(config)
+    tokenizer = config.tokenizer.model_dump()
+    if config.tokenizer.path is not None:
+        tokenizer["path"] = train_tokenizer(config.tokenizer, []).sha256()
+    depends_on = {
+        "format": FORMAT_VERSION,
+        "source": source_identity(config.source),
+        "tokenizer": tokenizer,
+        "chat_template": CHAT_TEMPLATE_VERSION,
+        **config.model_dump(include={"records", "validation_fraction", "drop_duplicates", "on_bad_record"}),
+    }
     key = hashlib.sha256(json.dumps(depends_on, sort_keys=True).encode()).hexdigest()[:16]
     directory = output_dir / ".prepared" / key
     if not (directory / MANIFEST).is_file():
@@ -112,20 +121,6 @@ def open_prepared(directory: Path) -> PreparedData:
 
 # ---------------------------------------------------------------------------------------------------------
 # the key: what the shards depend on
-
-
-def dependencies(config: DataConfig) -> dict[str, Any]:
-    """Everything that the shards depend on, the contents of text files included."""
-    tokenizer = config.tokenizer.model_dump()
-    if config.tokenizer.path is not None:
-        tokenizer["path"] = train_tokenizer(config.tokenizer, []).sha256()
-    return {
-        "format": FORMAT_VERSION,
-        "source": source_identity(config.source),
-        "tokenizer": tokenizer,
-        "chat_template": CHAT_TEMPLATE_VERSION,
-        **config.model_dump(include={"records", "validation_fraction", "drop_duplicates", "on_bad_record"}),
-    }
 
 
 def source_identity(source: Any) -> dict[str, Any]:

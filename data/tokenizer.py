@@ -294,10 +294,11 @@ class Tokenizer:
             "padding_side": "left",  # so that a batch of prompts ends where the answers begin
             "clean_up_tokenization_spaces": False,
             "chat_template": CHAT_TEMPLATE,
+            "unk_token": UNK if self.backend.token_to_id(UNK) is not None else None,
+            "model_max_length": context_length,
         }
-        settings |= {"unk_token": UNK} if self.backend.token_to_id(UNK) is not None else {}
-        settings |= {"model_max_length": context_length} if context_length is not None else {}
-        text = json.dumps(settings, indent=2, ensure_ascii=False) + "\n"
+        known = {name: value for name, value in settings.items() if value is not None}
+        text = json.dumps(known, indent=2, ensure_ascii=False) + "\n"
         (directory / "tokenizer_config.json").write_text(text, encoding="utf-8")
 
 
@@ -415,6 +416,7 @@ def open_tokenizer(path: str | Path) -> tuple[Path, tokenizers.Tokenizer, Settin
         templates = settings.get("chat_template") or {}
         if isinstance(templates, list):
             templates = {template["name"]: template["template"] for template in templates}
+        templates = {"default": templates} if isinstance(templates, str) else dict(templates)
         backend = tokenizers.Tokenizer.from_str(text)
         backend.decode(backend.encode("A fox, 7 foxes and an é.\n").ids)
     except (KeyboardInterrupt, SystemExit):
@@ -422,7 +424,6 @@ def open_tokenizer(path: str | Path) -> tuple[Path, tokenizers.Tokenizer, Settin
     except BaseException as error:  # a panic of its Rust code, too; the library raises nothing more precise
         reason = str(error).partition("\n")[0][:200]
         raise InputError(f"{file}: is not a tokenizer.json that works, or {config.name} is not: {reason}") from None
-    templates = {"default": templates} if isinstance(templates, str) else templates
     templates |= {"default": read_text(template)} if template.is_file() else {}
     return file, backend, checked({"named_tokens": named, "chat_template": templates}, str(config), Settings)
 

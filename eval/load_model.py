@@ -33,10 +33,7 @@ def open_checkpoint(
     path: str | Path, device: str = "auto", dtype: torch.dtype | None = None, quantise: str | None = None
 ) -> tuple[LanguageModel, Tokenizer, Path]:
     """The same, and the checkpoint directory that all of it was read from: a run that trains has soon another one."""
-    try:
-        place = choose_device(device)
-    except ValueError as error:
-        raise InputError(f"--device {error}") from None
+    place = choose_device(device)
     try:
         lm, tokenizer, directory = read_checkpoint(path, lambda at: (load(at).to(place, dtype), load_tokenizer(at), at))
     except torch.OutOfMemoryError:

@@ -336,11 +336,8 @@ class LanguageModel(nn.Module):
         for _, module in self.named_modules(remove_duplicate=False):  # from the outside to the inside
             if group := getattr(module, "optimizer_group", None):
                 group_of.update(dict.fromkeys(module.parameters(), group))
-        groups: dict[str, list[nn.Parameter]] = {name: [] for name in GROUPS}
-        for parameter, group in group_of.items():
-            if parameter.requires_grad:
-                groups["vector" if parameter.ndim < 2 else group].append(parameter)
-        return groups
+        trained = [(p, "vector" if p.ndim < 2 else group) for p, group in group_of.items() if p.requires_grad]
+        return {name: [parameter for parameter, group in trained if group == name] for name in GROUPS}
 
     def num_parameters(self, inside: str = "") -> int:
         """How many numbers the weights are; a tied matrix counts once. inside: only those with this in their name."""

@@ -110,8 +110,10 @@ def resolve_device(
     train, model, documents = config.train, config.model, config.data.isolate_documents
     precision = settle("precision", train.precision, lambda p: lacks(p, kind), lambda: fastest_precision(kind, faults))
     compiled = settle("compile", train.compile, lambda on: "", lambda: pays_to_compile(config, kind, precision, faults))
-    options = {"gradients": True, "documents": documents, "compiled": compiled, "dropout": model.attention_dropout}
-    here = Situation.of(model, kind, DTYPES[precision], **options)
+    here = Situation.of(
+        model, kind, DTYPES[precision],
+        dropout=model.attention_dropout, gradients=True, documents=documents, compiled=compiled,
+    )  # fmt: skip
     wrong = {name: faults[key] for name in BACKENDS if (key := f"attention {kind} {name} {precision}") in faults}
     attention = settle(
         "attention",
@@ -124,10 +126,7 @@ def resolve_device(
 
 def resolve_kind(config: RunConfig) -> str:
     """cpu, cuda or mps. Raises InputError for a device that you ask for and this machine does not have."""
-    try:
-        return choose_device(config.train.device).type
-    except ValueError as error:
-        raise InputError(f"train.device is {error}") from None
+    return choose_device(config.train.device, "train.device").type
 
 
 def cannot_serve(backend: str, here: Situation) -> str:
@@ -220,8 +219,14 @@ def sized(config: RunConfig) -> RunConfig:
 def decided_by(device: Device, rows: int, world_size: int) -> dict[str, Any]:
     """What the last bits depend on, on this machine: what `auto` stands for, and what computes."""
     kind = device.device.type
-    chosen = {"device": kind, "precision": device.precision, "attention": device.attention, "compile": device.compile}
-    chosen |= {"micro_batch_size": rows, "world_size": world_size}
+    chosen = {
+        "device": kind,
+        "precision": device.precision,
+        "attention": device.attention,
+        "compile": device.compile,
+        "micro_batch_size": rows,
+        "world_size": world_size,
+    }
     if kind != "cpu":
         return chosen | {"torch": torch.__version__, "gpu": machine(device.device)}
     return chosen | processor() | {"threads": torch.get_num_threads()}

@@ -81,7 +81,7 @@ def train(run: Run) -> None:
                         run.scaler.unscale_(optimizer)  # does nothing but in fp16
                     longest = config.grad_clip or math.inf  # 0: only measure
                     scalars["grad_norm"] = full_tensor(nn.utils.clip_grad_norm_(run.lm.parameters(), longest))
-                    if not overflowed(run, sums["loss"], scalars["grad_norm"]):
+                    if not (run.scaler.is_enabled() and overflowed(run, sums["loss"], scalars["grad_norm"])):
                         break
                     run.lm.zero_grad()
                 scalars |= {name: value / counts.trained for name, value in sums.items()}
@@ -168,8 +168,6 @@ def overflowed(run: Run, loss: Tensor, grad_norm: Tensor) -> bool:
     Small gradients would be 0 in fp16, so the loss is multiplied by a large number before the backward pass
     (Micikevicius et al. 2018, arXiv 1710.03740). An overflow costs time here, but no step.
     """
-    if not run.scaler.is_enabled():
-        return False
     again, scale_before = bool(loss.isfinite()) and not bool(grad_norm.isfinite()), run.scaler.state_dict()
     run.scaler.update()
     if again and run.scaler.get_scale() < SMALLEST_LOSS_SCALE:  # no scale helps: it is the step, not the scale
@@ -361,13 +359,17 @@ def show_stop(run: Run, why: str) -> None:
 @torch.no_grad()
 def report_initial_loss(run: Run) -> None:
     """The loss before the first step. An untrained model should find every token equally likely."""
+
+    def measure() -> tuple[Tensor, int]:
+        with run.device.autocast():
+            parts = run.source.batch(0, run.lm).split(min(8, run.state.micro_rows))
+            batch = next((part for part in parts if run.objective.count(part)), parts[0])
+            loss_sum, _ = run.objective.loss(run.lm, batch.to(run.device.device))
+        return loss_sum, run.objective.count(batch)
+
     run.lm.eval()
-    with run.device.autocast():
-        parts = run.source.batch(0, run.lm).split(min(8, run.state.micro_rows))
-        batch = next((part for part in parts if run.objective.count(part)), parts[0])
-        loss_sum, _ = run.objective.loss(run.lm, batch.to(run.device.device))
-    if counted := run.objective.count(batch):  # 0 where all answers to a question earn the same: nothing to learn
-        vocabulary = run.data.tokenizer.vocab_size
-        is_plain = isinstance(run.objective, NextToken)
+    loss_sum, counted = within_memory(run, measure)
+    if counted:  # where all answers to a question earn the same, there is nothing to learn
+        vocabulary, is_plain = run.data.tokenizer.vocab_size, isinstance(run.objective, NextToken)
         expected = f", and ln(vocabulary {vocabulary:,}) = {math.log(vocabulary):.4f}" if is_plain else ""
         run.tracker.say(f"step 0: loss {float(loss_sum) / counted:.4f}{expected}")

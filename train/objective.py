@@ -20,7 +20,7 @@ from torch import Tensor
 from configs.command import InputError
 from data.batches import IGNORED, Batch, TrainBatches, make_rows, too_long
 from data.packing import ConversationRows
-from data.prepare import PreparedData
+from data.prepare import PreparedData, prefetched
 from model import LanguageModel
 from train.config import RunConfig
 from train.device import Device
@@ -147,7 +147,9 @@ class TextBatches(BatchSource):
         return self.batches.batch(k, *self._share)
 
     def upcoming(self, first: int, stop: int, lm: LanguageModel) -> Generator[Batch]:
-        return self.batches.prefetch(first, stop, self._pin, *self._share)
+        batches = (self.batch(k, lm) for k in range(first, stop))
+        # from page-locked memory a GPU copies while it computes
+        return prefetched(batch.pinned() if self._pin else batch for batch in batches)
 
     def epochs(self, steps: int) -> float:
         return steps * self.rows_per_batch / self.batches.rows.per_epoch

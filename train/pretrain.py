@@ -58,8 +58,7 @@ def run(
     """
     if parts is None and (objective, source) != (None, TextBatches):
         parts = 1
-    work = partial(_run, config, script, objective, source)
-    return on_processes(number_of_processes(config, parts), work)
+    return on_processes(number_of_processes(config, parts), partial(_run, config, script, objective, source))
 
 
 def _run(config: RunConfig, script: str, objective: MakeObjective | None, source: Any) -> int:

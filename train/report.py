@@ -28,9 +28,9 @@ def opening(run: Run, checkpoint: Path | None = None) -> str:
     """What is about to happen, in a few lines: model, device, length, rows, text."""
     c, world = run.config, run.world
     active = f" ({run.lm.num_active_parameters():,} active for a token)" if c.model.num_experts else ""
-    clock = f"{c.train.max_minutes} minutes by the clock (so never twice exactly the same) in steps"
-    length = f"{c.max_steps:,} steps" if c.max_steps else clock
-    epochs = run.source.epochs(c.max_steps) if c.max_steps else None
+    length, epochs = f"{c.train.max_minutes} minutes by the clock (so never twice exactly the same) in steps", None
+    if c.max_steps:
+        length, epochs = f"{c.max_steps:,} steps", run.source.epochs(c.max_steps)
     rows = run.source.rows_per_batch * run.rows_joined
     joined = f", {run.rows_joined} joined {run.source.joined}" if run.rows_joined > 1 else ""
     processes = f"{world.size} processes, {world.parallel}" if world.size > 1 else ""

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from configs.command import InputError
 from model.attention import AttentionFunction, eager
 from model.backends import kernels
 from model.config import ModelConfig
@@ -154,13 +155,13 @@ def choose_attention(here: Situation, avoid: Mapping[str, str] | None = None) ->
     return "eager", "the formula itself, which is the slowest" + rejected
 
 
-def choose_device(wanted: str = "auto") -> torch.device:
-    """The device to compute on. auto: a CUDA GPU if there is one, else Apple's (mps), else the CPU. Raises ValueError
-    for a device that this machine does not have."""
+def choose_device(wanted: str = "auto", option: str = "--device") -> torch.device:
+    """The device to compute on. auto: a CUDA GPU if there is one, else Apple's (mps), else the CPU. Raises InputError,
+    which names the option, for a device that this machine does not have."""
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     counts = {"cuda": gpus, "mps": int(torch.backends.mps.is_available()), "cpu": 1}
     available = [kind for kind, count in counts.items() if count]
     name = available[0] if wanted == "auto" else wanted
     if name not in (*available, *(f"{kind}:{number}" for kind in available for number in range(counts[kind]))):
-        raise ValueError(f"{wanted}: not available here: use auto or one of: {', '.join(available)}")
+        raise InputError(f"{option} {wanted}: not available here: use auto or one of: {', '.join(available)}")
     return torch.device(name)

@@ -32,7 +32,7 @@ def train_on_accelerator(config, on_purpose) -> None:
     torch.set_num_threads(1)
     print_to(config.with_name("accelerated.txt"))
     accelerator.register()
-    train.device.choose_device = lambda wanted: torch.device(accelerator.NAME)
+    train.device.choose_device = lambda *wanted: torch.device(accelerator.NAME)
     train.optimizer.FUSED += (accelerator.NAME,)
     Run.gates_on_device = property(lambda run: True)
     BACKENDS.update({name: replace(backend, limits=None) for name, backend in BACKENDS.items()})

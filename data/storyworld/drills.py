@@ -221,12 +221,13 @@ def crowds(seed: int, index: int, split: Split = "train", told: bool = False) ->
     questions = questions_about(story)
     kind = pick(rng, sorted({question.kind for question in questions}))
     first = pick(rng, [question for question in questions if question.kind == kind])
-    talk, shortly, prompt = Talk(), rng.random() < 1 / 2, None
+    talk = Talk()
     if told:
+        shortly = rng.random() < 1 / 2
         talk.turn(wordings("conversations")["crowd"], with_echoes(story, rng))
+        talk.ask(first, shortly)
     else:
-        prompt = in_prompt(story.text, first.text, shortly, rng)
-    talk.ask(first, shortly, prompt)
+        shortly = talk.ask_in_prompt(story, first, rng)
     for question in many_questions(story, first, rng, CROWD_QUESTIONS, CROWD_WEIGHTS):
         talk.ask(question, shortly)
     return talk.finished("crowd", plot=story.plot)

@@ -9,7 +9,7 @@ import pytest
 from data.config import CourseStep, DataConfig, StoryworldSource
 from data.prepare import tokenizer_texts
 from data.reading.documents import documents
-from data.storyworld import interview, tell
+from data.storyworld import converse, interview, tell
 from data.storyworld.conversations import NEAR, echoes, with_echoes
 from data.storyworld.drills import CROWD_QUESTIONS, DRILLS, PAIRS, crowd
 from data.storyworld.lexicon import place_sorts
@@ -49,16 +49,17 @@ def test_only_yes_or_no_is_trained_on_and_the_two_names_decide():
     assert 25 < sum(max(n for (at, _), n in names.items() if at == index) > 2 for index in range(60)) < 60
 
 
-@pytest.mark.parametrize("drill", DRILLS)
-def test_a_drill_is_its_arguments_and_names_of_validation_are_held_out(drill):
-    assert DRILLS[drill](0, 1) == DRILLS[drill](0, 1) != DRILLS[drill](1, 1)
+@pytest.mark.parametrize("name", [*DRILLS, "converse"])
+def test_a_conversation_is_its_arguments_and_names_of_validation_are_held_out(name):
+    make = DRILLS.get(name, converse)
+    assert make(0, 1) == make(0, 1) != make(1, 1)
     words = {
-        split: set(re.findall(r"\w+", str([DRILLS[drill](0, index, split) for index in range(20)])))
+        split: set(re.findall(r"\w+", str([make(0, index, split) for index in range(40)])))
         for split in ("train", "validation")
     }
     assert not words["train"] & set(held_out_names())
     assert not words["validation"] & name_set()
-    assert drill == "words" or (words["train"] & name_set() and words["validation"] & set(held_out_names()))
+    assert name == "words" or (words["train"] & name_set() and words["validation"] & set(held_out_names()))
 
 
 def test_drills_and_repeats_are_shares_of_the_chats_and_other_names_stand_in_every_part():
@@ -224,13 +225,7 @@ def test_half_of_the_names_are_said_again_and_only_these_have_a_loss():
         assert set(again) <= set(echoes(story).values())
         said, possible = said + len(again), possible + len(echoes(story))
     assert 0.4 < said / possible < 0.6
-
-
-def test_of_the_stories_that_the_assistant_tells_some_have_echoes():
     talks = [interview(0, index, told=1.0, told_weight=1, echoed=0.5)["conversations"] for index in range(40)]
-    told = [
-        message for talk in talks for message in talk if "weight" in message or isinstance(message["content"], list)
-    ]
-    in_parts = [message for message in told if isinstance(message["content"], list)]
-    assert 10 < len(in_parts) < 30 < len(told) == 40
-    assert not any("weight" in message for message in in_parts), "its parts have weights of their own"
+    told = [one for talk in talks for one in talk if "weight" in one or isinstance(one["content"], list)]
+    assert 10 < sum(isinstance(one["content"], list) for one in told) < 30 < len(told) == 40
+    assert not any("weight" in one for one in told if isinstance(one["content"], list)), "its parts have their own"

@@ -24,10 +24,6 @@ def tokenizer(request, stories) -> Tokenizer:
     return train_tokenizer(TokenizerConfig(kind=request.param, vocab_size=512), [story.text for story in stories[:300]])
 
 
-def offsets_of(tokenizer: Tokenizer, text: str) -> list[tuple[int, int]]:
-    return tokenizer.backend.encode(text, add_special_tokens=False).offsets
-
-
 # In characters
 
 

@@ -10,7 +10,7 @@ import pytest
 from data.storyworld import Question, Story, draw_question, questions_about, read, tell
 from data.storyworld.lexicon import feelings, place_sorts
 from data.storyworld.questions import KINDS, places_of, yes_no
-from tests.data.storyworld_helpers import people, tell_many
+from tests.data.storyworld_helpers import long_stories, people, tell_many
 
 
 @pytest.fixture(scope="module")
@@ -72,29 +72,24 @@ def test_every_question_of_who_and_where_is_answered_yes_once(stories):
                 assert all(candidate in q.text for q in group)
 
 
-@pytest.fixture(scope="module")
-def long_stories() -> list[Story]:
-    return tell_many(8, 250, level=2)
-
-
 def asked_about(stories: list[Story], kind: str, plot: str = "") -> list[tuple[Story, str, str, tuple[str, ...]]]:
     """All questions of a kind: story, question, answer, candidates."""
     told = [story for story in stories if plot in ("", story.plot)]
     return [(story, q.text, q.answer, q.candidates) for story in told for q in questions_about(story, kind)]
 
 
-def test_no_one_whom_the_question_names_is_a_candidate(stories, long_stories):
+def test_no_one_whom_the_question_names_is_a_candidate(stories):
     for kind in ("who_has", "who_wanted", "who_said", "who_did"):
-        for _, text, answer, candidates in asked_about(stories + long_stories, kind):
+        for _, text, answer, candidates in asked_about(stories + long_stories()[:250], kind):
             assert not [name for name in candidates if re.search(rf"\b{name}\b", text)], (text, answer)
-    for _, text, _, _ in asked_about(stories[:100] + long_stories[:50], "yes_no"):
+    for _, text, _, _ in asked_about(stories[:100] + long_stories()[:50], "yes_no"):
         names = re.findall(r"\b[A-Z][a-z]{3,7}\b", text)
         assert len(names) == len(set(names)), text
 
 
-def test_candidates_for_a_place_are_of_its_sort(stories, long_stories):
+def test_candidates_for_a_place_are_of_its_sort(stories):
     sorts = place_sorts().values()
-    asked = asked_about(stories + long_stories, "where")
+    asked = asked_about(stories + long_stories()[:250], "where")
     for _, text, answer, candidates in asked:
         assert any({answer, *candidates} <= sort for sort in sorts), (text, candidates)
     found = [candidates for story, text, _, candidates in asked if story.plot == "theft" and "found" in text]

@@ -25,11 +25,6 @@ NUMBER = "|".join(words_of("number", ""))
 SEAT = f"({'|'.join(texts[''] for texts in words_of('seat', '').values())})"
 
 
-@pytest.fixture(scope="module")
-def stories() -> list[Story]:
-    return long_stories()
-
-
 def filled(pattern: str) -> str:
     for slot, words in {"<N>": NAME, "<SOME>": SOME, "<NUMBER>": NUMBER, "<SEAT>": SEAT}.items():
         pattern = pattern.replace(slot, words)
@@ -57,9 +52,9 @@ def only(key: str, text: str) -> tuple[str, ...]:
 # The truth: letter
 
 
-def test_the_words_that_arrive_are_those_that_were_sent_unless_the_story_says_so(stories):
+def test_the_words_that_arrive_are_those_that_were_sent_unless_the_story_says_so():
     outcomes = Counter()
-    for story in of_plot(stories, "letter"):
+    for story in of_plot(long_stories(), "letter"):
         sent = re.search(r"'(.*?)[.,!]'", story.text)[1]
         (heard,) = only("HEARD", story.text)
         right = re.search("Just as I told|Not a word had been lost|Then everyone has a good head", story.text)
@@ -82,8 +77,8 @@ def who_where(patterns: str, text: str) -> dict[str, str]:
     return {name: PLACE.search(where)[1] for name, where in pairs}
 
 
-def test_the_accused_is_the_one_whom_the_witness_did_not_see(stories):
-    for story in of_plot(stories, "theft"):
+def test_the_accused_is_the_one_whom_the_witness_did_not_see():
+    for story in of_plot(long_stories(), "theft"):
         claims, answers = who_where("PLANS", story.text), who_where("ANSWERS", story.text)
         assert len(claims) == 3, story.text
         assert answers == claims, story.text
@@ -100,9 +95,9 @@ def test_the_accused_is_the_one_whom_the_witness_did_not_see(stories):
 SETS_OUT = r"I must see that|put on \w+ boots|So \w+ \w+ all the way"
 
 
-def test_a_rumor_is_traced_back_to_the_one_who_changed_it(stories):
+def test_a_rumor_is_traced_back_to_the_one_who_changed_it():
     outcomes = Counter()
-    for story in of_plot(stories, "rumor"):
+    for story in of_plot(long_stories(), "rumor"):
         tellers, text = people(story), story.text
         sets_out = re.search(SETS_OUT, text)
         said = re.findall(rf"\b({NUMBER}) \w+ [a-z ]*?{PLACE.pattern}", text[: sets_out.start()])[-5:]
@@ -141,9 +136,9 @@ def by_name(patterns: str, text: str) -> dict[str, str]:
     return dict(sorted(groups, key=str.islower) for _, groups in matches(patterns, text))  # capitals first
 
 
-def test_guests_sit_where_they_were_put_and_take_home_what_they_got(stories):
+def test_guests_sit_where_they_were_put_and_take_home_what_they_got():
     swaps = 0
-    for story in of_plot(stories, "feast"):
+    for story in of_plot(long_stories(), "feast"):
         brought, sits = by_name("BROUGHT", story.text), by_name("SITS", story.text)
         has = by_name("DRAWN", story.text)
         assert len(brought) == len(sits) == len(has) == 4, story.text

@@ -11,7 +11,7 @@ from typing import Any
 from .conversations import AGAIN, Talk, first_word, in_prompt, many_questions, weighted, with_echoes
 from .lexicon import Pool, feelings, lexicon, place_sorts, wordings, words_of
 from .names import held_out_names, names, pick, some
-from .pen import Author
+from .pen import Pen
 from .plots import GAVE
 from .questions import judged, questions_about
 from .recall import REPEATED_WORDS, repeated
@@ -241,7 +241,7 @@ def crowd(seed: int, index: int, split: Split = "train") -> Story:
     """
     rng = Random(f"crowd {split} {seed} {index}")
     plot = pick(rng, ("hide", "wish", "soup", "trade"))
-    pen = Author(rng, held_out=split == "validation")
+    pen = Pen(rng, held_out=split == "validation")
     if plot == "soup":
         cook = pen.new("friend")
         pen.say("soup.opening", cook=cook, dish=pen.new("dish"), one=pen.new("food"), two=pen.new("food"))
@@ -258,7 +258,7 @@ def crowd(seed: int, index: int, split: Split = "train") -> Story:
             pen.fact("has", who=one, thing=food, cook=cook, asked=GAVE)
         else:
             pen.say("trade.opening", hero=one, **pen.cast(have="thing", wish="thing"))
-    return finished(pen, pen.text, plot)
+    return finished(pen, plot)
 
 
 # data.source.drills names them.

@@ -10,7 +10,7 @@ from typing import Literal, get_args
 
 from .lexicon import feeling_words
 from .long_plots import LONG_PLOT_WEIGHTS, LONG_PLOTS
-from .pen import Author, Choice, Fact, Mention, Pen, Reader
+from .pen import Choice, Fact, Mention, Pen, Reader
 from .plots import PLOT_WEIGHTS, PLOTS
 
 Split = Literal["train", "validation"]
@@ -67,9 +67,9 @@ def tell(
     if split not in get_args(Split):
         raise ValueError(f"unknown split {split!r}: use 'train' or 'validation'")
     book = f"storyworld {split} {seed} {index}" + (f" level {level}" if level > 1 else "")
-    author = Author(Random(book if plot is None else f"{book} {plot}"), held_out_names)
+    author = Pen(Random(book if plot is None else f"{book} {plot}"), held_out_names)
     plot = tell_with(author, level, plot)
-    return finished(author, author.text, plot)
+    return finished(author, plot)
 
 
 def read(text: str, level: int = 1, held_out_names: bool = False) -> Story:
@@ -82,7 +82,7 @@ def read(text: str, level: int = 1, held_out_names: bool = False) -> Story:
     plot = tell_with(reader, level)
     if reader.at != len(text):
         raise reader.error("the end of the story")
-    return finished(reader, text, plot)
+    return finished(reader, plot)
 
 
 def parse(text: str, level: int = 1, held_out_names: bool = False) -> tuple[Choice, ...]:
@@ -113,7 +113,7 @@ def plots_of(level: int) -> tuple[Mapping[str, Callable[[Pen], None]], Mapping[s
     return (PLOTS, PLOT_WEIGHTS) if level == 1 else (LONG_PLOTS, LONG_PLOT_WEIGHTS)
 
 
-def finished(pen: Pen, text: str, plot: str) -> Story:
+def finished(pen: Pen, plot: str) -> Story:
     """What the pen kept of a story, with every entity replaced by its number or its usual text."""
     numbers = {id(entity): number for number, entity in enumerate(pen.entities)}
     mentions = tuple(Mention(start, end, numbers[id(who.chosen)], form) for start, end, who, form in pen.mentioned)
@@ -122,7 +122,8 @@ def finished(pen: Pen, text: str, plot: str) -> Story:
         words = {role: who.texts[""] for role, who in cast.items() if "" in who.texts}
         texts = {key: v.format(**words) if isinstance(v, str) else v.texts[""] for key, v in values.items()}
         facts.append(Fact(at, kind, texts))
-    return Story(text, tuple(pen.choices), plot, tuple(facts), mentions, tuple(entity.texts for entity in pen.entities))
+    entities = tuple(entity.texts for entity in pen.entities)
+    return Story(pen.text, tuple(pen.choices), plot, tuple(facts), mentions, entities)
 
 
 # Who said what, and who felt how

@@ -25,24 +25,7 @@ STORYWORLD_VERSION = 6
 STORYWORLD_DIGESTS = {6: "e2537cad1de03529"}
 
 __all__ = [
-    "DRILLS",
-    "REPEATED_WORDS",
-    "Antecedent",
-    "Question",
-    "Recall",
-    "Story",
-    "align",
-    "antecedents",
-    "converse",
-    "draw_question",
-    "interview",
-    "parse",
-    "prefer",
-    "questions_about",
-    "read",
-    "recall",
-    "renamed",
-    "repeated",
-    "say_again",
-    "tell",
-]
+    "DRILLS", "REPEATED_WORDS", "Antecedent", "Question", "Recall", "Story", "align", "antecedents", "converse",
+    "draw_question", "interview", "parse", "prefer", "questions_about", "read", "recall", "renamed", "repeated",
+    "say_again", "tell",
+]  # fmt: skip

@@ -54,12 +54,11 @@ Part: TypeAlias = str | Slot | Beat
 class Pool:
     """Words that can fill one facet (kind, colour, place...) of something in a story, each equally likely.
 
-    Two things in one story never share a word of a facet, unless the pool is `shared`: two can be "she".
+    Two things in one story never share a word of a facet, but for "gender": two can be "she".
     """
 
     facet: str
     texts: Mapping[str, Mapping[str, str]]  # word -> form -> text
-    shared: bool = False
 
 
 class Lexicon(NamedTuple):
@@ -89,7 +88,7 @@ def lexicon() -> Lexicon:
     words = wordings("words")
     lists = {name: text.split(", ") for name, text in words["lists"].items()}
     pools = {name: make_pool(spec, words["pronouns"]) for name, spec in words["pools"].items()}
-    pools["gender"] = Pool("gender", words["pronouns"], shared=True)
+    pools["gender"] = Pool("gender", words["pronouns"])
     roles: dict[str, dict[str, Pool | str]] = {}
     for role, spec in words["roles"].items():
         roles[role] = {}

@@ -41,11 +41,9 @@ def antecedents(story: Story, which: Literal["latest", "all"] = "latest") -> lis
         if form not in PRONOUNS and text.endswith(f" {core}"):
             start, text, form = end - len(core), core, core_form
         before = earlier.setdefault(entity, [])
-        kind: Literal["copies", "refers"]
-        if form in PRONOUNS:
-            kind, fitting = "refers", [naming for naming in before if naming[3] == ""]
-        else:
-            kind, fitting = "copies", [naming for naming in before if naming[2] == text]
+        kind: Literal["copies", "refers"] = "refers" if form in PRONOUNS else "copies"
+        fitting = [naming for naming in before if (naming[3] == "" if kind == "refers" else naming[2] == text)]
+        if kind == "copies":
             before.append((start, end, text, form))
         for earlier_start, earlier_end, *_ in fitting if which == "all" else fitting[-1:]:
             labels.append(Antecedent(start, end, earlier_start, earlier_end, kind))

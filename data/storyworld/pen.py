@@ -202,7 +202,7 @@ class Pen:
             taken = self.taken[pool.facet]
             weights = {word: 1 for word in pool.texts if word not in taken}
             word = self.decide(pool.facet, weights, lambda word: (pool.texts[word][form],))
-            if not pool.shared:
+            if pool.facet != "gender":
                 taken.add(word)
             entity.texts.update(pool.texts[word])
         elif pool == "song":

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from .lexicon import feeling_words, feelings, place_sorts, wordings
 from .names import pick
 from .pen import Fact
-from .story import Split, Story, plots_of, tell
+from .story import LEVELS, Split, Story, tell
 
 KINDS = ("who_has", "where", "who_wanted", "who_said", "first", "feeling", "yes_no", "who_did")
 OPEN_KINDS = ("who_has", "where", "who_wanted", "who_said", "first", "who_did")  # each can be asked as yes or no
@@ -200,12 +200,12 @@ def ask_yes_no(story: Story) -> Iterator[Question]:
     """Every question of who and where, with each of its candidates offered as the answer."""
     for kind in OPEN_KINDS:
         for question in questions_about(story, kind):
-            yield from yes_no(question, question.candidates)
+            for candidate in question.candidates:
+                yield from yes_no(question, candidate)
 
 
-def yes_no(question: Question, candidates: Sequence[str]) -> list[Question]:
-    """The question as one that is answered by yes or no, in all its wordings (none for "What happened first?"), about
-    each of these candidates.
+def yes_no(question: Question, candidate: str) -> list[Question]:
+    """Whether this candidate is the answer, in all wordings; none for "What happened first?".
 
     The answer first says who it was, and judges after both names stand side by side, where a head that sees a few
     tokens can compare them: "It was Tiko. Belna? No." Where "Belna?" came first, it was often said again in place of
@@ -218,12 +218,8 @@ def yes_no(question: Question, candidates: Sequence[str]) -> list[Question]:
         forms = [f"{match[1].capitalize()} {match[2]} {{}}{match[3] or ''}?"]
     else:
         return []
-    made = []
-    for candidate in candidates:
-        short = "yes" if candidate == question.answer else "no"
-        sentence = judged(candidate, question.answer, is_place)
-        made += [Question("yes_no", form.format(candidate), short, sentence, ("yes", "no")) for form in forms]
-    return made
+    short, sentence = "yes" if candidate == question.answer else "no", judged(candidate, question.answer, is_place)
+    return [Question("yes_no", form.format(candidate), short, sentence, ("yes", "no")) for form in forms]
 
 
 def judged(candidate: str, actual: str, is_place: bool) -> str:
@@ -262,9 +258,8 @@ def draw_question(
     no) is settled first, and then stories are read until one has a question with such an answer. So answers
     are balanced whatever the plots prefer. The same arguments give the same question on every machine.
 
-    A cheap guess needs no reading: the first name, the last one, the name before the thing, the first feeling, "yes".
-    Over 400 questions of every kind, at both levels, the best that tests/data/test_storyworld_questions.py lists is
-    right 57 times in 100 (the first feeling of two, at level 2), and one of a name 51 (the name before what is wanted).
+    No cheap guess pays (tests/data/test_storyworld_questions.py): over 400 questions of every kind, the best is right
+    57 times in 100 (the first feeling of two, at level 2), and one of a name 51 (the name before what is wanted).
     """
     if held_out_names is None:
         held_out_names = split == "validation"
@@ -284,7 +279,7 @@ def draw_question(
     groups: list[tuple[frozenset[str], list[str]]] = []
     for key, weights in wordings("questions")["draws"].get(kind, {}).items():
         group = place_sorts()[key] if kind == "where" else frozenset(key.split(", "))
-        tried = [plot for plot, weight in weights.items() if plot in plots_of(level)[0] for _ in range(weight)]
+        tried = [plot for plot, weight in weights.items() if plot in LEVELS[level][0] for _ in range(weight)]
         groups += [(group - {"anybody"}, tried) for _ in group if tried]
     answers, plots = pick(rng, groups) if groups else (frozenset(), [])
 
@@ -313,7 +308,7 @@ def draw_question(
 def as_yes_no(question: Question, so: bool, rng: Random) -> Question | None:
     """The question with one of its candidates offered, the right one if `so`; None for "What happened first?"."""
     others = [candidate for candidate in question.candidates if candidate != question.answer]
-    texts = yes_no(question, [question.answer if so else pick(rng, others)])
+    texts = yes_no(question, question.answer if so else pick(rng, others))
     return pick(rng, texts) if texts else None
 
 

@@ -1,4 +1,4 @@
-"""Stories and what they cost: `tell` writes one, `parse` recovers its choices from the text alone."""
+"""Stories and what they cost: `tell` writes one, `read` recovers its choices from the text alone."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -14,6 +14,9 @@ from .pen import Choice, Fact, Mention, Pen, Reader
 from .plots import PLOT_WEIGHTS, PLOTS
 
 Split = Literal["train", "validation"]
+# The plots of a level, and how often each is told.
+LEVELS: dict[int, tuple[Mapping[str, Callable[[Pen], None]], Mapping[str, int]]]
+LEVELS = {1: (PLOTS, PLOT_WEIGHTS), 2: (LONG_PLOTS, LONG_PLOT_WEIGHTS)}
 
 
 @dataclass(frozen=True)
@@ -61,8 +64,7 @@ def tell(
 
     level: 1, nine plots, or 2, which adds longer ones. held_out_names: the same story with names of another
     shape, which no other text of the world holds. plot: the only plot that it may have (then it is another
-    story than without). The same arguments give the same story on every machine. Raises ValueError for an
-    unknown split, level or plot.
+    story than without). The same arguments give the same story on every machine.
     """
     if split not in get_args(Split):
         raise ValueError(f"unknown split {split!r}: use 'train' or 'validation'")
@@ -73,7 +75,7 @@ def tell(
 
 
 def read(text: str, level: int = 1, held_out_names: bool = False) -> Story:
-    """The whole story behind a text, facts and mentions included: `read(story.text) == story`.
+    """The whole story behind a text, with its choices, facts and mentions: `read(story.text) == story`.
 
     Raises ValueError naming the character position and what was expected there, if the text is not a story of
     this level and these names (or, which the tests look for, could have been told in two ways).
@@ -85,32 +87,15 @@ def read(text: str, level: int = 1, held_out_names: bool = False) -> Story:
     return finished(reader, plot)
 
 
-def parse(text: str, level: int = 1, held_out_names: bool = False) -> tuple[Choice, ...]:
-    """The choices that made this text, each with its price: `parse(story.text) == story.choices`.
-
-    Raises ValueError as `read` does.
-    """
-    return read(text, level, held_out_names).choices
-
-
 def tell_with(pen: Pen, level: int = 1, plot: str | None = None) -> str:
     """Choose a plot of this level (or take the one given), tell it with this pen and return the plot's name."""
-    plots, weights = plots_of(level)
+    plots, weights = LEVELS[level]
     if plot is None:
         plot = pen.decide("plot", weights, lambda plot: pen.heads(f"{plot}.opening", {}))
-    elif plot in plots:  # not drawn, but as dear as ever: the price of a text is that under `tell`
+    else:  # not drawn, but as dear as ever: the price of a text is that under `tell`
         pen.choices.append(Choice("plot", plot, log2(sum(weights.values()) / weights[plot])))
-    else:
-        raise ValueError(f"unknown plot {plot!r} at level {level}: use one of {', '.join(plots)}")
     plots[plot](pen)
     return plot
-
-
-def plots_of(level: int) -> tuple[Mapping[str, Callable[[Pen], None]], Mapping[str, int]]:
-    """The plots of a level and how often each is told: level 1 is plots.py, level 2 adds long_plots.py."""
-    if level not in (1, 2):
-        raise ValueError(f"unknown level {level!r}: use 1 (nine plots) or 2 (longer ones too)")
-    return (PLOTS, PLOT_WEIGHTS) if level == 1 else (LONG_PLOTS, LONG_PLOT_WEIGHTS)
 
 
 def finished(pen: Pen, plot: str) -> Story:
@@ -182,7 +167,6 @@ def said_and_felt(story: Story) -> Iterator[Fact]:
         elif text.endswith("both ", 0, start):
             who = since(sentence_start(start), start)
         else:
-            subject = subject_of(start, *BEFORE_WAS)
-            who = [subject] if subject else []
+            who = [*filter(None, [subject_of(start, *BEFORE_WAS)])]
         for entity in dict.fromkeys(m.entity for m in who):
             yield Fact(felt.end(), "feels", {"who": people[entity], "feeling": felt[2]})

@@ -160,8 +160,13 @@ class Talk:
         self.messages += [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}]
 
     def ask(self, question: Question, shortly: bool = False, prompt: str | None = None) -> None:
-        """Add a question (or a prompt that holds it), its answer, and what is known about that answer."""
-        self.turn(prompt or question.text, question.reply(shortly))
+        """Add a question (or a prompt that holds it), its answer, and what is known about that answer.
+
+        Yes or no always comes with what it is judged by: to judge before anything is said takes more heads in a row
+        than a small model has (EXPERIMENTS.md).
+        """
+        reply = question.answer if shortly and question.kind != "yes_no" else question.sentence
+        self.turn(prompt or question.text, reply)
         known = {"kind": question.kind, "answer": question.answer, "candidates": list(question.candidates)}
         self.answered.append({"message": len(self.messages) - 1, **known})
 
@@ -175,11 +180,10 @@ class Talk:
         """Ask for a story in words that this one fits ("about a shy fox named Tiko"), and tell it."""
         texts = wordings("conversations")
         people = []
-        for number, name in story.people.items():
-            forms = story.entities[number]
+        for forms in map(story.entities.__getitem__, story.people):
             with_trait = "trait" in forms and rng.random() < 1 / 2
             kind = f"{forms['a_trait']} {forms['kind']}" if with_trait else forms["a_kind"]
-            people.append(f"{kind} named {name}")
+            people.append(f"{kind} named {forms['']}")
         things = [forms for forms in story.entities if "a_colour" in forms and "" in forms]
         ways = ["about_one", *["about_two"] * (len(people) > 1), *["about_thing"] * bool(things)]
         way = pick(rng, ways + ["about_topic"] * (story.plot in texts["topics"]))

@@ -13,16 +13,13 @@ PRONOUNS = frozenset(("He", "he", "him", "his", "His", "himself"))
 
 
 class Antecedent(NamedTuple):
-    """Characters `start` to `end` stand for the same as the earlier `earlier_start` to `earlier_end`.
-
-    kind: "copies", the same text written again: a name, a noun, a whole song; or "refers", a pronoun for a name
-    """
+    """Characters `start` to `end` stand for the same as the earlier `earlier_start` to `earlier_end`."""
 
     start: int
     end: int
     earlier_start: int
     earlier_end: int
-    kind: Literal["copies", "refers"]
+    kind: Literal["copies", "refers"]  # the same text again: a name, a noun, a whole song; or a pronoun for a name
 
 
 def antecedents(story: Story, which: Literal["latest", "all"] = "latest") -> list[Antecedent]:

@@ -42,14 +42,6 @@ class Question(NamedTuple):
     sentence: str
     candidates: tuple[str, ...]
 
-    def reply(self, shortly: bool) -> str:
-        """The answer in a few words, or as a sentence.
-
-        Yes or no always comes with what it is judged by: to judge before anything is said takes more heads in a row
-        than a small model has (EXPERIMENTS.md).
-        """
-        return self.answer if shortly and self.kind != "yes_no" else self.sentence
-
 
 def questions_about(story: Story, kind: str | None = None) -> list[Question]:
     """All questions about a story (or all of one of the KINDS), in all their wordings.

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from math import fsum, log2
 from random import Random
-from typing import Literal, get_args
+from typing import Literal
 
 from .lexicon import feeling_words
 from .long_plots import LONG_PLOT_WEIGHTS, LONG_PLOTS
@@ -66,12 +66,8 @@ def tell(
     shape, which no other text of the world holds. plot: the only plot that it may have (then it is another
     story than without). The same arguments give the same story on every machine.
     """
-    if split not in get_args(Split):
-        raise ValueError(f"unknown split {split!r}: use 'train' or 'validation'")
     book = f"storyworld {split} {seed} {index}" + (f" level {level}" if level > 1 else "")
-    author = Pen(Random(book if plot is None else f"{book} {plot}"), held_out_names)
-    plot = tell_with(author, level, plot)
-    return finished(author, plot)
+    return tell_with(Pen(Random(book if plot is None else f"{book} {plot}"), held_out_names), level, plot)
 
 
 def read(text: str, level: int = 1, held_out_names: bool = False) -> Story:
@@ -81,21 +77,21 @@ def read(text: str, level: int = 1, held_out_names: bool = False) -> Story:
     this level and these names (or, which the tests look for, could have been told in two ways).
     """
     reader = Reader(text, held_out_names)
-    plot = tell_with(reader, level)
+    story = tell_with(reader, level)
     if reader.at != len(text):
         raise reader.error("the end of the story")
-    return finished(reader, plot)
+    return story
 
 
-def tell_with(pen: Pen, level: int = 1, plot: str | None = None) -> str:
-    """Choose a plot of this level (or take the one given), tell it with this pen and return the plot's name."""
+def tell_with(pen: Pen, level: int = 1, plot: str | None = None) -> Story:
+    """Choose a plot of this level (or take the one given), and tell it with this pen."""
     plots, weights = LEVELS[level]
     if plot is None:
         plot = pen.decide("plot", weights, lambda plot: pen.heads(f"{plot}.opening", {}))
     else:  # not drawn, but as dear as ever: the price of a text is that under `tell`
         pen.choices.append(Choice("plot", plot, log2(sum(weights.values()) / weights[plot])))
     plots[plot](pen)
-    return plot
+    return finished(pen, plot)
 
 
 def finished(pen: Pen, plot: str) -> Story:
@@ -140,13 +136,11 @@ def said_and_felt(story: Story) -> Iterator[Fact]:
     def sentence_start(at: int) -> int:
         return 1 + max(text.rfind(mark, 0, at) for mark in '.!?"')
 
-    def subject_of(verb: int, next_to: re.Pattern[str], alone: re.Pattern[str]) -> Mention | None:
-        """Who does what the verb at this character says."""
-        if not (possible := since(sentence_start(verb), verb)):
-            return None
-        last, only = possible[-1], len({m.entity for m in possible}) == 1
-        fits = next_to.fullmatch(text, last.end, verb) or (only and alone.fullmatch(text, last.end, verb))
-        return last if fits else None
+    def subject_of(verb: int, next_to: re.Pattern[str], alone: re.Pattern[str]) -> list[Mention]:
+        """Who does what the verb at this character says; nobody where the text leaves that open."""
+        possible = since(sentence_start(verb), verb)
+        between = (next_to, alone) if len({m.entity for m in possible}) == 1 else (next_to,)
+        return [m for m in possible[-1:] if any(words.fullmatch(text, m.end, verb) for words in between)]
 
     for quote in QUOTE.finditer(text):
         if verb := SAID_BY.match(text, quote.end()):
@@ -154,7 +148,7 @@ def said_and_felt(story: Story) -> Iterator[Fact]:
         elif speaker := starting.get(quote.end() + 1):
             speaker = speaker if DID_SAY.match(text, speaker.end) else None
         elif verb := LEADS_IN.search(text[: quote.start()]):
-            speaker = subject_of(verb.start(), *BEFORE_SAID)
+            speaker = next(iter(subject_of(verb.start(), *BEFORE_SAID)), None)
         if speaker is not None:
             yield Fact(quote.end(), "said", {"who": people[speaker.entity], "words": quote[1]})
 
@@ -167,6 +161,6 @@ def said_and_felt(story: Story) -> Iterator[Fact]:
         elif text.endswith("both ", 0, start):
             who = since(sentence_start(start), start)
         else:
-            who = [*filter(None, [subject_of(start, *BEFORE_WAS)])]
+            who = subject_of(start, *BEFORE_WAS)
         for entity in dict.fromkeys(m.entity for m in who):
             yield Fact(felt.end(), "feels", {"who": people[entity], "feeling": felt[2]})

@@ -43,12 +43,11 @@ def converse(
     questions: [{message, kind, answer, candidates}]: the exact short answer to the question that message
                number `message` of the conversation answers, whether in short or in a sentence
     """
-    if held_out_names is None:
-        held_out_names = split == "validation"
     rng = Random(f"conversation {split} {level} {seed} {index}")
     kind = kind or pick(rng, CONVERSATION_KINDS)
     if kind == "tell":
-        story = tell(2 * OTHER_BOOK + seed, index, split, level, held_out_names)
+        held_out = split == "validation" if held_out_names is None else held_out_names
+        story = tell(2 * OTHER_BOOK + seed, index, split, level, held_out)
     else:
         story, question = draw_question(OTHER_BOOK + seed, index, split, level, pick(rng, KINDS), held_out_names)
     talk = Talk(rng)
@@ -180,7 +179,8 @@ class Talk:
         """Ask for a story in words that this one fits ("about a shy fox named Tiko"), and tell it."""
         texts = wordings("conversations")
         people = []
-        for forms in map(story.entities.__getitem__, story.people):
+        for number in story.people:
+            forms = story.entities[number]
             with_trait = "trait" in forms and rng.random() < 1 / 2
             kind = f"{forms['a_trait']} {forms['kind']}" if with_trait else forms["a_kind"]
             people.append(f"{kind} named {forms['']}")
@@ -240,9 +240,7 @@ def many_questions(
     right half of the time, models learn to repeat that name (EXPERIMENTS.md).
     """
     questions = [first]
-    of_kind: dict[str, list[Question]] = {}
-    for question in questions_about(story):
-        of_kind.setdefault(question.kind, []).append(question)
+    of_kind = {kind: possible for kind in KINDS if (possible := questions_about(story, kind))}
     kinds = [kind for kind in of_kind for _ in range(weights.get(kind, 1))]
     for _ in range(3 * most):
         question = pick(rng, of_kind[pick(rng, kinds)])

@@ -118,7 +118,7 @@ def one_fact(talk: Talk, rng: Random, pool: Names) -> None:
         if kind == "feeling":
             short = pick(rng, feelings())
         elif kind == "stays":
-            short = values["place"] = pick(rng, sorted(place_sorts()[pick(rng, ("place", "spot", "seat"))]))
+            short = values["place"] = pick(rng, sorted(place_sorts()[pick(rng, list(place_sorts()))]))
         else:
             ends = words_of("place", "at")
             start, end = (ends[place] for place in some(list(ends), 2, rng))
@@ -209,9 +209,8 @@ def crowds(seed: int, index: int, split: Split = "train", told: bool = False) ->
     """Questions about a crowd. told: the assistant tells it, and says names again (`echoes`)."""
     rng = Random(f"{'tell' if told else 'ask'} crowd {split} {seed} {index}")
     story = crowd(seed, index, split)
-    questions = questions_about(story)
-    kind = pick(rng, sorted({question.kind for question in questions}))
-    first = pick(rng, [question for question in questions if question.kind == kind])
+    kind = pick(rng, sorted({question.kind for question in questions_about(story)}))
+    first = pick(rng, questions_about(story, kind))
     talk = Talk()
     if told:
         shortly = rng.random() < 1 / 2

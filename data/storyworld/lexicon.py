@@ -162,6 +162,5 @@ def words_of(role: str, form: str) -> Mapping[str, Mapping[str, str]]:
 @cache
 def place_sorts() -> dict[str, frozenset[str]]:
     """How the places of each sort answer "where": places, hiding places, seats."""
-    return {
-        sort: frozenset(texts["at"] for texts in words_of(sort, "at").values()) for sort in ("place", "spot", "seat")
-    }
+    sorts = ("place", "spot", "seat")
+    return {sort: frozenset(texts["at"] for texts in words_of(sort, "at").values()) for sort in sorts}

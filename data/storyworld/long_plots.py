@@ -186,9 +186,7 @@ def tell_ferry(pen: Pen) -> None:
 def tell_feast(pen: Pen) -> None:
     """Who brought what, who sits where, and who takes whose gift home?"""
     host, guests = pen.new("friend"), [pen.new("friend") for _ in range(4)]
-    seats = {pen.new("seat"): guest for guest in guests}
-    foods = {pen.new("dainty"): guest for guest in guests}
-    gifts = {pen.new("thing"): guest for guest in guests}
+    seats, foods, gifts = ({pen.new(role): guest for guest in guests} for role in ("seat", "dainty", "thing"))
     pen.say("feast.opening", host=host)
     for guest, seat, food, gift in zip(guests, seats, foods, gifts, strict=True):
         pen.say("feast.arrive", "feast.sit", guest=guest, seat=seat, host=host, food=food, gift=gift)

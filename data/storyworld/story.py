@@ -1,7 +1,7 @@
 """Stories and what they cost: `tell` writes one, `read` recovers its choices from the text alone."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import fsum, log2
@@ -14,9 +14,7 @@ from .pen import Choice, Fact, Mention, Pen, Reader
 from .plots import PLOT_WEIGHTS, PLOTS
 
 Split = Literal["train", "validation"]
-# The plots of a level, and how often each is told.
-LEVELS: dict[int, tuple[Mapping[str, Callable[[Pen], None]], Mapping[str, int]]]
-LEVELS = {1: (PLOTS, PLOT_WEIGHTS), 2: (LONG_PLOTS, LONG_PLOT_WEIGHTS)}
+LEVELS = {1: (PLOTS, PLOT_WEIGHTS), 2: (LONG_PLOTS, LONG_PLOT_WEIGHTS)}  # and how often each plot is told
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from eval.recall import exam, right
 
 from data.config import TokenizerConfig
 from data.storyworld import recall
@@ -9,7 +10,6 @@ from data.tokenizer import train_tokenizer
 from eval.attention.capture import capture
 from eval.attention.controls import ablated
 from eval.lookups import lookups
-from eval.recall import exam, right
 from model import ModelConfig
 from tests.conftest import random_model
 

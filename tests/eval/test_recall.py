@@ -4,11 +4,11 @@ import json
 
 import pytest
 import torch
+from eval.recall import exam, figures, half_at, right
 
 from data.config import TokenizerConfig
 from data.storyworld import recall
 from data.tokenizer import train_tokenizer
-from eval.recall import exam, figures, half_at, right
 from model import LanguageModel, ModelConfig
 from tests.train.helpers import metrics, pretrain, write_config
 

@@ -182,7 +182,7 @@ def test_the_worlds_chosen_answer_is_right_and_the_rejected_one_a_candidate_of_t
         asked = (draw_question(3 * OTHER_BOOK, i, "train", 1, kind, held_out_names=False)[1] for kind in KINDS)
         question = next(question for question in asked if question.text in text)
         assert pair_of(pair).shared == len(pair["prompt"])
-        assert right in (question.reply(True), question.reply(False))
+        assert right in (question.answer, question.sentence)
         assert right != wrong
         others = [name for name in question.candidates if name != question.answer]
         assert question.kind == "yes_no" or any(name.lower() in wrong.lower() for name in others)

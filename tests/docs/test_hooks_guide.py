@@ -1,4 +1,4 @@
-"""The hook of docs/hooks.md, word for word, in a run: its figures are on the terminal, in the log and in the report."""
+"""The hook of docs/measure.md, word for word, in a run: its figures are on the terminal, in the log and in the report."""
 
 import json
 import re
@@ -10,7 +10,7 @@ from tests.docs.page import ROOT
 from tests.train.helpers import metrics, pretrain, write_config
 from train.config import load_run_config
 
-GUIDE = (ROOT / "docs/hooks.md").read_text(encoding="utf-8")
+GUIDE = (ROOT / "docs/measure.md").read_text(encoding="utf-8")
 (CODE,) = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
 
 

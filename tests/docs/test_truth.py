@@ -32,23 +32,23 @@ def rows(page: str) -> dict[str, list[str]]:
 
 
 def test_every_head_score_is_explained_with_its_range():
-    page = text("docs/attention_scores.md")
-    explained = rows(page.split("## Where a head looks")[1].split("## Does it matter?")[0])
+    page = text("docs/measure.md")
+    explained = rows(page.split("## Where a head looks")[1].split("## Controls")[0])
     assert set(explained) == set(SCORES)
     for name, score in SCORES.items():
         shown = explained[name][2]
         if score.low is None:
             assert shown == "any number", name
         else:
-            assert shown.startswith(f"{score.low:g} … "), name
+            assert shown.startswith(f"{score.low:g}…"), name
         if score.high is not None:
-            assert shown.startswith(f"{score.low:g} … {score.high:g}"), name
+            assert shown.startswith(f"{score.low:g}…{score.high:g}"), name
     for name in ("sink_rate", "copy_gain"):
         assert f"`{name}`" in page
 
 
 def test_chance_levels_that_need_no_run_are_what_is_computed():
-    page, T = text("docs/attention_scores.md"), 64
+    page, T = text("docs/measure.md"), 64
     entropy = sum(math.log(i + 1) for i in range(1, T)) / (T - 1)
     assert rows(page)["entropy"][-1] == f"{entropy:.2f}"
     without_sink = sum(math.log(i) for i in range(2, T)) / (T - 2)

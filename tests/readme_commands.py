@@ -45,7 +45,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = ("README.md", "docs/install.md", "docs/runs.md", "docs/speed.md")
+PAGES = ("README.md", "docs/install.md", "docs/runs.md", "docs/faq.md")
 SHELL = ("", "sh", "bash")
 NEEDS = ("network", "gpu", "windows", "person", "data")
 PROGRAMS = r"([A-Z_]+=\S+ )*(make|\.venv/bin/\w+|python3? -m venv|torchrun|git|bash) "  # with a space after each

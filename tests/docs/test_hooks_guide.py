@@ -1,4 +1,4 @@
-"""The hook of docs/measure.md, word for word, in a run: its figures are on the terminal, in the log and in the report."""
+"""The hook of docs/measure.md, word for word, in a run: its figures are on the terminal, in log and report."""
 
 import json
 import re

@@ -41,7 +41,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = ("README.md", "docs/install.md", "docs/runs.md", "docs/speed.md")
+PAGES = ("README.md", "docs/install.md", "docs/runs.md", "docs/faq.md")
 PROGRAMS = r"([A-Z_]+=\S+ )*(make|\.venv/bin/\w+|python3? -m venv|torchrun|git|bash) "  # with a space after each
 CHANGES_VENV = r"-m venv|pip install|make (clean|install)|\brm "
 TAG = re.compile(r"<!--\s*(needs|slow|not a command):\s*([^`]*?)\s*(?:`([^`]+)`)?\s*-->")

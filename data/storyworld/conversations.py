@@ -238,7 +238,7 @@ def many_questions(
     """More questions about the story than the first, of any kind that it has, none of them asked before.
 
     Yes or no is asked of every candidate alike, so the name that is offered says nothing about the answer. Where yes is
-    right half of the time, models learn to repeat that name (EXPERIMENTS.md).
+    right half of the time, models learn to repeat that name (FINDINGS.md#reader).
     """
     questions = [first]
     of_kind: dict[str, list[Question]] = {}

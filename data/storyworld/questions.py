@@ -46,7 +46,7 @@ class Question(NamedTuple):
         """The answer in a few words, or as a sentence.
 
         Yes or no always comes with what it is judged by: to judge before anything is said takes more heads in a row
-        than a small model has (EXPERIMENTS.md).
+        than a small model has (FINDINGS.md#reader).
         """
         return self.answer if shortly and self.kind != "yes_no" else self.sentence
 
@@ -210,7 +210,7 @@ def yes_no(question: Question, candidates: Sequence[str]) -> list[Question]:
 
     The answer first says who it was, and judges after both names stand side by side, where a head that sees a few
     tokens can compare them: "It was Tiko. Belna? No." Where "Belna?" came first, it was often said again in place of
-    the right name, and "No, it was Tiko." would have to be judged before anything is said (EXPERIMENTS.md).
+    the right name, and "No, it was Tiko." would have to be judged before anything is said (FINDINGS.md#reader).
     """
     text, is_place = question.text.removesuffix("?"), question.kind == "where"
     if match := re.fullmatch(r"Who (.*)", text):

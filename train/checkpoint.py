@@ -76,7 +76,6 @@ class TrainerState:
     resolved: dict[str, Any] = field(default_factory=dict)  # what `auto` stood for (train/device.py)
     breaks: list[dict[str, Any]] = field(default_factory=list)  # where that changed at a resume: {step, what}
     scaler: dict[str, int | float] | None = None  # of the losses, in fp16
-    recent_losses: list[float] = field(default_factory=list)  # from which a spike stands out
 
 
 # ---------------------------------------------------------------------------------------------------------

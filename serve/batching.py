@@ -73,7 +73,7 @@ class Request:
     """What is asked for. emit: called in the batcher's thread with every Token, and at the end with an End.
 
     top_log_probs: how many likeliest ids come with each token; None: no log-probabilities. of_prompt: the prompt's
-    tokens have them too, in `read`, before the first Token. min_new_tokens: until then stop ids cannot be drawn.
+    tokens have them too, in `read`, before the first Token.
     heads: heads of the model whose outputs are multiplied by a factor, for this request alone.
     """
 
@@ -85,7 +85,6 @@ class Request:
     seed: int | None = None
     top_log_probs: int | None = None
     of_prompt: bool = False
-    min_new_tokens: int = 0
     heads: dict[Head, float] = field(default_factory=dict)
     cancelled: bool = False  # by whoever asked: its blocks are free before the next token
     # once it has joined:
@@ -257,14 +256,9 @@ class Batcher:
             if not request.max_new_tokens:
                 self._leave(request, End("length"))
                 continue
-            allowed = scores
-            if request.written < request.min_new_tokens:
-                stops = torch.tensor([*request.stop_ids], dtype=torch.long, device=self.device)
-                allowed = scores.index_fill(1, stops, -torch.inf)
-                token = int(allowed.argmax())
             if request.sampling != Sampling(temperature=0):
                 seen = torch.tensor([request.table.token_ids], device=self.device)
-                token = int(next_token(allowed, seen, request.sampling, request.generator)[0])
+                token = int(next_token(scores, seen, request.sampling, request.generator)[0])
             (described,) = _described([token], scores, request.top_log_probs)
             if token in request.stop_ids:
                 self._leave(request, End("stop", token=described))

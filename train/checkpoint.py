@@ -21,9 +21,7 @@ import json
 import os
 import re
 import shutil
-import socket
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields
@@ -51,7 +49,7 @@ from train.processes import ALONE, World, full_tensor, share
 
 STEPS = "step_????????"
 OPTIMIZER = "optimizer.safetensors"
-LOCK, OWNER = "owner.lock", "owner.json"  # held as long as a process works in the run directory; who that is
+LOCK = "owner.lock"  # held as long as a process works in the run directory
 PATIENCE_S = 1.0  # with an owner that is just leaving
 CONTENTS = "data.contents"  # key of the identity that says what the prepared data was made of
 LOGS = (METRICS, SAMPLES, EXPERTS, "trace.jsonl", "attention/index.jsonl")
@@ -312,22 +310,16 @@ def load_kept(directory: Path, world: World = ALONE) -> dict[str, Tensor]:
 def own(directory: Path) -> Iterator[None]:
     """Be the one process that writes into a folder, which is made if it does not exist. The lock ends with the process,
     however that ends. Raises InputError if another process has it."""
-    lock, card = FileLock(directory / LOCK, timeout=PATIENCE_S), directory / OWNER
+    lock = FileLock(directory / LOCK, timeout=PATIENCE_S)
     directory.mkdir(parents=True, exist_ok=True)
     try:
         lock.acquire()
     except Timeout:
-        who = "another process"
-        with suppress(DamagedFile, KeyError):
-            who = "process {pid} on {host}, since {since}".format(**read_json(card))
-        raise InputError(f"{directory} is in use by {who}: wait until it ends, or stop it") from None
-    owner = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
+        raise InputError(f"{directory} is in use by another process: wait until it ends, or stop it") from None
     try:
-        card.write_text(json.dumps(owner), encoding="utf-8")
         yield
     finally:
         with suppress(OSError):
-            card.unlink(missing_ok=True)
             (directory / LOCK).unlink()  # while it is locked: who waits for it sees that it is gone
             for folder in (directory, directory.parent):  # as if never made, if nothing was written into them
                 folder.rmdir()
@@ -354,7 +346,7 @@ def find_start(config: RunConfig) -> Start:
     and if resume names no complete checkpoint.
     """
     directory, newest, begun_with = config.directory, None, config
-    before_config = {LOCK, OWNER, "config.tmp"}  # all that a run leaves that was killed before it wrote its config
+    before_config = {LOCK, "config.tmp"}  # all that a run leaves that was killed before it wrote its config
     if directory.exists() and any(path.name not in before_config for path in directory.iterdir()):
         if config.resume == "never":
             raise InputError(f"{directory} exists and resume=never: choose another name, or resume=auto to continue")

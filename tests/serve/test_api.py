@@ -202,18 +202,9 @@ def test_settings_of_other_servers_do_what_they_do_there(client, direct, folder)
     stop, asked = written[4], {"model": "chat", "messages": SAID, "temperature": 0, "max_tokens": 30}
     create = client.chat.completions.create
 
-    def ids(answer):
-        return b"".join(bytes(one.bytes) for one in answer.choices[0].logprobs.content)
-
     cut = create(**asked, extra_body={"stop_token_ids": [stop], "ignore_eos": True}, logprobs=True)
     assert cut.usage.completion_tokens == written.index(stop)
     assert cut.choices[0].finish_reason == "stop"
-    longer = create(**asked, extra_body={"stop_token_ids": [stop], "min_tokens": 12}, logprobs=True)
-    assert longer.usage.completion_tokens >= 12
-    assert ids(longer).startswith(ids(cut))
-    text = direct("chat", SAID, 30)[0]
-    few = create(**asked, stop=[text[0]], extra_body={"min_tokens": 12})
-    assert few.choices[0].message.content.startswith(text[:2])
     begun = [*SAID, {"role": "assistant", "content": "Tiko has"}]
     more = create(**asked | {"messages": begun}, extra_body={"continue_final_message": True})
     assert more.usage.prompt_tokens == read + len(tokenizer.encode("Tiko has"))
@@ -237,16 +228,15 @@ def test_the_end_that_a_model_writes_itself_can_be_ignored(folder, tmp_path):
     save(lm, tmp_path / "ends" / checkpoint)
     asked = {"model": "ends", "prompt": "A", "temperature": 0, "max_tokens": 6, "logprobs": 1}
     with serving(tmp_path) as (address, _):
-        plain, ignored, fewest = (
+        plain, ignored = (
             httpx.post(f"{address}/v1/completions", json=asked | more, timeout=60).json()
-            for more in ({}, {"ignore_eos": True}, {"min_tokens": 2})
+            for more in ({}, {"ignore_eos": True})
         )
     assert plain["usage"]["completion_tokens"] == 0
     assert plain["choices"][0]["logprobs"]["tokens"] == [
         tokenizer.decode([tokenizer.eos_id], skip_special_tokens=False)
     ]
     assert ignored["usage"]["completion_tokens"] == 6
-    assert fewest["usage"]["completion_tokens"] >= 2
 
 
 def test_an_answer_ends_before_a_stop_text_also_when_streamed(client, direct):
@@ -279,9 +269,7 @@ def test_an_answer_ends_before_a_stop_text_also_when_streamed(client, direct):
         ({"model": "text", "chat_template_kwargs": {"enable_thinking": True}}, 400, "not trained on chats"),
         ({"model": "text", "tools": [{"name": "f"}]}, 400, "not trained on chats"),
         ({"continue_final_message": True}, 400, "only a message of the assistant"),
-        ({"add_generation_prompt": False}, 400, "goes with it"),
         ({"stop_token_ids": [10**6]}, 400, "stop_token_ids: token ids must be"),
-        ({"min_tokens": 5}, 400, "min_tokens: 5 are more than the 4"),
         ({"max_token": 5}, 400, "max_token"),  # misspelt: a client must not believe that it did something
         ({"structured_outputs": {"choice": ["yes"]}}, 400, "structured_outputs"),  # of other servers
         ({"top_logprobs": 3}, 400, "needs logprobs"),

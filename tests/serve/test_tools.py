@@ -135,7 +135,6 @@ def test_a_call_that_is_cut_is_no_call(client, learned):
     ],
 )
 def test_an_answer_that_was_begun_is_taken_apart_as_well(client, begun, extra, reasoning):
-    extra |= {"add_generation_prompt": not begun} if begun else {}
     message, _, _ = answer(client, messages=[WEATHER[0], *begun], extra_body=extra)
     assert message.get("reasoning_content") == (reasoning or None)
     assert (begun[0]["content"] if begun else "") + message["content"] == WEATHER[1]["content"]

@@ -118,14 +118,6 @@ def test_a_call_is_answered_and_sent_back_all_are_the_ids_of_training(client, le
     assert prompts[2][: len(trained)] == trained
 
 
-def test_a_call_that_is_cut_is_no_call(client, learned):
-    _, tokenizer, trained = learned
-    begin, marker = len(prompt_ids(tokenizer, WEATHER[:1], [FUNCTION])), tokenizer.special_id("<tool_call>")
-    message, _, end = answer(client, max_tokens=trained.index(marker, begin) + 4 - begin, messages=WEATHER[:1])
-    assert (message["tool_calls"], end) == (None, "length")
-    assert "<tool_call>" in message["content"]
-
-
 @pytest.mark.parametrize(
     ("begun", "extra", "reasoning"),
     [

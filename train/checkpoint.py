@@ -251,17 +251,14 @@ def load_checkpoint(
     missing, or does not belong to this run.
     """
     state = read_state(directory)
-    try:
-        weights, tensors = read_weights(lm, directory), load_file(directory / TRAINING / OPTIMIZER)
-        with torch.no_grad():
-            for name, target in lm.state_dict().items():
-                if name in weights:  # a tied lm_head is not: it is the embedding
-                    target.copy_(share(weights[name], target))
-        random = {name: tensors.pop(name) for name in list(tensors) if name.startswith("rng.")}
-        if state.step > state.skipped or tensors:  # an optimizer that never moved has no state
-            _restore_optimizers(lm, optimizers, tensors)
-    except (OSError, ValueError, SafetensorError) as error:
-        raise InputError(f"{directory}: cannot resume from here: {error}") from None
+    weights, tensors = read_weights(lm, directory), load_file(directory / TRAINING / OPTIMIZER)
+    with torch.no_grad():
+        for name, target in lm.state_dict().items():
+            if name in weights:  # a tied lm_head is not: it is the embedding
+                target.copy_(share(weights[name], target))
+    random = {name: tensors.pop(name) for name in list(tensors) if name.startswith("rng.")}
+    if state.step > state.skipped or tensors:  # an optimizer that never moved has no state
+        _restore_optimizers(lm, optimizers, tensors, directory / TRAINING / OPTIMIZER)
     # a process that did not exist when the run was saved gets a random stream of its own, always the same one
     digest = hashlib.sha256(random["rng.cpu.0"].numpy().tobytes() + str(world.rank).encode()).digest()
     torch.manual_seed(int.from_bytes(digest[:7], "big"))
@@ -273,8 +270,10 @@ def load_checkpoint(
     return state
 
 
-def _restore_optimizers(lm: LanguageModel, optimizers: list[torch.optim.Optimizer], tensors: dict[str, Tensor]) -> None:
-    """Raises ValueError that names a parameter without state, or a state that belongs to no parameter."""
+def _restore_optimizers(
+    lm: LanguageModel, optimizers: list[torch.optim.Optimizer], tensors: dict[str, Tensor], file: Path
+) -> None:
+    """Raises InputError that names a parameter without state, or a state that belongs to no parameter."""
     for optimizer in optimizers:
         state = {}
         for number, (parameter, prefix) in enumerate(_prefixes(lm, optimizer)):
@@ -282,14 +281,14 @@ def _restore_optimizers(lm: LanguageModel, optimizers: list[torch.optim.Optimize
             names = [name for name in tensors if name.startswith(prefix)]
             saved = {name.removeprefix(prefix): tensors.pop(name).clone() for name in names}
             if not saved:
-                raise ValueError(f"{OPTIMIZER}: {prefix[:-1]} has no state")
+                raise InputError(f"{file}: {prefix[:-1]} has no state")
             state[number] = {  # of a moment this process's share; AdamW's step count is one number everywhere
                 key: share(value, parameter) if value.ndim == parameter.ndim else value for key, value in saved.items()
             }
         # load_state_dict puts each tensor where the optimizer wants it: fused AdamW counts steps on the device
         optimizer.load_state_dict(optimizer.state_dict() | {"state": state})
-    for name in sorted(tensors):
-        raise ValueError(f"{OPTIMIZER}: {name} is not part of this run")
+    if tensors:
+        raise InputError(f"{file}: {min(tensors)} is not part of this run")
 
 
 def load_kept(directory: Path, world: World = ALONE) -> dict[str, Tensor]:

@@ -434,10 +434,7 @@ def shape_of(source: str, model: ModelConfig, said: set[str]) -> ModelConfig:
 
 def read_start(init_from: str) -> tuple[Path, dict[str, Any]]:
     """A model's directory and its config's values."""
-    try:
-        return read_checkpoint(init_from, lambda directory: (directory, read_config(directory).model_dump()))
-    except ValueError as error:
-        raise InputError(f"init_from: {error}") from None
+    return read_checkpoint(init_from, lambda directory: (directory, read_config(directory).model_dump()))
 
 
 def free_keys(there: dict[str, Any]) -> set[str]:

@@ -84,7 +84,6 @@ def stream(
     kv_cache: KVCache | str | None = "dynamic",
     compile: bool = False,
     log_probs: list[Tensor] | None = None,
-    watch: Callable[[Tensor], object] | None = None,
 ) -> Iterator[Tensor]:
     """`generate`, a token at a time: yields the next ids (B * n,) as soon as they are known.
 
@@ -99,7 +98,6 @@ def stream(
     compile: torch.compile the step of one token. It needs kv_cache="static" and pays off over many tokens.
     log_probs: a list to which each step adds (B * n,) float32, ln of the probability with which its token was drawn,
     after temperature and filters; 0 where nothing was drawn: at temperature 0 and behind a row's stop.
-    watch: called with the model's own logits (B * n, V), float32, before each token is drawn.
     """
     if input_ids.ndim != 2 or input_ids.shape[1] == 0:
         raise ValueError(f"input_ids has shape {tuple(input_ids.shape)}: give (batch, tokens) with at least one token")
@@ -150,8 +148,6 @@ def stream(
                 padding = {name: x.repeat_interleave(num_return_sequences, dim=0) for name, x in padding.items()}
                 if cache is not None:
                     cache.repeat_interleave(num_return_sequences)
-            if watch is not None:
-                watch(logits)
             # 2. draw the next one of every row
             ids, probabilities = next_token(logits, written[:, :count], sampling, generator)  # (rows,), (rows, V)
             if log_probs is not None:

@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from tokenizers.decoders import DecodeStream
 
 from data.chat_template import CHAT_TEMPLATE, PRIVATE, ChatTemplate, Piece
 from data.reading.records import BadRecord, Conversation, Message, Pair, checked_conversation
@@ -188,21 +187,9 @@ def prompt_ids(
     return _encoded(tokenizer, pieces)
 
 
-def next_prompt_ids(tokenizer: Tokenizer, role: str, content: str) -> list[int]:
-    """The ids of one more message, and of the header of the answer to it. They follow the turn before, with its
-    line end; what was read and written so far keeps its ids. Raises BadRecord."""
-    end = end_of_turn_ids(tokenizer)
-    behind = _behind_an_answer(tokenizer, [{"role": role, "content": content}], add_generation_prompt=True)
-    return behind[len(end) :] if behind[: len(end)] == end else behind
-
-
-def end_of_turn_ids(tokenizer: Tokenizer) -> list[int]:
-    """The ids that end a turn: the model writes the first one itself."""
-    return _behind_an_answer(tokenizer, [])
-
-
-def _behind_an_answer(tokenizer: Tokenizer, messages: list[dict], **variables: Any) -> list[int]:
-    """What the template writes behind an answer, and these messages."""
+def ids_after_answer(tokenizer: Tokenizer, messages: Sequence[dict] = (), **variables: Any) -> list[int]:
+    """What the template writes behind an answer: the end of its turn, which the model writes itself, its line end, and
+    these messages. So what was read and written so far keeps its ids. Raises BadRecord."""
     answer = f"{PRIVATE}."
     messages = [{"role": "user", "content": "."}, {"role": "assistant", "content": answer}, *messages]
     pieces = _pieces(tokenizer.chat, checked_conversation(messages), messages, **variables)
@@ -224,34 +211,30 @@ def _encoded(tokenizer: Tokenizer, pieces: Sequence[Piece]) -> list[int]:
 class TextStream:
     """The text of ids that come one after another: `add` each, then `end`; the pieces joined are `decode(ids)`.
 
-    ids: all that were added, special tokens too. A piece holds whole characters only: a character may take several
-    tokens, and the last of them brings it.
+    A piece holds whole characters only: a character may take several tokens, and the last of them brings it. So each
+    token is decoded with those since the last whole character, and with the ones before that, because a tokenizer may
+    drop the space that a text begins with.
     """
 
     def __init__(self, tokenizer: Tokenizer):
-        self.tokenizer, self.ids = tokenizer, list[int]()
-        self._given = 0  # characters
-        self._stream = DecodeStream(skip_special_tokens=True)
+        self.tokenizer = tokenizer
+        self._before, self._new = list[int](), list[int]()  # ids that were shown last, and those that wait
 
     def add(self, token: int) -> str:
         """The next token -> the text that is whole by now and was not given yet; "" for a special token."""
-        self.ids.append(token)
-        if token in self.tokenizer.special_ids:  # the library would keep them until a token with text comes
+        if token in self.tokenizer.special_ids:
             return ""
-        try:
-            piece = self._stream.step(self.tokenizer.backend, token) or ""
-        except Exception:  # the library raises nothing more precise; only byte fallback: a byte made older ones invalid
-            self._stream = DecodeStream(skip_special_tokens=True)
-            self._stream.step(self.tokenizer.backend, token)  # so that the next token is not taken for a text's first
-            piece = self.tokenizer.decode(self.ids)[self._given :].rstrip("\ufffd")
-        self._given += len(piece)
-        return piece
+        self._new.append(token)
+        text = self.end()
+        if not text or text.endswith("\ufffd"):  # part of a character
+            return ""
+        self._before, self._new = self._new, []
+        return text
 
     def end(self) -> str:
         """The rest, when no more tokens come: a character that was begun, as replacement characters."""
-        piece = self.tokenizer.decode(self.ids)[self._given :]
-        self._given += len(piece)
-        return piece
+        shown, decode = len(self.tokenizer.decode(self._before)), self.tokenizer.decode
+        return decode([*self._before, *self._new])[shown:] if self._new else ""
 
 
 class Delta(NamedTuple):

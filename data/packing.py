@@ -9,7 +9,6 @@ Conversations stay whole: several share a row where they fit, and padding fills 
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, Protocol
@@ -205,29 +204,22 @@ def best_fit(sizes: np.ndarray, capacity: int) -> list[list[int]]:
     fullest row that still has room. Within a row, and among rows, the order is that of the items."""
     rows: list[list[int]] = []
     with_room: list[list[int]] = [[] for _ in range(capacity + 1)]  # room -> rows with exactly that much
-    rooms: list[int] = []  # the rooms that some row has, ascending
+    has_room = np.zeros(capacity + 1, dtype=bool)  # whether there is such a row
+    has_room[capacity] = True  # a new one
     for item in np.argsort(-sizes, kind="stable").tolist():
-        size = int(sizes[item])
-        if size == 0:
+        if (size := int(sizes[item])) == 0:
             break
-        at = bisect_left(rooms, size)
-        if at == len(rooms):
+        room = size + int(has_room[size:].argmax())
+        if room == capacity:
             rows.append([])
-            row, room = len(rows) - 1, capacity
+            row = len(rows) - 1
         else:
-            room = rooms[at]
             row = with_room[room].pop()
-            if not with_room[room]:
-                rooms.pop(at)
+            has_room[room] = bool(with_room[room])
         rows[row].append(item)
-        left = room - size
-        if left:
-            if not with_room[left]:
-                insort(rooms, left)
-            with_room[left].append(row)
-    for row_items in rows:
-        row_items.sort()
-    return sorted(rows)
+        with_room[room - size].append(row)
+        has_room[room - size] = True
+    return sorted(sorted(row) for row in rows)
 
 
 def document_starts(documents: np.ndarray) -> np.ndarray:

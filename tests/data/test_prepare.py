@@ -200,20 +200,20 @@ def test_a_damaged_manifest_says_what_to_do_and_a_missing_one_is_made_again(tmp_
 def test_after_a_full_disk_the_work_is_kept(tmp_path, small, monkeypatch):
     config = text_config(tmp_path)
     expected = contents(prepare(config, tmp_path / "whole").directory)
-    real, written = prepare_module.Shards.append, 0
+    real, written = prepare_module._write_to_disk, 0
 
-    def append(shards, document, ids, flags):
+    def write_to_disk(path, raw):
         nonlocal written
-        written += ids.nbytes
+        written += len(raw)
         if written > 400_000:
             raise OSError(errno.ENOSPC, "No space left on device")
-        real(shards, document, ids, flags)
+        real(path, raw)
 
-    monkeypatch.setattr(prepare_module.Shards, "append", append)
+    monkeypatch.setattr(prepare_module, "_write_to_disk", write_to_disk)
     with pytest.raises(OSError, match="No space left on device"):
         prepare(config, tmp_path / "full")
     assert not list(tmp_path.glob("full/.prepared/*/manifest.json"))
-    monkeypatch.setattr(prepare_module.Shards, "append", real)
+    monkeypatch.setattr(prepare_module, "_write_to_disk", real)
     (partial,) = (tmp_path / "full" / ".prepared").glob("*.partial")
     assert json.loads((partial / "progress.json").read_text())["train"]["documents"] > 0
     assert contents(prepare(config, tmp_path / "full").directory) == expected

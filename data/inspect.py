@@ -32,7 +32,6 @@ from data.tokenizer import Tokenizer, adopt, train_tokenizer
 MARKS = {"\n": "⏎\n", "\t": "⇥", "\r": "␍"} | {mark: f"⟨U+{ord(mark):04X}⟩" for mark in "⟦⟧⟨⟩⏎⇥␍"}
 MARKS |= {chr(0xDC00 + byte): f"⟨{byte:X}⟩" for byte in range(0x80, 0x100)}  # as Python decodes part of a character
 LENGTHS = ["tokens a document: fewest", "10 % have at most", "median", "90 % have at most", "most"]
-LISTED = 10  # bad records
 MEASURED = 2_000_000  # characters, about, that a tokenizer is measured on
 SIZES = "byte,512,1024,2048,4096,8192"
 LEGEND = """\
@@ -41,43 +40,31 @@ LEGEND = """\
 ⟨text: <|…|>⟩ looks like a special token, but is ordinary text"""
 
 
-def row_as_text(ids: Sequence[int], labels: Sequence[int], tokenizer: Tokenizer, with_ids: bool = False) -> str:
+def row_as_text(ids: Sequence[int], labels: Sequence[int], tokenizer: Tokenizer) -> str:
     """(T,) ids and labels -> a row in which ⟦ ⟧ stand around what is trained on. Without the marks, and the line ends
-    that follow no ⏎, it is the decoded row. with_ids: `id:token` for each token instead of its text."""
-
-    def kind(place: int) -> tuple[str, bool, int]:
-        token_id, is_trained = ids[place], labels[place] != IGNORED
-        if token_id == tokenizer.bos_id:
-            return "document", is_trained, place  # each is a run of its own
-        if token_id == tokenizer.pad_id:
-            return "padding", is_trained, 0
-        return "special" if token_id in tokenizer.special_ids else "text", is_trained, 0
-
+    that follow no ⏎, it is the decoded row."""
+    special = sorted((str(tokenizer.backend.id_to_token(i)) for i in tokenizer.special_ids), key=len, reverse=True)
+    looks_special = re.compile(f"({'|'.join(map(re.escape, special))})")
+    names = dict.fromkeys(tokenizer.special_ids, "special") | {tokenizer.bos_id: "bos", tokenizer.pad_id: "padding"}
     out, document, inside = "", 0, False
     if ids[0] != tokenizer.bos_id:
         out = "──── document 0: it began in another row ".ljust(64, "─") + "\n"
-    for (name, is_trained, _), places in groupby(range(len(ids)), kind):
+    kinds = [(names.get(token_id, "text"), label != IGNORED) for token_id, label in zip(ids, labels, strict=True)]
+    for (kind, is_trained), places in groupby(range(len(ids)), kinds.__getitem__):
         run = [ids[place] for place in places]
         if is_trained != inside:
             out, inside = out + ("⟧" if inside else "⟦"), is_trained
-        if name in ("document", "padding") and out and not out.endswith("\n"):
+        if kind in ("bos", "padding") and out and not out.endswith("\n"):
             out += "\n"
-        named = zip(run, tokenizer.token_labels(run) if with_ids else [], strict=False)
-        shown = [f"{token_id}:{escape(label)} " for token_id, label in named]
-        if name == "document":
+        if kind == "bos":
             document += 1
             out += f"──── {tokenizer.bos_token} document {document} ".ljust(64, "─") + "\n"
-            out += shown[0] if with_ids else ""
-        elif name == "padding":
-            out += f"({len(run)} × {shown[0].strip() if with_ids else 'padding'})"
-        elif with_ids:
-            out += "".join(shown)
-        elif name == "special":
-            out += "".join(str(tokenizer.backend.id_to_token(token_id)) for token_id in run)
+        elif kind == "padding":
+            out += f"({len(run)} × padding)"
+        elif kind == "special":
+            out += tokenizer.decode(run, skip_special_tokens=False)
         else:
-            special = sorted((str(tokenizer.backend.id_to_token(i)) for i in tokenizer.special_ids), key=len)
-            text = tokenizer.decode_bytes(run).decode("utf-8", "surrogateescape")
-            parts = re.split(f"({'|'.join(map(re.escape, reversed(special)))})", text)
+            parts = looks_special.split(tokenizer.decode_bytes(run).decode("utf-8", "surrogateescape"))
             parts = ["".join(MARKS.get(character) or plain(character) for character in part) for part in parts]
             out += "".join(f"⟨text: {part}⟩" if i % 2 else part for i, part in enumerate(parts))
     return out + "⟧" * inside
@@ -112,8 +99,15 @@ def compare_tokenizers(config: DataConfig, others: Sequence[str]) -> list[list[s
     """A line for the config's own tokenizer, marked by *, and for each other one: `byte`, `char`, a size of bpe, or the
     path of one that exists. Bytes per token count the token that ends a document, as a run's manifest does."""
 
-    def trained(tokenizer: TokenizerConfig) -> Tokenizer:
-        return train_tokenizer(tokenizer, tokenizer_texts(config.model_copy(update={"tokenizer": tokenizer})))
+    def named(name: str) -> tuple[str, Tokenizer]:
+        if name not in ("*", "byte", "char") and not name.isdigit():
+            return escape(name), adopt(name)
+        own = config.tokenizer
+        if name != "*":
+            fields = {"kind": "bpe", "vocab_size": int(name)} if name.isdigit() else {"kind": name}
+            own = TokenizerConfig.model_validate(fields | {"train_bytes": own.train_bytes})
+        texts = tokenizer_texts(config.model_copy(update={"tokenizer": own}))
+        return f"* {own.kind}" if name == "*" else own.kind, train_tokenizer(own, texts)
 
     texts: list[str] = []
     characters = ends = 0
@@ -125,21 +119,12 @@ def compare_tokenizers(config: DataConfig, others: Sequence[str]) -> list[list[s
     if not texts:
         raise InputError("data.source: no document is held out: raise data.validation_fraction, or name held-out files")
     size, lines = sum(len(text.encode("utf-8", "surrogatepass")) for text in texts), []
-    for name in ("*", *others):
-        tokenizer = config.tokenizer
-        if name.isdigit() or name in ("byte", "char"):
-            fields = {"kind": "bpe", "vocab_size": int(name)} if name.isdigit() else {"kind": name}
-            tokenizer = TokenizerConfig.model_validate(fields | {"train_bytes": config.tokenizer.train_bytes})
-        is_kind = tokenizer is not config.tokenizer or name == "*"
-        made = trained(tokenizer) if is_kind else adopt(name)
-        encoded = made.encode_many(texts)
+    for label, tokenizer in map(named, ("*", *others)):
+        encoded, unknown = tokenizer.encode_many(texts), tokenizer.unk_id
         tokens = sum(map(len, encoded)) + ends
-        unknown = 0 if made.unk_id is None else sum(ids.count(made.unk_id) for ids in encoded)
-        per_row = config.sequence_length * characters / tokens
-        kind = f"{'* ' * (name == '*')}{tokenizer.kind}" if is_kind else escape(name)
-        lines.append(
-            [kind, f"{made.vocab_size:,}", f"{size / tokens:.2f}", f"{per_row:,.0f}", f"{unknown / tokens:.2%}"]
-        )
+        share = 0 if unknown is None else sum(ids.count(unknown) for ids in encoded) / tokens
+        in_a_row = f"{config.sequence_length * characters / tokens:,.0f}"
+        lines.append([label, f"{tokenizer.vocab_size:,}", f"{size / tokens:.2f}", in_a_row, f"{share:.2%}"])
     return lines
 
 
@@ -148,14 +133,7 @@ def main() -> int:
     parser.add_argument("config", help="a YAML file, for example configs/demo.yaml")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="for example data.sequence_length=64")
     parser.add_argument("--rows", type=whole("--rows", 0), default=3, metavar="N", help="how many rows (default 3)")
-    parser.add_argument("--ids", action="store_true", help="show each token with its id")
-    parser.add_argument(
-        "--tokenizers",
-        nargs="?",
-        const=SIZES,
-        metavar="N,PATH,…",
-        help=f"compare vocabularies instead (default {SIZES})",
-    )
+    parser.add_argument("--tokenizers", nargs="?", const=SIZES, metavar="N,PATH,…", help="compare vocabularies instead")
     arguments = parser.parse_intermixed_args()
     loaded = load_config(arguments.config, arguments.overrides)
     config, train = validate(DataConfig, loaded, "data"), loaded.values.get("train")
@@ -182,10 +160,9 @@ def main() -> int:
         batch = source.batch(number)
         ids, labels = batch["input_ids"][0].tolist(), batch["labels"][0].tolist()
         trained = sum(label != IGNORED for label in labels)
-        print(
-            f"row {number:,} (epoch {number // rows['train'].per_epoch}): {len(ids):,} tokens, {trained:,} trained on"
-        )
-        print(row_as_text(ids, labels, data.tokenizer, arguments.ids).rstrip("\n"), end="\n\n")
+        epoch = number // rows["train"].per_epoch
+        print(f"row {number:,} (epoch {epoch}): {len(ids):,} tokens, {trained:,} trained on")
+        print(row_as_text(ids, labels, data.tokenizer).rstrip("\n"), end="\n\n")
 
     print(f"prepared data    {escape(str(data.directory))}")
     print(f"tokenizer        {config.tokenizer.kind}, {data.tokenizer.vocab_size:,} ids")
@@ -195,8 +172,6 @@ def main() -> int:
     columns = [summary(config, data, split, rows[split]) for split in SPLITS]
     print(table(["", *SPLITS], [[name, *(column[name] for column in columns)] for name in columns[0]]))
     print(f"\n{describe(data)}")
-    for record in data.manifest["read"]["bad_records"][:LISTED]:
-        print(f"    {escape(record)}")
     return 0
 
 

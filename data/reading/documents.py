@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 from configs.command import InputError
 from data.config import DataConfig, FilesSource, HubSource, MixSource, Split, StoryworldSource
 from data.reading import files
-from data.reading.files import Record
 from data.reading.records import BadRecord, conversation_of, pair_of, text_of
 from data.reading.world import Content, world_documents
 
@@ -101,19 +100,18 @@ def _documents_of(source: Any, config: DataConfig, ledger: Ledger) -> Iterator[D
         is_plain = all(files.kind_of(path) in files.PLAIN for path in files_of(source))
         ends_are_held_out = is_plain and len(few) * fraction < FEW_HELD_OUT
     seen: set[int] = set()
-    for named, some in splits:
-        for where, content in some:
-            number = fingerprint(content)
-            ledger.duplicates += number in seen
-            if number in seen and config.drop_duplicates:
-                continue
-            seen.add(number)
-            if ends_are_held_out:
-                boundary = int(len(content) * (1 - fraction))
-                parts = Document(content[:boundary], "train", where), Document(content[boundary:], "validation", where)
-                yield from (part for part in parts if part.content)
-            else:
-                yield Document(content, named or split_of(number, fraction), where)
+    for split, (where, content) in ((split, item) for split, items in splits for item in items):
+        number = fingerprint(content)
+        ledger.duplicates += number in seen
+        if number in seen and config.drop_duplicates:
+            continue
+        seen.add(number)
+        if ends_are_held_out:
+            boundary = int(len(content) * (1 - fraction))
+            parts = Document(content[:boundary], "train", where), Document(content[boundary:], "validation", where)
+            yield from (part for part in parts if part.content)
+        else:
+            yield Document(content, split or split_of(number, fraction), where)
 
 
 def fingerprint(content: Content) -> int:
@@ -133,16 +131,14 @@ def _contents(source: Any, held_out: bool, config: DataConfig, ledger: Ledger) -
     kinds = {"text": partial(text_of, text_field=source.text_field), "conversations": conversation_of, "pairs": pair_of}
     parse: Callable[[Any], Content] = kinds[config.records]  # type: ignore[assignment]
     is_text = config.records == "text"
-
-    def records() -> Iterator[Record]:
-        if isinstance(source, HubSource):
-            yield from files.dataset_records(source, str(source.validation_split if held_out else source.split))
-            return
-        for file in files_of(source, held_out):
-            yield from files.records(file, source.separator, source.text_field.partition(".")[0] if is_text else None)
+    if isinstance(source, HubSource):
+        records = files.dataset_records(source, str(source.validation_split if held_out else source.split))
+    else:
+        column, paths = source.text_field.partition(".")[0] if is_text else None, files_of(source, held_out)
+        records = chain.from_iterable(files.records(file, source.separator, column) for file in paths)
 
     def good() -> Iterator[tuple[str, Any]]:
-        for where, value, problem in islice(records(), source.max_records):
+        for where, value, problem in islice(records, source.max_records):
             ledger.records += 1
             try:
                 if problem:
@@ -169,14 +165,12 @@ def _joined(lines: Iterable[tuple[str, str]], document_start: re.Pattern[str]) -
     """Records -> documents that begin where a record matches the pattern."""
     begun, text = "", ""
     for where, line in lines:
-        if text.strip() and document_start.search(line):
+        if text and document_start.search(line):
             yield begun, text
             text = ""
-        if not text.strip():  # blank lines before a document are not part of it
-            begun, text = where, ""
-            if not line.strip():
-                continue
-        text += line if line.endswith("\n") else line + "\n"
+        if text or line.strip():  # blank lines before a document are not part of it
+            begun = begun if text else where
+            text += line if line.endswith("\n") else line + "\n"
     yield begun, text
 
 

@@ -145,10 +145,9 @@ def _fields(record: Any) -> dict:
     if not isinstance(record, dict):
         raise BadRecord(f"is of type {type(record).__name__}, not an object with messages (or set data.records: text)")
     fields = {name: value for name, value in record.items() if value is not None}
-    for name in (*KTO, *SWITCHES):  # of the whole record
-        value = fields.get(name)
-        if str(value).lower() in ("true", "false", "0", "1") and value != SWITCHES.get(name):
-            raise BadRecord(f"has `{name}`: {value!r}: leave such records out, or give messages a `weight`")
+    for name in KTO:
+        if str(fields.get(name)).lower() in ("true", "false", "0", "1"):
+            raise BadRecord(f"has `{name}`: {fields[name]!r}: keep the good answers, without it")
     return fields
 
 
@@ -202,19 +201,17 @@ def _message(raw: Any) -> Message:
     if not isinstance(name, str) or name not in ROLES:
         raise BadRecord(f"{key} {name!r} is not known: use one of {', '.join(ROLES)}")
     role, given = ROLES[name], fields.get(body, "")
-    if name == "function_call":  # ShareGPT's call is the content
-        calls, given = _calls(given), ""
-    else:
-        calls = _calls(fields.get("tool_calls") or fields.get("function_call"))
-    if not calls and (body not in fields or name == "function_call"):
+    is_call = name == "function_call"  # whose content is the call
+    calls = _calls(given if is_call else fields.get("tool_calls") or fields.get("function_call"))
+    if not calls and (is_call or body not in fields):
         raise BadRecord(f'has no `{body}` (it has {_names(fields)}): give a text, "" for an empty one')
 
-    parts = given if isinstance(given, list) else []  # OpenAI's content parts
+    text = "" if is_call else given
+    parts = text if isinstance(text, list) else [{"type": "text", "text": text}]  # a list: OpenAI's content parts
     for part in parts:
         if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-            kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-            raise BadRecord(f"`{body}` holds a part that is not text ({kind}): only text can be trained on")
-    content = _text("".join(part["text"] for part in parts) if isinstance(given, list) else given, f"`{body}`")
+            raise BadRecord(f"`{body}` is {text!r:.60}: only text, or parts of type text, can be trained on")
+    content = _text("".join(part["text"] for part in parts), f"`{body}`")
     reasoning = _text(next((fields[name] for name in REASONING if name in fields), ""), "`reasoning_content`")
     if role != "assistant" and (reasoning or calls):
         raise BadRecord(f"role {name!r} cannot think or call tools: only assistant messages can")
@@ -348,14 +345,12 @@ def pair_of(record: Any) -> Pair:
 def _joined(prompt: Messages, answer: Messages, name: str) -> Messages:
     """A prompt and an answer, where the answer may hold the prompt, or a longer one: each message once."""
     question, turns = _turns(prompt), _turns(answer)
-    system, own = prompt[: len(prompt) - len(question)], answer[: len(answer) - len(turns)]
-    if system and own and _said(system) != _said(own):
-        raise BadRecord(f"`{name}` has another system message than the prompt: keep one of them")
+    system = answer[: len(answer) - len(turns)] or prompt[: len(prompt) - len(question)]
     if not turns or turns[0].role == "assistant":  # the answer alone
         turns = question + turns
     elif _said(question) not in _said(turns[:-1]):
         raise BadRecord(f"`{name}` begins with another question than the prompt: give the answer alone")
-    return (own or system) + turns
+    return system + turns
 
 
 def _turns(messages: Messages) -> Messages:

@@ -111,11 +111,10 @@ def open_prepared(directory: Path) -> PreparedData:
     except InputError as error:
         raise InputError(f"{error}: the prepared data is damaged: delete {directory}, then it is made again") from None
 
-    streams = {}
-    for split in SPLITS:
-        names = [[n for n in manifest[split]["shards"] if n.endswith(kind)] for kind in (".bin", ".flags")]
-        ids, flags = ([directory / name for name in of_kind] for of_kind in names)
-        streams[split] = TokenStream(ids, manifest["dtype"], flags)
+    def shards(split: Split, kind: str) -> list[Path]:
+        return [directory / name for name in manifest[split]["shards"] if name.endswith(kind)]
+
+    streams = {s: TokenStream(shards(s, ".bin"), manifest["dtype"], shards(s, ".flags")) for s in SPLITS}
     return PreparedData(directory, manifest, tokenizer, streams)
 
 
@@ -158,52 +157,47 @@ def _write(config: DataConfig, directory: Path, depends_on: dict[str, Any]) -> N
     """Fill <key>.partial/, from the last finished shard on, and rename it."""
     partial = directory.with_name(f"{directory.name}.partial")
     progress = partial / PROGRESS
-    try:
-        if not progress.is_file():  # no shard was finished
-            shutil.rmtree(partial, ignore_errors=True)
-            with still_busy("reading the text that the tokenizer learns from, and learning"):
-                train_tokenizer(config.tokenizer, tokenizer_texts(config)).save(partial)
-        tokenizer, ledger = load_tokenizer(partial), Ledger()
-        dtype = "uint16" if tokenizer.vocab_size <= 2**16 else "uint32"
-        names = ("documents", "tokens", "trained_tokens", "bytes")
-        manifest: dict[str, Any] = {split: dict.fromkeys(names, 0) | {"shards": {}} for split in SPLITS}
-        if progress.is_file():
-            manifest = read_json(progress)
-        number, tokens, place, shard = sum(manifest[split]["documents"] for split in SPLITS), 0, "", list[Encoded]()
-        batches = prefetched(_batches(islice(read(config, ledger), number, None)))
-        encoded = prefetched(_encoded(batch, tokenizer) for batch in batches)
-        with closing(encoded), still_busy(lambda: f"preparing: {number:,} documents, up to {place}"):
-            for document in chain.from_iterable(encoded):
-                shard.append(document)
-                number, tokens, place = number + 1, tokens + len(document.ids), document.where
-                if tokens >= SHARD_TOKENS:
-                    _write_shard(shard, partial, dtype, manifest)
-                    _write_json(progress, manifest)
-                    tokens, shard = 0, []
-        _write_shard(shard, partial, dtype, manifest)
-        for split in SPLITS:
-            if not (counts := manifest[split])["documents"]:
-                progress.unlink(missing_ok=True)
-                raise InputError(
-                    f"data.source: none of {number:,} documents falls into the {split} part, which their hashes "
-                    f"decide: give more, try another data.validation_fraction than {config.validation_fraction}, or "
-                    "name held-out files or a held-out split"
-                )
-            counts["bytes_per_token"] = round(counts["bytes"] / max(1, counts["trained_tokens"]), 4)
-        manifest |= {
-            "depends_on": depends_on,
-            "dtype": dtype,
-            "vocab_size": tokenizer.vocab_size,
-            "tokenizer_sha256": tokenizer.sha256(),
-            "read": asdict(ledger),
-        }
-        _write_json(partial / MANIFEST, manifest)
-        progress.unlink(missing_ok=True)
-        shutil.rmtree(directory, ignore_errors=True)  # without a manifest it is useless
-        partial.replace(directory)
-    finally:
-        if not progress.is_file():
-            shutil.rmtree(partial, ignore_errors=True)  # nothing worth keeping
+    names = ("documents", "tokens", "trained_tokens", "bytes")
+    manifest: dict[str, Any] = {split: dict.fromkeys(names, 0) | {"shards": {}} for split in SPLITS}
+    if progress.is_file():
+        manifest = read_json(progress)
+    else:  # no shard was finished
+        shutil.rmtree(partial, ignore_errors=True)
+        with still_busy("reading the text that the tokenizer learns from, and learning"):
+            train_tokenizer(config.tokenizer, tokenizer_texts(config)).save(partial)
+    tokenizer, ledger = load_tokenizer(partial), Ledger()
+    dtype = "uint16" if tokenizer.vocab_size <= 2**16 else "uint32"
+    number, tokens, place, shard = sum(manifest[split]["documents"] for split in SPLITS), 0, "", list[Encoded]()
+    batches = prefetched(_batches(islice(read(config, ledger), number, None)))
+    encoded = prefetched(_encoded(batch, tokenizer) for batch in batches)
+    with closing(encoded), still_busy(lambda: f"preparing: {number:,} documents, up to {place}"):
+        for document in chain.from_iterable(encoded):
+            shard.append(document)
+            number, tokens, place = number + 1, tokens + len(document.ids), document.where
+            if tokens >= SHARD_TOKENS:
+                _write_shard(shard, partial, dtype, manifest)
+                _write_json(progress, manifest)
+                tokens, shard = 0, []
+    _write_shard(shard, partial, dtype, manifest)
+    for split in SPLITS:
+        if not (counts := manifest[split])["documents"]:
+            raise InputError(
+                f"data.source: none of {number:,} documents falls into the {split} part, which their hashes decide: "
+                f"give more, try another data.validation_fraction than {config.validation_fraction}, or name held-out "
+                "files or a held-out split"
+            )
+        counts["bytes_per_token"] = round(counts["bytes"] / max(1, counts["trained_tokens"]), 4)
+    manifest |= {
+        "depends_on": depends_on,
+        "dtype": dtype,
+        "vocab_size": tokenizer.vocab_size,
+        "tokenizer_sha256": tokenizer.sha256(),
+        "read": asdict(ledger),
+    }
+    _write_json(partial / MANIFEST, manifest)
+    progress.unlink(missing_ok=True)
+    shutil.rmtree(directory, ignore_errors=True)  # without a manifest it is useless
+    partial.replace(directory)
 
 
 def _write_json(path: Path, values: dict[str, Any]) -> None:

@@ -100,7 +100,7 @@ def _documents_of(source: Any, config: DataConfig, ledger: Ledger) -> Iterator[D
         is_plain = all(files.kind_of(path) in files.PLAIN for path in files_of(source))
         ends_are_held_out = is_plain and len(few) * fraction < FEW_HELD_OUT
     seen: set[int] = set()
-    for split, (where, content) in ((split, item) for split, items in splits for item in items):
+    for named, (where, content) in ((named, item) for named, items in splits for item in items):
         number = fingerprint(content)
         ledger.duplicates += number in seen
         if number in seen and config.drop_duplicates:
@@ -111,7 +111,7 @@ def _documents_of(source: Any, config: DataConfig, ledger: Ledger) -> Iterator[D
             parts = Document(content[:boundary], "train", where), Document(content[boundary:], "validation", where)
             yield from (part for part in parts if part.content)
         else:
-            yield Document(content, split or split_of(number, fraction), where)
+            yield Document(content, named or split_of(number, fraction), where)
 
 
 def fingerprint(content: Content) -> int:

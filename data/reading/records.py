@@ -178,10 +178,7 @@ def _question(fields: dict) -> list:
 
 def _system(fields: dict) -> Messages:
     """The system message of a record that has it in a field."""
-    texts = {_text(fields[name], f"field `{name}`") for name in SYSTEMS if fields.get(name)}
-    if len(texts) > 1:
-        raise BadRecord("has `system` and `system_prompt`, which differ: keep one of them")
-    return tuple(Message("system", text) for text in texts)
+    return tuple(Message("system", _text(fields[name], f"field `{name}`")) for name in SYSTEMS if fields.get(name))[:1]
 
 
 def _as_messages(value: Any, name: str) -> list:
@@ -260,11 +257,9 @@ def _calls(raw: Any) -> tuple[dict, ...]:
 
 
 def _tools(*holders: dict) -> tuple[dict, ...]:
-    """The tools that a record and its messages list."""
-    lists = [tools for fields in holders for name in TOOLS if (tools := _named(fields.get(name), "`tools`"))]
-    if len(lists) > 1:
-        raise BadRecord("lists its tools in more than one place: keep one of them")
-    return lists[0] if lists else ()
+    """The tools that a record or its messages list."""
+    lists = (_named(fields.get(name), "`tools`") for fields in holders for name in TOOLS)
+    return next(filter(None, lists), ())
 
 
 def _named(raw: Any, what: str) -> tuple[dict, ...]:

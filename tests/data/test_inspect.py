@@ -6,12 +6,11 @@ import sys
 
 import pytest
 
-from configs.command import InputError
 from configs.loader import load_config, validate
 from data.batches import TrainBatches, make_rows, validation_batches
 from data.chat import encode_conversations
 from data.config import DataConfig, TokenizerConfig
-from data.inspect import compare_tokenizers, main, row_as_text
+from data.inspect import main, row_as_text
 from data.packing import IGNORED
 from data.prepare import prepare
 from data.reading.documents import fingerprint, split_of
@@ -158,32 +157,3 @@ def every_row(config, data):
     batches = TrainBatches(make_rows(config, data, "train"), data.tokenizer, 1, seed=5)
     held_out = validation_batches(make_rows(config, data, "validation"), data.tokenizer, 1)
     return {"train": [batches.batch(k) for k in range(batches.rows.per_epoch)], "validation": list(held_out)}
-
-
-# ---------------------------------------------------------------------------------------------------------
-# tokenizers compared
-
-
-@pytest.mark.parametrize(("kind", "size"), [("byte", None), ("char", None), ("bpe", 512)])
-def test_bytes_per_token_of_the_table_are_those_that_a_run_records(corpus, tmp_path, kind, size):
-    config = validate(
-        DataConfig, load_config(corpus[1], [f"data.tokenizer={{kind: {kind}, vocab_size: {size or 'null'}}}"]), "data"
-    )
-    own, other = compare_tokenizers(config, [str(size or kind)])
-    manifest = prepare(config, tmp_path / "runs", show_progress=False).manifest
-    assert own == [f"* {kind}", *other[1:]]
-    assert own[1:3] == [str(manifest["vocab_size"]), f"{manifest['validation']['bytes_per_token']:.2f}"]
-
-
-def test_a_tokenizer_that_exists_is_compared_and_its_unknown_characters_are_counted(
-    corpus, tmp_path, monkeypatch, capsys
-):
-    train_tokenizer(TokenizerConfig(kind="char"), ["0123456789 \n"]).save(tmp_path / "few")
-    texts = [text for text in corpus[0] if split_of(fingerprint(text), 0.1) == "validation"]
-    unknown = percent(sum(text.count("x") for text in texts), sum(len(text) + 1 for text in texts))
-    out = run(monkeypatch, capsys, corpus[1], "--tokenizers", f"320,{tmp_path / 'few'}")
-    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in out.splitlines()[:5]]
-    assert [line[0] for line in lines[2:]] == ["* byte", "bpe", str(tmp_path / "few")]
-    assert [line[4] for line in lines[2:]] == ["0.00%", "0.00%", unknown]
-    with pytest.raises(InputError):
-        run(monkeypatch, capsys, corpus[1], "--tokenizers", "nowhere")

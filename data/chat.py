@@ -46,14 +46,12 @@ def segments(conversation: Conversation, chat: ChatTemplate = OURS) -> list[Segm
     result: list[Segment] = []
     before = None
     for text, special, block in _pieces(chat, conversation):
-        if block is None:
-            may_end = MAY_END if before is not None else 0  # the line end behind an answer
-            result.append(Segment(text, special, may_end))
+        if block is None:  # the line end behind an answer
+            result.append(Segment(text, special, 0 if before is None else MAY_END))
         else:
             answer = answers[block]
             parts = answer.parts if answer.parts and not special else [(text, 1)]
-            trained = TRAINED if answer.weight else 0
-            result += [Segment(part, special, trained * weight) for part, weight in parts if part]
+            result += [Segment(part, special, TRAINED * weight * answer.weight) for part, weight in parts if part]
         before = block
     return result
 
@@ -70,7 +68,33 @@ def _pieces(
     Where an answer begins, and what follows "<think>⏎", is a piece of its own, as prompts end there. Raises BadRecord.
     """
     tools = tools or conversation.tools
-    messages = _for_template(chat, conversation.messages, given or conversation.messages, tools)
+    source = chat.source(tools)
+    # where <think> is special, a template cannot see it in a message: thoughts are given apart, if it looks for them
+    splits_thoughts = "<think>" in chat.specials and "reasoning_content" in source
+    # most templates want arguments as an object; some join them with +, as JSON text; some take both as they come
+    takes_both = re.search(r"arguments['\"\]]* is (not )?string", source) is not None
+    wanted = None if takes_both else str if re.search(r"arguments['\"\]]* *\+", source) else dict
+    messages = []
+    for message, raw in zip(conversation.messages, given or conversation.messages, strict=True):
+        fields: dict[str, Any] = {"role": message.role, "content": message.content}
+        others = raw if isinstance(raw, dict) else {}
+        fields |= {name: others[name] for name in ("name", "tool_call_id") if others.get(name) is not None}
+        if not splits_thoughts and isinstance(others.get("content"), str):
+            fields["content"] = others["content"]
+        if message.reasoning_content and (splits_thoughts or fields["content"] == message.content):
+            fields["reasoning_content"] = message.reasoning_content
+        calls = others.get("tool_calls")
+        ids = [call.get("id") for call in calls] if isinstance(calls, list) else [None] * len(message.tool_calls)
+        for call, number in zip(message.tool_calls, ids, strict=True):
+            arguments = call["arguments"]
+            if wanted is dict and isinstance(arguments, str):
+                arguments = json.loads(arguments)
+            elif wanted is str and isinstance(arguments, dict):
+                arguments = json.dumps(arguments, ensure_ascii=False)
+            written = {"type": "function", "function": call | {"arguments": arguments}}
+            fields.setdefault("tool_calls", []).append(written | ({"id": number} if number else {}))
+        messages.append(fields)
+
     result: list[Piece] = []
     for piece in chat.render(messages, tools, **variables):
         thinks = len(result) > 1 and result[-1].text == "<think>" and result[-2].block is None
@@ -79,43 +103,6 @@ def _pieces(
             piece = piece._replace(text=piece.text[1:])
         result.append(piece)
     return [piece for piece in result if piece.text]
-
-
-def _for_template(
-    chat: ChatTemplate, messages: Sequence[Message], given: Sequence[Message | dict], tools: Sequence[dict]
-) -> list[dict[str, Any]]:
-    """Messages as templates expect them; how exactly depends on what this one looks at."""
-    source = chat.source(tools)
-    # where <think> is special, a template cannot see it in a message: thoughts are given apart, if it looks for them
-    splits_thoughts = "<think>" in chat.specials and "reasoning_content" in source
-    # most templates want arguments as an object; some join them with +, as JSON text; some take both as they come
-    takes_both = re.search(r"arguments['\"\]]* is (not )?string", source) is not None
-    wanted = None if takes_both else str if re.search(r"arguments['\"\]]* *\+", source) else dict
-    result = []
-    for message, raw in zip(messages, given, strict=True):
-        fields: dict[str, Any] = {"role": message.role, "content": message.content}
-        others = raw if isinstance(raw, dict) else {}
-        fields |= {name: others[name] for name in ("name", "tool_call_id") if others.get(name) is not None}
-        if not splits_thoughts and isinstance(others.get("content"), str):
-            fields["content"] = others["content"]
-        if message.reasoning_content and (splits_thoughts or fields["content"] == message.content):
-            fields["reasoning_content"] = message.reasoning_content
-        if message.tool_calls:
-            calls = others.get("tool_calls")
-            ids = [call.get("id") for call in calls] if isinstance(calls, list) else [None] * len(message.tool_calls)
-            fields["tool_calls"] = [
-                {"type": "function", "function": call | {"arguments": _arguments(call["arguments"], wanted)}}
-                | ({"id": number} if number else {})
-                for call, number in zip(message.tool_calls, ids, strict=True)
-            ]
-        result.append(fields)
-    return result
-
-
-def _arguments(arguments: Any, wanted: type | None) -> Any:
-    if wanted is dict and isinstance(arguments, str):
-        return json.loads(arguments)
-    return json.dumps(arguments, ensure_ascii=False) if wanted is str and isinstance(arguments, dict) else arguments
 
 
 def encode_conversations(
@@ -338,10 +325,10 @@ class Reply:
                 content = content[: content.rindex(C)]
         reasoning, content = reasoning.translate(AS_TEXT), content.translate(AS_TEXT)
         places = [content.find(stop, max(0, self._free - len(stop) + 1)) for stop in self.stops]
-        if len(self.ids) > self.least and max(places, default=-1) >= 0:
-            content, self.stopped = content[: min(at for at in places if at >= 0)], True
         if len(self.ids) <= self.least:
             self._free = len(content)
+        elif max(places, default=-1) >= 0:
+            content, self.stopped = content[: min(at for at in places if at >= 0)], True
         self.reasoning_content, self.content = reasoning, content
         thoughts_end, content_end = len(reasoning), len(content)
         if not is_end:  # a line end, if the part ends here, belongs to the special token; a stop may have begun

@@ -66,8 +66,8 @@ def row_as_text(ids: Sequence[int], labels: Sequence[int], tokenizer: Tokenizer)
 def summary(config: DataConfig, data: PreparedData, split: Split, rows: Rows) -> dict[str, str]:
     """What an epoch of a split is made of: figures by name."""
     stream = data.stream(split)
-    starts = stream.find(data.tokenizer.bos_id)
-    sizes = lengths = np.diff(starts, append=len(stream))
+    starts, lengths = stream.documents(data.tokenizer.bos_id)
+    sizes = lengths
     trained = data.manifest[split]["trained_tokens"]
     if isinstance(rows, ConversationRows):  # sizes: of what is in rows
         sizes, lengths = rows.sizes, lengths[:: rows.every]

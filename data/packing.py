@@ -46,11 +46,16 @@ class TokenStream:
         """uint8 flags (data.chat) of the same positions, where the stream holds conversations."""
         return self._read(self._flags, start, length)
 
-    def find(self, token: int) -> np.ndarray:
-        """(N,) positions of a token. Those of the bos token are where documents begin."""
+    def read_labels(self, start: int, length: int) -> np.ndarray:
+        """The ids of the same positions, those that are trained on; else IGNORED."""
+        return np.where(self.read_flags(start, length) & TRAINED, self.read(start, length), IGNORED)
+
+    def documents(self, bos_id: int) -> tuple[np.ndarray, np.ndarray]:
+        """Where documents begin, which is where a bos token is, and their sizes, each (N,)."""
         begins = [0, *self._ends[:-1]]
-        parts = [np.flatnonzero(shard == token) + begin for shard, begin in zip(self._shards, begins, strict=True)]
-        return np.concatenate(parts)
+        parts = [np.flatnonzero(shard == bos_id) + begin for shard, begin in zip(self._shards, begins, strict=True)]
+        starts = np.concatenate(parts)
+        return starts, np.diff(starts, append=len(self))
 
     def _read(self, arrays: Sequence[np.ndarray], start: int, length: int) -> np.ndarray:
         pieces, total = [], len(self)
@@ -106,11 +111,10 @@ def rows_within(tokens: int, length: int) -> int:
 class ConversationRows:
     """Conversations, packed whole. One that is longer than a row is cut after the last assistant turn that fits.
     It is left out where no token that is trained on is left, or with too_long="drop". in_order: a row holds
-    conversations that follow each other, or nearly so, at the price of a little more padding.
+    conversations that (nearly) follow each other. every: 2 reads only the first of two conversations, the better
+    answer of a pair. Raises InputError when no conversation is left.
 
-    `cut`, `dropped`: how many. `sizes`: the tokens of each conversation that are in a row. `members`: the
-    conversations of each row. every: 2 reads only the first of every two conversations, the preferred answers of
-    pairs: held-out pairs are read so. Raises InputError when no conversation is left.
+    `cut`, `dropped`: how many. `sizes`: the tokens of each that are in a row. `members`: the conversations of each row.
     """
 
     def __init__(
@@ -125,8 +129,7 @@ class ConversationRows:
     ):
         self.stream, self.pad_id, self.offsets, self.every = stream, pad_id, 1, every
         self._longest, self._in_order = length, in_order
-        starts = stream.find(bos_id)
-        starts, sizes = starts[::every], np.diff(starts, append=len(stream))[::every]
+        starts, sizes = (array[::every] for array in stream.documents(bos_id))
         long = np.flatnonzero(sizes > length)
         for i in long:
             ends = np.flatnonzero(stream.read_flags(int(starts[i]), length) & MAY_END)
@@ -157,13 +160,9 @@ class ConversationRows:
     def row(self, index: int, offset: int = 0) -> tuple[np.ndarray, np.ndarray]:
         spans = [(int(self._starts[i]), int(self.sizes[i])) for i in self.members[index]]
         ids = np.concatenate([self.stream.read(*span) for span in spans])
-        trained = np.concatenate([self.stream.read_flags(*span) for span in spans]) & TRAINED
-        targets = np.where(trained, ids, IGNORED)
-        padding = self.length - len(ids)
-        return (
-            np.pad(ids, (0, padding), constant_values=self.pad_id),
-            np.pad(targets, (0, padding), constant_values=IGNORED),
-        )
+        labels = np.concatenate([self.stream.read_labels(*span) for span in spans])
+        padding = (0, self.length - len(ids))
+        return np.pad(ids, padding, constant_values=self.pad_id), np.pad(labels, padding, constant_values=IGNORED)
 
 
 class Pairs:
@@ -174,8 +173,7 @@ class Pairs:
     offsets = 1
 
     def __init__(self, stream: TokenStream, longest: int, bos_id: int):
-        starts = stream.find(bos_id)
-        sizes = np.diff(starts, append=len(stream))
+        starts, sizes = stream.documents(bos_id)
         spans = np.stack([starts, sizes], axis=1).reshape(-1, 2, 2)
         fits = ((sizes <= longest) & (trained_tokens(stream, starts, sizes) > 0)).reshape(-1, 2).all(axis=1)
         if not fits.any():
@@ -187,8 +185,8 @@ class Pairs:
         """chosen_input_ids, chosen_labels, rejected_input_ids and rejected_labels of a pair, each (t,) int64."""
         row: dict[str, np.ndarray] = {}
         for side, (start, size) in zip(SIDES, self._spans[index].tolist(), strict=True):
-            ids, flags = self._stream.read(start, size), self._stream.read_flags(start, size)
-            row |= {f"{side}_input_ids": ids, f"{side}_labels": np.where(flags & TRAINED, ids, IGNORED)}
+            row[f"{side}_input_ids"] = self._stream.read(start, size)
+            row[f"{side}_labels"] = self._stream.read_labels(start, size)
         return row
 
 

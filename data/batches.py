@@ -161,11 +161,7 @@ def validation_batches(
 
 
 def make_batch(
-    rows: Sequence[tuple[np.ndarray, np.ndarray]],
-    row_ids: list[int],
-    tokenizer: Tokenizer,
-    isolate: bool,
-    restart: bool,
+    rows: Sequence[Sequence[np.ndarray]], row_ids: list[int], tokenizer: Tokenizer, isolate: bool, restart: bool
 ) -> Batch:
     """(ids, labels) of rows, each (T,) -> tensors (B, T). isolate: with document_ids; restart: with position_ids."""
     ids, targets = (np.stack(arrays) for arrays in zip(*rows, strict=True))

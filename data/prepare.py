@@ -106,8 +106,6 @@ def open_prepared(directory: Path) -> PreparedData:
         for file, digest in hashes(written).items():
             if digest != written[file]:
                 raise InputError(f"{file}: its bytes have changed since it was written")
-        if tokenizer.sha256() != manifest["tokenizer_sha256"]:
-            raise InputError(f"{directory / 'tokenizer.json'}: is another tokenizer than the manifest says")
     except InputError as error:
         raise InputError(f"{error}: the prepared data is damaged: delete {directory}, then it is made again") from None
 
@@ -191,7 +189,6 @@ def _write(config: DataConfig, directory: Path, depends_on: dict[str, Any]) -> N
         "depends_on": depends_on,
         "dtype": dtype,
         "vocab_size": tokenizer.vocab_size,
-        "tokenizer_sha256": tokenizer.sha256(),
         "read": asdict(ledger),
     }
     _write_json(partial / MANIFEST, manifest)

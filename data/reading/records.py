@@ -86,19 +86,20 @@ class Pair:
 def text_of(record: Any, text_field: str = "text") -> str:
     """The text of a record: a field (`a.b` is field b of the object in field a), or the record that is itself a text.
     A list of texts is joined by line ends. May be "". Raises BadRecord."""
-    value = record
-    if isinstance(record, dict) and (value := record.get(text_field)) is None:
+    if not isinstance(record, dict):
+        return _text(record, "the record")
+    if (value := record.get(text_field)) is None:
         value = record
         for name in text_field.split("."):
             value = value.get(name) if isinstance(value, dict) else None
-        if value is None:
-            remedy = "name the one with the text in data.source.text_field"
-            if any(name in record for name in (*LISTS, *ANSWERS)):
-                remedy = "it is a conversation, so set data.records: conversations (or data.source.text_field)"
-            raise BadRecord(f"has no field `{text_field}` (it has {_names(record)}): {remedy}")
-    if isinstance(value, list) and value is not record and all(isinstance(part, str) for part in value):
+    if value is None:
+        remedy = "name the one with the text in data.source.text_field"
+        if any(name in record for name in (*LISTS, *ANSWERS)):
+            remedy = "it is a conversation, so set data.records: conversations (or data.source.text_field)"
+        raise BadRecord(f"has no field `{text_field}` (it has {_names(record)}): {remedy}")
+    if isinstance(value, list) and all(isinstance(part, str) for part in value):
         value = "\n".join(value)
-    return _text(value, f"field `{text_field}`" if isinstance(record, dict) else "the record")
+    return _text(value, f"field `{text_field}`")
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -331,9 +332,8 @@ def pair_of(record: Any) -> Pair:
     shared = sum(takewhile(bool, (a == b for a, b in zip(chosen, rejected, strict=False))))
     if not _turns(chosen[:shared]) or _said(_turns(prompt)) not in _said(chosen[:shared]):
         raise BadRecord(f"has no common prompt before the place where `{names[0]}` and `{names[1]}` differ: add one")
-    for name, side in zip(names, (chosen, rejected), strict=True):
-        if shared >= len(side) or side[shared].role != "assistant":
-            raise BadRecord(f"`{name}` has no answer of the assistant behind the common prompt: add it")
+    if any(not side[shared:] or side[shared].role != "assistant" for side in (chosen, rejected)):
+        raise BadRecord(f"`{names[0]}` and `{names[1]}` must have an answer of the assistant behind the common prompt")
     return Pair(Conversation(chosen, tools), Conversation(rejected, tools), shared)
 
 

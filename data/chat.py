@@ -13,6 +13,7 @@ import itertools
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -125,14 +126,13 @@ def encode_pairs(tokenizer: Tokenizer, pairs: Sequence[Pair]) -> list[tuple[list
 
     Only the answers are marked as trained. An answer that is part of the common prompt is not.
     """
-    three = [conversation for pair in pairs for conversation in (pair.prompt, pair.chosen, pair.rejected)]
-    encoded, result = encode_conversations(tokenizer, three), []
-    for i in range(0, len(encoded), 3):
-        (prompt, _), (chosen, flags), (rejected, other_flags) = encoded[i : i + 3]
-        for marks in (flags, other_flags):
-            marks[: len(prompt)] &= ~np.uint8(TRAINED)
-        result.append((chosen + rejected, np.concatenate([flags, other_flags])))
-    return result
+    both = []
+    for pair in pairs:
+        prompt = tuple(replace(message, weight=0) for message in pair.prompt.messages)
+        sides = (pair.chosen, pair.rejected)
+        both += [Conversation(prompt + side.messages[pair.shared :], side.tools) for side in sides]
+    encoded = encode_conversations(tokenizer, both)
+    return [(a + b, np.concatenate([c, d])) for (a, c), (b, d) in zip(encoded[::2], encoded[1::2], strict=True)]
 
 
 def plain_texts(content: str | Conversation | Pair, flag: int = 0) -> list[str]:

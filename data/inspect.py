@@ -20,7 +20,7 @@ from configs.loader import load_config, validate
 from configs.text import escape, plain, table
 from data.batches import JOINED, TrainBatches, make_rows
 from data.config import DataConfig, Split
-from data.packing import IGNORED, ConversationRows, DocumentRows, Rows, trained_tokens
+from data.packing import IGNORED, ConversationRows, DocumentRows, Rows
 from data.prepare import SPLITS, PreparedData, describe, keys_of_run, prepare
 from data.tokenizer import Tokenizer
 
@@ -66,15 +66,13 @@ def row_as_text(ids: Sequence[int], labels: Sequence[int], tokenizer: Tokenizer)
 def summary(config: DataConfig, data: PreparedData, split: Split, rows: Rows) -> dict[str, str]:
     """What an epoch of a split is made of: figures by name."""
     stream = data.stream(split)
-    starts, lengths = stream.documents(data.tokenizer.bos_id)
-    sizes = lengths
-    trained = data.manifest[split]["trained_tokens"]
-    if isinstance(rows, ConversationRows):  # sizes: of what is in rows
-        sizes, lengths = rows.sizes, lengths[:: rows.every]
-        trained = int(trained_tokens(stream, starts[:: rows.every], sizes).sum())
-    places, filled = rows.per_epoch * rows.length, int(sizes.sum())
-    if isinstance(rows, DocumentRows):  # held-out rows begin with the last token of the one before
-        filled += (rows.per_epoch - 1) * (rows.length - rows.stride)
+    _, lengths = stream.documents(data.tokenizer.bos_id)
+    places = rows.per_epoch * rows.length
+    if isinstance(rows, ConversationRows):
+        lengths, filled, trained = lengths[:: rows.every], int(rows.sizes.sum()), rows.trained
+    else:  # held-out rows begin with the last token of the one before
+        overlap = rows.length - rows.stride if isinstance(rows, DocumentRows) else 0
+        filled, trained = len(stream) + (rows.per_epoch - 1) * overlap, data.manifest[split]["trained_tokens"]
     quantiles = np.quantile(lengths, [0, 0.1, 0.5, 0.9, 1], method="inverted_cdf").astype(int)
     column = {
         **{name: f"{length:,}" for name, length in zip(LENGTHS, quantiles, strict=True)},

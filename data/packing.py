@@ -114,7 +114,8 @@ class ConversationRows:
     conversations that (nearly) follow each other. every: 2 reads only the first of two conversations, the better
     answer of a pair. Raises InputError when no conversation is left.
 
-    `cut`, `dropped`: how many. `sizes`: the tokens of each that are in a row. `members`: the conversations of each row.
+    `cut`, `dropped`: how many. `sizes`: the tokens of each that are in a row. `trained`: how many of all are trained
+    on. `members`: the conversations of each row.
     """
 
     def __init__(
@@ -134,7 +135,8 @@ class ConversationRows:
         for i in long:
             ends = np.flatnonzero(stream.read_flags(int(starts[i]), length) & MAY_END)
             sizes[i] = ends[-1] + 1 if len(ends) and too_long == "truncate" else 0
-        sizes[trained_tokens(stream, starts, sizes) == 0] = 0  # a row of these alone would have a loss of 0 / 0
+        trained = trained_tokens(stream, starts, sizes)
+        sizes[trained == 0] = 0  # a row of these alone would have a loss of 0 / 0
         self.dropped = int((sizes == 0).sum())
         self.cut = int((sizes[long] > 0).sum())
         if not sizes.any():
@@ -142,7 +144,7 @@ class ConversationRows:
                 f"data.sequence_length: none of {len(sizes):,} conversations has an answer to train on within a row of "
                 f"{length} tokens: raise it"
             )
-        self._starts, self.sizes = starts, sizes
+        self._starts, self.sizes, self.trained = starts, sizes, int(trained.sum())
         self.join(1)
 
     def join(self, rows: int) -> float:

@@ -41,7 +41,7 @@ def test_every_token_is_in_the_shards_once_whatever_is_encoded_and_written_at_a_
     whole = prepare(config(many), tmp_path / "a")
     expected = [i for d in documents(config(many), "train") for i in whole.tokenizer.encode_documents([d])[0]]
     monkeypatch.setattr(prepare_module, "SHARD_TOKENS", 100)
-    monkeypatch.setattr(prepare_module, "BATCH", 90)
+    monkeypatch.setattr(prepare_module, "BATCH", 7)
     monkeypatch.setattr(tokenizer_module, "PIECE", 5)
     pieces = prepare(config(many), tmp_path / "b")
     assert len(pieces.manifest["train"]["shards"]) > 5
@@ -97,7 +97,7 @@ def test_a_bad_file_leaves_no_shards_behind(tmp_path):
 # preparing that is killed, meets a full disk, or is asked for twice: the shards are the same bytes
 
 
-SMALL = [(prepare_module, "SHARD_TOKENS", 30_000), (prepare_module, "BATCH", 15_000)]
+SMALL = [(prepare_module, "SHARD_TOKENS", 30_000), (prepare_module, "BATCH", 20)]
 
 
 @pytest.fixture

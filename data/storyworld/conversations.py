@@ -162,7 +162,7 @@ class Talk:
         """Add a question (or a prompt that holds it), its answer, and what is known about that answer.
 
         Yes or no always comes with what it is judged by: to judge before anything is said takes more heads in a row
-        than a small model has (EXPERIMENTS.md).
+        than a small model has (FINDINGS.md#reader).
         """
         reply = question.answer if shortly and question.kind != "yes_no" else question.sentence
         self.turn(prompt or question.text, reply)
@@ -237,7 +237,7 @@ def many_questions(
     """More questions about the story than the first, of any kind that it has, none of them asked before.
 
     Yes or no is asked of every candidate alike, so the name that is offered says nothing about the answer. Where yes is
-    right half of the time, models learn to repeat that name (EXPERIMENTS.md).
+    right half of the time, models learn to repeat that name (FINDINGS.md#reader).
     """
     questions = [first]
     of_kind = {kind: possible for kind in KINDS if (possible := questions_about(story, kind))}

@@ -64,7 +64,7 @@ def say_words(talk: Talk, rng: Random, pool: Names) -> None:
     """The assistant repeats words of the stories, COPIES times others.
 
     Most are one token, and no two are alike, so the token before says which one comes next. A name is three tokens, and
-    its first one stands for many names. From words, heads learn to copy in half of the steps (EXPERIMENTS.md).
+    its first one stands for many names. From words, heads learn to copy in half of the steps.
     """
     for _ in range(COPIES):
         words = some(known_words(), pick(rng, KNOWN_WORDS), rng)
@@ -85,7 +85,7 @@ def judge(talk: Talk, rng: Random, pool: Names) -> None:
 
     Only "yes" and "no" are trained on, and only the two names side by side say which it is. In most of these
     conversations the same few names come again and again, as in a story. What `compare` teaches is not enough there: in
-    stories it is a coin (EXPERIMENTS.md).
+    stories it is a coin (FINDINGS.md#reader).
     """
     questions = wordings("conversations")["judged"]
     for candidate, actual, is_place in to_compare(rng, pool, few=rng.random() < 0.7):
@@ -147,7 +147,7 @@ def pair(talk: Talk, rng: Random, pool: Names, task: str) -> None:
     one of the two. Only the names (or what is asked for) are trained on. Which thing comes next cannot be known, and a
     loss on it hides what is to be learned. Without what is said again neither is learned, but for a course in small
     steps, and then not with every seed. What a name goes with is learned after whose a thing is, and bare before it is
-    asked in words (EXPERIMENTS.md).
+    asked in words (FINDINGS.md#reader).
     """
     texts = wordings("conversations")["pairs"]
     bare, plain, hidden = texts["bare"][:1], texts["told"][:1], False

@@ -201,7 +201,7 @@ def yes_no(question: Question, candidate: str) -> list[Question]:
 
     The answer first says who it was, and judges after both names stand side by side, where a head that sees a few
     tokens can compare them: "It was Tiko. Belna? No." Where "Belna?" came first, it was often said again in place of
-    the right name, and "No, it was Tiko." would have to be judged before anything is said (EXPERIMENTS.md).
+    the right name, and "No, it was Tiko." would have to be judged before anything is said (FINDINGS.md#reader).
     """
     text, is_place = question.text.removesuffix("?"), question.kind == "where"
     if match := re.fullmatch(r"Who (.*)", text):

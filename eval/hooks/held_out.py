@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from configs.files import append_line
-from configs.text import escape, shortened, table
+from configs.text import escape, table
 from data.batches import validation_batches
 from data.chat import read_reply
 from data.config import StoryworldSource
@@ -115,7 +115,7 @@ class Samples(Hook):
             if number == 0:
                 question, text = (escape(" ".join(text.split())) for text in (prompt, reply.content or thinks(reply)))
                 end = f"{'…' * (len(question) > 60)}{question[-60:]}"  # a story may stand before it
-                event.say(f"{f'asked “{end}”, ' if is_chat else ''}writes “{shortened(text, 90)}”")
+                event.say(f"{f'asked “{end}”, ' if is_chat else ''}writes “{text[:90]}{'…' * (len(text) > 90)}”")
 
     def outcome(self, directory: Path, lines: list[dict[str, Any]]) -> Outcome:
         samples = read_samples(directory, lambda problem: None)

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from data.chat_template import CHAT_TEMPLATE, PRIVATE, ChatTemplate, Piece
-from data.reading.records import BadRecord, Conversation, Message, Pair, checked_conversation
+from data.reading.records import BadRecord, Conversation, Message, Pair, checked_conversation, tool_calls
 from data.tokenizer import ROLES, SPECIAL_TOKENS, Tokenizer
 
 TRAINED, MAY_END = 1, 2  # flags of a token: it is a target; a conversation may be cut after it
@@ -115,8 +115,8 @@ def encode_conversations(
     for pieces, (ids, piece_of) in zip(rendered, tokenizer.encode_pieces(rendered), strict=True):
         given = np.array([piece.flags for piece in pieces], dtype=np.uint8)
         flags = given[piece_of] & TRAINED
-        for number in np.flatnonzero(given & MAY_END):
-            flags[np.searchsorted(piece_of, number, "right") - 1] |= MAY_END  # the last token of the piece
+        last = np.searchsorted(piece_of, np.flatnonzero(given & MAY_END), "right") - 1  # of each such piece
+        flags[last] |= MAY_END
         result.append((ids.tolist(), flags))
     return result
 
@@ -168,8 +168,8 @@ def prompt_ids(
             raise BadRecord(
                 "only a message of the assistant can be continued, and one that has begun: no enable_thinking"
             )
-        ids = [tokenizer.backend.token_to_id(piece.text) if piece.special else -1 for piece in pieces]
-        ends = [at for at, token_id in enumerate(ids) if token_id == tokenizer.turn_end]
+        end = tokenizer.turn_end and tokenizer.backend.id_to_token(tokenizer.turn_end)
+        ends = [at for at, piece in enumerate(pieces) if piece.special and piece.text == end]
         pieces = pieces[: ends[-1]] if ends else pieces  # without the end of its turn
     return _encoded(tokenizer, pieces)
 
@@ -355,8 +355,7 @@ def read_call(text: str) -> dict[str, str]:
     The arguments keep the letters in which they were written, so that the call is rendered as it was.
     """
     text = text.strip()
-    message = {"role": "assistant", "content": "", "tool_calls": [json.loads(text)]}
-    ((call,),) = (checked.tool_calls for checked in checked_conversation([message]).messages)
+    (call,) = tool_calls([json.loads(text)])
     name, arguments = call["name"], call["arguments"]
     if not isinstance(arguments, str):
         written = text.removeprefix(f'{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": ')[:-1]

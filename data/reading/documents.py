@@ -61,11 +61,8 @@ class Ledger:
     def check_bad(self, at_least: int = 0) -> None:
         """Raises InputError if more than 1 % of the records are bad, once there are enough of them to tell."""
         if self.bad > 0.01 * self.records and self.records >= at_least:
-            shown = "; ".join(self.bad_records[:3])
-            raise InputError(
-                f"data.source: {self.bad:,} of {self.records:,} records cannot be used, more than 1 %: {shown}"
-                f"{'; …' if self.bad > 3 else ''}: repair them, or name other files (data.source.path)"
-            )
+            bad, shown = f"{self.bad:,} of {self.records:,} records cannot be used", "; ".join(self.bad_records[:3])
+            raise InputError(f"data.source: {bad}, more than 1 %: {shown}: repair them, or name other files")
 
 
 def read(config: DataConfig, ledger: Ledger | None = None) -> Iterator[Document]:

@@ -245,8 +245,8 @@ class Reply:
     tool_calls: those that can be read, {"name": …, "arguments": JSON text, as it was written} each.
     thinking: whether thoughts have begun and not ended. stopped: whether one of `stops` was met.
 
-    prompt: the ids before the answer; they may have opened the thoughts. stops: texts at which the content ends, once
-    the answer has more than `least` tokens; they are not part of it. tools: whether calls are taken out of the content.
+    prompt: the ids before the answer; they may have opened the thoughts. stops: texts at which the content ends; they
+    are not part of it. tools: whether calls are taken out of the content.
     is_chat: False for a text's continuation, which is all content.
     """
 
@@ -256,11 +256,10 @@ class Reply:
         prompt: Sequence[int] = (),
         *,
         stops: Sequence[str] = (),
-        least: int = 0,
         tools: bool = False,
         is_chat: bool = True,
     ):
-        self.tokenizer, self.stops, self.least, self.tools = tokenizer, stops, least, tools
+        self.tokenizer, self.stops, self.tools = tokenizer, stops, tools
         ids = {mark: tokenizer.backend.token_to_id(mark) for mark in LETTERS if is_chat}  # foreign models lack some
         self._letters = {token: LETTERS[mark] for mark, token in ids.items() if token is not None}
         self.ids, self.calls, self.tool_calls = list[int](), list[str](), list[dict[str, str]]()
@@ -268,7 +267,6 @@ class Reply:
         self.stopped = False
         self._text = TextStream(tokenizer)
         self._given = (0, 0)  # characters of the thoughts and of the content
-        self._free = 0  # characters of the content of the first `least` tokens, in which no stop ends
         self._written = ""  # all of the answer, with a letter for a special token; first what the prompt has begun
         special = {*self._letters, *tokenizer.special_ids}
         last = next((at for at in reversed(range(len(prompt))) if prompt[at] in special), None)
@@ -324,11 +322,8 @@ class Reply:
             if C in last and not is_end:  # a call has begun, and may yet become one
                 content = content[: content.rindex(C)]
         reasoning, content = reasoning.translate(AS_TEXT), content.translate(AS_TEXT)
-        places = [content.find(stop, max(0, self._free - len(stop) + 1)) for stop in self.stops]
-        if len(self.ids) <= self.least:
-            self._free = len(content)
-        elif max(places, default=-1) >= 0:
-            content, self.stopped = content[: min(at for at in places if at >= 0)], True
+        if places := [content.index(stop) for stop in self.stops if stop in content]:
+            content, self.stopped = content[: min(places)], True
         self.reasoning_content, self.content = reasoning, content
         thoughts_end, content_end = len(reasoning), len(content)
         if not is_end:  # a line end, if the part ends here, belongs to the special token; a stop may have begun

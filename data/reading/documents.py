@@ -281,7 +281,7 @@ def world_document(source: StoryworldSource, index: int, split: Split, records: 
             talk = json.loads(storyworld.renamed([json.dumps(talk)], rng)[0])
         return conversation_of(talk)
     if source.recall is not None:
-        return storyworld.recall(source.seed, index, held_out=split == "validation", **source.recall.model_dump()).text
+        return storyworld.recall(source.seed, index, source.recall, held_out=split == "validation").text
     if repeats:
         words = storyworld.REPEATED_WORDS
         text = storyworld.repeated(source.seed, index, words, held_out=split == "validation").text

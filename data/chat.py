@@ -128,9 +128,9 @@ def encode_pairs(tokenizer: Tokenizer, pairs: Sequence[Pair]) -> list[tuple[list
     """
     both = []
     for pair in pairs:
-        prompt = tuple(replace(message, weight=0) for message in pair.prompt.messages)
-        sides = (pair.chosen, pair.rejected)
-        both += [Conversation(prompt + side.messages[pair.shared :], side.tools) for side in sides]
+        prompt = tuple(replace(message, weight=0) for message in pair.chosen.messages[: pair.shared])
+        for side in (pair.chosen, pair.rejected):
+            both.append(Conversation(prompt + side.messages[pair.shared :], side.tools))
     encoded = encode_conversations(tokenizer, both)
     return [(a + b, np.concatenate([c, d])) for (a, c), (b, d) in zip(encoded[::2], encoded[1::2], strict=True)]
 
@@ -141,8 +141,9 @@ def plain_texts(content: str | Conversation | Pair, flag: int = 0) -> list[str]:
     if isinstance(content, str):
         return [content]
     if isinstance(content, Pair):
-        parts = content.answers if flag else [content.prompt, *content.answers]
-        return [text for part in parts for text in plain_texts(part, flag)]
+        prompt = Conversation(content.chosen.messages[: content.shared], content.chosen.tools)
+        answers = [Conversation(side.messages[content.shared :]) for side in (content.chosen, content.rejected)]
+        return [text for part in (answers if flag else [prompt, *answers]) for text in plain_texts(part, flag)]
     return [s.text for s in segments(content) if not s.special and s.flags & flag == flag]
 
 
@@ -160,9 +161,8 @@ def prompt_ids(
     continued. Raises BadRecord; InputError for a model that has neither a template nor our special tokens.
     """
     conversation = checked_conversation(messages, tools)
-    tools = tools if not isinstance(tools, str) else ()
     variables = {"add_generation_prompt": not continued} | variables
-    pieces = _pieces(tokenizer.chat, conversation, messages, tools, **variables)
+    pieces = _pieces(tokenizer.chat, conversation, messages, () if isinstance(tools, str) else tools, **variables)
     if continued:
         if conversation.messages[-1].role != "assistant" or variables.get("enable_thinking"):
             raise BadRecord(
@@ -237,7 +237,6 @@ class Reply:
         <think>⏎Six sevens.⏎</think>⏎⏎Let me see.⏎<tool_call>⏎{"name": …}⏎</tool_call><|im_end|>
                  reasoning_content      content                calls
 
-    Whatever the model answered is taken apart here, so that what is compared, shown and sent back is what training had.
     The ids of the special tokens, which no text can have, say where a part begins. A special token that is out of
     place, a call that was cut and one that cannot be read stay in the content, as text.
 

@@ -114,10 +114,9 @@ class _Generation(Extension):
 class _Namespace(Namespace):
     """Without names that lead into Python: from one of them the sandbox can be left."""
 
-    def __init__(*args: Any, **kwargs: Any) -> None:
-        self, *given = args
-        Namespace.__init__(self)
-        for name, value in dict(*given, **kwargs).items():
+    def __init__(self, /, *given: Any, **named: Any) -> None:
+        super().__init__()
+        for name, value in dict(*given, **named).items():
             self[name] = value
 
     def __setitem__(self, name: str, value: Any) -> None:

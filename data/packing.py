@@ -130,10 +130,8 @@ class ConversationRows:
         self.dropped = int((sizes == 0).sum())
         self.cut = int((sizes[long] > 0).sum())
         if not sizes.any():
-            raise InputError(
-                f"data.sequence_length: none of {len(sizes):,} conversations has an answer to train on within a row of "
-                f"{length} tokens: raise it"
-            )
+            what = f"none of {len(sizes):,} conversations has an answer to train on within a row of {length} tokens"
+            raise InputError(f"data.sequence_length: {what}: raise it")
         self._starts, self.sizes, self.trained = starts, sizes, int(trained.sum())
         self.join(1)
 

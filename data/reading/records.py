@@ -73,15 +73,6 @@ class Pair:
     rejected: Conversation
     shared: int
 
-    @property
-    def prompt(self) -> Conversation:
-        return Conversation(self.chosen.messages[: self.shared], self.chosen.tools)
-
-    @property
-    def answers(self) -> list[Conversation]:
-        """What is trained on."""
-        return [Conversation(side.messages[self.shared :]) for side in (self.chosen, self.rejected)]
-
 
 def text_of(record: Any, text_field: str = "text") -> str:
     """The text of a record: a field (`a.b` is field b of the object in field a), or the record that is itself a text.

@@ -252,8 +252,9 @@ def compiled_step(kind: str) -> Callable[..., Tensor]:
 class FewRows(TorchFunctionMode):
     """`with FewRows():` every F.linear on a CPU with at most FEW rows is computed in another way.
 
-    PyTorch's library call for one row took four times as long as memory needs (EXPERIMENTS.md). Compiled, (x * w).sum()
-    becomes one loop that reads each weight once. It adds in another order, so eager decoding keeps the library's bits.
+    PyTorch's library call for one row took four times as long as memory needs (FINDINGS.md#decoding). Compiled,
+    (x * w).sum() becomes one loop that reads each weight once. It adds in another order, so eager decoding keeps the
+    library's bits.
     """
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

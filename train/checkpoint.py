@@ -364,7 +364,9 @@ def find_start(config: RunConfig) -> Start:
     state = read_state(checkpoint)
     if newest is not None and (reached := read_state(newest).step) > state.step:
         raise InputError(f"resume: {directory} already continued to step {reached:,}: choose another name")
+    # a key that came after the run was begun: what it does by default is what was done without it
     wanted, saved = config.identity(), state.identity or {}
+    saved = {key: value for key, value in RunConfig().identity().items() if key in wanted} | saved
     different = [key for key in sorted({*wanted, *saved} - {CONTENTS}) if saved.get(key) != wanted.get(key)]
     if different:
         listed = ", ".join(f"{key} (there {saved.get(key)!r}, here {wanted.get(key)!r})" for key in different)

@@ -33,7 +33,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "tf32": torch.float32, 
 CPU: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
 FEW_STEPS = 100  # for fewer, compiling is not even considered
 # minutes of plain training from which on compiling pays: it costs half a minute or more, and saves a tenth of the rest
-# on a CPU; on a GPU some 20 seconds, and more than half of the rest (EXPERIMENTS.md)
+# on a CPU; on a GPU some 20 seconds, and more than half of the rest (FINDINGS.md#gpu)
 PAYS_AFTER_MINUTES = {"cpu": 15.0, "cuda": 0.5}
 # for a first guess of the minutes: FLOP/s of a core in training (measured in fp32 on an EPYC kept to AVX2), the share
 # of its peak that a GPU reaches, the peak of an unknown one, and seconds that no step is quicker than
@@ -142,7 +142,7 @@ def fastest_precision(kind: str) -> tuple[str, str]:
 
     A CPU's flag avx512_bf16 does not say that bf16 is fast: with it an AMD EPYC trained 2.2 times as fast as in fp32,
     and an Intel Xeon 0.75 times. With AMX the Xeon trained 1.4 to 2.3 times as fast. Without any of them bf16 is
-    emulated, and takes eight times as long (EXPERIMENTS.md).
+    emulated, and takes eight times as long (FINDINGS.md#bf16).
     """
     if kind == "cuda":
         return ("fp16", "this GPU lacks bf16") if lacks("bf16", kind) else ("bf16", "this GPU has bf16")
@@ -287,8 +287,8 @@ def keep_freed_memory() -> bool:
     """Ask glibc not to give freed blocks back to the system; returns whether it agreed. Other C libraries do nothing.
 
     By default it returns large blocks and asks for them again in every step, and the system clears each page first:
-    4 to 9 % of the time of a 6 x 256 model (EXPERIMENTS.md). In return the process holds the most that it ever needed
-    at once. Call it before the first step.
+    4 to 9 % of the time of a 6 x 256 model (FINDINGS.md#cpu-step). In return the process holds the most that it
+    ever needed at once. Call it before the first step.
     """
     if not sys.platform.startswith("linux"):
         return False

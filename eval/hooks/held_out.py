@@ -20,7 +20,7 @@ from eval.run_files import SAMPLES, read_samples
 from eval.samples import complete, thinks
 
 if TYPE_CHECKING:  # only a run that asks for facts loads it
-    from eval.recall import Exam
+    from eval.lookups import Exam
 
 
 class Validation(Hook):
@@ -180,7 +180,7 @@ class Recalls(Hook):
 
     def look(self, event: EvalEvent) -> None:
         """Every process asks the same questions, since each may hold only a share of the model; the first one says."""
-        from eval.recall import figures, held_out, right
+        from eval.lookups import figures, held_out, right
 
         source = event.data_config.source
         if isinstance(source, StoryworldSource) and source.recall is not None:
@@ -190,7 +190,7 @@ class Recalls(Hook):
             event.say(f"recall {values['accuracy']:.1%} of {len(self.exam.questions)} answers right")
 
     def outcome(self, directory: Path, lines: list[dict[str, Any]]) -> Outcome:
-        from eval.recall import half_at
+        from eval.lookups import half_at
 
         lines = lines_of(lines, "recall")
         if not lines:

@@ -136,9 +136,9 @@ def why_not(name: str, here: Situation) -> str | None:
 def choose_attention(here: Situation) -> tuple[str, str]:
     """What `auto` stands for, and why: (backend, reason).
 
-    sdpa serves everything. On a CPU that trains in bfloat16, blocked is faster (EXPERIMENTS.md). On a GPU in 16 bits,
-    the newest flash kernel that is installed comes first. Where documents or windows hide something, PyTorch's own and
-    flex follow, because they skip what is hidden.
+    sdpa serves everything. On a CPU that trains in bfloat16, blocked is faster (FINDINGS.md#backends). On a GPU in 16
+    bits, the newest flash kernel that is installed comes first. Where documents or windows hide something, PyTorch's
+    own and flex follow, because they skip what is hidden.
     """
     candidates: list[str] = []
     if here.device == "cuda" and here.dtype in HALF:

@@ -15,7 +15,7 @@ import torch
 from configs.files import read_json
 from data import load_tokenizer
 from eval.attention import capture
-from eval.tasks.choices import ChoiceRecord, PairRecord, figures, read_questions, score
+from eval.tasks import ChoiceRecord, PairRecord, figures, read_questions, score
 from model import load
 from model.export import export
 from tests.docs.page import ROOT

@@ -13,9 +13,11 @@ import torch
 from data.config import StoryworldSource, TokenizerConfig
 from data.storyworld import parse, tell
 from data.tokenizer import SPECIAL_TOKENS, Tokenizer, train_tokenizer
+from eval import tasks
+from eval.load_model import open_model
+from eval.tasks import Question, storyworld_pairs, token_log_probs
 from eval.tasks import __main__ as command_line
-from eval.tasks import accuracy_error, choices, mean_error, token_log_probs, windows
-from eval.tasks.choices import Question, storyworld_pairs
+from eval.tasks.__main__ import mean_error, text_log_probs, windows
 from model import save
 from tests.conftest import random_model, tiny_config
 from tests.eval import scoring
@@ -119,12 +121,17 @@ def reference(checkpoint):
     return Reference(checkpoint)
 
 
-def answer(capsys, tmp_path, *arguments):
-    """The printed JSON object, and the lines of --records."""
-    code, out, err = command(capsys, *arguments, "--json", "--records", tmp_path / "records.jsonl")
-    assert (code, err) == (0, "")
-    lines = (tmp_path / "records.jsonl").read_text(encoding="utf-8").splitlines()
-    return json.loads(out), [json.loads(line) for line in lines]
+def answer(capsys, *arguments):
+    """The printed JSON object."""
+    code, out, _ = command(capsys, *arguments, "--json")
+    assert code == 0
+    return json.loads(out)
+
+
+def scores_of(directory, path, kind):
+    """Questions of a file or folder, and what the model finds of their endings."""
+    questions = [question for in_file in tasks.read_questions(path, kind).values() for question in in_file]
+    return questions, tasks.score(*open_model(directory, "cpu"), questions)
 
 
 def write_lines(file, records):
@@ -144,18 +151,18 @@ def test_minimal_pairs_are_those_of_the_reference(checkpoint, reference, capsys,
     (folder / "b.txt").write_text("".join(f"{bad}\n{good}\n" for good, bad in PAIRS), encoding="utf-8")
     blimp(folder / "c.jsonl", PAIRS[4:])
     (folder / "SOURCE.md").write_text("where it is from\n")
-    printed, records = answer(capsys, tmp_path, checkpoint, "--minimal-pairs", folder)
+    questions, scores = scores_of(checkpoint, folder, tasks.PairRecord)
     expected = [(reference.sentence(good), reference.sentence(bad)) for good, bad in PAIRS]
-    for record, both in zip(records[:5], expected, strict=True):
-        assert record["log_likelihoods"] == pytest.approx(both, abs=CLOSE)
-    assert [record["where"] for record in records[:5]] == [f"{first}:{n}" for n in range(1, 6)]
-    assert [record["where"] for record in records[5:10]] == [f"{folder / 'b.txt'}:{n}" for n in (1, 3, 5, 7, 9)]
-    files = printed["results"]
+    for values, both in zip(scores[:5], expected, strict=True):
+        assert values == pytest.approx(both, abs=CLOSE)
+    assert [question.where for question in questions[:5]] == [f"{first}:{n}" for n in range(1, 6)]
+    assert [question.where for question in questions[5:10]] == [f"{folder / 'b.txt'}:{n}" for n in (1, 3, 5, 7, 9)]
+    files = answer(capsys, checkpoint, "--minimal-pairs", folder)["results"]
+    mean = files.pop("mean of 3 files")
     share = (sum(good > bad for good, bad in expected[:3] + expected[4:]) + 0.5) / 5
     assert files["a.jsonl"] == files["b.txt"]
     assert files["a.jsonl"]["acc"] == pytest.approx(share)
     assert files["a.jsonl"]["acc_stderr"] == pytest.approx(math.sqrt(share * (1 - share) / 5))
-    mean = printed["mean"]
     assert (mean["questions"], mean["ties"], mean["chance"]) == (11, 2, 0.5)
     assert mean["acc"] == pytest.approx(sum(values["acc"] for values in files.values()) / 3)
     assert mean["acc_stderr"] == pytest.approx(math.hypot(*(values["acc_stderr"] for values in files.values())) / 3)
@@ -180,37 +187,34 @@ def test_a_twin_of_a_story_has_one_other_name_and_cannot_be_told():
 
 def test_multiple_choice_is_that_of_the_reference(checkpoint, reference, capsys, tmp_path):
     file = write_lines(tmp_path / "choices.jsonl", CHOICES)
-    told, records = answer(capsys, tmp_path, checkpoint, "--multiple-choice", file)
+    _, scores = scores_of(checkpoint, file, tasks.ChoiceRecord)
     right = {"acc": 0, "acc_norm": 0}
-    for record, choice in zip(records, CHOICES, strict=True):
+    for found, choice in zip(scores, CHOICES, strict=True):
         context, endings = choice["ctx"], choice["endings"]
         joint = ["" if context.endswith(" ") or ending.startswith(" ") else " " for ending in endings]
         expected = [
             reference.ending(context, context + space + ending) for space, ending in zip(joint, endings, strict=True)
         ]
-        assert record["log_likelihoods"] == pytest.approx(expected, abs=CLOSE)
+        assert found == pytest.approx(expected, abs=CLOSE)
         norm = [value / len(ending.encode()) for value, ending in zip(expected, endings, strict=True)]
         right["acc"] += expected.index(max(expected)) == int(choice["label"])
         right["acc_norm"] += norm.index(max(norm)) == int(choice["label"])
-    values = told["results"]["choices.jsonl"]
+    values = answer(capsys, checkpoint, "--multiple-choice", file)["results"]["choices.jsonl"]
     for name in ("acc", "acc_norm"):
         share = right[name] / 4
         assert values[name] == share
         assert values[f"{name}_stderr"] == pytest.approx(math.sqrt(share * (1 - share) / 4))
-    assert values["questions"] == 4
-    assert values["ties"] == 0
+    assert (values["questions"], values["ties"]) == (4, 0)
     assert values["chance"] == pytest.approx((1 / 3 + 1 / 2 + 1 / 4 + 1 / 2) / 4)
-    assert record["label"] == 0
 
 
 def test_length_is_counted_in_bytes_and_ties_are_shared():
     accents = Question("here", "", ("ééé", "abc"), 0)  # é takes two bytes: a third of a nat a byte against half of one
-    found = choices.figures([accents], [[-3.0, -2.0]])
+    found = tasks.figures([accents], [[-3.0, -2.0]])
     assert (found["acc"], found["acc_norm"]) == (0, 1)
     three = [Question("here", "", ("ééé", "abc", "abc"), 1)] * 2
-    found = choices.figures([accents, *three], [[-3.0, -2.0], [-4.0, -2.0, -2.0], [-1.0, -2.0, -2.0]])
+    found = tasks.figures([accents, *three], [[-3.0, -2.0], [-4.0, -2.0, -2.0], [-1.0, -2.0, -2.0]])
     assert (found["acc"], found["acc_norm"], found["ties"]) == (0.5 / 3, (1 + 1 / 3) / 3, 1)
-    assert found["acc_stderr"] == accuracy_error(found["acc"], 3)
 
 
 def test_a_token_that_reaches_over_the_boundary_belongs_to_the_ending():
@@ -222,7 +226,7 @@ def test_a_token_that_reaches_over_the_boundary_belongs_to_the_ending():
     assert [len(tokenizer.encode(text)) for text in ("xab", "xabc", "xabd")] == [2, 2, 3]
     lm = random_model(tiny_config())
     question = Question("here", "xab", ("c", "d"), 0)
-    ((with_c, with_d),) = choices.score(lm, tokenizer, [question], delimiter="")
+    ((with_c, with_d),) = tasks.score(lm, tokenizer, [question], delimiter="")
     both = [[tokenizer.bos_id, *tokenizer.encode(text)] for text in ("xabc", "xabd")]
     of_c, of_d = token_log_probs(lm, both)
     assert with_c == pytest.approx(float(of_c[1:].sum()))  # after x
@@ -235,10 +239,12 @@ def test_a_text_is_scored_as_by_the_reference(checkpoint, reference, capsys, tmp
     file = tmp_path / "text.md"
     file.write_bytes(b"\xef\xbb\xbf" + f"{text}\nThis is beyond the limit.".encode())
     given = [] if window is None else ["--window", window, "--stride", stride]
-    told, records = answer(capsys, tmp_path, checkpoint, "--text", file, "--limit", 2, *given)
+    told = answer(capsys, checkpoint, "--text", file, "--limit", 2, *given)
     text += "\n"  # --limit counts lines
     expected = torch.tensor(reference.text(text, window or 96, stride or 48), dtype=torch.float64)
-    assert [record["log_likelihood"] for record in records] == pytest.approx(expected.tolist(), abs=CLOSE)
+    lm, tokenizer = open_model(checkpoint, "cpu")
+    log_probs = text_log_probs(lm, [tokenizer.bos_id, *tokenizer.encode(text)], window or 96, stride or 48)
+    assert log_probs.tolist() == pytest.approx(expected.tolist(), abs=CLOSE)
     vocab_size, loss = reference.lm.config.vocab_size, float(-expected.mean())
     per_byte = len(expected) / len(text.encode()) / math.log(2)
     found = told["results"]["text.md"]
@@ -306,12 +312,9 @@ def test_a_run_is_asked_about_its_own_world_and_knows_its_rows(capsys, tmp_path)
     (run / "checkpoints" / "latest").write_text("step_00000001\n")
     source = {"kind": "storyworld", "documents": 30, "validation_documents": 6}
     write_config(tmp_path, data={"source": source}).rename(run / "config.yaml")
-    told, records = answer(capsys, tmp_path, run, "--minimal-pairs", "storyworld")
+    told = answer(capsys, run, "--minimal-pairs", "storyworld")
     pairs = storyworld_pairs(StoryworldSource(validation_documents=6))
-    assert [record["where"] for record in records] == [pair.where for pair in pairs] != []
     assert (told["checkpoint"], told["results"]["held-out stories"]["questions"]) == (str(step), len(pairs))
-    bad = Reference(step).sentence(pairs[0].endings[1])
-    assert records[0]["log_likelihoods"][1] == pytest.approx(bad, abs=5 * CLOSE)
     (tmp_path / "text.txt").write_text(tell(0, 3, "validation").text)
     for directory in (run, step):
         assert "--window 32" in command(capsys, directory, "--text", tmp_path / "text.txt")[2]

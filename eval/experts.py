@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 TOKENS = 8192  # held-out tokens of a look
 WORDS = 8  # of each expert
 DEAD, STARVED = 0.01, 0.25  # of the fair share
-MOST = 20_000  # numbers of shares in a page: with more, lines in the middle are left out
 Routes = tuple[Tensor, Tensor, Tensor]  # what a router returns: probabilities (N, E), weights (N, k), experts (N, k)
 Change = Callable[[int, Routes], Routes]  # layer, routes -> other routes
 
@@ -82,29 +81,29 @@ def through(lm: LanguageModel, change: Change) -> Iterator[None]:
 @torch.no_grad()
 def routing(lm: LanguageModel, batches: Iterable[Batch], pad_id: int, autocast: Autocast = nullcontext) -> Routing:
     """Where the tokens of the batches go; padding does not count. Raises ValueError for a model without experts."""
-    E, V, seen = lm.config.num_experts, lm.model.embed_tokens.num_embeddings, dict[int, Routes]()
+    E, V = lm.config.num_experts, lm.model.embed_tokens.num_embeddings
     if E is None:
         raise ValueError("this model has no experts (num_experts is null)")
-    layers = list(routers(lm))
-    weights, ids = torch.zeros(len(layers), E, dtype=torch.double), torch.zeros(len(layers), E * V, dtype=torch.long)
+    layers, device = list(routers(lm)), next(lm.parameters()).device
+    ids = {layer: torch.zeros(E * V, dtype=torch.long) for layer in layers}
+    weights = {layer: torch.zeros(E, dtype=torch.double) for layer in layers}
 
-    def note(layer: int, routes: Routes) -> Routes:
-        seen[layer] = routes
+    def count(layer: int, routes: Routes) -> Routes:
+        real = tokens != pad_id
+        _, weight, experts = (x[real.to(x.device)].cpu() for x in routes)
+        ids[layer] += torch.bincount((experts * V + tokens[real, None]).flatten(), minlength=E * V)
+        weights[layer] += torch.bincount(experts.flatten(), weight.flatten().double(), minlength=E)
         return routes
 
-    device = next(lm.parameters()).device
-    with evaluating(lm), autocast(), through(lm, note):
+    with evaluating(lm), autocast(), through(lm, count):
         for batch in batches:
-            lm(**batch.to(device).tensors)
             tokens = batch["input_ids"].flatten()
-            for i, layer in enumerate(layers):
-                _, weight, experts = (x[(tokens != pad_id).to(device)].cpu() for x in seen[layer])
-                places = experts * V + tokens[tokens != pad_id, None]
-                ids[i] += torch.bincount(places.flatten(), minlength=E * V)
-                weights[i] += torch.bincount(experts.flatten(), weight.flatten().double(), minlength=E)
-    counts = ids.view(len(layers), E, V).sum(-1)
+            lm(**batch.to(device).tensors)
+    by_id = torch.stack([ids[layer] for layer in layers]).view(len(layers), E, V)
+    counts = by_id.sum(-1)
     share = (counts / counts.sum(-1, keepdim=True)).double().numpy()
-    return Routing(layers, share, (weights / counts).numpy(), ids.view(len(layers), E, V).numpy())
+    weight = (torch.stack([weights[layer] for layer in layers]) / counts).numpy()
+    return Routing(layers, share, weight, by_id.numpy())
 
 
 def loss_with(
@@ -224,19 +223,15 @@ def findings(last: ExpertUse) -> list[str]:
     """Lines of Markdown: the balance of every layer, what the router's choice is worth, and which words go where."""
     page = ["## Experts", "", f"{last.experts} in each of {len(last.layers)} layers: {last.in_words()}.", ""]
     page += ["Shares are parts of a fair share: 1 = as many tokens as every other expert.", ""]
-    rows = [
-        [f"L{layer}", *(f"{shares[at]:.2f} (E{at})" for at in (shares.argmin(), shares.argmax()))]
-        for layer, shares in zip(last.layers, last.of_fair, strict=True)
-    ]
-    page += [table(("Layer", "weakest", "strongest"), rows), ""]
+    balance, words_of = [], []
+    for i, (layer, shares) in enumerate(zip(last.layers, last.of_fair, strict=True)):
+        balance.append([f"L{layer}", *(f"{shares[at]:.2f} (E{at})" for at in (shares.argmin(), shares.argmax()))])
+        for expert, words in enumerate(last.words[i]):
+            words_of.append([f"L{layer} E{expert}", f"{shares[expert]:.2f}", " ".join(words)])
+    page += [table(("Layer", "weakest", "strongest"), balance), ""]
     if "random" in last.loss:
         losses = f"the loss rises from {last.loss['learned']:.3f} to {last.loss['random']:.3f} nats."
         page += [f"Every token sent to other experts, drawn at random: {losses}", ""]
-    words_of = [
-        [f"L{layer} E{expert}", f"{share:.2f}", " ".join(words)]
-        for layer, shares, of_layer in zip(last.layers, last.of_fair, last.words, strict=False)
-        for expert, (share, words) in enumerate(zip(shares, of_layer, strict=True))
-    ]
     page += ["The tokens that tell an expert from the others of its layer:", ""]
     return [*page, table(("Expert", "share", "tokens"), words_of), ""]
 
@@ -245,11 +240,9 @@ def for_viewer(lines: Sequence[ExpertUse]) -> dict[str, Any] | None:
     """What the page shows: layers, experts and every line, in order, ready for JSON; None for no line."""
     if not lines:
         return None
-    last = lines[-1]
-    most = max(2, MOST // (len(last.layers) * last.experts))
-    steps = []
-    for place in np.linspace(0, len(lines) - 1, min(most, len(lines))).round().astype(int):
-        share, words = lines[place].of_fair.round(3).tolist(), lines[place].words
-        steps.append(lines[place].model_dump(include={"step", "tokens", "weight", "loss"}) | {"share": share})
-        steps[-1]["words"] = [[[escape(word) for word in of_expert] for of_expert in layer] for layer in words]
+    last, steps = lines[-1], []
+    for line in lines:
+        words = [[[escape(word) for word in of_expert] for of_expert in layer] for layer in line.words]
+        about = line.model_dump(include={"step", "tokens", "weight", "loss"})
+        steps.append(about | {"share": line.of_fair.round(3).tolist(), "words": words})
     return {"layers": last.layers, "experts": last.experts, "steps": steps, "dead": DEAD, "starved": STARVED}

@@ -75,19 +75,16 @@ def main() -> int:
                 raise
             print(f"{name} left out: {error}", flush=True)  # no torchao, or no layer that it could change
             continue
-        exact = None
         longest = lm.config.max_position_embeddings
+        probe = world and story_probe(tokenizer, world, longest, "stories")
+        probe = probe or probe_from_text(tokenizer, TEXT, longest)
         copied = repeated_probe(tokenizer, 2, longest)
-        probe = (world and story_probe(tokenizer, world, longest, "stories")) or probe_from_text(
-            tokenizer, TEXT, longest
-        )
         with reading_through(lm, cache):
             maps = capture(lm, probe.for_model(next(lm.parameters()).device)["input_ids"]).weights
-            in_float32 = maps if in_float32 is None else in_float32
             gain = None if copied is None else copy_gain(lm, copied)
             _, bits, floor = compare_with_floor(lm, tokenizer, stories)
-        if questions:
-            exact = figures(questions, ask(lm, tokenizer, questions, kv_cache=cache))["exact_match"]
+        exact = figures(questions, ask(lm, tokenizer, questions, cache))["exact_match"] if questions else None
+        in_float32 = maps if in_float32 is None else in_float32
         drift = 0.5 * (maps - in_float32).abs().sum(-1).mean().item()
         shown = ((bits - floor, "+.4f"), (gain, ".3f"), (exact, ".1%"), (drift, ".4f"))
         qualities[name] = ["–" if value is None or value != value else format(value, form) for value, form in shown]

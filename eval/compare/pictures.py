@@ -39,23 +39,26 @@ def draw(variants: Sequence[Variant], histories: Mapping[str, Any], out: Path) -
         figures["stages"] = life(histories["stages"])
     files = {name: drawing.save_figure(figure, out / f"comparison_{name}.png").name for name, figure in figures.items()}
     looks = [(variant.name, variant.runs[0].snapshots[-1:]) for variant in variants]
-    if named := [(name, last) for name, last in looks if last and last[0].maps]:
-        files["The heads of all variants, beside each other"] = write_viewer(named, out / "comparison.html").name
+    if drawn := [(name, last) for name, last in looks if last and last[0].maps]:
+        files["The heads of all variants, beside each other"] = write_viewer(drawn, out / "comparison.html").name
     return files
 
 
 def curves(variants: Sequence[Variant], histories: Mapping[str, Any]) -> Any:
     """A line for each run over tokens seen. Losses a token and heads are left out where tokens differ."""
     shown = CURVES if same_tokenizer(variants) else {"bits_per_byte": CURVES["bits_per_byte"]}
-    across = min(2, len(shown))
-    figure = drawing.new_figure(500 * across, 50 + 330 * -(-len(shown) // across))
-    for place, (key, title) in enumerate(shown.items(), start=1):
-        axes = figure.add_subplot(-(-len(shown) // across), across, place)
+    across, down = min(2, len(shown)), -(-len(shown) // 2)
+    figure = drawing.new_figure(500 * across, 50 + 330 * down)
+    for axes, (key, title) in zip(figure.subplots(down, across, squeeze=False).flat, shown.items(), strict=True):
         for number, (variant, history) in enumerate(zip(variants, histories["variants"], strict=True)):
             for run, of_run in zip(variant.runs, history["runs"], strict=True):
                 after_start = [line for line in run.lines["val"] if line["step"] > 0] or run.lines["val"]
-                losses = {"bits_per_byte": after_start, "loss": run.lines["train"]}
-                x, y = _line(losses.get(key, of_run["looks"]), key).T
+                records = {"bits_per_byte": after_start, "loss": run.lines["train"]}.get(key, of_run["looks"])
+                line = np.array([(one["tokens"], one[key]) for one in records if one.get(key) is not None])
+                line = line.reshape(-1, 2)
+                # a training loss is averaged over neighbouring lines: that of a single batch is noisy
+                width = max(1, len(line) // SMOOTHED_OVER) if key == "loss" else 1
+                x, y = line[len(line) % width :].reshape(-1, width, 2).mean(1).T
                 label = variant.name if run is variant.runs[0] else ""
                 drawing.draw_curve(axes, x, y, number, label, lw=1.2, markevery=[-1] if key == "loss" else None)
         drawing.frame_curves(axes, title)
@@ -63,16 +66,6 @@ def curves(variants: Sequence[Variant], histories: Mapping[str, Any]) -> Any:
             axes.remove()
     drawing.legend_below(figure, figure.axes[0])
     return figure
-
-
-def _line(records: Sequence[Mapping[str, Any]], key: str) -> np.ndarray:
-    """(points, 2): tokens and a figure, where it is there. A training loss is averaged over neighbouring lines: that of
-    a single batch is noisy."""
-    line = np.array([(record["tokens"], record[key]) for record in records if record.get(key) is not None]).reshape(
-        -1, 2
-    )
-    width = max(1, len(line) // SMOOTHED_OVER) if key == "loss" else 1
-    return line[len(line) % width :].reshape(-1, width, 2).mean(1)
 
 
 # ---------------------------------------------------------------------------------------------------------

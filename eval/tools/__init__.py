@@ -138,13 +138,16 @@ def respond(call: str, said: str, tools: Sequence[dict[str, Any]] = SCHEMAS) -> 
 class Written:
     """What follows one prompt, in any number of turns.
 
-    prompt: its ids. ids: all tokens behind it, with the token that ended each turn. own: which of them the model wrote;
-    the others are responses of tools, in the chat template's form. log_probs: ln of the probability with which each was
-    drawn, 0 where it was not. begin: where the last turn begins in ids. rounds: how often the responses of tools were
-    added; waits: the last turn calls, and gets no response. calls, errors: how many were run, and failed.
+    prompt: its ids. said: what the user said. room: tokens that may follow. ids: those that do, with the token that
+    ended each turn. own: which of them the model wrote; the others are responses of tools, in the chat template's form.
+    log_probs: ln of the probability with which each was drawn, 0 where it was not. begin: where the last turn begins in
+    ids. rounds: how often the responses of tools were added; waits: the last turn calls, and gets no response.
+    calls, errors: how many were run, and failed.
     """
 
     prompt: Sequence[int] = ()
+    said: str = ""
+    room: int = 0
     ids: list[int] = field(default_factory=list)
     own: list[bool] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
@@ -191,17 +194,20 @@ def write_answers(
     max_new_tokens: of an answer, responses of tools included. rng: gives each round its seed. tools: the schemas of
     those that may be called; none = a call is an answer like any other. said: for each prompt, what the user said.
     """
-    answers = [Written(prompt) for prompt in prompts for _ in range(copies)]
-    waiting, rows = list(range(len(answers))), [list(prompt) for prompt in prompts]
-    rooms = [min(max_new_tokens, lm.config.max_position_embeddings - len(prompt)) for prompt in prompts]
-    device, stops = next(lm.parameters()).device, set(tokenizer.stop_ids)
+    longest, device, stops = lm.config.max_position_embeddings, next(lm.parameters()).device, set(tokenizer.stop_ids)
+    answers = [
+        Written(prompt, text, min(max_new_tokens, longest - len(prompt)))
+        for prompt, text in zip(prompts, said or [""] * len(prompts), strict=True)
+        for _ in range(copies)
+    ]
+    waiting, rows = answers, [list(prompt) for prompt in prompts]
     while waiting:
         ids, real = left_pad(rows, tokenizer.pad_id)
         log_probs: list[Tensor] = []
         drawn = generate(
             lm,
             ids.to(device),
-            max(max_new_tokens - len(answers[number].ids) for number in waiting),
+            max(max_new_tokens - len(answer.ids) for answer in waiting),
             temperature=temperature,
             stop_ids=stops,
             seed=rng.getrandbits(63),
@@ -211,33 +217,29 @@ def write_answers(
             kv_cache=kv_cache,
         )
         of_rows = torch.stack(log_probs, dim=1).tolist() if log_probs else [[] for _ in waiting]
-        further = []
-        for number, new, chances in zip(waiting, drawn[:, ids.shape[1] :].tolist(), of_rows, strict=True):
-            answer, prompt = answers[number], number // copies
+        for answer, new, chances in zip(waiting, drawn[:, ids.shape[1] :].tolist(), of_rows, strict=True):
             end = next((at + 1 for at, token in enumerate(new) if token in stops), len(new))
-            end = min(end, rooms[prompt] - len(answer.ids))
+            end = min(end, answer.room - len(answer.ids))
             answer.add(new[:end], chances[:end])
-            if _goes_on(answer, rooms[prompt], tokenizer, tools, said[prompt] if tools else ""):
-                further.append(number)
-        waiting = further
-        rows = [[*prompts[number // copies], *answers[number].ids] for number in waiting]
+        waiting = [answer for answer in waiting if _goes_on(answer, tokenizer, tools)]
+        rows = [[*answer.prompt, *answer.ids] for answer in waiting]
     return answers
 
 
-def _goes_on(answer: Written, room: int, tokenizer: Tokenizer, tools: Sequence[dict[str, Any]], said: str) -> bool:
+def _goes_on(answer: Written, tokenizer: Tokenizer, tools: Sequence[dict[str, Any]]) -> bool:
     """Whether an answer needs another round. If its last turn called, the responses are added here."""
     end, *line_end = end_of_turn_ids(tokenizer)
     turn = answer.ids[answer.begin :]
     if not turn or turn[-1] not in tokenizer.stop_ids:  # a longer prompt beside it may have taken the room
-        return len(answer.ids) < room
+        return len(answer.ids) < answer.room
     if not tools or turn[-1] != end or not (calls := answer.last_turn(tokenizer, tools=True).calls):
         return False
     answer.waits = True
     if answer.rounds == MOST_CALLS:
         return False
-    responses = [respond(call, said, tools) for call in calls]
+    responses = [respond(call, answer.said, tools) for call in calls]
     message = [*line_end, *next_prompt_ids(tokenizer, "tool", "\n".join(responses))]
-    if len(answer.ids) + len(message) >= room:
+    if len(answer.ids) + len(message) >= answer.room:
         return False  # no room for an answer to it
     answer.calls += len(responses)
     answer.errors += sum(response.startswith(ERROR) for response in responses)

@@ -15,7 +15,7 @@ from data.chat import prompt_ids
 from data.reading.documents import documents
 from eval.load_model import add_device_option, open_model
 from eval.questions import data_config_of, is_right, question_of
-from eval.tools import SCHEMAS, described, said_by_user, write_answers
+from eval.tools import SCHEMAS, Written, described, said_by_user, write_answers
 
 ROWS = 64  # questions that are answered at a time
 
@@ -42,10 +42,10 @@ def main() -> int:
     lm, tokenizer = open_model(given.run, given.device)
     rows = []
     for heading, chosen in ((", ".join(given.tools), given.tools), ("no tools", [])):
-        tools, rng, answers, right = described(chosen), Random(0), [], 0
+        tools, rng, answers = described(chosen), Random(0), list[Written]()
         for start in range(0, len(questions), ROWS):
             some = questions[start : start + ROWS]
-            new = write_answers(
+            answers += write_answers(
                 lm,
                 tokenizer,
                 [prompt_ids(tokenizer, question.messages, tools) for question in some],
@@ -55,9 +55,7 @@ def main() -> int:
                 tools=tools,
                 said=[said_by_user(question.messages) for question in some],
             )
-            replies = [answer.reply(tokenizer) for answer in new]
-            right += sum(map(is_right, some, replies))
-            answers += new
+        right = sum(map(is_right, questions, [answer.reply(tokenizer) for answer in answers]))
         calling, calls = sum(answer.calls > 0 for answer in answers), sum(answer.calls for answer in answers)
         failed = sum(answer.errors for answer in answers) / max(1, calls)
         shares = right / len(questions), calling / len(questions), failed

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import torch
-from pydantic import BaseModel, Field, FiniteFloat
+from pydantic import BaseModel, Field, FiniteFloat, NonNegativeInt
 from torch import Tensor
 
 from configs.command import InputError
@@ -29,7 +29,7 @@ from data.tokenizer import Tokenizer
 from eval.config import EvalConfig
 from eval.hooks import EvalEvent, Hook, Outcome
 from eval.language_modeling import Autocast, evaluating, mean_loss
-from eval.run_files import EXPERTS, Count, Warn, read_log
+from eval.run_files import EXPERTS, Warn, read_log
 from model import LanguageModel, ModelConfig
 
 if TYPE_CHECKING:
@@ -144,8 +144,8 @@ class ExpertUse(BaseModel):
     """One line. share, weight: of every layer and expert, as in Routing; null = never chosen. words: the tokens that
     tell each expert from the others. loss: in nats a token, as the router chooses and with a random choice."""
 
-    step: Count
-    tokens: Count
+    step: NonNegativeInt
+    tokens: NonNegativeInt
     layers: Annotated[list[int], Field(min_length=1)]
     share: list[list[Annotated[FiniteFloat, Field(ge=0, le=1)]]]
     weight: list[list[FiniteFloat | None]]
@@ -184,9 +184,8 @@ def use_of(routing: Routing, step: int, tokens: int, tokenizer: Tokenizer) -> Ex
 
 
 def read(directory: Path, warn: Warn) -> list[ExpertUse]:
-    """The lines of a run, in order, all of the model that the last one saw; none without the file."""
-    lines: list[ExpertUse] = read_log(directory / EXPERTS, ExpertUse, warn)
-    return [line for line in lines if line.layers == lines[-1].layers and line.experts == lines[-1].experts]
+    """The lines of a run, in order; none without the file."""
+    return read_log(directory / EXPERTS, ExpertUse, warn)
 
 
 class Experts(Hook):

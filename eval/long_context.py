@@ -44,14 +44,12 @@ Make = Callable[[int], LanguageModel]  # length in tokens -> the model for it
 
 
 def main() -> int:
-    form = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(prog="python -m eval.long_context", description=__doc__, formatter_class=form)
+    parser = argparse.ArgumentParser(prog="python -m eval.long_context", description=__doc__)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="a run, and others to be read as they are")
     tokens, words = numbers("--lengths", SHORTEST), "tokens of a text, growing (128,256,512,1024)"
     parser.add_argument("--lengths", type=tokens, default=LENGTHS, metavar="N,N", help=words)
     count = whole("--texts", 1)
     parser.add_argument("--texts", type=count, default=TEXTS, metavar="N", help=f"of each length ({TEXTS})")
-    parser.add_argument("--out", type=Path, help="folder to write; default: long_context in the first run")
     add_device_option(parser)
     given = parser.parse_args()
     if sorted(set(given.lengths)) != given.lengths or len(given.lengths) < 2:
@@ -61,8 +59,8 @@ def main() -> int:
         raise InputError(f"{run}: has no config.yaml beside it, which says what is held out: name a run")
     models = {path: open_model(path, given.device) for path in given.runs}
     measured = study(models, config, given.lengths, given.texts)
-    out, lm = given.out or run_folder(run) / "long_context", models[run][0]
-    out.mkdir(parents=True, exist_ok=True)
+    out, lm = run_folder(run) / "long_context", models[run][0]
+    out.mkdir(exist_ok=True)
     (out / "long_context.json").write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")
     draw_curves(measured, out / "curves.png")
     pictures = "![loss by position](curves.png)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections import defaultdict
@@ -16,7 +17,7 @@ import numpy as np
 from configs.command import InputError
 from configs.files import read_checkpoint
 from configs.loader import flatten, load_config
-from configs.text import code
+from configs.text import code, shortened
 from data.tokenizer import load_tokenizer
 from eval.attention.history import ENOUGH_TO_COPY, best_head, copies_from, like_the_last
 from eval.attention.metrics import SCORES
@@ -42,7 +43,7 @@ class RunResult:
     settings: config.yaml by dotted key, without those in which equal runs may differ. tokenizer: a hash of it.
     lines: those of metrics.jsonl, by split. figures: rows of the table; None where it was not a finite number, or never
     came to be. per_token: rows that mean something only beside runs with the same tokenizer.
-    budget: the tokens of its steps; or its minutes, if these were what limited it to the end.
+    budget: the tokens of its steps; or its minutes, if these limit it.
     """
 
     path: Path
@@ -136,11 +137,10 @@ def _read_run(path: Path) -> RunResult:
             if not name.endswith(("_max", "_mean")) and name not in SCORES:
                 unit = " (nats a token)" if "gain" in name or "ablation" in name else ""
                 per_token[name.replace("_", " ") + unit] = value
-    budget = f"{last_step * settings['train.tokens_per_step']:,} tokens"
+    tokens, minutes = last_step * settings["train.tokens_per_step"], settings.get("train.max_minutes")
+    budget = f"{tokens:,} tokens" if minutes is None else f"{minutes:g} minutes"
     if result.get("step") != last_step:
         warnings.append(f"{path} is not finished: its last step is {last_step:,}")
-    elif settings.get("train.max_minutes") is not None:
-        budget = f"{settings['train.max_minutes']:g} minutes"
     if figures[BITS] is None:
         warnings.append(f"{path}: its last loss is non-finite")
     seed = settings["seed"]
@@ -212,7 +212,8 @@ def rows_of(variants: Sequence[Variant]) -> list[list[str]]:
     seeds = [f"{len(variant.runs)} ({', '.join(str(run.seed) for run in variant.runs)})" for variant in variants]
     rows, per_token = [["runs (seeds)", *seeds]], same_tokenizer(variants)
     for key in differing_keys(variants):
-        rows.append([code(key), *(_shown(variant.settings.get(key, "not set")) for variant in variants)])
+        settings = (json.dumps(variant.settings.get(key, "not set"), ensure_ascii=False) for variant in variants)
+        rows.append([code(key), *(shortened(text.strip('"'), 40) for text in settings)])
     runs = [run for variant in variants for run in variant.runs]
     for label in dict.fromkeys(label for run in runs for label in run.figures | (run.per_token if per_token else {})):
         by_variant = [variant.by_seed(label) for variant in variants]
@@ -244,18 +245,13 @@ def _difference_and_verdict(baseline: Variant, other: Variant) -> tuple[str, str
     return shown, "none: see the warnings" if caveats(baseline, other) else verdict
 
 
-def _shown(value: Any) -> str:
-    text = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-    return text if len(text) <= 40 else text[:39] + "…"
-
-
 def histories(variants: Sequence[Variant]) -> list[dict[str, Any]]:
     """What happened in every run, for histories.json: some kB that are read where the runs are not, as in notebook 03.
 
     A variant: name, settings (the keys in which they differ), parameters, kv_bytes, and runs. A run: seed, loss (nats a
     token) and bits_per_byte of its last evaluation, floor_gap (bits per byte above the entropy floor), looks: {step,
-    tokens, previous_token, induction: the head that has most of it at that step, copy_gain: nats} of the heads that
-    were looked at last, and recall: [step, share of right answers]. null: not measured.
+    tokens, induction: the head that has most of it at that step, copy_gain: nats} of the heads that were looked at
+    last, and recall: [step, share of right answers]. null: not measured.
     """
     keys, recorded = differing_keys(variants), []
     for variant in variants:
@@ -263,10 +259,9 @@ def histories(variants: Sequence[Variant]) -> list[dict[str, Any]]:
         for run in variant.runs:
             looks = []
             for look in like_the_last(run.snapshots):
-                places = {name: best_head(look, name) for name in ("previous_token", "induction")}
-                best = {name: float(look.scores[name][place]) if place else None for name, place in places.items()}
-                at = {"step": look.step, "tokens": look.tokens}
-                looks.append(at | best | {"copy_gain": look.scalars.get("copy_gain")})
+                place, gain = best_head(look, "induction"), look.scalars.get("copy_gain")
+                induction = float(look.scores["induction"][place]) if place else None
+                looks.append({"step": look.step, "tokens": look.tokens, "induction": induction, "copy_gain": gain})
             ends = {
                 "loss": run.lines["val"][-1]["loss"],
                 "bits_per_byte": run.figures[BITS],

@@ -59,51 +59,39 @@ def test_what_is_asked_is_what_the_assistant_says():
     assert tokenizer.decode(stages.whole_texts(tokenizer, [story])[0]["labels"][0, 1:].tolist()) == story
 
 
-@pytest.fixture(scope="module")
-def life(tmp_path_factory):
-    """Stories, then two runs of fine-tuning from them, one after the other."""
-    folder = tmp_path_factory.mktemp("life")
-    source = {"kind": "storyworld", "documents": 60, "validation_documents": 6}
-    tokenizer = {"kind": "bpe", "vocab_size": 400}
-    write_config(folder)
-    data = {"source": source, "sequence_length": 256}
-    short = {"max_steps": 2, "tokens_per_step": 2048, "checkpoint_every": 0}
-    model = {"max_position_embeddings": 1024}
-    pretrain(write_config(folder, name="told", data=data | {"tokenizer": tokenizer}, train=short, model=model))
-    chats = data | {"source": source | {"chats": "questions"}, "records": "conversations", "sequence_length": 1024}
-    for name, start in (("asked", "told"), ("again", "asked")):
-        start_from = {"name": name, "init_from": str(folder / "runs" / start)}
-        pretrain(write_config(folder, **start_from, data=chats, train=short, model=model), script=sft.main)
-    return folder / "runs"
-
-
 @pytest.mark.slow
-def test_the_life_is_in_the_comparison(life, tmp_path, monkeypatch):
+def test_runs_that_start_from_each_other_are_stages_in_the_comparison(runs, tmp_path, monkeypatch):
+    """Stories, then two runs of fine-tuning from them, one after the other."""
     for size in ("QUESTIONS", "CONVERSATIONS", "STORIES"):
         monkeypatch.setattr(stages, size, 4)
-    runs = [life / name for name in ("told", "asked", "again")]
-    done = command(*runs, "--out", tmp_path)
-    page = (tmp_path / "comparison.md").read_text(encoding="utf-8")
-    for shown in (page, done.stdout):
+    source = {"kind": "storyworld", "documents": 60, "validation_documents": 6}
+    data = {"source": source, "sequence_length": 256, "tokenizer": {"kind": "bpe", "vocab_size": 400}}
+    short = {"max_steps": 2, "tokens_per_step": 2048, "checkpoint_every": 0}
+    model = {"max_position_embeddings": 1024}
+    pretrain(write_config(tmp_path, name="told", data=data, train=short, model=model))
+    chats = {"source": source | {"chats": "questions"}, "records": "conversations", "sequence_length": 1024}
+    told, asked, again = (tmp_path / "runs" / name for name in ("told", "asked", "again"))
+    for run, start in ((asked, told), (again, asked)):
+        start_from = {"name": run.name, "init_from": str(start)}
+        pretrain(write_config(tmp_path, **start_from, data=chats, train=short, model=model), script=sft.main)
+
+    done, out = command(told, asked, again, "--out", tmp_path / "out"), tmp_path / "out"
+    for shown in ((out / "comparison.md").read_text(encoding="utf-8"), done.stdout):
         (line,) = [line for line in shown.splitlines() if line.startswith("| started from")]
         assert [cell.strip() for cell in line.strip("|").split("|")] == ["started from", "–", "told", "asked"]
-    assert "comparison_stages.png" in page
-    assert (tmp_path / "comparison_stages.png").stat().st_size > 10_000
-    first, second, third = json.loads((tmp_path / "histories.json").read_text())["stages"]
+    assert (out / "comparison_stages.png").stat().st_size > 10_000
+    first, second, third = json.loads((out / "histories.json").read_text())["stages"]
     assert (first["kl_answers"], first["moved"]) == (0, [])
     assert third["kl_answers"] > 0
     assert all(value > 0 for _, _, value in second["moved"])
     assert stages.table([first, second, third]) in done.stdout  # from the numbers of the file, as notebook 09 does
-    command(*runs, "--out", tmp_path, "--skip-stages")
-    assert "started from" not in (tmp_path / "comparison.md").read_text(encoding="utf-8")
-    assert not (tmp_path / "comparison_stages.png").exists()
+    command(told, asked, again, "--out", out, "--skip-stages")
+    assert "started from" not in (out / "comparison.md").read_text(encoding="utf-8")
+    assert not (out / "comparison_stages.png").exists()
 
-
-@pytest.mark.slow
-def test_runs_that_do_not_start_from_each_other_are_no_life(life, runs):
-    def found(*paths):
+    def chain(*paths):
         return [(run.name, origin and origin.name) for run, origin in stages.chain(read_runs(paths))]
 
-    assert found(life / "told", life / "again") == []
-    assert found(runs / "mha-seed0", life / "again", life / "asked") == [("again", "asked"), ("asked", None)]
+    assert chain(told, again) == []
+    assert chain(runs / "mha-seed0", again, asked) == [("again", "asked"), ("asked", None)]
     assert stages.measure(read_runs([runs / "mha-seed0", runs / "mqa-seed0"])) == []

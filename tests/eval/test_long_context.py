@@ -68,6 +68,8 @@ def test_pieces_of_held_out_text_are_the_text(tokenizer):
 def test_recall_and_copy_gain_are_of_the_answers(tokenizer):
     lm = random_model(tiny_config(vocab_size=tokenizer.vocab_size))
     config = DataConfig.model_validate(WORLD | {"sequence_length": 64})
+    without_rope = random_model(tiny_config(position_embedding="none", loadable_elsewhere=False))
+    assert list(ways(without_rope, 64)) == ["none", "windows"]  # nothing to scale
     measured = study({"it": (lm, tokenizer)}, config, [48, 320], 2)
     ids, row, place, source = recall_texts(tokenizer, 320, 2)
     losses, right = predictions(ways(lm, 64)["none"](320), ids)
@@ -98,11 +100,10 @@ def test_the_command_from_end_to_end(run, tokenizer, tmp_path):
     done = run_module("eval.long_context", run, other, "--lengths", "48,64,320", "--texts", "2")
     assert done.returncode == 0, done.stderr
     out = run / "long_context"
-    found = json.loads((out / "long_context.json").read_text(encoding="utf-8"))
-    assert list(found["loss"]) == ["none", "linear", "yarn", "windows", "tuned"]
-    plain, windows = found["loss"]["none"], found["loss"]["windows"]
-    assert plain[:2] == windows[:2] == found["loss"]["yarn"][:2]  # within the trained length all are the same
-    assert len({each[2] for each in found["loss"].values()}) == 5  # beyond it, none is
+    loss = json.loads((out / "long_context.json").read_text(encoding="utf-8"))["loss"]
+    assert list(loss) == ["none", "linear", "yarn", "windows", "tuned"]
+    assert loss["none"][:2] == loss["windows"][:2] == loss["yarn"][:2]  # within the trained length all are the same
+    assert len({each[2] for each in loss.values()}) == 5  # beyond it, none is
     page = (out / "report.md").read_text(encoding="utf-8")
     for file in ("curves.png", "frequencies.png"):
         assert f"({file})" in page
@@ -120,7 +121,7 @@ def test_what_cannot_be_measured_is_refused_and_nothing_is_written(run, tokenize
         "--lengths: the held-out text has": [run, "--lengths", "64,100000"],
     }
     for message, given in cases.items():
-        done = run_module("eval.long_context", "--out", tmp_path / "out", "--lengths", "48,320", "--texts", "2", *given)
+        done = run_module("eval.long_context", "--lengths", "48,320", "--texts", "2", *given)
         assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
         assert message in done.stderr
-    assert not (tmp_path / "out").exists()
+    assert not list(tmp_path.rglob("long_context"))

@@ -85,25 +85,23 @@ def routing(lm: LanguageModel, batches: Iterable[Batch], pad_id: int, autocast: 
     if E is None:
         raise ValueError("this model has no experts (num_experts is null)")
     layers, device = list(routers(lm)), next(lm.parameters()).device
-    ids = {layer: torch.zeros(E * V, dtype=torch.long) for layer in layers}
-    weights = {layer: torch.zeros(E, dtype=torch.double) for layer in layers}
+    ids, weights = torch.zeros(len(layers), E * V, dtype=torch.long), torch.zeros(len(layers), E, dtype=torch.double)
 
     def count(layer: int, routes: Routes) -> Routes:
-        real = tokens != pad_id
+        i, real = layers.index(layer), tokens != pad_id
         _, weight, experts = (x[real.to(x.device)].cpu() for x in routes)
-        ids[layer] += torch.bincount((experts * V + tokens[real, None]).flatten(), minlength=E * V)
-        weights[layer] += torch.bincount(experts.flatten(), weight.flatten().double(), minlength=E)
+        ids[i] += torch.bincount((experts * V + tokens[real, None]).flatten(), minlength=E * V)
+        weights[i] += torch.bincount(experts.flatten(), weight.flatten().double(), minlength=E)
         return routes
 
     with evaluating(lm), autocast(), through(lm, count):
         for batch in batches:
             tokens = batch["input_ids"].flatten()
             lm(**batch.to(device).tensors)
-    by_id = torch.stack([ids[layer] for layer in layers]).view(len(layers), E, V)
+    by_id = ids.view(len(layers), E, V)
     counts = by_id.sum(-1)
-    share = (counts / counts.sum(-1, keepdim=True)).double().numpy()
-    weight = (torch.stack([weights[layer] for layer in layers]) / counts).numpy()
-    return Routing(layers, share, weight, by_id.numpy())
+    share = (counts / counts.sum(-1, keepdim=True)).double()
+    return Routing(layers, share.numpy(), (weights / counts).numpy(), by_id.numpy())
 
 
 def loss_with(

@@ -37,7 +37,7 @@ from model import LanguageModel
 from model.config import ModelConfig
 from model.rope import inverse_frequencies
 
-LENGTHS, TEXTS, SHORTEST = [128, 256, 512, 1024], 32, 16
+LENGTHS = [128, 256, 512, 1024]
 PARTS, PHRASE = 4, 4  # a phrase of four words from each quarter of a recall text
 POSITIONS = 16  # stretches of a text in which mean losses are taken
 Make = Callable[[int], LanguageModel]  # length in tokens -> the model for it
@@ -46,10 +46,9 @@ Make = Callable[[int], LanguageModel]  # length in tokens -> the model for it
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m eval.long_context", description=__doc__)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="a run, and others to be read as they are")
-    tokens, words = numbers("--lengths", SHORTEST), "tokens of a text, growing (128,256,512,1024)"
-    parser.add_argument("--lengths", type=tokens, default=LENGTHS, metavar="N,N", help=words)
-    count = whole("--texts", 1)
-    parser.add_argument("--texts", type=count, default=TEXTS, metavar="N", help=f"of each length ({TEXTS})")
+    words = "tokens of a text, growing (128,256,512,1024)"
+    parser.add_argument("--lengths", type=numbers("--lengths", 16), default=LENGTHS, metavar="N,N", help=words)
+    parser.add_argument("--texts", type=whole("--texts", 1), default=32, metavar="N", help="of each length (32)")
     add_device_option(parser)
     given = parser.parse_args()
     if sorted(set(given.lengths)) != given.lengths or len(given.lengths) < 2:
@@ -69,8 +68,8 @@ def main() -> int:
         pictures += "\n\n![angles of RoPE](frequencies.png)"
     columns = [(key, at) for key in ("loss", "recall", "copy_gain") for at in range(len(given.lengths))]
     header = ["", *(f"{key.replace('_', ' ')} at {given.lengths[at]:,}" for key, at in columns)]
-    values = [[name, *(measured[key][name][at] for key, at in columns)] for name in measured["loss"]]
-    shown = table(header, [[name, *("–" if x is None else f"{x:.2f}" for x in row)] for name, *row in values])
+    rows = [[name, *(measured[key][name][at] for key, at in columns)] for name in measured["loss"]]
+    shown = table(header, [[name, *("–" if x is None else f"{x:.2f}" for x in values)] for name, *values in rows])
     report = f"""# {markdown(run)} on longer texts
 
 Trained on rows of {config.sequence_length:,} tokens. {measured["texts"]} texts of each length, in nats a token; – = too

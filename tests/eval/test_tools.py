@@ -34,23 +34,17 @@ SAID = [
 ]
 
 
-def test_the_calculator_computes():
+def test_the_calculator_computes_and_everything_else_is_refused_at_once():
     texts = ("6 * 7", " -(2 + 3) ** 2", "7 // 2 + 7 % 2", "1 / 3", "2 ** -1", "1e3")
     assert [*map(calculate, texts)] == ["42", "-25", "4", "0.333333333333", "0.5", "1000"]
-
-
-@pytest.mark.parametrize(
-    "expression",
-    [
+    began = time.perf_counter()
+    for expression in (
         *("__import__('os').system('true')", "x", "True + 1", "1j", "'a' * 3", "6 *", "", "1 / 0", "9 ** 9 ** 9"),
         *("1e400", "(-8) ** 0.5", "10 ** 31", "7" * 5000, "(" * 99 + "1" + ")" * 99 + "+", "-" * 199 + "x", "2\x00"),
-    ],
-)
-def test_everything_else_is_refused_at_once(expression):
-    began = time.perf_counter()
-    with pytest.raises(ValueError, match="[a-z]"):
-        calculate(expression)
-    assert time.perf_counter() - began < 1
+    ):
+        with pytest.raises(ValueError, match="[a-z]"):
+            calculate(expression)
+    assert time.perf_counter() - began < 5
 
 
 @pytest.mark.parametrize(
@@ -176,24 +170,17 @@ def test_an_answer_beside_longer_ones_is_what_it_is_alone(opened):
     assert len(together[2].ids) <= 3
 
 
-def calling(monkeypatch, tokenizer, text):
-    """A model that writes this and nothing else, in every turn of every row."""
-    turn = [tokenizer.special_id("<tool_call>"), *tokenizer.encode(f"\n{text}\n"), tokenizer.special_id("</tool_call>")]
-    turn.append(tokenizer.special_id("<|im_end|>"))
-
-    def generate(lm, ids, max_new_tokens, num_return_sequences, log_probs, **_):
-        rows = ids.repeat_interleave(num_return_sequences, dim=0)
-        new = torch.tensor(turn[:max_new_tokens]).expand(len(rows), -1)
-        log_probs += torch.full(new.shape, -0.5).unbind(dim=1)
-        return torch.cat([rows, new], dim=1)
-
-    monkeypatch.setattr(tools, "generate", generate)
-    return turn
-
-
 def test_a_model_that_calls_forever_is_stopped_and_no_answer_is_longer_than_it_may_be(opened, monkeypatch):
     lm, tokenizer = opened
-    turn = calling(monkeypatch, tokenizer, "{")
+    begin, *ends = (tokenizer.special_id(token) for token in ("<tool_call>", "</tool_call>", "<|im_end|>"))
+    turn = [begin, *tokenizer.encode("\n{\n"), *ends]  # the same in every turn
+
+    def generate(lm, ids, max_new_tokens, log_probs, **_):
+        new = torch.tensor([turn[:max_new_tokens]])
+        log_probs += torch.full(new.shape, -0.5).unbind(dim=1)
+        return torch.cat([ids, new], dim=1)
+
+    monkeypatch.setattr(tools, "generate", generate)
     settings = {**GREEDY, "max_new_tokens": 10_000, "tools": True}
     lm.config = lm.config.model_copy(update={"max_position_embeddings": 10_000})
     (answer,) = write_answers(lm, tokenizer, [[1, 2]], **settings)

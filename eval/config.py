@@ -43,7 +43,7 @@ class AttentionConfig(Section):
     heads: list[NonNegativeInt] | None = None
     """Which query heads to look at, counted from 0. null = all."""
     metrics: Literal["all"] | list[str] = Field("all", examples=[["induction", "sink"]])
-    """Head scores: all, or a list of names (docs/attention_scores.md)."""
+    """Head scores: all, or a list of names (docs/measure.md)."""
 
 
 class EvalConfig(Section):

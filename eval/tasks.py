@@ -2,10 +2,10 @@
 
     python -m eval.tasks runs/demo --minimal-pairs pairs.jsonl
 
-Every number comes with its standard error and its chance level; docs/tasks.md says how each is computed. A minimal pair
-is a question of two endings without context. Zellers et al. 2019, HellaSwag (arXiv 1905.07830); Warstadt et al. 2020,
-BLiMP (arXiv 1912.00582); Huebner et al. 2021, BabyBERTa, whose test is Zorro (CoNLL 2021). The names acc and acc_norm
-are lm-evaluation-harness's.
+Every number comes with its standard error and its chance level; docs/measure.md says how each is computed. A minimal
+pair is a question of two endings without context. Zellers et al. 2019, HellaSwag (arXiv 1905.07830); Warstadt et al.
+2020, BLiMP (arXiv 1912.00582); Huebner et al. 2021, BabyBERTa, whose test is Zorro (CoNLL 2021). The names acc and
+acc_norm are lm-evaluation-harness's.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from configs.files import checked
 from configs.text import table as markdown_table
 from data.config import StoryworldSource
 from data.reading.files import kind_of, opened, records
-from data.storyworld import Story, parse, tell
+from data.storyworld import Story, read, tell
 from data.tokenizer import Tokenizer
 from eval.language_modeling import bits_per_byte, losses_of
 from eval.load_model import add_device_option, open_checkpoint, trained_length
@@ -252,7 +252,7 @@ def _twin(number: int, story: Story, level: int) -> str | None:
     mention, name = places[number % len(places)]
     twin = story.text[: mention.start] + name + story.text[mention.end :]
     try:
-        parse(twin, level)
+        read(twin, level)
     except ValueError:
         return twin
     return None

@@ -17,12 +17,12 @@ import numpy as np
 from configs.command import InputError
 from configs.files import read_checkpoint
 from configs.loader import flatten, load_config
-from configs.text import code, shortened
+from configs.text import code
 from data.tokenizer import load_tokenizer
 from eval.attention.history import ENOUGH_TO_COPY, best_head, copies_from, like_the_last
 from eval.attention.metrics import SCORES
 from eval.attention.snapshots import Snapshot, read_all
-from eval.recall import half_at
+from eval.lookups import half_at
 from eval.run_files import read_metrics, read_result
 from model.checkpoint import read_config
 from model.transformer import on_meta
@@ -213,7 +213,7 @@ def rows_of(variants: Sequence[Variant]) -> list[list[str]]:
     rows, per_token = [["runs (seeds)", *seeds]], same_tokenizer(variants)
     for key in differing_keys(variants):
         settings = (json.dumps(variant.settings.get(key, "not set"), ensure_ascii=False) for variant in variants)
-        rows.append([code(key), *(shortened(text.strip('"'), 40) for text in settings)])
+        rows.append([code(key), *(text.strip('"')[:40] for text in settings)])
     runs = [run for variant in variants for run in variant.runs]
     for label in dict.fromkeys(label for run in runs for label in run.figures | (run.per_token if per_token else {})):
         by_variant = [variant.by_seed(label) for variant in variants]

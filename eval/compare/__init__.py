@@ -224,9 +224,9 @@ def rows_of(variants: Sequence[Variant]) -> list[list[str]]:
             cells[number] += f" (n = {len(by_seed)})" * (0 < len(by_seed) < len(variant.runs))
         rows.append([label, *cells])
         if label == BITS and len(variants) > 1:
-            differences = [_difference_and_verdict(variants[0], other) for other in variants[1:]]
-            for name, first, at in ((" (95 %)", "baseline", 0), (", verdict", "", 1)):
-                rows.append([f"difference in bits per byte{name}", first, *(cells[at] for cells in differences)])
+            pairs = [_difference_and_verdict(variants[0], other) for other in variants[1:]]
+            rows.append(["difference in bits per byte (95 %)", "baseline", *(shown for shown, _ in pairs)])
+            rows.append(["difference in bits per byte, verdict", "", *(verdict for _, verdict in pairs)])
     return rows
 
 

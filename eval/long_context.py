@@ -114,7 +114,6 @@ def study(
     text = held_out_rows(tokenizer, config, longest, count)
     questions = {length: recall_texts(tokenizer, length, len(text)) for length in lengths}
     measured: dict[str, Any] = {"run": first, "trained_length": trained, "lengths": list(lengths), "texts": len(text)}
-    measured["last_tokens"] = last
     for name, make in makers.items():
         for length in lengths:
             model, exam = make(length), questions[length]

@@ -149,9 +149,9 @@ class GRPOConfig(Section):
     data.sequence_length answers."""
     max_new_tokens: int = Field(24, ge=1)
     """Tokens of an answer at most; one that is longer is cut, and so never right."""
-    tools: list[Literal["calculator", "look_up"]] = Field([], max_length=2)
-    """Tools that the prompt describes and whose calls are run: [calculator, look_up]. What they return is read, not
-    trained on, and belongs to max_new_tokens. [] = none."""
+    tools: list[Literal["calculator"]] = Field([], max_length=1)
+    """Tools that the prompt describes and whose calls are run: [calculator]. What they return is read, not trained on,
+    and belongs to max_new_tokens. [] = none."""
     temperature: float = Field(1.0, ge=1e-6)
     """Of the sampled answers. The loss has it too."""
     num_iterations: int = Field(1, ge=1, le=1000)
@@ -260,9 +260,7 @@ class RunConfig(Section):
             raise ValueError("lora trains beside the matrices of a trained model: set init_from, such as runs/demo")
         if (self.model.num_experts or 0) > 1 and self.model.num_experts_per_tok == 1 and self.model.norm_topk_prob:
             # the weights of a token's experts add up to 1, so one alone is always 1, and the router learns nothing
-            raise ValueError(
-                "with model.num_experts_per_tok 1 set model.norm_topk_prob=false, or the router cannot learn"
-            )
+            raise ValueError("num_experts_per_tok 1: set model.norm_topk_prob=false, or the router cannot learn")
         return self
 
     @property

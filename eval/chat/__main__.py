@@ -50,7 +50,7 @@ def main() -> int:
     add("--max-new-tokens", type=whole("--max-new-tokens", 1), default=256, metavar="N", help="of an answer (256)")
     add("--system", default="", metavar="TEXT", help="a message before all others")
     add("--seed", type=whole("--seed", 0), default=0, help="the same seed and lines give the same answers (0)")
-    add("--tools", action="store_true", help="a calculator and a look-up in the chat, as it calls them")
+    add("--tools", action="store_true", help="a calculator in the chat, when it calls it")
     adapter = "a run with adapters (LoRA) of this base; may be given several times, and /adapter switches"
     add("--adapter", action="append", default=[], metavar="NAME=RUN", help=adapter)
     add("--rope-scaling", choices=SCALINGS, help="read texts longer than those of training; default: as it was saved")
@@ -83,7 +83,6 @@ class Chat:
         settings = {"max_new_tokens": given.max_new_tokens, "seed": given.seed}
         opened = open_conversation(given.run, given.temperature, given.device, rope, given.quantise, **settings)
         self.conversation = opened
-        self.user_text: list[str] = []  # for the look-up
         self.adapters: dict[str, str | None] = {BASE: None}
         for text in given.adapter:
             name, _, run = text.partition("=")
@@ -134,12 +133,11 @@ class Chat:
 
     def answer(self, text: str) -> None:
         """Answer the user; and what the tools gave, as long as the model calls them."""
-        self.user_text.append(text)
         self.write_answer(text, "user")
         for _ in range(MOST_CALLS):
             if not (calls := self.conversation.reply.calls):
                 return
-            responses = "\n".join(respond(call, " ".join(self.user_text)) for call in calls)
+            responses = "\n".join(respond(call) for call in calls)
             remark(f"(calls: {escape(', '.join(calls))})\n(tool: {escape(responses)})")
             self.write_answer(responses, "tool")
 
@@ -216,7 +214,6 @@ class Chat:
                 f"there are no adapters named {name!r}: use {', '.join(self.adapters)} (--adapter NAME=RUN)"
             )
         self.adapter_in_use = BASE
-        self.user_text.clear()
         try:
             self.conversation.use_adapters(self.adapters[name])
         except InputError as error:
@@ -225,7 +222,6 @@ class Chat:
 
     def reset(self, rest: str) -> None:
         self.conversation.reset()
-        self.user_text.clear()
         remark("a new conversation" if self.conversation.is_chat else "a new text")
 
     def help(self, rest: str) -> None:

@@ -81,13 +81,13 @@ def whole(*before: str) -> dict:
 )  # fmt: skip
 def test_the_prompt_is_there_once_and_whole(record, prompt):
     pair = pair_of(record)
-    assert pair.prompt.messages == checked_conversation(talk(*prompt)).messages
-    answers = [answer.messages[0].content for answer in pair.answers]
+    assert pair.chosen.messages[: pair.shared] == checked_conversation(talk(*prompt)).messages
+    answers = [side.messages[pair.shared].content for side in (pair.chosen, pair.rejected)]
     if "?" in record["chosen"]:  # a text that holds both
         assert [f"{prompt[-1]} {answer}" for answer in answers] == [record["chosen"], record["rejected"]]
     else:
         assert answers == ["I sang", "I slept"]
-    assert all(len(answer.messages) == 1 for answer in pair.answers)
+    assert len(pair.chosen.messages) == len(pair.rejected.messages) == pair.shared + 1
 
 
 def test_tools_come_from_the_prompt_or_the_answers():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from eval.compare.pictures import Point
-from eval.recall import half_at
+from eval.lookups import half_at
 from eval.run_files import read_metrics
 from notebooks.start import Sentence, trained
 

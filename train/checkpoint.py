@@ -21,9 +21,7 @@ import json
 import os
 import re
 import shutil
-import socket
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields
@@ -51,7 +49,7 @@ from train.processes import ALONE, World, full_tensor, share
 
 STEPS = "step_????????"
 OPTIMIZER = "optimizer.safetensors"
-LOCK, OWNER = "owner.lock", "owner.json"  # held as long as a process works in the run directory; who that is
+LOCK = "owner.lock"  # held as long as a process works in the run directory
 PATIENCE_S = 1.0  # with an owner that is just leaving
 CONTENTS = "data.contents"  # key of the identity that says what the prepared data was made of
 LOGS = (METRICS, SAMPLES, EXPERTS, "trace.jsonl", "attention/index.jsonl")
@@ -76,7 +74,6 @@ class TrainerState:
     resolved: dict[str, Any] = field(default_factory=dict)  # what `auto` stood for (train/device.py)
     breaks: list[dict[str, Any]] = field(default_factory=list)  # where that changed at a resume: {step, what}
     scaler: dict[str, int | float] | None = None  # of the losses, in fp16
-    recent_losses: list[float] = field(default_factory=list)  # from which a spike stands out
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -166,10 +163,7 @@ def commit(checkpoints: Path, step: int, fill: Callable[[Path], None], keep_last
     except (OSError, SafetensorError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        raise InputError(
-            f"the checkpoint of step {step:,} could not be written to {checkpoints}: {reason}: free space there or "
-            "lower train.keep_last; earlier checkpoints are unchanged"
-        ) from error
+        raise InputError(f"the checkpoint of step {step:,} could not be written to {checkpoints}: {reason}") from error
 
 
 def tidy(checkpoints: Path, newest: Path, keep_last: int, best_step: int | None) -> Path:
@@ -254,17 +248,14 @@ def load_checkpoint(
     missing, or does not belong to this run.
     """
     state = read_state(directory)
-    try:
-        weights, tensors = read_weights(lm, directory), load_file(directory / TRAINING / OPTIMIZER)
-        with torch.no_grad():
-            for name, target in lm.state_dict().items():
-                if name in weights:  # a tied lm_head is not: it is the embedding
-                    target.copy_(share(weights[name], target))
-        random = {name: tensors.pop(name) for name in list(tensors) if name.startswith("rng.")}
-        if state.step > state.skipped or tensors:  # an optimizer that never moved has no state
-            _restore_optimizers(lm, optimizers, tensors)
-    except (OSError, ValueError, SafetensorError) as error:
-        raise InputError(f"{directory}: cannot resume from here: {error}") from None
+    weights, tensors = read_weights(lm, directory), load_file(directory / TRAINING / OPTIMIZER)
+    with torch.no_grad():
+        for name, target in lm.state_dict().items():
+            if name in weights:  # a tied lm_head is not: it is the embedding
+                target.copy_(share(weights[name], target))
+    random = {name: tensors.pop(name) for name in list(tensors) if name.startswith("rng.")}
+    if state.step > state.skipped or tensors:  # an optimizer that never moved has no state
+        _restore_optimizers(lm, optimizers, tensors, directory / TRAINING / OPTIMIZER)
     # a process that did not exist when the run was saved gets a random stream of its own, always the same one
     digest = hashlib.sha256(random["rng.cpu.0"].numpy().tobytes() + str(world.rank).encode()).digest()
     torch.manual_seed(int.from_bytes(digest[:7], "big"))
@@ -276,8 +267,10 @@ def load_checkpoint(
     return state
 
 
-def _restore_optimizers(lm: LanguageModel, optimizers: list[torch.optim.Optimizer], tensors: dict[str, Tensor]) -> None:
-    """Raises ValueError that names a parameter without state, or a state that belongs to no parameter."""
+def _restore_optimizers(
+    lm: LanguageModel, optimizers: list[torch.optim.Optimizer], tensors: dict[str, Tensor], file: Path
+) -> None:
+    """Raises InputError that names a parameter without state, or a state that belongs to no parameter."""
     for optimizer in optimizers:
         state = {}
         for number, (parameter, prefix) in enumerate(_prefixes(lm, optimizer)):
@@ -285,14 +278,14 @@ def _restore_optimizers(lm: LanguageModel, optimizers: list[torch.optim.Optimize
             names = [name for name in tensors if name.startswith(prefix)]
             saved = {name.removeprefix(prefix): tensors.pop(name).clone() for name in names}
             if not saved:
-                raise ValueError(f"{OPTIMIZER}: {prefix[:-1]} has no state")
+                raise InputError(f"{file}: {prefix[:-1]} has no state")
             state[number] = {  # of a moment this process's share; AdamW's step count is one number everywhere
                 key: share(value, parameter) if value.ndim == parameter.ndim else value for key, value in saved.items()
             }
         # load_state_dict puts each tensor where the optimizer wants it: fused AdamW counts steps on the device
         optimizer.load_state_dict(optimizer.state_dict() | {"state": state})
-    for name in sorted(tensors):
-        raise ValueError(f"{OPTIMIZER}: {name} is not part of this run")
+    if tensors:
+        raise InputError(f"{file}: {min(tensors)} is not part of this run")
 
 
 def load_kept(directory: Path, world: World = ALONE) -> dict[str, Tensor]:
@@ -313,22 +306,16 @@ def load_kept(directory: Path, world: World = ALONE) -> dict[str, Tensor]:
 def own(directory: Path) -> Iterator[None]:
     """Be the one process that writes into a folder, which is made if it does not exist. The lock ends with the process,
     however that ends. Raises InputError if another process has it."""
-    lock, card = FileLock(directory / LOCK, timeout=PATIENCE_S), directory / OWNER
+    lock = FileLock(directory / LOCK, timeout=PATIENCE_S)
     directory.mkdir(parents=True, exist_ok=True)
     try:
         lock.acquire()
     except Timeout:
-        who = "another process"
-        with suppress(DamagedFile, KeyError):
-            who = "process {pid} on {host}, since {since}".format(**read_json(card))
-        raise InputError(f"{directory} is in use by {who}: wait until it ends, or stop it") from None
-    owner = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
+        raise InputError(f"{directory} is in use by another process: wait until it ends, or stop it") from None
     try:
-        card.write_text(json.dumps(owner), encoding="utf-8")
         yield
     finally:
         with suppress(OSError):
-            card.unlink(missing_ok=True)
             (directory / LOCK).unlink()  # while it is locked: who waits for it sees that it is gone
             for folder in (directory, directory.parent):  # as if never made, if nothing was written into them
                 folder.rmdir()
@@ -355,16 +342,14 @@ def find_start(config: RunConfig) -> Start:
     and if resume names no complete checkpoint.
     """
     directory, newest, begun_with = config.directory, None, config
-    before_config = {LOCK, OWNER, "config.tmp"}  # all that a run leaves that was killed before it wrote its config
+    before_config = {LOCK, "config.tmp"}  # all that a run leaves that was killed before it wrote its config
     if directory.exists() and any(path.name not in before_config for path in directory.iterdir()):
         if config.resume == "never":
             raise InputError(f"{directory} exists and resume=never: choose another name, or resume=auto to continue")
         try:
             begun_with = load_run_config(directory / "config.yaml")
         except InputError as error:
-            raise InputError(
-                f"{directory} exists and is not a run: {error}: choose another name or output_dir"
-            ) from None
+            raise InputError(f"{directory} exists and is not a run: {error}: choose another name") from None
         newest = newest_intact(directory / "checkpoints")
         if newest is None and any((directory / "checkpoints").glob(STEPS)):
             raise InputError(f"no checkpoint in {directory} is complete: move it away to start again")
@@ -388,10 +373,7 @@ def find_start(config: RunConfig) -> Start:
         _refuse(config, f"{checkpoint} belongs to another run; these keys differ: {listed}")
     if config.max_steps is not None and state.step > config.max_steps:
         limit = next((name for name in LIMITS[1:] if getattr(config.train, name) is not None), LIMITS[0])
-        raise InputError(
-            f"train.{limit} makes {config.max_steps:,} steps, but {checkpoint} is at step {state.step:,}: "
-            "raise it or choose another name"
-        )
+        raise InputError(f"train.{limit} ends the run before step {state.step:,} of {checkpoint}: raise it")
     is_over = checkpoint == newest and config.progress(state.step, state.seconds) >= 1
     # with another name for the text, the run continues until `check_contents` can compare the text itself
     is_over = is_over and begun_with.data.source == config.data.source

@@ -24,14 +24,9 @@ def find_initial_weights(config: RunConfig, checkpoint: Path | None) -> Path | N
     adapters.
     """
     if config.lora is not None and config.train.parallel == "fsdp2":
-        raise InputError(
-            "lora: train.parallel is fsdp2, which spreads the frozen matrices too, and they are saved nowhere: use ddp"
-        )
+        raise InputError("lora: train.parallel=fsdp2 spreads the frozen matrices, which are saved nowhere: use ddp")
     if checkpoint is not None:
-        try:
-            return base_of(checkpoint) if config.lora is not None else None
-        except ValueError as error:
-            raise InputError(f"resume: {error}") from None
+        return base_of(checkpoint) if config.lora is not None else None
     directory, there = read_start(str(config.init_from))
     here = config.model.model_dump()
     free = free_keys(there) - (ADDED if config.lora else set())  # adapters are opened beside the model as it is
@@ -40,10 +35,7 @@ def find_initial_weights(config: RunConfig, checkpoint: Path | None) -> Path | N
         remedy = " ".join(f"model.{key}={json.dumps(there[key])}" for key in different)
         raise InputError(f"init_from: {listed} in {directory / 'config.json'}: set {remedy}")
     if config.lora is not None and is_adapter(directory):
-        raise InputError(
-            f"init_from: {directory} holds adapters, and adapters need a whole model: merge them first with "
-            f"python -m model.export {config.init_from} --to merged --out DIR"
-        )
+        raise InputError(f"init_from: {directory} holds adapters: merge them first (model.export --to merged)")
     if config.lora is not None:
         from model.lora import add_adapters
 
@@ -70,10 +62,7 @@ def load_initial_weights(
             f"init_from: {directory / 'tokenizer.json'} is not the tokenizer of this run's data: take it over with "
             f"'data.tokenizer={{kind: pretrained, path: {directory}}}'"
         )
-    try:
-        load_weights(lm, directory)
-    except ValueError as error:
-        raise InputError(f"init_from: {error}") from None
+    load_weights(lm, directory)
     if lora is not None:
         from model.lora import add_adapters, weights_hash
 

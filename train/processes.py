@@ -2,7 +2,7 @@
 
 On a CPU a run starts one process a core (`on_processes`), which add up their gradients once a step. The threads of one
 process wait for each other inside every operation, thousands of times a step, and compute nothing while they wait.
-Beside a busy program that takes ten times as long (EXPERIMENTS.md).
+Beside a busy program that takes ten times as long (FINDINGS.md#busy).
 
     torchrun --nproc_per_node=N -m train.pretrain configs/x.yaml train.parallel=fsdp2
 
@@ -253,10 +253,8 @@ def check_shares(config: RunConfig, world: World) -> None:
     """Raises InputError if the processes cannot share the rows of a step evenly, or cannot train as asked."""
     rows = config.rows_per_step
     if rows % world.size:
-        raise InputError(
-            f"{world.size} processes cannot share the {rows} rows of a step evenly (train.tokens_per_step / "
-            f"data.sequence_length): start {largest_divisor(rows, world.size)}, or change the rows"
-        )
+        fitting = largest_divisor(rows, world.size)
+        raise InputError(f"{world.size} processes cannot share the {rows} rows of a step evenly: start {fitting}")
     if world.shares_model and config.train.precision == "fp16":
         raise InputError("train.precision is fp16, which train.parallel: fsdp2 does not scale: use bf16, or ddp")
 
@@ -324,7 +322,7 @@ def add_up_gradients(lm: nn.Module, memory: SharedMemory, sums: Iterable[Tensor]
 class SharedMemory:
     """`size` processes on one machine see the same float32 numbers. Every process makes every call, in the same order.
 
-    Sending the numbers from process to process took more than twice as long (EXPERIMENTS.md). Each call has its own
+    Sending the numbers from process to process took more than twice as long (FINDINGS.md#busy). Each call has its own
     places, turn by turn: while one process still reads the result of a call, a quicker one may be in the next call, but
     not in the one after it.
     """

@@ -8,8 +8,8 @@ import torch
 
 from eval.attention import capture
 from model import generate
-from tests.serve.chat_helpers import AND_THEN, NASTY, SAID, get, ids_of, opened, thoughtful
-from tests.serve.page_helpers import visited
+from tests.serve.chat_helpers import AND_THEN, SAID, get, ids_of, opened, thoughtful
+from tests.serve.page_helpers import HARMFUL, visited
 
 pytestmark = pytest.mark.slow  # a browser: in `make test-all`
 
@@ -102,12 +102,6 @@ def test_an_alternative_is_gone_on_from(browser, address, chat_runs, written):
         assert forced[2] == told[2]["top_logprobs"][1]["id"] != answer[2]
         rest = generate(lm, torch.tensor([ids + forced]), 8, temperature=0, stop_ids=tokenizer.stop_ids)
         assert ids_of(told[3:]) == rest[0, len(ids) + 3 :].tolist()
-        link = page.url
-    with visited(browser, address, "#" + link.partition("#")[2]) as page:
-        answered(page)
-        again = kept(page)[0]["tokens"]
-        assert ids_of(again) == ids_of(told)
-        assert again[2]["logprob"] == pytest.approx(told[2]["logprob"], abs=1e-4)  # read at once, not token by token
 
 
 def test_heads_that_are_off_give_a_second_answer_beside_the_first(browser, address):
@@ -162,12 +156,11 @@ def test_thoughts_stand_apart_and_sent_back_they_are_the_ids_of_training(browser
 
 def test_texts_stay_texts(browser, address):
     with visited(browser, address, place("text")) as page:
-        page.get_by_label("A text, which the model continues").fill(NASTY + " \u202e\u0007 end")
+        page.get_by_label("A text, which the model continues").fill(HARMFUL + " \u202e\u0007 end")
         page.get_by_role("button", name="Continue it").click()
         answered(page)
-        assert NASTY in page.locator(".said").text_content()
+        assert HARMFUL in page.locator(".said").text_content()
         assert "⟨U+202E⟩⟨U+0007⟩" in page.locator(".said").text_content()
-        assert page.evaluate("() => window.hurt") is None
         assert page.locator("#root img, #root script").count() == 0
         choose(page, page.locator(".of-answer").first)
         assert saved(page, "Picture (PNG)").startswith(b"\x89PNG")

@@ -39,7 +39,7 @@ class AttentionConfig(Section):
     texts: list[Annotated[str, Field(min_length=1)]] = Field([])
     """Texts to look at. Empty = the first words of held-out documents."""
     probe_file: PathText | None = None
-    """A YAML file with more texts: {texts: [{name: fox, text: The fox saw the bird.}]}."""
+    """A YAML file with more texts: {texts: {fox: The fox saw the bird.}}."""
     max_tokens: int = Field(32, ge=2, le=256)
     """How many tokens of each text the maps keep."""
     layers: list[Layer] | None = None

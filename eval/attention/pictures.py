@@ -57,9 +57,9 @@ def render(run_directory: Path, snapshots: Sequence[Snapshot], folder: Path | No
         paths.append(curves(ordered, folder / "curves.png", f"{name}: what the heads do", change))
     if repeated and (best := best_head(last, "induction")):
         head, file = (last.layers[best[0]], last.heads[best[1]]), folder / "induction_head.png"
-        paths.append(one_head(last, *head, file, title=name, probe=repeated, score="induction"))
+        paths.append(one_head(last, *head, file, title=name, probe=repeated))
     paths.append(timelapse(ordered, folder / "timelapse.gif", name, repeated))
-    return [*paths, write_viewer([(name, snapshots)], folder / VIEWER, experts=[experts_of(run_directory)])]
+    return [*paths, write_viewer([(name, snapshots)], folder / VIEWER, experts={name: experts_of(run_directory)})]
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -155,36 +155,31 @@ def draw_heads(axes, grid: Grid, snapshot: Snapshot, probe: str, names_tokens: b
     return image
 
 
-def mosaic(snapshot: Snapshot, path: Path, title: str = "", probe: str | None = None, score: str | None = None) -> Path:
+def mosaic(snapshot: Snapshot, path: Path, title: str = "", probe: str | None = None) -> Path:
     """Draw every layer x head on one probe (default: the first) as PNG or SVG. title: stands before step and tokens.
 
-    A head that is alone is drawn large, with its weights in the cells where there is room for them, and all that it
-    scores on this probe; score: by which it was chosen, and first.
+    A head that is alone is drawn large, with its weights in the cells where there is room for them.
     """
     probe = probe or next(iter(snapshot.maps))
     tokens, is_alone = len(snapshot.maps[probe].labels), len(snapshot.layers) * len(snapshot.heads) == 1
     room, largest = (1400, max(12, min(34, 900 // tokens))) if is_alone else (WIDEST, 11)
     grid = lay_out(len(snapshot.layers), len(snapshot.heads), tokens, room, largest)
-    figure = drawing.new_figure(*grid.size, fitted=False)
-    axes = drawing.axes_at(figure, 0, *grid.size)
+    axes = drawing.axes_at(drawing.new_figure(*grid.size, fitted=False), 0, *grid.size)
     image = draw_heads(axes, grid, snapshot, probe, numbers_from=0.05 if is_alone and grid.cell >= 28 else None)
     shares, pixels = snapshot.num_key_value_heads < snapshot.num_attention_heads, grid.length * grid.cell
+    size = min(15, pixels / 46) if is_alone else min(9.0, 0.06 * pixels)
+    style = {"fontsize": size, "ha": "right", "va": "top"}
     for i, j in np.ndindex(grid.layers, grid.heads) if grid.has_names else ():
-        head, size = snapshot.heads[j], min(15, pixels / 46) if is_alone else min(9.0, 0.06 * pixels)
-        name = f"L{snapshot.layers[i]} H{head}" + (f" · KV {snapshot.group(head)}" if shares else "")
-        words = [badge(snapshot, probe, i, j)]
-        if is_alone:
-            here = [n for n in PATTERNS if best_head(snapshot, n) and SCORES[n].probe == probe and n != score]
-            words = [score_line(snapshot, n, i, j) for n in ([score] if score else []) + here]
-        style = {"fontsize": size, "ha": "right", "va": "top"}
+        name = f"L{snapshot.layers[i]} H{snapshot.heads[j]}"
+        name += f" · KV {snapshot.group(snapshot.heads[j])}" if shares else ""
         x, y = grid.corner(i, j)
         axes.text(x, y, name, weight="bold", color="#444444", **style)
-        axes.text(x, y + 2.4 * size / grid.cell, "\n".join(words), color=drawing.BADGE, **style)
+        axes.text(x, y + 2.4 * size / grid.cell, badge(snapshot, probe, i, j), color=drawing.BADGE, **style)
     drawing.draw_scale(axes, image, TICKS, "attention weight")
     heading = " · ".join(filter(None, [title, moment(snapshot), f"probe: {probe}"]))
     drawing.caption(axes, heading, legend(snapshot, probe, grid))
-    drawing.fit(figure)
-    return drawing.save_figure(figure, path)
+    drawing.fit(axes.figure)
+    return drawing.save_figure(axes.figure, path)
 
 
 def one_head(snapshot: Snapshot, layer: int, head: int, path: Path, **more: Any) -> Path:
@@ -198,12 +193,11 @@ def one_head(snapshot: Snapshot, layer: int, head: int, path: Path, **more: Any)
 def timelapse(snapshots: Sequence[Snapshot], path: Path, title: str = "", probe: str | None = None) -> Path:
     """Write an animated GIF of all heads, one frame a snapshot, with a curve of what the heads are good for.
 
-    One figure is drawn again with what moves.
+    snapshots: by step. One figure is drawn again with what moves.
     """
     from PIL import Image
 
-    ordered, frames = sorted(snapshots, key=lambda snapshot: snapshot.step), []
-    chosen = choose(ordered, MOST_FRAMES)
+    chosen, frames = choose(snapshots, MOST_FRAMES), []
     first, probe = chosen[0], probe or next(iter(chosen[0].maps))
     layers, heads = len(first.layers), len(first.heads)
     room = 720 if max(layers, heads) <= 4 else 840  # pixels: the file has 2 or 3 MB
@@ -216,23 +210,22 @@ def timelapse(snapshots: Sequence[Snapshot], path: Path, title: str = "", probe:
     size = min(14, 0.1 * grid.length * grid.cell)  # as large as fits above the diagonal: README shows the GIF smaller
     places = [*np.ndindex(layers, heads)] if grid.has_names else []
     badges = {place: axes.text(*grid.corner(*place), "", fontsize=size, **style) for place in places}
-    tokens, gains, curve = [snapshot.tokens for snapshot in ordered], copy_gains(ordered), None
+    tokens, gains = [snapshot.tokens for snapshot in snapshots], copy_gains(snapshots)
     if gains:  # under the maps the whole curve in grey, and what is over at each frame with a dot at its end
         below = drawing.DPI * (figure.get_tightbbox().y0 - 1.1)
         under = drawing.axes_at(figure, below, grid.size[0], 80)
         drawing.draw_curve(under, tokens, gains, color="#bbbbbb", lw=1.2, marker="")
         drawing.draw_curve(under, [], [], marker="o", markevery=[-1], ms=6)
         drawing.frame_curves(under, "copy gain (nats)")
-        curve = under.lines[1]
     drawing.fit(figure)
     for snapshot in chosen:
         image.set_data(tile(snapshot.maps[probe].weights, grid.step - grid.length, grid.pool))
         heading.set_text(moment(snapshot))
         for place, text in badges.items():
             text.set_text(badge(snapshot, probe, *place).replace(" ", "\n"))
-        if curve:
-            seen = sum(count <= snapshot.tokens for count in tokens)
-            curve.set_data(tokens[:seen], gains[:seen])
+        if gains:
+            seen = tokens.index(snapshot.tokens) + 1
+            under.lines[1].set_data(tokens[:seen], gains[:seen])
         figure.canvas.draw()
         frames.append(Image.fromarray(np.asarray(figure.canvas.buffer_rgba())).convert("RGB"))
     durations = [700, *[350] * (len(frames) - 2), 2500] if len(frames) > 1 else [2500]
@@ -340,10 +333,9 @@ def badge(snapshot: Snapshot, probe: str, layer: int, head: int) -> str:
     return f"{SCORES[best].title} {snapshot.scores[best][layer, head]:.2f}"
 
 
-def score_line(snapshot: Snapshot, name: str, layer: int, head: int) -> str:
-    """A score of a head (by its place in the snapshot): "induction 0.53 on repeated_2 (chance 0.03)"."""
-    value, chance = float(snapshot.scores[name][layer, head]), snapshot.chance.get(name)
-    return f"{SCORES[name].title} {value:.2f} on {SCORES[name].probe}" + (f" (chance {chance:.2f})" if chance else "")
+def score_in_words(snapshot: Snapshot, name: str, layer: int, head: int) -> str:
+    """A score of a head (by its place in the snapshot): "induction 0.53 on repeated_2"."""
+    return f"{SCORES[name].title} {snapshot.scores[name][layer, head]:.2f} on {SCORES[name].probe}"
 
 
 def moment(snapshot: Snapshot) -> str:

@@ -7,18 +7,19 @@ While training runs, a look draws one plain picture of all heads, and writes vie
 
 from __future__ import annotations
 
+import shlex
 import time
 from pathlib import Path
 from typing import Any
 
 from configs.command import InputError
 from eval.attention import snapshots
-from eval.attention.history import findings, formed, without_them
+from eval.attention.history import Changes, findings, formed, without_them
 from eval.attention.metrics import SCORES
 from eval.attention.pictures import PICTURES, quick_mosaic, render
 from eval.attention.probes import Probe, build_probes, read_probe_file
-from eval.attention.snapshots import ablate, look
-from eval.attention.viewer import Live
+from eval.attention.snapshots import Snapshot, ablate, look
+from eval.attention.viewer import VIEWER, Looks, write_page
 from eval.config import EvalConfig
 from eval.hooks import EvalEvent, Hook, Outcome, cadences_of, lines_of
 from model import ModelConfig
@@ -29,7 +30,8 @@ class Attention(Hook):
 
     def __init__(self) -> None:
         self.probes: list[Probe] = []
-        self.live: Live | None = None
+        self.page: Looks | None = None
+        self.changes = Changes()
 
     def check(self, config: EvalConfig, model: ModelConfig) -> None:
         settings = config.attention
@@ -47,18 +49,21 @@ class Attention(Hook):
 
     def look(self, event: EvalEvent) -> None:
         """Every process captures and scores, since each may hold only a share of the model; the first one writes."""
-        before = time.perf_counter()
+        before, is_first = time.perf_counter(), not self.probes
         self.probes = self.probes or _probes_of(event)
         settings, moment = event.config.attention, (event.step, event.tokens, event.seconds)
         snapshot = look(event.lm, self.probes, settings, moment, event.any_process)
         if event.is_last:
             ablate(event.lm, self.probes, snapshot)
         if event.writes:
-            for line in self.page(event.directory).notice(snapshot):
+            for line in self.notice(snapshot, event.directory):
                 event.say(line)
             picture = snapshots.write(snapshot, event.directory / "attention").with_suffix(".png")
             quick_mosaic(next(iter(snapshot.maps.values())).weights, picture)
-            self._show(event)
+            self._write_page(event)
+            if is_first:
+                event.tracker.say(f"watch it: {(picture.parent / VIEWER).resolve().as_uri()}")
+                event.tracker.say(f"beside other runs: python -m serve {shlex.quote(str(event.directory.parent))}")
             if event.is_last or (settings.every and event.step % settings.every == 0):
                 event.tracker.show("attention/heads", picture, event.step)
         seconds = round(time.perf_counter() - before, 4)
@@ -71,7 +76,7 @@ class Attention(Hook):
             event.tracker.say(f"warning: {problem}")
         if not all_snapshots:
             return
-        self._show(event, "finished")  # whatever becomes of the pictures
+        self._write_page(event, "finished")  # whatever becomes of the pictures
         *_, viewer = render(event.directory, all_snapshots)
         for file in (event.directory / "attention" / name for name in PICTURES):
             if file.suffix == ".png" and file.is_file():
@@ -79,27 +84,33 @@ class Attention(Hook):
         event.tracker.show("attention/viewer", viewer, event.step)
 
     def stop(self, event: EvalEvent, why: str) -> None:
-        self._show(event, "stopped", why)
+        self._write_page(event, "stopped", why)
 
-    def page(self, directory: Path) -> Live:
-        """The page of this run; that of one that is resumed has its snapshots so far."""
-        if self.live is None:
-            self.live = Live()
+    def so_far(self, directory: Path) -> Looks:
+        """The snapshots of this run on its page; a run that is resumed has its earlier ones there."""
+        if self.page is None:
+            self.page = Looks(directory.resolve().name)
             for snapshot in snapshots.read_all(directory)[0]:
-                self.live.notice(snapshot)
-        return self.live
+                self.notice(snapshot, directory)
+        return self.page
 
-    def _show(self, event: EvalEvent, state: str = "training", stopped: str = "") -> None:
+    def notice(self, snapshot: Snapshot, directory: Path) -> list[str]:
+        """Put a snapshot on the page; what changed, in lines for the terminal."""
+        self.so_far(directory).add(snapshot)
+        return self.changes.notice(snapshot)
+
+    def _write_page(self, event: EvalEvent, state: str = "training", stopped: str = "") -> None:
         """Write the page again, as the run is now."""
-        if self.page(event.directory).run.snapshots:
-            every = cadences_of(event.config)["attention"].every or 0
-            status: dict[str, Any] = {"state": state, "stopped": stopped, "command": event.command}
-            status |= {"step": event.step, "total": event.total_steps, "seconds": event.seconds, "loss": event.loss}
-            status["patience"] = max(180, 3 * every * event.seconds / max(1, event.step))  # about three looks
-            self.page(event.directory).show(event.directory, status, event.tracker.say)
+        if not self.so_far(event.directory).snapshots:
+            return
+        every = cadences_of(event.config)["attention"].every or 0
+        status: dict[str, Any] = {"state": state, "stopped": stopped, "command": event.command}
+        status |= {"step": event.step, "total": event.total_steps, "seconds": event.seconds, "loss": event.loss}
+        status["patience"] = max(180, 3 * every * event.seconds / max(1, event.step))  # about three looks
+        write_page(self.so_far(event.directory), event.directory, status)
 
     def outcome(self, directory: Path, lines: list[dict[str, Any]]) -> Outcome:
-        all_snapshots, _ = snapshots.read_all(directory)
+        all_snapshots = self.so_far(directory).snapshots
         if not all_snapshots:
             return Outcome()
         looks = lines_of(lines, "attention")

@@ -106,4 +106,4 @@ def test_below_chance_nothing_is_told_and_an_undefined_score_waits():
 def test_a_resumed_run_does_not_tell_it_again(tmp_path):
     for step, score in ((0, 0.02), (100, 0.6)):
         write(snapshot(step, score), tmp_path / "attention")
-    assert Attention().page(tmp_path).notice(snapshot(110, 0.65)) == []
+    assert Attention().notice(snapshot(110, 0.65), tmp_path) == []

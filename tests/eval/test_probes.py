@@ -153,15 +153,14 @@ def test_texts_of_ones_own():
 @pytest.mark.parametrize(
     ("texts", "message"),
     [
-        ("[{name: fox, txt: The fox.}]", r"probes.yaml:\d: unknown key `texts.0.txt`, did you mean"),
-        ("[{name: ../fox, text: A}]", r"probes.yaml:\d: `texts.0.name` is '../fox'"),
-        ("[{name: songs, text: A}]", "the name songs is taken"),
-        ("[{name: a, text: A}, {name: a, text: B}]", "the name a is taken"),
+        ("{../fox: A}", r"probes.yaml:\d: `texts"),
+        ("{fox: ''}", r"probes.yaml:\d: `texts.fox`"),
+        ("{songs: A}", "the name songs is taken"),
     ],
 )
 def test_a_bad_probe_file_says_where(tmp_path, texts, message):
     file = tmp_path / "probes.yaml"
-    file.write_text("texts: [{name: fox, text: The fox.}]")
+    file.write_text("texts: {fox: The fox.}")
     assert read_probe_file(file) == {"fox": "The fox."}
     file.write_text(f"texts: {texts}")
     with pytest.raises(InputError, match=message):

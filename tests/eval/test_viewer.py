@@ -249,7 +249,7 @@ def experts(browser, tmp_path):
     words = [[["the", "<b>fox</b>"], ["a"], [], ["\u202eb"]], [["one"], ["two"], ["three"], ["four"]]]
     looks[1] = looks[1].model_copy(update={"words": words, "loss": {"learned": 2.0, "random": 2.75}})
     runs = [("dense", [snapshot(5)]), ("moe", [snapshot(0), snapshot(10)])]
-    with opened(browser, write_viewer(runs, tmp_path / "v.html", experts=[None, for_viewer(looks)])) as page:
+    with opened(browser, write_viewer(runs, tmp_path / "v.html", experts={"moe": for_viewer(looks)})) as page:
         page.get_by_role("tab", name="experts").click()
         page.wait_for_selector("[data-tab=experts] .badge")
         yield page

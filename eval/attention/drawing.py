@@ -48,7 +48,7 @@ def group_colour(number: int) -> str:
 
 
 def new_figure(width: float, height: float, title: str = "", fitted: bool = True):
-    """A white figure of this size in pixels. fitted: its axes are made to fit; else they are placed by `axes_at`."""
+    """A white figure of this size in pixels. fitted: its axes are made to fit; else they are placed by hand."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -58,12 +58,6 @@ def new_figure(width: float, height: float, title: str = "", fitted: bool = True
     if title:
         figure.suptitle(readable(title), x=0.01, ha="left", fontsize=12, **words())
     return figure
-
-
-def axes_at(figure, bottom: float, width: float, height: float):
-    """Axes of exactly this many pixels; what extends beyond the figure is for `fit`."""
-    size = figure.get_size_inches() * DPI
-    return figure.add_axes([0, bottom / size[1], width / size[0], height / size[1]])
 
 
 def caption(axes, title: str, note: str = ""):
@@ -76,20 +70,11 @@ def caption(axes, title: str, note: str = ""):
     return axes.set_title(wrapped(title, 12), loc="left", fontsize=12, weight="bold", color=INK, pad=9, **words())
 
 
-def fit(figure) -> None:
-    """Grow the figure until everything beyond its edges (labels, titles, bars) is inside; axes keep their pixels."""
-    box = figure.get_tightbbox().padded(0.1)  # inches
-    left, bottom, right, top = np.array([np.floor(box.min * DPI), np.ceil(box.max * DPI)]).ravel() / DPI
-    old, new = figure.get_size_inches(), np.array([right - left, top - bottom])
-    for axes in figure.axes:
-        place = axes.get_position()
-        axes.set_position([*((place.min * old - (left, bottom)) / new), *(place.size * old / new)])
-    figure.set_size_inches(new)
-
-
 def save_figure(figure, path: Path) -> Path:
-    """Write PNG or SVG, by the suffix."""
-    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+    """Write PNG or SVG, by the suffix. Axes that were placed by hand keep their pixels, and the picture gets room for
+    all that extends beyond the figure: labels, titles, bars."""
+    grows = {"bbox_inches": "tight"} if figure.get_layout_engine() is None else {}
+    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None, **grows)
     return path
 
 

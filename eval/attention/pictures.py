@@ -6,6 +6,7 @@ the tokens looked at. One colour scale in all pictures.
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -164,7 +165,7 @@ def mosaic(snapshot: Snapshot, path: Path, title: str = "", probe: str | None = 
     tokens, is_alone = len(snapshot.maps[probe].labels), len(snapshot.layers) * len(snapshot.heads) == 1
     room, largest = (1400, max(12, min(34, 900 // tokens))) if is_alone else (WIDEST, 11)
     grid = lay_out(len(snapshot.layers), len(snapshot.heads), tokens, room, largest)
-    axes = drawing.axes_at(drawing.new_figure(*grid.size, fitted=False), 0, *grid.size)
+    axes = drawing.new_figure(*grid.size, fitted=False).add_axes((0, 0, 1, 1))
     image = draw_heads(axes, grid, snapshot, probe, numbers_from=0.05 if is_alone and grid.cell >= 28 else None)
     shares, pixels = snapshot.num_key_value_heads < snapshot.num_attention_heads, grid.length * grid.cell
     size = min(15, pixels / 46) if is_alone else min(9.0, 0.06 * pixels)
@@ -178,7 +179,6 @@ def mosaic(snapshot: Snapshot, path: Path, title: str = "", probe: str | None = 
     drawing.draw_scale(axes, image, TICKS, "attention weight")
     heading = " · ".join(filter(None, [title, moment(snapshot), f"probe: {probe}"]))
     drawing.caption(axes, heading, legend(snapshot, probe, grid))
-    drawing.fit(axes.figure)
     return drawing.save_figure(axes.figure, path)
 
 
@@ -203,7 +203,7 @@ def timelapse(snapshots: Sequence[Snapshot], path: Path, title: str = "", probe:
     room = 720 if max(layers, heads) <= 4 else 840  # pixels: the file has 2 or 3 MB
     grid = lay_out(layers, heads, len(first.maps[probe].labels), room, largest=8)
     figure = drawing.new_figure(*grid.size, fitted=False)
-    axes = drawing.axes_at(figure, 0, *grid.size)
+    axes = figure.add_axes((0, 0, 1, 1))
     image = draw_heads(axes, grid, first, probe, names_tokens=False)
     heading = drawing.caption(axes, moment(chosen[-1]), " · ".join(filter(None, [title, f"probe: {probe}"])))
     style = {"ha": "right", "va": "top", "weight": "bold", "color": drawing.BADGE, "linespacing": 1.0}
@@ -213,11 +213,11 @@ def timelapse(snapshots: Sequence[Snapshot], path: Path, title: str = "", probe:
     tokens, gains = [snapshot.tokens for snapshot in snapshots], copy_gains(snapshots)
     if gains:  # under the maps the whole curve in grey, and what is over at each frame with a dot at its end
         below = drawing.DPI * (figure.get_tightbbox().y0 - 1.1)
-        under = drawing.axes_at(figure, below, grid.size[0], 80)
+        under = axes.inset_axes((0, below / grid.size[1], 1, 80 / grid.size[1]))
         drawing.draw_curve(under, tokens, gains, color="#bbbbbb", lw=1.2, marker="")
         drawing.draw_curve(under, [], [], marker="o", markevery=[-1], ms=6)
         drawing.frame_curves(under, "copy gain (nats)")
-    drawing.fit(figure)
+    everything = figure.get_tightbbox().padded(0.1)  # inches; the same for each frame
     for snapshot in chosen:
         image.set_data(tile(snapshot.maps[probe].weights, grid.step - grid.length, grid.pool))
         heading.set_text(moment(snapshot))
@@ -226,8 +226,9 @@ def timelapse(snapshots: Sequence[Snapshot], path: Path, title: str = "", probe:
         if gains:
             seen = tokens.index(snapshot.tokens) + 1
             under.lines[1].set_data(tokens[:seen], gains[:seen])
-        figure.canvas.draw()
-        frames.append(Image.fromarray(np.asarray(figure.canvas.buffer_rgba())).convert("RGB"))
+        file = io.BytesIO()
+        figure.savefig(file, bbox_inches=everything, pil_kwargs={"compress_level": 1})
+        frames.append(Image.open(file).convert("RGB"))
     durations = [700, *[350] * (len(frames) - 2), 2500] if len(frames) > 1 else [2500]
     frames[0].save(path, save_all=True, append_images=frames[1:], duration=durations, loop=0, optimize=False)
     return path
@@ -283,13 +284,12 @@ def score_maps(snapshot: Snapshot, path: Path, title: str = "") -> Path:
 
 def curves(snapshots: Sequence[Snapshot], path: Path, title: str = "", mark: PhaseChange | None = None) -> Path:
     """Draw each pattern score of the head that has most of it at the end over the tokens seen, chance dashed, and the
-    copy gain below. mark: a vertical line there, as `phase_change` gives it."""
-    ordered = sorted(snapshots, key=lambda snapshot: snapshot.step)
-    gains, last, tokens = copy_gains(ordered), ordered[-1], [snapshot.tokens for snapshot in ordered]
+    copy gain below. snapshots: by step. mark: a vertical line there, as `phase_change` gives it."""
+    gains, last, tokens = copy_gains(snapshots), snapshots[-1], [snapshot.tokens for snapshot in snapshots]
     figure = drawing.new_figure(1000, 620 if gains else 420, title or "what the heads do, over training")
     top, *below = figure.subplots(2, 1, height_ratios=(2, 1)) if gains else [figure.subplots()]
     for k, name in enumerate(name for name in PATTERNS if best_head(last, name)):
-        head, values = of_best_head(ordered, name)
+        head, values = of_best_head(snapshots, name)
         drawing.draw_curve(top, tokens, values, k, f"{SCORES[name].title}, {head}: {values[-1]:.2f}")
         if (chance := last.chance.get(name)) is not None:
             top.axhline(chance, color=drawing.group_colour(k), lw=1, ls=(0, (5, 4)))

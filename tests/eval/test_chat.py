@@ -107,7 +107,7 @@ def test_commands(runs, said):
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        ("/tempature 1", "did you mean /temperature?"),
+        ("/tempature 1", "unknown command /tempature: /help"),
         ("/temperature warm", "could not convert string to float: 'warm'"),
         ("/temperature -1", "temperature (-1.0)"),
         ("/attention", "no answer yet"),

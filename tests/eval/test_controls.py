@@ -100,50 +100,15 @@ def test_zero_is_a_model_without_the_heads_columns(lm, probe, heads):
         assert torch.equal(lm(probe.input_ids), plain)  # nothing is left behind
 
 
-@pytest.mark.parametrize("padded", [False, True])
-def test_mean_is_over_rows_and_tokens(lm, probe, padded):
-    real = torch.ones(3, 13, dtype=torch.bool)
-    real[1, 9:] = not padded
-    o_proj, seen = lm.attention_modules()[0].o_proj, []
-
-    def outputs() -> torch.Tensor:
-        """What goes into o_proj, (B, T, H, D)."""
-        handle = o_proj.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
-        lm(probe.input_ids)
-        handle.remove()
-        return seen[-1].unflatten(-1, (4, 8))
-
-    with torch.no_grad():
-        before, kernel = outputs(), []
-        keep = o_proj.register_forward_pre_hook(lambda _, x: kernel.append((x[0], x[0].clone())))
-        with ablated(lm, [(0, 2)], "mean", real if padded else None):
-            after = outputs()
-        keep.remove()
-    assert torch.equal(*kernel[0])  # what the kernel returned is not written to
-    mean = torch.stack([before[b, t, 2] for b in range(3) for t in range(13) if real[b, t]]).mean(0)
-    assert torch.allclose(after[:, :, 2], mean.expand(3, 13, 8), atol=1e-6)  # summed in another order
-    assert torch.equal(after[:, :, [0, 1, 3]], before[:, :, [0, 1, 3]])
-
-
-def test_a_head_that_is_always_the_same_is_its_mean_but_not_zero(lm, probe):
-    """Values that are the same for every token: mean ablation then takes nothing away, zero does."""
-    with torch.no_grad():
-        attention = lm.attention_modules()[0]
-        attention.v_proj.weight.zero_()
-        attention.v_proj.bias = torch.nn.Parameter(torch.randn(16))
-    assert ablation(lm, probe, [(0, 1)], "mean") == pytest.approx(0, abs=1e-5)
-    assert abs(ablation(lm, probe, [(0, 1)], "zero")) > 0.01
-
-
 def test_ablation_is_the_rise_of_the_loss_on_second_copies(lm, probe):
     heads, (_, second) = [(0, 1), (1, 2)], copied(probe)
     expected = token_losses(without_columns(lm, heads), probe)[second].mean() - token_losses(lm, probe)[second].mean()
     assert ablation(lm, probe, heads) == pytest.approx(expected.item(), abs=1e-6)
     assert abs(expected.item()) > 0.01
-    rises = ablate_each(lm, probe, "mean")
+    rises = ablate_each(lm, lambda: second_copy_loss(lm, probe))
     assert rises.shape == (2, 4)
     for layer, head in ((0, 0), (0, 3), (1, 2)):
-        assert rises[layer, head].item() == pytest.approx(ablation(lm, probe, [(layer, head)], "mean"), abs=1e-6)
+        assert rises[layer, head].item() == pytest.approx(ablation(lm, probe, [(layer, head)]), abs=1e-6)
 
 
 def hooks(lm: LanguageModel) -> int:

@@ -130,7 +130,7 @@ def test_chinese_and_strange_labels_are_drawn_without_a_complaint(tmp_path):
     shot = snapshot(labels=STRANGE)
     for suffix in ("png", "svg"):
         mosaic(shot, tmp_path / f"m.{suffix}", "中文 $run")
-        one_head(shot, 0, 0, tmp_path / f"o.{suffix}", title="中文", score="induction")
+        one_head(shot, 0, 0, tmp_path / f"o.{suffix}", title="中文")
     timelapse([shot], tmp_path / "t.gif", "中文")
     assert b"<svg" in (tmp_path / "o.svg").read_bytes()
     assert drawing.readable("🙂\x07") == "U+1F642U+0007"

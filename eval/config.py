@@ -42,9 +42,9 @@ class AttentionConfig(Section):
     """A YAML file with more texts: {texts: {fox: The fox saw the bird.}}."""
     max_tokens: int = Field(32, ge=2, le=256)
     """How many tokens of each text the maps keep."""
-    layers: list[Layer] | None = None
+    layers: list[Layer] | None = Field(None, min_length=1)
     """Which layers to look at, counted from 0. null = all."""
-    heads: list[Head] | None = None
+    heads: list[Head] | None = Field(None, min_length=1)
     """Which query heads to look at, counted from 0. null = all."""
     metrics: Literal["all"] | list[str] = Field("all", examples=[["induction", "sink"]])
     """Head scores: all, or a list of names (docs/attention_scores.md)."""

@@ -110,7 +110,8 @@ def _takes(field: dict[str, Any], schema: dict[str, Any]) -> str:
         count = "" if least is None else f" of {least}" if least == most else " (not empty)"
         return f"a list{count} of: {_takes(field.get('items', {}), schema)}"
     if kind == "object":
-        return "a mapping" if field.keys() & {"additionalProperties", "patternProperties"} else "a mapping (below)"
+        is_free = field.get("additionalProperties") or "patternProperties" in field
+        return "a mapping" if is_free else "a mapping (below)"
     bounds = [f"{SIGNS[key]} {'2^63' if field[key] == 2**63 else f'{field[key]:,}'}" for key in SIGNS if key in field]
     return " ".join([WORDS.get(str(kind), "text"), " and ".join(bounds)]).strip()
 

@@ -17,7 +17,7 @@ from configs.command import InputError, exit_on_bad_input, whole
 from data.config import DataConfig
 from eval.attention.history import best_head
 from eval.attention.metrics import SCORES
-from eval.attention.pictures import mosaic, one_head, render, score_in_words
+from eval.attention.pictures import mosaic, one_head, render
 from eval.attention.probes import build_probes, probe_from_text
 from eval.attention.snapshots import look, read_all
 from eval.attention.viewer import write_viewer
@@ -87,7 +87,9 @@ def from_text(given: argparse.Namespace, out: Path) -> list[Path]:
         if head[0] not in snapshot.layers or head[1] not in snapshot.heads:
             there = f"layers 0 to {snapshot.layers[-1]}, heads 0 to {snapshot.heads[-1]}"
             raise InputError(f"--head {given.head}: this model has {there}")
-        title = name if numbers else f"{name} · {score_in_words(snapshot, score, *head)}"
+        title = name
+        if not numbers:  # say why it is this head: the map itself may be of another probe than the score
+            title += f" · {SCORES[score].title} {snapshot.scores[score][head]:.2f} on {SCORES[score].probe}"
         written.append(one_head(snapshot, *head, out / f"text_L{head[0]}H{head[1]}{suffix}", title=title))
     return [*written, write_viewer([(name, [snapshot])], out / "text.html", head)]
 

@@ -103,10 +103,15 @@ def draw_map(
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
     for i, j in np.argwhere(values >= numbers_from) if numbers_from is not None else ():
-        red, green, blue, _ = image.cmap(image.norm(values[i, j]))
-        colour = INK if 0.3 * red + 0.59 * green + 0.11 * blue > 0.5 else "white"
-        axes.text(j, i, short(values[i, j]), ha="center", va="center", fontsize=size, color=colour)
+        write_number(axes, image, values[i, j], (j, i), short(values[i, j]), size)
     return image
+
+
+def write_number(axes, image, value: float, place: tuple[float, float], text: str, size: float) -> None:
+    """A value's text in its cell: dark on a light cell, white on a dark one."""
+    red, green, blue, _ = image.cmap(image.norm(value))
+    colour = INK if 0.3 * red + 0.59 * green + 0.11 * blue > 0.5 else "white"
+    axes.text(*place, text, ha="center", va="center", fontsize=size, color=colour)
 
 
 def draw_scale(axes, image, ticks: Sequence[float], label: str = "", mark: float | None = None) -> None:

@@ -178,7 +178,11 @@ def mosaic(snapshot: Snapshot, path: Path, title: str = "", probe: str | None = 
         axes.text(x, y + 2.4 * size / grid.cell, badge(snapshot, probe, i, j), color=drawing.BADGE, **style)
     drawing.draw_scale(axes, image, TICKS, "attention weight")
     heading = " · ".join(filter(None, [title, moment(snapshot), f"probe: {probe}"]))
-    drawing.caption(axes, heading, legend(snapshot, probe, grid))
+    notes = ["row: the token that looks · column: the token looked at"]
+    notes += ["frame: heads that read one key/value head"] * shares
+    notes += ["red: patterns on this text, as a share of the attention"] * (grid.has_names and bool(snapshot.scores))
+    notes += [f"not shown: {snapshot.maps[probe].left_out}"] * bool(snapshot.maps[probe].left_out)
+    drawing.caption(axes, heading, " · ".join(notes))
     return drawing.save_figure(axes.figure, path)
 
 
@@ -257,7 +261,7 @@ def score_maps(snapshot: Snapshot, path: Path, title: str = "") -> Path:
     names, layers, heads = [n for n in SCORES if n in snapshot.scores], len(snapshot.layers), len(snapshot.heads)
     across, small = min(PANELS, len(names)), max(layers, heads) <= 8
     down = math.ceil(len(names) / across)
-    cell = max(1, min(44, 500 // layers, (WIDEST // across - BESIDE) // heads, (WIDEST // down - ABOVE) // layers))
+    cell = max(4, min(44, 300 // max(layers, heads)))  # pixels
     shared = f"{snapshot.num_attention_heads} heads, {snapshot.num_key_value_heads} key/value heads"
     heading = " · ".join(filter(None, [title, moment(snapshot), shared]))
     size = across * (max(heads * cell, 90) + BESIDE), 40 + down * (layers * cell + ABOVE)
@@ -333,25 +337,9 @@ def badge(snapshot: Snapshot, probe: str, layer: int, head: int) -> str:
     return f"{SCORES[best].title} {snapshot.scores[best][layer, head]:.2f}"
 
 
-def score_in_words(snapshot: Snapshot, name: str, layer: int, head: int) -> str:
-    """A score of a head (by its place in the snapshot): "induction 0.53 on repeated_2"."""
-    return f"{SCORES[name].title} {snapshot.scores[name][layer, head]:.2f} on {SCORES[name].probe}"
-
-
 def moment(snapshot: Snapshot) -> str:
     """Step and tokens seen, for titles; nothing for maps that belong to no step (-1)."""
     if snapshot.step < 0:
         return ""
     tokens = "" if snapshot.step and not snapshot.tokens else f" · {drawing.amount(snapshot.tokens)} tokens seen"
     return f"step {snapshot.step:,}{tokens}"
-
-
-def legend(snapshot: Snapshot, probe: str, grid: Grid) -> str:
-    """How a mosaic is read, in one line."""
-    parts = ["row: the token that looks · column: the token looked at"]
-    if snapshot.num_key_value_heads < snapshot.num_attention_heads:
-        parts.append("frame: heads that read one key/value head")
-    if grid.has_names and snapshot.scores:
-        parts.append("red: patterns on this text, as a share of the attention")
-    left_out = snapshot.maps[probe].left_out
-    return " · ".join(parts + [f"not shown: {left_out}"] * bool(left_out))

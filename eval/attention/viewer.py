@@ -28,7 +28,7 @@ from configs.text import escape
 from eval.attention.drawing import GROUP_COLOURS
 from eval.attention.history import Changes, choose, formed, like_the_last, phase_change, without_them
 from eval.attention.metrics import SCORES
-from eval.attention.snapshots import Snapshot, replace_file
+from eval.attention.snapshots import SHAPE, Snapshot, replace_file
 from eval.run_files import EXPERTS
 
 VIEWER = "viewer.html"
@@ -48,7 +48,6 @@ PROBES = {  # title, where a name says too little, and a note
     "stories": ("stories", "a held-out story, in which names and pronouns stand for earlier mentions"),
     "packed": ("several documents", "several documents in one row: thin lines show where one ends"),
 }
-SHAPE = ("layers", "heads", "num_attention_heads", "num_key_value_heads", "attention")
 Key = tuple[int, int, str]  # of the maps of all heads: the run, the step, the probe
 
 

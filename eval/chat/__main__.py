@@ -3,7 +3,7 @@
 A run that was trained on texts, not on chats, continues what you type. Piped lines are answered one after the other.
 Within the program:
 
-    /attention [L,H]   what one head looked at while it wrote the last answer; all heads as a picture
+    /attention [L,H]   what one head (layer, head) looked at while it wrote the last answer
     /temperature [T]   how random the answers are: 0 = always the likeliest token
     /system [TEXT]     a message before all others; without a text, none
     /adapter [NAME]    switch to other adapters, to begin a new conversation with them; base = none
@@ -26,7 +26,7 @@ from configs.command import InputError, exit_on_bad_input, number, whole
 from configs.text import escape, plain
 from data.chat import CALL
 from data.reading.records import Role
-from eval.chat.attention import attention_map, draw, head_to_show, look_back, read_head
+from eval.chat.attention import attention_map, head_to_show, look_back, read_head
 from eval.chat.session import first_line, open_conversation
 from eval.load_model import add_device_option, add_quantise_option
 from eval.tools import MOST_CALLS, SCHEMAS, respond
@@ -185,8 +185,7 @@ class Chat:
         more = len(answer.labels) - answer.first - len(rows)
         print(f"L{layer} H{head}{f', {why}' if why else ''}", *rows, sep="\n")
         print("a row: a token that looks; in it, from left to right, the tokens so far (█ = 1)")
-        print(f"at its end: the token with most{f'; {more} more rows are in the picture' if more > 0 else ''}")
-        print(*draw(answer, self.run_directory, layer, head), sep="\n", flush=True)
+        print(f"at its end: the token with most{f'; {more} more rows are not shown' if more > 0 else ''}", flush=True)
 
     def temperature(self, rest: str) -> None:
         if rest:

@@ -36,12 +36,10 @@ class Attention(Hook):
     def check(self, config: EvalConfig, model: ModelConfig) -> None:
         settings = config.attention
         for what, count in (("layers", model.num_hidden_layers), ("heads", model.num_attention_heads)):
-            numbers = getattr(settings, what)
-            if numbers is not None and (not numbers or sorted(set(numbers) & set(range(count))) != sorted(numbers)):
-                raise InputError(
-                    f"eval.attention.{what} ({numbers}): this model has {what} 0 to {count - 1}: give some of these, "
-                    "each once, or null for all"
-                )
+            numbers = getattr(settings, what) or [0]
+            if max(numbers) >= count or len(set(numbers)) < len(numbers):
+                there = f"this model has {what} 0 to {count - 1}: give some of these, each once, or null for all"
+                raise InputError(f"eval.attention.{what} ({numbers}): {there}")
         if unknown := [] if settings.metrics == "all" else [name for name in settings.metrics if name not in SCORES]:
             raise InputError(f"eval.attention.metrics: there is no score {unknown[0]!r}: use {', '.join(SCORES)}")
         if settings.probe_file is not None:

@@ -7,6 +7,7 @@
 # make readme        runs every command of README and of three guides in a fresh copy, as a newcomer would: hours.
 # make readme-quick  runs those that take under a minute, with this .venv.
 # make lint          style, types and import rules alone.
+# make sizes         lines and files of every room, and of the path of a training run.
 # make bench         measures speed on this machine.
 # make clean         removes .venv and every cache.
 # make install       installs what tests, notebooks and benchmarks need besides; `make demo` alone needs less.
@@ -22,7 +23,7 @@ TORCH ?=
 STORY_MINUTES := 5
 PYTEST := $(RUN) -m pytest -n $(WORKERS) --dist loadfile
 
-.PHONY: demo story install test test-all attack notebooks readme readme-quick lint bench clean
+.PHONY: demo story install test test-all attack notebooks readme readme-quick lint sizes bench clean
 
 demo: $(VENV)/installed
 	$(RUN) -m train.pretrain configs/small.yaml
@@ -58,6 +59,9 @@ lint: $(VENV)/ready
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
 	$(VENV)/bin/lint-imports
+
+sizes: $(VENV)/installed
+	$(RUN) -m docs.tools.sizes
 
 bench: $(VENV)/ready
 	$(RUN) -m benchmarks.training

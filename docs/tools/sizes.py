@@ -1,0 +1,85 @@
+"""How large is the house, and how much of it is one training run? `make sizes`
+
+Lines are those of a text editor, comments and docstrings included. The run is two steps of the demo on text that is
+prepared already; of it, a line counts if it stands in a function and was executed.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+from configs.command import exit_on_bad_input
+from train.pretrain import main
+
+ROOT = Path(__file__).resolve().parents[2]
+ROOMS = ("configs", "model", "data", "train", "eval", "serve", "benchmarks", "notebooks")
+FEW = ("data.source.documents=60", "data.source.validation_documents=8", "tracking.wandb=disabled")
+TWO_STEPS = (str(ROOT / "configs/demo.yaml"), "train.max_steps=2", "train.processes=1", "eval.hooks=[]", *FEW)
+
+
+def lines_run(run: Callable[[], object]) -> dict[str, set[int]]:
+    """The files of the rooms that `run` enters, in this order, each with the lines of its functions that were executed.
+
+    What runs while a module is imported does not count: call `run` once before, so that it imports nothing.
+    """
+    lines: dict[str, set[int]] = defaultdict(set)
+    names: dict[CodeType, str | None] = {}
+
+    def name(code: CodeType) -> str | None:
+        path = Path(code.co_filename)
+        is_function = code.co_flags & 0x2  # not the body of a module or a class
+        if not (is_function and path.is_relative_to(ROOT)):
+            return None
+        file = path.relative_to(ROOT).as_posix()
+        return file if file.split("/")[0] in ROOMS else None
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        code = frame.f_code
+        if code not in names:
+            names[code] = name(code)
+        file = names[code]
+        if file is not None and event == "line":
+            lines[file].add(frame.f_lineno)
+        return trace if file is not None else None
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        run()
+    finally:
+        sys.settrace(before)
+    return dict(lines)
+
+
+def two_steps(folder: Path) -> dict[str, set[int]]:
+    """Files and lines of two steps of the demo; a first run prepares the text and imports what is needed."""
+
+    def train(name: str) -> None:
+        sys.argv = ["pretrain", *TWO_STEPS, f"output_dir={folder}", f"name={name}"]
+        try:
+            exit_on_bad_input(main)
+        except SystemExit as end:
+            if end.code:
+                raise
+
+    train("first")
+    return lines_run(lambda: train("second"))
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        path = two_steps(Path(folder))
+    print(f"\n{'room':12s} {'lines':>8s} {'files':>6s}")
+    total = 0
+    for room in (*ROOMS, "tests"):
+        texts = [file.read_text(encoding="utf-8") for file in (ROOT / room).rglob("*.py")]
+        print(f"{room:12s} {sum(text.count(chr(10)) for text in texts):8,} {len(texts):6,}")
+    print(f"\ntwo steps of the demo: {len(path)} files, {sum(map(len, path.values())):,} lines")
+    for file, numbers in path.items():
+        print(f"{len(numbers):8,}  {file}")

@@ -78,10 +78,6 @@ def save_figure(figure, path: Path) -> Path:
     return path
 
 
-# ---------------------------------------------------------------------------------------------------------
-# a map
-
-
 def draw_map(
     axes,
     values: np.ndarray,
@@ -126,10 +122,6 @@ def draw_scale(axes, image, ticks: Sequence[float], label: str = "", mark: float
     bar.outline.set_visible(False)
     if mark is not None:
         bar.ax.axhline(mark, color=CHANCE, lw=2.2)
-
-
-# ---------------------------------------------------------------------------------------------------------
-# a curve
 
 
 def draw_curve(axes, x: Any, y: Any, number: int = 0, label: str = "", **style: Any) -> None:

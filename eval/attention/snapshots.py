@@ -161,14 +161,10 @@ def write(snapshot: Snapshot, folder: Path) -> Path:
 
 
 def replace_file(file: Path, content: bytes) -> None:
-    """Write a file whole or not at all. Raises OSError; then nothing has changed."""
+    """Write a file whole or not at all."""
     temporary = file.with_suffix(".tmp")
-    try:
-        temporary.write_bytes(content)
-        temporary.replace(file)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
+    temporary.write_bytes(content)
+    temporary.replace(file)
 
 
 def read(file: Path) -> Snapshot:
@@ -199,11 +195,9 @@ def read_all(run: Path) -> tuple[list[Snapshot], list[str]]:
     return snapshots, problems
 
 
-def newest(folder: Path) -> Snapshot | None:
-    """The newest snapshot of a run that can be read. folder: the run's directory, its checkpoints' or one of these."""
-    folder = folder.resolve()
-    for run in (folder, *folder.parents[:2]):
-        for file in sorted((run / "attention").glob("step_????????.npz"), reverse=True):
-            with suppress(InputError):
-                return read(file)
+def newest(run: Path) -> Snapshot | None:
+    """The newest snapshot of a run that can be read."""
+    for file in sorted((run / "attention").glob("step_????????.npz"), reverse=True):
+        with suppress(InputError):
+            return read(file)
     return None

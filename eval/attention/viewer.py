@@ -74,10 +74,6 @@ def without_weights(snapshot: Snapshot) -> Snapshot:
     return replace(snapshot, maps=maps)
 
 
-# ---------------------------------------------------------------------------------------------------------
-# one run
-
-
 @dataclass
 class Looks:
     """The looks of one run as the page shows them: their scores and texts, without the weights of their maps.
@@ -204,7 +200,7 @@ def write_viewer(
 
 
 def write_page(run: Looks, directory: Path, status: dict[str, Any]) -> None:
-    """viewer.html of a run that trains, or has stopped, whole or not at all. Raises OSError; then nothing has changed.
+    """viewer.html of a run that trains, or has stopped, whole or not at all.
 
     status: step; total (steps; None where a clock ends the run), seconds, loss (nats a token); state: training,
     finished or stopped; stopped: why, in a sentence; command: what continues it; patience: after how many seconds

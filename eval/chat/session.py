@@ -182,10 +182,6 @@ class Conversation:
             yield rest
 
 
-# ---------------------------------------------------------------------------------------------------------
-# with a run on the disk
-
-
 def open_conversation(
     run: str | Path,
     temperature: float | None = None,

@@ -171,10 +171,7 @@ class FunctionHook(Hook):
             result = self.function(replace(event, kept=self.kept))
         if not isinstance(result, Mapping):
             return
-        figures = {
-            str(name): float(value.detach() if isinstance(value, torch.Tensor) else value)
-            for name, value in result.items()
-        }
+        figures = {str(name): torch.as_tensor(value, dtype=torch.float64).item() for name, value in result.items()}
         if taken := set(LINE) & figures.keys():
             raise ValueError(f"{min(taken)} is in every line of metrics.jsonl: give the figure another name")
         event.log(f"hooks/{self.name}", figures)
@@ -199,12 +196,14 @@ def cadences_of(config: EvalConfig) -> dict[str, HookConfig]:
     Raises InputError if one is named twice.
     """
     cadences: dict[str, HookConfig] = {}
+    defaults = {  # the questions are also asked before the first step
+        "questions": (config.every, [0]),
+        "attention": (config.attention.every, config.attention.early),
+    }
     for hook in (HookConfig(name=hook) if isinstance(hook, str) else hook for hook in config.hooks):
         if hook.name in cadences:
             raise InputError(f"eval.hooks: {hook.name} is named twice: name it once, and give more steps with `early`")
-        every, early = config.every, [0] if hook.name == "questions" else []  # also before the first step
-        if hook.name == "attention":
-            every, early = config.attention.every, config.attention.early
+        every, early = defaults.get(hook.name, (config.every, []))
         every, early = every if hook.every is None else hook.every, early if hook.early is None else hook.early
         if every or hook.early or hook.name != "attention":  # eval.attention.every=0: never
             cadences[hook.name] = HookConfig(name=hook.name, every=every, early=early)

@@ -22,6 +22,7 @@ from eval.attention.snapshots import Snapshot, ablate, look
 from eval.attention.viewer import VIEWER, Looks, write_page
 from eval.config import EvalConfig
 from eval.hooks import EvalEvent, Hook, Outcome, cadences_of, lines_of
+from eval.load_model import run_folder
 from model import ModelConfig
 
 
@@ -134,6 +135,6 @@ def _probes_of(event: EvalEvent) -> list[Probe]:
     length = event.lm.config.max_position_embeddings
     # fine-tuning keeps the random tokens of the model that it starts from: its own text may have a few dozen tokens,
     # which it learns by heart, and a head that copies would look like one that has forgotten it
-    began = snapshots.newest(event.directory) or (snapshots.newest(event.base) if event.base else None)
+    began = snapshots.newest(event.directory) or (snapshots.newest(run_folder(event.base)) if event.base else None)
     blocks = began.blocks if began else []
     return build_probes(event.tokenizer, event.data_config, length, texts, event.data.stream("validation"), blocks)

@@ -28,14 +28,13 @@ CHUNK = 2**22  # scores that are computed at a time: 16 MB
 class AttentionMaps:
     """weights (layer, B, head, query, key) float32 on the CPU; rows sum to 1 over the keys (0 for padding).
 
-    tokens (B, T): the input ids. layers, heads: the true numbers of what is kept. num_attention_heads,
-    num_key_value_heads: of the model. attention: heads, or mla, as in ModelConfig.
+    layers, heads: the true numbers of what is kept. num_attention_heads, num_key_value_heads: of the model. attention:
+    heads, or mla, as in ModelConfig.
     max_logits (layer, B, head): the largest q · k / sqrt(D) among the keys that may be seen.
     With a cache, keys are all tokens so far, and queries the last ones: T queries, S keys.
     """
 
     weights: Tensor
-    tokens: Tensor
     layers: list[int]
     heads: list[int]
     num_attention_heads: int
@@ -88,7 +87,7 @@ def capture(
         raise recorder.problem
     weights, max_logits = (torch.stack([x[i] for i in layer_numbers]) for x in (recorder.weights, recorder.max_logits))
     shape = config.num_attention_heads, config.kv_heads, max_logits, config.attention
-    return AttentionMaps(weights, input_ids.cpu(), layer_numbers, head_numbers, *shape)
+    return AttentionMaps(weights, layer_numbers, head_numbers, *shape)
 
 
 def _chosen(what: str, numbers: Sequence[int] | None, count: int) -> list[int]:

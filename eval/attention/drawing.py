@@ -43,10 +43,6 @@ def group_colour(number: int) -> str:
     return GROUP_COLOURS[number % len(GROUP_COLOURS)]
 
 
-# ---------------------------------------------------------------------------------------------------------
-# a figure and its file
-
-
 def new_figure(width: float, height: float, title: str = "", fitted: bool = True):
     """A white figure of this size in pixels. fitted: its axes are made to fit; else they are placed by hand."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -147,10 +143,6 @@ def legend_below(figure, axes, title: str | None = None) -> None:
     handles, labels = axes.get_legend_handles_labels()
     style = {"loc": "outside lower center", "frameon": False, "prop": {"family": fonts(), "size": 9}}
     figure.legend(handles, labels, ncols=min(8, len(labels)), title=title, title_fontsize=9, **style)
-
-
-# ---------------------------------------------------------------------------------------------------------
-# words
 
 
 def words() -> dict[str, Any]:

@@ -48,7 +48,6 @@ def render(run_directory: Path, snapshots: Sequence[Snapshot], folder: Path | No
         return []
     ordered = like_the_last(snapshots)
     last, folder, name = ordered[-1], folder or run_directory / "attention", run_directory.name
-    folder.mkdir(parents=True, exist_ok=True)
     change, repeated = phase_change(ordered), "repeated_2" if "repeated_2" in last.maps else None
     steps = {snapshot.step for snapshot in choose(ordered, MOST_MOSAICS)} | {change.step if change else -1}
     chosen = [snapshot for snapshot in ordered if snapshot.step in steps]
@@ -61,10 +60,6 @@ def render(run_directory: Path, snapshots: Sequence[Snapshot], folder: Path | No
         paths.append(one_head(last, *head, file, title=name, probe=repeated))
     paths.append(timelapse(ordered, folder / "timelapse.gif", name, repeated))
     return [*paths, write_viewer([(name, snapshots)], folder / VIEWER, experts={name: experts_of(run_directory)})]
-
-
-# ---------------------------------------------------------------------------------------------------------
-# maps of heads
 
 
 class Grid(NamedTuple):
@@ -250,10 +245,6 @@ def quick_mosaic(weights: np.ndarray, file: Path) -> None:
     Image.fromarray(colours.repeat(grid.cell, 0).repeat(grid.cell, 1)).save(file, "PNG", compress_level=1)
 
 
-# ---------------------------------------------------------------------------------------------------------
-# scores of heads
-
-
 def score_maps(snapshot: Snapshot, path: Path, title: str = "") -> Path:
     """Draw every score of a snapshot as a map [layer x head]; its colour bar has a mark at the chance level."""
     from matplotlib.colors import Normalize, PowerNorm
@@ -311,10 +302,6 @@ def curves(snapshots: Sequence[Snapshot], path: Path, title: str = "", mark: Pha
         words = f"L{mark.layer} H{mark.head} forms: step {mark.step:,}, {drawing.amount(mark.tokens)} tokens"
         top.set_title(words, fontsize=8.5, loc="right", color="#333333")
     return drawing.save_figure(figure, path)
-
-
-# ---------------------------------------------------------------------------------------------------------
-# the words
 
 
 def badge(snapshot: Snapshot, probe: str, layer: int, head: int) -> str:

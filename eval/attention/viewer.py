@@ -26,7 +26,7 @@ import numpy as np
 from configs.command import InputError
 from configs.text import escape
 from eval.attention.drawing import GROUP_COLOURS
-from eval.attention.history import Changes, choose, formed, like_the_last, phase_change, without_them
+from eval.attention.history import changes, choose, formed, like_the_last, phase_change, without_them
 from eval.attention.metrics import SCORES
 from eval.attention.snapshots import SHAPE, Snapshot, replace_file
 from eval.run_files import EXPERTS
@@ -109,9 +109,9 @@ def described(runs: Sequence[Looks], lines: Mapping[Key, int] | None = None) -> 
     names = [name for name in SCORES if any(name in snapshot.scores for snapshot in looks)]
     scores = [{key: value for key, value in vars(SCORES[name]).items() if key != "measure"} for name in names]
     return {
-        "scores": [score | {"measured_on": _title(score["probe"])} for score in scores],
+        "scores": [score | {"measured_on": about_probe(score["probe"])[0]} for score in scores],
         "probes": [
-            {"name": name, "title": _title(name), "note": PROBES.get(name, ("", ""))[1]}
+            {"name": name, "title": about_probe(name)[0], "note": about_probe(name)[1]}
             for name in dict.fromkeys(name for snapshot in looks for name in snapshot.maps)
         ],
         "colours": GROUP_COLOURS,
@@ -121,8 +121,9 @@ def described(runs: Sequence[Looks], lines: Mapping[Key, int] | None = None) -> 
     }
 
 
-def _title(probe: str) -> str:
-    return PROBES[probe][0] if probe in PROBES else probe.replace("_", " ")
+def about_probe(name: str) -> tuple[str, str]:
+    """Title and note of a probe; a text of one's own has its name."""
+    return PROBES.get(name, (name.replace("_", " "), ""))
 
 
 def _run(r: int, run: Looks, names: Sequence[str], lines: Mapping[Key, int] | None) -> dict[str, Any]:
@@ -141,7 +142,7 @@ def _run(r: int, run: Looks, names: Sequence[str], lines: Mapping[Key, int] | No
         when = {"step": look.step, "tokens": look.tokens, "seconds": round(look.seconds, 1)}
         steps.append({**when, "scalars": scalars, "maps": maps})
     last, alike = looks[-1], like_the_last(looks)
-    change, changes = phase_change(alike), Changes()
+    change = phase_change(alike)
 
     def numbers(look: Snapshot, name: str) -> list[float | None] | None:
         return [_number(value) for value in look.scores[name].ravel().tolist()] if name in look.scores else None
@@ -155,7 +156,7 @@ def _run(r: int, run: Looks, names: Sequence[str], lines: Mapping[Key, int] | No
         "scores": {name: [numbers(look, name) for look in looks] for name in names},
         "experts": run.experts,
         "formed": change and {"layer": change.layer, "head": change.head, "step": change.step},
-        "moments": [{"step": look.step, "what": line} for look in alike for line in changes.notice(look)],
+        "moments": [{"step": step, "what": line} for step, line in changes(alike)],
         "seen": " ".join(filter(None, (formed(alike), without_them(last)))),
     }
 
@@ -172,10 +173,6 @@ def experts_of(directory: Path) -> dict[str, Any] | None:
     from eval.experts import for_viewer, read
 
     return for_viewer(read(directory, lambda problem: None))
-
-
-# ---------------------------------------------------------------------------------------------------------
-# one file
 
 
 def write_viewer(

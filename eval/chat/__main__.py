@@ -172,9 +172,6 @@ class Chat:
             remark(f"(calls: {escape(', '.join(calls))})\n(tool: {escape(responses)})")
             self.answer(responses, "tool", calls_left - 1)
 
-    # -----------------------------------------------------------------------------------------------------
-    # commands
-
     def attention(self, rest: str) -> None:
         answer = look_back(self.conversation)
         layer, head, why = (*read_head(rest, answer), "") if rest else head_to_show(self.run_directory, answer)

@@ -107,17 +107,13 @@ class EvalEvent:
 class Outcome:
     """What a hook adds to the end of a run.
 
-    figures: for result.json. lines: for the summary on the terminal and in report.md. sample: text that the model
-    wrote. sections: Markdown for report.md. pictures: (path, title), relative to the run directory. seen: one sentence
-    that closes the summary on the terminal.
+    figures: for result.json. Of these, "sample" is text that the model wrote, and "seen" a sentence that closes the
+    summary on the terminal. lines: for the summary. sections: Markdown for report.md.
     """
 
     figures: dict[str, Any] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)
-    sample: str = ""
     sections: list[str] = field(default_factory=list)
-    pictures: list[tuple[str, str]] = field(default_factory=list)
-    seen: str = ""
 
 
 class Hook:
@@ -275,6 +271,4 @@ def _load(name: str) -> Hook:
         raise InputError(f"eval.hooks: {name} cannot be imported: {type(error).__name__}: {error}") from None
     if inspect.isclass(function) and issubclass(function, Hook):
         return function()
-    if not callable(function):
-        raise InputError(f"eval.hooks: {name} is a {type(function).__name__}, not a function of one event")
     return FunctionHook(function, attribute)

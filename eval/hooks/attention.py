@@ -14,11 +14,11 @@ from typing import Any
 
 from configs.command import InputError
 from eval.attention import snapshots
-from eval.attention.history import Changes, findings, formed, without_them
+from eval.attention.history import changes, findings, formed, without_them
 from eval.attention.metrics import SCORES
 from eval.attention.pictures import PICTURES, quick_mosaic, render
 from eval.attention.probes import Probe, build_probes, read_probe_file
-from eval.attention.snapshots import Snapshot, ablate, look
+from eval.attention.snapshots import ablate, look
 from eval.attention.viewer import VIEWER, Looks, write_page
 from eval.config import EvalConfig
 from eval.hooks import EvalEvent, Hook, Outcome, cadences_of, lines_of
@@ -32,7 +32,6 @@ class Attention(Hook):
     def __init__(self) -> None:
         self.probes: list[Probe] = []
         self.page: Looks | None = None
-        self.changes = Changes()
 
     def check(self, config: EvalConfig, model: ModelConfig) -> None:
         settings = config.attention
@@ -55,8 +54,11 @@ class Attention(Hook):
         if event.is_last:
             ablate(event.lm, self.probes, snapshot)
         if event.writes:
-            for line in self.notice(snapshot, event.directory):
-                event.say(line)
+            page = self.so_far(event.directory)
+            page.add(snapshot)
+            for step, line in changes(page.snapshots):
+                if step == event.step:
+                    event.say(line)
             picture = snapshots.write(snapshot, event.directory / "attention").with_suffix(".png")
             quick_mosaic(next(iter(snapshot.maps.values())).weights, picture)
             self._write_page(event)
@@ -90,13 +92,8 @@ class Attention(Hook):
         if self.page is None:
             self.page = Looks(directory.resolve().name)
             for snapshot in snapshots.read_all(directory)[0]:
-                self.notice(snapshot, directory)
+                self.page.add(snapshot)
         return self.page
-
-    def notice(self, snapshot: Snapshot, directory: Path) -> list[str]:
-        """Put a snapshot on the page; what changed, in lines for the terminal."""
-        self.so_far(directory).add(snapshot)
-        return self.changes.notice(snapshot)
 
     def _write_page(self, event: EvalEvent, state: str = "training", stopped: str = "") -> None:
         """Write the page again, as the run is now."""
@@ -116,14 +113,13 @@ class Attention(Hook):
         cost = sum(line["attention_seconds"] for line in looks)
         share = cost / max(1e-9, lines[-1]["time_s"])
         summary = f"{len(looks)} looks at all heads took {cost:.1f} seconds, {share:.1%} of the run."
-        summary += " Open attention/viewer.html to look around."
         scalars = {name: line[name] for line in looks[-1:] for name in all_snapshots[-1].scalars if name in line}
-        return Outcome(
-            {"attention": scalars, "attention_seconds": cost},
-            sections=["## Attention heads", "", *findings(all_snapshots), summary, ""],
-            pictures=[(f"attention/{name}", title) for name, title in PICTURES.items()],
-            seen=" ".join(filter(None, (formed(all_snapshots), without_them(all_snapshots[-1])))),
-        )
+        seen = " ".join(filter(None, (formed(all_snapshots), without_them(all_snapshots[-1]))))
+        figures = {"attention": scalars, "attention_seconds": cost, "seen": seen}
+        drawn = {name: title for name, title in PICTURES.items() if (directory / "attention" / name).is_file()}
+        pictures = [f"![{title}](attention/{name})\n" for name, title in drawn.items()]
+        sections = ["## Attention heads", "", *findings(all_snapshots), summary, "", *pictures]
+        return Outcome(figures, sections=sections)
 
 
 def _probes_of(event: EvalEvent) -> list[Probe]:

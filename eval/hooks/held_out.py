@@ -122,7 +122,7 @@ class Samples(Hook):
         prompt, text = first["prompt"], first["text"]
         parts = [text] if text.startswith(prompt) else [f"asked:   {prompt}", f"writes:  {text}"]
         parts += [f"the data's answer: {first['expected']}"] if "expected" in first else []
-        return Outcome(sample="\n".join(parts))
+        return Outcome({"sample": "\n".join(parts)})
 
 
 def held_out_question(rows: Rows, tokenizer: Tokenizer) -> tuple[list[int], str, str]:

@@ -63,7 +63,7 @@ def test_a_value_that_is_not_a_number_switches_the_hook_off_and_a_hook_that_retu
         "other_hooks",
     )
     done = pretrain(write_config(tmp_path, eval={"every": 1, "hooks": hooks}), "--trust-hooks")
-    assert done.stdout.count("warning: the other_hooks:words hook is off from here: ValueError: could not convert") == 1
+    assert done.stdout.count("warning: the other_hooks:words hook is off from here: TypeError: ") == 1
     assert done.stdout.count("taken hook is off from here: ValueError: step is in every line of metrics.jsonl") == 1
     assert "nothing hook is off" not in done.stdout
     assert "\x1b" not in done.stdout

@@ -5,9 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from eval.attention.history import Changes, findings, formed, without_them
+from eval.attention.history import changes, findings, formed, without_them
 from eval.attention.snapshots import Ablated, Snapshot, read, write
-from eval.hooks.attention import Attention
 
 LEARNED = "layer 2, head 1 learned to look at what followed the same token before"
 
@@ -72,38 +71,28 @@ def test_what_the_ablation_costs_in_one_sentence():
 # during training
 
 
+def lines(*looks: Snapshot) -> list[str]:
+    return [line for _, line in changes([replace(look, step=step) for step, look in enumerate(looks)])]
+
+
 def test_a_clear_change_is_told_once_from_the_value_told_before():
-    changes, told = Changes(), []
-    for score in (0.02, 0.10, 0.3, 0.4, 0.61, 0.05):  # heads also forget
-        told += changes.notice(snapshot(0, score))
     meaning = "attention to what followed the same token before"
-    assert told == [
+    scores = (0.02, 0.10, 0.3, 0.4, 0.61, 0.05)  # heads also forget
+    assert lines(*(snapshot(0, score) for score in scores)) == [
         f"layer 2, head 1: induction {change} (chance 0.02): {meaning}"
         for change in ("0.02 → 0.30", "0.30 → 0.61", "0.61 → 0.05")
     ]
 
 
 def test_one_line_a_score_however_many_heads_change():
-    changes, later = Changes(), snapshot(0, 0.5, (0.3, 0.4, 0.02), previous=0.6)
-    changes.notice(snapshot(0, 0.02))
-    previous, induction = changes.notice(later)
+    later = snapshot(0, 0.5, (0.3, 0.4, 0.02), previous=0.6)
+    previous, induction = lines(snapshot(0, 0.02), later, later)
     assert previous.startswith("layer 0, head 1: previous token 0.05 → 0.60 (chance 0.05): attention to the token just")
     assert induction.startswith("layer 2, head 1: induction 0.02 → 0.50 (chance 0.02), and 2 more: ")
-    assert changes.notice(later) == []
 
 
 def test_below_chance_nothing_is_told_and_an_undefined_score_waits():
-    changes = Changes()
-    assert [changes.notice(snapshot(0, score)) for score in (np.nan, 0.5)] == [[], []]
-    assert len(changes.notice(snapshot(0, 0.8))) == 1
-    changes = Changes()
-    for score in (0.3, 0.55):
-        near_chance = snapshot(0, score)
-        near_chance.chance["induction"] = 0.2
-        assert changes.notice(near_chance) == []
-
-
-def test_a_resumed_run_does_not_tell_it_again(tmp_path):
-    for step, score in ((0, 0.02), (100, 0.6)):
-        write(snapshot(step, score), tmp_path / "attention")
-    assert Attention().notice(snapshot(110, 0.65), tmp_path) == []
+    assert lines(snapshot(0, np.nan), snapshot(0, 0.5)) == []
+    assert len(lines(snapshot(0, np.nan), snapshot(0, 0.5), snapshot(0, 0.8))) == 1
+    near_chance = [replace(snapshot(0, score), chance={"induction": 0.2}) for score in (0.3, 0.55)]
+    assert lines(*near_chance) == []

@@ -42,7 +42,7 @@ def maps_of(given: Probe, weights: torch.Tensor) -> AttentionMaps:
     """Maps of two layers, in which every head attends like weights (T, T)."""
     B, T = given.input_ids.shape
     spread = weights.float().expand(2, B, 4, T, T).clone()
-    return AttentionMaps(spread, given.input_ids, [0, 1], [0, 1, 2, 3], 4, 2, torch.full((2, B, 4), 3.0))
+    return AttentionMaps(spread, [0, 1], [0, 1, 2, 3], 4, 2, torch.full((2, B, 4), 3.0))
 
 
 def perfect(name: str, given: Probe) -> torch.Tensor:

@@ -3,6 +3,7 @@
 import logging
 import math
 import warnings
+from itertools import product
 
 import numpy as np
 import pytest
@@ -79,13 +80,12 @@ def test_the_tile_holds_every_head_in_its_place_and_nothing_above_the_diagonal()
     assert np.isnan(small[0, 1])
 
 
-@pytest.mark.parametrize(("layers", "heads"), [(2, 2), (4, 4), (12, 12), (2, 32), (48, 2)])
-@pytest.mark.parametrize("tokens", [2, 8, 64, 256, 1024])
-def test_the_grid_stays_within_its_room(layers, heads, tokens):
-    grid = lay_out(layers, heads, tokens, room=2100)
-    assert max(grid.size) <= 2100
-    assert grid.length * grid.pool >= tokens
-    assert grid.cell >= 1
+def test_the_grid_stays_within_its_room():
+    for (layers, heads), tokens in product([(2, 2), (12, 12), (2, 32), (48, 2)], [2, 64, 1024]):
+        grid = lay_out(layers, heads, tokens, room=2100)
+        assert max(grid.size) <= 2100
+        assert grid.length * grid.pool >= tokens
+        assert grid.cell >= 1
 
 
 @pytest.mark.parametrize(
@@ -138,14 +138,6 @@ def test_chinese_and_strange_labels_are_drawn_without_a_complaint(tmp_path):
     assert drawing.shorten("short") == "short"
 
 
-def test_without_a_chinese_font_characters_are_numbers(tmp_path, monkeypatch):
-    monkeypatch.setattr(drawing, "fonts", lambda: ["DejaVu Sans"])
-    drawing._drawable.cache_clear()
-    assert drawing.readable("好 a⏎") == "U+597D a⏎"
-    mosaic(snapshot(labels=STRANGE), tmp_path / "m.png", "中文")
-    drawing._drawable.cache_clear()
-
-
 def test_score_maps_mark_chance_and_are_grey_where_a_score_is_missing(tmp_path):
     for layers in (2, 48):
         shot = snapshot(layers=layers)
@@ -161,18 +153,11 @@ def test_score_maps_mark_chance_and_are_grey_where_a_score_is_missing(tmp_path):
 
 def test_the_phase_change_is_where_half_of_the_final_score_is_reached():
     assert phase_change(training()[::-1]) == PhaseChange(1, 3, 900, 900_000, 450.0)
-    assert phase_change(training(middle=1450)).step == 1500
-
-
-def test_there_is_no_phase_change_without_a_strong_head_or_in_one_that_was_there_before():
     assert phase_change(training(final=0.19)) is None, "below ten times chance"
     assert phase_change(training(middle=-5000)) is None, "there from the first step"
     assert phase_change([snapshot(0, scores={}), snapshot(1, scores={})]) is phase_change([]) is None
-
-
-def test_the_phase_change_names_true_numbers_and_overlooks_missing_values():
     shots = [snapshot(step, induction=value) for step, value in ((0, 0.0), (10, 0.1), (20, 0.4), (30, 0.5))]
-    for shot in shots:
+    for shot in shots:  # true numbers, and missing values
         shot.scores["induction"][0, 0] = np.nan
         shot.layers[:], shot.heads[:] = [3, 7], [0, 2, 4, 6]
     shots[2].scores["induction"][:] = np.nan
@@ -189,18 +174,12 @@ def test_frames_are_dense_early_and_hold_the_first_and_the_last():
     assert [shot.step for shot in choose(shots, 2)] == [0, 2600]
 
 
-def test_the_timelapse_has_at_most_24_frames_and_nothing_of_an_earlier_one_shines_through(tmp_path):
+def test_the_timelapse_has_at_most_24_frames(tmp_path):
     timelapse(training(), tmp_path / "t.gif", "run")
     with Image.open(tmp_path / "t.gif") as picture:
         assert picture.n_frames == MOST_FRAMES == 24
         picture.seek(23)
         assert picture.info["duration"] > 1000  # the last one stays
-    shots = [snapshot(step, scalars={}, scores={}) for step in (0, 900, 2600)]
-    for shot in shots:
-        shot.scores["previous_token"] = np.full((2, 4), shot.step / 2600, np.float32)
-    timelapse(shots, tmp_path / "all.gif")
-    timelapse(shots[2:], tmp_path / "one.gif")
-    assert np.array_equal(pixels(tmp_path / "all.gif", frame=2), pixels(tmp_path / "one.gif"))
 
 
 @pytest.mark.slow
@@ -216,15 +195,3 @@ def test_a_run_is_drawn_whole(tmp_path):
     plain = render(tmp_path / "plain", [snapshot(0, scores={}, scalars={})])
     assert [path.name for path in plain] == ["step_00000000.png", "timelapse.gif", "viewer.html"]
     curves([snapshot(step, scalars={}) for step in (0, 10)], tmp_path / "curves.svg")
-
-
-def test_a_quick_mosaic_is_that_of_a_snapshot_without_text(tmp_path):
-    weights = causal(4, 4, 64, 0)
-    quick_mosaic(weights, tmp_path / "q.png")
-    picture, grid = pixels(tmp_path / "q.png"), lay_out(4, 4, 64, room=1200, largest=4)
-    centre = grid.cell // 2
-    for layer, head, query, key in ((0, 0, 0, 0), (1, 2, 30, 11), (3, 3, 63, 62)):
-        y, x = ((place * grid.step + token) * grid.cell + centre for place, token in ((layer, query), (head, key)))
-        colour = drawing.colour_map()(drawing.weight_norm()(weights[layer, head, query, key]), bytes=True)[:3]
-        assert np.abs(picture[y, x] - np.array(colour, int)).max() <= 3
-    assert tuple(picture[centre, centre + 40 * grid.cell]) == getrgb(drawing.NOTHING)  # after the query

@@ -149,8 +149,7 @@ class _Recorder:
                     "heads differ"
                 )
                 if not expected.isfinite().all():  # q, k or v, whatever the kernel made of them
-                    why = "its weights are damaged, or its training diverged"
-                    self.problem = ValueError(f"the model's activations are non-finite: {why}")
+                    self.problem = ValueError("activations are non-finite: weights are damaged, or training diverged")
             weights[some, :, :, first:last] = recomputed[..., present.to(recomputed.device)].cpu()
             largest[some] = scores.amax((2, 3)).cpu()
         self.weights[layer], self.max_logits[layer] = weights, largest

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import shlex
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +30,8 @@ from model import ModelConfig
 class Attention(Hook):
     """Capture the probes, score every head, keep a snapshot: attention/step_XXXXXXXX.npz, and a picture beside it."""
 
-    def __init__(self) -> None:
-        self.probes: list[Probe] = []
-        self.page: Looks | None = None
+    probes: Sequence[Probe] = ()
+    page: Looks | None = None
 
     def check(self, config: EvalConfig, model: ModelConfig) -> None:
         settings = config.attention

@@ -120,22 +120,18 @@ def test_known_chance_levels():
     assert chance("induction", probe("text", 64)) is None
 
 
-def test_a_head_without_any_target_is_missing_not_zero():
-    empty = probe("songs", 16, targets={"song": [[], []]})
-    assert score(maps_of(empty, uniform(16)), empty)["song_induction"].isnan().all()
-    assert chance("song_induction", empty) is None
-
-
-def test_targets_belong_to_their_row():
+def test_targets_belong_to_their_row_and_a_head_without_any_is_missing_not_zero():
     """Against plain loops, on maps that differ from row to row, head to head and layer to layer."""
     targets = [[(5, [2]), (9, [1, 3])], [(7, [0, 6, 7])], []]
     weights = torch.rand(2, 3, 4, 12, 12)
     shares = mass_on_targets(weights, probe("songs", 12, targets={"song": targets}), "song")
-    assert shares.shape == (2, 3, 4)
     for layer, head, row in torch.cartesian_prod(torch.arange(2), torch.arange(4), torch.arange(2)).tolist():
         masses = [sum(weights[layer, row, head, query, key].item() for key in keys) for query, keys in targets[row]]
         assert shares[layer, row, head].item() == pytest.approx(sum(masses) / len(masses), rel=1e-6)
     assert shares[:, 2].isnan().all()
+    empty = probe("songs", 16, targets={"song": [[], []]})
+    assert score(maps_of(empty, uniform(16)), empty)["song_induction"].isnan().all()
+    assert chance("song_induction", empty) is None
 
 
 def test_sink_rate_counts_heads_above_the_threshold():

@@ -1,7 +1,6 @@
 """Probes: what is in them, for every tokenizer and context."""
 
 import random
-import re
 
 import numpy as np
 import pytest
@@ -11,7 +10,6 @@ from configs.command import InputError
 from data.config import DataConfig, FilesSource, MixPart, MixSource, StoryworldSource, TokenizerConfig
 from data.storyworld import tell
 from data.tokenizer import Tokenizer, train_tokenizer
-from eval.attention import probes
 from eval.attention.metrics import SCORES
 from eval.attention.probes import (
     Probe,
@@ -19,7 +17,6 @@ from eval.attention.probes import (
     packed_probe,
     read_probe_file,
     repeated_probe,
-    story_pairs,
     story_probe,
     text_probe,
 )
@@ -168,23 +165,12 @@ def test_a_bad_probe_file_says_where(tmp_path, texts, message):
         read_probe_file(file)
 
 
-def test_song_targets_are_what_followed_the_same_token_in_every_earlier_singing():
-    """Found again by looking for the song's own tokens."""
-    times = set()
-    for index in range(probes.CANDIDATES):
-        story = tell(0, index, "validation", plot="song")
-        encoding = BPE.backend.encode(story.text)
-        (song,) = {match[1] for match in re.finditer(r": ((?:\w+ ){5,}\w+)\.", story.text)}
-        ids = BPE.encode(" " + song)
-        ids = ids[1:] if BPE.decode(ids[:1]) == " " else ids  # a space alone is no part of the song
-        begins = [at for at in range(len(encoding.ids)) if encoding.ids[at : at + len(ids)] == ids]
-        times.add(len(begins))
-        assert story_pairs(story, encoding.offsets, "songs")["song"] == [
-            (begins[n] + rank, [earlier + rank + 1 for earlier in begins[:n]])
-            for n in range(1, len(begins))
-            for rank in range(len(ids) - 1)
-        ]
-    assert times == {2, 3}
+def test_song_targets_are_what_followed_the_same_token_in_every_earlier_singing(tokenizer):
+    probe = story_probe(tokenizer, STORYWORLD, 2000, "songs")
+    for ids, pairs in zip(probe.input_ids.tolist(), probe.targets["song"], strict=True):
+        assert {len(keys) for _, keys in pairs} <= {1, 2}
+        assert all([ids[key - 1], ids[key]] == ids[query : query + 2] for query, keys in pairs for key in keys)
+        assert len(pairs) > 5
 
 
 def test_a_copy_is_the_same_token_as_what_it_copies(tokenizer):

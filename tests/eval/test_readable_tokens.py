@@ -3,7 +3,7 @@
 import re
 
 from data.config import TokenizerConfig
-from data.tokenizer import Tokenizer, train_tokenizer
+from data.tokenizer import train_tokenizer
 from eval.attention.probes import probe_from_text, readable_tokens
 
 CHINESE = "小猫看见一只鸟。鸟飞走了，小猫很伤心。"
@@ -27,16 +27,3 @@ def test_chinese_is_whole_however_it_is_cut():
     labels = probe_from_text(bpe, CHINESE, 256).labels[0][1:]
     shown = "".join(re.sub("⟨..⟩", "", label) for label in labels)
     assert shown == CHINESE
-
-
-def test_a_token_that_ends_one_character_and_begins_the_next(monkeypatch):
-    """Made by hand: the last byte of 你 and the first of 好 in one token."""
-    tokenizer = train_tokenizer(TokenizerConfig(kind="byte"), [])
-    parts = {1: b"\xe4\xbd", 2: b"\xa0\xe5", 3: b"\xa5\xbd!"}
-    monkeypatch.setattr(Tokenizer, "decode_bytes", lambda self, ids: b"".join(parts[i] for i in ids))
-    monkeypatch.setattr(
-        Tokenizer, "decode", lambda self, ids, skip=True: self.decode_bytes(ids).decode("utf-8", "replace")
-    )
-    monkeypatch.setattr(Tokenizer, "token_labels", lambda self, ids: ["?" for _ in ids])
-    tokenizer.special_ids = frozenset()
-    assert readable_tokens(tokenizer, [1, 2, 3]) == ["?", "你⟨E5⟩", "好!"]

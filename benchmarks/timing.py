@@ -6,8 +6,6 @@ Here is what every benchmark shares: the command line, the clock, and transforme
 from __future__ import annotations
 
 import argparse
-import itertools
-import os
 import statistics
 import tempfile
 import time
@@ -36,7 +34,6 @@ def command_line(description: str | None, rounds: int) -> argparse.ArgumentParse
 
 def measured_config(given: argparse.Namespace) -> tuple[RunConfig, torch.device]:
     """The config with its vocabulary, and where it computes; printed, with the machine. Raises InputError."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler that counts memory announces itself otherwise
     run, known = with_vocabulary(load_run_config(given.config, given.overrides))
     on_gpu = run.train.device == "cuda" or (run.train.device == "auto" and torch.cuda.is_available())
     device = torch.device("cuda" if on_gpu else "cpu")
@@ -80,20 +77,13 @@ def seconds_of(
 
 
 def peak_bytes(call: Callable[[], object], device: torch.device) -> int:
-    """How many bytes of tensors a call holds at its fullest moment, beyond what is held before it."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-        torch.cuda.reset_peak_memory_stats(device)
-        before = torch.cuda.memory_allocated(device)
-        call()
-        torch.cuda.synchronize(device)
-        return torch.cuda.max_memory_allocated(device) - before
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
-        call()
-    events = profiler.profiler.kineto_results.events()
-    changes = [event for event in events if event.name() == "[memory]"]
-    held = itertools.accumulate(event.nbytes() for event in sorted(changes, key=lambda event: event.start_ns()))
-    return max(held, default=0)
+    """How many bytes of a GPU a call holds at its fullest moment, beyond what is held before it."""
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    call()
+    torch.cuda.synchronize(device)
+    return torch.cuda.max_memory_allocated(device) - before
 
 
 def in_transformers(lm: LanguageModel, **options: Any) -> Any:

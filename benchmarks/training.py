@@ -78,7 +78,7 @@ def measure(run: RunConfig, device: Device, seconds: float, profile: Path | None
         if profile is not None:
             trace = profile / f"{run.name or 'step'}.trace.json"
             where_time_goes(step, device.device, trace if world.rank == 0 else None)
-        peak = peak_bytes(step, device.device)
+        peak = peak_bytes(step, device.device) if device.device.type == "cuda" else None
         if world.rank:
             return
     states = [tensor for optimizer in optimizers for state in optimizer.state.values() for tensor in state.values()]
@@ -95,9 +95,10 @@ def measure(run: RunConfig, device: Device, seconds: float, profile: Path | None
         ["TFLOP/s of matrix products", f"{flops_per_s / 1e12:.3f}"],
         ["MFU", share],
         [f"weights and optimizer state{each}, MB", f"{lasting / 1e6:,.1f}"],
-        [f"a step's fullest moment{each}, beyond them, MB", f"{peak / 1e6:,.1f}"],
         ["rows a forward pass × length", f"{micro_batch_rows(run, device, world.size)} × {length}"],
     ]
+    if peak is not None:
+        rows.append([f"a step's fullest moment{each}, beyond them, MB", f"{peak / 1e6:,.1f}"])
     print(table(["", run.name], rows))
     shared = [] if world.memory is None else [processes_in_words(world.size, torch.get_num_threads())]
     print("\n" + "\n".join(f"* {choice}" for choice in [*device.notes, *shared]))

@@ -22,7 +22,7 @@ from typing import Any, TextIO
 
 from pydantic import ValidationError
 
-from configs.text import escape, plain, shortened
+from configs.text import escape, plain
 
 BUSY_S = 8.0  # between two lines that say what takes so long
 
@@ -131,7 +131,7 @@ def number(option: str, least: float, most: float = math.inf, kind: type = float
             if least <= value <= most and not math.isinf(value):
                 return value
         what, upper = "a whole number" if kind is int else "a number", f" to {most:,}" if most < math.inf else ""
-        raise InputError(f"{option} is {shortened(text, 40)!r}: it must be {what} from {least:,}{upper}")
+        raise InputError(f"{option} is {text[:40]!r}: it must be {what} from {least:,}{upper}")
 
     return read
 

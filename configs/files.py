@@ -30,7 +30,6 @@ TRAINING = "training"  # what only training needs; vLLM and SGLang load every *.
 MANIFEST, STATE = "manifest.json", "trainer_state.json"  # in that folder
 ADAPTER = "adapter_config.json"  # LoRA: names the model that the adapters belong to
 CARD = "README.md"  # not in the manifest: you may edit it
-NAME = re.compile(r"[\w.\-]{1,255}")
 Result = TypeVar("Result")
 type_adapter = cache(TypeAdapter)  # making one takes longer than using it
 
@@ -82,10 +81,11 @@ def checked(value: Any, where: str, kind: Any, strict: bool | None = True) -> An
         return type_adapter(kind).validate_python(value, strict=strict)
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
-        key = escape(".".join(map(str, problem["loc"])))[:200]
         message = problem["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
-        found = f", and is {problem['input']!r:.60}" if key and problem["type"] != "missing" else ""
-        raise DamagedFile(f"{where}: {f'`{key}`: ' if key else ''}{message}{found}") from None
+        if key := escape(".".join(map(str, problem["loc"])))[:200]:
+            value = "" if problem["type"] == "missing" else f", and is {problem['input']!r:.60}"
+            message = f"`{key}`: {message}{value}"
+        raise DamagedFile(f"{where}: {message}") from None
 
 
 def read_lines(
@@ -111,12 +111,9 @@ def append_line(file: Path, record: dict[str, Any]) -> None:
     raw = (json.dumps(record, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace")
     with file.open("ab", buffering=0) as stream:
         before = stream.tell()
-        try:
-            if stream.write(raw) != len(raw):  # a full disk takes a part; the error would come with the rest
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        except OSError:
+        if stream.write(raw) != len(raw):  # a full disk takes a part; the error would come with the rest
             stream.truncate(before)
-            raise
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -149,7 +146,7 @@ def checkpoint_directory(path: str | Path) -> Path:
         raise DamagedFile(f"{path}: is neither a run (checkpoints/latest) nor a model directory (config.json)")
     for _ in range(20):  # while the run replaces it
         name = read_text(latest).strip()
-        if not NAME.fullmatch(name) or name in (".", ".."):  # no folder, nothing above
+        if not re.fullmatch(r"step_\d+", name):  # a path would lead elsewhere
             raise DamagedFile(f"{latest}: must hold one plain name, such as step_00001000, and holds {name[:40]!r}")
         if is_model(latest.parent / name):
             return latest.parent / name

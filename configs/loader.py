@@ -6,10 +6,10 @@ words are those of YAML 1.2 here (yaml.org/spec/1.2.2, 10.3.2).
 
 from __future__ import annotations
 
-import json
+import math
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args
@@ -20,13 +20,12 @@ from pydantic.fields import FieldInfo
 
 from configs.command import InputError
 from configs.files import read_text
-from configs.text import did_you_mean, shortened
+from configs.text import did_you_mean
 
 KeyPath = tuple[str, ...]
 Model = TypeVar("Model", bound=BaseModel)
 SHIPPED = Path(__file__).parent
 MOST_PROBLEMS = 5  # that one error names
-RANK = {"extends": 0, "init_from": 1, "kind": 2}  # keys that are read first: they change what the others mean
 WORDS = {  # YAML 1.2's, by the tag whose value PyYAML then makes, with their first letters
     "null": (r"~|null|Null|NULL|", ["~", "n", "N", ""]),
     "bool": (r"true|True|TRUE|false|False|FALSE", list("tTfF")),
@@ -36,12 +35,24 @@ WORDS = {  # YAML 1.2's, by the tag whose value PyYAML then makes, with their fi
 
 
 class Key(str):
-    """A key of a YAML mapping, and its line."""
+    """A key of a YAML mapping. place: where it was written, `file:line` or the override on the command line.
 
-    line: int
+    order: (layer, line); the greater one was set later. A file is a layer above the one that it extends, the command
+    line is above all files.
+    """
+
+    place: str
+    order: tuple[float, int]
+
+    def __new__(cls, name: str, place: str = "", order: tuple[float, int] = (-math.inf, 0)) -> Key:
+        key = super().__new__(cls, name)
+        key.place, key.order = place, order
+        return key
 
 
 class _Loader(yaml.SafeLoader):
+    layer = 0
+
     def compose_node(self, parent: Any, index: Any) -> Any:
         if isinstance(event := self.peek_event(), yaml.AliasEvent):  # a few of them can stand for gigabytes
             _refuse("it uses an alias: write the value out, or use `extends`", event)
@@ -52,8 +63,8 @@ class _Loader(yaml.SafeLoader):
         for key_node, value in node.value:
             if not isinstance(key_node, yaml.ScalarNode) or key_node.value in ("", "<<"):
                 _refuse("keys must be plain words (use `extends` to reuse another file)", key_node)
-            key = Key(key_node.value)
-            key.line = key_node.start_mark.line + 1
+            line = key_node.start_mark.line + 1
+            key = Key(key_node.value, f"{self.name}:{line}", (self.layer, line))
             if key in values:
                 _refuse(f"`{key}` is given twice", key_node)
             values[key] = self.construct_object(value, deep=True)
@@ -76,15 +87,17 @@ def _refuse(problem: str, at: Any) -> None:
     raise yaml.composer.ComposerError(None, None, problem, at.start_mark)
 
 
-def parse_yaml(text: str, where: str) -> Any:
+def parse_yaml(text: str, where: str, layer: int = 0) -> Any:
     """The value of a text, None if it is empty; keys are `Key`s. where: its file. Raises InputError."""
     try:
-        return yaml.load(text, Loader=_Loader)  # a SafeLoader
+        loader = _Loader(text)  # a SafeLoader
+        loader.name, loader.layer = where, layer
+        return loader.get_single_data()
     except yaml.MarkedYAMLError as error:
         line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
         raise InputError(f"{where}{line}: not valid YAML: {error.problem}") from None
     except (yaml.YAMLError, ArithmeticError, ValueError, RecursionError) as error:  # "\Uffffffff", nested too deep
-        raise InputError(f"{where}: not valid YAML: {shortened(str(error).splitlines()[0])}") from None
+        raise InputError(f"{where}: not valid YAML: {str(error).splitlines()[0]:.100}") from None
 
 
 def dump_yaml(values: Any) -> str:
@@ -149,43 +162,36 @@ PathText = Annotated[str, AfterValidator(lambda text: text and str(Path(text).ex
 
 @dataclass
 class LoadedConfig:
-    """The merged values of a config. origins: the place that set a key last, `file:line` or the override on the command
-    line, for every key, in the order of setting."""
+    """The merged values of a config; their keys are `Key`s, which know their place."""
 
     path: Path
-    values: dict[str, Any] = field(default_factory=dict)
-    origins: dict[KeyPath, str] = field(default_factory=dict)
+    values: dict[str, Any]
 
-    def where(self, key: KeyPath) -> str:
+    def find(self, path: KeyPath) -> tuple[Key, Any]:
+        """The key at this path, or its nearest parent that was written; and the value there, `...` if there is none."""
+        key, value = Key("", str(self.path)), self.values
+        for part in path:
+            if isinstance(value, list) and part.isdecimal() and int(part) < len(value):
+                value = value[int(part)]
+            elif isinstance(value, dict) and part in value:
+                key = next((each for each in value if each == part and isinstance(each, Key)), key)
+                value = value[part]
+            else:
+                return key, ...
+        return key, value
+
+    def where(self, path: KeyPath) -> str:
         """The place of a key, or of its nearest parent that was written."""
-        while key and key not in self.origins:
-            key = key[:-1]
-        return self.origins.get(key, str(self.path))
+        return self.find(path)[0].place
 
     def said_of_start(self, *section: str) -> set[str]:
         """The keys of a section that say something about the model of init_from, and must agree with it.
 
         They stand in the same file as init_from, or above it: on the command line, or in a file that extends that one.
-        These were set later, because `extends` and then init_from come first. What stands below was written for another
-        model.
+        What stands below was written for another model.
         """
-        keys, written = _get(self.values, section), list(self.origins)
-        later = {self.origins[key] for key in written[written.index(("init_from",)) :]}
-        return {key for key in keys if self.where((*section, key)) in later} if isinstance(keys, dict) else set()
-
-    def set(self, key: KeyPath, value: Any, place: str) -> None:
-        """Put a value under its key, in place of all that was there. A section of another `kind` inherits nothing."""
-        if key == ("data", "source") and isinstance(value, str | list):  # a path, or several, for a section
-            value = {"kind": "files", "path": value}
-        parent = self.values
-        for depth, part in enumerate(key[:-1], start=1):
-            if not isinstance(parent.get(part), dict):
-                self.set(key[:depth], {}, place)
-            parent = parent[part]
-        if key[-1] == "kind" and parent.get("kind", value) != value:
-            self.set(key[:-1], parent := {}, self.where(key[:-1]))
-        self.origins = {old: at for old, at in self.origins.items() if old[: len(key)] != key} | {key: place}
-        parent[key[-1]] = value
+        keys, layer = self.find(section)[1], self.find(("init_from",))[0].order[0]
+        return {str(key) for key in keys if key.order[0] >= layer} if isinstance(keys, dict) else set()
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig:
@@ -193,62 +199,61 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig
 
     Raises InputError for a file that is missing or is not YAML, for a circle of `extends`, for a bad override.
     """
-    loaded = LoadedConfig(Path(path).expanduser())
-    _read_file(loaded.path, loaded, seen=())
-    for override in sorted(overrides, key=lambda text: RANK.get(text.partition("=")[0].rpartition(".")[2], 3)):
+    path = Path(path).expanduser()
+    loaded = LoadedConfig(path, _read_file(path))
+    # `kind` first, because a section of another kind inherits nothing
+    for override in sorted(overrides, key=lambda text: not text.partition("=")[0].endswith(".kind")):
         name, equals, text = override.partition("=")
-        place, key = f"command line `{shortened(override)}`", tuple(name.split("."))
-        if not equals or not all(key):
+        place, keys = f"command line `{override:.100}`", name.split(".")
+        if not equals or not all(keys):
             raise InputError(f"{place}: write section.key=value, for example model.hidden_size=256")
-        loaded.set(key, parse_yaml(text, place) if text else "", place)
+        value = parse_yaml(text, place, 1) if text else ""
+        for name in reversed(keys):
+            value = {Key(name, place, (1, 0)): value}
+        loaded.values = _merge(loaded.values, value)
     # The tokenizer is that of the model which training starts from, unless something else is said about it.
-    start, tokenizer = loaded.values.get("init_from"), _get(loaded.values, ("data", "tokenizer")) or {}
-    if start and isinstance(tokenizer, dict) and tokenizer.get("path") is None:
-        own = tokenizer if tokenizer.get("kind") == "pretrained" else {}
-        if own or not loaded.said_of_start("data", "tokenizer"):
-            place = loaded.where(("init_from",))
-            loaded.set(("data", "tokenizer"), own | {"kind": "pretrained", "path": start}, place)
+    if (start := loaded.values.get("init_from")) and isinstance(data := loaded.values.setdefault("data", {}), dict):
+        tokenizer = data.get("tokenizer") or {}
+        if isinstance(tokenizer, dict) and tokenizer.get("path") is None:
+            own = tokenizer if tokenizer.get("kind") == "pretrained" else {}
+            if own or not loaded.said_of_start("data", "tokenizer"):
+                data["tokenizer"] = own | {"kind": "pretrained", "path": start}
     return loaded
 
 
-def _read_file(path: Path, into: LoadedConfig, seen: tuple[Path, ...], place: str = "") -> None:
+def _read_file(path: Path, above: tuple[Path, ...] = (), place: str = "") -> dict[str, Any]:
+    """The values of a file over those of the files that it extends. above: the files that extend this one."""
     if not path.exists():
         there = [file for folder in (SHIPPED, path.parent) for file in folder.glob("*.y*ml")]
         hint = did_you_mean(path.name, {file.name: str(file).removeprefix(f"{Path.cwd()}/") for file in there})
-        raise InputError(f"{place + ': ' if place else ''}no such config file: {path}{hint}")
-    if path.resolve() in seen:
-        raise InputError(f"{place}: `extends` goes in a circle through {path}")
-    values = parse_yaml(read_text(path), str(path))
+        raise InputError(f"{place}no such config file: {path}{hint}")
+    if path.resolve() in above:
+        raise InputError(f"{place}`extends` goes in a circle through {path}")
+    values = parse_yaml(read_text(path), str(path), -len(above))
     if not isinstance(values, dict):
         raise InputError(f"{path}:1: a config must be a mapping of keys to values")
-    _merge(values, path, (), into, (*seen, path.resolve()))
+    below = dict[str, Any]()
+    if "extends" in values:
+        place, extends = f"{LoadedConfig(path, values).where(('extends',))}: ", values.pop("extends")
+        if not isinstance(extends, str) or not extends:
+            raise InputError(f"{place}extends takes one file name")
+        file, shipped = path.parent / Path(extends).expanduser(), SHIPPED / extends
+        if "/" not in extends and shipped.is_file() and not file.exists():
+            file = shipped
+        below = _read_file(file, (*above, path.resolve()), place)
+    return _merge(below, values)
 
 
-def _merge(values: dict[Key, Any], path: Path, prefix: KeyPath, into: LoadedConfig, seen: tuple[Path, ...]) -> None:
-    for name in sorted(values, key=lambda name: RANK.get(name, 3)):
-        place, key, value = f"{path}:{name.line}", (*prefix, str(name)), values[name]
-        if key == ("extends",):
-            if not isinstance(value, str) or not value:
-                raise InputError(f"{place}: extends takes one file name")
-            beside = path.parent / Path(value).expanduser()
-            is_shipped = "/" not in value and (SHIPPED / value).is_file() and not beside.exists()
-            _read_file(SHIPPED / value if is_shipped else beside, into, seen, place)
-        elif isinstance(value, dict) and (value or isinstance(_get(into.values, key), dict)):
-            _merge(value, path, key, into, seen)
-            into.origins[key] = place
-        else:
-            into.set(key, value, place)
-
-
-def _get(values: Any, key: KeyPath, missing: Any = None) -> Any:
-    for part in key:
-        if isinstance(values, list) and part.isdecimal() and int(part) < len(values):
-            values = values[int(part)]
-        elif isinstance(values, dict) and part in values:
-            values = values[part]
-        else:
-            return missing
-    return values
+def _merge(below: Any, above: Any, path: KeyPath = ()) -> Any:
+    """Mappings are merged key by key; whatever else is above takes the place of what is below."""
+    if path == ("data", "source") and isinstance(above, str | list):  # a path, or several, for a section
+        above = {"kind": "files", "path": above}
+    if not isinstance(above, dict):
+        return above
+    if not isinstance(below, dict) or ("kind" in below and "kind" in above and below["kind"] != above["kind"]):
+        below = {}  # a section of another kind inherits nothing
+    merged = {key: _merge(below.get(key), value, (*path, str(key))) for key, value in above.items()}
+    return {key: value for key, value in below.items() if key not in above} | merged
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -260,11 +265,6 @@ def validate(schema: type[Model], loaded: LoadedConfig, section: str | None = No
 
     Raises InputError with one line: every problem found, each with its file and line.
     """
-    if section:  # a command that reads one section still refuses a top-level key that no section has
-        sections = json.loads((SHIPPED / "schema.json").read_text(encoding="utf-8"))["properties"]
-        for name in sorted(loaded.values.keys() - sections.keys()):
-            known = [*((key,) for key in sections), *((section, *path) for path, _ in fields(schema))]
-            raise InputError(f"{loaded.where((name,))}: unknown key `{name}`{_nearest((name,), known)}")
     try:
         return schema.model_validate(loaded.values.get(section, {}) if section else loaded.values)
     except ValidationError as error:
@@ -282,13 +282,14 @@ def _explain(problem: Any, known: list[KeyPath], prefix: KeyPath, loaded: Loaded
     """(where and which key, what is wrong with it)"""
     key, kind = prefix, problem["type"]
     for part in map(str, problem["loc"]):  # pydantic also names kinds ("source", "files", "path") and members of unions
-        if (*_plain(key), part) in known or _get(loaded.values, (*key, part), ...) is not ...:
+        if (*_plain(key), part) in known or loaded.find((*key, part))[1] is not ...:
             key = (*key, part)
     message = problem["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
     if kind == "value_error":  # a check that sees several keys names them: the one set last is the one to look at
-        words = set(re.findall(r"\w+", message))
-        named = [one for one in loaded.origins if one[: len(key)] == key and one[-1] in words and one in known]
-        return f"{loaded.where(named[-1] if named else key)}: ", message
+        words = {*re.findall(r"\w+", message)}
+        named = [loaded.find(path)[0] for path in known if path[: len(key)] == key and path[-1] in words]
+        last = max((each for each in named if each in words), key=lambda each: each.order, default=loaded.find(key)[0])
+        return f"{last.place}: ", message
     place, name = f"{loaded.where(key)}: ", ".".join(key)
     if kind == "extra_forbidden":
         if _plain(key) in known:
@@ -298,7 +299,7 @@ def _explain(problem: Any, known: list[KeyPath], prefix: KeyPath, loaded: Loaded
         return f"{place}`{name}{'' if kind == 'missing' else '.kind'}` is missing", ""
     if kind in ("model_attributes_type", "model_type", "dict_type"):
         message = "must be {key: value, …}"
-    return f"{place}`{name}` is {_get(loaded.values, key)!r:.200}: ", message
+    return f"{place}`{name}` is {loaded.find(key)[1]!r:.200}: ", message
 
 
 def _plain(key: KeyPath) -> KeyPath:

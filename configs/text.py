@@ -27,11 +27,6 @@ def plain(text: str) -> str:
     return "".join(f"⟨U+{ord(c):04X}⟩" if is_hidden[c] else c for c in text)
 
 
-def shortened(text: str, most: int = 100) -> str:
-    """The beginning of a text that is too long for a message."""
-    return text if len(text) <= most else f"{text[:most]}…"
-
-
 def did_you_mean(name: str, names: Mapping[str, object]) -> str:
     """The end of a sentence about a name that does not exist: the most similar one that does, or "".
 
@@ -69,12 +64,12 @@ def table(header: Sequence[Any], rows: Iterable[Sequence[Any]]) -> str:
     cells = [[escape(str(cell).replace("\n", " ")) for cell in line] for line in (header, *rows)]
     lines = [[re.sub(r"(?<!\\)\|", r"\\|", cell) for cell in line] for line in cells]
     widths = [max(3, *map(columns, column)) for column in zip(*lines, strict=True)]
-    padded = []
+    lines.insert(1, ["-" * (width - 1) + (":" if i else "-") for i, width in enumerate(widths)])
     for line in lines:
-        gaps = [" " * (width - columns(cell)) for cell, width in zip(line, widths, strict=True)]
-        padded.append([gap + cell if i else cell + gap for i, (cell, gap) in enumerate(zip(line, gaps, strict=True))])
-    padded.insert(1, ["-" * (width - 1) + (":" if i else "-") for i, width in enumerate(widths)])
-    return "\n".join("| " + " | ".join(line) + " |" for line in padded)
+        for i, width in enumerate(widths):
+            gap = " " * (width - columns(line[i]))
+            line[i] = gap + line[i] if i else line[i] + gap
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def columns(text: str) -> int:

@@ -31,10 +31,9 @@ ENOUGH = 0.95
 class Batch:
     """Rows that are trained on together: tensors by name, each with the rows as its first dimension.
 
-    Rows of text have input_ids and labels (B, T) int64. They have document_ids (B, T) where documents must not see
-    each other, with document_starts (B, N), the places where they begin. They have position_ids (B, T) where positions
-    do not count on through the row. Another objective names what it needs (chosen_input_ids, rewards, …). row_ids: the
-    rows' numbers, for messages. figures: what its source says of the step, alike in all processes; they are logged.
+    input_ids, labels (B, T) int64; document_ids (B, T) and document_starts (B, N) where documents must not see each
+    other; position_ids (B, T) where positions do not count on through the row. Another objective names what it needs
+    (chosen_input_ids, rewards, …). row_ids: the rows' numbers, for messages. figures: what its source logs of the step.
     """
 
     tensors: dict[str, Tensor]
@@ -56,10 +55,8 @@ class Batch:
     def split(self, rows: int) -> list[Batch]:
         """Micro-batches of at most `rows` rows."""
         parts = [slice(i, i + rows) for i in range(0, len(self.row_ids), rows)]
-        return [
-            Batch({name: tensor[part] for name, tensor in self.tensors.items()}, self.row_ids[part], self.figures)
-            for part in parts
-        ]
+        tensors = [{name: tensor[part] for name, tensor in self.tensors.items()} for part in parts]
+        return [Batch(some, self.row_ids[part], self.figures) for some, part in zip(tensors, parts, strict=True)]
 
     def token_count(self, pad_id: int) -> tuple[int, int]:
         """(tokens that are not padding, positions) of every tensor whose name ends in input_ids."""
@@ -77,7 +74,7 @@ def make_rows(config: DataConfig, data: PreparedData, split: Split, rows_per_ste
     if config.records == "text":
         # a document a row, where all are exactly as long: another cut would part a question from its facts
         begins = np.arange(0, len(stream), length)
-        aligned = len(stream) % length == 0 and np.array_equal(stream.find(tokenizer.bos_id), begins)
+        aligned = len(stream) % length == 0 and np.array_equal(stream.documents(tokenizer.bos_id)[0], begins)
         return DocumentRows(*measures, in_order=aligned, held_out=split == "validation" and not aligned)
     every = 2 if config.records == "pairs" and split == "validation" else 1
     rows = ConversationRows(*measures, config.too_long, not config.shuffle, every)
@@ -92,11 +89,10 @@ def too_long(rows: Rows, config: DataConfig, split: Split) -> str:
     """What did not fit into a row, in a line; empty if everything did."""
     if not isinstance(rows, ConversationRows) or not rows.cut + rows.dropped:
         return ""
-    return (
-        f"{split}: of {len(rows.sizes):,} conversations, {rows.cut:,} were cut at a turn and {rows.dropped:,} left "
-        f"out, because they are longer than data.sequence_length ({config.sequence_length}): raise it, and with it "
-        "model.max_position_embeddings, to keep them"
-    )
+    numbers = f"{rows.cut:,} were cut at a turn and {rows.dropped:,} left out"
+    remedy = "raise it, and with it model.max_position_embeddings, to keep them"
+    limit = f"longer than data.sequence_length ({config.sequence_length})"
+    return f"{split}: of {len(rows.sizes):,} conversations, {numbers}, because they are {limit}: {remedy}"
 
 
 class TrainBatches:
@@ -150,11 +146,8 @@ def validation_batches(
     max_tokens: int | None = None,
     share: tuple[int, int] = (0, 1),
 ) -> Iterator[Batch]:
-    """Held-out rows in order. max_tokens: stop after about as many (always whole rows).
-
-    share: (rank, processes); batch i is for process i % processes. All get equally many batches: where one has none
-    left, it gets one that asks for no token.
-    """
+    """Held-out rows in order. max_tokens: stop after about as many (always whole rows). share: (rank, processes); all
+    processes get equally many batches: where one has none left, it gets one that asks for no token."""
     (rank, world_size), count = share, rows.per_epoch
     if max_tokens is not None:
         count = min(count, packing.rows_within(max_tokens, rows.length))
@@ -168,11 +161,7 @@ def validation_batches(
 
 
 def make_batch(
-    rows: Sequence[tuple[np.ndarray, np.ndarray]],
-    row_ids: list[int],
-    tokenizer: Tokenizer,
-    isolate: bool,
-    restart: bool,
+    rows: Sequence[Sequence[np.ndarray]], row_ids: list[int], tokenizer: Tokenizer, isolate: bool, restart: bool
 ) -> Batch:
     """(ids, labels) of rows, each (T,) -> tensors (B, T). isolate: with document_ids; restart: with position_ids."""
     ids, targets = (np.stack(arrays) for arrays in zip(*rows, strict=True))

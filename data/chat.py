@@ -13,10 +13,10 @@ import itertools
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
-from tokenizers.decoders import DecodeStream
 
 from data.chat_template import CHAT_TEMPLATE, PRIVATE, ChatTemplate, Piece
 from data.reading.records import BadRecord, Conversation, Message, Pair, checked_conversation
@@ -47,14 +47,12 @@ def segments(conversation: Conversation, chat: ChatTemplate = OURS) -> list[Segm
     result: list[Segment] = []
     before = None
     for text, special, block in _pieces(chat, conversation):
-        if block is None:
-            may_end = MAY_END if before is not None else 0  # the line end behind an answer
-            result.append(Segment(text, special, may_end))
+        if block is None:  # the line end behind an answer
+            result.append(Segment(text, special, 0 if before is None else MAY_END))
         else:
             answer = answers[block]
             parts = answer.parts if answer.parts and not special else [(text, 1)]
-            trained = TRAINED if answer.weight else 0
-            result += [Segment(part, special, trained * weight) for part, weight in parts if part]
+            result += [Segment(part, special, TRAINED * weight * answer.weight) for part, weight in parts if part]
         before = block
     return result
 
@@ -71,7 +69,33 @@ def _pieces(
     Where an answer begins, and what follows "<think>⏎", is a piece of its own, as prompts end there. Raises BadRecord.
     """
     tools = tools or conversation.tools
-    messages = _for_template(chat, conversation.messages, given or conversation.messages, tools)
+    source = chat.source(tools)
+    # where <think> is special, a template cannot see it in a message: thoughts are given apart, if it looks for them
+    splits_thoughts = "<think>" in chat.specials and "reasoning_content" in source
+    # most templates want arguments as an object; some join them with +, as JSON text; some take both as they come
+    takes_both = re.search(r"arguments['\"\]]* is (not )?string", source) is not None
+    wanted = None if takes_both else str if re.search(r"arguments['\"\]]* *\+", source) else dict
+    messages = []
+    for message, raw in zip(conversation.messages, given or conversation.messages, strict=True):
+        fields: dict[str, Any] = {"role": message.role, "content": message.content}
+        others = raw if isinstance(raw, dict) else {}
+        fields |= {name: others[name] for name in ("name", "tool_call_id") if others.get(name) is not None}
+        if not splits_thoughts and isinstance(others.get("content"), str):
+            fields["content"] = others["content"]
+        if message.reasoning_content and (splits_thoughts or fields["content"] == message.content):
+            fields["reasoning_content"] = message.reasoning_content
+        calls = others.get("tool_calls")
+        ids = [call.get("id") for call in calls] if isinstance(calls, list) else [None] * len(message.tool_calls)
+        for call, number in zip(message.tool_calls, ids, strict=True):
+            arguments = call["arguments"]
+            if wanted is dict and isinstance(arguments, str):
+                arguments = json.loads(arguments)
+            elif wanted is str and isinstance(arguments, dict):
+                arguments = json.dumps(arguments, ensure_ascii=False)
+            written = {"type": "function", "function": call | {"arguments": arguments}}
+            fields.setdefault("tool_calls", []).append(written | ({"id": number} if number else {}))
+        messages.append(fields)
+
     result: list[Piece] = []
     for piece in chat.render(messages, tools, **variables):
         thinks = len(result) > 1 and result[-1].text == "<think>" and result[-2].block is None
@@ -80,43 +104,6 @@ def _pieces(
             piece = piece._replace(text=piece.text[1:])
         result.append(piece)
     return [piece for piece in result if piece.text]
-
-
-def _for_template(
-    chat: ChatTemplate, messages: Sequence[Message], given: Sequence[Message | dict], tools: Sequence[dict]
-) -> list[dict[str, Any]]:
-    """Messages as templates expect them; how exactly depends on what this one looks at."""
-    source = chat.source(tools)
-    # where <think> is special, a template cannot see it in a message: thoughts are given apart, if it looks for them
-    splits_thoughts = "<think>" in chat.specials and "reasoning_content" in source
-    # most templates want arguments as an object; some join them with +, as JSON text; some take both as they come
-    takes_both = re.search(r"arguments['\"\]]* is (not )?string", source) is not None
-    wanted = None if takes_both else str if re.search(r"arguments['\"\]]* *\+", source) else dict
-    result = []
-    for message, raw in zip(messages, given, strict=True):
-        fields: dict[str, Any] = {"role": message.role, "content": message.content}
-        others = raw if isinstance(raw, dict) else {}
-        fields |= {name: others[name] for name in ("name", "tool_call_id") if others.get(name) is not None}
-        if not splits_thoughts and isinstance(others.get("content"), str):
-            fields["content"] = others["content"]
-        if message.reasoning_content and (splits_thoughts or fields["content"] == message.content):
-            fields["reasoning_content"] = message.reasoning_content
-        if message.tool_calls:
-            calls = others.get("tool_calls")
-            ids = [call.get("id") for call in calls] if isinstance(calls, list) else [None] * len(message.tool_calls)
-            fields["tool_calls"] = [
-                {"type": "function", "function": call | {"arguments": _arguments(call["arguments"], wanted)}}
-                | ({"id": number} if number else {})
-                for call, number in zip(message.tool_calls, ids, strict=True)
-            ]
-        result.append(fields)
-    return result
-
-
-def _arguments(arguments: Any, wanted: type | None) -> Any:
-    if wanted is dict and isinstance(arguments, str):
-        return json.loads(arguments)
-    return json.dumps(arguments, ensure_ascii=False) if wanted is str and isinstance(arguments, dict) else arguments
 
 
 def encode_conversations(
@@ -139,14 +126,13 @@ def encode_pairs(tokenizer: Tokenizer, pairs: Sequence[Pair]) -> list[tuple[list
 
     Only the answers are marked as trained. An answer that is part of the common prompt is not.
     """
-    three = [conversation for pair in pairs for conversation in (pair.prompt, pair.chosen, pair.rejected)]
-    encoded, result = encode_conversations(tokenizer, three), []
-    for i in range(0, len(encoded), 3):
-        (prompt, _), (chosen, flags), (rejected, other_flags) = encoded[i : i + 3]
-        for marks in (flags, other_flags):
-            marks[: len(prompt)] &= ~np.uint8(TRAINED)
-        result.append((chosen + rejected, np.concatenate([flags, other_flags])))
-    return result
+    both = []
+    for pair in pairs:
+        prompt = tuple(replace(message, weight=0) for message in pair.prompt.messages)
+        sides = (pair.chosen, pair.rejected)
+        both += [Conversation(prompt + side.messages[pair.shared :], side.tools) for side in sides]
+    encoded = encode_conversations(tokenizer, both)
+    return [(a + b, np.concatenate([c, d])) for (a, c), (b, d) in zip(encoded[::2], encoded[1::2], strict=True)]
 
 
 def plain_texts(content: str | Conversation | Pair, flag: int = 0) -> list[str]:
@@ -188,21 +174,9 @@ def prompt_ids(
     return _encoded(tokenizer, pieces)
 
 
-def next_prompt_ids(tokenizer: Tokenizer, role: str, content: str) -> list[int]:
-    """The ids of one more message, and of the header of the answer to it. They follow the turn before, with its
-    line end; what was read and written so far keeps its ids. Raises BadRecord."""
-    end = end_of_turn_ids(tokenizer)
-    behind = _behind_an_answer(tokenizer, [{"role": role, "content": content}], add_generation_prompt=True)
-    return behind[len(end) :] if behind[: len(end)] == end else behind
-
-
-def end_of_turn_ids(tokenizer: Tokenizer) -> list[int]:
-    """The ids that end a turn: the model writes the first one itself."""
-    return _behind_an_answer(tokenizer, [])
-
-
-def _behind_an_answer(tokenizer: Tokenizer, messages: list[dict], **variables: Any) -> list[int]:
-    """What the template writes behind an answer, and these messages."""
+def ids_after_answer(tokenizer: Tokenizer, messages: Sequence[dict] = (), **variables: Any) -> list[int]:
+    """What the template writes behind an answer: the end of its turn, which the model writes itself, its line end, and
+    these messages. So what was read and written so far keeps its ids. Raises BadRecord."""
     answer = f"{PRIVATE}."
     messages = [{"role": "user", "content": "."}, {"role": "assistant", "content": answer}, *messages]
     pieces = _pieces(tokenizer.chat, checked_conversation(messages), messages, **variables)
@@ -224,34 +198,30 @@ def _encoded(tokenizer: Tokenizer, pieces: Sequence[Piece]) -> list[int]:
 class TextStream:
     """The text of ids that come one after another: `add` each, then `end`; the pieces joined are `decode(ids)`.
 
-    ids: all that were added, special tokens too. A piece holds whole characters only: a character may take several
-    tokens, and the last of them brings it.
+    A piece holds whole characters only: a character may take several tokens, and the last of them brings it. So each
+    token is decoded with those since the last whole character, and with the ones before that, because a tokenizer may
+    drop the space that a text begins with.
     """
 
     def __init__(self, tokenizer: Tokenizer):
-        self.tokenizer, self.ids = tokenizer, list[int]()
-        self._given = 0  # characters
-        self._stream = DecodeStream(skip_special_tokens=True)
+        self.tokenizer = tokenizer
+        self._before, self._new = list[int](), list[int]()  # ids that were shown last, and those that wait
 
     def add(self, token: int) -> str:
         """The next token -> the text that is whole by now and was not given yet; "" for a special token."""
-        self.ids.append(token)
-        if token in self.tokenizer.special_ids:  # the library would keep them until a token with text comes
+        if token in self.tokenizer.special_ids:
             return ""
-        try:
-            piece = self._stream.step(self.tokenizer.backend, token) or ""
-        except Exception:  # the library raises nothing more precise; only byte fallback: a byte made older ones invalid
-            self._stream = DecodeStream(skip_special_tokens=True)
-            self._stream.step(self.tokenizer.backend, token)  # so that the next token is not taken for a text's first
-            piece = self.tokenizer.decode(self.ids)[self._given :].rstrip("\ufffd")
-        self._given += len(piece)
-        return piece
+        self._new.append(token)
+        text = self.end()
+        if not text or text.endswith("\ufffd"):  # part of a character
+            return ""
+        self._before, self._new = self._new, []
+        return text
 
     def end(self) -> str:
         """The rest, when no more tokens come: a character that was begun, as replacement characters."""
-        piece = self.tokenizer.decode(self.ids)[self._given :]
-        self._given += len(piece)
-        return piece
+        shown, decode = len(self.tokenizer.decode(self._before)), self.tokenizer.decode
+        return decode([*self._before, *self._new])[shown:] if self._new else ""
 
 
 class Delta(NamedTuple):
@@ -275,8 +245,8 @@ class Reply:
     tool_calls: those that can be read, {"name": …, "arguments": JSON text, as it was written} each.
     thinking: whether thoughts have begun and not ended. stopped: whether one of `stops` was met.
 
-    prompt: the ids before the answer; they may have opened the thoughts. stops: texts at which the content ends, once
-    the answer has more than `least` tokens; they are not part of it. tools: whether calls are taken out of the content.
+    prompt: the ids before the answer; they may have opened the thoughts. stops: texts at which the content ends; they
+    are not part of it. tools: whether calls are taken out of the content.
     is_chat: False for a text's continuation, which is all content.
     """
 
@@ -286,11 +256,10 @@ class Reply:
         prompt: Sequence[int] = (),
         *,
         stops: Sequence[str] = (),
-        least: int = 0,
         tools: bool = False,
         is_chat: bool = True,
     ):
-        self.tokenizer, self.stops, self.least, self.tools = tokenizer, stops, least, tools
+        self.tokenizer, self.stops, self.tools = tokenizer, stops, tools
         ids = {mark: tokenizer.backend.token_to_id(mark) for mark in LETTERS if is_chat}  # foreign models lack some
         self._letters = {token: LETTERS[mark] for mark, token in ids.items() if token is not None}
         self.ids, self.calls, self.tool_calls = list[int](), list[str](), list[dict[str, str]]()
@@ -298,7 +267,6 @@ class Reply:
         self.stopped = False
         self._text = TextStream(tokenizer)
         self._given = (0, 0)  # characters of the thoughts and of the content
-        self._free = 0  # characters of the content of the first `least` tokens, in which no stop ends
         self._written = ""  # all of the answer, with a letter for a special token; first what the prompt has begun
         special = {*self._letters, *tokenizer.special_ids}
         last = next((at for at in reversed(range(len(prompt))) if prompt[at] in special), None)
@@ -354,11 +322,8 @@ class Reply:
             if C in last and not is_end:  # a call has begun, and may yet become one
                 content = content[: content.rindex(C)]
         reasoning, content = reasoning.translate(AS_TEXT), content.translate(AS_TEXT)
-        places = [content.find(stop, max(0, self._free - len(stop) + 1)) for stop in self.stops]
-        if len(self.ids) > self.least and max(places, default=-1) >= 0:
-            content, self.stopped = content[: min(at for at in places if at >= 0)], True
-        if len(self.ids) <= self.least:
-            self._free = len(content)
+        if places := [content.index(stop) for stop in self.stops if stop in content]:
+            content, self.stopped = content[: min(places)], True
         self.reasoning_content, self.content = reasoning, content
         thoughts_end, content_end = len(reasoning), len(content)
         if not is_end:  # a line end, if the part ends here, belongs to the special token; a stop may have begun

@@ -9,7 +9,6 @@ Conversations stay whole: several share a row where they fit, and padding fills 
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, Protocol
@@ -47,11 +46,16 @@ class TokenStream:
         """uint8 flags (data.chat) of the same positions, where the stream holds conversations."""
         return self._read(self._flags, start, length)
 
-    def find(self, token: int) -> np.ndarray:
-        """(N,) positions of a token. Those of the bos token are where documents begin."""
+    def read_labels(self, start: int, length: int) -> np.ndarray:
+        """The ids of the same positions, those that are trained on; else IGNORED."""
+        return np.where(self.read_flags(start, length) & TRAINED, self.read(start, length), IGNORED)
+
+    def documents(self, bos_id: int) -> tuple[np.ndarray, np.ndarray]:
+        """Where documents begin, which is where a bos token is, and their sizes, each (N,)."""
         begins = [0, *self._ends[:-1]]
-        parts = [np.flatnonzero(shard == token) + begin for shard, begin in zip(self._shards, begins, strict=True)]
-        return np.concatenate(parts)
+        parts = [np.flatnonzero(shard == bos_id) + begin for shard, begin in zip(self._shards, begins, strict=True)]
+        starts = np.concatenate(parts)
+        return starts, np.diff(starts, append=len(self))
 
     def _read(self, arrays: Sequence[np.ndarray], start: int, length: int) -> np.ndarray:
         pieces, total = [], len(self)
@@ -107,11 +111,11 @@ def rows_within(tokens: int, length: int) -> int:
 class ConversationRows:
     """Conversations, packed whole. One that is longer than a row is cut after the last assistant turn that fits.
     It is left out where no token that is trained on is left, or with too_long="drop". in_order: a row holds
-    conversations that follow each other, or nearly so, at the price of a little more padding.
+    conversations that (nearly) follow each other. every: 2 reads only the first of two conversations, the better
+    answer of a pair. Raises InputError when no conversation is left.
 
-    `cut`, `dropped`: how many. `sizes`: the tokens of each conversation that are in a row. `members`: the
-    conversations of each row. every: 2 reads only the first of every two conversations, the preferred answers of
-    pairs: held-out pairs are read so. Raises InputError when no conversation is left.
+    `cut`, `dropped`: how many. `sizes`: the tokens of each that are in a row. `trained`: how many of all are trained
+    on. `members`: the conversations of each row.
     """
 
     def __init__(
@@ -126,13 +130,13 @@ class ConversationRows:
     ):
         self.stream, self.pad_id, self.offsets, self.every = stream, pad_id, 1, every
         self._longest, self._in_order = length, in_order
-        starts = stream.find(bos_id)
-        starts, sizes = starts[::every], np.diff(starts, append=len(stream))[::every]
+        starts, sizes = (array[::every] for array in stream.documents(bos_id))
         long = np.flatnonzero(sizes > length)
         for i in long:
             ends = np.flatnonzero(stream.read_flags(int(starts[i]), length) & MAY_END)
             sizes[i] = ends[-1] + 1 if len(ends) and too_long == "truncate" else 0
-        sizes[trained_tokens(stream, starts, sizes) == 0] = 0  # a row of these alone would have a loss of 0 / 0
+        trained = trained_tokens(stream, starts, sizes)
+        sizes[trained == 0] = 0  # a row of these alone would have a loss of 0 / 0
         self.dropped = int((sizes == 0).sum())
         self.cut = int((sizes[long] > 0).sum())
         if not sizes.any():
@@ -140,7 +144,7 @@ class ConversationRows:
                 f"data.sequence_length: none of {len(sizes):,} conversations has an answer to train on within a row of "
                 f"{length} tokens: raise it"
             )
-        self._starts, self.sizes = starts, sizes
+        self._starts, self.sizes, self.trained = starts, sizes, int(trained.sum())
         self.join(1)
 
     def join(self, rows: int) -> float:
@@ -158,13 +162,9 @@ class ConversationRows:
     def row(self, index: int, offset: int = 0) -> tuple[np.ndarray, np.ndarray]:
         spans = [(int(self._starts[i]), int(self.sizes[i])) for i in self.members[index]]
         ids = np.concatenate([self.stream.read(*span) for span in spans])
-        trained = np.concatenate([self.stream.read_flags(*span) for span in spans]) & TRAINED
-        targets = np.where(trained, ids, IGNORED)
-        padding = self.length - len(ids)
-        return (
-            np.pad(ids, (0, padding), constant_values=self.pad_id),
-            np.pad(targets, (0, padding), constant_values=IGNORED),
-        )
+        labels = np.concatenate([self.stream.read_labels(*span) for span in spans])
+        padding = (0, self.length - len(ids))
+        return np.pad(ids, padding, constant_values=self.pad_id), np.pad(labels, padding, constant_values=IGNORED)
 
 
 class Pairs:
@@ -175,8 +175,7 @@ class Pairs:
     offsets = 1
 
     def __init__(self, stream: TokenStream, longest: int, bos_id: int):
-        starts = stream.find(bos_id)
-        sizes = np.diff(starts, append=len(stream))
+        starts, sizes = stream.documents(bos_id)
         spans = np.stack([starts, sizes], axis=1).reshape(-1, 2, 2)
         fits = ((sizes <= longest) & (trained_tokens(stream, starts, sizes) > 0)).reshape(-1, 2).all(axis=1)
         if not fits.any():
@@ -188,8 +187,8 @@ class Pairs:
         """chosen_input_ids, chosen_labels, rejected_input_ids and rejected_labels of a pair, each (t,) int64."""
         row: dict[str, np.ndarray] = {}
         for side, (start, size) in zip(SIDES, self._spans[index].tolist(), strict=True):
-            ids, flags = self._stream.read(start, size), self._stream.read_flags(start, size)
-            row |= {f"{side}_input_ids": ids, f"{side}_labels": np.where(flags & TRAINED, ids, IGNORED)}
+            row[f"{side}_input_ids"] = self._stream.read(start, size)
+            row[f"{side}_labels"] = self._stream.read_labels(start, size)
         return row
 
 
@@ -205,29 +204,22 @@ def best_fit(sizes: np.ndarray, capacity: int) -> list[list[int]]:
     fullest row that still has room. Within a row, and among rows, the order is that of the items."""
     rows: list[list[int]] = []
     with_room: list[list[int]] = [[] for _ in range(capacity + 1)]  # room -> rows with exactly that much
-    rooms: list[int] = []  # the rooms that some row has, ascending
+    has_room = np.zeros(capacity + 1, dtype=bool)  # whether there is such a row
+    has_room[capacity] = True  # a new one
     for item in np.argsort(-sizes, kind="stable").tolist():
-        size = int(sizes[item])
-        if size == 0:
+        if (size := int(sizes[item])) == 0:
             break
-        at = bisect_left(rooms, size)
-        if at == len(rooms):
+        room = size + int(has_room[size:].argmax())
+        if room == capacity:
             rows.append([])
-            row, room = len(rows) - 1, capacity
+            row = len(rows) - 1
         else:
-            room = rooms[at]
             row = with_room[room].pop()
-            if not with_room[room]:
-                rooms.pop(at)
+            has_room[room] = bool(with_room[room])
         rows[row].append(item)
-        left = room - size
-        if left:
-            if not with_room[left]:
-                insort(rooms, left)
-            with_room[left].append(row)
-    for row_items in rows:
-        row_items.sort()
-    return sorted(rows)
+        with_room[room - size].append(row)
+        has_room[room - size] = True
+    return sorted(sorted(row) for row in rows)
 
 
 def document_starts(documents: np.ndarray) -> np.ndarray:

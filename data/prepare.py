@@ -23,7 +23,7 @@ from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass, field
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from filelock import FileLock
@@ -43,8 +43,8 @@ from data.tokenizer import Tokenizer, cut, load_tokenizer, train_tokenizer
 
 FORMAT_VERSION = 7
 SPLITS: tuple[Split, ...] = ("train", "validation")
-SHARD_TOKENS = 100_000_000
-BATCH = 1 << 20  # characters encoded at a time, on all cores
+SHARD_TOKENS = 20_000_000  # which wait in memory, 4 or 5 bytes each
+BATCH = 128  # documents encoded at a time, on all cores
 MANIFEST, PROGRESS = "manifest.json", "progress.json"
 EXCERPT = 1 << 14  # characters of a long document that a tokenizer learns from at a time
 PACKED = 4  # how much larger than its file a compressed text may be, about
@@ -103,19 +103,16 @@ def open_prepared(directory: Path) -> PreparedData:
     try:
         manifest, tokenizer = read_json(directory / MANIFEST), load_tokenizer(directory)
         written = {directory / name: digest for split in SPLITS for name, digest in manifest[split]["shards"].items()}
-        for file, digest in zip(written, hashes(list(written)), strict=True):
+        for file, digest in hashes(written).items():
             if digest != written[file]:
                 raise InputError(f"{file}: its bytes have changed since it was written")
-        if tokenizer.sha256() != manifest["tokenizer_sha256"]:
-            raise InputError(f"{directory / 'tokenizer.json'}: is another tokenizer than the manifest says")
     except InputError as error:
         raise InputError(f"{error}: the prepared data is damaged: delete {directory}, then it is made again") from None
 
-    streams = {}
-    for split in SPLITS:
-        names = [[n for n in manifest[split]["shards"] if n.endswith(kind)] for kind in (".bin", ".flags")]
-        ids, flags = ([directory / name for name in of_kind] for of_kind in names)
-        streams[split] = TokenStream(ids, manifest["dtype"], flags)
+    def shards(split: Split, kind: str) -> list[Path]:
+        return [directory / name for name in manifest[split]["shards"] if name.endswith(kind)]
+
+    streams = {s: TokenStream(shards(s, ".bin"), manifest["dtype"], shards(s, ".flags")) for s in SPLITS}
     return PreparedData(directory, manifest, tokenizer, streams)
 
 
@@ -130,7 +127,7 @@ def source_identity(source: Any) -> dict[str, Any]:
         described["parts"] = [{"weight": part.weight, "source": source_identity(part.source)} for part in source.parts]
     elif isinstance(source, FilesSource):
         for key, paths in (("path", files_of(source)), ("validation_path", files_of(source, held_out=True))):
-            digests = zip(paths, hashes(paths), strict=True)  # their place does not matter
+            digests = hashes(paths).items()  # their place does not matter
             described[key] = [f"{''.join(path.suffixes[-2:])} {digest}" for path, digest in digests]
     elif isinstance(source, StoryworldSource):
         described["version"] = STORYWORLD_VERSION
@@ -139,24 +136,15 @@ def source_identity(source: Any) -> dict[str, Any]:
     return described
 
 
-def hashes(paths: list[Path]) -> list[str]:
+def hashes(paths: Iterable[Path]) -> dict[Path, str]:
     """SHA-256 of every file, on all cores: about 1.4 GB/s each."""
+
+    def sha256(path: Path) -> tuple[Path, str]:
+        with path.open("rb") as raw:
+            return path, hashlib.file_digest(raw, "sha256").hexdigest()
+
     with still_busy("hashing the files of the corpus"), ThreadPoolExecutor() as pool:
-        return list(pool.map(_sha256, paths))
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as raw:
-        return hashlib.file_digest(raw, "sha256").hexdigest()
-
-
-def _write_json(path: Path, values: dict[str, Any]) -> None:
-    temporary = path.with_suffix(".tmp")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(json.dumps(values, indent=1) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+        return dict(pool.map(sha256, paths))
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -167,118 +155,107 @@ def _write(config: DataConfig, directory: Path, depends_on: dict[str, Any]) -> N
     """Fill <key>.partial/, from the last finished shard on, and rename it."""
     partial = directory.with_name(f"{directory.name}.partial")
     progress = partial / PROGRESS
-    try:
-        if not progress.is_file():  # no shard was finished
-            shutil.rmtree(partial, ignore_errors=True)
-            with still_busy("reading the text that the tokenizer learns from, and learning"):
-                train_tokenizer(config.tokenizer, tokenizer_texts(config)).save(partial)
-        tokenizer, ledger = load_tokenizer(partial), Ledger()
-        shards = Shards(partial, "uint16" if tokenizer.vocab_size <= 2**16 else "uint32")
-        if progress.is_file():
-            shards.counts = read_json(progress)
-        batches = prefetched(_batches(islice(read(config, ledger), shards.total("documents"), None)))
-        encoded = prefetched(_encoded(batch, tokenizer) for batch in batches)
-        with closing(encoded), still_busy(shards.how_far):
-            for document, ids, flags in chain.from_iterable(encoded):
-                shards.append(document, ids, flags)
-                if max(shards.sizes.values()) >= SHARD_TOKENS:
-                    shards.end()
-                    _write_json(progress, shards.counts)
-        shards.end()
-        manifest = {
-            "depends_on": depends_on,
-            "dtype": shards.dtype,
-            "vocab_size": tokenizer.vocab_size,
-            "tokenizer_sha256": tokenizer.sha256(),
-            "read": asdict(ledger),
-        }
-        for split in SPLITS:
-            counts = shards.counts[split]
-            if not counts["documents"]:
-                progress.unlink(missing_ok=True)
-                raise InputError(
-                    f"data.source: none of {shards.total('documents'):,} documents falls into the {split} part, which "
-                    f"their hashes decide: give more, try another data.validation_fraction than "
-                    f"{config.validation_fraction}, or name held-out files or a held-out split"
-                )
-            manifest[split] = counts | {"bytes_per_token": round(counts["bytes"] / max(1, counts["trained_tokens"]), 4)}
-        _write_json(partial / MANIFEST, manifest)
-        progress.unlink(missing_ok=True)
-        shutil.rmtree(directory, ignore_errors=True)  # without a manifest it is useless
-        partial.replace(directory)
-    finally:
-        if not progress.is_file():
-            shutil.rmtree(partial, ignore_errors=True)  # nothing worth keeping
+    names = ("documents", "tokens", "trained_tokens", "bytes")
+    manifest: dict[str, Any] = {split: dict.fromkeys(names, 0) | {"shards": {}} for split in SPLITS}
+    if progress.is_file():
+        manifest = read_json(progress)
+    else:  # no shard was finished
+        shutil.rmtree(partial, ignore_errors=True)
+        with still_busy("reading the text that the tokenizer learns from, and learning"):
+            train_tokenizer(config.tokenizer, tokenizer_texts(config)).save(partial)
+    tokenizer, ledger = load_tokenizer(partial), Ledger()
+    dtype = "uint16" if tokenizer.vocab_size <= 2**16 else "uint32"
+    number, tokens, place, shard = sum(manifest[split]["documents"] for split in SPLITS), 0, "", list[Encoded]()
+    documents = islice(read(config, ledger), number, None)
+    batches = prefetched(iter(lambda: list(islice(documents, BATCH)), []))
+    encoded = prefetched(_encoded(batch, tokenizer) for batch in batches)
+    with closing(encoded), still_busy(lambda: f"preparing: {number:,} documents, up to {place}"):
+        for document in chain.from_iterable(encoded):
+            shard.append(document)
+            number, tokens, place = number + 1, tokens + len(document.ids), document.where
+            if tokens >= SHARD_TOKENS:
+                _write_shard(shard, partial, dtype, manifest)
+                _write_json(progress, manifest)
+                tokens, shard = 0, []
+    _write_shard(shard, partial, dtype, manifest)
+    for split in SPLITS:
+        if not (counts := manifest[split])["documents"]:
+            raise InputError(
+                f"data.source: none of {number:,} documents falls into the {split} part, which their hashes decide: "
+                f"give more, try another data.validation_fraction than {config.validation_fraction}, or name held-out "
+                "files or a held-out split"
+            )
+        counts["bytes_per_token"] = round(counts["bytes"] / max(1, counts["trained_tokens"]), 4)
+    manifest |= {
+        "depends_on": depends_on,
+        "dtype": dtype,
+        "vocab_size": tokenizer.vocab_size,
+        "read": asdict(ledger),
+    }
+    _write_json(partial / MANIFEST, manifest)
+    progress.unlink(missing_ok=True)
+    shutil.rmtree(directory, ignore_errors=True)  # without a manifest it is useless
+    partial.replace(directory)
 
 
-class Shards:
-    """The shards of both splits, written document by document. counts: what the manifest says about each split."""
+def _write_json(path: Path, values: dict[str, Any]) -> None:
+    temporary = path.with_suffix(".tmp")
+    _write_to_disk(temporary, (json.dumps(values, indent=1) + "\n").encode())
+    temporary.replace(path)
 
-    def __init__(self, directory: Path, dtype: str):
-        self.directory, self.dtype = directory, dtype
-        names = ("documents", "tokens", "trained_tokens", "bytes")
-        self.counts: dict[str, Any] = {split: dict.fromkeys(names, 0) | {"shards": {}} for split in SPLITS}
-        self.sizes = dict.fromkeys(SPLITS, 0)  # tokens in the open shards
-        self._open: dict[str, BinaryIO] = {}
-        self._place = ""
 
-    def append(self, document: Document, ids: np.ndarray, flags: np.ndarray | None) -> None:
-        """Write the tokens of a document, and count them."""
-        split, counts, self._place = document.split, self.counts[document.split], document.where
-        arrays = {"bin": ids.astype(self.dtype)} | ({} if flags is None else {"flags": flags})
+def _write_to_disk(path: Path, raw: bytes) -> None:
+    """Write a file: it is on disk, and not only in memory, when this returns."""
+    with path.open("wb") as file:
+        file.write(raw)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+class Encoded(NamedTuple):
+    """A document as tokens. flags: of conversations. bytes: of the text that is trained on."""
+
+    split: Split
+    where: str
+    ids: np.ndarray
+    flags: np.ndarray | None
+    bytes: int
+
+
+def _write_shard(documents: list[Encoded], directory: Path, dtype: str, manifest: dict[str, Any]) -> None:
+    """Write a shard of each split, and count what is in it."""
+    for split in SPLITS:
+        if not (part := [document for document in documents if document.split == split]):
+            continue
+        counts, ids = manifest[split], np.concatenate([document.ids for document in part])
+        flags = [document.flags for document in part if document.flags is not None]
+        arrays = {"bin": ids.astype(dtype)} | ({"flags": np.concatenate(flags)} if flags else {})
         number = len(counts["shards"]) // len(arrays)
         for kind, values in arrays.items():
-            if (name := f"{split}_{number:05d}.{kind}") not in self._open:
-                self._open[name] = (self.directory / name).open("wb")
-            self._open[name].write(values.tobytes())
-        self.sizes[split] += len(ids)
-        texts = plain_texts(document.content, 0 if flags is None else TRAINED)
-        counts["documents"] += 1
+            file, raw = directory / f"{split}_{number:05d}.{kind}", values.tobytes()
+            _write_to_disk(file, raw)
+            counts["shards"][file.name] = hashlib.sha256(raw).hexdigest()
+        counts["documents"] += len(part)
         counts["tokens"] += len(ids)
         # a text's first token is given, not predicted
-        counts["trained_tokens"] += len(ids) - 1 if flags is None else int(np.count_nonzero(flags & TRAINED))
-        counts["bytes"] += sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
-
-    def end(self) -> None:
-        """Finish the open shards: they are on disk when this returns."""
-        for name, file in self._open.items():
-            with file:
-                file.flush()
-                os.fsync(file.fileno())
-            self.counts[name.partition("_")[0]]["shards"][name] = _sha256(self.directory / name)
-        self._open, self.sizes = {}, dict.fromkeys(SPLITS, 0)
-
-    def total(self, name: str) -> int:
-        """A count of both splits together."""
-        return sum(self.counts[split][name] for split in SPLITS)
-
-    def how_far(self) -> str:
-        return f"preparing: {self.total('documents'):,} documents, {self.total('tokens'):,} tokens, up to {self._place}"
+        counts["trained_tokens"] += int(np.count_nonzero(arrays["flags"] & TRAINED)) if flags else len(ids) - len(part)
+        counts["bytes"] += sum(document.bytes for document in part)
 
 
-def _batches(documents: Iterator[Document]) -> Iterator[list[Document]]:
-    """Batches of about BATCH characters."""
-    batch: list[Document] = []
-    size = 0
-    for document in documents:
-        batch.append(document)
-        size += len(document.content if isinstance(document.content, str) else repr(document.content))
-        if size >= BATCH:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
-
-
-def _encoded(batch: list[Document], tokenizer: Tokenizer) -> list[tuple[Document, np.ndarray, np.ndarray | None]]:
-    """Documents with their ids and flags; a text has no flags."""
+def _encoded(batch: list[Document], tokenizer: Tokenizer) -> list[Encoded]:
     contents: list[Any] = [document.content for document in batch]
-    if isinstance(contents[0], str):
+    if is_text := isinstance(contents[0], str):
         first, last = [tokenizer.bos_id], [tokenizer.eos_id]
-        arrays = zip(batch, tokenizer.encode_arrays(contents), strict=True)
-        return [(document, np.concatenate([first, ids, last]), None) for document, ids in arrays]
-    encode = encode_conversations if isinstance(contents[0], Conversation) else encode_pairs
-    return [(d, np.array(ids), flags) for d, (ids, flags) in zip(batch, encode(tokenizer, contents), strict=True)]
+        encoded: Any = [(np.concatenate([first, ids, last]), None) for ids in tokenizer.encode_arrays(contents)]
+    else:
+        encode = encode_conversations if isinstance(contents[0], Conversation) else encode_pairs
+        encoded = encode(tokenizer, contents)
+    result = []
+    for (content, split, where), (ids, flags) in zip(batch, encoded, strict=True):
+        texts = plain_texts(content, 0 if is_text else TRAINED)
+        size = sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
+        result.append(Encoded(split, where, np.array(ids, np.uint32), flags, size))
+    return result
 
 
 def prefetched(items: Iterable[Item], ahead: int = 2) -> Generator[Item]:
@@ -286,18 +263,16 @@ def prefetched(items: Iterable[Item], ahead: int = 2) -> Generator[Item]:
 
     What the iterator raises is raised here, in its turn. When the caller stops early, so does the thread.
     """
-    source, end = iter(items), object()
-    with ThreadPoolExecutor(1, "prefetch") as thread:
-        ready: deque[Any] = deque(thread.submit(next, source, end) for _ in range(ahead))
-        try:
-            while (item := ready.popleft().result()) is not end:
-                ready.append(thread.submit(next, source, end))
-                yield item
-        finally:
-            for waiting in ready:
-                waiting.cancel()
-            if isinstance(source, Generator):
-                thread.submit(source.close).result()
+    source, end, thread = iter(items), object(), ThreadPoolExecutor(1, "prefetch")
+    ready: deque[Any] = deque(thread.submit(next, source, end) for _ in range(ahead))
+    try:
+        while (item := ready.popleft().result()) is not end:
+            ready.append(thread.submit(next, source, end))
+            yield item
+    finally:
+        thread.shutdown(cancel_futures=True)
+        if isinstance(source, Generator):
+            source.close()
 
 
 def tokenizer_texts(config: DataConfig) -> Iterator[str]:
@@ -337,23 +312,19 @@ def tokenizer_texts(config: DataConfig) -> Iterator[str]:
 def describe(prepared: PreparedData) -> str:
     """Two lines, what was read and how many tokens it made; then what was left out, if any. Of conversations, bytes
     are those of the answers."""
-    manifest, ledger = prepared.manifest, prepared.manifest["read"]
+    manifest, ledger, lines = prepared.manifest, prepared.manifest["read"], []
     what = {"text": "document", "conversations": "conversation", "pairs": "pair"}[manifest["depends_on"]["records"]]
-    lines = []
     for split in SPLITS:
         c = manifest[split]
         text = f"{c['bytes'] / 1e6:.2f} MB, {c['tokens']:,} tokens"
         if what != "document":
             text = f"{c['tokens']:,} tokens; trained on: {c['trained_tokens']:,}, {c['bytes'] / 1e6:.2f} MB of answers"
-        documents = f"{c['documents']:,} {what}{'s' * (c['documents'] != 1)}"
-        lines.append(f"{split}: {documents}, {text} ({c['bytes_per_token']:.2f} bytes per token)")
-    notes = {
-        "duplicates": f"exact duplicates {'left out' if manifest['depends_on']['drop_duplicates'] else 'kept'}",
-        "empty": "empty texts left out",
-        "bad": "bad records left out (listed in manifest.json)",
-    }
-    lines += [f"{ledger[name]:,} {note}" for name, note in notes.items() if ledger[name]]
-    return "\n".join(lines)
+        number = f"{c['documents']:,} {what}{'s' * (c['documents'] != 1)}"
+        lines.append(f"{split}: {number}, {text} ({c['bytes_per_token']:.2f} bytes per token)")
+    kept = "left out" if manifest["depends_on"]["drop_duplicates"] else "kept"
+    notes = {"duplicates": f"exact duplicates {kept}", "empty": "empty texts left out"}
+    notes["bad"] = "bad records left out (listed in manifest.json)"
+    return "\n".join([*lines, *(f"{ledger[name]:,} {note}" for name, note in notes.items() if ledger[name])])
 
 
 def keys_of_run(loaded: LoadedConfig) -> tuple[Path, int]:

@@ -17,7 +17,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
-from itertools import accumulate, chain, count, dropwhile, groupby, islice, zip_longest
+from itertools import accumulate, chain, count, dropwhile, groupby, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,10 +37,12 @@ SPECIAL_TOKENS = [PAD, BOS, EOS, UNK, *CHAT, *TOOLS]
 HEADERS = ["system\n", "user\n", "assistant\n", "tool\n"]  # what the chat template itself writes as text
 ROLES = {"pad_token": PAD, "bos_token": BOS, "eos_token": EOS}  # transformers' names for them
 NAMED = [*ROLES, "unk_token", "sep_token", "cls_token", "mask_token"]  # what a chat template may ask for
+DECIDING = ("model", "normalizer", "pre_tokenizer")  # parts of tokenizer.json, for the ids of a text
 DEFAULT_VOCAB_SIZE = 2048
 PIECE = 1 << 16  # characters of a text that one core encodes at a time
 TOGETHER = 1 << 20  # characters that all cores encode at a time; each needs about 100 bytes of memory
 LONGEST = 512  # characters of a word
+VISIBLE = str.maketrans({" ": "␣", "\n": "⏎", "\t": "⇥"})
 # No token of a byte-level tokenizer crosses the end of this line end, or the beginning of this space. The look behind
 # comes last: `re` is quick where a pattern begins with the characters that it looks for.
 BETWEEN_WORDS = re.compile(r"[\n ](?=\S)(?<=\S[\n ])")
@@ -73,8 +75,8 @@ class Tokenizer:
         self.backend.no_padding()  # transformers saves how it padded last
         self.backend.no_truncation()
         self.pad_id, self.bos_id, self.eos_id = (self.special_id(self.roles[role]) for role in ROLES)
-        added = {i: token for i, token in self.backend.get_added_tokens_decoder().items() if token.special}
-        self.special_ids, self._specials = frozenset(added), [token.content for token in added.values()]
+        special = {i: token.content for i, token in self.backend.get_added_tokens_decoder().items() if token.special}
+        self.special_ids, self._specials = frozenset(special), list(special.values())
         self._settings = settings
         self.model_ends: list[int] = []  # as transformers' generate takes them from generation_config.json
         self.first_ids = [self.bos_id]
@@ -104,11 +106,6 @@ class Tokenizer:
         return token_id
 
     @property
-    def bos_token(self) -> str:
-        """The text of the token that begins every document and every conversation."""
-        return self.roles["bos_token"]
-
-    @property
     def unk_id(self) -> int | None:
         """The id of a character that `char` has not seen; None where every text has ids of its own."""
         unk = getattr(self.backend.model, "unk_token", None)
@@ -131,7 +128,7 @@ class Tokenizer:
     @cached_property
     def vocab_size(self) -> int:
         """Number of ids, special and reserved ones included; a multiple of 64. Unused ids between them count too."""
-        return 1 + max(self.backend.get_vocab(with_added_tokens=True).values(), default=-1)
+        return 1 + max(self.backend.get_vocab().values(), default=-1)
 
     # which tokenizer it is
 
@@ -141,16 +138,15 @@ class Tokenizer:
         Left out is what other programs add to tokenizer.json when they save it: padding, truncation, post-processor.
         """
         described = json.loads(self.backend.to_str())
-        deciding = [described[key] for key in ("model", "normalizer", "pre_tokenizer", "added_tokens")]
+        deciding = [described[key] for key in (*DECIDING, "added_tokens")]
         return hashlib.sha256(json.dumps([deciding, self.roles], sort_keys=True).encode()).hexdigest()
 
     def tokens_beyond(self, other: Tokenizer) -> list[str] | None:
         """The tokens that were added to the other one's, reserved ones left out; None if an id of the other one stands
         for something else here. Which tokens begin and end a text does not matter: it changes no id."""
         ours, theirs = (json.loads(tokenizer.backend.to_str()) for tokenizer in (self, other))
-        here, there = (tokenizer.backend.get_vocab(with_added_tokens=True) for tokenizer in (self, other))
-        same = all(ours[key] == theirs[key] for key in ("model", "normalizer", "pre_tokenizer"))
-        if not same or not there.items() <= here.items():
+        here, there = (tokenizer.backend.get_vocab() for tokenizer in (self, other))
+        if any(ours[key] != theirs[key] for key in DECIDING) or not there.items() <= here.items():
             return None
         added = sorted(here.keys() - there.keys(), key=here.__getitem__)
         return [token for token in added if not token.startswith("<|reserved_")]
@@ -193,13 +189,9 @@ class Tokenizer:
         joint = spelled[""] if self.can_cut else ""
         joined, ends = [], []
         for text in texts:
-            parts = []
-            for piece, behind in zip_longest(text, text[1:]):
-                if piece.special:
-                    self.special_id(piece.text)  # raises InputError if there is no such token
-                    parts.append(spelled[piece.text])
-                else:  # special tokens are joints anyway
-                    parts.append(piece.text if behind is None or behind.special else piece.text + joint)
+            for missing in {piece.text for piece in text if piece.special} - spelled.keys():
+                self.special_id(missing)  # raises InputError
+            parts = [spelled[piece.text] if piece.special else piece.text + joint for piece in text]
             joined.append("".join(parts))
             ends.append(np.cumsum([len(part) for part in parts]))
         result = []
@@ -267,9 +259,8 @@ class Tokenizer:
             elif token_id in self.special_ids:
                 labels.append(token.replace("<|", "<").replace("|>", ">"))
             else:  # a byte that is no whole character decodes to a surrogate of its own
-                text = self.decode_bytes([token_id]).decode("utf-8", "surrogateescape")
-                text = re.sub("[\udc80-\udcff]", lambda byte: f"⟨{ord(byte[0]) - 0xDC00:X}⟩", text)
-                labels.append(text.replace(" ", "␣").replace("\n", "⏎").replace("\t", "⇥"))
+                text = self.decode_bytes([token_id]).decode("utf-8", "surrogateescape").translate(VISIBLE)
+                labels.append(re.sub("[\udc80-\udcff]", lambda byte: f"⟨{ord(byte[0]) - 0xDC00:X}⟩", text))
         return labels
 
     def save(self, directory: str | Path, context_length: int | None = None) -> None:
@@ -325,7 +316,7 @@ def train_tokenizer(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
             show_progress=False,
         )
         backend.train_from_iterator(texts if config.kind == "bpe" else [], trainer)
-    return Tokenizer(_with_reserved(backend))
+    return Tokenizer(_with_reserved(backend, round_up(backend.get_vocab_size())))
 
 
 def pre_tokenizer(has_words: bool = True) -> pre_tokenizers.PreTokenizer:
@@ -349,22 +340,21 @@ def adopt(path: str | Path, at_least: int = 0) -> Tokenizer:
     tokens: the added ones take these rows, and reserved ones the rest. Raises InputError.
     """
     file, backend, settings = open_tokenizer(path)
-    vocabulary = backend.get_vocab(with_added_tokens=True)
+    vocabulary = backend.get_vocab()
     if (last := max(vocabulary.values(), default=-1)) + 1 != len(vocabulary):
         raise InputError(f"{file}: its ids have gaps ({len(vocabulary):,} tokens, the last one is {last:,})")
-    named = {role: settings.named_tokens.get(role, "") for role in ROLES}
-    roles = {role: named[role] if named[role] in vocabulary else ours for role, ours in ROLES.items()}
+    named = settings.named_tokens
+    roles = {role: named[role] if named.get(role) in vocabulary else ours for role, ours in ROLES.items()}
     if roles["bos_token"] in (roles["eos_token"], roles["pad_token"], *CHAT):
         roles["bos_token"] = BOS
     if roles["pad_token"] in (roles["eos_token"], getattr(backend.model, "unk_token", None)):
         roles["pad_token"] = PAD
     specials = [*roles.values(), *CHAT, *TOOLS]
     backend.add_special_tokens(specials)
-    used, model = max(at_least, backend.get_vocab_size(with_added_tokens=True)), file.with_name("config.json")
-    rows = read_json(model).get("vocab_size") if model.is_file() else 0
-    tokenizer = Tokenizer(
-        _with_reserved(backend, rows if isinstance(rows, int) and used <= rows else round_up(used)), roles
-    )
+    used, model = max(at_least, backend.get_vocab_size()), file.with_name("config.json")
+    rows = read_json(model).get("vocab_size") if model.is_file() else None
+    size = rows if isinstance(rows, int) and rows >= used else round_up(used)
+    tokenizer = Tokenizer(_with_reserved(backend, size), roles)
     for token in specials:
         if tokenizer.special_id(token) in tokenizer.encode(f"a {token} b") + tokenizer.encode(token):
             raise InputError(
@@ -374,11 +364,10 @@ def adopt(path: str | Path, at_least: int = 0) -> Tokenizer:
     return tokenizer
 
 
-def _with_reserved(backend: tokenizers.Tokenizer, size: int = 0) -> tokenizers.Tokenizer:
-    """With reserved tokens up to this size, or to a multiple of 64."""
-    used = backend.get_vocab_size(with_added_tokens=True)
+def _with_reserved(backend: tokenizers.Tokenizer, size: int) -> tokenizers.Tokenizer:
+    """With reserved tokens up to this size."""
     names = (name for i in count() if backend.token_to_id(name := f"<|reserved_{i}|>") is None)
-    backend.add_special_tokens(list(islice(names, (size or round_up(used)) - used)))
+    backend.add_special_tokens(list(islice(names, size - backend.get_vocab_size())))
     return backend
 
 
@@ -389,12 +378,12 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     is none, and for one that cannot be used.
     """
     file, backend, settings = open_tokenizer(path)
-    named = {role: settings.named_tokens.get(role, "") for role in ROLES}
     own = {role: ours for role, ours in ROLES.items() if backend.token_to_id(ours) is not None}
-    end = named["eos_token"] or own.get("eos_token") or named["pad_token"] or EOS
-    others = {"eos_token": end, "pad_token": end, "bos_token": named["pad_token"] or end}
+    own |= {role: token for role, token in settings.named_tokens.items() if role in ROLES}
+    pad = settings.named_tokens.get("pad_token")
+    end = own.get("eos_token") or pad or EOS
     try:
-        return Tokenizer(backend, {role: named[role] or own.get(role) or others[role] for role in ROLES}, settings)
+        return Tokenizer(backend, {"pad_token": end, "bos_token": pad or end, "eos_token": end} | own, settings)
     except InputError as error:
         raise InputError(f"{file}: {error}") from None
 
@@ -410,9 +399,8 @@ def open_tokenizer(path: str | Path) -> tuple[Path, tokenizers.Tokenizer, Settin
     config, template = file.with_name("tokenizer_config.json"), file.with_name("chat_template.jinja")
     text, settings = read_text(file), read_json(config) if config.is_file() else {}
     try:
-        # transformers 4 writes a token as an object
-        named = {name: settings[name] for name in NAMED if settings.get(name)}
-        named = {name: token["content"] if isinstance(token, dict) else token for name, token in named.items()}
+        tokens = {name: settings[name] for name in NAMED if settings.get(name)}  # transformers 4 writes objects
+        named = {name: token["content"] if isinstance(token, dict) else token for name, token in tokens.items()}
         templates = settings.get("chat_template") or {}
         if isinstance(templates, list):
             templates = {template["name"]: template["template"] for template in templates}

@@ -47,7 +47,7 @@ class AttentionConfig(Section):
     heads: list[Head] | None = Field(None, min_length=1)
     """Which query heads to look at, counted from 0. null = all."""
     metrics: Literal["all"] | list[str] = Field("all", examples=[["induction", "sink"]])
-    """Head scores: all, or a list of names (docs/attention_scores.md)."""
+    """Head scores: all, or a list of names (docs/measure.md)."""
 
 
 class EvalConfig(Section):

@@ -8,7 +8,6 @@ like those of training (Tiko, Belna, Jurim), and with names of a form that train
 from __future__ import annotations
 
 import argparse
-import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -35,43 +34,29 @@ ROWS = 32  # questions that are answered at a time
 
 @dataclass(frozen=True)
 class Question:
-    """One question of a conversation.
+    """One question of a conversation."""
 
-    kind:       one of data.storyworld's KINDS
-    messages:   everything before the reply, with the conversation's own earlier replies; the question comes last
-    reply:      what the assistant says there, without thoughts: the short answer, or a sentence with it
-    answer:     the short answer: "Tiko", "by the river", "yes"
-    candidates: the short answers that a careless reader could give, `answer` among them
-    tools:      the schemas of the tools that the conversation describes
-    plot:       of the story that it is about; "" where that is not known
-    """
-
-    kind: str
-    messages: tuple[dict[str, Any], ...]
-    reply: str
-    answer: str
-    candidates: tuple[str, ...]
-    tools: tuple[dict[str, Any], ...] = ()
-    plot: str = ""
+    kind: str  # one of data.storyworld's KINDS
+    messages: tuple[dict[str, Any], ...]  # before the reply, earlier replies among them; the question comes last
+    reply: str  # what the assistant says there, without thoughts: the short answer, or a sentence with it
+    answer: str  # the short answer: "Tiko", "by the river", "yes"
+    candidates: tuple[str, ...]  # the short answers that a careless reader could give, `answer` among them
+    tools: tuple[dict[str, Any], ...] = ()  # the schemas of the tools that the conversation describes
+    plot: str = ""  # of the story that it is about, where that is known
 
 
 def held_out_questions(source: StoryworldSource, *, new_names: bool = False) -> Iterator[Question]:
-    """The questions of the held-out conversations, one conversation after the other.
-
-    new_names: the people have names of a form that no training text holds.
-    """
+    """The questions of the held-out conversations. new_names: the people have names that no training text holds."""
     for index in range(source.validation_documents):
-        conversation = converse(source.seed, index, "validation", source.level, held_out_names=new_names)
-        yield from questions_in(conversation)
+        yield from questions_in(converse(source.seed, index, "validation", source.level, held_out_names=new_names))
 
 
 def questions_in(conversation: dict[str, Any]) -> Iterator[Question]:
     """The questions of one of data.storyworld's conversations, in their order."""
     for question in conversation["meta"]["questions"]:
         *before, reply = conversation["conversations"][: question["message"] + 1]
-        answer, candidates = question["answer"], tuple(question["candidates"])
-        plot = conversation["meta"]["plot"]
-        yield Question(question["kind"], tuple(before), reply["content"], answer, candidates, plot=plot)
+        known = {"answer": question["answer"], "candidates": tuple(question["candidates"])}
+        yield Question(question["kind"], tuple(before), reply["content"], **known, plot=conversation["meta"]["plot"])
 
 
 def question_of(conversation: Conversation) -> Question | None:
@@ -111,15 +96,15 @@ def ask(
     """
     prompts = [prompt_ids(tokenizer, question.messages) for question in questions]
     room = [len(ids) + 1 for ids in tokenizer.encode_many([question.reply for question in questions])]
-    longest = lm.config.max_position_embeddings
-    fitting = [i for i in range(len(prompts)) if len(prompts[i]) + room[i] <= longest]
+    fitting = [i for i in range(len(prompts)) if len(prompts[i]) + room[i] <= lm.config.max_position_embeddings]
     order = sorted(fitting, key=lambda i: len(prompts[i]))  # like lengths together: little padding
     replies: list[str | None] = [None] * len(questions)
     for start in range(0, len(order), ROWS):
         chosen = order[start : start + ROWS]
         some, longest = [prompts[i] for i in chosen], max(room[i] for i in chosen)
-        greedy: dict[str, Any] = {"max_new_tokens": longest, "temperature": 0.0, "rng": Random(0)}
-        answers = write_answers(lm, tokenizer, some, **greedy, kv_cache=kv_cache)
+        answers = write_answers(
+            lm, tokenizer, some, max_new_tokens=longest, temperature=0.0, rng=Random(0), kv_cache=kv_cache
+        )
         for i, answer in zip(chosen, answers, strict=True):
             replies[i] = answer.reply(tokenizer)
     return replies
@@ -130,22 +115,13 @@ def is_right(question: Question, reply: str | None) -> bool:
     return reply is not None and reply.strip() == question.reply.strip()
 
 
-# ---------------------------------------------------------------------------------------------------------
-# figures, beside chance and the best guess
-
-
 def guesses(question: Question) -> list[str]:
     """Answers that need no understanding: the first candidate, the last, the one mentioned last, least late, most often
     and most rarely."""
     text, candidates = "\n".join(message["content"] for message in question.messages), question.candidates
-
-    def place(candidate: str) -> int:
-        return text.rfind(candidate.split(" the ")[-1])  # a story also says "to the river"
-
-    def count(candidate: str) -> int:
-        return text.count(candidate.split(" the ")[-1])
-
-    by_looking = [choose(candidates, key=key) for key in (place, count) for choose in (max, min)]
+    named = {candidate: candidate.split(" the ")[-1] for candidate in candidates}  # a story also says "to the river"
+    looks = [{one: see(named[one]) for one in candidates} for see in (text.rfind, text.count)]
+    by_looking = [choose(candidates, key=seen.__getitem__) for seen in looks for choose in (max, min)]
     return [candidates[0], candidates[-1], *by_looking]
 
 
@@ -157,27 +133,24 @@ def figures(questions: Sequence[Question], replies: Sequence[str | None]) -> dic
     guess:       share that the best of `guesses` gets right on these very questions, or always the same answer
     """
     answered = [(question, reply) for question, reply in zip(questions, replies, strict=True) if reply is not None]
-    classes, count = {}, len(answered)
+    classes: dict[str, dict[str, float | int]] = {}
     for kind in KINDS:
-        if of_kind := [pair for pair in answered if pair[0].kind == kind]:
-            classes[kind] = _figures_of_class(of_kind)
-    values: dict[str, float | int] = {"exact_match": sum(is_right(*pair) for pair in answered) / max(1, count)}
+        of_kind = [question for question, _ in answered if question.kind == kind]
+        if asked := len(of_kind):
+            right = [[guess == question.answer for guess in guesses(question)] for question in of_kind]
+            always_the_same = max(Counter(question.answer for question in of_kind).values())
+            classes[kind] = {
+                "exact_match": sum(is_right(*pair) for pair in answered if pair[0].kind == kind) / asked,
+                "chance": sum(1 / len(question.candidates) for question in of_kind) / asked,
+                "guess": max(always_the_same, *map(sum, zip(*right, strict=True))) / asked,
+                "asked": asked,
+            }
+    count = max(1, len(answered))
+    values = {"exact_match": sum(is_right(*pair) for pair in answered) / count}
     for name in ("chance", "guess"):
-        values[name] = sum(of_kind[name] * of_kind["asked"] for of_kind in classes.values()) / max(1, count)
-    values["asked"] = count
+        values[name] = sum(of_kind[name] * of_kind["asked"] for of_kind in classes.values()) / count
+    values["asked"] = len(answered)
     return values | {f"{name}_{kind}": value for kind, of_kind in classes.items() for name, value in of_kind.items()}
-
-
-def _figures_of_class(answered: Sequence[tuple[Question, str]]) -> dict[str, float | int]:
-    questions, count = [question for question, _ in answered], len(answered)
-    right_guesses = ([guess == question.answer for guess in guesses(question)] for question in questions)
-    always_the_same = max(Counter(question.answer for question in questions).values())
-    return {
-        "exact_match": sum(is_right(*pair) for pair in answered) / count,
-        "chance": sum(1 / len(question.candidates) for question in questions) / count,
-        "guess": max(always_the_same, *map(sum, zip(*right_guesses, strict=True))) / count,
-        "asked": count,
-    }
 
 
 def table_of_classes(columns: dict[str, dict[str, float | int]]) -> str:
@@ -196,23 +169,15 @@ def table_of_classes(columns: dict[str, dict[str, float | int]]) -> str:
 
 
 def table_of_plots(questions: Sequence[Question], replies: Sequence[str | None]) -> str:
-    """A Markdown table: a row for each plot and class; the rows with the most wrong replies first.
-
-    It shows whether a model is a little wrong everywhere, or right in most plots and no better than a guess in some.
-    """
+    """A Markdown table of plots and classes, the worst first: is it a little wrong everywhere, or lost in a few?"""
     answers = defaultdict(list)
     for question, reply in zip(questions, replies, strict=True):
         if reply is not None:
             answers[f"{question.plot}, {question.kind}"].append(is_right(question, reply))
-    wrong = {name: right.count(False) for name, right in answers.items()}
-    every, rows = max(1, sum(wrong.values())), []
-    for name, count in sorted(wrong.items(), key=lambda item: (-item[1], item[0])):
-        asked = len(answers[name])
-        rows.append([name, asked, f"{(asked - count) / asked:.0%}", f"{count / every:.0%}"])
+    every, rows = max(1, sum(right.count(False) for right in answers.values())), []
+    for name, right in sorted(answers.items(), key=lambda item: (-item[1].count(False), item[0])):
+        rows.append([name, len(right), f"{sum(right) / len(right):.0%}", f"{right.count(False) / every:.0%}"])
     return table(["plot, class", "asked", "exact match", "of all wrong replies"], rows)
-
-
-# ---------------------------------------------------------------------------------------------------------
 
 
 def data_config_of(run: str | Path) -> DataConfig:
@@ -250,9 +215,6 @@ def main() -> int:
     print(table_of_classes(dict(reversed(columns.items()))))
     if given.by_plot:
         print(f"\nBy plot, with the names of training:\n{table_of_plots(questions, replies)}")
-    if left_out := replies.count(None):
-        longest = lm.config.max_position_embeddings
-        print(f"{left_out} of {len(questions)} questions left out: longer than {longest} tokens", file=sys.stderr)
     wrong = (pair for pair in zip(questions, replies, strict=True) if pair[1] is not None and not is_right(*pair))
     for question, reply in islice(wrong, given.show):
         print(f"\n{question.kind}: {question.messages[-1]['content']}\n  right: {question.reply}\n  wrote: {reply}")

@@ -102,8 +102,8 @@ def fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) 
 
 def in_kernel_dtype(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """One dtype for all three; under autocast, RoPE leaves q and k in float32 and v in bfloat16. On a GPU it is
-    autocast's, on a CPU float32, where PyTorch's kernel is two to three times faster than in bfloat16 (EXPERIMENTS.md).
-    """
+    autocast's, on a CPU float32, where PyTorch's kernel is two to three times faster than in bfloat16
+    (FINDINGS.md#backends)."""
     dtype = torch.promote_types(q.dtype, torch.float32) if q.device.type == "cpu" else compute_dtype(v)
     return q.to(dtype), k.to(dtype), v.to(dtype)
 

@@ -195,46 +195,47 @@ def model_card(name: str, lm: LanguageModel, progress: dict[str, Any]) -> str:
     """
     config, family, adapters = lm.config, family_of(lm.config).model_type, lm.adapters
     identity = progress.get("identity") or {}
-    source = {key[12:]: value for key, value in identity.items() if key.startswith("data.source.")}
-    text, datasets = _text_in_words(source)
-    is_chat = identity.get("data.records") in ("conversations", "pairs")
+    text, datasets = _text_in_words({key[12:]: identity[key] for key in identity if key.startswith("data.source.")})
     library: str | None = "peft" if adapters else "transformers"
     if not config.loadable_elsewhere or (adapters and family == "gpt2"):  # q, k and v are one matrix in peft's GPT-2
         library = None
-    use = USE[library].format(base=code(adapters.base) if adapters else "")
-    metadata = {
+    metadata: dict[str, Any] = {
         "license": "unknown",
-        "language": ["en"] if source.get("kind") == "storyworld" else None,
+        "language": ["en"] if identity.get("data.source.kind") == "storyworld" else None,
         "library_name": library,
         "pipeline_tag": "text-generation",
-        "tags": [*dict.fromkeys(("headlight", family)), *(["conversational"] if is_chat else [])],
+        "tags": [*dict.fromkeys(("headlight", family))],
         "datasets": datasets,
     }
-    start, best = identity.get("init_from"), progress.get("best_loss")
-    facts = {
-        "Started from": f"the weights of {code(start)}" if start else "random weights" if identity else "",
-        "Text": f"{'conversations; ' if is_chat else ''}{markdown(text)}",
-        "Progress": f"step {progress['step']:,}, after {progress['tokens']:,} tokens" if progress else "",
-        "Lowest loss on held-out text": ""
-        if best is None
-        else f"{best:.4f} nats a token, at step {progress['best_step']:,}",
-    }
+    facts = []
+    if identity:
+        start = identity.get("init_from")
+        facts.append(f"Started from: {f'the weights of {code(start)}' if start else 'random weights'}")
+    facts.append(f"Text: {markdown(text)}")
+    if identity.get("data.records") in ("conversations", "pairs"):
+        metadata["tags"] += ["conversational"]
+        facts[-1] = f"Text: conversations; {markdown(text)}"
+    if progress:
+        name += f", step {progress['step']:,}"
+        facts.append(f"Progress: step {progress['step']:,}, after {progress['tokens']:,} tokens")
+    if (best := progress.get("best_loss")) is not None:
+        facts.append(f"Lowest loss on held-out text: {best:.4f} nats a token, at step {progress['best_step']:,}")
     return f"""\
 ---
 {yaml.safe_dump({key: value for key, value in metadata.items() if value}, sort_keys=False)}---
 
-# {markdown(name)}{f", step {progress['step']:,}" if progress else ""}
+# {markdown(name)}
 
 A language model with {lm.num_parameters():,} parameters: {config.in_words()}. It knows {config.vocab_size:,} tokens \
 and reads up to {config.max_position_embeddings:,} of them at once.
 
 It was trained with Headlight, which trains tiny language models so that you can watch their attention heads learn.
 
-{chr(10).join(f"- {name}: {fact}" for name, fact in facts.items() if fact)}
+- {f"{chr(10)}- ".join(facts)}
 
 ## Use it
 
-{use}
+{USE[library].format(base=code(adapters.base) if adapters else "")}
 
 ## Limits
 
@@ -246,15 +247,11 @@ It was trained with Headlight, which trains tiny language models so that you can
 
 def _text_in_words(source: dict[str, Any]) -> tuple[str, list[str]]:
     """What data.source names, in words, and the datasets of the Hub among it."""
-    match source.get("kind"):
-        case "storyworld":
-            return "stories that Headlight generates", []
-        case "files":
-            return "local text files", []
-        case "hub":
-            name = source["name"]
-            return f"the dataset {name}, split {source['split']}", [] if Path(name).exists() else [name]
-        case "mix":
-            parts = [_text_in_words(part["source"]) for part in source["parts"]]
-            return ", ".join(text for text, _ in parts), [name for _, names in parts for name in names]
-    return "unknown", []
+    if source.get("kind") == "hub":
+        name = source["name"]
+        return f"the dataset {name}, split {source['split']}", [] if Path(name).exists() else [name]
+    if source.get("kind") == "mix":
+        parts = [_text_in_words(part["source"]) for part in source["parts"]]
+        return ", ".join(text for text, _ in parts), [name for _, names in parts for name in names]
+    words = {"storyworld": "stories that Headlight generates", "files": "local text files"}
+    return words.get(source.get("kind", ""), "unknown"), []

@@ -130,5 +130,5 @@ def places(experts: Tensor, count: int, multiple: int) -> tuple[Tensor, Tensor, 
 
 def multiple_of_rows(device: str, dtype: torch.dtype) -> int:
     """In 16 bits, PyTorch on a CPU (oneDNN) writes a program for every number of rows, which takes longer than to run
-    it. So groups of few sizes are quicker (EXPERIMENTS.md)."""
+    it. So groups of few sizes are quicker (FINDINGS.md#experts)."""
     return 32 if device == "cpu" and dtype.itemsize == 2 else 1

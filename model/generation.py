@@ -84,7 +84,6 @@ def stream(
     kv_cache: KVCache | str | None = "dynamic",
     compile: bool = False,
     log_probs: list[Tensor] | None = None,
-    watch: Callable[[Tensor], object] | None = None,
 ) -> Iterator[Tensor]:
     """`generate`, a token at a time: yields the next ids (B * n,) as soon as they are known.
 
@@ -99,7 +98,6 @@ def stream(
     compile: torch.compile the step of one token. It needs kv_cache="static" and pays off over many tokens.
     log_probs: a list to which each step adds (B * n,) float32, ln of the probability with which its token was drawn,
     after temperature and filters; 0 where nothing was drawn: at temperature 0 and behind a row's stop.
-    watch: called with the model's own logits (B * n, V), float32, before each token is drawn.
     """
     if input_ids.ndim != 2 or input_ids.shape[1] == 0:
         raise ValueError(f"input_ids has shape {tuple(input_ids.shape)}: give (batch, tokens) with at least one token")
@@ -150,8 +148,6 @@ def stream(
                 padding = {name: x.repeat_interleave(num_return_sequences, dim=0) for name, x in padding.items()}
                 if cache is not None:
                     cache.repeat_interleave(num_return_sequences)
-            if watch is not None:
-                watch(logits)
             # 2. draw the next one of every row
             ids, probabilities = next_token(logits, written[:, :count], sampling, generator)  # (rows,), (rows, V)
             if log_probs is not None:
@@ -256,8 +252,9 @@ def compiled_step(kind: str) -> Callable[..., Tensor]:
 class FewRows(TorchFunctionMode):
     """`with FewRows():` every F.linear on a CPU with at most FEW rows is computed in another way.
 
-    PyTorch's library call for one row took four times as long as memory needs (EXPERIMENTS.md). Compiled, (x * w).sum()
-    becomes one loop that reads each weight once. It adds in another order, so eager decoding keeps the library's bits.
+    PyTorch's library call for one row took four times as long as memory needs (FINDINGS.md#decoding). Compiled,
+    (x * w).sum() becomes one loop that reads each weight once. It adds in another order, so eager decoding keeps the
+    library's bits.
     """
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -2,7 +2,7 @@
 
     int8   one scale for each row of a matrix; what is computed stays in the model's own dtype
     int4   a scale and a zero point for every 32 numbers of a row. The model becomes bfloat16, because in float32
-           PyTorch's kernel took a hundred times as long (EXPERIMENTS.md)
+           PyTorch's kernel took a hundred times as long (FINDINGS.md#bits)
 
 Linear layers of the blocks and an untied head become small. Embedding, norms, experts and the matrix that latent
 attention reads past its module stay as they are. A model that is small itself does not get faster: docs/serving.md.

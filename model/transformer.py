@@ -202,8 +202,8 @@ class LanguageModel(nn.Module):
         std = min(0.02, 1 / hidden) if is_tied else 1.0
         embeddings = decoder.embed_tokens.weight.normal_(0.0, std)
         # One random direction is common to all. Attention by position alone ("the token before me") needs something
-        # that every query and key has in common, and finds it there at once (EXPERIMENTS.md). It adds the same number
-        # to every tied logit, which changes no probability.
+        # that every query and key has in common, and finds it there at once (FINDINGS.md#sooner). It adds the same
+        # number to every tied logit, which changes no probability.
         embeddings += torch.empty(hidden, device=embeddings.device).normal_(0.0, std)
         if decoder.embed_positions is not None:
             decoder.embed_positions.weight.normal_(0.0, std)

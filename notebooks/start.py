@@ -70,7 +70,7 @@ def train_point(kv_heads: int, head_dim: int) -> Any:
     """A model of configs/recall.yaml with this many key/value heads of this size, as a point for the figure of notebook
     03. It is trained once, then read again. Raises InputError for what the figure has no place for."""
     from eval.compare.pictures import Point
-    from eval.recall import half_at
+    from eval.lookups import half_at
 
     if kv_heads not in (1, 2, 4, 8) or head_dim % 2 or not 4 <= head_dim <= 32:
         raise InputError("8 query heads share 1, 2, 4 or 8 key/value heads; a head has an even size from 4 to 32.")

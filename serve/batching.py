@@ -21,7 +21,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -73,7 +72,7 @@ class Request:
     """What is asked for. emit: called in the batcher's thread with every Token, and at the end with an End.
 
     top_log_probs: how many likeliest ids come with each token; None: no log-probabilities. of_prompt: the prompt's
-    tokens have them too, in `read`, before the first Token. min_new_tokens: until then stop ids cannot be drawn.
+    tokens have them too, in `read`, before the first Token.
     heads: heads of the model whose outputs are multiplied by a factor, for this request alone.
     """
 
@@ -85,7 +84,6 @@ class Request:
     seed: int | None = None
     top_log_probs: int | None = None
     of_prompt: bool = False
-    min_new_tokens: int = 0
     heads: dict[Head, float] = field(default_factory=dict)
     cancelled: bool = False  # by whoever asked: its blocks are free before the next token
     # once it has joined:
@@ -139,7 +137,6 @@ class Batcher:
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.jobs: deque[tuple[Future, Callable[[], Any]]] = deque()
-        self.rounds = 0
         self._changed = threading.Condition()
         self._stopping = False
         self._thread: threading.Thread | None = None
@@ -188,16 +185,9 @@ class Batcher:
             left -= self._read_prompt(reading, left)
         if not self.running:
             return False
-        self.rounds += 1
         writing = [request for request in self.running if not request.reads_prompt]  # 4. a token for each of them
         if writing:
-            view = PagedView(self.cache, [request.table for request in writing], 1)
-            ids = torch.tensor([[request.table.token_ids[-1]] for request in writing], device=self.device)
-            with self._scaled(writing):
-                logits = self.lm(ids, attention_mask=view.attention_mask, position_ids=view.position_ids, kv_cache=view)
-            for request in writing:
-                self.cache.read(request.table, 1)
-            self._write(writing, logits[:, -1].float())
+            self._write(writing, self._forward(writing, 1)[:, -1])
         return True
 
     def _admit(self) -> Request | None:
@@ -223,27 +213,31 @@ class Batcher:
         """Read the next chunk of a prompt, `most` tokens at most; at its end, the first token. -> tokens read."""
         table = request.table
         count = min(most, len(request.token_ids) - table.length)
-        view = PagedView(self.cache, [table], count)
-        ids = torch.tensor([table.token_ids[table.length : table.length + count]], device=self.device)
-        keep = 0 if request.of_prompt else 1
-        with self._scaled([request]):
-            logits = self.lm(ids, position_ids=view.position_ids, kv_cache=view, logits_to_keep=keep)
-        self.cache.read(table, count)
+        logits = self._forward([request], count, keep=0 if request.of_prompt else 1)
         if request.of_prompt:
             request.read = request.read or [Token(request.token_ids[0])]
             predicted = request.token_ids[len(request.read) : table.length + 1]  # the last of all predicts no token
-            request.read += _described(predicted, logits[0, : len(predicted)].float(), request.top_log_probs)
+            request.read += _described(predicted, logits[0, : len(predicted)], request.top_log_probs)
         if not request.reads_prompt:
-            self._write([request], logits[:, -1].float())
+            self._write([request], logits[:, -1])
         return count
 
-    def _scaled(self, rows: Sequence[Request]) -> AbstractContextManager[None]:
-        """The heads that any row of a batch changes, for that row; 1 leaves the bits of the other rows as they are."""
-        factors = {}
+    def _forward(self, rows: Sequence[Request], count: int, keep: int = 1) -> Tensor:
+        """Read the next `count` tokens of these requests -> logits (rows, keep, V) float32; keep: as `logits_to_keep`.
+
+        A head that any row changes is scaled for that row; 1 leaves the bits of the other rows as they are."""
+        tables, factors = [row.table for row in rows], {}
         for head in {head for row in rows for head in row.heads}:
             column = torch.tensor([row.heads.get(head, 1.0) for row in rows], device=self.device)
             factors[head] = column[:, None, None]  # (B, 1, 1)
-        return scaled(self.lm, factors)
+        view = PagedView(self.cache, tables, count)
+        ids = torch.tensor([x.token_ids[x.length : x.length + count] for x in tables], device=self.device)
+        inputs = {"attention_mask": view.attention_mask, "position_ids": view.position_ids, "kv_cache": view}
+        with scaled(self.lm, factors):
+            logits = self.lm(ids, **inputs, logits_to_keep=keep)
+        for table in tables:
+            self.cache.read(table, count)
+        return logits.float()
 
     def _write(self, requests: list[Request], logits: Tensor) -> None:
         """The next token of each request: logits (requests, V) float32. Those that are done leave."""
@@ -257,14 +251,9 @@ class Batcher:
             if not request.max_new_tokens:
                 self._leave(request, End("length"))
                 continue
-            allowed = scores
-            if request.written < request.min_new_tokens:
-                stops = torch.tensor([*request.stop_ids], dtype=torch.long, device=self.device)
-                allowed = scores.index_fill(1, stops, -torch.inf)
-                token = int(allowed.argmax())
             if request.sampling != Sampling(temperature=0):
                 seen = torch.tensor([request.table.token_ids], device=self.device)
-                token = int(next_token(allowed, seen, request.sampling, request.generator)[0])
+                token = int(next_token(scores, seen, request.sampling, request.generator)[0])
             (described,) = _described([token], scores, request.top_log_probs)
             if token in request.stop_ids:
                 self._leave(request, End("stop", token=described))

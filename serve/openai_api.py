@@ -40,11 +40,6 @@ DEFAULTS: dict[str, Any] = {  # of fields that are not supported: they change no
     "presence_penalty": 0,
     "logit_bias": {},
     "response_format": {"type": "text"},
-    "modalities": ["text"],
-    "suffix": "",
-    "best_of": 1,
-    "functions": [],
-    "function_call": "none",
     "parallel_tool_calls": True,
 }
 SEED_STEP = 1_000_003  # between the seeds of two answers to one prompt
@@ -76,8 +71,8 @@ class GenerationRequest(BaseModel):
     min_p: float | None = Field(None, ge=0, le=1)
     repetition_penalty: float = Field(1.0, gt=0, le=100)
     stop_token_ids: list[Annotated[int, Field(ge=0)]] = Field(default=[], max_length=100)  # beside the model's own
-    min_tokens: int = Field(0, ge=0)  # before that, nothing ends the answer
     ignore_eos: bool = False  # the model's own stop ids end nothing
+    _sampling: Sampling
 
     @model_validator(mode="before")
     @classmethod
@@ -88,17 +83,13 @@ class GenerationRequest(BaseModel):
         return {name: value for name, value in given.items() if name not in DEFAULTS or value != DEFAULTS[name]}
 
     @model_validator(mode="after")
-    def _can_be_drawn(self) -> GenerationRequest:
-        _ = self.sampling  # raises ValueError for numbers that are too small to compute with
+    def _set_sampling(self) -> GenerationRequest:
+        """How tokens are drawn. Raises ValueError for numbers that are too small to compute with."""
+        is_greedy = self.temperature == 0 or self.top_p == 0  # top_p 0: the likeliest token alone
+        top_p, penalty = None if self.top_p == 1 else self.top_p, self.repetition_penalty
+        filters = (0.0, None, None, None) if is_greedy else (self.temperature, self.top_k, top_p, self.min_p)
+        self._sampling = Sampling(*filters, penalty)
         return self
-
-    @property
-    def sampling(self) -> Sampling:
-        """How tokens are drawn."""
-        if self.temperature == 0 or self.top_p == 0:  # top_p 0: the likeliest token alone
-            return Sampling(0.0, repetition_penalty=self.repetition_penalty)
-        top_p = None if self.top_p == 1 else self.top_p
-        return Sampling(self.temperature, self.top_k, top_p, self.min_p, self.repetition_penalty)
 
 
 class WhichModel(BaseModel):
@@ -139,9 +130,8 @@ class ChatRequest(GenerationRequest):
     top_logprobs: int = Field(0, ge=0, le=MOST_TOP)
     tools: list[dict[str, Any]] = Field(default=[], max_length=100)
     tool_choice: Literal["none", "auto"] = "auto"
-    chat_template_kwargs: dict[str, Any] = {}  # this and the next two: as vLLM has them
+    chat_template_kwargs: dict[str, Any] = {}  # this and the next one: as vLLM has them
     continue_final_message: bool = False
-    add_generation_prompt: bool | None = None
     reasoning_effort: str | None = Field(None, max_length=100)
     inspect: Inspect | None = None
 
@@ -151,9 +141,11 @@ class ChatRequest(GenerationRequest):
             raise ValueError("top_logprobs needs logprobs: true")
         if self.max_completion_tokens == 0 and not (self.inspect and self.inspect.answer_ids):
             raise ValueError("max_completion_tokens: 0 leaves nothing to answer")
-        if self.add_generation_prompt is self.continue_final_message:
-            raise ValueError("add_generation_prompt: false is for continue_final_message: true, and goes with it")
         return self
+
+    @property
+    def usable_tools(self) -> list[dict[str, Any]]:
+        return self.tools if self.tool_choice == "auto" else []
 
     @property
     def template(self) -> dict[str, Any]:
@@ -230,8 +222,7 @@ def router(library: Library, limits: Limits) -> APIRouter:
     async def chat(body: ChatRequest, request: Request) -> Response:
         inspect = body.inspect or Inspect()
         model, heads = await inspect.find(library, body.model)
-        tools = body.tools if body.tool_choice == "auto" else []
-        ids = chat_ids(model, body.messages, tools, body.template, body.continue_final_message)
+        ids = chat_ids(model, body.messages, body.usable_tools, body.template, body.continue_final_message)
         ids = text_ids(model, [*ids, *inspect.answer_ids], "answer_ids")
         answers = _answers(model, body, [ids], limits, heads, len(inspect.answer_ids))
         return await _respond(model, answers, body, request, limits)
@@ -260,24 +251,21 @@ def _answers(
 ) -> list[Answer]:
     """The answers to be written, n to each prompt. begun: of its ids the last so many are the answer's. Raises
     ApiError."""
-    answers, tokenizer, least = list[Answer](), model.tokenizer, body.min_tokens
+    answers, tokenizer, is_chat = list[Answer](), model.tokenizer, isinstance(body, ChatRequest)
     stop_ids = frozenset(text_ids(model, body.stop_token_ids, "stop_token_ids") if body.stop_token_ids else ())
     stop_ids |= frozenset(() if body.ignore_eos else tokenizer.stop_ids)
-    is_chat = isinstance(body, ChatRequest) and model.is_chat
     is_inspected = isinstance(body, ChatRequest) and body.inspect is not None
-    with_tools = is_inspected or (isinstance(body, ChatRequest) and bool(body.tools) and body.tool_choice == "auto")
-    of_prompt = body.echo if isinstance(body, CompletionRequest) else begun > 0
+    with_tools = is_inspected or (isinstance(body, ChatRequest) and bool(body.usable_tools))
+    of_prompt = begun > 0 or (isinstance(body, CompletionRequest) and body.echo)
     for ids in prompts:
         has_ended = begun and ids[-1] in stop_ids
         room = room_for(model, ids, *((0, 0) if has_ended else body.most_tokens(limits.max_new_tokens)))
-        if least > room:
-            raise ApiError(400, f"min_tokens: {least} are more than the {room} tokens that may be written")
         for number in range(body.n):
             seed = None if body.seed is None else (body.seed + SEED_STEP * number) % 2**63
-            request = batching.Request(ids, room, body.sampling, stop_ids, seed=seed, min_new_tokens=least, heads=heads)
+            request = batching.Request(ids, room, body._sampling, stop_ids, seed=seed, heads=heads)
             request.top_log_probs, request.of_prompt = body.top, of_prompt
             read = ids[: len(ids) - begun]
-            reply = Reply(tokenizer, read, stops=body.stop, least=least, tools=with_tools, is_chat=is_chat)
+            reply = Reply(tokenizer, read, stops=body.stop, tools=with_tools, is_chat=is_chat and model.is_chat)
             answers.append(Answer(len(answers), request, reply, begun, of_prompt or is_inspected))
     return answers
 
@@ -340,19 +328,15 @@ def _chat_choice(tokenizer: Tokenizer, body: ChatRequest, piece: Piece, is_whole
     answer, calls, is_inspected = piece.answer, list[dict[str, Any]](), body.inspect is not None
     message: dict[str, Any] = {"role": "assistant", "content": ""} if piece.is_first else {}
     message |= {name: text for name, text in piece.new._asdict().items() if text}
-    if answer.finish_reason is not None:
-        for number, call in enumerate(answer.reply.tool_calls):
-            place = {} if is_whole else {"index": number}
-            calls.append(place | {"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": call})
-    message |= {"tool_calls": calls} if calls else {}
+    for number, call in enumerate(answer.reply.tool_calls if answer.finish_reason is not None else ()):
+        place = {} if is_whole else {"index": number}
+        calls.append(place | {"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": call})
+    if calls:
+        message["tool_calls"] = calls
     if is_whole:
         message |= {"refusal": None} | ({"content": message["content"] or None} if calls else {})
-    choice: dict[str, Any] = {
-        "index": answer.index,
-        "message" if is_whole else "delta": message,
-        "logprobs": None,
-        "finish_reason": answer.finish_reason,
-    }
+    name, ended = "message" if is_whole else "delta", answer.finish_reason
+    choice = {"index": answer.index, name: message, "logprobs": None, "finish_reason": ended}
     if body.top is not None:
         tokens = [*piece.tokens, *answer.end] if is_inspected else piece.tokens
         choice["logprobs"] = {"content": [_listed(tokenizer, token, is_inspected) for token in tokens]}

@@ -1,21 +1,5 @@
-"""What the page reads: its own files, the runs, their figures, and their heads.
-
-GET  /                                        the page (eval/attention/page/)
-POST /page/key                                the key, once, where the server has one
-GET  /page/NAME                               its script and its style
-GET  /live/runs                               every run in a few figures
-GET  /live/runs/NAME/config                   its settings by dotted key
-GET  /live/runs/NAME/metrics                  metrics.jsonl, or a range of its bytes
-GET  /live/runs/NAME/attention                every look at its heads, without the maps
-GET  /live/runs/NAME/attention/STEP/PROBE     the maps of one look on one text
-POST /live/runs/NAME/look                     what the heads look at in your own text, at every checkpoint
-
-What its chat needs besides /v1/chat/completions:
-
-GET  /live/models                             the runs that have checkpoints, which, and the adapters for each
-GET  /live/models/NAME?step=…&adapter=…       one of them, opened: its layers and heads, whether it was trained on chats
-GET  /live/models/NAME/question?number=…      a story of the built-in world, a question about it, and the right answer
-POST /live/models/NAME/attention              what every head looked at to predict one token
+"""What the page reads: its own files, the runs, their figures, their heads, and what its chat needs besides
+/v1/chat/completions. The routes under /live say each what it gives.
 """
 
 from __future__ import annotations
@@ -80,7 +64,7 @@ def page(limits: Limits) -> APIRouter:
         kind, content = files[name]
         return Response(content, media_type=kind, headers={"content-security-policy": POLICY})
 
-    @routes.post("/page/key")
+    @routes.post("/page/key")  # once, where the server has one
     def key(key: Annotated[str, Body(embed=True, max_length=1000)]) -> Response:
         if not equal(key.encode(), limits.api_key):
             raise ApiError(401, "this is not the key of this server", "invalid_api_key")
@@ -112,15 +96,18 @@ def router(library: Library, limits: Limits) -> APIRouter:
 
     @routes.get("/runs")
     def runs() -> dict[str, Any]:
+        """Every run in a few figures."""
         return {"runs": [*summaries(folder).values()]}
 
     @routes.get("/runs/{name}/config")
     def config(name: str) -> dict[str, str]:
+        """Its settings by dotted key."""
         values = settings(run_named(name))
         return {key: value if isinstance(value, str) else json.dumps(value) for key, value in values.items()}
 
     @routes.get("/runs/{name}/metrics")
     def metrics(name: str) -> FileResponse:
+        """metrics.jsonl, or a range of its bytes."""
         file = run_named(name) / METRICS
         if file.is_symlink() or not file.is_file():
             raise ApiError(404, "nothing is written yet")
@@ -128,6 +115,7 @@ def router(library: Library, limits: Limits) -> APIRouter:
 
     @routes.get("/runs/{name}/attention")
     def attention(name: str) -> dict[str, Any]:
+        """Every look at its heads, without the maps."""
         run = run_named(name)
         looks, problems = viewer.Looks(name, experts=viewer.experts_of(run)), []
         for file in sorted((run / "attention").glob("step_????????.npz")):
@@ -140,6 +128,7 @@ def router(library: Library, limits: Limits) -> APIRouter:
 
     @routes.get("/runs/{name}/attention/{step}/{probe}")
     def maps(name: str, step: int, probe: str) -> Response:
+        """The maps of one look on one text."""
         try:
             weights = read(file_of(run_named(name) / "attention", step)).maps[probe].weights
         except (KeyError, InputError):
@@ -148,6 +137,7 @@ def router(library: Library, limits: Limits) -> APIRouter:
 
     @routes.post("/runs/{name}/look")
     async def own_text(name: str, text: OwnText) -> dict[str, Any]:
+        """What the heads look at in your own text, at every checkpoint."""
         steps = sorted(checkpoints_of(library.run(name)).items())
         few = np.linspace(0, len(steps) - 1, min(len(steps), MOST_CHECKPOINTS)).round().astype(int)
 
@@ -167,20 +157,17 @@ def router(library: Library, limits: Limits) -> APIRouter:
 
     @routes.get("/models")
     def models() -> dict[str, Any]:
+        """The runs that have checkpoints, which, and the adapters for each."""
         bases = library.bases()
+        adapters = {name: [adapter for adapter, base in bases.items() if base == name] for name in bases}
+        runs = library.runs().items()
         return {
-            "models": [
-                {
-                    "name": name,
-                    "steps": sorted(checkpoints_of(run)),
-                    "adapters": [adapter for adapter, base in bases.items() if base == name],
-                }
-                for name, run in library.runs().items()
-            ]
+            "models": [{"name": n, "steps": sorted(checkpoints_of(run)), "adapters": adapters[n]} for n, run in runs]
         }
 
     @routes.get("/models/{name}")
     def opened(name: str, step: int | None = None, adapter: str | None = None) -> dict[str, Any]:
+        """One of them, opened: its layers and heads, whether it was trained on chats."""
         model, run = library.find(name, step, adapter), library.run(name)
         try:
             knows_questions = bool(source_of(run))  # it was trained on the built-in world
@@ -200,6 +187,7 @@ def router(library: Library, limits: Limits) -> APIRouter:
 
     @routes.get("/models/{name}/question")
     def question(name: str, number: Annotated[int, Query(ge=0, le=2**40)], step: int | None = None) -> dict[str, Any]:
+        """A story of the built-in world, a question about it, and the right answer."""
         model = library.find(name, step)
 
         def fits(question: Question) -> bool:
@@ -214,7 +202,8 @@ def router(library: Library, limits: Limits) -> APIRouter:
 
     @routes.post("/models/{name}/attention")
     async def attention_row(name: str, body: AttentionRequest) -> dict[str, Any]:
-        """weights: float32, little-endian, base64: of each layer, of each head, one number for each token before."""
+        """What every head looked at to predict one token: weights, float32, little-endian, base64: of each layer, of
+        each head, one number for each token before."""
         model, factors = await body.find(library, name)
         text_ids(model, body.ids, "ids")
         if body.position >= len(body.ids) or len(body.ids) > model.context_length:

@@ -21,9 +21,7 @@ import json
 import os
 import re
 import shutil
-import socket
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields
@@ -51,7 +49,7 @@ from train.processes import ALONE, World, full_tensor, share
 
 STEPS = "step_????????"
 OPTIMIZER = "optimizer.safetensors"
-LOCK, OWNER = "owner.lock", "owner.json"  # held as long as a process works in the run directory; who that is
+LOCK = "owner.lock"  # held as long as a process works in the run directory
 PATIENCE_S = 1.0  # with an owner that is just leaving
 CONTENTS = "data.contents"  # key of the identity that says what the prepared data was made of
 LOGS = (METRICS, SAMPLES, EXPERTS, "trace.jsonl", "attention/index.jsonl")
@@ -76,7 +74,6 @@ class TrainerState:
     resolved: dict[str, Any] = field(default_factory=dict)  # what `auto` stood for (train/device.py)
     breaks: list[dict[str, Any]] = field(default_factory=list)  # where that changed at a resume: {step, what}
     scaler: dict[str, int | float] | None = None  # of the losses, in fp16
-    recent_losses: list[float] = field(default_factory=list)  # from which a spike stands out
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -254,17 +251,14 @@ def load_checkpoint(
     missing, or does not belong to this run.
     """
     state = read_state(directory)
-    try:
-        weights, tensors = read_weights(lm, directory), load_file(directory / TRAINING / OPTIMIZER)
-        with torch.no_grad():
-            for name, target in lm.state_dict().items():
-                if name in weights:  # a tied lm_head is not: it is the embedding
-                    target.copy_(share(weights[name], target))
-        random = {name: tensors.pop(name) for name in list(tensors) if name.startswith("rng.")}
-        if state.step > state.skipped or tensors:  # an optimizer that never moved has no state
-            _restore_optimizers(lm, optimizers, tensors)
-    except (OSError, ValueError, SafetensorError) as error:
-        raise InputError(f"{directory}: cannot resume from here: {error}") from None
+    weights, tensors = read_weights(lm, directory), load_file(directory / TRAINING / OPTIMIZER)
+    with torch.no_grad():
+        for name, target in lm.state_dict().items():
+            if name in weights:  # a tied lm_head is not: it is the embedding
+                target.copy_(share(weights[name], target))
+    random = {name: tensors.pop(name) for name in list(tensors) if name.startswith("rng.")}
+    if state.step > state.skipped or tensors:  # an optimizer that never moved has no state
+        _restore_optimizers(lm, optimizers, tensors, directory / TRAINING / OPTIMIZER)
     # a process that did not exist when the run was saved gets a random stream of its own, always the same one
     digest = hashlib.sha256(random["rng.cpu.0"].numpy().tobytes() + str(world.rank).encode()).digest()
     torch.manual_seed(int.from_bytes(digest[:7], "big"))
@@ -276,8 +270,10 @@ def load_checkpoint(
     return state
 
 
-def _restore_optimizers(lm: LanguageModel, optimizers: list[torch.optim.Optimizer], tensors: dict[str, Tensor]) -> None:
-    """Raises ValueError that names a parameter without state, or a state that belongs to no parameter."""
+def _restore_optimizers(
+    lm: LanguageModel, optimizers: list[torch.optim.Optimizer], tensors: dict[str, Tensor], file: Path
+) -> None:
+    """Raises InputError that names a parameter without state, or a state that belongs to no parameter."""
     for optimizer in optimizers:
         state = {}
         for number, (parameter, prefix) in enumerate(_prefixes(lm, optimizer)):
@@ -285,14 +281,14 @@ def _restore_optimizers(lm: LanguageModel, optimizers: list[torch.optim.Optimize
             names = [name for name in tensors if name.startswith(prefix)]
             saved = {name.removeprefix(prefix): tensors.pop(name).clone() for name in names}
             if not saved:
-                raise ValueError(f"{OPTIMIZER}: {prefix[:-1]} has no state")
+                raise InputError(f"{file}: {prefix[:-1]} has no state")
             state[number] = {  # of a moment this process's share; AdamW's step count is one number everywhere
                 key: share(value, parameter) if value.ndim == parameter.ndim else value for key, value in saved.items()
             }
         # load_state_dict puts each tensor where the optimizer wants it: fused AdamW counts steps on the device
         optimizer.load_state_dict(optimizer.state_dict() | {"state": state})
-    for name in sorted(tensors):
-        raise ValueError(f"{OPTIMIZER}: {name} is not part of this run")
+    if tensors:
+        raise InputError(f"{file}: {min(tensors)} is not part of this run")
 
 
 def load_kept(directory: Path, world: World = ALONE) -> dict[str, Tensor]:
@@ -313,22 +309,16 @@ def load_kept(directory: Path, world: World = ALONE) -> dict[str, Tensor]:
 def own(directory: Path) -> Iterator[None]:
     """Be the one process that writes into a folder, which is made if it does not exist. The lock ends with the process,
     however that ends. Raises InputError if another process has it."""
-    lock, card = FileLock(directory / LOCK, timeout=PATIENCE_S), directory / OWNER
+    lock = FileLock(directory / LOCK, timeout=PATIENCE_S)
     directory.mkdir(parents=True, exist_ok=True)
     try:
         lock.acquire()
     except Timeout:
-        who = "another process"
-        with suppress(DamagedFile, KeyError):
-            who = "process {pid} on {host}, since {since}".format(**read_json(card))
-        raise InputError(f"{directory} is in use by {who}: wait until it ends, or stop it") from None
-    owner = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
+        raise InputError(f"{directory} is in use by another process: wait until it ends, or stop it") from None
     try:
-        card.write_text(json.dumps(owner), encoding="utf-8")
         yield
     finally:
         with suppress(OSError):
-            card.unlink(missing_ok=True)
             (directory / LOCK).unlink()  # while it is locked: who waits for it sees that it is gone
             for folder in (directory, directory.parent):  # as if never made, if nothing was written into them
                 folder.rmdir()
@@ -355,7 +345,7 @@ def find_start(config: RunConfig) -> Start:
     and if resume names no complete checkpoint.
     """
     directory, newest, begun_with = config.directory, None, config
-    before_config = {LOCK, OWNER, "config.tmp"}  # all that a run leaves that was killed before it wrote its config
+    before_config = {LOCK, "config.tmp"}  # all that a run leaves that was killed before it wrote its config
     if directory.exists() and any(path.name not in before_config for path in directory.iterdir()):
         if config.resume == "never":
             raise InputError(f"{directory} exists and resume=never: choose another name, or resume=auto to continue")
@@ -379,7 +369,9 @@ def find_start(config: RunConfig) -> Start:
     state = read_state(checkpoint)
     if newest is not None and (reached := read_state(newest).step) > state.step:
         raise InputError(f"resume: {directory} already continued to step {reached:,}: choose another name")
+    # a key that came after the run was begun: what it does by default is what was done without it
     wanted, saved = config.identity(), state.identity or {}
+    saved = {key: value for key, value in RunConfig().identity().items() if key in wanted} | saved
     different = [key for key in sorted({*wanted, *saved} - {CONTENTS}) if saved.get(key) != wanted.get(key)]
     if different:
         listed = ", ".join(f"{key} (there {saved.get(key)!r}, here {wanted.get(key)!r})" for key in different)

@@ -20,7 +20,6 @@ from configs.loader import (
     load_config,
     validate,
 )
-from configs.text import shortened
 from data.config import DataConfig
 from eval.config import EvalConfig
 from model.checkpoint import read_config
@@ -355,7 +354,7 @@ def _refuse_foreign_code(loaded: LoadedConfig, config: RunConfig) -> None:
         is_own = file.name != "config.yaml" and any(file.is_relative_to(folder.resolve()) for folder in own_folders)
         if not place.startswith("command line ") and not is_own:
             raise InputError(
-                f"{place}: `{'.'.join(key)}` names {shortened(code)}, code that training would run, in a config "
+                f"{place}: `{'.'.join(key)}` names {code[:100]}, code that training would run, in a config "
                 "that came from elsewhere: name built-in ones instead, or read that code and give --trust-hooks"
             )
 
@@ -435,10 +434,7 @@ def shape_of(source: str, model: ModelConfig, said: set[str]) -> ModelConfig:
 
 def read_start(init_from: str) -> tuple[Path, dict[str, Any]]:
     """A model's directory and its config's values."""
-    try:
-        return read_checkpoint(init_from, lambda directory: (directory, read_config(directory).model_dump()))
-    except ValueError as error:
-        raise InputError(f"init_from: {error}") from None
+    return read_checkpoint(init_from, lambda directory: (directory, read_config(directory).model_dump()))
 
 
 def free_keys(there: dict[str, Any]) -> set[str]:

@@ -22,7 +22,7 @@ import psutil
 import torch
 
 from configs.command import InputError
-from model.backends.choice import BACKENDS, Situation, choose_attention, choose_device, why_not
+from model.backends.choice import Situation, choose_attention, choose_device, why_not
 from model.transformer import on_meta
 from train.config import RunConfig
 
@@ -33,7 +33,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "tf32": torch.float32, 
 CPU: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
 FEW_STEPS = 100  # for fewer, compiling is not even considered
 # minutes of plain training from which on compiling pays: it costs half a minute or more, and saves a tenth of the rest
-# on a CPU; on a GPU some 20 seconds, and more than half of the rest (EXPERIMENTS.md)
+# on a CPU; on a GPU some 20 seconds, and more than half of the rest (FINDINGS.md#gpu)
 PAYS_AFTER_MINUTES = {"cpu": 15.0, "cuda": 0.5}
 # for a first guess of the minutes: FLOP/s of a core in training (measured in fp32 on an EPYC kept to AVX2), the share
 # of its peak that a GPU reaches, the peak of an unknown one, and seconds that no step is quicker than
@@ -74,21 +74,16 @@ class Device:
         return torch.autocast(self.device.type, dtype=self.dtype)
 
 
-def resolve_device(
-    config: RunConfig, resolved: Mapping[str, Any] | None = None, faults: Mapping[str, str] | None = None
-) -> Device:
-    """Decide what `auto` stands for. resolved: what a resumed run had decided; it is kept where it can be. faults: what
-    `auto` must not take, and why (train/doctor.py).
+def resolve_device(config: RunConfig, resolved: Mapping[str, Any] | None = None) -> Device:
+    """Decide what `auto` stands for. resolved: what a resumed run had decided; it is kept where it can be.
 
     With several processes the first one decides for all. Raises InputError for what you ask for and this machine does
     not have.
     """
-    kind, before, faults = resolve_kind(config), resolved or {}, faults or {}
+    kind, before = resolve_kind(config), resolved or {}
     source = "asked for" if config.train.device != "auto" else "auto"
     if before.get("device") != kind:  # what it had decided elsewhere says nothing here
         before = {}
-        if source == "auto" and (fault := faults.get(f"device {kind}")):
-            kind, source = "cpu", f"auto: not {kind}: {fault}"
     if kind == "mps":
         source += "; not tested: no such machine was available"
     notes = [f"device {kind} ({source})"]
@@ -108,18 +103,14 @@ def resolve_device(
         return value
 
     train, model, documents = config.train, config.model, config.data.isolate_documents
-    precision = settle("precision", train.precision, lambda p: lacks(p, kind), lambda: fastest_precision(kind, faults))
-    compiled = settle("compile", train.compile, lambda on: "", lambda: pays_to_compile(config, kind, precision, faults))
+    precision = settle("precision", train.precision, lambda p: lacks(p, kind), lambda: fastest_precision(kind))
+    compiled = settle("compile", train.compile, lambda on: "", lambda: pays_to_compile(config, kind, precision))
     here = Situation.of(
         model, kind, DTYPES[precision],
         dropout=model.attention_dropout, gradients=True, documents=documents, compiled=compiled,
     )  # fmt: skip
-    wrong = {name: faults[key] for name in BACKENDS if (key := f"attention {kind} {name} {precision}") in faults}
     attention = settle(
-        "attention",
-        model.attn_implementation,
-        lambda name: cannot_serve(name, here),
-        lambda: choose_attention(here, wrong),
+        "attention", model.attn_implementation, lambda name: cannot_serve(name, here), lambda: choose_attention(here)
     )
     return Device(torch.device(kind), precision, compiled, attention, tuple(notes))
 
@@ -146,36 +137,31 @@ def lacks(precision: str, kind: str) -> str:
     return ""
 
 
-def fastest_precision(kind: str, faults: Mapping[str, str]) -> tuple[str, str]:
+def fastest_precision(kind: str) -> tuple[str, str]:
     """What `auto` takes, and why.
 
     A CPU's flag avx512_bf16 does not say that bf16 is fast: with it an AMD EPYC trained 2.2 times as fast as in fp32,
     and an Intel Xeon 0.75 times. With AMX the Xeon trained 1.4 to 2.3 times as fast. Without any of them bf16 is
-    emulated, and takes eight times as long (EXPERIMENTS.md).
+    emulated, and takes eight times as long (FINDINGS.md#bf16).
     """
-    fastest = "fp32"
     if kind == "cuda":
-        fastest, reason = ("fp16", "this GPU lacks bf16") if lacks("bf16", kind) else ("bf16", "this GPU has bf16")
-    elif kind != "cpu":
-        reason = f"nothing else trains on {kind}"
-    elif limit := os.environ.get("ONEDNN_MAX_CPU_ISA"):  # the library that multiplies bf16 is told to use less
-        reason = f"ONEDNN_MAX_CPU_ISA={limit}"
-    elif CPU.get("amx_bf16") or (CPU.get("avx512_bf16") and "AMD" in str(CPU.get("cpu_name"))):
-        fastest, reason = "bf16", "this CPU computes in bf16"
-    else:
-        reason = "this CPU is no faster in bf16"
-    if fault := faults.get(f"precision {kind} {fastest}"):
-        return "fp32", f"the last that is left; not {fastest}: {fault}"
-    return fastest, reason
+        return ("fp16", "this GPU lacks bf16") if lacks("bf16", kind) else ("bf16", "this GPU has bf16")
+    if kind != "cpu":
+        return "fp32", f"nothing else trains on {kind}"
+    if limit := os.environ.get("ONEDNN_MAX_CPU_ISA"):  # the library that multiplies bf16 is told to use less
+        return "fp32", f"ONEDNN_MAX_CPU_ISA={limit}"
+    if CPU.get("amx_bf16") or (CPU.get("avx512_bf16") and "AMD" in str(CPU.get("cpu_name"))):
+        return "bf16", "this CPU computes in bf16"
+    return "fp32", "this CPU is no faster in bf16"
 
 
-def pays_to_compile(config: RunConfig, kind: str, precision: str, faults: Mapping[str, str]) -> tuple[bool, str]:
+def pays_to_compile(config: RunConfig, kind: str, precision: str) -> tuple[bool, str]:
     """Whether `auto` compiles, and why. It guesses the minutes of the run from its FLOPs alone: the same command on the
     same machine always takes the same, whatever other programs do."""
     steps = config.max_steps
     if steps is not None and steps < FEW_STEPS:
         return False, f"{steps} steps are too few for it"
-    if problem := compiler_problem(kind) or faults.get(f"compile {kind}"):
+    if problem := compiler_problem(kind):
         return False, problem
     minutes, pays_after = config.train.max_minutes or 0.0, PAYS_AFTER_MINUTES[kind]
     if steps is not None:
@@ -301,8 +287,8 @@ def keep_freed_memory() -> bool:
     """Ask glibc not to give freed blocks back to the system; returns whether it agreed. Other C libraries do nothing.
 
     By default it returns large blocks and asks for them again in every step, and the system clears each page first:
-    4 to 9 % of the time of a 6 x 256 model (EXPERIMENTS.md). In return the process holds the most that it ever needed
-    at once. Call it before the first step.
+    4 to 9 % of the time of a 6 x 256 model (FINDINGS.md#cpu-step). In return the process holds the most that it
+    ever needed at once. Call it before the first step.
     """
     if not sys.platform.startswith("linux"):
         return False

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 
-from configs.command import InputError, exit_on_bad_input
+from configs.command import exit_on_bad_input
 from configs.files import checkpoint_directory
 from data.batches import IGNORED, Batch
 from data.prepare import PreparedData
@@ -116,10 +116,7 @@ def with_tokenizer_of_teacher(config: RunConfig) -> RunConfig:
     """The config with the teacher's tokenizer, unless it has that of `init_from` or names one."""
     assert config.distill is not None  # check_script
     teacher = config.distill.teacher
-    try:
-        checkpoint_directory(teacher)  # or an error would name data.tokenizer.path
-    except ValueError as error:
-        raise InputError(f"distill.teacher: {error}") from None
+    checkpoint_directory(teacher)  # or an error would name data.tokenizer.path
     if config.init_from is not None or config.data.tokenizer.kind == "pretrained":
         return config
     tokenizer = config.data.tokenizer.model_copy(update={"kind": "pretrained", "path": teacher, "vocab_size": None})

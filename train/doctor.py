@@ -11,7 +11,7 @@ import io
 import platform
 import tempfile
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import nullcontext, redirect_stderr, redirect_stdout
 from itertools import product
 from pathlib import Path
@@ -49,7 +49,7 @@ model.vocab_size=null model.bos_token_id=null model.eos_token_id=null model.pad_
 train.max_tokens=null train.max_minutes=null train.micro_batch_size=auto train.schedule=constant train.log_every=1
 train.checkpoint_every=0 train.compile=false eval.hooks=[] tracking.wandb=disabled
 """
-BUSY = 0.1  # share of the cores that other programs may use
+BUSY = 10  # per cent of the cores that other programs may use
 CLEARLY = 1.1  # times as fast: less is noise
 TIMED_S = 1.0  # seconds that a timed step may take, as a guess
 Verdict = tuple[str, str]  # ok | "--": not for this machine | note: training works, but look at it | FAIL; and words
@@ -60,48 +60,59 @@ def main() -> int:
     parser.add_argument("config", nargs="?", default=str(DEMO), help="a YAML file; default: configs/demo.yaml")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="for example train.precision=fp32")
     arguments = parser.parse_intermixed_args()
-    run, _ = with_vocabulary(load_run_config(arguments.config, arguments.overrides))
-    faults: dict[str, str] = {}
 
-    def check(what: str, test: Callable[..., Verdict], *of: Any, fault: str = "", is_needed: bool = False) -> bool:
-        """Print a verdict. fault: what must not be taken if it is FAIL. is_needed: else training will not work."""
+    def opened(*settings: str) -> RunConfig:
+        return with_vocabulary(load_run_config(arguments.config, [*arguments.overrides, *settings]))[0]
+
+    run, faults = opened(), set[str]()  # what must not be taken
+
+    def check(what: str, test: Callable[..., Verdict], *of: Any, is_needed: bool = False) -> bool:
+        """Print a verdict. is_needed: else training will not work."""
         try:
             state, words = test(*of)
         except Exception as error:  # a check is there to find them
             state, words = "FAIL", str(error)
             if not isinstance(error, InputError):
                 words = f"{type(error).__name__}: {(words.splitlines() or [''])[0][:100]}"
-        if state == "FAIL" and fault:
-            faults[fault] = words
         line = f"{state:<6}{what:<{INDENT - 6}}{words}"
         print(textwrap.fill(line, WIDTH, subsequent_indent=" " * INDENT, break_long_words=False), flush=True)
-        if state == "FAIL" and is_needed:
-            raise InputError(f"training will not work here: {what}")
-        return state == "ok"
+        if state == "FAIL":
+            faults.add(what)
+            if is_needed:
+                raise InputError(f"training will not work here: {what}")
+        return state != "FAIL"
 
     # one after the other, so that nothing disturbs what is timed
-    kind = resolve_kind(run)
-    needs_it = run.train.device != "auto" or kind == "cpu"
-    if not check(f"device {kind}", computes, kind, fault=f"device {kind}", is_needed=needs_it):
-        kind = "cpu"
+    kind, settings = resolve_kind(run), list[str]()
+    if not check(f"device {kind}", computes, kind, is_needed=kind == "cpu" or run.train.device != "auto"):
+        kind, settings = "cpu", ["train.device=cpu"]
         check("device cpu", computes, kind, is_needed=True)
     check("room", room, run, kind)
     for name in ALLOWED:
-        check(f"precision {name}", precision, name, kind, fault=f"precision {kind} {name}", is_needed=name == "fp32")
+        check(f"precision {name}", precision, name, kind, is_needed=name == "fp32")
     for name, number in product(BACKENDS, ("fp32", "bf16", "fp16")):
-        what = f"attention {kind} {name} {number}"
-        check(f"attention {name} {number}", attention, name, number, kind, run.model, fault=what)
-    check("torch.compile", compiling, kind, fault=f"compile {kind}")
-    check("this config", this_config, run, faults, is_needed=True)
-    sound = resolve_device(run, faults=faults)  # what `auto` stands for, without what is wrong
+        check(f"attention {name} {number}", attention, name, number, kind, run.model)
+    check("torch.compile", compiling, kind)
+    sound = without_faults(opened, faults, *settings)
+    check("this config", this_config, run, sound, is_needed=True)
     check("save and resume", save_and_resume, run, sound, is_needed=True)
 
     devices, other = [sound], {"bf16": "fp32", "fp32": "bf16"}.get(sound.precision, "")
-    if kind == "cpu" and run.train.precision == "auto" and f"precision cpu {other}" not in faults:
-        train = run.train.model_copy(update={"precision": other, "device": "cpu"})
-        devices.append(resolve_device(run.model_copy(update={"train": train}), faults=faults))
-    print("\n" + recommendation(run, [(device, time_step(run, device)) for device in devices], faults))
+    if kind == "cpu" and run.train.precision == "auto" and f"precision {other}" not in faults:
+        devices.append(without_faults(opened, faults, *settings, f"train.precision={other}"))
+    print("\n" + recommendation(run, [(device, time_step(run, device)) for device in devices], not faults))
     return 0
+
+
+def without_faults(opened: Callable[..., RunConfig], faults: Collection[str], *settings: str) -> Device:
+    """What `auto` stands for with these settings, without what is wrong here."""
+    chosen = [*settings, *["train.compile=false"] * ("torch.compile" in faults)]
+    for safe in ("train.precision=fp32", "model.attn_implementation=sdpa", "model.attn_implementation=eager"):
+        device = resolve_device(opened(*chosen))
+        kernel = f"attention {device.attention} {device.precision}"
+        if (f"precision {device.precision}" if "precision" in safe else kernel) in faults:
+            chosen.append(safe)
+    return resolve_device(opened(*chosen))
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -113,32 +124,26 @@ def computes(kind: str) -> Verdict:
     ones = torch.ones(8, 8, device=kind)
     if (total := float((ones @ ones).sum())) != 512:
         return "FAIL", f"a small product gave {total:g}, not 512"
-    versions = f"torch {torch.__version__}, Python {platform.python_version()}"
-    kernels = f", kernels for {hardware.processor()['kernels']}" if kind == "cpu" else ""
-    return "ok", f"{hardware.machine(torch.device(kind))}; {versions}{kernels}"
+    return (
+        "ok",
+        f"{hardware.machine(torch.device(kind))}; torch {torch.__version__}, Python {platform.python_version()}",
+    )
 
 
 def room(config: RunConfig, kind: str) -> Verdict:
     """Memory, the disk of the run directory, and whether other programs have the cores."""
     memory, whose = hardware.memory_of(kind) or (0, "unknown")
     disk = psutil.disk_usage(str(next(folder for folder in config.directory.absolute().parents if folder.is_dir())))
+    others = psutil.cpu_percent(interval=0.4)  # it sleeps while it looks, so it does not count itself
     words = f"{size_in_words(memory)} of memory ({whose}), {size_in_words(disk.free)} free on the disk of "
-    words += f"{config.output_dir}; other programs "
-    others = psutil.cpu_percent(interval=0.4) / 100  # it sleeps while it looks, so it does not count itself
-    if others >= BUSY:
-        return "note", f"{words}use {others:.0%} of the CPU: end them, or training takes longer"
-    return "ok", f"{words}leave the CPU alone"
+    words += f"{config.output_dir}; other programs use {others:.0f}% of the CPU"
+    return ("note", f"{words}: end them, or training takes longer") if others >= BUSY else ("ok", words)
 
 
-def this_config(config: RunConfig, faults: dict[str, str]) -> Verdict:
+def this_config(config: RunConfig, device: Device) -> Verdict:
     """What it stands for here. Raises InputError where it cannot train."""
-    device = resolve_device(config, faults=faults)
     check_memory(config, device, 1)
     check_shares(config, World(size=number_of_processes(config)))
-    kind = device.device.type
-    for key in (f"precision {kind} {device.precision}", f"attention {kind} {device.attention} {device.precision}"):
-        if key in faults:
-            return "FAIL", f"{key}: {faults[key]}: use auto"
     return "ok", "; ".join(device.notes)
 
 
@@ -267,10 +272,10 @@ def chosen(device: Device) -> list[str]:
     return [f"train.device={kind}", f"train.precision={device.precision}", attention]
 
 
-def recommendation(run: RunConfig, timings: list[tuple[Device, float]], faults: dict[str, str]) -> str:
+def recommendation(run: RunConfig, timings: list[tuple[Device, float]], is_auto: bool) -> str:
     """A table of the seconds that a step takes, and the settings to take, with the minutes to expect.
 
-    timings: what `auto` takes comes first, without what is wrong here: faults.
+    timings: the preferred device first. is_auto: whether `auto` takes that one by itself.
     """
     steps, limit, tokens = run.max_steps, run.train.max_minutes or 0.0, run.train.tokens_per_step
     lines = []
@@ -284,11 +289,13 @@ def recommendation(run: RunConfig, timings: list[tuple[Device, float]], faults: 
     device, seconds = min(timings, key=lambda timing: timing[1])
     if timings[0][1] < CLEARLY * seconds:
         device, seconds = timings[0]
+    is_auto = is_auto and device is timings[0][0]
     expected = f"about {steps * seconds / 60:,.1f} minutes" if steps else f"{limit:g} minutes, as it says"
-    is_auto = device is timings[0][0] and not faults
     notes = [
         f"recommended: {' '.join(chosen(device))} train.compile={str(device.compile).lower()}",
-        "auto takes these by itself" if is_auto else "auto may not: name them on the command line",
+        "auto takes these by itself"
+        if is_auto and device is timings[0][0]
+        else "auto may not: name them on the command line",
         f"expect {expected} of training; evaluations and checkpoints come on top",
     ]
     return "\n".join([table(columns, lines), "", "\n  ".join(notes)])

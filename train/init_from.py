@@ -28,10 +28,7 @@ def find_initial_weights(config: RunConfig, checkpoint: Path | None) -> Path | N
             "lora: train.parallel is fsdp2, which spreads the frozen matrices too, and they are saved nowhere: use ddp"
         )
     if checkpoint is not None:
-        try:
-            return base_of(checkpoint) if config.lora is not None else None
-        except ValueError as error:
-            raise InputError(f"resume: {error}") from None
+        return base_of(checkpoint) if config.lora is not None else None
     directory, there = read_start(str(config.init_from))
     here = config.model.model_dump()
     free = free_keys(there) - (ADDED if config.lora else set())  # adapters are opened beside the model as it is
@@ -70,10 +67,7 @@ def load_initial_weights(
             f"init_from: {directory / 'tokenizer.json'} is not the tokenizer of this run's data: take it over with "
             f"'data.tokenizer={{kind: pretrained, path: {directory}}}'"
         )
-    try:
-        load_weights(lm, directory)
-    except ValueError as error:
-        raise InputError(f"init_from: {error}") from None
+    load_weights(lm, directory)
     if lora is not None:
         from model.lora import add_adapters, weights_hash
 

@@ -23,7 +23,7 @@ from configs.command import InputError
 from data.batches import Batch
 from train.checkpoint import log_sizes, save_checkpoint
 from train.device import differences, exact_until
-from train.metrics import Counts, StepFigures, spike_median
+from train.metrics import Counts, StepFigures
 from train.objective import NextToken
 from train.optimizer import lr_factor, set_learning_rate
 from train.processes import add_up_gradients, full_tensor, stop_signals, sync_gradients, wrap
@@ -231,26 +231,17 @@ def read_figures(run: Run, is_last: bool) -> None:
 
 
 def examine(run: Run, figures: StepFigures) -> None:
-    """Log a step that was skipped, or whose loss stands out. Raises NonFiniteLoss if it is one too many."""
-    state, step, median = run.state, figures.step + 1, None
-    loss, grad_norm = figures.values["loss"], figures.values["grad_norm"]
-    is_finite = math.isfinite(loss) and math.isfinite(grad_norm)
-    if is_finite:
-        median = spike_median(state.recent_losses, loss)
+    """Log a step that was skipped. Raises NonFiniteLoss if it is one too many."""
+    state, loss, grad_norm = run.state, figures.values["loss"], figures.values["grad_norm"]
     # nothing is trained on answers that all earned the same, on a row of padding, or of a first token alone
-    if not figures.counts.trained or (is_finite and median is None):
-        return
-    first_row = figures.step * run.source.rows_per_batch
-    last_row = first_row + run.source.rows_per_batch - 1
-    record = {"loss": loss, "grad_norm": grad_norm, "rows": [first_row, last_row]}
-    rows = f"rows {first_row} to {last_row}"
-    if is_finite:
-        run.tracker.log("spike", step, state.tokens, state.seconds, record)
-        run.tracker.say(f"step {step:>6,}   loss spike: {loss:.4f}, around {median:.4f} before ({rows})")
+    if not figures.counts.trained or (math.isfinite(loss) and math.isfinite(grad_norm)):
         return
     state.skipped += 1
-    run.tracker.log("skipped", step, state.tokens, state.seconds, record)
-    what = f"loss {loss}, gradient norm {grad_norm} at step {figures.step:,} ({rows})"
+    first_row = figures.step * run.source.rows_per_batch
+    rows = [first_row, first_row + run.source.rows_per_batch - 1]
+    record = {"loss": loss, "grad_norm": grad_norm, "rows": rows}
+    run.tracker.log("skipped", figures.step + 1, state.tokens, state.seconds, record)
+    what = f"loss {loss}, gradient norm {grad_norm} at step {figures.step:,} (rows {rows[0]} to {rows[1]})"
     if state.skipped > run.config.train.skip_non_finite:
         raise NonFiniteLoss(
             f"{what}; no step was taken. Lower train.optimizer.lr, train with precision fp32, look at these rows, "

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import os
 import secrets
-import statistics
 import sys
 import time
 from collections.abc import Iterator
@@ -30,8 +29,6 @@ from train.checkpoint import TrainerState
 from train.config import RunConfig
 from train.device import Device, known_peak
 
-# a spike: so far above the median of the last losses, in (robust) standard deviations and as a share of it
-SPIKE_WINDOW, SPIKE_DEVIATIONS, SPIKE_SHARE = 30, 6.0, 0.1
 SILENCE_S, SILENCE = 10.0, 0.05  # without a terminal, for so long and this share of the run nothing need be said
 
 
@@ -122,19 +119,6 @@ class Meter:
         self.elsewhere = dict.fromkeys(self.elsewhere, 0.0)
         self.start()
         return values | {name: value for name, value in last.values.items() if name not in values}
-
-
-def spike_median(losses: list[float], loss: float) -> float | None:
-    """The median of the last losses, if this one is a spike: far above them in median absolute deviations, which one
-    more spike among them hardly changes. `losses` takes in the new one and keeps the last SPIKE_WINDOW."""
-    median = None
-    if len(losses) == SPIKE_WINDOW:
-        middle = statistics.median(losses)
-        deviation = 1.4826 * statistics.median(abs(known - middle) for known in losses)
-        if loss - middle > max(SPIKE_DEVIATIONS * deviation, SPIKE_SHARE * middle):
-            median = middle
-    losses[:] = [*losses, loss][-SPIKE_WINDOW:]
-    return median
 
 
 class Tracker:

@@ -2,7 +2,7 @@
 
 On a CPU a run starts one process a core (`on_processes`), which add up their gradients once a step. The threads of one
 process wait for each other inside every operation, thousands of times a step, and compute nothing while they wait.
-Beside a busy program that takes ten times as long (EXPERIMENTS.md).
+Beside a busy program that takes ten times as long (FINDINGS.md#busy).
 
     torchrun --nproc_per_node=N -m train.pretrain configs/x.yaml train.parallel=fsdp2
 
@@ -324,7 +324,7 @@ def add_up_gradients(lm: nn.Module, memory: SharedMemory, sums: Iterable[Tensor]
 class SharedMemory:
     """`size` processes on one machine see the same float32 numbers. Every process makes every call, in the same order.
 
-    Sending the numbers from process to process took more than twice as long (EXPERIMENTS.md). Each call has its own
+    Sending the numbers from process to process took more than twice as long (FINDINGS.md#busy). Each call has its own
     places, turn by turn: while one process still reads the result of a call, a quicker one may be in the next call, but
     not in the one after it.
     """

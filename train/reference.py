@@ -35,10 +35,7 @@ def open_reference(
         raise InputError(
             "train.parallel: under fsdp2 no process has the whole head, which the loss asks in chunks: use ddp"
         )
-    try:
-        its_tokenizer, lm = read_checkpoint(path, lambda directory: (load_tokenizer(directory), load(directory)))
-    except (OSError, ValueError) as error:
-        raise InputError(f"{key}: {error}") from None
+    its_tokenizer, lm = read_checkpoint(path, lambda directory: (load_tokenizer(directory), load(directory)))
     added = tokenizer.vocab_size - lm.lm_head.out_features
     if added < 0 or tokenizer.tokens_beyond(its_tokenizer) is None:
         raise InputError(

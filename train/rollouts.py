@@ -28,8 +28,7 @@ from data.batches import IGNORED, Batch
 from data.chat import CALL, prompt_ids
 from data.config import DataConfig, StoryworldSource
 from data.prepare import PreparedData
-from data.reading.documents import documents
-from data.reading.world import talk_about
+from data.reading.documents import documents, talk_about
 from eval.questions import Question, is_right, question_of, questions_in
 from eval.tools import Written, described
 from model import LanguageModel

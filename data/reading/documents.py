@@ -8,24 +8,35 @@ too few plain texts for a hash to come near the wanted share (two books), the en
 from __future__ import annotations
 
 import hashlib
+import json
 import math
+import os
+import pickle
 import re
-from collections.abc import Callable, Iterable, Iterator
+import subprocess
+import sys
+from bisect import bisect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain, islice
+from itertools import accumulate, chain, islice
 from pathlib import Path
+from random import Random
 from typing import Any, NamedTuple
 
-from configs.command import InputError
+from configs.command import InputError, usable_cores
+from data import storyworld
 from data.config import DataConfig, FilesSource, HubSource, MixSource, Split, StoryworldSource
 from data.reading import files
-from data.reading.files import Record
-from data.reading.records import BadRecord, conversation_of, pair_of, text_of
-from data.reading.world import Content, world_documents
+from data.reading.records import BadRecord, Conversation, Pair, conversation_of, pair_of, text_of
 
 LISTED = 1000  # bad records that are listed one by one
 MANY = 1000  # records after which a share of bad ones means something
+CHUNK = 32  # stories that a process makes at a time
+FEWEST = 1000  # stories, from which it pays to start processes, which takes them half a second
+MOST = 8  # processes
+Content = str | Conversation | Pair
 FEW_HELD_OUT = 5  # documents; where a hash would hold out fewer on average, the share depends on chance
 
 
@@ -101,19 +112,18 @@ def _documents_of(source: Any, config: DataConfig, ledger: Ledger) -> Iterator[D
         is_plain = all(files.kind_of(path) in files.PLAIN for path in files_of(source))
         ends_are_held_out = is_plain and len(few) * fraction < FEW_HELD_OUT
     seen: set[int] = set()
-    for named, some in splits:
-        for where, content in some:
-            number = fingerprint(content)
-            ledger.duplicates += number in seen
-            if number in seen and config.drop_duplicates:
-                continue
-            seen.add(number)
-            if ends_are_held_out:
-                boundary = int(len(content) * (1 - fraction))
-                parts = Document(content[:boundary], "train", where), Document(content[boundary:], "validation", where)
-                yield from (part for part in parts if part.content)
-            else:
-                yield Document(content, named or split_of(number, fraction), where)
+    for named, (where, content) in ((named, item) for named, items in splits for item in items):
+        number = fingerprint(content)
+        ledger.duplicates += number in seen
+        if number in seen and config.drop_duplicates:
+            continue
+        seen.add(number)
+        if ends_are_held_out:
+            boundary = int(len(content) * (1 - fraction))
+            parts = Document(content[:boundary], "train", where), Document(content[boundary:], "validation", where)
+            yield from (part for part in parts if part.content)
+        else:
+            yield Document(content, named or split_of(number, fraction), where)
 
 
 def fingerprint(content: Content) -> int:
@@ -133,16 +143,14 @@ def _contents(source: Any, held_out: bool, config: DataConfig, ledger: Ledger) -
     kinds = {"text": partial(text_of, text_field=source.text_field), "conversations": conversation_of, "pairs": pair_of}
     parse: Callable[[Any], Content] = kinds[config.records]  # type: ignore[assignment]
     is_text = config.records == "text"
-
-    def records() -> Iterator[Record]:
-        if isinstance(source, HubSource):
-            yield from files.dataset_records(source, str(source.validation_split if held_out else source.split))
-            return
-        for file in files_of(source, held_out):
-            yield from files.records(file, source.separator, source.text_field.partition(".")[0] if is_text else None)
+    if isinstance(source, HubSource):
+        records = files.dataset_records(source, str(source.validation_split if held_out else source.split))
+    else:
+        column, paths = source.text_field.partition(".")[0] if is_text else None, files_of(source, held_out)
+        records = chain.from_iterable(files.records(file, source.separator, column) for file in paths)
 
     def good() -> Iterator[tuple[str, Any]]:
-        for where, value, problem in islice(records(), source.max_records):
+        for where, value, problem in islice(records, source.max_records):
             ledger.records += 1
             try:
                 if problem:
@@ -169,14 +177,12 @@ def _joined(lines: Iterable[tuple[str, str]], document_start: re.Pattern[str]) -
     """Records -> documents that begin where a record matches the pattern."""
     begun, text = "", ""
     for where, line in lines:
-        if text.strip() and document_start.search(line):
+        if text and document_start.search(line):
             yield begun, text
             text = ""
-        if not text.strip():  # blank lines before a document are not part of it
-            begun, text = where, ""
-            if not line.strip():
-                continue
-        text += line if line.endswith("\n") else line + "\n"
+        if text or line.strip():  # blank lines before a document are not part of it
+            begun = begun if text else where
+            text += line if line.endswith("\n") else line + "\n"
     yield begun, text
 
 
@@ -204,3 +210,105 @@ def _mix(mix: MixSource, config: DataConfig, ledger: Ledger) -> Iterator[Documen
             characters[i] += len(content if isinstance(content, str) else repr(content))
         elif not ended[i]:  # otherwise it came the first time
             yield document
+
+
+# ---------------------------------------------------------------------------------------------------------
+# the built-in world: document number `index` is a function of this number and the settings, and of nothing else
+
+
+def world_documents(
+    source: StoryworldSource, records: str, counts: Mapping[Split, int]
+) -> Iterator[tuple[Split, int, Content]]:
+    """(split, index, document) of as many documents of each split as `counts` says, in its order.
+
+    All cores make documents, each in a process: of n processes each makes every n-th chunk and writes it to a pipe,
+    which holds one or two, and waits until that is read. If the command ends or is killed, its processes find their
+    pipes closed and end as well. They are plain processes and no `multiprocessing.Pool`: a pool imports the caller's
+    main program once more in each of them (with torch, for seconds), and hangs if that program has no
+    `if __name__ == "__main__"`.
+    """
+    number = min(MOST, usable_cores()) if sum(counts.values()) >= FEWEST else 1
+    processes = [_start((source, records, counts, k, number)) for k in range(number)] if number > 1 else []
+    try:
+        for k, (split, numbers) in enumerate(_chunks(counts)):
+            if processes:
+                contents = pickle.load(processes[k % number].stdout)  # type: ignore[arg-type]
+            else:
+                contents = [world_document(source, index, split, records) for index in numbers]
+            yield from ((split, index, content) for index, content in zip(numbers, contents, strict=True))
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+            process.stdout.close()  # type: ignore[union-attr]
+
+
+def _chunks(counts: Mapping[Split, int]) -> Iterator[tuple[Split, range]]:
+    return ((split, range(n)[i : i + CHUNK]) for split, n in counts.items() for i in range(0, n, CHUNK))
+
+
+def _start(job: tuple) -> subprocess.Popen[bytes]:
+    paths = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-c", "from data.reading.documents import make_share; make_share()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+        start_new_session=True,  # Ctrl-C is for the command
+    )
+    with process.stdin as pipe:  # type: ignore[union-attr]
+        pickle.dump(job, pipe)
+    return process
+
+
+def make_share() -> None:
+    """What a process does: make every n-th chunk, from number k on."""
+    source, records, counts, k, number = pickle.load(sys.stdin.buffer)
+    with suppress(BrokenPipeError):
+        for split, numbers in islice(_chunks(counts), k, None, number):
+            pickle.dump([world_document(source, index, split, records) for index in numbers], sys.stdout.buffer)
+            sys.stdout.buffer.flush()
+    os._exit(0)  # without a word about a pipe that is closed
+
+
+def world_document(source: StoryworldSource, index: int, split: Split, records: str) -> Content:
+    """A story, a conversation about one, a pair of answers, facts and questions, or (evenly spread) repeated words."""
+    rng = Random(f"names {source.seed} {index}")
+    other_names = split == "train" and rng.random() < source.other_names
+    repeats = int((index + 1) * source.repeats) > int(index * source.repeats)
+    if records == "pairs":
+        return pair_of(storyworld.prefer(source.seed, index, split, source.level))
+    if records == "conversations":
+        talk = talk_about(source, index, split, repeats)
+        if other_names:
+            talk = json.loads(storyworld.renamed([json.dumps(talk)], rng)[0])
+        return conversation_of(talk)
+    if source.recall is not None:
+        return storyworld.recall(source.seed, index, source.recall, held_out=split == "validation").text
+    if repeats:
+        words = storyworld.REPEATED_WORDS
+        text = storyworld.repeated(source.seed, index, words, held_out=split == "validation").text
+    else:
+        text = storyworld.tell(source.seed, index, split, source.level).text
+    return storyworld.renamed([text], rng)[0] if other_names else text
+
+
+def talk_about(source: StoryworldSource, index: int, split: Split, repeats: bool) -> dict[str, Any]:
+    """A conversation about a story; or one of `repeats`, or of the drills, whose shares are drawn."""
+    if repeats:
+        return storyworld.say_again(source.seed, index, split)
+    drills = source.drills
+    if source.course:  # those of the step that this document is in; held-out ones are of the last
+        ends = list(accumulate(step.weight for step in source.course))
+        done = 1.0 if split == "validation" else (index + 0.5) / source.documents
+        drills = source.course[min(bisect(ends, done * ends[-1]), len(ends) - 1)].drills
+    drawn = Random(f"drills {source.seed} {index}").random()
+    for name, share in drills.items():
+        drawn -= share
+        if drawn < 0:
+            return storyworld.DRILLS[name](source.seed, index, split)
+    if source.chats == "mixed":
+        return storyworld.converse(source.seed, index, split, source.level)
+    options = {key: getattr(source, key) for key in ("told", "told_weight", "checked", "echoed")}
+    options |= {"most": source.questions, "weights": source.class_weights}
+    return storyworld.interview(source.seed, index, split, source.level, **options)

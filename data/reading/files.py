@@ -11,10 +11,9 @@ import csv
 import glob
 import io
 import json
-import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
@@ -64,10 +63,12 @@ def search(paths: str | list[str], key: str, train_only: bool = False, taken: Se
         given, known = Path(path).expanduser(), " ".join(KINDS)
         if given.is_file() and kind_of(given) not in KINDS:
             raise InputError(f"{key}: {path} is a {given.suffix or 'nameless kind of'} file: use one of {known}")
-        with still_busy(f"looking for the files of {key}"):
-            matching = _inside(given) if given.is_dir() else map(Path, glob.glob(str(given), recursive=True))  # noqa: PTH207 (it knows absolute patterns)
-            readable = (file for file in matching if file.is_file() and kind_of(file) in KINDS)
-            some = sorted(readable, key=Path.as_posix)
+        pattern = f"{glob.escape(str(given))}/**" if given.is_dir() else str(given)
+        with still_busy(f"looking for the files of {key}"):  # links are followed, and nothing that is hidden
+            matching = map(Path, glob.glob(pattern, recursive=True))  # noqa: PTH207 (it knows absolute patterns)
+            readable = [file for file in matching if kind_of(file) in KINDS and file.is_file()]
+            longest_first = sorted(readable, key=lambda file: -len(file.parts))  # a link may lead back
+            some = sorted({file.resolve(): file for file in longest_first}.values(), key=Path.as_posix)
         if given.is_dir():
             is_all_notes = all(kind_of(file) == ".md" for file in some)  # then a README is one of them
             some = [file for file in some if is_all_notes or file.name.lower() != "readme.md"]
@@ -87,18 +88,6 @@ def search(paths: str | list[str], key: str, train_only: bool = False, taken: Se
     if not files:
         raise InputError(f"{key}: names only files that validation_path names too: give others to train on")
     return list(files.values())
-
-
-def _inside(folder: Path) -> Iterator[Path]:
-    """What is in a folder and in the folders in it, links included; nothing that is hidden."""
-    seen = set()  # a link may lead back
-    for parent, folders, names in os.walk(folder, followlinks=True):
-        if (place := Path(parent).resolve()) in seen:
-            folders.clear()
-            continue
-        seen.add(place)
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        yield from (Path(parent, name) for name in names if not name.startswith("."))
 
 
 def is_other_part(file: Path) -> bool:
@@ -158,21 +147,18 @@ def _plain(file: Path, stream: BinaryIO, separator: str) -> Iterator[Record]:
     if raw.find(b"\0") >= 0:
         raise InputError(f"{file}: holds zero bytes, so it is a binary file, not text: give a UTF-8 text file")
     mark, line, at = separator.encode("utf-8"), 1, 3 if raw[:3] == b"\xef\xbb\xbf" else 0
-    is_divided = raw.find(mark) >= 0
-    while at <= len(raw):
-        end = raw.find(mark, at)
-        piece = raw[at:] if end < 0 else raw[at:end]
-        if end < 0 and not piece.strip():
+    ends = [match.start() for match in re.finditer(re.escape(mark), raw)]
+    for end in [*ends, len(raw)]:
+        piece = raw[at:end]
+        if end == len(raw) and not piece.strip():
             return
         try:
             text = piece.decode("utf-8")
-            bare = text.lstrip("\r\n") if is_divided else text
+            bare = text.lstrip("\r\n") if ends else text
             place = line + text[: len(text) - len(bare)].count("\n")
-            yield Record(f"{file}:{place}", bare.rstrip("\r\n") if is_divided else bare)
+            yield Record(f"{file}:{place}", bare.rstrip("\r\n") if ends else bare)
         except UnicodeDecodeError as error:
             yield Record(f"{file}:{line + piece[: error.start].count(10)}", None, _why_no_text(piece, error.start))
-        if end < 0:
-            return
         line, at = line + piece.count(b"\n") + mark.count(b"\n"), end + len(mark)
 
 
@@ -233,31 +219,23 @@ def _csv(file: Path, stream: BinaryIO, delimiter: str) -> Iterator[Record]:
         raise InputError(f"{file}:{line}: is not valid CSV: {error}: {remedy}") from None
 
 
-def rows_of(table: pyarrow.RecordBatch | pyarrow.Table) -> Iterator[dict[str, Any]]:
-    """The rows of a table as the JSON that it was made from.
+def as_json(value: Any, kind: pyarrow.DataType) -> Any:
+    """A value of a table as the JSON that it was made from.
 
-    A table has every key in every row: in one that did not have it, its value is null. Such keys are left out, inside
-    the fields of a row. (The row's own fields stay; a null one counts as missing.) Values that `datasets` keeps as JSON
-    text (its feature Json) are read, and nulls of their own stay.
+    A table has every key in every row: in one that did not have it, its value is null. Such keys are left out. Values
+    that `datasets` keeps as JSON text (its feature Json) are read, and nulls of their own stay.
     """
-    read = {field.name: _reader(field.type) for field in table.schema}
-    for row in table.to_pylist():
-        yield {name: value if value is None else read[name](value) for name, value in row.items()}
-
-
-def _reader(kind: pyarrow.DataType) -> Callable[[Any], Any]:
-    """What makes the JSON again of which a value of this type was made."""
     from pyarrow import types
 
+    if value is None:
+        return None
     if getattr(kind, "extension_name", "") == "arrow.json":
-        return json.loads
+        return json.loads(value)
     if types.is_struct(kind):
-        inside = {field.name: _reader(field.type) for field in kind}
-        return lambda value: {name: inside[name](item) for name, item in value.items() if item is not None}
+        return {field.name: as_json(value[field.name], field.type) for field in kind if value[field.name] is not None}
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
-        read = _reader(kind.value_type)
-        return lambda value: [item if item is None else read(item) for item in value]
-    return lambda value: value
+        return [as_json(item, kind.value_type) for item in value]
+    return value
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -296,9 +274,10 @@ def _table(file: Path, kind: str, column: str | None) -> Iterator[Record]:
 def _rows(rows: Any, where: str) -> Iterator[Record]:
     number = 0
     for table in rows.with_format("arrow").iter(batch_size=ROWS):
-        for row in rows_of(table):
+        columns = [(field.name, field.type) for field in table.schema]
+        for row in table.to_pylist():
             number += 1
-            yield Record(f"{where}, row {number}", row)
+            yield Record(f"{where}, row {number}", {name: as_json(row[name], kind) for name, kind in columns})
 
 
 @contextmanager

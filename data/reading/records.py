@@ -86,19 +86,20 @@ class Pair:
 def text_of(record: Any, text_field: str = "text") -> str:
     """The text of a record: a field (`a.b` is field b of the object in field a), or the record that is itself a text.
     A list of texts is joined by line ends. May be "". Raises BadRecord."""
-    value = record
-    if isinstance(record, dict) and (value := record.get(text_field)) is None:
+    if not isinstance(record, dict):
+        return _text(record, "the record")
+    if (value := record.get(text_field)) is None:
         value = record
         for name in text_field.split("."):
             value = value.get(name) if isinstance(value, dict) else None
-        if value is None:
-            remedy = "name the one with the text in data.source.text_field"
-            if any(name in record for name in (*LISTS, *ANSWERS)):
-                remedy = "it is a conversation, so set data.records: conversations (or data.source.text_field)"
-            raise BadRecord(f"has no field `{text_field}` (it has {_names(record)}): {remedy}")
-    if isinstance(value, list) and value is not record and all(isinstance(part, str) for part in value):
+    if value is None:
+        remedy = "name the one with the text in data.source.text_field"
+        if any(name in record for name in (*LISTS, *ANSWERS)):
+            remedy = "it is a conversation, so set data.records: conversations (or data.source.text_field)"
+        raise BadRecord(f"has no field `{text_field}` (it has {_names(record)}): {remedy}")
+    if isinstance(value, list) and all(isinstance(part, str) for part in value):
         value = "\n".join(value)
-    return _text(value, f"field `{text_field}`" if isinstance(record, dict) else "the record")
+    return _text(value, f"field `{text_field}`")
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -113,22 +114,17 @@ def conversation_of(record: Any) -> Conversation:
     messages = _listed(fields)
     if not messages:
         answer = next((name for name in ANSWERS if name in fields), None)
-        if answer is None or not QUESTIONS.keys() & fields.keys():
+        if answer is None or QUESTIONS.keys().isdisjoint(fields):
             remedy = "set data.records: text" if "text" in fields else "see docs/data_formats.md for known layouts"
             raise BadRecord(f"holds no conversation (it has {_names(fields)}): {remedy}")
-        messages = [*_question(fields), *_as_messages(fields[answer], "assistant", answer)]
+        messages = [*_question(fields), *_as_messages(fields[answer], answer)]
     conversation, system = checked_conversation(messages, _tools(fields)), _system(fields)
     if system and conversation.messages[0].role == "system":
         raise BadRecord("has a field `system` and a system message as well: keep one of them")
-    conversation = Conversation((*system, *conversation.messages), conversation.tools)
-    trained = (
-        message.weight and (not message.parts or any(weight for _, weight in message.parts))
-        for message in conversation.messages
-        if message.role == "assistant"
-    )
-    if not any(trained):
+    answers = [message for message in conversation.messages if message.role == "assistant"]
+    if not any(answer.weight and any(weight for _, weight in answer.parts or [("", 1)]) for answer in answers):
         raise BadRecord("has no assistant message of weight 1, so there is nothing to learn: leave it out")
-    return conversation
+    return Conversation((*system, *conversation.messages), conversation.tools)
 
 
 def checked_conversation(messages: Sequence[Message | dict], tools: Any = ()) -> Conversation:
@@ -150,10 +146,9 @@ def _fields(record: Any) -> dict:
     if not isinstance(record, dict):
         raise BadRecord(f"is of type {type(record).__name__}, not an object with messages (or set data.records: text)")
     fields = {name: value for name, value in record.items() if value is not None}
-    for name in (*KTO, *SWITCHES):  # of the whole record
-        value = fields.get(name)
-        if str(value).lower() in ("true", "false", "0", "1") and value != SWITCHES.get(name):
-            raise BadRecord(f"has `{name}`: {value!r}: leave such records out, or give messages a `weight`")
+    for name in KTO:
+        if str(fields.get(name)).lower() in ("true", "false", "0", "1"):
+            raise BadRecord(f"has `{name}`: {fields[name]!r}: keep the good answers, without it")
     return fields
 
 
@@ -174,8 +169,8 @@ def _question(fields: dict) -> list:
     texts = {name: _text(fields[name], f"field `{name}`") for name in QUESTIONS if name in fields}
     asking = {name: text for name, text in texts.items() if text}
     first = next(iter(asking), "")
-    second = next((name for name in QUESTIONS.get(first, ()) if name in asking), "")
-    question = "\n".join(asking[name] for name in (first, second) if name)
+    parts = [first, *[name for name in QUESTIONS.get(first, ()) if name in asking][:1]]
+    question = "\n".join(asking.get(name, "") for name in parts)
     for name, text in asking.items():  # the same again, or a prompt that was made of the instruction
         if text.strip() not in question and not (first == "instruction" and asking[first].strip() in text):
             raise BadRecord(f"has `{first}` and `{name}`, which ask different things: put the whole question into one")
@@ -184,16 +179,13 @@ def _question(fields: dict) -> list:
 
 def _system(fields: dict) -> Messages:
     """The system message of a record that has it in a field."""
-    texts = {_text(fields[name], f"field `{name}`") for name in SYSTEMS if fields.get(name)}
-    if len(texts) > 1:
-        raise BadRecord("has `system` and `system_prompt`, which differ: keep one of them")
-    return tuple(Message("system", text) for text in texts)
+    return tuple(Message("system", _text(fields[name], f"field `{name}`")) for name in SYSTEMS if fields.get(name))[:1]
 
 
-def _as_messages(value: Any, role: Role, name: str) -> list:
-    """What a field says: a text, a message or a list of messages."""
+def _as_messages(value: Any, name: str) -> list:
+    """What the assistant says in a field: a text, a message or a list of messages."""
     if isinstance(value, str):
-        return [{"role": role, "content": value}]
+        return [{"role": "assistant", "content": value}]
     return [value] if isinstance(value, dict) else _list(value, f"field `{name}`")
 
 
@@ -207,45 +199,40 @@ def _message(raw: Any) -> Message:
     if not isinstance(name, str) or name not in ROLES:
         raise BadRecord(f"{key} {name!r} is not known: use one of {', '.join(ROLES)}")
     role, given = ROLES[name], fields.get(body, "")
-    calls = () if name == "function_call" else _calls(fields.get("tool_calls") or fields.get("function_call"))
-    if body not in fields and not calls:
+    is_call = name == "function_call"  # whose content is the call
+    calls = _calls(given if is_call else fields.get("tool_calls") or fields.get("function_call"))
+    if not calls and (is_call or body not in fields):
         raise BadRecord(f'has no `{body}` (it has {_names(fields)}): give a text, "" for an empty one')
-    parts = given if isinstance(given, list) else []  # OpenAI's content parts
+
+    text = "" if is_call else given
+    parts = text if isinstance(text, list) else [{"type": "text", "text": text}]  # a list: OpenAI's content parts
     for part in parts:
         if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-            kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-            raise BadRecord(f"`{body}` holds a part that is not text ({kind}): only text can be trained on")
-    content = _text("".join(part["text"] for part in parts) if isinstance(given, list) else given, f"`{body}`")
+            raise BadRecord(f"`{body}` is {text!r:.60}: only text, or parts of type text, can be trained on")
+    content = _text("".join(part["text"] for part in parts), f"`{body}`")
     reasoning = _text(next((fields[name] for name in REASONING if name in fields), ""), "`reasoning_content`")
     if role != "assistant" and (reasoning or calls):
         raise BadRecord(f"role {name!r} cannot think or call tools: only assistant messages can")
     if role == "assistant" and not reasoning:
         reasoning, content = split_thinking(content)
-    if name == "function_call":
-        content, calls = "", _calls(content)
-        if not calls:
-            raise BadRecord('calls no function: give {"name": …, "arguments": {…}}')
-    weight, switch = _weight(fields), next((name for name in [*SWITCHES][1:] if name in fields), None)
-    if role != "assistant" and weight and switch:
-        raise BadRecord(f"`{switch}` is {fields[switch]!r:.40}, but only what the assistant says can be trained on")
-    weighted = any(part.get(name) is not None for part in parts for name in SWITCHES)
-    if weighted and (role != "assistant" or reasoning or calls):
+
+    weight, switches = _weight(fields), [name for name in SWITCHES if name in fields and name != "weight"]
+    if role != "assistant" and weight and switches:
+        raise BadRecord(f"`{switches[0]}` asks to train on it, but only what the assistant says can be trained on")
+    is_weighted = any(part.get(name) is not None for part in parts for name in SWITCHES)
+    if is_weighted and (role != "assistant" or reasoning or calls):
         raise BadRecord("a part has a `weight`, which only answers without thinking and tool calls can have")
-    weights = tuple((part["text"], _weight(part)) for part in parts) if weighted else ()
+    weights = tuple((part["text"], _weight(part)) for part in parts) if is_weighted else ()
     return Message(role, content, reasoning, calls, weight, weights)
 
 
 def _weight(fields: dict) -> int:
-    """Whether a message, or a part of one, is trained on."""
-    weights = set()
-    for name in (*SWITCHES, UNCLEAR):
-        if (value := fields.get(name)) is not None:
-            if name == UNCLEAR or value not in (0, 1):
-                raise BadRecord(f"`{name}` is {value!r:.40}: use `weight`, 1 or 0 (0: it is not trained on)")
-            weights.add(int(value == SWITCHES[name]))
-    if len(weights) > 1:
-        raise BadRecord(f"has switches such as {', '.join(SWITCHES)} that contradict each other: keep one of them")
-    return weights.pop() if weights else 1
+    """Whether a message, or a part of one, is trained on: if no switch is off."""
+    switches = {name: fields[name] for name in (*SWITCHES, UNCLEAR) if fields.get(name) is not None}
+    for name, value in switches.items():
+        if name == UNCLEAR or value not in (0, 1):
+            raise BadRecord(f"`{name}` is {value!r:.40}: use `weight`, 1 or 0 (0: it is not trained on)")
+    return int(all(value == SWITCHES[name] for name, value in switches.items()))
 
 
 def split_thinking(content: str) -> tuple[str, str]:
@@ -271,11 +258,9 @@ def _calls(raw: Any) -> tuple[dict, ...]:
 
 
 def _tools(*holders: dict) -> tuple[dict, ...]:
-    """The tools that a record and its messages list."""
-    lists = [tools for fields in holders for name in TOOLS if (tools := _named(fields.get(name), "`tools`"))]
-    if len(lists) > 1:
-        raise BadRecord("lists its tools in more than one place: keep one of them")
-    return lists[0] if lists else ()
+    """The tools that a record or its messages list."""
+    lists = (_named(fields.get(name), "`tools`") for fields in holders for name in TOOLS)
+    return next(filter(None, lists), ())
 
 
 def _named(raw: Any, what: str) -> tuple[dict, ...]:
@@ -304,82 +289,63 @@ def pair_of(record: Any) -> Pair:
     The answers are texts or messages. The prompt stands beside them, as in a conversation, or they hold it, or both.
     """
     fields = _fields(record)
-    names = next((names for names in PAIRS if any(name in fields for name in names)), PAIRS[0])
-    for name in names:
-        if name not in fields:
-            raise BadRecord(f"has no `{name}`, which a pair needs (it has {_names(fields)}): add it")
+    names = next((names for names in PAIRS if not fields.keys().isdisjoint(names)), PAIRS[0])
+    if missing := [name for name in names if name not in fields]:
+        raise BadRecord(f"has no `{missing[0]}`, which a pair needs (it has {_names(fields)}): add it")
+    answers = [fields.pop(name) for name in names]
+    if isinstance(fields.get("input"), dict):  # OpenAI's holds what others have beside the answers
+        fields |= _fields(fields.pop("input"))
 
-    # The prompt that stands beside the answers, and the tools
-    if names == PAIRS[1]:  # OpenAI's
-        beside = fields.get("input")
-        if not isinstance(beside, dict) or "messages" not in beside:
-            raise BadRecord('has no `input` with messages: give {"messages": […]}')
-        messages, tools = _list(beside["messages"], "field `messages`"), _tools(beside) or _tools(fields)
-    else:
-        messages, tools = _question({name: value for name, value in fields.items() if value != ""}), _tools(fields)
-        listed = _listed(fields)
-        if messages and listed and listed != fields["chosen"]:  # those that are the chosen answer add nothing
-            raise BadRecord("has its prompt as messages and in a field of its own: keep one of them")
-        messages = messages or listed
-    prompt = _system(fields)
-    if messages:
-        beside = checked_conversation(messages, tools)
+    # The prompt that stands beside the answers
+    messages, listed = _question({name: value for name, value in fields.items() if value != ""}), _listed(fields)
+    listed = [] if listed == answers[0] else listed  # UltraFeedback lists the chosen conversation once more
+    if messages and listed:
+        raise BadRecord("has its prompt as messages and in a field of its own: keep one of them")
+    prompt, tools = _system(fields), _tools(fields)
+    if messages or listed:
+        beside = checked_conversation(messages or listed, tools)
         prompt, tools = (*prompt, *beside.messages), beside.tools
         if prompt[-1].role == "assistant":
             raise BadRecord("the prompt ends with an answer: leave that one out, or ask something behind it")
 
-    # Texts may hold it
-    answers = [fields[name] for name in names]
+    # Texts may hold it: then it is what both begin with, up to the last white space before two answers
     if all(isinstance(answer, str) for answer in answers):
-        if not _turns(prompt):
-            question, answers = _split(answers, fields)
+        if _turns(prompt):
+            if all(re.match(rf"\s*{re.escape(prompt[-1].content.strip())}\s", answer) for answer in answers):
+                raise BadRecord("both answers begin with the prompt that stands beside them: keep one")
+        else:
+            for name in fields.keys() - {*SYSTEMS, *TOOLS}:
+                if isinstance(fields[name], str) and " " in fields[name].strip():
+                    raise BadRecord(f"has no prompt but a text in `{name}`: name it `prompt`, or leave it out")
+            letters = zip(*(answer.rstrip() for answer in answers), strict=False)
+            common = "".join(a for a, _ in takewhile(lambda both: both[0] == both[1], letters))
+            if not (question := re.sub(r"\S*$", "", common).rstrip()):
+                raise BadRecord("has no common prompt: let both answers begin with it, or add a field `prompt`")
             prompt = (*prompt, Message("user", question))
-        elif all(re.match(rf"\s*{re.escape(prompt[-1].content.strip())}\s", answer) for answer in answers):
-            raise BadRecord("`chosen` and `rejected` begin with the prompt that stands beside them: keep one")
+            answers = [answer[len(question) :].lstrip() for answer in answers]
 
-    sides = []
-    for name, answer in zip(names, answers, strict=True):
-        given = checked_conversation(_as_messages(answer, "assistant", name))
-        sides.append(_joined(prompt, given.messages, name))
-        if given.tools and tools and given.tools != tools:
-            raise BadRecord("the prompt and the two answers list different tools: give all of them the same")
-        tools = tools or given.tools
-    chosen, rejected = sides
+    given = [checked_conversation(_as_messages(answer, name)) for name, answer in zip(names, answers, strict=True)]
+    chosen, rejected = (_joined(prompt, side.messages, name) for side, name in zip(given, names, strict=True))
+    tools = tools or given[0].tools or given[1].tools
     if chosen == rejected:
         raise BadRecord("has two answers that are equal, so there is nothing to prefer: leave the pair out")
     shared = sum(takewhile(bool, (a == b for a, b in zip(chosen, rejected, strict=False))))
-    if not _turns(chosen[:shared]) or not _holds(chosen[:shared], _turns(prompt)):
+    if not _turns(chosen[:shared]) or _said(_turns(prompt)) not in _said(chosen[:shared]):
         raise BadRecord(f"has no common prompt before the place where `{names[0]}` and `{names[1]}` differ: add one")
-    for name, side in zip(names, sides, strict=True):
-        if shared >= len(side) or side[shared].role != "assistant":
-            raise BadRecord(f"`{name}` has no answer of the assistant behind the common prompt: add it")
+    if any(not side[shared:] or side[shared].role != "assistant" for side in (chosen, rejected)):
+        raise BadRecord(f"`{names[0]}` and `{names[1]}` must have an answer of the assistant behind the common prompt")
     return Pair(Conversation(chosen, tools), Conversation(rejected, tools), shared)
-
-
-def _split(answers: Sequence[str], fields: dict) -> tuple[str, list[str]]:
-    """Texts that hold the prompt: it is what both begin with, up to the last white space before two answers."""
-    known = {*PAIRS[0], *QUESTIONS, *SYSTEMS, *TOOLS, "history"}
-    for name, text in fields.items():
-        if name not in known and isinstance(text, str) and len(text.split()) > 1:
-            raise BadRecord(f"has no prompt but a text in `{name}`: name it `prompt` if it is that, or leave it out")
-    alike = takewhile(lambda both: both[0] == both[1], zip(*(text.rstrip() for text in answers), strict=False))
-    common = re.sub(r"\S*$", "", "".join(letter for letter, _ in alike)).rstrip()
-    if not common:
-        raise BadRecord("has no common prompt: let both answers begin with it, or add a field `prompt`")
-    return common, [text[len(common) :].lstrip() for text in answers]
 
 
 def _joined(prompt: Messages, answer: Messages, name: str) -> Messages:
     """A prompt and an answer, where the answer may hold the prompt, or a longer one: each message once."""
     question, turns = _turns(prompt), _turns(answer)
-    system, own = prompt[: len(prompt) - len(question)], answer[: len(answer) - len(turns)]
-    if system and own and _said(system) != _said(own):
-        raise BadRecord(f"`{name}` has another system message than the prompt: keep one of them")
+    system = answer[: len(answer) - len(turns)] or prompt[: len(prompt) - len(question)]
     if not turns or turns[0].role == "assistant":  # the answer alone
         turns = question + turns
-    elif not _holds(turns[:-1], question):
+    elif _said(question) not in _said(turns[:-1]):
         raise BadRecord(f"`{name}` begins with another question than the prompt: give the answer alone")
-    return (own or system) + turns
+    return system + turns
 
 
 def _turns(messages: Messages) -> Messages:
@@ -387,14 +353,10 @@ def _turns(messages: Messages) -> Messages:
     return tuple(dropwhile(lambda message: message.role == "system", messages))
 
 
-def _said(messages: Messages) -> list[tuple]:
-    """What messages say, white space around them aside."""
-    return [(m.role, m.content.strip(), m.reasoning_content.strip(), m.tool_calls) for m in messages]
-
-
-def _holds(messages: Messages, some: Messages) -> bool:
-    """Whether these messages stand among the others, one behind the other."""
-    return any(_said(messages[i : i + len(some)]) == _said(some) for i in range(len(messages) - len(some) + 1))
+def _said(messages: Messages) -> str:
+    """What messages say, white space around them aside. One text is `in` another if its messages follow each other
+    there."""
+    return "\0".join(["", *(f"{m.role} {m.content.strip()} {m.reasoning_content.strip()}" for m in messages), ""])
 
 
 # ---------------------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """The built-in world: short children's stories whose entropy is known exactly.
 
-`tell(seed, index)` writes a story. `parse(text)` recovers every choice that made it, and what each one cost in
+`tell(seed, index)` writes a story. `read(text)` recovers every choice that made it, and what each one cost in
 bits. On average over stories, no language model can pay less than that sum, so a loss curve has a floor.
 Names and songs are invented at random: predicting them means looking back and copying.
 
@@ -16,7 +16,7 @@ from .mentions import Antecedent, align, antecedents
 from .names import renamed
 from .questions import Question, draw_question, questions_about
 from .recall import REPEATED_WORDS, Recall, recall, repeated
-from .story import Story, parse, read, tell
+from .story import Story, read, tell
 
 # Which stories does this world tell? Runs and prepared data remember the version. Raise it when any story, question or
 # conversation changes, and record the new digest; tests/data/test_versions.py says which. A docstring or a faster way
@@ -25,24 +25,7 @@ STORYWORLD_VERSION = 6
 STORYWORLD_DIGESTS = {6: "e2537cad1de03529"}
 
 __all__ = [
-    "DRILLS",
-    "REPEATED_WORDS",
-    "Antecedent",
-    "Question",
-    "Recall",
-    "Story",
-    "align",
-    "antecedents",
-    "converse",
-    "draw_question",
-    "interview",
-    "parse",
-    "prefer",
-    "questions_about",
-    "read",
-    "recall",
-    "renamed",
-    "repeated",
-    "say_again",
-    "tell",
-]
+    "DRILLS", "REPEATED_WORDS", "Antecedent", "Question", "Recall", "Story", "align", "antecedents", "converse",
+    "draw_question", "interview", "prefer", "questions_about", "read", "recall", "renamed", "repeated",
+    "say_again", "tell",
+]  # fmt: skip

@@ -51,18 +51,16 @@ def converse(
     else:
         story, question = draw_question(OTHER_BOOK + seed, index, split, level, pick(rng, KINDS), held_out_names)
     talk = Talk(rng)
-    contains: list[str] = []
     if kind == "question":
         talk.ask_in_prompt(story, question, rng)
     else:
-        request, contains = ask_for(story, rng)
-        talk.turn(request, story.text)
+        talk.ask_for(story, rng)
     if kind == "turns":
         for following in (question, *more_questions(story, question, rng)):
             talk.ask(following)
         if rng.random() < 1 / 4:
             talk.turn(*(pick(rng, wordings("conversations")[key]) for key in ("thanks", "welcome")))
-    return talk.finished(kind, plot=story.plot, contains=contains)
+    return talk.finished(kind, plot=story.plot, contains=talk.contains)
 
 
 def interview(
@@ -95,10 +93,8 @@ def interview(
     rng = Random(f"conversation {split} {level} {seed} {index}")
     story, question = draw_question(OTHER_BOOK + seed, index, split, level, pick(rng, KINDS), held_out_names)
     talk, shortly = Talk(rng), False
-    contains: list[str] = []
     if told and rng.random() < told:
-        request, contains = ask_for(story, rng)
-        talk.turn(request, story.text)
+        talk.ask_for(story, rng)
         if echoed and rng.random() < echoed:
             talk.messages[-1]["content"] = with_echoes(story, rng)
         else:
@@ -108,7 +104,7 @@ def interview(
         shortly = talk.ask_in_prompt(story, question, rng)
     for following in many_questions(story, question, rng, most, CLASS_WEIGHTS | dict(weights or {}), checked):
         talk.ask(following, shortly)
-    return talk.finished("questions", plot=story.plot, contains=contains)
+    return talk.finished("questions", plot=story.plot, contains=talk.contains)
 
 
 def prefer(seed: int, index: int, split: Split = "train", level: int = 1) -> dict[str, Any]:
@@ -122,7 +118,7 @@ def prefer(seed: int, index: int, split: Split = "train", level: int = 1) -> dic
     story, question = draw_question(3 * OTHER_BOOK + seed, index, split, level, pick(rng, KINDS))
     talk, shortly = Talk(), False
     if rng.random() < 1 / 3:
-        talk.turn(ask_for(story, rng)[0], story.text)
+        talk.ask_for(story, rng)
         talk.ask(question)
     else:
         shortly = talk.ask_in_prompt(story, question, rng)
@@ -155,6 +151,7 @@ class Talk:
     def __init__(self, rng: Random | None = None):
         self.messages: list[dict[str, Any]] = []
         self.answered: list[dict[str, Any]] = []
+        self.contains: list[str] = []  # what the story must contain that was asked for
         if rng and rng.random() < 1 / 4:
             self.messages.append({"role": "system", "content": pick(rng, wordings("conversations")["system"])})
 
@@ -162,8 +159,13 @@ class Talk:
         self.messages += [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}]
 
     def ask(self, question: Question, shortly: bool = False, prompt: str | None = None) -> None:
-        """Add a question (or a prompt that holds it), its answer, and what is known about that answer."""
-        self.turn(prompt or question.text, question.reply(shortly))
+        """Add a question (or a prompt that holds it), its answer, and what is known about that answer.
+
+        Yes or no always comes with what it is judged by: to judge before anything is said takes more heads in a row
+        than a small model has (FINDINGS.md#reader).
+        """
+        reply = question.answer if shortly and question.kind != "yes_no" else question.sentence
+        self.turn(prompt or question.text, reply)
         known = {"kind": question.kind, "answer": question.answer, "candidates": list(question.candidates)}
         self.answered.append({"message": len(self.messages) - 1, **known})
 
@@ -172,6 +174,29 @@ class Talk:
         shortly = rng.random() < 1 / 2
         self.ask(question, shortly, in_prompt(story.text, question.text, shortly, rng))
         return shortly
+
+    def ask_for(self, story: Story, rng: Random) -> None:
+        """Ask for a story in words that this one fits ("about a shy fox named Tiko"), and tell it."""
+        texts = wordings("conversations")
+        people = []
+        for number in story.people:
+            forms = story.entities[number]
+            with_trait = "trait" in forms and rng.random() < 1 / 2
+            kind = f"{forms['a_trait']} {forms['kind']}" if with_trait else forms["a_kind"]
+            people.append(f"{kind} named {forms['']}")
+        things = [forms for forms in story.entities if "a_colour" in forms and "" in forms]
+        ways = ["about_one", *["about_two"] * (len(people) > 1), *["about_thing"] * bool(things)]
+        way = pick(rng, ways + ["about_topic"] * (story.plot in texts["topics"]))
+        first = int(rng.random() * len(people))
+        second = (first + 1 + int(rng.random() * (len(people) - 1))) % len(people)
+        values = {"one": people[first], "two": people[second], "topic": texts["topics"].get(story.plot, "")}
+        names = list(story.people.values())
+        self.contains = [names[first], names[second]] if way == "about_two" else [names[first]]
+        if way == "about_thing":
+            thing = pick(rng, things)
+            values["thing"] = f"{thing['a_colour']} {thing['']}"
+            self.contains.append(thing[""])
+        self.turn(pick(rng, texts[way]).format(**values), story.text)
 
     def finished(self, kind: str, **meta: Any) -> dict[str, Any]:
         return {"conversations": self.messages, "meta": {"kind": kind, **meta, "questions": self.answered}}
@@ -186,32 +211,6 @@ def in_prompt(story: str, question: str, shortly: bool, rng: Random) -> str:
     """A prompt with a story and a question, which asks for a few words or does not."""
     wording = pick(rng, wordings("conversations")["ask_shortly" if shortly else "ask"])
     return wording.format(story=story, question=question)
-
-
-def ask_for(story: Story, rng: Random) -> tuple[str, list[str]]:
-    """A request that this story fits ("a shy fox named Tiko"), and what it asks the story to contain."""
-    texts = wordings("conversations")
-    people = []
-    for number in story.people:
-        forms = story.entities[number]
-        with_trait = "trait" in forms and rng.random() < 1 / 2
-        kind = f"{forms['a_trait']} {forms['kind']}" if with_trait else forms["a_kind"]
-        people.append(f"{kind} named {forms['']}")
-    names = list(story.people.values())
-    things = [forms for forms in story.entities if "a_colour" in forms and "" in forms]
-    ways = ["about_one", *["about_two"] * (len(people) > 1), *["about_thing"] * bool(things)]
-    way = pick(rng, ways + ["about_topic"] * (story.plot in texts["topics"]))
-    first = int(rng.random() * len(people))
-    second = (first + 1 + int(rng.random() * (len(people) - 1))) % len(people)
-    values = {"one": people[first], "two": people[second], "topic": texts["topics"].get(story.plot, "")}
-    contains = [names[first]]
-    if way == "about_two":
-        contains.append(names[second])
-    elif way == "about_thing":
-        thing = pick(rng, things)
-        values["thing"] = f"{thing['a_colour']} {thing['']}"
-        contains.append(thing[""])
-    return pick(rng, texts[way]).format(**values), contains
 
 
 # More questions about the same story
@@ -238,20 +237,17 @@ def many_questions(
     """More questions about the story than the first, of any kind that it has, none of them asked before.
 
     Yes or no is asked of every candidate alike, so the name that is offered says nothing about the answer. Where yes is
-    right half of the time, models learn to repeat that name (EXPERIMENTS.md).
+    right half of the time, models learn to repeat that name (FINDINGS.md#reader).
     """
     questions = [first]
-    of_kind: dict[str, list[Question]] = {}
-    for question in questions_about(story):
-        of_kind.setdefault(question.kind, []).append(question)
+    of_kind = {kind: possible for kind in KINDS if (possible := questions_about(story, kind))}
     kinds = [kind for kind in of_kind for _ in range(weights.get(kind, 1))]
     for _ in range(3 * most):
         question = pick(rng, of_kind[pick(rng, kinds)])
         if is_new(question, questions):
             questions.append(question)
             if checked and question.kind in OPEN_KINDS and rng.random() < checked:
-                again = as_yes_no(question, rng.random() < 1 / 2, rng)
-                questions += [again] if again else []
+                questions += filter(None, [as_yes_no(question, rng.random() < 1 / 2, rng)])
         if len(questions) >= most:
             break
     return questions[1:]
@@ -297,23 +293,17 @@ def echoes(story: Story) -> dict[int, str]:
 def about_whom(story: Story, fact: Fact) -> tuple[str, int]:
     """Who or what a fact is about, and where its name can be said again; ("", 0) where that is not to be found."""
     values = fact.values
+    name = values.get("who") or values["what"]
     if fact.kind == "feels":
-        return values["who"], fact.at - len(values["feeling"]) + len(first_word(values["feeling"]))
-    if fact.kind in ("has", "wants") and "thing" in values:
-        name, what = values["who"], values["thing"]
-    elif fact.kind == "did" and "who_did" in values:
-        name, what = values["who"], values["who_did"].partition("|")[0].removesuffix("?").split()[-1]
-    elif fact.kind == "at":
-        name, what = values["what"], values["place"]
-    else:
-        return "", 0
-    number = next((number for number, texts in enumerate(story.entities) if texts.get("") == what), None)
-    near = [m for m in story.mentions if m.entity == number and fact.at - NEAR < m.end <= fact.at]
-    near = [m for m in near if m.form not in ("colour", "a_colour")]
-    if not near:
-        return "", 0
-    start, end = near[-1].start, near[-1].end
-    return name, start + len(first_word(story.text[start:end])) if fact.kind == "at" else end
+        return name, fact.at - len(values["feeling"]) + len(first_word(values["feeling"]))
+    what = values.get("thing") or values.get("place", "")
+    if fact.kind == "did":  # the last word of "Who broke the seal?"
+        what = values.get("who_did", "?").partition("?")[0].rpartition(" ")[2]
+    for start, end, number, form in reversed(story.mentions):
+        is_it = story.entities[number].get("") == what and form not in ("colour", "a_colour")
+        if is_it and fact.at - NEAR < end <= fact.at:
+            return name, start + len(first_word(story.text[start:end])) if fact.kind == "at" else end
+    return "", 0
 
 
 def first_word(text: str) -> str:

@@ -3,7 +3,7 @@
 docs/data_formats.md shows what the user and the assistant say in each of DRILLS.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import cache, partial
 from random import Random
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 from .conversations import AGAIN, Talk, first_word, in_prompt, many_questions, weighted, with_echoes
 from .lexicon import Pool, feelings, lexicon, place_sorts, wordings, words_of
 from .names import held_out_names, names, pick, some
-from .pen import Author
+from .pen import Entity, Pen
 from .plots import GAVE
 from .questions import judged, questions_about
 from .recall import REPEATED_WORDS, repeated
@@ -38,12 +38,10 @@ def say_again(seed: int, index: int, split: Split = "train") -> dict[str, Any]:
     return talk.finished("again")
 
 
-def drill(
-    task: Callable[[Talk, Random, Names], None], kind: str, seed: int, index: int, split: Split = "train"
-) -> dict[str, Any]:
-    """Conversation number `index` of one task."""
-    talk, pool = Talk(), held_out_names() if split == "validation" else names()
-    task(talk, Random(f"{kind} {split} {seed} {index}"), pool)
+def drill(name: str, seed: int, index: int, split: Split = "train") -> dict[str, Any]:
+    """Conversation number `index` of one of TASKS."""
+    kind, talk = name.replace("_", " "), Talk()
+    TASKS[name](talk, Random(f"{kind} {split} {seed} {index}"), held_out_names() if split == "validation" else names())
     return talk.finished(kind)
 
 
@@ -66,7 +64,7 @@ def say_words(talk: Talk, rng: Random, pool: Names) -> None:
     """The assistant repeats words of the stories, COPIES times others.
 
     Most are one token, and no two are alike, so the token before says which one comes next. A name is three tokens, and
-    its first one stands for many names. From words, heads learn to copy in half of the steps (EXPERIMENTS.md).
+    its first one stands for many names. From words, heads learn to copy in half of the steps.
     """
     for _ in range(COPIES):
         words = some(known_words(), pick(rng, KNOWN_WORDS), rng)
@@ -87,7 +85,7 @@ def judge(talk: Talk, rng: Random, pool: Names) -> None:
 
     Only "yes" and "no" are trained on, and only the two names side by side say which it is. In most of these
     conversations the same few names come again and again, as in a story. What `compare` teaches is not enough there: in
-    stories it is a coin (EXPERIMENTS.md).
+    stories it is a coin (FINDINGS.md#reader).
     """
     questions = wordings("conversations")["judged"]
     for candidate, actual, is_place in to_compare(rng, pool, few=rng.random() < 0.7):
@@ -120,7 +118,7 @@ def one_fact(talk: Talk, rng: Random, pool: Names) -> None:
         if kind == "feeling":
             short = pick(rng, feelings())
         elif kind == "stays":
-            short = values["place"] = pick(rng, sorted(place_sorts()[pick(rng, ("place", "spot", "seat"))]))
+            short = values["place"] = pick(rng, sorted(place_sorts()[pick(rng, list(place_sorts()))]))
         else:
             ends = words_of("place", "at")
             start, end = (ends[place] for place in some(list(ends), 2, rng))
@@ -149,7 +147,7 @@ def pair(talk: Talk, rng: Random, pool: Names, task: str) -> None:
     one of the two. Only the names (or what is asked for) are trained on. Which thing comes next cannot be known, and a
     loss on it hides what is to be learned. Without what is said again neither is learned, but for a course in small
     steps, and then not with every seed. What a name goes with is learned after whose a thing is, and bare before it is
-    asked in words (EXPERIMENTS.md).
+    asked in words (FINDINGS.md#reader).
     """
     texts = wordings("conversations")["pairs"]
     bare, plain, hidden = texts["bare"][:1], texts["told"][:1], False
@@ -166,32 +164,31 @@ def pair(talk: Talk, rng: Random, pool: Names, task: str) -> None:
 
     things = [] if hidden else some(sorted(words_of("thing", "")), PAIRS, rng)
     people = some(pool, PAIRS, rng)
-    pairs = []  # statement, question, both cut where something is said again; the name, and what is asked for
+    pairs = []
     for name, thing in zip(people, some(places(), PAIRS, rng) if hidden else things, strict=True):
         if hidden:
             wording, values = pick(rng, statements), described(name, rng)
         else:
             values, wording = described(name, rng), pick(rng, statements)
         values |= {"thing": thing, "place": thing}
-        statement, question = wording.format(**values), pick(rng, questions).format(**values)
-        # The name comes after the thing, or *in* the place at its first word: there what is noted of it can be found.
-        told = cut_after(statement, thing, first_word(thing) if hidden else thing)
-        about, answer = (name, thing) if "by_name" in task else (thing, name)
-        pairs.append((told, cut_after(question, about, about), name, answer))
+        pairs.append((wording.format(**values), pick(rng, questions).format(**values), name, thing))
 
     parts: list[tuple[str, int]] = []
 
-    def say(before: str, after: str, again: str) -> None:
-        parts.append((" " * bool(parts) + before, 0))
-        if after and rng.random() < AGAIN:
+    def say(text: str, at: int, again: str) -> None:
+        """A text, in which half of the time something is said again at this character, if it does not end there."""
+        parts.append((" " * bool(parts) + text[:at], 0))
+        if at < len(text) and rng.random() < AGAIN:
             parts.append((f" {again}", 1))
-        parts.append((after, 0))
+        parts.append((text[at:], 0))
 
-    for told, _, name, _ in pairs:
-        say(*told, name)
+    for statement, _, name, thing in pairs:
+        # The name comes after the thing, or *in* the place at its first word: there what is noted of it can be found.
+        say(statement, statement.rindex(thing) + len(first_word(thing) if hidden else thing), name)
     while pairs:
-        _, asked, _, answer = pairs.pop(int(rng.random() * len(pairs)))
-        say(*asked, answer)
+        _, question, name, thing = pairs.pop(int(rng.random() * len(pairs)))
+        about, answer = (name, thing) if "by_name" in task else (thing, name)
+        say(question, question.rindex(about) + len(about), answer)
         parts += [(f" {answer}", 1), (".", 0)]
     talk.turn(texts["request"], weighted(parts))
 
@@ -205,12 +202,6 @@ def described(name: str, rng: Random) -> dict[str, str]:
     return values
 
 
-def cut_after(text: str, phrase: str, beginning: str) -> tuple[str, str]:
-    """A text cut after the beginning of the last such phrase in it."""
-    at = text.rindex(phrase) + len(beginning)
-    return text[:at], text[at:]
-
-
 # Crowds
 
 
@@ -218,9 +209,8 @@ def crowds(seed: int, index: int, split: Split = "train", told: bool = False) ->
     """Questions about a crowd. told: the assistant tells it, and says names again (`echoes`)."""
     rng = Random(f"{'tell' if told else 'ask'} crowd {split} {seed} {index}")
     story = crowd(seed, index, split)
-    questions = questions_about(story)
-    kind = pick(rng, sorted({question.kind for question in questions}))
-    first = pick(rng, [question for question in questions if question.kind == kind])
+    kind = pick(rng, sorted({question.kind for question in questions_about(story)}))
+    first = pick(rng, questions_about(story, kind))
     talk = Talk()
     if told:
         shortly = rng.random() < 1 / 2
@@ -240,37 +230,26 @@ def crowd(seed: int, index: int, split: Split = "train") -> Story:
     time. Here it is right a quarter of the time, and the text is a third as long.
     """
     rng = Random(f"crowd {split} {seed} {index}")
-    plot = pick(rng, ("hide", "wish", "soup", "trade"))
-    pen = Author(rng, held_out=split == "validation")
+    plots = wordings("conversations")["crowds"]
+    plot = pick(rng, list(plots))
+    pen, cast = Pen(rng, held_out=split == "validation"), dict[str, Entity]()
     if plot == "soup":
-        cook = pen.new("friend")
-        pen.say("soup.opening", cook=cook, dish=pen.new("dish"), one=pen.new("food"), two=pen.new("food"))
+        cast["cook"] = pen.new("friend")
+        pen.say("soup.opening", dish=pen.new("dish"), one=pen.new("food"), two=pen.new("food"), **cast)
         pen.noted.clear()  # nobody is asked about what the cook wants
     for _ in range(CROWD // 2 if plot == "wish" else CROWD):
-        one = pen.new("friend")
-        if plot == "hide":
-            pen.say("hide.hide", hider=one, **pen.cast(spot="spot", clothes="clothes"))
-        elif plot == "wish":
-            pen.say("wish.wishes", one=one, **pen.cast(two="friend", gift="thing", present="thing"))
-        elif plot == "soup":
-            food = pen.new("food")
-            pen.say("soup.lend", cook=cook, giver=one, gift=food)
-            pen.fact("has", who=one, thing=food, cook=cook, asked=GAVE)
-        else:
-            pen.say("trade.opening", hero=one, **pen.cast(have="thing", wish="thing"))
-    return finished(pen, pen.text, plot)
+        for beat, roles in plots[plot].items():
+            cast |= pen.cast(**roles)
+            pen.say(beat, **cast)
+        if plot == "soup":
+            pen.fact("has", who=cast["giver"], thing=cast["gift"], cook=cast["cook"], asked=GAVE)
+    return finished(pen, plot)
 
+
+TASKS: dict[str, Callable[[Talk, Random, Names], None]]
+TASKS = {"words": say_words, "compare": compare, "judge": judge, "one_fact": one_fact}
+TASKS |= {task: partial(pair, task=task) for task in ("pairs", "ask_pairs", "by_name", "ask_by_name")}
 
 # data.source.drills names them.
-DRILLS: Mapping[str, Callable[..., dict[str, Any]]] = {
-    "words": partial(drill, say_words, "words"),
-    "compare": partial(drill, compare, "compare"),
-    "judge": partial(drill, judge, "judge"),
-    "one_fact": partial(drill, one_fact, "one fact"),
-    "pairs": partial(drill, partial(pair, task="pairs"), "pairs"),
-    "ask_pairs": partial(drill, partial(pair, task="ask_pairs"), "ask pairs"),
-    "by_name": partial(drill, partial(pair, task="by_name"), "by name"),
-    "ask_by_name": partial(drill, partial(pair, task="ask_by_name"), "ask by name"),
-    "crowds": crowds,
-    "told_crowds": partial(crowds, told=True),
-}
+DRILLS: dict[str, Callable[..., dict[str, Any]]] = {name: partial(drill, name) for name in TASKS}
+DRILLS |= {"crowds": crowds, "told_crowds": partial(crowds, told=True)}

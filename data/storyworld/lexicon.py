@@ -42,9 +42,8 @@ class Slot(NamedTuple):
 class Beat:
     """One thing that happens (or one small choice of words) and the ways to say it."""
 
-    key: str  # "beat:hide.first", or "word" for a choice inside a sentence
-    labels: tuple[str, ...]
-    templates: tuple[tuple["Part", ...], ...]
+    kind: str  # of the choice among its templates: "beat:hide.first", or "word" for a choice inside a sentence
+    templates: Mapping[str, tuple["Part", ...]]  # a number, or what stands in the brackets -> its parts
     facts: tuple[tuple[str, Mapping[str, str]], ...] = ()  # what is true after it: (kind, values), see Pen.fact
 
 
@@ -55,16 +54,14 @@ Part: TypeAlias = str | Slot | Beat
 class Pool:
     """Words that can fill one facet (kind, colour, place...) of something in a story, each equally likely.
 
-    Two things in one story never share a word of a facet, unless the pool is `shared`: two can be "she".
+    Two things in one story never share a word of a facet, but for "gender": two can be "she".
     """
 
     facet: str
     texts: Mapping[str, Mapping[str, str]]  # word -> form -> text
-    shared: bool = False
 
 
-@dataclass(frozen=True)
-class Lexicon:
+class Lexicon(NamedTuple):
     """All that a pen needs to know about words. A role maps each form to the pool that settles it."""
 
     beats: Mapping[str, Beat]  # "hide.first" -> Beat
@@ -91,7 +88,7 @@ def lexicon() -> Lexicon:
     words = wordings("words")
     lists = {name: text.split(", ") for name, text in words["lists"].items()}
     pools = {name: make_pool(spec, words["pronouns"]) for name, spec in words["pools"].items()}
-    pools["gender"] = Pool("gender", words["pronouns"], shared=True)
+    pools["gender"] = Pool("gender", words["pronouns"])
     roles: dict[str, dict[str, Pool | str]] = {}
     for role, spec in words["roles"].items():
         roles[role] = {}
@@ -102,24 +99,21 @@ def lexicon() -> Lexicon:
                 roles[role][""] = name
     beats = {}
     for path in sorted((HERE / "beats").glob("*.yaml")):
-        beats_of_plot = dict(wordings(f"beats/{path.stem}"))
-        facts = beats_of_plot.pop("facts", {})
-        for name, lines in beats_of_plot.items():
-            key = f"{path.stem}.{name}"
-            templates = tuple(compile_template(line, lists) for line in lines)
-            noted = tuple(next(iter(fact.items())) for fact in facts.get(name, ()))
-            beats[key] = Beat(f"beat:{key}", tuple(str(n) for n in range(len(templates))), templates, noted)
+        beats_of_plot = wordings(f"beats/{path.stem}")
+        for name in beats_of_plot.keys() - {"facts"}:
+            templates = {str(n): compile_template(line, lists) for n, line in enumerate(beats_of_plot[name])}
+            facts = beats_of_plot.get("facts", {}).get(name, ())
+            noted = tuple(pair for fact in facts for pair in fact.items())
+            beats[f"{path.stem}.{name}"] = Beat(f"beat:{path.stem}.{name}", templates, noted)
     return Lexicon(beats, roles, tuple(words["song_words"].split()))
 
 
 def make_pool(spec: dict[str, Any], pronouns: dict[str, dict[str, str]]) -> Pool:
     """From `{facet: kind, words: {fox: {home: den}, ...}}`, adding articles (and pronouns for a girl)."""
-    plain = spec.get("plain", spec["facet"])
-    words = spec["words"]
-    if isinstance(words, str):
-        words = {word: {} for word in words.split(", ")}
+    plain, words = spec.get("plain", spec["facet"]), spec["words"]
     texts = {}
-    for word, more_forms in words.items():
+    for word in words.split(", ") if isinstance(words, str) else words:
+        more_forms = {} if isinstance(words, str) else words[word]
         with_article = ("an " if word[0] in "aeiou" else "a ") + word
         forms = {plain: word, f"a_{plain}".rstrip("_"): with_article, **more_forms}
         texts[word] = forms | pronouns.get(forms.pop("gender", ""), {})
@@ -134,8 +128,8 @@ def compile_template(line: str, lists: Mapping[str, list[str]]) -> tuple[Part, .
             options: list[str] = []
             for option in BAR.split(piece[1:-1]):
                 options += lists[option[1:]] if option.startswith("@") else [option]
-            templates = tuple(compile_template(option, lists) for option in options)
-            parts += [Beat("word", tuple(options), templates)] if len(options) > 1 else templates[0]
+            templates = {option: compile_template(option, lists) for option in options}
+            parts += [Beat("word", templates)] if len(options) > 1 else templates[options[0]]
             continue
         for n, text in enumerate(SLOT.split(piece)):
             if n % 2:
@@ -168,6 +162,5 @@ def words_of(role: str, form: str) -> Mapping[str, Mapping[str, str]]:
 @cache
 def place_sorts() -> dict[str, frozenset[str]]:
     """How the places of each sort answer "where": places, hiding places, seats."""
-    return {
-        sort: frozenset(texts["at"] for texts in words_of(sort, "at").values()) for sort in ("place", "spot", "seat")
-    }
+    sorts = ("place", "spot", "seat")
+    return {sort: frozenset(texts["at"] for texts in words_of(sort, "at").values()) for sort in sorts}

@@ -5,6 +5,8 @@ on the way ("say, 'Rain or shine we stay friends'"), and who was seen where by w
 words later. Often one character reports what another one said.
 """
 
+from itertools import pairwise
+
 from .pen import Entity, OneOf, Pen
 from .plots import PLOT_WEIGHTS, PLOTS, three_friends
 
@@ -43,21 +45,18 @@ def tell_letter(pen: Pen) -> None:
     cast |= {"one": carriers[0], "last": carriers[-1], "peeker": peeker or carriers[0]}
     delivered = pen.say_either({"letter.deliver": 2, "letter.muddle": 1}, carrier=carriers[-1], **cast)
     passed_on = dict(zip(("two", "three"), carriers[1:-1], strict=False))
-    pen.say(f"letter.chain_{len(carriers)}", **passed_on, **cast)
-    if peeker:
-        pen.say("letter.broken_self" if peeker is carriers[-1] else "letter.broken_other", **cast)
-    else:
-        pen.say("letter.whole", **cast)
+    opened_by = "self" if peeker is carriers[-1] else "other"
+    seal = f"letter.broken_{opened_by}" if peeker else "letter.whole"
+    pen.say(f"letter.chain_{len(carriers)}", seal, **passed_on, **cast)
     if wet:
         unread = pen.say_either({"letter.no_place": 1, "letter.no_thing": 1}, **cast).removeprefix("letter.no_")
         pen.say(f"letter.{'tell' if peeker else 'ask'}_{unread}", **cast)
     else:
         pen.say("letter.read", **cast)
-    pen.say("meanwhile.day", "letter.meet", **cast)
     right = delivered == "letter.deliver"
-    pen.say("letter.recall", heard=cast["saying" if right else "other"], **cast)
-    pen.say("letter.words_right" if right else "letter.words_wrong", **cast)
-    pen.say("letter.thanks", count=counted(pen, len(carriers)), **cast)
+    cast |= {"heard": cast["saying" if right else "other"], "count": counted(pen, len(carriers))}
+    words = "letter.words_right" if right else "letter.words_wrong"
+    pen.say("meanwhile.day", "letter.meet", "letter.recall", words, "letter.thanks", **cast)
     if peeker:
         pen.say("letter.sorry", **cast)
     pen.say("letter.end", **cast)
@@ -140,15 +139,14 @@ def tell_rumor(pen: Pen) -> None:
 
 def trace_back(pen: Pen, part: str, culprit: Entity, tellers: list[Entity], seen: Cast, heard: Cast) -> None:
     """The last one asks the one before, who names the one before that, until somebody owns up."""
-    teller = tellers[-2]
     question = "rumor.question" if part == "place" else "rumor.doubt"
-    pen.say(question, last=tellers[-1], teller=teller, place=heard["place"], more=heard["number"])
-    while teller is not culprit:
-        source = tellers[tellers.index(teller) - 1]
+    pen.say(question, last=tellers[-1], teller=tellers[-2], place=heard["place"], more=heard["number"])
+    for teller, source in pairwise(tellers[-2::-1]):
+        if teller is culprit:
+            own = {"elsewhere": heard["place"], "more": heard["number"], **seen}
+            pen.say(f"rumor.own_{part}", teller=teller, source=source, **own)
+            break
         pen.say("rumor.pass_on", teller=teller, source=source)
-        teller = source
-    source = tellers[tellers.index(teller) - 1]
-    pen.say(f"rumor.own_{part}", teller=teller, source=source, elsewhere=heard["place"], more=heard["number"], **seen)
 
 
 def tell_ferry(pen: Pen) -> None:
@@ -188,9 +186,7 @@ def tell_ferry(pen: Pen) -> None:
 def tell_feast(pen: Pen) -> None:
     """Who brought what, who sits where, and who takes whose gift home?"""
     host, guests = pen.new("friend"), [pen.new("friend") for _ in range(4)]
-    seats = {pen.new("seat"): guest for guest in guests}
-    foods = {pen.new("dainty"): guest for guest in guests}
-    gifts = {pen.new("thing"): guest for guest in guests}
+    seats, foods, gifts = ({pen.new(role): guest for guest in guests} for role in ("seat", "dainty", "thing"))
     pen.say("feast.opening", host=host)
     for guest, seat, food, gift in zip(guests, seats, foods, gifts, strict=True):
         pen.say("feast.arrive", "feast.sit", guest=guest, seat=seat, host=host, food=food, gift=gift)

@@ -13,16 +13,13 @@ PRONOUNS = frozenset(("He", "he", "him", "his", "His", "himself"))
 
 
 class Antecedent(NamedTuple):
-    """Characters `start` to `end` stand for the same as the earlier `earlier_start` to `earlier_end`.
-
-    kind: "copies", the same text written again: a name, a noun, a whole song; or "refers", a pronoun for a name
-    """
+    """Characters `start` to `end` stand for the same as the earlier `earlier_start` to `earlier_end`."""
 
     start: int
     end: int
     earlier_start: int
     earlier_end: int
-    kind: Literal["copies", "refers"]
+    kind: Literal["copies", "refers"]  # the same text again: a name, a noun, a whole song; or a pronoun for a name
 
 
 def antecedents(story: Story, which: Literal["latest", "all"] = "latest") -> list[Antecedent]:
@@ -41,11 +38,9 @@ def antecedents(story: Story, which: Literal["latest", "all"] = "latest") -> lis
         if form not in PRONOUNS and text.endswith(f" {core}"):
             start, text, form = end - len(core), core, core_form
         before = earlier.setdefault(entity, [])
-        kind: Literal["copies", "refers"]
-        if form in PRONOUNS:
-            kind, fitting = "refers", [naming for naming in before if naming[3] == ""]
-        else:
-            kind, fitting = "copies", [naming for naming in before if naming[2] == text]
+        kind: Literal["copies", "refers"] = "refers" if form in PRONOUNS else "copies"
+        fitting = [naming for naming in before if (naming[3] == "" if kind == "refers" else naming[2] == text)]
+        if kind == "copies":
             before.append((start, end, text, form))
         for earlier_start, earlier_end, *_ in fitting if which == "all" else fitting[-1:]:
             labels.append(Antecedent(start, end, earlier_start, earlier_end, kind))

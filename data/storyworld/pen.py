@@ -22,7 +22,7 @@ from .names import held_out_names, name_set, names
 
 SONG_LENGTHS = range(16, 29)  # words
 WORD = re.compile(r"[a-zA-Z]*")
-Heads = Callable[[int], Iterable[str]]  # what option i may write first
+Heads = Callable[[str], Iterable[str]]  # how the text may go on with an option
 
 
 class Choice(NamedTuple):
@@ -73,35 +73,37 @@ class OneOf(Entity):
         super().__init__({})
         self.candidates = candidates
 
-    def settle(self, entity: Entity) -> None:
-        self.chosen, self.role, self.texts = entity.chosen, entity.role, entity.texts
-
 
 class Pen:
-    """What a story program may ask for. A kind of pen adds `write`, `choose` and `choose_invented`."""
+    """Writes: it draws every choice and keeps the text. A Reader finds the choices of a text that is written."""
 
-    def __init__(self, held_out: bool = False):
-        self.lexicon = lexicon()
+    def __init__(self, rng: Random, held_out: bool = False):
+        self.random = rng.random
         self.held_out = held_out
-        self.choices: list[Choice] = []
+        self.lexicon = lexicon()
+        self.text = ""
         self.at = 0  # characters written or read so far
+        self.choices: list[Choice] = []
         self.entities: list[Entity] = []
         self.noted: list[tuple[int, str, Mapping[str, Entity | str], Mapping[str, Entity]]] = []
         self.mentioned: list[tuple[int, int, Entity, str]] = []
         self.taken: dict[str, set[str]] = defaultdict(set)  # facet -> words in use
-        self.untold: dict[str, list[int]] = {}  # beat -> wordings not yet used in this story
+        self.untold: dict[str, list[str]] = {}  # beat -> wordings not yet used in this story
 
-    def write(self, text: str) -> object:
-        """Put down literal text (Author), or check that it stands there (Reader)."""
-        raise NotImplementedError
+    def write(self, text: str) -> None:
+        """Put down literal text."""
+        self.text += text
+        self.at += len(text)
 
-    def choose(self, cumulative: Sequence[float], heads: Heads) -> int:
-        """Which option is taken, by the sums of their weights."""
-        raise NotImplementedError
+    def choose(self, options: Sequence[str], cumulative: Sequence[float], heads: Heads) -> int:
+        """The number of the option that is taken, by the sums of their weights."""
+        return bisect(cumulative, self.random() * cumulative[-1])
 
     def choose_invented(self, kind: str, words: Sequence[str], taken: Collection[str]) -> str:
         """One of the `words` of this kind ("name" or "song") that is not `taken`, each equally likely."""
-        raise NotImplementedError
+        while (word := words[int(self.random() * len(words))]) in taken:
+            pass
+        return word
 
     def new(self, role: str) -> Entity:
         """Someone or something of a role in words.yaml, with everything about it still open."""
@@ -150,72 +152,67 @@ class Pen:
         self._tell(key, cast)
         return key
 
-    def decide(self, kind: str, weights: Mapping[str, float], heads: Callable[[str], Iterable[str]]) -> str:
-        """Choose a key of `weights`; `heads(key)` are the ways in which the text may continue with it."""
-        weights = {key: weight for key, weight in weights.items() if weight}
-        keys = list(weights)
-        return keys[self._take(kind, keys, lambda i: heads(keys[i]), list(weights.values()))]
+    def decide(self, kind: str, weights: Mapping[str, float], heads: Heads) -> str:
+        """Choose an option, as often as the weights say, and record it."""
+        options = [option for option, weight in weights.items() if weight]
+        cumulative = list(accumulate(weights[option] for option in options))
+        option = options[self.choose(options, cumulative, heads)]
+        self.choices.append(Choice(kind, option, log2(cumulative[-1] / weights[option])))
+        return option
 
     def heads(self, key: str, cast: Mapping[str, Entity]) -> list[str]:
         """How a beat may begin, given what is known about its cast."""
-        beat = self.lexicon.beats[key]
-        return [text for n in self._fresh(beat) for text in heads_of(beat.templates[n], cast)]
-
-    def _fresh(self, beat: Beat) -> Sequence[int]:
-        """A beat that is told again picks among the wordings that this story has not used yet."""
-        return self.untold.get(beat.key) or range(len(beat.templates))
+        templates = self.lexicon.beats[key].templates
+        labels = self.untold.get(key) or list(templates)
+        return [text for label in labels for text in heads_of(templates[label], cast)]
 
     def _tell(self, key: str, cast: Mapping[str, Entity]) -> None:
         beat = self.lexicon.beats[key]
-        fresh = self._fresh(beat)
-        templates = [beat.templates[n] for n in fresh]
-        n = self._take(beat.key, [str(n) for n in fresh], lambda i: heads_of(templates[i], cast))
-        self.untold[beat.key] = [other for other in fresh if other != fresh[n]]
-        self._render(templates[n], cast)
+        fresh = self.untold.get(key) or list(beat.templates)  # told again, it is told in other words
+        label = self._say(beat, fresh, cast)
+        self.untold[key] = [other for other in fresh if other != label]
         for kind, values in beat.facts:
             self.noted.append((self.at, kind, {key: cast.get(value, value) for key, value in values.items()}, cast))
 
-    def _take(self, kind: str, options: Sequence[str], heads: Heads, weights: Sequence[float] = ()) -> int:
-        """Choose one of the options, equally likely unless weighted, and record it. Returns its number."""
-        cumulative = list(accumulate(weights)) or range(1, len(options) + 1)
-        n = self.choose(cumulative, heads)
-        self.choices.append(Choice(kind, options[n], log2(cumulative[-1] / (weights[n] if weights else 1))))
-        return n
-
-    def _render(self, parts: Sequence[Part], cast: Mapping[str, Entity]) -> None:
-        for part in parts:
+    def _say(self, beat: Beat, labels: Iterable[str], cast: Mapping[str, Entity]) -> str:
+        """Choose one of these templates and write it: literal text, mentions, and small choices of words."""
+        label = self.decide(beat.kind, dict.fromkeys(labels, 1), lambda label: heads_of(beat.templates[label], cast))
+        for part in beat.templates[label]:
             if isinstance(part, str):
                 self.write(part)
-            elif isinstance(part, Slot):
-                entity, start = cast[part.role], self.at
-                if part.form not in entity.texts and entity.role.get(part.form) == "song":
-                    entity.texts[part.form] = self._song()
-                else:
-                    if part.form not in entity.texts:
-                        self._settle(entity, part.form)
-                    self.write(entity.texts[part.form])
-                self.mentioned.append((start, self.at, entity, part.form))
+            elif isinstance(part, Beat):
+                self._say(part, part.templates, cast)
             else:
-                options = part.templates
-                n = self._take("word", part.labels, lambda i, options=options: heads_of(options[i], cast))  # type: ignore[misc]
-                self._render(options[n], cast)
+                entity, start = cast[part.role], self.at
+                if part.form in entity.texts:
+                    self.write(entity.texts[part.form])
+                else:
+                    self._settle(entity, part.form)
+                self.mentioned.append((start, self.at, entity, part.form))
+        return label
 
     def _settle(self, entity: Entity, form: str) -> None:
-        """Choose what this mention needs and is not known yet."""
+        """Choose and write what this mention needs and is not known yet."""
         if isinstance(entity, OneOf) and not entity.role:
-            texts = [candidate.texts[form] for candidate in entity.candidates]
-            entity.settle(entity.candidates[self._take("who", texts, lambda i: (texts[i],))])
+            candidates = {candidate.texts[form]: candidate for candidate in entity.candidates}
+            text = self.decide("who", dict.fromkeys(candidates, 1), lambda text: (text,))
+            entity.chosen = candidates[text].chosen
+            entity.role, entity.texts = entity.chosen.role, entity.chosen.texts
         elif isinstance(pool := entity.role[form], Pool):  # a word of it that nothing else in the story has
             taken = self.taken[pool.facet]
-            words = [word for word in pool.texts if word not in taken]
-            word = words[self._take(pool.facet, words, lambda i: (pool.texts[words[i]][form],))]
-            if not pool.shared:
+            weights = {word: 1 for word in pool.texts if word not in taken}
+            word = self.decide(pool.facet, weights, lambda word: (pool.texts[word][form],))
+            if pool.facet != "gender":
                 taken.add(word)
             entity.texts.update(pool.texts[word])
+        elif pool == "song":
+            entity.texts[form] = self._song()
+            return
         else:
             taken = self.taken["name"]
             entity.texts[form] = self._invent("name", held_out_names() if self.held_out else names(), taken)
             taken.add(entity.texts[form])
+        self.write(entity.texts[form])
 
     def _invent(self, kind: str, words: Sequence[str], taken: Collection[str]) -> str:
         word = self.choose_invented(kind, words, taken)
@@ -231,37 +228,16 @@ class Pen:
             self.write(song[-1])
             longer = SONG_LENGTHS[-1] - len(song)  # how many greater lengths there are
             weights, may_end = {"end": 1, "on": longer}, len(song) >= SONG_LENGTHS.start
-            if not longer or (may_end and self.decide("song:end", weights, lambda key: heads[key]) == "end"):
+            if not longer or (may_end and self.decide("song:end", weights, heads.__getitem__) == "end"):
                 return " ".join(song)
             self.write(" ")
-
-
-class Author(Pen):
-    """Draws every choice and keeps the text."""
-
-    def __init__(self, rng: Random, held_out: bool = False):
-        super().__init__(held_out)
-        self.text = ""
-        self.random = rng.random
-
-    def write(self, text: str) -> None:
-        self.text += text
-        self.at += len(text)
-
-    def choose(self, cumulative: Sequence[float], heads: Heads) -> int:
-        return bisect(cumulative, self.random() * cumulative[-1])
-
-    def choose_invented(self, kind: str, words: Sequence[str], taken: Collection[str]) -> str:
-        while (word := words[int(self.random() * len(words))]) in taken:
-            pass
-        return word
 
 
 class Reader(Pen):
     """Follows the text with a finger, `at`. Raises ValueError where no option stands, or more than one."""
 
     def __init__(self, text: str, held_out: bool = False):
-        super().__init__(held_out)
+        super().__init__(Random(0), held_out)  # from which nothing is drawn
         self.text = text
 
     def write(self, text: str) -> None:
@@ -269,12 +245,11 @@ class Reader(Pen):
             raise self.error(repr(text))
         self.at += len(text)
 
-    def choose(self, cumulative: Sequence[float], heads: Heads) -> int:
-        options = range(len(cumulative))
-        fitting = [i for i in options if any(self._stands_here(text) for text in heads(i))]
+    def choose(self, options: Sequence[str], cumulative: Sequence[float], heads: Heads) -> int:
+        fitting = [n for n, option in enumerate(options) if any(self._stands_here(text) for text in heads(option))]
         if len(fitting) == 1:
             return fitting[0]
-        expected = " or ".join(repr(text) for i in (fitting or options) for text in heads(i))
+        expected = " or ".join(repr(text) for option in options for text in heads(option))
         raise self.error(f"only one of {expected}" if fitting else expected)
 
     def choose_invented(self, kind: str, words: Sequence[str], taken: Collection[str]) -> str:
@@ -309,5 +284,5 @@ def heads_of(parts: Sequence[Part], cast: Mapping[str, Entity]) -> Iterable[str]
             pool = entity.role.get(part.form) if entity and not known else None
             return [texts[part.form] for texts in pool.texts.values()] if isinstance(pool, Pool) else (known,)
         else:
-            return (known,) if known else [t for option in part.templates for t in heads_of(option, cast)]
+            return (known,) if known else [t for option in part.templates.values() for t in heads_of(option, cast)]
     return (known,)

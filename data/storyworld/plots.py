@@ -23,21 +23,18 @@ def three_friends(pen: Pen) -> tuple[Entity, Entity, Entity]:
 
 def tell_pass(pen: Pen) -> None:
     """Who holds the toy?"""
-    friends = hero, friend, third = three_friends(pen)
-    toy = pen.new("thing")
-    pen.say("pass.opening", "pass.joy", "aside.day", hero=hero, toy=toy, place=pen.new("place"))
-    pen.say("pass.friends", hero=hero, friend=friend, third=third)
-    holder = hero
+    friends = holder, friend, third = three_friends(pen)
+    cast = {"hero": holder, "toy": pen.new("thing"), "place": pen.new("place")}
+    pen.say("pass.opening", "pass.joy", "aside.day", "pass.friends", friend=friend, third=third, **cast)
     for may_end in (0, 0, 1, 1):
         taker = OneOf(*(someone for someone in friends if someone is not holder))
         weights = {"pass.give": 1, "pass.dusk": may_end}
-        if pen.say_either(weights, giver=holder, taker=taker, toy=toy) == "pass.dusk":
+        if pen.say_either(weights, giver=holder, taker=taker, **cast) == "pass.dusk":
             break
         holder = taker.chosen
     else:
         pen.say("pass.dusk")
-    pen.say("pass.keeper", holder=holder, toy=toy)
-    pen.say("pass.back" if holder is hero else "pass.away", hero=hero, holder=holder, toy=toy)
+    pen.say("pass.keeper", "pass.back" if holder is cast["hero"] else "pass.away", holder=holder, **cast)
 
 
 def tell_hide(pen: Pen) -> None:
@@ -50,9 +47,9 @@ def tell_hide(pen: Pen) -> None:
         pen.say("hide.hide", hider=hider, spot=spot_of[hider], clothes=clothes_of[hider])
     pen.say_either({"hide.ready": 1, "hide.wrong": 1}, seeker=seeker, wrong=pen.new("spot"))
     seen = OneOf(clothes_of[one], clothes_of[two])
-    look = {"seeker": seeker, "wrong": pen.new("spot"), "seen": seen}
-    if pen.say_either({"hide.wrong": 1, "hide.seen": 1}, **look) == "hide.wrong":
-        pen.say("hide.seen", **look)
+    cast = {"seeker": seeker, "wrong": pen.new("spot"), "seen": seen}
+    if pen.say_either({"hide.wrong": 1, "hide.seen": 1}, **cast) == "hide.wrong":
+        pen.say("hide.seen", **cast)
     first, last = (one, two) if seen.chosen is clothes_of[one] else (two, one)
     pen.say("hide.first", seeker=seeker, found=first, spot=spot_of[first])
     pen.say_either({"hide.last": 2, "hide.give_up": 1}, seeker=seeker, last=last, spot=spot_of[last])
@@ -73,11 +70,9 @@ def tell_lost(pen: Pen) -> None:
         pen.fact("did", who=cast["hero"], deed=f"came {place.texts['to']}")
         pen.fact("at", what=cast["hero"], place=place, before=early, asked=LOST_STOPS[places_left])
     assert dropped_at is not None
-    pen.say("lost.gone", "lost.friend", **cast)
-    pen.say("lost.remember", place=dropped_at, **cast)
-    way_back = {early: "lost.past_two", middle: "lost.past_one", late: "lost.past_none"}
-    pen.say(way_back[dropped_at], late=late, middle=middle)
-    pen.say("lost.found", "lost.end", place=dropped_at, **cast)
+    way_back = {early: "lost.past_two", middle: "lost.past_one", late: "lost.past_none"}[dropped_at]
+    cast |= {"place": dropped_at, "late": late, "middle": middle}
+    pen.say("lost.gone", "lost.friend", "lost.remember", way_back, "lost.found", "lost.end", **cast)
 
 
 def tell_trade(pen: Pen) -> None:
@@ -103,10 +98,9 @@ def tell_race(pen: Pen) -> None:
             "race.pass_first": (second, first, third),
             "race.pass_second": (first, third, second),
         }[event]
-    order = {"first": first, "second": second, "third": third}
-    pen.say("race.goal", "race.prize", goal=goal, prize=prize, **order)
-    pen.say("race.stayed_ahead" if first is early else "race.fell_behind", early=early, first=first)
-    pen.say("race.share", prize=prize, **order)
+    ahead = "race.stayed_ahead" if first is early else "race.fell_behind"
+    cast = {"first": first, "second": second, "third": third, "early": early, "goal": goal, "prize": prize}
+    pen.say("race.goal", "race.prize", ahead, "race.share", **cast)
 
 
 def tell_wish(pen: Pen) -> None:
@@ -122,8 +116,7 @@ def tell_wish(pen: Pen) -> None:
     if pen.say_either({"wish.right": 1, "wish.mixed": 1}, **cast) == "wish.mixed":
         pen.say("wish.fix", **cast)
     pen.say("wish.then", maker=maker, second=second, gift=wish_of[second])
-    pen.say("wish.end", **wishes)
-    pen.say("wish.thanks", maker=maker, thanks=pen.new("thing"), giver=OneOf(one, two))
+    pen.say("wish.end", "wish.thanks", maker=maker, thanks=pen.new("thing"), giver=OneOf(one, two), **wishes)
 
 
 def tell_soup(pen: Pen) -> None:
@@ -144,27 +137,24 @@ def tell_soup(pen: Pen) -> None:
         pen.say("soup.cook", **cast)
     praised = OneOf(*foods)
     pen.say("soup.taste", asked=praised, **cast)
-    owner, other, last = *neighbors, gifts[1]
-    if praised.chosen is last:
-        owner, other, last = other, owner, gifts[0]
-    pen.say("soup.thanks", "soup.bowls", "soup.end", cook=cook, owner=owner, other=other, gift=last)
+    first = praised.chosen is gifts[0]
+    owner, other = neighbors if first else reversed(neighbors)
+    pen.say("soup.thanks", "soup.bowls", "soup.end", owner=owner, other=other, gift=gifts[first], **cast)
 
 
 def tell_message(pen: Pen) -> None:
     """What was sent, what was heard, and who waits where?"""
     cast = pen.cast(sender="friend", runner="friend", guest="friend", place="place", time="time", thing="thing")
     cast |= pen.cast(wrong="place", other="thing")
-    pen.say("message.opening", "message.order", **cast)
-    pen.say("message.way", "aside.day", past=pen.new("place"), **cast)
+    cast["past"] = pen.new("place")
+    pen.say("message.opening", "message.order", "message.way", "aside.day", **cast)
     heard = pen.say_either({"message.right": 2, "message.wrong_place": 1, "message.wrong_thing": 1}, **cast)
     consequences = {
         "message.right": ["message.met"],
         "message.wrong_place": ["message.apart", "message.joined"],
         "message.wrong_thing": ["message.swapped", "message.use"],
     }
-    for beat in consequences[heard]:
-        pen.say(beat, **cast)
-    pen.say("message.end", **cast)
+    pen.say(*consequences[heard], "message.end", **cast)
 
 
 def tell_song(pen: Pen) -> None:

@@ -8,14 +8,14 @@ picks a story and a question: over many draws the classes are equally frequent, 
 import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import combinations, groupby, pairwise
+from itertools import combinations, count, groupby, pairwise
 from random import Random
 from typing import NamedTuple
 
 from .lexicon import feeling_words, feelings, place_sorts, wordings
 from .names import pick
 from .pen import Fact
-from .story import Split, Story, plots_of, tell
+from .story import LEVELS, Split, Story, tell
 
 KINDS = ("who_has", "where", "who_wanted", "who_said", "first", "feeling", "yes_no", "who_did")
 OPEN_KINDS = ("who_has", "where", "who_wanted", "who_said", "first", "who_did")  # each can be asked as yes or no
@@ -42,23 +42,12 @@ class Question(NamedTuple):
     sentence: str
     candidates: tuple[str, ...]
 
-    def reply(self, shortly: bool) -> str:
-        """The answer in a few words, or as a sentence.
-
-        Yes or no always comes with what it is judged by: to judge before anything is said takes more heads in a row
-        than a small model has (EXPERIMENTS.md).
-        """
-        return self.answer if shortly and self.kind != "yes_no" else self.sentence
-
 
 def questions_about(story: Story, kind: str | None = None) -> list[Question]:
-    """All questions about a story (or all of one kind), in all their wordings.
+    """All questions about a story (or all of one of the KINDS), in all their wordings.
 
-    Only those that could be answered wrongly, and whose answer they do not give away. Raises ValueError for an unknown
-    kind.
+    Only those that could be answered wrongly, and whose answer they do not give away.
     """
-    if kind is not None and kind not in KINDS:
-        raise ValueError(f"unknown kind of question {kind!r}: use one of {', '.join(KINDS)}")
     questions = dict.fromkeys(question for asker in ([kind] if kind else KINDS) for question in ASKERS[asker](story))
     return [q for q in questions if len(q.candidates) > 1 and q.answer in q.candidates]
 
@@ -100,15 +89,19 @@ def worded(key: str, **values: str) -> list[str]:
     return [wording.format(**values) for wording in wordings("questions")["wordings"][key]]
 
 
+def asked(story: Story, kind: str, key: str, answer: str, **values: str) -> Iterator[Question]:
+    """A question of who or where in all the wordings of this key."""
+    return (about(story, kind, text, answer) for text in worded(key, **values))
+
+
 def ask_who_has(story: Story) -> Iterator[Question]:
     """Who held a thing at the end, at first, right before or right after somebody?"""
     held: dict[str, list[str]] = {}  # thing -> who held it, one after another; "" while it lay somewhere
     for fact in story.facts:
-        thing = fact.values.get("thing" if fact.kind == "has" else "what", "")
         if fact.kind == "has" and "asked" not in fact.values:  # these are asked for otherwise
-            held.setdefault(thing, []).append(fact.values["who"])
-        elif fact.kind in ("at", "lost") and thing in held:
-            held[thing].append("")
+            held.setdefault(fact.values["thing"], []).append(fact.values["who"])
+        elif fact.kind in ("at", "lost") and fact.values["what"] in held:
+            held[fact.values["what"]].append("")
     for thing, with_repeats in held.items():
         holders = [who for who, _ in groupby(with_repeats)]
         asks = {("has_end", ""): holders[-1]} if holders[-1] else {}
@@ -120,8 +113,7 @@ def ask_who_has(story: Story) -> Iterator[Question]:
             if one and other and holders.count(other) == 1:
                 asks["has_before", other] = one
         for (key, other), who in asks.items():
-            for text in worded(key, thing=thing, other=other):
-                yield about(story, "who_has", text, who)
+            yield from asked(story, "who_has", key, who, thing=thing, other=other)
     yield from own_questions(story, "who_has", "has")
 
 
@@ -135,8 +127,7 @@ def ask_where(story: Story) -> Iterator[Question]:
     for what, fact in last.items():
         if fact.kind == "at" and "asked" not in fact.values:
             known = what in story.people.values() or what.startswith("the ")
-            for text in worded("at_end", what=what if known else f"the {what}"):
-                yield about(story, "where", text, place_of(story, fact))
+            yield from asked(story, "where", "at_end", place_of(story, fact), what=what if known else f"the {what}")
 
 
 def ask_who_wanted(story: Story) -> Iterator[Question]:
@@ -147,8 +138,8 @@ def ask_who_wanted(story: Story) -> Iterator[Question]:
             wanting.setdefault(fact.values["thing"], set()).add(fact.values["who"])
     needed = {fact.values["thing"] for fact in story.facts if fact.kind == "wants" and "asked" in fact.values}
     for thing, who in wanting.items():
-        for text in worded("wants", thing=thing) if len(who) == 1 and thing not in needed else ():
-            yield about(story, "who_wanted", text, min(who))
+        if len(who) == 1 and thing not in needed:
+            yield from asked(story, "who_wanted", "wants", min(who), thing=thing)
     yield from own_questions(story, "who_wanted", "wants")
 
 
@@ -158,8 +149,8 @@ def ask_who_said(story: Story) -> Iterator[Question]:
         words = re.sub("[.,!?]+('?)$", r"\1", fact.values.get("words", ""))  # a question brings its own last mark
         if fact.kind == "said" and len(words.split()) >= 3 and story.text.count(words.removesuffix("'")) == 1:
             who, spoken = fact.values["who"], re.sub(",('?)$", r".\1", fact.values["words"])
-            for text in worded("said", words=words):
-                yield about(story, "who_said", text, who)._replace(sentence=f'{who} said, "{spoken}"')
+            for question in asked(story, "who_said", "said", who, words=words):
+                yield question._replace(sentence=f'{who} said, "{spoken}"')
 
 
 def ask_first(story: Story) -> Iterator[Question]:
@@ -201,16 +192,16 @@ def ask_yes_no(story: Story) -> Iterator[Question]:
     """Every question of who and where, with each of its candidates offered as the answer."""
     for kind in OPEN_KINDS:
         for question in questions_about(story, kind):
-            yield from yes_no(question, question.candidates)
+            for candidate in question.candidates:
+                yield from yes_no(question, candidate)
 
 
-def yes_no(question: Question, candidates: Sequence[str]) -> list[Question]:
-    """The question as one that is answered by yes or no, in all its wordings (none for "What happened first?"), about
-    each of these candidates.
+def yes_no(question: Question, candidate: str) -> list[Question]:
+    """Whether this candidate is the answer, in all wordings; none for "What happened first?".
 
     The answer first says who it was, and judges after both names stand side by side, where a head that sees a few
     tokens can compare them: "It was Tiko. Belna? No." Where "Belna?" came first, it was often said again in place of
-    the right name, and "No, it was Tiko." would have to be judged before anything is said (EXPERIMENTS.md).
+    the right name, and "No, it was Tiko." would have to be judged before anything is said (FINDINGS.md#reader).
     """
     text, is_place = question.text.removesuffix("?"), question.kind == "where"
     if match := re.fullmatch(r"Who (.*)", text):
@@ -219,12 +210,8 @@ def yes_no(question: Question, candidates: Sequence[str]) -> list[Question]:
         forms = [f"{match[1].capitalize()} {match[2]} {{}}{match[3] or ''}?"]
     else:
         return []
-    made = []
-    for candidate in candidates:
-        short = "yes" if candidate == question.answer else "no"
-        sentence = judged(candidate, question.answer, is_place)
-        made += [Question("yes_no", form.format(candidate), short, sentence, ("yes", "no")) for form in forms]
-    return made
+    short, sentence = "yes" if candidate == question.answer else "no", judged(candidate, question.answer, is_place)
+    return [Question("yes_no", form.format(candidate), short, sentence, ("yes", "no")) for form in forms]
 
 
 def judged(candidate: str, actual: str, is_place: bool) -> str:
@@ -263,68 +250,57 @@ def draw_question(
     no) is settled first, and then stories are read until one has a question with such an answer. So answers
     are balanced whatever the plots prefer. The same arguments give the same question on every machine.
 
-    A cheap guess needs no reading: the first name, the last one, the name before the thing, the first feeling, "yes".
-    Over 400 questions of every kind, at both levels, the best that tests/data/test_storyworld_questions.py lists is
-    right 57 times in 100 (the first feeling of two, at level 2), and one of a name 51 (the name before what is wanted).
+    No cheap guess pays (tests/data/test_storyworld_questions.py): over 400 questions of every kind, the best is right
+    57 times in 100 (the first feeling of two, at level 2), and one of a name 51 (the name before what is wanted).
     """
     if held_out_names is None:
         held_out_names = split == "validation"
-    turn, which = divmod(index, len(KINDS))
     rng = Random(f"question {split} {level} {seed} {index}")
-    goal = Goal(kind or KINDS[which], level, rng)
-    so = (index if kind else turn) % 2 == 0  # yes or no, if it is a question for that
-    for attempt in range(10_000):
-        plot = pick(rng, goal.plots) if goal.plots else None
-        story = tell(BOOK + seed, index * 10_000 + attempt, split, level, held_out_names, plot)
-        if fitting := goal.fitting(story):
-            question = pick(rng, fitting)
-            return story, (goal.yes_no and as_yes_no(question, so, rng)) or question
-    raise RuntimeError(f"no story of level {level} has a question of kind {kind!r}")
+    turn, which_kind = (index, 0) if kind else divmod(index, len(KINDS))
+    kind = kind or KINDS[which_kind]
+    if to_judge := kind == "yes_no":
+        kind = pick(rng, OPEN_KINDS)
 
+    which = rng.random()  # which of the people (or places) is the answer, in the order in which the story mentions them
+    last = rng.random() < 1 / 3  # whether it is the one whom the story names last
+    near = rng.random() < 1 / 2  # whether the name before the thing (or, for clauses, the earlier name) is it
+    if kind == "who_wanted" and not near:
+        which *= 2 / 3  # the one named last of three always stands beside what he or she wants
+    clauses = kind == "first" and not to_judge and rng.random() >= 1 / 2  # answers that are no names
+    # Answers that come equally often, the larger the group the likelier, and the plots to try for them (none: all).
+    groups: list[tuple[frozenset[str], list[str]]] = []
+    for key, weights in wordings("questions")["draws"].get(kind, {}).items():
+        group = place_sorts()[key] if kind == "where" else frozenset(key.split(", "))
+        tried = [plot for plot, weight in weights.items() if plot in LEVELS[level][0] for _ in range(weight)]
+        groups += [(group - {"anybody"}, tried) for _ in group if tried]
+    answers, plots = pick(rng, groups) if groups else (frozenset(), [])
 
-class Goal:
-    """What the answer to the next question shall be."""
-
-    def __init__(self, kind: str, level: int, rng: Random):
-        self.yes_no = kind == "yes_no"
-        self.kind = pick(rng, OPEN_KINDS) if self.yes_no else kind
-        self.which = rng.random()  # which of the people (or places), in the order in which the story mentions them
-        self.last = rng.random() < 1 / 3  # whether it is the one whom the story names last
-        self.near = rng.random() < 1 / 2  # whether the name before the thing (or, for clauses, the earlier name) is it
-        if self.kind == "who_wanted" and not self.near:
-            self.which *= 2 / 3  # the one named last of three always stands beside what he or she wants
-        self.clauses = self.kind == "first" and not self.yes_no and rng.random() >= 1 / 2  # and no names
-        # Answers that come equally often, the larger the group the likelier, and the plots to try for them (none: all).
-        groups: list[tuple[frozenset[str], list[str]]] = []
-        for key, plots in wordings("questions")["draws"].get(self.kind, {}).items():
-            answers = place_sorts()[key] if self.kind == "where" else frozenset(key.split(", "))
-            tried = [plot for plot, weight in plots.items() if plot in plots_of(level)[0] for _ in range(weight)]
-            groups += [(answers - {"anybody"}, tried) for _ in answers if tried]
-        self.answers, self.plots = pick(rng, groups) if groups else (frozenset(), [])
-
-    def fitting(self, story: Story) -> list[Question]:
-        """The questions about this story whose answer is as wished."""
+    for number in count(index * 10_000):
+        story = tell(BOOK + seed, number, split, level, held_out_names, pick(rng, plots) if plots else None)
         people = list(story.people.values())
-        who = people[int(self.which * len(people))]
-        is_a_name = self.kind not in ("feeling", "where") and not self.clauses
-        if is_a_name and (who == max(people, key=story.text.rfind)) != self.last:
-            return []  # nearly half of the stories, and this is soon seen
-        questions = [q for q in questions_about(story, self.kind) if not self.answers or q.answer in self.answers]
-        if self.kind == "where":
-            return [q for q in questions if q.answer == q.candidates[int(self.which * len(q.candidates))]]
-        if self.clauses:
-            return [q for q in questions if q.answer not in people and names_in_order(story, q) in (None, self.near)]
-        if is_a_name:
-            questions = [q for q in questions if q.answer == who]
-        if self.kind == "who_wanted":
-            questions = [q for q in questions if (name_before_thing(story, q) == who) == self.near]
-        return questions
+        who = people[int(which * len(people))]
+        is_a_name = kind not in ("feeling", "where") and not clauses
+        if is_a_name and (who == max(people, key=story.text.rfind)) != last:
+            continue  # nearly half of the stories, and this is soon seen
+        fitting = [q for q in questions_about(story, kind) if not answers or q.answer in answers]
+        if kind == "where":
+            fitting = [q for q in fitting if q.answer == q.candidates[int(which * len(q.candidates))]]
+        elif clauses:
+            fitting = [q for q in fitting if q.answer not in people and names_in_order(story, q) in (None, near)]
+        elif is_a_name:
+            fitting = [q for q in fitting if q.answer == who]
+            if kind == "who_wanted":
+                fitting = [q for q in fitting if (name_before_thing(story, q) == who) == near]
+        if fitting:
+            question = pick(rng, fitting)
+            return story, (to_judge and as_yes_no(question, turn % 2 == 0, rng)) or question
+    raise AssertionError("every kind is asked about some story")
 
 
 def as_yes_no(question: Question, so: bool, rng: Random) -> Question | None:
     """The question with one of its candidates offered, the right one if `so`; None for "What happened first?"."""
     others = [candidate for candidate in question.candidates if candidate != question.answer]
-    texts = yes_no(question, [question.answer if so else pick(rng, others)])
+    texts = yes_no(question, question.answer if so else pick(rng, others))
     return pick(rng, texts) if texts else None
 
 

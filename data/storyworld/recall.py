@@ -15,6 +15,8 @@ from random import Random
 from typing import NamedTuple
 from zlib import crc32
 
+from data.config import RecallDocuments
+
 from .lexicon import lexicon
 from .names import another, held_out_names, names, pick
 
@@ -48,28 +50,20 @@ def repeated(seed: int, index: int, words: int | Sequence[int] = 25, held_out: b
     """
     pools = (held_out_names() if held_out else names(), lexicon().song_words)
     rng = Random(f"repeated {seed} {index}")
-    times = pick(rng, (2, 3, 4))
-    block: list[str] = []
+    times, block = pick(rng, (2, 3, 4)), list[str]()
     for _ in range(words if isinstance(words, int) else pick(rng, words)):
         block.append(another(pick(rng, pools), block, rng))
     return Repeated(tuple(block), times)
 
 
 class RecallQuestion(NamedTuple):
-    """A word that the facts decide.
+    """A word that the facts decide."""
 
-    word:     its number in the text, from 0
-    fact:     the number of the word in the facts that it repeats
-    clues:    the numbers of the words just before it that say what is asked: a name, or one word of each facet
-    needs:    how many of the clues decide it at least; 1 where a name is asked about
-    kind:     "one" or "several"
-    """
-
-    word: int
-    fact: int
-    clues: tuple[int, ...]
-    needs: int
-    kind: str
+    word: int  # its number in the text, from 0
+    fact: int  # the number of the word in the facts that it repeats
+    clues: tuple[int, ...]  # the numbers of the words just before it: a name, or one word of each facet
+    needs: int  # how many of the clues decide it at least; 1 where a name is asked about
+    kind: str  # "one" or "several"
 
     @property
     def distance(self) -> int:
@@ -88,33 +82,21 @@ class Recall(NamedTuple):
         return "".join(f" {word}" for word in self.words)
 
 
-def recall(
-    seed: int,
-    index: int,
-    held_out: bool = False,
-    *,
-    people: int = 6,
-    facets: int = 2,
-    values: int = 8,
-    questions: int = 12,
-    several: float = 0.5,
-) -> Recall:
-    """Document number `index`: `people` facts of 1 + facets words, and as many words for each of the questions.
+def recall(seed: int, index: int, shape: RecallDocuments, held_out: bool = False) -> Recall:
+    """Document number `index`: facts of 1 + shape.facets words, and as many words for each of the questions.
 
-    values: words of a facet that are used. several: share of the questions that ask for a name. No held-out document
-    has the facts of a training one. `RecallDocuments` (data/config.py) checks what is possible.
+    No held-out document has the facts of a training one.
     """
     rng = Random(f"recall {seed} {index} {held_out}")
-    while True:
-        facts = draw_facts(rng, people, facets, values)
-        if (crc32(" ".join(map(" ".join, facts)).encode()) % HELD_OUT == 0) == held_out:
-            break
+    facts = draw_facts(rng, shape)
+    while (crc32(" ".join(map(" ".join, facts)).encode()) % HELD_OUT == 0) != held_out:
+        facts = draw_facts(rng, shape)
     words = [word for fact in facts for word in fact]
-    size, decided = 1 + facets, []
-    for _ in range(questions):
-        who, start = int(rng.random() * people), len(words)
-        if rng.random() < several:
-            clues, last = tuple(range(start, start + facets)), start + facets
+    size, decided = 1 + shape.facets, []
+    for _ in range(shape.questions):
+        who, start = int(rng.random() * shape.people), len(words)
+        if rng.random() < shape.several:
+            clues, last = tuple(range(start, start + shape.facets)), start + shape.facets
             decided.append(RecallQuestion(last, who * size, clues, words_needed(facts, who), "several"))
             words += [*facts[who][1:], facts[who][0]]
         else:
@@ -130,23 +112,20 @@ def recalled_names() -> tuple[str, ...]:
     return names()[every // 2 :: every][:MOST_NAMES]
 
 
-def draw_facts(rng: Random, people: int, facets: int, values: int) -> list[tuple[str, ...]]:
+def draw_facts(rng: Random, shape: RecallDocuments) -> list[tuple[str, ...]]:
     """(name, a word of each facet) of every person. No name comes twice, and no two people share all their words."""
     name_of: dict[tuple[str, ...], str] = {}
-    for _ in range(people):
-        name = another(recalled_names(), list(name_of.values()), rng)
+    while len(name_of) < shape.people:
+        name = another(recalled_names(), name_of.values(), rng)
         words: tuple[str, ...] = ()
         while not words or words in name_of:
-            words = tuple(facet[int(rng.random() * values)] for facet in FACETS[:facets])
+            words = tuple(pick(rng, facet[: shape.values]) for facet in FACETS[: shape.facets])
         name_of[words] = name
     return [(name, *words) for words, name in name_of.items()]
 
 
 def words_needed(facts: list[tuple[str, ...]], who: int) -> int:
     """The fewest words of this person that nobody else has together."""
-    mine = facts[who][1:]
-    for count in range(1, len(mine)):
-        for chosen in combinations(range(len(mine)), count):
-            if sum(all(fact[1 + i] == mine[i] for i in chosen) for fact in facts) == 1:
-                return count
-    return len(mine)
+    mine = facts[who]
+    subsets = (places for n in range(1, len(mine)) for places in combinations(range(1, len(mine)), n))
+    return next(len(at) for at in subsets if sum(all(fact[i] == mine[i] for i in at) for fact in facts) == 1)

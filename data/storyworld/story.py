@@ -1,19 +1,20 @@
-"""Stories and what they cost: `tell` writes one, `parse` recovers its choices from the text alone."""
+"""Stories and what they cost: `tell` writes one, `read` recovers its choices from the text alone."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import fsum, log2
 from random import Random
-from typing import Literal, get_args
+from typing import Literal
 
 from .lexicon import feeling_words
 from .long_plots import LONG_PLOT_WEIGHTS, LONG_PLOTS
-from .pen import Author, Choice, Fact, Mention, Pen, Reader
+from .pen import Choice, Fact, Mention, Pen, Reader
 from .plots import PLOT_WEIGHTS, PLOTS
 
 Split = Literal["train", "validation"]
+LEVELS = {1: (PLOTS, PLOT_WEIGHTS), 2: (LONG_PLOTS, LONG_PLOT_WEIGHTS)}  # and how often each plot is told
 
 
 @dataclass(frozen=True)
@@ -61,59 +62,37 @@ def tell(
 
     level: 1, nine plots, or 2, which adds longer ones. held_out_names: the same story with names of another
     shape, which no other text of the world holds. plot: the only plot that it may have (then it is another
-    story than without). The same arguments give the same story on every machine. Raises ValueError for an
-    unknown split, level or plot.
+    story than without). The same arguments give the same story on every machine.
     """
-    if split not in get_args(Split):
-        raise ValueError(f"unknown split {split!r}: use 'train' or 'validation'")
     book = f"storyworld {split} {seed} {index}" + (f" level {level}" if level > 1 else "")
-    author = Author(Random(book if plot is None else f"{book} {plot}"), held_out_names)
-    plot = tell_with(author, level, plot)
-    return finished(author, author.text, plot)
+    return tell_with(Pen(Random(book if plot is None else f"{book} {plot}"), held_out_names), level, plot)
 
 
 def read(text: str, level: int = 1, held_out_names: bool = False) -> Story:
-    """The whole story behind a text, facts and mentions included: `read(story.text) == story`.
+    """The whole story behind a text, with its choices, facts and mentions: `read(story.text) == story`.
 
     Raises ValueError naming the character position and what was expected there, if the text is not a story of
     this level and these names (or, which the tests look for, could have been told in two ways).
     """
     reader = Reader(text, held_out_names)
-    plot = tell_with(reader, level)
+    story = tell_with(reader, level)
     if reader.at != len(text):
         raise reader.error("the end of the story")
-    return finished(reader, text, plot)
+    return story
 
 
-def parse(text: str, level: int = 1, held_out_names: bool = False) -> tuple[Choice, ...]:
-    """The choices that made this text, each with its price: `parse(story.text) == story.choices`.
-
-    Raises ValueError as `read` does.
-    """
-    return read(text, level, held_out_names).choices
-
-
-def tell_with(pen: Pen, level: int = 1, plot: str | None = None) -> str:
-    """Choose a plot of this level (or take the one given), tell it with this pen and return the plot's name."""
-    plots, weights = plots_of(level)
+def tell_with(pen: Pen, level: int = 1, plot: str | None = None) -> Story:
+    """Choose a plot of this level (or take the one given), and tell it with this pen."""
+    plots, weights = LEVELS[level]
     if plot is None:
         plot = pen.decide("plot", weights, lambda plot: pen.heads(f"{plot}.opening", {}))
-    elif plot in plots:  # not drawn, but as dear as ever: the price of a text is that under `tell`
+    else:  # not drawn, but as dear as ever: the price of a text is that under `tell`
         pen.choices.append(Choice("plot", plot, log2(sum(weights.values()) / weights[plot])))
-    else:
-        raise ValueError(f"unknown plot {plot!r} at level {level}: use one of {', '.join(plots)}")
     plots[plot](pen)
-    return plot
+    return finished(pen, plot)
 
 
-def plots_of(level: int) -> tuple[Mapping[str, Callable[[Pen], None]], Mapping[str, int]]:
-    """The plots of a level and how often each is told: level 1 is plots.py, level 2 adds long_plots.py."""
-    if level not in (1, 2):
-        raise ValueError(f"unknown level {level!r}: use 1 (nine plots) or 2 (longer ones too)")
-    return (PLOTS, PLOT_WEIGHTS) if level == 1 else (LONG_PLOTS, LONG_PLOT_WEIGHTS)
-
-
-def finished(pen: Pen, text: str, plot: str) -> Story:
+def finished(pen: Pen, plot: str) -> Story:
     """What the pen kept of a story, with every entity replaced by its number or its usual text."""
     numbers = {id(entity): number for number, entity in enumerate(pen.entities)}
     mentions = tuple(Mention(start, end, numbers[id(who.chosen)], form) for start, end, who, form in pen.mentioned)
@@ -122,7 +101,8 @@ def finished(pen: Pen, text: str, plot: str) -> Story:
         words = {role: who.texts[""] for role, who in cast.items() if "" in who.texts}
         texts = {key: v.format(**words) if isinstance(v, str) else v.texts[""] for key, v in values.items()}
         facts.append(Fact(at, kind, texts))
-    return Story(text, tuple(pen.choices), plot, tuple(facts), mentions, tuple(entity.texts for entity in pen.entities))
+    entities = tuple(entity.texts for entity in pen.entities)
+    return Story(pen.text, tuple(pen.choices), plot, tuple(facts), mentions, entities)
 
 
 # Who said what, and who felt how
@@ -154,13 +134,11 @@ def said_and_felt(story: Story) -> Iterator[Fact]:
     def sentence_start(at: int) -> int:
         return 1 + max(text.rfind(mark, 0, at) for mark in '.!?"')
 
-    def subject_of(verb: int, next_to: re.Pattern[str], alone: re.Pattern[str]) -> Mention | None:
-        """Who does what the verb at this character says."""
-        if not (possible := since(sentence_start(verb), verb)):
-            return None
-        last, only = possible[-1], len({m.entity for m in possible}) == 1
-        fits = next_to.fullmatch(text, last.end, verb) or (only and alone.fullmatch(text, last.end, verb))
-        return last if fits else None
+    def subject_of(verb: int, next_to: re.Pattern[str], alone: re.Pattern[str]) -> list[Mention]:
+        """Who does what the verb at this character says; nobody where the text leaves that open."""
+        possible = since(sentence_start(verb), verb)
+        between = (next_to, alone) if len({m.entity for m in possible}) == 1 else (next_to,)
+        return [m for m in possible[-1:] if any(words.fullmatch(text, m.end, verb) for words in between)]
 
     for quote in QUOTE.finditer(text):
         if verb := SAID_BY.match(text, quote.end()):
@@ -168,7 +146,7 @@ def said_and_felt(story: Story) -> Iterator[Fact]:
         elif speaker := starting.get(quote.end() + 1):
             speaker = speaker if DID_SAY.match(text, speaker.end) else None
         elif verb := LEADS_IN.search(text[: quote.start()]):
-            speaker = subject_of(verb.start(), *BEFORE_SAID)
+            speaker = next(iter(subject_of(verb.start(), *BEFORE_SAID)), None)
         if speaker is not None:
             yield Fact(quote.end(), "said", {"who": people[speaker.entity], "words": quote[1]})
 
@@ -181,7 +159,6 @@ def said_and_felt(story: Story) -> Iterator[Fact]:
         elif text.endswith("both ", 0, start):
             who = since(sentence_start(start), start)
         else:
-            subject = subject_of(start, *BEFORE_WAS)
-            who = [subject] if subject else []
+            who = subject_of(start, *BEFORE_WAS)
         for entity in dict.fromkeys(m.entity for m in who):
             yield Fact(felt.end(), "feels", {"who": people[entity], "feeling": felt[2]})

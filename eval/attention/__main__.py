@@ -4,7 +4,7 @@ python -m eval.attention runs/x                     pictures, time-lapse and vie
 python -m eval.attention runs/x --text "..."        the newest checkpoint on your text: text.png, text.html
 python -m eval.attention runs/x --text "..." --head induction    the best induction head large, too: text_L3H1.png
 
---head takes a layer and a head as well (3,1), and every score of docs/attention_scores.md: previous_token, sink, …
+--head takes a layer and a head as well (3,1), and every score of docs/measure.md: previous_token, sink, …
 """
 
 from __future__ import annotations

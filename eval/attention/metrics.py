@@ -5,7 +5,7 @@
     leave it out
 
 SCORES lists every score; `chance` says what a head that attends equally to all it may see would get;
-docs/attention_scores.md has formula, range, chance level and paper of each.
+docs/measure.md has formula, range, chance level and paper of each.
 """
 
 from __future__ import annotations

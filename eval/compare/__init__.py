@@ -20,7 +20,7 @@ from data.tokenizer import load_tokenizer
 from eval.attention.history import ENOUGH_TO_COPY, copies_from
 from eval.attention.metrics import SCORES
 from eval.attention.snapshots import Snapshot, read_all
-from eval.recall import half_at
+from eval.lookups import half_at
 from eval.run_files import read_metrics, read_result
 from model.checkpoint import read_config
 from model.transformer import on_meta

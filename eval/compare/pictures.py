@@ -13,7 +13,7 @@ from data.storyworld.questions import KINDS
 from eval.attention import drawing
 from eval.attention.viewer import write_viewer
 from eval.compare import Variant, same_tokenizer
-from eval.recall import half_at
+from eval.lookups import half_at
 
 NEAR = "offset points"
 SMOOTHED_OVER = 40  # points of a training curve that are left of it

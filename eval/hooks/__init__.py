@@ -1,6 +1,6 @@
 """What runs during training? Hooks: each looks at the model now and then, and says what it saw.
 
-Write one of your own as a function of one event, or as a subclass of `Hook`, and name it in YAML (docs/hooks.md):
+Write one of your own as a function of one event, or as a subclass of `Hook`, and name it in YAML (docs/measure.md):
 
     eval:
       hooks: [validation, {name: "my_package.my_module:my_function", every: 500}]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from configs.files import append_line
-from configs.text import escape, shortened, table
+from configs.text import escape, table
 from data.batches import validation_batches
 from data.chat import read_reply
 from data.config import StoryworldSource
@@ -20,7 +20,7 @@ from eval.run_files import SAMPLES, read_samples
 from eval.samples import complete, thinks
 
 if TYPE_CHECKING:  # only a run that asks for facts loads it
-    from eval.recall import Exam
+    from eval.lookups import Exam
 
 
 class Validation(Hook):
@@ -112,7 +112,7 @@ class Samples(Hook):
             if number == 0:
                 question, text = (escape(" ".join(text.split())) for text in (prompt, reply.content or thinks(reply)))
                 end = f"{'…' * (len(question) > 60)}{question[-60:]}"  # a story may stand before it
-                event.say(f"{f'asked “{end}”, ' if is_chat else ''}writes “{shortened(text, 90)}”")
+                event.say(f"{f'asked “{end}”, ' if is_chat else ''}writes “{text[:90]}{'…' * (len(text) > 90)}”")
 
     def outcome(self, directory: Path, lines: list[dict[str, Any]]) -> Outcome:
         samples = read_samples(directory, lambda problem: None)
@@ -177,7 +177,7 @@ class Recalls(Hook):
 
     def look(self, event: EvalEvent) -> None:
         """Every process asks the same questions, since each may hold only a share of the model; the first one says."""
-        from eval.recall import figures, held_out, right
+        from eval.lookups import figures, held_out, right
 
         source = event.data_config.source
         if isinstance(source, StoryworldSource) and source.recall is not None:
@@ -187,7 +187,7 @@ class Recalls(Hook):
             event.say(f"recall {values['accuracy']:.1%} of {len(self.exam.questions)} answers right")
 
     def outcome(self, directory: Path, lines: list[dict[str, Any]]) -> Outcome:
-        from eval.recall import half_at
+        from eval.lookups import half_at
 
         lines = lines_of(lines, "recall")
         if not lines:

@@ -1,6 +1,6 @@
 """How well does a run do on a test set? Minimal pairs, multiple choice, perplexity of a text.
 
-Every number comes with its standard error and its chance level; docs/tasks.md says how each is computed.
+Every number comes with its standard error and its chance level; docs/measure.md says how each is computed.
 """
 
 from __future__ import annotations

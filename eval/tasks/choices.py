@@ -17,7 +17,7 @@ from configs.command import InputError
 from configs.files import checked
 from data.config import StoryworldSource
 from data.reading.files import kind_of, opened, records
-from data.storyworld import Story, parse, tell
+from data.storyworld import Story, read, tell
 from data.tokenizer import Tokenizer
 from eval.tasks import accuracy_error, token_log_probs
 from model import LanguageModel
@@ -131,7 +131,7 @@ def _twin(number: int, story: Story, level: int) -> str | None:
     mention, name = places[number % len(places)]
     twin = story.text[: mention.start] + name + story.text[mention.end :]
     try:
-        parse(twin, level)
+        read(twin, level)
     except ValueError:
         return twin
     return None

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from data.chat import CALL, Reply, end_of_turn_ids, next_prompt_ids, read_call, read_reply
+from data.chat import CALL, Reply, ids_after_answer, read_call, read_reply
 from data.tokenizer import Tokenizer
 from model import LanguageModel, generate, left_pad
 
@@ -226,17 +226,17 @@ def write_answers(
 
 def _goes_on(answer: Written, room: int, tokenizer: Tokenizer, tools: Sequence[dict[str, Any]], said: str) -> bool:
     """Whether an answer needs another round. If its last turn called, the responses are added here."""
-    end, *line_end = end_of_turn_ids(tokenizer)
     turn = answer.ids[answer.begin :]
     if not turn or turn[-1] not in tokenizer.stop_ids:  # a longer prompt beside it may have taken the room
         return len(answer.ids) < room
-    if not tools or turn[-1] != end or not (calls := answer.last_turn(tokenizer, tools=True).calls):
+    if not tools or turn[-1] != tokenizer.turn_end or not (calls := answer.last_turn(tokenizer, tools=True).calls):
         return False
     answer.waits = True
     if answer.rounds == MOST_CALLS:
         return False
     responses = [respond(call, said, tools) for call in calls]
-    message = [*line_end, *next_prompt_ids(tokenizer, "tool", "\n".join(responses))]
+    response = {"role": "tool", "content": "\n".join(responses)}
+    _, *message = ids_after_answer(tokenizer, [response], add_generation_prompt=True)  # the turn has ended already
     if len(answer.ids) + len(message) >= room:
         return False  # no room for an answer to it
     answer.calls += len(responses)

@@ -1,12 +1,12 @@
 """Which attention backend serves here, and what does `auto` choose? Which device computes?
 
 A backend that you ask for and that cannot serve is an error that says why: only `auto` falls back. Whether a kernel
-computes the right numbers on your machine is what train.doctor tries; `auto` avoids what it found.
+computes the right numbers on your machine is what train.doctor tries.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -133,26 +133,24 @@ def why_not(name: str, here: Situation) -> str | None:
     return limits(here) if limits is not None else None
 
 
-def choose_attention(here: Situation, avoid: Mapping[str, str] | None = None) -> tuple[str, str]:
-    """What `auto` stands for, and why: (backend, reason). avoid: backends that it must not take, and why.
+def choose_attention(here: Situation) -> tuple[str, str]:
+    """What `auto` stands for, and why: (backend, reason).
 
-    sdpa serves everything. On a CPU that trains in bfloat16, blocked is faster (EXPERIMENTS.md). On a GPU in 16 bits,
-    the newest flash kernel that is installed comes first. Where documents or windows hide something, PyTorch's own and
-    flex follow, because they skip what is hidden. eager is left where even sdpa is to be avoided.
+    sdpa serves everything. On a CPU that trains in bfloat16, blocked is faster (FINDINGS.md#backends). On a GPU in 16
+    bits, the newest flash kernel that is installed comes first. Where documents or windows hide something, PyTorch's
+    own and flex follow, because they skip what is hidden.
     """
-    candidates = ["sdpa"]
+    candidates: list[str] = []
     if here.device == "cuda" and here.dtype in HALF:
-        candidates = ["flash4", "flash3", *(["flash", "flex"] if here.documents or here.windows else []), "sdpa"]
+        candidates = ["flash4", "flash3", *(["flash", "flex"] if here.documents or here.windows else [])]
     elif here.device == "cpu" and here.gradients and here.dtype == torch.bfloat16:
-        candidates = ["blocked", "sdpa"]
+        candidates = ["blocked"]
     rejected = ""
     for name in candidates:
-        problem = why_not(name, here) or (avoid or {}).get(name)
-        if problem is None:
-            reason = "PyTorch picks its kernel" if name == "sdpa" else "the fastest that can serve here"
-            return name, reason + rejected
+        if (problem := why_not(name, here)) is None:
+            return name, "the fastest that can serve here" + rejected
         rejected += f"; not {name}: {problem}"
-    return "eager", "the formula itself, which is the slowest" + rejected
+    return "sdpa", "PyTorch picks its kernel" + rejected
 
 
 def choose_device(wanted: str = "auto", option: str = "--device") -> torch.device:

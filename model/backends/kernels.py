@@ -256,7 +256,7 @@ def flex_kernel_compiled() -> Any:
 #          x x . .                of one matrix: nothing is repeated, and a few large products replace many small ones.
 #          x x x .                The weights are kept for the backward pass, T * T / 2 per head, so this is for rows of
 #          x x x x                at most LONGEST tokens. PyTorch's kernel keeps none. It takes over beyond that, in
-#          ---------------        float32, and where the numbers of queries and keys differ (EXPERIMENTS.md).
+#          ---------------        float32, and where the numbers of queries and keys differ (FINDINGS.md#backends).
 #          x x x x | x . . .
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from benchmarks import decoding
-from benchmarks.timing import alternate, in_transformers, peak_bytes
+from benchmarks.timing import alternate, in_transformers
 from benchmarks.training import mean_loss, random_batches
 from tests.conftest import random_model, tiny_config
 from tests.train.helpers import run_module, write_config
@@ -45,16 +45,6 @@ def test_patience_ends_after_a_whole_round():
     calls = []
     alternate({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, 100, CPU, patience_s=0)
     assert calls == ["a", "b"] * 2
-
-
-def test_the_peak_is_what_is_held_at_once():
-    def call():
-        first = torch.zeros(1_000_000)  # 4 MB
-        second = first + 1  # 8 MB together
-        del first
-        return second * 2  # 8 MB again
-
-    assert peak_bytes(call, CPU) == pytest.approx(8e6, rel=0.01)
 
 
 @pytest.mark.slow

@@ -6,8 +6,7 @@ import pytest
 import yaml
 
 from configs.command import InputError
-from configs.loader import dump_yaml, load_config, parse_yaml, validate
-from data.config import DataConfig
+from configs.loader import dump_yaml, load_config, parse_yaml
 from train.config import load_run_config
 
 CONFIGS = sorted(Path("configs").glob("*.yaml"))
@@ -159,21 +158,6 @@ def test_every_shipped_config_is_valid_and_its_resolved_form_gives_the_same_run(
     config = load_run_config(path)
     again = load_run_config(write(tmp_path, "resolved.yaml", dump_yaml(config.model_dump())))
     assert again == config
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("too_long: drop\n", "x.yaml:1: unknown key `too_long`, did you mean `data.too_long`.$"),
-        ("output_dri: x\ndata: {}\n", "x.yaml:1: unknown key `output_dri`, did you mean `output_dir`.$"),
-    ],
-)
-def test_a_program_that_reads_one_section_refuses_a_key_of_no_section(tmp_path, text, message):
-    path = write(tmp_path, "x.yaml", text)
-    with pytest.raises(InputError, match=message):
-        validate(DataConfig, load_config(path), "data")
-    write(tmp_path, "x.yaml", "train: {what: ever}\ndata: {}\n")  # another room's section is that room's own
-    assert validate(DataConfig, load_config(path), "data") == DataConfig()
 
 
 def test_an_empty_section_changes_nothing_and_a_value_gives_way_to_a_section(tmp_path):

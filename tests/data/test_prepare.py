@@ -41,7 +41,7 @@ def test_every_token_is_in_the_shards_once_whatever_is_encoded_and_written_at_a_
     whole = prepare(config(many), tmp_path / "a")
     expected = [i for d in documents(config(many), "train") for i in whole.tokenizer.encode_documents([d])[0]]
     monkeypatch.setattr(prepare_module, "SHARD_TOKENS", 100)
-    monkeypatch.setattr(prepare_module, "BATCH", 90)
+    monkeypatch.setattr(prepare_module, "BATCH", 7)
     monkeypatch.setattr(tokenizer_module, "PIECE", 5)
     pieces = prepare(config(many), tmp_path / "b")
     assert len(pieces.manifest["train"]["shards"]) > 5
@@ -97,7 +97,7 @@ def test_a_bad_file_leaves_no_shards_behind(tmp_path):
 # preparing that is killed, meets a full disk, or is asked for twice: the shards are the same bytes
 
 
-SMALL = [(prepare_module, "SHARD_TOKENS", 30_000), (prepare_module, "BATCH", 15_000)]
+SMALL = [(prepare_module, "SHARD_TOKENS", 30_000), (prepare_module, "BATCH", 20)]
 
 
 @pytest.fixture
@@ -200,20 +200,20 @@ def test_a_damaged_manifest_says_what_to_do_and_a_missing_one_is_made_again(tmp_
 def test_after_a_full_disk_the_work_is_kept(tmp_path, small, monkeypatch):
     config = text_config(tmp_path)
     expected = contents(prepare(config, tmp_path / "whole").directory)
-    real, written = prepare_module.Shards.append, 0
+    real, written = prepare_module._write_to_disk, 0
 
-    def append(shards, document, ids, flags):
+    def write_to_disk(path, raw):
         nonlocal written
-        written += ids.nbytes
+        written += len(raw)
         if written > 400_000:
             raise OSError(errno.ENOSPC, "No space left on device")
-        real(shards, document, ids, flags)
+        real(path, raw)
 
-    monkeypatch.setattr(prepare_module.Shards, "append", append)
+    monkeypatch.setattr(prepare_module, "_write_to_disk", write_to_disk)
     with pytest.raises(OSError, match="No space left on device"):
         prepare(config, tmp_path / "full")
     assert not list(tmp_path.glob("full/.prepared/*/manifest.json"))
-    monkeypatch.setattr(prepare_module.Shards, "append", real)
+    monkeypatch.setattr(prepare_module, "_write_to_disk", real)
     (partial,) = (tmp_path / "full" / ".prepared").glob("*.partial")
     assert json.loads((partial / "progress.json").read_text())["train"]["documents"] > 0
     assert contents(prepare(config, tmp_path / "full").directory) == expected

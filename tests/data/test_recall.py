@@ -7,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from data.batches import make_rows
-from data.config import DataConfig, StoryworldSource, TokenizerConfig
+from data.config import DataConfig, RecallDocuments, StoryworldSource, TokenizerConfig
 from data.packing import IGNORED
 from data.prepare import prepare
 from data.reading.documents import read
@@ -16,6 +16,7 @@ from data.storyworld.recall import FACETS, recalled_names
 from data.tokenizer import train_tokenizer
 
 SHAPE = {"people": 5, "facets": 3, "values": 3, "questions": 15, "several": 0.5}
+DOCUMENTS = RecallDocuments(**SHAPE)
 
 
 def facts(document, people=5, facets=3):
@@ -24,13 +25,13 @@ def facts(document, people=5, facets=3):
 
 
 def test_a_document_is_its_arguments_and_has_the_words_that_they_say():
-    document = recall(0, 0, **SHAPE)
-    assert document == recall(0, 0, **SHAPE)
-    assert len({recall(seed, index, **SHAPE).text for seed in (0, 1) for index in range(20)}) == 40
+    document = recall(0, 0, DOCUMENTS)
+    assert document == recall(0, 0, DOCUMENTS)
+    assert len({recall(seed, index, DOCUMENTS).text for seed in (0, 1) for index in range(20)}) == 40
     assert len(document.words) == (5 + 15) * 4
     assert document.text.split() == list(document.words)
     for index in range(20):
-        known = facts(recall(0, index, **SHAPE))
+        known = facts(recall(0, index, DOCUMENTS))
         assert len({name for name, *_ in known}) == len({tuple(told) for _, *told in known}) == 5
         assert all(word in facet[:3] for _, *told in known for word, facet in zip(told, FACETS, strict=False))
 
@@ -38,7 +39,7 @@ def test_a_document_is_its_arguments_and_has_the_words_that_they_say():
 def test_every_question_has_the_answer_that_a_reader_of_the_facts_finds():
     kinds = set()
     for index in range(30):
-        document = recall(1, index, **SHAPE)
+        document = recall(1, index, DOCUMENTS)
         known = facts(document)
         for question in document.questions:
             kinds.add((question.kind, question.needs))
@@ -55,15 +56,15 @@ def test_every_question_has_the_answer_that_a_reader_of_the_facts_finds():
 
 
 def test_no_held_out_facts_are_trained_on():
-    small = {"people": 2, "facets": 1, "values": 2, "questions": 1}  # 1,984 lists of facts: nearly all come up
-    lists = [{recall(0, i, held, **small).words[:4] for i in range(4000)} for held in (False, True)]
+    small = RecallDocuments(people=2, facets=1, values=2, questions=1)  # 1,984 lists of facts: nearly all come up
+    lists = [{recall(0, i, small, held).words[:4] for i in range(4000)} for held in (False, True)]
     assert min(map(len, lists)) > 200
     assert not lists[0] & lists[1]
     assert len({word for words in lists[1] for word in words}) == 32 + 2  # no name and no word is held out for good
 
 
 def test_every_word_is_one_token_of_a_small_vocabulary():
-    texts = [recall(0, i, people=6, facets=2, values=4).text for i in range(800)]
+    texts = [recall(0, i, RecallDocuments(values=4)).text for i in range(800)]
     tokenizer = train_tokenizer(TokenizerConfig(kind="bpe", vocab_size=448), texts)
     words = {*recalled_names(), *FACETS[0][:4], *FACETS[1][:4]}
     assert all(len(tokenizer.encode(f" {word}")) == 1 for word in words)
@@ -79,9 +80,9 @@ def test_the_source_makes_them_instead_of_stories():
     source = {"kind": "storyworld", "documents": 6, "validation_documents": 4, "seed": 3, "recall": SHAPE}
     config = DataConfig.model_validate({"source": source, "tokenizer": {"kind": "byte"}})
     found = list(read(config))
-    assert [one.content for one in found if one.split == "train"] == [recall(3, i, **SHAPE).text for i in range(6)]
+    assert [one.content for one in found if one.split == "train"] == [recall(3, i, DOCUMENTS).text for i in range(6)]
     held_out = [one.content for one in found if one.split == "validation"]
-    assert held_out == [recall(3, i, held_out=True, **SHAPE).text for i in range(4)]
+    assert held_out == [recall(3, i, DOCUMENTS, held_out=True).text for i in range(4)]
     with pytest.raises(ValidationError, match=re.escape("set repeats: 0.0, or recall: null")):
         StoryworldSource(recall=SHAPE, repeats=0.1)
 

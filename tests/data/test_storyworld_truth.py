@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from data.storyworld import Story, parse, read, tell
+from data.storyworld import Story, read, tell
 from data.storyworld.lexicon import feelings, words_of
 from data.storyworld.names import held_out_names
 from data.storyworld.pen import Fact
@@ -181,21 +181,10 @@ def at_form(story: Story, place: str) -> str:
     return next(texts["at"] for texts in story.entities if texts.get("") == place)
 
 
-@pytest.mark.slow
-def test_reader_recovers_facts_and_mentions_from_the_text_alone(short_stories):
-    for story in short_stories:
-        again = read(story.text)
-        assert again == story
-        assert again.facts == story.facts
-        assert story.noted
-        assert story.mentions
-
-
 def test_a_story_with_held_out_names_is_the_same_story(short_stories):
     for index in range(500):
         story = tell(3, index, held_out_names=True)
         assert read(story.text, held_out_names=True) == story
-        assert parse(story.text, held_out_names=True) == story.choices
         usual, text = short_stories[index], story.text
         for old, new in zip(usual.people.values(), story.people.values(), strict=True):
             assert new in held_out_names()
@@ -211,11 +200,6 @@ def test_hiders_are_in_the_place_and_the_clothes_that_are_told_with_their_name(s
             (sentence,) = [part for part in re.split(r"[.!?]\"? ", story.text) if name in part][:1]
             assert at_form(story, hidden.values["place"]) in sentence, story.text
             assert re.search(rf" an? \w+ {worn.values['thing']}\b", sentence), story.text
-        first = re.search(
-            r'"I can see you [a-z ]+, (\w+)!|It was (\w+), of|Come out, (\w+)!|And [a-z ]+ sat (\w+),', story.text
-        )
-        (found,) = [fact.values["who"] for fact in facts(story, "did") if fact.values["deed"] == "was found"]
-        assert found in first.groups()
 
 
 @pytest.mark.parametrize("level", [1, 2])
@@ -246,8 +230,4 @@ def test_feelings_belong_to_the_name_before_them(short_stories):
         plain = re.findall(rf"\b({'|'.join(story.people.values())})(?:, who)? was ({moods})\b", story.text)
         assert set(plain) <= felt, story.text
         checked += len(plain)
-        for who, mood in felt - set(plain):  # by a pronoun, with others, or after more words
-            assert re.search(
-                rf"(?:he|everyone|both|(?:he|{who}) [a-z ]+) (?:was|were) {mood}\b|Feeling {mood}, s?he", story.text
-            )
     assert checked > N / 20

@@ -8,8 +8,8 @@ import psutil
 import pytest
 
 from data.config import StoryworldSource
-from data.reading import world
-from data.reading.world import CHUNK, world_document, world_documents
+from data.reading import documents
+from data.reading.documents import CHUNK, world_document, world_documents
 from tests.processes import start
 
 SOURCE = StoryworldSource(kind="storyworld", chats="questions", class_weights={"where": 3}, other_names=0.3)
@@ -19,8 +19,8 @@ COUNTS = {"validation": CHUNK + 3, "train": 5 * CHUNK - 1}
 @pytest.mark.parametrize("records", ["text", "conversations", "pairs"])
 def test_documents_and_order_are_those_of_one_process_and_who_stops_early_leaves_none_behind(records, monkeypatch):
     """Two processes, whatever this machine has."""
-    monkeypatch.setattr(world, "usable_cores", lambda: 2)
-    monkeypatch.setattr(world, "FEWEST", 1)
+    monkeypatch.setattr(documents, "usable_cores", lambda: 2)
+    monkeypatch.setattr(documents, "FEWEST", 1)
     alone = [
         (split, index, world_document(SOURCE, index, split, records))
         for split, count in COUNTS.items()
@@ -40,7 +40,7 @@ def test_documents_and_order_are_those_of_one_process_and_who_stops_early_leaves
 
 
 def _tell_and_wait(pids) -> None:
-    world.usable_cores = lambda: 2
+    documents.usable_cores = lambda: 2
     endless = world_documents(SOURCE, "text", {"train": 10**9})
     next(endless)
     pids.send([child.pid for child in psutil.Process().children()])

@@ -128,7 +128,7 @@ def gpt2_like(folder, **roles):
 def test_a_pretrained_tokenizer_keeps_its_ids_and_gets_what_it_lacks(tmp_path, roles, expected):
     theirs = gpt2_like(tmp_path, **roles)
     tokenizer = train_tokenizer(TokenizerConfig(kind="pretrained", path=str(tmp_path)), [])
-    assert (tokenizer.roles["pad_token"], tokenizer.bos_token, tokenizer.roles["eos_token"]) == expected
+    assert tuple(tokenizer.roles[role] for role in ("pad_token", "bos_token", "eos_token")) == expected
     assert tokenizer.vocab_size % 64 == 0
     for text in [*CORPUS, *HARD]:
         assert tokenizer.encode(text) == theirs.encode(text, add_special_tokens=False).ids

@@ -8,7 +8,7 @@ import json
 
 from data.chat import encode_conversations, prompt_ids
 from data.chat_template import CHAT_TEMPLATE_DIGESTS, CHAT_TEMPLATE_VERSION
-from data.config import TokenizerConfig
+from data.config import RecallDocuments, TokenizerConfig
 from data.reading.records import conversation_of
 from data.storyworld import (
     DRILLS,
@@ -49,7 +49,7 @@ def sample_of_the_world() -> list:
     chats += [drill(3, i, split) for drill in drills for split in SPLITS for i in range(5)]
     questions = [draw_question(3, i, "validation", level)[1] for level in (1, 2) for i in range(14)]
     repeats = [repeated(3, i, words=range(4, 41), held_out=held_out).text for i in range(5) for held_out in (0, 1)]
-    facts = [recall(3, i, held_out, facets=3).text for i in range(5) for held_out in (False, True)]
+    facts = [recall(3, i, RecallDocuments(facets=3), held_out).text for i in range(5) for held_out in (False, True)]
     return [stories, held_out_names, chats, [[one.text, one.answer] for one in questions], repeats, facts]
 
 

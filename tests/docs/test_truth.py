@@ -31,32 +31,24 @@ def rows(page: str) -> dict[str, list[str]]:
     return found
 
 
-def test_every_head_score_is_explained_with_its_range():
-    page = text("docs/attention_scores.md")
-    explained = rows(page.split("## Where a head looks")[1].split("## Does it matter?")[0])
+def test_every_head_score_is_explained_with_its_range_and_the_chance_that_is_computed():
+    page, T = text("docs/measure.md"), 64
+    explained = rows(page.split("## Where a head looks")[1].split("## Controls")[0])
     assert set(explained) == set(SCORES)
     for name, score in SCORES.items():
-        shown = explained[name][2]
-        if score.low is None:
-            assert shown == "any number", name
-        else:
-            assert shown.startswith(f"{score.low:g} … "), name
-        if score.high is not None:
-            assert shown.startswith(f"{score.low:g} … {score.high:g}"), name
-    for name in ("sink_rate", "copy_gain"):
-        assert f"`{name}`" in page
-
-
-def test_chance_levels_that_need_no_run_are_what_is_computed():
-    page, T = text("docs/attention_scores.md"), 64
-    entropy = sum(math.log(i + 1) for i in range(1, T)) / (T - 1)
-    assert rows(page)["entropy"][-1] == f"{entropy:.2f}"
-    without_sink = sum(math.log(i) for i in range(2, T)) / (T - 2)
-    assert rows(page)["entropy_sink_free"][-1] == f"{without_sink:.2f}"
-    assert rows(page)["distance"][-1] == f"{(T - 1) / 4:g}"
-    assert rows(page)["sink"][-1] == f"{sum(1 / (i + 1) for i in range(1, T)) / (T - 1):.3f}"
-    assert rows(page)["previous_token"][-1] == f"{sum(1 / (i + 1) for i in range(2, T)) / (T - 2):.3f}"
+        least, most = ("" if bound is None else f"{bound:g}" for bound in (score.low, score.high))
+        assert explained[name][2].startswith(f"{least}…{most}" if least else "any number"), name
+    chance = {
+        "entropy": f"{sum(math.log(i + 1) for i in range(1, T)) / (T - 1):.2f}",
+        "entropy_sink_free": f"{sum(math.log(i) for i in range(2, T)) / (T - 2):.2f}",
+        "distance": f"{(T - 1) / 4:g}",
+        "sink": f"{sum(1 / (i + 1) for i in range(1, T)) / (T - 1):.3f}",
+        "previous_token": f"{sum(1 / (i + 1) for i in range(2, T)) / (T - 2):.3f}",
+    }
+    assert {name: explained[name][-1] for name in chance} == chance
     assert f"Uniform attention has {sum(1 / (i + 1) for i in range(T)) / T:.3f} there" in page
+    assert "`sink_rate`" in page
+    assert "`copy_gain`" in page
 
 
 def test_every_attention_backend_is_in_the_table():

@@ -21,17 +21,7 @@ from tests.docs.page import ROOT
 from train.config import RunConfig
 
 ROOMS = ("configs", "model", "data", "eval", "train", "serve", "benchmarks", "notebooks", "tests")
-NOT_OURS = {
-    ".git",
-    ".venv",
-    "runs",
-    "wandb",
-    "__pycache__",
-    ".pytest_cache",
-    ".ruff_cache",
-    ".mypy_cache",
-    ".hypothesis",
-}
+NOT_OURS = {*".git .venv runs wandb __pycache__ .pytest_cache .ruff_cache .mypy_cache .hypothesis".split()}
 CODE = {".py", ".yaml", ".jinja", ".js", ".css", ".html", ".toml", ".txt", ".sh", ""}
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*[a-z]")
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from configs.files import append_line
-from data.chat import TRAINED, encode_conversations, end_of_turn_ids, prompt_ids
+from data.chat import TRAINED, encode_conversations, ids_after_answer, prompt_ids
 from data.config import TokenizerConfig
 from data.reading.records import conversation_of
 from data.tokenizer import train_tokenizer
@@ -92,7 +92,7 @@ def test_a_turn_reads_only_its_new_tokens_and_the_ids_are_those_of_training(toke
         seen = len(conversation.last.ids)  # the last token, too, was read: the end of the turn followed
     assert [conversation.last.ended, conversation.last.begin] == ["", len(conversation.last.ids)]
     ((ids, _),) = encode_conversations(tokenizer, [conversation_of({"messages": messages})])
-    assert [*conversation.last.ids, *end_of_turn_ids(tokenizer)] == ids
+    assert [*conversation.last.ids, *ids_after_answer(tokenizer)] == ids
 
 
 def test_an_answer_that_is_stopped_is_a_turn(tokenizer):

@@ -11,7 +11,7 @@ import tokenizers
 import torch
 
 from data.config import StoryworldSource, TokenizerConfig
-from data.storyworld import parse, tell
+from data.storyworld import read, tell
 from data.tokenizer import SPECIAL_TOKENS, Tokenizer, train_tokenizer
 from eval.tasks import __main__ as command_line
 from eval.tasks import accuracy_error, choices, mean_error, token_log_probs, windows
@@ -170,7 +170,7 @@ def test_a_twin_of_a_story_has_one_other_name_and_cannot_be_told():
         story = tell(0, int(pair.where.split()[-1]), "validation")
         assert pair.endings[0] == story.text
         with pytest.raises(ValueError, match="character"):
-            parse(pair.endings[1])
+            read(pair.endings[1])
         good, bad = (ending.split() for ending in pair.endings)
         ((at, *words),) = [(n, one, two) for n, (one, two) in enumerate(zip(good, bad, strict=True)) if one != two]
         found = {name for name in story.people.values() for word in words if name in word}

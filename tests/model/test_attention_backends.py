@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from model.backends import kernels
-from model.backends.choice import BACKENDS, Situation, choose_attention, why_not
+from model.backends.choice import Situation, choose_attention, why_not
 from tests.conftest import random_model, tiny_config
 from train.config import load_run_config
 
@@ -109,9 +109,5 @@ def test_auto_on_a_gpu_takes_the_first_that_can_serve_and_says_what_it_skipped(m
     assert "not flash3: does not start (No module named" in reason
     assert choose_attention(replace(packed, documents=False))[0] == "sdpa"
     assert choose_attention(replace(packed, dtype=torch.float32))[0] == "sdpa"
-    backend, reason = choose_attention(packed, {"flash": "differs from float64 by 0.3"})
-    assert backend == "flex"
-    assert "not flash: differs from float64 by 0.3" in reason
-    assert choose_attention(packed, dict.fromkeys(BACKENDS, "no kernel image"))[0] == "eager"
     monkeypatch.setattr(kernels, "use_flash", lambda kernel: None)
     assert choose_attention(packed)[0] == "flash4"

@@ -150,20 +150,6 @@ def test_a_prompt_has_log_probabilities_too_however_it_is_read(lm):
     assert batcher.cache.free_blocks == 100
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, Sampling(temperature=0.7)])
-def test_nothing_ends_an_answer_before_its_fewest_tokens(lm, sampling):
-    (prompt,) = prompts(1)
-    whole = alone(lm, prompt, 30, sampling, seed=1)
-    client = Client(prompt, 30, sampling, stop=[whole[5]], seed=1, min_new_tokens=9)
-    batcher = Batcher(lm)
-    batcher.submit(client.request)
-    finish(batcher)
-    until = whole.index(whole[5])
-    assert client.ids[:until] == whole[:until]
-    assert len(client.ids) >= 9
-    assert whole[5] not in client.ids
-
-
 def test_a_receiver_that_fails_costs_nobody_else_anything(lm):
     batcher = Batcher(lm, blocks=200, block_size=4)
     broken, well = [Client(prompt, 20) for prompt in prompts(3)], [Client(prompt, 20) for prompt in prompts(6)[3:]]

@@ -9,18 +9,7 @@ from eval.chat.session import Conversation
 from eval.questions import one_question, source_of
 from model import generate
 from serve.limits import Limits
-from tests.serve.chat_helpers import (
-    CONTEXT,
-    SAID,
-    answer,
-    ask,
-    client,
-    get,
-    ids_of,
-    look,
-    opened,
-    weigh,
-)
+from tests.serve.chat_helpers import CONTEXT, SAID, answer, ask, get, ids_of, look, opened, weigh
 from tests.serve.conftest import serving
 
 TWO_HEADS = [[0, 1, 0.0], [1, 3, 0.0]]
@@ -115,6 +104,7 @@ def test_an_answer_ends_with_its_stop_token(address, monkeypatch):
     monkeypatch.setattr("data.tokenizer.Tokenizer.stop_ids", property(lambda tokenizer: [ids[3]]))
     _, tokens, message = answer(address)
     assert (ids_of(tokens), message["finish_reason"]) == (ids[: ids.index(ids[3]) + 1], "stop")
+    assert ids_of(answer(address, ignore_eos=True)[1]) == ids
 
 
 # heads
@@ -199,12 +189,5 @@ def test_a_wrong_request_gets_one_clear_line(address, asked, status, says):
 
 
 def test_the_limits_of_the_server_hold(chat_runs):
-    with serving(chat_runs, Limits(max_new_tokens=3, api_key="k", body=5000)) as (address, _):
-        assert ask(address, SAID).status_code == 401
-        assert get(address).status_code == 401
-        client.headers["authorization"] = "Bearer k"
-        try:
-            assert ask(address, [{"role": "user", "content": "A" * 6000}]).status_code == 413
-            assert len(answer(address, new=9)[1]) == 3
-        finally:
-            del client.headers["authorization"]
+    with serving(chat_runs, Limits(max_new_tokens=3)) as (address, _):
+        assert len(answer(address, new=9)[1]) == 3

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -19,12 +20,15 @@ from torch.utils.hooks import RemovableHandle
 
 import train.loop
 from configs.command import exit_on_bad_input
+from configs.files import append_line
+from data.batches import Batch
 from model import load
 from tests.processes import print_to, run_main, start
 from tests.processes import run_module as run_module
 from train import distill, dpo, grpo, sft
 from train.config import load_run_config
 from train.pretrain import main
+from train.processes import full_tensor
 from train.run import Run
 
 REPOSITORY = Path(__file__).parents[2]
@@ -213,6 +217,39 @@ def kill_at(config: Path, step: int, name: str = "KILL") -> int | None:
 def trace(run: Path) -> list[dict]:
     """trace.jsonl: step, batch, loss, grad_norm, lr; exact, as text."""
     return [json.loads(line) for line in (run / "trace.jsonl").read_text().splitlines()]
+
+
+def held(run: Run, batch: Batch) -> dict[str, Any]:
+    """What decides a step's update, before it: sha256 of the parameters, of what the optimizers hold, of the random
+    state and of the batch. Two runs that hold the same take the same step."""
+    moments = {f"{n} {key} {name}": value for n, optimizer in enumerate(run.optimizers)
+               for key, state in optimizer.state_dict()["state"].items() for name, value in state.items()}  # fmt: skip
+    parts = {"parameters": run.lm.state_dict(), "optimizers": moments, "batch": batch.tensors}
+    parts["random state"] = {"cpu": torch.get_rng_state()}
+    hashes = {name: sha256() for name in parts}
+    for part, tensors in parts.items():
+        for name, tensor in sorted(tensors.items()):
+            hashes[part].update(name.encode() + full_tensor(tensor.detach()).numpy().tobytes())
+    return {"step": run.state.step, "scale": run.scaler.get_scale()} | {k: h.hexdigest() for k, h in hashes.items()}
+
+
+def noting_rank(config: Path, overrides: list[str], stop_at: int | None = None) -> None:
+    """pretrain_rank that writes what it holds before every update into the run's held0.jsonl, held1.jsonl, …"""
+    forward_backward = train.loop.forward_backward
+
+    def noting(run: Run, batch: Batch, counts: Any) -> Any:
+        append_line(run.config.directory / f"held{run.world.rank}.jsonl", held(run, batch))
+        return forward_backward(run, batch, counts)
+
+    with mock.patch.object(train.loop, "forward_backward", noting):
+        pretrain_rank(config, overrides, stop_at)
+
+
+def assert_held_the_same(ours: Path, theirs: Path, rank: int = 0) -> None:
+    """At every step, the first ones after a stop too, a process of this run held what that of the other one did."""
+    lines = [(run / f"held{rank}.jsonl").read_text(encoding="utf-8").splitlines() for run in (ours, theirs)]
+    for mine, other in zip(*(map(json.loads, each) for each in lines), strict=True):
+        assert mine == other
 
 
 def check_exact_resume(config: Path, script: Callable[[], int], step: int = 4) -> Path:

@@ -92,15 +92,14 @@ def test_a_backend_that_computes_something_else_is_found(config, monkeypatch, br
     assert doctor.attention("blocked", "fp32", "cpu", model)[0] == "--"  # which is no fault
 
 
-def test_what_failed_is_not_recommended_and_refused_where_it_is_asked_for(config, monkeypatch):
+def test_what_failed_is_not_recommended(config, monkeypatch):
     """Every kernel raises: the formula trains."""
     for name in set(BACKENDS) - {"eager"}:
         monkeypatch.setitem(BACKENDS, name, Backend(raises, boolean_mask))
     output = examined(config)
     assert line(output, "attention sdpa fp32").startswith("FAIL ")
     assert "model.attn_implementation=eager train.compile=false\n  auto may not" in output
-    output = examined(config, "model.attn_implementation=flash", code=2)
-    assert "training will not work here: this config" in output
+    assert "model.attn_implementation=eager" in examined(config, "model.attn_implementation=flash")
 
 
 @pytest.fixture
@@ -113,7 +112,7 @@ def wrong(monkeypatch):
 
 def test_a_precision_that_computes_something_else_is_left_out(config, wrong):
     wrong.add(torch.bfloat16)
-    assert "precision fp32 (auto: the last that is left; not bf16" in line(examined(config), "this config")
+    assert "precision fp32 " in line(examined(config), "this config")
     wrong.add(torch.float32)
     assert "recommended" not in examined(config, code=2)
 
@@ -172,12 +171,12 @@ def timing(precision: str, seconds: float) -> tuple[Device, float]:
 @pytest.mark.parametrize(("auto", "chosen"), [(1.05, "bf16"), (2.0, "fp32")], ids=["not clearly slower", "slower"])
 def test_the_quicker_is_recommended_with_its_minutes(config, auto, chosen):
     run = load_run_config(config, ["train.max_steps=600"])
-    output = recommendation(run, [timing("bf16", auto), timing("fp32", 1.0)], {})
+    output = recommendation(run, [timing("bf16", auto), timing("fp32", 1.0)], True)
     minutes = 600 * (auto if chosen == "bf16" else 1.0) / 60
     assert f"train.precision={chosen} " in output
     assert f"about {minutes:,.1f} minutes of training" in output
     by_clock = load_run_config(config, ["train.max_minutes=3", "train.max_steps=null"])
-    assert "| 90.0 |" in re.sub(" +", " ", recommendation(by_clock, [timing("bf16", 2.0)], {}))
+    assert "| 90.0 |" in re.sub(" +", " ", recommendation(by_clock, [timing("bf16", 2.0)], True))
 
 
 @pytest.mark.parametrize("share", [1, 4])

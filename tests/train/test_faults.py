@@ -255,16 +255,3 @@ def test_the_best_is_not_compared_with_one_of_other_tokens(tmp_path):
     pretrain(config, "train.max_steps=6", "eval.max_tokens=1024")
     state = json.loads((tmp_path / "runs/tiny/checkpoints/step_00000006/training/trainer_state.json").read_text())
     assert state["best_tokens"] == 1024
-
-
-def test_a_poisoned_batch_is_logged_with_its_rows(tmp_path, monkeypatch):
-    def poison(run):
-        hook = lambda module, inputs, output: ((output[0][0] * 3, output[0][1]), output[1])  # noqa: E731
-        return run.lm.register_forward_hook(hook)
-
-    at_step(monkeypatch, [75], poison)
-    done = pretrain(write_config(tmp_path, train={"max_steps": 80}, eval={"every": 0}))
-    assert done.stdout.count("loss spike") == 1  # none where the loss falls
-    assert "(rows 600 to 607)" in done.stdout
-    spikes = metrics(tmp_path / "runs/tiny", "spike")
-    assert [(m["step"], m["rows"]) for m in spikes] == [(76, [600, 607])]

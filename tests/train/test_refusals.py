@@ -25,7 +25,7 @@ REFUSED = [
     ("pretrain", "both limit the run", "train.max_minutes=1"),
     ("pretrain", "needs CUDA", "train.precision=tf32"),
     ("pretrain", "not available here", "train.device=cuda"),
-    ("pretrain", "init_from: ", "init_from=nowhere"),
+    ("pretrain", "nowhere: is neither a run", "init_from=nowhere"),
     ("pretrain", "the tokenizer has 320 ids", "model.vocab_size=100"),
     ("pretrain", "/proc/nowhere: No such file", "output_dir=/proc/nowhere"),
     ("pretrain", "flash has no dropout", "model.attn_implementation=flash", "model.attention_dropout=0.1"),

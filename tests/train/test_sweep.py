@@ -162,5 +162,5 @@ def test_a_second_sweep_is_refused_and_trains_nothing(tmp_path):
     config, folder = write_config(tmp_path), tmp_path / "runs/tiny-sweep-num_key_value_heads"
     with own(folder):
         done = command(config, f"{KEY}=1,2", code=2)
-    assert "is in use by process" in done.stderr
+    assert "is in use by another process" in done.stderr
     assert not (tmp_path / "runs").exists()

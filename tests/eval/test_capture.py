@@ -196,17 +196,12 @@ def test_a_latent_cache_shows_the_rows_of_the_whole_text(latent, kind, absorbs):
     """One token behind a cache is read in the absorbed form, whose queries and keys are other ones: same weights."""
     for module in latent.attention_modules():
         module.absorbs = absorbs
-    whole, sizes = capture(latent, IDS), set()
+    whole = capture(latent, IDS)
     assert whole.attention == "mla"
     cache = make_cache(kind, latent.config, 2, 16, latent.lm_head.weight)
     for start, end in ((0, 5), (5, 6), (6, 7), (7, 9)):
         maps = capture(latent, IDS[:, start:end], kv_cache=cache)
         assert torch.allclose(maps.weights, whole.weights[..., start:end, :end], atol=1e-5)
-        assert torch.allclose(maps.weights.sum(-1), torch.ones(()), atol=1e-6)
-    latent.attention_modules()[0].recorder = lambda layer, q, k, v, out: sizes.add(q.shape[-1])
-    with torch.no_grad():
-        latent(IDS[:, 9:10], kv_cache=cache)
-    assert sizes == {12 + 4 if absorbs else 10}
 
 
 def test_a_compiled_model_is_captured_and_stays_compiled(lm):

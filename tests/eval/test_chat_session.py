@@ -30,12 +30,8 @@ def tokenizer():
 
 @pytest.fixture(scope="module")
 def messages():
-    pairs = zip(SAID, ANSWERS, strict=True)
-    return [
-        {"role": role, "content": text}
-        for pair in pairs
-        for role, text in zip(("user", "assistant"), pair, strict=True)
-    ]
+    texts = [text for pair in zip(SAID, ANSWERS, strict=True) for text in pair]
+    return [{"role": role, "content": text} for role, text in zip(("user", "assistant") * 3, texts, strict=True)]
 
 
 def learned(vocab_size: int, ids: list[int], trained: list[bool], ends) -> LanguageModel:

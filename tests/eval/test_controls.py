@@ -43,7 +43,7 @@ def probe() -> Probe:
     return repeated(3, 6)
 
 
-def test_copy_gain_compares_the_same_tokens_without_the_first_of_a_copy(lm, probe, monkeypatch):
+def test_copy_gain_compares_the_same_tokens_without_the_first_of_a_copy(lm, probe):
     first, second = copied(probe)
     assert first[0].nonzero().flatten().tolist() == [2, 3, 4, 5, 6]
     assert second[0].nonzero().flatten().tolist() == [8, 9, 10, 11, 12]

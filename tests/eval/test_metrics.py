@@ -5,8 +5,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from eval.attention.capture import AttentionMaps
 from eval.attention.metrics import SCORES, chance, mass_on_targets, score, sink_rate, uniform
@@ -141,10 +139,10 @@ def test_sink_rate_counts_heads_above_the_threshold():
     assert sink_rate(weights) == (3 + 1) / 24
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.integers(0, 2**31), st.sampled_from([0.1, 1.0, 30.0]), st.sampled_from([16, 33]))
-def test_scores_stay_within_their_range_and_change_nothing(seed, sharpness, T):
-    logits = sharpness * torch.randn(2, 2, 4, T, T, generator=torch.Generator().manual_seed(seed))
+@pytest.mark.parametrize("sharpness", [0.1, 1.0, 30.0])
+@pytest.mark.parametrize("T", [16, 33])
+def test_scores_stay_within_their_range_and_change_nothing(sharpness, T):
+    logits = sharpness * torch.randn(2, 2, 4, T, T)
     weights = torch.softmax(logits.masked_fill(torch.ones(T, T).triu(1).bool(), -math.inf), -1)
     before, maps = weights.clone(), replace(maps_of(probe("text", T), uniform(T)), weights=weights)
     for name in MEASURES:

@@ -20,10 +20,6 @@ from train.config import load_run_config
 from train.sweep import plan
 
 pytestmark = pytest.mark.slow
-NAMES = """
-01_attention_by_hand 02_rope_and_masks 03_mha_gqa_mqa 04_head_atlas 05_watch_it_learn 06_fast_attention
-07_your_own_text 08_the_ladder 09_after_pretraining
-""".split()
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 LARGEST = 600_000  # bytes
 SHRUNK = 1.4  # of a figure's pixels to those of its place: more, and its letters are hard to read
@@ -51,10 +47,6 @@ def words(path: Path) -> str:
             for kind in [kind for kind in output.get("data", {}) if kind.startswith("image/")]:
                 del output["data"][kind]
     return json.dumps(notebook, ensure_ascii=False)
-
-
-def test_the_nine_notebooks_are_there():
-    assert [path.stem for path in NOTEBOOKS] == NAMES
 
 
 @every_notebook

@@ -144,8 +144,8 @@ class _Recorder:
             error = (expected - returned).abs().max().item()
             if not (error <= limit or self.problem):  # of several layers, the first is named
                 self.problem = RuntimeError(
-                    f"layer {layer}: the recomputed attention weights do not give the kernel's output (largest difference "
-                    f"{error:.2e}, allowed {limit:.2e}): mask, scale, RoPE or order of key/value heads differ"
+                    f"layer {layer}: the recomputed attention weights do not give the kernel's output (difference "
+                    f"{error:.2e}, allowed {limit:.2e}): mask, scale, RoPE or the order of key/value heads differ"
                 )
                 if not expected.isfinite().all():  # q, k or v, whatever the kernel made of them
                     self.problem = ValueError("activations are non-finite: weights are damaged, or training diverged")

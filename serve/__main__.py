@@ -44,10 +44,7 @@ def main() -> int:
     except ValueError:  # a name
         is_local = False
     if not is_local and not given.api_key:
-        raise InputError(
-            f"--host {given.host}: others could use your models: give --api-key as well (or set {KEY}), or leave "
-            "--host out to serve this machine alone"
-        )
+        raise InputError(f"--host {given.host}: others could use your models: give --api-key (or {KEY}) as well")
     if "*" in given.allow_origin:
         raise InputError("--allow-origin *: every web page could use your models: name the pages")
 

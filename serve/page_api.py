@@ -207,9 +207,7 @@ def router(library: Library, limits: Limits) -> APIRouter:
         model, factors = await body.find(library, name)
         text_ids(model, body.ids, "ids")
         if body.position >= len(body.ids) or len(body.ids) > model.context_length:
-            raise ApiError(
-                400, f"ids: position {body.position} of {len(body.ids)}; the model sees {model.context_length}"
-            )
+            raise ApiError(400, f"ids: position {body.position} of {len(body.ids)}, and context {model.context_length}")
         rows = rows_around(model.lm, body.ids, body.position)
 
         def work() -> AttentionMaps:

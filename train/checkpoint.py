@@ -163,10 +163,7 @@ def commit(checkpoints: Path, step: int, fill: Callable[[Path], None], keep_last
     except (OSError, SafetensorError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        raise InputError(
-            f"the checkpoint of step {step:,} could not be written to {checkpoints}: {reason}: free space there or "
-            "lower train.keep_last; earlier checkpoints are unchanged"
-        ) from error
+        raise InputError(f"the checkpoint of step {step:,} could not be written to {checkpoints}: {reason}") from error
 
 
 def tidy(checkpoints: Path, newest: Path, keep_last: int, best_step: int | None) -> Path:
@@ -352,9 +349,7 @@ def find_start(config: RunConfig) -> Start:
         try:
             begun_with = load_run_config(directory / "config.yaml")
         except InputError as error:
-            raise InputError(
-                f"{directory} exists and is not a run: {error}: choose another name or output_dir"
-            ) from None
+            raise InputError(f"{directory} exists and is not a run: {error}: choose another name") from None
         newest = newest_intact(directory / "checkpoints")
         if newest is None and any((directory / "checkpoints").glob(STEPS)):
             raise InputError(f"no checkpoint in {directory} is complete: move it away to start again")
@@ -378,10 +373,7 @@ def find_start(config: RunConfig) -> Start:
         _refuse(config, f"{checkpoint} belongs to another run; these keys differ: {listed}")
     if config.max_steps is not None and state.step > config.max_steps:
         limit = next((name for name in LIMITS[1:] if getattr(config.train, name) is not None), LIMITS[0])
-        raise InputError(
-            f"train.{limit} makes {config.max_steps:,} steps, but {checkpoint} is at step {state.step:,}: "
-            "raise it or choose another name"
-        )
+        raise InputError(f"train.{limit} ends the run before step {state.step:,} of {checkpoint}: raise it")
     is_over = checkpoint == newest and config.progress(state.step, state.seconds) >= 1
     # with another name for the text, the run continues until `check_contents` can compare the text itself
     is_over = is_over and begun_with.data.source == config.data.source

@@ -260,9 +260,7 @@ class RunConfig(Section):
             raise ValueError("lora trains beside the matrices of a trained model: set init_from, such as runs/demo")
         if (self.model.num_experts or 0) > 1 and self.model.num_experts_per_tok == 1 and self.model.norm_topk_prob:
             # the weights of a token's experts add up to 1, so one alone is always 1, and the router learns nothing
-            raise ValueError(
-                "with model.num_experts_per_tok 1 set model.norm_topk_prob=false, or the router cannot learn"
-            )
+            raise ValueError("num_experts_per_tok 1: set model.norm_topk_prob=false, or the router cannot learn")
         return self
 
     @property

@@ -24,9 +24,7 @@ def find_initial_weights(config: RunConfig, checkpoint: Path | None) -> Path | N
     adapters.
     """
     if config.lora is not None and config.train.parallel == "fsdp2":
-        raise InputError(
-            "lora: train.parallel is fsdp2, which spreads the frozen matrices too, and they are saved nowhere: use ddp"
-        )
+        raise InputError("lora: train.parallel=fsdp2 spreads the frozen matrices, which are saved nowhere: use ddp")
     if checkpoint is not None:
         return base_of(checkpoint) if config.lora is not None else None
     directory, there = read_start(str(config.init_from))
@@ -37,10 +35,7 @@ def find_initial_weights(config: RunConfig, checkpoint: Path | None) -> Path | N
         remedy = " ".join(f"model.{key}={json.dumps(there[key])}" for key in different)
         raise InputError(f"init_from: {listed} in {directory / 'config.json'}: set {remedy}")
     if config.lora is not None and is_adapter(directory):
-        raise InputError(
-            f"init_from: {directory} holds adapters, and adapters need a whole model: merge them first with "
-            f"python -m model.export {config.init_from} --to merged --out DIR"
-        )
+        raise InputError(f"init_from: {directory} holds adapters: merge them first (model.export --to merged)")
     if config.lora is not None:
         from model.lora import add_adapters
 

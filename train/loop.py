@@ -244,8 +244,8 @@ def examine(run: Run, figures: StepFigures) -> None:
     what = f"loss {loss}, gradient norm {grad_norm} at step {figures.step:,} (rows {rows[0]} to {rows[1]})"
     if state.skipped > run.config.train.skip_non_finite:
         raise NonFiniteLoss(
-            f"{what}; no step was taken. Lower train.optimizer.lr, train with precision fp32, look at these rows, "
-            f"or skip them with train.skip_non_finite={state.skipped}"
+            f"{what}; no step was taken. Lower train.optimizer.lr, use train.precision=fp32, look at these rows, or "
+            f"skip them with train.skip_non_finite={state.skipped}"
         )
     run.tracker.say(f"skipped: {what}")
 

@@ -253,10 +253,8 @@ def check_shares(config: RunConfig, world: World) -> None:
     """Raises InputError if the processes cannot share the rows of a step evenly, or cannot train as asked."""
     rows = config.rows_per_step
     if rows % world.size:
-        raise InputError(
-            f"{world.size} processes cannot share the {rows} rows of a step evenly (train.tokens_per_step / "
-            f"data.sequence_length): start {largest_divisor(rows, world.size)}, or change the rows"
-        )
+        fitting = largest_divisor(rows, world.size)
+        raise InputError(f"{world.size} processes cannot share the {rows} rows of a step evenly: start {fitting}")
     if world.shares_model and config.train.precision == "fp16":
         raise InputError("train.precision is fp16, which train.parallel: fsdp2 does not scale: use bf16, or ddp")
 

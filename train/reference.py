@@ -32,23 +32,16 @@ def open_reference(
     path = config.distill.teacher if config.distill and key == "distill.teacher" else config.init_from
     assert path is not None  # check_script
     if config.train.parallel == "fsdp2":
-        raise InputError(
-            "train.parallel: under fsdp2 no process has the whole head, which the loss asks in chunks: use ddp"
-        )
+        raise InputError("train.parallel: fsdp2 leaves no process the whole head, which the loss needs: use ddp")
     its_tokenizer, lm = read_checkpoint(path, lambda directory: (load_tokenizer(directory), load(directory)))
     added = tokenizer.vocab_size - lm.lm_head.out_features
     if added < 0 or tokenizer.tokens_beyond(its_tokenizer) is None:
-        raise InputError(
-            f"{key}: {path} has another tokenizer than this run, so the same ids stand for other text: name a model "
-            "with the same tokenizer"
-        )
+        raise InputError(f"{key}: {path} has another tokenizer than this run: the same ids stand for other text")
     if added:  # as in the model that starts from this one
         lm.add_rows(tokenizer.vocab_size)
     length, longest = config.data.sequence_length, lm.config.max_position_embeddings
     if length > longest:
-        raise InputError(
-            f"{key}: {path} reads {longest} tokens at once, and data.sequence_length is {length}: lower it to {longest}"
-        )
+        raise InputError(f"{key}: {path} reads {longest} tokens at once: lower data.sequence_length ({length})")
     lm = lm.to(device.device).eval().requires_grad_(False)
     lm.set_attn_implementation(device.attention)
     return lm

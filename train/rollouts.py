@@ -59,10 +59,7 @@ class AnswerBatches(BatchSource):
         self.rows_per_batch, self.row_length = config.rows_per_step, config.data.sequence_length
         self.groups = self.rows_per_batch // self.settings.group_size
         if self.groups % world.size or world.shares_model:
-            raise InputError(
-                f"{world.size} processes cannot share the {self.groups} questions of a step evenly, each with a model "
-                "of its own: set train.processes=1, or train.parallel=ddp and a multiple of them"
-            )
+            raise InputError(f"{world.size} processes cannot share {self.groups} questions: set train.processes=1")
         self.draw_question = questions_to_draw(config.data)
         self.reward = find_reward(self.settings.reward)
         self.steps_per_batch = self.settings.num_iterations
@@ -102,10 +99,8 @@ class AnswerBatches(BatchSource):
             ids = prompt_ids(self.tokenizer, question.messages, self.tools or question.tools)
             if len(ids) + self.settings.max_new_tokens <= self.row_length:
                 return question, ids
-        raise InputError(
-            f"data.sequence_length ({self.row_length}): no question{' with its tools' * bool(self.tools)} fits beside "
-            f"grpo.max_new_tokens ({self.settings.max_new_tokens}): raise it"
-        )
+        tools = " with its tools" * bool(self.tools)
+        raise InputError(f"data.sequence_length: no question{tools} fits beside grpo.max_new_tokens: raise it")
 
     def rows(self, answers: Sequence[Written], advantages: Tensor, differ: Tensor, figures: dict[str, float]) -> Batch:
         """What is trained on: answers with their advantages (answers,), of groups whose rewards differ (groups,).

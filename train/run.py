@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 from collections.abc import Callable
@@ -100,7 +99,7 @@ class Run:
             world=self.world,
             total_steps=self.config.max_steps,
             loss=self.meter.last.values["loss"] if self.meter.last and self.meter.last.counts.trained else None,
-            command=typed(self.script),
+            command=shlex.join(["python", "-m", self.script, str(self.config.directory / "config.yaml")]),
             base=Path(base) if base else None,
         )
 
@@ -138,16 +137,6 @@ def resume(
     state.micro_rows = max(1, min(joined_rows, source.rows_per_batch // world.size))
     state.forward, state.non_finite = lm, torch.tensor(float(state.skipped), device=device.device)
     return state
-
-
-def typed(script: str) -> str:
-    """The command of this process, as somebody typed it; it continues the run after a stop."""
-    if sys.argv[0] != f"python -m {script}":  # as `exit_on_bad_input` sets it; here a program calls train.pretrain
-        return f"python -m {script}"
-    launcher = ["python"]
-    if "TORCHELASTIC_RUN_ID" in os.environ:
-        launcher = ["torchrun", f"--nproc_per_node={os.environ['LOCAL_WORLD_SIZE']}"]
-    return shlex.join([*launcher, "-m", script, *sys.argv[1:]])
 
 
 # ---------------------------------------------------------------------------------------------------------

@@ -20,10 +20,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
-
 from configs.command import InputError, exit_on_bad_input, whole
-from configs.loader import flatten
+from configs.loader import flatten, parse_yaml
 from train.checkpoint import find_start, own
 from train.config import TRUST_HELP, RunConfig, load_run_config, script_of
 from train.processes import stop_signals
@@ -52,7 +50,8 @@ def plan(path: str, arguments: Sequence[str], seeds: int, *, trust_hooks: bool =
     fixed, swept = list[str](), dict[str, list[str]]()
     for argument in arguments:
         key, _, text = argument.partition("=")
-        values = split_values(text)
+        # as in a YAML list: a comma within brackets or quotes belongs to the value
+        values = [json.dumps(value, ensure_ascii=False) for value in parse_yaml(f"[{text}]", f"`{argument}`")]
         if len(values) < 2 and not text.rstrip().endswith(","):  # `key=1,` sweeps one value against the baseline
             fixed.append(argument)
         elif key == "seed":
@@ -62,9 +61,7 @@ def plan(path: str, arguments: Sequence[str], seeds: int, *, trust_hooks: bool =
     base = load_run_config(path, fixed, trust_hooks=trust_hooks)
     rungs = {} if swept else base.rungs or {}
     if not swept and not rungs and seeds == 1:
-        raise InputError(
-            "nothing is swept: give a key two values or more, for example model.num_key_value_heads=1,2,4, or --seeds 3"
-        )
+        raise InputError("nothing is swept: give a key two values, for example train.cooldown=0.5,0.7, or --seeds 3")
     if base.rungs is not None:
         fixed.append("rungs=null")  # a single run has none
 
@@ -79,9 +76,7 @@ def plan(path: str, arguments: Sequence[str], seeds: int, *, trust_hooks: bool =
 
     changes_of, configs = dict[str, list[str]](), list[RunConfig]()
     for name, changes in variants:
-        label = re.sub(r"[^\w.+-]+", "_", name).strip("_")[:60] or (
-            "value" if changes else "baseline"
-        )  # part of a folder's name
+        label = re.sub(r"[^\w.+-]+", "_", name).strip("_")[:60] or "value"  # part of a folder's name
         try:
             config = load_run_config(path, [*fixed, *changes])
         except InputError as error:
@@ -97,16 +92,6 @@ def plan(path: str, arguments: Sequence[str], seeds: int, *, trust_hooks: bool =
             overrides = [*fixed, *changes, f"seed={seed}", f"name={json.dumps(f'{base.name}-{label}-seed{seed}')}"]
             runs.append(PlannedRun(label, changes, load_run_config(path, overrides), overrides, folder))
     return runs
-
-
-def split_values(text: str) -> list[str]:
-    """Split `a,b` at the commas outside brackets and quotes, as YAML does in a list. Raises InputError."""
-    try:
-        node = yaml.compose(f"[{text}]", Loader=yaml.SafeLoader)
-    except yaml.YAMLError as error:
-        raise InputError(f"`{text}` is not valid YAML, value after value: {str(error).splitlines()[0]}") from None
-    assert isinstance(node, yaml.SequenceNode)
-    return [text[value.start_mark.index - 1 : value.end_mark.index - 1].strip() for value in node.value]
 
 
 def main() -> int:

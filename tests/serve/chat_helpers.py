@@ -17,7 +17,6 @@ from model.lora import adapted, add_adapters, weights_hash
 
 SAID = [{"role": "user", "content": "Tiko the fox found a ball. Who has it?"}]
 AND_THEN = "And then?"
-NASTY = "<script>window.hurt = 1</script><img src=x onerror='window.hurt = 1'>"
 CONTEXT = 768  # room for a story and a question in tokens of half a word
 WORLD = "data:\n  source: {kind: storyworld}\n"
 

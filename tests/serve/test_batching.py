@@ -89,14 +89,12 @@ def test_all_get_what_they_would_get_alone_whenever_they_join(lm):
 
 
 def test_a_stop_id_ends_the_answer_and_is_not_part_of_it(lm):
-    (prompt,) = prompts(1)
+    (prompt,), batcher = prompts(1), Batcher(lm)
     whole = alone(lm, prompt, 30)
-    stop = whole[5]
-    client = Client(prompt, 30, stop=[stop])
-    batcher = Batcher(lm)
+    client = Client(prompt, 30, stop=[whole[5]])
     batcher.submit(client.request)
     finish(batcher)
-    assert client.ids == whole[: whole.index(stop)]
+    assert client.ids == whole[: whole.index(whole[5])]
     assert client.end == "stop"
 
 

@@ -8,8 +8,8 @@ import torch
 
 from eval.attention import capture
 from model import generate
-from tests.serve.chat_helpers import AND_THEN, NASTY, SAID, get, ids_of, opened, thoughtful
-from tests.serve.page_helpers import visited
+from tests.serve.chat_helpers import AND_THEN, SAID, get, ids_of, opened, thoughtful
+from tests.serve.page_helpers import HARMFUL, visited
 
 pytestmark = pytest.mark.slow  # a browser: in `make test-all`
 
@@ -156,12 +156,11 @@ def test_thoughts_stand_apart_and_sent_back_they_are_the_ids_of_training(browser
 
 def test_texts_stay_texts(browser, address):
     with visited(browser, address, place("text")) as page:
-        page.get_by_label("A text, which the model continues").fill(NASTY + " \u202e\u0007 end")
+        page.get_by_label("A text, which the model continues").fill(HARMFUL + " \u202e\u0007 end")
         page.get_by_role("button", name="Continue it").click()
         answered(page)
-        assert NASTY in page.locator(".said").text_content()
+        assert HARMFUL in page.locator(".said").text_content()
         assert "⟨U+202E⟩⟨U+0007⟩" in page.locator(".said").text_content()
-        assert page.evaluate("() => window.hurt") is None
         assert page.locator("#root img, #root script").count() == 0
         choose(page, page.locator(".of-answer").first)
         assert saved(page, "Picture (PNG)").startswith(b"\x89PNG")

@@ -18,7 +18,6 @@ from eval.attention.probes import build_probes
 from model import load
 from tests.train.helpers import at_step, bad_loss, kill_at, metrics, pretrain, trace, write_config
 from train.config import load_run_config
-from train.run import typed
 
 LOOKS = [0, 1, 2, 4, 8, 9, 12]
 PLAIN = {"train": {"trace": True}, "model": {"hidden_dropout": 0.2}}
@@ -137,11 +136,3 @@ def test_a_run_that_stops_says_so_on_its_page_and_the_resumed_one_leaves_the_sam
     assert (folder / "my_notes.txt").exists()
     if isinstance(fault, str):
         assert about(run) == about(whole[0])
-
-
-def test_the_command_that_continues_is_the_one_that_was_typed(monkeypatch):
-    monkeypatch.setattr("sys.argv", ["python -m train.pretrain", "configs/small.yaml", "name=a b"])
-    assert typed("train.pretrain") == "python -m train.pretrain configs/small.yaml 'name=a b'"
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    assert typed("train.pretrain").startswith("torchrun --nproc_per_node=4 -m train.pretrain configs")

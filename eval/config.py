@@ -35,12 +35,12 @@ class AttentionConfig(Section):
     texts: list[Annotated[str, Field(min_length=1)]] = Field([])
     """Texts to look at. Empty = the first words of held-out documents."""
     probe_file: PathText | None = None
-    """A YAML file with more texts: {texts: [{name: fox, text: The fox saw the bird.}]}."""
+    """A YAML file with more texts: {texts: {fox: The fox saw the bird.}}."""
     max_tokens: int = Field(32, ge=2, le=256)
     """How many tokens of each text the maps keep."""
-    layers: list[NonNegativeInt] | None = None
+    layers: list[NonNegativeInt] | None = Field(None, min_length=1)
     """Which layers to look at, counted from 0. null = all."""
-    heads: list[NonNegativeInt] | None = None
+    heads: list[NonNegativeInt] | None = Field(None, min_length=1)
     """Which query heads to look at, counted from 0. null = all."""
     metrics: Literal["all"] | list[str] = Field("all", examples=[["induction", "sink"]])
     """Head scores: all, or a list of names (docs/measure.md)."""

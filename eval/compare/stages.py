@@ -27,7 +27,7 @@ from data.reading.records import checked_conversation
 from data.storyworld import interview, tell
 from data.storyworld.questions import KINDS
 from data.tokenizer import Tokenizer
-from eval.attention.controls import rises_without_each
+from eval.attention.controls import ablate_each
 from eval.compare import RunResult, Variant
 from eval.language_modeling import compare_with_floor, evaluating, mean_loss
 from eval.load_model import open_model
@@ -76,7 +76,7 @@ def measure(variants: Sequence[Variant], device: str = "auto") -> list[Stage]:
         stage["kl_answers"], stage["kl_stories"] = divergence(lm, first, answers), divergence(lm, first, texts)
         _, bits, floor = compare_with_floor(lm, its_tokenizer, stories)
         stage["gap"] = bits - floor
-        stage["needed"] = rises_without_each(lm, partial(mean_loss, lm, answers)).tolist()
+        stage["needed"] = ablate_each(lm, partial(mean_loss, lm, answers)).tolist()
         stage["moved"] = moved(lm, models[origin.path][0]) if origin else []
         stages.append(stage)
     return stages

@@ -51,7 +51,7 @@ def main() -> int:
     add("--max-new-tokens", type=whole("--max-new-tokens", 1), default=256, metavar="N", help="of an answer (256)")
     add("--system", default="", metavar="TEXT", help="a message before all others")
     add("--seed", type=whole("--seed", 0), default=0, help="the same seed and lines give the same answers (0)")
-    add("--tools", action="store_true", help="a calculator and a look-up in the chat, as it calls them")
+    add("--tools", action="store_true", help="a calculator in the chat, when it calls it")
     adapter = "a run with adapters (LoRA) of this base; may be given several times, and /adapter switches"
     add("--adapter", action="append", default=[], metavar="NAME=RUN", help=adapter)
     add("--rope-scaling", choices=SCALINGS, help="read texts longer than those of training; default: as it was saved")
@@ -167,8 +167,7 @@ class Chat:
         elif not conversation.is_chat and self.is_interactive:
             remark("(here the text ends; the next line begins a new one)")
         if calls and calls_left:
-            said = " ".join(m.content for turn in conversation.turns for m in turn if m.role == "user")  # to look up in
-            responses = "\n".join(respond(call, said) for call in calls)
+            responses = "\n".join(respond(call) for call in calls)
             remark(f"(calls: {escape(', '.join(calls))})\n(tool: {escape(responses)})")
             self.answer(responses, "tool", calls_left - 1)
 

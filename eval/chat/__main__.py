@@ -167,7 +167,7 @@ class Chat:
         elif not conversation.is_chat and self.is_interactive:
             remark("(here the text ends; the next line begins a new one)")
         if calls and calls_left:
-            responses = "\n".join(respond(call) for call in calls)
+            responses = "\n".join(map(respond, calls))
             remark(f"(calls: {escape(', '.join(calls))})\n(tool: {escape(responses)})")
             self.answer(responses, "tool", calls_left - 1)
 

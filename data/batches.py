@@ -69,7 +69,7 @@ def make_rows(config: DataConfig, data: PreparedData, split: Split, rows_per_ste
 
     Raises InputError where no conversation has an answer to train on within a row.
     """
-    stream, tokenizer, length = data.streams[split], data.tokenizer, config.sequence_length
+    stream, tokenizer, length = data.stream(split), data.tokenizer, config.sequence_length
     measures = (stream, length, tokenizer.bos_id, tokenizer.pad_id)
     if config.records == "text":
         # a document a row, where all are exactly as long: another cut would part a question from its facts
@@ -89,10 +89,9 @@ def too_long(rows: Rows, config: DataConfig, split: Split) -> str:
     """What did not fit into a row, in a line; empty if everything did."""
     if not isinstance(rows, ConversationRows) or not rows.cut + rows.dropped:
         return ""
-    numbers = f"{rows.cut:,} were cut at a turn and {rows.dropped:,} left out"
-    remedy = "raise it, and with it model.max_position_embeddings, to keep them"
-    limit = f"longer than data.sequence_length ({config.sequence_length})"
-    return f"{split}: of {len(rows.sizes):,} conversations, {numbers}, because they are {limit}: {remedy}"
+    numbers = f"{rows.cut:,} were cut at a turn and {rows.dropped:,} left out, because they are longer than"
+    remedy = f"data.sequence_length ({config.sequence_length}): raise it, and with it model.max_position_embeddings"
+    return f"{split}: of {len(rows.sizes):,} conversations, {numbers} {remedy}, to keep them"
 
 
 class TrainBatches:

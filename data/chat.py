@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from data.chat_template import CHAT_TEMPLATE, PRIVATE, ChatTemplate, Piece
-from data.reading.records import BadRecord, Conversation, Message, Pair, checked_conversation
+from data.reading.records import BadRecord, Conversation, Message, Pair, checked_conversation, tool_calls
 from data.tokenizer import ROLES, SPECIAL_TOKENS, Tokenizer
 
 TRAINED, MAY_END = 1, 2  # flags of a token: it is a target; a conversation may be cut after it
@@ -115,8 +115,8 @@ def encode_conversations(
     for pieces, (ids, piece_of) in zip(rendered, tokenizer.encode_pieces(rendered), strict=True):
         given = np.array([piece.flags for piece in pieces], dtype=np.uint8)
         flags = given[piece_of] & TRAINED
-        for number in np.flatnonzero(given & MAY_END):
-            flags[np.searchsorted(piece_of, number, "right") - 1] |= MAY_END  # the last token of the piece
+        last = np.searchsorted(piece_of, np.flatnonzero(given & MAY_END), "right") - 1  # of each such piece
+        flags[last] |= MAY_END
         result.append((ids.tolist(), flags))
     return result
 
@@ -128,9 +128,9 @@ def encode_pairs(tokenizer: Tokenizer, pairs: Sequence[Pair]) -> list[tuple[list
     """
     both = []
     for pair in pairs:
-        prompt = tuple(replace(message, weight=0) for message in pair.prompt.messages)
-        sides = (pair.chosen, pair.rejected)
-        both += [Conversation(prompt + side.messages[pair.shared :], side.tools) for side in sides]
+        prompt = tuple(replace(message, weight=0) for message in pair.chosen.messages[: pair.shared])
+        for side in (pair.chosen, pair.rejected):
+            both.append(Conversation(prompt + side.messages[pair.shared :], side.tools))
     encoded = encode_conversations(tokenizer, both)
     return [(a + b, np.concatenate([c, d])) for (a, c), (b, d) in zip(encoded[::2], encoded[1::2], strict=True)]
 
@@ -141,8 +141,9 @@ def plain_texts(content: str | Conversation | Pair, flag: int = 0) -> list[str]:
     if isinstance(content, str):
         return [content]
     if isinstance(content, Pair):
-        parts = content.answers if flag else [content.prompt, *content.answers]
-        return [text for part in parts for text in plain_texts(part, flag)]
+        prompt = Conversation(content.chosen.messages[: content.shared], content.chosen.tools)
+        answers = [Conversation(side.messages[content.shared :]) for side in (content.chosen, content.rejected)]
+        return [text for part in (answers if flag else [prompt, *answers]) for text in plain_texts(part, flag)]
     return [s.text for s in segments(content) if not s.special and s.flags & flag == flag]
 
 
@@ -160,16 +161,15 @@ def prompt_ids(
     continued. Raises BadRecord; InputError for a model that has neither a template nor our special tokens.
     """
     conversation = checked_conversation(messages, tools)
-    tools = tools if not isinstance(tools, str) else ()
     variables = {"add_generation_prompt": not continued} | variables
-    pieces = _pieces(tokenizer.chat, conversation, messages, tools, **variables)
+    pieces = _pieces(tokenizer.chat, conversation, messages, () if isinstance(tools, str) else tools, **variables)
     if continued:
         if conversation.messages[-1].role != "assistant" or variables.get("enable_thinking"):
             raise BadRecord(
                 "only a message of the assistant can be continued, and one that has begun: no enable_thinking"
             )
-        ids = [tokenizer.backend.token_to_id(piece.text) if piece.special else -1 for piece in pieces]
-        ends = [at for at, token_id in enumerate(ids) if token_id == tokenizer.turn_end]
+        end = tokenizer.turn_end and tokenizer.backend.id_to_token(tokenizer.turn_end)
+        ends = [at for at, piece in enumerate(pieces) if piece.special and piece.text == end]
         pieces = pieces[: ends[-1]] if ends else pieces  # without the end of its turn
     return _encoded(tokenizer, pieces)
 
@@ -237,7 +237,6 @@ class Reply:
         <think>⏎Six sevens.⏎</think>⏎⏎Let me see.⏎<tool_call>⏎{"name": …}⏎</tool_call><|im_end|>
                  reasoning_content      content                calls
 
-    Whatever the model answered is taken apart here, so that what is compared, shown and sent back is what training had.
     The ids of the special tokens, which no text can have, say where a part begins. A special token that is out of
     place, a call that was cut and one that cannot be read stay in the content, as text.
 
@@ -350,8 +349,7 @@ def read_call(text: str) -> dict[str, str]:
     The arguments keep the letters in which they were written, so that the call is rendered as it was.
     """
     text = text.strip()
-    message = {"role": "assistant", "content": "", "tool_calls": [json.loads(text)]}
-    ((call,),) = (checked.tool_calls for checked in checked_conversation([message]).messages)
+    (call,) = tool_calls([json.loads(text)])
     name, arguments = call["name"], call["arguments"]
     if not isinstance(arguments, str):
         written = text.removeprefix(f'{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": ')[:-1]

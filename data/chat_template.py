@@ -53,7 +53,7 @@ class ChatTemplate:
     def __init__(self, sources: Mapping[str, str], tokens: Mapping[str, str], specials: Iterable[str]):
         self.sources, self.tokens = sources, tokens
         self.specials = sorted(specials, key=len, reverse=True)  # the longest one that fits is meant
-        self._special = re.compile("|".join(map(re.escape, self.specials)) or "(?!)")
+        self._special = re.compile(f"({'|'.join(map(re.escape, self.specials)) or '(?!)'})")
         self._number = {token: i for i, token in enumerate(self.specials)}
 
     def source(self, tools: Any = None) -> str:
@@ -80,13 +80,10 @@ class ChatTemplate:
         except Exception as error:  # whatever a stranger's program may raise
             raise CannotRender(f"the chat template refuses the conversation: {error}") from None
         pieces = []
-        for number, part in enumerate(text.split(BLOCK)):
-            at, block = 0, number // 2 if number % 2 else None
-            for token in self._special.finditer(part):
-                pieces += [Piece(part[at : token.start()], False, block), Piece(token[0], True, block)]
-                at = token.end()
-            pieces.append(Piece(part[at:], False, block))
-        return [piece._replace(text=self._shown(piece.text)) for piece in pieces if piece.text]
+        for number, part in enumerate(text.split(BLOCK)):  # every second part is a block
+            block, texts = number // 2 if number % 2 else None, self._special.split(part)  # text, special, text, …
+            pieces += [Piece(self._shown(text), i % 2 == 1, block) for i, text in enumerate(texts) if text]
+        return pieces
 
     def _hidden(self, value: Any) -> Any:
         """The same with another spelling of special tokens in it, so that those of the template alone are special."""
@@ -117,10 +114,9 @@ class _Generation(Extension):
 class _Namespace(Namespace):
     """Without names that lead into Python: from one of them the sandbox can be left."""
 
-    def __init__(*args: Any, **kwargs: Any) -> None:
-        self, *given = args
-        Namespace.__init__(self)
-        for name, value in dict(*given, **kwargs).items():
+    def __init__(self, /, *given: Any, **named: Any) -> None:
+        super().__init__()
+        for name, value in dict(*given, **named).items():
             self[name] = value
 
     def __setitem__(self, name: str, value: Any) -> None:

@@ -11,11 +11,8 @@ from configs.loader import PathText, Section, Tag
 
 Split = Literal["train", "validation"]
 Name = Annotated[str, Field(min_length=1)]
-Names = Name | Annotated[list[Name], Field(min_length=1)]
 OnePath = Annotated[PathText, Field(min_length=1)]
 Paths = OnePath | Annotated[list[OnePath], Field(min_length=1)]
-
-
 Share = Annotated[float, Field(ge=0, le=1)]
 Weight = Annotated[int, Field(ge=0, le=100)]
 # What is asked about a story, and the small tasks of data/storyworld/drills.py; docs/data_formats.md shows each.
@@ -51,10 +48,7 @@ class RecallDocuments(Section):
     @model_validator(mode="after")
     def _check_people(self) -> RecallDocuments:
         if (distinct := self.values**self.facets) < self.people:
-            raise ValueError(
-                f"people ({self.people}): {self.values} values in {self.facets} facets distinguish only {distinct} "
-                "people: give more values or more facets"
-            )
+            raise ValueError(f"people: {self.values} values in {self.facets} facets distinguish only {distinct} people")
         return self
 
 
@@ -160,7 +154,7 @@ class HubSource(_WithText):
     """Name of the dataset, for example roneneldan/TinyStories."""
     subset: str | None = None
     """Its configuration, if it has several (wikitext-103-raw-v1)."""
-    data_files: Names | None = None
+    data_files: Name | Annotated[list[Name], Field(min_length=1)] | None = None
     """Read only these files of the dataset. null = all."""
     revision: str | None = None
     """Branch, tag or commit. null = the newest."""
@@ -267,9 +261,7 @@ class DataConfig(Section):
         if self.shuffle and any(isinstance(part, StoryworldSource) and part.course for part in parts):
             raise ValueError("source.course goes from easy to difficult, in that order: set data.shuffle: false")
         if self.restart_positions and not self.isolate_documents:
-            raise ValueError(
-                "restart_positions needs isolate_documents: true, or documents with the same positions see each other"
-            )
+            raise ValueError("restart_positions needs isolate_documents: true, or two tokens have the same position")
         if self.rows_joined not in ("auto", 1) and not self.isolate_documents:
             raise ValueError("rows_joined needs isolate_documents: true, or a document sees further back than a row")
         return self

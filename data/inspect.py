@@ -20,7 +20,7 @@ from configs.loader import load_config, validate
 from configs.text import escape, plain, table
 from data.batches import JOINED, TrainBatches, make_rows
 from data.config import DataConfig, Split
-from data.packing import IGNORED, ConversationRows, DocumentRows, Rows
+from data.packing import IGNORED, ConversationRows, Rows
 from data.prepare import SPLITS, PreparedData, describe, keys_of_run, prepare
 from data.tokenizer import Tokenizer
 
@@ -71,8 +71,8 @@ def summary(config: DataConfig, data: PreparedData, split: Split, rows: Rows) ->
     if isinstance(rows, ConversationRows):
         lengths, filled, trained = lengths[:: rows.every], int(rows.sizes.sum()), rows.trained
     else:  # held-out rows begin with the last token of the one before
-        overlap = rows.length - rows.stride if isinstance(rows, DocumentRows) else 0
-        filled, trained = len(stream) + (rows.per_epoch - 1) * overlap, data.manifest[split]["trained_tokens"]
+        filled, trained = len(stream), data.manifest[split]["trained_tokens"]
+        filled += (rows.per_epoch - 1) * (rows.length - rows.stride)
     quantiles = np.quantile(lengths, [0, 0.1, 0.5, 0.9, 1], method="inverted_cdf").astype(int)
     column = {
         **{name: f"{length:,}" for name, length in zip(LENGTHS, quantiles, strict=True)},
@@ -109,15 +109,12 @@ def main() -> int:
         batch = source.batch(number)
         ids, labels = batch["input_ids"][0].tolist(), batch["labels"][0].tolist()
         trained = sum(label != IGNORED for label in labels)
-        epoch = number // rows["train"].per_epoch
-        print(f"row {number:,} (epoch {epoch}): {len(ids):,} tokens, {trained:,} trained on")
+        print(f"row {number:,}: {len(ids):,} tokens, {trained:,} trained on")
         print(row_as_text(ids, labels, data.tokenizer).rstrip("\n"), end="\n\n")
 
     print(f"prepared data    {escape(str(data.directory))}")
     print(f"tokenizer        {config.tokenizer.kind}, {data.tokenizer.vocab_size:,} ids")
-    joined = rows["train"].length // config.sequence_length
-    note = f" (training joins {joined} rows into one of {rows['train'].length:,})" if joined > 1 else ""
-    print(f"row              {config.sequence_length:,} tokens{note}\n")
+    print(f"row              {config.sequence_length:,} tokens ({rows['train'].length:,} where rows are joined)\n")
     columns = [summary(config, data, split, rows[split]) for split in SPLITS]
     print(table(["", *SPLITS], [[name, *(column[name] for column in columns)] for name in columns[0]]))
     print(f"\n{describe(data)}")

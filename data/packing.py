@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 
@@ -68,21 +68,11 @@ class TokenStream:
         return np.concatenate(pieces)
 
 
-class Rows(Protocol):
-    """What batches are made of: `per_epoch` rows of `length` tokens. Row `index` is (ids, labels), each (T,) int64.
-    An epoch may start at any of `offsets` places of the corpus."""
-
-    length: int
-    per_epoch: int
-    offsets: int
-
-    def row(self, index: int, offset: int = 0) -> tuple[np.ndarray, np.ndarray]: ...
-
-
 class DocumentRows:
     """The stream cut into rows of T tokens: every token exactly once an epoch, padding in the last row only.
 
-    The stream is a circle, and each epoch starts at another place in it. So each epoch has other rows. in_order: each
+    An epoch has `per_epoch` rows of `length` tokens. Row `index` is (ids, labels), each (T,) int64. The stream is a
+    circle, and each epoch starts at another of its `offsets` places. So each epoch has other rows. in_order: each
     starts at its beginning. held_out: as well, and rows overlap by one token, so that each token is predicted exactly
     once: a row's first token has nothing before it, and is predicted as the last label of the row before.
     """
@@ -140,10 +130,8 @@ class ConversationRows:
         self.dropped = int((sizes == 0).sum())
         self.cut = int((sizes[long] > 0).sum())
         if not sizes.any():
-            raise InputError(
-                f"data.sequence_length: none of {len(sizes):,} conversations has an answer to train on within a row of "
-                f"{length} tokens: raise it"
-            )
+            what = f"none of {len(sizes):,} conversations has an answer to train on within a row of {length} tokens"
+            raise InputError(f"data.sequence_length: {what}: raise it")
         self._starts, self.sizes, self.trained = starts, sizes, int(trained.sum())
         self.join(1)
 
@@ -165,6 +153,9 @@ class ConversationRows:
         labels = np.concatenate([self.stream.read_labels(*span) for span in spans])
         padding = (0, self.length - len(ids))
         return np.pad(ids, padding, constant_values=self.pad_id), np.pad(labels, padding, constant_values=IGNORED)
+
+
+Rows = DocumentRows | ConversationRows
 
 
 class Pairs:

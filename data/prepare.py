@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -53,7 +53,7 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class PreparedData:
-    """A prepared corpus: its tokenizer, its two streams of tokens, and the manifest.
+    """A prepared corpus: its tokenizer, the manifest, and two streams of tokens.
 
     manifest[split] holds: documents; tokens; trained_tokens, those that can be targets; bytes, of the text that these
     stand for; bytes_per_token; shards, file name -> sha256.
@@ -62,11 +62,12 @@ class PreparedData:
     directory: Path
     manifest: dict[str, Any]
     tokenizer: Tokenizer
-    streams: dict[Split, TokenStream] = field(repr=False, compare=False)
 
     def stream(self, split: Split) -> TokenStream:
         """The tokens of a split."""
-        return self.streams[split]
+        shards = [self.directory / name for name in self.manifest[split]["shards"]]
+        ids, flags = ([shard for shard in shards if shard.suffix == kind] for kind in (".bin", ".flags"))
+        return TokenStream(ids, self.manifest["dtype"], flags)
 
 
 def prepare(config: DataConfig, output_dir: Path, show_progress: bool = True) -> PreparedData:
@@ -108,12 +109,7 @@ def open_prepared(directory: Path) -> PreparedData:
                 raise InputError(f"{file}: its bytes have changed since it was written")
     except InputError as error:
         raise InputError(f"{error}: the prepared data is damaged: delete {directory}, then it is made again") from None
-
-    def shards(split: Split, kind: str) -> list[Path]:
-        return [directory / name for name in manifest[split]["shards"] if name.endswith(kind)]
-
-    streams = {s: TokenStream(shards(s, ".bin"), manifest["dtype"], shards(s, ".flags")) for s in SPLITS}
-    return PreparedData(directory, manifest, tokenizer, streams)
+    return PreparedData(directory, manifest, tokenizer)
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -182,8 +178,7 @@ def _write(config: DataConfig, directory: Path, depends_on: dict[str, Any]) -> N
         if not (counts := manifest[split])["documents"]:
             raise InputError(
                 f"data.source: none of {number:,} documents falls into the {split} part, which their hashes decide: "
-                f"give more, try another data.validation_fraction than {config.validation_fraction}, or name held-out "
-                "files or a held-out split"
+                "give more, try another data.validation_fraction, or name held-out files or a held-out split"
             )
         counts["bytes_per_token"] = round(counts["bytes"] / max(1, counts["trained_tokens"]), 4)
     manifest |= {

@@ -61,11 +61,8 @@ class Ledger:
     def check_bad(self, at_least: int = 0) -> None:
         """Raises InputError if more than 1 % of the records are bad, once there are enough of them to tell."""
         if self.bad > 0.01 * self.records and self.records >= at_least:
-            shown = "; ".join(self.bad_records[:3])
-            raise InputError(
-                f"data.source: {self.bad:,} of {self.records:,} records cannot be used, more than 1 %: {shown}"
-                f"{'; …' if self.bad > 3 else ''}: repair them, or name other files (data.source.path)"
-            )
+            bad, shown = f"{self.bad:,} of {self.records:,} records cannot be used", "; ".join(self.bad_records[:3])
+            raise InputError(f"data.source: {bad}, more than 1 %: {shown}: repair them, or name other files")
 
 
 def read(config: DataConfig, ledger: Ledger | None = None) -> Iterator[Document]:
@@ -81,11 +78,12 @@ def documents(config: DataConfig, split: Split) -> Iterator[Any]:
 
 
 def files_of(source: FilesSource, held_out: bool = False) -> list[Path]:
-    """The files that are trained on, or the held-out ones; no file is both. Raises InputError if there are none."""
-    validation: list[Path] = []
-    if source.validation_path is not None:
-        validation = files.search(source.validation_path, "data.source.validation_path")
-    return validation if held_out else files.search(source.path, "data.source.path", train_only=True, taken=validation)
+    """The files that are trained on, or the held-out ones; no file is both. Raises InputError for a wrong path."""
+    path = source.validation_path
+    validation = [] if path is None else files.search(path, "data.source.validation_path")
+    taken = {file.resolve() for file in validation}
+    train = files.search(source.path, "data.source.path", train_only=True)
+    return validation if held_out else [file for file in train if file.resolve() not in taken]
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -238,9 +236,8 @@ def world_documents(
             yield from ((split, index, content) for index, content in zip(numbers, contents, strict=True))
     finally:
         for process in processes:
-            process.kill()
-            process.wait()
-            process.stdout.close()  # type: ignore[union-attr]
+            with process:  # waits for it, and closes its pipe
+                process.kill()
 
 
 def _chunks(counts: Mapping[Split, int]) -> Iterator[tuple[Split, range]]:
@@ -248,12 +245,11 @@ def _chunks(counts: Mapping[Split, int]) -> Iterator[tuple[Split, range]]:
 
 
 def _start(job: tuple) -> subprocess.Popen[bytes]:
-    paths = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    find = f"import sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r})"
     process = subprocess.Popen(
-        [sys.executable, "-P", "-c", "from data.reading.documents import make_share; make_share()"],
+        [sys.executable, "-P", "-c", f"{find}; from data.reading.documents import make_share; make_share()"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
         start_new_session=True,  # Ctrl-C is for the command
     )
     with process.stdin as pipe:  # type: ignore[union-attr]
@@ -286,8 +282,7 @@ def world_document(source: StoryworldSource, index: int, split: Split, records: 
     if source.recall is not None:
         return storyworld.recall(source.seed, index, source.recall, held_out=split == "validation").text
     if repeats:
-        words = storyworld.REPEATED_WORDS
-        text = storyworld.repeated(source.seed, index, words, held_out=split == "validation").text
+        text = storyworld.repeated(source.seed, index, storyworld.REPEATED_WORDS, held_out=split == "validation").text
     else:
         text = storyworld.tell(source.seed, index, split, source.level).text
     return storyworld.renamed([text], rng)[0] if other_names else text

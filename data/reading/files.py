@@ -13,7 +13,7 @@ import io
 import json
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
@@ -52,17 +52,14 @@ class Record(NamedTuple):
 # which files
 
 
-def search(paths: str | list[str], key: str, train_only: bool = False, taken: Sequence[Path] = ()) -> list[Path]:
-    """The files that a path, a folder, a pattern or a list of these names: in a fixed order, each once, none of those
-    that are `taken`. Of a folder, what describes records is left out; train_only: so are the parts that it names as
-    validation or test. Raises InputError, with the config key, for a path that leads to no file.
+def search(paths: str | list[str], key: str, train_only: bool = False) -> list[Path]:
+    """The files that a path, a folder, a pattern or a list of these names: in a fixed order, each once. Of a folder,
+    what describes records is left out; train_only: so are the parts that it names as validation or test.
+    Raises InputError, with the config key, for a path that leads to no file.
     """
-    used = {file.resolve() for file in taken}
     files: dict[Path, Path] = {}
     for path in [paths] if isinstance(paths, str) else paths:
-        given, known = Path(path).expanduser(), " ".join(KINDS)
-        if given.is_file() and kind_of(given) not in KINDS:
-            raise InputError(f"{key}: {path} is a {given.suffix or 'nameless kind of'} file: use one of {known}")
+        given = Path(path).expanduser()
         pattern = f"{glob.escape(str(given))}/**" if given.is_dir() else str(given)
         with still_busy(f"looking for the files of {key}"):  # links are followed, and nothing that is hidden
             matching = map(Path, glob.glob(pattern, recursive=True))  # noqa: PTH207 (it knows absolute patterns)
@@ -74,19 +71,14 @@ def search(paths: str | list[str], key: str, train_only: bool = False, taken: Se
             some = [file for file in some if is_all_notes or file.name.lower() != "readme.md"]
             some = [file for file in some if not DESCRIPTIONS.fullmatch(file.name)]
             some = [file for file in some if not (train_only and is_other_part(file.relative_to(given)))]
-            if not some:
-                raise InputError(
-                    f"{key}: the folder {path} holds no file to train on ({known}; parts named validation or test are "
-                    "left out): name a file, or use a pattern"
-                )
-        elif not some:
-            hint = ": fetch input.txt, 1.1 MB, from data/tinyshakespeare of the GitHub repository karpathy/char-rnn"
-            raise InputError(f"{key}: no such file: {path}{hint * ('shakespeare' in path.lower())}")
+        if not some:
+            hint = f"give a file of a kind that can be read ({' '.join(KINDS)}), a folder of such files, or a pattern"
+            if "shakespeare" in path.lower():
+                hint = "fetch input.txt, 1.1 MB, from data/tinyshakespeare of the GitHub repository karpathy/char-rnn"
+            what = "no file to train on (no validation or test part) in" if given.is_dir() else "no such file:"
+            raise InputError(f"{key}: {what} {path}: {hint}")
         for file in some:
-            if file.resolve() not in used:
-                files.setdefault(file.resolve(), file)
-    if not files:
-        raise InputError(f"{key}: names only files that validation_path names too: give others to train on")
+            files.setdefault(file.resolve(), file)
     return list(files.values())
 
 
@@ -291,8 +283,6 @@ def _datasets(problem: str) -> Iterator[Any]:
         yield datasets
     except Exception as error:
         reason = str(error).partition("\n")[0][:300] or type(error).__name__
-        if "save_to_disk" in reason:  # their remedy is Python
-            reason = "save_to_disk wrote this folder: read it as files (data.source=FOLDER)"
-        elif isinstance(error, ConnectionError):
+        if isinstance(error, ConnectionError):
             reason += ": check the network and HF_HUB_OFFLINE, or give local files (data.source.kind=files)"
         raise InputError(f"{problem}: {reason}") from None

@@ -73,15 +73,6 @@ class Pair:
     rejected: Conversation
     shared: int
 
-    @property
-    def prompt(self) -> Conversation:
-        return Conversation(self.chosen.messages[: self.shared], self.chosen.tools)
-
-    @property
-    def answers(self) -> list[Conversation]:
-        """What is trained on."""
-        return [Conversation(side.messages[self.shared :]) for side in (self.chosen, self.rejected)]
-
 
 def text_of(record: Any, text_field: str = "text") -> str:
     """The text of a record: a field (`a.b` is field b of the object in field a), or the record that is itself a text.
@@ -200,7 +191,7 @@ def _message(raw: Any) -> Message:
         raise BadRecord(f"{key} {name!r} is not known: use one of {', '.join(ROLES)}")
     role, given = ROLES[name], fields.get(body, "")
     is_call = name == "function_call"  # whose content is the call
-    calls = _calls(given if is_call else fields.get("tool_calls") or fields.get("function_call"))
+    calls = tool_calls(given if is_call else fields.get("tool_calls") or fields.get("function_call"))
     if not calls and (is_call or body not in fields):
         raise BadRecord(f'has no `{body}` (it has {_names(fields)}): give a text, "" for an empty one')
 
@@ -244,7 +235,7 @@ def split_thinking(content: str) -> tuple[str, str]:
     return reasoning.strip("\n"), rest.lstrip("\n")
 
 
-def _calls(raw: Any) -> tuple[dict, ...]:
+def tool_calls(raw: Any) -> tuple[dict, ...]:
     """Tool calls -> {"name", "arguments"} each."""
     calls = []
     for call in _named(raw, "`tool_calls`"):

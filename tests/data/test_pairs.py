@@ -81,13 +81,13 @@ def whole(*before: str) -> dict:
 )  # fmt: skip
 def test_the_prompt_is_there_once_and_whole(record, prompt):
     pair = pair_of(record)
-    assert pair.prompt.messages == checked_conversation(talk(*prompt)).messages
-    answers = [answer.messages[0].content for answer in pair.answers]
+    assert pair.chosen.messages[: pair.shared] == checked_conversation(talk(*prompt)).messages
+    answers = [side.messages[pair.shared].content for side in (pair.chosen, pair.rejected)]
     if "?" in record["chosen"]:  # a text that holds both
         assert [f"{prompt[-1]} {answer}" for answer in answers] == [record["chosen"], record["rejected"]]
     else:
         assert answers == ["I sang", "I slept"]
-    assert all(len(answer.messages) == 1 for answer in pair.answers)
+    assert len(pair.chosen.messages) == len(pair.rejected.messages) == pair.shared + 1
 
 
 def test_tools_come_from_the_prompt_or_the_answers():
@@ -182,7 +182,7 @@ def test_the_worlds_chosen_answer_is_right_and_the_rejected_one_a_candidate_of_t
         asked = (draw_question(3 * OTHER_BOOK, i, "train", 1, kind, held_out_names=False)[1] for kind in KINDS)
         question = next(question for question in asked if question.text in text)
         assert pair_of(pair).shared == len(pair["prompt"])
-        assert right in (question.reply(True), question.reply(False))
+        assert right in (question.answer, question.sentence)
         assert right != wrong
         others = [name for name in question.candidates if name != question.answer]
         assert question.kind == "yes_no" or any(name.lower() in wrong.lower() for name in others)

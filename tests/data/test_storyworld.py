@@ -34,9 +34,6 @@ def options(story: Story, kind: str) -> list[str]:
     return [choice.option for choice in story.choices if choice.kind == kind]
 
 
-both_levels = pytest.mark.parametrize("level", [1, 2])
-
-
 class Surveyor(Pen):
     """Visits the tree of all stories: follows a path, then stops, and reports how many branches leave there.
 
@@ -184,7 +181,7 @@ def test_names_are_many_and_no_words():
     assert not {word for word in words if word.capitalize() in name_set() | set(held_out_names())}
 
 
-@both_levels
+@pytest.mark.parametrize("level", [1, 2])
 def test_the_text_is_clean(level):
     for story in stories_of(level):
         assert re.fullmatch(r"[A-Za-z ,.:!?'\"-]+", story.text), story.text

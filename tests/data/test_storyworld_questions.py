@@ -18,7 +18,7 @@ def stories() -> list[Story]:
     return tell_many(5, 400) + tell_many(5, 40, level=2)
 
 
-def test_a_character_who_felt_two_things_is_asked_when(stories):
+def test_a_character_who_felt_two_things_is_asked_when():
     asked = 0
     for story in tell_many(6, 1500):
         moods: dict[str, list[str]] = {}

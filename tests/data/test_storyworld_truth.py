@@ -39,10 +39,6 @@ def matches(key: str, text: str) -> list[tuple[str, tuple[str, ...]]]:
     return [(key, groups) for _, key, groups in sorted(found)]
 
 
-def names_in(key: str, text: str) -> list[str]:
-    return [name for _, (name,) in matches(key, text)]
-
-
 def only(key: str, text: str) -> tuple[str, ...]:
     """What the one sentence says that fits one of the patterns."""
     ((_, groups),) = matches(key, text)
@@ -108,10 +104,10 @@ def test_a_rumor_is_traced_back_to_the_one_who_changed_it():
             if who:
                 changes[key] = who[0]
         expected = changes.get("place") or changes.get("number")
-        assert names_in("OWNED_UP", text) == [expected] * bool(changes), text
+        assert [who for _, (who,) in matches("OWNED_UP", text)] == [expected] * bool(changes), text
         if len(changes) == 2:
             assert only("WRONG_NUMBER", text) == (changes["number"],), text
-        assert set(names_in("LEARNED", text)) == set(changes.values()), text
+        assert {who for _, (who,) in matches("LEARNED", text)} == set(changes.values()), text
         assert PLACE.search(text, sets_out.end())[1] == said[-1][1], text
         truth = only("TRUTH", text[sets_out.start() :])
         if "place" in changes:

@@ -18,14 +18,10 @@ COUNTS = {"validation": CHUNK + 3, "train": 5 * CHUNK - 1}
 
 @pytest.mark.parametrize("records", ["text", "conversations", "pairs"])
 def test_documents_and_order_are_those_of_one_process_and_who_stops_early_leaves_none_behind(records, monkeypatch):
-    """Two processes, whatever this machine has."""
-    monkeypatch.setattr(documents, "usable_cores", lambda: 2)
+    monkeypatch.setattr(documents, "usable_cores", lambda: 2)  # whatever this machine has
     monkeypatch.setattr(documents, "FEWEST", 1)
-    alone = [
-        (split, index, world_document(SOURCE, index, split, records))
-        for split, count in COUNTS.items()
-        for index in range(count)
-    ]
+    numbers = [(split, index) for split, count in COUNTS.items() for index in range(count)]
+    alone = [(split, index, world_document(SOURCE, index, split, records)) for split, index in numbers]
     before = set(psutil.Process().children())
     found = world_documents(SOURCE, records, COUNTS)
     first = next(found)

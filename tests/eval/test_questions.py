@@ -122,8 +122,7 @@ def test_a_run_is_asked_before_and_after_and_by_the_command(tmp_path, capsys):
     run = tmp_path / "runs/tiny"
     lines, new = metrics(run, "questions"), metrics(run, "questions_new_names")
     assert [line["step"] for line in lines] == [line["step"] for line in new] == [0, 4]
-    for line in lines:
-        assert line["asked"] == 5 == sum(line.get(f"asked_{kind}", 0) for kind in KINDS)
+    assert all(line["asked"] == 5 == sum(line.get(f"asked_{kind}", 0) for kind in KINDS) for line in lines)
     report = (run / "report.md").read_text(encoding="utf-8")
     assert table_of_classes({"before": lines[0], "after": lines[1], "after, names of a new form": new[1]}) in report
 

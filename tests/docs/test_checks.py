@@ -88,5 +88,5 @@ def test_a_notebook_is_read_cell_by_cell(tmp_path, monkeypatch):
 
 
 def test_the_options_of_a_program_are_what_its_help_says():
-    assert {"--seeds", "--out", "--skip-decode", "--trust-hooks", "--help"} == tree.options("train.sweep")
+    assert {"--seeds", "--out", "--trust-hooks", "--help"} == tree.options("train.sweep")
     assert tree.options("train.config") == frozenset()  # prints the schema, takes nothing

@@ -26,8 +26,6 @@ from eval.attention.snapshots import Snapshot, file_of, look, read
 from eval.chat.attention import capture_from, rows_around
 from eval.chat.session import first_line
 from eval.config import AttentionConfig
-from eval.experts import for_viewer
-from eval.experts import read as read_experts
 from eval.load_model import open_checkpoint
 from eval.questions import Question, one_question, source_of
 from eval.run_files import METRICS
@@ -119,7 +117,7 @@ def router(library: Library, limits: Limits) -> APIRouter:
     def attention(name: str) -> dict[str, Any]:
         """Every look at its heads, without the maps."""
         run = run_named(name)
-        looks, problems = viewer.Looks(name, experts=for_viewer(read_experts(run, lambda problem: None))), []
+        looks, problems = viewer.Looks(name, experts=viewer.experts_of(run)), []
         for file in sorted((run / "attention").glob("step_????????.npz")):
             try:
                 looks.snapshots.append(_without_maps(file, file.stat().st_mtime_ns))

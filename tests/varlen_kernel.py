@@ -1,7 +1,8 @@
 """What PyTorch's two operators for attention over documents compute, by their documentation, on any device.
 
 Rows of several documents laid end to end: query (total, H, D), key and value (total, H_kv, D), and cumulative lengths.
-The gradient is written out, because an operator below autograd has none of its own.
+The gradient is written out, because an operator below autograd has none of its own. What the kernel takes for granted,
+and reads beyond its memory without, is checked.
 """
 
 from __future__ import annotations
@@ -15,6 +16,10 @@ from torch.nn.attention import varlen
 Document = tuple[slice, slice, Tensor]
 
 
+def exact(x: Tensor) -> Tensor:
+    return x if x.dtype == torch.float64 else x.float()
+
+
 def documents(q: Tensor, k: Tensor, cu_q: Tensor, cu_k: Tensor, scale: float, window: list[int]) -> Iterator[Document]:
     """Of each document that is not empty: its queries, its keys, its weights (H, queries, keys). Ends are aligned."""
     ends = [cu.tolist() for cu in (cu_q, cu_k)]
@@ -22,7 +27,7 @@ def documents(q: Tensor, k: Tensor, cu_q: Tensor, cu_k: Tensor, scale: float, wi
         if q0 == q1:
             continue
         keys = k[k0:k1].repeat_interleave(q.shape[1] // k.shape[1], dim=1)
-        scores = torch.einsum("qhd,khd->hqk", q[q0:q1].float(), keys.float()) * scale
+        scores = torch.einsum("qhd,khd->hqk", exact(q[q0:q1]), exact(keys)) * scale
         distance = torch.arange(k1 - k0 - (q1 - q0), k1 - k0)[:, None] - torch.arange(k1 - k0)
         hidden = (distance < 0) | ((distance > window[0]) if window[0] >= 0 else False)
         yield slice(q0, q1), slice(k0, k1), scores.masked_fill(hidden, -torch.inf).softmax(dim=-1)
@@ -30,11 +35,14 @@ def documents(q: Tensor, k: Tensor, cu_q: Tensor, cu_k: Tensor, scale: float, wi
 
 def forward(q, k, v, cu_q, cu_k, max_q, max_k, is_causal=False, scale=None, window=(-1, 0), enable_gqa=False, *rest):
     """torch_attn::_varlen_attn: the output, the logarithm of the sums (unused here), the random state (unused)."""
-    assert max(*(cu_q[1:] - cu_q[:-1]).tolist(), 0) <= max_q
-    assert (int(cu_q[-1]), int(cu_k[-1])) == (len(q), len(k))
+    for x, cu, longest in ((q, cu_q, max_q), (k, cu_k, max_k)):
+        assert cu.dtype == torch.int32
+        assert (cu[0], cu[-1]) == (0, len(x))
+        assert 0 <= (cu[1:] - cu[:-1]).min() <= (cu[1:] - cu[:-1]).max() <= longest
+    assert enable_gqa == (q.shape[1] != k.shape[1])
     out, groups = torch.zeros_like(q), q.shape[1] // k.shape[1]
     for queries, keys, weights in documents(q, k, cu_q, cu_k, scale or q.shape[-1] ** -0.5, window):
-        values = v[keys].repeat_interleave(groups, dim=1).float()
+        values = exact(v[keys].repeat_interleave(groups, dim=1))
         out[queries] = torch.einsum("hqk,khd->qhd", weights, values).to(q.dtype)
     return out, q.new_zeros(q.shape[1], len(q), dtype=torch.float32), torch.zeros(2, dtype=torch.uint64)
 

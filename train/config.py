@@ -149,9 +149,9 @@ class GRPOConfig(Section):
     data.sequence_length answers."""
     max_new_tokens: int = Field(24, ge=1)
     """Tokens of an answer at most; one that is longer is cut, and so never right."""
-    tools: list[Literal["calculator", "look_up"]] = Field([], max_length=2)
-    """Tools that the prompt describes and whose calls are run: [calculator, look_up]. What they return is read, not
-    trained on, and belongs to max_new_tokens. [] = none."""
+    tools: list[Literal["calculator"]] = Field([], max_length=1)
+    """Tools that the prompt describes and whose calls are run: [calculator]. What they return is read, not trained on,
+    and belongs to max_new_tokens. [] = none."""
     temperature: float = Field(1.0, ge=1e-6)
     """Of the sampled answers. The loss has it too."""
     num_iterations: int = Field(1, ge=1, le=1000)

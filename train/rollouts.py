@@ -30,7 +30,7 @@ from data.config import DataConfig, StoryworldSource
 from data.prepare import PreparedData
 from data.reading.documents import documents, talk_about
 from eval.questions import Question, is_right, question_of, questions_in
-from eval.tools import Written, described
+from eval.tools import SCHEMAS, Written
 from model import LanguageModel
 from train.config import RunConfig
 from train.objective import BatchSource
@@ -64,7 +64,7 @@ class AnswerBatches(BatchSource):
         self.reward = find_reward(self.settings.reward)
         self.steps_per_batch = self.settings.num_iterations
         self.drawn: tuple[int, Batch] | None = None  # what is trained on: the step that drew it, and the batch
-        self.tools = described(self.settings.tools)
+        self.tools = SCHEMAS if self.settings.tools else ()
         if self.tools:
             self.tokenizer.special_id(CALL)  # raises where the tokenizer knows no calls
 

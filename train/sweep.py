@@ -101,7 +101,6 @@ def main() -> int:
     seeds = "runs of every variant, from the config's seed on"
     parser.add_argument("--seeds", type=whole("--seeds", 1), default=1, help=seeds)
     parser.add_argument("--out", type=Path, help="folder of comparison.md; default: <output_dir>/<name>-sweep-<keys>")
-    parser.add_argument("--skip-decode", action="store_true", help="do not measure decoding in the comparison")
     parser.add_argument("--trust-hooks", action="store_true", help=TRUST_HELP)
     given = parser.parse_intermixed_args()
     runs = plan(given.config, given.overrides, given.seeds, trust_hooks=given.trust_hooks)
@@ -129,7 +128,7 @@ def main() -> int:
         notes = [f"{name} is left out: exit code {code}{REASONS.get(code, '')}" for name, code in failed.items()]
         if paths:
             print()
-            compare(read_runs(paths), out, decode=not given.skip_decode, notes=notes)
+            compare(read_runs(paths), out, notes=notes)
         return 3 if 3 in failed.values() else next((code if code > 0 else 128 - code for code in failed.values()), 0)
 
 

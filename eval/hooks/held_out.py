@@ -40,14 +40,9 @@ class Validation(Hook):
         if event.is_last and while_training != at_the_end:  # the same tokens as before: the best is chosen by these
             comparable = values["loss_comparable"] = held_out_loss(event, while_training)[0]
         event.log("val", values)
-        source, harder = event.data_config.source, ""
-        world = source if isinstance(source, StoryworldSource) and event.data_config.records == "text" else None
-        if event.is_last and world and world.repeats:
-            share = f"{100 * world.repeats:.0f} % of the documents"
-            harder = f"   (harder than training: {share} are random words, here with names that training never has)"
-        event.say(f"val loss {loss:.4f}   bits per byte {values['bits_per_byte']:.4f}{harder}")
-        if event.is_last and world and not world.recall:
-            log_floor(event, world)
+        event.say(f"val loss {loss:.4f}   bits per byte {values['bits_per_byte']:.4f}")
+        if event.is_last:
+            log_floor(event)
         return comparable
 
     def outcome(self, directory: Path, lines: list[dict[str, Any]]) -> Outcome:
@@ -80,17 +75,19 @@ def held_out_loss(event: EvalEvent, max_tokens: int | None) -> tuple[float, int]
     return mean(part for turn in turns for parts in turn for part in parts)  # in the order of the rows
 
 
-def log_floor(event: EvalEvent, source: StoryworldSource) -> None:
+def log_floor(event: EvalEvent) -> None:
     """Whole held-out stories beside the entropy of the choices that made them; only where the built-in world tells."""
+    source = event.data_config.source
+    if not isinstance(source, StoryworldSource) or source.recall or event.data_config.records != "text":
+        return
     from data.storyworld import tell
 
     count = min(event.config.floor_documents, source.validation_documents)
-    if count:
-        stories = [tell(source.seed, index, "validation", source.level) for index in range(count)]
-        documents, model, floor = compare_with_floor(event.lm, event.tokenizer, stories)
-        if documents:  # that the model can read whole
-            left_out = count - documents
-            event.log("floor", {"documents": documents, "left_out": left_out, "model": model, "floor": floor})
+    stories = [tell(source.seed, index, "validation", source.level) for index in range(count)]
+    documents, model, floor = compare_with_floor(event.lm, event.tokenizer, stories)
+    if documents:  # that the model can read whole
+        left_out = count - documents
+        event.log("floor", {"documents": documents, "left_out": left_out, "model": model, "floor": floor})
 
 
 class Samples(Hook):
@@ -125,7 +122,7 @@ class Samples(Hook):
         prompt, text = first["prompt"], first["text"]
         parts = [text] if text.startswith(prompt) else [f"asked:   {prompt}", f"writes:  {text}"]
         parts += [f"the data's answer: {first['expected']}"] if "expected" in first else []
-        return Outcome(sample="\n".join(parts))
+        return Outcome({"sample": "\n".join(parts)})
 
 
 def held_out_question(rows: Rows, tokenizer: Tokenizer) -> tuple[list[int], str, str]:

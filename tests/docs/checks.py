@@ -45,7 +45,7 @@ MARKDOWN = MarkdownIt("commonmark").enable(["table", "strikethrough"])
 SUFFIXES = set(".py .md .yaml .json .jsonl .ipynb .sh .toml .txt .npz .png .gif .html .jinja .cff .csv .gguf".split())
 # of other projects and of the reader
 EXAMPLES = {"configs/x.yaml", "train_00000.bin", "sanitize_control_tokens", "tokenized_requests"}
-EXAMPLES |= {"OMP_NUM_THREADS", "NCCL_DEBUG"}
+EXAMPLES |= {"OMP_NUM_THREADS", "NCCL_DEBUG", "save_to_disk"}
 KEY = re.compile(r"((?:model|data|train|eval|tracking)(?:\.[a-z_0-9N]+)+)(?:$|[=:( ])")
 NAME = re.compile(r"\b(?:[A-Za-z][A-Za-z0-9]*_\w*[A-Za-z0-9]|[A-Z][a-z]+[A-Z]\w+)\b")
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*[a-z]")
@@ -92,10 +92,10 @@ class Page:
 
 
 def read(path: Path) -> Page:
-    """path: of a .md or an .ipynb, from the repository's root."""
+    """path: of a .md or an .ipynb, from the repository's root. What was removed may be named and is left out."""
     text = (ROOT / path).read_text(encoding="utf-8")
     if path.suffix != ".ipynb":
-        return Page(path, text)
+        return Page(path, re.sub(r"(?ms)^### Removed$.*?(?=^#|\Z)", "", text))
     cells = [(cell["cell_type"], "".join(cell["source"])) for cell in json.loads(text)["cells"]]
     words = {word for kind, source in cells if kind == "code" for word in re.findall(r"\w+", source)}
     return Page(path, "\n\n".join(source for kind, source in cells if kind == "markdown"), words)

@@ -15,7 +15,7 @@ import torch
 from configs.files import read_json
 from data import load_tokenizer
 from eval.attention import capture
-from eval.tasks.choices import ChoiceRecord, figures, read_questions, score
+from eval.tasks import ChoiceRecord, figures, read_questions, score
 from model import load
 from model.export import export
 from tests.docs.checks import ROOT
@@ -87,7 +87,7 @@ def test_lm_evaluation_harness_counts_as_eval_tasks_does(hub):
         Path(f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     shutil.copytree(hub, "runs/demo/checkpoints/step_00000001")
     Path("runs/demo/checkpoints/latest").write_text("step_00000001\n")
-    commands, scores = code("lm-evaluation-harness").replace("eval/tasks", str(ROOT / "eval/tasks")), []
+    commands, scores = code("lm-evaluation-harness").replace("eval/lm_eval", str(ROOT / "eval/lm_eval")), []
     with serving(Path("runs")) as (address, _):
         for out, command in enumerate(commands.replace("http://127.0.0.1:8000", address).split("\n\n")):
             command = [sys.executable, "-m", *shlex.split(command), "--log_samples", "--output_path", str(out)]

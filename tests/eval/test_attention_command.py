@@ -47,10 +47,10 @@ def test_a_head_is_named_by_a_score_or_its_numbers(directory, tokenizer, tmp_pat
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--head", "inducton"], "--head inducton: there is no such score, did you mean induction?"),
+        (["--head", "inducton"], "--head inducton: give a layer and a head, such as 0,1, or a score: previous_token, "),
         (["--head", "cross_document"], "cannot be measured here"),
         (["--head", "9,0"], "this model has layers 0 to 1, heads 0 to 3"),
-        (["--head", "1"], "give a score, or a layer and a head"),
+        (["--head", "1"], "--head 1: give a layer and a head"),
         (["--max-tokens", "300"], "--max-tokens"),
         (["--text", ""], "is empty"),
     ],

@@ -8,7 +8,7 @@ import torch
 from data.config import TokenizerConfig
 from data.tokenizer import Tokenizer, train_tokenizer
 from model import LanguageModel, save
-from tests.conftest import random_model, tiny_config
+from tests.conftest import GPT2, random_model, tiny_config
 
 SENTENCES = [
     "Once there was a fox named Tiko, and the fox had two red apples.",
@@ -16,16 +16,13 @@ SENTENCES = [
     "Eyjafjallajökull é 中文 🦊 <|im_start|>user\n\n  two  spaces\t",
 ]
 LLAMA = {"qk_norm": False}
-GPT2 = {
-    **LLAMA, "position_embedding": "learned", "norm": "layernorm", "gated_mlp": False, "attention_bias": True,
-    "mlp_bias": True, "num_key_value_heads": "mha", "hidden_act": "gelu_new",
-}  # fmt: skip
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
 # what llama.cpp can compute, family by family
 WRITTEN = {
     "llama": LLAMA | {"num_key_value_heads": 1, "tie_word_embeddings": False},
     "llama, biases": LLAMA | {"attention_bias": True, "mlp_bias": True, "head_dim": 16},
     "llama, linear": LLAMA | {"rope_scaling": {"rope_type": "linear", "factor": 4.0}},
-    "qwen3, yarn": {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}},
+    "qwen3, yarn": {"rope_scaling": YARN},
     "qwen3": {"rope_theta": 5e5, "head_dim": 16, "rms_norm_eps": 1e-2, "tie_word_embeddings": True},
     "qwen2": LLAMA | {"qkv_bias": True},
     "olmo2": {"qk_norm": "whole", "norm_position": "after", "tie_word_embeddings": False},

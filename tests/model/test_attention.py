@@ -177,3 +177,5 @@ def test_attention_dropout_drops_in_training_only():
         assert torch.equal(lm(ids), lm(ids))
         lm.train()
         assert not torch.allclose(lm(ids), lm(ids))
+        lm.eval().set_attn_implementation("flash")  # which has none
+        lm(ids)

@@ -132,19 +132,15 @@ def test_decoding_into_a_static_cache_is_one_graph(backend, changes, padded):
     lm = random_model(tiny_config(**changes))
     cache = StaticCache(lm.config, 2, 40, "cpu", torch.float32)
     ids = torch.randint(0, 192, (2, 20))
-    real = torch.ones(2, 40).bool()
-    given = {}
-    if padded:
-        real[0, :3] = False
-        given["attention_mask"] = real
+    real = torch.arange(40) >= torch.tensor([[3], [0]]) if padded else None
     counter = CompileCounter()
     step = torch.compile(lm, backend=counter, fullgraph=True, dynamic=False)
     with torch.no_grad():
         full = lm(ids, attention_mask=real[:, :20] if padded else None)
         lm.set_attn_implementation(backend)
-        lm(ids[:, :8], kv_cache=cache, **given)
+        lm(ids[:, :8], attention_mask=real, kv_cache=cache)
         for place in range(8, 20):
-            logits = step(ids[:, place : place + 1], kv_cache=cache, **given)
+            logits = step(ids[:, place : place + 1], attention_mask=real, kv_cache=cache)
             assert torch.allclose(logits[:, 0], full[:, place], atol=1e-4)
     assert cache.length == 20
     assert counter.frame_count == 1
@@ -158,9 +154,7 @@ def test_prompts_of_every_length_share_the_compiled_step(padded, monkeypatch):
     monkeypatch.setattr("model.generation.compiled_step", lambda kind: compiled)
     for length in (3, 5, 8):
         ids = torch.randint(0, 192, (2, length))
-        real = torch.ones(2, length).long() if padded else None
-        if real is not None:
-            real[0, 0] = 0
+        real = torch.arange(length) >= torch.tensor([[1], [0]]) if padded else None
         found = generate(lm, ids, 4, temperature=0, attention_mask=real, kv_cache="static", compile=True)
         assert torch.equal(found, generate(lm, ids, 4, temperature=0, attention_mask=real))
     assert counter.frame_count == 1

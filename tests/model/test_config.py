@@ -20,7 +20,6 @@ def test_the_toggle_gives_the_shapes_it_promises(word, expected):
     config = tiny_config(num_attention_heads=8, num_key_value_heads=word)
     assert config.num_key_value_heads == expected
     attention = LanguageModel(config).model.layers[0].self_attn
-    assert attention.q_proj.weight.shape == (8 * 4, 32)
     assert attention.k_proj.weight.shape == attention.v_proj.weight.shape == (expected * 4, 32)
 
 
@@ -40,12 +39,6 @@ def test_gqa_is_the_divisor_nearest_to_a_quarter_and_neither_of_the_others():
     assert [heads for heads, number in gqa.items() if number is None] == [1, 2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37]
 
 
-def test_head_dim_may_differ_from_hidden_size_over_heads():
-    attention = LanguageModel(tiny_config(head_dim=16)).model.layers[0].self_attn
-    assert attention.q_proj.weight.shape == (64, 32)
-    assert attention.o_proj.weight.shape == (32, 64)
-
-
 MLA = LATENT | {"kv_lora_rank": 12, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 14}
 
 
@@ -53,38 +46,20 @@ MLA = LATENT | {"kv_lora_rank": 12, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4
     ("fields", "message"),
     [
         ({"num_attention_heads": 8, "num_key_value_heads": 3}, r"\(3\) must divide .* \(8\): use 1, 2, 4, 8"),
-        ({"num_attention_heads": 8, "num_key_value_heads": 0}, "use 1, 2, 4, 8"),
         ({"hidden_size": 128, "num_attention_heads": 3}, r"\(3\) must divide hidden_size \(128\)"),
         ({"hidden_size": 6, "num_attention_heads": 2, "num_key_value_heads": 2}, r"head_dim \(3\) must be even"),
-        (
-            {"num_attention_heads": 7, "hidden_size": 56, "num_key_value_heads": "gqa"},
-            "gqa. must divide .*: use 1, 7",
-        ),
-        (
-            {"num_attention_heads": 1, "num_key_value_heads": "mqa"},
-            "mqa. must divide .* mqa shares 1",
-        ),
-        ({"num_key_value_heads": "gqq"}, "num_key_value_heads"),
-        ({"hiden_size": 256}, "hiden_size"),
+        ({"num_attention_heads": 7, "hidden_size": 56, "num_key_value_heads": "gqa"}, "gqa. must divide .*: use 1, 7"),
         ({"layer_types": ["sliding_attention"]}, "set sliding_window"),
         ({"sliding_window": 4, "layer_types": ["full_attention"]}, "no layer is of sliding_attention"),
         ({"sliding_window": 4, "layer_types": ["full_attention"] * 4}, "4 entries for 6 layers"),
-        ({"layer_types": []}, "0 entries for 6 layers"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "yarn needs original_max_position_embeddings"),
-        ({"rope_scaling": {"rope_type": "linear", "factor": 0.5}}, "greater than or equal to 1"),
         ({"rope_scaling": {"rope_type": "linear", "factor": 2.0, "beta_fast": 8.0}}, "linear has no beta_fast"),
-        ({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "rope_type"),
-        ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0}}, "llama3 needs original_max_position_embeddings"),
         ({"rope_scaling": LLAMA3 | {"low_freq_factor": None}}, "llama3 needs low_freq_factor"),
         ({"rope_scaling": LLAMA3 | {"low_freq_factor": 5.0}}, r"high_freq_factor \(4.0\) must be above"),
-        ({"rope_scaling": LLAMA3 | {"beta_fast": 8.0}}, "llama3 has no beta_fast: .* use rope_type: yarn"),
         ({"no_rope_layers": [1, 0, 1, 1]}, "no_rope_layers has 4 entries for 6 layers"),
         ({"no_rope_layers": [0]}, "no_rope_layers leaves no layer with RoPE"),
-        ({"no_rope_layers": [True, 0]}, "no_rope_layers.0"),
         ({"position_embedding": "none", "no_rope_layers": [1, 0]}, "no_rope_layers is for position_embedding: rope"),
         ({"position_embedding": "none", "rope_scaling": LLAMA3}, "rope_scaling is for position_embedding: rope"),
-        ({"qk_norm": 1}, "qk_norm"),
-        ({"attn_implementation": "flashy"}, "should be 'auto', 'eager', 'flash'"),
         (MLA | {"qk_norm": True}, "set qk_norm: false"),
         (MLA | {"num_key_value_heads": 2}, r"num_key_value_heads \(2\): .* every head"),
         (MLA | {"head_dim": 12}, r"head_dim \(12\) must be qk_nope_head_dim \(6\) \+ qk_rope_head_dim \(4\)"),
@@ -109,7 +84,6 @@ def test_impossible_shapes_are_refused_by_name(fields, message):
 
 def test_every_backend_can_be_asked_for_and_nothing_else():
     assert {*get_args(AttentionImplementation)} == {"auto", *BACKENDS}
-    assert [tiny_config(attn_implementation=name).attn_implementation for name in BACKENDS] == [*BACKENDS]
 
 
 def test_a_model_without_a_vocabulary_is_refused():

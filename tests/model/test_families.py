@@ -4,6 +4,7 @@ A new family adds its name to PARTS, with what its configs may have besides what
 """
 
 import json
+import re
 from random import Random
 
 import pytest
@@ -18,14 +19,12 @@ from model import LanguageModel, ModelConfig, load, save
 from model.convert_kv_heads import convert_kv_heads
 from model.families import FAMILIES, NoFamily, family_of
 from model.kv_cache import CACHES, make_cache
-from tests.attack.mutations import WRONG
 from tests.conftest import random_model, tiny_config
-from train.budget import kv_cache_bytes
+from tests.model.export_models import YARN
 
 TOKENS, HELD_BACK = 24, 5  # read in all; read one by one, after the others, with a cache
 
 LINEAR = {"rope_type": "linear", "factor": 4.0}
-YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
 LLAMA3 = {"rope_type": "llama3", "factor": 4.0, "original_max_position_embeddings": 16, "low_freq_factor": 0.5,
           "high_freq_factor": 2.0}  # fmt: skip
 BIAS = {"attention_bias": [False, True]}
@@ -38,35 +37,18 @@ PARTS = {
     "qwen2": {"qk_norm": [False], "qkv_bias": [True], **WINDOWS},
     "olmo2": {"qk_norm": ["whole"], "norm_position": ["after"], **BIAS},
     "smollm3": {
-        "qk_norm": [False],
-        "no_rope_layers": [[0, 1], [1, 0], [1, 1, 1, 0], [0, 0, 1, 1]],
-        **BIAS,
-        **WINDOWS,
+        "qk_norm": [False], "no_rope_layers": [[0, 1], [1, 0], [1, 1, 1, 0], [0, 0, 1, 1]], **BIAS, **WINDOWS,
     },
     "qwen3_moe": {
-        "num_experts": [4, 8, 2],
-        "num_experts_per_tok": [2, 1],
-        "moe_intermediate_size": [None, 16, 40],
-        "norm_topk_prob": [True, False],
-        "decoder_sparse_step": [1, 2],
-        "mlp_only_layers": [[], [0], [2, 1]],
-        "router_aux_loss_coef": [0.01, 0.5],
-        **BIAS,
-        **WINDOWS,
+        "num_experts": [4, 8, 2], "num_experts_per_tok": [2, 1], "moe_intermediate_size": [None, 16, 40],
+        "norm_topk_prob": [True, False], "decoder_sparse_step": [1, 2], "mlp_only_layers": [[], [0], [2, 1]],
+        "router_aux_loss_coef": [0.01, 0.5], **BIAS, **WINDOWS,
     },
     "deepseek_v3": {
-        "attention": ["mla"],
-        "qk_norm": [False],
-        "num_key_value_heads": ["mha"],
-        "num_attention_heads": [4, 8, 5, 1],
-        "head_dim": [None],
-        "kv_lora_rank": [12, 5, 24, 48],
-        "q_lora_rank": [None, 7, 16],
-        "qk_nope_head_dim": [6, 9, 16],
-        "qk_rope_head_dim": [4, 2, 8],
-        "v_head_dim": [14, 8, None],
-        "rope_interleave": [None, False],
-        **BIAS,
+        "attention": ["mla"], "qk_norm": [False], "num_key_value_heads": ["mha"], "num_attention_heads": [4, 8, 5, 1],
+        "head_dim": [None], "kv_lora_rank": [12, 5, 24, 48], "q_lora_rank": [None, 7, 16],
+        "qk_nope_head_dim": [6, 9, 16], "qk_rope_head_dim": [4, 2, 8], "v_head_dim": [14, 8, None],
+        "rope_interleave": [None, False], **BIAS,
     },
     "gpt2": {
         "qk_norm": [False], "position_embedding": ["learned"], "norm": ["layernorm"], "gated_mlp": [False],
@@ -78,15 +60,11 @@ PARTS = {
 ONE_KEY_PER_HEAD = ("gpt2", "deepseek_v3")
 SAME_WINDOWS = ("qwen3_moe",)  # in all layers, or in none
 EVERYWHERE = {
-    "num_attention_heads": [4, 8, 2],
-    "num_key_value_heads": ["mha", "mqa", 2],
-    "head_dim": [8, 16, None],
-    "intermediate_size": [None, 48],
-    "rope_theta": [1e4, 5e5, 100.0],
+    "num_attention_heads": [4, 8, 2], "num_key_value_heads": ["mha", "mqa", 2], "head_dim": [8, 16, None],
+    "intermediate_size": [None, 48], "rope_theta": [1e4, 5e5, 100.0],
     "rope_scaling": [None, LINEAR, YARN, YARN | {"beta_fast": 8.0, "attention_factor": 1.3}, LLAMA3],
-    "rms_norm_eps": [1e-6, 1e-5, 1e-2],
-    "tie_word_embeddings": [True, False],
-}
+    "rms_norm_eps": [1e-6, 1e-5, 1e-2], "tie_word_embeddings": [True, False],
+}  # fmt: skip
 
 
 def first_of(family: str) -> ModelConfig:
@@ -199,18 +177,13 @@ def test_a_directory_of_transformers_alone_loads(tmp_path, family):
 
 
 @pytest.mark.parametrize("family", PARTS)
-def test_the_weights_that_a_picture_shows_are_the_ones_that_were_used(family):
+def test_a_picture_shows_the_weights_that_were_used_and_an_ablated_head_adds_nothing(family):
     lm, ids = random_model(first_of(family)), torch.randint(0, 192, (2, TOKENS))
     for implementation in ("sdpa", "eager"):
         lm.set_attn_implementation(implementation)
         maps = capture(lm, ids)  # raises unless weights @ v is what the kernel gave
         assert maps.weights.shape == (4, 2, 4, TOKENS, TOKENS)
         assert torch.allclose(maps.weights.sum(-1), torch.ones(1))
-
-
-@pytest.mark.parametrize("family", PARTS)
-def test_an_ablated_head_is_one_whose_columns_of_the_output_are_zero(family):
-    lm, ids = random_model(first_of(family)), torch.randint(0, 192, (2, TOKENS))
     D = lm.config.value_size
     with torch.no_grad():
         with ablated(lm, [(1, 2)]):
@@ -224,13 +197,17 @@ def test_an_ablated_head_is_one_whose_columns_of_the_output_are_zero(family):
 @pytest.mark.parametrize("kind", CACHES)
 @pytest.mark.parametrize("family", PARTS)
 def test_every_cache_gives_what_reading_at_once_gives(family, kind):
+    """Also with padding on the left, and one by one, where latent attention takes its absorbed form."""
     lm, ids = random_model(first_of(family)), torch.randint(0, 192, (2, TOKENS))
-    cache = make_cache(kind, lm.config, 2, TOKENS, lm.lm_head.weight)
-    with torch.no_grad():
-        parts = [lm(part, kv_cache=cache) for part in (ids[:, :9], *ids[:, 9:].split(1, dim=1))]
-        torch.testing.assert_close(torch.cat(parts, dim=1), lm(ids), rtol=1e-4, atol=1e-4)
-    if kind == "dynamic":  # what train.budget says of it
-        assert cache.nbytes == 2 * kv_cache_bytes(lm.config, TOKENS, 4)
+    for real in (None, torch.arange(TOKENS) >= torch.tensor([[0], [3]])):
+        cache, parts = make_cache(kind, lm.config, 2, TOKENS, lm.lm_head.weight), []
+        with torch.no_grad():
+            for start, end in [(0, 9), *((i, i + 1) for i in range(9, TOKENS))]:
+                mask = None if real is None else real[:, :end]
+                parts.append(lm(ids[:, start:end], attention_mask=mask, kv_cache=cache))
+            found, expected = torch.cat(parts, dim=1), lm(ids, attention_mask=real)
+        seen = torch.ones(2, TOKENS).bool() if real is None else real
+        torch.testing.assert_close(found[seen], expected[seen], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("family", [family for family in PARTS if family not in ONE_KEY_PER_HEAD])
@@ -280,6 +257,7 @@ def test_a_norm_behind_a_layer_makes_the_first_gradient_no_longer():
 # what no family has
 
 GPT2 = {key: values[0] for key, values in PARTS["gpt2"].items()}
+MIXED = ["sliding_attention", "full_attention"]
 
 
 @pytest.mark.parametrize(
@@ -298,27 +276,17 @@ GPT2 = {key: values[0] for key, values in PARTS["gpt2"].items()}
         ({**GPT2, "head_dim": 16}, "gpt2", "head_dim=8"),
         ({**GPT2, "norm": "rmsnorm"}, "gpt2", "norm=layernorm"),
         ({**GPT2, "qk_norm": True}, "gpt2", "qk_norm=false"),
+        ({"num_experts": 4, "sliding_window": 4, "layer_types": MIXED}, "qwen3_moe", "layer_types=[sliding_attention]"),
     ],
 )
 def test_what_no_family_has_is_refused_with_the_nearest_and_both_remedies(changes, nearest, remedy):
     with pytest.raises(
-        NoFamily, match=rf"nearest, {nearest}, has .* set model\.{remedy}, or model\.loadable_elsewhere"
+        NoFamily, match=rf"nearest, {nearest}, has .* set model\.{re.escape(remedy)}, or model\.loadable_elsewhere"
     ):
         family_of(tiny_config(**changes))
     key, _, value = remedy.partition("=")
     repaired = tiny_config(**changes | {key: yaml.safe_load(value)})
     assert family_of(repaired).model_type == nearest
-
-
-def test_a_model_with_learned_positions_is_not_taken_for_one_that_has_none():
-    with pytest.raises(NoFamily, match="nearest, gpt2"):
-        family_of(tiny_config(qk_norm=False, position_embedding="learned"))
-
-
-def test_where_the_window_is_in_some_layers_the_remedy_is_to_have_it_in_all():
-    mixed = ["full_attention", "sliding_attention"]
-    with pytest.raises(NoFamily, match=r"set model\.layer_types=\[sliding_attention\], or|set model\.num_experts=null"):
-        family_of(tiny_config(num_experts=4, sliding_window=4, layer_types=mixed))
 
 
 ONLY_HERE = {"norm_position": "after", "qkv_bias": True, "no_rope_layers": [0, 1], "loadable_elsewhere": False}
@@ -340,54 +308,29 @@ def test_with_loadable_elsewhere_false_it_is_saved_for_headlight_alone(tmp_path,
         AutoModelForCausalLM.from_pretrained(tmp_path)
 
 
-@pytest.mark.parametrize("field", ModelConfig.model_fields)
-def test_every_wrong_value_in_a_config_of_headlight_is_refused_or_harmless(tmp_path, field):
-    save(random_model(tiny_config(**ONLY_HERE)), tmp_path)
-    fields = json.loads((tmp_path / "config.json").read_text())
-    for value in WRONG.values():
-        (tmp_path / "config.json").write_text(json.dumps(fields | {field: value}))
-        try:
-            problem = "" if load(tmp_path)(torch.arange(20)[None]).isfinite().all() else "its logits are not finite"
-        except ValueError as error:
-            problem = str(error)
-        assert problem == "" or (problem.startswith(str(tmp_path)) and "\n" not in problem)
-
-
 @pytest.mark.parametrize(
     ("family", "change", "message"),
     [
         ("smollm3", {"no_rope_layers": [1, 0]}, "no_rope_layers has 2 entries for 4 layers"),
         ("smollm3", {"no_rope_layers": "1010"}, "no_rope_layers"),
-        ("smollm3", {"no_rope_layers": None, "no_rope_layer_interval": 0}, "no_rope_layer_interval"),
-        ("smollm3", {"mlp_bias": True}, "mlp_bias is True"),
-        ("smollm3", {"layer_types": ["sliding_attention"] * 4, "sliding_window": 4}, "so set sliding_window"),
         ("olmo2", {"sliding_window": 4}, "this model_type has none"),
         ("olmo2", {"attention_bias": "yes"}, "attention_bias"),
-        ("olmo2", {"attention_bias": True}, "_proj.bias is missing"),
         ("qwen2", {"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
-        ("ministral", {"attention_bias": True}, "attention_bias is True"),
         ("deepseek_v3", {"first_k_dense_replace": 1}, "first_k_dense_replace is 1; Headlight builds"),
-        ("deepseek_v3", {"first_k_dense_replace": None}, "first_k_dense_replace`: must be a valid integer"),
         ("deepseek_v3", {"num_key_value_heads": 2}, r"num_key_value_heads \(2\): attention: mla makes keys and values"),
         ("deepseek_v3", {"head_dim": 10}, r"head_dim is 10; in a deepseek_v3 it is qk_rope_head_dim \(4\)"),
-        ("deepseek_v3", {"sliding_window": 5}, "this model_type has none"),
-        ("deepseek_v3", {"qk_rope_head_dim": None}, r"it is qk_rope_head_dim \(None\)"),
         ("deepseek_v3", {"rope_parameters": YARN | {"rope_theta": 1e4, "mscale_all_dim": 1.0}}, "mscale_all_dim"),
         ("qwen3", {"model_type": "bert"}, "model_type is 'bert'; Headlight builds llama, .*mistral"),
         ("qwen3", {"attention_bias": True}, "_proj.bias is missing"),
-        ("qwen3", {"mlp_bias": True}, "mlp_bias is True"),
-        ("qwen3", {"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "rope_type`: must be .*longrope"),
-        ("qwen3", {"rope_parameters": YARN | {"rope_theta": 1e4, "mscale": 0.7}}, "mscale"),
         ("qwen3", {"rope_parameters": YARN | {"rope_theta": 1e4, "truncate": False}}, "truncate"),
-        ("qwen3", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
-        ("qwen3", {"rope_parameters": {"full_attention": {"rope_theta": 5.0}}}, "rope_parameters has 'full_attention'"),
-        ("qwen3", {"rope_parameters": "yarn"}, "rope_parameters`: must be a valid dictionary"),
+        ("qwen3", {"rope_parameters": "yarn"}, "rope_parameters"),
         ("qwen3_moe", {"num_experts_per_tok": 9}, r"num_experts_per_tok \(9\) must not be above num_experts"),
         ("qwen3_moe", {"num_experts": 5}, "experts.4.down_proj.weight is missing"),
         ("qwen3_moe", {"decoder_sparse_step": 0}, "decoder_sparse_step"),
     ],
 )
 def test_a_config_json_that_it_cannot_be_is_refused(tmp_path, family, change, message):
+    """What test_foreign_models.py, where each field has other values, does not have."""
     save(random_model(first_of(family)), tmp_path)
     fields = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(fields | change))

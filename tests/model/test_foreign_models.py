@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from model import load, save
 from tests.conftest import random_model, tiny_config
@@ -26,12 +26,6 @@ REAL = {
         "rope_theta": 1000000, "sliding_window": None, "tie_word_embeddings": True, "transformers_version": "4.51.0",
         "use_sliding_window": False,
     },
-    "Llama 3 Instruct": COMMON | {
-        "architectures": ["LlamaForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
-        "bos_token_id": 128000, "eos_token_id": [128001, 128008, 128009], "max_position_embeddings": 8192,
-        "mlp_bias": False, "model_type": "llama", "pretraining_tp": 1, "rope_scaling": None, "rope_theta": 500000.0,
-        "transformers_version": "4.38.2",
-    },
     "SmolLM2": COMMON | {
         "architectures": ["LlamaForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 1,
         "eos_token_id": 2, "hidden_size": 36, "initializer_range": 0.041666666666666664, "intermediate_size": 96,
@@ -39,11 +33,6 @@ REAL = {
         "num_attention_heads": 9, "num_key_value_heads": 3, "pad_token_id": 2, "pretraining_tp": 1,
         "rope_interleaved": False, "rope_scaling": None, "rope_theta": 100000, "tie_word_embeddings": True,
         "transformers.js_config": {"kv_cache_dtype": {"q4f16": "float16"}}, "transformers_version": "4.42.3",
-    },
-    "TinyLlama": COMMON | {
-        "architectures": ["LlamaForCausalLM"], "bos_token_id": 1, "eos_token_id": 2, "max_position_embeddings": 2048,
-        "model_type": "llama", "num_attention_heads": 8, "num_key_value_heads": 4, "pretraining_tp": 1,
-        "rope_scaling": None, "torch_dtype": "float32", "transformers_version": "4.31.0.dev0",
     },
     "Llama 3.1": COMMON | {
         "architectures": ["LlamaForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
@@ -57,11 +46,6 @@ REAL = {
         "architectures": ["MistralForCausalLM"], "bos_token_id": 1, "eos_token_id": 2,
         "max_position_embeddings": 32768, "model_type": "mistral", "rope_theta": 10000.0, "sliding_window": 6,
         "transformers_version": "4.34.0.dev0",
-    },
-    "Mistral 7B Instruct 0.3": COMMON | {
-        "architectures": ["MistralForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 1, "eos_token_id": 2,
-        "head_dim": 16, "max_position_embeddings": 32768, "model_type": "mistral", "rope_theta": 1000000.0,
-        "sliding_window": None, "transformers_version": "4.42.0.dev0",
     },
     "Ministral": COMMON | {
         "architectures": ["MinistralForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 1, "eos_token_id": 2,
@@ -157,16 +141,11 @@ OF_GPT2 = {
     "qk_norm": [True], "norm_position": ["after"], "quantization_config": [{"quant_method": "fp8"}],
     "eos_token_id": [None, 3, [3, 4]], "torch_dtype": ["float16"],
 }  # fmt: skip
-
-
-def otherwise(name):
-    return OF_GPT2 if name == "GPT-2" else OTHERWISE
+VALUES = {name: OF_GPT2 if name == "GPT-2" else OTHERWISE for name in REAL}
 
 
 def directory_of(folder, fields):
     """A directory as transformers would have written it: random weights of the shapes that these fields ask for."""
-    from transformers import AutoConfig
-
     folder.mkdir(exist_ok=True)
     theirs = AutoModelForCausalLM.from_config(AutoConfig.for_model(**fields)).eval()
     theirs.save_pretrained(folder)
@@ -234,7 +213,7 @@ def check(folder, changes):
 def test_each_field_is_understood_or_refused(tmp_path, name):
     """One field at a time; every value of every field that could change what is computed."""
     folder = directory_of(tmp_path / "a", REAL[name])
-    loaded = [check(folder, {field: value}) for field, values in otherwise(name).items() for value in values]
+    loaded = [check(folder, {field: value}) for field, values in VALUES[name].items() for value in values]
     assert 15 < sum(loaded) < len(loaded) - 15  # neither everything is refused, nor nothing
 
 
@@ -244,8 +223,8 @@ def test_fields_are_understood_together_or_refused(tmp_path, name):
     """Several fields at a time, drawn at random; the weights fit what transformers builds from them, if it does."""
     draw, loaded = random.Random(name), 0
     for number in range(60):
-        chosen = draw.sample(sorted(otherwise(name)), draw.randint(2, 4))
-        changes = {field: draw.choice(otherwise(name)[field]) for field in chosen}
+        chosen = draw.sample(sorted(VALUES[name]), draw.randint(2, 4))
+        changes = {field: draw.choice(VALUES[name][field]) for field in chosen}
         fields = {key: value for key, value in (REAL[name] | changes).items() if value is not None}
         try:
             folder = directory_of(tmp_path / str(number), fields)
@@ -266,12 +245,10 @@ def test_the_end_tokens_of_generation_config_win_as_in_transformers(tmp_path):
 
 
 def test_a_model_that_does_not_fit_into_memory_is_refused_before_it_is_built(tmp_path, monkeypatch):
-    from model import checkpoint
-
     save(random_model(tiny_config()), tmp_path)
     monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=1e5))
-    monkeypatch.setattr(checkpoint, "LanguageModel", lambda *_: pytest.fail("built"))
-    with pytest.raises(ValueError, match=r"parameters needs 0.0 GB, and 0.0 GB of RAM are free"):
+    monkeypatch.setattr("model.checkpoint.LanguageModel", lambda *_: pytest.fail("built"))
+    with pytest.raises(ValueError, match="of RAM are free"):
         load(tmp_path)
 
 

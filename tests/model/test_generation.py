@@ -147,18 +147,19 @@ def test_log_probabilities_are_those_of_the_distribution_that_was_drawn_from(lm,
 
 
 def test_log_probabilities_count_the_filters(lm, prompt):
-    """With top_k 2 and min_p, each token is drawn from two at most: the probabilities of both add up to 1."""
+    """With top_k 2, each token is drawn from two at most: the probabilities of both add up to 1."""
     output, log_probs = with_log_probs(lm, prompt, 12, top_k=2, seed=1)
     with torch.no_grad():
         two = lm(output)[:, 5:-1].topk(2).values.log_softmax(-1)  # (2, 12, 2)
     assert ((two - log_probs[..., None]).abs().amin(-1) < 1e-4).all()
-    _, of_min_p = with_log_probs(lm, prompt, 12, min_p=1.0, seed=1)
-    assert torch.equal(of_min_p, torch.zeros(2, 12))  # only the likeliest is left
 
 
-def test_where_nothing_is_drawn_the_log_probability_is_zero(lm, prompt):
-    _, greedy = with_log_probs(lm, prompt, 5, temperature=0)
-    assert torch.equal(greedy, torch.zeros(2, 5))
+@pytest.mark.parametrize("settings", [{"temperature": 0}, {"min_p": 1.0}], ids=["greedy", "only the likeliest"])
+def test_where_nothing_is_drawn_the_log_probability_is_zero(lm, prompt, settings):
+    assert torch.equal(with_log_probs(lm, prompt, 5, seed=2, **settings)[1], torch.zeros(2, 5))
+
+
+def test_after_the_end_of_a_row_log_probabilities_are_zero(lm, prompt):
     free, log_probs = with_log_probs(lm, prompt, 20, seed=2)
     stop = free[0, 8].item()
     output, stopped = with_log_probs(lm, prompt, 20, seed=2, stop_ids=[stop])
@@ -198,9 +199,11 @@ def test_what_cannot_be_served_is_named(lm, prompt, settings, message):
         generate(lm, **({"input_ids": prompt} | settings))
 
 
-def test_empty_prompts_cannot_be_padded():
+def test_empty_prompts_are_not_padded_nor_experts_compiled():
     with pytest.raises(ValueError, match="none may be empty"):
         left_pad([[1], []])
+    with pytest.raises(ValueError, match="a mixture of experts is not compiled: leave compile out"):
+        generate(random_model(tiny_config(num_experts=4)), torch.zeros(1, 4).long(), kv_cache="static", compile=True)
 
 
 def test_non_finite_logits_are_an_error_and_no_token(lm, prompt):

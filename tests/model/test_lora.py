@@ -6,7 +6,7 @@ import torch
 from model import LanguageModel
 from model.config import LoraConfig
 from model.lora import adapted, add_adapters, merge, remove_adapters, without_adapters
-from tests.conftest import GPT2, random_model, tiny_config
+from tests.conftest import GPT2, LATENT, random_model, tiny_config
 
 IDS = torch.arange(24).view(2, 12)
 DENSE = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -56,17 +56,7 @@ def test_switched_off_it_is_the_base_also_after_an_error():
         pass
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"attention": "mla", "kv_lora_rank": 16, "num_key_value_heads": "mha", "qk_norm": False},
-        {"num_experts": 4},
-        {"qkv_bias": True},
-        GPT2,
-    ],
-    ids=["dense", "mla", "experts", "biases", "gpt2"],
-)
+@pytest.mark.parametrize("changes", [{}, LATENT, {"num_experts": 4}, {"qkv_bias": True}, GPT2], ids=str)
 def test_merged_it_computes_the_same(changes):
     """Within rounding: W x + s B A x against (W + s B A) x. A sum of 32 numbers is exact to about 1e-6 of its size."""
     lm = random_model(tiny_config(**changes))
@@ -81,40 +71,22 @@ def test_merged_it_computes_the_same(changes):
     torch.testing.assert_close(lm(IDS), unmerged, rtol=0, atol=1e-5 * float(unmerged.detach().abs().max()))
 
 
-def test_alpha_and_dropout():
-    """alpha / rank times what the adapters add; dropout in training only."""
-    torch.manual_seed(1)
-    weak = with_adapters(random_model(tiny_config()), alpha=4.0)
-    torch.manual_seed(1)
-    strong = with_adapters(random_model(tiny_config()), alpha=8.0, dropout=0.5)
-    x = torch.randn(3, 32)
-    layers = [lm.model.layers[0].self_attn.q_proj for lm in (weak, strong)]
-    for layer in layers:
-        layer.load_state_dict(layers[0].state_dict())
-    base = torch.nn.functional.linear(x, layers[0].weight)
-    once, twice = (layer(x) - base for layer in layers)
-    torch.testing.assert_close(twice, 2 * once, rtol=1e-4, atol=1e-5)
-    strong.train()
-    assert not torch.equal(layers[1](x), layers[1](x))
+def test_dropout_drops_in_training_only():
+    lm = with_adapters(random_model(tiny_config()), dropout=0.5)
+    assert torch.equal(lm(IDS), lm(IDS))
+    lm.train()
+    assert not torch.allclose(lm(IDS), lm(IDS))
 
 
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        ({"target_modules": ["query"]}, "is named 'query': use some of down_proj, gate_proj, k_proj, o_proj, q_proj"),
-        ({"target_modules": ["lm_head"]}, "no layer of the blocks is named 'lm_head'"),
-    ],
-)
-def test_what_cannot_be_is_refused_and_changes_nothing(config, message):
+def test_targets_are_last_parts_of_names_and_others_are_refused():
     lm = random_model(tiny_config())
-    with pytest.raises(ValueError, match=message):
-        add_adapters(lm, LoraConfig(**config))
+    for name in ("query", "lm_head"):
+        with pytest.raises(
+            ValueError, match=f"no layer .* is named '{name}': use some of down_proj, gate_proj, k_proj"
+        ):
+            add_adapters(lm, LoraConfig(target_modules=[name]))
     assert not adapted(lm)
     assert all(p.requires_grad for p in lm.parameters())
-
-
-def test_targets_are_last_parts_of_names():
-    lm = random_model(tiny_config())
     add_adapters(lm, LoraConfig(rank=2, target_modules=["self_attn.q_proj", "down_proj"]))
     assert {name.rpartition(".")[2] for name in adapted(lm)} == {"q_proj", "down_proj"}
     assert len(adapted(lm)) == 4

@@ -1,4 +1,4 @@
-"""Masks: each form that a backend wants says the same as the predicates asked one pair at a time."""
+"""Masks: lengths say the same as the boolean mask, which test_attention.py compares with the formula."""
 
 import pytest
 import torch
@@ -10,34 +10,8 @@ from data.packing import document_starts
 from model.attention import eager
 from model.backends.kernels import flash, sequences
 from model.masks import MaskSpec, boolean_mask
-from tests.conftest import random_model, tiny_config
-from tests.model import reference
-
-
-def pairs(window, documents, real, length):
-    """The mask (rows, T, T), from the definition."""
-
-    def visible(b, i, j):
-        of_row = {"documents": documents, "real": real}
-        return reference.may_see(i, j, window=window, **{k: x[b] if x is not None else None for k, x in of_row.items()})
-
-    rows, places = 1 if documents is None and real is None else 2, range(length)
-    return torch.tensor([[[visible(b, i, j) for j in places] for i in places] for b in range(rows)])
-
-
-@settings(max_examples=60, deadline=None, derandomize=True)
-@given(st.data())
-def test_predicates_combine_to_the_boolean_mask(data):
-    length = data.draw(st.integers(1, 9))
-    window = data.draw(st.none() | st.integers(1, 10))
-    ids = st.lists(st.integers(0, 3), min_size=length, max_size=length)
-    documents = data.draw(st.none() | st.lists(ids, min_size=2, max_size=2).map(torch.tensor))
-    real = data.draw(st.none() | st.lists(st.lists(st.booleans(), min_size=length, max_size=length),
-                                          min_size=2, max_size=2).map(torch.tensor))  # fmt: skip
-    places = torch.arange(length)
-    mask = boolean_mask(MaskSpec(places, places, 2, real, documents, window))
-    expected = pairs(window, documents, real, length)
-    assert torch.equal(mask[:, 0].expand(len(expected), -1, -1), expected)
+from tests import varlen_kernel
+from tests.conftest import LATENT, random_model, tiny_config
 
 
 def test_a_static_cache_may_be_longer_than_the_attention_mask():
@@ -46,29 +20,8 @@ def test_a_static_cache_may_be_longer_than_the_attention_mask():
     assert MaskSpec(places[2:3], places[1:3], 1, real).real_keys.tolist() == [[1, 1]]
 
 
-def loop_over_documents(q, k, v, cu_q, cu_k, max_q, max_k, *, window_size, enable_gqa=False):
-    """What varlen_attn computes, by its documentation: one document after the other, ends aligned.
-
-    What the kernel takes for granted, and reads beyond its memory without, is checked.
-    """
-    for x, cu, longest in ((q, cu_q, max_q), (k, cu_k, max_k)):
-        lengths = cu[1:] - cu[:-1]
-        assert cu.dtype == torch.int32
-        assert (cu[0], cu[-1]) == (0, len(x))
-        assert 0 <= lengths.min() <= lengths.max() <= longest
-    assert enable_gqa == (q.shape[1] != k.shape[1])
-    out = torch.zeros_like(q)
-    for (q0, q1), (k0, k1) in zip(*(zip(c.tolist(), c.tolist()[1:], strict=False) for c in (cu_q, cu_k)), strict=True):
-        if q1 == q0:
-            continue
-        shift, window = (k1 - k0) - (q1 - q0), None if window_size[0] < 0 else window_size[0] + 1
-        heads = (x.transpose(0, 1)[None] for x in (q[q0:q1], k[k0:k1], v[k0:k1]))
-
-        def visible(b, i, j, shift=shift, window=window):
-            return reference.may_see(i + shift, j, window=window)
-
-        out[q0:q1] = reference.attention(*heads, visible)[0].transpose(0, 1)
-    return out
+def by_definition(*tensors, window_size, enable_gqa=False):
+    return varlen_kernel.forward(*tensors, window=window_size, enable_gqa=enable_gqa)[0]
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)
@@ -100,7 +53,7 @@ def test_lengths_say_the_same_as_the_boolean_mask(data):
     spec = MaskSpec(places[cached : cached + length], places, 2, real, documents, window, document_starts=starts)
     q, k, v = (torch.randn(2, h, n, 4).double() for h, n in ((4, length), (2, columns), (2, columns)))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("torch.nn.attention.varlen.varlen_attn", loop_over_documents)
+        patch.setattr("torch.nn.attention.varlen.varlen_attn", by_definition)
         out = flash(q, k, v, sequences(spec), 0.0)
     mask = boolean_mask(spec).expand(2, 1, length, columns)
     expected = eager(q, k, v, mask, 0.0)
@@ -125,8 +78,9 @@ def test_starts_are_filled_up_to_a_power_of_two():
     assert document_starts(ids[:, :3].numpy()).shape == (2, 8)
 
 
-def test_documents_packed_into_one_row_do_not_see_each_other():
-    lm = random_model(tiny_config())
+@pytest.mark.parametrize("changes", [{}, LATENT], ids=["heads", "latent"])
+def test_documents_packed_into_one_row_do_not_see_each_other(changes):
+    lm = random_model(tiny_config(**changes))
     first, second = torch.randint(0, 192, (1, 9)), torch.randint(0, 192, (1, 14))
     documents = torch.tensor([[0] * 9 + [1] * 14])
     positions = torch.tensor([[*range(9), *range(14)]])
@@ -143,30 +97,12 @@ def test_documents_packed_into_one_row_do_not_see_each_other():
     assert not torch.allclose(packed[:, 9:], only_positions[:, 9:], atol=1e-1)
 
 
-@pytest.mark.parametrize("backend", ["eager", "flash", "sdpa", "flex"])
-def test_padding_is_invisible_on_either_side_and_never_nan(backend):
-    lm = random_model(tiny_config())
-    lm.set_attn_implementation(backend)
-    ids = torch.randint(0, 192, (1, 10))
-    junk = torch.randint(0, 192, (1, 5))
-    ones, zeros = torch.ones(1, 10).long(), torch.zeros(1, 5).long()
-    with torch.no_grad():
-        alone = lm(ids)
-        left = lm(torch.cat((junk, ids), 1), attention_mask=torch.cat((zeros, ones), 1))
-        right = lm(torch.cat((ids, junk), 1), attention_mask=torch.cat((ones, zeros), 1))
-    assert torch.isfinite(left).all()
-    assert torch.allclose(left[:, 5:], alone, atol=2e-4)
-    assert torch.allclose(right[:, :10], alone, atol=1e-5)
-
-
 @pytest.mark.parametrize(
     ("given", "message"),
     [
         ({"attention_mask": torch.ones(2, 5).bool()}, r"attention_mask has shape \(2, 5\): give .*\(2, 6\)"),
-        ({"attention_mask": torch.ones(1, 6).bool()}, "attention_mask has shape"),
         ({"attention_mask": torch.zeros(2, 6)}, "integers or booleans"),  # an additive mask
         ({"attention_mask": torch.ones(2, 1, 6, 6).bool()}, "attention_mask has shape"),
-        ({"position_ids": torch.arange(6)}, "position_ids has shape"),
         ({"position_ids": torch.zeros(3, 6).long()}, "position_ids has shape"),
         ({"document_ids": torch.zeros(2, 5).long()}, "document_ids has shape"),
     ],

@@ -7,67 +7,52 @@ from hypothesis import strategies as st
 
 from model import LanguageModel, generate
 from model.paged_cache import OutOfBlocks, PagedCache, PagedView
-from tests.conftest import tiny_config
+from tests.conftest import LATENT, random_model, tiny_config
 
 FAMILIES = {
     "gqa": {},
     "window": {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]},
-    "mla": {"attention": "mla", "num_key_value_heads": "mha"},
+    "mla": LATENT,
 }
 
 
 def model(**changes) -> LanguageModel:
-    torch.manual_seed(0)
-    lm = LanguageModel(tiny_config(vocab_size=96, max_position_embeddings=128, **changes)).eval()
-    with torch.no_grad():
-        for module in lm.attention_modules():
-            module.o_proj.weight.normal_(std=0.2)
-    return lm
+    return random_model(tiny_config(vocab_size=96, max_position_embeddings=128, **changes))
 
 
-def prompts(lengths, vocab=96):
-    rng = torch.Generator().manual_seed(7)
-    return [torch.randint(4, vocab, (n,), generator=rng).tolist() for n in lengths]
+def prompts(lengths):
+    return [torch.randint(4, 96, (n,)).tolist() for n in lengths]
 
 
 @torch.no_grad()
-def decode(lm, cache, tables, steps, greedy):
-    """One token for every sequence at a time, all in one batch."""
-    for _ in range(steps):
-        view = PagedView(cache, tables, 1)
-        ids = torch.tensor([[table.token_ids[-1]] for table in tables])
-        logits = lm(ids, attention_mask=view.attention_mask, position_ids=view.position_ids, kv_cache=view)
-        for table, token in zip(tables, logits[:, -1].argmax(-1).tolist(), strict=True):
-            cache.read(table, 1)
-            table.token_ids.append(token)
-            greedy[id(table)].append(token)
-
-
-@torch.no_grad()
-def prefill(lm, cache, table, chunk=1000):
-    logits = None
-    while table.length < len(table.token_ids):
-        count = min(chunk, len(table.token_ids) - table.length)
-        view = PagedView(cache, [table], count)
-        ids = torch.tensor([table.token_ids[table.length : table.length + count]])
-        logits = lm(ids, position_ids=view.position_ids, kv_cache=view)
+def forward(lm, cache, tables, count):
+    """Read the next `count` tokens of every sequence, in one batch: the greedy id after each."""
+    view = PagedView(cache, tables, count)
+    ids = torch.tensor([table.token_ids[table.length : table.length + count] for table in tables])
+    logits = lm(ids, attention_mask=view.attention_mask, position_ids=view.position_ids, kv_cache=view)
+    for table in tables:
         cache.read(table, count)
-    return int(logits[0, -1].argmax())
+    return logits[:, -1].argmax(-1).tolist()
+
+
+def prefill(lm, cache, table, chunk=1000):
+    while (left := len(table.token_ids) - table.length) > 0:
+        (greedy,) = forward(lm, cache, [table], min(chunk, left))
+    return greedy
 
 
 def run(lm, cache, texts, steps, chunk=1000):
     """Greedy ids of every prompt, decoded together."""
-    tables, greedy = [], {}
+    tables = []
     for text in texts:
-        table = cache.begin(text, len(text) + steps)
-        greedy[id(table)] = [prefill(lm, cache, table, chunk)]
-        table.token_ids.append(greedy[id(table)][0])
-        tables.append(table)
-    decode(lm, cache, tables, steps - 1, greedy)
-    found = [greedy[id(table)] for table in tables]
+        tables.append(cache.begin(text, len(text) + steps))
+        tables[-1].token_ids.append(prefill(lm, cache, tables[-1], chunk))
+    for _ in range(steps - 1):
+        for table, token in zip(tables, forward(lm, cache, tables, 1), strict=True):
+            table.token_ids.append(token)
     for table in tables:
         cache.free(table)
-    return found
+    return [table.token_ids[len(text) :] for table, text in zip(tables, texts, strict=True)]
 
 
 def alone(lm, text, steps):

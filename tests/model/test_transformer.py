@@ -11,7 +11,6 @@ from torch import nn
 from model import LanguageModel, ModelConfig
 from model.attention import MIMETIC_STRENGTH
 from model.loss import CHUNK, cross_entropy_sum, log_probs
-from model.masks import causal, within_window
 from model.norm import RMSNorm
 from model.transformer import on_meta
 from tests.conftest import GPT2, LATENT, random_model, tiny_config
@@ -27,7 +26,7 @@ UNTIED = {"tie_word_embeddings": False, "qk_norm": False}
 )
 def test_the_loss_starts_at_ln_vocabulary(vocab, hidden, more, tied):
     shape = {"vocab_size": vocab, "hidden_size": hidden, "num_hidden_layers": 2, "num_attention_heads": 4}
-    lm, ids = LanguageModel(ModelConfig(**shape | more, tie_word_embeddings=tied)), torch.randint(0, vocab, (16, 64))
+    lm, ids = LanguageModel(ModelConfig(**shape | more, tie_word_embeddings=tied)), torch.randint(0, vocab, (4, 64))
     loss_sum, count = lm(ids, labels=ids)
     assert (loss_sum / count).item() == pytest.approx(math.log(vocab), rel=0.02)
 
@@ -125,6 +124,10 @@ def test_rms_norms_own_backward_pass_is_autograds(shape, dtype, relative):
 # what modules say of themselves
 
 
+class Router(nn.Linear):
+    optimizer_group = "matrix"
+
+
 class TwoExperts(nn.Module):
     """A feed-forward part of one's own: a stack of matrices, a router, auxiliary losses."""
 
@@ -132,17 +135,12 @@ class TwoExperts(nn.Module):
 
     def __init__(self, size):
         super().__init__()
-        self.experts = nn.Parameter(torch.randn(2, size, size) * 0.1)
-        self.router = Router(size, 2, bias=True)
+        self.experts, self.router = nn.Parameter(torch.randn(2, size, size) * 0.1), Router(size, 2, bias=True)
 
     def forward(self, x):
         share = self.router(x).softmax(-1)
         out = torch.einsum("bti,eij,bte->btj", x, self.experts, share)
         return out, {"balance": share.mean((0, 1)).square().sum(), "size": 0.5 * share.sum() / share.sum()}
-
-
-class Router(nn.Linear):
-    optimizer_group = "matrix"
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
@@ -185,25 +183,16 @@ SHAPES = [{}, UNTIED, OLMO2, GPT2, LATENT | {"q_lora_rank": 9}, WINDOWS, {"head_
 @pytest.mark.parametrize("changes", SHAPES)
 def test_parameters_and_flops_are_counted_without_building_the_model(changes):
     """FLOPs: two for each number of a matrix, and for each key that a token sees those of q · k and weights @ v."""
-    config, length = tiny_config(**changes), 9
-    state = torch.get_rng_state()
+    config, length, state = tiny_config(**changes), 9, torch.get_rng_state()
     counted = on_meta(config)
     assert torch.equal(torch.get_rng_state(), state)
     lm, counts = LanguageModel(config), parameter_counts(counted)
     assert counts["total"] == lm.num_parameters() == sum(v for k, v in counts.items() if k != "total")
-    layers, linears = lm.model.layers, [m for m in lm.modules() if isinstance(m, nn.Linear)]
-    norms = sum(p.numel() for name, p in lm.named_parameters() if "norm" in name)
-    assert counts["norm"] == norms
-    assert counts["feed_forward"] == sum(p.numel() for layer in layers for p in layer.mlp.parameters())
-    tables = [table for table in lm.modules() if isinstance(table, nn.Embedding)]
-    assert counts["embedding"] == sum(table.weight.numel() for table in tables)
-    assert counts["head"] == (0 if config.tie_word_embeddings else lm.lm_head.weight.numel())
-    keys = 0.0
-    for window in config.windows:
-        query, key = torch.arange(length)[:, None], torch.arange(length)
-        seen = causal(query, key) & within_window(query, key, window or length)
-        keys += seen.sum().item() / length
+    names, linears = dict(lm.named_parameters()), [m for m in lm.modules() if isinstance(m, nn.Linear)]
+    for part, name in {"norm": "norm", "feed_forward": ".mlp.", "embedding": ".embed_", "head": "lm_head"}.items():
+        assert counts[part] == sum(p.numel() for key, p in names.items() if name in key), part
+    keys = [min(i + 1, window or length) for window in config.windows for i in range(length)]  # of each token
     a_key = 2 * config.num_attention_heads * (config.head_size + config.value_size)
-    forward = 2 * sum(m.weight.numel() for m in linears) + a_key * keys
+    forward = 2 * sum(m.weight.numel() for m in linears) + a_key * sum(keys) / length
     assert counted.flops_per_token(length, training=False) == pytest.approx(forward)
     assert counted.flops_per_token(length) == pytest.approx(3 * forward)

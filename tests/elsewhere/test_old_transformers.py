@@ -71,8 +71,8 @@ def test_this_version_is_one_that_we_support(answered):
 @pytest.mark.parametrize("number", range(DRAWN))
 @pytest.mark.parametrize("family", PARTS)
 def test_logits_are_equal(answered, family, number):
-    """Or the model is refused. Experts add up in another order there, and another torch has other kernels: 1e-4 is
-    allowed then, of logits of about 10."""
+    """Or the model is refused. Experts and the layers of gpt2 add up in another order there, and another torch has
+    other kernels: 1e-4 is allowed then, of logits of about 10."""
     place, answer = answered
     problem = answer["problems"][f"{family}/{number}"]
     ours = load(place / family / str(number))
@@ -83,7 +83,7 @@ def test_logits_are_equal(answered, family, number):
     else:
         assert problem == ""
         theirs = load_file(place / family / str(number) / "logits.safetensors")["logits"]
-        exact = family != "qwen3_moe" and answer["torch"] == torch.__version__
+        exact = family not in ("qwen3_moe", "gpt2") and answer["torch"] == torch.__version__
         with torch.no_grad():
             torch.testing.assert_close(theirs, ours(IDS), rtol=0, atol=0 if exact else 1e-4)
 

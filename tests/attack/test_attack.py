@@ -85,7 +85,7 @@ def in_bytes(kind: str) -> bytes:
         parquet.write_table(pyarrow.table({"text": lines}), buffer := pyarrow.BufferOutputStream())
         return buffer.getvalue().to_pybytes()
     if kind == "jsonl.gz":
-        return gzip.compress(jsonl.encode())
+        return gzip.compress(jsonl.encode(), mtime=0)
     return {"txt": "\n\n".join(lines), "jsonl": jsonl, "json": json.dumps(TEXT), "csv": "\n".join(["text", *lines])}[
         kind
     ].encode()

@@ -10,15 +10,15 @@ import pytest
 
 from configs.files import DamagedFile, checkpoint_directory, read_checkpoint
 from eval.load_model import open_checkpoint
-from tests.attack.victims import CONFIG, write_config
 from tests.processes import print_to, run_module, start
+from tests.train.helpers import write_config
 
 RUN = "runs/tiny"
 OPENING = [
     ("eval.chat", RUN, "--max-new-tokens", "2"),
     ("eval.tasks", RUN, "--text", "text.txt", "--limit", "2"),
     ("eval.samples", RUN, "a"),
-    ("model.convert_kv_heads", RUN, "--num-key-value-heads", "2", "--out", "converted"),
+    ("model.convert_kv_heads", RUN, "--num-key-value-heads", "4", "--out", "converted"),
 ]
 
 
@@ -38,7 +38,7 @@ def training(folder):
 def test_commands_beside_a_run_open_a_whole_checkpoint(tmp_path, monkeypatch):
     """In the folder of a run that saves at every step and keeps one checkpoint."""
     steps = {"max_steps": 100_000, "checkpoint_every": 1, "keep_last": 1, "keep_best": False, "log_every": 1000}
-    write_config(tmp_path, train=CONFIG["train"] | steps)
+    write_config(tmp_path, train=steps)
     monkeypatch.chdir(tmp_path)
     process, until = start(training, tmp_path), time.monotonic() + 120
     try:

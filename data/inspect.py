@@ -114,7 +114,7 @@ def main() -> int:
 
     print(f"prepared data    {escape(str(data.directory))}")
     print(f"tokenizer        {config.tokenizer.kind}, {data.tokenizer.vocab_size:,} ids")
-    print(f"row              {config.sequence_length:,} tokens ({rows['train'].length:,} where rows are joined)\n")
+    print(f"row              {config.sequence_length:,} tokens, {rows['train'].length:,} in training\n")
     columns = [summary(config, data, split, rows[split]) for split in SPLITS]
     print(table(["", *SPLITS], [[name, *(column[name] for column in columns)] for name in columns[0]]))
     print(f"\n{describe(data)}")

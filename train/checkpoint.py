@@ -373,7 +373,7 @@ def find_start(config: RunConfig) -> Start:
         _refuse(config, f"{checkpoint} belongs to another run; these keys differ: {listed}")
     if config.max_steps is not None and state.step > config.max_steps:
         limit = next((name for name in LIMITS[1:] if getattr(config.train, name) is not None), LIMITS[0])
-        raise InputError(f"train.{limit} ends the run before step {state.step:,} of {checkpoint}: raise it")
+        raise InputError(f"train.{limit} ends before step {state.step:,} of this run: raise it or choose another name")
     is_over = checkpoint == newest and config.progress(state.step, state.seconds) >= 1
     # with another name for the text, the run continues until `check_contents` can compare the text itself
     is_over = is_over and begun_with.data.source == config.data.source

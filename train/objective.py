@@ -119,10 +119,8 @@ class TextBatches(BatchSource):
         if wanted % world.size:
             enough = -(-wanted // world.size) * world.size * rows.length
             joined = " or data.rows_joined=1" if isinstance(rows, ConversationRows) else ""
-            raise InputError(
-                f"{world.size} processes cannot share the {wanted} {self.name_of_rows}s of a step evenly, each of "
-                f"{rows.length} tokens: set train.tokens_per_step={enough}{joined}"
-            )
+            problem = f"{world.size} processes cannot share the {wanted} {self.name_of_rows}s of a step evenly"
+            raise InputError(f"{problem}: set train.tokens_per_step={enough}{joined}")
         while rows.per_epoch < wanted and wanted % (2 * world.size) == 0:
             wanted //= 2
         restart = config.data.restart_positions or rows.length > config.data.sequence_length
@@ -132,11 +130,8 @@ class TextBatches(BatchSource):
         self._share, self._pin = (world.rank, world.size), device.type == "cuda"
         notes = [too_long(rows, config.data, "train"), self.notes]
         if wanted < asked:
-            notes += [
-                f"the training text makes {rows.per_epoch:,} {self.name_of_rows}{'s' * (rows.per_epoch != 1)} of "
-                f"{rows.length:,} tokens, fewer than the {asked:,} of train.tokens_per_step="
-                f"{config.train.tokens_per_step}: a step takes {wanted:,}"
-            ]
+            name = f"{rows.per_epoch:,} {self.name_of_rows}{'s' * (rows.per_epoch != 1)} of {rows.length:,} tokens"
+            notes += [f"the training text makes {name}, fewer than the {asked:,} of a step: a step takes {wanted:,}"]
         self.notes = "\n".join(filter(None, notes))
 
     def rows(self, config: RunConfig, data: PreparedData) -> Any:

@@ -76,7 +76,8 @@ def plan(path: str, arguments: Sequence[str], seeds: int, *, trust_hooks: bool =
 
     changes_of, configs = dict[str, list[str]](), list[RunConfig]()
     for name, changes in variants:
-        label = re.sub(r"[^\w.+-]+", "_", name).strip("_")[:60] or "value"  # part of a folder's name
+        label = re.sub(r"[^\w.+-]+", "_", name).strip("_")[:60]  # part of a folder's name
+        label = label or ("value" if changes else "baseline")
         try:
             config = load_run_config(path, [*fixed, *changes])
         except InputError as error:

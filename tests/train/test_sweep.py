@@ -31,7 +31,11 @@ def command(*arguments, code: int = 0):
     [
         ([f"{KEY}=1,4"], 2, "2-seed5 1-seed5 4-seed5 2-seed6 1-seed6 4-seed6"),  # the baseline first, seed by seed
         ([f"{KEY}=mqa,2,gqa,4"], 1, "2-seed5 mqa-seed5 4-seed5"),  # a value is trained once, however it is written
-        ([f"{KEY}=1,2", "train.optimizer.lr=0.02,1e-3"], 1, "baseline-seed5 num_key_value_heads-1-seed5 lr-1e-3-seed5"),
+        (
+            [f"{KEY}=1,2", "train.optimizer.lr=0.02,1e-3"],
+            1,
+            "baseline-seed5 num_key_value_heads-1-seed5 lr-0.001-seed5",
+        ),
         ([f"{KEY}=1", "train.max_steps=2,3"], 1, "12-seed5 2-seed5 3-seed5"),
         ([], 2, "baseline-seed5 baseline-seed6"),
         ([f"{KEY}=1,"], 1, "2-seed5 1-seed5"),

@@ -26,7 +26,7 @@ from huggingface_hub import ModelCard
 
 from model import load
 from model.export import export
-from tests.model.export_models import model, save_with_tokenizer
+from tests.train.checkpoints import TOKENIZER, training
 
 pytestmark = pytest.mark.slow  # three processes, two of which import torch
 NAME, COMMIT = "somebody/demo", "1" * 40
@@ -132,7 +132,11 @@ def running_hub() -> Iterator[Hub]:
 
 def test_what_was_uploaded_opens_from_its_name(tmp_path):
     folder = tmp_path / "demo-hub"
-    export(save_with_tokenizer(model(), tmp_path / "model"), "hub-folder", folder)
+    (tmp_path / "demo").mkdir()
+    run = training(vocab_size=TOKENIZER.vocab_size, max_position_embeddings=64)
+    run.steps(1)
+    run.save(tmp_path / "demo/checkpoints")
+    export(tmp_path / "demo", "hub-folder", folder)
     with running_hub() as hub:
         environment = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"} | {
             "HF_ENDPOINT": hub.url,

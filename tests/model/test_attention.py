@@ -106,6 +106,8 @@ def equals_the_formula(case) -> None:
     plain = c["window"] is None and c["documents"] is None and c["real"] is None and c["queries"] in (1, c["keys"])
     spec = MaskSpec(places[cached:], places, c["batch"], c["real"], c["documents"], c["window"], plain)
     eager_errors = errors("eager", inputs, spec, expected)
+    if c["dtype"] == torch.float32:  # else a wrong mask, which makes eager wrong too, would allow every error
+        assert max(eager_errors) <= 1e-5
     here = Situation("cpu", c["dtype"], c["head_dim"], value_dim=value_dim)
     for name in [name for name in CPU_BACKENDS if why_not(name, here) is None]:
         for found, eager_error in zip(errors(name, inputs, spec, expected), eager_errors, strict=False):
@@ -127,11 +129,6 @@ def test_a_row_that_sees_nothing_is_zero_and_so_are_its_gradients(name, dtype):
         for grad in torch.autograd.grad(out.sum(), inputs):
             assert torch.isfinite(grad).all()
             assert (grad[1] == 0).all()
-
-
-def test_repeat_kv_gives_neighbouring_query_heads_the_same_head():
-    k = torch.arange(3.0)[None, :, None, None]
-    assert repeat_kv(k, 2).flatten().tolist() == [0, 0, 1, 1, 2, 2]
 
 
 @pytest.mark.parametrize("backend", CPU_BACKENDS)

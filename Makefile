@@ -2,7 +2,6 @@
 # make story         trains the demo, which writes stories, in $(STORY_MINUTES) minutes or so on two CPU cores.
 # make test          style, types, import rules, and the tests of every room: at most 5 minutes on two cores.
 # make test-all      `make test`, then all the rest: slow tests, notebooks, quick commands of README, measure_gpu.sh on a CPU.
-# make attack        draws hundreds of broken configs, records, model directories and requests (tests/attack), quick and slow ones.
 # make notebooks     runs every notebook; with WRITE=--write it also keeps what they print and draw.
 # make readme        runs every command of README and of three guides in a fresh copy, as a newcomer would: hours.
 # make readme-quick  runs those that take under a minute, with this .venv.
@@ -23,7 +22,7 @@ TORCH ?=
 STORY_MINUTES := 5
 PYTEST := $(RUN) -m pytest -n $(WORKERS) --dist loadfile
 
-.PHONY: demo story install test test-all attack notebooks readme readme-quick lint sizes bench clean
+.PHONY: demo story install test test-all notebooks readme readme-quick lint sizes bench clean
 
 demo: $(VENV)/installed
 	$(RUN) -m train.pretrain configs/small.yaml
@@ -41,9 +40,6 @@ test: lint
 test-all: test readme-quick notebooks
 	$(PYTEST) -m slow
 	PYTHON=$(RUN) OUT=$$(mktemp -d) TEXT=docs bash measure_gpu.sh --dry-run quick real
-
-attack: $(VENV)/ready
-	$(PYTEST) --dist load tests/attack
 
 notebooks: $(VENV)/ready
 	$(RUN) -m notebooks.execute $(WRITE)

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, NonNegativeInt
 
 from configs.loader import PathText, Section
-
-Step = Annotated[int, Field(ge=0)]
-Layer = Annotated[int, Field(ge=0)]
-Head = Annotated[int, Field(ge=0)]
 
 
 class HookConfig(Section):
@@ -20,7 +16,7 @@ class HookConfig(Section):
     """validation | questions | samples | attention | experts | recall, or your own as `module:function`."""
     every: int | None = Field(None, ge=0)
     """Steps between two runs; 0 = only at the end; null = eval.every (eval.attention.every)."""
-    early: list[Step] | None = None
+    early: list[NonNegativeInt] | None = None
     """Extra steps at which it runs; null = none (eval.attention.early)."""
 
     def is_due(self, step: int, is_last: bool) -> bool:
@@ -34,17 +30,17 @@ class AttentionConfig(Section):
 
     every: int = Field(200, ge=0)
     """Steps between two looks at every head, also at the end. 0 = never."""
-    early: list[Step] = Field([0, 1, 2, 5, 10, 20, 50])
+    early: list[NonNegativeInt] = Field([0, 1, 2, 5, 10, 20, 50])
     """Extra steps at which to look: most happens early."""
     texts: list[Annotated[str, Field(min_length=1)]] = Field([])
     """Texts to look at. Empty = the first words of held-out documents."""
     probe_file: PathText | None = None
-    """A YAML file with more texts: {texts: [{name: fox, text: The fox saw the bird.}]}."""
+    """A YAML file with more texts: {texts: {fox: The fox saw the bird.}}."""
     max_tokens: int = Field(32, ge=2, le=256)
     """How many tokens of each text the maps keep."""
-    layers: list[Layer] | None = None
+    layers: list[NonNegativeInt] | None = Field(None, min_length=1)
     """Which layers to look at, counted from 0. null = all."""
-    heads: list[Head] | None = None
+    heads: list[NonNegativeInt] | None = Field(None, min_length=1)
     """Which query heads to look at, counted from 0. null = all."""
     metrics: Literal["all"] | list[str] = Field("all", examples=[["induction", "sink"]])
     """Head scores: all, or a list of names (docs/measure.md)."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import torch
-from pydantic import BaseModel, Field, FiniteFloat
+from pydantic import BaseModel, Field, FiniteFloat, NonNegativeInt
 from torch import Tensor
 
 from configs.command import InputError
@@ -29,7 +29,7 @@ from data.tokenizer import Tokenizer
 from eval.config import EvalConfig
 from eval.hooks import EvalEvent, Hook, Outcome
 from eval.language_modeling import Autocast, evaluating, mean_loss
-from eval.run_files import EXPERTS, Count, Warn, read_log
+from eval.run_files import EXPERTS, Warn, read_log
 from model import LanguageModel, ModelConfig
 
 if TYPE_CHECKING:
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 TOKENS = 8192  # held-out tokens of a look
 WORDS = 8  # of each expert
 DEAD, STARVED = 0.01, 0.25  # of the fair share
-MOST = 20_000  # numbers of shares in a page: with more, lines in the middle are left out
 Routes = tuple[Tensor, Tensor, Tensor]  # what a router returns: probabilities (N, E), weights (N, k), experts (N, k)
 Change = Callable[[int, Routes], Routes]  # layer, routes -> other routes
 
@@ -82,29 +81,27 @@ def through(lm: LanguageModel, change: Change) -> Iterator[None]:
 @torch.no_grad()
 def routing(lm: LanguageModel, batches: Iterable[Batch], pad_id: int, autocast: Autocast = nullcontext) -> Routing:
     """Where the tokens of the batches go; padding does not count. Raises ValueError for a model without experts."""
-    E, V, seen = lm.config.num_experts, lm.model.embed_tokens.num_embeddings, dict[int, Routes]()
+    E, V = lm.config.num_experts, lm.model.embed_tokens.num_embeddings
     if E is None:
         raise ValueError("this model has no experts (num_experts is null)")
-    layers = list(routers(lm))
-    weights, ids = torch.zeros(len(layers), E, dtype=torch.double), torch.zeros(len(layers), E * V, dtype=torch.long)
+    layers, device = list(routers(lm)), next(lm.parameters()).device
+    ids, weights = torch.zeros(len(layers), E * V, dtype=torch.long), torch.zeros(len(layers), E, dtype=torch.double)
 
-    def note(layer: int, routes: Routes) -> Routes:
-        seen[layer] = routes
+    def count(layer: int, routes: Routes) -> Routes:
+        i, real = layers.index(layer), tokens != pad_id
+        _, weight, experts = (x[real.to(x.device)].cpu() for x in routes)
+        ids[i] += torch.bincount((experts * V + tokens[real, None]).flatten(), minlength=E * V)
+        weights[i] += torch.bincount(experts.flatten(), weight.flatten().double(), minlength=E)
         return routes
 
-    device = next(lm.parameters()).device
-    with evaluating(lm), autocast(), through(lm, note):
+    with evaluating(lm), autocast(), through(lm, count):
         for batch in batches:
-            lm(**batch.to(device).tensors)
             tokens = batch["input_ids"].flatten()
-            for i, layer in enumerate(layers):
-                _, weight, experts = (x[(tokens != pad_id).to(device)].cpu() for x in seen[layer])
-                places = experts * V + tokens[tokens != pad_id, None]
-                ids[i] += torch.bincount(places.flatten(), minlength=E * V)
-                weights[i] += torch.bincount(experts.flatten(), weight.flatten().double(), minlength=E)
-    counts = ids.view(len(layers), E, V).sum(-1)
-    share = (counts / counts.sum(-1, keepdim=True)).double().numpy()
-    return Routing(layers, share, (weights / counts).numpy(), ids.view(len(layers), E, V).numpy())
+            lm(**batch.to(device).tensors)
+    by_id = ids.view(len(layers), E, V)
+    counts = by_id.sum(-1)
+    share = (counts / counts.sum(-1, keepdim=True)).double()
+    return Routing(layers, share.numpy(), (weights / counts).numpy(), by_id.numpy())
 
 
 def loss_with(
@@ -145,8 +142,8 @@ class ExpertUse(BaseModel):
     """One line. share, weight: of every layer and expert, as in Routing; null = never chosen. words: the tokens that
     tell each expert from the others. loss: in nats a token, as the router chooses and with a random choice."""
 
-    step: Count
-    tokens: Count
+    step: NonNegativeInt
+    tokens: NonNegativeInt
     layers: Annotated[list[int], Field(min_length=1)]
     share: list[list[Annotated[FiniteFloat, Field(ge=0, le=1)]]]
     weight: list[list[FiniteFloat | None]]
@@ -185,9 +182,8 @@ def use_of(routing: Routing, step: int, tokens: int, tokenizer: Tokenizer) -> Ex
 
 
 def read(directory: Path, warn: Warn) -> list[ExpertUse]:
-    """The lines of a run, in order, all of the model that the last one saw; none without the file."""
-    lines: list[ExpertUse] = read_log(directory / EXPERTS, ExpertUse, warn)
-    return [line for line in lines if line.layers == lines[-1].layers and line.experts == lines[-1].experts]
+    """The lines of a run, in order; none without the file."""
+    return read_log(directory / EXPERTS, ExpertUse, warn)
 
 
 class Experts(Hook):
@@ -199,7 +195,7 @@ class Experts(Hook):
             why = "experts looks at a mixture of experts, and model.num_experts is null"
             raise InputError(f"eval.hooks: {why}: set it, or take experts off the list")
 
-    def look(self, event: EvalEvent) -> None:
+    def evaluate(self, event: EvalEvent) -> None:
         """Every process looks at the same text, since each may hold only a share of the model; the first one writes."""
         options = event.data_config.isolate_documents, event.data_config.restart_positions, TOKENS
         batches = list(validation_batches(event.held_out, event.tokenizer, event.rows_per_batch, *options))
@@ -224,19 +220,15 @@ def findings(last: ExpertUse) -> list[str]:
     """Lines of Markdown: the balance of every layer, what the router's choice is worth, and which words go where."""
     page = ["## Experts", "", f"{last.experts} in each of {len(last.layers)} layers: {last.in_words()}.", ""]
     page += ["Shares are parts of a fair share: 1 = as many tokens as every other expert.", ""]
-    rows = [
-        [f"L{layer}", *(f"{shares[at]:.2f} (E{at})" for at in (shares.argmin(), shares.argmax()))]
-        for layer, shares in zip(last.layers, last.of_fair, strict=True)
-    ]
-    page += [table(("Layer", "weakest", "strongest"), rows), ""]
+    balance, words_of = [], []
+    for i, (layer, shares) in enumerate(zip(last.layers, last.of_fair, strict=True)):
+        balance.append([f"L{layer}", *(f"{shares[at]:.2f} (E{at})" for at in (shares.argmin(), shares.argmax()))])
+        for expert, words in enumerate(last.words[i]):
+            words_of.append([f"L{layer} E{expert}", f"{shares[expert]:.2f}", " ".join(words)])
+    page += [table(("Layer", "weakest", "strongest"), balance), ""]
     if "random" in last.loss:
         losses = f"the loss rises from {last.loss['learned']:.3f} to {last.loss['random']:.3f} nats."
         page += [f"Every token sent to other experts, drawn at random: {losses}", ""]
-    words_of = [
-        [f"L{layer} E{expert}", f"{share:.2f}", " ".join(words)]
-        for layer, shares, of_layer in zip(last.layers, last.of_fair, last.words, strict=False)
-        for expert, (share, words) in enumerate(zip(shares, of_layer, strict=True))
-    ]
     page += ["The tokens that tell an expert from the others of its layer:", ""]
     return [*page, table(("Expert", "share", "tokens"), words_of), ""]
 
@@ -245,11 +237,9 @@ def for_viewer(lines: Sequence[ExpertUse]) -> dict[str, Any] | None:
     """What the page shows: layers, experts and every line, in order, ready for JSON; None for no line."""
     if not lines:
         return None
-    last = lines[-1]
-    most = max(2, MOST // (len(last.layers) * last.experts))
-    steps = []
-    for place in np.linspace(0, len(lines) - 1, min(most, len(lines))).round().astype(int):
-        share, words = lines[place].of_fair.round(3).tolist(), lines[place].words
-        steps.append(lines[place].model_dump(include={"step", "tokens", "weight", "loss"}) | {"share": share})
-        steps[-1]["words"] = [[[escape(word) for word in of_expert] for of_expert in layer] for layer in words]
+    last, steps = lines[-1], []
+    for line in lines:
+        words = [[[escape(word) for word in of_expert] for of_expert in layer] for layer in line.words]
+        about = line.model_dump(include={"step", "tokens", "weight", "loss"})
+        steps.append(about | {"share": line.of_fair.round(3).tolist(), "words": words})
     return {"layers": last.layers, "experts": last.experts, "steps": steps, "dead": DEAD, "starved": STARVED}

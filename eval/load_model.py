@@ -23,8 +23,7 @@ def open_model(
     """The model, in evaluation mode, and the tokenizer of a run (its newest checkpoint) or a checkpoint directory.
 
     device: see `model.backends.choice.choose_device`. dtype: of the weights; default: float32, as they are saved.
-    quantise: int8 or int4 weights (model/quantised.py), which can be read and not trained.
-    Raises InputError for a device that is not available or too small, and for a directory that cannot be loaded.
+    quantise: int8 or int4 weights (model/quantised.py), which can be read and not trained. Raises InputError.
     """
     return open_checkpoint(path, device, dtype, quantise)[:2]
 

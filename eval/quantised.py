@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from configs.command import InputError, exit_on_bad_input, whole
+from configs.command import InputError, exit_on_bad_input
 from configs.text import table
 from data.config import StoryworldSource
 from data.storyworld import tell
@@ -49,6 +49,7 @@ VARIANTS: dict[str, tuple[torch.dtype, str | None, str]] = {
     "int4 weights": (torch.float32, "int4", "dynamic"),
     "int8 cache": (torch.float32, None, "int8"),
 }
+DOCUMENTS = 50  # held-out stories, and conversations with questions
 DECODED, PROMPT, ROUNDS = 128, 16, 5  # tokens that are decoded, and of their prompt; how often
 
 
@@ -56,14 +57,12 @@ def main() -> int:
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog="python -m eval.quantised", description=__doc__, formatter_class=form)
     parser.add_argument("run", help="a run or a checkpoint directory, for example runs/demo")
-    count, about = whole("--documents", 1, 10**6), "held-out stories, and conversations with questions (50)"
-    parser.add_argument("--documents", type=count, default=50, metavar="N", help=about)
     add_device_option(parser)
     given = parser.parse_args()
     config, world, stories, questions = data_config(given.run), None, [], []
     if config is not None and isinstance(config.source, StoryworldSource) and config.source.recall is None:
-        world = config.source.model_copy(update={"validation_documents": given.documents})
-        stories = [tell(world.seed, i, "validation", world.level) for i in range(given.documents)]
+        world = config.source.model_copy(update={"validation_documents": DOCUMENTS})
+        stories = [tell(world.seed, i, "validation", world.level) for i in range(DOCUMENTS)]
         questions = list(held_out_questions(world)) if config.records != "text" else []
     models: dict[str, tuple[LanguageModel, str]] = {}
     qualities, in_float32 = {}, None  # attention: (layer, B, head, query, key)
@@ -75,19 +74,16 @@ def main() -> int:
                 raise
             print(f"{name} left out: {error}", flush=True)  # no torchao, or no layer that it could change
             continue
-        exact = None
         longest = lm.config.max_position_embeddings
+        probe = world and story_probe(tokenizer, world, longest, "stories")
+        probe = probe or probe_from_text(tokenizer, TEXT, longest)
         copied = repeated_probe(tokenizer, 2, longest)
-        probe = (world and story_probe(tokenizer, world, longest, "stories")) or probe_from_text(
-            tokenizer, TEXT, longest
-        )
         with reading_through(lm, cache):
             maps = capture(lm, probe.for_model(next(lm.parameters()).device)["input_ids"]).weights
-            in_float32 = maps if in_float32 is None else in_float32
             gain = None if copied is None else copy_gain(lm, copied)
             _, bits, floor = compare_with_floor(lm, tokenizer, stories)
-        if questions:
-            exact = figures(questions, ask(lm, tokenizer, questions, kv_cache=cache))["exact_match"]
+        exact = figures(questions, ask(lm, tokenizer, questions, cache))["exact_match"] if questions else None
+        in_float32 = maps if in_float32 is None else in_float32
         drift = 0.5 * (maps - in_float32).abs().sum(-1).mean().item()
         shown = ((bits - floor, "+.4f"), (gain, ".3f"), (exact, ".1%"), (drift, ".4f"))
         qualities[name] = ["–" if value is None or value != value else format(value, form) for value, form in shown]

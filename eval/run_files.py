@@ -10,30 +10,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, Field, FiniteFloat
+from pydantic import BaseModel, Field, FiniteFloat, NonNegativeInt
 
 from configs.files import DamagedFile, read_json, read_lines
 
 Warn = Callable[[str], None]
 METRICS, SAMPLES, RESULT, EXPERTS = "metrics.jsonl", "samples.jsonl", "result.json", "experts.jsonl"
-Count = Annotated[int, Field(ge=0)]
 
 
 class Metric(BaseModel, extra="allow"):
     """A line of metrics.jsonl: where the run was, and the figures of one split."""
 
-    step: Count
-    tokens: Count
+    step: NonNegativeInt
+    tokens: NonNegativeInt
     time_s: Annotated[FiniteFloat, Field(ge=0)]
     split: str
-
-
-class Sample(BaseModel, extra="allow"):
-    """A line of samples.jsonl."""
-
-    step: Count
-    prompt: str
-    text: str
 
 
 def read_log(file: Path, kind: Any, warn: Warn) -> list[Any]:
@@ -50,7 +41,7 @@ def read_metrics(run: Path, warn: Warn) -> list[dict[str, Any]]:
 
 
 def read_samples(run: Path, warn: Warn) -> list[dict[str, Any]]:
-    return [line.model_dump() for line in read_log(run / SAMPLES, Sample, warn)]
+    return read_log(run / SAMPLES, dict[str, Any], warn)
 
 
 def read_result(run: Path, warn: Warn) -> dict[str, Any] | None:

@@ -1,1 +1,1 @@
-"""Seven notebooks, each with a question, a figure and a check; `start` is what they begin with."""
+"""Nine notebooks, each with a question, a figure and a check; `start` is what they begin with."""

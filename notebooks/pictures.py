@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from eval.attention import drawing
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
 MAY = "#0072B2"
 LINES_UP_TO = 24  # rows: with more of them, white lines between the cells would be all that one sees
 
 
 def heatmap(
-    axes: Axes,
+    axes: Any,
     matrix: Tensor,
     title: str = "",
     rows: Sequence[Any] = (),
@@ -44,9 +41,7 @@ def heatmap(
         style = {"cmap": "RdBu_r", "vmin": -top, "vmax": top}
     lines = 0.5 if len(matrix) <= LINES_UP_TO else 0
     axes.set_facecolor(drawing.NOTHING)
-    mesh: Any = axes.pcolormesh(
-        matrix.float().masked_fill(hidden, torch.nan), edgecolor="white", linewidth=lines, **style
-    )
+    mesh = axes.pcolormesh(matrix.float().masked_fill(hidden, torch.nan), edgecolor="white", linewidth=lines, **style)
     axes.invert_yaxis()
     axes.set_aspect("equal")
     axes.set_title(title, fontsize=10)
@@ -55,7 +50,5 @@ def heatmap(
     axes.tick_params(length=0)
     for row, column in (~hidden).nonzero().tolist() if decimals is not None else ():
         number = float(matrix[row, column])
-        red, green, blue, _ = mesh.get_cmap()(mesh.norm(number))
-        colour = "white" if 0.3 * red + 0.6 * green + 0.1 * blue < 0.5 else "black"  # white where the cell is dark
         text = f"{round(number, decimals) + 0.0:.{decimals}f}"  # + 0.0: no "-0.0"
-        axes.text(column + 0.5, row + 0.5, text, ha="center", va="center", fontsize=7, color=colour)
+        drawing.write_number(axes, mesh, number, (column + 0.5, row + 0.5), text, 7)

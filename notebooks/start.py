@@ -18,31 +18,24 @@ from pathlib import Path
 from typing import Any
 
 from configs.command import InputError
+from configs.loader import parse_yaml
 from eval.run_files import read_metrics
-from notebooks.hints import HINTS
 
 ROOT = Path(__file__).resolve().parents[1]
+HINTS = parse_yaml((ROOT / "notebooks/hints.yaml").read_text(encoding="utf-8"), "hints.yaml")  # "01.2" -> a hint
 CONFIG = "configs/small.yaml"
-LADDER = "configs/ladder.yaml"
+LADDER, RECALL = "configs/ladder.yaml", "configs/recall.yaml"
 LADDER_STEPS = 1400  # of one run in notebook 08: fewer than the recorded ones have, so it ends in a minute
-QUESTIONS = "configs/sft_demo.yaml"
 TAUGHT = ["init_from=runs/small", "data.tokenizer.path=runs/small", "data.source.documents=1500", "train.max_steps=120"]
 TAUGHT += ["data.source.validation_documents=40", "train.checkpoint_every=0", "eval.every=0", "eval.questions=0"]
 TAUGHT += ["eval.attention.every=0"]  # what notebook 09 trains in half a minute
 PROGRESS_SECONDS = 2  # between two looks at how far a training is
 
 
-class Sentence(Exception):
-    """An error of which a notebook shows the sentence alone."""
-
-    def _render_traceback_(self) -> list[str]:
-        return [str(self)]
-
-
 def demo() -> Path:
     """runs/demo where `make story` made it, else runs/small, which is trained now, in about a minute."""
     if is_finished("demo"):
-        return trained("demo")
+        return Path("runs/demo")
     if not is_finished("small"):
         print("There is no runs/demo here (`make story` trains it): taking a smaller one")
     return small()
@@ -56,21 +49,59 @@ def small() -> Path:
 def rung(name: str, seed: int) -> Path:
     """A run of one rung of configs/ladder.yaml ("baseline": none) in LADDER_STEPS steps, trained where it is missing.
 
-    Raises Sentence for a name that is not a rung.
+    Raises InputError for a name that is not a rung.
     """
     from train.sweep import plan
 
     own = [f"seed={seed}", f"train.max_steps={LADDER_STEPS}", "train.cooldown=0.2", "train.processes=auto"]
     runs = {run.label: run for run in plan(LADDER, own, seeds=1)}
     if name not in runs:
-        raise Sentence(f"{name!r} is not a rung: choose {', '.join(runs)}.")
+        raise InputError(f"{name!r} is not a rung: choose {', '.join(runs)}.")
     return trained(f"ladder-yours-{name}-seed{seed}", "train.pretrain", LADDER, *runs[name].overrides[:-1])
 
 
 def taught(name: str, *changes: str) -> Path:
     """runs/small after a few steps of fine-tuning on questions, trained where it is missing. changes: of its config."""
     small()
-    return trained(f"small-{name}", "train.sft", QUESTIONS, *TAUGHT, *changes)
+    return trained(f"small-{name}", "train.sft", "configs/sft_demo.yaml", *TAUGHT, *changes)
+
+
+def train_point(kv_heads: int, head_dim: int) -> Any:
+    """A model of configs/recall.yaml with this many key/value heads of this size, as a point for the figure of notebook
+    03. It is trained once, then read again. Raises InputError for what the figure has no place for."""
+    from eval.compare.pictures import Point
+    from eval.lookups import half_at
+
+    if kv_heads not in (1, 2, 4, 8) or head_dim % 2 or not 4 <= head_dim <= 32:
+        raise InputError("8 query heads share 1, 2, 4 or 8 key/value heads; a head has an even size from 4 to 32.")
+    inner, parameters, numbers = balanced(kv_heads, head_dim)
+    sizes = {"num_key_value_heads": kv_heads, "head_dim": head_dim, "intermediate_size": inner}
+    overrides = [f"model.{key}={value}" for key, value in sizes.items()]
+    run = trained(f"recall-yours-{kv_heads}x{head_dim}", "train.pretrain", RECALL, *overrides)
+    looks = [line for line in read_metrics(run, lambda problem: None) if line["split"] == "recall"]
+    ends, halves = [looks[-1]["accuracy"]], [half_at(looks)]
+    return Point(str(kv_heads), head_dim, 2 * numbers, parameters, ends, halves, looks[-1]["step"])
+
+
+def balanced(kv_heads: int, head_dim: int) -> tuple[int, int, int]:
+    """(intermediate_size, parameters, numbers of a token in the cache): what heads save, feed-forward layers get.
+
+    The parameters are those of the config as it is, to within one unit of the feed-forward layers. Raises InputError
+    where the heads alone take more.
+    """
+    from data.tokenizer import DEFAULT_VOCAB_SIZE
+    from model.transformer import on_meta
+    from train.config import load_run_config
+
+    run = load_run_config(RECALL)
+    base = run.model.model_copy(update={"vocab_size": run.data.tokenizer.vocab_size or DEFAULT_VOCAB_SIZE})
+    model = base.model_copy(update={"num_key_value_heads": kv_heads, "head_dim": head_dim, "intermediate_size": 8})
+    unit = 3 * model.hidden_size * model.num_hidden_layers  # a row or a column of three matrices in every layer
+    inner = 8 + round((on_meta(base).num_parameters() - on_meta(model).num_parameters()) / unit)
+    if inner < 8:
+        raise InputError(f"{kv_heads} heads of {head_dim} have more parameters than any model of the figure.")
+    model = model.model_copy(update={"intermediate_size": inner})
+    return inner, on_meta(model).num_parameters(), model.num_hidden_layers * model.cache_numbers
 
 
 def is_finished(name: str) -> bool:
@@ -79,37 +110,25 @@ def is_finished(name: str) -> bool:
 
 
 def trained(name: str, *command: str) -> Path:
-    """The directory of a run, as a path from the repository. `python -m command` trains it where it is missing.
-
-    Raises Sentence where training ends in an error, and where the run cannot be read, for example because an older
-    Headlight wrote it.
-    """
-    from eval.load_model import open_model
-
+    """The directory of a run, which `python -m command` trains where it is missing. Raises InputError if it cannot."""
     run = Path("runs") / name
-    if command and not is_finished(name):
+    if not is_finished(name):
         print(f"training {run.as_posix()}: a minute or so …")
         train([*command, f"name={name}"], run)
-    try:
-        open_model(run, "cpu")
-    except InputError as error:
-        raise Sentence(
-            f"{error}. If an older Headlight wrote it: rename {run.as_posix()} and run this cell again."
-        ) from error
     return run
 
 
 def train(command: list[str], run: Path) -> None:
     """Train a run in a process of its own; a line says how far it is. It does not outlive its cell."""
-    began, environment = time.perf_counter(), os.environ | {"PYTHONUTF8": "1"}
-    output: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    output |= {"text": True, "encoding": "utf-8", "errors": "replace"}
-    process = subprocess.Popen([sys.executable, "-m", *command], cwd=ROOT, env=environment, **output)
-    said = None
+    began, output = time.perf_counter(), None
+    process = subprocess.Popen(
+        [sys.executable, "-m", *command], cwd=ROOT, env=os.environ | {"PYTHONUTF8": "1"},
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, encoding="utf-8", errors="replace",
+    )  # fmt: skip
     try:
-        while said is None:
+        while output is None:
             try:
-                said, _ = process.communicate(timeout=PROGRESS_SECONDS)
+                output, _ = process.communicate(timeout=PROGRESS_SECONDS)
             except subprocess.TimeoutExpired:
                 lines = read_metrics(ROOT / run, lambda problem: None)
                 print(f"\r{run.name}: step {lines[-1]['step'] if lines else 0:,}", end=" … ", flush=True)
@@ -118,9 +137,9 @@ def train(command: list[str], run: Path) -> None:
             process.terminate()
             process.communicate()
     if process.returncode:
-        lines = said.strip().splitlines() or ["it said nothing"]
-        reason = next((line for line in reversed(lines) if "error: " in line), lines[-1])
-        raise Sentence(f"training {run.as_posix()} stopped with code {process.returncode}: {reason}")
+        words = output.strip().splitlines() or ["it output nothing"]
+        reason = next((line for line in reversed(words) if "error: " in line), words[-1])
+        raise InputError(f"training {run.as_posix()} stopped with code {process.returncode}: {reason}")
     print(f"\rdone in {time.perf_counter() - began:.0f} seconds")
 
 
@@ -138,9 +157,9 @@ def play(draw: Callable[..., Any], **controls: Any) -> None:
 
 
 def check(answer: Any, is_right: Callable[[Any], Any], exercise: str) -> None:
-    """Say that the reader's answer is right; raises Sentence with the hint if it is not. None: no answer yet.
+    """Say that the reader's answer is right; raises InputError with the hint if it is not. None: no answer yet.
 
-    exercise: such as "01.2". Its hint is in notebooks/hints.py, so nobody reads it before the first try.
+    exercise: such as "01.2". Its hint is in hints.yaml, so nobody reads it before the first try.
     """
     hint = HINTS[exercise]
     if answer is None:
@@ -151,7 +170,7 @@ def check(answer: Any, is_right: Callable[[Any], Any], exercise: str) -> None:
     except Exception:  # whatever a wrong answer does to the check
         right = False
     if not right:
-        raise Sentence(f"Not yet. {hint}")
+        raise InputError(f"Not yet. {hint}")
     print("Right.")
 
 

@@ -181,10 +181,7 @@ def room_for(model: Model, token_ids: Sequence[int], wanted: int | None, most: i
     """How many tokens may be written: what is wanted, within the context and the server's limit. Raises ApiError."""
     left = model.context_length - len(token_ids)
     if left < (wanted != 0) or (wanted is not None and wanted > left):
-        raise ApiError(
-            400,
-            f"This model's maximum context length is {model.context_length} tokens. The prompt has {len(token_ids)}"
-            f"{'' if wanted is None else f', and {wanted} are to be written'}: shorten it, or ask for fewer.",
-            "context_length_exceeded",
-        )
+        sizes = f"{len(token_ids)} are read" + ("" if wanted is None else f", and {wanted} are to be written")
+        message = f"This model's maximum context length is {model.context_length} tokens: {sizes}"
+        raise ApiError(400, message, "context_length_exceeded")
     return min(left if wanted is None else wanted, most)

@@ -105,10 +105,9 @@ class WhichModel(BaseModel):
     async def find(self, library: Library, name: str) -> tuple[Model, dict[Head, float]]:
         """The model, loaded if need be, and the factors of its heads. Raises ApiError."""
         model = await asyncio.to_thread(library.find, name, self.step, self.adapter)  # others are answered meanwhile
+        layers, heads = model.lm.config.num_hidden_layers, model.lm.config.num_attention_heads
         for layer, head, _ in self.heads:
-            if layer not in range(model.lm.config.num_hidden_layers) or head not in range(
-                model.lm.config.num_attention_heads
-            ):
+            if layer not in range(layers) or head not in range(heads):
                 raise ApiError(400, f"heads: layer {layer} of this model has no head {head}")
         return model, {(layer, head): factor for layer, head, factor in self.heads}
 
@@ -311,8 +310,10 @@ async def _respond(
         async for _ in pieces:
             if await request.is_disconnected():
                 raise ApiError(499, "the client went away")  # nobody reads it
-    whole = [Piece(one, Delta(one.reply.reasoning_content, one.reply.content), one.tokens) for one in answers]
-    return JSONResponse(head | {"choices": [choice(piece, True) for piece in whole], "usage": usage()})
+    complete = [
+        Piece(answer, Delta(answer.reply.reasoning_content, answer.reply.content), answer.tokens) for answer in answers
+    ]
+    return JSONResponse(head | {"choices": [choice(piece, True) for piece in complete], "usage": usage()})
 
 
 def event(body: dict[str, Any]) -> str:

@@ -22,12 +22,10 @@ from eval.attention import viewer
 from eval.attention.capture import AttentionMaps
 from eval.attention.controls import Head, scaled
 from eval.attention.probes import probe_from_text
-from eval.attention.snapshots import Snapshot, file_of, look, read
+from eval.attention.snapshots import Snapshot, file_of, read, take_snapshot
 from eval.chat.attention import capture_from, rows_around
 from eval.chat.session import first_line
 from eval.config import AttentionConfig
-from eval.experts import for_viewer
-from eval.experts import read as read_experts
 from eval.load_model import open_checkpoint
 from eval.questions import Question, one_question, source_of
 from eval.run_files import METRICS
@@ -119,7 +117,7 @@ def router(library: Library, limits: Limits) -> APIRouter:
     def attention(name: str) -> dict[str, Any]:
         """Every look at its heads, without the maps."""
         run = run_named(name)
-        looks, problems = viewer.Looks(name, experts=for_viewer(read_experts(run, lambda problem: None))), []
+        looks, problems = viewer.Looks(name, experts=viewer.experts_of(run)), []
         for file in sorted((run / "attention").glob("step_????????.npz")):
             try:
                 looks.snapshots.append(_without_maps(file, file.stat().st_mtime_ns))
@@ -146,7 +144,7 @@ def router(library: Library, limits: Limits) -> APIRouter:
         def look_at(step: int, checkpoint: Path) -> Snapshot:
             lm, tokenizer, _ = open_checkpoint(checkpoint, library.device)
             probe = probe_from_text(tokenizer, text, lm.config.max_position_embeddings)
-            return look(lm, [probe], AttentionConfig(max_tokens=MOST_TOKENS), (step, 0, 0.0))
+            return take_snapshot(lm, [probe], AttentionConfig(max_tokens=MOST_TOKENS), (step, 0, 0.0))
 
         async with asyncio.timeout(limits.seconds), one_at_a_time:
             looks = [await asyncio.to_thread(look_at, *steps[place]) for place in few]

@@ -1,5 +1,5 @@
-"""Windows, macOS and terminals without UTF-8, as far as can be told from Linux: patterns in the source, and the
-branches for them, taken. What was never run on a Mac or on Windows is not proven by this, only made likely.
+"""Windows, macOS and terminals without UTF-8, as far as can be told from Linux: the branches for them, taken. What was
+never run on a Mac or on Windows is not proven by this, only made likely.
 """
 
 from __future__ import annotations
@@ -26,14 +26,8 @@ def in_ascii(*arguments: str) -> subprocess.CompletedProcess:
     """A command where text is ASCII unless one says otherwise: no locale, no UTF-8 mode."""
     plain = {"PYTHONUTF8": "0", "LC_ALL": "C", "LANG": "C", "PYTHONCOERCECLOCALE": "0"}
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONIOENCODING"} | plain
-    return subprocess.run(
-        [sys.executable, *arguments],
-        cwd=REPOSITORY,
-        env=environment,
-        capture_output=True,
-        encoding="ascii",
-        timeout=300,
-    )
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, encoding="ascii", timeout=300)
 
 
 def test_a_terminal_that_knows_only_ascii(tmp_path):
@@ -61,31 +55,19 @@ def test_what_only_some_systems_tell_is_asked_with_a_fallback(tmp_path, monkeypa
     assert command.usable_cores() == os.cpu_count()
 
 
-# ---------------------------------------------------------------------------------------------------------
-# Apple's GPUs
-
-
-def test_auto_takes_an_apple_gpu_and_says_that_it_is_untested(tmp_path, monkeypatch):
+def test_auto_takes_an_apple_gpu_which_trains_in_float32_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
     config = load_run_config(write_config(tmp_path, train={"precision": "auto"}))
     device = resolve_device(config)
     assert (device.device.type, device.precision, device.attention) == ("mps", "fp32", "sdpa")
-    assert "device mps (auto; not tested: no such machine was available)" in device.notes
     assert device_module.compiler_problem("mps") == "not tried on mps"
     assert micro_batch_rows(config, device) == 8
+    for precision in ("bf16", "tf32"):
+        with pytest.raises(command.InputError, match="on mps"):
+            resolve_device(load_run_config(write_config(tmp_path, train={"precision": precision})))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 0))
     assert resolve_device(config).device.type == "cuda"
-
-
-@pytest.mark.parametrize(("precision", "problem"), [("bf16", "does not train on mps"), ("tf32", "needs CUDA: on mps")])
-def test_an_apple_gpu_trains_in_float32_alone(tmp_path, monkeypatch, precision, problem):
-    from configs.command import InputError
-
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
-    with pytest.raises(InputError, match=problem):
-        resolve_device(load_run_config(write_config(tmp_path, train={"precision": precision})))

@@ -124,10 +124,8 @@ def computes(kind: str) -> Verdict:
     ones = torch.ones(8, 8, device=kind)
     if (total := float((ones @ ones).sum())) != 512:
         return "FAIL", f"a small product gave {total:g}, not 512"
-    return (
-        "ok",
-        f"{hardware.machine(torch.device(kind))}; torch {torch.__version__}, Python {platform.python_version()}",
-    )
+    machine = hardware.machine(torch.device(kind))
+    return "ok", f"{machine}; torch {torch.__version__}, Python {platform.python_version()}"
 
 
 def room(config: RunConfig, kind: str) -> Verdict:

@@ -123,11 +123,8 @@ class PairSource(TextBatches):
     def rows(self, config: RunConfig, data: PreparedData) -> Pairs:
         pairs = Pairs(data.stream("train"), config.data.sequence_length, data.tokenizer.bos_id)
         if pairs.left_out:
-            self.notes = (
-                f"{pairs.left_out:,} of {pairs.left_out + pairs.per_epoch:,} pairs are left out, because a prompt with "
-                f"an answer is longer than data.sequence_length ({config.data.sequence_length}), or an answer has "
-                "weight 0: raise it to keep the long ones"
-            )
+            number = f"{pairs.left_out:,} of {pairs.left_out + pairs.per_epoch:,} pairs"
+            self.notes = f"{number} are left out: longer than data.sequence_length, or with an answer of weight 0"
         return pairs
 
 

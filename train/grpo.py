@@ -29,7 +29,7 @@ from configs.command import InputError, exit_on_bad_input
 from data.batches import IGNORED, Batch
 from data.prepare import PreparedData
 from eval.questions import Question
-from eval.tools import Written, said_by_user, write_answers
+from eval.tools import Written, write_answers
 from model import LanguageModel
 from model.loss import log_probs
 from train.config import GRPOConfig, RunConfig
@@ -88,8 +88,7 @@ class Rollouts(AnswerBatches):
             temperature=self.settings.temperature,
             rng=Random(f"answers {self.seed} {k} {self.world.rank}"),
             copies=self.settings.group_size,
-            tools=self.tools,
-            said=[said_by_user(question.messages) for question, _ in questions],
+            tools=bool(self.tools),
         )
 
 

@@ -59,7 +59,7 @@ def write(run: Run) -> None:
     metrics: list[dict[str, Any]] = []
     with suppress(DamagedFile):  # a folder, a pipe: the run has said that it cannot write there
         metrics = read_lines(directory / METRICS, lambda problem: run.tracker.say(f"warning: {problem}"))
-    outcomes = list(run.hooks.outcomes(directory, metrics, run.tracker.say))
+    outcomes = run.hooks.outcomes(run.event(is_last=True), metrics)
     train = [line for line in metrics if line["split"] == "train"]
     speed = median_high([line["tokens_per_s"] for line in train if line.get("tokens_per_s") is not None] or [0.0])
     apart = sum(run.meter.elsewhere.values()) + sum((m.get("eval_s") or 0) + (m.get("save_s") or 0) for m in train)
@@ -76,21 +76,17 @@ def write(run: Run) -> None:
         "tokens_per_s": speed,
         **{name: value for outcome in outcomes for name, value in outcome.figures.items()},
         "summary": lines,
-        "sample": "".join(outcome.sample for outcome in outcomes),
-        "seen": " ".join(outcome.seen for outcome in outcomes if outcome.seen),
     }
-    pictures = [picture for outcome in outcomes for picture in outcome.pictures]
     made_with = (
         f"python -m {run.script} {directory}/config.yaml\n"
         f"torch {torch.__version__}, Python {platform.python_version()}, {machine(run.device.device)}; {date.today()}"
     )
-    sample = ["A sample, as the model wrote it:", "", fenced(figures["sample"]), ""] if figures["sample"] else []
+    sample = ["A sample, as the model wrote it:", "", fenced(figures["sample"]), ""] if figures.get("sample") else []
     page = [
         *(f"# {markdown(run.config.name)}", "", fenced(opening(run)), ""),
         *("## Result", "", fenced("\n".join(lines)), "", *sample),
         *(line for outcome in outcomes for line in outcome.sections),
         *("## Figures", "", "![loss](loss.png)", ""),
-        *(f"![{title}]({path})\n" for path, title in pictures if (directory / path).is_file()),
         *("## Made with", "", fenced(made_with), ""),
     ]
     plot_loss(metrics, directory / "loss.png")

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from configs.command import InputError, exit_on_bad_input, whole
+from configs.command import InputError, exit_on_bad_input, integer
 from configs.loader import flatten, parse_yaml
 from train.checkpoint import find_start, own
 from train.config import TRUST_HELP, RunConfig, load_run_config, script_of
@@ -76,7 +76,8 @@ def plan(path: str, arguments: Sequence[str], seeds: int, *, trust_hooks: bool =
 
     changes_of, configs = dict[str, list[str]](), list[RunConfig]()
     for name, changes in variants:
-        label = re.sub(r"[^\w.+-]+", "_", name).strip("_")[:60] or "value"  # part of a folder's name
+        label = re.sub(r"[^\w.+-]+", "_", name).strip("_")[:60]  # part of a folder's name
+        label = label or ("value" if changes else "baseline")
         try:
             config = load_run_config(path, [*fixed, *changes])
         except InputError as error:
@@ -99,9 +100,8 @@ def main() -> int:
     parser.add_argument("config", help="the baseline, a YAML file, for example configs/demo.yaml")
     parser.add_argument("overrides", nargs="*", metavar="key=a,b,c", help="swept; key=value holds for all runs")
     seeds = "runs of every variant, from the config's seed on"
-    parser.add_argument("--seeds", type=whole("--seeds", 1), default=1, help=seeds)
+    parser.add_argument("--seeds", type=integer("--seeds", 1), default=1, help=seeds)
     parser.add_argument("--out", type=Path, help="folder of comparison.md; default: <output_dir>/<name>-sweep-<keys>")
-    parser.add_argument("--skip-decode", action="store_true", help="do not measure decoding in the comparison")
     parser.add_argument("--trust-hooks", action="store_true", help=TRUST_HELP)
     given = parser.parse_intermixed_args()
     runs = plan(given.config, given.overrides, given.seeds, trust_hooks=given.trust_hooks)
@@ -129,7 +129,7 @@ def main() -> int:
         notes = [f"{name} is left out: exit code {code}{REASONS.get(code, '')}" for name, code in failed.items()]
         if paths:
             print()
-            compare(read_runs(paths), out, decode=not given.skip_decode, notes=notes)
+            compare(read_runs(paths), out, notes=notes)
         return 3 if 3 in failed.values() else next((code if code > 0 else 128 - code for code in failed.values()), 0)
 
 

@@ -140,7 +140,8 @@ def _takes(field: dict[str, Any], schema: dict[str, Any]) -> str:
         count = "" if least is None else f" of {least}" if least == most else " (not empty)"
         return f"a list{count} of: {_takes(field.get('items', {}), schema)}"
     if kind == "object":
-        return "a mapping" if field.get("additionalProperties") else SECTION
+        is_free = field.get("additionalProperties") or "patternProperties" in field
+        return "a mapping" if is_free else SECTION
     word = WORDS.get(str(kind), "text")
     if "minimum" in field and "maximum" in field:
         return f"{word} {field['minimum']:,} to {field['maximum']:,}"

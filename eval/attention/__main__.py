@@ -13,14 +13,13 @@ import argparse
 import re
 from pathlib import Path
 
-from configs.command import InputError, exit_on_bad_input, numbers, whole
-from configs.text import did_you_mean
+from configs.command import InputError, exit_on_bad_input, integer
 from data.config import DataConfig
 from eval.attention.history import best_head
 from eval.attention.metrics import SCORES
 from eval.attention.pictures import mosaic, one_head, render
 from eval.attention.probes import build_probes, probe_from_text
-from eval.attention.snapshots import look, read_all
+from eval.attention.snapshots import read_all, take_snapshot
 from eval.attention.viewer import write_viewer
 from eval.config import AttentionConfig
 from eval.load_model import add_device_option, data_config, open_checkpoint
@@ -34,7 +33,7 @@ def main() -> int:
     parser.add_argument("run", type=Path, help="a run or a checkpoint directory, for example runs/demo")
     parser.add_argument("--text", help="what the heads look at; default: the texts of training")
     parser.add_argument("--out", type=Path, help="folder of the pictures; default: the run's, or this one")
-    count, words = whole("--max-tokens", 2, MOST_TOKENS), f"tokens of the text that are shown ({MOST_TOKENS})"
+    count, words = integer("--max-tokens", 2, MOST_TOKENS), f"tokens of the text that are shown ({MOST_TOKENS})"
     parser.add_argument("--max-tokens", type=count, default=MOST_TOKENS, help=words)
     parser.add_argument("--head", metavar="SCORE", help="draw the head with most of it large, too; or LAYER,HEAD")
     parser.add_argument("--svg", action="store_true", help="draw .svg, not .png")
@@ -65,41 +64,34 @@ def from_snapshots(given: argparse.Namespace, out: Path) -> list[Path]:
 
 def from_text(given: argparse.Namespace, out: Path) -> list[Path]:
     """Every head of a checkpoint on one text; where --head names a score, that is measured as in training, too."""
-    score: str | None = None
-    place: tuple[int, ...] = ()
-    if given.head and given.head[0].isalpha():
-        score = given.head.replace("-", "_")
-        if score not in SCORES:
-            nearest = did_you_mean(score, {name: name for name in SCORES})
-            raise InputError(f"--head {score}: there is no such score{nearest or ': use ' + ', '.join(SCORES)}")
-    elif given.head:
-        place = tuple(numbers("--head", 0)(given.head))
+    score, numbers = (given.head or "").replace("-", "_"), re.fullmatch(r"(\d+),(\d+)", given.head or "")
+    if given.head and not numbers and score not in SCORES:
+        raise InputError(f"--head {given.head}: give a layer and a head, such as 0,1, or a score: {', '.join(SCORES)}")
     lm, tokenizer, directory = open_checkpoint(given.run, given.device)
     longest, step = lm.config.max_position_embeddings, re.search(r"step_(\d{8})$", directory.name)
     try:
         probes = [probe_from_text(tokenizer, given.text, longest)]
-    except ValueError as error:  # empty, or too long
+    except ValueError as error:  # empty
         raise InputError(f"--text: {error}") from None
-    if score and SCORES[score].probe != "text":
+    if score in SCORES and SCORES[score].probe != "text":
         built_in = build_probes(tokenizer, data_config(given.run) or DataConfig(), longest)
         probes += [probe for probe in built_in if probe.name == SCORES[score].probe]
     config = AttentionConfig(max_tokens=given.max_tokens)
-    snapshot = look(lm, probes, config, (int(step[1]) if step else -1, 0, 0.0))
-    if score:
-        place = best_head(snapshot, score) or ()
-        if not place:
-            raise InputError(f"--head {score}: this score cannot be measured here: give another, or LAYER,HEAD")
-    if given.head and not (len(place) == 2 and place[0] in snapshot.layers and place[1] in snapshot.heads):
-        there = f"layers 0 to {snapshot.layers[-1]}, heads 0 to {snapshot.heads[-1]}"
-        raise InputError(f"--head: give a score, or a layer and a head, such as --head 0,1: this model has {there}")
-    suffix = ".svg" if given.svg else ".png"
-    written = [mosaic(snapshot, out / f"text{suffix}", str(given.run))]
+    snapshot = take_snapshot(lm, probes, config, (int(step[1]) if step else -1, 0, 0.0))
+    name, suffix, head = str(given.run), ".svg" if given.svg else ".png", None
+    written = [mosaic(snapshot, out / f"text{suffix}", name)]
     if given.head:
-        file = out / f"text_L{place[0]}H{place[1]}{suffix}"
-        written.append(one_head(snapshot, place[0], place[1], file, title=str(given.run), score=score))
-    head = (place[0], place[1]) if given.head else None
-    written.append(write_viewer([(str(given.run), [snapshot])], out / "text.html", head))
-    return written
+        head = (int(numbers[1]), int(numbers[2])) if numbers else best_head(snapshot, score)
+        if head is None:
+            raise InputError(f"--head {score}: this score cannot be measured here: give another, or LAYER,HEAD")
+        if head[0] not in snapshot.layers or head[1] not in snapshot.heads:
+            there = f"layers 0 to {snapshot.layers[-1]}, heads 0 to {snapshot.heads[-1]}"
+            raise InputError(f"--head {given.head}: this model has {there}")
+        title = name
+        if not numbers:  # say why it is this head: the map itself may be of another probe than the score
+            title += f" · {SCORES[score].title} {snapshot.scores[score][head]:.2f} on {SCORES[score].probe}"
+        written.append(one_head(snapshot, *head, out / f"text_L{head[0]}H{head[1]}{suffix}", title=title))
+    return [*written, write_viewer([(name, [snapshot])], out / "text.html", head)]
 
 
 if __name__ == "__main__":

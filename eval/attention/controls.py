@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from random import Random
-from typing import Any, Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,6 @@ from eval.attention.probes import Probe
 from eval.language_modeling import predictions
 from model import LanguageModel
 
-How = Literal["zero", "mean"]
 Head = tuple[int, int]  # layer, head
 
 
@@ -59,12 +58,11 @@ def second_copy_loss(lm: LanguageModel, probe: Probe) -> float:
 
 
 @contextmanager
-def scaled(lm: LanguageModel, factors: Mapping[Head, Any], real: Tensor | None = None) -> Iterator[None]:
+def scaled(lm: LanguageModel, factors: Mapping[Head, float | Tensor]) -> Iterator[None]:
     """Within this context the outputs of these heads, (layer, head) each, are multiplied by a factor.
 
-    A head's output is its slice of what goes into o_proj: 0 is as if its columns there were zero. "mean" instead of a
-    number puts in its mean over the rows and tokens of the forward pass (real (B, T): over these alone), so that only
-    what differs from token to token is lost. Raises ValueError for a head that does not exist.
+    A head's output is its slice of what goes into o_proj: 0 is as if its columns there were zero. Raises ValueError for
+    a head that does not exist.
     """
     config, modules = lm.config, lm.attention_modules()
     for layer, head in factors:
@@ -74,11 +72,9 @@ def scaled(lm: LanguageModel, factors: Mapping[Head, Any], real: Tensor | None =
 
     def change(layer: int, _module: nn.Module, given: tuple[Tensor]) -> tuple[Tensor]:
         x = given[0].unflatten(-1, (-1, config.value_size)).clone()  # (B, T, H, D)
-        for output, factor in ((x[:, :, head], factor) for (at, head), factor in factors.items() if at == layer):
-            if factor == "mean":
-                output[:] = (output.flatten(0, 1) if real is None else output[real.to(x.device)]).mean(0)
-            else:
-                output *= factor
+        for (at, head), factor in factors.items():
+            if at == layer:
+                x[:, :, head] *= factor
         return (x.flatten(2),)
 
     changed = {layer: modules[layer].o_proj for layer, _ in factors}
@@ -90,33 +86,25 @@ def scaled(lm: LanguageModel, factors: Mapping[Head, Any], real: Tensor | None =
             handle.remove()
 
 
-def ablated(
-    lm: LanguageModel, heads: Sequence[Head], how: How = "zero", real: Tensor | None = None
-) -> AbstractContextManager[None]:
-    """Within this context the outputs of these heads, (layer, head) each, are zero, or their mean: see `scaled`."""
-    return scaled(lm, dict.fromkeys(heads, 0.0 if how == "zero" else how), real)
+def ablated(lm: LanguageModel, heads: Sequence[Head]) -> AbstractContextManager[None]:
+    """Within this context the outputs of these heads, (layer, head) each, are zero."""
+    return scaled(lm, dict.fromkeys(heads, 0.0))
 
 
-def ablation(lm: LanguageModel, probe: Probe, heads: Sequence[Head], how: How = "zero") -> float:
+def ablation(lm: LanguageModel, probe: Probe, heads: Sequence[Head]) -> float:
     """How much the mean loss on second copies rises, in nats a token, when these heads are ablated."""
     before = second_copy_loss(lm, probe)
-    with ablated(lm, heads, how, probe.real):
+    with ablated(lm, heads):
         return second_copy_loss(lm, probe) - before
 
 
-def ablate_each(lm: LanguageModel, probe: Probe, how: How = "zero") -> Tensor:
-    """`ablation` of every head alone: (layer, head) float32, in nats a token. One forward pass a head."""
-    return rises_without_each(lm, lambda: second_copy_loss(lm, probe), how, probe.real)
-
-
-def rises_without_each(
-    lm: LanguageModel, loss: Callable[[], float], how: How = "zero", real: Tensor | None = None
-) -> Tensor:
-    """How much a loss rises when a head is ablated, one head at a time: (layer, head) float32."""
+def ablate_each(lm: LanguageModel, loss: Callable[[], float]) -> Tensor:
+    """How much a loss, such as `second_copy_loss`, rises when a head is ablated, one head at a time: (layer, head)
+    float32."""
     before = loss()
     rises = torch.zeros(lm.config.num_hidden_layers, lm.config.num_attention_heads)
     for layer, head in torch.cartesian_prod(*(torch.arange(size) for size in rises.shape)).tolist():
-        with ablated(lm, [(layer, head)], how, real):
+        with ablated(lm, [(layer, head)]):
             rises[layer, head] = loss() - before
     return rises
 

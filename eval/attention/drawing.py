@@ -43,12 +43,8 @@ def group_colour(number: int) -> str:
     return GROUP_COLOURS[number % len(GROUP_COLOURS)]
 
 
-# ---------------------------------------------------------------------------------------------------------
-# a figure and its file
-
-
 def new_figure(width: float, height: float, title: str = "", fitted: bool = True):
-    """A white figure of this size in pixels. fitted: its axes are made to fit; else they are placed by `axes_at`."""
+    """A white figure of this size in pixels. fitted: its axes are made to fit; else they are placed by hand."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -58,12 +54,6 @@ def new_figure(width: float, height: float, title: str = "", fitted: bool = True
     if title:
         figure.suptitle(readable(title), x=0.01, ha="left", fontsize=12, **words())
     return figure
-
-
-def axes_at(figure, bottom: float, width: float, height: float):
-    """Axes of exactly this many pixels; what extends beyond the figure is for `fit`."""
-    size = figure.get_size_inches() * DPI
-    return figure.add_axes([0, bottom / size[1], width / size[0], height / size[1]])
 
 
 def caption(axes, title: str, note: str = ""):
@@ -76,25 +66,12 @@ def caption(axes, title: str, note: str = ""):
     return axes.set_title(wrapped(title, 12), loc="left", fontsize=12, weight="bold", color=INK, pad=9, **words())
 
 
-def fit(figure) -> None:
-    """Grow the figure until everything beyond its edges (labels, titles, bars) is inside; axes keep their pixels."""
-    box = figure.get_tightbbox().padded(0.1)  # inches
-    left, bottom, right, top = np.array([np.floor(box.min * DPI), np.ceil(box.max * DPI)]).ravel() / DPI
-    old, new = figure.get_size_inches(), np.array([right - left, top - bottom])
-    for axes in figure.axes:
-        place = axes.get_position()
-        axes.set_position([*((place.min * old - (left, bottom)) / new), *(place.size * old / new)])
-    figure.set_size_inches(new)
-
-
 def save_figure(figure, path: Path) -> Path:
-    """Write PNG or SVG, by the suffix."""
-    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+    """Write PNG or SVG, by the suffix. Axes that were placed by hand keep their pixels, and the picture gets room for
+    all that extends beyond the figure: labels, titles, bars."""
+    grows = {"bbox_inches": "tight"} if figure.get_layout_engine() is None else {}
+    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None, **grows)
     return path
-
-
-# ---------------------------------------------------------------------------------------------------------
-# a map
 
 
 def draw_map(
@@ -118,10 +95,15 @@ def draw_map(
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
     for i, j in np.argwhere(values >= numbers_from) if numbers_from is not None else ():
-        red, green, blue, _ = image.cmap(image.norm(values[i, j]))
-        colour = INK if 0.3 * red + 0.59 * green + 0.11 * blue > 0.5 else "white"
-        axes.text(j, i, short(values[i, j]), ha="center", va="center", fontsize=size, color=colour)
+        write_number(axes, image, values[i, j], (j, i), short(values[i, j]), size)
     return image
+
+
+def write_number(axes, image, value: float, place: tuple[float, float], text: str, size: float) -> None:
+    """A value's text in its cell: dark on a light cell, white on a dark one."""
+    red, green, blue, _ = image.cmap(image.norm(value))
+    colour = INK if 0.3 * red + 0.59 * green + 0.11 * blue > 0.5 else "white"
+    axes.text(*place, text, ha="center", va="center", fontsize=size, color=colour)
 
 
 def draw_scale(axes, image, ticks: Sequence[float], label: str = "", mark: float | None = None) -> None:
@@ -138,14 +120,10 @@ def draw_scale(axes, image, ticks: Sequence[float], label: str = "", mark: float
         bar.ax.axhline(mark, color=CHANCE, lw=2.2)
 
 
-# ---------------------------------------------------------------------------------------------------------
-# a curve
-
-
 def draw_curve(axes, x: Any, y: Any, number: int = 0, label: str = "", **style: Any) -> None:
     """Draw a curve in the colour and with the marker of this number."""
-    look = {"color": group_colour(number), "marker": MARKERS[number % len(MARKERS)], "ms": 4, "lw": 1.6}
-    axes.plot(x, y, **look | style, label=label)
+    usual = {"color": group_colour(number), "marker": MARKERS[number % len(MARKERS)], "ms": 4, "lw": 1.6}
+    axes.plot(x, y, **usual | style, label=label)
 
 
 def frame_curves(axes, title: str, over: str = "tokens seen") -> None:
@@ -165,10 +143,6 @@ def legend_below(figure, axes, title: str | None = None) -> None:
     handles, labels = axes.get_legend_handles_labels()
     style = {"loc": "outside lower center", "frameon": False, "prop": {"family": fonts(), "size": 9}}
     figure.legend(handles, labels, ncols=min(8, len(labels)), title=title, title_fontsize=9, **style)
-
-
-# ---------------------------------------------------------------------------------------------------------
-# words
 
 
 def words() -> dict[str, Any]:
@@ -193,10 +167,10 @@ def short(value: float) -> str:
 
 def shorten(label: str, longest: int = 12) -> str:
     """A label of at most this many columns; a Chinese character takes two."""
-    label = whole = readable(label)
-    while columns(label) > longest - (label != whole):
+    label = full = readable(label)
+    while columns(label) > longest - (label != full):
         label = label[:-1]
-    return label + "…" * (label != whole)
+    return label + "…" * (label != full)
 
 
 def readable(text: str) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -80,21 +80,20 @@ def copies_from(snapshots: Sequence[Snapshot]) -> int | None:
 
 
 def choose(snapshots: Sequence[Snapshot], most: int) -> list[Snapshot]:
-    """At most `most` snapshots by step, dense early; the first and the last are among them.
+    """At most `most` of snapshots that are ordered by step, dense early; the first and the last are among them.
 
     Evenly spaced in log(1 + 20 x step / last step): a logarithm, but linear in the first twentieth of training, where
     a plain one would take step 1, 2 and 5, which look the same.
     """
-    ordered = sorted(snapshots, key=lambda snapshot: snapshot.step)
-    if len(ordered) <= most:
-        return ordered
-    first, last = ordered[0].step, ordered[-1].step
-    places = np.log1p([20 * (snapshot.step - first) / (last - first) for snapshot in ordered])
-    chosen = {0, len(ordered) - 1}
+    if len(snapshots) <= most:
+        return [*snapshots]
+    first, last = snapshots[0].step, snapshots[-1].step
+    places = np.log1p([20 * (snapshot.step - first) / (last - first) for snapshot in snapshots])
+    chosen = {0, len(snapshots) - 1}
     for target in np.linspace(0, places[-1], most)[1:-1]:
-        free = [i for i in range(len(ordered)) if i not in chosen]
+        free = [i for i in range(len(snapshots)) if i not in chosen]
         chosen.add(min(free, key=lambda i: abs(places[i] - target)))
-    return [ordered[i] for i in sorted(chosen)]
+    return [snapshots[i] for i in sorted(chosen)]
 
 
 def copy_gains(snapshots: Sequence[Snapshot]) -> list[float]:
@@ -117,20 +116,19 @@ def of_best_head(snapshots: Sequence[Snapshot], score: str) -> tuple[str, list[f
 # during training: layer 2, head 0: induction 0.02 → 0.61
 
 
-class Changes:
-    """Which scores of which heads were shown, so that only a clear change is shown again."""
+def changes(snapshots: Sequence[Snapshot]) -> Iterator[tuple[int, str]]:
+    """Steps, and what changed there, in a line: at most one a score, about the head that changed most.
 
-    def __init__(self) -> None:
-        self.shown: dict[tuple[Any, ...], np.ndarray] = {}  # score, layers, heads -> (layer, head), as last shown
-
-    def notice(self, snapshot: Snapshot) -> list[str]:
-        """At most one line a score, about the head that changed most. The first look says nothing."""
-        lines = []
+    A head is compared with what was last said of it, so that only a clear change is said, once. The first look says
+    nothing.
+    """
+    shown: dict[str, np.ndarray] = {}  # score -> (layer, head)
+    for snapshot in like_the_last(snapshots):
         for name in ("previous_token", "induction"):  # the two halves of copying by looking back
             now, level = snapshot.scores.get(name), snapshot.chance.get(name) or 0.0
             if now is None:
                 continue
-            before = self.shown.setdefault((name, *snapshot.layers, "", *snapshot.heads), now.copy())
+            before = shown.setdefault(name, now.copy())
             before[:] = np.where(np.isnan(before), now, before)
             moved = np.abs(np.nan_to_num(now - before))
             moved[np.fmax(before, now) < LEAST_TIMES_CHANCE * level] = 0
@@ -141,9 +139,9 @@ class Changes:
                 values = f"{before[i, j]:.2f} → {now[i, j]:.2f}" + (f" (chance {level:.2f})" if level else "")
                 more = f", and {clear.sum() - 1} more" if clear.sum() > 1 else ""
                 meaning = SCORES[name].meaning.rstrip(".")
-                lines.append(f"{head}: {SCORES[name].title} {values}{more}: {meaning[0].lower()}{meaning[1:]}")
+                line = f"{head}: {SCORES[name].title} {values}{more}: {meaning[0].lower()}{meaning[1:]}"
+                yield snapshot.step, line
             before[clear] = now[clear]
-        return lines
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -190,12 +188,14 @@ def formed(snapshots: Sequence[Snapshot]) -> str:
 def without_them(last: Snapshot) -> str:
     """What ablating the induction heads, and those that feed them, costs: a sentence; "" where there are none."""
     best, level = best_head(last, "induction"), last.chance.get("induction")
-    draws = [one.rise for one in last.ablations if one.what.startswith("random")]
-    circuit = [one for one in last.ablations if not one.what.startswith("random")]
+    draws = [ablation.rise for ablation in last.ablations if ablation.what.startswith("random")]
+    circuit = [ablation for ablation in last.ablations if not ablation.what.startswith("random")]
     if best is None or not circuit or last.scores["induction"][best] < 10 * (level or 0.01):
         return ""
-    names = [", ".join(f"L{layer} H{head}" for layer, head in one.heads) for one in circuit]
-    rises = [f"by {one.rise:.2f} without the {one.what} ({n})" for one, n in zip(circuit, names, strict=True)]
+    names = [", ".join(f"L{layer} H{head}" for layer, head in ablation.heads) for ablation in circuit]
+    rises = [
+        f"by {ablation.rise:.2f} without the {ablation.what} ({n})" for ablation, n in zip(circuit, names, strict=True)
+    ]
     others = f"; without as many random heads by {max(draws):.2f} at most" if draws else ""
     return f"The loss on the second copy of random words rises {' and '.join(rises)}, in nats a token{others}."
 

@@ -6,6 +6,7 @@ the tokens looked at. One colour scale in all pictures.
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -47,7 +48,6 @@ def render(run_directory: Path, snapshots: Sequence[Snapshot], folder: Path | No
         return []
     ordered = like_the_last(snapshots)
     last, folder, name = ordered[-1], folder or run_directory / "attention", run_directory.name
-    folder.mkdir(parents=True, exist_ok=True)
     change, repeated = phase_change(ordered), "repeated_2" if "repeated_2" in last.maps else None
     steps = {snapshot.step for snapshot in choose(ordered, MOST_MOSAICS)} | {change.step if change else -1}
     chosen = [snapshot for snapshot in ordered if snapshot.step in steps]
@@ -57,13 +57,9 @@ def render(run_directory: Path, snapshots: Sequence[Snapshot], folder: Path | No
         paths.append(curves(ordered, folder / "curves.png", f"{name}: what the heads do", change))
     if repeated and (best := best_head(last, "induction")):
         head, file = (last.layers[best[0]], last.heads[best[1]]), folder / "induction_head.png"
-        paths.append(one_head(last, *head, file, title=name, probe=repeated, score="induction"))
+        paths.append(one_head(last, *head, file, title=name, probe=repeated))
     paths.append(timelapse(ordered, folder / "timelapse.gif", name, repeated))
-    return [*paths, write_viewer([(name, snapshots)], folder / VIEWER, experts=[experts_of(run_directory)])]
-
-
-# ---------------------------------------------------------------------------------------------------------
-# maps of heads
+    return [*paths, write_viewer([(name, snapshots)], folder / VIEWER, experts={name: experts_of(run_directory)})]
 
 
 class Grid(NamedTuple):
@@ -155,36 +151,34 @@ def draw_heads(axes, grid: Grid, snapshot: Snapshot, probe: str, names_tokens: b
     return image
 
 
-def mosaic(snapshot: Snapshot, path: Path, title: str = "", probe: str | None = None, score: str | None = None) -> Path:
+def mosaic(snapshot: Snapshot, path: Path, title: str = "", probe: str | None = None) -> Path:
     """Draw every layer x head on one probe (default: the first) as PNG or SVG. title: stands before step and tokens.
 
-    A head that is alone is drawn large, with its weights in the cells where there is room for them, and all that it
-    scores on this probe; score: by which it was chosen, and first.
+    A head that is alone is drawn large, with its weights in the cells where there is room for them.
     """
     probe = probe or next(iter(snapshot.maps))
     tokens, is_alone = len(snapshot.maps[probe].labels), len(snapshot.layers) * len(snapshot.heads) == 1
     room, largest = (1400, max(12, min(34, 900 // tokens))) if is_alone else (WIDEST, 11)
     grid = lay_out(len(snapshot.layers), len(snapshot.heads), tokens, room, largest)
-    figure = drawing.new_figure(*grid.size, fitted=False)
-    axes = drawing.axes_at(figure, 0, *grid.size)
+    axes = drawing.new_figure(*grid.size, fitted=False).add_axes((0, 0, 1, 1))
     image = draw_heads(axes, grid, snapshot, probe, numbers_from=0.05 if is_alone and grid.cell >= 28 else None)
     shares, pixels = snapshot.num_key_value_heads < snapshot.num_attention_heads, grid.length * grid.cell
+    size = min(15, pixels / 46) if is_alone else min(9.0, 0.06 * pixels)
+    style = {"fontsize": size, "ha": "right", "va": "top"}
     for i, j in np.ndindex(grid.layers, grid.heads) if grid.has_names else ():
-        head, size = snapshot.heads[j], min(15, pixels / 46) if is_alone else min(9.0, 0.06 * pixels)
-        name = f"L{snapshot.layers[i]} H{head}" + (f" · KV {snapshot.group(head)}" if shares else "")
-        words = [badge(snapshot, probe, i, j)]
-        if is_alone:
-            here = [n for n in PATTERNS if best_head(snapshot, n) and SCORES[n].probe == probe and n != score]
-            words = [score_line(snapshot, n, i, j) for n in ([score] if score else []) + here]
-        style = {"fontsize": size, "ha": "right", "va": "top"}
+        name = f"L{snapshot.layers[i]} H{snapshot.heads[j]}"
+        name += f" · KV {snapshot.group(snapshot.heads[j])}" if shares else ""
         x, y = grid.corner(i, j)
         axes.text(x, y, name, weight="bold", color="#444444", **style)
-        axes.text(x, y + 2.4 * size / grid.cell, "\n".join(words), color=drawing.BADGE, **style)
+        axes.text(x, y + 2.4 * size / grid.cell, badge(snapshot, probe, i, j), color=drawing.BADGE, **style)
     drawing.draw_scale(axes, image, TICKS, "attention weight")
     heading = " · ".join(filter(None, [title, moment(snapshot), f"probe: {probe}"]))
-    drawing.caption(axes, heading, legend(snapshot, probe, grid))
-    drawing.fit(figure)
-    return drawing.save_figure(figure, path)
+    notes = ["row: the token that looks · column: the token looked at"]
+    notes += ["frame: heads that read one key/value head"] * shares
+    notes += ["red: patterns on this text, as a share of the attention"] * (grid.has_names and bool(snapshot.scores))
+    notes += [f"not shown: {snapshot.maps[probe].left_out}"] * bool(snapshot.maps[probe].left_out)
+    drawing.caption(axes, heading, " · ".join(notes))
+    return drawing.save_figure(axes.figure, path)
 
 
 def one_head(snapshot: Snapshot, layer: int, head: int, path: Path, **more: Any) -> Path:
@@ -198,43 +192,42 @@ def one_head(snapshot: Snapshot, layer: int, head: int, path: Path, **more: Any)
 def timelapse(snapshots: Sequence[Snapshot], path: Path, title: str = "", probe: str | None = None) -> Path:
     """Write an animated GIF of all heads, one frame a snapshot, with a curve of what the heads are good for.
 
-    One figure is drawn again with what moves.
+    snapshots: by step. One figure is drawn again with what moves.
     """
     from PIL import Image
 
-    ordered, frames = sorted(snapshots, key=lambda snapshot: snapshot.step), []
-    chosen = choose(ordered, MOST_FRAMES)
+    chosen, frames = choose(snapshots, MOST_FRAMES), []
     first, probe = chosen[0], probe or next(iter(chosen[0].maps))
     layers, heads = len(first.layers), len(first.heads)
     room = 720 if max(layers, heads) <= 4 else 840  # pixels: the file has 2 or 3 MB
     grid = lay_out(layers, heads, len(first.maps[probe].labels), room, largest=8)
     figure = drawing.new_figure(*grid.size, fitted=False)
-    axes = drawing.axes_at(figure, 0, *grid.size)
+    axes = figure.add_axes((0, 0, 1, 1))
     image = draw_heads(axes, grid, first, probe, names_tokens=False)
     heading = drawing.caption(axes, moment(chosen[-1]), " · ".join(filter(None, [title, f"probe: {probe}"])))
     style = {"ha": "right", "va": "top", "weight": "bold", "color": drawing.BADGE, "linespacing": 1.0}
     size = min(14, 0.1 * grid.length * grid.cell)  # as large as fits above the diagonal: README shows the GIF smaller
     places = [*np.ndindex(layers, heads)] if grid.has_names else []
     badges = {place: axes.text(*grid.corner(*place), "", fontsize=size, **style) for place in places}
-    tokens, gains, curve = [snapshot.tokens for snapshot in ordered], copy_gains(ordered), None
+    tokens, gains = [snapshot.tokens for snapshot in snapshots], copy_gains(snapshots)
     if gains:  # under the maps the whole curve in grey, and what is over at each frame with a dot at its end
         below = drawing.DPI * (figure.get_tightbbox().y0 - 1.1)
-        under = drawing.axes_at(figure, below, grid.size[0], 80)
+        under = axes.inset_axes((0, below / grid.size[1], 1, 80 / grid.size[1]))
         drawing.draw_curve(under, tokens, gains, color="#bbbbbb", lw=1.2, marker="")
         drawing.draw_curve(under, [], [], marker="o", markevery=[-1], ms=6)
         drawing.frame_curves(under, "copy gain (nats)")
-        curve = under.lines[1]
-    drawing.fit(figure)
+    everything = figure.get_tightbbox().padded(0.1)  # inches; the same for each frame
     for snapshot in chosen:
         image.set_data(tile(snapshot.maps[probe].weights, grid.step - grid.length, grid.pool))
         heading.set_text(moment(snapshot))
         for place, text in badges.items():
             text.set_text(badge(snapshot, probe, *place).replace(" ", "\n"))
-        if curve:
-            seen = sum(count <= snapshot.tokens for count in tokens)
-            curve.set_data(tokens[:seen], gains[:seen])
-        figure.canvas.draw()
-        frames.append(Image.fromarray(np.asarray(figure.canvas.buffer_rgba())).convert("RGB"))
+        if gains:
+            seen = tokens.index(snapshot.tokens) + 1
+            under.lines[1].set_data(tokens[:seen], gains[:seen])
+        file = io.BytesIO()
+        figure.savefig(file, bbox_inches=everything, pil_kwargs={"compress_level": 1})
+        frames.append(Image.open(file).convert("RGB"))
     durations = [700, *[350] * (len(frames) - 2), 2500] if len(frames) > 1 else [2500]
     frames[0].save(path, save_all=True, append_images=frames[1:], duration=durations, loop=0, optimize=False)
     return path
@@ -252,10 +245,6 @@ def quick_mosaic(weights: np.ndarray, file: Path) -> None:
     Image.fromarray(colours.repeat(grid.cell, 0).repeat(grid.cell, 1)).save(file, "PNG", compress_level=1)
 
 
-# ---------------------------------------------------------------------------------------------------------
-# scores of heads
-
-
 def score_maps(snapshot: Snapshot, path: Path, title: str = "") -> Path:
     """Draw every score of a snapshot as a map [layer x head]; its colour bar has a mark at the chance level."""
     from matplotlib.colors import Normalize, PowerNorm
@@ -263,7 +252,7 @@ def score_maps(snapshot: Snapshot, path: Path, title: str = "") -> Path:
     names, layers, heads = [n for n in SCORES if n in snapshot.scores], len(snapshot.layers), len(snapshot.heads)
     across, small = min(PANELS, len(names)), max(layers, heads) <= 8
     down = math.ceil(len(names) / across)
-    cell = max(1, min(44, 500 // layers, (WIDEST // across - BESIDE) // heads, (WIDEST // down - ABOVE) // layers))
+    cell = max(4, min(44, 300 // max(layers, heads)))  # pixels
     shared = f"{snapshot.num_attention_heads} heads, {snapshot.num_key_value_heads} key/value heads"
     heading = " · ".join(filter(None, [title, moment(snapshot), shared]))
     size = across * (max(heads * cell, 90) + BESIDE), 40 + down * (layers * cell + ABOVE)
@@ -290,13 +279,12 @@ def score_maps(snapshot: Snapshot, path: Path, title: str = "") -> Path:
 
 def curves(snapshots: Sequence[Snapshot], path: Path, title: str = "", mark: PhaseChange | None = None) -> Path:
     """Draw each pattern score of the head that has most of it at the end over the tokens seen, chance dashed, and the
-    copy gain below. mark: a vertical line there, as `phase_change` gives it."""
-    ordered = sorted(snapshots, key=lambda snapshot: snapshot.step)
-    gains, last, tokens = copy_gains(ordered), ordered[-1], [snapshot.tokens for snapshot in ordered]
+    copy gain below. snapshots: by step. mark: a vertical line there, as `phase_change` gives it."""
+    gains, last, tokens = copy_gains(snapshots), snapshots[-1], [snapshot.tokens for snapshot in snapshots]
     figure = drawing.new_figure(1000, 620 if gains else 420, title or "what the heads do, over training")
     top, *below = figure.subplots(2, 1, height_ratios=(2, 1)) if gains else [figure.subplots()]
     for k, name in enumerate(name for name in PATTERNS if best_head(last, name)):
-        head, values = of_best_head(ordered, name)
+        head, values = of_best_head(snapshots, name)
         drawing.draw_curve(top, tokens, values, k, f"{SCORES[name].title}, {head}: {values[-1]:.2f}")
         if (chance := last.chance.get(name)) is not None:
             top.axhline(chance, color=drawing.group_colour(k), lw=1, ls=(0, (5, 4)))
@@ -314,10 +302,6 @@ def curves(snapshots: Sequence[Snapshot], path: Path, title: str = "", mark: Pha
         words = f"L{mark.layer} H{mark.head} forms: step {mark.step:,}, {drawing.amount(mark.tokens)} tokens"
         top.set_title(words, fontsize=8.5, loc="right", color="#333333")
     return drawing.save_figure(figure, path)
-
-
-# ---------------------------------------------------------------------------------------------------------
-# the words
 
 
 def badge(snapshot: Snapshot, probe: str, layer: int, head: int) -> str:
@@ -340,26 +324,9 @@ def badge(snapshot: Snapshot, probe: str, layer: int, head: int) -> str:
     return f"{SCORES[best].title} {snapshot.scores[best][layer, head]:.2f}"
 
 
-def score_line(snapshot: Snapshot, name: str, layer: int, head: int) -> str:
-    """A score of a head (by its place in the snapshot): "induction 0.53 on repeated_2 (chance 0.03)"."""
-    value, chance = float(snapshot.scores[name][layer, head]), snapshot.chance.get(name)
-    return f"{SCORES[name].title} {value:.2f} on {SCORES[name].probe}" + (f" (chance {chance:.2f})" if chance else "")
-
-
 def moment(snapshot: Snapshot) -> str:
     """Step and tokens seen, for titles; nothing for maps that belong to no step (-1)."""
     if snapshot.step < 0:
         return ""
     tokens = "" if snapshot.step and not snapshot.tokens else f" · {drawing.amount(snapshot.tokens)} tokens seen"
     return f"step {snapshot.step:,}{tokens}"
-
-
-def legend(snapshot: Snapshot, probe: str, grid: Grid) -> str:
-    """How a mosaic is read, in one line."""
-    parts = ["row: the token that looks · column: the token looked at"]
-    if snapshot.num_key_value_heads < snapshot.num_attention_heads:
-        parts.append("frame: heads that read one key/value head")
-    if grid.has_names and snapshot.scores:
-        parts.append("red: patterns on this text, as a share of the attention")
-    left_out = snapshot.maps[probe].left_out
-    return " · ".join(parts + [f"not shown: {left_out}"] * bool(left_out))

@@ -19,14 +19,15 @@ from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from random import Random
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field
 from torch import Tensor
 
-from configs.loader import load_config, validate
+from configs.command import InputError
+from configs.loader import Section, load_config, validate
 from data.config import DataConfig, MixSource, StoryworldSource
 from data.packing import TokenStream
 from data.storyworld import Story, align, antecedents, tell
@@ -76,34 +77,22 @@ class Probe:
         return {name: values.to(device) for name, values in {"input_ids": self.input_ids, **documents}.items()}
 
 
-class ProbeText(BaseModel):
-    """A text to look at, and the name of its probe."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-    name: str = Field(pattern=r"^[A-Za-z0-9_-]{1,40}$", description="Letters, digits, - and _: it names files.")
-    text: str = Field(min_length=1, description="What the heads look at.")
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,40}$")]
 
 
-class ProbeFile(BaseModel):
-    """A YAML file of texts: `texts: [{name: fox, text: The fox saw the bird.}]`."""
+class ProbeFile(Section):
+    """A YAML file of texts: `texts: {fox: The fox saw the bird.}`."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-    texts: list[ProbeText] = Field(min_length=1, description="The texts: [{name: …, text: …}, …].")
-
-    @field_validator("texts")
-    @classmethod
-    def _check_names(cls, texts: list[ProbeText]) -> list[ProbeText]:
-        names = [text.name for text in texts]
-        if taken := [name for name in names if name in BUILT_IN_PROBES or names.count(name) > 1]:
-            raise ValueError(f"texts: the name {taken[0]} is taken: give each text a name of its own")
-        return texts
+    texts: dict[Name, Annotated[str, Field(min_length=1)]] = Field(min_length=1)
+    """What the heads look at, by name; a name has letters, digits, - and _, since it names files."""
 
 
 def read_probe_file(path: str | Path) -> dict[str, str]:
     """The texts of a YAML file, by name. Raises InputError, with file, line and key."""
-    return {text.name: text.text for text in validate(ProbeFile, load_config(path)).texts}
+    texts = validate(ProbeFile, load_config(path)).texts
+    if taken := texts.keys() & set(BUILT_IN_PROBES):
+        raise InputError(f"{path}: the name {min(taken)} is taken by a built-in probe: choose another")
+    return texts
 
 
 def build_probes(

@@ -33,9 +33,8 @@ STRONGEST = "previous_token duplicate_token induction song_induction antecedent_
 STRONGEST += "sink max_logit cross_document".split()
 MEAN = "entropy_normalised distance saturated_rows".split()
 COPY_GAINS = {"repeated_2": "copy_gain", "songs": "song_copy_gain"}  # what telling something twice is worth
-PLAIN = (
-    "step tokens seconds layers heads num_attention_heads num_key_value_heads attention chance blocks ablations".split()
-)
+SHAPE = ("layers", "heads", "num_attention_heads", "num_key_value_heads", "attention")  # of a model, and what is here
+PLAIN = ("step", "tokens", "seconds", *SHAPE, "chance", "blocks", "ablations")
 
 
 @dataclass(frozen=True)
@@ -72,7 +71,7 @@ class Snapshot:
         return head // (self.num_attention_heads // self.num_key_value_heads)
 
 
-def look(
+def take_snapshot(
     lm: LanguageModel,
     probes: Sequence[Probe],
     config: AttentionConfig,
@@ -120,19 +119,9 @@ def look(
         for name in [name for name in names if name in scores]:
             key = name if name == "max_logit" else name + suffix
             summary[key] = None if np.isnan(scores[name]).all() else float(reduce(scores[name]))
-    return Snapshot(
-        *moment,
-        layers=captured.layers,
-        heads=captured.heads,
-        num_attention_heads=captured.num_attention_heads,
-        num_key_value_heads=captured.num_key_value_heads,
-        maps=maps,
-        scores=scores,
-        chance=chance,
-        scalars=summary | scalars,
-        attention=captured.attention,
-        blocks=blocks,
-    )
+    shape = {key: getattr(captured, key) for key in SHAPE}
+    scalars = summary | scalars
+    return Snapshot(*moment, **shape, maps=maps, scores=scores, chance=chance, scalars=scalars, blocks=blocks)
 
 
 def ablate(lm: LanguageModel, probes: Sequence[Probe], snapshot: Snapshot) -> None:
@@ -144,7 +133,7 @@ def ablate(lm: LanguageModel, probes: Sequence[Probe], snapshot: Snapshot) -> No
         return
     scores = {name: torch.from_numpy(values) for name, values in snapshot.scores.items()}
     snapshot.ablations.extend(ablate_strongest(lm, probe, scores["induction"], scores.get("previous_token")))
-    draws = [one.rise for one in snapshot.ablations if one.what.startswith("random")]
+    draws = [ablation.rise for ablation in snapshot.ablations if ablation.what.startswith("random")]
     snapshot.scalars["ablation_induction_heads"] = snapshot.ablations[0].rise
     snapshot.scalars["ablation_random_heads"] = sum(draws) / len(draws) if draws else math.nan
 
@@ -172,14 +161,10 @@ def write(snapshot: Snapshot, folder: Path) -> Path:
 
 
 def replace_file(file: Path, content: bytes) -> None:
-    """Write a file whole or not at all. Raises OSError; then nothing has changed."""
+    """Write a file whole or not at all."""
     temporary = file.with_suffix(".tmp")
-    try:
-        temporary.write_bytes(content)
-        temporary.replace(file)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
+    temporary.write_bytes(content)
+    temporary.replace(file)
 
 
 def read(file: Path) -> Snapshot:
@@ -210,11 +195,9 @@ def read_all(run: Path) -> tuple[list[Snapshot], list[str]]:
     return snapshots, problems
 
 
-def newest(folder: Path) -> Snapshot | None:
-    """The newest snapshot of a run that can be read. folder: the run's directory, its checkpoints' or one of these."""
-    folder = folder.resolve()
-    for run in (folder, *folder.parents[:2]):
-        for file in sorted((run / "attention").glob("step_????????.npz"), reverse=True):
-            with suppress(InputError):
-                return read(file)
+def newest(run: Path) -> Snapshot | None:
+    """The newest snapshot of a run that can be read."""
+    for file in sorted((run / "attention").glob("step_????????.npz"), reverse=True):
+        with suppress(InputError):
+            return read(file)
     return None

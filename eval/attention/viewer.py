@@ -14,10 +14,9 @@ import html
 import json
 import math
 import re
-import shlex
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -27,9 +26,9 @@ import numpy as np
 from configs.command import InputError
 from configs.text import escape
 from eval.attention.drawing import GROUP_COLOURS
-from eval.attention.history import Changes, choose, formed, like_the_last, phase_change, without_them
+from eval.attention.history import changes, choose, formed, like_the_last, phase_change, without_them
 from eval.attention.metrics import SCORES
-from eval.attention.snapshots import Snapshot, replace_file
+from eval.attention.snapshots import SHAPE, Snapshot, replace_file
 from eval.run_files import EXPERTS
 
 VIEWER = "viewer.html"
@@ -49,7 +48,6 @@ PROBES = {  # title, where a name says too little, and a note
     "stories": ("stories", "a held-out story, in which names and pronouns stand for earlier mentions"),
     "packed": ("several documents", "several documents in one row: thin lines show where one ends"),
 }
-SHAPE = ("layers", "heads", "num_attention_heads", "num_key_value_heads", "attention")
 Key = tuple[int, int, str]  # of the maps of all heads: the run, the step, the probe
 
 
@@ -76,10 +74,6 @@ def without_weights(snapshot: Snapshot) -> Snapshot:
     return replace(snapshot, maps=maps)
 
 
-# ---------------------------------------------------------------------------------------------------------
-# one run
-
-
 @dataclass
 class Looks:
     """The looks of one run as the page shows them: their scores and texts, without the weights of their maps.
@@ -93,9 +87,6 @@ class Looks:
     packed: dict[tuple[int, str], str] = field(default_factory=dict)
 
     def add(self, snapshot: Snapshot) -> None:
-        """Looks of this step and of later ones were taken back by a run that is resumed."""
-        while self.snapshots and self.snapshots[-1].step >= snapshot.step:
-            self.snapshots.pop()
         for probe, shown in snapshot.maps.items():
             self.packed[snapshot.step, probe] = pack(quantise(shown.weights).tobytes())
         self.snapshots.append(without_weights(snapshot))
@@ -118,9 +109,9 @@ def described(runs: Sequence[Looks], lines: Mapping[Key, int] | None = None) -> 
     names = [name for name in SCORES if any(name in snapshot.scores for snapshot in looks)]
     scores = [{key: value for key, value in vars(SCORES[name]).items() if key != "measure"} for name in names]
     return {
-        "scores": [score | {"measured_on": _title(score["probe"])} for score in scores],
+        "scores": [score | {"measured_on": about_probe(score["probe"])[0]} for score in scores],
         "probes": [
-            {"name": name, "title": _title(name), "note": PROBES.get(name, ("", ""))[1]}
+            {"name": name, "title": about_probe(name)[0], "note": about_probe(name)[1]}
             for name in dict.fromkeys(name for snapshot in looks for name in snapshot.maps)
         ],
         "colours": GROUP_COLOURS,
@@ -130,30 +121,31 @@ def described(runs: Sequence[Looks], lines: Mapping[Key, int] | None = None) -> 
     }
 
 
-def _title(probe: str) -> str:
-    return PROBES[probe][0] if probe in PROBES else probe.replace("_", " ")
+def about_probe(name: str) -> tuple[str, str]:
+    """Title and note of a probe; a text of one's own has its name."""
+    return PROBES.get(name, (name.replace("_", " "), ""))
 
 
 def _run(r: int, run: Looks, names: Sequence[str], lines: Mapping[Key, int] | None) -> dict[str, Any]:
     texts, steps, looks = list[dict[str, Any]](), [], run.shown()
-    for look in looks:
+    for snapshot in looks:
         maps = {}
-        for probe, shown in look.maps.items():
-            where = f"{look.step}/{probe}" if lines is None else lines.get((r, look.step, probe))
+        for probe, shown in snapshot.maps.items():
+            where = f"{snapshot.step}/{probe}" if lines is None else lines.get((r, snapshot.step, probe))
             if where is not None:
                 labels = [escape(label) for label in shown.labels]
                 text = {"labels": labels, "documents": shown.documents, "left_out": shown.left_out}
                 if text not in texts:
                     texts.append(text)
                 maps[probe] = [texts.index(text), where]
-        scalars = {key: _number(value) for key, value in look.scalars.items()}
-        when = {"step": look.step, "tokens": look.tokens, "seconds": round(look.seconds, 1)}
+        scalars = {key: _number(value) for key, value in snapshot.scalars.items()}
+        when = {"step": snapshot.step, "tokens": snapshot.tokens, "seconds": round(snapshot.seconds, 1)}
         steps.append({**when, "scalars": scalars, "maps": maps})
     last, alike = looks[-1], like_the_last(looks)
-    change, changes = phase_change(alike), Changes()
+    change = phase_change(alike)
 
-    def numbers(look: Snapshot, name: str) -> list[float | None] | None:
-        return [_number(value) for value in look.scores[name].ravel().tolist()] if name in look.scores else None
+    def numbers(snapshot: Snapshot, name: str) -> list[float | None] | None:
+        return [_number(value) for value in snapshot.scores[name].ravel().tolist()] if name in snapshot.scores else None
 
     return {
         "name": escape(run.name),
@@ -161,10 +153,10 @@ def _run(r: int, run: Looks, names: Sequence[str], lines: Mapping[Key, int] | No
         "texts": texts,
         "steps": steps,
         "chance": {name: _number(last.chance.get(name)) for name in names},
-        "scores": {name: [numbers(look, name) for look in looks] for name in names},
+        "scores": {name: [numbers(snapshot, name) for snapshot in looks] for name in names},
         "experts": run.experts,
         "formed": change and {"layer": change.layer, "head": change.head, "step": change.step},
-        "moments": [{"step": look.step, "what": line} for look in alike for line in changes.notice(look)],
+        "moments": [{"step": step, "what": line} for step, line in changes(alike)],
         "seen": " ".join(filter(None, (formed(alike), without_them(last)))),
     }
 
@@ -183,38 +175,43 @@ def experts_of(directory: Path) -> dict[str, Any] | None:
     return for_viewer(read(directory, lambda problem: None))
 
 
-# ---------------------------------------------------------------------------------------------------------
-# one file
-
-
 def write_viewer(
     runs: Sequence[tuple[str, Sequence[Snapshot]]],
     path: Path,
     head: tuple[int, int] | None = None,
-    experts: Sequence[dict[str, Any] | None] = (),
+    experts: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write one self-contained page with the snapshots of all runs, each (its name, its snapshots), to path.
 
     head: the layer and head of the first run that the page opens on; default: the strongest induction head.
-    experts: of each run, what eval.experts says; the page has a tab for them if any run has some.
+    experts: what eval.experts says, by run; the page has a tab for them if any run has some.
     Raises InputError if there is nothing to show.
     """
-    looks = [Looks(name) for name, _ in runs]
-    for run, about in zip(looks, experts, strict=False):
-        run.experts = about
-    for run, (_, snapshots) in zip(looks, runs, strict=True):
+    looks = []
+    for name, snapshots in runs:
+        looks.append(Looks(name, experts=(experts or {}).get(name)))
         for snapshot in sorted(snapshots, key=lambda snapshot: snapshot.step):
-            run.add(snapshot)
-    text = page(looks, AT_THE_END, head)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
+            looks[-1].add(snapshot)
+    path.write_text(page(looks, AT_THE_END, head), encoding="utf-8")
     return path
+
+
+def write_page(run: Looks, directory: Path, status: dict[str, Any]) -> None:
+    """viewer.html of a run that trains, or has stopped, whole or not at all.
+
+    status: step; total (steps; None where a clock ends the run), seconds, loss (nats a token); state: training,
+    finished or stopped; stopped: why, in a sentence; command: what continues it; patience: after how many seconds
+    without a change it has probably been killed.
+    """
+    run.experts = experts_of(directory)
+    status = status | {"loss": _number(status["loss"]), "written": time.time()}
+    replace_file(directory / "attention" / VIEWER, page([run], WHILE_TRAINING, status=status).encode())
 
 
 def page(
     runs: Sequence[Looks], max_bytes: int, head: tuple[int, int] | None = None, status: dict[str, Any] | None = None
 ) -> str:
-    """The same as a string. status: of a run that trains or has stopped, as `Live.show` takes it.
+    """The same as a string. status: of a run that trains or has stopped, as `write_page` takes it.
 
     Where the maps have more than max_bytes, those of some steps are left out, and the page says so: the first, the last
     and early ones stay. Scores stay.
@@ -256,65 +253,19 @@ def assemble(title: str, data: str) -> str:
 
 def with_parts(head: str, end: str) -> str:
     """page.html with something in its head and at its end. What is put in is not searched again, whatever it says."""
-    whole = (PAGE / "page.html").read_text(encoding="utf-8")
-    return re.sub("@@([A-Z]+)@@", lambda place: {"HEAD": head, "END": end}[place[1]], whole)
+    page = (PAGE / "page.html").read_text(encoding="utf-8")
+    return re.sub("@@([A-Z]+)@@", lambda place: {"HEAD": head, "END": end}[place[1]], page)
 
 
-class Notebook(str):
-    """A page inside a notebook: Jupyter calls _repr_html_. The page lives in the notebook, not in a file beside it."""
+class Notebook:
+    """The page of a viewer's file in a notebook cell: it lives in the notebook, not in a file beside it."""
+
+    def __init__(self, file: Path | str):
+        self.page = Path(file).read_text(encoding="utf-8")
 
     def __repr__(self) -> str:
-        return f"the viewer ({len(self) / 1e6:.1f} MB): run this cell to see it, or open docs/demo_viewer.html"
+        return f"the viewer ({len(self.page) / 1e6:.1f} MB): run this cell to see it, or open docs/demo_viewer.html"
 
     def _repr_html_(self) -> str:
         style = 'width="100%" height="720" style="border:0" allow="fullscreen"'
-        return f'<iframe title="attention viewer" srcdoc="{html.escape(self)}" {style}></iframe>'
-
-
-def notebook(file: Path | str) -> Notebook:
-    """Show a viewer's file in a notebook cell."""
-    return Notebook(Path(file).read_text(encoding="utf-8"))
-
-
-# ---------------------------------------------------------------------------------------------------------
-# while a run trains
-
-
-class Live:
-    """The viewer of a run that trains: every look so far, and a file that is written again at each."""
-
-    def __init__(self) -> None:
-        self.run, self.changes = Looks(""), Changes()
-        self.said: set[str] = set()  # how lines began: each is said once
-
-    def notice(self, snapshot: Snapshot) -> list[str]:
-        """Add this look. The lines that say what changed, as on the terminal."""
-        self.run.add(snapshot)
-        return self.changes.notice(snapshot)
-
-    def show(self, directory: Path, status: dict[str, Any], say: Callable[[str], None]) -> None:
-        """Write the file, and say its address once. That it cannot be written is said once too, and stops nothing.
-
-        status: step; total (steps; None where a clock ends the run), seconds, loss (nats a token); state: training,
-        finished or stopped; stopped: why, in a sentence; command: what continues it; patience: after how many seconds
-        without a change it has probably been killed.
-        """
-        file = directory / "attention" / VIEWER
-        try:
-            self.write(directory, status)
-            beside = f"beside other runs: python -m serve {shlex.quote(str(directory.parent))}"
-            lines = [f"watch it: {file.resolve().as_uri()}", beside] if status["state"] == "training" else []
-        except Exception as error:  # of the disk, or of the numbers
-            problem = (isinstance(error, OSError) and error.strerror) or f"{type(error).__name__}: {error}"
-            lines = [f"warning: {file} cannot be written ({problem}); training continues"]
-        for line in lines:
-            if line.partition(":")[0] not in self.said:
-                say(line)
-            self.said.add(line.partition(":")[0])
-
-    def write(self, directory: Path, status: dict[str, Any]) -> None:
-        """viewer.html in the run's attention folder, whole or not at all. Raises OSError; then nothing has changed."""
-        self.run.name = directory.resolve().name
-        self.run.experts = experts_of(directory)
-        status = status | {"loss": _number(status["loss"]), "written": time.time()}
-        replace_file(directory / "attention" / VIEWER, page([self.run], WHILE_TRAINING, status=status).encode())
+        return f'<iframe title="attention viewer" srcdoc="{html.escape(self.page)}" {style}></iframe>'

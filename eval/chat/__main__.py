@@ -3,7 +3,7 @@
 A run that was trained on texts, not on chats, continues what you type. Piped lines are answered one after the other.
 Within the program:
 
-    /attention [L,H]   what one head looked at while it wrote the last answer; all heads as a picture
+    /attention [L,H]   what one head (layer, head) looked at while it wrote the last answer
     /temperature [T]   how random the answers are: 0 = always the likeliest token
     /system [TEXT]     a message before all others; without a text, none
     /adapter [NAME]    switch to other adapters, to begin a new conversation with them; base = none
@@ -22,17 +22,18 @@ from contextlib import closing, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from configs.command import InputError, exit_on_bad_input, number, whole
-from configs.text import did_you_mean, escape, plain
+from configs.command import InputError, exit_on_bad_input, integer, number
+from configs.text import escape, plain
 from data.chat import CALL
 from data.reading.records import Role
-from eval.chat.attention import attention_map, draw, head_to_show, look_back, read_head
+from eval.chat.attention import attention_map, head_to_show, look_back, read_head
 from eval.chat.session import first_line, open_conversation
 from eval.load_model import add_device_option, add_quantise_option
 from eval.tools import MOST_CALLS, SCHEMAS, respond
 from model.rope import SCALINGS
 
 HELP = __doc__[__doc__.index("    /attention") :].rstrip("\n")
+COMMANDS = [line.split()[0] for line in HELP.splitlines()]
 BASE = "base"  # the name of the model without adapters
 ENDED = {  # how an answer ended, if not by itself
     "stopped": "(stopped)",
@@ -47,10 +48,10 @@ def main() -> int:
     add = parser.add_argument
     add("run", help="a run or a checkpoint directory, for example runs/sft_demo")
     add("--temperature", type=number("--temperature", 0), help="0 = always the likeliest token; default: as the run's")
-    add("--max-new-tokens", type=whole("--max-new-tokens", 1), default=256, metavar="N", help="of an answer (256)")
+    add("--max-new-tokens", type=integer("--max-new-tokens", 1), default=256, metavar="N", help="of an answer (256)")
     add("--system", default="", metavar="TEXT", help="a message before all others")
-    add("--seed", type=whole("--seed", 0), default=0, help="the same seed and lines give the same answers (0)")
-    add("--tools", action="store_true", help="a calculator and a look-up in the chat, as it calls them")
+    add("--seed", type=integer("--seed", 0), default=0, help="the same seed and lines give the same answers (0)")
+    add("--tools", action="store_true", help="a calculator in the chat, when it calls it")
     adapter = "a run with adapters (LoRA) of this base; may be given several times, and /adapter switches"
     add("--adapter", action="append", default=[], metavar="NAME=RUN", help=adapter)
     add("--rope-scaling", choices=SCALINGS, help="read texts longer than those of training; default: as it was saved")
@@ -75,7 +76,7 @@ def remark(text: str) -> None:
 
 
 class Chat:
-    """The program around a Conversation."""
+    """The program around a Conversation. A command is the method of its name, and is given what stands behind it."""
 
     def __init__(self, given: argparse.Namespace):
         self.run_directory, self.is_interactive = Path(given.run), sys.stdin.isatty()
@@ -83,7 +84,6 @@ class Chat:
         settings = {"max_new_tokens": given.max_new_tokens, "seed": given.seed}
         opened = open_conversation(given.run, given.temperature, given.device, rope, given.quantise, **settings)
         self.conversation = opened
-        self.user_text: list[str] = []  # for the look-up
         self.adapters: dict[str, str | None] = {BASE: None}
         for text in given.adapter:
             name, _, run = text.partition("=")
@@ -104,47 +104,44 @@ class Chat:
 
     def run(self) -> None:
         """Answer line by line, until there are no more, or /quit."""
+        opened = self.conversation
         if self.is_interactive:
             with suppress(ImportError):  # there is none on Windows, whose terminal edits lines itself
                 import readline  # noqa: F401  # from now on input() uses it
-            opened = self.conversation
-            size = sum(parameter.numel() for parameter in opened.lm.parameters()) / 1e6
-            facts = f"{size:.2f} M parameters, it sees {opened.context_length:,} tokens"
-            remark(f"{self.run_directory}: {facts}, temperature {opened.sampling.temperature:g}")
+            size = f"{opened.lm.num_parameters() / 1e6:.2f} M parameters, it sees {opened.context_length:,} tokens"
+            remark(f"{self.run_directory}: {size}, temperature {opened.sampling.temperature:g}")
             remark("/help lists the commands; Ctrl-C stops an answer, Ctrl-D leaves.")
-        if not self.conversation.is_chat:
+        if not opened.is_chat:
             remark("This run was trained on texts, not on chats: it continues what you type.")
             if self.is_interactive and (suggested := first_line(self.run_directory)):
                 remark(f"Begin as its texts do, for example: {suggested}")
         while True:
             try:
-                line = input("> ") if self.is_interactive else sys.stdin.readline()
-                if (not line and not self.is_interactive) or line.split()[:1] == ["/quit"]:
+                line = input("> " if self.is_interactive else "")
+                command, _, rest = line.strip().partition(" ")
+                if command == "/quit":
                     return
-                self.command(line.strip()) if line.startswith("/") else self.answer(line.strip())
+                if command in COMMANDS:
+                    getattr(self, command[1:])(rest.strip())
+                elif command.startswith("/"):
+                    remark(f"unknown command {escape(command)}: /help lists the commands")
+                else:
+                    self.answer(line.strip())
             except (ValueError, OSError, InputError) as error:
                 remark(escape(str(error)))
             except EOFError:
-                return print()
+                return print() if self.is_interactive else None
             except KeyboardInterrupt:
                 if not self.is_interactive:
                     raise
                 print()
                 remark("(Ctrl-D or /quit leaves)")
 
-    def answer(self, text: str) -> None:
-        """Answer the user; and what the tools gave, as long as the model calls them."""
-        self.user_text.append(text)
-        self.write_answer(text, "user")
-        for _ in range(MOST_CALLS):
-            if not (calls := self.conversation.reply.calls):
-                return
-            responses = "\n".join(respond(call, " ".join(self.user_text)) for call in calls)
-            remark(f"(calls: {escape(', '.join(calls))})\n(tool: {escape(responses)})")
-            self.write_answer(responses, "tool")
+    def answer(self, text: str, role: Role = "user", calls_left: int = MOST_CALLS) -> None:
+        """Write one answer while it comes; and as long as the model calls tools, go on with what these give.
 
-    def write_answer(self, text: str, role: Role) -> None:
-        """Write one answer while it comes. Ctrl-C ends it, and what was written stays in the conversation."""
+        Ctrl-C ends an answer, and what was written stays in the conversation.
+        """
         conversation, thought, answer = self.conversation, "", ""
         pieces = conversation.answer(text, role)
         if count := conversation.forgotten:
@@ -162,24 +159,17 @@ class Chat:
             print(flush=True)
         if thought:
             remark(f"(thinks: {thought})")
-        assert conversation.last is not None
-        if ended := conversation.last.ended:
+        calls, ended = conversation.reply.calls, conversation.last.ended if conversation.last else ""
+        if ended:
             remark(ENDED[ended].format(conversation.max_new_tokens if ended == "cut" else conversation.context_length))
-        elif not answer.strip() and not conversation.reply.calls:
+        elif not answer.strip() and not calls:
             remark("(an empty answer)")
         elif not conversation.is_chat and self.is_interactive:
             remark("(here the text ends; the next line begins a new one)")
-
-    # -----------------------------------------------------------------------------------------------------
-    # commands
-
-    def command(self, text: str) -> None:
-        """Carry out `/name rest`: the method of that name. Raises ValueError with what to do instead."""
-        name, _, rest = text.partition(" ")
-        commands = {command: command for command in (line.split()[0] for line in HELP.splitlines())}
-        if name not in commands:
-            raise ValueError(f"unknown command {name}{did_you_mean(name, commands) or ': /help lists the commands'}")
-        getattr(self, name[1:])(rest.strip())
+        if calls and calls_left:
+            responses = "\n".join(map(respond, calls))
+            remark(f"(calls: {escape(', '.join(calls))})\n(tool: {escape(responses)})")
+            self.answer(responses, "tool", calls_left - 1)
 
     def attention(self, rest: str) -> None:
         answer = look_back(self.conversation)
@@ -191,8 +181,7 @@ class Chat:
         more = len(answer.labels) - answer.first - len(rows)
         print(f"L{layer} H{head}{f', {why}' if why else ''}", *rows, sep="\n")
         print("a row: a token that looks; in it, from left to right, the tokens so far (█ = 1)")
-        print(f"at its end: the token with most{f'; {more} more rows are in the picture' if more > 0 else ''}")
-        print(*draw(answer, self.run_directory, layer, head), sep="\n", flush=True)
+        print(f"at its end: the token with most{f'; {more} more rows are not shown' if more > 0 else ''}", flush=True)
 
     def temperature(self, rest: str) -> None:
         if rest:
@@ -212,11 +201,8 @@ class Chat:
     def use(self, name: str) -> None:
         """Switch to the adapters of this name, in a new conversation. Raises InputError for what does not fit."""
         if name not in self.adapters:
-            raise InputError(
-                f"there are no adapters named {name!r}: use {', '.join(self.adapters)} (--adapter NAME=RUN)"
-            )
+            raise InputError(f"no adapters are named {name!r}: use {', '.join(self.adapters)} (--adapter NAME=RUN)")
         self.adapter_in_use = BASE
-        self.user_text.clear()
         try:
             self.conversation.use_adapters(self.adapters[name])
         except InputError as error:
@@ -225,7 +211,6 @@ class Chat:
 
     def reset(self, rest: str) -> None:
         self.conversation.reset()
-        self.user_text.clear()
         remark("a new conversation" if self.conversation.is_chat else "a new text")
 
     def help(self, rest: str) -> None:

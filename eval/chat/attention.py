@@ -1,4 +1,4 @@
-"""What did the model look at while it wrote an answer? The weights, which head to show, and the pictures."""
+"""What did the model look at while it wrote an answer? The weights, which head to show, and its map in a terminal."""
 
 from __future__ import annotations
 
@@ -10,20 +10,17 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from configs.files import checkpoint_directory
 from configs.text import columns, escape
 from eval.attention import snapshots
 from eval.attention.capture import AttentionMaps, capture
 from eval.attention.history import best_head
-from eval.attention.pictures import mosaic, one_head
 from eval.attention.probes import readable_tokens
-from eval.attention.snapshots import ProbeMap, Snapshot
 from eval.chat.session import Conversation
 from eval.load_model import run_folder
 from model import LanguageModel
 from model.kv_cache import KVCache
 
-MOST_TOKENS = 256  # whose rows are looked at: more are too small to see in a picture
+MOST_TOKENS = 256  # whose rows are looked at
 NUMBERS = 2**26  # weights that are kept at a time: 256 MB
 BLOCKS = "·▁▂▃▄▅▆▇█"  # of a weight, from 0 to 1; what is still to come is blank
 
@@ -79,11 +76,10 @@ def head_to_show(run: str | Path, answer: AnswerMaps) -> tuple[int, int, str]:
         score = float(snapshot.scores["induction"][place])
         why = f"the run's strongest induction head ({score:.2f} on random tokens)"
         return snapshot.layers[place[0]], snapshot.heads[place[1]], why
-    weights = answer.maps.weights[:, 0].numpy()  # (layer, head, query, key)
+    weights = answer.maps.weights[:, 0]  # (layer, head, query, key)
     queries, keys = weights.shape[2:]
-    distance = np.arange(keys - queries, keys)[:, None] - np.arange(keys)
-    far = np.where((distance > 1) & (np.arange(keys) > 0), weights, 0.0)
-    sharpness = far[:, :, answer.first - keys + queries :].max(-1).mean(-1)
+    far = weights.tril(keys - queries - 2)[..., 1:]  # neither itself, nor the token before, nor the first
+    sharpness = far[:, :, answer.first - keys :].amax(-1).mean(-1)
     layer, head = divmod(int(sharpness.argmax()), sharpness.shape[1])
     return layer, head, "of all heads the one most focused on single tokens further back"
 
@@ -125,21 +121,3 @@ def attention_map(
         number = f"{row[top]:.2f}".removeprefix("0")[:3]  # .71, or 1.0
         lines.append(f"{names[key]} │{cells:{-(-end // pool)}}│ {names[top]} {number}")
     return lines
-
-
-def draw(answer: AnswerMaps, run: str | Path, layer: int, head: int) -> list[Path]:
-    """Every head as chat.png, this one as chat_L2H0.png, in the run's attention folder; in this folder for others."""
-    folder = Path(run) / "attention" if (Path(run) / "checkpoints").is_dir() else Path()
-    folder.mkdir(parents=True, exist_ok=True)
-    name, maps = checkpoint_directory(run).name, answer.maps
-    step = int(name[5:]) if re.fullmatch(r"step_\d{8}", name) else -1
-    left_out = len(answer.labels) - maps.weights.shape[3]  # the last tokens stand for rows and for columns
-    note = f"tokens 0 to {left_out - 1} of {len(answer.labels)}" if left_out else ""
-    shown = ProbeMap(maps.weights[:, 0, :, :, left_out:].numpy(), answer.labels[left_out:], left_out=note)
-    shape = (maps.layers, maps.heads, maps.num_attention_heads, maps.num_key_value_heads)
-    texts = {"last answer": shown}
-    snapshot = Snapshot(step, 0, 0.0, *shape, maps=texts, scores={}, chance={}, attention=maps.attention)
-    return [
-        mosaic(snapshot, folder / "chat.png", str(run)),
-        one_head(snapshot, layer, head, folder / f"chat_L{layer}H{head}.png", title=str(run)),
-    ]

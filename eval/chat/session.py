@@ -16,7 +16,7 @@ from configs.files import is_adapter, read_checkpoint
 from configs.loader import load_config
 from data.chat import Reply, prompt_ids
 from data.reading.records import Message, Role
-from data.tokenizer import Tokenizer, load_tokenizer
+from data.tokenizer import Tokenizer
 from eval.load_model import ends_turns, open_model, run_folder, trained_length
 from eval.run_files import read_samples
 from model import LanguageModel
@@ -34,14 +34,13 @@ class Turn:
 
     ids:    all that the model saw, and the answer, without the token that ended it
     begin:  where the answer begins in ids
-    reused: tokens whose keys and values the cache had; read: tokens that were run through the model
+    reused: tokens whose keys and values the cache had
     ended:  "" by itself | "stopped" by the reader | "cut" after max_new_tokens | "full": no context left
     """
 
     ids: list[int]
     begin: int
     reused: int
-    read: int
     ended: str
 
 
@@ -81,7 +80,7 @@ class Conversation:
         self.turns: list[list[Message]] = []
         self.last: Turn | None = None
         self.reply, self.thought = Reply(self.tokenizer), ""
-        self.forgotten, self._answered, self._document_ended = 0, 0, False
+        self.forgotten, self._answered = 0, 0
         self.cache.crop(0)
 
     def set_system(self, text: str) -> None:
@@ -98,9 +97,6 @@ class Conversation:
         def load(directory: Path) -> int | list[int] | None:
             if not is_adapter(directory):
                 raise InputError(f"{directory}: holds a whole model, not adapters: chat with it by itself")
-            has_own = (directory / "tokenizer.json").is_file()
-            if has_own and load_tokenizer(directory).sha256() != self.tokenizer.sha256():
-                raise InputError(f"{directory}: has another tokenizer than the base: the same ids stand for other text")
             load_adapters(self.lm, directory)
             return read_config(directory).eos_token_id
 
@@ -127,7 +123,7 @@ class Conversation:
         """
         if not text.strip():
             raise ValueError(f"there is nothing to {'answer: type a message' if self.is_chat else 'continue'}")
-        turns, longest = [] if self._document_ended else list(self.turns), self.context_length
+        turns, longest = list(self.turns), self.context_length
         room = min(self.max_new_tokens, longest // FREE)
         message = Message(role, text)
         while len(prompt := self._prompt(turns, message)) + room > longest and turns:
@@ -135,8 +131,7 @@ class Conversation:
         if len(prompt) >= longest:
             tokens = f"that makes {len(prompt):,} tokens, and the model sees {longest:,}"
             raise ValueError(f"{tokens}, its answer included: shorten it")
-        self.forgotten = 0 if self._document_ended else len(self.turns) - len(turns)
-        self.turns, self._document_ended = turns, False
+        self.forgotten, self.turns = len(self.turns) - len(turns), turns
         return self._pieces(prompt, message)
 
     def _prompt(self, turns: list[list[Message]], message: Message) -> list[int]:
@@ -178,16 +173,13 @@ class Conversation:
         finally:
             steps.close()  # type: ignore[attr-defined]  # a generator: now the cache knows what it has read
             self.thought, rest = self.reply.end()
-            if ids or not ended:
+            if not ended and not self.is_chat:
+                self.turns = []  # the document ends here: the next line begins a new one
+            elif ids or not ended:
                 self.turns.append([message, self.reply.message])
-                self._document_ended = not self.is_chat and not ended
-            self.last = Turn([*prompt, *ids], len(prompt), reused, self.cache.length - reused, ended)
+            self.last = Turn([*prompt, *ids], len(prompt), reused, ended)
         if self.thought or rest:
             yield rest
-
-
-# ---------------------------------------------------------------------------------------------------------
-# with a run on the disk
 
 
 def open_conversation(

@@ -13,7 +13,6 @@ from data.storyworld.questions import KINDS
 from eval.attention import drawing
 from eval.attention.viewer import write_viewer
 from eval.compare import Variant, same_tokenizer
-from eval.lookups import half_at
 
 NEAR = "offset points"
 SMOOTHED_OVER = 40  # points of a training curve that are left of it
@@ -33,29 +32,33 @@ def draw(variants: Sequence[Variant], histories: Mapping[str, Any], out: Path) -
     """
     for old in (*out.glob("comparison_*.png"), *out.glob("comparison.html")):
         old.unlink()
-    figures = {"curves": (curves(variants, histories), "comparison_curves.png")}
-    if (models := points(histories)) is not None:
-        figures["recall over the bytes of the cache"] = recall_over_cache(models), "comparison_recall.png"
+    figures = {"curves": curves(variants, histories)}
+    if models := points(histories):
+        figures["recall"] = recall_over_cache(models)
     if histories["stages"]:
-        figures["stages of one life"] = life(histories["stages"]), "comparison_stages.png"
-    files = {title: drawing.save_figure(figure, out / name).name for title, (figure, name) in figures.items()}
+        figures["stages"] = life(histories["stages"])
+    files = {name: drawing.save_figure(figure, out / f"comparison_{name}.png").name for name, figure in figures.items()}
     looks = [(variant.name, variant.runs[0].snapshots[-1:]) for variant in variants]
-    if named := [(name, last) for name, last in looks if last and last[0].maps]:
-        files["The heads of all variants, beside each other"] = write_viewer(named, out / "comparison.html").name
+    if drawn := [(name, last) for name, last in looks if last and last[0].maps]:
+        files["The heads of all variants, beside each other"] = write_viewer(drawn, out / "comparison.html").name
     return files
 
 
 def curves(variants: Sequence[Variant], histories: Mapping[str, Any]) -> Any:
     """A line for each run over tokens seen. Losses a token and heads are left out where tokens differ."""
     shown = CURVES if same_tokenizer(variants) else {"bits_per_byte": CURVES["bits_per_byte"]}
-    across = min(2, len(shown))
-    figure = drawing.new_figure(500 * across, 50 + 330 * -(-len(shown) // across))
-    for place, (key, title) in enumerate(shown.items(), start=1):
-        axes = figure.add_subplot(-(-len(shown) // across), across, place)
+    across, down = min(2, len(shown)), -(-len(shown) // 2)
+    figure = drawing.new_figure(500 * across, 50 + 330 * down)
+    for axes, (key, title) in zip(figure.subplots(down, across, squeeze=False).flat, shown.items(), strict=True):
         for number, (variant, history) in enumerate(zip(variants, histories["variants"], strict=True)):
             for run, of_run in zip(variant.runs, history["runs"], strict=True):
-                after_start = [line for line in run.val if line["step"] > 0] or run.val
-                x, y = _line({"bits_per_byte": after_start, "loss": run.train}.get(key, of_run["looks"]), key).T
+                after_start = [line for line in run.lines["val"] if line["step"] > 0] or run.lines["val"]
+                records = {"bits_per_byte": after_start, "loss": run.lines["train"]}.get(key, of_run["looks"])
+                line = np.array([(record["tokens"], record[key]) for record in records if record.get(key) is not None])
+                line = line.reshape(-1, 2)
+                # a training loss is averaged over neighbouring lines: that of a single batch is noisy
+                width = max(1, len(line) // SMOOTHED_OVER) if key == "loss" else 1
+                x, y = line[len(line) % width :].reshape(-1, width, 2).mean(1).T
                 label = variant.name if run is variant.runs[0] else ""
                 drawing.draw_curve(axes, x, y, number, label, lw=1.2, markevery=[-1] if key == "loss" else None)
         drawing.frame_curves(axes, title)
@@ -63,14 +66,6 @@ def curves(variants: Sequence[Variant], histories: Mapping[str, Any]) -> Any:
             axes.remove()
     drawing.legend_below(figure, figure.axes[0])
     return figure
-
-
-def _line(records: Sequence[Mapping[str, Any]], key: str) -> np.ndarray:
-    """(points, 2): tokens and a figure, where it is there. A training loss is averaged over neighbouring lines: that of
-    a single batch is noisy."""
-    line = np.array([(one["tokens"], one[key]) for one in records if one.get(key) is not None]).reshape(-1, 2)
-    width = max(1, len(line) // SMOOTHED_OVER) if key == "loss" else 1
-    return line[len(line) % width :].reshape(-1, width, 2).mean(1)
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -93,15 +88,14 @@ def points(histories: Mapping[str, Any]) -> list[Point] | None:
     """The models of a sweep, from histories.json; None where one was not asked, or has no place in the figure."""
     models = []
     for variant in histories["variants"]:
-        settings, kv_heads = variant["settings"], variant["settings"].get("model.num_key_value_heads")
-        form = "mla" if settings.get("model.attention") == "mla" else str(kv_heads)
-        recalls = [run["recall"] for run in variant["runs"] if run["recall"]]
-        looks = [[{"step": step, "accuracy": accuracy} for step, accuracy in recall] for recall in recalls]
-        if not looks or form not in FORMS or not {"model.num_key_value_heads", "model.head_dim"} <= settings.keys():
+        settings, looks = variant["settings"], [run["recall"] for run in variant["runs"] if run["recall"]]
+        form = "mla" if settings.get("model.attention") == "mla" else str(settings.get("model.num_key_value_heads"))
+        if not looks or form not in FORMS or "model.head_dim" not in settings:
             return None
-        ends, halves = [run[-1]["accuracy"] for run in looks], [half_at(run) for run in looks]
+        ends = [run[-1][1] for run in looks]
+        halves = [next((step for step, share in run if share > 0.5), None) for run in looks]
         sizes = settings["model.head_dim"], variant["kv_bytes"], variant["parameters"]
-        models.append(Point(form, *sizes, ends, halves, max(run[-1]["step"] for run in looks)))
+        models.append(Point(form, *sizes, ends, halves, max(run[-1][0] for run in looks)))
     return models
 
 
@@ -155,9 +149,10 @@ def life(stages: Sequence[Mapping[str, Any]]) -> Any:
     panels = figure.subplots(3, len(stages), squeeze=False)
     kinds = [kind for kind in KINDS if any(f"exact_match_{kind}" in stage["right"] for stage in stages)]
     names = list(dict.fromkeys(name for stage in stages for _, name, _ in stage["moved"]))
-    needed = Normalize(0, max(1e-6, *(np.max(stage["needed"]) for stage in stages)))
+    needed = [np.array(stage["needed"], float).clip(min=0) for stage in stages]  # null: not measured
+    largest = Normalize(0, max(1e-6, *(np.nanmax(rises) for rises in needed)))
     most = Normalize(0, max((share for stage in stages for *_, share in stage["moved"]), default=1.0))
-    for (classes, heads, moved), stage in zip(panels.T, stages, strict=True):
+    for (classes, heads, moved), stage, rises in zip(panels.T, stages, needed, strict=True):
         right, rows = stage["right"], range(len(kinds))
         classes.barh(rows, [right.get(f"exact_match_{kind}", 0) for kind in kinds], color="#0072B2", height=0.7)
         classes.plot([right.get(f"guess_{kind}", np.nan) for kind in kinds], rows, "|", color="black", markersize=9)
@@ -165,8 +160,7 @@ def life(stages: Sequence[Mapping[str, Any]]) -> Any:
         classes.set_yticks(rows, kinds if stage is stages[0] else [""] * len(kinds), fontsize=8)
         classes.invert_yaxis()
         classes.set_title(f"{stage['name']}\n{right['exact_match']:.0%} right", fontsize=10, **drawing.words())
-        rises = np.clip(stage["needed"], 0, None)
-        of_heads = drawing.draw_map(heads, rises, _counted("L", len(rises)), _counted("H", rises.shape[1]), needed)
+        of_heads = drawing.draw_map(heads, rises, _counted("L", len(rises)), _counted("H", rises.shape[1]), largest)
         if not stage["moved"]:  # it began with random weights
             moved.set_axis_off()
             moved.text(0.5, 0.5, "the first stage", ha="center", va="center", transform=moved.transAxes, fontsize=9)

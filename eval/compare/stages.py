@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from statistics import fmean as mean
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ from data.reading.records import checked_conversation
 from data.storyworld import interview, tell
 from data.storyworld.questions import KINDS
 from data.tokenizer import Tokenizer
-from eval.attention.controls import rises_without_each
+from eval.attention.controls import ablate_each
 from eval.compare import RunResult, Variant
 from eval.language_modeling import compare_with_floor, evaluating, mean_loss
 from eval.load_model import open_model
@@ -36,9 +37,10 @@ from model import LanguageModel
 QUESTIONS, CONVERSATIONS, STORIES = 200, 24, 60  # that each stage is measured on
 MATRIX = re.compile(r"\blayers\.(\d+)\.(\S+?)\.weight$")
 SHOWN_HEADS = 2  # that are named in the table: those that the answers need most
+Stage = dict[str, Any]
 
 
-def measure(variants: Sequence[Variant], device: str = "auto") -> list[dict[str, Any]]:
+def measure(variants: Sequence[Variant], device: str = "auto") -> list[Stage]:
     """The stages in the order of the runs; none where no run started from another, or not in the built-in world.
 
     A stage, as histories.json has it (null: not measured):
@@ -58,19 +60,23 @@ def measure(variants: Sequence[Variant], device: str = "auto") -> list[dict[str,
         return []
     models = {run.path: open_model(run.path, device) for run, _ in life}
     first, tokenizer = models[life[0][0].path]
+    longest = min(lm.config.max_position_embeddings for lm, _ in models.values())
     stories = [tell(source.seed, index, "validation", source.level) for index in range(STORIES)]
-    answers, texts = right_answers(tokenizer, source), whole_texts(tokenizer, [story.text for story in stories])
+    answers, texts = (  # that all of them can read whole
+        [row for row in rows if row["input_ids"].shape[1] <= longest]
+        for rows in (right_answers(tokenizer, source), whole_texts(tokenizer, [story.text for story in stories]))
+    )
     stages = []
     for run, origin in life:
         lm, its_tokenizer = models[run.path]
-        stage: dict[str, Any] = {"name": run.name, "started_from": origin.name if origin else None}
+        stage: Stage = {"name": run.name, "started_from": origin.name if origin else None}
         for key, new_names in (("right", False), ("new", True)):
             questions = list(islice(held_out_questions(source, new_names=new_names), QUESTIONS))
             stage[key] = figures(questions, ask(lm, its_tokenizer, questions))
         stage["kl_answers"], stage["kl_stories"] = divergence(lm, first, answers), divergence(lm, first, texts)
         _, bits, floor = compare_with_floor(lm, its_tokenizer, stories)
         stage["gap"] = bits - floor
-        stage["needed"] = rises_without_each(lm, partial(answer_loss, lm, answers)).tolist()
+        stage["needed"] = ablate_each(lm, partial(mean_loss, lm, answers)).tolist()
         stage["moved"] = moved(lm, models[origin.path][0]) if origin else []
         stages.append(stage)
     return stages
@@ -98,8 +104,8 @@ def right_answers(tokenizer: Tokenizer, source: StoryworldSource) -> list[Batch]
 
 
 def whole_texts(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Batch]:
-    """Documents from their first token to their end; every token but the first has a label."""
-    return [_row(ids, [False] + [True] * (len(ids) - 1)) for ids in tokenizer.encode_documents(texts)]
+    """Documents from their first token to their end."""
+    return [_row(ids, [True] * len(ids)) for ids in tokenizer.encode_documents(texts)]
 
 
 def _row(ids: Sequence[int], has_label: Sequence[bool]) -> Batch:
@@ -107,28 +113,17 @@ def _row(ids: Sequence[int], has_label: Sequence[bool]) -> Batch:
     return Batch({"input_ids": row, "labels": row.masked_fill(~torch.tensor([has_label]), IGNORED)}, [0])
 
 
-def _fitting(text: Sequence[Batch], *models: LanguageModel) -> list[Batch]:
-    """The rows that the models can read whole."""
-    longest = min(lm.config.max_position_embeddings for lm in models)
-    return [row for row in text if row["input_ids"].shape[1] <= longest]
-
-
 @torch.no_grad()
 def divergence(lm: LanguageModel, base: LanguageModel, text: Sequence[Batch]) -> float:
-    """KL(lm || base) of the next token, in nats, mean over the labels; NaN where no row fits into a model."""
+    """KL(lm || base) of the next token, in nats, mean over the labels; NaN for no text."""
     total, count, device = 0.0, 0, next(lm.parameters()).device
     with evaluating(lm), evaluating(base):
-        for row in _fitting(text, lm, base):
+        for row in text:
             ids, counted = row["input_ids"].to(device), (row["labels"][:, 1:] != IGNORED).to(device)
             ours, theirs = (F.log_softmax(model(ids)[:, :-1][counted].float(), -1) for model in (lm, base))
             total += (ours.exp() * (ours - theirs)).sum().item()
             count += int(counted.sum())
     return total / count if count else math.nan
-
-
-def answer_loss(lm: LanguageModel, text: Sequence[Batch]) -> float:
-    """Mean -ln p of the labels, in nats; NaN where no row fits into the model."""
-    return mean_loss(lm, _fitting(text, lm))
 
 
 def moved(lm: LanguageModel, before: LanguageModel) -> list[tuple[int, str, float]]:
@@ -141,22 +136,23 @@ def moved(lm: LanguageModel, before: LanguageModel) -> list[tuple[int, str, floa
     return shares
 
 
-def table(life: Sequence[dict[str, Any]]) -> str:
+def table(life: Sequence[Stage]) -> str:
     """Markdown: a column for each stage. life: as `measure` gives it, or as histories.json has it."""
-    rows = [["started from", *(stage["started_from"] or "–" for stage in life)]]
 
-    def row(label: str, values: Iterable[float | None], form: str = ".1%") -> None:
-        rows.append([label, *("–" if value is None or value != value else f"{value:{form}}" for value in values)])
+    def cells(values: Iterable[float | None], form: str = ".1%") -> list[str]:
+        return ["–" if value is None or value != value else f"{value:{form}}" for value in values]
 
     right = [stage["right"] for stage in life]
-    row(f"answers right, all {right[0]['asked']}", [shares["exact_match"] for shares in right])
-    for key, kind in [(f"exact_match_{kind}", kind) for kind in KINDS]:
+    rows = [["started from", *(stage["started_from"] or "–" for stage in life)]]
+    rows.append([f"answers right, all {right[0]['asked']}", *cells(shares["exact_match"] for shares in right)])
+    for kind, key in [(kind, f"exact_match_{kind}") for kind in KINDS]:
         if any(key in shares for shares in right):
-            row(f"… {kind}", [shares.get(key) for shares in right])
-    row("answers right, names of a new form", [stage["new"]["exact_match"] for stage in life])
+            rows.append([f"… {kind}", *cells(shares.get(key) for shares in right)])
+    rows.append(["answers right, names of a new form", *cells(stage["new"]["exact_match"] for stage in life)])
     for key, what in (("kl_answers", "right answers"), ("kl_stories", "stories")):
-        row(f"KL from {life[0]['name']}, {what} (nats a token)", [stage[key] for stage in life], ".3f")
-    row("gap to the entropy floor, stories (bits per byte)", [stage["gap"] for stage in life], ".4f")
+        label = f"KL from {life[0]['name']}, {what} (nats a token)"
+        rows.append([label, *cells((stage[key] for stage in life), ".3f")])
+    rows.append(["gap to the entropy floor, stories (bits per byte)", *cells((stage["gap"] for stage in life), ".4f")])
     needed = []
     for stage in life:
         heads = [(rise, f"L{i} H{j}") for i, layer in enumerate(stage["needed"]) for j, rise in enumerate(layer)]
@@ -165,8 +161,5 @@ def table(life: Sequence[dict[str, Any]]) -> str:
     rows.append(["heads that right answers need most (nats a token)", *needed])
     for layer in sorted({layer for stage in life for layer, *_ in stage["moved"]}):
         shares = [[share for at, _, share in stage["moved"] if at == layer] for stage in life]
-        row(
-            f"weights moved, layer {layer}",
-            [sum(of_stage) / len(of_stage) if of_stage else None for of_stage in shares],
-        )
+        rows.append([f"weights moved, layer {layer}", *cells(mean(some) if some else None for some in shares)])
     return markdown_table(["", *(stage["name"] for stage in life)], rows)

@@ -6,23 +6,21 @@ Write one of your own as a function of one event, or as a subclass of `Hook`, an
       hooks: [validation, {name: "my_package.my_module:my_function", every: 500}]
 
 A hook that raises is reported and switched off; the run continues. Random numbers that a hook draws change nothing in
-training: the random state around it is put back.
+training: PyTorch's random state is put back after it, and training draws from no other.
 """
 
 from __future__ import annotations
 
 import importlib
 import inspect
-import random
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from configs.command import InputError
@@ -77,7 +75,7 @@ class EvalEvent:
     loss: float | None = None
     command: str = ""
     base: Path | None = None
-    kept: dict[str, Any] = field(default_factory=dict)
+    state: dict[str, Any] = field(default_factory=dict)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -87,6 +85,10 @@ class EvalEvent:
     def writes(self) -> bool:
         """Whether this is the process that leaves files."""
         return self.world.rank == 0
+
+    def alone(self) -> EvalEvent:
+        """The event for what only the first process does: it knows no others that a hook could ask and wait for."""
+        return replace(self, world=replace(self.world, size=1))
 
     def any_process(self, here: bool) -> bool:
         """Whether something is true in one of the processes. Each of them must ask."""
@@ -105,26 +107,22 @@ class EvalEvent:
 class Outcome:
     """What a hook adds to the end of a run.
 
-    figures: for result.json. lines: for the summary on the terminal and in report.md. sample: text that the model
-    wrote. sections: Markdown for report.md. pictures: (path, title), relative to the run directory. seen: one sentence
-    that closes the summary on the terminal.
+    figures: for result.json. Of these, "sample" is text that the model wrote, and "seen" a sentence that closes the
+    summary on the terminal. lines: for the summary. sections: Markdown for report.md.
     """
 
     figures: dict[str, Any] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)
-    sample: str = ""
     sections: list[str] = field(default_factory=list)
-    pictures: list[tuple[str, str]] = field(default_factory=list)
-    seen: str = ""
 
 
 class Hook:
-    """Something that looks at the model during training. Only `look` must be written."""
+    """Something that looks at the model during training. Only `evaluate` must be written."""
 
     def check(self, config: EvalConfig, model: ModelConfig) -> None:
         """What can be wrong, before any text is read. Raises InputError."""
 
-    def look(self, event: EvalEvent) -> float | None:
+    def evaluate(self, event: EvalEvent) -> float | None:
         """Look, log, say. A hook that returns a loss decides with it which checkpoint is the best one."""
         raise NotImplementedError
 
@@ -158,21 +156,18 @@ class FunctionHook(Hook):
 
     def __init__(self, function: Callable[[EvalEvent], Any], name: str):
         self.function, self.name = function, name
-        self.kept: dict[str, Any] = {}
+        self.state: dict[str, Any] = {}
 
-    def look(self, event: EvalEvent) -> None:
+    def evaluate(self, event: EvalEvent) -> None:
         if not event.world.shares_model:  # then the first process can do it alone
             if not event.writes:
                 return
-            event = _alone(event)
+            event = event.alone()
         with evaluating(event.lm):
-            result = self.function(replace(event, kept=self.kept))
+            result = self.function(replace(event, state=self.state))
         if not isinstance(result, Mapping):
             return
-        figures = {
-            str(name): float(value.detach() if isinstance(value, torch.Tensor) else value)
-            for name, value in result.items()
-        }
+        figures = {str(name): torch.as_tensor(value, dtype=torch.float64).item() for name, value in result.items()}
         if taken := set(LINE) & figures.keys():
             raise ValueError(f"{min(taken)} is in every line of metrics.jsonl: give the figure another name")
         event.log(f"hooks/{self.name}", figures)
@@ -197,12 +192,14 @@ def cadences_of(config: EvalConfig) -> dict[str, HookConfig]:
     Raises InputError if one is named twice.
     """
     cadences: dict[str, HookConfig] = {}
+    defaults = {  # the questions are also asked before the first step
+        "questions": (config.every, [0]),
+        "attention": (config.attention.every, config.attention.early),
+    }
     for hook in (HookConfig(name=hook) if isinstance(hook, str) else hook for hook in config.hooks):
         if hook.name in cadences:
             raise InputError(f"eval.hooks: {hook.name} is named twice: name it once, and give more steps with `early`")
-        every, early = config.every, [0] if hook.name == "questions" else []  # also before the first step
-        if hook.name == "attention":
-            every, early = config.attention.every, config.attention.early
+        every, early = defaults.get(hook.name, (config.every, []))
         every, early = every if hook.every is None else hook.every, early if hook.early is None else hook.early
         if every or hook.early or hook.name != "attention":  # eval.attention.every=0: never
             cadences[hook.name] = HookConfig(name=hook.name, every=every, early=early)
@@ -227,54 +224,40 @@ class Hooks:
     def run(self, event: EvalEvent) -> float | None:
         """Run the hooks that are due. Returns the loss that one of them measured."""
         due = [name for name, cadence in self.cadences.items() if cadence.is_due(event.step, event.is_last)]
-        results = [self._attempt(name, "look", event) for name in due]
+        results = [self._attempt(name, "evaluate", event, event) for name in due if name not in self.off]
         return next((result for result in reversed(results) if isinstance(result, float)), None)
 
     def on_rank0(self, method: str, event: EvalEvent, *more: Any) -> None:
         """`finish` or `stop` of every hook, which only the first process does."""
         if event.writes:
-            for name in self.hooks:
-                self._attempt(name, method, _alone(event), *more)
+            for name in [name for name in self.hooks if name not in self.off]:
+                self._attempt(name, method, event.alone(), event.alone(), *more)
 
-    def outcomes(self, directory: Path, lines: list[dict[str, Any]], warn: Callable[[str], None]) -> Iterator[Outcome]:
-        """What each hook adds to the report. A hook that raises here adds nothing, and `warn` says so."""
-        for name, hook in self.hooks.items():
-            try:
-                yield hook.outcome(directory, lines)
-            except Exception as error:
-                warn(f"warning: the {name} hook adds nothing to the report: {_problem(name, error)}")
+    def outcomes(self, event: EvalEvent, lines: list[dict[str, Any]]) -> list[Outcome]:
+        """What each hook adds to the report, also one that is off by now."""
+        results = [self._attempt(name, "outcome", event.alone(), event.directory, lines) for name in self.hooks]
+        return [result for result in results if result is not None]
 
-    def _attempt(self, name: str, method: str, event: EvalEvent, *more: Any) -> Any:
-        if name in self.off:
-            return None
+    def _attempt(self, name: str, method: str, event: EvalEvent, *arguments: Any) -> Any:
+        """Call a hook's method; if it raises in any process, the hook is off in all of them."""
         result, problem = None, ""
         try:
-            with _random_state_kept():
-                result = getattr(self.hooks[name], method)(event, *more)
+            with torch.random.fork_rng([torch.cuda.current_device()] if torch.cuda.is_initialized() else []):
+                result = getattr(self.hooks[name], method)(*arguments)
         except OutOfStep as error:
             if event.world.rank:  # only the first process prints the errors that end a run
                 print(f"error in process {event.world.rank}: {error}", file=sys.stderr)
             raise
-        except Exception as error:
-            problem = _problem(name, error)
+        except Exception as error:  # and the last line of the hook's own file that led to it
+            file = sys.modules[BUILT_IN.get(name, name).partition(":")[0]].__file__
+            frames = traceback.extract_tb(error.__traceback__)
+            frame = ([frame for frame in frames if frame.filename == file] or frames)[-1]
+            problem = f"{type(error).__name__}: {error} ({frame.filename}, line {frame.lineno})"
         if event.any_process(bool(problem)):
             self.off.add(name)
             event.tracker.say(f"warning: the {name} hook is off from here: {problem or 'it failed in another process'}")
             return None
         return result
-
-
-def _alone(event: EvalEvent) -> EvalEvent:
-    """The event for what only the first process does: it knows no others that a hook could ask and wait for."""
-    return replace(event, world=replace(event.world, size=1))
-
-
-def _problem(name: str, error: Exception) -> str:
-    """The error, and the last line of the hook's own file that led to it."""
-    file = sys.modules[BUILT_IN.get(name, name).partition(":")[0]].__file__
-    frames = traceback.extract_tb(error.__traceback__)
-    frame = ([frame for frame in frames if frame.filename == file] or frames)[-1]
-    return f"{type(error).__name__}: {error} ({frame.filename}, line {frame.lineno})"
 
 
 def _load(name: str) -> Hook:
@@ -288,22 +271,4 @@ def _load(name: str) -> Hook:
         raise InputError(f"eval.hooks: {name} cannot be imported: {type(error).__name__}: {error}") from None
     if inspect.isclass(function) and issubclass(function, Hook):
         return function()
-    if not callable(function):
-        raise InputError(f"eval.hooks: {name} is a {type(function).__name__}, not a function of one event")
     return FunctionHook(function, attribute)
-
-
-@contextmanager
-def _random_state_kept() -> Iterator[None]:
-    """Afterwards Python, NumPy and PyTorch draw what they would have drawn without what ran inside."""
-    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
-    mps = torch.mps.get_rng_state() if torch.backends.mps.is_available() else None
-    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
-    try:
-        with torch.random.fork_rng(devices):
-            yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)  # noqa: NPY002
-        if mps is not None:
-            torch.mps.set_rng_state(mps)

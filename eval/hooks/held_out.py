@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # only a run that asks for facts loads it
 class Validation(Hook):
     """Loss on the held-out part, in nats a token. The processes of a run share its rows."""
 
-    def look(self, event: EvalEvent) -> float:
+    def evaluate(self, event: EvalEvent) -> float:
         while_training, at_the_end = event.config.max_tokens, event.config.final_max_tokens
         loss, tokens = held_out_loss(event, at_the_end if event.is_last else while_training)
         counts = event.data.manifest["validation"]
@@ -40,14 +40,9 @@ class Validation(Hook):
         if event.is_last and while_training != at_the_end:  # the same tokens as before: the best is chosen by these
             comparable = values["loss_comparable"] = held_out_loss(event, while_training)[0]
         event.log("val", values)
-        source, harder = event.data_config.source, ""
-        world = source if isinstance(source, StoryworldSource) and event.data_config.records == "text" else None
-        if event.is_last and world and world.repeats:
-            share = f"{100 * world.repeats:.0f} % of the documents"
-            harder = f"   (harder than training: {share} are random words, here with names that training never has)"
-        event.say(f"val loss {loss:.4f}   bits per byte {values['bits_per_byte']:.4f}{harder}")
-        if event.is_last and world and not world.recall:
-            log_floor(event, world)
+        event.say(f"val loss {loss:.4f}   bits per byte {values['bits_per_byte']:.4f}")
+        if event.is_last:
+            log_floor(event)
         return comparable
 
     def outcome(self, directory: Path, lines: list[dict[str, Any]]) -> Outcome:
@@ -80,24 +75,26 @@ def held_out_loss(event: EvalEvent, max_tokens: int | None) -> tuple[float, int]
     return mean(part for turn in turns for parts in turn for part in parts)  # in the order of the rows
 
 
-def log_floor(event: EvalEvent, source: StoryworldSource) -> None:
+def log_floor(event: EvalEvent) -> None:
     """Whole held-out stories beside the entropy of the choices that made them; only where the built-in world tells."""
+    source = event.data_config.source
+    if not isinstance(source, StoryworldSource) or source.recall or event.data_config.records != "text":
+        return
     from data.storyworld import tell
 
     count = min(event.config.floor_documents, source.validation_documents)
-    if count:
-        stories = [tell(source.seed, index, "validation", source.level) for index in range(count)]
-        documents, model, floor = compare_with_floor(event.lm, event.tokenizer, stories)
-        if documents:  # that the model can read whole
-            left_out = count - documents
-            event.log("floor", {"documents": documents, "left_out": left_out, "model": model, "floor": floor})
+    stories = [tell(source.seed, index, "validation", source.level) for index in range(count)]
+    documents, model, floor = compare_with_floor(event.lm, event.tokenizer, stories)
+    if documents:  # that the model can read whole
+        left_out = count - documents
+        event.log("floor", {"documents": documents, "left_out": left_out, "model": model, "floor": floor})
 
 
 class Samples(Hook):
     """Continue `eval.prompts`, at every evaluation, so that you can read along while it learns; where it learns
     conversations, answer them. Each is appended to samples.jsonl; the first one is also shown on the terminal."""
 
-    def look(self, event: EvalEvent) -> None:
+    def evaluate(self, event: EvalEvent) -> None:
         settings, is_chat = event.config, event.data_config.records != "text"
         options = (settings.sample_tokens, settings.temperature, settings.top_p)
         many_documents = event.data.manifest["train"]["documents"] > 1
@@ -125,7 +122,7 @@ class Samples(Hook):
         prompt, text = first["prompt"], first["text"]
         parts = [text] if text.startswith(prompt) else [f"asked:   {prompt}", f"writes:  {text}"]
         parts += [f"the data's answer: {first['expected']}"] if "expected" in first else []
-        return Outcome(sample="\n".join(parts))
+        return Outcome({"sample": "\n".join(parts)})
 
 
 def held_out_question(rows: Rows, tokenizer: Tokenizer) -> tuple[list[int], str, str]:
@@ -146,7 +143,7 @@ class Questions(Hook):
     """Exact match for each class of questions, before the first step as well: with names as in training, and with names
     of a new form."""
 
-    def look(self, event: EvalEvent) -> None:
+    def evaluate(self, event: EvalEvent) -> None:
         source, count = event.data_config.source, event.config.questions
         if not count or not isinstance(source, StoryworldSource) or event.data_config.records == "text":
             return
@@ -178,7 +175,7 @@ class Recalls(Hook):
 
     exam: Exam | None = None
 
-    def look(self, event: EvalEvent) -> None:
+    def evaluate(self, event: EvalEvent) -> None:
         """Every process asks the same questions, since each may hold only a share of the model; the first one says."""
         from eval.lookups import figures, held_out, right
 

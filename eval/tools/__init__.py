@@ -1,12 +1,11 @@
-"""What can the model call, and what does it answer if its calls are run? A calculator that never runs code, and a
-look-up in what was said.
+"""What can the model call, and what does it answer if its calls are run? A calculator that never runs code.
 
     prompt | <tool_call>…</tool_call><|im_end|> | ⏎<|im_start|>tool⏎…<|im_end|>⏎<|im_start|>assistant⏎ | 42<|im_end|>
              ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~                                                          ~~~~~~~~~~~~
                           own                                        of the tool                             own
 
 A call is JSON: {"name": "calculator", "arguments": {"expression": "6 * 7"}}. One that is wrong gets an error as its
-response, in one line: the model may try again. A chat and the rollouts of train.grpo both call these.
+response, in one line: the model may try again. A chat and the rollouts of train.grpo both call it.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ import ast
 import json
 import math
 import operator
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
@@ -29,9 +27,8 @@ from data.tokenizer import Tokenizer
 from model import LanguageModel, generate, left_pad
 
 MOST_CALLS = 4  # one after the other, before the model must answer
-LONGEST = 200  # characters of an expression or a name, and of an error
+LONGEST = 200  # characters of an expression, and of an error
 LARGEST = 1e30  # of a number on the way
-MOST_SENTENCES = 8
 ERROR = "error: "  # what the response to a wrong call begins with
 
 OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
@@ -39,28 +36,17 @@ OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
     **{ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Pow: operator.pow},
     **{ast.UAdd: operator.pos, ast.USub: operator.neg},
 }
-SCHEMAS = tuple(
+SCHEMAS: tuple[dict[str, Any], ...] = (  # for the chat template
     {
-        "name": name,
-        "description": description,
-        "parameters": {"type": "object", "properties": {argument: {"type": "string"}}, "required": [argument]},
-    }
-    for name, description, argument in (
-        ("calculator", "Computes an expression, for example 6 * 7.", "expression"),
-        ("look_up", "The sentences of this chat that mention a name.", "name"),
-    )
+        "name": "calculator",
+        "description": "Computes an expression, for example 6 * 7.",
+        "parameters": {
+            "type": "object",
+            "properties": {"expression": {"type": "string"}},
+            "required": ["expression"],
+        },
+    },
 )
-
-
-def described(names: Sequence[str]) -> tuple[dict[str, Any], ...]:
-    """The schemas of tools, for the chat template. Raises KeyError for a name that no tool has."""
-    known = {schema["name"]: schema for schema in SCHEMAS}
-    return tuple(known[name] for name in dict.fromkeys(names))
-
-
-def said_by_user(messages: Sequence[dict[str, Any]]) -> str:
-    """What the user said in a conversation: the text in which `look_up` looks."""
-    return " ".join(message["content"] for message in messages if message["role"] == "user")
 
 
 def calculate(expression: str) -> str:
@@ -96,33 +82,16 @@ def _value(node: ast.AST) -> int | float:
     return value
 
 
-def look_up(name: str, said: str) -> str:
-    """The first sentences of what was said that mention the name, as a word of its own. Raises ValueError."""
-    if not name.strip() or len(name) > LONGEST:
-        raise ValueError("give a name")
-    sentences = re.split(r"(?<=[.!?])[\"”]?\s+", said)
-    name_alone = rf"(?<!\w){re.escape(name.strip())}(?!\w)"
-    mentioning = [sentence for sentence in sentences if re.search(name_alone, sentence)]
-    if not mentioning:
-        raise ValueError(f"nothing that was said mentions {name.strip()}")
-    return " ".join(mentioning[:MOST_SENTENCES])
-
-
-def respond(call: str, said: str, tools: Sequence[dict[str, Any]] = SCHEMAS) -> str:
-    """The response to one call, the JSON text between its tokens; what is wrong with the call is one too.
-
-    said: what the user said, for the look-up.
-    """
+def respond(call: str) -> str:
+    """The response to one call, the JSON text between its tokens; what is wrong with the call is one too."""
     try:
         checked_call = read_call(call)
         name, arguments = checked_call["name"], json.loads(checked_call["arguments"])
-        wanted = {tool["name"]: tool["parameters"]["required"][0] for tool in tools}
-        if name not in wanted:
-            raise ValueError(f"no tool is called {name!r}: use {', '.join(wanted)}")
-        argument = arguments.get(wanted[name])
-        if len(arguments) != 1 or not isinstance(argument, str):
-            raise ValueError(f"{name} takes one argument, {wanted[name]}, which is text")
-        return calculate(argument) if name == "calculator" else look_up(argument, said)
+        if name != "calculator":
+            raise ValueError(f"no tool is called {name!r}: use calculator")
+        if [*arguments] != ["expression"] or not isinstance(arguments["expression"], str):
+            raise ValueError("calculator takes one argument, expression, which is text")
+        return calculate(arguments["expression"])
     except json.JSONDecodeError:
         return f"{ERROR}the call is not JSON"
     except (ValueError, RecursionError) as error:
@@ -138,13 +107,15 @@ def respond(call: str, said: str, tools: Sequence[dict[str, Any]] = SCHEMAS) -> 
 class Written:
     """What follows one prompt, in any number of turns.
 
-    prompt: its ids. ids: all tokens behind it, with the token that ended each turn. own: which of them the model wrote;
-    the others are responses of tools, in the chat template's form. log_probs: ln of the probability with which each was
-    drawn, 0 where it was not. begin: where the last turn begins in ids. rounds: how often the responses of tools were
-    added; waits: the last turn calls, and gets no response. calls, errors: how many were run, and failed.
+    prompt: its ids. room: tokens that may follow. ids: those that do, with the token that ended each turn. own: which
+    of them the model wrote; the others are responses of tools, in the chat template's form. log_probs: ln of the
+    probability with which each was drawn, 0 where it was not. begin: where the last turn begins in ids. rounds: how
+    often the responses of tools were added; waits: the last turn calls, and gets no response. calls, errors: how many
+    were run, and failed.
     """
 
     prompt: Sequence[int] = ()
+    room: int = 0
     ids: list[int] = field(default_factory=list)
     own: list[bool] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
@@ -182,26 +153,24 @@ def write_answers(
     temperature: float,
     rng: Random,
     copies: int = 1,
-    tools: Sequence[dict[str, Any]] = (),
-    said: Sequence[str] = (),
+    tools: bool = False,
     kv_cache: str = "dynamic",
 ) -> list[Written]:
     """`copies` answers to each prompt, next to each other; the prompts are read once, all of them together.
 
-    max_new_tokens: of an answer, responses of tools included. rng: gives each round its seed. tools: the schemas of
-    those that may be called; none = a call is an answer like any other. said: for each prompt, what the user said.
+    max_new_tokens: of an answer, responses of tools included. rng: gives each round its seed. tools: whether calls are
+    run; else a call is an answer like any other.
     """
-    answers = [Written(prompt) for prompt in prompts for _ in range(copies)]
-    waiting, rows = list(range(len(answers))), [list(prompt) for prompt in prompts]
-    rooms = [min(max_new_tokens, lm.config.max_position_embeddings - len(prompt)) for prompt in prompts]
-    device, stops = next(lm.parameters()).device, set(tokenizer.stop_ids)
+    longest, device, stops = lm.config.max_position_embeddings, next(lm.parameters()).device, set(tokenizer.stop_ids)
+    answers = [Written(prompt, min(max_new_tokens, longest - len(prompt))) for prompt in prompts for _ in range(copies)]
+    waiting, rows = answers, [list(prompt) for prompt in prompts]
     while waiting:
         ids, real = left_pad(rows, tokenizer.pad_id)
         log_probs: list[Tensor] = []
         drawn = generate(
             lm,
             ids.to(device),
-            max(max_new_tokens - len(answers[number].ids) for number in waiting),
+            max(max_new_tokens - len(answer.ids) for answer in waiting),
             temperature=temperature,
             stop_ids=stops,
             seed=rng.getrandbits(63),
@@ -211,33 +180,29 @@ def write_answers(
             kv_cache=kv_cache,
         )
         of_rows = torch.stack(log_probs, dim=1).tolist() if log_probs else [[] for _ in waiting]
-        further = []
-        for number, new, chances in zip(waiting, drawn[:, ids.shape[1] :].tolist(), of_rows, strict=True):
-            answer, prompt = answers[number], number // copies
+        for answer, new, chances in zip(waiting, drawn[:, ids.shape[1] :].tolist(), of_rows, strict=True):
             end = next((at + 1 for at, token in enumerate(new) if token in stops), len(new))
-            end = min(end, rooms[prompt] - len(answer.ids))
+            end = min(end, answer.room - len(answer.ids))
             answer.add(new[:end], chances[:end])
-            if _goes_on(answer, rooms[prompt], tokenizer, tools, said[prompt] if tools else ""):
-                further.append(number)
-        waiting = further
-        rows = [[*prompts[number // copies], *answers[number].ids] for number in waiting]
+        waiting = [answer for answer in waiting if _goes_on(answer, tokenizer, tools)]
+        rows = [[*answer.prompt, *answer.ids] for answer in waiting]
     return answers
 
 
-def _goes_on(answer: Written, room: int, tokenizer: Tokenizer, tools: Sequence[dict[str, Any]], said: str) -> bool:
+def _goes_on(answer: Written, tokenizer: Tokenizer, tools: bool) -> bool:
     """Whether an answer needs another round. If its last turn called, the responses are added here."""
     turn = answer.ids[answer.begin :]
     if not turn or turn[-1] not in tokenizer.stop_ids:  # a longer prompt beside it may have taken the room
-        return len(answer.ids) < room
+        return len(answer.ids) < answer.room
     if not tools or turn[-1] != tokenizer.turn_end or not (calls := answer.last_turn(tokenizer, tools=True).calls):
         return False
     answer.waits = True
     if answer.rounds == MOST_CALLS:
         return False
-    responses = [respond(call, said, tools) for call in calls]
+    responses = list(map(respond, calls))
     response = {"role": "tool", "content": "\n".join(responses)}
     _, *message = ids_after_answer(tokenizer, [response], add_generation_prompt=True)  # the turn has ended already
-    if len(answer.ids) + len(message) >= room:
+    if len(answer.ids) + len(message) >= answer.room:
         return False  # no room for an answer to it
     answer.calls += len(responses)
     answer.errors += sum(response.startswith(ERROR) for response in responses)

@@ -1,6 +1,6 @@
 """Does it call, and does that help? `python -m eval.tools runs/sums_grpo`
 
-The last question of each held-out conversation is asked twice: with tools, whose calls are run, and without.
+The last question of each held-out conversation is asked twice: with the calculator, whose calls are run, and without.
 """
 
 from __future__ import annotations
@@ -8,28 +8,26 @@ from __future__ import annotations
 import argparse
 from itertools import islice
 from random import Random
+from typing import Any
 
-from configs.command import InputError, exit_on_bad_input, number, whole
+from configs.command import InputError, exit_on_bad_input, integer
 from configs.text import table
 from data.chat import prompt_ids
 from data.reading.documents import documents
 from eval.load_model import add_device_option, open_model
 from eval.questions import data_config_of, is_right, question_of
-from eval.tools import SCHEMAS, described, said_by_user, write_answers
+from eval.tools import SCHEMAS, Written, write_answers
 
 ROWS = 64  # questions that are answered at a time
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m eval.tools", description=__doc__)
-    add, names = parser.add_argument, [schema["name"] for schema in SCHEMAS]
+    add = parser.add_argument
     add("run", help="a run that was trained on conversations of a file")
-    add("--tools", nargs="+", choices=names, default=["calculator"], help="may be called (calculator)")
-    add("--questions", type=whole("--questions", 1), default=400, help="how many (400)")
-    length = whole("--max-new-tokens", 1)
+    add("--questions", type=integer("--questions", 1), default=400, help="how many (400)")
+    length = integer("--max-new-tokens", 1)
     add("--max-new-tokens", type=length, default=96, metavar="N", help="of an answer, responses of tools included (96)")
-    drawing = number("--temperature", 0)
-    add("--temperature", type=drawing, default=0.0, help="0, the default = the likeliest token")
     add_device_option(parser)
     given = parser.parse_args()
     data = data_config_of(given.run)
@@ -41,23 +39,13 @@ def main() -> int:
         raise InputError(f"{given.run}: no held-out conversation ends with an answer of the assistant")
     lm, tokenizer = open_model(given.run, given.device)
     rows = []
-    for heading, chosen in ((", ".join(given.tools), given.tools), ("no tools", [])):
-        tools, rng, answers, right = described(chosen), Random(0), [], 0
+    for heading, tools in (("calculator", SCHEMAS), ("no tools", ())):
+        answers = list[Written]()
         for start in range(0, len(questions), ROWS):
-            some = questions[start : start + ROWS]
-            new = write_answers(
-                lm,
-                tokenizer,
-                [prompt_ids(tokenizer, question.messages, tools) for question in some],
-                max_new_tokens=given.max_new_tokens,
-                temperature=given.temperature,
-                rng=rng,
-                tools=tools,
-                said=[said_by_user(question.messages) for question in some],
-            )
-            replies = [answer.reply(tokenizer) for answer in new]
-            right += sum(map(is_right, some, replies))
-            answers += new
+            prompts = [prompt_ids(tokenizer, question.messages, tools) for question in questions[start : start + ROWS]]
+            greedy: dict[str, Any] = {"max_new_tokens": given.max_new_tokens, "temperature": 0.0, "rng": Random(0)}
+            answers += write_answers(lm, tokenizer, prompts, **greedy, tools=bool(tools))
+        right = sum(map(is_right, questions, [answer.reply(tokenizer) for answer in answers]))
         calling, calls = sum(answer.calls > 0 for answer in answers), sum(answer.calls for answer in answers)
         failed = sum(answer.errors for answer in answers) / max(1, calls)
         shares = right / len(questions), calling / len(questions), failed

@@ -15,8 +15,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from configs.command import InputError, exit_on_bad_input, number, whole
-from eval.tools import calculate, described
+from configs.command import exit_on_bad_input, integer
+from eval.tools import SCHEMAS, calculate
 
 WORDINGS = ("What is {}?", "How much is {}?", "Compute {}.", "{} is how much?")
 LEAST, MOST = 10, 999  # of a number
@@ -33,23 +33,19 @@ def sums_chat(seed: int, index: int, calls: float) -> dict[str, Any]:
         messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
         messages.append({"role": "tool", "content": value})
     messages.append({"role": "assistant", "content": f"It is {value}."})
-    return {"messages": messages, "tools": list(described(["calculator"]))}
+    return {"messages": messages, "tools": list(SCHEMAS)}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m eval.tools.sums", description="Write chats about sums.")
     parser.add_argument("file", type=Path, help="the .jsonl file to write")
-    parser.add_argument("--chats", type=whole("--chats", 1), default=20_000, help="how many (20000)")
-    parser.add_argument("--calls", type=number("--calls", 0, 1), default=0.5, help="share that calls (0.5)")
-    parser.add_argument("--seed", type=whole("--seed", 0), default=0, help="another seed: other sums (0)")
+    parser.add_argument("--chats", type=integer("--chats", 1), default=20_000, help="how many (20000)")
     given = parser.parse_args()
-    if given.file.suffix != ".jsonl":
-        raise InputError(f"{given.file}: training reads the format from the name: end it in .jsonl")
     given.file.parent.mkdir(parents=True, exist_ok=True)
     with given.file.open("x", encoding="utf-8") as out:  # never instead of a file that is there
         for index in range(given.chats):
-            print(json.dumps(sums_chat(given.seed, index, given.calls)), file=out)
-    print(f"{given.file}: {given.chats:,} chats, {given.calls:.0%} of them with a call", file=sys.stderr)
+            print(json.dumps(sums_chat(0, index, 0.5)), file=out)
+    print(f"{given.file}: {given.chats:,} chats, half of them with a call", file=sys.stderr)
     return 0
 
 

@@ -1,13 +1,14 @@
-"""Wrong values, and JSON with one thing wrong in it, chosen by a seed."""
+"""Wrong values, JSON with one thing wrong in it, and damaged bytes, as hypothesis draws them."""
 
 from __future__ import annotations
 
 import copy
-import json
-import random
-from collections.abc import Callable, Iterator
-from pathlib import Path
+import gzip
+from collections.abc import Iterator
 from typing import Any
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
 
 WRONG = {
     "a string": "eight",
@@ -26,24 +27,24 @@ WRONG = {
 }
 
 
-def change_json(file: Path, change: Callable[[Any], Any]) -> None:
-    """Replace what a JSON file holds."""
-    file.write_text(json.dumps(change(json.loads(file.read_text(encoding="utf-8")))), encoding="utf-8")
+def drawn(count: int) -> settings:
+    """This many examples, the same ones in every run."""
+    return settings(max_examples=count, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
 
 
-def mutated(value: Any, seed: int) -> Any:
-    """A copy with one value, anywhere in it, replaced, removed, repeated or taken from another place."""
-    draw, value = random.Random(seed), copy.deepcopy(value)
+@st.composite
+def mutated(draw: st.DrawFn, value: Any) -> Any:
+    """A copy with one value, anywhere in it, replaced, removed, put into a list or taken from another place."""
+    value = copy.deepcopy(value)
     places = list(_places(value))
-    inside, key = draw.choice(places)
-    kind = draw.choice(["replace", "replace", "remove", "swap", "wrap"])
-    if kind == "remove":
+    (inside, key), (other, place) = (places[draw(st.integers(0, len(places) - 1))] for _ in range(2))
+    changed = draw(st.sampled_from(["wrong", "wrong", "removed", "wrapped", "swapped"]))
+    if changed == "removed":
         del inside[key]
-    elif kind == "swap":
-        other, place = draw.choice(places)
-        inside[key] = copy.deepcopy(other[place])
+    elif changed == "wrong":
+        inside[key] = draw(st.sampled_from(list(WRONG.values())))
     else:
-        inside[key] = [inside[key]] if kind == "wrap" else draw.choice(list(WRONG.values()))
+        inside[key] = [inside[key]] if changed == "wrapped" else copy.deepcopy(other[place])
     return value
 
 
@@ -54,3 +55,12 @@ def _places(value: Any) -> Iterator[tuple[Any, Any]]:
         yield value, key
         if isinstance(value[key], dict | list):
             yield from _places(value[key])
+
+
+@st.composite
+def damaged(draw: st.DrawFn, raw: bytes) -> bytes:
+    """These bytes cut off, repeated, with others in them, packed, empty, or with a bit flipped."""
+    at = draw(st.integers(0, len(raw)))
+    flipped = raw[:at] + bytes(byte ^ 1 << at % 8 for byte in raw[at : at + 1]) + raw[at + 1 :]
+    others = raw[:at] + b"\xff\x00\xfe" + raw[at:]
+    return draw(st.sampled_from([flipped, raw[:at], others, raw + raw, b"\0" * at, gzip.compress(raw, mtime=0), b""]))

@@ -58,26 +58,14 @@ def test_a_damaged_line_in_the_middle_is_named_and_skipped(tmp_path, damaged):
     assert [line.startswith(f"{file}:3: ") for line in said] == [True] * (damaged != b'{"step": -1}')
 
 
-def folder(path):
-    path.mkdir()
-
-
-def loop(path):
-    path.symlink_to(path.name)
-
-
-def dangling(path):
-    path.symlink_to("nowhere")
-
-
-@pytest.mark.parametrize("make", [folder, loop, dangling])
+@pytest.mark.parametrize(
+    "make", [Path.mkdir, lambda file: file.symlink_to(file.name), lambda file: file.symlink_to("no")]
+)
 @pytest.mark.parametrize("read", [read_text, read_json, read_lines])
 def test_what_is_no_file_is_refused_at_once(tmp_path, make, read):
     make(tmp_path / "file")
-    with pytest.raises(DamagedFile) as caught:
+    with pytest.raises(DamagedFile, match=f"^{tmp_path / 'file'}: [^\n]*$"):
         read(tmp_path / "file")
-    assert str(caught.value).startswith(f"{tmp_path / 'file'}: ")
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["../../other", "/etc", "..", ".", "", "a/b", "a\\b", "a\nb", "x" * 300, "a b", "é\0"])

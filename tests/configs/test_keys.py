@@ -20,100 +20,37 @@ LLAMA3 = """model.rope_scaling={"rope_type":"llama3","factor":4.0,"original_max_
 PLAIN = "model.qk_norm=false"
 LATENT = f"model.attention=mla {PLAIN} model.num_key_value_heads=mha"
 ELSEWHERE = "model.loadable_elsewhere=false"
-SPARSE = "model.num_experts=4 model.moe_intermediate_size=16"
-# a key with another value, and behind `|` what both sides have besides
+# what both sides have | the keys, each with another value
 MODEL = f"""
-vocab_size=256
-hidden_size=64
-intermediate_size=64
-num_hidden_layers=3
-num_attention_heads=2
-num_key_value_heads=mqa
-head_dim=16
-attention=mla | {PLAIN} model.num_key_value_heads=mha
-kv_lora_rank=12 | {LATENT}
-q_lora_rank=12 | {LATENT}
-qk_nope_head_dim=2 | {LATENT}
-qk_rope_head_dim=2 | {LATENT}
-v_head_dim=12 | {LATENT}
-rope_interleave=false | {LATENT}
-qk_norm=false
-attention_bias=true
-qkv_bias=true | {PLAIN}
-scale_attn_weights=false | {ELSEWHERE}
-norm_position=after | model.qk_norm=whole {ELSEWHERE}
-position_embedding=none | {PLAIN}
-no_rope_layers=[1,0] | {PLAIN}
-num_experts=4
-num_experts_per_tok=3 | {SPARSE}
-moe_intermediate_size=24 | {SPARSE}
-norm_topk_prob=false | {SPARSE}
-router_aux_loss_coef=0.5 | {SPARSE}
-decoder_sparse_step=2 | {SPARSE}
-mlp_only_layers=[0] | {SPARSE}
-gated_mlp=false | {ELSEWHERE}
-hidden_act=gelu | {PLAIN}
-mlp_bias=true | {PLAIN}
-norm=layernorm | {ELSEWHERE}
-rope_theta=100.0
-rope_scaling.factor=2.0 | {LINEAR}
-rope_scaling.original_max_position_embeddings=24 | {YARN}
-rope_scaling.beta_fast=4.0 | {YARN}
-rope_scaling.beta_slow=0.1 | {YARN}
-rope_scaling.attention_factor=2.0 | {YARN}
-rope_scaling.low_freq_factor=2.0 | {LLAMA3}
-rope_scaling.high_freq_factor=16.0 | {LLAMA3}
-sliding_window=4
-layer_types=[full_attention,sliding_attention] | model.sliding_window=4
-rms_norm_eps=0.1
-tie_word_embeddings=false
-attention_dropout=0.5
-hidden_dropout=0.5
-initialization=mimetic
+| vocab_size=256 hidden_size=64 intermediate_size=64 num_hidden_layers=3 num_attention_heads=2 num_key_value_heads=mqa
+| head_dim=16 qk_norm=false attention_bias=true num_experts=4 rope_theta=100.0 sliding_window=4 rms_norm_eps=0.1
+| tie_word_embeddings=false attention_dropout=0.5 hidden_dropout=0.5 initialization=mimetic
+{PLAIN} model.num_key_value_heads=mha | attention=mla
+{LATENT} | kv_lora_rank=12 q_lora_rank=12 qk_nope_head_dim=2 qk_rope_head_dim=2 v_head_dim=12 rope_interleave=false
+{PLAIN} | qkv_bias=true position_embedding=none no_rope_layers=[1,0] hidden_act=gelu mlp_bias=true
+{ELSEWHERE} | scale_attn_weights=false gated_mlp=false norm=layernorm
+model.qk_norm=whole {ELSEWHERE} | norm_position=after
+model.num_experts=4 model.moe_intermediate_size=16 | num_experts_per_tok=3 moe_intermediate_size=24 \
+norm_topk_prob=false router_aux_loss_coef=0.5 decoder_sparse_step=2 mlp_only_layers=[0]
+{LINEAR} | rope_scaling.factor=2.0
+{YARN} | rope_scaling.original_max_position_embeddings=24 rope_scaling.beta_fast=4.0 rope_scaling.beta_slow=0.1 \
+rope_scaling.attention_factor=2.0
+{LLAMA3} | rope_scaling.low_freq_factor=2.0 rope_scaling.high_freq_factor=16.0
+model.sliding_window=4 | layer_types=[full_attention,sliding_attention]
 """
 RUN = """
-seed=1
-train.max_steps=10
-train.max_tokens=1024 | train.max_steps=null train.max_tokens=1536
-train.tokens_per_step=128
-train.final_lr_fraction=0.5
-train.schedule=cosine
-train.checkpoint_every=3
-train.warmup_steps=6
-train.precision=bf16
-train.cooldown=0.2
-train.log_every=3
-train.keep_best=false
-train.trace=true
-train.keep_last=3 | train.checkpoint_every=3
-train.grad_clip=0.05
-train.optimizer.name=adamw
-train.optimizer.lr=0.03
-train.optimizer.adamw_lr=0.03
-train.optimizer.embedding_lr=0.03 | model.tie_word_embeddings=false
-train.optimizer.weight_decay=0.5
-train.optimizer.momentum=0.5
-train.optimizer.betas=[0.5,0.5]
-train.optimizer.eps=1.0
-data.sequence_length=16
-data.shuffle=false
-data.isolate_documents=false
-data.restart_positions=true
-data.validation_fraction=0.5
-eval.hooks=[validation]
-eval.every=2
-eval.max_tokens=256
-eval.prompts=[the cat]
-eval.sample_tokens=20
-eval.temperature=0.01
-eval.top_p=0.05
-eval.attention.every=2 | eval.attention.every=4
-eval.attention.early=[1] | eval.attention.every=4
-eval.attention.texts=[on mat number] | eval.attention.every=4
-eval.attention.max_tokens=9 | eval.attention.every=4
-eval.attention.layers=[1] | eval.attention.every=4
-eval.attention.heads=[0,2] | eval.attention.every=4
-eval.attention.metrics=[sink] | eval.attention.every=4
+| seed=1 train.max_steps=10 train.tokens_per_step=128 train.final_lr_fraction=0.5 train.schedule=cosine
+| train.checkpoint_every=3 train.warmup_steps=6 train.precision=bf16 train.cooldown=0.2 train.log_every=3
+| train.keep_best=false train.trace=true train.grad_clip=0.05 train.optimizer.name=adamw train.optimizer.lr=0.03
+| train.optimizer.adamw_lr=0.03 train.optimizer.weight_decay=0.5 train.optimizer.momentum=0.5 train.optimizer.eps=1.0
+| train.optimizer.betas=[0.5,0.5] data.sequence_length=16 data.shuffle=false data.isolate_documents=false
+| data.restart_positions=true data.validation_fraction=0.5 eval.hooks=[validation] eval.every=2 eval.max_tokens=256
+| eval.prompts=[mat] eval.sample_tokens=20 eval.temperature=0.01 eval.top_p=0.05
+train.max_steps=null train.max_tokens=1536 | train.max_tokens=1024
+train.checkpoint_every=3 | train.keep_last=3
+model.tie_word_embeddings=false | train.optimizer.embedding_lr=0.03
+eval.attention.every=4 | eval.attention.every=2 eval.attention.early=[1] eval.attention.texts=[sat] \
+eval.attention.max_tokens=9 eval.attention.layers=[1] eval.attention.heads=[0,2] eval.attention.metrics=[sink]
 """
 # shown by tests of their own: what each does is not a figure of a short run on one device
 SHOWN_ELSEWHERE = """
@@ -127,9 +64,13 @@ eval.hooks eval.final_max_tokens eval.floor_documents eval.questions
 """.split()
 
 
-def cases(text: str, prefix: str = "") -> list:
-    pairs = [line.partition(" | ") for line in text.strip().splitlines()]
-    return [pytest.param(prefix + change, more.split(), id=change) for change, _, more in pairs]
+def cases(text: str, prefix: str = "") -> dict[str, tuple[str, ...]]:
+    """A key with another value -> what both sides have besides."""
+    lines = [line.split("| ") for line in text.strip().splitlines()]
+    return {prefix + change: tuple(given.split()) for given, changes in lines for change in changes.split()}
+
+
+MODEL_CASES, RUN_CASES = cases(MODEL, "model."), cases(RUN)
 
 
 @pytest.fixture(scope="module")
@@ -155,10 +96,10 @@ def network(config: Path, overrides: tuple[str, ...]) -> list:
     return [shapes, plain, float(loss), {name: float(value) for name, value in auxiliary.items()}]
 
 
-@pytest.mark.parametrize(("change", "given"), cases(MODEL, "model."))
-def test_a_key_of_the_model_changes_the_network(folder, change, given):
-    config = write_config(folder)
-    assert network(config, (*given, change)) != network(config, tuple(given))
+@pytest.mark.parametrize("change", MODEL_CASES)
+def test_a_key_of_the_model_changes_the_network(folder, change):
+    config, given = write_config(folder), MODEL_CASES[change]
+    assert network(config, (*given, change)) != network(config, given)
 
 
 @cache
@@ -174,25 +115,21 @@ def outcome(config: Path, overrides: tuple[str, ...]) -> list:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("change", "given"), cases(RUN))
-def test_a_key_of_the_run_changes_the_run(folder, change, given):
+@pytest.mark.parametrize("change", RUN_CASES)
+def test_a_key_of_the_run_changes_the_run(folder, no_pictures, change):
     train = {"checkpoint_every": 0, "keep_last": 9, "compile": False, "processes": 1}
-    config = write_config(
-        folder, train=train, eval={"every": 4, "sample_tokens": 6, "attention": {"every": 0, "max_tokens": 12}}
-    )
-    assert outcome(config, (*given, change)) != outcome(config, tuple(given))
+    evaluation = {"every": 4, "sample_tokens": 6, "attention": {"every": 0, "max_tokens": 12}}
+    config, given = write_config(folder, train=train, eval=evaluation), RUN_CASES[change]
+    assert outcome(config, (*given, change)) != outcome(config, given)
 
 
 def test_every_key_is_shown_by_a_test():
-    shown = [line.partition("=")[0] for line in RUN.split("\n")]
-    shown += [f"model.{line.partition('=')[0]}" for line in MODEL.split("\n")]
-    for path, field in fields(RunConfig):
-        key = ".".join(path)
-        assert field.description, f"{key} has no description"
-        is_section = any(other.startswith(f"{key}.") for other in shown)
-        assert is_section or key in shown or any(key == one or key.startswith(f"{one}.") for one in SHOWN_ELSEWHERE), (
-            key
-        )
+    shown = [case.partition("=")[0] for case in MODEL_CASES | RUN_CASES]
+    keys = [".".join(path) for path, _ in fields(RunConfig)]
+    assert [key for key in keys if not (
+        any(f"{other}.".startswith(f"{key}.") for other in shown)  # a section is shown by what is in it
+        or any(f"{key}.".startswith(f"{one}.") for one in SHOWN_ELSEWHERE)
+    )] == []  # fmt: skip
 
 
 def test_base_yaml_shows_the_defaults_and_adds_none(tmp_path):

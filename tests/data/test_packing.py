@@ -127,7 +127,7 @@ def test_truncation_at_every_possible_position_leaves_whole_turns(tmp_path, leng
 def test_rows_are_joined_until_whole_conversations_fill_them(tmp_path):
     """Answers of about 200 tokens: two of them hardly fit into a row of 256."""
     stream = stream_of([conversation("Tell", "x" * (120 + 37 * i % 130)) for i in range(1200)], tmp_path)
-    data = SimpleNamespace(streams={"train": stream, "validation": stream}, tokenizer=TOKENIZER)
+    data = SimpleNamespace(stream=lambda split: stream, tokenizer=TOKENIZER)
 
     def rows(per_step=16, split="train", **changes):
         return make_rows(DataConfig(records="conversations", sequence_length=256, **changes), data, split, per_step)

@@ -72,7 +72,8 @@ def test_drills_and_repeats_are_shares_of_the_chats_and_other_names_stand_in_eve
     def count(**settings):
         """How many of 60 compare, and how many repeat."""
         first = [[message.content for message in talk.messages[:2]] for talk in chats(**settings)]
-        return sum(user.startswith("It was ") for user, _ in first), sum(user == reply for user, reply in first)
+        compared = sum(bool(re.fullmatch(r"It was [^.]*\. Was it [^.]*\?", user)) for user, _ in first)
+        return compared, sum(user == reply for user, reply in first)
 
     assert count(repeats=0.5) == (0, 30)
     assert count(drills={"compare": 1.0}) == (60, 0)

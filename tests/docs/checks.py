@@ -1,254 +1,359 @@
-"""What a page may get wrong about the code. Every check takes a Page and returns its mistakes, one line each."""
+"""What a guide may get wrong about the code: its links, and every file, key, name, command and option in it.
+
+`mistakes(page)` takes a Markdown file, or the Markdown of a notebook, and returns one line for each.
+"""
 
 from __future__ import annotations
 
 import ast
+import contextlib
 import difflib
 import fnmatch
-import importlib
+import importlib.util
+import io
+import json
+import os
+import pkgutil
 import re
+import runpy
 import shlex
+import sys
 import tempfile
-from collections.abc import Callable, Iterator
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest import mock
 from urllib.parse import unquote
 
 import yaml
+from markdown_it import MarkdownIt
 from pydantic import TypeAdapter, ValidationError
 
 from configs.command import InputError
+from configs.loader import fields
 from data.config import Source
 from eval.attention.probes import ProbeFile
-from tests.docs import tree
-from tests.docs.page import ROOT, Block, Page, read
-from train.config import load_run_config
+from train.config import RunConfig, load_run_config
 
-Check = Callable[[Page], Iterator[str]]
-SHELL = ("", "bash", "sh", "shell", "console")
-SUFFIXES = ".py .md .yaml .json .jsonl .ipynb .sh .toml .txt .npz .png .gif .html .jinja .cff .csv".split()
-SUFFIXES += [".safetensors", ".bin", ".gguf"]
-# files that a reader brings, placeholders, and files that were read once
-EXAMPLES = """
-my.txt book.txt notes/ notes/*.md books/*.txt pairs.jsonl questions.jsonl train.jsonl.gz held_out.jsonl package.json
-configs/x.yaml x.yaml configs/mine.yaml x.py runs/x
-lora_identity.jsonl rlaif.jsonl sft_data.jsonl lora_data.jsonl r1_data.jsonl dpo_data.jsonl
-train_00000.bin
-dataset_info.json state.json data/test-00000-of-00001.parquet val/chats.jsonl
-""".split()
-# names of other projects' things that our code does not spell
-FOREIGN = """
-wh_questions_object_gap npi_present_1 alpaca_en_demo alpaca_zh_demo glaive_toolcall_en_demo glaive_toolcall_zh_demo
-dpo_en_demo dpo_zh_demo sanitize_control_tokens NCCL_DEBUG tokenized_requests
-OMP_NUM_THREADS ATEN_CPU_CAPABILITY TORCHINDUCTOR_CACHE_DIR
-""".split()
-KEY = re.compile(r"^((?:model|data|train|eval|tracking)(?:\.[a-z_0-9N]+)+)(?:$|[=:( ])")
-OVERRIDE = re.compile(r"^([a-z_]+(?:\.[a-z_0-9]+)*)=(.*)$")
-IDENTIFIER = re.compile(r"\b(?:[A-Za-z][A-Za-z0-9]*_\w*[A-Za-z0-9]|[A-Z][a-z]+[A-Z]\w+)\b")
-COMMAND = re.compile(r"(?:python[\d.]*|bin/python|torchrun)\b.*? -m ([A-Za-z_][\w.]*)(.*)$")
+ROOT = Path(__file__).parents[2]
+ROOMS = ("configs", "model", "data", "eval", "train", "serve", "benchmarks", "notebooks")
+MARKDOWN = MarkdownIt("commonmark").enable(["table", "strikethrough"])
+SUFFIXES = set(".py .md .yaml .json .jsonl .ipynb .sh .toml .txt .npz .png .gif .html .jinja .cff .csv .gguf".split())
+# of other projects and of the reader
+EXAMPLES = {"configs/x.yaml", "train_00000.bin", "sanitize_control_tokens", "tokenized_requests"}
+EXAMPLES |= {"OMP_NUM_THREADS", "NCCL_DEBUG", "save_to_disk"}
+KEY = re.compile(r"((?:model|data|train|eval|tracking)(?:\.[a-z_0-9N]+)+)(?:$|[=:( ])")
+NAME = re.compile(r"\b(?:[A-Za-z][A-Za-z0-9]*_\w*[A-Za-z0-9]|[A-Z][a-z]+[A-Z]\w+)\b")
+OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*[a-z]")
+COMMAND = re.compile(r"(?:python[\d.]*|torchrun)\b.*? -m ([A-Za-z_][\w.]*)(.*)$")
 READS_CONFIGS = ("train.pretrain", "train.sft", "train.budget", "benchmarks.training", "data.prepare", "data.inspect")
 
 
-def links(page: Page) -> Iterator[str]:
-    """A relative link leads to a file, and its #anchor to a heading there."""
+@dataclass
+class Page:
+    """links, code (in a sentence): (line, text). blocks: (line, language, text). own_words: a notebook's own names."""
+
+    path: Path
+    text: str
+    own_words: set[str] = field(default_factory=set)
+    headings: list[tuple[str, str]] = field(default_factory=list)  # (h2, text)
+    links: list[tuple[int, str]] = field(default_factory=list)
+    code: list[tuple[int, str]] = field(default_factory=list)
+    blocks: list[tuple[int, str, str]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        tokens = MARKDOWN.parse(self.text)
+        for number, token in enumerate(tokens):
+            line = token.map[0] + 1 if token.map else 0
+            if token.type == "heading_open":
+                inside = tokens[number + 1].children or []
+                plain = "".join(part.content for part in inside if part.type in ("text", "code_inline"))
+                self.headings.append((token.tag, plain))
+            elif token.type == "fence":
+                self.blocks.append((line, token.info.strip().split(" ")[0], token.content))
+            for part in token.children or []:
+                if part.type == "code_inline":
+                    self.code.append((line, part.content))
+                elif target := part.attrGet("href") or part.attrGet("src"):
+                    self.links.append((line, str(target)))
+        for found in re.finditer(r"""<(?:a|img|source|video)\b[^>]*?\b(?:href|src)=["']([^"']+)""", self.text):
+            self.links.append((self.text.count("\n", 0, found.start()) + 1, found[1]))
+
+    @property
+    def anchors(self) -> set[str]:
+        """Those that GitHub gives the headings (-1 … where one comes again), and <a id="…">."""
+        slugs = [re.sub(r"[^\w\- ]", "", text.strip().lower()).replace(" ", "-") for _, text in self.headings]
+        again = {f"{slug}-{n}" for slug, count in Counter(slugs).items() for n in range(1, count)}
+        return again | {*slugs, *re.findall(r"""<a\b[^>]*?\b(?:id|name)=["']([^"']+)""", self.text)}
+
+
+def read(path: Path) -> Page:
+    """path: of a .md or an .ipynb, from the repository's root. What was removed may be named and is left out."""
+    text = (ROOT / path).read_text(encoding="utf-8")
+    if path.suffix != ".ipynb":
+        return Page(path, re.sub(r"(?ms)^### Removed$.*?(?=^#|\Z)", "", text))
+    cells = [(cell["cell_type"], "".join(cell["source"])) for cell in json.loads(text)["cells"]]
+    words = {word for kind, source in cells if kind == "code" for word in re.findall(r"\w+", source)}
+    return Page(path, "\n\n".join(source for kind, source in cells if kind == "markdown"), words)
+
+
+def mistakes(page: Page) -> list[str]:
+    """Every mistake, as `docs/sft.md:12: what is wrong`."""
+    checks = (markers, tables, links, names, commands, blocks)
+    return [f"{page.path}:{line}: {problem}" for check in checks for line, problem in check(page)]
+
+
+Mistakes = Iterator[tuple[int, str]]
+
+
+def markers(page: Page) -> Mistakes:
+    """No merge has left its marks."""
+    for number, line in enumerate(page.text.splitlines(), 1):
+        if re.match(r"(<{7}|\|{7}|>{7}) |={7}$", line):
+            yield number, f"a conflict of a merge: {line}"
+
+
+def tables(page: Page) -> Mistakes:
+    """A row has as many cells as its head; a | in code counts as well."""
+    for table in re.finditer(r"(?:^\|.*\n?)+", page.text, re.MULTILINE):
+        counts = [len(re.findall(r"(?<!\\)\|", row)) for row in table[0].splitlines()]
+        for number, count in enumerate(counts, page.text.count("\n", 0, table.start()) + 1):
+            if count != counts[0]:
+                yield number, f"{count - 1} cells in a table of {counts[0] - 1}"
+
+
+def links(page: Page) -> Mistakes:
+    """A relative link leads to a file, and its #anchor to a heading there; https: is not asked."""
     for line, target in page.links:
-        if re.match(r"[a-z]+:", target):  # https:, mailto: are not asked
+        if re.match(r"[a-z]+:", target):
             continue
         file, _, anchor = unquote(target).partition("#")
-        there = (page.folder / file) if file else ROOT / page.path
+        there = ROOT / page.path.parent / file if file else ROOT / page.path
         if file and not there.exists():
-            yield f"{page.path}:{line}: the link {target} leads nowhere"
+            yield line, f"the link {target} leads nowhere"
         elif anchor and there.suffix in (".md", ".ipynb"):
-            known = page.anchors if not file else read(there.resolve().relative_to(ROOT)).anchors
+            known = read(there.resolve().relative_to(ROOT)).anchors if file else page.anchors
             if anchor not in known:
-                yield f"{page.path}:{line}: {target}: no heading makes #{anchor}{_nearest(anchor, known)}"
+                yield line, f"{target}: no heading makes #{anchor}{nearest(anchor, known)}"
 
 
-def paths(page: Page) -> Iterator[str]:
-    """A file or folder that is named exists, or is written by the code (its name stands there)."""
+def names(page: Page) -> Mistakes:
+    """What stands in `code` exists: a file, a key of a config, an option, a name in the source."""
     for line, text in page.code:
-        name = text.strip().rstrip(",;")
-        if _looks_like_a_path(name) and not _exists(name, page):
-            yield f"{page.path}:{line}: there is no file `{name}`{_nearest(name, tree.files())}"
+        path = text.strip().rstrip(",;")
+        key = re.sub(r"\.(N|\d+)(?=\.|$)", "", found[1]) if (found := KEY.match(text)) else ""
+        if re.match(r"https?:", text) or text in EXAMPLES:
+            continue
+        if is_path(path):
+            if not exists(path, page):
+                yield line, f"there is no file `{path}`{nearest(path, files())}"
+            continue
+        if key and key not in config_keys() and ("=" in text or ": " in text or not is_attribute(key)):
+            yield line, f"`{key}` is no key and no name in a module{nearest(key, config_keys())}"
+            continue
+        for option in OPTION.findall(text) if text.startswith("--") else []:
+            if not re.search(rf"{option}(?![\w-])", code()):
+                yield line, f"no command has the option {option}"
+        for word in NAME.findall(re.sub(r"\bruns/\S+", "", text)):  # a run may have any name
+            if not any(word in known for known in (words(), page.own_words, EXAMPLES)):
+                yield line, f"nothing is called `{word}`{nearest(word, words())}"
 
 
-def _looks_like_a_path(name: str) -> bool:
+def is_path(name: str) -> bool:
     if not re.fullmatch(r"[\w.\-*/<>+]+", name) or re.fullmatch(r"[.*]*\w*|\.\w+(\.\w+)?|\d[\d./]*", name):
         return False
     first, slash, _ = name.partition("/")
-    in_tree = bool(slash) and (first in tree.files() or name.endswith("/"))
-    return in_tree or Path(name).suffix in SUFFIXES
+    return (bool(slash) and (first in files() or name.endswith("/"))) or Path(name).suffix in SUFFIXES
 
 
-def _exists(name: str, page: Page) -> bool:
-    name = name.removeprefix("./")
-    first, *rest = name.rstrip("/").split("/")
-    if name in EXAMPLES or (first in (".venv", "runs") and len(rest) <= 1):
+def exists(name: str, page: Page) -> bool:
+    """In the tree, at the end of a path there, or written by a run or a command: its name stands in the code."""
+    plain = name.removeprefix("./").rstrip("/")
+    first, *inside = plain.split("/")
+    if name in EXAMPLES or (first in (".venv", "runs") and len(inside) <= 1):
         return True
-    plain = name.rstrip("/")
-    beside = page.path.parent.as_posix()
-    for pattern in (plain, f"{beside}/{plain}", *(f"{room}/{plain}" for room in (*tree.ROOMS, "docs", "docs/images"))):
-        if pattern in tree.files() or ("*" in pattern and fnmatch.filter(tree.files(), pattern)):
-            return True
-    if "/" not in plain and any(file.endswith(f"/{plain}") for file in tree.files()):
+    if plain in files() or fnmatch.filter(files(), f"*/{plain}") or ("*" in plain and fnmatch.filter(files(), plain)):
         return True
-    last = plain.split("/")[-1]  # what a run or another command leaves: its name stands in the code
-    if "/" in plain and plain.split("/")[0] in tree.files():
-        return False
-    wild = re.sub(r"\\\*|<[^>]*>|\d{3,}", r"""[^"'\\s/]*""", re.escape(last))
-    return re.search(rf"(?<![\w.]){wild}(?![\w.])", tree.code()) is not None
+    wild = re.sub(r"\\\*|<[^>]*>|\d{3,}", r"""[^"'\\s/]*""", re.escape(plain.split("/")[-1]))
+    return not (inside and first in files()) and bool(re.search(rf"(?<![\w.]){wild}(?![\w.])", code()))
 
 
-def keys(page: Page) -> Iterator[str]:
-    """section.key is a key of a config, or a module or something in one."""
-    for line, text in page.code:
-        if (found := KEY.match(text)) is None or text.endswith(tuple(SUFFIXES)):
-            continue
-        name = re.sub(r"\.(N|\d+)(?=\.|$)", "", found[1])
-        if name in tree.config_keys():
-            continue
-        if "=" in text or ": " in text or not tree.is_attribute(name):
-            yield f"{page.path}:{line}: `{name}` is no key and no name in a module{_nearest(name, tree.config_keys())}"
-
-
-def identifiers(page: Page) -> Iterator[str]:
-    """A word_like_this or a WordLikeThis stands somewhere in the code."""
-    for line, text in page.code:
-        if re.match(r"https?:", text) or _looks_like_a_path(text):
-            continue
-        for word in IDENTIFIER.findall(re.sub(r"\bruns/\S+", "", text)):  # a run may have any name
-            if word not in tree.words() | tree.stems() | page.own_words and word not in FOREIGN:
-                yield f"{page.path}:{line}: nothing is called `{word}`{_nearest(word, tree.words())}"
-
-
-def commands(page: Page) -> Iterator[str]:
+def commands(page: Page) -> Mistakes:
     """`python -m x.y` runs and has these options; overrides are keys that the config takes; make has the target."""
-    for line, text in _command_lines(page):
-        if (found := COMMAND.search(text)) is not None:
-            yield from (f"{page.path}:{line}: {problem}" for problem in _wrong_in(found[1], _cut(found[2])))
-        for target in re.findall(r"(?:^|[ ;&`])make ([a-z.][\w./-]*)", text):
-            if target not in tree.make_targets():
-                yield f"{page.path}:{line}: make has no target {target}{_nearest(target, tree.make_targets())}"
-    for line, text in page.code:
-        for option in tree.OPTION.findall(text) if text.startswith("--") else []:
-            if option not in tree.all_options():
-                yield f"{page.path}:{line}: no command has the option {option}{_nearest(option, tree.all_options())}"
+    lines = list(page.code)
+    for line, language, text in page.blocks:
+        if language in ("", "bash", "sh", "shell", "console"):
+            lines += [(line, one) for one in text.replace("\\\n", " ").splitlines() if not one.lstrip().startswith("#")]
+    targets = set(re.findall(r"^([\w./-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    for line, text in lines:
+        if found := COMMAND.search(text):
+            arguments = re.split(r"(?:^|\s)#|\s[|>]\s|&&|;", found[2])[0]  # neither a comment, nor where output goes
+            yield from ((line, problem) for problem in wrong_in(found[1], arguments))
+        for target in re.findall(r"(?:^|[ ;&`])make ([a-z][\w-]*)", text):
+            if target not in targets:
+                yield line, f"make has no target {target}{nearest(target, targets)}"
 
 
-def _command_lines(page: Page) -> Iterator[tuple[int, str]]:
-    yield from ((line, text) for line, text in page.code)
-    for block in page.blocks:
-        if block.language in SHELL:
-            joined = block.text.replace("\\\n", " ")
-            yield from ((block.line, text) for text in joined.splitlines() if not text.lstrip().startswith("#"))
-
-
-def _cut(arguments: str) -> str:
-    """Without a comment, and without what the output is piped or written into."""
-    return re.split(r"(?:^|\s)#|\s[|>]\s|&&|;", arguments)[0]
-
-
-def _wrong_in(module: str, arguments: str) -> Iterator[str]:
-    if not tree.is_command(module):
+def wrong_in(module: str, arguments: str) -> Iterator[str]:
+    if not is_command(module):
         yield f"`python -m {module}` runs nothing"
-        return
-    if module.split(".")[0] not in tree.ROOMS:
-        return
-    for option in tree.OPTION.findall(arguments):
-        if option not in tree.options(module):
-            yield f"{module} has no option {option}{_nearest(option, tree.options(module))}"
-    try:
-        words = shlex.split(arguments)
-    except ValueError as error:
-        yield f"`{arguments.strip()}`: {error}"
-        return
-    overrides = [word for word in words if OVERRIDE.match(word)]
-    wrong = [word for word in overrides if word.partition("=")[0] not in tree.config_keys()]
-    yield from (f"{module}: `{word}`: there is no such key" for word in wrong)
-    for config in [word for word in words if re.match(r"configs/.*\.yaml$", word) and word not in EXAMPLES]:
-        if not (ROOT / config).is_file():
-            yield f"there is no {config}"
-        elif module in READS_CONFIGS and not wrong and "…" not in arguments:
-            try:
-                load_run_config(ROOT / config, overrides)
-            except InputError as error:
-                yield f"{module}: {error}"
+    elif module.split(".")[0] in ROOMS:
+        for option in set(OPTION.findall(arguments)) - options(module):
+            yield f"{module} has no option {option}{nearest(option, options(module))}"
+        given = shlex.split(arguments)
+        overrides = [word for word in given if re.match(r"[a-z_]+(\.[a-z_0-9]+)*=", word)]
+        unknown = [word for word in overrides if word.partition("=")[0] not in config_keys()]
+        yield from (f"{module}: `{word}`: there is no such key" for word in unknown)
+        for config in [word for word in given if re.match(r"configs/.*\.yaml$", word) and word not in EXAMPLES]:
+            if not (ROOT / config).is_file():
+                yield f"there is no {config}"
+            elif module in READS_CONFIGS and not unknown and "…" not in arguments:
+                try:
+                    load_run_config(ROOT / config, overrides)
+                except InputError as error:
+                    yield f"{module}: {error}"
 
 
-def tables(page: Page) -> Iterator[str]:
-    """Every row of a table has as many cells as its head: others are dropped, and a | in code counts as well."""
-    for line, rows in page.tables:
-        counts = [len(re.findall(r"(?<!\\)\|", row.strip().strip("|"))) + 1 for row in rows]
-        for number, (row, count) in enumerate(zip(rows, counts, strict=True)):
-            if count != counts[0]:
-                yield f"{page.path}:{line + number}: {count} cells in a table of {counts[0]}: {row[:60]}"
+def blocks(page: Page) -> Mistakes:
+    """A YAML block is (part of) a config, a list of sources, or a file of probes; Python's imports are there."""
+    for line, language, text in page.blocks:
+        wrong = {"yaml": wrong_yaml, "python": wrong_python}.get(language, lambda text: ())
+        yield from ((line, problem) for problem in wrong(text))
 
 
-def yaml_blocks(page: Page) -> Iterator[str]:
-    """A YAML block is (part of) a config, a list of sources, or a file of probes."""
-    for block in page.blocks:
-        if block.language in ("yaml", "yml") and (problem := _wrong_yaml(block)):
-            yield f"{page.path}:{block.line}: {problem}"
-
-
-def _wrong_yaml(block: Block) -> str | None:
-    text = block.text.replace("…", "x")
+def wrong_yaml(text: str) -> Iterator[str]:
+    text = text.replace("…", "x")
     lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
     try:
-        if lines and all(line.startswith("{kind:") for line in lines):
+        if all(line.startswith("{kind:") for line in lines):
             for line in lines:
                 TypeAdapter(Source).validate_python(yaml.safe_load(line))
-            return None
-        values: Any = yaml.safe_load(text)
-        if isinstance(values, dict) and set(values) == set(ProbeFile.model_fields):
+            return
+        if "texts" in (values := yaml.safe_load(text)):
             ProbeFile.model_validate(values)
-            return None
-    except (ValidationError, yaml.YAMLError) as error:
-        return " ".join(str(error).split())
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "block.yaml"
-        begins = "" if isinstance(values, dict) and "extends" in values else f"extends: {ROOT}/configs/base.yaml\n"
-        path.write_text(begins + re.sub(r"extends: (?!/)", f"extends: {ROOT}/configs/", text), encoding="utf-8")
-        try:
-            load_run_config(path)
-        except InputError as error:
-            return str(error).replace(f"{path}:", "line ")
-    return None
+            return
+        with tempfile.TemporaryDirectory() as folder:
+            begins = "" if "extends" in values else f"extends: {ROOT}/configs/base.yaml\n"
+            file = Path(folder) / "block.yaml"
+            file.write_text(begins + re.sub(r"extends: (?!/)", f"extends: {ROOT}/configs/", text), encoding="utf-8")
+            load_run_config(file)
+    except (ValidationError, yaml.YAMLError, InputError) as error:
+        yield re.sub(r"\S*/block\.yaml:", "line ", " ".join(str(error).split()))
 
 
-def imports(page: Page) -> Iterator[str]:
-    """A Python block can be read, and what it imports is there."""
-    for block in page.blocks:
-        if block.language in ("python", "py"):
-            yield from (f"{page.path}:{block.line}: {problem}" for problem in _wrong_imports(block.text))
-
-
-def _wrong_imports(text: str) -> Iterator[str]:
+def wrong_python(text: str) -> Iterator[str]:
     try:
         parsed = ast.parse("\n".join(line for line in text.splitlines() if not line.lstrip().startswith(("%", "!"))))
     except SyntaxError as error:
         yield f"not Python: {error}"
         return
     for node in ast.walk(parsed):
-        names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
-        for name in names:
-            dotted = f"{node.module}.{name}" if isinstance(node, ast.ImportFrom) else name
-            if not _can_import(dotted):
+        for name in node.names if isinstance(node, ast.Import | ast.ImportFrom) else []:
+            dotted = f"{node.module}.{name.name}" if isinstance(node, ast.ImportFrom) else name.name
+            if not is_attribute(dotted):
                 yield f"{dotted} cannot be imported"
 
 
-def _can_import(dotted: str) -> bool:
-    module, _, name = dotted.rpartition(".")
-    if tree.is_module(dotted):
-        return True
-    return bool(module) and tree.is_module(module) and hasattr(importlib.import_module(module), name)
+def differences(text: str, translation: str) -> list[str]:
+    """Where a translation is not its original: levels of headings, code without comments, numbers."""
+    ours, theirs = Page(Path(), text), Page(Path(), translation)
+    levels = [[tag for tag, _ in page.headings] for page in (ours, theirs)]
+    found = [] if levels[0] == levels[1] else [f"the headings differ: {levels[0]} and {levels[1]}"]
+    code = [[re.sub(r"(?m)(^|\s+)# .*$", "", block) for _, _, block in page.blocks] for page in (ours, theirs)]
+    found += [f"a code block differs:\n{a}\n-\n{b}" for a, b in zip(*code, strict=False) if a != b]
+    found += [f"{len(code[0])} code blocks, and {len(code[1])}"] if len(code[0]) != len(code[1]) else []
+    ours_only, theirs_only = numbers(text) - numbers(translation), numbers(translation) - numbers(text)
+    found += [f"{number} is missing in the translation" for number in ours_only.elements()]
+    return found + [f"{number} is only in the translation" for number in theirs_only.elements()]
 
 
-def _nearest(name: str, known: Any) -> str:
+def numbers(text: str) -> Counter[str]:
+    """Every number outside of links and HTML, in one spelling: 1,234 is 1234, 05 is 5, − is -."""
+    plain = re.sub(r"\]\([^)]*\)|<[^>]+>|https?://\S+", "] ", text).replace("％", "%")
+    found = re.findall(r"(?:(?<![\w.,)%])([+\-−]))?(\d{1,3}(?:,\d{3})+(?!\d)|\d+)(\.\d+)?", plain)
+    return Counter(
+        sign.replace("−", "-") + (whole.replace(",", "").lstrip("0") or "0") + part for sign, whole, part in found
+    )
+
+
+# What there is to be named
+
+
+@cache
+def files() -> frozenset[str]:
+    """Every file and folder of the repository, from its root, with forward slashes."""
+    not_ours = ".git .venv runs wandb __pycache__ .pytest_cache .ruff_cache .mypy_cache .hypothesis".split()
+    found = []
+    for folder, folders, here in os.walk(ROOT):
+        folders[:] = set(folders).difference(not_ours)
+        found += [(Path(folder) / name).relative_to(ROOT).as_posix() for name in [*folders, *here]]
+    return frozenset(found)
+
+
+@cache
+def code() -> str:
+    """The text of all code and configs, but not of the tests, which hold names that do not exist."""
+    kinds = {*".py .yaml .jinja .js .css .html .toml .txt .sh".split(), ""}
+    chosen = [ROOT / name for name in sorted(files()) if Path(name).suffix in kinds and not name.startswith("tests/")]
+    return "\n".join(file.read_text(encoding="utf-8") for file in chosen if file.is_file())
+
+
+@cache
+def words() -> frozenset[str]:
+    return frozenset(re.findall(r"\w+", code())) | {Path(name).stem for name in files()}
+
+
+@cache
+def config_keys() -> frozenset[str]:
+    """Dotted keys of a run's YAML, and of a file of probes."""
+    return frozenset(".".join(path) for model in (RunConfig, ProbeFile) for path, _ in fields(model)) | {"extends"}
+
+
+@cache
+def is_attribute(dotted: str) -> bool:
+    """Whether a dotted name is a module, or something in one: eval.attention.viewer.notebook."""
+    with contextlib.suppress(ImportError, AttributeError, ValueError):
+        return find(dotted) is not None or pkgutil.resolve_name(dotted) is not None
+    return False
+
+
+def find(module: str) -> Any:
+    """Its spec or None. `pip` is not looked for: setuptools would step aside, and torch.compile fail afterwards."""
+    with contextlib.suppress(ModuleNotFoundError):  # the parent of a dotted name is missing
+        return True if module == "pip" else importlib.util.find_spec(module)
+    return None
+
+
+def is_command(module: str) -> bool:
+    """Whether `python -m module` runs something."""
+    spec = find(module)
+    if spec is None or module.split(".")[0] not in ROOMS:
+        return spec is not None
+    if spec.submodule_search_locations is not None:
+        return find(f"{module}.__main__") is not None
+    return '__name__ == "__main__"' in Path(spec.origin).read_text(encoding="utf-8")
+
+
+@cache
+def options(module: str) -> frozenset[str]:
+    """The options that `python -m module --help` names; the program itself is asked."""
+    out = io.StringIO()
+    with (
+        mock.patch.object(sys, "argv", [module, "--help"]),
+        mock.patch.dict(os.environ, {"COLUMNS": "1000"}),
+        contextlib.redirect_stdout(out),
+        contextlib.suppress(SystemExit),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore", RuntimeWarning)  # runpy: the module was imported before
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    return frozenset(OPTION.findall(out.getvalue()))
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(name, sorted(known), 1, 0.75)
     return f": did you mean {close[0]}?" if close else ""
-
-
-CHECKS: dict[str, Check] = {
-    check.__name__: check for check in (links, paths, keys, identifiers, commands, tables, yaml_blocks, imports)
-}

@@ -15,19 +15,16 @@ import torch
 from configs.files import read_json
 from data import load_tokenizer
 from eval.attention import capture
-from eval.tasks.choices import ChoiceRecord, PairRecord, figures, read_questions, score
+from eval.tasks import ChoiceRecord, figures, read_questions, score
 from model import load
 from model.export import export
-from tests.docs.page import ROOT
+from tests.docs.checks import ROOT
 from tests.model.export_models import model, save_with_tokenizer
 from tests.serve.conftest import serving
 
 pytestmark = pytest.mark.slow
-SECTIONS = dict(
-    re.findall(
-        r"^## (.+?)\n(.*?)(?=^## |\Z)", (ROOT / "docs/ecosystem.md").read_text("utf-8"), re.MULTILINE | re.DOTALL
-    )
-)
+PAGE = (ROOT / "docs/ecosystem.md").read_text("utf-8")
+SECTIONS = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL))
 
 
 def code(section: str) -> str:
@@ -44,35 +41,21 @@ def hub(tmp_path, monkeypatch):
     return Path("demo-hub")
 
 
-def test_transformers(hub, capsys):
+def test_transformers_peft_and_trl(hub, capsys):
     exec(code("transformers"), {})
     assert capsys.readouterr().out.startswith("<|bos|>Once there was a fox")
-
-
-def test_peft(hub):
     exec(code("peft"), {})
     ids = torch.randint(0, 300, (1, 9))
     with torch.no_grad():
         assert torch.equal(load("demo-lora")(ids), load(hub)(ids))  # B is zero before training
-
-
-def test_trl(hub):
     exec(code("trl"), {})
     assert not torch.equal(load("demo-trl").lm_head.weight, load(hub).lm_head.weight)
 
 
-@pytest.mark.parametrize(
-    ("section", "module"),
-    [
-        ("TransformerLens", "transformer_lens"),
-        ("nnsight", "nnsight"),
-        ("BertViz", "bertviz"),
-        ("CircuitsVis", "circuitsvis"),
-    ],
-)
-def test_tools_that_look_inside_see_what_we_see(hub, section, module):
-    pytest.importorskip(module)
-    Path("lines.py").write_text(code(section), encoding="utf-8")  # nnsight reads the lines again from their file
+@pytest.mark.parametrize("program", ["TransformerLens", "nnsight", "BertViz", "CircuitsVis"])
+def test_tools_that_look_inside_see_what_we_see(hub, program):
+    pytest.importorskip({"TransformerLens": "transformer_lens"}.get(program, program.lower()))
+    Path("lines.py").write_text(code(program), encoding="utf-8")  # nnsight reads the lines again from their file
     found = runpy.run_path("lines.py")
     lm, ids = load(hub), found["ids"]
     assert ids[0, 0] == load_tokenizer(hub).bos_id
@@ -94,6 +77,7 @@ def test_tools_that_look_inside_see_what_we_see(hub, section, module):
 
 
 def test_lm_evaluation_harness_counts_as_eval_tasks_does(hub):
+    """From the directory, and asked over HTTP."""
     pytest.importorskip("lm_eval")
     contexts = ("The fox saw the", "Once there was a", "A dog barked and the", "It's 2026 and the", "Two")
     endings = ["bird flew away.", "fox ran.", "two red apples."]
@@ -103,30 +87,19 @@ def test_lm_evaluation_harness_counts_as_eval_tasks_does(hub):
         Path(f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     shutil.copytree(hub, "runs/demo/checkpoints/step_00000001")
     Path("runs/demo/checkpoints/latest").write_text("step_00000001\n")
-    commands = code("lm-evaluation-harness").replace("eval/tasks", str(ROOT / "eval/tasks"))
+    commands, scores = code("lm-evaluation-harness").replace("eval/lm_eval", str(ROOT / "eval/lm_eval")), []
     with serving(Path("runs")) as (address, _):
-        for command, out in zip(
-            commands.replace("http://127.0.0.1:8000", address).split("\n\n"), ("out", "served"), strict=True
-        ):
-            command = [sys.executable, "-m", *shlex.split(command), "--log_samples", "--output_path", out]
+        for out, command in enumerate(commands.replace("http://127.0.0.1:8000", address).split("\n\n")):
+            command = [sys.executable, "-m", *shlex.split(command), "--log_samples", "--output_path", str(out)]
             subprocess.run(command, check=True, timeout=300)
-    scores = {
-        out: [
-            float(score)
-            for file in sorted(Path(out).rglob("samples_*.jsonl"))
-            for line in file.read_text("utf-8").splitlines()
-            for score, _ in json.loads(line)["filtered_resps"]
-        ]
-        for out in ("out", "served")
-    }
-    assert scores["served"] == pytest.approx(scores["out"], abs=1e-3)
-    (file,) = Path("out").rglob("results_*.json")
-    theirs = read_json(file)["results"]
-    lm, tokenizer = load(hub), load_tokenizer(hub)
-    (read,) = read_questions(Path("questions.jsonl"), ChoiceRecord).values()
-    ours = figures(read, score(lm, tokenizer, read))
+            files = sorted(Path(str(out)).rglob("samples_*.jsonl"))
+            samples = [json.loads(line) for file in files for line in file.read_text("utf-8").splitlines()]
+            scores.append([float(score) for sample in samples for score, _ in sample["filtered_resps"]])
+    assert scores[1] == pytest.approx(scores[0], abs=1e-3)
+    (file,) = Path("0").rglob("results_*.json")
+    theirs, (read,) = read_json(file)["results"], read_questions(Path("questions.jsonl"), ChoiceRecord).values()
+    ours = figures(read, score(load(hub), load_tokenizer(hub), read))
     assert theirs["headlight_multiple_choice"]["acc,none"] == ours["acc"]
-    assert len(read_questions(Path("pairs.jsonl"), PairRecord)["pairs.jsonl"]) == 3
     assert 0 <= theirs["headlight_minimal_pairs"]["acc,none"] <= 1
 
 

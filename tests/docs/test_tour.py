@@ -3,7 +3,7 @@
 import re
 
 from docs.tools.sizes import two_steps
-from tests.docs.page import ROOT
+from tests.docs.checks import ROOT
 
 TOUR = (ROOT / "docs/tour.md").read_text(encoding="utf-8")
 ROWS = set(re.findall(r"^\| `([\w/]+\.py)` \|", TOUR, re.MULTILINE))

@@ -21,25 +21,20 @@ def asked_of(directory: str, asked: dict) -> dict:
     try:
         lm = LLM(directory, dtype="float32", enforce_eager=True, max_num_seqs=8)
         settings = SamplingParams(temperature=0, max_tokens=asked["tokens"], ignore_eos=True, logprobs=0)
-        answers = lm.generate(asked["prompts"], settings)
-        return {
-            "problem": "",
-            "ids": [list(one.prompt_token_ids) for one in answers],
-            "written": [list(one.outputs[0].token_ids) for one in answers],
-            "logprobs": [
-                [
-                    step[token].logprob
-                    for token, step in zip(one.outputs[0].token_ids, one.outputs[0].logprobs, strict=True)
-                ]
-                for one in answers
-            ],
-        }
+        answers = [(one.prompt_token_ids, one.outputs[0]) for one in lm.generate(asked["prompts"], settings)]
     except Exception as error:  # how it refuses a model is an answer
         return {"problem": f"{type(error).__name__}: {error}"}
+    return {
+        "problem": "",
+        "ids": [list(ids) for ids, _ in answers],
+        "written": [list(out.token_ids) for _, out in answers],
+        "logprobs": [
+            [step[token].logprob for token, step in zip(out.token_ids, out.logprobs, strict=True)] for _, out in answers
+        ],
+    }
 
 
 if __name__ == "__main__":  # vLLM starts processes that import this file
-    asked, answer = json.load(sys.stdin), {}
-    for name, directory in asked["models"].items():
-        answer[name] = asked_of(directory, asked)
+    asked = json.load(sys.stdin)
+    answer = {name: asked_of(directory, asked) for name, directory in asked["models"].items()}
     Path(asked["answer"]).write_text(json.dumps(answer), encoding="utf-8")

@@ -14,7 +14,7 @@ from data.chat import segments
 from data.reading.records import conversation_of
 from model import generate, load, save
 from tests.conftest import random_model
-from tests.elsewhere.other_python import ask_other
+from tests.elsewhere import ask_other
 from tests.model.export_models import SENTENCES, model, save_with_tokenizer, taught, tokenizer
 from tests.model.test_families import PARTS, drawn
 
@@ -43,7 +43,7 @@ IDS = torch.arange(48).mul(37).remainder(191).add(1).view(2, 24)
 
 @pytest.fixture(scope="module")
 def answered(tmp_path_factory):
-    """The models, in FAMILY/NUMBER and in a folder for each kind of tokenizer, and what the old one says of them."""
+    """The folder of the models, in FAMILY/NUMBER and in KIND of tokenizer, and what the old one says of them."""
     place = tmp_path_factory.mktemp("old")
     torch.manual_seed(0)
     for family in PARTS:
@@ -53,7 +53,6 @@ def answered(tmp_path_factory):
     for kind in KINDS:
         save_with_tokenizer(known, place / kind, kind)
     request = {
-        "answer": str(place / "answer.json"),
         "models": {f"{family}/{n}": str(place / family / str(n)) for family in PARTS for n in range(DRAWN)},
         "with_tokenizer": {kind: str(place / kind) for kind in KINDS},
         "ids": IDS.tolist(),
@@ -62,7 +61,7 @@ def answered(tmp_path_factory):
         "texts": TEXTS,
         "chats": [{"conversation": record["messages"], "tools": record.get("tools")} for record in RECORDS],
     }
-    return place, ask_other(OLD, "in_transformers.py", request)
+    return place, ask_other(OLD, "in_transformers.py", request, place / "answer.json")
 
 
 def test_this_version_is_one_that_we_support(answered):
@@ -72,8 +71,8 @@ def test_this_version_is_one_that_we_support(answered):
 @pytest.mark.parametrize("number", range(DRAWN))
 @pytest.mark.parametrize("family", PARTS)
 def test_logits_are_equal(answered, family, number):
-    """Or the model is refused. Experts add up in another order there, and another torch has other kernels: 1e-4 is
-    allowed then, of logits of about 10."""
+    """Or the model is refused. Experts and the layers of gpt2 add up in another order there, and another torch has
+    other kernels: 1e-4 is allowed then, of logits of about 10."""
     place, answer = answered
     problem = answer["problems"][f"{family}/{number}"]
     ours = load(place / family / str(number))
@@ -84,31 +83,20 @@ def test_logits_are_equal(answered, family, number):
     else:
         assert problem == ""
         theirs = load_file(place / family / str(number) / "logits.safetensors")["logits"]
-        exact = family != "qwen3_moe" and answer["torch"] == torch.__version__
+        exact = family not in ("qwen3_moe", "gpt2") and answer["torch"] == torch.__version__
         with torch.no_grad():
             torch.testing.assert_close(theirs, ours(IDS), rtol=0, atol=0 if exact else 1e-4)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_texts_have_the_same_ids(answered, kind):
-    tokens, theirs = tokenizer(kind), answered[1]["texts"][kind]
+def test_texts_conversations_and_greedy_answers_are_the_same(answered, kind):
+    """A batch of prompts is padded on the left, and an answer that ends early on the right."""
+    lm, tokens, theirs = load(answered[0] / kind), tokenizer(kind), answered[1]["texts"][kind]
     assert theirs["ids"] == [[tokens.bos_id, *tokens.encode(text)] for text in TEXTS]
     assert theirs["decoded"] == [tokens.decode(ids, skip_special_tokens=False) for ids in theirs["ids"]]
     assert theirs["roles"] == [tokens.bos_id, tokens.eos_id, tokens.pad_id, 64]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_conversations_are_the_same_text(answered, kind):
-    expected = ["".join(segment.text for segment in segments(conversation_of(record))) for record in RECORDS]
-    assert answered[1]["texts"][kind]["chats"] == expected
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_batch_of_prompts_goes_on_as_each_one_does_here(answered, kind):
-    """It is padded on the left, and an answer that ends early on the right."""
-    place, answer = answered
-    lm, tokens = load(place / kind), tokenizer(kind)
-    for prompt, theirs in zip(PROMPTS, answer["texts"][kind]["written"], strict=True):
+    assert theirs["chats"] == ["".join(part.text for part in segments(conversation_of(record))) for record in RECORDS]
+    for prompt, written in zip(PROMPTS, theirs["written"], strict=True):
         ids = torch.tensor([[tokens.bos_id, *tokens.encode(prompt)]])
         ours = generate(lm, ids, max_new_tokens=12, temperature=0)[0, ids.shape[1] :].tolist()
-        assert theirs == ours + [tokens.pad_id] * (12 - len(ours))
+        assert written == ours + [tokens.pad_id] * (12 - len(ours))

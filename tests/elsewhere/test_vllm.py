@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from model import generate
-from tests.elsewhere.other_python import ask_other
+from tests.elsewhere import ask_other
 from tests.model.export_models import LLAMA, model, save_with_tokenizer, taught, tokenizer
 
 VLLM = os.environ.get("HEADLIGHT_VLLM_PYTHON")
@@ -32,8 +32,8 @@ def answered(tmp_path_factory):
     models = {name: taught(model(**SIZES | changes)) for name, changes in OPENED.items()}
     others = {f"{name}, mixed windows": model(**SIZES | changes) for name, changes in REFUSED.items()}
     directories = {name: str(save_with_tokenizer(lm, place / name)) for name, lm in (models | others).items()}
-    request = {"answer": str(place / "answer.json"), "models": directories, "prompts": PROMPTS, "tokens": 16}
-    return models, ask_other(VLLM, "in_vllm.py", request, timeout=1800)
+    request = {"models": directories, "prompts": PROMPTS, "tokens": 16}
+    return models, ask_other(VLLM, "in_vllm.py", request, place / "answer.json", timeout=1800)
 
 
 @pytest.mark.parametrize("name", OPENED)
@@ -41,9 +41,8 @@ def test_it_gives_the_same_ids_and_the_same_greedy_answers(answered, name):
     """float32 on both sides; log p differed by 2e-5 at most when this was written, and 1e-3 is allowed."""
     lm, tokens, theirs = answered[0][name], tokenizer(), answered[1][name]
     assert theirs["problem"] == ""
-    prompts = [[tokens.bos_id, *tokens.encode(text)] for text in PROMPTS]
-    assert theirs["ids"] == prompts
-    for ids, written, found in zip(prompts, theirs["written"], theirs["logprobs"], strict=True):
+    assert theirs["ids"] == [[tokens.bos_id, *tokens.encode(text)] for text in PROMPTS]
+    for ids, written, found in zip(theirs["ids"], theirs["written"], theirs["logprobs"], strict=True):
         whole = generate(lm, torch.tensor([ids]), max_new_tokens=16, temperature=0, stop_ids=())
         assert written == whole[0, len(ids) :].tolist()
         with torch.no_grad():

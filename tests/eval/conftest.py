@@ -5,6 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from data.config import TokenizerConfig
+from data.tokenizer import train_tokenizer
+from model import save
+from tests.conftest import random_model, tiny_config
 from tests.eval.viewer_helpers import chromium
 from tests.train.helpers import pretrain, write_config
 
@@ -25,6 +29,16 @@ def own(runs, tmp_path) -> Path:
     """Copies that a test may change."""
     shutil.copytree(runs, tmp_path / "runs", ignore=shutil.ignore_patterns(".prepared"))
     return tmp_path / "runs"
+
+
+@pytest.fixture(scope="session")
+def tiny_directory(tmp_path_factory) -> Path:
+    """A model directory with random weights and a tokenizer of bytes."""
+    folder, tokenizer = tmp_path_factory.mktemp("tiny"), train_tokenizer(TokenizerConfig(kind="byte"), [])
+    fields = {"vocab_size": tokenizer.vocab_size, "hidden_size": 64, "max_position_embeddings": 128}
+    save(random_model(tiny_config(**fields), scale=0.05), folder)
+    tokenizer.save(folder)
+    return folder
 
 
 @pytest.fixture(scope="module")

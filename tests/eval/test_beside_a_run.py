@@ -10,15 +10,15 @@ import pytest
 
 from configs.files import DamagedFile, checkpoint_directory, read_checkpoint
 from eval.load_model import open_checkpoint
-from tests.attack.victims import CONFIG, write_config
 from tests.processes import print_to, run_module, start
+from tests.train.helpers import write_config
 
 RUN = "runs/tiny"
 OPENING = [
     ("eval.chat", RUN, "--max-new-tokens", "2"),
     ("eval.tasks", RUN, "--text", "text.txt", "--limit", "2"),
     ("eval.samples", RUN, "a"),
-    ("model.convert_kv_heads", RUN, "--num-key-value-heads", "2", "--out", "converted"),
+    ("model.convert_kv_heads", RUN, "--num-key-value-heads", "4", "--out", "converted"),
 ]
 
 
@@ -35,35 +35,28 @@ def training(folder):
     exit_on_bad_input(main)
 
 
-@pytest.fixture
-def beside(tmp_path, monkeypatch):
+def test_commands_beside_a_run_open_a_whole_checkpoint(tmp_path, monkeypatch):
     """In the folder of a run that saves at every step and keeps one checkpoint."""
     steps = {"max_steps": 100_000, "checkpoint_every": 1, "keep_last": 1, "keep_best": False, "log_every": 1000}
-    write_config(tmp_path, train=CONFIG["train"] | steps)
+    write_config(tmp_path, train=steps)
     monkeypatch.chdir(tmp_path)
-    process = start(training, tmp_path)
-    until = time.monotonic() + 120
-    while not (tmp_path / RUN / "checkpoints/latest").exists():
-        assert process.is_alive(), (tmp_path / "training.txt").read_text()
-        assert time.monotonic() < until
-        time.sleep(0.05)
-    yield process
-    assert process.is_alive()
-    os.kill(process.pid, signal.SIGKILL)
-    process.join()
-
-
-def test_a_checkpoint_that_vanishes_is_followed_by_the_next_one(beside):
-    for _ in range(40):
-        lm, tokenizer, directory = open_checkpoint(RUN, "cpu")
-        assert tokenizer.vocab_size == lm.lm_head.out_features
-        assert directory.name.startswith("step_")
-
-
-@pytest.mark.parametrize("command", OPENING, ids=lambda command: command[0])
-def test_a_command_beside_a_run_opens_a_whole_checkpoint(beside, command):
-    done = run_module(*command, stdin="a\n")
-    assert done.returncode == 0, done.stdout + done.stderr
+    process, until = start(training, tmp_path), time.monotonic() + 120
+    try:
+        while not (tmp_path / RUN / "checkpoints/latest").exists():
+            assert process.is_alive(), (tmp_path / "training.txt").read_text()
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        for _ in range(40):
+            lm, tokenizer, directory = open_checkpoint(RUN, "cpu")
+            assert tokenizer.vocab_size == lm.lm_head.out_features
+            assert directory.name.startswith("step_")
+        for command in OPENING:
+            done = run_module(*command, stdin="a\n")
+            assert done.returncode == 0, done.stdout + done.stderr
+        assert process.is_alive()
+    finally:
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
 
 
 def test_a_checkpoint_that_is_removed_while_it_is_read_is_followed_by_the_next_one(tmp_path):

@@ -30,12 +30,8 @@ def tokenizer():
 
 @pytest.fixture(scope="module")
 def messages():
-    pairs = zip(SAID, ANSWERS, strict=True)
-    return [
-        {"role": role, "content": text}
-        for pair in pairs
-        for role, text in zip(("user", "assistant"), pair, strict=True)
-    ]
+    texts = [text for pair in zip(SAID, ANSWERS, strict=True) for text in pair]
+    return [{"role": role, "content": text} for role, text in zip(("user", "assistant") * 3, texts, strict=True)]
 
 
 def learned(vocab_size: int, ids: list[int], trained: list[bool], ends) -> LanguageModel:
@@ -80,12 +76,8 @@ def test_a_turn_is_prompted_as_training_has_it_and_answered_as_without_a_cache(t
         assert len(answer) == 12
         assert said == tokenizer.decode(answer)
         assert answer == without_cache(conversation)
-        assert last.reused + last.read == conversation.cache.length == len(last.ids) - 1
+        assert conversation.cache.length == len(last.ids) - 1
         messages.append({"role": "assistant", "content": said})
-    conversation.set_system("")
-    list(conversation.answer(SAID[0]))
-    without_system = [*messages[1:], {"role": "user", "content": SAID[0]}]
-    assert conversation.last.ids[: conversation.last.begin] == prompt_ids(tokenizer, without_system)
 
 
 def test_a_turn_reads_only_its_new_tokens_and_the_ids_are_those_of_training(tokenizer, by_heart, messages):
@@ -127,9 +119,7 @@ def test_the_oldest_turns_go_when_the_context_is_full(tokenizer, changes):
         assert len(last.ids) <= 128
         assert len(last.ids) - last.begin == 12  # there was room for it
         assert last.ids[last.begin :] == without_cache(conversation)
-    assert forgotten[0] == 0
     assert sum(forgotten) == 12 - len(conversation.turns) > 3
-    assert len(conversation.turns) > 1
     conversation.reset()
     conversation.max_new_tokens = 500
     list(conversation.answer("Who?"))
@@ -142,23 +132,17 @@ def test_the_same_seed_gives_the_same_answers_and_a_question_asked_twice_two(tok
 
     def asked_twice():
         conversation.reset()
-        return ["".join(conversation.answer("Who?")), "".join(conversation.answer("Who?"))]
+        return ["".join(conversation.answer("Who?")) for _ in range(2)]
 
     first = asked_twice()
-    assert asked_twice() == first
     assert first[0] != first[1]
-    conversation.turns.clear()
-    assert "".join(conversation.answer("Who?")) not in first  # the same prompt as at first
+    assert asked_twice() == first
     conversation.seed = 1000
     assert asked_twice() != first
 
 
 def test_a_model_without_chats_continues_the_text(tokenizer):
     conversation = random_conversation(tokenizer, ends=TEXT)
-    assert not conversation.is_chat
-    conversation.is_chat = True  # as notebook 07 does, to ask a model that was not fine-tuned yet
-    assert conversation.is_chat
-    conversation.is_chat = False
     first = "".join(conversation.answer("Who has"))
     last = conversation.last
     assert last.ids[: last.begin] == [tokenizer.bos_id, *tokenizer.encode("Who has")]
@@ -181,11 +165,9 @@ def test_where_a_document_ends_the_next_line_begins_a_new_one(tokenizer):
 
 
 def test_a_first_line_from_the_runs_own_world(tmp_path):
-    checkpoint = tmp_path / "run/checkpoints/step_00000010"
-    checkpoint.mkdir(parents=True)
-    (checkpoint / "config.json").write_text("{}", encoding="utf-8")
-    assert first_line(checkpoint) == ""
+    (tmp_path / "config.json").write_text("{}", encoding="utf-8")
+    assert first_line(tmp_path) == ""
     story = {"step": 10, "prompt": "", "text": "What do you give to two great friends?"}
     for changes, line in (({}, "What do you give to two"), ({"prompt": "ROMEO:", "text": "ROMEO: I am"}, "ROMEO:")):
-        append_line(tmp_path / "run/samples.jsonl", story | changes)
-        assert first_line(checkpoint) == line
+        append_line(tmp_path / "samples.jsonl", story | changes)
+        assert first_line(tmp_path) == line

@@ -10,14 +10,13 @@ from statistics import mean, median, stdev
 import numpy as np
 import pytest
 
-from eval import quantised
 from eval.attention import snapshots
 from eval.attention.snapshots import ProbeMap, Snapshot
 from eval.compare import __main__ as compare
-from eval.compare import difference, read_runs, spread
+from eval.compare import difference, histories, read_runs, spread
 from eval.compare.pictures import Point, curves, points, recall_over_cache
 from model import load
-from tests.train.helpers import metrics, pretrain, write_config
+from tests.train.helpers import metrics, pretrain, refusal, write_config
 from train.budget import kv_cache_bytes
 
 
@@ -25,8 +24,8 @@ def every(folder: Path) -> list[Path]:
     return sorted(folder.glob("m*-seed*"))
 
 
-def command(*arguments, code: int = 0):
-    return pretrain(*arguments, "--skip-decode", code=code, script=compare.main)
+def command(*arguments):
+    return pretrain(*arguments, script=compare.main)
 
 
 def table(text: str) -> dict[str, list[str]]:
@@ -36,27 +35,23 @@ def table(text: str) -> dict[str, list[str]]:
     return {label: values for label, *values in split}
 
 
-def page(paths: list[Path], out: Path, *options: str) -> str:
-    command(*paths, "--out", out, *options)
+def page(paths: list[Path], out: Path) -> str:
+    command(*paths, "--out", out)
     return (out / "comparison.md").read_text(encoding="utf-8")
 
 
-def last_val(run: Path) -> dict:
-    return [line for line in metrics(run) if line["split"] == "val"][-1]
-
-
-def edit(file: Path, change) -> None:
-    file.write_text(change(file.read_text(encoding="utf-8")), encoding="utf-8")
+def change_lines(file: Path, **values) -> None:
+    """Other values in the last line of a log."""
+    *lines, last = file.read_text().splitlines()
+    file.write_text("\n".join([*lines, json.dumps(json.loads(last) | values), ""]))
 
 
 def test_a_difference_is_paired_by_seed_and_little_is_said_where_little_is_known():
-    found = difference({0: 1.0, 1: 2.0, 2: 3.0}, {2: 3.6, 1: 2.4, 0: 1.5, 7: 9.0})
-    assert found.value == pytest.approx(0.5)
-    assert found.standard_error == pytest.approx(0.1 / math.sqrt(3))
-    assert found.interval == pytest.approx((0.5 - 4.303 * 0.1 / math.sqrt(3), 0.5 + 4.303 * 0.1 / math.sqrt(3)))
-    assert difference({0: 1.0, 1: 1.2}, {0: 2.0, 2: 2.2}) == (pytest.approx(1.0), 0.0, None)
+    found, reach = difference({0: 1.0, 1: 2.0, 2: 3.0}, {2: 3.6, 1: 2.4, 0: 1.5, 7: 9.0}), 4.303 * 0.1 / math.sqrt(3)
+    assert found == (pytest.approx(0.5), pytest.approx((0.5 - reach, 0.5 + reach)))
+    assert difference({0: 1.0, 1: 1.2}, {0: 2.0, 2: 2.2}) == (pytest.approx(1.0), None)
     assert difference({}, {0: 2.0}) is None
-    assert (spread([]), spread([1.0]), spread([1.0, 3.0], 1)) == ("-", "1.0000", "2.0 ± 1.4")
+    assert (spread([]), spread([1.0, 1.0]), spread([1.0, 3.0], 1)) == ("-", "1.0000", "2.0 ± 1.4")
 
 
 def test_the_figures_are_those_of_the_runs(runs, tmp_path):
@@ -64,18 +59,17 @@ def test_the_figures_are_those_of_the_runs(runs, tmp_path):
     for column, name in enumerate(("mha", "mqa")):
         mine = [run for run in every(runs) if run.name.startswith(name)]
         for label, key in (("validation loss (nats per token)", "loss"), ("validation bits per byte", "bits_per_byte")):
-            values = [last_val(run)[key] for run in mine]
+            values = [metrics(run, "val")[-1][key] for run in mine]
             assert rows[label][column] == f"{mean(values):.4f} ± {stdev(values):.4f}"
-        lines = [[line for line in metrics(run, without_clocks=False) if line["split"] == "train"] for run in mine]
-        speeds = [median(line["tokens_per_s"] for line in one) for one in lines]
+        lines = [metrics(run, "train", without_clocks=False) for run in mine]
+        speeds = [median(line["tokens_per_s"] for line in of_run) for of_run in lines]
         assert rows["train tokens/s"][column] == f"{mean(speeds):,.0f} ± {stdev(speeds):,.0f}"
         lm = load(mine[0])
         assert rows["parameters"][column] == f"{lm.num_parameters():,}"
         assert rows["KV-cache bytes per token"][column] == str(kv_cache_bytes(lm.config, 1, 2))
     assert rows["runs (seeds)"] == ["2 (0, 1)", "3 (0, 1, 2)"]
-    assert {label: rows[label] for label in rows if label.startswith("`")} == {
-        "`model.num_key_value_heads`": ["4", "1"]
-    }
+    assert [label for label in rows if label.startswith("`")] == ["`model.num_key_value_heads`"]
+    assert rows["`model.num_key_value_heads`"] == ["4", "1"]
 
 
 def test_a_comparison_of_other_runs_is_never_overwritten(own):
@@ -84,47 +78,31 @@ def test_a_comparison_of_other_runs_is_never_overwritten(own):
     shown = command(*one).stdout  # the same runs: the same folder
     all_rows = table((own / "compare-mha-mqa/comparison.md").read_text(encoding="utf-8"))
     assert all(values == all_rows[label] for label, values in table(shown).items())
-    assert "±" not in " ".join(all_rows["validation bits per byte"])  # one seed
-    command(*two, code=2)
+    refusal(*two, script=compare.main)
     command(*two, "--out", own / "compare-two")
     assert sorted(folder.name for folder in own.glob("compare*")) == ["compare-mha-mqa", "compare-two"]
-
-
-def test_decoding_takes_turns_and_a_slow_model_is_slower(runs, monkeypatch):
-    """On a clock that moves when a model reads: 1 second a pass of one, 4 of the other, and the first one a minute."""
-    models, order, now = {name: (load(runs / "mha-seed0"), "dynamic") for name in ("quick", "slow")}, [], [0.0]
-    monkeypatch.setattr(quantised.time, "perf_counter", lambda: now[0])
-    monkeypatch.setattr(quantised, "ROUNDS", 1)
-
-    def reads(name: str, seconds: float) -> None:
-        now[0] += seconds if name in order else 60.0
-        order.append(name)
-
-    models["quick"][0].register_forward_pre_hook(lambda *_: reads("quick", 1.0))
-    models["slow"][0].register_forward_pre_hook(lambda *_: reads("slow", 4.0))
-    assert quantised.decode_speeds(models) == {"quick": 1.0, "slow": 0.25}  # a pass gives a token
-    turns = [name for i, name in enumerate(order) if i == 0 or order[i - 1] != name]
-    assert turns == ["quick", "slow"] * 2  # the first turn only warms up
 
 
 @pytest.mark.parametrize(
     ("bits", "cells"),
     [
-        ((1.0, 1.1, 1.2, 1.301), ("+0.2005 ± 0.0005", "+0.1941 to +0.2069", "worse, by more than noise")),
-        ((1.0, 1.1, 1.2, 1.15), ("+0.1250 ± 0.0750", "-0.8280 to +1.0780", "within noise")),
-        ((1.0, 0, 2.0, 0), ("+1.0000", "-", "needs two seeds that both have")),
+        ((1.0, 1.1, 1.2, 1.301), ("+0.2005 (+0.1941 to +0.2069)", "worse, by more than noise")),
+        ((1.0, 1.1, 1.2, 1.15), ("+0.1250 (-0.8280 to +1.0780)", "within noise")),
+        ((1.0, 1.1, 1.5, 1.6), ("+0.5000 (+0.5000 to +0.5000)", "within noise")),  # seeds agree to the last digit
+        ((1.0, 0, 2.0, 0), ("+1.0000", "needs two seeds that both have")),
+        ((1.0, 1.1, 1.2, None), ("-", "none: not in every seed")),
     ],
 )
 def test_the_verdict_says_what_the_interval_does(own, bits, cells):
     names = ("mha-seed0", "mha-seed1", "mqa-seed0", "mqa-seed1")
-    chosen = {name: value for name, value in zip(names, bits, strict=True) if value != 0}
-    for name, value in chosen.items():
-        lines = (own / name / "metrics.jsonl").read_text().splitlines()
-        lines[-1] = json.dumps(json.loads(lines[-1]) | {"bits_per_byte": value})
-        (own / name / "metrics.jsonl").write_text("\n".join(lines) + "\n")
-    rows = table(command(*(own / name for name in chosen)).stdout)
-    found = [rows[f"difference in bits per byte{end}"] for end in ("", ", 95 %", ", verdict")]
-    assert found == [["baseline", cells[0]], ["", cells[1]], ["", cells[2]]]
+    chosen = {own / name: value for name, value in zip(names, bits, strict=True) if value != 0}
+    for run, value in chosen.items():
+        change_lines(run / "metrics.jsonl", bits_per_byte=value)
+    done = command(*chosen)
+    rows = table(done.stdout)
+    assert rows["difference in bits per byte (95 %)"] == ["baseline", cells[0]]
+    assert rows["difference in bits per byte, verdict"] == ["", cells[1]]
+    assert done.stderr.count("its last loss is non-finite") == bits.count(None)
 
 
 # What does not compare
@@ -135,37 +113,32 @@ def test_other_data_another_budget_and_another_tokenizer_are_warnings_and_no_ver
     data = {"source": {"kind": "files", "path": str(tmp_path / "text.txt")}, "tokenizer": {"kind": "char"}}
     config = write_config(tmp_path, name="other", train=train, data=data, eval={"every": 2})
     pretrain(config, "model.num_key_value_heads=4")
-    other = tmp_path / "runs/other"
-    done = command(runs / "mha-seed0", other, "--out", tmp_path / "out")
-    rows = table((tmp_path / "out/comparison.md").read_text(encoding="utf-8"))
+    done = command(runs / "mha-seed0", tmp_path / "runs/other", "--out", tmp_path / "out")
+    text = (tmp_path / "out/comparison.md").read_text(encoding="utf-8")
     for warning in ("the tokenizers differ", "other data (data.source.path)", "(1,536 tokens, against 1,024 tokens)"):
         assert warning in done.stderr
-        assert warning in (tmp_path / "out/comparison.md").read_text(encoding="utf-8")
+        assert warning in text
+    rows = table(text)
     assert rows["difference in bits per byte, verdict"][-1] == "none: see the warnings"
     assert not [label for label in rows if "loss" in label]  # a token is another thing
-    bits = [last_val(run)["bits_per_byte"] for run in (runs / "mha-seed0", other)]
-    assert rows["validation bits per byte"] == [f"{value:.4f}" for value in bits]
 
 
-def test_an_unfinished_run_an_infinite_loss_and_a_broken_snapshot_are_reported(own, tmp_path):
+def test_an_unfinished_run_and_a_broken_snapshot_are_reported(own, tmp_path):
     (own / "mha-seed0/result.json").unlink()
-    file = own / "mqa-seed0/metrics.jsonl"
-    edit(file, lambda text: text.replace(json.dumps(last_val(own / "mqa-seed0")["bits_per_byte"]), "null"))
     for step in (2, 4):
         broken = snapshots.write(snapshot(step, 0.1, float(step)), own / "mha-seed0/attention")
     broken.write_bytes(broken.read_bytes()[:200])
     done = command(own / "mha-seed0", own / "mqa-seed0")
-    for told in ("mha-seed0 is not finished", "mqa-seed0: its last loss is non-finite", f"{broken}: not a whole"):
+    for told in ("mha-seed0 is not finished", f"{broken}: not a whole"):
         assert told in done.stderr
-    assert table(done.stdout)["difference in bits per byte, verdict"][-1].startswith("none")
     assert table(done.stdout)["copy gain (nats a token)"] == ["2.0000", "-"]  # of the last that can be read
 
 
 def test_runs_limited_by_the_clock_have_the_same_budget_whatever_their_steps(own):
-    for name, steps in (("mha-seed0", 4), ("mqa-seed0", 14)):
-        edit(own / name / "config.yaml", lambda text: text.replace("max_minutes: null", "max_minutes: 2.0"))
-        edit(own / name / "metrics.jsonl", lambda text, steps=steps: text.replace('"step": 4', f'"step": {steps}'))
-        edit(own / name / "result.json", lambda text, steps=steps: json.dumps(json.loads(text) | {"step": steps}))
+    change_lines(own / "mqa-seed0/metrics.jsonl", step=14)
+    for name in ("mha-seed0", "mqa-seed0"):
+        config = own / name / "config.yaml"
+        config.write_text(config.read_text().replace("max_minutes: null", "max_minutes: 2.0"))
     assert "budget" not in command(own / "mha-seed0", own / "mqa-seed0").stderr
 
 
@@ -179,10 +152,11 @@ def test_runs_limited_by_the_clock_have_the_same_budget_whatever_their_steps(own
 )
 def test_what_is_not_a_whole_run_is_one_line(own, break_it, message):
     break_it(own / "mha-seed0")
-    done = command(*every(own), code=2)
-    assert message in done.stderr
-    assert done.stderr.count("\n") == 1
+    assert message in refusal(*every(own), script=compare.main)
     assert not list(own.glob("compare*"))
+
+
+# Heads, and curves
 
 
 def snapshot(step: int, induction: float, gain: float | None, **scores) -> Snapshot:
@@ -199,75 +173,47 @@ def snapshot(step: int, induction: float, gain: float | None, **scores) -> Snaps
 @pytest.fixture
 def looked_at(own) -> Path:
     """mha was looked at three times."""
-    entropy = np.arange(8, dtype=np.float32).reshape(2, 4)
+    entropy, undefined = np.arange(8, dtype=np.float32).reshape(2, 4), np.full((2, 4), math.nan, dtype=np.float32)
     entropy[0, 0] = math.nan
-    undefined = np.full((2, 4), math.nan, dtype=np.float32)
+    weights = np.tril(np.ones((2, 4, 3, 3), dtype=np.float32)) / np.arange(1, 4)[:, None]
+    maps = {"text": ProbeMap(weights, ["<bos>", "a", "b"])}
     for name, late in (("mha-seed0", 0.5), ("mha-seed1", 0.7)):
         for step, induction, gain in ((0, 0.01, None), (2, late / 2, 1.0), (4, late, 10 * late)):
             shown = snapshot(step, induction, gain, entropy=entropy, cross_document=undefined)
-            snapshots.write(shown, own / name / "attention")
+            snapshots.write(replace(shown, maps=maps), own / name / "attention")
     return own
 
 
 def test_head_scores_are_of_the_last_snapshot_over_seeds_and_every_look_is_in_the_histories(looked_at, tmp_path):
-    rows = table(page(every(looked_at), tmp_path))
-    assert rows["induction, best head (chance 0.013)"] == ["0.6000 ± 0.1414", "-"]
-    assert rows["entropy, mean of heads (nats)"] == ["4.0000 ± 0.0000", "-"]  # of seven: one is undefined
+    text = page(every(looked_at), tmp_path)
+    assert "](comparison.html)" in text
+    assert "mha: attention heads" in (tmp_path / "comparison.html").read_text(encoding="utf-8")
+    rows = table(text)
+    assert rows["induction, best head"] == ["0.6000 ± 0.1414", "-"]
+    assert rows["entropy, mean of heads (nats)"] == ["4.0000", "-"]  # of seven: one is undefined
     assert rows["other documents, best head"] == ["-", "-"]
     assert rows["copy gain (nats a token)"] == ["6.0000 ± 1.4142", "-"]
     assert rows["copies from step (copy gain ≥ 1 nat; - = not yet)"] == ["2", "-"]
     text = (tmp_path / "histories.json").read_text(encoding="utf-8")
     mha, mqa = json.loads(text)["variants"]
     assert [one["settings"] for one in (mha, mqa)] == [{"model.num_key_value_heads": heads} for heads in (4, 1)]
-    second = mha["runs"][1]
-    assert second["looks"] == [
-        {"step": step, "tokens": 256 * step, "previous_token": None, "induction": induction, "copy_gain": gain}
+    assert mha["runs"][1]["looks"] == [
+        {"step": step, "tokens": 256 * step, "induction": induction, "copy_gain": gain}
         for step, induction, gain in ((0, 0.01, None), (2, 0.35, 1.0), (4, 0.7, 7.0))
     ]
-    ends = last_val(looked_at / "mha-seed1")
-    assert second["loss"] == pytest.approx(ends["loss"], rel=1e-5)
+    assert mha["runs"][1]["loss"] == pytest.approx(metrics(looked_at / "mha-seed1", "val")[-1]["loss"], rel=1e-5)
     assert mqa["runs"][0]["looks"] == []
     assert str(looked_at) not in text
 
 
 def test_the_curves_are_those_of_the_runs(looked_at):
     variants = read_runs(every(looked_at))
-    drawn = curves(variants, {"variants": compare.histories(variants)})
-    bits, losses, induction, gain = drawn.axes
+    bits, losses, induction, gain = curves(variants, {"variants": histories(variants)}).axes
     assert len(bits.lines) == len(losses.lines) == 5  # a line for each run
-    end = last_val(looked_at / "mha-seed0")
+    end = metrics(looked_at / "mha-seed0", "val")[-1]
     assert bits.lines[0].get_xydata()[-1].tolist() == [end["tokens"], end["bits_per_byte"]]
     assert induction.lines[1].get_xydata() == pytest.approx(np.array([[0, 0.01], [512, 0.35], [1024, 0.7]]))
     assert gain.lines[0].get_xydata()[:, 0].tolist() == [512, 1024]  # none at step 0
-
-
-def test_the_heads_of_all_variants_are_drawn_beside_each_other(own, tmp_path):
-    weights = np.tril(np.ones((2, 4, 3, 3), dtype=np.float32)) / np.arange(1, 4)[:, None]
-    maps = {"text": ProbeMap(weights, ["<bos>", "a", "b"])}
-    for name in ("mha-seed0", "mqa-seed0"):
-        snapshots.write(replace(snapshot(4, 0.5, 1.0), maps=maps), own / name / "attention")
-    assert "](comparison.html)" in page(every(own), tmp_path)
-    assert "mha and mqa: attention heads" in (tmp_path / "comparison.html").read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize(
-    ("steps", "cells"),
-    [
-        ([(1, 3), (1, 4)], ["+2 ± 0", "-4 to +9", "within noise"]),
-        ([(1, None), (1, 1)], ["-", "-", "none: not in every seed"]),
-    ],
-)
-def test_the_step_from_which_a_model_copies_is_the_first_of_a_nat(own, steps, cells, tmp_path):
-    for seed, pair in enumerate(steps):
-        for name, first in zip(("mha", "mqa"), pair, strict=True):
-            for step in range(5):
-                gain = 1.0 if first is not None and step >= first else 0.99
-                snapshots.write(snapshot(step, 0.1, gain), own / f"{name}-seed{seed}" / "attention")
-    rows = table(page(every(own)[:4], tmp_path))
-    assert [rows[f"difference in steps until it copies{end}"][-1] for end in ("", ", 95 %", ", verdict")] == cells
-
-
-# Recall over the cache
 
 
 def variant(heads, size, kv_bytes, runs, attention="heads"):
@@ -276,20 +222,15 @@ def variant(heads, size, kv_bytes, runs, attention="heads"):
     return {"settings": settings, "kv_bytes": kv_bytes, "parameters": 100, "runs": looks}
 
 
-SWEEP = [
-    variant(8, 16, 1024, [(0.6, 0.9), (0.2, 0.7)]),
-    variant(1, 16, 128, [(0.1, 0.4), (0.5, 0.51)]),
-    variant(8, 16, 256, [(0.9, 1.0)], "mla"),
-]
-
-
-def test_a_model_is_drawn_at_its_bytes_and_yours_as_a_star():
-    found = points({"variants": SWEEP})
+def test_a_model_of_a_recall_sweep_is_drawn_at_its_bytes_and_yours_as_a_star():
+    mha, mqa = variant(8, 16, 1024, [(0.6, 0.9), (0.2, 0.7)]), variant(1, 16, 128, [(0.1, 0.4), (0.5, 0.51)])
+    sweep = [mha, mqa, variant(8, 16, 256, [(0.9, 1.0)], "mla")]
+    found = points({"variants": sweep})
     assert found[0] == Point("8", 16, 1024, 100, [0.9, 0.7], [20, 40], 40)
     assert found[1].half_at == [None, 40]
-    assert [one.form for one in found] == ["8", "1", "mla"]
+    assert [point.form for point in found] == ["8", "1", "mla"]
     left, _ = recall_over_cache(found, Point("2", 24, 384, 100, [0.8], [None], 40)).axes
     (star,) = [line for line in left.lines if line.get_marker() == "*"]
     assert (star.get_xdata(), star.get_ydata()) == ([384], [0.8])
-    no_place = variant(3, 16, 512, [(0.1, 0.2)]), variant(8, 32, 512, []) | {"runs": [{"recall": []}]}
-    assert not any(points({"variants": [*SWEEP, one]}) for one in no_place)
+    no_place = variant(3, 16, 512, [(0.1, 0.2)]), mha | {"runs": [{"recall": []}]}
+    assert not any(points({"variants": [*sweep, one]}) for one in no_place)

@@ -11,7 +11,8 @@ from data.config import StoryworldSource, TokenizerConfig
 from data.storyworld import converse, interview, tell
 from data.tokenizer import train_tokenizer
 from eval.compare import read_runs, stages
-from eval.compare.stages import answer_loss, divergence, moved
+from eval.compare.stages import divergence, moved
+from eval.language_modeling import mean_loss
 from model import LanguageModel
 from tests.conftest import tiny_config
 from tests.eval.test_compare import command
@@ -24,7 +25,7 @@ def tiny(seed: int) -> LanguageModel:
     return LanguageModel(tiny_config(vocab_size=64, max_position_embeddings=32)).eval()
 
 
-def test_divergence_loss_and_change_are_torchs_and_long_rows_are_left_out():
+def test_divergence_and_change_are_torchs():
     ours, theirs = tiny(0), tiny(1)
     ids = torch.randint(0, 64, (5, 20), generator=torch.Generator().manual_seed(1))
     labels = torch.full_like(ids, IGNORED)
@@ -36,9 +37,7 @@ def test_divergence_loss_and_change_are_torchs_and_long_rows_are_left_out():
     expected = F.kl_div(q, p, log_target=True, reduction="batchmean").item()
     assert divergence(ours, theirs, given) == pytest.approx(expected, rel=1e-5)
     assert expected > 0.001
-    assert answer_loss(ours, given) == pytest.approx(F.nll_loss(p, ids[:, 3:9].flatten()).item(), rel=1e-5)
-    too_long = Batch({name: tensor.repeat(1, 2) for name, tensor in given[0].tensors.items()}, [0])
-    assert answer_loss(ours, [*given, too_long]) == answer_loss(ours, given)
+    assert mean_loss(ours, given) == pytest.approx(F.nll_loss(p, ids[:, 3:9].flatten()).item(), rel=1e-5)
     after = tiny(0)
     with torch.no_grad():
         after.attention_modules()[1].q_proj.weight *= 1.25
@@ -60,51 +59,39 @@ def test_what_is_asked_is_what_the_assistant_says():
     assert tokenizer.decode(stages.whole_texts(tokenizer, [story])[0]["labels"][0, 1:].tolist()) == story
 
 
-@pytest.fixture(scope="module")
-def life(tmp_path_factory):
-    """Stories, then two runs of fine-tuning from them, one after the other."""
-    folder = tmp_path_factory.mktemp("life")
-    source = {"kind": "storyworld", "documents": 60, "validation_documents": 6}
-    tokenizer = {"kind": "bpe", "vocab_size": 400}
-    write_config(folder)
-    data = {"source": source, "sequence_length": 256}
-    short = {"max_steps": 2, "tokens_per_step": 2048, "checkpoint_every": 0}
-    model = {"max_position_embeddings": 1024}
-    pretrain(write_config(folder, name="told", data=data | {"tokenizer": tokenizer}, train=short, model=model))
-    chats = data | {"source": source | {"chats": "questions"}, "records": "conversations", "sequence_length": 1024}
-    for name, start in (("asked", "told"), ("again", "asked")):
-        start_from = {"name": name, "init_from": str(folder / "runs" / start)}
-        pretrain(write_config(folder, **start_from, data=chats, train=short, model=model), script=sft.main)
-    return folder / "runs"
-
-
 @pytest.mark.slow
-def test_the_life_is_in_the_comparison(life, tmp_path, monkeypatch):
+def test_runs_that_start_from_each_other_are_stages_in_the_comparison(runs, tmp_path, monkeypatch):
+    """Stories, then two runs of fine-tuning from them, one after the other."""
     for size in ("QUESTIONS", "CONVERSATIONS", "STORIES"):
         monkeypatch.setattr(stages, size, 4)
-    runs = [life / name for name in ("told", "asked", "again")]
-    done = command(*runs, "--out", tmp_path)
-    page = (tmp_path / "comparison.md").read_text(encoding="utf-8")
-    for shown in (page, done.stdout):
+    source = {"kind": "storyworld", "documents": 60, "validation_documents": 6}
+    data = {"source": source, "sequence_length": 256, "tokenizer": {"kind": "bpe", "vocab_size": 400}}
+    short = {"max_steps": 2, "tokens_per_step": 2048, "checkpoint_every": 0}
+    model = {"max_position_embeddings": 1024}
+    pretrain(write_config(tmp_path, name="told", data=data, train=short, model=model))
+    chats = {"source": source | {"chats": "questions"}, "records": "conversations", "sequence_length": 1024}
+    told, asked, again = (tmp_path / "runs" / name for name in ("told", "asked", "again"))
+    for run, start in ((asked, told), (again, asked)):
+        start_from = {"name": run.name, "init_from": str(start)}
+        pretrain(write_config(tmp_path, **start_from, data=chats, train=short, model=model), script=sft.main)
+
+    done, out = command(told, asked, again, "--out", tmp_path / "out"), tmp_path / "out"
+    for shown in ((out / "comparison.md").read_text(encoding="utf-8"), done.stdout):
         (line,) = [line for line in shown.splitlines() if line.startswith("| started from")]
         assert [cell.strip() for cell in line.strip("|").split("|")] == ["started from", "–", "told", "asked"]
-    assert "comparison_stages.png" in page
-    assert (tmp_path / "comparison_stages.png").stat().st_size > 10_000
-    first, second, third = json.loads((tmp_path / "histories.json").read_text())["stages"]
+    assert (out / "comparison_stages.png").stat().st_size > 10_000
+    first, second, third = json.loads((out / "histories.json").read_text())["stages"]
     assert (first["kl_answers"], first["moved"]) == (0, [])
     assert third["kl_answers"] > 0
     assert all(value > 0 for _, _, value in second["moved"])
     assert stages.table([first, second, third]) in done.stdout  # from the numbers of the file, as notebook 09 does
-    command(*runs, "--out", tmp_path, "--skip-stages")
-    assert "started from" not in (tmp_path / "comparison.md").read_text(encoding="utf-8")
-    assert not (tmp_path / "comparison_stages.png").exists()
+    command(told, asked, again, "--out", out, "--skip-stages")
+    assert "started from" not in (out / "comparison.md").read_text(encoding="utf-8")
+    assert not (out / "comparison_stages.png").exists()
 
-
-@pytest.mark.slow
-def test_runs_that_do_not_start_from_each_other_are_no_life(life, runs):
-    def found(*paths):
+    def chain(*paths):
         return [(run.name, origin and origin.name) for run, origin in stages.chain(read_runs(paths))]
 
-    assert found(life / "told", life / "again") == []
-    assert found(runs / "mha-seed0", life / "again", life / "asked") == [("again", "asked"), ("asked", None)]
+    assert chain(told, again) == []
+    assert chain(runs / "mha-seed0", again, asked) == [("again", "asked"), ("asked", None)]
     assert stages.measure(read_runs([runs / "mha-seed0", runs / "mqa-seed0"])) == []

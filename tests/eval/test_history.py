@@ -5,9 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from eval.attention.history import Changes, findings, formed, without_them
+from eval.attention.history import changes, findings, formed, without_them
 from eval.attention.snapshots import Ablated, Snapshot, read, write
-from eval.hooks.attention import Attention
 
 LEARNED = "layer 2, head 1 learned to look at what followed the same token before"
 
@@ -24,15 +23,13 @@ def snapshot(step: int, induction: float, others=(0.01, 0.02, 0.03), previous: f
 def test_the_report_has_the_head_its_step_and_what_copying_is_worth(tmp_path):
     last = snapshot(80, 0.6, copy_gain=4.0)
     last.ablations.append(Ablated("strongest induction heads", [(2, 0), (3, 1)], 3.694))
-    last.ablations.append(Ablated("previous-token heads below them", [(0, 1)], 3.1))
     saved = read(write(last, tmp_path))
     assert saved.ablations == last.ablations
     text = "\n".join(findings([snapshot(0, 0.02, copy_gain=0.0), snapshot(40, 0.31), saved]))
     assert f"Around step 40 (4,000 tokens, 20 seconds), {LEARNED}" in text
     assert "(induction 0.60, chance 0.02)." in text
     assert "0.00 nats a token at step 0, 4.00 at step 80" in text
-    cost = "rises by 3.69 without the strongest induction heads (L2 H0, L3 H1) and by 3.10 without the previous-token"
-    assert cost in text
+    assert "rises by 3.69 without the strongest induction heads (L2 H0, L3 H1), in nats a token." in text
     assert "| induction |  repeated_2 |          L2 H1 | 0.600 |  0.020 |" in text
     assert "| sink" not in text  # below chance: no head does that
 
@@ -72,38 +69,28 @@ def test_what_the_ablation_costs_in_one_sentence():
 # during training
 
 
+def lines(*looks: Snapshot) -> list[str]:
+    return [line for _, line in changes([replace(look, step=step) for step, look in enumerate(looks)])]
+
+
 def test_a_clear_change_is_told_once_from_the_value_told_before():
-    changes, told = Changes(), []
-    for score in (0.02, 0.10, 0.3, 0.4, 0.61, 0.05):  # heads also forget
-        told += changes.notice(snapshot(0, score))
     meaning = "attention to what followed the same token before"
-    assert told == [
+    scores = (0.02, 0.10, 0.3, 0.4, 0.61, 0.05)  # heads also forget
+    assert lines(*(snapshot(0, score) for score in scores)) == [
         f"layer 2, head 1: induction {change} (chance 0.02): {meaning}"
         for change in ("0.02 → 0.30", "0.30 → 0.61", "0.61 → 0.05")
     ]
 
 
 def test_one_line_a_score_however_many_heads_change():
-    changes, later = Changes(), snapshot(0, 0.5, (0.3, 0.4, 0.02), previous=0.6)
-    changes.notice(snapshot(0, 0.02))
-    previous, induction = changes.notice(later)
+    later = snapshot(0, 0.5, (0.3, 0.4, 0.02), previous=0.6)
+    previous, induction = lines(snapshot(0, 0.02), later, later)
     assert previous.startswith("layer 0, head 1: previous token 0.05 → 0.60 (chance 0.05): attention to the token just")
     assert induction.startswith("layer 2, head 1: induction 0.02 → 0.50 (chance 0.02), and 2 more: ")
-    assert changes.notice(later) == []
 
 
 def test_below_chance_nothing_is_told_and_an_undefined_score_waits():
-    changes = Changes()
-    assert [changes.notice(snapshot(0, score)) for score in (np.nan, 0.5)] == [[], []]
-    assert len(changes.notice(snapshot(0, 0.8))) == 1
-    changes = Changes()
-    for score in (0.3, 0.55):
-        near_chance = snapshot(0, score)
-        near_chance.chance["induction"] = 0.2
-        assert changes.notice(near_chance) == []
-
-
-def test_a_resumed_run_does_not_tell_it_again(tmp_path):
-    for step, score in ((0, 0.02), (100, 0.6)):
-        write(snapshot(step, score), tmp_path / "attention")
-    assert Attention().page(tmp_path).notice(snapshot(110, 0.65)) == []
+    assert lines(snapshot(0, np.nan), snapshot(0, 0.5)) == []
+    assert len(lines(snapshot(0, np.nan), snapshot(0, 0.5), snapshot(0, 0.8))) == 1
+    near_chance = [replace(snapshot(0, score), chance={"induction": 0.2}) for score in (0.3, 0.55)]
+    assert lines(*near_chance) == []

@@ -68,6 +68,8 @@ def test_pieces_of_held_out_text_are_the_text(tokenizer):
 def test_recall_and_copy_gain_are_of_the_answers(tokenizer):
     lm = random_model(tiny_config(vocab_size=tokenizer.vocab_size))
     config = DataConfig.model_validate(WORLD | {"sequence_length": 64})
+    without_rope = random_model(tiny_config(position_embedding="none", loadable_elsewhere=False))
+    assert list(ways(without_rope, 64)) == ["none", "windows"]  # nothing to scale
     measured = study({"it": (lm, tokenizer)}, config, [48, 320], 2)
     ids, row, place, source = recall_texts(tokenizer, 320, 2)
     losses, right = predictions(ways(lm, 64)["none"](320), ids)
@@ -79,23 +81,17 @@ def test_recall_and_copy_gain_are_of_the_answers(tokenizer):
 @pytest.mark.parametrize("kind", ["none", "linear", "yarn"])
 def test_an_angle_is_new_if_no_row_of_training_had_one_as_large(kind):
     lm = random_model(tiny_config(head_dim=32))
-    found = angles(lm.config, ways(lm, 64)[kind](256).config, 64, 256)
+    wavelength, slowed, new = angles(lm.config, ways(lm, 64)[kind](256).config, 64, 256)
     for pair in range(16):
         speed = 10000 ** (-pair / 16)
-        assert found.wavelength[pair] == pytest.approx(2 * math.pi / speed, rel=1e-5)
-        slowed = float(found.slowed[pair])
+        assert wavelength[pair] == pytest.approx(2 * math.pi / speed, rel=1e-5)
         for distance in range(0, 256, 5):
-            angle = distance * speed / slowed
+            angle = distance * speed / float(slowed[pair])
             seen = 64 * speed >= 2 * math.pi or angle % (2 * math.pi) <= 64 * speed * (1 + 1e-9)
-            assert found.new[pair, distance] == (not seen)
-    assert (found.slowed > 1.01).sum() == {"none": 0, "linear": 16, "yarn": 15}[kind]
+            assert new[pair, distance] == (not seen)
+    assert (slowed > 1.01).sum() == {"none": 0, "linear": 16, "yarn": 15}[kind]
     if kind != "none":
-        assert not found.new.any()
-
-
-def test_without_rope_nothing_is_scaled():
-    lm = random_model(tiny_config(position_embedding="none", loadable_elsewhere=False))
-    assert list(ways(lm, 64)) == ["none", "windows"]
+        assert not new.any()
 
 
 @pytest.mark.slow
@@ -104,11 +100,10 @@ def test_the_command_from_end_to_end(run, tokenizer, tmp_path):
     done = run_module("eval.long_context", run, other, "--lengths", "48,64,320", "--texts", "2")
     assert done.returncode == 0, done.stderr
     out = run / "long_context"
-    found = json.loads((out / "long_context.json").read_text(encoding="utf-8"))
-    assert list(found["loss"]) == ["none", "linear", "yarn", "windows", "tuned"]
-    plain, windows = found["loss"]["none"], found["loss"]["windows"]
-    assert plain[:2] == windows[:2] == found["loss"]["yarn"][:2]  # within the trained length all are the same
-    assert len({each[2] for each in found["loss"].values()}) == 5  # beyond it, none is
+    loss = json.loads((out / "long_context.json").read_text(encoding="utf-8"))["loss"]
+    assert list(loss) == ["none", "linear", "yarn", "windows", "tuned"]
+    assert loss["none"][:2] == loss["windows"][:2] == loss["yarn"][:2]  # within the trained length all are the same
+    assert len({each[2] for each in loss.values()}) == 5  # beyond it, none is
     page = (out / "report.md").read_text(encoding="utf-8")
     for file in ("curves.png", "frequencies.png"):
         assert f"({file})" in page
@@ -120,13 +115,13 @@ def test_what_cannot_be_measured_is_refused_and_nothing_is_written(run, tokenize
     strange = train_tokenizer(TokenizerConfig(kind="char"), ["the cat sat"])
     cases = {
         "has learned a vector for 64 positions": [make_run(tmp_path / "learned", tokenizer, **changes)],
-        "there is no config.yaml beside it": [shutil.copytree(run / "checkpoints/step_00000010", tmp_path / "alone")],
+        "has no config.yaml beside it": [shutil.copytree(run / "checkpoints/step_00000010", tmp_path / "alone")],
         "has another tokenizer than": [run, make_run(tmp_path / "strange", strange)],
         "--lengths: give two or more": [run, "--lengths", "256,128"],
         "--lengths: the held-out text has": [run, "--lengths", "64,100000"],
     }
     for message, given in cases.items():
-        done = run_module("eval.long_context", "--out", tmp_path / "out", "--lengths", "48,320", "--texts", "2", *given)
+        done = run_module("eval.long_context", "--lengths", "48,320", "--texts", "2", *given)
         assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
         assert message in done.stderr
-    assert not (tmp_path / "out").exists()
+    assert not list(tmp_path.rglob("long_context"))

@@ -11,20 +11,21 @@ from configs.command import InputError
 from data.config import DataConfig, FilesSource, MixPart, MixSource, StoryworldSource, TokenizerConfig
 from data.storyworld import tell
 from data.tokenizer import Tokenizer, train_tokenizer
-from eval.attention import probes
 from eval.attention.metrics import SCORES
 from eval.attention.probes import (
     Probe,
     build_probes,
     packed_probe,
+    probe_from_text,
     read_probe_file,
+    readable_tokens,
     repeated_probe,
-    story_pairs,
     story_probe,
     text_probe,
 )
 from tests.eval.streams import stream
 
+KINDS = ("copies", "writes", "refers")
 STORYWORLD, FILES = StoryworldSource(), FilesSource(kind="files", path="x")
 STORIES = [tell(0, index, "validation").text for index in range(40)]
 TOKENIZERS = {kind: train_tokenizer(TokenizerConfig(kind=kind, vocab_size=512), STORIES) for kind in ("bpe", "char")}
@@ -153,70 +154,37 @@ def test_texts_of_ones_own():
 @pytest.mark.parametrize(
     ("texts", "message"),
     [
-        ("[{name: fox, txt: The fox.}]", r"probes.yaml:\d: unknown key `texts.0.txt`, did you mean"),
-        ("[{name: ../fox, text: A}]", r"probes.yaml:\d: `texts.0.name` is '../fox'"),
-        ("[{name: songs, text: A}]", "the name songs is taken"),
-        ("[{name: a, text: A}, {name: a, text: B}]", "the name a is taken"),
+        ("{../fox: A}", r"probes.yaml:\d: `texts"),
+        ("{fox: ''}", r"probes.yaml:\d: `texts.fox`"),
+        ("{songs: A}", "the name songs is taken"),
     ],
 )
 def test_a_bad_probe_file_says_where(tmp_path, texts, message):
     file = tmp_path / "probes.yaml"
-    file.write_text("texts: [{name: fox, text: The fox.}]")
+    file.write_text("texts: {fox: The fox.}")
     assert read_probe_file(file) == {"fox": "The fox."}
     file.write_text(f"texts: {texts}")
     with pytest.raises(InputError, match=message):
         read_probe_file(file)
 
 
-def test_song_targets_are_what_followed_the_same_token_in_every_earlier_singing():
-    """Found again by looking for the song's own tokens."""
-    times = set()
-    for index in range(probes.CANDIDATES):
-        story = tell(0, index, "validation", plot="song")
-        encoding = BPE.backend.encode(story.text)
-        (song,) = {match[1] for match in re.finditer(r": ((?:\w+ ){5,}\w+)\.", story.text)}
-        ids = BPE.encode(" " + song)
-        ids = ids[1:] if BPE.decode(ids[:1]) == " " else ids  # a space alone is no part of the song
-        begins = [at for at in range(len(encoding.ids)) if encoding.ids[at : at + len(ids)] == ids]
-        times.add(len(begins))
-        assert story_pairs(story, encoding.offsets, "songs")["song"] == [
-            (begins[n] + rank, [earlier + rank + 1 for earlier in begins[:n]])
-            for n in range(1, len(begins))
-            for rank in range(len(ids) - 1)
-        ]
-    assert times == {2, 3}
+def test_song_targets_are_what_followed_the_same_token_in_every_earlier_singing(tokenizer):
+    probe = story_probe(tokenizer, STORYWORLD, 2000, "songs")
+    for ids, pairs in zip(probe.input_ids.tolist(), probe.targets["song"], strict=True):
+        assert {len(keys) for _, keys in pairs} <= {1, 2}
+        assert all([ids[key - 1], ids[key]] == ids[query : query + 2] for query, keys in pairs for key in keys)
+        assert len(pairs) > 5
 
 
-def test_antecedents_by_brute_force(tokenizer):
-    """Names, found in the text by their letters: each of their tokens copies the same token of all earlier ones."""
+def test_a_copy_is_the_same_token_as_what_it_copies(tokenizer):
+    """Which mention a name or a pronoun stands for: tests/data/test_storyworld_mentions.py."""
     probe = story_probe(tokenizer, STORYWORLD, 2000, "stories")
     check(probe, tokenizer, 2000)
-    rows, names_seen = probe.input_ids.tolist(), 0
-    for index in range(probes.CANDIDATES):
-        story = tell(0, index, "validation")
-        ids = [tokenizer.bos_id, *tokenizer.encode(story.text)]
-        row = next((n for n, padded in enumerate(rows) if padded[: len(ids)] == ids), None)
-        if row is None:
-            continue
-        copies, refers = (dict(probe.targets[kind][row]) for kind in ("copies", "refers"))
-        special = tokenizer.special_ids  # the token, counted with the first one, that holds each character
-        place = [n for n, token in enumerate(ids) for _ in (tokenizer.decode([token]) if token not in special else "")]
-        for name in story.people.values():
-            begins = [match.start() for match in re.finditer(rf"\b{name}\b", story.text)]
-            for n, begin in enumerate(begins):
-                if begin == 0 or (begins[0] == 0 and n):  # cut differently without a space before it
-                    continue
-                for at in range(len(name)):
-                    earlier = {place[other + at] for other in begins[:n]}
-                    assert set(copies.get(place[begin + at], ())) == earlier
-                    names_seen += bool(earlier)
-        assert probe.targets["writes"][row] == [(query - 1, keys) for query, keys in probe.targets["copies"][row]]
-        for query, keys in refers.items():
-            of_whom = {name for name in story.people.values() if {place[story.text.index(name)]} & set(keys)}
-            assert of_whom, (story.text, query, keys)
-            pronoun = story.text[place.index(query) : place.index(query) + 12]
-            assert re.match(r"\s?(he|him|his|himself|she|her|herself|e|i|s|m|r|l|f)", pronoun.lower())
-    assert names_seen > 20
+    for ids, copies, writes, refers in zip(probe.input_ids, *map(probe.targets.get, KINDS), strict=True):
+        assert copies
+        assert refers
+        assert all((ids[keys] == ids[query]).all() for query, keys in copies)
+        assert writes == [(query - 1, keys) for query, keys in copies]
 
 
 @pytest.mark.parametrize("isolated", [True, False])
@@ -225,3 +193,26 @@ def test_a_packed_row_knows_its_documents(tokenizer, isolated):
     assert probe.input_ids.shape == (2, 48)
     assert torch.equal((probe.input_ids == tokenizer.bos_id).long().cumsum(1) - 1, probe.document_ids)
     assert set(probe.for_model()) == ({"input_ids", "document_ids"} if isolated else {"input_ids"})
+
+
+CHINESE = "小猫看见一只鸟。鸟飞走了，小猫很伤心。"
+
+
+def test_chinese_is_whole_however_it_is_cut():
+    byte = train_tokenizer(TokenizerConfig(kind="byte"), [])
+    ids = byte.encode("a你好 b")
+    assert readable_tokens(byte, ids) == ["a", "⟨E4⟩", "⟨BD⟩", "你", "⟨E5⟩", "⟨A5⟩", "好", "␣", "b"]
+    assert readable_tokens(byte, [byte.bos_id, *byte.encode("你")[:2], byte.eos_id, byte.encode("你")[2]]) == [
+        "<bos>",
+        "⟨E4⟩",
+        "⟨BD⟩",
+        "<eos>",
+        "⟨A0⟩",  # the character was cut by the end of the document: it is none
+    ]
+    assert readable_tokens(byte, byte.encode("好")[1:] + byte.encode("你")) == ["⟨A5⟩", "⟨BD⟩", "⟨E4⟩", "⟨BD⟩", "你"]
+    char = train_tokenizer(TokenizerConfig(kind="char"), [CHINESE, "é\ufffd"])
+    assert readable_tokens(char, char.encode("小猫é\ufffd")) == ["小", "猫", "é", "\ufffd"]
+    bpe = train_tokenizer(TokenizerConfig(kind="bpe", vocab_size=320), [CHINESE * 20])
+    labels = probe_from_text(bpe, CHINESE, 256).labels[0][1:]
+    shown = "".join(re.sub("⟨..⟩", "", label) for label in labels)
+    assert shown == CHINESE

@@ -4,24 +4,12 @@ import pytest
 import torch
 
 from configs.command import InputError
-from data.config import TokenizerConfig
-from data.tokenizer import train_tokenizer
 from eval import quantised
 from eval.load_model import open_model
-from model import load, save
+from model import load
 from model.kv_cache import QuantisedCache
 from tests.conftest import random_model, tiny_config
 from tests.processes import run_main
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory):
-    tokenizer = train_tokenizer(TokenizerConfig(kind="byte"), iter(["a fox"]))
-    folder = tmp_path_factory.mktemp("quantised")
-    fields = {"vocab_size": tokenizer.vocab_size, "hidden_size": 64, "max_position_embeddings": 128}
-    save(random_model(tiny_config(**fields), scale=0.05), folder)
-    tokenizer.save(folder)
-    return folder
 
 
 def test_inside_every_pass_reads_through_a_cache_of_the_kind():
@@ -35,11 +23,11 @@ def test_inside_every_pass_reads_through_a_cache_of_the_kind():
         assert not torch.equal(exact, rounded)
 
 
-def test_without_torchao_its_rows_are_left_out_and_it_cannot_be_asked_for(directory, monkeypatch):
+def test_without_torchao_its_rows_are_left_out_and_it_cannot_be_asked_for(tiny_directory, monkeypatch):
     monkeypatch.setattr("model.quantised.find_spec", lambda name: None)
     monkeypatch.setattr("eval.quantised.DECODED", 4)
     monkeypatch.setattr("eval.quantised.ROUNDS", 1)
-    done = run_main(quantised.main, str(directory), "--device", "cpu")
+    done = run_main(quantised.main, str(tiny_directory), "--device", "cpu")
     assert done.returncode == 0
     lines = [line for line in done.stdout.splitlines() if line.startswith("| ") and "--" not in line]
     rows = {name.strip(): cells for name, *cells in (line.split("|")[1:] for line in lines[1:])}
@@ -48,12 +36,29 @@ def test_without_torchao_its_rows_are_left_out_and_it_cannot_be_asked_for(direct
     assert 0 < float(rows["int8 cache"][-2]) < 0.05
     assert int(rows["float32"][0].replace(",", "")) == 2 * int(rows["bfloat16"][0].replace(",", ""))
     with pytest.raises(InputError, match="torchao is not installed"):
-        open_model(directory, "cpu", quantise="int8")
+        open_model(tiny_directory, "cpu", quantise="int8")
 
 
-def test_a_model_is_opened_with_fewer_bits(directory):
+def test_a_model_is_opened_with_fewer_bits(tiny_directory):
     pytest.importorskip("torchao")
-    lm, tokenizer = open_model(directory, "cpu", quantise="int8")
+    lm, tokenizer = open_model(tiny_directory, "cpu", quantise="int8")
     ids = torch.tensor([tokenizer.encode("a fox")])
-    exact = load(directory)(ids)
+    exact = load(tiny_directory)(ids)
     assert 0 < (lm(ids) - exact).norm() < 0.05 * exact.norm()
+
+
+def test_decoding_takes_turns_and_a_slow_model_is_slower(monkeypatch):
+    """On a clock that moves when a model reads: 1 second a pass of one, 4 of the other, and the first one a minute."""
+    models, order, now = {name: (random_model(tiny_config()), "dynamic") for name in ("quick", "slow")}, [], [0.0]
+    monkeypatch.setattr(quantised.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(quantised, "ROUNDS", 1)
+
+    def reads(name: str, seconds: float) -> None:
+        now[0] += seconds if name in order else 60.0
+        order.append(name)
+
+    models["quick"][0].register_forward_pre_hook(lambda *_: reads("quick", 1.0))
+    models["slow"][0].register_forward_pre_hook(lambda *_: reads("slow", 4.0))
+    assert quantised.decode_speeds(models) == {"quick": 1.0, "slow": 0.25}  # a pass gives a token
+    turns = [name for i, name in enumerate(order) if i == 0 or order[i - 1] != name]
+    assert turns == ["quick", "slow"] * 2  # the first turn only warms up

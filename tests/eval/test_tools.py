@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 import sys
 import time
 from random import Random
@@ -16,46 +17,34 @@ from data.tokenizer import load_tokenizer, train_tokenizer
 from eval import tools
 from eval.chat import __main__ as chat
 from eval.questions import is_right, question_of
-from eval.tools import MOST_CALLS, SCHEMAS, calculate, described, look_up, respond, sums, write_answers
+from eval.tools import MOST_CALLS, SCHEMAS, calculate, respond, sums, write_answers
 from eval.tools import __main__ as command
 from model import load, save
 from tests.conftest import tiny_config
 from tests.eval import scoring
 
-STORY = 'Tiko saw a kite. "It is mine," said Belna. Tikos are birds! Did Tiko fly it? Yes.'
 CALL = {"name": "calculator", "arguments": {"expression": "6 * 7"}}
-LOST = {"name": "look_up", "arguments": {"name": "Nobody"}}
+WRONG = {"name": "calculator", "arguments": {"expression": "6 * x"}}
+ERROR = "error: Name is not allowed: use numbers and + - * / // % **"
 SAID = [
     {"role": "user", "content": "How many?"},
-    {"role": "assistant", "content": "", "tool_calls": [LOST, CALL]},
-    {"role": "tool", "content": "error: nothing that was said mentions Nobody\n42"},
+    {"role": "assistant", "content": "", "tool_calls": [WRONG, CALL]},
+    {"role": "tool", "content": f"{ERROR}\n42"},
     {"role": "assistant", "content": "It is 42."},
 ]
 
 
-def test_the_calculator_computes():
+def test_the_calculator_computes_and_everything_else_is_refused_at_once():
     texts = ("6 * 7", " -(2 + 3) ** 2", "7 // 2 + 7 % 2", "1 / 3", "2 ** -1", "1e3")
     assert [*map(calculate, texts)] == ["42", "-25", "4", "0.333333333333", "0.5", "1000"]
-
-
-@pytest.mark.parametrize(
-    "expression",
-    [
+    began = time.perf_counter()
+    for expression in (
         *("__import__('os').system('true')", "x", "True + 1", "1j", "'a' * 3", "6 *", "", "1 / 0", "9 ** 9 ** 9"),
         *("1e400", "(-8) ** 0.5", "10 ** 31", "7" * 5000, "(" * 99 + "1" + ")" * 99 + "+", "-" * 199 + "x", "2\x00"),
-    ],
-)
-def test_everything_else_is_refused_at_once(expression):
-    began = time.perf_counter()
-    with pytest.raises(ValueError, match="[a-z]"):
-        calculate(expression)
-    assert time.perf_counter() - began < 1
-
-
-def test_the_look_up_gives_whole_sentences_and_whole_names():
-    assert look_up("Tiko", STORY) == "Tiko saw a kite. Did Tiko fly it?"
-    with pytest.raises(ValueError, match="nothing that was said mentions Jurim"):
-        look_up("Jurim", STORY)
+    ):
+        with pytest.raises(ValueError, match="[a-z]"):
+            calculate(expression)
+    assert time.perf_counter() - began < 5
 
 
 @pytest.mark.parametrize(
@@ -63,20 +52,27 @@ def test_the_look_up_gives_whole_sentences_and_whole_names():
     [
         (json.dumps(CALL), "42"),
         (json.dumps(CALL | {"arguments": '{"expression": "6 * 7"}'}), "42"),  # as OpenAI writes arguments
-        ('{"name": "look_up", "arguments": {"name": "Belna"}}', '"It is mine," said Belna.'),
         ("6 * 7", "error: the call is not JSON"),
         ("[" * 100_000, "error: "),
-        (json.dumps(LOST | {"arguments": '{"name": "\\ud800"}'}), "error: nothing that was said mentions ?"),
-        ('{"name": "shell", "arguments": {}}', "error: no tool is called 'shell': use calculator, look_up"),
+        ('{"name": "\\ud800", "arguments": {}}', "error: "),
+        ('{"name": "shell", "arguments": {}}', "error: no tool is called 'shell': use calculator"),
         ('{"name": "calculator", "arguments": {"expression": 42}}', "error: calculator takes one argument, expression"),
     ],
 )
 def test_a_wrong_call_gets_one_line(call, response):
-    found = respond(call, STORY)
+    found = respond(call)
     assert found.startswith(response)
     assert "\n" not in found
     found.encode()  # a tokenizer refuses half a character
-    assert respond(json.dumps(CALL), STORY, described(["look_up"])).startswith("error: no tool")  # it is not offered
+
+
+SYSTEM = {"role": "system", "content": ""}
+
+
+def encoded(tokenizer):
+    """The conversation as training has it."""
+    record = conversation_of({"messages": [SYSTEM, *SAID], "tools": list(SCHEMAS)})
+    return encode_conversations(tokenizer, [record])[0]
 
 
 @pytest.fixture(scope="module")
@@ -84,8 +80,7 @@ def run(tmp_path_factory):
     """A model that knows one conversation by heart: a call, an error, a right call and an answer."""
     texts = [json.dumps(SCHEMAS), json.dumps(SAID), "You can call these tools:"]
     tokenizer = train_tokenizer(TokenizerConfig(kind="bpe", vocab_size=420), texts * 9)
-    record = conversation_of({"messages": [{"role": "system", "content": ""}, *SAID], "tools": list(SCHEMAS)})
-    ((ids, flags),) = encode_conversations(tokenizer, [record])
+    ids, flags = encoded(tokenizer)
     fields = {"vocab_size": tokenizer.vocab_size, "max_position_embeddings": 512, "hidden_size": 64}
     config = tiny_config(**fields, eos_token_id=tokenizer.stop_ids)
     lm = scoring.learned(config, [(ids, (flags & TRAINED).astype(bool))], steps=150, lr=5e-3)
@@ -93,6 +88,11 @@ def run(tmp_path_factory):
     save(lm, folder)
     tokenizer.save(folder)
     return folder
+
+
+@pytest.fixture
+def opened(run):
+    return load(run), load_tokenizer(run)
 
 
 @pytest.fixture
@@ -106,11 +106,11 @@ def started(monkeypatch, capsys):
     return run
 
 
-def test_calls_are_executed_and_the_model_answers_what_they_gave(run, started, tmp_path):
+def test_calls_are_executed_and_the_model_answers_what_they_gave(run, started, opened, tmp_path):
     code, out, err = started(chat.main, run, "--temperature", 0, "--tools", line="How many?")
     assert (code, out.splitlines()[-1]) == (0, "It is 42.")
-    assert "(tool: error: nothing that was said mentions Nobody⏎42)" in err
-    lm, tokenizer = load(run), load_tokenizer(run)
+    assert f"(tool: {ERROR}⏎42)" in err
+    lm, tokenizer = opened
     lm.config = lm.config.model_copy(update={"eos_token_id": tokenizer.eos_id})
     save(lm, tmp_path / "texts")
     tokenizer.save(tmp_path / "texts")
@@ -123,32 +123,27 @@ GREEDY = {"temperature": 0.0, "max_new_tokens": 400, "rng": Random(0)}
 
 def prompts_of(tokenizer, *texts):
     """With the tools described, as the model of `run` has seen it."""
-    system = {"role": "system", "content": ""}
-    return [prompt_ids(tokenizer, [system, {"role": "user", "content": text}], SCHEMAS) for text in texts]
+    return [prompt_ids(tokenizer, [SYSTEM, {"role": "user", "content": text}], SCHEMAS) for text in texts]
 
 
-def test_answers_with_calls_are_the_ids_of_training_and_what_a_tool_wrote_is_not_the_models_own(run):
-    """The same conversation as `encode_conversations` renders it; its last line end belongs to no turn."""
-    lm, tokenizer = load(run), load_tokenizer(run)
-    (prompt,) = prompts_of(tokenizer, "How many?")
-    record = conversation_of({"messages": [{"role": "system", "content": ""}, *SAID], "tools": list(SCHEMAS)})
-    ((ids, flags),) = encode_conversations(tokenizer, [record])
-    twice = write_answers(lm, tokenizer, [prompt], **GREEDY, copies=2, tools=SCHEMAS, said=["How many?"])
-    assert twice[0] == twice[1]
-    (one, _) = twice
+def test_answers_with_calls_are_the_ids_of_training_and_what_a_tool_wrote_is_not_the_models_own(opened):
+    """The last line end belongs to no turn."""
+    (prompt,), (ids, flags) = prompts_of(opened[1], "How many?"), encoded(opened[1])
+    one, same = write_answers(*opened, [prompt], **GREEDY, copies=2, tools=True)
+    assert one == same
     assert [*prompt, *one.ids] == ids[:-1]
     assert one.own == [bool(flag & TRAINED) for flag in flags[len(prompt) : -1]]
-    assert (one.calls, one.errors, one.rounds, one.reply(tokenizer)) == (2, 1, 1, "It is 42.")
-    (alone,) = write_answers(lm, tokenizer, [prompt], **GREEDY)
+    assert (one.calls, one.errors, one.rounds, one.reply(opened[1])) == (2, 1, 1, "It is 42.")
+    (alone,) = write_answers(*opened, [prompt], **GREEDY)
     assert all(alone.own)
     assert alone.ids == one.ids[: one.own.index(False)]
 
 
-def test_what_is_drawn_after_a_tool_is_drawn_with_the_models_probabilities(run):
+def test_what_is_drawn_after_a_tool_is_drawn_with_the_models_probabilities(opened):
     """Each log-probability is what one pass over the whole sequence gives: rounding, through a cache, is below 1e-4."""
-    lm, tokenizer = load(run).eval(), load_tokenizer(run)
-    prompts, texts = prompts_of(tokenizer, "How many?", "How many? How many?"), ["How many?"] * 2
-    settings = {**GREEDY, "temperature": 1.0, "copies": 3, "tools": SCHEMAS, "said": texts}
+    lm, tokenizer = opened
+    prompts = prompts_of(tokenizer, "How many?", "How many? How many?")
+    settings = {**GREEDY, "temperature": 1.0, "copies": 3, "tools": True}
     written = write_answers(lm, tokenizer, prompts, **settings)
     assert any(answer.rounds for answer in written)
     for number, answer in enumerate(written):
@@ -161,69 +156,59 @@ def test_what_is_drawn_after_a_tool_is_drawn_with_the_models_probabilities(run):
         assert not torch.tensor(answer.log_probs)[~own].any()
 
 
-def test_an_answer_beside_longer_ones_is_what_it_is_alone(run):
+def test_an_answer_beside_longer_ones_is_what_it_is_alone(opened):
     """Nor does a neighbour that fills the context cut it: the short one goes on in the next round."""
-    lm, tokenizer = load(run), load_tokenizer(run)
+    lm, tokenizer = opened
     prompts = prompts_of(tokenizer, "How many?", "How many? " * 12)
     longest = lm.config.max_position_embeddings
     prompts.append(prompts[0] + [tokenizer.pad_id] * (longest - len(prompts[0]) - 3))  # room for three tokens
-    together = write_answers(lm, tokenizer, prompts, **GREEDY, tools=SCHEMAS, said=[""] * 3)
+    together = write_answers(lm, tokenizer, prompts, **GREEDY, tools=True)
     for prompt, answer in zip(prompts, together, strict=True):
-        (alone,) = write_answers(lm, tokenizer, [prompt], **GREEDY, tools=SCHEMAS, said=[""])
+        (alone,) = write_answers(lm, tokenizer, [prompt], **GREEDY, tools=True)
         assert alone.ids == answer.ids
     assert together[0].reply(tokenizer) == "It is 42."
     assert len(together[2].ids) <= 3
 
 
-def calling(monkeypatch, tokenizer, text):
-    """A model that writes this and nothing else, in every turn of every row."""
-    turn = [tokenizer.special_id("<tool_call>"), *tokenizer.encode(f"\n{text}\n"), tokenizer.special_id("</tool_call>")]
-    turn.append(tokenizer.special_id("<|im_end|>"))
+def test_a_model_that_calls_forever_is_stopped_and_no_answer_is_longer_than_it_may_be(opened, monkeypatch):
+    lm, tokenizer = opened
+    begin, *ends = (tokenizer.special_id(token) for token in ("<tool_call>", "</tool_call>", "<|im_end|>"))
+    turn = [begin, *tokenizer.encode("\n{\n"), *ends]  # the same in every turn
 
-    def generate(lm, ids, max_new_tokens, num_return_sequences, log_probs, **_):
-        rows = ids.repeat_interleave(num_return_sequences, dim=0)
-        new = torch.tensor(turn[:max_new_tokens]).expand(len(rows), -1)
+    def generate(lm, ids, max_new_tokens, log_probs, **_):
+        new = torch.tensor([turn[:max_new_tokens]])
         log_probs += torch.full(new.shape, -0.5).unbind(dim=1)
-        return torch.cat([rows, new], dim=1)
+        return torch.cat([ids, new], dim=1)
 
     monkeypatch.setattr(tools, "generate", generate)
-    return turn
-
-
-def test_a_model_that_calls_forever_is_stopped_and_no_answer_is_longer_than_it_may_be(run, monkeypatch):
-    lm, tokenizer = load(run), load_tokenizer(run)
-    turn = calling(monkeypatch, tokenizer, "{")
-    settings = {**GREEDY, "max_new_tokens": 10_000, "tools": SCHEMAS}
+    settings = {**GREEDY, "max_new_tokens": 10_000, "tools": True}
     lm.config = lm.config.model_copy(update={"max_position_embeddings": 10_000})
-    (answer,) = write_answers(lm, tokenizer, [[1, 2]], **settings, said=[""])
+    (answer,) = write_answers(lm, tokenizer, [[1, 2]], **settings)
     assert (answer.rounds, answer.calls, answer.errors, answer.waits) == (MOST_CALLS, MOST_CALLS, MOST_CALLS, True)
     assert sum(answer.own) == (MOST_CALLS + 1) * len(turn)
     assert tokenizer.decode(answer.ids).count("error: the call is not JSON") == MOST_CALLS
     assert answer.reply(tokenizer) == "…"  # its last call is no reply
     for room in range(1, 60, 7):
-        (answer,) = write_answers(lm, tokenizer, [[1, 2]], **settings | {"max_new_tokens": room}, said=[""])
+        (answer,) = write_answers(lm, tokenizer, [[1, 2]], **settings | {"max_new_tokens": room})
         assert len(answer.ids) == len(answer.own) == len(answer.log_probs) <= room
         assert answer.own[-1]  # no response without room for an answer to it
         assert answer.reply(tokenizer).endswith("…")
 
 
 def test_a_run_is_asked_with_tools_and_without(run, started, tmp_path):
-    """The model knows one chat, in which it calls. Both tools are described there, so it needs both."""
-    messages = [{"role": "system", "content": ""}, SAID[0], SAID[-1]]
-    files = [tmp_path / name for name in ("trained.jsonl", "held_out.jsonl")]
-    for file in files:
-        file.write_text(f"{json.dumps({'messages': messages})}\n" * 5, encoding="utf-8")
-    save(load(run), tmp_path / "run")
-    load_tokenizer(run).save(tmp_path / "run")
-    source = {"kind": "files", "path": str(files[0]), "validation_path": str(files[1])}
+    for name in ("trained", "held_out"):
+        chat = json.dumps({"messages": [SYSTEM, SAID[0], SAID[-1]]})
+        (tmp_path / f"{name}.jsonl").write_text(f"{chat}\n" * 5, encoding="utf-8")
+    shutil.copytree(run, tmp_path / "run")
+    source = {"kind": "files", "path": f"{tmp_path}/trained.jsonl", "validation_path": f"{tmp_path}/held_out.jsonl"}
     data, config = {"source": source, "records": "conversations"}, tmp_path / "run/config.yaml"
     config.write_text(json.dumps({"data": data}), encoding="utf-8")
-    long = ["--max-new-tokens", 300, "--tools", "calculator", "look_up", "--questions", 3]
+    long = ["--max-new-tokens", 300, "--questions", 3]
     code, out, err = started(command.main, tmp_path / "run", *long)
     assert (code, err) == (0, "")
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in out.splitlines()]
     assert rows[0] == ["3 questions", "right", "calling", "failed calls"]
-    assert rows[2] == ["calculator, look_up", "100.0%", "100.0%", "50.0%"]
+    assert rows[2] == ["calculator", "100.0%", "100.0%", "50.0%"]
     assert rows[3][0] == "no tools"
     assert rows[3][2:] == ["0.0%", "0.0%"]
     data["records"] = "text"
@@ -243,14 +228,13 @@ def test_every_sum_is_right_and_the_file_of_sums_is_one_that_training_reads(star
             assert reply["content"] == f"It is {eval(expression)}."
     assert sums.sums_chat(1, 5, 0.5) == sums.sums_chat(1, 5, 0.5) != sums.sums_chat(2, 5, 0.5)
     file = tmp_path / "new/sums.jsonl"
-    assert started(sums.main, file, "--chats", 20, "--calls", 1)[0] == 0
+    assert started(sums.main, file, "--chats", 20)[0] == 0
     records = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
     assert len({record["messages"][0]["content"] for record in records}) == 20
-    assert all(conversation_of(record).tools and len(record["messages"]) == 4 for record in records)
-    for name, problem in (("sums.txt", "end it in .jsonl"), ("new/sums.jsonl", "File exists")):
-        before = file.read_bytes()
-        code, _, err = started(sums.main, tmp_path / name)
-        assert (code, err.count("\n"), problem in err, file.read_bytes()) == (2, 1, True, before)
+    assert all(conversation_of(record).tools for record in records)
+    before = file.read_bytes()
+    code, _, err = started(sums.main, file)
+    assert (code, err.count("\n"), "File exists" in err, file.read_bytes()) == (2, 1, True, before)
 
 
 def test_the_last_question_of_a_conversation_is_what_the_user_said_last():

@@ -9,8 +9,8 @@ import pytest
 
 from configs.command import InputError
 from eval.attention import viewer
-from eval.attention.snapshots import Ablated, ProbeMap
-from eval.attention.viewer import Live, Looks, described, notebook, quantise, write_viewer
+from eval.attention.snapshots import ProbeMap
+from eval.attention.viewer import Looks, Notebook, described, quantise, write_page, write_viewer
 from tests.eval.viewer_helpers import causal, opened, snapshot
 
 HOSTILE = [
@@ -92,26 +92,22 @@ def test_what_is_undefined_breaks_nothing(browser, tmp_path):
             page.keyboard.press(key)
 
 
-def test_runs_with_other_texts_a_score_without_bounds_and_none_at_all(browser, tmp_path):
+def test_runs_with_other_texts_and_a_score_without_bounds(browser, tmp_path):
     maps = {"mine": ProbeMap(causal(1, 2, 5, 0), list("abcde"))}
     logits = {"max_logit": np.array([[-3.0, -2.0]], np.float32)}
-    odd = snapshot(2, [0], [0, 1], 2, 2, maps=maps, scores=logits, chance={"max_logit": None})
-    with opened(browser, write_viewer([("a", [snapshot(0)]), ("b", [odd])], tmp_path / "v.html")) as page:
-        page.select_option("#probe", "mine")
-        assert page.locator(".pane").nth(1).locator(".token").all_inner_texts() == list("abcde")
-        page.get_by_role("button", name="largest logit").nth(1).click()
-        assert page.locator(".pane").nth(1).locator(".chosen .here").inner_text() == "-3"
-    bare = [snapshot(0, layers=(1, 2), heads=(0, 3), scores={}, chance={})]
-    with opened(browser, write_viewer([("bare", bare)], tmp_path / "v.html", head=(2, 0))) as page:  # true numbers
-        assert page.locator(".map-title").first.inner_text() == "L2 H0 · reads key/value head 0"
+    odd = snapshot(2, [0], [0, 3], 4, 2, maps=maps, scores=logits, chance={"max_logit": None})
+    with opened(browser, write_viewer([("b", [odd])], tmp_path / "v.html", head=(0, 3))) as page:  # true numbers
+        assert page.locator(".map-title").first.inner_text() == "L0 H3 · reads key/value head 1"
+        assert page.locator(".token").all_inner_texts() == list("abcde")
+        page.get_by_role("button", name="largest logit").click()
+        assert page.locator(".chosen .here").inner_text() == "-2"
 
 
-@pytest.mark.parametrize("sandbox", ["", 'sandbox="allow-scripts"'])
-def test_it_works_inside_a_notebook_and_a_sandbox(browser, tmp_path, sandbox):
+def test_it_works_inside_a_notebook_and_a_sandbox(browser, tmp_path):
     file = write_viewer([('a "quoted" & run', [snapshot(0), snapshot(4)])], tmp_path / "v.html")
-    frame = notebook(file)._repr_html_().replace("<iframe ", f"<iframe {sandbox} ")
-    host = tmp_path / "host.html"
-    host.write_text(f"<!doctype html><meta charset=utf-8><div data-ready>{frame}</div>{frame}", encoding="utf-8")
+    frame, host = Notebook(file)._repr_html_(), tmp_path / "host.html"
+    frames = frame + frame.replace("<iframe ", '<iframe sandbox="allow-scripts" ')
+    host.write_text(f"<!doctype html><meta charset=utf-8><div data-ready>{frames}</div>", encoding="utf-8")
     with opened(browser, host, wait="iframe", allowed=("about:srcdoc",)) as page:
         for number in (0, 1):  # two in one notebook do not disturb one another
             inside = page.frame_locator("iframe").nth(number)
@@ -134,40 +130,33 @@ def test_no_script_asks_for_anything_stores_anything_or_writes_html():
 # while a run trains
 
 
-def live(*steps: int) -> Live:
+def looks(*steps: int) -> Looks:
     """The induction head is layer 1, head 2."""
-    live = Live()
+    run = Looks("tiny")
     for step in steps:
         scores = {"induction": np.full((2, 4), 0.01, np.float32)}
         scores["induction"][1, 2] = INDUCTION[step]
-        live.notice(snapshot(step, scores=scores))
-    return live
+        run.add(snapshot(step, scores=scores))
+    return run
 
 
 def test_what_is_seen_so_far_stands_there_in_words():
-    (run,) = described([live(0).run])["runs"]
-    assert "No head" in run["seen"]
-    looks = live(0, 40, 80).run
-    (run,) = described([looks])["runs"]
-    assert run["seen"].startswith("Around step 40 (40,000 tokens, 20 seconds), layer 1, head 2 learned to look at")
-    assert run["formed"] == {"layer": 1, "head": 2, "step": 40}
-    assert [moment["step"] for moment in run["moments"]] == [40, 80]
-    assert not any(maps.weights.size for shot in looks.snapshots for maps in shot.maps.values())  # not held
-    rows = [Ablated("strongest induction heads", [(1, 2), (1, 0)], 4.4), Ablated("random draw 1", [(0, 1)], 0.2)]
-    (run,) = described([Looks("a", [snapshot(0), snapshot(80, ablations=rows)])])["runs"]
-    assert "rises by 4.40 without the strongest induction heads (L1 H2, L1 H0)" in run["seen"]
+    run = looks(0, 40, 80)
+    (about,) = described([run])["runs"]
+    assert about["seen"].startswith("Around step 40 (40,000 tokens, 20 seconds), layer 1, head 2 learned to look at")
+    assert about["formed"] == {"layer": 1, "head": 2, "step": 40}
+    assert [moment["step"] for moment in about["moments"]] == [40, 80]
+    assert not any(maps.weights.size for shot in run.snapshots for maps in shot.maps.values())  # not held
 
 
 def test_a_page_renews_itself_keeps_what_was_chosen_and_stops_when_the_run_ends(browser, tmp_path):
     (tmp_path / "attention").mkdir()
-    said, file = [], tmp_path / "attention/viewer.html"
-    live(0, 40).show(tmp_path, TRAINING | {"patience": 180}, said.append)
-    assert file.as_uri() in said[0]
-    with opened(browser, file) as tab:
+    write_page(looks(0, 40), tmp_path, TRAINING | {"patience": 180})
+    with opened(browser, tmp_path / "attention/viewer.html") as tab:
         assert "step 40 of 80" in tab.locator(".progress .line").inner_text()
         tab.locator(".thumbnail").nth(1).click()
         tab.wait_for_url(re.compile(r"at=0\.1\."))
-        live(0, 40, 80).show(tmp_path, TRAINING | {"step": 80, "state": "finished"}, said.append)
+        write_page(looks(0, 40, 80), tmp_path, TRAINING | {"step": 80, "state": "finished"})
         tab.get_by_text("Finished · step 80 of 80").wait_for()  # nobody asked for it
         assert tab.locator(".map-title").first.inner_text().startswith("L0 H1")
         assert tab.locator(".when").first.inner_text().startswith("step 80")  # it went along
@@ -182,6 +171,6 @@ def test_a_page_that_no_longer_changes_says_so_and_how_to_go_on(browser, tmp_pat
         (now, {"patience": 180, "state": "stopped", "stopped": "Stopped: loss <nan>.", "loss": float("nan")}, True),
     ):
         monkeypatch.setattr(time, "time", lambda when=when: when)
-        live(0, 40).write(tmp_path, TRAINING | {"command": goes_on} | status)
+        write_page(looks(0, 40), tmp_path, TRAINING | {"command": goes_on} | status)
         with opened(browser, tmp_path / "attention/viewer.html") as tab:
             assert (goes_on in tab.locator(".progress .quiet").inner_text()) == shown

@@ -14,7 +14,6 @@ from configs.command import InputError
 from tests.notebooks.making import ROOT, environment, exercise, write_notebook
 
 IMPORTS = "from notebooks.start import check, play"
-CHECK = "check(answer, lambda a: a == 4, '01.1')"
 
 
 @pytest.fixture
@@ -63,26 +62,15 @@ def test_a_notebook_is_run_proven_and_written_with_what_it_shows(execute, tmp_pa
 @pytest.mark.parametrize(
     ("cells", "complaint"),
     [
-        (exercise("answer = 4", "answer = 4.0"), "cell 2: its check does not refuse the wrong answer: Right."),
-        (exercise("answer = 4", "answer = None"), "does not refuse the wrong answer: No answer yet"),
+        (exercise("answer = 4", "answer = 4.0"), "cell 2: its check does not refuse the wrong answer: it gave"),
         (exercise("answer = 4", "answer = four"), "does not refuse the wrong answer: NameError: name 'four'"),
-        (exercise("answer = 4", "answer = 5", "print('well')"), "does not refuse the wrong answer: well"),
-        (exercise("answer = 5", "answer = 3"), "cell 2: its check does not take the solution: Sentence: Not"),
-        (exercise("answer = four", "answer = 3"), "does not take the solution: NameError: name 'four'"),
-        (exercise("pass", "answer = 3"), "does not take the solution: Sentence: Not yet"),
-        (exercise("answer = 4", None), "exercise in cell 2 needs a solution in <details> below it, and a wrong"),
+        (exercise("answer = 4", "answer = 5", "print('well')"), "does not refuse the wrong answer: it gave no"),
+        (exercise("answer = 5", "answer = 3"), "cell 2: its check does not take the solution: InputError: Not yet"),
+        (exercise("answer = None", "answer = 3"), "the solution sets no answer"),
+        (exercise("answer = 4", None), "exercise in cell 2 needs a solution in <details> below it, and"),
         (exercise("answer = 4", "answer = 5")[:2], "exercise in cell 2 needs a solution"),
-        (exercise("answer = 4", "answer = 5")[:2] + exercise("answer = 4", "answer = 5"), "cell 2 needs a solution"),
         (exercise("answer = 4", "answer = 5")[::2], 'exercise in cell 2 needs a cell tagged "check"'),
-        (exercise("answer = 4", "answer = 5")[::2] + exercise("answer = 4", "answer = 5"), "needs a cell tagged"),
-        (
-            [*exercise("answer = side = 4", "answer = 5"), "print(side)"],
-            "cell 5 failed: NameError: name 'side' is not defined",
-        ),
-        (
-            [*exercise("answer = 4", "answer = 5", "check(answer, lambda a: a == later, '01.1')"), "later = 4"],
-            "exercise in cell 2: its check does not take the solution: Sentence: Not yet",
-        ),
+        ([*exercise("answer = side = 4", "answer = 5"), "print(side)"], "cell 5 failed: NameError: name 'side'"),
     ],
 )  # fmt: skip
 def test_an_exercise_that_proves_nothing_is_refused(execute, tmp_path, cells, complaint):
@@ -106,13 +94,6 @@ def test_a_large_page_is_left_out_and_its_text_stays(execute, tmp_path):
 
 
 @pytest.mark.slow
-def test_what_a_solution_changes_is_put_back(execute, tmp_path):
-    cells = exercise("answer, total = 4, 100", "answer = 5")
-    path = write_notebook(tmp_path / "n.ipynb", IMPORTS, "total = 1", *cells, "assert (total, answer) == (1, None)")
-    assert execute(path, write=False)[0] == 1
-
-
-@pytest.mark.slow
 def test_a_failing_cell_is_named_by_one_line_and_code_2_after_its_traceback(tmp_path):
     path = write_notebook(tmp_path / "02_bad.ipynb", new_markdown_cell("# Why?"), "x = 0", "def f():\n    1 / x\n\nf()")
     result = main(str(path), "--write")
@@ -123,27 +104,14 @@ def test_a_failing_cell_is_named_by_one_line_and_code_2_after_its_traceback(tmp_
 
 
 @pytest.mark.slow
-def test_an_error_in_what_play_draws_is_found_although_interact_hides_it(execute, tmp_path):
-    path = write_notebook(tmp_path / "n.ipynb", IMPORTS, "play(lambda width: print(1 / width), width=[0, 5])")
-    with pytest.raises(InputError, match="n.ipynb, cell 2 failed: ZeroDivisionError: division by zero"):
+@pytest.mark.parametrize(
+    ("cell", "problem"),
+    [  # interact hides an error in what it draws
+        ("play(lambda width: print(1 / width), width=[0, 5])", "ZeroDivisionError: division by zero"),
+        ("import os; os._exit(1)", ".*Kernel died"),
+    ],
+)
+def test_hidden_errors_and_dead_kernels_are_found(execute, tmp_path, cell, problem):
+    path = write_notebook(tmp_path / "n.ipynb", IMPORTS, cell)
+    with pytest.raises(InputError, match=f"n.ipynb, cell 2 failed: {problem}"):
         execute(path, write=False)
-
-
-@pytest.mark.slow
-def test_a_kernel_that_dies_is_reported(execute, tmp_path):
-    path = write_notebook(tmp_path / "n.ipynb", "import os; os._exit(1)")
-    with pytest.raises(InputError, match="n.ipynb, cell 1 failed: .*Kernel died"):
-        execute(path, write=False)
-
-
-@pytest.mark.parametrize("text", [None, "", "{}", "not JSON", '{"nbformat": 4, "nbformat_minor": 5, "cells": 3}'])
-def test_what_is_not_a_notebook_is_one_line(execute, tmp_path, monkeypatch, text):
-    from notebooks import execute as module
-
-    path = tmp_path / "n.ipynb"
-    if text is not None:
-        path.write_text(text, encoding="utf-8")
-    monkeypatch.setattr(sys, "argv", ["execute", str(path)])
-    with pytest.raises(InputError, match=r"n.ipynb") as raised:
-        module.main()
-    assert "\n" not in str(raised.value)

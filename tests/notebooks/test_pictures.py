@@ -35,15 +35,11 @@ def test_what_may_not_be_seen_is_empty(matrix):
     assert torch.equal(torch.from_numpy(mesh.get_array().mask).reshape(3, 3), ~TRIANGLE)
 
 
-def test_weights_have_the_colours_of_the_other_pictures():
-    _, mesh = drawn(torch.tensor([[1.0, 0.0], [0.3, 0.7]]))
-    assert mesh.get_cmap() == drawing.colour_map()
-    assert mesh.norm(0.3) == pytest.approx(0.3**drawing.GAMMA)
-
-
-def test_scores_are_white_at_zero_however_lopsided_they_are():
-    _, mesh = drawn(torch.tensor([[8.0, -1.0], [0.0, -math.inf]]))
-    assert mesh.norm(0.0) == 0.5
+def test_weights_have_the_colours_of_the_other_pictures_and_scores_are_white_at_zero():
+    _, weights = drawn(torch.tensor([[1.0, 0.0], [0.3, 0.7]]))
+    assert weights.get_cmap() == drawing.colour_map()
+    assert weights.norm(0.3) == pytest.approx(0.3**drawing.GAMMA)
+    assert drawn(torch.tensor([[8.0, -1.0], [0.0, -math.inf]]))[1].norm(0.0) == 0.5
 
 
 def test_the_numbers_stand_in_their_cells_first_row_on_top():

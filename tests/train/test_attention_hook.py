@@ -15,7 +15,6 @@ from data.prepare import prepare
 from eval.attention import capture, snapshots
 from eval.attention.metrics import SCORES, chance, score
 from eval.attention.probes import build_probes
-from eval.attention.viewer import Live
 from model import load
 from tests.train.helpers import at_step, bad_loss, kill_at, metrics, pretrain, trace, write_config
 from train.config import load_run_config
@@ -137,14 +136,3 @@ def test_a_run_that_stops_says_so_on_its_page_and_the_resumed_one_leaves_the_sam
     assert (folder / "my_notes.txt").exists()
     if isinstance(fault, str):
         assert about(run) == about(whole[0])
-
-
-def test_a_page_that_cannot_be_written_is_said_once_and_stops_nothing(tmp_path, monkeypatch, no_pictures):
-    def full(live, directory, now):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(Live, "write", full)
-    done = pretrain(with_heads(tmp_path))
-    assert done.stdout.count("viewer.html cannot be written (No space left on device); training continues") == 1
-    assert "hook is off" not in done.stdout
-    assert [each.step for each in snapshots.read_all(tmp_path / "runs/tiny")[0]] == LOOKS

@@ -138,9 +138,13 @@ def test_processes_that_cannot_share_a_step_are_refused_before_anything_is_writt
     assert not (tmp_path / "runs").exists()
 
 
-def test_dropout_differs_between_processes_and_resumes_exactly(tmp_path):
-    """Killed by SIGTERM and resumed with as many processes: every random state is its own process's."""
-    config = parallel_config(tmp_path, model={"hidden_dropout": 0.3})
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
+def test_dropout_differs_between_processes_and_resumes_exactly(tmp_path, parallel):
+    """Killed by SIGTERM and resumed with as many processes: every random state is its own process's. Evaluated in
+    between, after which FSDP2 leaves some parameters gathered."""
+    evaluated = {"every": 3, "hooks": ["validation"]}
+    train = {"trace": True, "checkpoint_every": 0, "parallel": parallel}
+    config = write_config(tmp_path, train=train, eval=evaluated, model={"hidden_dropout": 0.3})
     assert run_world(2, noting_rank, config, ["name=whole"]) == [0, 0]
     assert run_world(2, noting_rank, config, [], 5) == [143, 143]
     assert run_world(2, noting_rank, config, []) == [0, 0]

@@ -75,14 +75,6 @@ def test_this_many_bad_steps_are_skipped_and_one_more_stops(tmp_path, monkeypatc
     assert "skip them with train.skip_non_finite=2" in again.stdout
 
 
-@pytest.mark.slow
-def test_deciding_on_the_device_changes_no_bit_of_a_healthy_run(tmp_path, monkeypatch):
-    pretrain(write_config(tmp_path, name="host", train=TRACED))
-    monkeypatch.setattr(train.run.Run, "gates_on_device", property(lambda run: True))
-    pretrain(write_config(tmp_path, name="device", train=TRACED))
-    assert trace(tmp_path / "runs/device") == trace(tmp_path / "runs/host")
-
-
 def test_fp16_repeats_a_step_that_overflows_with_a_smaller_scale(tmp_path):
     """Twelve steps are taken although the first tries overflow: an overflow costs no step and no row."""
     pretrain(write_config(tmp_path, train=TRACED | {"precision": "fp16"}))

@@ -11,13 +11,12 @@ from configs.files import checkpoint_directory
 from data.batches import IGNORED
 from data.chat import prompt_ids, read_reply
 from eval import tools as answers
-from eval.tools import MOST_CALLS, described, respond, write_answers
+from eval.tools import MOST_CALLS, SCHEMAS, respond, write_answers
 from eval.tools.sums import sums_chat
 from tests.train.grpo_helpers import grpo_config, opened, rollouts
 from tests.train.helpers import check_exact_resume, metrics, pretrain, write_config
 from train import grpo
 
-CALCULATOR = described(["calculator"])
 LENGTH = 192  # of a row
 
 
@@ -51,7 +50,7 @@ def test_tools_are_described_and_called_and_what_they_return_is_no_label(run):
     lm, tokenizer = opened(run)
     (_, with_one), (_, without) = source_of(run), source_of(run, tools=[])
     question, prompt = with_one.question(0, 0)
-    assert prompt == without.question(0, 0)[1] == prompt_ids(tokenizer, question.messages, CALCULATOR)  # its own tools
+    assert prompt == without.question(0, 0)[1] == prompt_ids(tokenizer, question.messages, SCHEMAS)  # its own tools
     begin = tokenizer.special_id("<tool_response>")
     for source, called in ((with_one, True), (without, False)):
         batch = source.batch(0, lm)
@@ -62,8 +61,6 @@ def test_tools_are_described_and_called_and_what_they_return_is_no_label(run):
         assert (batch["weights"][batch["labels"] == IGNORED] == 0).all()
         assert batch["weights"].sum() == pytest.approx(float(batch["copies"].sum()))
         assert len(batch.figures) == (6 if called else 4)
-    look_up = source_of(run, tools=["look_up"])[1]
-    assert "look_up" in tokenizer.decode(look_up.question(0, 0)[1])
 
 
 @pytest.mark.slow  # TRL takes seconds to import
@@ -72,9 +69,7 @@ def test_sequence_and_mask_are_those_of_trls_tool_loop(run, monkeypatch):
     transformers = pytest.importorskip("transformers")
     trainer = pytest.importorskip("trl.trainer.grpo_trainer")
     tokenizer = opened(run)[1]
-    prompts = [
-        prompt_ids(tokenizer, [{"role": "user", "content": text}], CALCULATOR) for text in ("6 * 7?", "What is 1?")
-    ]
+    prompts = [prompt_ids(tokenizer, [{"role": "user", "content": text}], SCHEMAS) for text in ("6 * 7?", "What is 1?")]
     end, room = tokenizer.special_id("<|im_end|>"), 160
     arguments = ({"expression": text} for text in ("6 * 7", "1 / 0", "9 - 8"))
     calls = [json.dumps({"name": "calculator", "arguments": one}) for one in arguments]
@@ -100,11 +95,11 @@ def test_sequence_and_mask_are_those_of_trls_tool_loop(run, monkeypatch):
     lm = SimpleNamespace(
         config=SimpleNamespace(max_position_embeddings=10_000), parameters=lambda: iter([torch.zeros(1)])
     )
-    drawing = {"max_new_tokens": room, "temperature": 1.0, "rng": Random(0), "tools": CALCULATOR, "said": ["", ""]}
+    drawing = {"max_new_tokens": room, "temperature": 1.0, "rng": Random(0), "tools": True}
     ours = write_answers(lm, tokenizer, prompts, **drawing)
 
     def parsed(_, ids, **__):
-        found = [respond(call, "") for call in read_reply(tokenizer, ids, tools=True).calls]
+        found = [respond(call) for call in read_reply(tokenizer, ids, tools=True).calls]
         call = {"type": "function", "function": {"name": "calculator", "arguments": {"response": " ".join(found)}}}
         return {"role": "assistant", "content": "", **({"tool_calls": [call]} if found else {})}
 

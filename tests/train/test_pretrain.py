@@ -184,7 +184,7 @@ def test_tokens_are_rounded_up_to_whole_steps(tmp_path):
     config = write_config(tmp_path, train={"max_steps": None, "max_tokens": 256 * 3 + 1})
     assert load_run_config(config).max_steps == 4
     assert "finished at step 4" in pretrain(config).stdout
-    assert "train.max_tokens ends the run before step" in pretrain(config, "train.max_tokens=512", code=2).stderr
+    assert "train.max_tokens ends before step" in pretrain(config, "train.max_tokens=512", code=2).stderr
     assert load_run_config(write_config(tmp_path, train={"max_steps": None})).max_steps == 1000
 
 

@@ -41,7 +41,7 @@ REFUSED = [
     ("pretrain", "sinks", "eval.attention.every=4", "eval.attention.metrics=[sinks]"),
     ("pretrain", "lora trains beside", "lora={rank: 4}"),
     ("lora", "no layer of the blocks is named 'query'", "lora.target_modules=[query]"),
-    ("lora", "train.parallel is fsdp2", "train.parallel=fsdp2"),
+    ("lora", "fsdp2 spreads the frozen matrices", "train.parallel=fsdp2"),
     ("lora", "set model.rope_theta=", "model.rope_theta=500.0"),
     ("lora", "rope_scaling is ", "model.rope_scaling={rope_type: linear, factor: 2.0}"),
     ("sft", "train.sft needs conversations", "data.records=text"),

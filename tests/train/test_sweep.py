@@ -31,7 +31,11 @@ def command(*arguments, code: int = 0):
     [
         ([f"{KEY}=1,4"], 2, "2-seed5 1-seed5 4-seed5 2-seed6 1-seed6 4-seed6"),  # the baseline first, seed by seed
         ([f"{KEY}=mqa,2,gqa,4"], 1, "2-seed5 mqa-seed5 4-seed5"),  # a value is trained once, however it is written
-        ([f"{KEY}=1,2", "train.optimizer.lr=0.02,1e-3"], 1, "baseline-seed5 num_key_value_heads-1-seed5 lr-1e-3-seed5"),
+        (
+            [f"{KEY}=1,2", "train.optimizer.lr=0.02,1e-3"],
+            1,
+            "baseline-seed5 num_key_value_heads-1-seed5 lr-0.001-seed5",
+        ),
         ([f"{KEY}=1", "train.max_steps=2,3"], 1, "12-seed5 2-seed5 3-seed5"),
         ([], 2, "baseline-seed5 baseline-seed6"),
         ([f"{KEY}=1,"], 1, "2-seed5 1-seed5"),
@@ -80,7 +84,7 @@ def test_runs_of_another_sweep_are_refused_before_anything_is_trained(tmp_path):
 @pytest.mark.slow
 def test_a_sweep_trains_each_run_once_and_ends_in_the_comparison(tmp_path):
     config = write_config(tmp_path)
-    command(config, f"{KEY}=1,2", "--seeds", 2, "--skip-decode")
+    command(config, f"{KEY}=1,2", "--seeds", 2)
     names = ["tiny-2-seed0", "tiny-1-seed0", "tiny-2-seed1", "tiny-1-seed1"]
     runs = {name: tmp_path / "runs" / name for name in names}
     pretrain(config, f"{KEY}=1", "seed=1", "name=alone")  # in this process
@@ -91,7 +95,7 @@ def test_a_sweep_trains_each_run_once_and_ends_in_the_comparison(tmp_path):
 
     # once more, with another value: only that one is trained
     before = {name: (run / "report.md").stat().st_mtime_ns for name, run in runs.items()}
-    done = command(config, f"{KEY}=1,2,4", "--seeds", 1, "--skip-decode")
+    done = command(config, f"{KEY}=1,2,4", "--seeds", 1)
     assert "3 runs, 2 of them already trained" in done.stdout
     assert {name: (run / "report.md").stat().st_mtime_ns for name, run in runs.items()} == before
 
@@ -99,7 +103,7 @@ def test_a_sweep_trains_each_run_once_and_ends_in_the_comparison(tmp_path):
 @pytest.mark.slow
 def test_a_run_that_fails_is_reported_at_the_end_and_the_others_continue(tmp_path):
     config = write_config(tmp_path, train={"max_steps": 4, "checkpoint_every": 0}, eval={"every": 0})
-    done = command(config, "train.optimizer.adamw_lr=1e38,0.003", "--skip-decode", code=3)
+    done = command(config, "train.optimizer.adamw_lr=1e38,0.003", code=3)
     assert "tiny-1e38-seed0: FAILED, exit code 3" in done.stdout
     page = (tmp_path / "runs/tiny-sweep-adamw_lr/comparison.md").read_text(encoding="utf-8")
     assert "# Comparison: tiny-0.005, tiny-0.003" in page
@@ -137,7 +141,7 @@ def test_a_sweep_that_is_stopped_saves_and_resumes_exactly(send, number, tmp_pat
     runs.mkdir()
     (runs / "hold").touch()
     process = subprocess.Popen(
-        [sys.executable, "-m", "train.sweep", str(config), f"{KEY}=1,2", "--skip-decode", "--trust-hooks"],
+        [sys.executable, "-m", "train.sweep", str(config), f"{KEY}=1,2", "--trust-hooks"],
         cwd=REPOSITORY, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     until = time.monotonic() + 300
@@ -152,7 +156,7 @@ def test_a_sweep_that_is_stopped_saves_and_resumes_exactly(send, number, tmp_pat
     assert metrics(runs / "tiny-2-seed0")[-1]["step"] in (9, 10, 11), printed
     assert not (runs / "tiny-2-seed0" / LOCK).exists()  # no process of it is left
     assert not (runs / "tiny-1-seed0").exists()  # nothing was begun after the signal
-    done = command(config, f"{KEY}=1,2", "--skip-decode", "--trust-hooks")
+    done = command(config, f"{KEY}=1,2", "--trust-hooks")
     assert "2 runs, 0 of them already trained" in done.stdout
     pretrain(config, "name=uninterrupted", "--trust-hooks")
     assert metrics(runs / "tiny-2-seed0") == metrics(runs / "uninterrupted")

@@ -261,14 +261,21 @@ class Hooks:
 
 
 def _load(name: str) -> Hook:
-    path, _, attribute = BUILT_IN.get(name, name).partition(":")
-    if not attribute:
-        known = ", ".join(BUILT_IN)
-        raise InputError(f"eval.hooks: no hook is called {name!r}: use {known}, or module:function for one of your own")
-    try:
-        function = getattr(importlib.import_module(path), attribute)
-    except Exception as error:
-        raise InputError(f"eval.hooks: {name} cannot be imported: {type(error).__name__}: {error}") from None
+    function = import_named("eval.hooks", name, BUILT_IN)
     if inspect.isclass(function) and issubclass(function, Hook):
         return function()
-    return FunctionHook(function, attribute)
+    return FunctionHook(function, name.rpartition(":")[2])
+
+
+def import_named(key: str, name: str, built_in: Mapping[str, str]) -> Any:
+    """What a config key names: one of ours, name -> `module:attribute`, or one of your own, written like that.
+
+    Raises InputError.
+    """
+    module, _, attribute = built_in.get(name, name).partition(":")
+    if not attribute:
+        raise InputError(f"{key}: {name!r} is not known: use {', '.join(built_in)}, or your own as module:function")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except Exception as error:  # it is a user's code
+        raise InputError(f"{key}: {name} cannot be imported: {type(error).__name__}: {error}") from None

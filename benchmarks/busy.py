@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from statistics import median
 
-from configs.command import InputError, exit_on_bad_input, number, whole
+from configs.command import InputError, exit_on_bad_input, integer, number
 from configs.text import table
 from eval.run_files import read_metrics
 
@@ -29,7 +29,7 @@ LIMIT = 90  # seconds of a cell beyond --seconds
 def main() -> int:
     parser = argparse.ArgumentParser(description="Train beside busy programs.")
     parser.add_argument("config", nargs="?", default="configs/demo.yaml")
-    parser.add_argument("--busy", type=whole("--busy", 0), nargs="+", default=[0, 1, 2, 4])
+    parser.add_argument("--busy", type=integer("--busy", 0), nargs="+", default=[0, 1, 2, 4])
     parser.add_argument("--seconds", type=number("--seconds", 1), default=10.0, help="of each cell")
     given = parser.parse_args()
     rows = []

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.timing import alternate, command_line, in_transformers, measured_config
-from configs.command import exit_on_bad_input, numbers, whole
+from configs.command import exit_on_bad_input, integer, numbers
 from configs.text import table
 from model import LanguageModel, generate
 from model.config import ModelConfig
@@ -47,7 +47,7 @@ def main() -> int:
         listed = f" ({','.join(map(str, default))})" if default else ""
         read = numbers(option, 1)
         parser.add_argument(option, type=read, default=default, metavar="N,N", help=f"{meaning}{listed}")
-    parser.add_argument("--tokens", type=whole("--tokens", 1), default=256, help="new ones of an answer (256)")
+    parser.add_argument("--tokens", type=integer("--tokens", 1), default=256, help="new ones of an answer (256)")
     given = parser.parse_intermixed_args()
     run, device = measured_config(given)
     print(f"{run.model.in_words()}, greedy, float32")

@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
-from configs.command import InputError, exit_on_bad_input, whole
+from configs.command import InputError, exit_on_bad_input, integer
 from configs.text import table
 from eval.load_model import add_device_option
 
@@ -29,7 +29,7 @@ from eval.load_model import add_device_option
 def main() -> int:
     parser = argparse.ArgumentParser(description="Answers a second, of one client and of many.")
     parser.add_argument("run", type=Path, help="a run with a checkpoint")
-    count = whole("--clients, --tokens or --rounds", 1, 10_000)
+    count = integer("--clients, --tokens or --rounds", 1, 10_000)
     parser.add_argument("--clients", type=count, default=64, metavar="N", help="requests at once (64)")
     parser.add_argument("--tokens", type=count, default=64, metavar="N", help="tokens of each answer (64)")
     parser.add_argument("--rounds", type=count, default=3, metavar="N", help="turns (3)")

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from configs.command import whole
+from configs.command import integer
 from model import LanguageModel, save
 from train.budget import with_vocabulary
 from train.config import RunConfig, load_run_config
@@ -28,7 +28,7 @@ def command_line(description: str | None, rounds: int) -> argparse.ArgumentParse
     parser.add_argument("config", nargs="?", default="configs/base.yaml", help="a YAML file (configs/base.yaml)")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="for example train.device=cuda")
     parser.add_argument("--versus", choices=["transformers"], help="beside transformers' model with the same weights")
-    parser.add_argument("--rounds", type=whole("--rounds", 1), default=rounds, help=f"turns of each ({rounds})")
+    parser.add_argument("--rounds", type=integer("--rounds", 1), default=rounds, help=f"turns of each ({rounds})")
     return parser
 
 

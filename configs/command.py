@@ -136,11 +136,11 @@ def number(option: str, least: float, most: float = math.inf, kind: type = float
     return read
 
 
-def whole(option: str, least: int, most: float = math.inf) -> Callable[[str], int]:
+def integer(option: str, least: int, most: float = math.inf) -> Callable[[str], int]:
     """Reads a whole number of this range."""
     return number(option, least, most, int)
 
 
 def numbers(option: str, least: int) -> Callable[[str], list[int]]:
     """Reads whole numbers from `least` on, with commas between them."""
-    return lambda text: [whole(option, least)(part) for part in text.split(",")]
+    return lambda text: [integer(option, least)(part) for part in text.split(",")]

@@ -90,8 +90,8 @@ class ChatTemplate:
         if isinstance(value, str):
             return self._special.sub(lambda token: f"{PRIVATE}{self._number[token[0]]}\ufdd1", value)
         if isinstance(value, dict):
-            return {self._hidden(key): self._hidden(one) for key, one in value.items()}
-        return [self._hidden(one) for one in value] if isinstance(value, list | tuple) else value
+            return {self._hidden(key): self._hidden(part) for key, part in value.items()}
+        return [self._hidden(part) for part in value] if isinstance(value, list | tuple) else value
 
     def _shown(self, text: str) -> str:
         return re.sub(f"{PRIVATE}(\\d+)\ufdd1", lambda hidden: self.specials[int(hidden[1])], text)

@@ -15,7 +15,7 @@ from itertools import groupby
 
 import numpy as np
 
-from configs.command import exit_on_bad_input, whole
+from configs.command import exit_on_bad_input, integer
 from configs.loader import load_config, validate
 from configs.text import escape, plain, table
 from data.batches import JOINED, TrainBatches, make_rows
@@ -90,7 +90,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Show the rows that training will see, and what the corpus is like.")
     parser.add_argument("config", help="a YAML file, for example configs/demo.yaml")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="for example data.sequence_length=64")
-    parser.add_argument("--rows", type=whole("--rows", 0), default=3, metavar="N", help="how many rows (default 3)")
+    parser.add_argument("--rows", type=integer("--rows", 0), default=3, metavar="N", help="how many rows (default 3)")
     arguments = parser.parse_intermixed_args()
     loaded = load_config(arguments.config, arguments.overrides)
     config, train = validate(DataConfig, loaded, "data"), loaded.values.get("train")

@@ -316,8 +316,8 @@ def describe(prepared: PreparedData) -> str:
             text = f"{c['tokens']:,} tokens; trained on: {c['trained_tokens']:,}, {c['bytes'] / 1e6:.2f} MB of answers"
         number = f"{c['documents']:,} {what}{'s' * (c['documents'] != 1)}"
         lines.append(f"{split}: {number}, {text} ({c['bytes_per_token']:.2f} bytes per token)")
-    kept = "left out" if manifest["depends_on"]["drop_duplicates"] else "kept"
-    notes = {"duplicates": f"exact duplicates {kept}", "empty": "empty texts left out"}
+    duplicates = "left out" if manifest["depends_on"]["drop_duplicates"] else "kept"
+    notes = {"duplicates": f"exact duplicates {duplicates}", "empty": "empty texts left out"}
     notes["bad"] = "bad records left out (listed in manifest.json)"
     return "\n".join([*lines, *(f"{ledger[name]:,} {note}" for name, note in notes.items() if ledger[name])])
 

@@ -195,7 +195,7 @@ class Experts(Hook):
             why = "experts looks at a mixture of experts, and model.num_experts is null"
             raise InputError(f"eval.hooks: {why}: set it, or take experts off the list")
 
-    def look(self, event: EvalEvent) -> None:
+    def evaluate(self, event: EvalEvent) -> None:
         """Every process looks at the same text, since each may hold only a share of the model; the first one writes."""
         options = event.data_config.isolate_documents, event.data_config.restart_positions, TOKENS
         batches = list(validation_batches(event.held_out, event.tokenizer, event.rows_per_batch, *options))

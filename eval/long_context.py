@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from configs.command import InputError, exit_on_bad_input, numbers, whole
+from configs.command import InputError, exit_on_bad_input, integer, numbers
 from configs.text import markdown, table
 from data.chat import plain_texts
 from data.config import DataConfig
@@ -48,7 +48,7 @@ def main() -> int:
     parser.add_argument("runs", nargs="+", metavar="RUN", help="a run, and others to be read as they are")
     words = "tokens of a text, growing (128,256,512,1024)"
     parser.add_argument("--lengths", type=numbers("--lengths", 16), default=LENGTHS, metavar="N,N", help=words)
-    parser.add_argument("--texts", type=whole("--texts", 1), default=32, metavar="N", help="of each length (32)")
+    parser.add_argument("--texts", type=integer("--texts", 1), default=32, metavar="N", help="of each length (32)")
     add_device_option(parser)
     given = parser.parse_args()
     if sorted(set(given.lengths)) != given.lengths or len(given.lengths) < 2:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from configs.command import InputError, exit_on_bad_input, whole
+from configs.command import InputError, exit_on_bad_input, integer
 from configs.text import table
 from data.config import StoryworldSource
 from data.storyworld import recall
@@ -56,7 +56,7 @@ def held_out(source: StoryworldSource, tokenizer: Tokenizer, documents: int = 64
         questions += document.questions
         row_of += [row] * len(document.questions)
     padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=tokenizer.pad_id)
-    first, last = torch.tensor([words[row][asked.word] for row, asked in zip(row_of, questions, strict=True)]).T
+    first, last = torch.tensor([words[row][question.word] for row, question in zip(row_of, questions, strict=True)]).T
     return Exam(padded, words, questions, torch.tensor(row_of), first, last, source.recall.people)
 
 
@@ -121,7 +121,7 @@ def lookups(lm: LanguageModel, exam: Exam) -> tuple[Tensor, Tensor]:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Which head of a run looks up facts, and what is lost without it?")
     parser.add_argument("run", help="a run of configs/recall.yaml, or a checkpoint of it")
-    parser.add_argument("--documents", type=whole("--documents", 1), default=16, help="held-out documents (16)")
+    parser.add_argument("--documents", type=integer("--documents", 1), default=16, help="held-out documents (16)")
     add_device_option(parser)
     given = parser.parse_args()
     source = source_of(given.run)

@@ -16,7 +16,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from configs.command import InputError, exit_on_bad_input, whole
+from configs.command import InputError, exit_on_bad_input, integer
 from configs.text import table
 from data.chat import prompt_ids
 from data.config import DataConfig, StoryworldSource
@@ -120,8 +120,8 @@ def guesses(question: Question) -> list[str]:
     and most rarely."""
     text, candidates = "\n".join(message["content"] for message in question.messages), question.candidates
     named = {candidate: candidate.split(" the ")[-1] for candidate in candidates}  # a story also says "to the river"
-    looks = [{one: see(named[one]) for one in candidates} for see in (text.rfind, text.count)]
-    by_looking = [choose(candidates, key=seen.__getitem__) for seen in looks for choose in (max, min)]
+    orders = [{candidate: see(named[candidate]) for candidate in candidates} for see in (text.rfind, text.count)]
+    by_looking = [choose(candidates, key=seen.__getitem__) for seen in orders for choose in (max, min)]
     return [candidates[0], candidates[-1], *by_looking]
 
 
@@ -136,14 +136,14 @@ def figures(questions: Sequence[Question], replies: Sequence[str | None]) -> dic
     classes: dict[str, dict[str, float | int]] = {}
     for kind in KINDS:
         of_kind = [question for question, _ in answered if question.kind == kind]
-        if asked := len(of_kind):
+        if count := len(of_kind):
             right = [[guess == question.answer for guess in guesses(question)] for question in of_kind]
             always_the_same = max(Counter(question.answer for question in of_kind).values())
             classes[kind] = {
-                "exact_match": sum(is_right(*pair) for pair in answered if pair[0].kind == kind) / asked,
-                "chance": sum(1 / len(question.candidates) for question in of_kind) / asked,
-                "guess": max(always_the_same, *map(sum, zip(*right, strict=True))) / asked,
-                "asked": asked,
+                "exact_match": sum(is_right(*pair) for pair in answered if pair[0].kind == kind) / count,
+                "chance": sum(1 / len(question.candidates) for question in of_kind) / count,
+                "guess": max(always_the_same, *map(sum, zip(*right, strict=True))) / count,
+                "asked": count,
             }
     count = max(1, len(answered))
     values = {"exact_match": sum(is_right(*pair) for pair in answered) / count}
@@ -199,8 +199,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Ask a run about held-out stories: exact match, class by class.")
     add = parser.add_argument
     add("run", help="a run or a checkpoint directory, for example runs/sft_demo")
-    add("--documents", type=whole("--documents", 1), help="held-out conversations to ask about; default: all of them")
-    add("--show", type=whole("--show", 0), default=0, metavar="N", help="print the first N wrong replies as well")
+    add("--documents", type=integer("--documents", 1), help="held-out conversations to ask about; default: all of them")
+    add("--show", type=integer("--show", 0), default=0, metavar="N", help="print the first N wrong replies as well")
     add("--by-plot", action="store_true", help="count each plot of the stories apart as well, the worst first")
     add_device_option(parser)
     given = parser.parse_args()

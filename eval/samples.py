@@ -7,7 +7,7 @@ import sys
 
 import torch
 
-from configs.command import InputError, exit_on_bad_input, number, whole
+from configs.command import InputError, exit_on_bad_input, integer, number
 from data.chat import prompt_ids, read_reply
 from data.reading.records import Message
 from data.tokenizer import Tokenizer
@@ -59,12 +59,12 @@ def main() -> int:
     parser.add_argument("run", help="a run or a checkpoint directory, for example runs/demo")
     parser.add_argument("prompt", nargs="?", default="", help="text to continue; default: a document's beginning")
     parser.add_argument("--chat", action="store_true", help="the prompt is a question: print the answer")
-    parser.add_argument("--max-new-tokens", type=whole("--max-new-tokens", 0), default=200)
+    parser.add_argument("--max-new-tokens", type=integer("--max-new-tokens", 0), default=200)
     parser.add_argument(
         "--temperature", type=number("--temperature", 0), default=0.8, help="0 = always the likeliest token"
     )
     parser.add_argument("--top-p", type=number("--top-p", 1e-6, 1), default=0.95)
-    parser.add_argument("--seed", type=whole("--seed", 0), default=0)
+    parser.add_argument("--seed", type=integer("--seed", 0), default=0)
     add_device_option(parser)
     given = parser.parse_intermixed_args()
     lm, tokenizer = open_model(given.run, given.device)

@@ -24,7 +24,7 @@ import torch
 from pydantic import BaseModel, Field
 from torch import Tensor
 
-from configs.command import InputError, exit_on_bad_input, whole
+from configs.command import InputError, exit_on_bad_input, integer
 from configs.files import checked
 from configs.text import table as markdown_table
 from data.config import StoryworldSource
@@ -51,9 +51,13 @@ def main() -> int:
     task("--minimal-pairs", metavar="FILE", help="BLiMP's .jsonl, Zorro's .txt, a folder of these, or: storyworld")
     task("--multiple-choice", metavar="FILE", help=".jsonl with ctx, endings and label, as HellaSwag's")
     task("--text", metavar="FILE", help="perplexity of a text file, as one document")
-    add("--limit", type=whole("--limit", 1), metavar="N", help="pairs or questions of each file, or lines of the text")
-    add("--window", type=whole("--window", 1), metavar="N", help="of --text: tokens read together (the whole context)")
-    add("--stride", type=whole("--stride", 1), metavar="N", help="of --text: from window to window (half a window)")
+    add(
+        "--limit", type=integer("--limit", 1), metavar="N", help="pairs or questions of each file, or lines of the text"
+    )
+    add(
+        "--window", type=integer("--window", 1), metavar="N", help="of --text: tokens read together (the whole context)"
+    )
+    add("--stride", type=integer("--stride", 1), metavar="N", help="of --text: from window to window (half a window)")
     add("--delimiter", default=" ", help="of --multiple-choice: between context and ending (a space)")
     add_device_option(parser)
     add("--json", action="store_true", help="print one JSON object instead of a table")

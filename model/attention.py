@@ -133,10 +133,10 @@ class Attention(nn.Module):
         self.k_norm: nn.Module = nn.Identity()
         if config.qk_norm:
             # one norm over all heads of a token, as in OLMo 2, or one that every head shares, as in Qwen3
-            whole = config.qk_norm == "whole"
-            norm, eps = (HeadsNorm if whole else RMSNorm), config.rms_norm_eps
-            self.q_norm = norm(query_size if whole else self.head_dim, eps, QK_NORM_GAIN)
-            self.k_norm = norm(kv_size if whole else self.head_dim, eps, QK_NORM_GAIN)
+            over_all_heads = config.qk_norm == "whole"
+            norm, eps = (HeadsNorm if over_all_heads else RMSNorm), config.rms_norm_eps
+            self.q_norm = norm(query_size if over_all_heads else self.head_dim, eps, QK_NORM_GAIN)
+            self.k_norm = norm(kv_size if over_all_heads else self.head_dim, eps, QK_NORM_GAIN)
 
     def forward(
         self,

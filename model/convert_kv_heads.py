@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from configs.command import InputError, exit_on_bad_input, whole
+from configs.command import InputError, exit_on_bad_input, integer
 from configs.files import read_checkpoint
 from model.checkpoint import copy_tokenizer, load, new_directory, save
 from model.config import ModelConfig
@@ -88,7 +88,7 @@ def write_converted(source: Path, num_key_value_heads: int, out: Path) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Give a trained model fewer or more key/value heads.")
     parser.add_argument("source", type=Path, help="a run (its newest checkpoint) or a model directory")
-    heads = whole("--num-key-value-heads", 1)
+    heads = integer("--num-key-value-heads", 1)
     parser.add_argument("--num-key-value-heads", type=heads, required=True, metavar="N", help="heads afterwards")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the directory to write; must be new")
     given = parser.parse_args()

@@ -97,11 +97,11 @@ class KVCache:
         room = self.buffers[layer][0].shape[2] if layer in self.buffers else 0
         # new memory if this is full, or far larger than its window since a long prompt was read
         if end - self.first.get(layer, 0) > room or room > end - first + 2 * self.block_size:
-            kept = self._between(layer, first, start) if room else []
+            earlier = self._between(layer, first, start) if room else []
             room = (end - first) // self.block_size * self.block_size + self.block_size
             self.buffers[layer] = [x.new_empty((*x.shape[:2], room, x.shape[3]), pin_memory=pinned) for x in new]
             self.first[layer] = first
-            for target, source in zip(self._between(layer, first, start), kept, strict=bool(kept)):
+            for target, source in zip(self._between(layer, first, start), earlier, strict=bool(earlier)):
                 target.copy_(source)
         for target, source in zip(self._between(layer, start, end), new, strict=True):
             target.copy_(source)

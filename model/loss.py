@@ -77,13 +77,13 @@ def log_probs(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
     computes the logits of each chunk again.
     """
     targets = labels[:, 1:]
-    asked = targets != IGNORED  # most positions of a prompt with an answer are not
+    is_label = targets != IGNORED  # most positions of a prompt with an answer are not
     dtype, size = compute_dtype(hidden), CHUNK.get(hidden.device.type, CHUNK_ELSEWHERE)
-    chunks = zip(hidden[:, :-1][asked].split(size), targets[asked].split(size), strict=True)
+    chunks = zip(hidden[:, :-1][is_label].split(size), targets[is_label].split(size), strict=True)
     # the backward pass goes from the last chunk to the first: made in this order, it adds them up as the text stands
     again = partial(checkpoint, _chunk_log_probs, use_reentrant=False, preserve_rng_state=False)
     parts = [again(*chunk, weight, dtype) for chunk in reversed(list(chunks))]
-    of_labels = torch.zeros_like(targets, dtype=torch.float32).masked_scatter(asked, torch.cat(parts[::-1]))
+    of_labels = torch.zeros_like(targets, dtype=torch.float32).masked_scatter(is_label, torch.cat(parts[::-1]))
     return F.pad(of_labels, (1, 0))
 
 

@@ -119,8 +119,8 @@ def inverse_frequencies(head_dim: int, rope_theta: float, scaling: RopeScaling |
     if scaling.rope_type == "llama3":
         low, high = scaling.low_freq_factor or 0.0, scaling.high_freq_factor or 0.0
         turn = 2 * math.pi / inv_freq  # tokens until the pair has turned once
-        kept = (trained / turn - low) / (high - low)
-        between = (1 - kept) * inv_freq / factor + kept * inv_freq
+        share = (trained / turn - low) / (high - low)
+        between = (1 - share) * inv_freq / factor + share * inv_freq
         slow, fast = turn > trained / low, turn < trained / high
         return torch.where(slow, inv_freq / factor, torch.where(fast, inv_freq, between)), 1.0
     # the (fractional) indices of the pairs that make as many turns over the trained length
@@ -129,7 +129,7 @@ def inverse_frequencies(head_dim: int, rope_theta: float, scaling: RopeScaling |
         for turns in (scaling.beta_fast, scaling.beta_slow)
     )
     first, last = max(math.floor(first), 0), min(math.ceil(last), head_dim - 1)
-    kept = 1 - ((torch.arange(head_dim // 2, dtype=torch.float) - first) / (last - first or 0.001)).clamp(0, 1)
-    inv_freq = 1.0 / (factor * wavelengths) * (1 - kept) + 1.0 / wavelengths * kept
+    share = 1 - ((torch.arange(head_dim // 2, dtype=torch.float) - first) / (last - first or 0.001)).clamp(0, 1)
+    inv_freq = 1.0 / (factor * wavelengths) * (1 - share) + 1.0 / wavelengths * share
     default = 0.1 * math.log(factor) + 1.0
     return inv_freq, default if scaling.attention_factor is None else scaling.attention_factor

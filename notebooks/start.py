@@ -120,15 +120,15 @@ def trained(name: str, *command: str) -> Path:
 
 def train(command: list[str], run: Path) -> None:
     """Train a run in a process of its own; a line says how far it is. It does not outlive its cell."""
-    began, said = time.perf_counter(), None
+    began, output = time.perf_counter(), None
     process = subprocess.Popen(
         [sys.executable, "-m", *command], cwd=ROOT, env=os.environ | {"PYTHONUTF8": "1"},
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, encoding="utf-8", errors="replace",
     )  # fmt: skip
     try:
-        while said is None:
+        while output is None:
             try:
-                said, _ = process.communicate(timeout=PROGRESS_SECONDS)
+                output, _ = process.communicate(timeout=PROGRESS_SECONDS)
             except subprocess.TimeoutExpired:
                 lines = read_metrics(ROOT / run, lambda problem: None)
                 print(f"\r{run.name}: step {lines[-1]['step'] if lines else 0:,}", end=" … ", flush=True)
@@ -137,7 +137,7 @@ def train(command: list[str], run: Path) -> None:
             process.terminate()
             process.communicate()
     if process.returncode:
-        words = said.strip().splitlines() or ["it said nothing"]
+        words = output.strip().splitlines() or ["it output nothing"]
         reason = next((line for line in reversed(words) if "error: " in line), words[-1])
         raise InputError(f"training {run.as_posix()} stopped with code {process.returncode}: {reason}")
     print(f"\rdone in {time.perf_counter() - began:.0f} seconds")

@@ -11,7 +11,7 @@ import ipaddress
 import os
 from pathlib import Path
 
-from configs.command import InputError, exit_on_bad_input, number, whole
+from configs.command import InputError, exit_on_bad_input, integer, number
 from eval.load_model import add_device_option, add_quantise_option
 
 KEY = "HEADLIGHT_API_KEY"  # of the environment, so that the key need not stand in the list of processes
@@ -23,7 +23,7 @@ def main() -> int:
     add = parser.add_argument
     add("runs", type=Path, help="a folder of runs, one run, or a model directory")
     add("--host", default="127.0.0.1", help="address to listen on; default: 127.0.0.1, this machine")
-    add("--port", type=whole("--port", 1, 65535), default=8000, metavar="N", help="(8000)")
+    add("--port", type=integer("--port", 1, 65535), default=8000, metavar="N", help="(8000)")
     add("--api-key", default=os.environ.get(KEY), help=f"clients must send it; default: ${KEY}, if it is set")
     page = "a web page of this origin may use the API; may be given several times"
     add("--allow-origin", action="append", default=[], metavar="URL", help=page)
@@ -32,7 +32,7 @@ def main() -> int:
         ("--max-waiting", 0, 10**6, 256, "requests that may wait; more get status 429"),
         ("--max-new-tokens", 1, 2**24, 2048, "tokens of an answer"),
     ):
-        kind = whole(option, least, most)
+        kind = integer(option, least, most)
         add(option, type=kind, default=default, metavar="N", help=f"{meaning} ({default})")
     seconds = number("--seconds", 0.1)
     add("--seconds", type=seconds, default=120.0, metavar="N", help="of an answer; then 503 (120)")

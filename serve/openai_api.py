@@ -310,8 +310,10 @@ async def _respond(
         async for _ in pieces:
             if await request.is_disconnected():
                 raise ApiError(499, "the client went away")  # nobody reads it
-    whole = [Piece(one, Delta(one.reply.reasoning_content, one.reply.content), one.tokens) for one in answers]
-    return JSONResponse(head | {"choices": [choice(piece, True) for piece in whole], "usage": usage()})
+    complete = [
+        Piece(answer, Delta(answer.reply.reasoning_content, answer.reply.content), answer.tokens) for answer in answers
+    ]
+    return JSONResponse(head | {"choices": [choice(piece, True) for piece in complete], "usage": usage()})
 
 
 def event(body: dict[str, Any]) -> str:

@@ -22,7 +22,7 @@ from eval.attention import viewer
 from eval.attention.capture import AttentionMaps
 from eval.attention.controls import Head, scaled
 from eval.attention.probes import probe_from_text
-from eval.attention.snapshots import Snapshot, file_of, look, read
+from eval.attention.snapshots import Snapshot, file_of, read, take_snapshot
 from eval.chat.attention import capture_from, rows_around
 from eval.chat.session import first_line
 from eval.config import AttentionConfig
@@ -144,7 +144,7 @@ def router(library: Library, limits: Limits) -> APIRouter:
         def look_at(step: int, checkpoint: Path) -> Snapshot:
             lm, tokenizer, _ = open_checkpoint(checkpoint, library.device)
             probe = probe_from_text(tokenizer, text, lm.config.max_position_embeddings)
-            return look(lm, [probe], AttentionConfig(max_tokens=MOST_TOKENS), (step, 0, 0.0))
+            return take_snapshot(lm, [probe], AttentionConfig(max_tokens=MOST_TOKENS), (step, 0, 0.0))
 
         async with asyncio.timeout(limits.seconds), one_at_a_time:
             looks = [await asyncio.to_thread(look_at, *steps[place]) for place in few]

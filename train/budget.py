@@ -96,13 +96,13 @@ def step_memory(run: RunConfig, rows: int, device: Device) -> dict[str, int]:
     width, heads, number = model.hidden_size, model.num_attention_heads, device.dtype.itemsize
     key_heads = heads if model.attention == "mla" else model.kv_heads  # a latent is unfolded for every head
     queries_and_keys, values = (heads + key_heads) * model.head_size, (heads + key_heads) * model.value_size
-    kept = 2 * (4 + number) * width  # the float32 stream before each norm, and what the norm makes of it
-    kept += (4 + number) * queries_and_keys + number * values  # before and after RoPE; values and output
+    stored = 2 * (4 + number) * width  # the float32 stream before each norm, and what the norm makes of it
+    stored += (4 + number) * queries_and_keys + number * values  # before and after RoPE; values and output
     if model.attn_implementation == "eager":  # which keeps every weight
-        kept += (4 + number) * heads * run.data.sequence_length
+        stored += (4 + number) * heads * run.data.sequence_length
     experts = model.num_experts_per_tok * (model.moe_intermediate_size or 0)
     inner = [experts if has_experts else model.intermediate_size or 0 for has_experts in model.has_experts]
-    layers = [kept + (4 if model.gated_mlp else 2) * number * each for each in inner]
+    layers = [stored + (4 if model.gated_mlp else 2) * number * each for each in inner]
     a_token = sum(layers)
     if run.train.activation_checkpointing:  # the input of every layer, and one layer at a time
         a_token = 4 * width * len(layers) + max(layers)

@@ -89,12 +89,12 @@ def save_checkpoint(
     keep_last: int,
     keep_best: bool = True,
     world: World = ALONE,
-    kept: dict[str, Tensor] | None = None,
+    source_state: dict[str, Tensor] | None = None,
 ) -> Path:
     """Write a checkpoint of this step, point `latest` (and `best`) at it, delete those that are no longer kept.
 
-    kept: what this process's batch source needs to continue. Every process calls it. All return once the first one has
-    written. Raises InputError in all of them, with the earlier checkpoints as they were, if a write fails.
+    source_state: what this process's batch source needs to continue. Every process calls it. All return once the first
+    one has written. Raises InputError in all of them, with the earlier checkpoints as they were, if a write fails.
     """
     # Weights, and what optimizers hold, whole and on the CPU, for the first process to write. Frozen parameters are
     # among the weights, but not those beside adapters: they are in the base. No optimizer holds frozen ones.
@@ -117,7 +117,7 @@ def save_checkpoint(
     random = {"rng.cpu": torch.get_rng_state()}
     if torch.cuda.is_initialized():
         random["rng.cuda"] = torch.cuda.get_rng_state()
-    of_ranks = list(enumerate(world.gather((random, kept or {}))))
+    of_ranks = list(enumerate(world.gather((random, source_state or {}))))
     moments |= {f"{name}.{rank}": x for rank, (its_random, _) in of_ranks for name, x in its_random.items()}
     of_source = {f"{name}.{rank}": x.contiguous() for rank, (_, its_own) in of_ranks for name, x in its_own.items()}
 
@@ -288,7 +288,7 @@ def _restore_optimizers(
         raise InputError(f"{file}: {min(tensors)} is not part of this run")
 
 
-def load_kept(directory: Path, world: World = ALONE) -> dict[str, Tensor]:
+def load_source_state(directory: Path, world: World = ALONE) -> dict[str, Tensor]:
     """What this process's batch source kept; {} where another number of processes did, or none."""
     file = directory / TRAINING / SOURCE
     saved = load_file(file) if file.is_file() else {}

@@ -313,7 +313,7 @@ def load_run_config(path: str | Path, overrides: list[str] | None = None, *, tru
         raise InputError(f"{loaded.where(('name',))}: the run would be called {config.name[:120]!r}, which {problem}")
     if not trust_hooks:
         _refuse_foreign_code(loaded, config)
-    if config.init_from is not None and not (said := loaded.said_of_start("model")) >= ModelConfig.model_fields.keys():
+    if config.init_from is not None and not (named := loaded.said_of_start("model")) >= ModelConfig.model_fields.keys():
         # model: is as the model there needs it, but for the keys that were said about it; all of them are in the
         # config.yaml of a run. Once this run has begun, init_from may be gone, and is not needed.
         source, data = config.init_from, config.data
@@ -321,7 +321,7 @@ def load_run_config(path: str | Path, overrides: list[str] | None = None, *, tru
             source = str(config.directory)
             if data.tokenizer.path == config.init_from:
                 data = data.model_copy(update={"tokenizer": data.tokenizer.model_copy(update={"path": source})})
-        config = config.model_copy(update={"model": shape_of(source, config.model, said), "data": data})
+        config = config.model_copy(update={"model": shape_of(source, config.model, named), "data": data})
         try:
             config._check_across_sections()  # type: ignore[operator]  # learned positions may be fewer than a row's
         except ValueError as error:
@@ -408,8 +408,8 @@ FREE = {  # the weights of init_from mean the same with another value
 }  # fmt: skip
 
 
-def shape_of(source: str, model: ModelConfig, said: set[str]) -> ModelConfig:
-    """`model:` as the model in `source` needs it, but for the keys that were said about it.
+def shape_of(source: str, model: ModelConfig, named: set[str]) -> ModelConfig:
+    """`model:` as the model in `source` needs it, but for the keys that were named about it.
 
     A source that cannot be read changes nothing here: the run that needs it says so.
     """
@@ -417,8 +417,8 @@ def shape_of(source: str, model: ModelConfig, said: set[str]) -> ModelConfig:
         _, there = read_start(source)
     except InputError:
         return model
-    own = said | free_keys(there)
-    if "max_position_embeddings" in own - said:  # no tensor has its size
+    own = named | free_keys(there)
+    if "max_position_embeddings" in own - named:  # no tensor has its size
         own.discard("max_position_embeddings")
         there["max_position_embeddings"] = max(there["max_position_embeddings"], model.max_position_embeddings)
     if not there["loadable_elsewhere"]:

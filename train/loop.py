@@ -204,7 +204,7 @@ def append_trace(run: Run, batch: Batch, figures: StepFigures) -> None:
     batch, and the figures as hexadecimal floats. It waits for the device at every step, so it is not always on."""
     rows = zip(batch.row_ids, *(tensor.cpu().numpy() for tensor in batch.tensors.values()), strict=True)
     hashes = [sha256(str(number).encode() + b"".join(a.tobytes() for a in row)).hexdigest() for number, *row in rows]
-    everywhere = "".join(one for share in run.world.gather(hashes) for one in share)
+    everywhere = "".join(row_hash for share in run.world.gather(hashes) for row_hash in share)
     exact = {name: float(figures.scalars[name]).hex() for name in ("loss", "grad_norm")} | {"lr": figures.lr.hex()}
     record = {"step": figures.step + 1, "batch": sha256(everywhere.encode()).hexdigest(), **exact}
     run.tracker.append(run.config.directory / "trace.jsonl", record)
@@ -286,8 +286,8 @@ def save(run: Run, needed: bool) -> None:
     opened = (run.config.directory / "checkpoints", run.lm, run.optimizers, run.data.tokenizer, state)
     try:
         with run.tracker.doing("saving", run.meter, "save_s"):
-            kept = run.source.kept(state.step)
-            save_checkpoint(*opened, config.keep_last, config.keep_best, run.world, kept)
+            source_state = run.source.state_tensors(state.step)
+            save_checkpoint(*opened, config.keep_last, config.keep_best, run.world, source_state)
         state.saved_at = state.step
     except InputError as error:
         if needed:

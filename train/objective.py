@@ -6,7 +6,7 @@ before the first backward pass: it reads the batch alone.
 
 A source makes the batches: from text that was prepared, or with the model itself. Batch k is a function of (seed, k),
 or of (seed, k, weights). So most sources have nothing to save, and a resumed run draws the very batches that it would
-have drawn. A source whose batches depend on earlier weights gives what it needs to the checkpoint (`kept`).
+have drawn. A source whose batches depend on earlier weights gives what it needs to the checkpoint (`state_tensors`).
 """
 
 from __future__ import annotations
@@ -85,12 +85,12 @@ class BatchSource:
         """
         raise NotImplementedError
 
-    def kept(self, k: int) -> dict[str, Tensor]:
+    def state_tensors(self, k: int) -> dict[str, Tensor]:
         """What a checkpoint before batch k must hold, of this process. Nothing, where (seed, k, weights) decide."""
         return {}
 
-    def restore(self, kept: dict[str, Tensor]) -> None:
-        """Continue with what `kept` gave. {}: nothing was kept, or by another number of processes."""
+    def restore(self, tensors: dict[str, Tensor]) -> None:
+        """Continue with what `state_tensors` gave. {}: nothing, or by another number of processes."""
 
     def upcoming(self, first: int, stop: int, lm: LanguageModel) -> Generator[Batch]:
         """Batches first … stop - 1, each made when the loop asks for it."""
@@ -115,7 +115,7 @@ class TextBatches(BatchSource):
     def __init__(self, config: RunConfig, data: PreparedData, world: World = ALONE, device: torch.device = CPU):
         """Raises InputError if the processes cannot share a step's rows."""
         rows = self.rows(config, data)
-        wanted = asked = config.train.tokens_per_step // rows.length
+        wanted = rows_a_step = config.train.tokens_per_step // rows.length
         if wanted % world.size:
             enough = -(-wanted // world.size) * world.size * rows.length
             joined = " or data.rows_joined=1" if isinstance(rows, ConversationRows) else ""
@@ -129,9 +129,11 @@ class TextBatches(BatchSource):
         self.rows_per_batch, self.row_length = wanted, rows.length
         self._share, self._pin = (world.rank, world.size), device.type == "cuda"
         notes = [too_long(rows, config.data, "train"), self.notes]
-        if wanted < asked:
+        if wanted < rows_a_step:
             name = f"{rows.per_epoch:,} {self.name_of_rows}{'s' * (rows.per_epoch != 1)} of {rows.length:,} tokens"
-            notes += [f"the training text makes {name}, fewer than the {asked:,} of a step: a step takes {wanted:,}"]
+            notes += [
+                f"the training text makes {name}, fewer than the {rows_a_step:,} of a step: a step takes {wanted:,}"
+            ]
         self.notes = "\n".join(filter(None, notes))
 
     def rows(self, config: RunConfig, data: PreparedData) -> Any:

@@ -88,7 +88,7 @@ class Muon(torch.optim.Optimizer):
                     by_shape[tuple(sorted(parameter.shape[-2:]))].append(parameter)
             # all shapes at once take more memory, but on the cores of a CPU the processes wait for each other only once
             shapes = list(by_shape.values())
-            for several in [[one] for one in shapes] if memory is None else [shapes]:
+            for several in [[shape] for shape in shapes] if memory is None else [shapes]:
                 updates = [self._nesterov(parameters, group["momentum"], happens) for parameters in several]
                 dtype = self.dtype or (torch.bfloat16 if updates[0].is_cuda else torch.float32)
                 compute = partial(orthogonalize, dtype=dtype)

@@ -416,7 +416,7 @@ def stop_signals() -> Iterator[Callable[[], int]]:
             os._exit(128 + number)
         received = received or number
 
-    heard = [one for one in STOP_SIGNALS if one.name != "SIGHUP" or signal.getsignal(one) is not signal.SIG_IGN]
+    heard = [stop for stop in STOP_SIGNALS if stop.name != "SIGHUP" or signal.getsignal(stop) is not signal.SIG_IGN]
     before = {number: signal.signal(number, note) for number in heard}
     try:
         yield lambda: received

@@ -75,7 +75,7 @@ class AnswerBatches(BatchSource):
                 self.drawn = drawn_at, self.batch(drawn_at, lm)
             yield self.drawn[1]
 
-    def kept(self, k: int) -> dict[str, Tensor]:
+    def state_tensors(self, k: int) -> dict[str, Tensor]:
         if self.drawn is None or k % self.steps_per_batch == 0:
             return {}  # the next batch is a new one
         first, batch = self.drawn
@@ -83,11 +83,11 @@ class AnswerBatches(BatchSource):
         others |= {"step": first, "row_ids": batch.row_ids}
         return batch.tensors | {name: torch.tensor(value) for name, value in others.items()}
 
-    def restore(self, kept: dict[str, Tensor]) -> None:
-        if kept:
-            tensors = {name: kept[name] for name in COLUMNS}  # the file has them in another order
-            figures = {name[len(FIGURE) :]: float(kept[name]) for name in kept if name.startswith(FIGURE)}
-            self.drawn = int(kept["step"]), Batch(tensors, kept["row_ids"].tolist(), figures)
+    def restore(self, tensors: dict[str, Tensor]) -> None:
+        if tensors:
+            columns = {name: tensors[name] for name in COLUMNS}  # the file has them in another order
+            figures = {name[len(FIGURE) :]: float(tensors[name]) for name in tensors if name.startswith(FIGURE)}
+            self.drawn = int(tensors["step"]), Batch(columns, tensors["row_ids"].tolist(), figures)
 
     def question(self, k: int, number: int) -> tuple[Question, list[int]]:
         """Question `number` of step k, and its prompt's ids."""

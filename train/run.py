@@ -19,7 +19,7 @@ from data.prepare import PreparedData
 from eval.hooks import EvalEvent, Hooks
 from model import LanguageModel
 from train.budget import micro_batch_rows
-from train.checkpoint import CONTENTS, Start, TrainerState, check_contents, load_checkpoint, load_kept
+from train.checkpoint import CONTENTS, Start, TrainerState, check_contents, load_checkpoint, load_source_state
 from train.config import RunConfig
 from train.device import Device, decided_by
 from train.metrics import Meter, Tracker
@@ -121,7 +121,7 @@ def resume(
     state, rows = RunState(), micro_batch_rows(config, device, world.size)
     if start.checkpoint is not None:
         state = RunState(**vars(load_checkpoint(start.checkpoint, lm, optimizers, world)))
-        source.restore(load_kept(start.checkpoint, world))
+        source.restore(load_source_state(start.checkpoint, world))
         if start.checkpoint == start.newest:
             state.saved_at = state.step
         else:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from configs.command import InputError, exit_on_bad_input, whole
+from configs.command import InputError, exit_on_bad_input, integer
 from configs.loader import flatten, parse_yaml
 from train.checkpoint import find_start, own
 from train.config import TRUST_HELP, RunConfig, load_run_config, script_of
@@ -100,7 +100,7 @@ def main() -> int:
     parser.add_argument("config", help="the baseline, a YAML file, for example configs/demo.yaml")
     parser.add_argument("overrides", nargs="*", metavar="key=a,b,c", help="swept; key=value holds for all runs")
     seeds = "runs of every variant, from the config's seed on"
-    parser.add_argument("--seeds", type=whole("--seeds", 1), default=1, help=seeds)
+    parser.add_argument("--seeds", type=integer("--seeds", 1), default=1, help=seeds)
     parser.add_argument("--out", type=Path, help="folder of comparison.md; default: <output_dir>/<name>-sweep-<keys>")
     parser.add_argument("--trust-hooks", action="store_true", help=TRUST_HELP)
     given = parser.parse_intermixed_args()

@@ -137,9 +137,10 @@ def _fields(record: Any) -> dict:
     if not isinstance(record, dict):
         raise BadRecord(f"is of type {type(record).__name__}, not an object with messages (or set data.records: text)")
     fields = {name: value for name, value in record.items() if value is not None}
-    for name in KTO:
-        if str(fields.get(name)).lower() in ("true", "false", "0", "1"):
-            raise BadRecord(f"has `{name}`: {fields[name]!r}: keep the good answers, without it")
+    for name in (*KTO, *SWITCHES):  # of the whole record
+        value = fields.get(name)
+        if str(value).lower() in ("true", "false", "0", "1") and value != SWITCHES.get(name):
+            raise BadRecord(f"has `{name}`: {value!r} for the whole record: keep the good answers, without it")
     return fields
 
 

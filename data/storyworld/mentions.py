@@ -69,16 +69,16 @@ def align(antecedents: Iterable[Antecedent], offsets: Sequence[tuple[int, int]])
         return [(max(0, offsets[token][0] - start), offsets[token][1] - start) for token in tokens]
 
     pairs: dict[int, set[int]] = {}
-    for one in antecedents:
-        tokens, sources = holding(one.start, one.end), holding(one.earlier_start, one.earlier_end)
-        shift = one.start - one.earlier_start
-        same_cuts = cuts(tokens, one.start) == cuts(sources, one.earlier_start)
+    for mention in antecedents:
+        tokens, sources = holding(mention.start, mention.end), holding(mention.earlier_start, mention.earlier_end)
+        shift = mention.start - mention.earlier_start
+        same_cuts = cuts(tokens, mention.start) == cuts(sources, mention.earlier_start)
         for rank, token in enumerate(tokens):
             chosen = sources
-            if one.kind == "copies" and same_cuts:
+            if mention.kind == "copies" and same_cuts:
                 chosen = sources[rank : rank + 1]
-            elif one.kind == "copies":
-                start, end = max(one.start, offsets[token][0]), min(one.end, offsets[token][1])
+            elif mention.kind == "copies":
+                start, end = max(mention.start, offsets[token][0]), min(mention.end, offsets[token][1])
                 chosen = [source for source in sources if source in holding(start - shift, end - shift)]
             pairs.setdefault(token, set()).update(chosen)
     return sorted((token, sorted(chosen)) for token, chosen in pairs.items())

@@ -265,8 +265,8 @@ class Reader(Pen):
         return self.text.startswith(text, self.at) and not in_a_word
 
     def error(self, expected: str) -> ValueError:
-        found = self.text[self.at : self.at + 30] or "the end of the text"
-        return ValueError(f"character {self.at}: expected {expected}, found {found!r}")
+        rest = self.text[self.at : self.at + 30] or "the end of the text"
+        return ValueError(f"character {self.at}: expected {expected}, found {rest!r}")
 
 
 def heads_of(parts: Sequence[Part], cast: Mapping[str, Entity]) -> Iterable[str]:

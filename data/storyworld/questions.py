@@ -107,11 +107,11 @@ def ask_who_has(story: Story) -> Iterator[Question]:
         asks = {("has_end", ""): holders[-1]} if holders[-1] else {}
         if len(holders) > 1:
             asks["has_first", ""] = holders[0]
-        for one, other in pairwise(holders):
-            if one and other and holders.count(one) == 1:
-                asks["has_after", one] = other
-            if one and other and holders.count(other) == 1:
-                asks["has_before", other] = one
+        for earlier, later in pairwise(holders):
+            if earlier and later and holders.count(earlier) == 1:
+                asks["has_after", earlier] = later
+            if earlier and later and holders.count(later) == 1:
+                asks["has_before", later] = earlier
         for (key, other), who in asks.items():
             yield from asked(story, "who_has", key, who, thing=thing, other=other)
     yield from own_questions(story, "who_has", "has")
@@ -157,9 +157,9 @@ def ask_first(story: Story) -> Iterator[Question]:
     """What happened first, and who did something first (or second, or last)?"""
     yield from own_questions(story, "first", "did")
     deeds = [fact for fact in story.facts if "deed" in fact.values]
-    for one, other in combinations(deeds, 2):
-        if one.values["deed"] == other.values["deed"] and "asked" not in one.values:
-            yield about(story, "first", f"Who {one.values['deed']} first?", one.values["who"])
+    for deed, other in combinations(deeds, 2):
+        if deed.values["deed"] == other.values["deed"] and "asked" not in deed.values:
+            yield about(story, "first", f"Who {deed.values['deed']} first?", deed.values["who"])
     clauses = [f"{fact.values['who']} {fact.values['deed']}" for fact in deeds]
     for (first, earlier), (second, later) in combinations(zip(deeds, clauses, strict=True), 2):
         if first.at < second.at and clauses.count(earlier) == clauses.count(later) == 1:

@@ -13,13 +13,13 @@ import argparse
 import re
 from pathlib import Path
 
-from configs.command import InputError, exit_on_bad_input, whole
+from configs.command import InputError, exit_on_bad_input, integer
 from data.config import DataConfig
 from eval.attention.history import best_head
 from eval.attention.metrics import SCORES
 from eval.attention.pictures import mosaic, one_head, render
 from eval.attention.probes import build_probes, probe_from_text
-from eval.attention.snapshots import look, read_all
+from eval.attention.snapshots import read_all, take_snapshot
 from eval.attention.viewer import write_viewer
 from eval.config import AttentionConfig
 from eval.load_model import add_device_option, data_config, open_checkpoint
@@ -33,7 +33,7 @@ def main() -> int:
     parser.add_argument("run", type=Path, help="a run or a checkpoint directory, for example runs/demo")
     parser.add_argument("--text", help="what the heads look at; default: the texts of training")
     parser.add_argument("--out", type=Path, help="folder of the pictures; default: the run's, or this one")
-    count, words = whole("--max-tokens", 2, MOST_TOKENS), f"tokens of the text that are shown ({MOST_TOKENS})"
+    count, words = integer("--max-tokens", 2, MOST_TOKENS), f"tokens of the text that are shown ({MOST_TOKENS})"
     parser.add_argument("--max-tokens", type=count, default=MOST_TOKENS, help=words)
     parser.add_argument("--head", metavar="SCORE", help="draw the head with most of it large, too; or LAYER,HEAD")
     parser.add_argument("--svg", action="store_true", help="draw .svg, not .png")
@@ -77,7 +77,7 @@ def from_text(given: argparse.Namespace, out: Path) -> list[Path]:
         built_in = build_probes(tokenizer, data_config(given.run) or DataConfig(), longest)
         probes += [probe for probe in built_in if probe.name == SCORES[score].probe]
     config = AttentionConfig(max_tokens=given.max_tokens)
-    snapshot = look(lm, probes, config, (int(step[1]) if step else -1, 0, 0.0))
+    snapshot = take_snapshot(lm, probes, config, (int(step[1]) if step else -1, 0, 0.0))
     name, suffix, head = str(given.run), ".svg" if given.svg else ".png", None
     written = [mosaic(snapshot, out / f"text{suffix}", name)]
     if given.head:

@@ -122,8 +122,8 @@ def draw_scale(axes, image, ticks: Sequence[float], label: str = "", mark: float
 
 def draw_curve(axes, x: Any, y: Any, number: int = 0, label: str = "", **style: Any) -> None:
     """Draw a curve in the colour and with the marker of this number."""
-    look = {"color": group_colour(number), "marker": MARKERS[number % len(MARKERS)], "ms": 4, "lw": 1.6}
-    axes.plot(x, y, **look | style, label=label)
+    usual = {"color": group_colour(number), "marker": MARKERS[number % len(MARKERS)], "ms": 4, "lw": 1.6}
+    axes.plot(x, y, **usual | style, label=label)
 
 
 def frame_curves(axes, title: str, over: str = "tokens seen") -> None:
@@ -167,10 +167,10 @@ def short(value: float) -> str:
 
 def shorten(label: str, longest: int = 12) -> str:
     """A label of at most this many columns; a Chinese character takes two."""
-    label = whole = readable(label)
-    while columns(label) > longest - (label != whole):
+    label = full = readable(label)
+    while columns(label) > longest - (label != full):
         label = label[:-1]
-    return label + "…" * (label != whole)
+    return label + "…" * (label != full)
 
 
 def readable(text: str) -> str:

@@ -188,12 +188,14 @@ def formed(snapshots: Sequence[Snapshot]) -> str:
 def without_them(last: Snapshot) -> str:
     """What ablating the induction heads, and those that feed them, costs: a sentence; "" where there are none."""
     best, level = best_head(last, "induction"), last.chance.get("induction")
-    draws = [one.rise for one in last.ablations if one.what.startswith("random")]
-    circuit = [one for one in last.ablations if not one.what.startswith("random")]
+    draws = [ablation.rise for ablation in last.ablations if ablation.what.startswith("random")]
+    circuit = [ablation for ablation in last.ablations if not ablation.what.startswith("random")]
     if best is None or not circuit or last.scores["induction"][best] < 10 * (level or 0.01):
         return ""
-    names = [", ".join(f"L{layer} H{head}" for layer, head in one.heads) for one in circuit]
-    rises = [f"by {one.rise:.2f} without the {one.what} ({n})" for one, n in zip(circuit, names, strict=True)]
+    names = [", ".join(f"L{layer} H{head}" for layer, head in ablation.heads) for ablation in circuit]
+    rises = [
+        f"by {ablation.rise:.2f} without the {ablation.what} ({n})" for ablation, n in zip(circuit, names, strict=True)
+    ]
     others = f"; without as many random heads by {max(draws):.2f} at most" if draws else ""
     return f"The loss on the second copy of random words rises {' and '.join(rises)}, in nats a token{others}."
 

@@ -184,9 +184,11 @@ def score(maps: AttentionMaps, probe: Probe) -> dict[str, Tensor]:
     """Every score that this probe serves: name -> (layer, head), the mean over the probe's rows. maps: of the whole
     probe. Rows in which a score has nothing to measure are skipped; a head's score is NaN if all rows are."""
     return {
-        one.name: one.measure(maps.weights, probe).nanmean(dim=1) if one.measure else maps.max_logits.amax(dim=1)
-        for one in ALL_SCORES
-        if one.probe == probe.name
+        metric.name: metric.measure(maps.weights, probe).nanmean(dim=1)
+        if metric.measure
+        else maps.max_logits.amax(dim=1)
+        for metric in ALL_SCORES
+        if metric.probe == probe.name
     }
 
 

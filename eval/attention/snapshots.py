@@ -71,7 +71,7 @@ class Snapshot:
         return head // (self.num_attention_heads // self.num_key_value_heads)
 
 
-def look(
+def take_snapshot(
     lm: LanguageModel,
     probes: Sequence[Probe],
     config: AttentionConfig,
@@ -133,7 +133,7 @@ def ablate(lm: LanguageModel, probes: Sequence[Probe], snapshot: Snapshot) -> No
         return
     scores = {name: torch.from_numpy(values) for name, values in snapshot.scores.items()}
     snapshot.ablations.extend(ablate_strongest(lm, probe, scores["induction"], scores.get("previous_token")))
-    draws = [one.rise for one in snapshot.ablations if one.what.startswith("random")]
+    draws = [ablation.rise for ablation in snapshot.ablations if ablation.what.startswith("random")]
     snapshot.scalars["ablation_induction_heads"] = snapshot.ablations[0].rise
     snapshot.scalars["ablation_random_heads"] = sum(draws) / len(draws) if draws else math.nan
 

@@ -128,24 +128,24 @@ def about_probe(name: str) -> tuple[str, str]:
 
 def _run(r: int, run: Looks, names: Sequence[str], lines: Mapping[Key, int] | None) -> dict[str, Any]:
     texts, steps, looks = list[dict[str, Any]](), [], run.shown()
-    for look in looks:
+    for snapshot in looks:
         maps = {}
-        for probe, shown in look.maps.items():
-            where = f"{look.step}/{probe}" if lines is None else lines.get((r, look.step, probe))
+        for probe, shown in snapshot.maps.items():
+            where = f"{snapshot.step}/{probe}" if lines is None else lines.get((r, snapshot.step, probe))
             if where is not None:
                 labels = [escape(label) for label in shown.labels]
                 text = {"labels": labels, "documents": shown.documents, "left_out": shown.left_out}
                 if text not in texts:
                     texts.append(text)
                 maps[probe] = [texts.index(text), where]
-        scalars = {key: _number(value) for key, value in look.scalars.items()}
-        when = {"step": look.step, "tokens": look.tokens, "seconds": round(look.seconds, 1)}
+        scalars = {key: _number(value) for key, value in snapshot.scalars.items()}
+        when = {"step": snapshot.step, "tokens": snapshot.tokens, "seconds": round(snapshot.seconds, 1)}
         steps.append({**when, "scalars": scalars, "maps": maps})
     last, alike = looks[-1], like_the_last(looks)
     change = phase_change(alike)
 
-    def numbers(look: Snapshot, name: str) -> list[float | None] | None:
-        return [_number(value) for value in look.scores[name].ravel().tolist()] if name in look.scores else None
+    def numbers(snapshot: Snapshot, name: str) -> list[float | None] | None:
+        return [_number(value) for value in snapshot.scores[name].ravel().tolist()] if name in snapshot.scores else None
 
     return {
         "name": escape(run.name),
@@ -153,7 +153,7 @@ def _run(r: int, run: Looks, names: Sequence[str], lines: Mapping[Key, int] | No
         "texts": texts,
         "steps": steps,
         "chance": {name: _number(last.chance.get(name)) for name in names},
-        "scores": {name: [numbers(look, name) for look in looks] for name in names},
+        "scores": {name: [numbers(snapshot, name) for snapshot in looks] for name in names},
         "experts": run.experts,
         "formed": change and {"layer": change.layer, "head": change.head, "step": change.step},
         "moments": [{"step": step, "what": line} for step, line in changes(alike)],
@@ -253,8 +253,8 @@ def assemble(title: str, data: str) -> str:
 
 def with_parts(head: str, end: str) -> str:
     """page.html with something in its head and at its end. What is put in is not searched again, whatever it says."""
-    whole = (PAGE / "page.html").read_text(encoding="utf-8")
-    return re.sub("@@([A-Z]+)@@", lambda place: {"HEAD": head, "END": end}[place[1]], whole)
+    page = (PAGE / "page.html").read_text(encoding="utf-8")
+    return re.sub("@@([A-Z]+)@@", lambda place: {"HEAD": head, "END": end}[place[1]], page)
 
 
 class Notebook:

@@ -22,7 +22,7 @@ from contextlib import closing, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from configs.command import InputError, exit_on_bad_input, number, whole
+from configs.command import InputError, exit_on_bad_input, integer, number
 from configs.text import escape, plain
 from data.chat import CALL
 from data.reading.records import Role
@@ -48,9 +48,9 @@ def main() -> int:
     add = parser.add_argument
     add("run", help="a run or a checkpoint directory, for example runs/sft_demo")
     add("--temperature", type=number("--temperature", 0), help="0 = always the likeliest token; default: as the run's")
-    add("--max-new-tokens", type=whole("--max-new-tokens", 1), default=256, metavar="N", help="of an answer (256)")
+    add("--max-new-tokens", type=integer("--max-new-tokens", 1), default=256, metavar="N", help="of an answer (256)")
     add("--system", default="", metavar="TEXT", help="a message before all others")
-    add("--seed", type=whole("--seed", 0), default=0, help="the same seed and lines give the same answers (0)")
+    add("--seed", type=integer("--seed", 0), default=0, help="the same seed and lines give the same answers (0)")
     add("--tools", action="store_true", help="a calculator in the chat, when it calls it")
     adapter = "a run with adapters (LoRA) of this base; may be given several times, and /adapter switches"
     add("--adapter", action="append", default=[], metavar="NAME=RUN", help=adapter)

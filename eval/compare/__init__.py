@@ -106,7 +106,7 @@ def _read_run(path: Path) -> RunResult:
     if not val or not (path / "checkpoints").is_dir():
         missing = "evaluation in metrics.jsonl" if not val else "checkpoint"
         raise InputError(f"{path}: has no {missing}: train it until its first one, or leave it out")
-    model, tokenizer = read_checkpoint(path, lambda one: (read_config(one), load_tokenizer(one).sha256()))
+    model, tokenizer = read_checkpoint(path, lambda folder: (read_config(folder), load_tokenizer(folder).sha256()))
     result, last_step = read_result(path, warnings.append) or {}, max(line["step"] for line in (*train, *val))
     snapshots, damaged = read_all(path)
     warnings += damaged
@@ -258,10 +258,12 @@ def histories(variants: Sequence[Variant]) -> list[dict[str, Any]]:
         runs = []
         for run in variant.runs:
             looks = []
-            for look in like_the_last(run.snapshots):
-                place, gain = best_head(look, "induction"), look.scalars.get("copy_gain")
-                induction = float(look.scores["induction"][place]) if place else None
-                looks.append({"step": look.step, "tokens": look.tokens, "induction": induction, "copy_gain": gain})
+            for snapshot in like_the_last(run.snapshots):
+                place, gain = best_head(snapshot, "induction"), snapshot.scalars.get("copy_gain")
+                induction = float(snapshot.scores["induction"][place]) if place else None
+                looks.append(
+                    {"step": snapshot.step, "tokens": snapshot.tokens, "induction": induction, "copy_gain": gain}
+                )
             ends = {
                 "loss": run.lines["val"][-1]["loss"],
                 "bits_per_byte": run.figures[BITS],

@@ -54,7 +54,7 @@ def curves(variants: Sequence[Variant], histories: Mapping[str, Any]) -> Any:
             for run, of_run in zip(variant.runs, history["runs"], strict=True):
                 after_start = [line for line in run.lines["val"] if line["step"] > 0] or run.lines["val"]
                 records = {"bits_per_byte": after_start, "loss": run.lines["train"]}.get(key, of_run["looks"])
-                line = np.array([(one["tokens"], one[key]) for one in records if one.get(key) is not None])
+                line = np.array([(record["tokens"], record[key]) for record in records if record.get(key) is not None])
                 line = line.reshape(-1, 2)
                 # a training loss is averaged over neighbouring lines: that of a single batch is noisy
                 width = max(1, len(line) // SMOOTHED_OVER) if key == "loss" else 1

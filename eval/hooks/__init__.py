@@ -75,7 +75,7 @@ class EvalEvent:
     loss: float | None = None
     command: str = ""
     base: Path | None = None
-    kept: dict[str, Any] = field(default_factory=dict)
+    state: dict[str, Any] = field(default_factory=dict)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -117,12 +117,12 @@ class Outcome:
 
 
 class Hook:
-    """Something that looks at the model during training. Only `look` must be written."""
+    """Something that looks at the model during training. Only `evaluate` must be written."""
 
     def check(self, config: EvalConfig, model: ModelConfig) -> None:
         """What can be wrong, before any text is read. Raises InputError."""
 
-    def look(self, event: EvalEvent) -> float | None:
+    def evaluate(self, event: EvalEvent) -> float | None:
         """Look, log, say. A hook that returns a loss decides with it which checkpoint is the best one."""
         raise NotImplementedError
 
@@ -156,15 +156,15 @@ class FunctionHook(Hook):
 
     def __init__(self, function: Callable[[EvalEvent], Any], name: str):
         self.function, self.name = function, name
-        self.kept: dict[str, Any] = {}
+        self.state: dict[str, Any] = {}
 
-    def look(self, event: EvalEvent) -> None:
+    def evaluate(self, event: EvalEvent) -> None:
         if not event.world.shares_model:  # then the first process can do it alone
             if not event.writes:
                 return
             event = event.alone()
         with evaluating(event.lm):
-            result = self.function(replace(event, kept=self.kept))
+            result = self.function(replace(event, state=self.state))
         if not isinstance(result, Mapping):
             return
         figures = {str(name): torch.as_tensor(value, dtype=torch.float64).item() for name, value in result.items()}
@@ -224,7 +224,7 @@ class Hooks:
     def run(self, event: EvalEvent) -> float | None:
         """Run the hooks that are due. Returns the loss that one of them measured."""
         due = [name for name, cadence in self.cadences.items() if cadence.is_due(event.step, event.is_last)]
-        results = [self._attempt(name, "look", event, event) for name in due if name not in self.off]
+        results = [self._attempt(name, "evaluate", event, event) for name in due if name not in self.off]
         return next((result for result in reversed(results) if isinstance(result, float)), None)
 
     def on_rank0(self, method: str, event: EvalEvent, *more: Any) -> None:

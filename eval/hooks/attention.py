@@ -19,7 +19,7 @@ from eval.attention.history import changes, findings, formed, without_them
 from eval.attention.metrics import SCORES
 from eval.attention.pictures import PICTURES, quick_mosaic, render
 from eval.attention.probes import Probe, build_probes, read_probe_file
-from eval.attention.snapshots import ablate, look
+from eval.attention.snapshots import ablate, take_snapshot
 from eval.attention.viewer import VIEWER, Looks, write_page
 from eval.config import EvalConfig
 from eval.hooks import EvalEvent, Hook, Outcome, cadences_of, lines_of
@@ -45,12 +45,12 @@ class Attention(Hook):
         if settings.probe_file is not None:
             read_probe_file(settings.probe_file)
 
-    def look(self, event: EvalEvent) -> None:
+    def evaluate(self, event: EvalEvent) -> None:
         """Every process captures and scores, since each may hold only a share of the model; the first one writes."""
         before, is_first = time.perf_counter(), not self.probes
         self.probes = self.probes or _probes_of(event)
         settings, moment = event.config.attention, (event.step, event.tokens, event.seconds)
-        snapshot = look(event.lm, self.probes, settings, moment, event.any_process)
+        snapshot = take_snapshot(event.lm, self.probes, settings, moment, event.any_process)
         if event.is_last:
             ablate(event.lm, self.probes, snapshot)
         if event.writes:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # only a run that asks for facts loads it
 class Validation(Hook):
     """Loss on the held-out part, in nats a token. The processes of a run share its rows."""
 
-    def look(self, event: EvalEvent) -> float:
+    def evaluate(self, event: EvalEvent) -> float:
         while_training, at_the_end = event.config.max_tokens, event.config.final_max_tokens
         loss, tokens = held_out_loss(event, at_the_end if event.is_last else while_training)
         counts = event.data.manifest["validation"]
@@ -94,7 +94,7 @@ class Samples(Hook):
     """Continue `eval.prompts`, at every evaluation, so that you can read along while it learns; where it learns
     conversations, answer them. Each is appended to samples.jsonl; the first one is also shown on the terminal."""
 
-    def look(self, event: EvalEvent) -> None:
+    def evaluate(self, event: EvalEvent) -> None:
         settings, is_chat = event.config, event.data_config.records != "text"
         options = (settings.sample_tokens, settings.temperature, settings.top_p)
         many_documents = event.data.manifest["train"]["documents"] > 1
@@ -143,7 +143,7 @@ class Questions(Hook):
     """Exact match for each class of questions, before the first step as well: with names as in training, and with names
     of a new form."""
 
-    def look(self, event: EvalEvent) -> None:
+    def evaluate(self, event: EvalEvent) -> None:
         source, count = event.data_config.source, event.config.questions
         if not count or not isinstance(source, StoryworldSource) or event.data_config.records == "text":
             return
@@ -175,7 +175,7 @@ class Recalls(Hook):
 
     exam: Exam | None = None
 
-    def look(self, event: EvalEvent) -> None:
+    def evaluate(self, event: EvalEvent) -> None:
         """Every process asks the same questions, since each may hold only a share of the model; the first one says."""
         from eval.lookups import figures, held_out, right
 

@@ -10,7 +10,7 @@ from itertools import islice
 from random import Random
 from typing import Any
 
-from configs.command import InputError, exit_on_bad_input, whole
+from configs.command import InputError, exit_on_bad_input, integer
 from configs.text import table
 from data.chat import prompt_ids
 from data.reading.documents import documents
@@ -25,8 +25,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m eval.tools", description=__doc__)
     add = parser.add_argument
     add("run", help="a run that was trained on conversations of a file")
-    add("--questions", type=whole("--questions", 1), default=400, help="how many (400)")
-    length = whole("--max-new-tokens", 1)
+    add("--questions", type=integer("--questions", 1), default=400, help="how many (400)")
+    length = integer("--max-new-tokens", 1)
     add("--max-new-tokens", type=length, default=96, metavar="N", help="of an answer, responses of tools included (96)")
     add_device_option(parser)
     given = parser.parse_args()
@@ -42,7 +42,7 @@ def main() -> int:
     for heading, tools in (("calculator", SCHEMAS), ("no tools", ())):
         answers = list[Written]()
         for start in range(0, len(questions), ROWS):
-            prompts = [prompt_ids(tokenizer, one.messages, tools) for one in questions[start : start + ROWS]]
+            prompts = [prompt_ids(tokenizer, question.messages, tools) for question in questions[start : start + ROWS]]
             greedy: dict[str, Any] = {"max_new_tokens": given.max_new_tokens, "temperature": 0.0, "rng": Random(0)}
             answers += write_answers(lm, tokenizer, prompts, **greedy, tools=bool(tools))
         right = sum(map(is_right, questions, [answer.reply(tokenizer) for answer in answers]))

@@ -15,7 +15,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from configs.command import exit_on_bad_input, whole
+from configs.command import exit_on_bad_input, integer
 from eval.tools import SCHEMAS, calculate
 
 WORDINGS = ("What is {}?", "How much is {}?", "Compute {}.", "{} is how much?")
@@ -39,7 +39,7 @@ def sums_chat(seed: int, index: int, calls: float) -> dict[str, Any]:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m eval.tools.sums", description="Write chats about sums.")
     parser.add_argument("file", type=Path, help="the .jsonl file to write")
-    parser.add_argument("--chats", type=whole("--chats", 1), default=20_000, help="how many (20000)")
+    parser.add_argument("--chats", type=integer("--chats", 1), default=20_000, help="how many (20000)")
     given = parser.parse_args()
     given.file.parent.mkdir(parents=True, exist_ok=True)
     with given.file.open("x", encoding="utf-8") as out:  # never instead of a file that is there

@@ -142,6 +142,7 @@ def test_a_turn_s_own_switch_has_the_names_of_other_projects(switch, weight):
     ("record", "reason"),
     [
         ({"prompt": "Hi", "completion": "Go", "label": False}, "`label`"),
+        ({"messages": [USER, ASSISTANT], "train": False}, "`train`"),
         ({"messages": [USER, ASSISTANT | {"mask": 1}]}, "message 2: `mask`"),
         ({"messages": [USER, ASSISTANT | {"loss": 0.5}]}, "message 2: `loss` is 0.5"),
         ({"messages": [USER | {"train": True}, ASSISTANT]}, "message 1: `train`"),

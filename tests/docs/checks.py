@@ -237,9 +237,9 @@ def wrong_yaml(text: str) -> Iterator[str]:
             ProbeFile.model_validate(values)
             return
         with tempfile.TemporaryDirectory() as folder:
-            begins = "" if "extends" in values else f"extends: {ROOT}/configs/base.yaml\n"
+            text = text if "extends" in values else f"{text}\nextends: base.yaml\n"
             file = Path(folder) / "block.yaml"
-            file.write_text(begins + re.sub(r"extends: (?!/)", f"extends: {ROOT}/configs/", text), encoding="utf-8")
+            file.write_text(text.replace("extends: ", f"extends: {ROOT}/configs/"), encoding="utf-8")
             load_run_config(file)
     except (ValidationError, yaml.YAMLError, InputError) as error:
         yield re.sub(r"\S*/block\.yaml:", "line ", " ".join(str(error).split()))

@@ -55,7 +55,7 @@ MISTAKES = [
     ("`make demo`", "`make demos`", "make has no target demos: did you mean demo?"),
     ("```yaml\nextends: demo.yaml\nmodel: {hidden_size: 72}\n```", "```yaml\nmodel: {hidden: 64}\n```", "unknown key"),
     ("```yaml\n{kind: files, path: …}\n```", "```yaml\n{kind: file, path: …}\n```", "does not match"),
-    ("```yaml\ntexts: [{name: a, text: b}]\n```", "```yaml\ntexts: [{name: a}]\n```", "Field required"),
+    ("```yaml\ntexts: {fox: The fox}\n```", "```yaml\ntexts: {fox: 3}\n```", "a valid string"),
     ("```python\nfrom model import load\n```", "```python\nfrom model import loads\n```", "model.loads cannot be"),
     ("```python\nx = 1\n```", "```python\nx = = 1\n```", "not Python"),
     ("| a | b |\n|---|---|\n| `x\\|y` | |", "| a | b |\n|---|---|\n| `x|y` | |", "3 cells in a table of 2"),

@@ -16,7 +16,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import pytest
 import torch
@@ -27,7 +26,7 @@ from huggingface_hub import ModelCard
 
 from model import load
 from model.export import export
-from tests.model.export_models import model, save_with_tokenizer
+from tests.train.checkpoints import TOKENIZER, training
 
 pytestmark = pytest.mark.slow  # three processes, two of which import torch
 NAME, COMMIT = "somebody/demo", "1" * 40
@@ -133,7 +132,11 @@ def running_hub() -> Iterator[Hub]:
 
 def test_what_was_uploaded_opens_from_its_name(tmp_path):
     folder = tmp_path / "demo-hub"
-    export(save_with_tokenizer(model(), tmp_path / "model"), "hub-folder", folder)
+    (tmp_path / "demo").mkdir()
+    run = training(vocab_size=TOKENIZER.vocab_size, max_position_embeddings=64)
+    run.steps(1)
+    run.save(tmp_path / "demo/checkpoints")
+    export(tmp_path / "demo", "hub-folder", folder)
     with running_hub() as hub:
         environment = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"} | {
             "HF_ENDPOINT": hub.url,
@@ -147,7 +150,7 @@ def test_what_was_uploaded_opens_from_its_name(tmp_path):
             done = subprocess.run(command, env=environment, capture_output=True, encoding="utf-8", timeout=300)
             assert done.returncode == 0, done.stdout + done.stderr
 
-        succeed(str(Path(sys.executable).with_name("hf")), "upload", NAME, str(folder))
+        succeed(sys.executable, "-m", "huggingface_hub.cli.hf", "upload", NAME, str(folder))
         assert hub.files == {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*")}
         assert [*hub.objects.values()] == [hub.files["model.safetensors"]]
         succeed(sys.executable, "-c", OPEN, NAME, str(tmp_path / "there.pt"))

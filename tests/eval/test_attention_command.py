@@ -7,7 +7,7 @@ from data.config import DataConfig, TokenizerConfig
 from data.tokenizer import train_tokenizer
 from eval.attention.__main__ import main
 from eval.attention.probes import build_probes
-from eval.attention.snapshots import look
+from eval.attention.snapshots import take_snapshot
 from eval.config import AttentionConfig
 from model import load, save
 from tests.conftest import random_model, tiny_config
@@ -36,7 +36,7 @@ def test_the_command_line_draws_a_checkpoint(directory, tmp_path):
 
 def test_a_head_is_named_by_a_score_or_its_numbers(directory, tokenizer, tmp_path):
     probes = build_probes(tokenizer, DataConfig(), 512, {"text": "the cat"})
-    scores = look(load(directory), probes, AttentionConfig(), (0, 0, 0.0)).scores
+    scores = take_snapshot(load(directory), probes, AttentionConfig(), (0, 0, 0.0)).scores
     named = {name: np.unravel_index(scores[name].argmax(), (2, 4)) for name in ("induction", "previous_token")}
     for name, (layer, head) in (named | {"1,3": (1, 3)}).items():
         done = run_main(main, directory, "--text", "the cat", "--head", name, "--out", tmp_path / name)

@@ -145,13 +145,8 @@ def logits(lm, input_ids, attention_mask=None, document_ids=None, position_ids=N
         heads = (latent_heads if config.attention == "mla" else plain_heads)(a, own, config, positions)
 
         def visible(b, i, j, window=config.windows[n]):
-            return may_see(
-                i,
-                j,
-                window=window,
-                documents=None if document_ids is None else document_ids[b],
-                real=None if attention_mask is None else attention_mask[b],
-            )
+            documents, real = (None if x is None else x[b] for x in (document_ids, attention_mask))
+            return may_see(i, j, window=window, documents=documents, real=real)
 
         out = attention(*heads, visible)
         x = x + out.transpose(1, 2).reshape(B, T, -1) @ w["self_attn.o_proj.weight"].T

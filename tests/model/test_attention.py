@@ -69,7 +69,10 @@ def errors(name, inputs, spec, expected):
     q, k = inputs[0].float(), repeat_kv(inputs[1].float(), inputs[0].shape[1] // inputs[1].shape[1])
     scores = q @ k.transpose(2, 3) / q.shape[-1] ** 0.5
     unit = max(1.0, *[x.abs().max().item() for x in (scores, *inputs, *expected)])
-    return [(a.double() - b).abs().max().item() / unit for a, b in zip(found, expected, strict=False)]
+    error = [(a.double() - b).abs().max().item() / unit for a, b in zip(found, expected, strict=False)]
+    # eager is the yardstick of the others: a mask that is wrong in all of them must not pass
+    assert name != "eager" or inputs[0].dtype != torch.float32 or max(error) <= 1e-5
+    return error
 
 
 def weighting(out):
@@ -127,11 +130,6 @@ def test_a_row_that_sees_nothing_is_zero_and_so_are_its_gradients(name, dtype):
         for grad in torch.autograd.grad(out.sum(), inputs):
             assert torch.isfinite(grad).all()
             assert (grad[1] == 0).all()
-
-
-def test_repeat_kv_gives_neighbouring_query_heads_the_same_head():
-    k = torch.arange(3.0)[None, :, None, None]
-    assert repeat_kv(k, 2).flatten().tolist() == [0, 0, 1, 1, 2, 2]
 
 
 @pytest.mark.parametrize("backend", CPU_BACKENDS)

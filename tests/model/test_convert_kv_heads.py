@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM
 from data import load_tokenizer
 from model import LanguageModel, load, save
 from model.convert_kv_heads import convert_kv_heads
-from tests.conftest import random_model, tiny_config
+from tests.conftest import GPT2, random_model, tiny_config
 from tests.model.export_models import model, save_with_tokenizer
 from tests.processes import run_module
 
@@ -81,6 +81,8 @@ def test_the_model_given_and_the_random_state_stay_as_they_are(tied):
 def test_counts_that_do_not_fit_are_refused_and_the_ones_that_do_are_named(present, wanted, allowed):
     with pytest.raises(ValueError, match=rf"\({wanted}\) does not fit .*: use {allowed}"):
         convert_kv_heads(twelve_heads(present), wanted)
+    with pytest.raises(ValueError, match="use 4"):  # each of its heads has its own
+        convert_kv_heads(random_model(tiny_config(**GPT2)), 2)
 
 
 def test_the_command_writes_a_model_directory_that_can_be_trained_on(tmp_path):

@@ -1,4 +1,4 @@
-"""Masks: lengths say the same as the boolean mask, which test_attention.py compares with the formula."""
+"""Masks: each form that a backend wants says the same as the predicates asked one pair at a time."""
 
 import pytest
 import torch
@@ -12,6 +12,25 @@ from model.backends.kernels import flash, sequences
 from model.masks import MaskSpec, boolean_mask
 from tests import varlen_kernel
 from tests.conftest import LATENT, random_model, tiny_config
+from tests.model import reference
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(st.data())
+def test_predicates_combine_to_the_boolean_mask(data):
+    length, window = data.draw(st.integers(1, 9)), data.draw(st.none() | st.integers(1, 10))
+    documents, real = (
+        data.draw(st.none() | st.lists(st.lists(kind, min_size=length, max_size=length), min_size=2, max_size=2))
+        for kind in (st.integers(0, 3), st.booleans())
+    )
+    places, tensors = torch.arange(length), [None if x is None else torch.tensor(x) for x in (real, documents)]
+    mask = boolean_mask(MaskSpec(places, places, 2, *tensors, window)).expand(2, 1, length, length)
+
+    def may_see(b, i, j):
+        of_row = {"documents": documents and documents[b], "real": real and real[b]}
+        return reference.may_see(i, j, window=window, **of_row)
+
+    assert mask[:, 0].tolist() == [[[may_see(b, i, j) for j in range(length)] for i in range(length)] for b in (0, 1)]
 
 
 def test_a_static_cache_may_be_longer_than_the_attention_mask():

@@ -56,11 +56,10 @@ def test_a_model_in_bfloat16_stays_one_and_keeps_its_angles(tmp_path):
 
 def turned(tensors):
     """Another name for one tensor, and another one the other way round; twice it is as before."""
-    pairs = {"self_attn.q_proj": "attn.query", "attn.query": "self_attn.q_proj"}
     found = {}
     for name, tensor in tensors.items():
-        old = next((old for old in pairs if old in name), "")
-        found[name.replace(old, pairs.get(old, ""), 1)] = tensor.T if "down_proj" in name else tensor
+        old, new = ("self_attn.q_proj", "attn.query")[:: 1 if "q_proj" in name else -1]
+        found[name.replace(old, new)] = tensor.T if "down_proj" in name else tensor
     return found
 
 

@@ -70,8 +70,8 @@ def test_greedy_ids_are_those_of_the_dynamic_cache(family, chunk):
 
 
 def test_a_shared_beginning_is_read_once_and_nothing_changes():
-    lm = model()
-    first, *others = ([*prompts([24])[0], *end] for end in prompts([5, 9, 1]))
+    lm, (beginning, *ends) = model(), prompts([24, 5, 9, 1])
+    first, *others = ([*beginning, *end] for end in ends)
     cache = PagedCache(lm.config, 40, next(lm.parameters()), block_size=8)
     table = cache.begin(first, 40)
     assert table.length == 0

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
 from model import generate, load, save
-from model.convert_kv_heads import convert_kv_heads
 from model.rope import RotaryEmbedding, apply_rotary
 from tests.conftest import GPT2, LATENT, random_model, tiny_config
 from tests.model import reference
@@ -76,13 +75,6 @@ def test_packed_documents_count_from_their_own_beginning():
         packed = lm(ids, document_ids=documents, position_ids=places)
         alone = [lm(part) for part in ids.split(lengths, dim=1)]
     torch.testing.assert_close(packed, torch.cat(alone, dim=1), rtol=1e-4, atol=1e-4)
-
-
-def test_no_fewer_key_value_heads_are_made_of_it():
-    lm = gpt2()
-    assert convert_kv_heads(lm, 4).config == lm.config
-    with pytest.raises(ValueError, match="use 4"):
-        convert_kv_heads(lm, 2)
 
 
 # ---------------------------------------------------------------------------------------------------------

@@ -19,8 +19,8 @@ SEEN: list[tuple] = []
 def noticing(event):
     """A hook as a user writes one."""
     SEEN.append((event.step, event.is_last, event.tokens))
-    event.kept["calls"] = event.kept.get("calls", 0) + 1
-    event.log("mine", {"calls": event.kept["calls"], "layers": event.lm.config.num_hidden_layers})
+    event.state["calls"] = event.state.get("calls", 0) + 1
+    event.log("mine", {"calls": event.state["calls"], "layers": event.lm.config.num_hidden_layers})
 
 
 def failing(event):
@@ -30,7 +30,7 @@ def failing(event):
 class Unreported(Hook):
     """Looks at nothing and cannot say anything at the end."""
 
-    def look(self, event):
+    def evaluate(self, event):
         return None
 
     def outcome(self, directory, metrics):

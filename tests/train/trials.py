@@ -63,7 +63,7 @@ SETTINGS = {
 class Dice(Hook):
     """A validation loss that depends on nothing but the step."""
 
-    def look(self, event: EvalEvent) -> float:
+    def evaluate(self, event: EvalEvent) -> float:
         return 1 + random.Random(event.step).random()
 
 

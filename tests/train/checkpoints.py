@@ -66,18 +66,7 @@ def edit_state(checkpoint: Path, change: Callable[[dict[str, Any]], object]) -> 
     (checkpoint / "training/manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")
 
 
-def adamw(lm, fused: bool) -> list[torch.optim.Optimizer]:
-    return [torch.optim.AdamW(lm.parameters(), lr=1e-2, fused=fused)]
-
-
-OPTIMIZERS = {
-    "adamw": lambda lm: adamw(lm, fused=False),
-    "fused adamw": lambda lm: adamw(lm, fused=True),
-    "muon": lambda lm: build_optimizers(lm, OptimizerConfig()),
-}
-
-
-def training(optimizer: str = "muon", seed: int = 0, **changes) -> Training:
+def training(seed: int = 0, **changes) -> Training:
     torch.manual_seed(seed)
     lm = LanguageModel(tiny_config(hidden_dropout=0.1, **changes))
-    return Training(lm, OPTIMIZERS[optimizer](lm), TrainerState())
+    return Training(lm, build_optimizers(lm, OptimizerConfig()), TrainerState())

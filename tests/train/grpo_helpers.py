@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -89,6 +88,3 @@ def raising(question, reply: str) -> float:
 
 def infinite(question, reply: str) -> float:
     return float("inf")
-
-
-assert __name__ in sys.modules  # a config names these functions by it

@@ -3,7 +3,6 @@
 import itertools
 import json
 import os
-import random
 import shutil
 import signal
 import sys
@@ -136,12 +135,10 @@ def test_a_disk_that_is_full_in_the_middle_of_a_save_leaves_everything_as_it_was
     run = training(seed=3)
     run.steps(3)
     before = {path: path.stat().st_mtime_ns for path in checkpoints.rglob("*") if path.is_file()}
-    with little_room(limit), pytest.raises(InputError) as caught:
+    with little_room(limit), pytest.raises(InputError, match="step 3 could not be written .*File too large"):
         run.save(checkpoints)
     assert before == {path: path.stat().st_mtime_ns for path in checkpoints.rglob("*") if path.is_file()}
-    assert sorted(path.name for path in checkpoints.iterdir()) == ["latest", "step_00000001", "step_00000002"]
-    assert str(caught.value).startswith("the checkpoint of step 3 could not be written to ")
-    assert "File too large" in str(caught.value)
+    assert not [path for path in checkpoints.iterdir() if "00000003" in path.name]
 
 
 def pretrain_with_room_for(size: int, config: Path) -> None:
@@ -168,22 +165,16 @@ def test_on_a_full_disk_a_run_trains_on_says_so_and_resumes_from_what_was_saved(
 # Damaged files
 
 
-def rewrite(change):
-    def damaged(file: Path) -> None:
-        raw = bytearray(file.read_bytes())
-        file.write_bytes(change(raw) or raw)
-
-    return damaged
-
-
-def flip_a_bit(raw: bytearray) -> None:
+def flip_a_bit(file: Path) -> None:
+    raw = bytearray(file.read_bytes())
     raw[len(raw) // 2] ^= 1
+    file.write_bytes(raw)
 
 
 DAMAGES = {
     "empty": lambda file: file.write_bytes(b""),
-    "cut off at its end": rewrite(lambda raw: raw.rstrip()[:-1]),
-    "a flipped bit": rewrite(flip_a_bit),
+    "cut off at its end": lambda file: file.write_bytes(file.read_bytes().rstrip()[:-1]),
+    "a flipped bit": flip_a_bit,
     "deleted": lambda file: file.unlink(),
     "a directory": lambda file: (file.unlink(), file.mkdir()),
 }
@@ -195,10 +186,7 @@ def test_every_damage_to_every_file_is_found_and_the_checkpoint_before_it_is_use
     assert newest_intact(checkpoints) == checkpoints / "step_00000002"
     DAMAGES[kind](checkpoints / "step_00000002" / name)
     assert newest_intact(checkpoints) == checkpoints / "step_00000001"
-    said = capsys.readouterr().err
-    assert "step_00000002" in said
-    assert said.endswith(": trying the checkpoint before it\n")
-    assert said.count("\n") == 1
+    assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_a_run_continues_past_a_damaged_checkpoint_to_the_same_end(tmp_path):
@@ -208,7 +196,7 @@ def test_a_run_continues_past_a_damaged_checkpoint_to_the_same_end(tmp_path):
     pretrain(config)
     whole = metrics(tmp_path / "runs/tiny")
     (checkpoints / "step_00000012/training/optimizer.safetensors").unlink()
-    rewrite(flip_a_bit)(checkpoints / "step_00000008/model.safetensors")
+    flip_a_bit(checkpoints / "step_00000008/model.safetensors")
     (checkpoints / "latest").write_text("step_00000099\n")
     done = pretrain(config)
     assert "resumed from " + str(checkpoints / "step_00000004") in done.stdout
@@ -240,17 +228,12 @@ def test_which_checkpoints_are_kept(keep_last, keep_best, tmp_path):
         assert (tmp_path / "best").read_text() == "step_00000002\n"
 
 
-def test_a_resumed_run_is_finished_only_at_its_new_end(tmp_path, monkeypatch):
-    config, run = write_config(tmp_path, train={"max_steps": 2}, eval={"every": 0}), tmp_path / "runs/tiny"
+def test_a_run_that_goes_on_has_no_result_before_its_new_end(tmp_path, monkeypatch):
+    config = write_config(tmp_path, train={"max_steps": 2}, eval={"every": 0})
     pretrain(config)
-    assert (run / "result.json").is_file()
-    assert "finished at step 2" in pretrain(config).stdout
     at_step(monkeypatch, [3], bad_loss)
     pretrain(config, "train.max_steps=4", code=3)
-    assert not (run / "result.json").exists()
-    monkeypatch.undo()
-    pretrain(config, "train.max_steps=4")
-    assert json.loads((run / "result.json").read_text())["step"] == 4
+    assert not (tmp_path / "runs/tiny/result.json").exists()
 
 
 def test_settings_that_differ_are_named_and_may_be_allowed(tmp_path):
@@ -263,11 +246,8 @@ def test_settings_that_differ_are_named_and_may_be_allowed(tmp_path):
     assert [m["step"] for m in metrics(tmp_path / "runs/tiny", "train")] == list(range(1, 7))
     wrong = pretrain(config, *other, "train.max_steps=8", "model.hidden_size=64", "allow_mismatch=true", code=2)
     assert "model.embed_tokens.weight has shape [320, 32]" in wrong.stderr
-    moved = (tmp_path / "text.txt").rename(tmp_path / "moved.txt")
-    other[-1:] = ["train.max_steps=8", f"data.source.path={moved}"]  # the others are the run's settings from now on
-    pretrain(config, *other)
-    moved.write_text(moved.read_text() + "One more line.\n")
-    other[2] = "train.max_steps=10"
+    text, other[-1] = tmp_path / "text.txt", "train.max_steps=8"  # the others are the run's settings from now on
+    text.write_text(text.read_text() + "One more line.\n")
     assert "no longer what this run was" in pretrain(config, *other, code=2).stderr
     assert "trained on: continuing" in pretrain(config, *other, "allow_mismatch=true").stderr
 
@@ -327,8 +307,6 @@ def test_a_run_whose_directory_goes_away_stops_with_one_line(tmp_path):
 
 # The same command started twice within seconds: one process trains, the other is refused, nothing is mixed
 
-DOUBLE = {"model": {"hidden_dropout": 0.1}, "train": {"max_steps": 80, "checkpoint_every": 20}, "eval": {"every": 40}}
-
 
 def start_after(seconds: float, config: Path, output: Path) -> None:
     torch.set_num_threads(1)
@@ -339,26 +317,17 @@ def start_after(seconds: float, config: Path, output: Path) -> None:
     exit_on_bad_input(main)
 
 
-def test_double_starts_have_one_owner_each(tmp_path):
-    starts = 4
-    dice, figures, endings = random.Random(starts), [], []
-    for number in range(starts):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        config, delay = write_config(folder, **DOUBLE), dice.choice([0.0, dice.uniform(0, 0.3), dice.uniform(0, 3)])
-        twice = [start(start_after, s, config, folder / f"{n}.txt") for n, s in enumerate((0.0, delay))]
-        for process in twice:
-            process.join(timeout=300)
-        printed = [(folder / f"{n}.txt").read_text() for n in range(2)]
-        endings.append(sorted(process.exitcode for process in twice))
-        assert endings[-1] in ([0, 2], [0, 0]), printed
-        for process, text in zip(twice, printed, strict=True):
-            if process.exitcode == 2:
-                assert "is in use by another process" in text
-                assert text.count("\n") == 1, text
-        run = folder / "runs/tiny"
-        assert all(damage(path) is None for path in (run / "checkpoints").glob("step_*"))
-        figures.append((metrics(run), sorted(path.name for path in (run / "checkpoints").iterdir())))
-        assert figures[-1] == figures[0]
-        assert [m["step"] for m in figures[-1][0] if m["split"] == "train"] == list(range(1, 81))
-    assert endings.count([0, 2]) >= starts // 4, endings
+@pytest.mark.parametrize("delay", [0.0, 0.2, 1.5])
+def test_of_two_starts_one_trains_and_the_other_is_refused(tmp_path, delay):
+    config = write_config(tmp_path, train={"max_steps": 80, "checkpoint_every": 20}, eval={"every": 40})
+    processes = [start(start_after, s, config, tmp_path / f"{n}.txt") for n, s in enumerate((0.0, delay))]
+    for process in processes:
+        process.join(timeout=300)
+    texts = [(tmp_path / f"{n}.txt").read_text() for n in range(2)]
+    assert sorted(process.exitcode for process in processes) in ([0, 2], [0, 0]), texts
+    for process, text in zip(processes, texts, strict=True):
+        assert process.exitcode == 0 or ("is in use by another process" in text and text.count("\n") == 1), text
+    run = tmp_path / "runs/tiny"
+    assert all(damage(path) is None for path in (run / "checkpoints").glob("step_*"))
+    assert [line["step"] for line in metrics(run, "train")] == list(range(1, 81))
+    assert [line["step"] for line in metrics(run, "val")] == [0, 40, 80]

@@ -37,29 +37,25 @@ def about(run):
     return data
 
 
-def steps_of(run):
-    return [step["step"] for step in about(run)["runs"][0]["steps"]]
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole")
     done = pretrain(with_heads(folder))
     assert "hook is off" not in done.stdout
-    return folder / "runs/tiny", done.stdout
+    assert done.stdout.count(f"watch it: {(folder / 'runs/tiny/attention/viewer.html').as_uri()}") == 1
+    return folder / "runs/tiny"
 
 
 def test_with_everything_logged_the_losses_are_those_without(tmp_path, whole):
     pretrain(write_config(tmp_path, eval={"hooks": []}, **PLAIN))
-    assert trace(whole[0]) == trace(tmp_path / "runs/tiny")
+    assert trace(whole) == trace(tmp_path / "runs/tiny")
 
 
 def test_a_snapshot_at_every_moment_that_the_yaml_names_and_a_page_of_them(whole):
-    run, stdout = whole
-    saved, problems = snapshots.read_all(run)
+    saved, problems = snapshots.read_all(whole)
     assert not problems
-    lines = [json.loads(line) for line in (run / "attention/index.jsonl").read_text().splitlines()]
-    logged = metrics(run, "attention")
+    lines = [json.loads(line) for line in (whole / "attention/index.jsonl").read_text().splitlines()]
+    logged = metrics(whole, "attention")
     for steps in (saved, lines, logged):
         assert [each["step"] if isinstance(each, dict) else each.step for each in steps] == LOOKS
     for line, snapshot in zip(logged, saved, strict=True):
@@ -68,30 +64,27 @@ def test_a_snapshot_at_every_moment_that_the_yaml_names_and_a_page_of_them(whole
             assert line[name] == value
     last = saved[-1]
     assert (last.num_attention_heads, last.num_key_value_heads, last.layers, last.heads) == (4, 2, [0, 1], [0, 1, 2, 3])
-    lengths = {name: len(each.labels) for name, each in last.maps.items()}
-    assert lengths["text"] == 12
-    assert lengths["repeated_2"] == 31  # whole, or the second copy would not be there
+    assert len(last.maps["text"].labels) == 12
+    assert len(last.maps["repeated_2"].labels) == 31  # whole, or the second copy would not be there
     for each in last.maps.values():
         assert each.weights.shape == (2, 4, len(each.labels), len(each.labels))
         assert np.allclose(each.weights.sum(-1), 1, atol=2e-3)  # 16 bits each
     assert last.maps["packed"].documents is not None
 
-    assert stdout.count(f"watch it: {(run / 'attention/viewer.html').as_uri()}") == 1
-    assert steps_of(run) == LOOKS
-    assert about(run)["status"] is None  # it renews itself no more
+    page = about(whole)
+    assert page["status"] is None  # it renews itself no more
     for name in ("previous_token", "induction"):
-        for values, line in zip(about(run)["runs"][0]["scores"][name], logged, strict=True):
+        for values, line in zip(page["runs"][0]["scores"][name], logged, strict=True):
             assert max(values) == pytest.approx(line[f"{name}_max"], abs=5e-4)
 
 
 def test_scores_are_those_of_the_checkpoint(whole):
     """Not a mistake on the way to the disk: the last snapshot says what the last checkpoint does."""
-    run, _ = whole
-    last = snapshots.read(run / "attention/step_00000012.npz")
-    config = load_run_config(run / "config.yaml")
-    held_out = prepare(config.data, run.parent).stream("validation")
-    probe = build_probes(load_tokenizer(run), config.data, 512, held_out=held_out)[1]
-    maps = capture(load(run), probe.input_ids)
+    last = snapshots.read(whole / "attention/step_00000012.npz")
+    config = load_run_config(whole / "config.yaml")
+    held_out = prepare(config.data, whole.parent).stream("validation")
+    probe = build_probes(load_tokenizer(whole), config.data, 512, held_out=held_out)[1]
+    maps = capture(load(whole), probe.input_ids)
     scores = score(maps, probe)
     assert set(scores) <= set(last.scores) <= set(SCORES)
     for name, values in scores.items():
@@ -124,7 +117,7 @@ def test_a_run_that_stops_says_so_on_its_page_and_the_resumed_one_leaves_the_sam
     status = about(run)["status"]
     assert status["state"] == ("stopped" if why else "training")
     assert (why or "") in (status["stopped"] or "")
-    assert steps_of(run) == [0, 1, 2, 4, 8, 9]
+    assert [step["step"] for step in about(run)["runs"][0]["steps"]] == [0, 1, 2, 4, 8, 9]
     folder = run / "attention"  # what a killed run may leave, and what is not the run's
     for name in ("step_00000031.npz", "step_00000031.png", "my_notes.txt"):
         (folder / name).write_bytes(b"")
@@ -135,4 +128,4 @@ def test_a_run_that_stops_says_so_on_its_page_and_the_resumed_one_leaves_the_sam
     assert not list(folder.glob("step_00000031*"))
     assert (folder / "my_notes.txt").exists()
     if isinstance(fault, str):
-        assert about(run) == about(whole[0])
+        assert about(run) == about(whole)

@@ -6,9 +6,7 @@ import pytest
 import torch
 
 from configs.command import InputError
-from data.config import DataConfig, TokenizerConfig
-from data.storyworld import tell
-from data.tokenizer import train_tokenizer
+from data.config import DataConfig
 from model import LanguageModel, ModelConfig
 from model.config import LoraConfig
 from model.kv_cache import KVCache
@@ -133,13 +131,6 @@ def test_the_limit_is_what_a_step_needs_of_memory_that_processes_share(tmp_path,
 
 # ---------------------------------------------------------------------------------------------------------
 # the command
-
-
-@pytest.mark.parametrize("tokenizer", [{"kind": "bpe", "vocab_size": 333}, {"kind": "byte"}], ids=str)
-def test_the_vocabulary_is_the_one_that_the_tokenizer_will_have(tmp_path, tokenizer):
-    planned, _ = with_vocabulary(load_run_config(write_config(tmp_path, data={"tokenizer": tokenizer})))
-    text = [tell(0, index, "train").text for index in range(20)]
-    assert planned.model.vocab_size == train_tokenizer(TokenizerConfig(**tokenizer), text).vocab_size
 
 
 def test_the_command_prints_tables_and_writes_nothing(tmp_path):

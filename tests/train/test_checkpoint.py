@@ -1,5 +1,6 @@
-"""What a checkpoint holds: resuming from it equals never having stopped, and what does not fit is named."""
+"""What a checkpoint holds, and what of it does not fit is named. That a run resumes exactly: test_exactness.py."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -12,30 +13,11 @@ from data.config import DataConfig
 from model import LanguageModel
 from model.checkpoint import model_card
 from tests.conftest import tiny_config
-from tests.train.checkpoints import OPTIMIZERS, Training, training
+from tests.train.checkpoints import Training, training
 from tests.train.helpers import in_a_group, run_world
 from train.checkpoint import TrainerState, load_checkpoint, read_state
 from train.config import RunConfig
 from train.processes import World
-
-OPTIMIZER = "training/optimizer.safetensors"
-
-
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_an_optimizer_has_its_state_back_where_and_as_what_it_was(optimizer, tmp_path):
-    """That a resumed run goes on as the run that never stopped: test_exactness.py."""
-    whole = training(optimizer, tie_word_embeddings=False)
-    whole.steps(3)
-    resumed = training(optimizer, seed=1, tie_word_embeddings=False).load(whole.save(tmp_path))
-    for ours, theirs in zip(resumed.optimizers, whole.optimizers, strict=True):
-        mine, other = ours.state_dict()["state"], theirs.state_dict()["state"]
-        assert mine.keys() == other.keys() != set()
-        for number, expected in other.items():
-            assert mine[number].keys() == expected.keys()
-            for key, value in expected.items():
-                found = mine[number][key]
-                assert (found.dtype, found.device, found.stride()) == (value.dtype, value.device, value.stride())
-                assert torch.equal(found, value), key
 
 
 def test_a_process_that_is_new_draws_its_own_numbers_and_always_the_same(tmp_path):
@@ -73,28 +55,15 @@ def test_a_tensor_that_does_not_fit_is_named(file, change, message, tmp_path):
     tensors = load_file(path)
     change(tensors)
     save_file(tensors, path)
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(InputError, match=re.escape(message)):
         training().load(directory)
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
-def test_the_state_is_read_as_it_was_written(tmp_path):
-    run = training()
-    state = run.state = TrainerState(step=3, tokens=2**40, seconds=0.1, best_loss=1 / 3, best_step=3)
-    state.identity, state.scaler = {"seed": 0, "data.mix": [1, None]}, torch.amp.GradScaler("cpu").state_dict()
-    run.steps(1)
-    assert read_state(run.save(tmp_path)) == state
-
-
-def test_what_another_version_wrote_is_read_or_named(tmp_path):
+def test_what_another_version_wrote_is_read(tmp_path):
     file = tmp_path / "training/trainer_state.json"
     file.parent.mkdir()
     file.write_text('{"step": 3, "tokens": 5, "of_another_version": 1}')
     assert read_state(tmp_path) == TrainerState(step=3, tokens=5)
-    file.write_text('{"step": "three"}')
-    with pytest.raises(InputError, match="trainer_state.json"):
-        read_state(tmp_path)
 
 
 def fail_to_save(folder: Path) -> None:
@@ -112,6 +81,7 @@ def test_if_the_first_process_cannot_save_every_process_hears_of_it(tmp_path):
 # README.md: metadata that the Hub reads, and what the model was trained on
 
 
+DATASETS = {"datasets": ["roneneldan/TinyStories"]}
 PARTS = [
     {"source": {"kind": "hub", "name": "roneneldan/TinyStories"}},
     {"weight": 3.0, "source": {"kind": "files", "path": "/home/me/secret"}},
@@ -120,25 +90,15 @@ MIX = DataConfig(source={"kind": "mix", "parts": PARTS}, records="conversations"
 
 
 @pytest.mark.parametrize(
-    ("config", "changes", "tags", "more", "words"),
+    ("config", "changes", "tags", "more"),
     [
-        (RunConfig(), {"qk_norm": True}, ["qwen3"], {"language": ["en"], "library_name": "transformers"}, "(GQA)"),
-        (
-            RunConfig(data=MIX, init_from="runs/demo"),
-            {"qk_norm": False},
-            ["llama", "conversational"],
-            {"datasets": ["roneneldan/TinyStories"], "library_name": "transformers"},
-            "the weights of `runs/demo`",
-        ),
-        (RunConfig(), {"norm_position": "after", "loadable_elsewhere": False}, [], {"language": ["en"]}, "Only Headl"),
+        (RunConfig(), {}, ["qwen3"], {"language": ["en"], "library_name": "transformers"}),
+        (RunConfig(data=MIX), {"loadable_elsewhere": False, "norm_position": "after"}, ["conversational"], DATASETS),
     ],
 )
-def test_it_says_what_the_model_is_and_what_it_read(config, changes, tags, more, words):
+def test_the_hub_reads_what_the_model_is_and_no_path_of_the_user(config, changes, tags, more):
     progress = {"step": 1200, "tokens": 19_660_800, "best_loss": 2.5, "best_step": 1100, "identity": config.identity()}
     _, metadata, body = model_card("demo", LanguageModel(tiny_config(**changes)), progress).split("---\n", 2)
     shared = {"license": "unknown", "pipeline_tag": "text-generation", "tags": ["headlight", *tags]}
     assert yaml.safe_load(metadata) == shared | more
-    assert words in body
-    assert "2.5000 nats" in body
     assert "secret" not in body
-    assert ("AutoModel" in body) == ("library_name" in more)

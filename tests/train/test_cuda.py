@@ -30,12 +30,8 @@ def test_every_precision_learns_what_fp32_learns_on_a_cpu(tmp_path, precision, c
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("backend", ["eager", "flash", "flex", "sdpa", "varlen", "auto"])
 def test_every_backend_trains_packed_documents(tmp_path, backend, compiled):
-    config = write_config(
-        tmp_path,
-        model={"attn_implementation": backend, "hidden_size": 64},
-        data={"isolate_documents": True},
-        train={"precision": "bf16", "compile": compiled},
-    )
+    model, train = {"attn_implementation": backend, "hidden_size": 64}, {"precision": "bf16", "compile": compiled}
+    config = write_config(tmp_path, model=model, data={"isolate_documents": True}, train=train)
     pretrain(config)
     val = losses(tmp_path / "runs/tiny")
     assert val[-1] < val[0] - 1
@@ -70,12 +66,9 @@ def test_a_stopped_run_resumes_exactly(tmp_path, precision, compiled):
 
 
 def test_memory_that_runs_out_halves_the_micro_batch(tmp_path):
-    config = write_config(
-        tmp_path,
-        model={"hidden_size": 256, "num_hidden_layers": 4, "attn_implementation": "eager"},
-        train={"max_steps": 2, "tokens_per_step": 8192, "compile": False},
-        eval={"every": 0},
-    )
+    model = {"hidden_size": 256, "num_hidden_layers": 4, "attn_implementation": "eager"}
+    train = {"max_steps": 2, "tokens_per_step": 8192, "compile": False}
+    config = write_config(tmp_path, model=model, train=train, eval={"every": 0})
     total = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.set_per_process_memory_fraction(300e6 / total)
     try:

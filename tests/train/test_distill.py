@@ -74,15 +74,6 @@ def test_loss_and_gradients_are_trls(teacher, beta, temperature, monkeypatch):
         torch.testing.assert_close(found[name], theirs, rtol=1e-4, atol=1e-5 * float(theirs.abs().max()) + 1e-9)
 
 
-def test_without_a_teachers_share_it_is_pretraining(teacher):
-    lm, _, objective, batch = opened(teacher, hard_share=1.0)
-    loss, figures = objective.loss(lm, batch)
-    expected, count = lm(**batch.tensors)
-    torch.testing.assert_close(loss, expected)
-    torch.testing.assert_close(figures["text_loss"], expected)
-    assert objective.count(batch) == int(count)
-
-
 def test_a_student_that_is_its_teacher_is_not_moved(teacher):
     """The divergence from oneself is 0 and flat, whichever it is; the tolerance is float32's."""
     lm = load(teacher)
@@ -97,13 +88,16 @@ def test_a_student_that_is_its_teacher_is_not_moved(teacher):
         assert all(p.grad is None for p in wise.parameters())
 
 
-def test_its_own_text_has_no_part_in_the_ordinary_loss(teacher):
+def test_the_ordinary_loss_has_its_share_and_none_in_text_of_its_own(teacher):
     lm, _, objective, batch = opened(teacher, hard_share=0.5)
+    loss, figures = objective.loss(lm, batch)
+    ordinary, count = lm(**batch.tensors)
+    assert objective.count(batch) == int(count)
+    torch.testing.assert_close(figures["text_loss"], ordinary)
+    torch.testing.assert_close(loss, 0.5 * figures["divergence"] + 0.5 * ordinary)
     own = Batch(batch.tensors | {"is_own": torch.ones(3, dtype=torch.bool)}, batch.row_ids)
     loss, figures = objective.loss(lm, own)
     torch.testing.assert_close(loss.detach(), figures["divergence"])
-    mixed, _ = objective.loss(lm, batch)
-    torch.testing.assert_close(mixed.detach(), 0.5 * figures["divergence"] + 0.5 * figures["text_loss"])
 
 
 def test_the_prompt_ends_where_the_first_answer_begins(tmp_path, teacher):

@@ -14,7 +14,7 @@ from model.checkpoint import save
 from model.config import LoraConfig
 from model.lora import adapted, add_adapters
 from tests.train.foreign import foreign_directory
-from tests.train.helpers import check_exact_resume, method_config, metrics, pretrain, pretrain_rank, run_world, trace
+from tests.train.helpers import method_config, metrics, pretrain, pretrain_rank, run_world, trace
 from train.config import DPOConfig, load_run_config
 from train.dpo import PairSource, Preference, answer_log_probs, main, preference_loss
 from train.reference import as_reference
@@ -30,25 +30,18 @@ def pair_config(folder, base, records=None, **sections):
 def test_a_foreign_directory_is_its_own_reference(tmp_path, lora):
     """Also the tokens that were added to it begin as they are in the reference, beside adapters as well."""
     foreign, _ = foreign_directory(tmp_path / "foreign", "smollm2", "exact")
-    done = pretrain(
-        pair_config(tmp_path, foreign, train={"max_steps": 2}, **({"lora": lora} if lora else {})), script=main
-    )
+    config = pair_config(tmp_path, foreign, train={"max_steps": 2}, **({"lora": lora} if lora else {}))
+    done = pretrain(config, script=main)
     assert float(re.search(r"step 0: loss ([\d.]+)\n", done.stdout)[1]) == pytest.approx(math.log(2), abs=1e-4)
 
 
 def test_the_chosen_answers_win(tmp_path, base):
-    done = pretrain(pair_config(tmp_path, base, train={"max_steps": 40}), script=main)
-    start = float(re.search(r"step 0: loss ([\d.]+)\n", done.stdout)[1])
-    assert start == pytest.approx(math.log(2), abs=1e-4)  # the model is its reference
+    pretrain(pair_config(tmp_path, base, train={"max_steps": 40}), script=main)
     last = metrics(tmp_path / "runs/dpo", "train")[-1]
     assert last["loss"] < 0.1
     assert last["reward_accuracy"] == 1.0
     assert last["reward_margin"] == pytest.approx(last["reward_chosen"] - last["reward_rejected"], rel=1e-5)
     assert last["reward_margin"] > 2
-
-
-def test_a_stopped_run_goes_on_exactly(tmp_path, base):
-    check_exact_resume(pair_config(tmp_path, base), main)
 
 
 def test_pairs_on_two_processes_go_on_exactly(tmp_path, base):
@@ -107,13 +100,8 @@ def test_loss_gradients_and_figures_are_trls(tmp_path, base, ours, theirs):
     tokenizer = AutoTokenizer.from_pretrained(there)
     arguments = TheirConfig(output_dir=str(tmp_path / "trl"), report_to=[], use_cpu=True, bf16=False, **theirs)
     pairs = Dataset.from_list([{"prompt": "a", "chosen": "b", "rejected": "c"}] * 2)
-    trainer = DPOTrainer(
-        AutoModelForCausalLM.from_pretrained(moved, dtype=torch.float32),
-        ref_model=AutoModelForCausalLM.from_pretrained(there, dtype=torch.float32),
-        args=arguments,
-        train_dataset=pairs,
-        processing_class=tokenizer,
-    )
+    model, reference = (AutoModelForCausalLM.from_pretrained(f, dtype=torch.float32) for f in (moved, there))
+    trainer = DPOTrainer(model, reference, arguments, train_dataset=pairs, processing_class=tokenizer)
     ids, labels = (torch.cat([batch[f"chosen_{name}"], batch[f"rejected_{name}"]]) for name in ("input_ids", "labels"))
     inputs = {"input_ids": ids, "attention_mask": (ids != 0).long(), "completion_mask": (labels != IGNORED).long()}
     trainer.model.eval()
@@ -123,10 +111,8 @@ def test_loss_gradients_and_figures_are_trls(tmp_path, base, ours, theirs):
     torch.testing.assert_close(loss / count, expected, rtol=1e-5, atol=1e-6)
     gradients = dict(trainer.model.named_parameters())
     for name, parameter in lm.named_parameters():
-        theirs_there = gradients[name].grad
-        torch.testing.assert_close(
-            parameter.grad, theirs_there, rtol=1e-4, atol=1e-5 * float(theirs_there.abs().max()) + 1e-9
-        )
+        wanted = gradients[name].grad
+        torch.testing.assert_close(parameter.grad, wanted, rtol=1e-4, atol=1e-5 * float(wanted.abs().max()) + 1e-9)
     names = {"chosen": "chosen", "rejected": "rejected", "margin": "margins", "accuracy": "accuracies"}
     logged = trainer._metrics["eval"]
     for name, their_name in names.items():

@@ -17,6 +17,8 @@ STEPS = 20
 ADAMW = ["train.optimizer={name: adamw, lr: 0.003, eps: 1.0e-8}"]
 ALONE, JOINED = ["data.sequence_length=48"], ["data.sequence_length=48", "data.rows_joined=4"]
 EAGER, SDPA, FLASH = (f"model.attn_implementation={name}" for name in ("eager", "sdpa", "flash"))
+EXPERTS = ["model.num_experts=4", "model.moe_intermediate_size=16", "model.router_aux_loss_coef=0.1"]
+EXPERTS += ["model.loadable_elsewhere=false"]
 TWO = ["train.processes=2"]
 
 # What makes a reference run, and how far others may be from it, as shares of its loss and of its gradient norm: in the
@@ -27,6 +29,8 @@ REFERENCES = {
     "exact": ([*ADAMW, "model.hidden_dropout=0.1"], {"loss": (0, 0, 0), "grad_norm": (0, 0, 0)}),
     # float32 has 24 bits, and AdamW passes rounding on as it is: no difference grows
     "fp32": (ADAMW, {"loss": (1e-6, 2e-6, 3e-7), "grad_norm": (1e-6, 5e-6, 3e-7)}),
+    # the balancing loss is one of rows, and no row is split
+    "experts": ([*ADAMW, *EXPERTS], {"loss": (1e-6, 2e-6, 3e-7), "grad_norm": (1e-6, 5e-6, 3e-7)}),
     # Muon makes small singular values up to 3.4445 ** 5, 500 times, larger, and float32's rounding in them
     "muon": ([], {"loss": (1e-6, 5e-4, 2e-4), "grad_norm": (2e-6, 2e-2, 2e-3)}),
     # bfloat16 has 8 bits; `auto` takes blocked attention there
@@ -46,6 +50,8 @@ CLASSES = [
     ("fp32", "flash", [FLASH]),
     ("fp32", "two processes", TWO),
     ("fp32", "compiled", ["train.compile=true"]),
+    ("experts", "four times two rows", ["train.micro_batch_size=2"]),
+    ("experts", "two processes", TWO),
     ("muon", "four times two rows", ["train.micro_batch_size=2"]),
     ("muon", "two processes", TWO),
     ("muon", "ddp", ["train.parallel=ddp"]),

@@ -4,13 +4,12 @@ import inspect
 import json
 import random
 import sys
-import types
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 
-import train.metrics
 from eval.hooks import Hook
 from tests.train.helpers import metrics, pretrain, trace, write_config
 
@@ -38,17 +37,13 @@ class Unreported(Hook):
         raise RuntimeError("nothing was kept")
 
 
-def steps(run, split):
-    return [line["step"] for line in metrics(run) if line["split"] == split]
-
-
 def test_every_hook_has_its_own_cadence(tmp_path):
     SEEN.clear()
     mine = {"name": "tests.train.test_hooks:noticing", "every": 5, "early": [0, 1, 3]}
     hooks = ["validation", {"name": "samples", "every": 0}, mine]
     pretrain(write_config(tmp_path, eval={"every": 6, "hooks": hooks}), "--trust-hooks")
     run = tmp_path / "runs/tiny"
-    assert steps(run, "val") == [0, 6, 12]
+    assert [line["step"] for line in metrics(run, "val")] == [0, 6, 12]
     assert [step for step, _, _ in SEEN] == [0, 1, 3, 5, 10, 12]
     assert [is_last for _, is_last, _ in SEEN] == [False] * 5 + [True]
     assert SEEN[3][2] == 5 * 256
@@ -79,7 +74,7 @@ def test_a_hook_that_draws_random_numbers_changes_nothing_in_training(tmp_path):
     pretrain(write_config(tmp_path, name="without", eval={"hooks": []}, **changes))
     mine = {"name": f"{__name__}:drawing", "every": 1}
     pretrain(write_config(tmp_path, name="with", eval={"hooks": [mine]}, **changes), "--trust-hooks")
-    assert steps(tmp_path / "runs/with", "drawn") == list(range(7))
+    assert [line["step"] for line in metrics(tmp_path / "runs/with", "drawn")] == list(range(7))
     assert trace(tmp_path / "runs/with") == trace(tmp_path / "runs/without")
 
 
@@ -87,65 +82,35 @@ def test_a_hook_that_draws_random_numbers_changes_nothing_in_training(tmp_path):
 # wandb: one that works, one that raises; and what a run says without a terminal
 
 
-class Broken(types.ModuleType):
-    """A wandb that fails where it is told to."""
-
-    def __init__(self, where: str, action):
-        super().__init__("wandb")
-        self.where, self.action, self.logged = where, action, []
-        self.Settings, self.Image = (lambda **options: None), (lambda path: path)
-        self.Html = lambda text, inject: text
-
-    def init(self, **options):
-        self.reach("init")
-        return self
-
-    def define_metric(self, *names, **options): ...
-
-    def log(self, values):
-        self.reach("log")
-        self.logged.append(values)
-
-    def finish(self, exit_code):
-        self.reach("finish")
-
-    def reach(self, where):
-        if where == self.where:
-            self.action()
-
-
-def fails():
-    raise ConnectionError("no route to host")
+def wandb_that_fails_in(where: str | None) -> mock.MagicMock:
+    wandb = mock.MagicMock()
+    wandb.init.return_value = wandb
+    wandb.Html.side_effect = lambda text, inject: text
+    if where:
+        getattr(wandb, where).side_effect = ConnectionError("no route to host")
+    return wandb
 
 
 @pytest.mark.parametrize("where", ["init", "log", "finish"])
 def test_a_tracker_that_raises_is_switched_off(tmp_path, monkeypatch, where):
     pretrain(write_config(tmp_path, name="without"))
-    monkeypatch.setitem(sys.modules, "wandb", Broken(where, fails))
+    monkeypatch.setitem(sys.modules, "wandb", wandb_that_fails_in(where))
     done = pretrain(write_config(tmp_path, tracking={"wandb": "online"}))
     assert done.stdout.count("warning: wandb is off from here: ConnectionError: no route to host") == 1
     assert metrics(tmp_path / "runs/tiny") == metrics(tmp_path / "runs/without")
 
 
 def test_a_tracker_gets_a_few_figures_of_the_heads_and_the_viewer_not_hundreds(tmp_path, monkeypatch, no_pictures):
-    wandb = Broken("nowhere", fails)
+    wandb = wandb_that_fails_in(None)
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     heads = {"every": 6, "early": [1], "max_tokens": 8}
     pretrain(write_config(tmp_path, tracking={"wandb": "online"}, eval={"every": 6, "attention": heads}))
-    assert [line["step"] for line in wandb.logged if "train/loss" in line] == list(range(1, 13))
+    lines = [call.args[0] for call in wandb.log.call_args_list]
+    assert [line["step"] for line in lines if "train/loss" in line] == list(range(1, 13))
     logged = {}
-    for line in wandb.logged:
+    for line in lines:
         logged |= {key: (line["step"], value) for key, value in line.items() if key.startswith("attention/")}
     assert sum(isinstance(value, float | None) for _, value in logged.values()) <= 20
     step, page = logged["attention/viewer"]
     assert step == 12
     assert page.lower().startswith("<!doctype html>")
-
-
-def test_without_a_terminal_a_long_silence_ends_with_a_line(tmp_path, monkeypatch):
-    config = write_config(tmp_path, eval={"every": 0}, tracking={"wandb": "disabled"})
-    assert "tok_s" not in pretrain(config, "name=quick").stdout
-    monkeypatch.setattr(train.metrics, "SILENCE_S", 0.0)
-    monkeypatch.setattr(train.metrics, "SILENCE", 0.0)
-    lines = [line.split() for line in pretrain(config, "name=slow").stdout.splitlines() if "tok_s" in line]
-    assert [int(line[1]) for line in lines] == list(range(1, 13))

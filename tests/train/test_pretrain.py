@@ -2,16 +2,13 @@
 
 import json
 import math
+import re
 import signal
 from types import SimpleNamespace
 
 import pytest
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import train.loop
-from data import load_tokenizer
-from model import load
 from tests.train.helpers import at_each_step, kill_at, losses, metrics, pretrain, write_config
 from train.config import load_run_config
 
@@ -31,31 +28,25 @@ def finished(tmp_path_factory):
 
 def test_a_run_leaves_everything_that_the_contract_names(finished):
     run, stdout, _ = finished
-    for name in ("config.yaml", "metrics.jsonl", "samples.jsonl", "report.md", "loss.png", "checkpoints/best"):
+    for name in ("config.yaml", "samples.jsonl", "report.md", "loss.png", "checkpoints/best"):
         assert (run / name).stat().st_size > 0, name
-    assert (run / "checkpoints/latest").read_text().strip() == "step_00000012"
-    checkpoint = run / "checkpoints/step_00000012"
+    checkpoint = run / "checkpoints" / (run / "checkpoints/latest").read_text().strip()
+    assert checkpoint.name == "step_00000012"
     files = "config generation_config tokenizer tokenizer_config training/trainer_state training/manifest".split()
     files = ["README.md", "model.safetensors", "training/optimizer.safetensors", *(f"{name}.json" for name in files)]
-    saved = {file.relative_to(checkpoint).as_posix() for file in checkpoint.rglob("*") if file.is_file()}
-    assert saved == set(files)
+    assert {file.relative_to(checkpoint).as_posix() for file in checkpoint.rglob("*") if file.is_file()} == set(files)
     assert [int(p.stem[5:]) for p in sorted((run / "attention").glob("step_*.png"))] == [0, 6, 12]
     for name in ("index.jsonl", "heads.png", "curves.png", "timelapse.gif", "viewer.html"):
         assert (run / "attention" / name).stat().st_size > 0, name
     assert list((run / "wandb").glob("offline-run-*/*.wandb")), stdout
     assert not list(run.rglob("*.tmp"))
 
-
-def test_metrics_hold_what_the_contract_names(finished):
-    run, _, _ = finished
     lines = metrics(run, without_clocks=False)
-    train = [m for m in lines if m["split"] == "train"]
-    val = [m for m in lines if m["split"] == "val"]
+    train, val = ([line for line in lines if line["split"] == split] for split in ("train", "val"))
     assert [m["step"] for m in train] == list(range(1, 13))
     assert [m["step"] for m in val] == [0, 4, 8, 12]
     names = {"loss", "lr", "grad_norm", "tokens_per_s", "padding_share", "data_wait_share", "memory_gb"}
     assert all(names <= m.keys() for m in train)
-    assert train[-1]["tokens"] <= 12 * 256
     assert val[-1]["loss"] < val[0]["loss"] - 1
     result = json.loads((run / "result.json").read_text(encoding="utf-8"))
     assert result["val"]["held_out_tokens"] == 11 * 31  # whole rows of the last evaluation
@@ -65,17 +56,6 @@ def test_metrics_hold_what_the_contract_names(finished):
     held_out = len(text) - int(len(text) * 0.9)
     bits = val[-1]["loss"] / math.log(2) * (held_out + 1) / held_out
     assert val[-1]["bits_per_byte"] == pytest.approx(bits, rel=1e-6)
-
-
-def test_the_checkpoint_is_a_hugging_face_directory(finished):
-    run, _, _ = finished
-    checkpoint = run / "checkpoints/step_00000012"
-    theirs = AutoModelForCausalLM.from_pretrained(checkpoint)
-    lm, tokenizer = load(run), load_tokenizer(run)
-    ids = torch.tensor([[tokenizer.bos_id, *tokenizer.encode("12 the cat sat")]])
-    assert AutoTokenizer.from_pretrained(checkpoint)("12 the cat sat").input_ids == ids[0].tolist()
-    with torch.no_grad():
-        assert torch.equal(lm(ids), theirs(ids).logits)
 
 
 def test_a_finished_run_prints_its_result_again_and_changes_nothing(finished):
@@ -94,14 +74,6 @@ def test_a_signal_finishes_the_step_saves_and_says_so(tmp_path, name, code):
     assert [m["step"] for m in metrics(tmp_path / "runs/tiny", "train")] == list(range(1, 8))
 
 
-@pytest.mark.parametrize("word", ["mha", "gqa", "mqa", 2])
-def test_every_setting_of_the_toggle_trains(tmp_path, word):
-    half = {"train": {"precision": "bf16"}, "data": {"isolate_documents": True}} if word == "gqa" else {}
-    pretrain(write_config(tmp_path, model={"num_key_value_heads": word, "qk_norm": word != "mqa"}, **half))
-    val = losses(tmp_path / "runs/tiny")
-    assert val[-1] < val[0] - 1
-
-
 def test_a_step_that_counts_no_token_has_no_loss_and_moves_nothing(tmp_path):
     """The last row of an epoch holds one token, which nothing before it predicts, and is a step of its own."""
     (tmp_path / "text.txt").write_text("x" * (4 * 32 + 1 - 2))  # with its first and its last token
@@ -116,11 +88,10 @@ def test_a_step_that_counts_no_token_has_no_loss_and_moves_nothing(tmp_path):
     assert weights[0] == weights[1] != weights[2]
 
 
-def test_another_run_of_the_same_name_is_refused_and_the_keys_are_named(finished, tmp_path):
+def test_a_name_that_is_taken_is_not_overwritten_and_a_run_is_not_shortened(finished):
+    """That settings which differ are named: test_atomic_save.py."""
     run, _, config = finished
     before = (run / "config.yaml").read_bytes()
-    done = pretrain(config, "model.num_key_value_heads=mha", "seed=1", code=2)
-    assert "belongs to another run; these keys differ: model.num_key_value_heads (there 2, here 4), seed" in done.stderr
     assert "resume=never" in pretrain(config, "resume=never", code=2).stderr
     assert "raise it or choose another name" in pretrain(config, "train.max_steps=5", code=2).stderr
     assert (run / "config.yaml").read_bytes() == before
@@ -146,9 +117,9 @@ def test_a_run_that_died_before_its_first_checkpoint_starts_over_without_doubled
 def test_the_best_checkpoint_is_kept_even_between_the_planned_ones(tmp_path):
     pretrain(write_config(tmp_path, eval={"every": 3}, train={"max_steps": 6, "checkpoint_every": 4, "keep_last": 1}))
     by_step = {m["step"]: m["loss"] for m in metrics(tmp_path / "runs/tiny", "val")}
-    best = (tmp_path / "runs/tiny/checkpoints/best").read_text().strip()
-    assert best == f"step_{min(by_step, key=by_step.__getitem__):08d}"
-    assert (tmp_path / "runs/tiny/checkpoints" / best / "training/manifest.json").is_file()
+    best = tmp_path / f"runs/tiny/checkpoints/step_{min(by_step, key=by_step.__getitem__):08d}"
+    assert (best.parent / "best").read_text().strip() == best.name
+    assert (best / "training/manifest.json").is_file()
 
 
 @pytest.mark.slow
@@ -164,13 +135,10 @@ def test_the_built_in_world_is_compared_with_its_floor_and_can_be_sampled(tmp_pa
     config = write_config(tmp_path, data=data, eval={"floor_documents": 8}, train={"max_steps": 3})
     done = pretrain(config)
     line = next(line for line in done.stdout.splitlines() if line.startswith("bits per byte, 8 whole held-out stories"))
-    model, floor, gap = (
-        float(word) for word in line.split() if word.lstrip("+-").replace(".", "", 1).isdigit() and "." in word
-    )
+    model, floor, gap = map(float, re.findall(r"[+-]?\d+\.\d+", line))
     assert 0.2 < floor < 0.4
     assert model > floor + 1
     assert gap == pytest.approx(model - floor, abs=2e-4)
-    assert line in (tmp_path / "runs/tiny/report.md").read_text(encoding="utf-8")
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -213,8 +181,8 @@ def test_under_the_clock_the_cooldown_ends_with_the_time(tmp_path, clock):
     assert again.stdout.strip() in done.stdout  # finished: it shows its result again
 
 
-def test_a_stop_does_not_stop_the_run_s_clock_from_where_it_was(tmp_path, clock):
-    """What was spent is stored with the checkpoint; time between two starts is not training's."""
+def test_time_between_two_starts_is_not_the_run_s(tmp_path, clock):
+    """What was spent is stored with the checkpoint."""
     config = write_config(tmp_path, train=MINUTES | {"max_minutes": 0.02}, eval={"every": 0})
     pretrain(config)
     clock[0] += 3600
@@ -222,9 +190,3 @@ def test_a_stop_does_not_stop_the_run_s_clock_from_where_it_was(tmp_path, clock)
     files = sorted((tmp_path / "runs/tiny/checkpoints").glob("step_*/training/trainer_state.json"))
     states = [json.loads(file.read_text()) for file in files]
     assert [(state["step"], state["seconds"]) for state in states] == [(10, 1.25), (20, 2.5)]  # not less than 1.2, 2.4
-
-
-def test_time_that_is_over_before_the_first_step_still_gives_a_whole_run(tmp_path):
-    config = write_config(tmp_path, train=MINUTES | {"max_minutes": 0.0001})
-    assert "finished at step 1" in pretrain(config).stdout
-    assert metrics(tmp_path / "runs/tiny")[-1]["split"] == "val"

@@ -21,14 +21,6 @@ from train.pretrain import main as pretrain_main
 from train.sft import main
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    """A pretrained run of another shape than any chat config here says."""
-    folder = tmp_path_factory.mktemp("base")
-    pretrain(write_config(folder, name="base", model={"hidden_size": 48, "num_hidden_layers": 3}))
-    return folder / "runs/base"
-
-
 def chat_config(folder, base, turns=None, **sections):
     turns = turns or [("user", "Which sound does it make?"), ("assistant", "Meow.")]
     said = lambda i, role, text: {"role": role, "content": f"{i}. {text}" if role == "user" else text}  # noqa: E731
@@ -42,10 +34,9 @@ def test_it_takes_over_architecture_and_tokenizer_and_learns_the_answer(tmp_path
     done = pretrain(chat_config(tmp_path, base, eval={"prompts": ["Which sound does it make?"]}), script=main)
     run = tmp_path / "runs/chat"
     shape = load_run_config(run / "config.yaml").model
-    assert (shape.hidden_size, shape.num_hidden_layers, shape.hidden_dropout) == (48, 3, 0.1)
+    assert (shape.hidden_size, shape.num_hidden_layers, shape.hidden_dropout) == (32, 2, 0.1)
     val = losses(run)
     assert val[-1] < 0.5 * val[0]
-    assert pretrain(chat_config(tmp_path, base), script=main).stdout.strip() in done.stdout  # finished
     gone = chat_config(tmp_path, base)
     moved = base.rename(base.with_name("moved"))
     try:  # it has weights and a tokenizer of its own by now
@@ -56,26 +47,23 @@ def test_it_takes_over_architecture_and_tokenizer_and_learns_the_answer(tmp_path
 
 
 @pytest.fixture(scope="module")
-def chat(tmp_path_factory):
+def chat(tmp_path_factory, base):
     """A run `sft` that was fine-tuned on chats of two turns, about 75 tokens each, and its config."""
     folder = tmp_path_factory.mktemp("chat")
-    pretrain(write_config(folder, name="base", train={"max_steps": 4}))
     turns = [("user", "Which sound?"), ("assistant", "Meow."), ("user", "Sure?"), ("assistant", "Yes.")]
     data = {"sequence_length": 192, "isolate_documents": True, "rows_joined": "auto"}
-    config = chat_config(folder, folder / "runs/base", turns, data=data)
+    config = chat_config(folder, base, turns, data=data)
     pretrain(config, "name=sft", "train.tokens_per_step=1536", "train.max_steps=16", script=main)
     return folder, config
 
 
 def test_it_stops_at_the_end_of_a_turn_and_its_samples_are_answers(chat):
     folder, config = chat
-    (base,) = (folder / "runs/base/checkpoints").glob("step_00000004")
-    (directory,) = (folder / "runs/sft/checkpoints").glob("step_00000016")
+    directory = folder / "runs/sft/checkpoints/step_00000016"
     lm, tokenizer = load(directory), load_tokenizer(directory)
     assert tokenizer.stop_ids == [tokenizer.eos_id, tokenizer.special_id("<|im_end|>")]
     theirs = AutoModelForCausalLM.from_pretrained(directory)
     assert theirs.generation_config.eos_token_id == lm.config.eos_token_id == tokenizer.stop_ids
-    assert load(base).config.eos_token_id == tokenizer.eos_id
 
     given = ["eval.prompts=['', 'Which sound?']", "train.max_steps=1", "eval.every=1", "train.tokens_per_step=1536"]
     pretrain(config, "name=asked", *given, script=main)
@@ -88,12 +76,9 @@ def test_it_stops_at_the_end_of_a_turn_and_its_samples_are_answers(chat):
 
 
 def test_a_moved_tokenizer_is_the_same_run(chat):
-    def identity(*given):
-        return load_run_config(chat[1], [*given]).identity()
-
     here, elsewhere = (f"data.tokenizer={{kind: pretrained, path: {place}}}" for place in ("here", "elsewhere"))
-    assert identity(here) == identity(elsewhere, "data.source.path=elsewhere.jsonl")
-    assert identity(here) != identity(here, "data.records=text")
+    of = lambda *given: load_run_config(chat[1], given).identity()  # noqa: E731
+    assert of(here) == of(elsewhere, "data.source.path=elsewhere.jsonl") != of(here, "data.records=text")
 
 
 def test_conversations_fill_joined_rows_and_long_ones_are_cut_at_a_turn(chat):

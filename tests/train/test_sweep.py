@@ -37,7 +37,6 @@ def command(*arguments, code: int = 0):
             "baseline-seed5 num_key_value_heads-1-seed5 lr-0.001-seed5",
         ),
         ([f"{KEY}=1", "train.max_steps=2,3"], 1, "12-seed5 2-seed5 3-seed5"),
-        ([], 2, "baseline-seed5 baseline-seed6"),
         ([f"{KEY}=1,"], 1, "2-seed5 1-seed5"),
         (["eval.prompts=['a, b', c],['d']"], 1, "baseline-seed5 a_b_c-seed5 d-seed5"),
         (["eval.prompts=['a b'],['a/b'],['../..']"], 1, "baseline-seed5 a_b-seed5 a_b-2-seed5 .._..-seed5"),

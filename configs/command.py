@@ -18,6 +18,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, TextIO
 
 from pydantic import ValidationError
@@ -136,9 +137,7 @@ def number(option: str, least: float, most: float = math.inf, kind: type = float
     return read
 
 
-def integer(option: str, least: int, most: float = math.inf) -> Callable[[str], int]:
-    """Reads a whole number of this range."""
-    return number(option, least, most, int)
+integer = partial(number, kind=int)  # a whole number of this range
 
 
 def numbers(option: str, least: int) -> Callable[[str], list[int]]:

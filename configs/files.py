@@ -48,8 +48,6 @@ def read_text(file: Path) -> str:
 
 def _read(file: Path) -> bytes:
     try:
-        if file.exists() and not file.is_file():
-            raise DamagedFile(f"{file}: cannot be read: it is a folder, a pipe or a device")  # which might have no end
         return file.read_bytes()
     except OSError as error:
         raise DamagedFile(f"{file}: cannot be read: {error.strerror}") from None

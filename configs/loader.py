@@ -184,7 +184,7 @@ class LoadedConfig:
         """The place of a key, or of its nearest parent that was written."""
         return self.find(path)[0].place
 
-    def said_of_start(self, *section: str) -> set[str]:
+    def keys_of_start(self, *section: str) -> set[str]:
         """The keys of a section that say something about the model of init_from, and must agree with it.
 
         They stand in the same file as init_from, or above it: on the command line, or in a file that extends that one.
@@ -216,7 +216,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig
         tokenizer = data.get("tokenizer") or {}
         if isinstance(tokenizer, dict) and tokenizer.get("path") is None:
             own = tokenizer if tokenizer.get("kind") == "pretrained" else {}
-            if own or not loaded.said_of_start("data", "tokenizer"):
+            if own or not loaded.keys_of_start("data", "tokenizer"):
                 data["tokenizer"] = own | {"kind": "pretrained", "path": start}
     return loaded
 

@@ -313,7 +313,7 @@ def load_run_config(path: str | Path, overrides: list[str] | None = None, *, tru
         raise InputError(f"{loaded.where(('name',))}: the run would be called {config.name[:120]!r}, which {problem}")
     if not trust_hooks:
         _refuse_foreign_code(loaded, config)
-    if config.init_from is not None and not (named := loaded.said_of_start("model")) >= ModelConfig.model_fields.keys():
+    if config.init_from is not None and not (named := loaded.keys_of_start("model")) >= ModelConfig.model_fields.keys():
         # model: is as the model there needs it, but for the keys that were said about it; all of them are in the
         # config.yaml of a run. Once this run has begun, init_from may be gone, and is not needed.
         source, data = config.init_from, config.data

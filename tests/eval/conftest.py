@@ -7,8 +7,7 @@ import pytest
 
 from data.config import TokenizerConfig
 from data.tokenizer import train_tokenizer
-from model import save
-from tests.conftest import random_model, tiny_config
+from tests.eval.scoring import save_model
 from tests.eval.viewer_helpers import chromium
 from tests.train.helpers import pretrain, write_config
 
@@ -34,11 +33,9 @@ def own(runs, tmp_path) -> Path:
 @pytest.fixture(scope="session")
 def tiny_directory(tmp_path_factory) -> Path:
     """A model directory with random weights and a tokenizer of bytes."""
-    folder, tokenizer = tmp_path_factory.mktemp("tiny"), train_tokenizer(TokenizerConfig(kind="byte"), [])
-    fields = {"vocab_size": tokenizer.vocab_size, "hidden_size": 64, "max_position_embeddings": 128}
-    save(random_model(tiny_config(**fields), scale=0.05), folder)
-    tokenizer.save(folder)
-    return folder
+    tokenizer = train_tokenizer(TokenizerConfig(kind="byte"), [])
+    fields = {"hidden_size": 64, "max_position_embeddings": 512}
+    return save_model(tmp_path_factory.mktemp("tiny"), tokenizer, scale=0.05, **fields)
 
 
 @pytest.fixture(scope="module")

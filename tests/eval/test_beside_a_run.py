@@ -3,15 +3,14 @@
 import os
 import shutil
 import signal
-import sys
 import time
 
 import pytest
 
 from configs.files import DamagedFile, checkpoint_directory, read_checkpoint
 from eval.load_model import open_checkpoint
-from tests.processes import print_to, run_module, start
-from tests.train.helpers import write_config
+from tests.processes import run_module, start
+from tests.train.helpers import pretrain, write_config
 
 RUN = "runs/tiny"
 OPENING = [
@@ -22,34 +21,20 @@ OPENING = [
 ]
 
 
-def training(folder):
-    import torch
-
-    from configs.command import exit_on_bad_input
-    from train.pretrain import main
-
-    torch.set_num_threads(1)
-    os.chdir(folder)
-    print_to(folder / "training.txt")
-    sys.argv = ["train.pretrain", "tiny.yaml", "eval.hooks=[]"]
-    exit_on_bad_input(main)
-
-
 def test_commands_beside_a_run_open_a_whole_checkpoint(tmp_path, monkeypatch):
     """In the folder of a run that saves at every step and keeps one checkpoint."""
     steps = {"max_steps": 100_000, "checkpoint_every": 1, "keep_last": 1, "keep_best": False, "log_every": 1000}
-    write_config(tmp_path, train=steps)
+    config = write_config(tmp_path, train=steps)
     monkeypatch.chdir(tmp_path)
-    process, until = start(training, tmp_path), time.monotonic() + 120
+    process, until = start(pretrain, config, "eval.hooks=[]"), time.monotonic() + 120
     try:
         while not (tmp_path / RUN / "checkpoints/latest").exists():
-            assert process.is_alive(), (tmp_path / "training.txt").read_text()
+            assert process.is_alive()
             assert time.monotonic() < until
             time.sleep(0.05)
         for _ in range(40):
             lm, tokenizer, directory = open_checkpoint(RUN, "cpu")
-            assert tokenizer.vocab_size == lm.lm_head.out_features
-            assert directory.name.startswith("step_")
+            assert (tokenizer.vocab_size, directory.name[:5]) == (lm.lm_head.out_features, "step_")
         for command in OPENING:
             done = run_module(*command, stdin="a\n")
             assert done.returncode == 0, done.stdout + done.stderr
@@ -68,11 +53,11 @@ def test_a_checkpoint_that_is_removed_while_it_is_read_is_followed_by_the_next_o
         (checkpoints / "latest").write_text(f"{name}\n")
 
     def read(directory):
-        if directory.name == "step_00000002":
-            return directory.name
-        save("step_00000002")
-        shutil.rmtree(directory)
-        raise ValueError("it is gone")
+        if directory.name == "step_00000001":
+            save("step_00000002")
+            shutil.rmtree(directory)
+            raise ValueError("it is gone")
+        return directory.name
 
     save("step_00000001")
     assert read_checkpoint(tmp_path, read) == "step_00000002"

@@ -19,31 +19,21 @@ from tests.eval import scoring
 CHAT, TEXT = [2, 5], 2  # eos_token_id of a run that was trained on chats, and on texts
 SAID = ("Who has the kite?", "And the 球?", "Who has nothing?")
 ANSWERS = ("Tiko has the kite.", "贝尔娜 has it 🦊.", "")
+TEXTS = [text for pair in zip(SAID, ANSWERS, strict=True) for text in pair]
+MESSAGES = [{"role": role, "content": text} for role, text in zip(("user", "assistant") * 3, TEXTS, strict=True)]
 WINDOWS = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}
 
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    ascii_only = [text.encode("ascii", "ignore").decode() for text in (*SAID, *ANSWERS)]  # others take several tokens
+    ascii_only = [text.encode("ascii", "ignore").decode() for text in TEXTS]  # others take several tokens
     return train_tokenizer(TokenizerConfig(kind="bpe", vocab_size=320), ascii_only * 9)
-
-
-@pytest.fixture(scope="module")
-def messages():
-    texts = [text for pair in zip(SAID, ANSWERS, strict=True) for text in pair]
-    return [{"role": role, "content": text} for role, text in zip(("user", "assistant") * 3, texts, strict=True)]
 
 
 def learned(vocab_size: int, ids: list[int], trained: list[bool], ends) -> LanguageModel:
     """A model that knows one row of tokens."""
     fields = {"vocab_size": vocab_size, "max_position_embeddings": 256, "hidden_size": 64, "eos_token_id": ends}
     return scoring.learned(tiny_config(**fields), [(ids, trained)], steps=60, lr=1e-2)
-
-
-@pytest.fixture(scope="module")
-def by_heart(tokenizer, messages):
-    ((ids, flags),) = encode_conversations(tokenizer, [conversation_of({"messages": messages})])
-    return learned(tokenizer.vocab_size, ids, (flags & TRAINED).astype(bool), CHAT)
 
 
 def random_conversation(tokenizer, ends=CHAT, **changes) -> Conversation:
@@ -80,14 +70,15 @@ def test_a_turn_is_prompted_as_training_has_it_and_answered_as_without_a_cache(t
         messages.append({"role": "assistant", "content": said})
 
 
-def test_a_turn_reads_only_its_new_tokens_and_the_ids_are_those_of_training(tokenizer, by_heart, messages):
-    conversation, seen = Conversation(by_heart, tokenizer, temperature=0.0), 0
+def test_a_turn_reads_only_its_new_tokens_and_the_ids_are_those_of_training(tokenizer):
+    ((ids, flags),) = encode_conversations(tokenizer, [conversation_of({"messages": MESSAGES})])
+    lm = learned(tokenizer.vocab_size, ids, (flags & TRAINED).astype(bool), CHAT)
+    conversation, seen = Conversation(lm, tokenizer, temperature=0.0), 0
     for text, answer in zip(SAID, ANSWERS, strict=True):
         assert "".join(conversation.answer(text)) == answer
         assert conversation.last.reused == seen
         seen = len(conversation.last.ids)  # the last token, too, was read: the end of the turn followed
     assert [conversation.last.ended, conversation.last.begin] == ["", len(conversation.last.ids)]
-    ((ids, _),) = encode_conversations(tokenizer, [conversation_of({"messages": messages})])
     assert [*conversation.last.ids, *ids_after_answer(tokenizer)] == ids
 
 
@@ -108,18 +99,16 @@ def test_an_answer_that_is_stopped_is_a_turn(tokenizer):
 def test_the_oldest_turns_go_when_the_context_is_full(tokenizer, changes):
     conversation = random_conversation(tokenizer, max_position_embeddings=128, **changes)
     conversation.set_system("Be brief.")
-    forgotten, before = [], []
+    forgotten, before = 0, []
     for number in range(12):
         list(conversation.answer(f"Who has {number}?"))
-        forgotten.append(conversation.forgotten)
-        last = conversation.last
+        last, forgotten = conversation.last, forgotten + conversation.forgotten
         assert "Be brief." in tokenizer.decode(last.ids[: last.begin])
         assert conversation.turns[-2:-1] == before  # what was said just now is still there
         before = conversation.turns[-1:]
-        assert len(last.ids) <= 128
-        assert len(last.ids) - last.begin == 12  # there was room for it
+        assert last.begin + 12 == len(last.ids) <= 128  # there was room for the answer
         assert last.ids[last.begin :] == without_cache(conversation)
-    assert sum(forgotten) == 12 - len(conversation.turns) > 3
+    assert forgotten == 12 - len(conversation.turns) > 3
     conversation.reset()
     conversation.max_new_tokens = 500
     list(conversation.answer("Who?"))
@@ -167,7 +156,5 @@ def test_where_a_document_ends_the_next_line_begins_a_new_one(tokenizer):
 def test_a_first_line_from_the_runs_own_world(tmp_path):
     (tmp_path / "config.json").write_text("{}", encoding="utf-8")
     assert first_line(tmp_path) == ""
-    story = {"step": 10, "prompt": "", "text": "What do you give to two great friends?"}
-    for changes, line in (({}, "What do you give to two"), ({"prompt": "ROMEO:", "text": "ROMEO: I am"}, "ROMEO:")):
-        append_line(tmp_path / "samples.jsonl", story | changes)
-        assert first_line(tmp_path) == line
+    append_line(tmp_path / "samples.jsonl", {"step": 10, "prompt": "", "text": "What do you give to two friends?"})
+    assert first_line(tmp_path) == "What do you give to two"

@@ -3,7 +3,6 @@
 import json
 import math
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from statistics import mean, median, stdev
 
@@ -11,11 +10,12 @@ import numpy as np
 import pytest
 
 from eval.attention import snapshots
-from eval.attention.snapshots import ProbeMap, Snapshot
+from eval.attention.snapshots import Snapshot
 from eval.compare import __main__ as compare
 from eval.compare import difference, histories, read_runs, spread
 from eval.compare.pictures import Point, curves, points, recall_over_cache
 from model import load
+from tests.eval.viewer_helpers import snapshot
 from tests.train.helpers import metrics, pretrain, refusal, write_config
 from train.budget import kv_cache_bytes
 
@@ -28,16 +28,17 @@ def command(*arguments):
     return pretrain(*arguments, script=compare.main)
 
 
+def page(paths: list[Path], out: Path) -> dict[str, list[str]]:
+    """The table of the page that is written."""
+    command(*paths, "--out", out)
+    return table((out / "comparison.md").read_text(encoding="utf-8"))
+
+
 def table(text: str) -> dict[str, list[str]]:
     """Label -> cells of the first table."""
     rows = text[text.index("|  ") :].split("\n\n")[0].splitlines()
     split = [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in rows[2:]]
     return {label: values for label, *values in split}
-
-
-def page(paths: list[Path], out: Path) -> str:
-    command(*paths, "--out", out)
-    return (out / "comparison.md").read_text(encoding="utf-8")
 
 
 def change_lines(file: Path, **values) -> None:
@@ -55,7 +56,7 @@ def test_a_difference_is_paired_by_seed_and_little_is_said_where_little_is_known
 
 
 def test_the_figures_are_those_of_the_runs(runs, tmp_path):
-    rows = table(page(every(runs), tmp_path))
+    rows = page(every(runs), tmp_path)
     for column, name in enumerate(("mha", "mqa")):
         mine = [run for run in every(runs) if run.name.startswith(name)]
         for label, key in (("validation loss (nats per token)", "loss"), ("validation bits per byte", "bits_per_byte")):
@@ -68,16 +69,14 @@ def test_the_figures_are_those_of_the_runs(runs, tmp_path):
         assert rows["parameters"][column] == f"{lm.num_parameters():,}"
         assert rows["KV-cache bytes per token"][column] == str(kv_cache_bytes(lm.config, 1, 2))
     assert rows["runs (seeds)"] == ["2 (0, 1)", "3 (0, 1, 2)"]
-    assert [label for label in rows if label.startswith("`")] == ["`model.num_key_value_heads`"]
-    assert rows["`model.num_key_value_heads`"] == ["4", "1"]
+    settings = {label: values for label, values in rows.items() if label.startswith("`")}
+    assert settings == {"`model.num_key_value_heads`": ["4", "1"]}
 
 
 def test_a_comparison_of_other_runs_is_never_overwritten(own):
     one, two = ([own / f"mha-seed{seed}", own / "mqa-seed0"] for seed in (0, 1))
     command(*one)
-    shown = command(*one).stdout  # the same runs: the same folder
-    all_rows = table((own / "compare-mha-mqa/comparison.md").read_text(encoding="utf-8"))
-    assert all(values == all_rows[label] for label, values in table(shown).items())
+    command(*one)  # the same runs: the same folder
     refusal(*two, script=compare.main)
     command(*two, "--out", own / "compare-two")
     assert sorted(folder.name for folder in own.glob("compare*")) == ["compare-mha-mqa", "compare-two"]
@@ -123,23 +122,20 @@ def test_other_data_another_budget_and_another_tokenizer_are_warnings_and_no_ver
     assert not [label for label in rows if "loss" in label]  # a token is another thing
 
 
-def test_an_unfinished_run_and_a_broken_snapshot_are_reported(own, tmp_path):
-    (own / "mha-seed0/result.json").unlink()
+def test_an_unfinished_run_and_a_broken_snapshot_are_reported_and_under_a_clock_steps_are_no_budget(own):
+    mha, mqa = pair = own / "mha-seed0", own / "mqa-seed0"
+    (mha / "result.json").unlink()
     for step in (2, 4):
-        broken = snapshots.write(snapshot(step, 0.1, float(step)), own / "mha-seed0/attention")
+        broken = snapshots.write(look(step, 0.1, float(step)), mha / "attention")
     broken.write_bytes(broken.read_bytes()[:200])
-    done = command(own / "mha-seed0", own / "mqa-seed0")
-    for told in ("mha-seed0 is not finished", f"{broken}: not a whole"):
-        assert told in done.stderr
+    change_lines(mqa / "metrics.jsonl", step=14)
+    for run in pair:
+        config = (run / "config.yaml").read_text()
+        (run / "config.yaml").write_text(config.replace("max_minutes: null", "max_minutes: 2.0"))
+    done = command(*pair)
+    assert all(told in done.stderr for told in ("mha-seed0 is not finished", f"{broken}: not a whole"))
     assert table(done.stdout)["copy gain (nats a token)"] == ["2.0000", "-"]  # of the last that can be read
-
-
-def test_runs_limited_by_the_clock_have_the_same_budget_whatever_their_steps(own):
-    change_lines(own / "mqa-seed0/metrics.jsonl", step=14)
-    for name in ("mha-seed0", "mqa-seed0"):
-        config = own / name / "config.yaml"
-        config.write_text(config.read_text().replace("max_minutes: null", "max_minutes: 2.0"))
-    assert "budget" not in command(own / "mha-seed0", own / "mqa-seed0").stderr
+    assert "budget" not in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -159,15 +155,11 @@ def test_what_is_not_a_whole_run_is_one_line(own, break_it, message):
 # Heads, and curves
 
 
-def snapshot(step: int, induction: float, gain: float | None, **scores) -> Snapshot:
+def look(step: int, induction: float, gain: float | None, **scores) -> Snapshot:
     """One of a model of 2 layers x 4 heads, whose best induction head is layer 1, head 2."""
-    values = np.zeros((2, 4), dtype=np.float32)
-    values[1, 2] = induction
-    return Snapshot(
-        step=step, tokens=step * 256, seconds=0.1 * step, layers=[0, 1], heads=[0, 1, 2, 3],
-        num_attention_heads=4, num_key_value_heads=4, maps={}, scores={"induction": values, **scores},
-        chance={"induction": 0.0125}, scalars={"copy_gain": gain},
-    )  # fmt: skip
+    scores["induction"] = np.zeros((2, 4), dtype=np.float32)
+    scores["induction"][1, 2] = induction
+    return snapshot(step, kv=4, scores=scores, chance={"induction": 0.0125}, scalars={"copy_gain": gain})
 
 
 @pytest.fixture
@@ -175,20 +167,16 @@ def looked_at(own) -> Path:
     """mha was looked at three times."""
     entropy, undefined = np.arange(8, dtype=np.float32).reshape(2, 4), np.full((2, 4), math.nan, dtype=np.float32)
     entropy[0, 0] = math.nan
-    weights = np.tril(np.ones((2, 4, 3, 3), dtype=np.float32)) / np.arange(1, 4)[:, None]
-    maps = {"text": ProbeMap(weights, ["<bos>", "a", "b"])}
     for name, late in (("mha-seed0", 0.5), ("mha-seed1", 0.7)):
         for step, induction, gain in ((0, 0.01, None), (2, late / 2, 1.0), (4, late, 10 * late)):
-            shown = snapshot(step, induction, gain, entropy=entropy, cross_document=undefined)
-            snapshots.write(replace(shown, maps=maps), own / name / "attention")
+            shown = look(step, induction, gain, entropy=entropy, cross_document=undefined)
+            snapshots.write(shown, own / name / "attention")
     return own
 
 
 def test_head_scores_are_of_the_last_snapshot_over_seeds_and_every_look_is_in_the_histories(looked_at, tmp_path):
-    text = page(every(looked_at), tmp_path)
-    assert "](comparison.html)" in text
-    assert "mha: attention heads" in (tmp_path / "comparison.html").read_text(encoding="utf-8")
-    rows = table(text)
+    rows = page(every(looked_at), tmp_path)
+    assert (tmp_path / "comparison.html").is_file()
     assert rows["induction, best head"] == ["0.6000 ± 0.1414", "-"]
     assert rows["entropy, mean of heads (nats)"] == ["4.0000", "-"]  # of seven: one is undefined
     assert rows["other documents, best head"] == ["-", "-"]
@@ -198,7 +186,7 @@ def test_head_scores_are_of_the_last_snapshot_over_seeds_and_every_look_is_in_th
     mha, mqa = json.loads(text)["variants"]
     assert [one["settings"] for one in (mha, mqa)] == [{"model.num_key_value_heads": heads} for heads in (4, 1)]
     assert mha["runs"][1]["looks"] == [
-        {"step": step, "tokens": 256 * step, "induction": induction, "copy_gain": gain}
+        {"step": step, "tokens": 1000 * step, "induction": induction, "copy_gain": gain}
         for step, induction, gain in ((0, 0.01, None), (2, 0.35, 1.0), (4, 0.7, 7.0))
     ]
     assert mha["runs"][1]["loss"] == pytest.approx(metrics(looked_at / "mha-seed1", "val")[-1]["loss"], rel=1e-5)
@@ -208,29 +196,25 @@ def test_head_scores_are_of_the_last_snapshot_over_seeds_and_every_look_is_in_th
 
 def test_the_curves_are_those_of_the_runs(looked_at):
     variants = read_runs(every(looked_at))
-    bits, losses, induction, gain = curves(variants, {"variants": histories(variants)}).axes
+    bits, losses, induction, _ = curves(variants, {"variants": histories(variants)}).axes
     assert len(bits.lines) == len(losses.lines) == 5  # a line for each run
     end = metrics(looked_at / "mha-seed0", "val")[-1]
     assert bits.lines[0].get_xydata()[-1].tolist() == [end["tokens"], end["bits_per_byte"]]
-    assert induction.lines[1].get_xydata() == pytest.approx(np.array([[0, 0.01], [512, 0.35], [1024, 0.7]]))
-    assert gain.lines[0].get_xydata()[:, 0].tolist() == [512, 1024]  # none at step 0
+    assert induction.lines[1].get_xydata() == pytest.approx(np.array([[0, 0.01], [2000, 0.35], [4000, 0.7]]))
 
 
-def variant(heads, size, kv_bytes, runs, attention="heads"):
-    settings = {"model.num_key_value_heads": heads, "model.head_dim": size, "model.attention": attention}
-    looks = [{"recall": [[0, 0.0], [20, first], [40, last]]} for first, last in runs]
-    return {"settings": settings, "kv_bytes": kv_bytes, "parameters": 100, "runs": looks}
+def test_a_model_of_a_recall_sweep_stands_at_its_bytes():
+    def variant(heads, kv_bytes, runs, attention="heads"):
+        settings = {"model.num_key_value_heads": heads, "model.head_dim": 16, "model.attention": attention}
+        looks = [{"recall": [[0, 0.0], [20, first], [40, last]]} for first, last in runs]
+        return {"settings": settings, "kv_bytes": kv_bytes, "parameters": 100, "runs": looks}
 
-
-def test_a_model_of_a_recall_sweep_is_drawn_at_its_bytes_and_yours_as_a_star():
-    mha, mqa = variant(8, 16, 1024, [(0.6, 0.9), (0.2, 0.7)]), variant(1, 16, 128, [(0.1, 0.4), (0.5, 0.51)])
-    sweep = [mha, mqa, variant(8, 16, 256, [(0.9, 1.0)], "mla")]
+    mha, mqa = variant(8, 1024, [(0.6, 0.9), (0.2, 0.7)]), variant(1, 128, [(0.1, 0.4), (0.5, 0.51)])
+    sweep = [mha, mqa, variant(8, 256, [(0.9, 1.0)], "mla")]
     found = points({"variants": sweep})
     assert found[0] == Point("8", 16, 1024, 100, [0.9, 0.7], [20, 40], 40)
     assert found[1].half_at == [None, 40]
     assert [point.form for point in found] == ["8", "1", "mla"]
-    left, _ = recall_over_cache(found, Point("2", 24, 384, 100, [0.8], [None], 40)).axes
-    (star,) = [line for line in left.lines if line.get_marker() == "*"]
-    assert (star.get_xdata(), star.get_ydata()) == ([384], [0.8])
-    no_place = variant(3, 16, 512, [(0.1, 0.2)]), mha | {"runs": [{"recall": []}]}
+    recall_over_cache(found, Point("2", 24, 384, 100, [0.8], [None], 40))  # yours beside them
+    no_place = variant(3, 512, [(0.1, 0.2)]), mha | {"runs": [{"recall": []}]}
     assert not any(points({"variants": [*sweep, one]}) for one in no_place)

@@ -55,8 +55,7 @@ def test_dead_experts_are_named(lm):
     assert measured.share[0].tolist() == [0, 0.5, 0.5, 0]
     assert np.isnan(measured.weight[0, [0, 3]]).all()
     use = log.use_of(measured, 7, 700, BYTES)
-    assert "dead: L0 E0, L0 E3" in use.in_words()
-    assert "dead: L0 E0, L0 E3" in "\n".join(log.findings(use))
+    assert all("dead: L0 E0, L0 E3" in text for text in (use.in_words(), "\n".join(log.findings(use))))
 
 
 def test_tokens_that_tell_an_expert_from_the_others():

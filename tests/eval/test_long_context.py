@@ -12,9 +12,9 @@ from data.config import DataConfig, TokenizerConfig
 from data.tokenizer import train_tokenizer
 from eval.language_modeling import predictions
 from eval.long_context import angles, held_out_rows, recall_texts, study, ways
-from model import save
 from tests.conftest import random_model, tiny_config
-from tests.train.helpers import run_module
+from tests.eval.scoring import save_run
+from tests.processes import run_module
 
 WORLD = {"source": {"kind": "storyworld", "documents": 5, "validation_documents": 8}, "tokenizer": {"kind": "byte"}}
 
@@ -25,13 +25,7 @@ def tokenizer():
 
 
 def make_run(folder, tokenizer, **changes):
-    """A run directory, as far as this command sees one."""
-    torch.manual_seed(0)
-    save(random_model(tiny_config(vocab_size=tokenizer.vocab_size, **changes)), folder / "checkpoints/step_00000010")
-    tokenizer.save(folder / "checkpoints/step_00000010")
-    (folder / "checkpoints/latest").write_text("step_00000010\n", encoding="utf-8")
-    (folder / "config.yaml").write_text(json.dumps({"data": WORLD | {"sequence_length": 64}}), encoding="utf-8")
-    return folder
+    return save_run(folder, tokenizer, json.dumps({"data": WORLD | {"sequence_length": 64}}), **changes)
 
 
 @pytest.fixture(scope="module")

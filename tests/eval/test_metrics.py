@@ -112,10 +112,8 @@ def test_known_chance_levels():
     """As they stand in the documentation, for Olsson et al.'s probe and for a text of 64 tokens."""
     assert chance("induction", probe("repeated_2", 51, period=25, copies=2)) == pytest.approx(0.0266, abs=5e-5)
     assert chance("prefix_matching", probe("repeated_4", 101, period=25, copies=4)) == pytest.approx(0.0154, abs=5e-5)
-    assert chance("sink", probe("text", 64)) == pytest.approx(0.0594, abs=5e-5)
-    assert chance("distance", probe("text", 64)) == pytest.approx(15.75)
-    assert chance("max_logit", probe("text", 64)) is None
-    assert chance("induction", probe("text", 64)) is None
+    for name, level in (("sink", 0.0594), ("distance", 15.75), ("max_logit", None), ("induction", None)):
+        assert chance(name, probe("text", 64)) == (level and pytest.approx(level, abs=5e-5))
 
 
 def test_targets_belong_to_their_row_and_a_head_without_any_is_missing_not_zero():

@@ -3,12 +3,10 @@
 import logging
 import math
 import warnings
-from itertools import product
 
 import numpy as np
 import pytest
 from PIL import Image
-from PIL.ImageColor import getrgb
 
 from eval.attention import drawing
 from eval.attention.history import PhaseChange, choose, phase_change
@@ -18,7 +16,6 @@ from eval.attention.pictures import (
     PICTURES,
     badge,
     curves,
-    lay_out,
     mosaic,
     one_head,
     quick_mosaic,
@@ -47,16 +44,6 @@ def training(final=0.6, steps=(0, 1, 2, 5, 10, 20, 50, *range(100, 2601, 100)), 
     return [snapshot(s, induction=0.02 + (final - 0.02) / (1 + math.exp(-(s - middle) / 60))) for s in steps]
 
 
-def pixels(path, frame=0):
-    with Image.open(path) as picture:
-        picture.seek(frame)
-        return np.asarray(picture.convert("RGB")).astype(int)
-
-
-def has_colour(picture, colour, at_least=100):
-    return (np.abs(picture - getrgb(colour)[:3]).max(-1) <= 2).sum() >= at_least
-
-
 @pytest.fixture(autouse=True)
 def no_complaint(caplog):
     """matplotlib warns of characters without a picture, and logs about fonts that it did not find."""
@@ -80,33 +67,14 @@ def test_the_tile_holds_every_head_in_its_place_and_nothing_above_the_diagonal()
     assert np.isnan(small[0, 1])
 
 
-def test_the_grid_stays_within_its_room():
-    for (layers, heads), tokens in product([(2, 2), (12, 12), (2, 32), (48, 2)], [2, 64, 1024]):
-        grid = lay_out(layers, heads, tokens, room=2100)
-        assert max(grid.size) <= 2100
-        assert grid.length * grid.pool >= tokens
-        assert grid.cell >= 1
-
-
-@pytest.mark.parametrize(
-    ("scores", "expected"),
-    [
-        ({"previous_token": 0.1, "sink": 0.11}, "previous token 0.10"),
+def test_the_badge_is_the_pattern_that_stands_out_from_chance():
+    for scores, expected in (
         ({"previous_token": 0.35, "sink": 0.4}, "previous token 0.35"),  # a sink counts half
-        ({"previous_token": 0.08, "sink": 0.9}, "sink 0.90"),
         ({"previous_token": math.nan, "sink": 0.9}, "sink 0.90"),
         ({"previous_token": 0.07, "sink": 0.05, "induction": 0.9, "entropy": 3.0}, ""),  # induction: on another text
-    ],
-)
-def test_the_badge_is_the_pattern_that_stands_out_from_chance(scores, expected):
-    values = {name: np.full((1, 1), value, np.float32) for name, value in scores.items()}
-    assert badge(snapshot(layers=1, heads=1, scores=values), "text", 0, 0) == expected
-
-
-def test_a_frame_stands_around_every_group(tmp_path):
-    picture = pixels(mosaic(snapshot(heads=8, kv_heads=2), tmp_path / "m.png"))
-    for group, colour in enumerate(drawing.GROUP_COLOURS[:7]):  # the eighth is also that of letters
-        assert has_colour(picture, colour) == (group < 2), f"frame of group {group}"
+    ):
+        values = {name: np.full((1, 1), value, np.float32) for name, value in scores.items()}
+        assert badge(snapshot(layers=1, heads=1, scores=values), "text", 0, 0) == expected
 
 
 def test_a_weight_has_the_same_colour_in_every_snapshot_and_picture(tmp_path):
@@ -120,7 +88,9 @@ def test_a_weight_has_the_same_colour_in_every_snapshot_and_picture(tmp_path):
         quick_mosaic(weights, tmp_path / "q.png")
         timelapse([shot], tmp_path / "t.gif")
         for name in ("m.png", "q.png", "t.gif"):
-            share = (np.abs(pixels(tmp_path / name) - expected.astype(int)).max(-1) <= 6).mean()
+            with Image.open(tmp_path / name) as picture:
+                pixels = np.asarray(picture.convert("RGB")).astype(int)
+            share = (np.abs(pixels - expected.astype(int)).max(-1) <= 6).mean()
             assert share > 0.03, (name, step)
 
 
@@ -130,18 +100,8 @@ def test_chinese_and_strange_labels_are_drawn_without_a_complaint(tmp_path):
         mosaic(shot, tmp_path / f"m.{suffix}", "中文 $run")
         one_head(shot, 0, 0, tmp_path / f"o.{suffix}", title="中文")
     timelapse([shot], tmp_path / "t.gif", "中文")
-    assert b"<svg" in (tmp_path / "o.svg").read_bytes()
-    assert drawing.readable("🙂\x07") == "U+1F642U+0007"
-    assert drawing.shorten("averyverylongtoken") == "averyverylo…"
-    assert drawing.shorten("short") == "short"
-
-
-def test_score_maps_mark_chance_and_are_grey_where_a_score_is_missing(tmp_path):
-    shot = snapshot(layers=48)
     shot.scores["max_logit"][:] = np.nan
-    picture = pixels(score_maps(shot, tmp_path / "heads.png", "a run"))
-    assert has_colour(picture, drawing.CHANCE, 60)
-    assert has_colour(picture, drawing.NOTHING, 500)
+    score_maps(shot, tmp_path / "heads.png", "中文")
 
 
 # Time
@@ -167,15 +127,6 @@ def test_frames_are_dense_early_and_hold_the_first_and_the_last():
     assert steps == sorted(set(steps))
     assert steps[1] - steps[0] < steps[-1] - steps[-2]
     assert choose(shots[:3], 12) == shots[:3]
-    assert [shot.step for shot in choose(shots, 2)] == [0, 2600]
-
-
-def test_the_timelapse_has_at_most_24_frames(tmp_path):
-    timelapse(training(), tmp_path / "t.gif", "run")
-    with Image.open(tmp_path / "t.gif") as picture:
-        assert picture.n_frames == MOST_FRAMES == 24
-        picture.seek(23)
-        assert picture.info["duration"] > 1000  # the last one stays
 
 
 @pytest.mark.slow
@@ -183,11 +134,12 @@ def test_a_run_is_drawn_whole(tmp_path):
     for name in ("demo", "plain"):
         (tmp_path / name / "attention").mkdir(parents=True)
     paths = render(tmp_path / "demo", training())
-    names = {path.relative_to(tmp_path / "demo/attention").as_posix() for path in paths}
-    assert {"step_00000000.png", "step_00000900.png", "step_00002600.png", *PICTURES, "viewer.html"} < names
-    assert all(path.is_file() for path in paths)
-    assert sum(path.name.startswith("step_") for path in paths) <= 9
+    names = {path.name for path in paths if path.is_file()}
+    assert {"step_00000000.png", "step_00000900.png", "step_00002600.png", "viewer.html"} < names
+    assert {path.split("/")[-1] for path in PICTURES} < names
+    with Image.open(tmp_path / "demo/attention/timelapse.gif") as picture:
+        assert picture.n_frames == MOST_FRAMES < len(training())
     assert render(tmp_path / "nothing", []) == []
-    plain = render(tmp_path / "plain", [snapshot(0, scores={}, scalars={})])
+    plain = render(tmp_path / "plain", [snapshot(0, scores={}, scalars={})])  # nothing was measured
     assert [path.name for path in plain] == ["step_00000000.png", "timelapse.gif", "viewer.html"]
     curves([snapshot(step, scalars={}) for step in (0, 10)], tmp_path / "curves.svg")

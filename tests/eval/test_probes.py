@@ -2,6 +2,7 @@
 
 import random
 import re
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -23,19 +24,35 @@ from eval.attention.probes import (
     story_probe,
     text_probe,
 )
-from tests.eval.streams import stream
 
-KINDS = ("copies", "writes", "refers")
+REPEATED = ["repeated_2", "repeated_4"]
 STORYWORLD, FILES = StoryworldSource(), FilesSource(kind="files", path="x")
 STORIES = [tell(0, index, "validation").text for index in range(40)]
-TOKENIZERS = {kind: train_tokenizer(TokenizerConfig(kind=kind, vocab_size=512), STORIES) for kind in ("bpe", "char")}
+KINDS = ("bpe", "char", "byte")
+TOKENIZERS = {kind: train_tokenizer(TokenizerConfig(kind=kind, vocab_size=512), STORIES) for kind in KINDS}
 BPE = TOKENIZERS["bpe"]
 
 
-@pytest.fixture(params=["bpe", "char", "byte"])
+@dataclass
+class Ids:
+    """A stream of tokens in memory."""
+
+    ids: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def read(self, start: int, length: int) -> np.ndarray:
+        return self.ids[start : start + length]
+
+
+def stream(tokenizer: Tokenizer, texts: list[str]) -> Ids:
+    return Ids(np.concatenate(tokenizer.encode_documents(texts)))
+
+
+@pytest.fixture(params=KINDS)
 def tokenizer(request) -> Tokenizer:
-    kind = request.param
-    return TOKENIZERS.get(kind) or TOKENIZERS.setdefault(kind, train_tokenizer(TokenizerConfig(kind=kind), STORIES))
+    return TOKENIZERS[request.param]
 
 
 def check(probe: Probe, tokenizer: Tokenizer, longest: int) -> None:
@@ -83,9 +100,8 @@ def test_every_tokenizer_and_context_has_probes_that_fit_the_same_every_time(tok
 
 def test_the_built_in_world_is_found_in_a_mix_and_nowhere_else():
     mixed = MixSource(kind="mix", parts=[MixPart(source=FILES), MixPart(source=STORYWORLD)])
-    names = [probe.name for probe in build_probes(BPE, DataConfig(source=mixed), 256)]
-    assert names == ["repeated_2", "repeated_4", "songs", "stories"]
-    assert [probe.name for probe in build_probes(BPE, DataConfig(source=FILES), 256)] == ["repeated_2", "repeated_4"]
+    for source, names in ((mixed, ["repeated_2", "repeated_4", "songs", "stories"]), (FILES, REPEATED)):
+        assert [probe.name for probe in build_probes(BPE, DataConfig(source=source), 256)] == names
 
 
 @pytest.mark.parametrize("copies", [2, 4])
@@ -101,29 +117,26 @@ def test_blocks_are_repeated_and_hold_ordinary_tokens_once(tokenizer, copies):
     assert len({tuple(block) for block in rows}) == len(blocks)
 
 
-def test_blocks_are_shortened_to_the_context_and_shared_also_by_a_run_that_is_resumed():
+@pytest.mark.parametrize(("context", "period"), [(256, 25), (33, 8)])
+def test_blocks_are_shortened_to_the_context_and_shared_also_by_a_run_that_is_resumed(context, period):
     """It is given those of repeated_2; with a block of its own, repeated_4 had other scores after a resume."""
-    for context, period in ((256, 25), (33, 8)):
-        config = DataConfig(sequence_length=context)
-        two, four = build_probes(BPE, config, context)[:2]
-        assert four.period == period
-        assert torch.equal(two.input_ids[: len(four.input_ids), : 1 + period], four.input_ids[:, : 1 + period])
-        blocks = two.input_ids[:, 1 : 1 + two.period].tolist()
-        for before, after in zip((two, four), build_probes(BPE, config, context, blocks=blocks), strict=False):
-            assert before.input_ids.equal(after.input_ids), before.name
-    assert repeated_probe(BPE, 4, 8) is None
+    config = DataConfig(sequence_length=context)
+    two, four = build_probes(BPE, config, context)[:2]
+    assert four.period == period
+    assert torch.equal(two.input_ids[: len(four.input_ids), : 1 + period], four.input_ids[:, : 1 + period])
+    blocks = two.input_ids[:, 1 : 1 + two.period].tolist()
+    for before, after in zip((two, four), build_probes(BPE, config, context, blocks=blocks), strict=False):
+        assert before.input_ids.equal(after.input_ids), before.name
 
 
 def test_blocks_are_drawn_from_what_is_in_use_if_that_is_enough():
-    probe = repeated_probe(BPE, 2, 256, [*range(100, 130), BPE.bos_id, BPE.eos_id])
-    assert set(probe.input_ids[:, 1:].flatten().tolist()) <= set(range(100, 130))
-    few, of_all = repeated_probe(BPE, 2, 256, range(100, 110)), repeated_probe(BPE, 2, 256)
-    assert torch.equal(few.input_ids, of_all.input_ids)
+    used, few = (range(100, 130), range(100, 110))
+    assert set(repeated_probe(BPE, 2, 256, [*used, BPE.bos_id]).input_ids[:, 1:].flatten().tolist()) <= set(used)
+    assert torch.equal(repeated_probe(BPE, 2, 256, few).input_ids, repeated_probe(BPE, 2, 256).input_ids)
 
 
 def test_text_is_how_held_out_documents_begin(tokenizer):
     probe = text_probe(tokenizer, stream(tokenizer, STORIES).ids, 256)
-    assert probe.real is None
     assert probe.input_ids.tolist() == [ids[:64] for ids in tokenizer.encode_documents(STORIES)[:8]]
     documents = ["", "A fox ran home to the hill.", "A hen sat by the river."]  # few and short: what there is
     few = text_probe(tokenizer, stream(tokenizer, documents).ids, 256)
@@ -137,50 +150,37 @@ def test_text_is_how_held_out_documents_begin(tokenizer):
 
 
 def test_texts_of_ones_own():
-    held_out, config = stream(BPE, STORIES), DataConfig(source=FILES)
-    built = build_probes(BPE, config, 256, {"text": "The fox saw the bird.", "text_2": "A hen."}, held_out)
-    assert [probe.name for probe in built] == ["text", "text_2", "repeated_2", "repeated_4", "packed"]
-    assert built[0].input_ids.tolist() == [[BPE.bos_id, *BPE.encode("The fox saw the bird.")]]
-    named = build_probes(BPE, config, 256, {"fox": "The fox."}, held_out)
+    held_out, config, fox = stream(BPE, STORIES), DataConfig(source=FILES), "The fox saw the bird."
+    built = build_probes(BPE, config, 256, {"text": fox, "text_2": "A hen."}, held_out)
+    assert [probe.name for probe in built] == ["text", "text_2", *REPEATED, "packed"]
+    assert built[0].input_ids.tolist() == [[BPE.bos_id, *BPE.encode(fox)]]
+    named = build_probes(BPE, config, 256, {"fox": fox}, held_out)
     assert [probe.name for probe in named][:2] == ["text", "fox"]  # scores on text are still of held-out documents
-    long = build_probes(BPE, config, 16, {"text": STORIES[0]}, held_out)[0]
-    total = len(BPE.encode(STORIES[0])) + 1
-    assert long.input_ids.shape == (1, 16)
-    assert long.left_out == f"tokens 16 to {total - 1} of {total}"
+    long, total = build_probes(BPE, config, 16, {"text": STORIES[0]}, held_out)[0], len(BPE.encode(STORIES[0])) + 1
+    assert (long.input_ids.shape, long.left_out) == ((1, 16), f"tokens 16 to {total - 1} of {total}")
     with pytest.raises(ValueError, match="the text of the probe hen is empty"):
         build_probes(BPE, config, 256, {"hen": ""}, held_out)
 
 
-@pytest.mark.parametrize(
-    ("texts", "message"),
-    [
-        ("{../fox: A}", r"probes.yaml:\d: `texts"),
-        ("{fox: ''}", r"probes.yaml:\d: `texts.fox`"),
-        ("{songs: A}", "the name songs is taken"),
-    ],
-)
-def test_a_bad_probe_file_says_where(tmp_path, texts, message):
+def test_a_bad_probe_file_says_where(tmp_path):
     file = tmp_path / "probes.yaml"
     file.write_text("texts: {fox: The fox.}")
     assert read_probe_file(file) == {"fox": "The fox."}
-    file.write_text(f"texts: {texts}")
-    with pytest.raises(InputError, match=message):
-        read_probe_file(file)
+    for texts, message in (("fox: ''", r"probes.yaml:\d: `texts.fox`"), ("songs: A", "the name songs is taken")):
+        file.write_text(f"texts: {{{texts}}}")
+        with pytest.raises(InputError, match=message):
+            read_probe_file(file)
 
 
-def test_song_targets_are_what_followed_the_same_token_in_every_earlier_singing(tokenizer):
-    probe = story_probe(tokenizer, STORYWORLD, 2000, "songs")
-    for ids, pairs in zip(probe.input_ids.tolist(), probe.targets["song"], strict=True):
+def test_targets_are_what_followed_the_same_token_in_an_earlier_singing_and_what_a_copy_copies(tokenizer):
+    """Which mention a name or a pronoun stands for: tests/data/test_storyworld_mentions.py."""
+    songs, stories = (story_probe(tokenizer, STORYWORLD, 2000, name) for name in ("songs", "stories"))
+    for ids, pairs in zip(songs.input_ids.tolist(), songs.targets["song"], strict=True):
         assert {len(keys) for _, keys in pairs} <= {1, 2}
         assert all([ids[key - 1], ids[key]] == ids[query : query + 2] for query, keys in pairs for key in keys)
         assert len(pairs) > 5
-
-
-def test_a_copy_is_the_same_token_as_what_it_copies(tokenizer):
-    """Which mention a name or a pronoun stands for: tests/data/test_storyworld_mentions.py."""
-    probe = story_probe(tokenizer, STORYWORLD, 2000, "stories")
-    check(probe, tokenizer, 2000)
-    for ids, copies, writes, refers in zip(probe.input_ids, *map(probe.targets.get, KINDS), strict=True):
+    kinds = [stories.targets[kind] for kind in ("copies", "writes", "refers")]
+    for ids, copies, writes, refers in zip(stories.input_ids, *kinds, strict=True):
         assert copies
         assert refers
         assert all((ids[keys] == ids[query]).all() for query, keys in copies)
@@ -195,24 +195,15 @@ def test_a_packed_row_knows_its_documents(tokenizer, isolated):
     assert set(probe.for_model()) == ({"input_ids", "document_ids"} if isolated else {"input_ids"})
 
 
-CHINESE = "小猫看见一只鸟。鸟飞走了，小猫很伤心。"
-
-
 def test_chinese_is_whole_however_it_is_cut():
-    byte = train_tokenizer(TokenizerConfig(kind="byte"), [])
+    byte, chinese = TOKENIZERS["byte"], "小猫看见一只鸟。鸟飞走了，小猫很伤心。"
     ids = byte.encode("a你好 b")
     assert readable_tokens(byte, ids) == ["a", "⟨E4⟩", "⟨BD⟩", "你", "⟨E5⟩", "⟨A5⟩", "好", "␣", "b"]
-    assert readable_tokens(byte, [byte.bos_id, *byte.encode("你")[:2], byte.eos_id, byte.encode("你")[2]]) == [
-        "<bos>",
-        "⟨E4⟩",
-        "⟨BD⟩",
-        "<eos>",
-        "⟨A0⟩",  # the character was cut by the end of the document: it is none
-    ]
+    cut = [byte.bos_id, *byte.encode("你")[:2], byte.eos_id, byte.encode("你")[2]]  # by the end of the document
+    assert readable_tokens(byte, cut) == ["<bos>", "⟨E4⟩", "⟨BD⟩", "<eos>", "⟨A0⟩"]
     assert readable_tokens(byte, byte.encode("好")[1:] + byte.encode("你")) == ["⟨A5⟩", "⟨BD⟩", "⟨E4⟩", "⟨BD⟩", "你"]
-    char = train_tokenizer(TokenizerConfig(kind="char"), [CHINESE, "é\ufffd"])
+    char = train_tokenizer(TokenizerConfig(kind="char"), [chinese, "é\ufffd"])
     assert readable_tokens(char, char.encode("小猫é\ufffd")) == ["小", "猫", "é", "\ufffd"]
-    bpe = train_tokenizer(TokenizerConfig(kind="bpe", vocab_size=320), [CHINESE * 20])
-    labels = probe_from_text(bpe, CHINESE, 256).labels[0][1:]
-    shown = "".join(re.sub("⟨..⟩", "", label) for label in labels)
-    assert shown == CHINESE
+    bpe = train_tokenizer(TokenizerConfig(kind="bpe", vocab_size=320), [chinese * 20])
+    labels = probe_from_text(bpe, chinese, 256).labels[0][1:]
+    assert "".join(re.sub("⟨..⟩", "", label) for label in labels) == chinese

@@ -15,7 +15,6 @@ from data.storyworld.questions import KINDS
 from data.tokenizer import train_tokenizer
 from eval import questions
 from eval.questions import Question, ask, figures, guesses, held_out_questions, is_right, questions_in, table_of_classes
-from model import LanguageModel
 from tests.conftest import tiny_config
 from tests.eval import scoring
 from tests.train.helpers import metrics, pretrain, write_config
@@ -88,11 +87,12 @@ def test_the_same_ones_are_held_out_and_their_names_are_of_the_form_that_was_ask
 
 @pytest.mark.slow
 def test_a_model_that_knows_two_conversations_by_heart_answers_all_their_questions(tokenizer):
-    lm = LanguageModel(tiny_config(vocab_size=tokenizer.vocab_size, max_position_embeddings=1024))
     pairs = [interview(0, index, "validation") for index in (4, 5)]  # sentences
     asked = [question for pair in pairs for question in questions_in(pair)]
     rows = encode_conversations(tokenizer, [conversation_of(pair) for pair in pairs])
-    scoring.learned(lm, [(ids, (flags & TRAINED).astype(bool)) for ids, flags in rows], steps=100, lr=1e-2)
+    rows = [(ids, (flags & TRAINED).astype(bool)) for ids, flags in rows]
+    config = tiny_config(vocab_size=tokenizer.vocab_size, max_position_embeddings=1024)
+    lm = scoring.learned(config, rows, steps=100, lr=1e-2)
     replies = ask(lm, tokenizer, asked)
     assert figures(asked, replies)["exact_match"] == 1, replies
     assert [reply for question in asked[:3] for reply in ask(lm, tokenizer, [question])] == replies[:3]  # alone
@@ -102,23 +102,14 @@ def test_a_model_that_knows_two_conversations_by_heart_answers_all_their_questio
     assert [reply is None for reply in ask(lm, tokenizer, asked)] == [length + 1 > 300 for length in lengths]
 
 
-def test_a_run_is_asked_before_and_after_and_by_the_command(tmp_path, capsys):
+def test_a_run_is_asked_before_and_after_and_by_the_command(tmp_path):
     source = {"kind": "storyworld", "documents": 30, "validation_documents": 8, "chats": "questions"}
-    bpe = {"kind": "bpe", "vocab_size": 512, "train_bytes": 20000}
-    config = write_config(
-        tmp_path,
-        model={"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 1024},
-        data={
-            "source": source,
-            "records": "conversations",
-            "tokenizer": bpe,
-            "sequence_length": 1024,
-            "rows_joined": 1,
-        },
-        train={"max_steps": 4, "tokens_per_step": 2048},
-        eval={"every": 0, "questions": 5, "sample_tokens": 4, "attention": {"every": 0}},
-    )
-    pretrain(config)
+    data = {"source": source, "records": "conversations", "sequence_length": 1024, "rows_joined": 1}
+    data["tokenizer"] = {"kind": "bpe", "vocab_size": 512, "train_bytes": 20000}
+    model = {"num_hidden_layers": 1, "max_position_embeddings": 1024}
+    asks = {"every": 0, "questions": 5, "sample_tokens": 4, "attention": {"every": 0}}
+    train = {"max_steps": 4, "tokens_per_step": 2048}
+    pretrain(write_config(tmp_path, model=model, data=data, train=train, eval=asks))
     run = tmp_path / "runs/tiny"
     lines, new = metrics(run, "questions"), metrics(run, "questions_new_names")
     assert [line["step"] for line in lines] == [line["step"] for line in new] == [0, 4]
@@ -127,11 +118,11 @@ def test_a_run_is_asked_before_and_after_and_by_the_command(tmp_path, capsys):
     assert table_of_classes({"before": lines[0], "after": lines[1], "after, names of a new form": new[1]}) in report
 
     checkpoint = next(run.glob("checkpoints/step_*4"))  # it knows the stories of its run as well
-    _, out, _ = command(capsys, checkpoint, "--documents", 6, "--show", 1, "--by-plot")
+    _, out, _ = command(checkpoint, "--documents", 6, "--show", 1, "--by-plot")
     asked = list(held_out_questions(SOURCE.model_copy(update={"validation_documents": 6})))
     assert f"| all | {len(asked)} | 0.0% |" in " ".join(out.split())
     assert f"right: {asked[0].reply}" in out
     rows = [line.split("|")[2] for line in out.partition("By plot")[2].splitlines() if "%" in line]
     assert sum(map(int, rows)) == len(asked)
     (run / "config.yaml").write_text("data: {source: {kind: files, path: x.txt}}\n")
-    assert command(capsys, run)[0] == 2
+    assert command(run)[0] == 2

@@ -2,9 +2,7 @@
 
 import json
 import math
-import tempfile
 from functools import partial
-from pathlib import Path
 
 import pytest
 import tokenizers
@@ -24,7 +22,6 @@ from eval.tasks import (
     text_log_probs,
     token_log_probs,
 )
-from model import save
 from tests.conftest import random_model, tiny_config
 from tests.eval import scoring
 from tests.train.helpers import write_config
@@ -73,10 +70,6 @@ class Reference:
         log_p = self.lm(torch.tensor([ids])).logits[0, :-1].double().log_softmax(-1)
         return log_p.gather(-1, torch.tensor(ids[1:])[:, None])[:, 0]
 
-    def ending(self, context, whole):
-        """lm-evaluation-harness's way: what comes after the tokens of the bare context, its last spaces stripped."""
-        return float(self.log_probs(self.ids(whole))[len(self.ids(context.rstrip())) - 1 :].sum())
-
     def text(self, text, window, stride):
         """ln p of every token: the earliest window that holds it says what it may look at."""
         ids, log_probs = self.ids(text), []
@@ -92,10 +85,7 @@ def checkpoint(request, tmp_path_factory):
     folder, kind = tmp_path_factory.mktemp("checkpoints"), request.param
     torch.manual_seed(7)
     tokenizer = train_tokenizer(TokenizerConfig(kind=kind, vocab_size=320 if kind == "bpe" else None), TEXTS * 3)
-    lm = tiny_config(vocab_size=tokenizer.vocab_size, max_position_embeddings=96, **MODELS[kind])
-    save(random_model(lm), folder)
-    tokenizer.save(folder)
-    return folder
+    return scoring.save_model(folder, tokenizer, max_position_embeddings=96, **MODELS[kind])
 
 
 only = partial(pytest.mark.parametrize, "checkpoint", indirect=True)
@@ -106,17 +96,17 @@ def reference(checkpoint):
     return Reference(checkpoint)
 
 
-def answer(capsys, *arguments):
+def answer(*arguments):
     """The printed JSON object."""
-    code, out, _ = command(capsys, *arguments, "--json")
+    code, out, _ = command(*arguments, "--json")
     assert code == 0
     return json.loads(out)
 
 
 def scores_of(directory, path, kind):
-    """Questions of a file or folder, and what the model finds of their endings."""
+    """What the model finds of the endings of each question of a file or folder."""
     questions = [question for in_file in tasks.read_questions(path, kind).values() for question in in_file]
-    return questions, tasks.score(*open_model(directory, "cpu"), questions)
+    return tasks.score(*open_model(directory, "cpu"), questions)
 
 
 def write_lines(file, records):
@@ -129,20 +119,17 @@ def blimp(file, pairs):
     return write_lines(file, [{"sentence_good": good, "sentence_bad": bad, "pairID": "0"} for good, bad in pairs])
 
 
-def test_minimal_pairs_are_those_of_the_reference(checkpoint, reference, capsys, tmp_path):
+def test_minimal_pairs_are_those_of_the_reference(checkpoint, reference, tmp_path):
     """Zorro's file and BLiMP's say the same; every file of a folder counts alike in the mean."""
     folder = tmp_path / "files"
-    first = blimp(folder / "a.jsonl", PAIRS)
+    blimp(folder / "a.jsonl", PAIRS)
     (folder / "b.txt").write_text("".join(f"{bad}\n{good}\n" for good, bad in PAIRS), encoding="utf-8")
     blimp(folder / "c.jsonl", PAIRS[4:])
     (folder / "SOURCE.md").write_text("where it is from\n")
-    questions, scores = scores_of(checkpoint, folder, PairRecord)
     expected = [[float(reference.log_probs(reference.ids(text)).sum()) for text in pair] for pair in PAIRS]
-    for values, both in zip(scores[:5], expected, strict=True):
+    for values, both in zip(scores_of(checkpoint, folder, PairRecord)[:5], expected, strict=True):
         assert values == pytest.approx(both, abs=CLOSE)
-    places = [f"{first}:{n}" for n in range(1, 6)] + [f"{folder / 'b.txt'}:{n}" for n in (1, 3, 5, 7, 9)]
-    assert [question.where for question in questions[:10]] == places
-    files = answer(capsys, checkpoint, "--minimal-pairs", folder)["results"]
+    files = answer(checkpoint, "--minimal-pairs", folder)["results"]
     mean = files.pop("mean of 3 files")
     share = (sum(good > bad for good, bad in expected[:3] + expected[4:]) + 0.5) / 5
     assert files["a.jsonl"] == files["b.txt"]
@@ -151,8 +138,8 @@ def test_minimal_pairs_are_those_of_the_reference(checkpoint, reference, capsys,
     assert (mean["questions"], mean["ties"], mean["chance"]) == (11, 2, 0.5)
     assert mean["acc"] == pytest.approx(sum(values["acc"] for values in files.values()) / 3)
     assert mean["acc_stderr"] == pytest.approx(math.hypot(*(values["acc_stderr"] for values in files.values())) / 3)
-    out = command(capsys, checkpoint, "--minimal-pairs", folder, "--limit", 2)[1]
-    assert [line.split("|")[2].strip() for line in out.splitlines()[2:5]] == ["2", "2", "1"]
+    limited = answer(checkpoint, "--minimal-pairs", folder, "--limit", 2)["results"]
+    assert [limited[name]["questions"] for name in ("a.jsonl", "b.txt", "c.jsonl")] == [2, 2, 1]
 
 
 def test_a_twin_of_a_story_has_one_other_name_and_cannot_be_told():
@@ -170,20 +157,21 @@ def test_a_twin_of_a_story_has_one_other_name_and_cannot_be_told():
         assert all(name in " ".join(good[:at]) for name in names)  # both can be copied; one is right
 
 
-def test_multiple_choice_is_that_of_the_reference(checkpoint, reference, capsys, tmp_path):
+def test_multiple_choice_is_that_of_the_reference(checkpoint, reference, tmp_path):
     file = write_lines(tmp_path / "choices.jsonl", CHOICES)
-    _, scores = scores_of(checkpoint, file, ChoiceRecord)
+    scores = scores_of(checkpoint, file, ChoiceRecord)
     right = {"acc": 0, "acc_norm": 0}
     for values, choice in zip(scores, CHOICES, strict=True):
         context, endings = choice["ctx"], choice["endings"]
         joint = ["" if context.endswith(" ") or ending.startswith(" ") else " " for ending in endings]
         wholes = [context + space + ending for space, ending in zip(joint, endings, strict=True)]
-        expected = [reference.ending(context, whole) for whole in wholes]
+        begin = len(reference.ids(context.rstrip())) - 1  # as in lm-evaluation-harness: what follows the bare context
+        expected = [float(reference.log_probs(reference.ids(whole))[begin:].sum()) for whole in wholes]
         assert values == pytest.approx(expected, abs=CLOSE)
         norm = [value / len(ending.encode()) for value, ending in zip(expected, endings, strict=True)]
         right["acc"] += expected.index(max(expected)) == int(choice["label"])
         right["acc_norm"] += norm.index(max(norm)) == int(choice["label"])
-    found = answer(capsys, checkpoint, "--multiple-choice", file)["results"]["choices.jsonl"]
+    found = answer(checkpoint, "--multiple-choice", file)["results"]["choices.jsonl"]
     assert (found["questions"], found["ties"]) == (4, 0)
     assert {name: found[name] for name in right} == {name: count / 4 for name, count in right.items()}
     assert found["chance"] == pytest.approx((1 / 3 + 1 / 2 + 1 / 4 + 1 / 2) / 4)
@@ -211,13 +199,13 @@ def test_a_token_that_reaches_over_the_boundary_belongs_to_the_ending():
     assert scores == pytest.approx([float(log_p[1:].sum()) for log_p in token_log_probs(lm, both)])
 
 
-@pytest.mark.parametrize(("window", "stride"), [(None, None), (16, 5), (7, 1), (2, 1), (9, 7)])
-def test_a_text_is_scored_as_by_the_reference(checkpoint, reference, capsys, tmp_path, window, stride):
+@pytest.mark.parametrize(("window", "stride"), [(None, None), (16, 5), (2, 1), (9, 7)])
+def test_a_text_is_scored_as_by_the_reference(checkpoint, reference, tmp_path, window, stride):
     text = " ".join(TEXTS) + "\r\n" + TEXTS[1]
     file = tmp_path / "text.md"
     file.write_bytes(b"\xef\xbb\xbf" + f"{text}\nThis is beyond the limit.".encode())
     given = [] if window is None else ["--window", window, "--stride", stride]
-    found = answer(capsys, checkpoint, "--text", file, "--limit", 2, *given)["results"]["text.md"]
+    found = answer(checkpoint, "--text", file, "--limit", 2, *given)["results"]["text.md"]
     text, window, stride = text + "\n", window or 96, stride or 48  # --limit counts lines
     expected = torch.tensor(reference.text(text, window, stride), dtype=torch.float64)
     log_probs = text_log_probs(open_model(checkpoint, "cpu")[0], reference.ids(text), window, stride)
@@ -231,12 +219,8 @@ def test_a_text_is_scored_as_by_the_reference(checkpoint, reference, capsys, tmp
     assert found["bits_per_byte_chance"] == pytest.approx(math.log(reference.lm.config.vocab_size) * per_byte)
 
 
-def test_equal_sequences_have_equal_numbers_and_a_model_that_diverged_is_an_error():
+def test_a_model_that_diverged_is_an_error():
     lm = random_model(tiny_config())
-    sequences = [torch.randint(0, 192, (length,)).tolist() for length in torch.randint(2, 65, (40,)).tolist()]
-    together = token_log_probs(lm, [*sequences, sequences[0]])
-    assert torch.equal(together[0], together[-1])
-    assert [len(log_p) + 1 for log_p in together[:-1]] == [*map(len, sequences)]
     with torch.no_grad():
         lm.lm_head.weight[3] = math.nan
     with pytest.raises(ValueError, match="logits are non-finite: its weights are damaged"):
@@ -257,59 +241,44 @@ def test_the_standard_error_of_a_mean_is_how_far_means_scatter():
 
 
 @only(["char"])
-def test_characters_that_the_tokenizer_does_not_know_are_reported(checkpoint, capsys, tmp_path):
+def test_characters_that_the_tokenizer_does_not_know_are_reported(checkpoint, tmp_path):
     pairs = blimp(tmp_path / "pairs.jsonl", [("The cat ß.", "The cat Ü."), ("ß ran.", "The fox ran.")])
-    code, out, err = command(capsys, checkpoint, "--minimal-pairs", pairs)
-    assert code == 0
-    assert "| 1 | 50.0% |" in " ".join(out.split())  # both unknown: a tie
-    assert err.startswith("3 characters are unknown")
+    assert command(checkpoint, "--minimal-pairs", pairs)[2].startswith("3 characters are unknown")
+    assert answer(checkpoint, "--minimal-pairs", pairs)["results"]["pairs.jsonl"]["ties"] == 1  # both unknown
 
 
-def test_a_run_is_asked_about_its_own_world_and_knows_its_rows(capsys, tmp_path):
-    run = tmp_path / "run"
-    step = run / "checkpoints" / "step_00000001"
-    tokenizer = train_tokenizer(TokenizerConfig(kind="bpe", vocab_size=640), [tell(0, 3, "validation").text])
-    save(random_model(tiny_config(vocab_size=tokenizer.vocab_size, max_position_embeddings=700)), step)
-    tokenizer.save(step)
-    (run / "checkpoints" / "latest").write_text("step_00000001\n")
-    source = {"kind": "storyworld", "documents": 30, "validation_documents": 6}
-    write_config(tmp_path, data={"source": source}).rename(run / "config.yaml")
-    told = answer(capsys, run, "--minimal-pairs", "storyworld")
-    pairs = storyworld_pairs(StoryworldSource(validation_documents=6))
-    assert (told["checkpoint"], told["results"]["held-out stories"]["questions"]) == (str(step), len(pairs))
-    (tmp_path / "text.txt").write_text(tell(0, 3, "validation").text)
-    for directory in (run, step):
-        assert "--window 32" in command(capsys, directory, "--text", tmp_path / "text.txt")[2]
-    assert command(capsys, run, "--text", tmp_path / "text.txt", "--window", 32)[2] == ""
+def test_a_run_is_asked_about_its_own_world_and_knows_its_rows(tmp_path):
+    text, source = tmp_path / "text.txt", {"kind": "storyworld", "documents": 30, "validation_documents": 6}
+    text.write_text(tell(0, 3, "validation").text)
+    tokenizer = train_tokenizer(TokenizerConfig(kind="bpe", vocab_size=640), [text.read_text()])
+    config = write_config(tmp_path, data={"source": source}).read_text()
+    run = scoring.save_run(tmp_path / "run", tokenizer, config, max_position_embeddings=700)
+    told = answer(run, "--minimal-pairs", "storyworld")["results"]["held-out stories"]
+    assert told["questions"] == len(storyworld_pairs(StoryworldSource(validation_documents=6)))
+    for directory in (run, run / "checkpoints/step_00000010"):
+        assert "--window 32" in command(directory, "--text", text)[2]
+    assert command(run, "--text", text, "--window", 32)[2] == ""
+
+
+GOOD, CHOICE = {"sentence_good": "a", "sentence_bad": "b"}, {"ctx": "a", "endings": ["b", "c"], "label": 1}
+BAD_INPUT = [  # a file and its lines, options, what is said
+    ("p.jsonl", [], ["--minimal-pairs"], "p.jsonl: is empty"),
+    ("a.csv", [b"x"], ["--minimal-pairs"], "a.csv: is, or holds, no file"),
+    ("p.jsonl", [GOOD, b"{oops"], ["--minimal-pairs"], "p.jsonl:2: "),
+    ("p.jsonl", [GOOD, GOOD | {"sentence_bad": "b" * 96}], ["--minimal-pairs"], "p.jsonl:2: ending 1"),
+    ("p.txt", [b"a", b"b", b"c"], ["--minimal-pairs"], "p.txt:3: "),
+    ("p.txt", [b"a", b"\xff"], ["--text"], "p.txt:2: "),
+    ("c.jsonl", [CHOICE, CHOICE | {"label": 2}], ["--multiple-choice"], "c.jsonl:2: `label` is 2"),
+    ("c.jsonl", [CHOICE, CHOICE | {"endings": ["b", ""]}], ["--multiple-choice"], "c.jsonl:2: `endings.1`"),
+    ("t.txt", [b"a"], ["--window", "97", "--text"], "--window (97)"),
+    ("t.txt", [b"a"], ["--window", "9", "--stride", "9", "--text"], "--stride (9)"),
+]
 
 
 @only(["byte"])
-def test_bad_input_is_one_line_and_exit_code_2(checkpoint, capsys, tmp_path):
-    def file(name, *lines):
-        folder = Path(tempfile.mkdtemp(dir=tmp_path))
+def test_bad_input_is_one_line_and_exit_code_2(checkpoint, tmp_path):
+    for name, lines, options, reason in BAD_INPUT:
         lines = [line if isinstance(line, bytes) else json.dumps(line).encode() for line in lines]
-        (folder / name).write_bytes(b"\n".join(lines))
-        return folder / name
-
-    pairs, text, choices = "--minimal-pairs", "--text", "--multiple-choice"
-    good, choice = {"sentence_good": "a", "sentence_bad": "b"}, {"ctx": "a", "endings": ["b", "c"], "label": 1}
-    empty = file("empty.jsonl", b"\n")
-    cases = [
-        ([pairs, tmp_path / "missing.jsonl"], "missing.jsonl: "),
-        ([pairs, empty], "empty.jsonl: is empty"),
-        ([pairs, file("a.csv", b"x")], "a.csv: is, or holds, no file"),
-        ([pairs, file("p.jsonl", good, b"{oops")], "p.jsonl:2: "),
-        ([pairs, file("p.jsonl", {"sentence_good": "a"})], "p.jsonl:1: `sentence_bad`: "),
-        ([pairs, file("p.jsonl", good, {"sentence_good": "a", "sentence_bad": "b" * 96})], "p.jsonl:2: ending 1"),
-        ([pairs, file("p.txt", b"a\nb\nc\n")], "p.txt:3: "),
-        ([text, file("p.txt", b"a\n\xff\n")], "p.txt:2: "),
-        ([choices, file("choice.jsonl", choice, choice | {"endings": ["b", ""]})], "choice.jsonl:2: `endings.1`"),
-        ([choices, file("choice.jsonl", choice, choice | {"label": 2})], "choice.jsonl:2: `label` is 2"),
-        ([text, empty, "--window", "97"], "--window (97)"),
-        ([text, empty, "--window", "9", "--stride", "9"], "--stride (9)"),
-        ([pairs, "storyworld"], "unknown"),
-    ]
-    for arguments, reason in cases:
-        code, out, err = command(capsys, checkpoint, *arguments)
-        assert (code, out, err.count("\n")) == (2, "", 1), (reason, out, err)
-        assert reason in err
+        (tmp_path / name).write_bytes(b"\n".join([*lines, b""]))
+        code, out, err = command(checkpoint, *options, tmp_path / name)
+        assert (code, out, err.count("\n"), reason in err) == (2, "", 1, True), (reason, out, err)

@@ -1,9 +1,7 @@
 """Tools in a chat: what they answer, and that no call, however wrong, is run as code or ends the program."""
 
-import io
 import json
 import shutil
-import sys
 import time
 from random import Random
 
@@ -47,23 +45,20 @@ def test_the_calculator_computes_and_everything_else_is_refused_at_once():
     assert time.perf_counter() - began < 5
 
 
-@pytest.mark.parametrize(
-    ("call", "response"),
-    [
+def test_a_wrong_call_gets_one_line():
+    for call, response in (
         (json.dumps(CALL), "42"),
         (json.dumps(CALL | {"arguments": '{"expression": "6 * 7"}'}), "42"),  # as OpenAI writes arguments
         ("6 * 7", "error: the call is not JSON"),
         ("[" * 100_000, "error: "),
         ('{"name": "\\ud800", "arguments": {}}', "error: "),
         ('{"name": "shell", "arguments": {}}', "error: no tool is called 'shell': use calculator"),
-        ('{"name": "calculator", "arguments": {"expression": 42}}', "error: calculator takes one argument, expression"),
-    ],
-)
-def test_a_wrong_call_gets_one_line(call, response):
-    found = respond(call)
-    assert found.startswith(response)
-    assert "\n" not in found
-    found.encode()  # a tokenizer refuses half a character
+        (json.dumps(CALL | {"arguments": {"expression": 42}}), "error: calculator takes one argument, expression"),
+    ):
+        found = respond(call)
+        assert found.startswith(response)
+        assert "\n" not in found
+        found.encode()  # a tokenizer refuses half a character
 
 
 SYSTEM = {"role": "system", "content": ""}
@@ -95,26 +90,18 @@ def opened(run):
     return load(run), load_tokenizer(run)
 
 
-@pytest.fixture
-def started(monkeypatch, capsys):
-    """Run a command: exit code, stdout, stderr."""
-
-    def run(main, *arguments, line=""):
-        monkeypatch.setattr(sys, "stdin", io.StringIO(f"{line}\n"))
-        return scoring.command(capsys, *arguments, main=main)
-
-    return run
+def started(main, *arguments, line=""):
+    return scoring.command(*arguments, main=main, stdin=f"{line}\n")
 
 
-def test_calls_are_executed_and_the_model_answers_what_they_gave(run, started, opened, tmp_path):
+def test_calls_are_executed_and_the_model_answers_what_they_gave(run, opened, tmp_path):
     code, out, err = started(chat.main, run, "--temperature", 0, "--tools", line="How many?")
-    assert (code, out.splitlines()[-1]) == (0, "It is 42.")
-    assert f"(tool: {ERROR}⏎42)" in err
+    assert (code, out.splitlines()[-1], f"(tool: {ERROR}⏎42)" in err) == (0, "It is 42.", True)
     lm, tokenizer = opened
     lm.config = lm.config.model_copy(update={"eos_token_id": tokenizer.eos_id})
-    save(lm, tmp_path / "texts")
-    tokenizer.save(tmp_path / "texts")
-    code, _, err = started(chat.main, tmp_path / "texts", "--tools")
+    save(lm, tmp_path)
+    tokenizer.save(tmp_path)
+    code, _, err = started(chat.main, tmp_path, "--tools")
     assert (code, err.count("\n"), "was trained on texts, not on chats" in err) == (2, 1, True)
 
 
@@ -160,12 +147,11 @@ def test_an_answer_beside_longer_ones_is_what_it_is_alone(opened):
     """Nor does a neighbour that fills the context cut it: the short one goes on in the next round."""
     lm, tokenizer = opened
     prompts = prompts_of(tokenizer, "How many?", "How many? " * 12)
-    longest = lm.config.max_position_embeddings
-    prompts.append(prompts[0] + [tokenizer.pad_id] * (longest - len(prompts[0]) - 3))  # room for three tokens
+    room = lm.config.max_position_embeddings - len(prompts[0]) - 3
+    prompts.append(prompts[0] + [tokenizer.pad_id] * room)  # three tokens are left
     together = write_answers(lm, tokenizer, prompts, **GREEDY, tools=True)
-    for prompt, answer in zip(prompts, together, strict=True):
-        (alone,) = write_answers(lm, tokenizer, [prompt], **GREEDY, tools=True)
-        assert alone.ids == answer.ids
+    alone = [write_answers(lm, tokenizer, [prompt], **GREEDY, tools=True)[0] for prompt in prompts]
+    assert [answer.ids for answer in alone] == [answer.ids for answer in together]
     assert together[0].reply(tokenizer) == "It is 42."
     assert len(together[2].ids) <= 3
 
@@ -195,29 +181,29 @@ def test_a_model_that_calls_forever_is_stopped_and_no_answer_is_longer_than_it_m
         assert answer.reply(tokenizer).endswith("…")
 
 
-def test_a_run_is_asked_with_tools_and_without(run, started, tmp_path):
-    for name in ("trained", "held_out"):
-        chat = json.dumps({"messages": [SYSTEM, SAID[0], SAID[-1]]})
-        (tmp_path / f"{name}.jsonl").write_text(f"{chat}\n" * 5, encoding="utf-8")
+def test_a_run_is_asked_with_tools_and_without(run, tmp_path):
+    chat = json.dumps({"messages": [SYSTEM, SAID[0], SAID[-1]]})
+    files = {key: tmp_path / f"{key}.jsonl" for key in ("path", "validation_path")}
+    for file in files.values():
+        file.write_text(f"{chat}\n" * 5, encoding="utf-8")
     shutil.copytree(run, tmp_path / "run")
-    source = {"kind": "files", "path": f"{tmp_path}/trained.jsonl", "validation_path": f"{tmp_path}/held_out.jsonl"}
-    data, config = {"source": source, "records": "conversations"}, tmp_path / "run/config.yaml"
-    config.write_text(json.dumps({"data": data}), encoding="utf-8")
-    long = ["--max-new-tokens", 300, "--questions", 3]
-    code, out, err = started(command.main, tmp_path / "run", *long)
+
+    def asked(records, *options):
+        data = {"source": {"kind": "files", **{key: str(file) for key, file in files.items()}}, "records": records}
+        (tmp_path / "run/config.yaml").write_text(json.dumps({"data": data}), encoding="utf-8")
+        return started(command.main, tmp_path / "run", *options)
+
+    code, out, err = asked("conversations", "--max-new-tokens", 300, "--questions", 3)
     assert (code, err) == (0, "")
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in out.splitlines()]
     assert rows[0] == ["3 questions", "right", "calling", "failed calls"]
     assert rows[2] == ["calculator", "100.0%", "100.0%", "50.0%"]
-    assert rows[3][0] == "no tools"
-    assert rows[3][2:] == ["0.0%", "0.0%"]
-    data["records"] = "text"
-    config.write_text(json.dumps({"data": data}), encoding="utf-8")
-    code, _, err = started(command.main, tmp_path / "run")
+    assert (rows[3][0], rows[3][2:]) == ("no tools", ["0.0%", "0.0%"])
+    code, _, err = asked("text")
     assert (code, err.count("\n"), "only conversations hold questions" in err) == (2, 1, True)
 
 
-def test_every_sum_is_right_and_the_file_of_sums_is_one_that_training_reads(started, tmp_path):
+def test_every_sum_is_right_and_the_file_of_sums_is_one_that_training_reads(tmp_path):
     chats = [sums.sums_chat(1, index, 0.5) for index in range(300)]
     assert 120 <= sum(len(record["messages"]) == 4 for record in chats) <= 180
     for record in chats:
@@ -226,15 +212,14 @@ def test_every_sum_is_right_and_the_file_of_sums_is_one_that_training_reads(star
             expression = between[0]["tool_calls"][0]["arguments"]["expression"]
             assert expression in asked["content"]
             assert reply["content"] == f"It is {eval(expression)}."
-    assert sums.sums_chat(1, 5, 0.5) == sums.sums_chat(1, 5, 0.5) != sums.sums_chat(2, 5, 0.5)
+    assert sums.sums_chat(1, 5, 0.5) == chats[5] != sums.sums_chat(2, 5, 0.5)
     file = tmp_path / "new/sums.jsonl"
     assert started(sums.main, file, "--chats", 20)[0] == 0
-    records = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    before = file.read_bytes()
+    records = [json.loads(line) for line in before.decode().splitlines()]
     assert len({record["messages"][0]["content"] for record in records}) == 20
     assert all(conversation_of(record).tools for record in records)
-    before = file.read_bytes()
-    code, _, err = started(sums.main, file)
-    assert (code, err.count("\n"), "File exists" in err, file.read_bytes()) == (2, 1, True, before)
+    assert (started(sums.main, file)[0], file.read_bytes()) == (2, before)  # never overwritten
 
 
 def test_the_last_question_of_a_conversation_is_what_the_user_said_last():

@@ -1,19 +1,29 @@
-"""The viewer in a real browser: every control and what it does, and that nothing leaves the page."""
+"""The viewer in a real browser: every control, the file that opens anywhere, what it is while a run trains."""
 
 import json
 import re
+import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from eval.attention.viewer import write_viewer
+from configs.command import InputError
+from eval.attention import viewer
+from eval.attention.snapshots import ProbeMap
+from eval.attention.viewer import Looks, Notebook, quantise, write_page, write_viewer
 from eval.experts import ExpertUse, for_viewer
-from tests.eval.viewer_helpers import opened, snapshot
+from tests.eval.viewer_helpers import causal, opened, snapshot
 
 pytestmark = pytest.mark.slow  # a browser: in `make test-all`
 
 STEPS = [0, 1, 2, 5, 10, 20]
+HOSTILE = [
+    *("</script><script>window.pwned=1</script>", "<img src=x onerror=window.pwned=1>", "\"quotes'", "@@END@@"),
+    *("\ud83d", "\x00\u200b\u202e", "狐狸", "", "␣averyveryverylongtokenindeed" * 4, "-->", "&amp;", "x"),
+]
+TRAINING = {"step": 40, "total": 80, "seconds": 5.0, "loss": 4.0, "state": "training", "stopped": "", "command": ""}
 INDUCTION = ("repeated_2", "induction")  # where a page opens: a text, and the score that is measured on it
 
 
@@ -51,25 +61,18 @@ def choose_head(page, layer, head, view=0):
     page.locator(".pane").nth(view).locator(".thumbnail").nth(layer * (4 if view == 0 else 8) + head).click()
 
 
-def weights_in(page, run, at, probe, layer, head):
-    return np.array(
-        page.evaluate(
-            f"""() => {{
-              const run = headlight.runs[{run}];
-              const head = new headlight.Head(run, run.maps({at}, "{probe}"), {layer}, {head},
-                                              {{ hideSink: false }});
-              return Array.from({{ length: head.length }}, (_, q) =>
-                Array.from({{ length: head.length }}, (_, k) => head.weight(q, k)));
-            }}"""
-        )
-    )
-
-
 def test_every_weight_in_the_page_is_the_snapshots(page, runs):
+    script = """([run, at, probe, layer, at_head]) => {
+      const one = headlight.runs[run];
+      const head = new headlight.Head(one, one.maps(at, probe), layer, at_head, { hideSink: false });
+      const places = Array.from({ length: head.length }, (_, place) => place);
+      return places.map((q) => places.map((k) => head.weight(q, k)));
+    }"""
     for r, (_, snapshots) in enumerate(runs):
         for at, one in enumerate(snapshots):
-            for probe, (layer, head) in [("text", (0, 0)), ("repeated_2", (1, 3)), ("packed", (1, 2))]:
-                shown, true = weights_in(page, r, at, probe, layer, head), one.maps[probe].weights[layer, head]
+            for probe, layer, head in [("text", 0, 0), ("repeated_2", 1, 3), ("packed", 1, 2)]:
+                shown = np.array(page.evaluate(script, [r, at, probe, layer, head]))
+                true = one.maps[probe].weights[layer, head]
                 assert (np.abs(shown - true) <= np.sqrt(true) / 255 + 5e-6).all()
                 assert (shown[np.triu_indices(len(true), 1)] == 0).all()
 
@@ -111,39 +114,35 @@ def test_two_steps_side_by_side(page):
     choose_head(page, 1, 1)
     page.select_option("#compare", "steps")
     panes = page.locator(".pane")
-    assert [panes.nth(i).locator(".when").inner_text().split(" · ")[0] for i in (0, 1)] == ["step 0", "step 20"]
+    assert [view["at"] for view in state(page)["views"]] == [0, 5]
     panes.nth(1).locator(".step").fill("3")
     page.keyboard.press("ArrowRight")  # keys act on the view that was used last
     assert [view["at"] for view in state(page)["views"]] == [0, 4]
     panes.nth(0).locator(".step").fill("5")  # the early step stays on the left: the other one goes along
-    assert [view["at"] for view in state(page)["views"]] == [5, 5]
+    assert [panes.nth(i).locator(".when").inner_text()[:7] for i in (0, 1)] == ["step 20"] * 2
     choose_head(page, 0, 2)
     assert [panes.nth(i).locator(".map-title").inner_text() for i in (0, 1)] == ["L0 H2", "L0 H2"]
 
 
 def test_a_page_of_two_runs_opens_on_both_though_they_differ_in_shape(browser, file):
     with opened(browser, file) as page:
-        panes = page.locator(".pane")
-        assert [panes.nth(i).locator(".run-choice option:checked").inner_text() for i in (0, 1)] == ["mha", "gqa"]
-        assert [panes.nth(i).locator(".map-title").inner_text()[:5] for i in (0, 1)] == ["L1 H3", "L2 H7"]  # the best
-        assert [panes.nth(i).locator(".thumbnail").count() for i in (0, 1)] == [8, 24]
+        one, other = page.locator(".pane").all()
+        for pane, run, best, heads in ((one, "mha", "L1 H3", 8), (other, "gqa", "L2 H7", 24)):
+            assert pane.locator(".run-choice option:checked").inner_text() == run
+            assert pane.locator(".map-title").inner_text()[:5] == best
+            assert pane.locator(".thumbnail").count() == heads
         choose_head(page, 0, 1, view=1)  # another run's heads are others: the first view keeps its own
-        assert panes.nth(0).locator(".map-title").inner_text() == "L1 H3"
-        panes.nth(0).locator(".step").fill("3")  # step 5; the nearest of the other is 4
-        assert panes.nth(1).locator(".when").inner_text().startswith("step 4 ")
+        assert one.locator(".map-title").inner_text() == "L1 H3"
+        one.locator(".step").fill("3")  # step 5; the nearest of the other is 4
+        assert other.locator(".when").inner_text().startswith("step 4 ")
 
 
 def test_scores_with_their_chance_are_those_of_the_text_that_is_shown(page):
     """One head, one truth: induction is measured on repeated tokens, so no other map bears its number."""
-    rows, badges = page.locator(".pane").first.locator(".score-table tbody tr"), page.locator(".badge")
+    table, badges = page.locator(".pane").first.locator(".score-table tbody"), page.locator(".badge")
     choose_head(page, 0, 1)
-    cells = {
-        rows.nth(i).locator(".score-name").inner_text(): rows.nth(i).locator("td").all_inner_texts()[:2]
-        for i in range(4)
-    }
-    assert cells["previous token"] == ["0.020", "0.050"]
-    assert cells["entropy"] == ["1.1 nats", "1.7"]
-    assert cells["copied mention"] == ["undefined", "–"]
+    for name, (value, chance) in {"previous token": ("0.020", "0.050"), "copied mention": ("undefined", "–")}.items():
+        assert table.locator("tr", has_text=name).locator("td").all_inner_texts()[:2] == [value, chance]
     assert (state(page)["probe"], state(page)["score"], badges.nth(7).inner_text()) == (*INDUCTION, "0.20")
     page.get_by_role("button", name="entropy", exact=True).first.click()
     assert state(page)["probe"] == page.locator("#probe").input_value() == "text"  # where entropy is measured
@@ -209,15 +208,13 @@ def test_nothing_sticks_out_on_narrow_screens(browser, tmp_path):
             assert page.evaluate("document.documentElement.scrollWidth") <= 390, mode
 
 
-# ---------------------------------------------------------------------------------------------------------
-# experts
+# Experts
 
 SHARES = {0: [[0.5, 0.25, 0.2, 0.05], [0.25] * 4], 10: [[0.4, 0.3, 0.298, 0.002], [0.7, 0.1, 0.1, 0.1]]}
 
 
-@pytest.fixture
-def experts(browser, tmp_path):
-    """The tab of experts of a run with two looks at them, beside a run without any."""
+def test_every_look_at_experts_is_shown_as_it_was_logged(browser, tmp_path):
+    """Beside a run without any: the share that each gets, the dead one, which tokens go where."""
     weight = [[0.6, 0.5, 0.4, None], [0.7, 0.6, 0.5, 0.4]]
     looks = [
         ExpertUse(step=s, tokens=1000 * s, layers=[1, 3], share=share, weight=weight) for s, share in SHARES.items()
@@ -225,35 +222,145 @@ def experts(browser, tmp_path):
     words = [[["the", "<b>fox</b>"], ["a"], [], ["\u202eb"]], [["one"], ["two"], ["three"], ["four"]]]
     looks[1] = looks[1].model_copy(update={"words": words, "loss": {"learned": 2.0, "random": 2.75}})
     runs = [("dense", [snapshot(5)]), ("moe", [snapshot(0), snapshot(10)])]
-    with opened(browser, write_viewer(runs, tmp_path / "v.html", experts={"moe": for_viewer(looks)})) as page:
+    file = write_viewer(runs, tmp_path / "v.html", experts={"moe": for_viewer(looks)})
+    with opened(browser, file) as page:
+        badges, rows = page.locator("[data-tab=experts] .badge"), page.locator(".words").first.locator("li")
         page.get_by_role("tab", name="experts").click()
-        page.wait_for_selector("[data-tab=experts] .badge")
-        yield page
+        badges.first.wait_for()
+        assert badges.all_inner_texts() == ["1.6", "1.2", "1.2", "0.0080", "2.8", "0.40", "0.40", "0.40"]
+        assert all(words in page.locator(".caption").first.inner_text() for words in ("L1 E3", "0.75 nats"))
+        page.locator(".thumbnail").first.click()
+        assert rows.nth(0).locator(".word").all_inner_texts() == ["the", "<b>fox</b>"]
+        assert rows.nth(3).locator(".word").all_inner_texts() == ["⟨U+202E⟩b"]
+        page.keyboard.press("Shift+ArrowDown")
+        assert rows.nth(0).locator(".word").all_inner_texts() == ["one"]
+        page.locator(".step").first.fill("0")
+        assert badges.all_inner_texts()[:4] == ["2", "1", "0.80", "0.20"]
+        page.get_by_role("button", name="mean weight").first.click()
+        assert badges.all_inner_texts()[:4] == ["0.60", "0.50", "0.40", "–"]
+        page.get_by_role("tab", name="heads").click()
+        page.locator("[data-tab=heads] .token").first.wait_for()
 
 
-def test_every_look_at_experts_is_shown_as_it_was_logged(experts):
-    def grid():
-        return experts.locator(".badge").filter(visible=True).all_inner_texts()
-
-    assert grid() == ["1.6", "1.2", "1.2", "0.0080", "2.8", "0.40", "0.40", "0.40"]
-    words = experts.locator(".caption").first.inner_text()
-    assert "L1 E3" in words  # dead
-    assert "0.75 nats" in words  # what a random choice costs
-    experts.locator(".step").first.fill("0")
-    assert grid()[:4] == ["2", "1", "0.80", "0.20"]
-    experts.get_by_role("button", name="mean weight").first.click()
-    assert grid()[:4] == ["0.60", "0.50", "0.40", "–"]
+# The file
 
 
-def test_which_tokens_go_where_and_back_to_the_heads(experts):
-    rows = experts.locator(".words").first.locator("li")
-    experts.locator(".thumbnail").first.click()
-    assert rows.nth(0).locator(".word").all_inner_texts() == ["the", "<b>fox</b>"]
-    assert rows.nth(3).locator(".word").all_inner_texts() == ["⟨U+202E⟩b"]
-    experts.keyboard.press("Shift+ArrowDown")
-    assert rows.nth(0).locator(".word").all_inner_texts() == ["one"]
-    experts.select_option("#compare", "steps")
-    assert [experts.locator(".when").nth(i).inner_text()[:7] for i in (0, 1)] == ["step 0", "step 10"]
-    experts.get_by_role("tab", name="heads").click()
-    experts.locator("[data-tab=heads] .token").first.wait_for()
-    assert not experts.locator(".words").filter(visible=True).count()
+def shown_steps(page):
+    return page.evaluate("headlight.runs[0].shown.map((i) => headlight.runs[0].steps[i].step)")
+
+
+def test_quantisation_keeps_small_weights_and_its_error_is_bounded():
+    true = np.concatenate([[0, 1], np.geomspace(4e-6, 1, 1828)]).astype(np.float32)
+    weights = np.zeros((1, 60, 60), np.float32)
+    weights[:, *np.tril_indices(60)] = true
+    back = (quantise(weights)[0] / 255.0) ** 2
+    assert (np.abs(back - true) <= np.sqrt(true) / 255 + 4e-6).all()
+    assert ((back > 0) == (true > 0)).all()
+    assert quantise(np.full((1, 2, 2), np.nan)).tolist() == [[0, 0, 0]]
+
+
+@pytest.mark.parametrize("most", [1_000_000, 1])
+def test_a_large_run_fits_and_the_page_says_what_is_missing(browser, tmp_path, monkeypatch, most):
+    monkeypatch.setattr(viewer, "AT_THE_END", most)
+    maps = {"text": ProbeMap(causal(8, 8, 64, 0), [f"w{n}" for n in range(64)])}
+    run = [snapshot(s, range(8), range(8), 8, 2, maps=maps) for s in (0, 1, 2, 5, 10, 20, *range(50, 1001, 50))]
+    file = write_viewer([("large", run)], tmp_path / "v.html")
+    with opened(browser, file) as page:
+        steps, notes = shown_steps(page), page.locator("#notes").inner_text()
+        assert (steps[0], steps[-1]) == (0, 1000)
+        assert len(steps) == 2 if most == 1 else 5 < len(steps) < len(run)
+        assert f"the maps of {len(steps)} of {len(run)} steps of large, scores of all" in notes
+        assert page.evaluate("headlight.runs[0].steps.length") == len(run)  # the curves are whole
+
+
+def test_hostile_labels_are_text(browser, tmp_path):
+    name = '<b>&"@@HEAD@@</title></script>'
+    with opened(browser, write_viewer([(name, [snapshot(3, labels=HOSTILE)])], tmp_path / "v.html")) as page:
+        shown = [*HOSTILE[:4], "⟨U+D83D⟩", "⟨U+0000⟩⟨U+200B⟩⟨U+202E⟩", "狐狸", "∅", *HOSTILE[8:]]
+        assert page.locator(".pane").first.locator(".token").all_text_contents() == shown
+        assert all(name in text for text in (page.locator("h1").first.text_content(), page.title()))
+        for place in range(len(HOSTILE)):
+            page.keyboard.press("]")
+            assert f"({place})" in page.locator(".readout").first.inner_text()
+        assert page.evaluate("window.pwned") is None
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_what_is_undefined_breaks_nothing(browser, tmp_path):
+    scores, nothing = {"induction": np.full((2, 4), np.nan, np.float32)}, {"induction": None}
+    first = snapshot(0, scores=scores, chance=nothing, scalars={"x": None})
+    last = replace(first, step=5, maps={"text": first.maps["text"]}, chance={}, scalars={})
+    file = write_viewer([("odd", [first, snapshot(2, heads=(0, 1)), last])], tmp_path / "v.html")
+    with opened(browser, file) as page:
+        assert shown_steps(page) == [0, 5]  # not those of other heads
+        page.select_option("#probe", "packed")
+        for key in ["Home", *"hmcgvfsd"]:
+            page.keyboard.press(key)
+    with pytest.raises(InputError, match="no attention snapshot"):
+        write_viewer([("a", [])], tmp_path / "v.html")
+
+
+def test_heads_of_a_part_have_their_true_numbers_and_a_score_needs_no_bounds(browser, tmp_path):
+    part = {"maps": {"mine": ProbeMap(causal(1, 2, 5, 0), list("abcde"))}, "chance": {"max_logit": None}}
+    odd = snapshot(2, [0], [0, 3], 4, 2, scores={"max_logit": np.array([[-3.0, -2.0]], np.float32)}, **part)
+    with opened(browser, write_viewer([("b", [odd])], tmp_path / "v.html", head=(0, 3))) as page:
+        assert page.locator(".map-title").first.inner_text() == "L0 H3 · reads key/value head 1"
+        assert page.locator(".token").all_inner_texts() == list("abcde")
+        page.get_by_role("button", name="largest logit").click()
+        assert page.locator(".chosen .here").inner_text() == "-2"
+
+
+def test_it_works_inside_a_notebook_and_a_sandbox(browser, tmp_path):
+    file = write_viewer([('a "quoted" & run', [snapshot(0), snapshot(4)])], tmp_path / "v.html")
+    frame, host = Notebook(file)._repr_html_(), tmp_path / "host.html"
+    frames = frame + frame.replace("<iframe ", '<iframe sandbox="allow-scripts" ')
+    host.write_text(f"<!doctype html><meta charset=utf-8><div data-ready>{frames}</div>", encoding="utf-8")
+    with opened(browser, host, wait="iframe", allowed=("about:srcdoc",)) as page:
+        for number in (0, 1):  # two in one notebook do not disturb one another
+            inside = page.frame_locator("iframe").nth(number)
+            inside.locator("html[data-ready]").wait_for()
+            inside.locator(".step").first.fill("0")
+            assert inside.locator(".when").first.inner_text() == "step 0"
+            page.wait_for_timeout(400)  # when the address would follow
+
+
+# While a run trains
+
+
+def looks(*steps: int) -> Looks:
+    """The induction head is layer 1, head 2."""
+    run = Looks("tiny")
+    for step in steps:
+        scores = {"induction": np.full((2, 4), 0.01, np.float32)}
+        scores["induction"][1, 2] = {0: 0.02, 40: 0.31, 80: 0.6}[step]
+        run.add(snapshot(step, scores=scores))
+    assert not any(maps.weights.size for shot in run.snapshots for maps in shot.maps.values())  # not held
+    return run
+
+
+def test_a_page_renews_itself_keeps_what_was_chosen_and_stops_when_the_run_ends(browser, tmp_path):
+    (tmp_path / "attention").mkdir()
+    write_page(looks(0, 40), tmp_path, TRAINING | {"patience": 180})
+    with opened(browser, tmp_path / "attention/viewer.html") as tab:
+        assert "step 40 of 80" in tab.locator(".progress .line").inner_text()
+        tab.locator(".thumbnail").nth(1).click()
+        tab.wait_for_url(re.compile(r"at=0\.1\."))
+        write_page(looks(0, 40, 80), tmp_path, TRAINING | {"step": 80, "state": "finished"})
+        tab.get_by_text("Finished · step 80 of 80").wait_for()  # nobody asked for it
+        assert tab.locator(".map-title").first.inner_text().startswith("L0 H1")
+        assert tab.locator(".when").first.inner_text().startswith("step 80")  # it went along
+        assert "Around step 40 (40,000 tokens, 20 seconds), layer 1, head 2 learned" in tab.locator("body").inner_text()
+
+
+def test_a_page_that_no_longer_changes_says_so_and_how_to_go_on(browser, tmp_path, monkeypatch):
+    (tmp_path / "attention").mkdir()
+    long_ago, now, goes_on = time.time() - 605, time.time(), "python -m train.pretrain <configs/small.yaml>"
+    for when, status, shown in (
+        (long_ago, {"patience": 180}, True),
+        (long_ago, {"patience": 700}, False),
+        (now, {"patience": 180, "state": "stopped", "stopped": "Stopped: loss <nan>.", "loss": float("nan")}, True),
+    ):
+        monkeypatch.setattr(time, "time", lambda when=when: when)
+        write_page(looks(0, 40), tmp_path, TRAINING | {"command": goes_on} | status)
+        with opened(browser, tmp_path / "attention/viewer.html") as tab:
+            assert (goes_on in tab.locator(".progress .quiet").inner_text()) == shown

@@ -21,8 +21,7 @@ FLAGS = [
 def causal(layers: int, heads: int, length: int, seed: int) -> np.ndarray:
     """Random rows that sum to 1; head 0 of layer 0 looks at the token before, with all it has."""
     logits = 2 * np.random.default_rng(seed).standard_normal((layers, heads, length, length))
-    logits[..., np.triu_indices(length, 1)[0], np.triu_indices(length, 1)[1]] = -np.inf
-    weights = np.exp(logits - logits.max(-1, keepdims=True))
+    weights = np.tril(np.exp(logits))
     weights /= weights.sum(-1, keepdims=True)
     weights[0, 0] = np.eye(length, k=-1)
     weights[0, 0, 0, 0] = 1
@@ -54,22 +53,16 @@ def snapshot(
     return Snapshot(step, 1000 * step, 0.5 * step, list(layers), list(heads), total, kv, **(fields | changes))
 
 
-def browser_path() -> str:
-    """The system's browser. Where there is none the test is skipped, and fails where one was promised (CI)."""
-    names = ["chromium", "chromium-browser", "google-chrome"]
-    found = next((path for name in names if (path := shutil.which(name))), None)
-    if found is None:
-        if os.environ.get("HEADLIGHT_REQUIRE_BROWSER"):
-            pytest.fail("HEADLIGHT_REQUIRE_BROWSER is set, and there is no Chromium on the PATH")
-        pytest.skip("no Chromium on the PATH: the viewer is not tested (apt-get install chromium)")
-    return found
-
-
 @contextmanager
 def chromium():
+    """The system's browser. Where there is none the test is skipped, and fails where one was promised (CI)."""
     from playwright.sync_api import sync_playwright
 
-    path = browser_path()
+    path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if path is None and os.environ.get("HEADLIGHT_REQUIRE_BROWSER"):
+        pytest.fail("HEADLIGHT_REQUIRE_BROWSER is set, and there is no Chromium on the PATH")
+    if path is None:
+        pytest.skip("no Chromium on the PATH: the viewer is not tested (apt-get install chromium)")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=" ".join(FLAGS).split())
         yield browser

@@ -15,7 +15,6 @@ from train.compilation import compile_layers
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = pytest.mark.skipif(DEVICE == "cpu" and "HEADLIGHT_DRY_RUN" not in os.environ, reason="needs a GPU")
-TRAINED = {"trace": True, "compile": False}
 
 
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16", "fp16"])
@@ -54,7 +53,7 @@ def test_compiled_gradients_are_those_of_the_plain_model():
 @pytest.mark.parametrize(("precision", "compiled"), [("fp32", False), ("fp16", False), ("bf16", False), ("bf16", True)])
 def test_a_stopped_run_resumes_exactly(tmp_path, precision, compiled):
     switches = {"precision": precision, "compile": compiled, "micro_batch_size": 4}
-    changes = {"model": {"hidden_dropout": 0.2}, "train": TRAINED | switches}
+    changes = {"model": {"hidden_dropout": 0.2}, "train": {"trace": True} | switches}
     config = write_config(tmp_path, **changes)
     assert run_world(1, pretrain_rank, config, ["name=whole"]) == [0]
     val = losses(tmp_path / "runs/whole")

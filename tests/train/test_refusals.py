@@ -63,7 +63,6 @@ REFUSED = [
     ("grpo", "grpo.group_size (3)", "grpo.group_size=3"),
     ("grpo", "and these are facts", FACTS),
     ("grpo", "no question fits beside grpo.max_new_tokens", "grpo.max_new_tokens=90"),
-    ("grpo", "grpo.tools", "grpo.tools=[shell]"),
     ("grpo", "no question with its tools fits beside", "grpo.tools=[calculator]"),
     ("grpo", "ends with an answer of the assistant", "data.source.path=FOLDER/greetings.jsonl"),
     ("sweep", "did you mean", "model.heads=1,2"),

@@ -48,6 +48,8 @@ def test_weights_are_causal_distributions_and_the_same_for_every_backend_and_mas
     lm.set_attn_implementation(backend)
     weights = capture(lm, IDS, **masks).weights
     assert torch.allclose(weights, expected, atol=1e-5)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert (capture(lm, IDS, **masks).weights - expected).abs().mean() < 0.01
     padding = 3 if kind == "padding" else 0  # looks at nothing, and is not looked at
     assert torch.allclose(weights[:, 0, :, padding:].sum(-1), torch.ones(()), atol=1e-6)
     assert (weights[:, 0, :, :padding] == 0).all()

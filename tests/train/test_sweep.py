@@ -103,10 +103,10 @@ def test_a_sweep_trains_each_run_once_and_ends_in_the_comparison(tmp_path):
 def test_a_run_that_fails_is_reported_at_the_end_and_the_others_continue(tmp_path):
     config = write_config(tmp_path, train={"max_steps": 4, "checkpoint_every": 0}, eval={"every": 0})
     done = command(config, "train.optimizer.adamw_lr=1e38,0.003", code=3)
-    assert "tiny-1e38-seed0: FAILED, exit code 3" in done.stdout
+    assert "tiny-1e+38-seed0: FAILED, exit code 3" in done.stdout
     page = (tmp_path / "runs/tiny-sweep-adamw_lr/comparison.md").read_text(encoding="utf-8")
     assert "# Comparison: tiny-0.005, tiny-0.003" in page
-    assert "> **Warning:** tiny-1e38-seed0 is left out" in page
+    assert "> **Warning:** tiny-1e+38-seed0 is left out" in page
 
 
 def until_a_signal(event: EvalEvent) -> None:

@@ -13,8 +13,9 @@ function drawChart(svg, lines, { title, x: across, y: upwards, level, marks = []
   const flat = (value, kind) => drawn("path", { class: kind, d: `M${EDGE.left} ${y.at(value)}H${right}` });
   const upright = (value, kind) => drawn("path", { class: kind, d: `M${x.at(value)} ${EDGE.top}V${bottom}` });
   const parts = [
-    ...y.ticks.flatMap((value) => [flat(value, "grid-line"), write(number(value), EDGE.left - 6, y.at(value) + 4, "end")]),
-    ...x.ticks.map((value) => write(number(value), x.at(value), bottom + 15, "middle")),
+    ...y.ticks.map((value) => flat(value, "grid-line")),
+    ...labels(y.ticks).map((text, i) => write(text, EDGE.left - 6, y.at(y.ticks[i]) + 4, "end")),
+    ...labels(x.ticks).map((text, i) => write(text, x.at(x.ticks[i]), bottom + 15, "middle")),
     write(title, right, HIGH - 4, "end"),
   ];
   lines.forEach(({ points, kind = "", dots = 0 }) => {
@@ -45,6 +46,12 @@ function scale([least, most], isLog, start, end) {
     from: (pixel) => out(low + ((pixel - start) / (end - start)) * (high - low)),
     ticks: isLog ? logTicks(10 ** low, 10 ** high) : ticks(low, high, Math.abs(end - start) / (end > start ? 70 : 42)),
   };
+}
+
+// Numbers beside an axis, with so many digits that no two of them look alike.
+function labels(values) {
+  const texts = [3, 4, 5, 6, 8].map((digits) => values.map((value) => number(value, digits)));
+  return texts.find((all) => new Set(all).size === all.length) ?? texts[0];
 }
 
 function ticks(low, high, count) {

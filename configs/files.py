@@ -141,7 +141,8 @@ def checkpoint_directory(path: str | Path) -> Path:
         return path
     latest = path if is_pointer(path) else path / "checkpoints" / "latest"
     if not latest.is_file():
-        raise DamagedFile(f"{path}: is neither a run (checkpoints/latest) nor a model directory (config.json)")
+        problem = "is neither a run (checkpoints/latest) nor a model directory (config.json)"
+        raise DamagedFile(f"{path}: {problem if path.exists() else 'does not exist: name a run that was trained'}")
     for _ in range(20):  # while the run replaces it
         name = read_text(latest).strip()
         if not re.fullmatch(r"step_\d+", name):  # a path would lead elsewhere

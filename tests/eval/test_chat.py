@@ -182,7 +182,7 @@ def test_a_map_fits_and_draws_every_weight(width, tokens):
 
 def test_bad_input_is_one_line_and_exit_code_2(runs):
     for name, options, reason in (
-        ("nothing", [], "is neither a run"),
+        ("nothing", [], "does not exist"),
         ("chats", ["--temperature", "-1"], "--temperature is '-1'"),
         ("texts", ["--system", "Be brief."], "trained on texts"),
         ("texts", ["--rope-scaling", "none", "--rope-factor", "4"], "--rope-factor"),

@@ -98,7 +98,7 @@ def test_the_command_line(tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
     assert load(tmp_path / "hub").config == load(source).config
     (source / "tokenizer.json").unlink()
-    for place, message in ((tmp_path / "x", "is neither a run"), (source, "tokenizer.json: cannot be read")):
+    for place, message in ((tmp_path / "x", "does not exist"), (source, "tokenizer.json: cannot be read")):
         done = run_module("model.export", place, "--to", "gguf", "--out", tmp_path / "y")
         assert (done.returncode, done.stderr.count("\n")) == (2, 1)
         assert message in done.stderr

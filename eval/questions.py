@@ -16,7 +16,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from configs.command import InputError, exit_on_bad_input, integer
+from configs.command import InputError, exit_on_bad_input, integer, still_busy
 from configs.text import table
 from data.chat import prompt_ids
 from data.config import DataConfig, StoryworldSource
@@ -195,7 +195,7 @@ def source_of(run: str | Path) -> StoryworldSource:
     return source
 
 
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(description="Ask a run about held-out stories: exact match, class by class.")
     add = parser.add_argument
     add("run", help="a run or a checkpoint directory, for example runs/sft_demo")
@@ -210,7 +210,8 @@ def main() -> int:
     columns, questions, replies = {}, [], []
     for heading, new_names in (("new names", True), ("exact match", False)):
         questions = list(held_out_questions(source, new_names=new_names))
-        replies = ask(lm, tokenizer, questions)
+        with still_busy(f"asking {len(questions):,} questions"):
+            replies = ask(lm, tokenizer, questions)
         columns[heading] = figures(questions, replies)
     print(table_of_classes(dict(reversed(columns.items()))))
     if given.by_plot:
@@ -218,7 +219,6 @@ def main() -> int:
     wrong = (pair for pair in zip(questions, replies, strict=True) if pair[1] is not None and not is_right(*pair))
     for question, reply in islice(wrong, given.show):
         print(f"\n{question.kind}: {question.messages[-1]['content']}\n  right: {question.reply}\n  wrote: {reply}")
-    return 0
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from configs.command import InputError, exit_on_bad_input
+from configs.command import InputError, exit_on_bad_input, still_busy
 from configs.files import read_json
 from configs.text import markdown
 from configs.text import table as markdown_table
@@ -34,7 +34,7 @@ NOTES = """
 """  # noqa: E501
 
 
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m eval.compare", description=__doc__)
     parser.add_argument("runs", nargs="+", type=Path, help="run directories; the first one's variant is the baseline")
     parser.add_argument("--out", type=Path, help="folder to write; default: compare-<names> beside the runs")
@@ -46,8 +46,8 @@ def main() -> int:
     out = given.out or given.runs[0].parent / f"compare-{names}"[:100]
     if (out / RUNS).is_file() and read_json(out / RUNS, list[str]) != _paths(variants):
         raise InputError(f"{out} holds a comparison of other runs: name another folder with --out, or remove it")
-    compare(variants, out, [] if given.skip_stages else stages.measure(variants, given.device))
-    return 0
+    with still_busy("comparing"):
+        compare(variants, out, [] if given.skip_stages else stages.measure(variants, given.device))
 
 
 def _paths(variants: Sequence[Variant]) -> list[str]:

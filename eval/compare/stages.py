@@ -62,10 +62,8 @@ def measure(variants: Sequence[Variant], device: str = "auto") -> list[Stage]:
     first, tokenizer = models[life[0][0].path]
     longest = min(lm.config.max_position_embeddings for lm, _ in models.values())
     stories = [tell(source.seed, index, "validation", source.level) for index in range(STORIES)]
-    answers, texts = (  # that all of them can read whole
-        [row for row in rows if row["input_ids"].shape[1] <= longest]
-        for rows in (right_answers(tokenizer, source), whole_texts(tokenizer, [story.text for story in stories]))
-    )
+    answers = right_answers(tokenizer, source, longest)
+    texts = whole_texts(tokenizer, [story.text for story in stories], longest)
     stages = []
     for run, origin in life:
         lm, its_tokenizer = models[run.path]
@@ -96,16 +94,16 @@ def chain(variants: Sequence[Variant]) -> list[tuple[RunResult, RunResult | None
     return [(runs[path], origin) for path, origin in origins.items() if origin or runs[path].path in began]
 
 
-def right_answers(tokenizer: Tokenizer, source: StoryworldSource) -> list[Batch]:
-    """Held-out conversations with many questions each; what the assistant says has labels."""
+def right_answers(tokenizer: Tokenizer, source: StoryworldSource, longest: int) -> list[Batch]:
+    """Held-out conversations of at most `longest` tokens, with many questions; what the assistant says has labels."""
     talks = [interview(source.seed, i, "validation", source.level, held_out_names=False) for i in range(CONVERSATIONS)]
     encoded = encode_conversations(tokenizer, [checked_conversation(talk["conversations"]) for talk in talks])
-    return [_row(ids, [bool(flag & TRAINED) for flag in flags]) for ids, flags in encoded]
+    return [_row(ids, [bool(flag & TRAINED) for flag in flags]) for ids, flags in encoded if len(ids) <= longest]
 
 
-def whole_texts(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Batch]:
-    """Documents from their first token to their end."""
-    return [_row(ids, [True] * len(ids)) for ids in tokenizer.encode_documents(texts)]
+def whole_texts(tokenizer: Tokenizer, texts: Sequence[str], longest: int) -> list[Batch]:
+    """Documents of at most `longest` tokens, from their first token to their end."""
+    return [_row(ids, [True] * len(ids)) for ids in tokenizer.encode_documents(texts) if len(ids) <= longest]
 
 
 def _row(ids: Sequence[int], has_label: Sequence[bool]) -> Batch:

@@ -51,12 +51,12 @@ def test_what_is_asked_is_what_the_assistant_says():
     source = StoryworldSource(validation_documents=8)
     told = [message["content"] for i in range(8) for message in converse(0, i, "validation")["conversations"]]
     tokenizer = train_tokenizer(TokenizerConfig(kind="bpe", vocab_size=512), told)
-    labels = stages.right_answers(tokenizer, source)[0]["labels"]
+    labels = stages.right_answers(tokenizer, source, 2048)[0]["labels"]
     talk = interview(0, 0, "validation", held_out_names=False)["conversations"]
     said = "".join(f"{one['content']}<|im_end|>" for one in talk if one["role"] == "assistant")
     assert tokenizer.backend.decode(labels[labels != IGNORED].tolist(), skip_special_tokens=False) == said
     story = tell(0, 0, "validation").text
-    assert tokenizer.decode(stages.whole_texts(tokenizer, [story])[0]["labels"][0, 1:].tolist()) == story
+    assert tokenizer.decode(stages.whole_texts(tokenizer, [story], 2048)[0]["labels"][0, 1:].tolist()) == story
 
 
 @pytest.mark.slow

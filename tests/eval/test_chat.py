@@ -202,7 +202,8 @@ def held(*given, **options):
     for place, ids in enumerate(streamed(*given, **options)):
         if place == 2:
             print("[held]", file=sys.stderr, flush=True)
-            time.sleep(600)
+            for _ in range(6000):
+                time.sleep(0.1)  # in short: a signal that comes to another thread does not end a sleep of this one
         yield ids
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # keys that send a signal send it here
 session.stream = held

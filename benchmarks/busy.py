@@ -26,7 +26,7 @@ QUIET += ["train.checkpoint_every=0", "train.compile=false", "train.log_every=2"
 LIMIT = 90  # seconds of a cell beyond --seconds
 
 
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(description="Train beside busy programs.")
     parser.add_argument("config", nargs="?", default="configs/demo.yaml")
     parser.add_argument("--busy", type=integer("--busy", 0), nargs="+", default=[0, 1, 2, 4])
@@ -42,7 +42,6 @@ def main() -> int:
                 )
             rows.append([busy, f"{threads:,.0f}", f"{processes:,.0f}", f"{processes / threads:.2f}"])
     print(table(["busy programs", "threads of one process", "one process a core", "processes / threads"], rows))
-    return 0
 
 
 @contextmanager

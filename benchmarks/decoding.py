@@ -37,7 +37,7 @@ SIDE = 1024  # of the matrices that measure the rate
 LONGEST_PROMPT = 8192  # tokens of a batch that are read to measure the first token; more take minutes
 
 
-def main() -> int:
+def main() -> None:
     parser = command_line(__doc__, rounds=5)
     for option, default, meaning in (
         ("--batches", [1, 16], "rows at once"),
@@ -55,7 +55,6 @@ def main() -> int:
         compare_kv_heads(run.model, device, given.kv_heads, given.batches, given.contexts, given.rounds)
     else:
         compare_caches(run.model, device, given.batches, given.tokens, given.rounds, bool(given.versus))
-    return 0
 
 
 def random_weights(config: ModelConfig) -> LanguageModel:

@@ -26,7 +26,7 @@ from configs.text import table
 from eval.load_model import add_device_option
 
 
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(description="Answers a second, of one client and of many.")
     parser.add_argument("run", type=Path, help="a run with a checkpoint")
     count = integer("--clients, --tokens or --rounds", 1, 10_000)
@@ -61,7 +61,6 @@ def main() -> int:
     ]
     what = [f"{given.clients} clients, {given.tokens} tokens each", "tokens/s", "ratio"]
     print(table([*what, "seconds, median", "seconds, 95 %"], rows))
-    return 0
 
 
 @contextmanager

@@ -86,7 +86,7 @@ def summary(config: DataConfig, data: PreparedData, split: Split, rows: Rows) ->
     return column
 
 
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(description="Show the rows that training will see, and what the corpus is like.")
     parser.add_argument("config", help="a YAML file, for example configs/demo.yaml")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="for example data.sequence_length=64")
@@ -118,7 +118,6 @@ def main() -> int:
     columns = [summary(config, data, split, rows[split]) for split in SPLITS]
     print(table(["", *SPLITS], [[name, *(column[name] for column in columns)] for name in columns[0]]))
     print(f"\n{describe(data)}")
-    return 0
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ from data.tokenizer import Tokenizer, cut, load_tokenizer, train_tokenizer
 FORMAT_VERSION = 7
 SPLITS: tuple[Split, ...] = ("train", "validation")
 SHARD_TOKENS = 20_000_000  # which wait in memory, 4 or 5 bytes each
-BATCH = 128  # documents encoded at a time, on all cores
+BATCH = 1 << 20  # characters encoded at a time, on all cores
 MANIFEST, PROGRESS = "manifest.json", "progress.json"
 EXCERPT = 1 << 14  # characters of a long document that a tokenizer learns from at a time
 PACKED = 4  # how much larger than its file a compressed text may be, about
@@ -163,7 +163,7 @@ def _write(config: DataConfig, directory: Path, depends_on: dict[str, Any]) -> N
     dtype = "uint16" if tokenizer.vocab_size <= 2**16 else "uint32"
     number, tokens, place, shard = sum(manifest[split]["documents"] for split in SPLITS), 0, "", list[Encoded]()
     documents = islice(read(config, ledger), number, None)
-    batches = prefetched(iter(lambda: list(islice(documents, BATCH)), []))
+    batches = prefetched(_batches(documents))
     encoded = prefetched(_encoded(batch, tokenizer) for batch in batches)
     with closing(encoded), still_busy(lambda: f"preparing: {number:,} documents, up to {place}"):
         for document in chain.from_iterable(encoded):
@@ -235,6 +235,19 @@ def _write_shard(documents: list[Encoded], directory: Path, dtype: str, manifest
         # a text's first token is given, not predicted
         counts["trained_tokens"] += int(np.count_nonzero(arrays["flags"] & TRAINED)) if flags else len(ids) - len(part)
         counts["bytes"] += sum(document.bytes for document in part)
+
+
+def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
+    """Documents of about BATCH characters together; a long book is a batch of its own."""
+    batch, size = list[Document](), 0
+    for document in documents:
+        batch.append(document)
+        size += len(document.content if isinstance(document.content, str) else repr(document.content))
+        if size >= BATCH:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
 
 
 def _encoded(batch: list[Document], tokenizer: Tokenizer) -> list[Encoded]:
@@ -331,7 +344,7 @@ def keys_of_run(loaded: LoadedConfig) -> tuple[Path, int]:
     return Path(output_dir), seed
 
 
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(description="Tokenize the corpus of a config, without training.")
     parser.add_argument("config", help="a YAML file, for example configs/demo.yaml")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="for example data.records=text")
@@ -339,7 +352,6 @@ def main() -> int:
     loaded = load_config(arguments.config, arguments.overrides)
     prepared = prepare(validate(DataConfig, loaded, "data"), keys_of_run(loaded)[0])
     print(f"{prepared.directory}\n{describe(prepared)}")
-    return 0
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ POSITIONS = 16  # stretches of a text in which mean losses are taken
 Make = Callable[[int], LanguageModel]  # length in tokens -> the model for it
 
 
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m eval.long_context", description=__doc__)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="a run, and others to be read as they are")
     words = "tokens of a text, growing (128,256,512,1024)"
@@ -81,7 +81,6 @@ short for the phrases. docs/long_context.md explains the figures, and has the co
 """
     (out / "report.md").write_text(report, encoding="utf-8")
     print(f"{shown}\n\nall numbers and pictures: {out / 'report.md'}")
-    return 0
 
 
 def study(

@@ -118,7 +118,7 @@ def lookups(lm: LanguageModel, exam: Exam) -> tuple[Tensor, Tensor]:
     return sums / counts, without
 
 
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(description="Which head of a run looks up facts, and what is lost without it?")
     parser.add_argument("run", help="a run of configs/recall.yaml, or a checkpoint of it")
     parser.add_argument("--documents", type=integer("--documents", 1), default=16, help="held-out documents (16)")
@@ -132,7 +132,6 @@ def main() -> int:
         for layer, head in product(*map(range, without.shape))
     ]
     print(table(["looks at", "right person", "shares a word", "shares none", "right without it"], rows))
-    return 0
 
 
 if __name__ == "__main__":

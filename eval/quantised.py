@@ -53,7 +53,7 @@ DOCUMENTS = 50  # held-out stories, and conversations with questions
 DECODED, PROMPT, ROUNDS = 128, 16, 5  # tokens that are decoded, and of their prompt; how often
 
 
-def main() -> int:
+def main() -> None:
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog="python -m eval.quantised", description=__doc__, formatter_class=form)
     parser.add_argument("run", help="a run or a checkpoint directory, for example runs/demo")
@@ -94,7 +94,6 @@ def main() -> int:
         sizes = [f"{weight_bytes(lm):,}", f"{cache_bytes(lm, cache):,.0f}"]
         rows.append([name, *sizes, f"{speeds[name]:,.0f}", *qualities[name]])
     print(f"\n{table(HEADER, rows)}")
-    return 0
 
 
 @contextmanager

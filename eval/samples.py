@@ -54,7 +54,7 @@ def thinks(message: Message) -> str:
     return f"(thinks: {message.reasoning_content})" if message.reasoning_content else ""
 
 
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(description="Let a run continue a prompt.")
     parser.add_argument("run", help="a run or a checkpoint directory, for example runs/demo")
     parser.add_argument("prompt", nargs="?", default="", help="text to continue; default: a document's beginning")
@@ -76,7 +76,6 @@ def main() -> int:
     if reply.reasoning_content:
         print(thinks(reply), file=sys.stderr)
     print(reply.content)
-    return 0
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ FORMS = {"loss": ",.4f", "perplexity": ",.3f", "bits_per_byte": ",.4f"}  # of a 
 Result = tuple[dict[str, dict[str, Any]], list[str]]  # file -> its figures; all that was read
 
 
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m eval.tasks", description=__doc__)
     parser.add_argument("run", help="a run or a checkpoint directory, for example runs/demo")
     add, task = parser.add_argument, parser.add_mutually_exclusive_group(required=True).add_argument
@@ -78,7 +78,6 @@ def main() -> int:
     if unknown := sum(ids.count(no_word) for ids in tokenizer.encode_many(texts)):
         meaning = "one and the same token stands for all of them"
         print(f"{unknown} characters are unknown to the tokenizer: {meaning}", file=sys.stderr)
-    return 0
 
 
 def choices(lm: LanguageModel, tokenizer: Tokenizer, given: argparse.Namespace) -> Result:

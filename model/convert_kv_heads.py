@@ -85,7 +85,7 @@ def write_converted(source: Path, num_key_value_heads: int, out: Path) -> str:
     )
 
 
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(description="Give a trained model fewer or more key/value heads.")
     parser.add_argument("source", type=Path, help="a run (its newest checkpoint) or a model directory")
     heads = integer("--num-key-value-heads", 1)
@@ -93,7 +93,6 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the directory to write; must be new")
     given = parser.parse_args()
     print(write_converted(given.source, given.num_key_value_heads, given.out))
-    return 0
 
 
 if __name__ == "__main__":

@@ -237,14 +237,13 @@ def export(source: Path, target: str, out: Path) -> str:
     return read_checkpoint(source, lambda directory: TARGETS[target](directory, out))
 
 
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(description="Write a model as other programs want it.")
     parser.add_argument("source", type=Path, help="a run (its newest checkpoint) or a model directory")
     parser.add_argument("--to", choices=TARGETS, required=True, help="for llama.cpp and Ollama | the Hub | one model")
     parser.add_argument("--out", type=Path, required=True, metavar="PATH", help="the directory to write; must be new")
     given = parser.parse_args()
     print(export(given.source, given.to, given.out))
-    return 0
 
 
 if __name__ == "__main__":

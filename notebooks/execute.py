@@ -26,7 +26,7 @@ RESTORE = "(lambda kept: (globals().clear(), globals().update(kept)))(__before)"
 WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m notebooks.execute", description=__doc__)
     parser.add_argument("notebooks", nargs="*", type=Path, help="default: all of them")
     parser.add_argument("--write", action="store_true", help="keep what is printed and drawn in the files")
@@ -35,7 +35,6 @@ def main() -> int:
         print(f"{path.name} …", flush=True)
         exercises, seconds = execute(path, write=options.write)
         print(f"{path.name}: {seconds:.0f} s, {exercises} exercises proven, {path.stat().st_size / 1000:.0f} kB")
-    return 0
 
 
 def execute(path: Path, *, write: bool) -> tuple[int, float]:

@@ -17,7 +17,7 @@ from eval.load_model import add_device_option, add_quantise_option
 KEY = "HEADLIGHT_API_KEY"  # of the environment, so that the key need not stand in the list of processes
 
 
-def main() -> int:
+def main() -> None:
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=form)
     add = parser.add_argument
@@ -64,7 +64,6 @@ def main() -> int:
         make_server(app, given.host, given.port, given.seconds).run()
     except SystemExit:
         raise InputError(f"--port: {place} cannot be used: another program may listen there") from None
-    return 0
 
 
 if __name__ == "__main__":

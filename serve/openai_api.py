@@ -40,6 +40,9 @@ DEFAULTS: dict[str, Any] = {  # of fields that are not supported: they change no
     "presence_penalty": 0,
     "logit_bias": {},
     "response_format": {"type": "text"},
+    "modalities": ["text"],
+    "suffix": "",
+    "best_of": 1,
     "parallel_tool_calls": True,
 }
 SEED_STEP = 1_000_003  # between the seeds of two answers to one prompt

@@ -163,7 +163,7 @@ def with_vocabulary(run: RunConfig) -> tuple[RunConfig, str]:
 # the command
 
 
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(description="What a run will cost: parameters, memory, cache, FLOPs, minutes.")
     parser.add_argument("config", help="a YAML file, for example configs/demo.yaml")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="for example seed=1")
@@ -235,7 +235,6 @@ def main() -> int:
         minutes = tokens * training / flops_per_s / 60
         work.append((f"minutes {speed}", f"{minutes:,.1f}" if minutes >= 1 else f"{minutes:.2g}"))
     print(table((f"Compute, rows of {length:,} tokens", ""), [(name, n.replace("nan", "?")) for name, n in work]))
-    return 0
 
 
 if __name__ == "__main__":

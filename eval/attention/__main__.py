@@ -27,7 +27,7 @@ from eval.load_model import add_device_option, data_config, open_checkpoint
 MOST_TOKENS = 256  # of a map: more are too small to see
 
 
-def main() -> int:
+def main() -> None:
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=form)
     parser.add_argument("run", type=Path, help="a run or a checkpoint directory, for example runs/demo")
@@ -47,7 +47,6 @@ def main() -> int:
     except OSError as error:
         raise InputError(f"--out: {out} cannot be written: {error.strerror}") from None
     print("\n".join(map(str, written)))
-    return 0
 
 
 def from_snapshots(given: argparse.Namespace, out: Path) -> list[Path]:

@@ -42,7 +42,7 @@ ENDED = {  # how an answer ended, if not by itself
 }
 
 
-def main() -> int:
+def main() -> None:
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog="python -m eval.chat", description=__doc__, formatter_class=form)
     add = parser.add_argument
@@ -67,7 +67,6 @@ def main() -> int:
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="replace")  # whatever is piped in
     Chat(given).run()
-    return 0
 
 
 def remark(text: str) -> None:

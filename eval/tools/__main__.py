@@ -21,7 +21,7 @@ from eval.tools import SCHEMAS, Written, write_answers
 ROWS = 64  # questions that are answered at a time
 
 
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m eval.tools", description=__doc__)
     add = parser.add_argument
     add("run", help="a run that was trained on conversations of a file")
@@ -51,7 +51,6 @@ def main() -> int:
         shares = right / len(questions), calling / len(questions), failed
         rows.append([heading, *(f"{share:.1%}" for share in shares)])
     print(table([f"{len(questions)} questions", "right", "calling", "failed calls"], rows))
-    return 0
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ def sums_chat(seed: int, index: int, calls: float) -> dict[str, Any]:
     return {"messages": messages, "tools": list(SCHEMAS)}
 
 
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m eval.tools.sums", description="Write chats about sums.")
     parser.add_argument("file", type=Path, help="the .jsonl file to write")
     parser.add_argument("--chats", type=integer("--chats", 1), default=20_000, help="how many (20000)")
@@ -46,7 +46,6 @@ def main() -> int:
         for index in range(given.chats):
             print(json.dumps(sums_chat(0, index, 0.5)), file=out)
     print(f"{given.file}: {given.chats:,} chats, half of them with a call", file=sys.stderr)
-    return 0
 
 
 if __name__ == "__main__":

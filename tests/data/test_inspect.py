@@ -101,7 +101,7 @@ def corpus(tmp_path):
 
 def run(monkeypatch, capsys, *arguments) -> str:
     monkeypatch.setattr(sys, "argv", ["data.inspect", *map(str, arguments)])
-    assert main() == 0
+    main()
     return capsys.readouterr().out
 
 

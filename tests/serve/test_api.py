@@ -208,7 +208,7 @@ def test_settings_of_other_servers_do_what_they_do_there(client, direct, folder)
         ({"chat_template_kwargs": {"enable_thinking": True}}, len(["<think>", "\n"])),
         ({"chat_template_kwargs": {"enable_thinking": False}}, 0),
         ({"reasoning_effort": "none"}, 0),
-        ({"user": "Ada", "metadata": {}, "store": False, "logit_bias": None, "guided_json": None}, 0),
+        ({"user": "Ada", "metadata": {}, "store": False, "logit_bias": None, "guided_json": None, "best_of": 1}, 0),
     ):
         assert create(**asked, extra_body=thinking).usage.prompt_tokens == read + extra
 

@@ -31,7 +31,7 @@ def main() -> None:
     parser.add_argument("notebooks", nargs="*", type=Path, help="default: all of them")
     parser.add_argument("--write", action="store_true", help="keep what is printed and drawn in the files")
     options = parser.parse_args()
-    for path in options.notebooks or sorted(FOLDER.glob("0*.ipynb")):
+    for path in options.notebooks or sorted(FOLDER.glob("[0-9]*.ipynb")):
         print(f"{path.name} …", flush=True)
         exercises, seconds = execute(path, write=options.write)
         print(f"{path.name}: {seconds:.0f} s, {exercises} exercises proven, {path.stat().st_size / 1000:.0f} kB")

@@ -25,10 +25,10 @@ ROOT = Path(__file__).resolve().parents[1]
 HINTS = parse_yaml((ROOT / "notebooks/hints.yaml").read_text(encoding="utf-8"), "hints.yaml")  # "01.2" -> a hint
 CONFIG = "configs/small.yaml"
 LADDER, RECALL = "configs/ladder.yaml", "configs/recall.yaml"
-LADDER_STEPS = 1400  # of one run in notebook 08: fewer than the recorded ones have, so it ends in a minute
+LADDER_STEPS = 1400  # of one run in notebook 12: fewer than the recorded ones have, so it ends in a minute
 TAUGHT = ["init_from=runs/small", "data.tokenizer.path=runs/small", "data.source.documents=1500", "train.max_steps=120"]
 TAUGHT += ["data.source.validation_documents=40", "train.checkpoint_every=0", "eval.every=0", "eval.questions=0"]
-TAUGHT += ["eval.attention.every=0"]  # what notebook 09 trains in half a minute
+TAUGHT += ["eval.attention.every=0"]  # what notebook 13 trains in half a minute
 PROGRESS_SECONDS = 2  # between two looks at how far a training is
 
 

@@ -80,7 +80,7 @@ def test_runs_that_start_from_each_other_are_stages_in_the_comparison(runs, tmp_
     assert (first["kl_answers"], first["moved"]) == (0, [])
     assert third["kl_answers"] > 0
     assert all(value > 0 for _, _, value in second["moved"])
-    assert stages.table([first, second, third]) in done.stdout  # from the numbers of the file, as notebook 09 does
+    assert stages.table([first, second, third]) in done.stdout  # from the numbers of the file, as notebook 13 does
     command(told, asked, again, "--out", out, "--skip-stages")
     assert not (out / "comparison_stages.png").exists()
 

@@ -1,0 +1,160 @@
+// A small model that computes in the page: its tokenizer, and the forward pass of model/transformer.py in plain loops.
+// T tokens, C numbers of a token, H query heads of D numbers, V ids.
+
+// Byte-level BPE: text -> words -> letters that stand for bytes -> the pairs that were merged first in training.
+class Tokenizer {
+  constructor({ tokens, merges, first }) {
+    this.tokens = tokens;
+    this.ids = new Map(tokens.map((token, id) => [token, id]));
+    this.ranks = new Map(merges.map((pair, rank) => [pair, rank])); // "Ġ s" -> how early
+    this.first = first; // ids that begin every text
+    // GPT-2's table: printable bytes stand for themselves, the others come after 255
+    const printable = (byte) => (byte > 32 && byte < 127) || (byte > 160 && byte !== 173);
+    let others = 0;
+    this.letters = Array.from({ length: 256 }, (_, byte) => String.fromCharCode(printable(byte) ? byte : 256 + others++));
+    this.bytes = new Map(this.letters.map((letter, byte) => [letter, byte]));
+  }
+
+  encode(text) {
+    const words = text.split(/(\p{N})/u).flatMap((part) => part.match(WORDS) ?? []); // a digit is a word of its own
+    return [...this.first, ...words.flatMap((word) => this.encodeWord(word))];
+  }
+
+  encodeWord(word) {
+    let parts = Array.from(new TextEncoder().encode(word), (byte) => this.letters[byte]);
+    for (;;) {
+      const ranks = parts.slice(1).map((part, i) => this.ranks.get(`${parts[i]} ${part}`) ?? Infinity);
+      const best = Math.min(...ranks);
+      if (best === Infinity) return parts.map((part) => this.ids.get(part));
+      const at = ranks.indexOf(best);
+      parts = [...parts.slice(0, at), parts[at] + parts[at + 1], ...parts.slice(at + 2)];
+    }
+  }
+
+  // What is written for a token: spaces and line ends are seen.
+  label(id) {
+    const token = this.tokens[id];
+    if (/^<\|?.+\|?>$/.test(token)) return token;
+    const text = new TextDecoder().decode(Uint8Array.from(token, (letter) => this.bytes.get(letter) ?? 63));
+    return text.replaceAll(" ", "␣").replaceAll("\n", "⏎").replaceAll("\t", "⇥");
+  }
+}
+
+// The pattern in tokenizer.json.
+const WORDS = /'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}{1,512}| ?\p{N}{1,512}| ?[^\s\p{L}\p{N}]{1,512}|\s{1,512}(?!\S)|\s{1,512}/gu;
+
+class Network {
+  // tensors: the name in the checkpoint -> { shape, data: Float32Array }
+  constructor(config, tensors) {
+    Object.assign(this, { config, tensors });
+  }
+
+  // ids -> { weights: of every layer and head (T x T), one after the other; hidden: after the embedding and each layer,
+  // (T, C) each; logits: of the last token }. off: "layer.head" of heads whose output is set to zero.
+  forward(ids, off = new Set()) {
+    const { num_hidden_layers: layers, num_attention_heads: heads, head_dim: D, hidden_size: C } = this.config;
+    const T = ids.length;
+    const embedding = this.tensors["model.embed_tokens.weight"].data;
+    const x = new Float32Array(T * C);
+    ids.forEach((id, t) => x.set(embedding.subarray(id * C, (id + 1) * C), t * C));
+    const weights = new Float32Array(layers * heads * T * T);
+    const hidden = [x.slice()];
+    for (let layer = 0; layer < layers; layer++) {
+      const name = (part) => `model.layers.${layer}.${part}.weight`;
+      const normed = this.norm(x, name("input_layernorm"), C);
+      const q = this.turned(this.linear(normed, name("self_attn.q_proj")), name("self_attn.q_norm"), T);
+      const k = this.turned(this.linear(normed, name("self_attn.k_proj")), name("self_attn.k_norm"), T);
+      const v = this.linear(normed, name("self_attn.v_proj"));
+      const out = new Float32Array(T * heads * D);
+      for (let head = 0; head < heads; head++) {
+        const map = weights.subarray((layer * heads + head) * T * T, (layer * heads + head + 1) * T * T);
+        this.attend(q, k, v, out, map, head, T);
+        if (off.has(`${layer}.${head}`)) {
+          for (let t = 0; t < T; t++) out.fill(0, (t * heads + head) * D, (t * heads + head + 1) * D);
+        }
+      }
+      add(x, this.linear(out, name("self_attn.o_proj")));
+      const inner = this.norm(x, name("post_attention_layernorm"), C);
+      const gate = this.linear(inner, name("mlp.gate_proj"));
+      const up = this.linear(inner, name("mlp.up_proj"));
+      for (let i = 0; i < gate.length; i++) up[i] *= gate[i] / (1 + Math.exp(-gate[i])); // SwiGLU
+      add(x, this.linear(up, name("mlp.down_proj")));
+      hidden.push(x.slice());
+    }
+    return { weights, hidden, logits: this.logits(x.subarray((T - 1) * C)) };
+  }
+
+  // softmax(q k / √D) v of one head, in a loop over queries
+  attend(q, k, v, out, map, head, T) {
+    const { num_attention_heads: H, num_key_value_heads: shared, head_dim: D } = this.config;
+    const group = Math.floor((head * shared) / H); // neighbours share keys and values
+    for (let i = 0; i < T; i++) {
+      const row = map.subarray(i * T, i * T + i + 1); // what comes later has weight 0
+      for (let j = 0; j <= i; j++) row[j] = dot(q, (i * H + head) * D, k, (j * shared + group) * D, D) / Math.sqrt(D);
+      softmax(row);
+      for (let j = 0; j <= i; j++) {
+        for (let d = 0; d < D; d++) out[(i * H + head) * D + d] += row[j] * v[(j * shared + group) * D + d];
+      }
+    }
+  }
+
+  // Scores of what comes next, from one token's numbers: also those between two layers (the logit lens).
+  logits(x) {
+    const head = this.tensors["lm_head.weight"] ? "lm_head.weight" : "model.embed_tokens.weight";
+    return this.linear(this.norm(x, "model.norm.weight", this.config.hidden_size), head);
+  }
+
+  // x (rows, in) W^T -> (rows, out)
+  linear(x, name) {
+    const { shape: [out, size], data } = this.tensors[name];
+    const y = new Float32Array((x.length / size) * out);
+    for (let i = 0; i < y.length; i++) y[i] = dot(x, Math.floor(i / out) * size, data, (i % out) * size, size);
+    return y;
+  }
+
+  // RMSNorm of every `size` numbers
+  norm(x, name, size) {
+    const gain = this.tensors[name].data;
+    const y = new Float32Array(x.length);
+    for (let start = 0; start < x.length; start += size) {
+      const factor = 1 / Math.sqrt(dot(x, start, x, start, size) / size + this.config.rms_norm_eps);
+      for (let i = 0; i < size; i++) y[start + i] = x[start + i] * factor * gain[i];
+    }
+    return y;
+  }
+
+  // QK-norm, where the model has it, and RoPE: the pair (i, i + D/2) turns by an angle that grows with the position
+  turned(x, name, T) {
+    const { head_dim: D, rope_theta: theta } = this.config;
+    const y = this.tensors[name] ? this.norm(x, name, D) : x;
+    for (let start = 0; start < y.length; start += D) {
+      const position = Math.floor(start / (y.length / T));
+      for (let i = 0; i < D / 2; i++) {
+        const angle = Math.fround(position * theta ** (-2 * i / D));
+        const [a, b] = [y[start + i], y[start + i + D / 2]];
+        y[start + i] = a * Math.cos(angle) - b * Math.sin(angle);
+        y[start + i + D / 2] = b * Math.cos(angle) + a * Math.sin(angle);
+      }
+    }
+    return y;
+  }
+}
+
+function dot(a, i, b, j, size) {
+  let sum = 0;
+  for (let n = 0; n < size; n++) sum += a[i + n] * b[j + n];
+  return sum;
+}
+
+function add(x, y) {
+  for (let i = 0; i < x.length; i++) x[i] += y[i];
+}
+
+// in place
+function softmax(row) {
+  const top = row.reduce((a, b) => Math.max(a, b));
+  let sum = 0;
+  for (let i = 0; i < row.length; i++) sum += row[i] = Math.exp(row[i] - top);
+  for (let i = 0; i < row.length; i++) row[i] /= sum;
+  return row;
+}

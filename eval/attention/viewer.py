@@ -34,7 +34,7 @@ from eval.run_files import EXPERTS
 VIEWER = "viewer.html"
 PAGE = Path(__file__).parent / "page"
 # One scope for all of them, in this order; the file has what shows heads, the server's page also runs and a chat.
-HEADS = "dom views save colours data state chart map tokens scores panes experts controls heads".split()
+HEADS = "dom views save colours network own data state chart map tokens scores panes experts controls heads".split()
 IN_FILE = [*HEADS, "file"]
 ON_SERVER = [*HEADS, "runs", "server", "chat", "chat_answer", "chat_heads", "chat_forms"]
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
@@ -85,6 +85,8 @@ class Looks:
     snapshots: list[Snapshot] = field(default_factory=list)
     experts: dict[str, Any] | None = None
     packed: dict[tuple[int, str], str] = field(default_factory=dict)
+    network: dict[str, Any] | None = None  # of a model that computes in the page: page_model.described
+    weights: dict[int, str] = field(default_factory=dict)  # step -> its weights, a line of the file
 
     def add(self, snapshot: Snapshot) -> None:
         for probe, shown in snapshot.maps.items():
@@ -180,11 +182,13 @@ def write_viewer(
     path: Path,
     head: tuple[int, int] | None = None,
     experts: Mapping[str, Any] | None = None,
+    networks: Mapping[str, tuple[dict[str, Any], Mapping[int, bytes]]] | None = None,
 ) -> Path:
     """Write one self-contained page with the snapshots of all runs, each (its name, its snapshots), to path.
 
     head: the layer and head of the first run that the page opens on; default: the strongest induction head.
     experts: what eval.experts says, by run; the page has a tab for them if any run has some.
+    networks: what page_model.read_models says, by run: the page then reads any text, at those steps.
     Raises InputError if there is nothing to show.
     """
     looks = []
@@ -192,6 +196,9 @@ def write_viewer(
         looks.append(Looks(name, experts=(experts or {}).get(name)))
         for snapshot in sorted(snapshots, key=lambda snapshot: snapshot.step):
             looks[-1].add(snapshot)
+        if name in (networks or {}):
+            looks[-1].network, weights = networks[name]
+            looks[-1].weights = {step: pack(raw) for step, raw in weights.items()}
     path.write_text(page(looks, AT_THE_END, head), encoding="utf-8")
     return path
 
@@ -232,8 +239,16 @@ def page(
     if head:
         last = runs[0].shown()[-1]
         about["head"] = {"layer": last.layers.index(head[0]), "head": last.heads.index(head[1])}
+    weights = [line for run in runs for line in run.weights.values()]
+    for run, shown in zip(runs, about["runs"], strict=True):
+        if run.network:
+            first = 1 + len(maps) + sum(len(other.weights) for other in runs[: runs.index(run)])
+            lines = {step: first + i for i, step in enumerate(run.weights)}
+            shown["network"] = run.network | {"lines": lines}
+    if weights:
+        about["probes"].insert(0, {"name": "own", "title": "your own text", "note": "the model reads it here, in the page"})
     numbers = pack(json.dumps(about, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode())
-    return assemble(" and ".join(run.name for run in runs), "\n".join([numbers, *maps]))
+    return assemble(" and ".join(run.name for run in runs), "\n".join([numbers, *maps, *weights]))
 
 
 def script(names: Sequence[str]) -> str:

@@ -13,7 +13,6 @@ const wordsOf = (token) => visible(token.text || token.label).replaceAll("\n", "
 
 const nats = (value) => (value <= -0.005 ? `−${Math.abs(value).toFixed(2)}` : Math.abs(value).toFixed(2));
 const signed = (value) => (value >= 0.005 ? `+${nats(value)}` : nats(value));
-const percent = (share) => (share >= 0.9995 ? "100 %" : share < 0.0005 ? "< 0.1 %" : `${(100 * share).toFixed(1)} %`);
 
 // What was read before an answer, turn by turn. Gives the element of each token.
 function drawPrompt(box, tokens) {

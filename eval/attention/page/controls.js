@@ -57,13 +57,15 @@ function buildBar() {
   byId("bar").addEventListener("change", ({ target: { id, type, value, checked } }) => {
     if (id === "probe") chooseText(value);
     else if (id === "compare") chooseCompare(value);
-    else change({ [id]: type === "checkbox" ? checked : value });
+    else if (id !== "words") change({ [id]: type === "checkbox" ? checked : value });
   });
+  byId("words").addEventListener("input", ({ target }) => change({ words: target.value, ...NO_TOKEN }));
 }
 
 function drawBar() {
   byId("bar").querySelectorAll("select, input").forEach((control) => {
     control[control.type === "checkbox" ? "checked" : "value"] = state[control.id];
   });
+  byId("own-text").hidden = !isOwn();
   byId("wide")?.setAttribute("aria-pressed", state.wide);
 }

@@ -21,6 +21,7 @@ class Run {
     Object.assign(this, fields);
     this.shown = this.steps.flatMap((step, i) => (this.mixture || Object.keys(step.maps).length ? [i] : []));
     this.grouped = this.num_key_value_heads < this.num_attention_heads;
+    this.own = this.network && new OwnReader(this.network, this.frameOf);
     this.texts.forEach((text) => { text.starts = documentStarts(text); });
   }
 
@@ -30,6 +31,8 @@ class Run {
 
   // The maps of one text at steps[shown[at]], or null where that text was not looked at then.
   maps(at, probe) {
+    const { step } = this.steps[this.shown[at]];
+    if (probe === OWN) return this.own?.about.lines[step] ? this.own.look(step, state.words, state.off) : null;
     const [text, name] = this.steps[this.shown[at]].maps[probe] ?? [];
     const codes = name !== undefined && this.frameOf(name);
     return codes ? { text: this.texts[text], codes } : null;

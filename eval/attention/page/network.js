@@ -3,11 +3,10 @@
 
 // Byte-level BPE: text -> words -> letters that stand for bytes -> the pairs that were merged first in training.
 class Tokenizer {
-  constructor({ tokens, merges, first }) {
-    this.tokens = tokens;
+  constructor({ tokens, merges, first, unknown }) {
+    Object.assign(this, { tokens, first, unknown }); // first: ids that begin every text
     this.ids = new Map(tokens.map((token, id) => [token, id]));
-    this.ranks = new Map(merges.map((pair, rank) => [pair, rank])); // "Ġ s" -> how early
-    this.first = first; // ids that begin every text
+    this.ranks = merges && new Map(merges.map((pair, rank) => [pair, rank])); // "Ġ s" -> how early; none: characters
     // GPT-2's table: printable bytes stand for themselves, the others come after 255
     const printable = (byte) => (byte > 32 && byte < 127) || (byte > 160 && byte !== 173);
     let others = 0;
@@ -16,6 +15,7 @@ class Tokenizer {
   }
 
   encode(text) {
+    if (!this.ranks) return [...this.first, ...Array.from(text, (letter) => this.ids.get(letter) ?? this.unknown)];
     const words = text.split(/(\p{N})/u).flatMap((part) => part.match(WORDS) ?? []); // a digit is a word of its own
     return [...this.first, ...words.flatMap((word) => this.encodeWord(word))];
   }
@@ -35,8 +35,8 @@ class Tokenizer {
   label(id) {
     const token = this.tokens[id];
     if (/^<\|?.+\|?>$/.test(token)) return token;
-    const text = new TextDecoder().decode(Uint8Array.from(token, (letter) => this.bytes.get(letter) ?? 63));
-    return text.replaceAll(" ", "␣").replaceAll("\n", "⏎").replaceAll("\t", "⇥");
+    const bytes = () => Uint8Array.from(token, (letter) => this.bytes.get(letter) ?? 63);
+    return (this.ranks ? new TextDecoder().decode(bytes()) : token).replaceAll(" ", "␣").replaceAll("\n", "⏎").replaceAll("\t", "⇥");
   }
 }
 
@@ -157,4 +157,26 @@ function softmax(row) {
   for (let i = 0; i < row.length; i++) sum += row[i] = Math.exp(row[i] - top);
   for (let i = 0; i < row.length; i++) row[i] /= sum;
   return row;
+}
+
+// The weights of one step: every matrix in 8 bits with a number for each row that scales it, vectors as they are.
+function unpackTensors(raw, shapes) {
+  const tensors = {};
+  let at = 0;
+  const floats = (count) => {
+    at += 4 * count;
+    return new Float32Array(raw.slice(at - 4 * count, at).buffer); // a copy: there may be an odd number of bytes before
+  };
+  shapes.forEach(([name, shape]) => {
+    const [rows, size] = shape;
+    let data = size ? new Float32Array(rows * size) : floats(rows);
+    if (size) {
+      const scales = floats(rows);
+      const codes = new Int8Array(raw.buffer, raw.byteOffset + at, rows * size);
+      data = data.map((_, i) => codes[i] * scales[Math.floor(i / size)]);
+      at += rows * size;
+    }
+    tensors[name] = { shape, data };
+  });
+  return tensors;
 }

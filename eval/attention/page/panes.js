@@ -18,6 +18,7 @@ class Pane {
     this.find(".step").addEventListener("input", ({ target }) => goTo(number, Number(target.value)));
     this.find(".play").addEventListener("click", () => togglePlay(number));
     listenTokens(this);
+    listenOwn(this);
   }
 
   find(selector) {
@@ -41,6 +42,7 @@ class Pane {
     this.find(".run-choice").value = this.view.run;
     drawSteps(this);
     drawCaption(this);
+    drawOwn(this);
     drawHeads(this);
     if (this.run.mixture) drawWords(this);
     else {

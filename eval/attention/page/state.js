@@ -12,6 +12,8 @@ const state = {
   compare: "none", // none | steps | runs
   scale: "power",
   hideSink: false,
+  words: BEGIN, // the reader's own text
+  off: [], // heads that are switched off there: "layer.head", places
   wide: false, // the large map over the whole width
   score: "",
   active: 0, // the view that keys act on
@@ -116,9 +118,9 @@ function goToFormed(number) {
 function startState() {
   const names = about.scores.map((score) => score.name);
   const texts = about.probes.map((probe) => probe.name);
-  Object.assign(state, { compare: "none", scale: "power", hideSink: false, wide: false, active: 0, ...NO_TOKEN });
+  Object.assign(state, { compare: "none", scale: "power", hideSink: false, wide: false, active: 0, words: BEGIN, off: [], ...NO_TOKEN });
   state.score = names.includes("induction") ? "induction" : names[0] ?? "";
-  state.probe = texts.find((name) => isMeasuredOn(scoreInfo(), name)) ?? texts[0];
+  state.probe = texts.includes(OWN) ? OWN : texts.find((name) => isMeasuredOn(scoreInfo(), name)) ?? texts[0];
   const view = { run: 0, at: runs[0].shown.length - 1, ...(about.head ?? strongestHead(runs[0])) };
   state.views = [view, { ...view }];
   if (runs.length > 1) { // a page of several runs is there to compare them
@@ -131,7 +133,7 @@ function startState() {
 
 // ------------------------------------------------------------------ in the address
 
-const FIELDS = { probe: "text", score: "score", scale: "scale", compare: "side", hideSink: "nofirst", wide: "wide" };
+const FIELDS = { probe: "text", words: "words", score: "score", scale: "scale", compare: "side", hideSink: "nofirst", wide: "wide" };
 
 // A head by its true numbers, and its step, if that is not the newest: "1.2.400"; of several runs also which.
 function inAddress() {
@@ -156,7 +158,7 @@ function fromAddress() {
   };
   Object.entries(FIELDS).forEach(([field, name]) => {
     const value = address.get(name);
-    if (allowed[field].includes(value)) state[field] = typeof state[field] === "boolean" || value;
+    if (field === "words" ? value : allowed[field].includes(value)) state[field] = typeof state[field] === "boolean" || value;
   });
   address.get("at").split("_").filter(Boolean).slice(0, 2).forEach((text, i) => {
     const [layer, head, step = "", run = ""] = text.split(".");

@@ -70,6 +70,7 @@ function point(number, place, key = null) {
   visiblePanes().forEach((pane) => {
     drawCross(pane);
     drawAttention(pane);
+    drawNext(pane);
   });
 }
 

@@ -1,0 +1,99 @@
+"""A model that computes in the page: its weights at some steps, its tokenizer, and what network.js must know of it.
+
+A matrix is stored in 8 bits, with a number for each row that scales it; vectors stay float32. The page computes with
+exactly these weights, so its maps are those of `capture` on `rounded(lm)`.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from configs.command import InputError
+from data.tokenizer import Tokenizer, pre_tokenizer
+from eval.attention.history import choose
+from eval.load_model import open_checkpoint
+from model import LanguageModel
+
+MOST_STEPS = 12
+LEVELS = 127
+NEEDED = {  # what network.js can do: one kind of block, on bytes or characters
+    "gated_mlp": True, "hidden_act": "silu", "mlp_bias": False, "attention_bias": False, "qkv_bias": False,
+    "num_experts": None, "attention": "heads", "scale_attn_weights": True, "norm_position": "before", "norm": "rmsnorm",
+    "position_embedding": "rope", "rope_scaling": None, "sliding_window": None,
+}  # fmt: skip
+SIZES = ["hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "rope_theta"]
+
+
+def read_models(run: Path) -> tuple[dict[str, Any], dict[int, bytes]]:
+    """What the page must know of a run's model, and its weights at up to MOST_STEPS checkpoints.
+
+    Raises InputError for a run without a checkpoint, and for a model that the page cannot compute.
+    """
+    found = sorted(path for path in (run / "checkpoints").glob("step_*") if path.name[5:].isdecimal())
+    if not found:
+        raise InputError(f"{run}/checkpoints: no checkpoint: train it first")
+    weights = {}
+    for path in choose(found, MOST_STEPS):
+        lm, tokenizer, _ = open_checkpoint(path, "cpu")
+        about = described(lm, tokenizer)
+        weights[int(path.name[5:])] = b"".join(tensor.tobytes() for tensor in packed(lm))
+    return about, weights
+
+
+def described(lm: LanguageModel, tokenizer: Tokenizer) -> dict[str, Any]:
+    """Sizes, names and shapes of the tensors in the order of `packed`, and the tokenizer."""
+    config = lm.config
+    missing = [f"model.{name}" for name, value in NEEDED.items() if getattr(config, name) != value]
+    missing += ["model.qk_norm"] * (config.qk_norm == "whole")
+    missing += ["model.no_rope_layers"] * (0 in (config.no_rope_layers or []))
+    if missing:
+        raise InputError(f"the page cannot compute this model, because of {', '.join(missing)}")
+    parts = json.loads(tokenizer.backend.to_str())
+    words = json.loads(pre_tokenizer().__getstate__())
+    is_bpe = parts["model"]["type"] == "BPE" and parts["pre_tokenizer"] == words
+    if not is_bpe and parts["model"]["type"] != "WordLevel":
+        raise InputError("the page cannot compute this model, because of data.tokenizer: it must be bpe or char")
+    names = {id_: token for token, id_ in tokenizer.backend.get_vocab().items()}
+    return {
+        "config": {name: getattr(config, name) for name in [*SIZES, "rms_norm_eps"]},
+        "shapes": [[name, list(tensor.shape)] for name, tensor in tensors(lm).items()],
+        "tokens": [names.get(i, "") for i in range(tokenizer.vocab_size)],
+        "merges": [" ".join(pair) for pair in parts["model"]["merges"]] if is_bpe else None,
+        "first": tokenizer.first_ids,
+        "unknown": tokenizer.unk_id,
+    }
+
+
+def tensors(lm: LanguageModel) -> dict[str, Tensor]:
+    return {name: tensor.detach().float() for name, tensor in lm.state_dict().items() if name.endswith(".weight")}
+
+
+def packed(lm: LanguageModel) -> list[np.ndarray]:
+    """Of each matrix its scales, float32, and codes, int8; each vector, float32."""
+    arrays = []
+    for tensor in tensors(lm).values():
+        if tensor.ndim > 1:
+            scales = scales_of(tensor)
+            arrays += [scales.numpy(), (tensor / scales).round().to(torch.int8).numpy()]
+        else:
+            arrays.append(tensor.numpy())
+    return arrays
+
+
+def scales_of(matrix: Tensor) -> Tensor:
+    return matrix.abs().amax(-1, keepdim=True).clamp(min=1e-30) / LEVELS  # (rows, 1)
+
+
+@torch.no_grad()
+def rounded(lm: LanguageModel) -> LanguageModel:
+    """The model, changed in place, with the weights that the page has."""
+    for matrix in (weight for weight in lm.parameters() if weight.ndim > 1):
+        scales = scales_of(matrix.float())
+        matrix.copy_((matrix / scales).round() * scales)
+    return lm

@@ -22,7 +22,7 @@ def softmax(mine: ModuleType) -> str:
     for what, scores in {
         f"softmax(x) for x = {x.tolist()}": x,
         "softmax(x) for a row of 1000, 1001 and 999": torch.tensor([[1000.0, 1001.0, 999.0]]),
-        "softmax(x) for two rows, one around 0 and one around 1000,": torch.stack([x[0], x[1] + 1000]),
+        "softmax(x) for two rows, one around 0 and one around 1000": torch.stack([x[0], x[1] + 1000]),
         "softmax(x) for a score of -inf beside others": torch.tensor([[0.0, -torch.inf, 1.0]]),
         "softmax(x) for random x": random(2, 3, 5),
     }.items():
@@ -43,7 +43,7 @@ def attention(mine: ModuleType) -> str:
     one = torch.tensor([[1.0, 1, 1, 1], [1, -1, 1, -1]])[None, None]  # the example of the text
     values, everything = torch.tensor([[10.0], [20.0]])[None, None], torch.ones(1, 1, 1, 2, dtype=torch.bool)
     out = mine.attention(one[:, :, :1], one, values, everything)
-    same("the output for the one query of the text", out, torch.tensor([[[[11.192]]]]))
+    same("the example of the text", out, torch.tensor([[[[11.192]]]]))
     q, k, v = (random(2, 3, length, 6, seed=seed) for seed, length in enumerate((4, 7, 7)))
     causal = torch.ones(4, 7, dtype=torch.bool).tril(3)[None, None]  # (1, 1, T, S)
     ones = mine.attention(q, k, torch.ones_like(v), causal)
@@ -131,13 +131,13 @@ class NoLargeTensor(TorchDispatchMode):
 def online_softmax(mine: ModuleType) -> str:
     example = [torch.tensor([[[[number] for number in numbers]]]) for numbers in ([1.0], [1.0, 2, 4], [10.0, 20, 30])]
     out = mine.attention_in_tiles(*example, 2)
-    same("the output for the one query of the text, tile = 2,", out, torch.tensor([[[[28.0178]]]]))
+    same("the example of the text, tile = 2", out, torch.tensor([[[[28.0178]]]]))
     q, k, v = (random(1, 2, length, 8, seed=seed) for seed, length in enumerate((64, 300, 300)))
     rising = torch.arange(300)[:, None] / 30  # later tiles have larger scores; turned round, earlier ones
     for name, keys in {
         "random keys": k,
         "ever larger scores": k + rising * q.mean(2, keepdim=True),
-        "large": 40 * k,
+        "large keys": 40 * k,
     }.items():
         for tile in (16, 300):
             wanted = (q.double() @ keys.double().mT / math.sqrt(8)).softmax(-1) @ v.double()

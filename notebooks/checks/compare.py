@@ -28,9 +28,10 @@ def same(what: str, got: Any, wanted: Tensor, tolerance: float = 1e-4) -> None:
         differs = ~torch.isclose(got.double(), wanted.double(), tolerance, tolerance, equal_nan=True)
     if differs.any():
         first = tuple(differs.nonzero()[0].tolist())
-        place, count = ", ".join(map(str, first)), f"{int(differs.sum())} of {differs.numel()} numbers"
+        place, count = ", ".join(map(str, first)), f"{int(differs.sum())} of {differs.numel()}"
         numbers = f"[{place}] is {show(got[first])}, and must be {show(wanted[first])}"
-        raise AssertionError(f"{what} of shape {tuple(got.shape)} differs in {count}. The first: {numbers}.")
+        shape = tuple(got.shape)
+        raise AssertionError(f"{what}: the shape {shape} is right, {count} numbers are not. The first: {numbers}.")
 
 
 def show(number: Tensor) -> str:

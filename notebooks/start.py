@@ -174,6 +174,39 @@ def check(answer: Any, is_right: Callable[[Any], Any], exercise: str) -> None:
     print("Right.")
 
 
+def predicted(guess: float | str | None, truth: float | str, unit: str = "") -> None:
+    """Show the reader's guess, made before they saw anything, beside the truth: a number, or one of a few words.
+
+    Raises InputError for a guess that is no number where the truth is one.
+    """
+    if isinstance(truth, str):
+        said, shown = f'"{guess}"', f'it is "{truth}"'
+        verdict = "as you said" if str(guess).strip().lower() == truth.lower() else "a surprise"
+    else:
+        try:
+            number, truth = float(guess or 0), float(truth)
+        except (TypeError, ValueError):
+            raise InputError(f"A guess is a number here, not {guess!r}.") from None
+        said, shown = in_words(number), f"it is {in_words(truth)} {unit}".rstrip()
+        if number == truth:
+            verdict = "exactly"
+        elif number * truth <= 0:
+            verdict = "far from it"
+        elif truth / number >= 1.25:
+            verdict = f"{in_words(truth / number)} times as much"
+        else:
+            verdict = "close" if truth / number > 0.8 else f"you said {in_words(number / truth)} times as much"
+    if guess is None:
+        print(f"You made no guess; {shown}. Go back to `guess = None`: what you guess first, you remember.")
+    else:
+        print(f"You said {said}, {shown}: {verdict}.")
+
+
+def in_words(number: float) -> str:
+    """A number with two or three digits that count: 0.0412, 3.6, 12, 1,234."""
+    return f"{number:,.0f}" if abs(number) >= 100 else f"{number:.3g}"
+
+
 os.chdir(ROOT)
 with suppress(ModuleNotFoundError):
     from IPython import get_ipython

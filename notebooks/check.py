@@ -1,0 +1,136 @@
+"""Build the parts of a language model yourself: `python -m notebooks.check NAME`.
+
+The first call writes notebooks/build/NAME.py, a file with a gap, and prints what belongs into it. Fill the gap and run
+the same command again: it compares your code with float64 numbers and says what differs. Without a NAME it lists the
+exercises. `--again` starts one anew and keeps your old file beside it.
+
+    0      your code is right
+    1      not yet
+    2      bad input: there is no such exercise
+
+The files with gaps are made from notebooks/solutions/, so that they cannot drift from what the checks accept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import importlib.util
+import io
+import linecache
+import re
+import traceback
+from contextlib import redirect_stdout
+from pathlib import Path
+from types import ModuleType
+
+from configs.command import InputError, exit_on_bad_input
+from configs.text import did_you_mean
+from notebooks.checks import CHECKS
+from notebooks.start import HINTS, ROOT
+
+BUILD, SOLUTIONS = Path("notebooks/build"), Path("notebooks/solutions")  # notebooks.start works in the repository
+GAP_ENDS = "# your code"
+GAP = re.compile(r"^( *)# <solution>\n.*?^ *# </solution>$", re.DOTALL | re.MULTILINE)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m notebooks.check", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("name", nargs="?", help="an exercise; without it, all of them are listed")
+    parser.add_argument("--again", action="store_true", help="start anew; your old file is kept beside the new one")
+    given = parser.parse_args()
+    if given.name is None:
+        return list_exercises()
+    if given.name not in CHECKS:
+        meant = did_you_mean(given.name, {name: name for name in CHECKS})
+        raise InputError(f"there is no exercise {given.name!r}{meant}. There are: {', '.join(CHECKS)}")
+    path = BUILD / f"{given.name}.py"
+    if given.again and path.exists():
+        numbers = (number for number in range(1, 1000) if not path.with_suffix(f".{number}.py").exists())
+        print(f"Your old file is now {path.rename(path.with_suffix(f'.{next(numbers)}.py')).as_posix()}.\n")
+    return try_it(given.name, path) if path.exists() else begin(given.name, path)
+
+
+def list_exercises() -> int:
+    """All exercises, in order. An exercise is done when its check takes what stands in the file now."""
+    open_ones = []
+    for name in CHECKS:
+        path = BUILD / f"{name}.py"
+        with redirect_stdout(io.StringIO()):  # what the reader's code prints
+            is_done = path.exists() and attempt(name, path)[0]
+        open_ones += [] if is_done else [name]
+        print(f"{'done' if is_done else 'open'}   {name:<16} {text_of(name).splitlines()[0]}")
+    print(f"\n{len(CHECKS) - len(open_ones)} of {len(CHECKS)} are done.", end=" ")
+    print(f"Next: python -m notebooks.check {open_ones[0]}" if open_ones else "All of this is yours now.")
+    return 0
+
+
+def begin(name: str, path: Path) -> int:
+    path.write_text(stub(name), encoding="utf-8")
+    print(f"{text_of(name)}\n\nNow open {path.as_posix()} in an editor. Replace what ends in `{GAP_ENDS}`.")
+    print(f"Then run the same command again:  python -m notebooks.check {name}")
+    return 1
+
+
+def try_it(name: str, path: Path) -> int:
+    is_right, sentence = attempt(name, path)
+    if not is_right:
+        print(f"Not yet. {sentence}\nHint: {HINTS[f'build.{name}']}")
+        return 1
+    names = list(CHECKS)
+    following = names[names.index(name) + 1 :]
+    print(f"Right. {sentence}\nCompare with {(SOLUTIONS / path.name).as_posix()}.")
+    print(f"Next: python -m notebooks.check {following[0]}" if following else "That was the last exercise.")
+    return 0
+
+
+def attempt(name: str, path: Path) -> tuple[bool, str]:
+    """Whether the file is right, and a sentence: what the reader has now, or what differs."""
+    try:
+        module = load(path)
+        return True, CHECKS[name](module)
+    except (Exception, SystemExit) as error:  # it is the reader's code
+        return False, explain(error, path)
+
+
+def load(path: Path) -> ModuleType:
+    """The reader's file as a module. Raises what it raises."""
+    linecache.checkcache(str(path))
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def explain(error: BaseException, path: Path) -> str:
+    """What went wrong, in one sentence with the line of the reader's file; of a check, what it found."""
+    what = f"{type(error).__name__}: {error}".strip(": ")
+    if isinstance(error, SyntaxError) and error.filename == str(path.absolute()):
+        return f"{path.as_posix()}, line {error.lineno}: {type(error).__name__}: {error.msg}"
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path.absolute())]
+    if not frames:
+        if isinstance(error, AttributeError) and isinstance(error.obj, ModuleType):
+            return f"{path.as_posix()} has no `{error.name}`: keep the names that stood in the file."
+        return str(error) if isinstance(error, AssertionError) else f"Your answer does not fit the check: {what}"
+    place = f"{path.as_posix()}, line {frames[-1].lineno}"
+    if (frames[-1].line or "").endswith(GAP_ENDS):
+        return f"{place} is still to be written."
+    return f"{place}: `{frames[-1].line}` raises {what}"
+
+
+def text_of(name: str) -> str:
+    """What the exercise is about: one screen, the docstring of its solution. Its first line is a title with minutes."""
+    return ast.get_docstring(ast.parse((ROOT / SOLUTIONS / f"{name}.py").read_text(encoding="utf-8"))) or ""
+
+
+def stub(name: str) -> str:
+    """The solution with a gap where the reader's code goes."""
+    return GAP.sub(rf"\1raise NotImplementedError  {GAP_ENDS}", (SOLUTIONS / f"{name}.py").read_text(encoding="utf-8"))
+
+
+if __name__ == "__main__":
+    exit_on_bad_input(main)

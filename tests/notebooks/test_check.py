@@ -1,0 +1,122 @@
+"""`python -m notebooks.check`: it takes right code, refuses plausible wrong code, and says in one line what differs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from configs.command import InputError
+from notebooks import check
+from notebooks.checks import CHECKS
+from notebooks.start import HINTS
+from tests.notebooks import mistakes_attention, mistakes_training
+from tests.notebooks.making import ROOT
+
+WRONG = mistakes_attention.WRONG | mistakes_training.WRONG  # exercise -> (what the solution has, what is wrong)
+RIGHT = mistakes_attention.RIGHT | mistakes_training.RIGHT  # exercise -> right answers, written differently
+
+
+@pytest.fixture
+def build(tmp_path, monkeypatch) -> Path:
+    """An empty folder for the reader's files."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(check, "BUILD", tmp_path)
+    return tmp_path
+
+
+def run(monkeypatch, *arguments: str) -> int:
+    monkeypatch.setattr("sys.argv", ["notebooks.check", *arguments])
+    return check.main()
+
+
+def solution(name: str) -> str:
+    return (ROOT / check.SOLUTIONS / f"{name}.py").read_text(encoding="utf-8")
+
+
+def judge(path: Path, name: str, code: str) -> tuple[bool, str]:
+    path = path / f"{name}.py"
+    path.write_text(code, encoding="utf-8")
+    return check.attempt(name, path)
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_the_solution_passes_and_its_stub_is_still_to_be_written(build, name, monkeypatch, capsys):
+    is_right, sentence = judge(build, name, solution(name))
+    assert is_right, sentence
+    assert run(monkeypatch, name, "--again") == 1  # a text and a stub
+    assert (text := check.text_of(name)) in capsys.readouterr().out
+    assert len(text.splitlines()) <= 45, "the text takes more than a screen"
+    assert max(map(len, text.splitlines())) <= 100
+    assert (build / f"{name}.1.py").read_text(encoding="utf-8") == solution(name)
+    assert run(monkeypatch, name) == 1
+    problem, hint = capsys.readouterr().out.splitlines()
+    assert problem.endswith("is still to be written.")
+    assert hint == f"Hint: {HINTS[f'build.{name}']}"
+
+
+@pytest.mark.parametrize(("name", "right", "wrong"), [(name, *each) for name in WRONG for each in WRONG[name]])
+def test_a_plausible_wrong_answer_is_refused_with_one_sentence(build, name, right, wrong):
+    code = solution(name)
+    assert code.count(right) == 1, "the solution changed: change the mutation"
+    is_right, sentence = judge(build, name, code.replace(right, wrong))
+    assert not is_right
+    assert len(sentence.splitlines()) == 1
+    assert len(sentence) < 400
+    assert "does not fit the check" not in sentence
+
+
+@pytest.mark.parametrize(("name", "code"), [(name, code) for name in RIGHT for code in RIGHT[name]])
+def test_a_right_answer_that_is_written_differently_is_accepted(build, name, code):
+    is_right, sentence = judge(build, name, f"import torch\nimport torch.nn.functional as F\n\n{code}\n")
+    assert is_right, sentence
+
+
+def test_every_exercise_has_two_wrong_answers_a_hint_and_a_line_in_the_readme():
+    assert {name: len(WRONG[name]) >= 2 for name in CHECKS} == dict.fromkeys(CHECKS, True)
+    assert {f"build.{name}" for name in CHECKS} == {name for name in HINTS if name.startswith("build.")}
+    rows = []
+    for name in CHECKS:
+        title, minutes = re.fullmatch(r"(.+)\. (\d+) minutes\.", check.text_of(name).splitlines()[0]).groups()
+        rows.append(f"| `{name}` | {minutes} | {title} |")
+    readme = (ROOT / "notebooks" / "build" / "README.md").read_text(encoding="utf-8")
+    assert [line for line in readme.splitlines() if line.startswith("| `")] == rows
+
+
+@pytest.mark.parametrize(
+    ("code", "complaint"),
+    [
+        ("def softmax(x):\n    return x.exp() / oops", "line 2: `return x.exp() / oops` raises NameError: name 'oops'"),
+        ("def softmax(x)\n    return x", "line 1: SyntaxError: expected ':'"),
+        ("import torch\n\ntorch.nowhere", "line 3: `torch.nowhere` raises AttributeError"),
+        ("def soft(x):\n    return x", "has no `softmax`: keep the names"),
+        ("def softmax(x):\n    x.exp()", "returns None: is there a `return`?"),
+        ("def softmax(x):\n    return x.softmax(-1).tolist()", "is a list, and must be a tensor"),
+        ("def softmax(x):\n    return x.softmax(-1)[0]", "has the shape (3,), and must have the shape (2, 3)"),
+        ("def softmax(x):\n    return x.softmax(0)", "6 of 6 numbers are not. The first: [0, 0] is 0.73106, and"),
+        ("raise SystemExit('done')", "line 1: `raise SystemExit('done')` raises SystemExit: done"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_one_line_with_the_place_in_the_readers_file(build, code, complaint):
+    is_right, sentence = judge(build, "softmax", code)
+    assert not is_right
+    assert complaint in sentence
+    assert "\n" not in sentence
+
+
+def test_the_list_says_what_is_done_and_what_comes_next(build, monkeypatch, capsys):
+    (build / "softmax.py").write_text(f"{solution('softmax')}\nprint('mine')", encoding="utf-8")
+    assert run(monkeypatch, "softmax") == 0
+    assert capsys.readouterr().out.startswith("mine\nRight. ")
+    assert run(monkeypatch) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[:2] for line in lines[: len(CHECKS)]] == [
+        ["done" if name == "softmax" else "open", name] for name in CHECKS
+    ]
+    assert lines[-1].startswith(f"1 of {len(CHECKS)} are done. ")
+
+
+def test_an_unknown_name_is_bad_input_with_the_list(build, monkeypatch):
+    with pytest.raises(InputError, match="no exercise 'sotfmax', did you mean softmax?"):
+        run(monkeypatch, "sotfmax")

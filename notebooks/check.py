@@ -69,7 +69,7 @@ def list_exercises() -> int:
 
 def begin(name: str, path: Path) -> int:
     path.write_text(stub(name), encoding="utf-8")
-    print(f"{text_of(name)}\n\nNow open {path.as_posix()} in an editor. Replace the line that ends in `{GAP_ENDS}`.")
+    print(f"{text_of(name)}\n\nNow open {path.as_posix()} in an editor. Replace what ends in `{GAP_ENDS}`.")
     print(f"Then run the same command again:  python -m notebooks.check {name}")
     return 1
 

@@ -9,7 +9,8 @@ SGD with momentum. A ball that rolls: it keeps some of its speed (buffer).
     buffer = momentum · buffer + grad
     weight = weight - lr · buffer
 
-AdamW. Every number gets steps of about the size lr, however small its gradients are. step is 1, 2, …
+AdamW. Every number gets steps of about the size lr, however small its gradients are. step is
+1, 2, 3 and so on.
 
     weight = weight · (1 - lr · weight_decay)                weight decay: pull weights towards 0
     mean   = beta1 · mean   + (1 - beta1) · grad             the direction

@@ -21,7 +21,7 @@ they are 1 again. An example: four tokens have the probabilities 0.5, 0.3, 0.15 
 Shapes: logits (B, V), one row for each text that is written, V tokens. Every row is filtered by
 itself. A filter can set logits to -inf: softmax gives them exactly 0.
 For top_p, `sort` also returns where each token stood, and `scatter` puts things back there.
-`torch.multinomial` draws, and takes a generator.
+You write `probabilities`, then `sample`: `torch.multinomial` draws, and takes a generator.
 
 The same in Headlight: `next_token` in model/generation.py.
 Top-p: Holtzman et al. 2019, arXiv 1904.09751.

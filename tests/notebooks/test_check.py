@@ -94,7 +94,7 @@ def test_every_exercise_has_two_wrong_answers_a_hint_and_a_line_in_the_readme():
         ("def softmax(x):\n    x.exp()", "returns None: is there a `return`?"),
         ("def softmax(x):\n    return x.softmax(-1).tolist()", "is a list, and must be a tensor"),
         ("def softmax(x):\n    return x.softmax(-1)[0]", "has the shape (3,), and must have the shape (2, 3)"),
-        ("def softmax(x):\n    return x.softmax(0)", "in 6 of 6 numbers. The first: [0, 0] is 0.73106, and"),
+        ("def softmax(x):\n    return x.softmax(0)", "6 of 6 numbers are not. The first: [0, 0] is 0.73106, and"),
         ("raise SystemExit('done')", "line 1: `raise SystemExit('done')` raises SystemExit: done"),
     ],
 )  # fmt: skip

@@ -73,7 +73,7 @@ def sampling(mine: ModuleType) -> str:
     same_shares(mine, what, logits, settings)
     _, own = next_token(logits, torch.zeros(64, 1, dtype=torch.long), Sampling(**settings), torch.Generator())
     assert own is not None
-    same(f"{what}, beside model/generation.py,", mine.probabilities(logits, **settings), own / own.sum(1, keepdim=True))
+    same(f"{what} (beside model/generation.py)", mine.probabilities(logits, **settings), own / own.sum(1, keepdim=True))
 
     # drawing: up to chance, the shares are the probabilities
     draws, rows_of_two = 20_000, torch.tensor([[0.5, 0.3, 0.15, 0.05, 0.0], [0.0, 0.1, 0.2, 0.3, 0.4]])
@@ -286,7 +286,7 @@ def preference_loss(mine: ModuleType) -> str:
     push = torch.tensor([0.026894])
     same_all(f"gradient({text})", slopes(-push, push), mine.gradient(*example, 0.1), 1e-6)
     at_first = [torch.tensor([-20.0, -3.0]), torch.tensor([-30.0, -40.0])] * 2
-    call = "preference_loss of two pairs at the first step, where the model is the reference,"
+    call = "preference_loss of two pairs at the first step, where the model is the reference"
     same(call, mine.preference_loss(*at_first, 0.1), torch.tensor([math.log(2)] * 2))
 
     # six pairs: the definition in float64, Headlight's own, and the slope of the reader's loss
@@ -298,13 +298,13 @@ def preference_loss(mine: ModuleType) -> str:
     same("preference_loss of six pairs", got, losses, 1e-9)
     ratios = torch.cat([chosen - reference_chosen, rejected - reference_rejected])
     own = headlights_preference_loss(ratios, torch.ones(12), DPOConfig(beta=beta))
-    same("preference_loss of six pairs, beside train/dpo.py,", got, own, 1e-9)
+    same("preference_loss of six pairs (beside train/dpo.py)", got, own, 1e-9)
 
     def slope(which: int) -> Tensor:
         up, down = ([x + sign * step * (i == which) for i, x in enumerate(four)] for sign in (1, -1))
         return (mine.preference_loss(*up, beta) - mine.preference_loss(*down, beta)) / (2 * step)
 
-    call = "gradient of six pairs, beside (loss(x + 0.0001) - loss(x - 0.0001)) / 0.0002,"
+    call = "gradient of six pairs (beside the slope of your loss: two losses 0.0002 apart)"
     same_all(call, slopes(slope(0), slope(1)), mine.gradient(*four, beta), 1e-6)
 
     far = [torch.tensor([0.0, -2000.0]), torch.tensor([-2000.0, 0.0]), torch.zeros(2), torch.zeros(2)]
@@ -336,7 +336,7 @@ def group_advantage(mine: ModuleType) -> str:
             values = ", ".join(f"{reward:g}" for reward in rewards.tolist()[: 2 * size]) + " …" * (len(groups) > 2)
             call, got = f"group_advantage(({values}), {size}, {scaled})", mine.group_advantage(rewards, size, scaled)
             same(call, got, torch.tensor(wanted), 1e-6)
-            same(f"{call}, beside train/grpo.py,", got, advantages(groups.flatten(), size, scaled), 1e-6)
+            same(f"{call} (beside train/grpo.py)", got, advantages(groups.flatten(), size, scaled), 1e-6)
             assert torch.equal(rewards, groups.flatten()), f"{call} changes the rewards: compute a new tensor."
         # float32 sums of a whole tensor and of its rows err in different places, so groups come alone and together
         for equal in ([0.1], [0.7], [1 / 3], [0.1, 0.0, 0.7, 1 / 3]):
@@ -351,21 +351,22 @@ def group_advantage(mine: ModuleType) -> str:
 
 
 def optimizer_step(mine: ModuleType) -> str:
-    one, half, zero = torch.tensor([1.0]), torch.tensor([0.5]), torch.zeros(1)
-    got, call = mine.sgd(one, half, zero, 0.1, 0.9), "sgd with the numbers of the text"
+    one, half = torch.tensor([1.0]), torch.tensor([0.5])
+    got, call = mine.sgd(one, half, torch.zeros(1), 0.1, 0.9), "sgd with the numbers of the text"
     same_all(call, {"weight": 0.95 * one, "buffer": half}, got)
-    got, call = mine.adamw(one, half, zero, zero, 1, 0.1, (0.9, 0.999), 1e-8, 0.1), "adamw with the numbers of the text"
+    got = mine.adamw(one, half, torch.zeros(1), torch.zeros(1), 1, 0.1, (0.9, 0.999), 1e-8, 0.1)
+    call = "adamw with the numbers of the text"
     same_all(call, {"weight": 0.89 * one, "mean": 0.05 * one, "square": 0.00025 * one}, got, 1e-6)
 
     def sgd(weight: Tensor, grad: Tensor, buffer: Tensor, step: int) -> Any:
         return mine.sgd(weight, grad, buffer, 0.03, 0.9)
 
     def adamw(weight: Tensor, grad: Tensor, mean: Tensor, square: Tensor, step: int) -> Any:
-        return mine.adamw(weight, grad, mean, square, step, 0.03, (0.9, 0.95), 1e-3, 0.1)
+        return mine.adamw(weight, grad, mean, square, step, 0.03, (0.9, 0.95), 0.1, 0.1)
 
     theirs = nn.Parameter(normal(7, 5))
     same_steps("sgd", sgd, torch.optim.SGD([theirs], lr=0.03, momentum=0.9), ["weight", "buffer"])
-    settings: dict[str, Any] = {"lr": 0.03, "betas": (0.9, 0.95), "eps": 1e-3, "weight_decay": 0.1}
+    settings: dict[str, Any] = {"lr": 0.03, "betas": (0.9, 0.95), "eps": 0.1, "weight_decay": 0.1}
     same_steps("adamw", adamw, torch.optim.AdamW([theirs], **settings), ["weight", "mean", "square"])
     return "Five steps of yours end where those of torch.optim end. Training is a gradient, and this."
 
@@ -379,7 +380,7 @@ def muon(mine: ModuleType) -> str:
         matrix, call = normal(rows, columns), f"newton_schulz(a matrix of {rows} x {columns})"
         wide = matrix if rows <= columns else matrix.T
         own, got = orthogonalize(wide[None], dtype=torch.float64)[0], mine.newton_schulz(matrix)
-        same(f"{call}, beside train/optimizer.py,", got, own if rows <= columns else own.T, 1e-9)
+        same(f"{call} (beside train/optimizer.py)", got, own if rows <= columns else own.T, 1e-9)
         values = torch.linalg.svdvals(got)
         assert 0.68 < values.min() <= values.max() < 1.21, f"{call} has the singular values {shown(values)}."
 
@@ -403,7 +404,7 @@ def same_steps(what: str, mine: Callable, theirs: torch.optim.Optimizer, names: 
         theirs.step()
         results = several(what, mine(*given, step=step), names)
         name = type(theirs).__name__
-        same(f"weight after {step} steps of {what}, beside {name},", results[0], parameter.detach(), 1e-12)
+        same(f"weight after step {step} of {what} (beside {name})", results[0], parameter.detach(), 1e-12)
         is_same = all(map(torch.equal, given, before))
         assert is_same, f"{what} changes a tensor that it is given: compute new ones (buffer = …, not buffer += …)."
 
@@ -411,7 +412,7 @@ def same_steps(what: str, mine: Callable, theirs: torch.optim.Optimizer, names: 
 def same_all(what: str, wanted: dict[str, Tensor], got: Any, tolerance: float = 1e-4) -> None:
     """Assert that a function returned these, in this order."""
     for (name, right), mine in zip(wanted.items(), several(what, got, [*wanted]), strict=True):
-        same(f"{name}, by {what},", mine, right, tolerance)
+        same(f"{name} of {what}", mine, right, tolerance)
 
 
 def several(what: str, got: Any, names: list[str]) -> list[Any]:

@@ -180,8 +180,8 @@ def same_merges(what: str, got: Any, wanted: list[Pair]) -> None:
 @cache
 def from_stories() -> tuple[Any, dict[str, int], list[Pair]]:
     """The library's tokenizer, trained on stories; how often each word occurs in them; the merges that it learned."""
-    texts = [tell(0, i).text for i in range(50)]
-    backend = train_tokenizer(TokenizerConfig(kind="bpe", vocab_size=448), texts).backend
+    texts = [tell(0, i).text for i in range(30)]
+    backend = train_tokenizer(TokenizerConfig(kind="bpe", vocab_size=384), texts).backend
     words = Counter(word for text in texts for word, _ in backend.pre_tokenizer.pre_tokenize_str(text))
     return backend, dict(words), [tuple(pair) for pair in json.loads(backend.to_str())["model"]["merges"]]
 

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from data.chat import TRAINED, encode_conversations
 from data.config import TokenizerConfig
@@ -29,11 +29,13 @@ from notebooks.checks.compare import same
 from train.config import DPOConfig
 from train.dpo import preference_loss as headlights_preference_loss
 from train.grpo import advantages
+from train.optimizer import Muon, orthogonalize
 
 Pair = tuple[str, str]
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
+    """Random numbers, the same ones for the same seed."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
@@ -71,7 +73,7 @@ def sampling(mine: ModuleType) -> str:
     same_shares(mine, what, logits, settings)
     _, own = next_token(logits, torch.zeros(64, 1, dtype=torch.long), Sampling(**settings), torch.Generator())
     assert own is not None
-    same(f"{what}, beside model/generation.py,", mine.probabilities(logits, **settings), own / own.sum(1, keepdim=True))
+    same(f"{what} (beside model/generation.py)", mine.probabilities(logits, **settings), own / own.sum(1, keepdim=True))
 
     # drawing: up to chance, the shares are the probabilities
     draws, rows_of_two = 20_000, torch.tensor([[0.5, 0.3, 0.15, 0.05, 0.0], [0.0, 0.1, 0.2, 0.3, 0.4]])
@@ -133,6 +135,7 @@ def bpe(mine: ModuleType) -> str:
         ("aaa", ("a", "a"), ["aa", "a"]),
         ("aaaa", ("a", "a"), ["aa", "aa"]),
         ("abc", ("b", "a"), ["a", "b", "c"]),
+        (["ba", "b"], ("a", "b"), ["ba", "b"]),  # whole tokens, not parts of them
     ]:
         got = mine.joined(list(tokens), pair)
         assert got == joined, f"joined({list(tokens)}, {pair}) is {got}, and must be {joined}."
@@ -177,8 +180,8 @@ def same_merges(what: str, got: Any, wanted: list[Pair]) -> None:
 @cache
 def from_stories() -> tuple[Any, dict[str, int], list[Pair]]:
     """The library's tokenizer, trained on stories; how often each word occurs in them; the merges that it learned."""
-    texts = [tell(0, i).text for i in range(50)]
-    backend = train_tokenizer(TokenizerConfig(kind="bpe", vocab_size=448), texts).backend
+    texts = [tell(0, i).text for i in range(30)]
+    backend = train_tokenizer(TokenizerConfig(kind="bpe", vocab_size=384), texts).backend
     words = Counter(word for text in texts for word, _ in backend.pre_tokenizer.pre_tokenize_str(text))
     return backend, dict(words), [tuple(pair) for pair in json.loads(backend.to_str())["model"]["merges"]]
 
@@ -261,7 +264,7 @@ def lora(mine: ModuleType) -> str:
     lm, layers = LanguageModel(config), dict[str, tuple[LoraLinear, Tensor]]()
     add_adapters(lm, LoraConfig(rank=4, alpha=6.0))
     for name, layer in adapted(lm).items():
-        torch.nn.init.normal_(layer.lora_B.weight, std=0.2)  # a trained one is not 0
+        nn.init.normal_(layer.lora_B.weight, std=0.2)  # a trained one is not 0
         own = layer.weight.detach(), layer.lora_A.weight.detach(), layer.lora_B.weight.detach(), 6.0
         x = torch.randn(2, 3, layer.in_features)
         same(f"adapted for {name} of a model", mine.adapted(x, *own), layer(x).detach())
@@ -280,10 +283,10 @@ def preference_loss(mine: ModuleType) -> str:
     example = [torch.tensor([x]) for x in (-20.0, -30.0, -24.0, -24.0)]
     text = "chosen=-20, rejected=-30, reference_chosen=-24, reference_rejected=-24, beta=0.1"
     same(f"preference_loss({text})", mine.preference_loss(*example, 0.1), torch.tensor([0.31326]))
-    wanted = torch.tensor([-0.026894]), torch.tensor([0.026894])
-    same_gradient(f"gradient({text})", mine.gradient(*example, 0.1), wanted)
+    push = torch.tensor([0.026894])
+    same_all(f"gradient({text})", slopes(-push, push), mine.gradient(*example, 0.1), 1e-6)
     at_first = [torch.tensor([-20.0, -3.0]), torch.tensor([-30.0, -40.0])] * 2
-    call = "preference_loss of two pairs at the first step, where the model is the reference,"
+    call = "preference_loss of two pairs at the first step, where the model is the reference"
     same(call, mine.preference_loss(*at_first, 0.1), torch.tensor([math.log(2)] * 2))
 
     # six pairs: the definition in float64, Headlight's own, and the slope of the reader's loss
@@ -295,28 +298,25 @@ def preference_loss(mine: ModuleType) -> str:
     same("preference_loss of six pairs", got, losses, 1e-9)
     ratios = torch.cat([chosen - reference_chosen, rejected - reference_rejected])
     own = headlights_preference_loss(ratios, torch.ones(12), DPOConfig(beta=beta))
-    same("preference_loss of six pairs, beside train/dpo.py,", got, own, 1e-9)
+    same("preference_loss of six pairs (beside train/dpo.py)", got, own, 1e-9)
 
     def slope(which: int) -> Tensor:
         up, down = ([x + sign * step * (i == which) for i, x in enumerate(four)] for sign in (1, -1))
         return (mine.preference_loss(*up, beta) - mine.preference_loss(*down, beta)) / (2 * step)
 
-    call = "gradient of six pairs, beside (loss(x + 0.0001) - loss(x - 0.0001)) / 0.0002,"
-    same_gradient(call, mine.gradient(*four, beta), (slope(0), slope(1)))
+    call = "gradient of six pairs (beside the slope of your loss: two losses 0.0002 apart)"
+    same_all(call, slopes(slope(0), slope(1)), mine.gradient(*four, beta), 1e-6)
 
     far = [torch.tensor([0.0, -2000.0]), torch.tensor([-2000.0, 0.0]), torch.zeros(2), torch.zeros(2)]
     call = "of two float32 pairs with margins of 200 and -200"
     same(f"preference_loss {call}", mine.preference_loss(*far, 0.1), torch.tensor([0.0, 200.0]))
     push = torch.tensor([0.0, 0.1])
-    same_gradient(f"gradient {call}", mine.gradient(*far, 0.1), (-push, push))
+    same_all(f"gradient {call}", slopes(-push, push), mine.gradient(*far, 0.1), 1e-6)
     return "Your loss is that of train/dpo.py, and its slope is your gradient."
 
 
-def same_gradient(what: str, got: Any, wanted: tuple[Tensor, Tensor]) -> None:
-    is_pair = isinstance(got, tuple | list) and len(got) == 2
-    assert is_pair, f"{what} must return two tensors, the first for chosen and the second for rejected."
-    for name, mine, right in zip(("chosen", "rejected"), got, wanted, strict=True):
-        same(f"d loss / d {name}, by {what}", mine, right, 1e-6)
+def slopes(chosen: Tensor, rejected: Tensor) -> dict[str, Tensor]:
+    return {"d loss / d chosen": chosen, "d loss / d rejected": rejected}
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -336,7 +336,7 @@ def group_advantage(mine: ModuleType) -> str:
             values = ", ".join(f"{reward:g}" for reward in rewards.tolist()[: 2 * size]) + " …" * (len(groups) > 2)
             call, got = f"group_advantage(({values}), {size}, {scaled})", mine.group_advantage(rewards, size, scaled)
             same(call, got, torch.tensor(wanted), 1e-6)
-            same(f"{call}, beside train/grpo.py,", got, advantages(groups.flatten(), size, scaled), 1e-6)
+            same(f"{call} (beside train/grpo.py)", got, advantages(groups.flatten(), size, scaled), 1e-6)
             assert torch.equal(rewards, groups.flatten()), f"{call} changes the rewards: compute a new tensor."
         # float32 sums of a whole tensor and of its rows err in different places, so groups come alone and together
         for equal in ([0.1], [0.7], [1 / 3], [0.1, 0.0, 0.7, 1 / 3]):
@@ -346,6 +346,81 @@ def group_advantage(mine: ModuleType) -> str:
     return "Your advantages are those of train/grpo.py, also where a whole group earns the same."
 
 
+# ---------------------------------------------------------------------------------------------------------
+# optimizer_step, muon
+
+
+def optimizer_step(mine: ModuleType) -> str:
+    one, half = torch.tensor([1.0]), torch.tensor([0.5])
+    got, call = mine.sgd(one, half, torch.zeros(1), 0.1, 0.9), "sgd with the numbers of the text"
+    same_all(call, {"weight": 0.95 * one, "buffer": half}, got)
+    got = mine.adamw(one, half, torch.zeros(1), torch.zeros(1), 1, 0.1, (0.9, 0.999), 1e-8, 0.1)
+    call = "adamw with the numbers of the text"
+    same_all(call, {"weight": 0.89 * one, "mean": 0.05 * one, "square": 0.00025 * one}, got, 1e-6)
+
+    def sgd(weight: Tensor, grad: Tensor, buffer: Tensor, step: int) -> Any:
+        return mine.sgd(weight, grad, buffer, 0.03, 0.9)
+
+    def adamw(weight: Tensor, grad: Tensor, mean: Tensor, square: Tensor, step: int) -> Any:
+        return mine.adamw(weight, grad, mean, square, step, 0.03, (0.9, 0.95), 0.1, 0.1)
+
+    theirs = nn.Parameter(normal(7, 5))
+    same_steps("sgd", sgd, torch.optim.SGD([theirs], lr=0.03, momentum=0.9), ["weight", "buffer"])
+    settings: dict[str, Any] = {"lr": 0.03, "betas": (0.9, 0.95), "eps": 0.1, "weight_decay": 0.1}
+    same_steps("adamw", adamw, torch.optim.AdamW([theirs], **settings), ["weight", "mean", "square"])
+    return "Five steps of yours end where those of torch.optim end. Training is a gradient, and this."
+
+
+def muon(mine: ModuleType) -> str:
+    example = torch.diag(torch.tensor([3.0, 4.0]))
+    same("newton_schulz(diag(3, 4), steps=0)", mine.newton_schulz(example, 0), example / 5)
+    wanted = torch.diag(torch.tensor([1.19329, 0.97648]))
+    same("newton_schulz(diag(3, 4), steps=1)", mine.newton_schulz(example, 1), wanted)
+    for rows, columns in ((5, 5), (4, 9), (9, 4)):
+        matrix, call = normal(rows, columns), f"newton_schulz(a matrix of {rows} x {columns})"
+        wide = matrix if rows <= columns else matrix.T
+        own, got = orthogonalize(wide[None], dtype=torch.float64)[0], mine.newton_schulz(matrix)
+        same(f"{call} (beside train/optimizer.py)", got, own if rows <= columns else own.T, 1e-9)
+        values = torch.linalg.svdvals(got)
+        assert 0.68 < values.min() <= values.max() < 1.21, f"{call} has the singular values {shown(values)}."
+
+        def step(weight: Tensor, grad: Tensor, buffer: Tensor, step: int) -> Any:
+            return mine.muon(weight, grad, buffer, 0.02, 0.95)
+
+        optimizer = Muon([nn.Parameter(matrix)], lr=0.02, momentum=0.95, dtype=torch.float64)
+        same_steps(f"muon for a matrix of {rows} x {columns}", step, optimizer, ["weight", "buffer"])
+    return "Your steps are those with which `make story` trains its matrices."
+
+
+def same_steps(what: str, mine: Callable, theirs: torch.optim.Optimizer, names: list[str]) -> None:
+    """Five steps of both with the same gradients. names: of what the reader's step returns."""
+    (parameter,) = theirs.param_groups[0]["params"]
+    weight = parameter.detach().clone()
+    results = [weight, *(torch.zeros_like(weight) for _ in names[1:])]
+    for step in range(1, 6):
+        grad = normal(*weight.shape, seed=step) * (step != 4)  # momentum and decay go on without a gradient
+        parameter.grad, given = grad.clone(), [results[0], grad, *results[1:]]
+        before = [x.clone() for x in given]
+        theirs.step()
+        results = several(what, mine(*given, step=step), names)
+        name = type(theirs).__name__
+        same(f"weight after step {step} of {what} (beside {name})", results[0], parameter.detach(), 1e-12)
+        is_same = all(map(torch.equal, given, before))
+        assert is_same, f"{what} changes a tensor that it is given: compute new ones (buffer = …, not buffer += …)."
+
+
+def same_all(what: str, wanted: dict[str, Tensor], got: Any, tolerance: float = 1e-4) -> None:
+    """Assert that a function returned these, in this order."""
+    for (name, right), mine in zip(wanted.items(), several(what, got, [*wanted]), strict=True):
+        same(f"{name} of {what}", mine, right, tolerance)
+
+
+def several(what: str, got: Any, names: list[str]) -> list[Any]:
+    is_right = isinstance(got, tuple | list) and len(got) == len(names)
+    assert is_right, f"{what} must return {len(names)} tensors: {', '.join(names)}."
+    return [*got]
+
+
 CHECKS: dict[str, Callable[[ModuleType], str]] = {
     "sampling": sampling,
     "bpe": bpe,
@@ -353,4 +428,6 @@ CHECKS: dict[str, Callable[[ModuleType], str]] = {
     "lora": lora,
     "preference_loss": preference_loss,
     "group_advantage": group_advantage,
+    "optimizer_step": optimizer_step,
+    "muon": muon,
 }

@@ -23,6 +23,7 @@ An example: letters a, b, c with the ids 0, 1, 2, and the words {"abc": 3, "bc":
     encode     "abcb" -> a b c b -> ab c b -> abc b -> the ids 4, 1
 
 In a a a the pair (a, a) stands twice, and both count. Joining goes from left to right: aa a.
+You write `joined` (one pair in one word), then `train` and `encode`, which use it.
 
 The same in Headlight: `train_tokenizer` in data/tokenizer.py. It calls the library `tokenizers`,
 which follows the same rule for ties; your merges and ids are compared with its own.

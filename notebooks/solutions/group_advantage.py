@@ -1,4 +1,4 @@
-"""The group advantage (GRPO): how much better than its siblings an answer is. 10 minutes.
+"""The group advantage (GRPO): how much better than its group an answer is. 10 minutes.
 
 In reinforcement learning the model answers each question several times. These answers are a group,
 and a program gives each of them a reward. Those above their group's mean become likelier, the

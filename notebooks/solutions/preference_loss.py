@@ -13,7 +13,8 @@ The loss asks how much likelier each answer has become, and wants more of that f
     margin = beta · ((chosen - reference_chosen) - (rejected - reference_rejected))
     loss   = -ln sigmoid(margin)                          sigmoid(m) = 1 / (1 + exp(-m))
 
-The gradient pulls the chosen answer up and pushes the other down, a pair with a large margin less:
+A step goes against the gradient. It raises chosen and lowers rejected, by less if the margin is
+large already:
 
     d loss / d chosen = -beta · sigmoid(-margin)     d loss / d rejected = +beta · sigmoid(-margin)
 

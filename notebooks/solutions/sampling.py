@@ -5,7 +5,8 @@ and a token is drawn. Three settings change the probabilities first. They apply 
 
     temperature   divide the logits by it, then softmax. Below 1 the likeliest tokens gain, above 1
                   the others do. Temperature 0 means greedy: the likeliest token gets probability 1.
-    top_k         keep the k likeliest tokens, and those that are exactly as likely as the k-th.
+    top_k         keep the k likeliest tokens, and those that are exactly as likely as the k-th. Where
+                  k is larger than V, all are kept.
     top_p         sort what is left, the likeliest first. Keep tokens until their probabilities add
                   up to top_p or more. The one that reaches top_p is kept: at least one always is.
 
@@ -21,7 +22,7 @@ they are 1 again. An example: four tokens have the probabilities 0.5, 0.3, 0.15 
 Shapes: logits (B, V), one row for each text that is written, V tokens. Every row is filtered by
 itself. A filter can set logits to -inf: softmax gives them exactly 0.
 For top_p, `sort` also returns where each token stood, and `scatter` puts things back there.
-`torch.multinomial` draws, and takes a generator.
+You write `probabilities`, then `sample`: `torch.multinomial` draws, and takes a generator.
 
 The same in Headlight: `next_token` in model/generation.py.
 Top-p: Holtzman et al. 2019, arXiv 1904.09751.

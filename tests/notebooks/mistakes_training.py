@@ -19,6 +19,8 @@ WRONG: dict[str, list[tuple[str, str]]] = {
         ("-counts[pair], ids[pair[0]], ids[pair[1]]", "-counts[pair],"),  # the first one seen
         ("+ words[word]", "+ 1"),  # not as often as the word occurs
         ("i += 2", "i += 1"),
+        # "ba b" holds "a b"
+        ("    result: list[str] = []", '    return " ".join(tokens).replace(" ".join(pair), "".join(pair)).split(" ")'),
         ("min(pairs, key=rank.__getitem__)", "pairs[0]"),  # from left to right
         ("min(pairs, key=rank.__getitem__)", "max(pairs, key=len)"),
         ("if not counts:", "if len(counts) < 2:"),
@@ -60,6 +62,28 @@ WRONG: dict[str, list[tuple[str, str]]] = {
         ("groups.std(dim=1, keepdim=True) + EPSILON", "groups.std(dim=1, keepdim=True)"),
         ("    if scaled:", "    if not scaled:"),
         (".where(differ, 0.0).flatten()", ".where(differ, 0.0)"),
+    ],
+    "optimizer_step": [
+        ("momentum * buffer + grad", "momentum * buffer + (1 - momentum) * grad"),
+        ("weight - lr * buffer", "weight - lr * grad"),
+        ("mean / (1 - beta1**step)", "mean"),  # no correction
+        ("square / (1 - beta2**step)", "square / (1 - beta2)"),
+        (
+            "    weight = weight * (1 - lr * weight_decay)\n",
+            "    grad = grad + weight_decay * weight\n",
+        ),  # Adam, not AdamW
+        ("(corrected_square.sqrt() + eps)", "(corrected_square + eps).sqrt()"),
+        ("eps), mean, square", "eps), corrected_mean, corrected_square"),
+        ("buffer = momentum * buffer + grad", "buffer = buffer.mul_(momentum).add_(grad)"),
+    ],
+    "muon": [
+        ("matrix / matrix.norm()", "matrix"),
+        ("matrix / matrix.norm()", "matrix / matrix.abs().max()"),
+        ("(B * gram + C * gram @ gram) @ x", "(B * gram + C * gram * gram) @ x"),
+        (".T, steps).T", ".T, steps)"),
+        ("update = momentum * buffer + (1 - momentum) * grad", "update = buffer"),
+        ("lr * max(1, rows / columns)", "lr * max(1, columns / rows)"),
+        ("buffer = momentum * buffer + (1 - momentum) * grad", "buffer = momentum * buffer + grad"),
     ],
 }
 RIGHT: dict[str, list[str]] = {
@@ -178,6 +202,35 @@ def group_advantage(rewards, group_size, scaled):
         else:
             result.append((group - group.mean()) / (group.std() + 0.0001 if scaled else 1))
     return torch.cat(result)
+""",
+    ],
+    "optimizer_step": [
+        """
+def sgd(weight, grad, buffer, lr, momentum):
+    buffer = torch.add(grad, buffer, alpha=momentum)
+    return torch.add(weight, buffer, alpha=-lr), buffer
+
+
+def adamw(weight, grad, mean, square, step, lr, betas, eps, weight_decay):
+    mean = torch.lerp(mean, grad, 1 - betas[0])
+    square = torch.lerp(square, grad * grad, 1 - betas[1])
+    root = square.sqrt() / (1 - betas[1] ** step) ** 0.5 + eps
+    return weight - lr * (weight_decay * weight + mean / (1 - betas[0] ** step) / root), mean, square
+""",
+    ],
+    "muon": [
+        """
+def newton_schulz(matrix, steps=5):
+    x = matrix / (matrix**2).sum().sqrt()
+    for _ in range(steps):
+        x = 3.4445 * x - 4.7750 * x @ x.T @ x + 2.0315 * x @ x.T @ x @ x.T @ x
+    return x
+
+
+def muon(weight, grad, buffer, lr, momentum):
+    buffer = torch.lerp(buffer, grad, 1 - momentum)
+    step = newton_schulz(torch.lerp(grad, buffer, momentum))
+    return weight - lr * max(1.0, weight.shape[0] / weight.shape[1]) ** 0.5 * step, buffer
 """,
     ],
 }

@@ -8,6 +8,7 @@ error of a kind that people can mend as its one sentence, without a traceback.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -35,7 +36,7 @@ PROGRESS_SECONDS = 2  # between two looks at how far a training is
 def demo() -> Path:
     """runs/demo where `make story` made it, else runs/small, which is trained now, in about a minute."""
     if is_finished("demo"):
-        return Path("runs/demo")
+        return named(Path("runs/demo"))
     if not is_finished("small"):
         print("There is no runs/demo here (`make story` trains it): taking a smaller one")
     return small()
@@ -43,7 +44,18 @@ def demo() -> Path:
 
 def small() -> Path:
     """runs/small, the small config as it is (MHA); if it is missing it is trained now, in about a minute."""
-    return trained("small", "train.pretrain", CONFIG)
+    return named(trained("small", "train.pretrain", CONFIG))
+
+
+def named(run: Path) -> Path:
+    """The run, after a line that says which model a notebook's outputs show: a test compares it with today's config."""
+    from train.config import load_run_config
+
+    result = json.loads((ROOT / run / "result.json").read_text(encoding="utf-8"))
+    train = load_run_config(ROOT / run / "config.yaml").train
+    size = f"{result['parameters']:,} parameters, {result['step']:,} steps of {train.tokens_per_step:,} tokens"
+    print(f"{run.as_posix()}: {size}")
+    return run
 
 
 def rung(name: str, seed: int) -> Path:
@@ -62,7 +74,7 @@ def rung(name: str, seed: int) -> Path:
 
 def taught(name: str, *changes: str) -> Path:
     """runs/small after a few steps of fine-tuning on questions, trained where it is missing. changes: of its config."""
-    small()
+    trained("small", "train.pretrain", CONFIG)
     return trained(f"small-{name}", "train.sft", "configs/sft_demo.yaml", *TAUGHT, *changes)
 
 
@@ -172,6 +184,39 @@ def check(answer: Any, is_right: Callable[[Any], Any], exercise: str) -> None:
     if not right:
         raise InputError(f"Not yet. {hint}")
     print("Right.")
+
+
+def predicted(guess: float | str | None, truth: float | str, unit: str = "") -> None:
+    """Show the reader's guess, made before they saw anything, beside the truth: a number, or one of a few words.
+
+    Raises InputError for a guess that is no number where the truth is one.
+    """
+    if isinstance(truth, str):
+        said, shown = f'"{guess}"', f'it is "{truth}"'
+        verdict = "as you said" if str(guess).strip().lower() == truth.lower() else "a surprise"
+    else:
+        try:
+            number, truth = float(guess or 0), float(truth)
+        except (TypeError, ValueError):
+            raise InputError(f"A guess is a number here, not {guess!r}.") from None
+        said, shown = in_words(number), f"it is {in_words(truth)} {unit}".rstrip()
+        if number == truth:
+            verdict = "exactly"
+        elif number * truth <= 0:
+            verdict = "far from it"
+        elif truth / number >= 1.25:
+            verdict = f"{in_words(truth / number)} times as much"
+        else:
+            verdict = "close" if truth / number > 0.8 else f"you said {in_words(number / truth)} times as much"
+    if guess is None:
+        print(f"You made no guess; {shown}. Go back to `guess = None`: what you guess first, you remember.")
+    else:
+        print(f"You said {said}, {shown}: {verdict}.")
+
+
+def in_words(number: float) -> str:
+    """A number with two or three digits that count: 0.0412, 3.6, 12, 1,234."""
+    return f"{number:,.0f}" if abs(number) >= 100 else f"{number:.3g}"
 
 
 os.chdir(ROOT)

@@ -71,7 +71,7 @@ def test_without_the_demo_run_a_small_one_is_trained_once(start, tmp_path, capsy
     report = tmp_path / "runs" / "small" / "report.md"
     before = report.stat().st_mtime_ns
     assert start.demo() == Path("runs/small")
-    assert capsys.readouterr().out == ""
+    assert capsys.readouterr().out == "runs/small: 14,392 parameters, 2 steps of 64 tokens\n"
     assert report.stat().st_mtime_ns == before
 
 
@@ -190,3 +190,31 @@ def test_check_takes_what_is_right_and_shows_the_hint_only_after_a_wrong_try(sta
     assert capsys.readouterr().out == ""
     with pytest.raises(KeyError):
         start.check(None, lambda a: True, "01.99")  # a cell that has no hint is found when it is run
+
+
+@pytest.mark.parametrize(
+    ("guess", "truth", "line"),
+    [
+        (0.4, 3.6, "You said 0.4, it is 3.6 nats: 9 times as much.\n"),
+        (72, 3.6, "You said 72, it is 3.6 nats: you said 20 times as much.\n"),
+        (3.5, 3.6, "You said 3.5, it is 3.6 nats: close.\n"),
+        (0, 3.6, "You said 0, it is 3.6 nats: far from it.\n"),
+        (-1, 3.6, "You said -1, it is 3.6 nats: far from it.\n"),
+        (401_856, 401_856, "You said 401,856, it is 401,856 nats: exactly.\n"),
+        ("mqa", "MQA", 'You said "mqa", it is "MQA": as you said.\n'),
+        ("MHA", "MQA", 'You said "MHA", it is "MQA": a surprise.\n'),
+    ],
+)
+def test_a_guess_stands_beside_the_truth(start, capsys, guess, truth, line):
+    start.predicted(guess, truth, "nats")
+    assert capsys.readouterr().out == line
+
+
+def test_no_guess_is_no_error_and_a_word_is_no_number(start, capsys):
+    for truth in (3.6, "MQA"):
+        start.predicted(None, truth, "nats a token")
+        said = capsys.readouterr().out
+        assert said.startswith("You made no guess; it is")
+        assert str(truth) in said
+    with pytest.raises(InputError, match="a number here, not 'many'"):
+        start.predicted("many", 3.6)

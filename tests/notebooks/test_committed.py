@@ -28,7 +28,7 @@ LINES = 24  # of a cell: more does not fit on a screen beside its output
 ABSOLUTE = r"(?<![\w.])/(tmp|home|work|root|Users|private|mnt|opt|content|usr)/|\b[A-Za-z]:\\"
 MIRROR = "https://cdnjs.cloudflare.com/"  # where nbconvert's pages look for MathJax and require.js
 IMAGES = (ROOT / "docs" / "images").as_uri()
-BY_NUMBER = re.compile(r"\d\d\.\d").fullmatch  # a hint of a notebook; others are of `python -m notebooks.check`
+BY_NUMBER = re.compile(r"\d\d\.\d+").fullmatch  # a hint of a notebook; others are of `python -m notebooks.check`
 every_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
 
@@ -142,7 +142,7 @@ def test_no_notebook_shows_a_hint_before_the_first_try():
     checks = [
         cell.source for path in NOTEBOOKS for cell in code_cells(path) if "check" in cell.metadata.get("tags", [])
     ]
-    assert sorted(re.search(r'"(\d\d\.\d)"', source)[1] for source in checks) == sorted(filter(BY_NUMBER, HINTS))
+    assert sorted(re.search(r'"(\d\d\.\d+)"', source)[1] for source in checks) == sorted(filter(BY_NUMBER, HINTS))
     text = "\n".join(map(words, NOTEBOOKS))
     assert not [
         key for key, hint in HINTS.items() if hint in text or json.dumps(hint, ensure_ascii=False)[1:-1] in text

@@ -9,6 +9,7 @@ value is above 1. Repeat `steps` times:
 
     X = a X + b (X Xᵀ) X + c (X Xᵀ)² X            a = 3.4445   b = -4.7750   c = 2.0315
 
+All are products of matrices: (X Xᵀ)² is X Xᵀ times X Xᵀ, not the square of every number.
 Each singular value s becomes a s + b s³ + c s⁵, and every direction stays as it is. The constants
 make small values grow fast; nothing ends exactly at 1. After five steps whatever was above 0.002
 is between 0.68 and 1.21.

@@ -5,8 +5,8 @@ and a token is drawn. Three settings change the probabilities first. They apply 
 
     temperature   divide the logits by it, then softmax. Below 1 the likeliest tokens gain, above 1
                   the others do. Temperature 0 means greedy: the likeliest token gets probability 1.
-    top_k         keep the k likeliest tokens, and those that are exactly as likely as the k-th. Where
-                  k is larger than V, all are kept.
+    top_k         keep the k likeliest tokens, and those that are exactly as likely as the k-th.
+                  With a k above V, all are kept.
     top_p         sort what is left, the likeliest first. Keep tokens until their probabilities add
                   up to top_p or more. The one that reaches top_p is kept: at least one always is.
 

@@ -11,7 +11,7 @@ import nbformat
 import pytest
 
 from data.tokenizer import DEFAULT_VOCAB_SIZE
-from eval.compare.pictures import points
+from eval.compare.pictures import points, sharing_keys
 from model.transformer import on_meta
 from notebooks.start import HINTS, balanced
 from tests.eval.viewer_helpers import chromium
@@ -105,6 +105,21 @@ def test_the_recorded_sweep_is_whole_and_of_models_of_one_size():
         _, parameters, numbers = balanced(kv_heads, head_dim)
         assert 2 * numbers == same.kv_bytes
         assert parameters == pytest.approx(same.parameters, rel=0.003)
+
+
+def test_the_recorded_three_models_are_whole_and_of_one_size():
+    file = ROOT / "notebooks" / "three_models.json"
+    assert file.stat().st_size < 250_000
+    variants = json.loads(file.read_text(encoding="utf-8"))["variants"]
+    assert sharing_keys({"variants": variants}) is not None
+    panels = {(one["settings"]["train.max_steps"], one["settings"]["data.sequence_length"]) for one in variants}
+    assert panels == {(1200, 128), (2400, 128), (1200, 512)}
+    assert [one["settings"]["model.num_key_value_heads"] for one in variants] == [4, 2, 1] * 3
+    assert {one["parameters"] for one in variants} == {401_856, 401_984}  # those of configs/three_models.yaml
+    assert {tuple(run["seed"] for run in one["runs"]) for one in variants} == {tuple(range(5))}
+    for one in variants:
+        for run in one["runs"]:
+            assert [look["step"] for look in run["looks"]][-1] == one["settings"]["train.max_steps"]
 
 
 def test_the_recorded_ladder_has_the_rungs_of_its_config_with_their_sizes():

@@ -108,8 +108,11 @@ def text_of(name: str) -> str:
 
 
 def stub(name: str) -> str:
-    """The solution with a gap where the reader's code goes."""
-    return GAP.sub(rf"\1raise NotImplementedError  {GAP_ENDS}", (SOLUTIONS / f"{name}.py").read_text(encoding="utf-8"))
+    """The solution with a gap where the reader's code goes; torch is imported also where only the reader needs it."""
+    code = GAP.sub(rf"\1raise NotImplementedError  {GAP_ENDS}", (SOLUTIONS / f"{name}.py").read_text(encoding="utf-8"))
+    return (
+        code if "\nimport torch\n" in code else code.replace("\nfrom torch import", "\nimport torch\nfrom torch import")
+    )
 
 
 if __name__ == "__main__":

@@ -261,23 +261,24 @@ def write(model: LanguageModel, vocabulary: list[str], length: int, temperature:
 def draw(model: LanguageModel, vocabulary: list[str], text: str, path: str) -> None:
     """7. The picture: every head on a piece of text. A row is a token that looks, a column is what it looks at."""
     layers, H = model.model.layers, model.config.num_attention_heads
+    labels = ["↵" if c == "\n" else c if c < "\u0600" else "·" for c in text]  # · where the font lacks a character
     for layer in layers:
         layer.self_attn.attention = "eager"  # flash writes no weights down
     model(torch.tensor([[vocabulary.index(character) for character in text]]))
     figure = Figure((3.2 * H, 3.4 * len(layers)), layout="constrained")
     for i, axes in enumerate(figure.subplots(len(layers), H, squeeze=False).flat):
-        axes.imshow(layers[i // H].self_attn.weights[0, i % H], cmap="Blues", vmin=0, vmax=1)
+        axes.imshow(layers[i // H].self_attn.weights[0, i % H].numpy(), cmap="Blues", vmin=0, vmax=1)
         axes.set_title(f"layer {i // H}, head {i % H}")
         for axis in (axes.xaxis, axes.yaxis):
-            axis.set_ticks(range(len(text)), [*text.replace("\n", "↵")], fontsize=6)
+            axis.set_ticks(range(len(text)), labels, fontsize=6)
     figure.savefig(path, dpi=100)
 
 
 def made_up_text() -> str:
-    """Lines of nonsense words, each said three times: nobody can guess the first time, but the others can be copied."""
-    chance, syllables = np.random.default_rng(0), [c + v for c in "bdfgklmnprstvz" for v in "aeiou"]
-    sizes = [chance.integers(1, 4, chance.integers(2, 6)) for _ in range(5000)]  # syllables of each word of a line
-    return "\n".join(" ".join(["".join(chance.choice(syllables, n)) for n in line] * 3) for line in sizes)
+    """Lines of four nonsense words, said three times: nobody can guess them at first, but then one can copy."""
+    syllables = [consonant + vowel for consonant in "bdfgklmnprstvz" for vowel in "aeiou"]
+    lines = np.random.default_rng(0).choice(syllables, (5000, 4, 2))  # 2 syllables a word
+    return "\n".join(" ".join(["".join(word) for word in line] * 3) for line in lines)
 
 
 if __name__ == "__main__":
@@ -294,7 +295,6 @@ if __name__ == "__main__":
         sys.exit(2)
     model, vocabulary, _ = train(text, config)
     torch.set_grad_enabled(False)  # nothing is learned from here on
-    print(f"\n{write(model, vocabulary, 300)}\n")
     begin = text.rfind("\n", 0, -48) + 1  # of the last line with so much text from there on
     draw(model, vocabulary, text[begin : begin + 48], "heads.png")
-    print("heads.png shows what every head looks at")
+    print(f"\n{write(model, vocabulary, 300)}\n\nheads.png shows what every head looks at")

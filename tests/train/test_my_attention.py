@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from eval.attention import snapshots
-from model import LanguageModel, load
+from model import load
+from model.backends import mine as backend
 from model.checkpoint import save
 from notebooks.check import SOLUTIONS
 from tests.conftest import random_model, tiny_config
@@ -23,7 +24,7 @@ def mine(folder: Path, code: str = ATTENTION) -> tuple[str, str]:
     return "model.attn_implementation=mine", f"model.my_attention={folder / 'own.py'}"
 
 
-def test_the_formula_of_ones_own_has_the_losses_of_ours_and_its_weights_are_shown(tmp_path):
+def test_the_formula_of_ones_own_has_the_losses_of_ours_and_its_weights_are_shown(tmp_path, no_pictures):
     config = write_config(tmp_path, model=HEADS, eval={"attention": {"every": 6, "max_tokens": 12}})
     done = pretrain(config, "name=mine", *mine(tmp_path))
     assert "own.py; it gives the formula's numbers and gradients" in done.stdout
@@ -53,7 +54,7 @@ def test_in_the_small_config_the_losses_are_those_of_the_formula(tmp_path):
     assert len(losses[0]) == 20
 
 
-def test_another_attention_trains_and_one_line_says_that_its_weights_cannot_be_shown(tmp_path):
+def test_another_attention_trains_and_one_line_says_that_its_weights_cannot_be_shown(tmp_path, no_pictures):
     config = write_config(tmp_path, eval={"attention": {"every": 6, "max_tokens": 12}})
     done = pretrain(config, *mine(tmp_path, ATTENTION.replace(" / math.sqrt(q.shape[-1])", "")))
     lines = [line for line in done.stdout.splitlines() if "warning" in line]
@@ -95,13 +96,15 @@ def test_a_setting_that_cannot_be_is_one_line(tmp_path, complaint, overrides):
     assert complaint in refusal(write_config(tmp_path), *given, *(each for each in overrides if each != "MINE"))
 
 
-def test_opening_a_model_runs_no_code_that_its_config_names(tmp_path):
+def test_opening_a_model_runs_no_code_that_its_config_names(tmp_path, monkeypatch):
+    monkeypatch.setattr(backend, "_opened", {})  # what tests before this one trained with
     (tmp_path / "payload.py").write_text("raise SystemExit('it ran')", encoding="utf-8")
     save(random_model(tiny_config(loadable_elsewhere=False)), tmp_path)
     file = tmp_path / "config.json"
     named = {"attn_implementation": "mine", "my_attention": str(tmp_path / "payload.py")}
     file.write_text(json.dumps(json.loads(file.read_text()) | named), encoding="utf-8")
     lm = load(tmp_path)
-    assert isinstance(lm, LanguageModel)
+    assert backend._opened == {}
+    lm.set_attn_implementation("mine")
     with pytest.raises(ValueError, match="mine is for training with a file of your own"):
         lm(torch.zeros(1, 4, dtype=torch.long))

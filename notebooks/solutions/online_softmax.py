@@ -20,6 +20,7 @@ One query; scores 1, 2 | 4, values 10, 20 | 30; the tiles are divided by |
     tile 1    m = 2    l = e⁻¹ + 1 = 1.368           o = 10 e⁻¹ + 20 = 23.68
     tile 2    m = 4    l = 1.368 e⁻² + 1 = 1.185     o = 23.68 e⁻² + 30 = 33.20        o / l = 28.02
 
+In the file l is `total` and o is `out`: each turn of the loop brings all three up to date.
 The last tile may be shorter. There is no mask here, to keep it short.
 The check watches your tensors: none may be as large as T x S.
 

@@ -19,12 +19,12 @@ Which two numbers are a pair? There are two customs, and they are two different 
     interleaved     number 2i with number 2i + 1      RoFormer, Meta's Llama code
 
 The interleaved one is short with complex numbers: the pair (a, b) is a + ib, and to
-turn it is to multiply it by cos φ + i sin φ (torch.view_as_complex, torch.polar,
-torch.view_as_real, flatten).
+turn it is to multiply it by cos φ + i sin φ. torch.view_as_complex wants pairs in a last
+dimension of size 2, torch.polar(ones, angle) is cos φ + i sin φ, torch.view_as_real goes back.
 
 If you reorder the D numbers, one becomes the other: interleaved(x[..., order]) ==
-half_split(x)[..., order]. That is what a program does that converts Meta's weights for
-transformers.
+half_split(x)[..., order]. For D = 4 the order is 0, 2, 1, 3. That is what a program does
+that converts Meta's weights for transformers.
 
 The same in Headlight: `apply_rotary` in model/rope.py.
 """

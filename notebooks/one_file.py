@@ -7,7 +7,6 @@
 It prints losses and a sample, and draws every head into heads.png. This is the real thing, not a sketch of it: with the
 same seed, text and config its losses equal those of `python -m train.pretrain` to the last bit, and its weights fit the
 library's model (tests/notebooks/test_one_file.py). The library adds choices, speed and safety, not other mathematics.
-
 Shapes: B rows of T tokens, C = hidden_size, H query heads of D numbers, H_kv key/value heads, V ids in the vocabulary.
 """
 
@@ -35,7 +34,7 @@ class Config:
     intermediate_size: int = 352  # inside the feed-forward part: about 8/3 C
     num_hidden_layers: int = 2  # copying needs two: the second reads what the first has noted
     num_attention_heads: int = 4  # H: each looks at the text in its own way
-    num_key_value_heads: int = 2  # H_kv: 4 = MHA | 2 = GQA | 1 = MQA, where all query heads share one
+    num_key_value_heads: int = 4  # H_kv: 4 = MHA | 2 = GQA | 1 = MQA, where all query heads share one
     attention: str = "flash"  # a fast kernel | eager: the formula, line by line. The same numbers
     max_steps: int = 1000
     lr: float = 0.005  # the highest learning rate: how far a step goes
@@ -283,8 +282,9 @@ def made_up_text() -> str:
 
 if __name__ == "__main__":
     paths, changes = [a for a in sys.argv[1:] if "=" not in a], [a.partition("=") for a in sys.argv[1:] if "=" in a]
+    quick = {} if paths else {"hidden_size": 64, "sequence_length": 64, "tokens_per_step": 1024}  # under a minute
     try:
-        config = Config(**{key: type(getattr(Config, key, ""))(value) for key, _, value in changes})
+        config = Config(**quick | {key: type(getattr(Config, key, ""))(value) for key, _, value in changes})
         if config.num_attention_heads % config.num_key_value_heads or config.attention not in ("flash", "eager"):
             raise ValueError("num_key_value_heads must divide num_attention_heads, and attention is flash or eager")
         text = Path(paths[0]).read_bytes().decode("utf-8-sig") if paths else made_up_text()

@@ -172,7 +172,9 @@ def is_path(name: str) -> bool:
 
 def exists(name: str, page: Page) -> bool:
     """In the tree, at the end of a path there, or written by a run or a command: its name stands in the code."""
-    plain = name.removeprefix("./").rstrip("/").replace("notebooks/build/", "notebooks/solutions/")  # the reader's own files
+    plain = (
+        name.removeprefix("./").rstrip("/").replace("notebooks/build/", "notebooks/solutions/")
+    )  # the reader's own files
     first, *inside = plain.split("/")
     if name in EXAMPLES or (first in (".venv", "runs") and len(inside) <= 1):
         return True

@@ -10,12 +10,14 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from configs.loader import Section, Tag
+from configs.loader import PathText, Section, Tag
 from model.rope import RopeScaling
 
 Activation = Literal["silu", "gelu_new", "gelu", "gelu_pytorch_tanh", "relu"]  # as transformers names them
 # model/backends/choice.py says what each is; a JSON Schema needs the names written out
-AttentionImplementation = Literal["auto", "eager", "flash", "flex", "flash3", "flash4", "sdpa", "blocked", "varlen"]
+AttentionImplementation = Literal[
+    "auto", "eager", "flash", "flex", "flash3", "flash4", "sdpa", "blocked", "varlen", "mine"
+]  # fmt: skip
 LayerType = Literal["full_attention", "sliding_attention"]
 KeyValueHeads = Annotated[int, Field(ge=0)] | Literal["mha", "gqa", "mqa"]
 Flag = Annotated[int, Field(ge=0, le=1)]
@@ -130,6 +132,8 @@ class ModelConfig(Section):
     """true: parts of one architecture of transformers | false: any, for Headlight alone."""
     attn_implementation: Annotated[AttentionImplementation, Tag.RUNTIME] = "auto"
     """Code of attention, same numbers: auto | eager (the formula) | flash | flex | others in docs/attention.md."""
+    my_attention: Annotated[PathText | None, Tag.RUNTIME] = Field(None, examples=["notebooks/build/attention.py"])
+    """attn_implementation mine: a Python file of your own with a function attention(q, k, v, mask)."""
     bos_token_id: Annotated[TokenId | None, Tag.RUNTIME] = None
     """First token of every document. The tokenizer sets it."""
     eos_token_id: Annotated[TokenId | list[TokenId] | None, Tag.RUNTIME] = None
@@ -153,6 +157,8 @@ class ModelConfig(Section):
                     raise ValueError(f"{key} is for {switch}: set that, or leave {key} out")
 
         # attention
+        if (self.attn_implementation == "mine") != (self.my_attention is not None):
+            raise ValueError("attn_implementation mine and my_attention, the file with your code, go together")
         nope, rotary = self.qk_nope_head_dim, self.qk_rope_head_dim  # None but for mla
         if self.head_dim is None and nope is not None and rotary is not None:
             values["head_dim"] = nope + rotary

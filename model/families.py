@@ -335,7 +335,7 @@ class _Headlight(Family):
     def write(self, config: ModelConfig) -> Fields:
         note = "Saved with loadable_elsewhere: false: no other program has such a model, so load it with Headlight."
         names = {"architectures": [self.architecture], "model_type": self.model_type, "note": note}
-        return names | config.model_dump(exclude={"attn_implementation"})
+        return names | config.model_dump(exclude={"attn_implementation", "my_attention"})
 
     def read(self, fields: Fields, file: Path) -> ModelConfig:
         beside = ("architectures", "model_type", "note", "dtype", "torch_dtype")

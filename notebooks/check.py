@@ -15,17 +15,15 @@ from __future__ import annotations
 
 import argparse
 import ast
-import importlib.util
 import io
-import linecache
 import re
 import traceback
 from contextlib import redirect_stdout
 from pathlib import Path
-from types import ModuleType
 
 from configs.command import InputError, exit_on_bad_input
 from configs.text import did_you_mean
+from model.backends.mine import blame, run_file
 from notebooks.checks import CHECKS
 from notebooks.start import HINTS, ROOT
 
@@ -69,7 +67,7 @@ def list_exercises() -> int:
 
 def begin(name: str, path: Path) -> int:
     path.write_text(stub(name), encoding="utf-8")
-    print(f"{text_of(name)}\n\nNow open {path.as_posix()} in an editor. Replace the line that ends in `{GAP_ENDS}`.")
+    print(f"{text_of(name)}\n\nNow open {path.as_posix()} in an editor. Replace what ends in `{GAP_ENDS}`.")
     print(f"Then run the same command again:  python -m notebooks.check {name}")
     return 1
 
@@ -89,37 +87,19 @@ def try_it(name: str, path: Path) -> int:
 def attempt(name: str, path: Path) -> tuple[bool, str]:
     """Whether the file is right, and a sentence: what the reader has now, or what differs."""
     try:
-        module = load(path)
-        return True, CHECKS[name](module)
+        return True, CHECKS[name](run_file(path.absolute()))
     except (Exception, SystemExit) as error:  # it is the reader's code
         return False, explain(error, path)
 
 
-def load(path: Path) -> ModuleType:
-    """The reader's file as a module. Raises what it raises."""
-    linecache.checkcache(str(path))
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def explain(error: BaseException, path: Path) -> str:
     """What went wrong, in one sentence with the line of the reader's file; of a check, what it found."""
-    what = f"{type(error).__name__}: {error}".strip(": ")
-    if isinstance(error, SyntaxError) and error.filename == str(path.absolute()):
-        return f"{path.as_posix()}, line {error.lineno}: {type(error).__name__}: {error.msg}"
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path.absolute())]
-    if not frames:
-        if isinstance(error, AttributeError) and isinstance(error.obj, ModuleType):
-            return f"{path.as_posix()} has no `{error.name}`: keep the names that stood in the file."
-        return str(error) if isinstance(error, AssertionError) else f"Your answer does not fit the check: {what}"
-    place = f"{path.as_posix()}, line {frames[-1].lineno}"
-    if (frames[-1].line or "").endswith(GAP_ENDS):
-        return f"{place} is still to be written."
-    return f"{place}: `{frames[-1].line}` raises {what}"
+    if frames and (frames[-1].line or "").endswith(GAP_ENDS):
+        return f"{path.as_posix()}, line {frames[-1].lineno} is still to be written."
+    if isinstance(error, AssertionError) and not frames:
+        return str(error)
+    return blame(error, path.absolute()).replace(str(path.absolute()), path.as_posix())
 
 
 def text_of(name: str) -> str:
@@ -128,8 +108,11 @@ def text_of(name: str) -> str:
 
 
 def stub(name: str) -> str:
-    """The solution with a gap where the reader's code goes."""
-    return GAP.sub(rf"\1raise NotImplementedError  {GAP_ENDS}", (SOLUTIONS / f"{name}.py").read_text(encoding="utf-8"))
+    """The solution with a gap where the reader's code goes; torch is imported also where only the reader needs it."""
+    code = GAP.sub(rf"\1raise NotImplementedError  {GAP_ENDS}", (SOLUTIONS / f"{name}.py").read_text(encoding="utf-8"))
+    return (
+        code if "\nimport torch\n" in code else code.replace("\nfrom torch import", "\nimport torch\nfrom torch import")
+    )
 
 
 if __name__ == "__main__":

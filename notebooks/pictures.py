@@ -21,8 +21,10 @@ def heatmap(
     rows: Sequence[Any] = (),
     columns: Sequence[Any] = (),
     decimals: int | None = None,
-) -> None:
-    """Draw a matrix (queries, keys). rows, columns: what to write beside them; decimals: write the numbers, too.
+) -> Any:
+    """Draw a matrix (queries, keys) and return the mesh, for a colour bar.
+
+    rows, columns: what to write beside them; decimals: write the numbers, too.
 
     A boolean matrix is a mask: blue = may attend. Numbers from 0 to 1 are attention weights, in the colours of all
     pictures of eval.attention: grey = none. Others are scores: red above 0, blue below, grey = minus infinity.
@@ -52,3 +54,4 @@ def heatmap(
         number = float(matrix[row, column])
         text = f"{round(number, decimals) + 0.0:.{decimals}f}"  # + 0.0: no "-0.0"
         drawing.write_number(axes, mesh, number, (column + 0.5, row + 0.5), text, 7)
+    return mesh

@@ -8,6 +8,7 @@ error of a kind that people can mend as its one sentence, without a traceback.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -35,7 +36,7 @@ PROGRESS_SECONDS = 2  # between two looks at how far a training is
 def demo() -> Path:
     """runs/demo where `make story` made it, else runs/small, which is trained now, in about a minute."""
     if is_finished("demo"):
-        return Path("runs/demo")
+        return named(Path("runs/demo"))
     if not is_finished("small"):
         print("There is no runs/demo here (`make story` trains it): taking a smaller one")
     return small()
@@ -43,7 +44,18 @@ def demo() -> Path:
 
 def small() -> Path:
     """runs/small, the small config as it is (MHA); if it is missing it is trained now, in about a minute."""
-    return trained("small", "train.pretrain", CONFIG)
+    return named(trained("small", "train.pretrain", CONFIG))
+
+
+def named(run: Path) -> Path:
+    """The run, after a line that says which model a notebook's outputs show: a test compares it with today's config."""
+    from train.config import load_run_config
+
+    result = json.loads((ROOT / run / "result.json").read_text(encoding="utf-8"))
+    train = load_run_config(ROOT / run / "config.yaml").train
+    size = f"{result['parameters']:,} parameters, {result['step']:,} steps of {train.tokens_per_step:,} tokens"
+    print(f"{run.as_posix()}: {size}")
+    return run
 
 
 def rung(name: str, seed: int) -> Path:
@@ -62,7 +74,7 @@ def rung(name: str, seed: int) -> Path:
 
 def taught(name: str, *changes: str) -> Path:
     """runs/small after a few steps of fine-tuning on questions, trained where it is missing. changes: of its config."""
-    small()
+    trained("small", "train.pretrain", CONFIG)
     return trained(f"small-{name}", "train.sft", "configs/sft_demo.yaml", *TAUGHT, *changes)
 
 

@@ -98,7 +98,7 @@ def step_memory(run: RunConfig, rows: int, device: Device) -> dict[str, int]:
     queries_and_keys, values = (heads + key_heads) * model.head_size, (heads + key_heads) * model.value_size
     stored = 2 * (4 + number) * width  # the float32 stream before each norm, and what the norm makes of it
     stored += (4 + number) * queries_and_keys + number * values  # before and after RoPE; values and output
-    if model.attn_implementation == "eager":  # which keeps every weight
+    if model.attn_implementation in ("eager", "mine"):  # which keeps every weight
         stored += (4 + number) * heads * run.data.sequence_length
     experts = model.num_experts_per_tok * (model.moe_intermediate_size or 0)
     inner = [experts if has_experts else model.intermediate_size or 0 for has_experts in model.has_experts]

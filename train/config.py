@@ -346,7 +346,9 @@ def _refuse_foreign_code(loaded: LoadedConfig, config: RunConfig) -> None:
     come from others, and so may config.yaml, the name under which a run keeps its own."""
     named = [(("eval", "hooks"), hook if isinstance(hook, str) else hook.name) for hook in config.eval.hooks]
     named += [(("grpo", "reward"), config.grpo.reward)] if config.grpo else []
-    for key, code in [(key, name) for key, name in named if ":" in name]:
+    named = [(key, name) for key, name in named if ":" in name]
+    named += [(("model", "my_attention"), config.model.my_attention)] if config.model.my_attention else []
+    for key, code in named:
         place = loaded.where(key)
         file, own_folders = Path(place.rpartition(":")[0]).resolve(), (Path.cwd(), Path(__file__).parents[1])
         is_own = file.name != "config.yaml" and any(file.is_relative_to(folder.resolve()) for folder in own_folders)
@@ -357,7 +359,9 @@ def _refuse_foreign_code(loaded: LoadedConfig, config: RunConfig) -> None:
             )
 
 
-TRUST_HELP = "run the code that eval.hooks and grpo.reward name, also in a config that came from elsewhere"
+TRUST_HELP = (
+    "run the code that eval.hooks, grpo.reward and model.my_attention name, also in a config that came from elsewhere"
+)
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -404,7 +408,8 @@ def check_script(config: RunConfig, script: str) -> None:
 ADDED = {"rope_scaling", "sliding_window", "layer_types"}  # a model that has none learns to live with them
 FREE = {  # the weights of init_from mean the same with another value
     "router_aux_loss_coef", "max_position_embeddings", "attention_dropout", "hidden_dropout", "initialization",
-    "loadable_elsewhere", "attn_implementation", "vocab_size", "bos_token_id", "eos_token_id", "pad_token_id",
+    "loadable_elsewhere", "attn_implementation", "my_attention", "vocab_size", "bos_token_id", "eos_token_id",
+    "pad_token_id",
 }  # fmt: skip
 
 

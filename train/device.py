@@ -159,6 +159,8 @@ def pays_to_compile(config: RunConfig, kind: str, precision: str) -> tuple[bool,
     """Whether `auto` compiles, and why. It guesses the minutes of the run from its FLOPs alone: the same command on the
     same machine always takes the same, whatever other programs do."""
     steps = config.max_steps
+    if config.model.attn_implementation == "mine":
+        return False, "attention is code of your own"
     if steps is not None and steps < FEW_STEPS:
         return False, f"{steps} steps are too few for it"
     if problem := compiler_problem(kind):

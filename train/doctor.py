@@ -90,7 +90,7 @@ def main() -> int:
     check("room", room, run, kind)
     for name in ALLOWED:
         check(f"precision {name}", precision, name, kind, is_needed=name == "fp32")
-    for name, number in product(BACKENDS, ("fp32", "bf16", "fp16")):
+    for name, number in product([name for name in BACKENDS if name != "mine"], ("fp32", "bf16", "fp16")):
         check(f"attention {name} {number}", attention, name, number, kind, run.model)
     check("torch.compile", compiling, kind)
     sound = without_faults(opened, faults, *settings)

@@ -21,6 +21,7 @@ from data.batches import make_rows
 from data.prepare import prepare
 from eval.hooks import Hooks
 from model import LanguageModel
+from model.backends import mine
 from train import report
 from train.budget import check_memory
 from train.checkpoint import find_start, open_for, own
@@ -75,6 +76,10 @@ def _run(config: RunConfig, script: str, objective: MakeObjective | None, source
             if world.rank == 0:
                 print(report.summary(config.directory))
             return 0
+        if (file := config.model.my_attention) is not None:
+            about = mine.open_file(file)
+            if world.rank == 0:
+                print(about)
         device = world.on_rank0(lambda: resolve_device(config, start.state.resolved if start.state else None))
         find = partial(find_initial_weights, config, start.checkpoint)
         initial = None if config.init_from is None else world.on_rank0(find)

@@ -248,10 +248,10 @@ def _difference_and_verdict(baseline: Variant, other: Variant) -> tuple[str, str
 def histories(variants: Sequence[Variant]) -> list[dict[str, Any]]:
     """What happened in every run, for histories.json: some kB that are read where the runs are not, as in notebook 03.
 
-    A variant: name, settings (the keys in which they differ), parameters, kv_bytes, and runs. A run: seed, loss (nats a
-    token) and bits_per_byte of its last evaluation, floor_gap (bits per byte above the entropy floor), looks: {step,
-    tokens, induction: the head that has most of it at that step, copy_gain: nats} of the heads that were looked at
-    last, and recall: [step, share of right answers]. null: not measured.
+    A variant: name, settings (the keys in which they differ), query_heads, parameters, kv_bytes, and runs. A run: seed,
+    loss (nats a token) and bits_per_byte of its last evaluation, floor_gap (bits per byte above the entropy floor),
+    looks: {step, tokens, induction and previous_token: of the head that has most at that step, copy_gain: nats} of the
+    heads that were looked at last, and recall: [step, share of right answers]. null: not measured.
     """
     keys, recorded = differing_keys(variants), []
     for variant in variants:
@@ -259,11 +259,11 @@ def histories(variants: Sequence[Variant]) -> list[dict[str, Any]]:
         for run in variant.runs:
             looks = []
             for snapshot in like_the_last(run.snapshots):
-                place, gain = best_head(snapshot, "induction"), snapshot.scalars.get("copy_gain")
-                induction = float(snapshot.scores["induction"][place]) if place else None
-                looks.append(
-                    {"step": snapshot.step, "tokens": snapshot.tokens, "induction": induction, "copy_gain": gain}
-                )
+                look: dict[str, Any] = {"step": snapshot.step, "tokens": snapshot.tokens}
+                for name in ("induction", "previous_token"):
+                    place = best_head(snapshot, name)
+                    look[name] = float(snapshot.scores[name][place]) if place else None
+                looks.append(look | {"copy_gain": snapshot.scalars.get("copy_gain")})
             ends = {
                 "loss": run.lines["val"][-1]["loss"],
                 "bits_per_byte": run.figures[BITS],
@@ -273,6 +273,7 @@ def histories(variants: Sequence[Variant]) -> list[dict[str, Any]]:
             runs.append({"seed": run.seed, **ends, "looks": looks, "recall": recall})
         figures = variant.runs[0].figures
         sizes = {"parameters": figures["parameters"], "kv_bytes": figures["KV-cache bytes per token"]}
+        sizes["query_heads"] = variant.settings["model.num_attention_heads"]
         settings = {key: variant.settings.get(key) for key in keys}
         recorded.append({"name": variant.name, "settings": settings, **sizes, "runs": runs})
     return recorded

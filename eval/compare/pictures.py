@@ -1,4 +1,4 @@
-"""What does a comparison draw? Curves, recall over the cache, stages, and a page of heads."""
+"""What does a comparison draw? Curves, what sharing keys costs, recall over the cache, stages, and a page of heads."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import numpy as np
 
 from data.storyworld.questions import KINDS
 from eval.attention import drawing
+from eval.attention.history import ENOUGH_TO_COPY
 from eval.attention.viewer import write_viewer
-from eval.compare import Variant, same_tokenizer
+from eval.compare import Variant, difference, same_tokenizer
 
 NEAR = "offset points"
 SMOOTHED_OVER = 40  # points of a training curve that are left of it
@@ -22,6 +23,8 @@ CURVES = {
     "induction": "best head's induction score",
     "copy_gain": "copy gain (nats)",
 }
+SHARING = {"model.num_key_value_heads", "model.intermediate_size"}  # what may differ in a panel of sharing_keys
+TRAINING = {"train.max_steps": "{:,} steps", "data.sequence_length": "rows of {:,}"}  # and what between panels
 FORMS = {"8": "8 (MHA)", "4": "4 (GQA)", "2": "2 (GQA)", "1": "1 (MQA)", "mla": "MLA"}
 
 
@@ -33,6 +36,8 @@ def draw(variants: Sequence[Variant], histories: Mapping[str, Any], out: Path) -
     for old in (*out.glob("comparison_*.png"), *out.glob("comparison.html")):
         old.unlink()
     figures = {"curves": curves(variants, histories)}
+    if (shared := sharing_keys(histories)) is not None:
+        figures["sharing"] = shared
     if models := points(histories):
         figures["recall"] = recall_over_cache(models)
     if histories["stages"]:
@@ -69,7 +74,48 @@ def curves(variants: Sequence[Variant], histories: Mapping[str, Any]) -> Any:
 
 
 # ---------------------------------------------------------------------------------------------------------
-# recall over the cache: from histories.json alone, so notebook 03 needs no run
+# what sharing keys costs, and recall over the cache: from histories.json alone, so notebooks 03 and 04 need no run
+
+
+def sharing_keys(histories: Mapping[str, Any]) -> Any:
+    """Copy gain over training: the mean over seeds for each number of key/value heads, and its 95 % interval.
+
+    A panel for each length of training and of rows. None where other keys differ too, or a run was not looked at.
+    """
+    panels = dict[str, list[Mapping[str, Any]]]()
+    for variant in histories["variants"]:
+        settings, looks = variant["settings"], [look for run in variant["runs"] for look in run["looks"] or [{}]]
+        known = "model.num_key_value_heads" in settings and settings.keys() <= SHARING | TRAINING.keys()
+        if not known or any(look.get("copy_gain") is None for look in looks):
+            return None
+        title = ", ".join(words.format(settings[key]) for key, words in TRAINING.items() if key in settings)
+        panels.setdefault(title, []).append(variant)
+    figure = drawing.new_figure(max(640, 40 + 230 * len(panels)), 330)
+    every_axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    for axes, (title, models) in zip(every_axes, panels.items(), strict=True):
+        for number, model in enumerate(models):
+            gains = {run["seed"]: {look["step"]: look["copy_gain"] for look in run["looks"]} for run in model["runs"]}
+            tokens = {look["step"]: look["tokens"] for run in model["runs"] for look in run["looks"]}
+            steps = sorted(set.intersection(*map(set, gains.values())))
+            x = [tokens[step] for step in steps]
+            by_seed = [{seed: gains[seed][step] for seed in gains} for step in steps]
+            means = [change for values in by_seed if (change := difference(dict.fromkeys(values, 0.0), values))]
+            heads = model["settings"]["model.num_key_value_heads"]
+            name = "MHA" if heads == model["query_heads"] else "MQA" if heads == 1 else "GQA"
+            label = f"{name} ({heads}): {model['kv_bytes']:,} bytes"
+            for seed in gains:
+                drawing.draw_curve(axes, x, [values[seed] for values in by_seed], number, lw=0.6, marker="", alpha=0.5)
+            drawing.draw_curve(axes, x, [mean.value for mean in means], number, label, markevery=4)
+            low, high = np.transpose([mean.interval or (mean.value, mean.value) for mean in means])
+            axes.fill_between(x, low, high, color=drawing.group_colour(number), alpha=0.15, lw=0)
+        axes.axhline(ENOUGH_TO_COPY, color="grey", lw=0.8, ls=":")
+        drawing.frame_curves(axes, title)
+        axes.locator_params(axis="x", nbins=4)
+    ends = [value for axes in every_axes for line in axes.lines[:-1] for value in line.get_ydata()]
+    every_axes[0].set_ylim(min(ends) - 0.2, max(ends) + 0.2)  # an interval of few seeds may be far wider than they are
+    every_axes[0].set_ylabel("copy gain, nats a token", fontsize=9)
+    drawing.legend_below(figure, every_axes[0], "key/value heads: bytes of a token in the cache (16 bits)")
+    return figure
 
 
 class Point(NamedTuple):

@@ -15,7 +15,7 @@ import torch
 
 from configs.command import InputError
 from model.attention import AttentionFunction, eager
-from model.backends import kernels
+from model.backends import kernels, mine
 from model.config import ModelConfig
 from model.masks import Mask, MaskSpec, boolean_mask
 
@@ -94,6 +94,12 @@ def _blocked_limits(here: Situation) -> str | None:
     return "trains in bfloat16 only" if here.gradients and here.dtype != torch.bfloat16 else None
 
 
+def _mine_limits(here: Situation) -> str | None:
+    if here.compiled:
+        return "is not compiled: set train.compile=false"
+    return "has no dropout" if here.dropout else mine.problem()
+
+
 @dataclass(frozen=True)
 class Backend:
     """compute(q, k, v, mask, dropout); mask: a MaskSpec in the form that compute wants; limits: see `why_not`."""
@@ -124,6 +130,8 @@ BACKENDS: dict[str, Backend] = {
     "blocked": Backend(kernels.blocked, boolean_mask, _blocked_limits),
     # documents laid end to end even where there is one a row
     "varlen": Backend(kernels.flash, kernels.sequences, partial(_flash_limits, kernel="varlen")),
+    # a function that the user wrote, in training
+    "mine": Backend(mine.attend, mine.whole_mask, _mine_limits),
 }
 
 

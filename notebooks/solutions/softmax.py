@@ -9,9 +9,9 @@ all are positive, and together they are 1.
     exp(x)       1    2.718   7.389      their sum: 11.107
     softmax   0.090   0.245   0.665
 
-There is a trap. exp(1000) is too large for a computer: it becomes inf, and inf / inf is NaN.
-But a number that you subtract from every score of a row changes nothing in the shares.
-So subtract the largest score of the row first: then no exponent is above 0.
+There is a trap. exp(1000) is too large for a computer: it becomes inf, and inf / inf is
+NaN. But a number that you subtract from every score of a row changes nothing in the
+shares. So subtract the largest score of the row first: then no exponent is above 0.
 
 Write it with exp, amax and sum, not with torch.softmax.
 The same in Headlight: `normalise` in model/attention.py.

@@ -191,6 +191,7 @@ def test_any_request_is_answered(folder):
         ("mine.yaml", [], True),
         ("runs/tiny/config.yaml", [], False),
         ("runs/tiny/config.yaml", ["eval.hooks=[payload:look]"], True),
+        ("attention/config.yaml", [], False),
         ("extends.yaml", [], False),
         ("../elsewhere/demo.yaml", [], False),
     ],
@@ -199,6 +200,9 @@ def test_a_config_names_code_to_run_only_where_the_user_wrote_it(tmp_path, monke
     for name in ("work/mine.yaml", "work/runs/tiny/config.yaml", "elsewhere/demo.yaml"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("eval: {hooks: ['payload:look']}\n")
+    (tmp_path / "work/attention").mkdir()
+    mine = "model: {attn_implementation: mine, my_attention: mine.py}\n"
+    (tmp_path / "work/attention/config.yaml").write_text(mine)
     (tmp_path / "work/extends.yaml").write_text("extends: runs/tiny/config.yaml\nseed: 3\n")
     monkeypatch.chdir(tmp_path / "work")
     if is_trusted:

@@ -8,6 +8,7 @@ from data.storyworld import tell
 from model.transformer import on_meta
 from tests.train.helpers import metrics, pretrain
 from train.config import load_run_config
+from train.sweep import plan
 
 pytestmark = pytest.mark.slow
 SMALL = """
@@ -101,6 +102,16 @@ def test_matched_configs_differ_in_heads_and_width_alone_and_have_as_many_parame
     differing = {key for key in ours if ours[key] != theirs[key]}
     assert differing == {"model.num_key_value_heads", "model.intermediate_size"}
     assert parameters(config) == pytest.approx(parameters(baseline), rel=0.005)
+
+
+def test_the_three_models_differ_in_heads_and_width_alone_and_have_as_many_parameters():
+    baseline, *others = [run.config for run in plan("configs/three_models.yaml", [], seeds=1)]
+    assert [config.model.kv_heads for config in (baseline, *others)] == [4, 2, 1]
+    for config in others:
+        ours, theirs = config.identity(), baseline.identity()
+        differing = {key for key in ours if ours[key] != theirs[key]}
+        assert differing == {"model.num_key_value_heads", "model.intermediate_size"}
+        assert parameters(config) == pytest.approx(parameters(baseline), rel=0.003)
 
 
 def test_the_demo_with_a_latent_has_its_parameters_and_the_cache_of_mqa():

@@ -13,7 +13,7 @@ from eval.attention import snapshots
 from eval.attention.snapshots import Snapshot
 from eval.compare import __main__ as compare
 from eval.compare import difference, histories, read_runs, spread
-from eval.compare.pictures import Point, curves, points, recall_over_cache
+from eval.compare.pictures import Point, curves, points, recall_over_cache, sharing_keys
 from model import load
 from tests.eval.viewer_helpers import snapshot
 from tests.train.helpers import metrics, pretrain, refusal, write_config
@@ -186,7 +186,7 @@ def test_head_scores_are_of_the_last_snapshot_over_seeds_and_every_look_is_in_th
     mha, mqa = json.loads(text)["variants"]
     assert [one["settings"] for one in (mha, mqa)] == [{"model.num_key_value_heads": heads} for heads in (4, 1)]
     assert mha["runs"][1]["looks"] == [
-        {"step": step, "tokens": 1000 * step, "induction": induction, "copy_gain": gain}
+        {"step": step, "tokens": 1000 * step, "induction": induction, "previous_token": None, "copy_gain": gain}
         for step, induction, gain in ((0, 0.01, None), (2, 0.35, 1.0), (4, 0.7, 7.0))
     ]
     assert mha["runs"][1]["loss"] == pytest.approx(metrics(looked_at / "mha-seed1", "val")[-1]["loss"], rel=1e-5)
@@ -201,6 +201,25 @@ def test_the_curves_are_those_of_the_runs(looked_at):
     end = metrics(looked_at / "mha-seed0", "val")[-1]
     assert bits.lines[0].get_xydata()[-1].tolist() == [end["tokens"], end["bits_per_byte"]]
     assert induction.lines[1].get_xydata() == pytest.approx(np.array([[0, 0.01], [2000, 0.35], [4000, 0.7]]))
+
+
+def test_shared_keys_are_drawn_as_the_mean_of_the_seeds_with_its_interval_and_only_where_nothing_else_differs():
+    def variant(heads, steps, gains, **settings):
+        looks = [[{"step": 2 * i, "tokens": i, "copy_gain": gain} for i, gain in enumerate(seed)] for seed in gains]
+        settings |= {"model.num_key_value_heads": heads, "train.max_steps": steps}
+        runs = [{"seed": seed, "looks": look} for seed, look in enumerate(looks)]
+        return {"settings": settings, "kv_bytes": 256 * heads, "query_heads": 4, "runs": runs}
+
+    mha, mqa = variant(4, 1200, [(0, 1, 4), (0, 3, 6, 7)]), variant(1, 2400, [(0, 0.5)])
+    left, right = sharing_keys({"variants": [mha, mqa]}).axes
+    assert [axes.get_title("left") for axes in (left, right)] == ["1,200 steps", "2,400 steps"]
+    (mean,) = [line for line in left.lines if line.get_label() == "MHA (4): 1,024 bytes"]
+    assert mean.get_xydata().tolist() == [[0, 0], [1, 2], [2, 5]]  # as far as every seed was watched
+    band = left.collections[0].get_paths()[0].vertices[:, 1]
+    assert (band.min(), band.max()) == pytest.approx((2 - 12.706, 5 + 12.706))  # two seeds, a standard error of 1
+    assert "MQA (1): 256 bytes" in [line.get_label() for line in right.lines]
+    others = variant(2, 1200, [(0, 1)], **{"model.head_dim": 16}), variant(2, 1200, [()]), variant(2, 1200, [(None,)])
+    assert [sharing_keys({"variants": [mha, other]}) for other in others] == [None] * 3
 
 
 def test_a_model_of_a_recall_sweep_stands_at_its_bytes():

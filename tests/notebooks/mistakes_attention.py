@@ -8,9 +8,196 @@ WRONG = {
         ("weights.sum(dim=-1, keepdim=True)", "weights.sum(dim=0, keepdim=True)"),
         ("(x - x.amax(dim=-1, keepdim=True)).exp()", "x.sub_(x.amax(dim=-1, keepdim=True)).exp()"),
     ],
+    "causal_mask": [
+        ("torch.arange(keys - queries, keys)", "torch.arange(queries)"),  # wrong with a cache
+        (">= torch", "> torch"),  # not even itself
+        (">= torch", "<= torch"),  # the future instead of the past
+        ("query_positions >= torch.arange(keys)", "(query_positions >= torch.arange(keys)).float()"),
+    ],
+    "attention": [
+        (" / math.sqrt(q.shape[-1])", ""),
+        ("math.sqrt(q.shape[-1])", "q.shape[-1]"),
+        ("q.shape[-1]", "k.shape[-2]"),  # the number of keys
+        ("~mask, ", "mask, "),  # True = may *not* look, as in torch.nn.MultiheadAttention
+        ("scores.masked_fill(~mask, -torch.inf)", "scores"),
+        ("-torch.inf", "0.0"),
+        ("dim=-1", "dim=-2"),
+        ("return weights @ v", "return weights.masked_fill(~mask, 0) @ v + 0 * scores.mean()"),
+    ],
+    "repeat_kv": [
+        ("torch.repeat_interleave(x, groups, dim=1)", "x.repeat(1, groups, 1, 1)"),  # tiled
+        ("torch.repeat_interleave(x, groups, dim=1)", "torch.repeat_interleave(x, groups, dim=2)"),
+        (
+            "x[:, :, None].expand(batch, kv_heads, groups, length, size)",
+            "x[:, None].expand(batch, groups, kv_heads, length, size)",
+        ),
+        ("return x.reshape(batch, kv_heads * groups, length, size)", "return x.view(batch, -1, length, size)"),
+        (
+            "q.reshape(batch, kv_heads, heads // kv_heads, queries, size)",
+            "q.reshape(batch, heads // kv_heads, kv_heads, queries, size).transpose(1, 2)",
+        ),
+        (" / math.sqrt(size)", ""),
+    ],
+    "rope": [
+        ("torch.arange(length)[:, None]", "torch.arange(1, length + 1)[:, None]"),
+        ("torch.arange(0, size, 2) / size", "torch.arange(0, size // 2) / size"),
+        ("a * angle.cos() - b * angle.sin()", "a * angle.cos() + b * angle.sin()"),  # turns backwards
+        ("b * angle.cos() + a * angle.sin()", "a * angle.cos() + b * angle.sin()"),  # swapped halves
+        ("x.unflatten(-1, (-1, 2))", "x.unflatten(-1, (2, -1)).transpose(-1, -2)"),  # half-split
+        ("torch.view_as_real(turned).flatten(-2)", "torch.cat((turned.real, turned.imag), -1)"),
+        ("torch.stack((first, first + size // 2), dim=1).flatten()", "torch.cat((2 * first, 2 * first + 1))"),  # back
+        ("torch.stack((first, first + size // 2), dim=1).flatten()", "torch.stack((first, first), dim=1).flatten()"),
+    ],
+    "masks": [
+        ("[:, None, None, :]", "[:, None, :, None]"),  # hides queries
+        ("real.bool()[:, None, None, :]", "real.bool()"),
+        ("real.bool()[", "(~real.bool())["),
+        ("causal & padding", "causal | padding"),
+        (".tril()", ".triu()"),
+        ("weights.masked_fill(~mask, 0.0)", "weights"),  # NaN
+        ("-torch.inf", "-1.0"),
+        (
+            "scores.masked_fill(~mask, -torch.inf).softmax(dim=-1)\n    return weights.masked_fill(~mask, 0.0)",
+            "scores.masked_fill(~mask, -1e9).softmax(dim=-1)\n    return weights",  # equal shares of nothing
+        ),
+        ("scores.masked_fill(~mask, -torch.inf)", "scores"),  # zeros after the softmax: rows do not sum to 1
+    ],
+    "online_softmax": [
+        ("total * correction", "total"),
+        ("out * correction", "out"),
+        ("(m - new_m).exp()", "(new_m - m).exp()"),
+        ("torch.maximum(m, scores.amax(dim=-1, keepdim=True))", "scores.amax(dim=-1, keepdim=True)"),
+        ("        m = new_m\n", ""),
+        ("scores = q @ keys", "scores = (q @ k.transpose(-2, -1))[..., start : start + tile]; q @ keys"),
+        ("start : start + tile], v[:, :, start : start + tile]", "start : start + tile], v[:, :, start:]"),
+    ],
+    "kv_cache": [
+        ("k[:, :, start:], v[:, :, start:]", "k[:, :, -(self.window or 0) + 1 :], v[:, :, -(self.window or 0) + 1 :]"),
+        ("k.shape[2] - (self.window - 1)", "k.shape[2] - self.window"),  # keeps one too many
+        ("torch.cat((self.v, v), dim=2)", "torch.cat((v, self.v), dim=2)"),
+        ("        self.seen += k.shape[2]\n", "        self.seen = k.shape[2]\n"),
+        ("return k, v", "return self.k, self.v"),  # a prompt loses what its own first tokens look at
+        ("start:], v[:, :, start:]", "start:], v"),
+        ("self.k, self.v = k[:, :, start:], v[:, :, start:]", "self.k, self.v = k, v"),
+    ],
 }
 RIGHT = {
     "softmax": [
-        "def softmax(x):\n    y = (x - x.max(-1, keepdim=True).values).exp()\n    return y / y.sum(-1)[..., None]",
+        """
+def softmax(x):
+    y = (x - x.max(-1, keepdim=True).values).exp()
+    return y / y.sum(-1)[..., None]
+""",
+    ],
+    "causal_mask": [
+        """
+def causal_mask(t, s):
+    return torch.ones(t, s, dtype=torch.bool).tril(s - t)
+""",
+        """
+def causal_mask(t, s):
+    return ~torch.triu(torch.ones(t, s), diagonal=s - t + 1).bool()
+""",
+    ],
+    "attention": [
+        """
+def attention(q, k, v, mask):
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+""",
+        """
+def attention(q, k, v, mask):
+    s = torch.einsum('bhtd,bhsd->bhts', q, k) * q.size(-1) ** -0.5
+    s = torch.where(mask, s, torch.tensor(-1e9))
+    p = s.exp() / s.exp().sum(-1, keepdim=True)
+    return torch.einsum('bhts,bhsd->bhtd', p, v)
+""",
+    ],
+    "repeat_kv": [
+        """
+def by_interleave(x, groups):
+    return x[:, torch.arange(x.shape[1] * groups) // groups]
+
+def by_expand(x, n):
+    b, h, s, d = x.shape
+    return x.unsqueeze(2).expand(-1, -1, n, -1, -1).flatten(1, 2)
+
+def shared_scores(q, k):
+    q = q.unflatten(1, (k.shape[1], -1))
+    return torch.einsum('bhgtd,bhsd->bhgts', q, k).flatten(1, 2) / q.shape[-1] ** 0.5
+""",
+    ],
+    "rope": [
+        """
+def angles(n, d, theta):
+    return torch.outer(torch.arange(n).float(), 1 / theta ** (torch.arange(0, d, 2) / d))
+
+def half_split(x, angle):
+    cos, sin = angle.cos().repeat(1, 2), angle.sin().repeat(1, 2)
+    a, b = x.chunk(2, -1)
+    return x * cos + torch.cat((-b, a), -1) * sin
+
+def interleaved(x, angle):
+    a, b = x[..., ::2], x[..., 1::2]
+    c, s = angle.cos(), angle.sin()
+    return torch.stack((a * c - b * s, a * s + b * c), -1).flatten(-2)
+
+def order(d):
+    return torch.arange(d).view(2, -1).T.reshape(-1)
+""",
+    ],
+    "masks": [
+        """
+def padding_mask(real):
+    return (real == 1).view(len(real), 1, 1, -1)
+
+def combined_mask(real):
+    p = torch.arange(real.shape[1])
+    return (p[:, None] >= p) & padding_mask(real)
+
+def masked_softmax(scores, mask):
+    return torch.nan_to_num(torch.where(mask, scores, -torch.inf).softmax(-1))
+""",
+        """
+def padding_mask(real):
+    return real[:, None, None] > 0
+
+def combined_mask(real):
+    n = real.shape[1]
+    return torch.ones(n, n).tril().bool() & padding_mask(real)
+
+def masked_softmax(scores, mask):
+    lowest = torch.finfo(scores.dtype).min
+    return scores.masked_fill(~mask, lowest).softmax(-1) * mask
+""",
+    ],
+    "online_softmax": [
+        """
+def attention_in_tiles(q, k, v, tile):
+    m, l, o = torch.tensor(-torch.inf), torch.tensor(0.0), torch.tensor(0.0)
+    for k, v in zip(k.split(tile, 2), v.split(tile, 2)):
+        s = q @ k.mT * q.shape[-1] ** -0.5
+        new = torch.maximum(m, s.max(-1, keepdim=True)[0])
+        p, c = torch.exp(s - new), torch.exp(m - new)
+        l, o, m = l * c + p.sum(-1, keepdim=True), o * c + p @ v, new
+    return o / l
+""",
+    ],
+    "kv_cache": [
+        """
+class KVCache:
+    def __init__(self, window=None):
+        self.window, self.k, self.v, self.seen = window, None, None, 0
+
+    def append(self, k, v):
+        self.seen += k.size(2)
+        if self.k is not None:
+            k, v = torch.cat([self.k, k], 2), torch.cat([self.v, v], 2)
+        self.k, self.v = k, v
+        if self.window == 1:
+            self.k = self.v = None
+        elif self.window:
+            self.k, self.v = k[:, :, 1 - self.window :], v[:, :, 1 - self.window :]
+        return k, v
+""",
     ],
 }

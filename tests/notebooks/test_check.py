@@ -90,11 +90,11 @@ def test_every_exercise_has_two_wrong_answers_a_hint_and_a_line_in_the_readme():
         ("def softmax(x):\n    return x.exp() / oops", "line 2: `return x.exp() / oops` raises NameError: name 'oops'"),
         ("def softmax(x)\n    return x", "line 1: SyntaxError: expected ':'"),
         ("import torch\n\ntorch.nowhere", "line 3: `torch.nowhere` raises AttributeError"),
-        ("def soft(x):\n    return x", "has no `softmax`: keep the names"),
+        ("def soft(x):\n    return x", "softmax.py has no `softmax`"),
         ("def softmax(x):\n    x.exp()", "returns None: is there a `return`?"),
         ("def softmax(x):\n    return x.softmax(-1).tolist()", "is a list, and must be a tensor"),
         ("def softmax(x):\n    return x.softmax(-1)[0]", "has the shape (3,), and must have the shape (2, 3)"),
-        ("def softmax(x):\n    return x.softmax(0)", "in 6 of 6 numbers. The first: [0, 0] is 0.73106, and"),
+        ("def softmax(x):\n    return x.softmax(0)", "6 of 6 numbers are not. The first: [0, 0] is 0.73106, and"),
         ("raise SystemExit('done')", "line 1: `raise SystemExit('done')` raises SystemExit: done"),
     ],
 )  # fmt: skip

@@ -11,7 +11,7 @@ import nbformat
 import pytest
 
 from data.tokenizer import DEFAULT_VOCAB_SIZE
-from eval.compare.pictures import points
+from eval.compare.pictures import points, sharing_keys
 from model.transformer import on_meta
 from notebooks.start import HINTS, balanced
 from tests.eval.viewer_helpers import chromium
@@ -28,7 +28,7 @@ LINES = 24  # of a cell: more does not fit on a screen beside its output
 ABSOLUTE = r"(?<![\w.])/(tmp|home|work|root|Users|private|mnt|opt|content|usr)/|\b[A-Za-z]:\\"
 MIRROR = "https://cdnjs.cloudflare.com/"  # where nbconvert's pages look for MathJax and require.js
 IMAGES = (ROOT / "docs" / "images").as_uri()
-BY_NUMBER = re.compile(r"\d\d\.\d").fullmatch  # a hint of a notebook; others are of `python -m notebooks.check`
+BY_NUMBER = re.compile(r"\d\d\.\d+").fullmatch  # a hint of a notebook; others are of `python -m notebooks.check`
 every_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
 
@@ -107,6 +107,21 @@ def test_the_recorded_sweep_is_whole_and_of_models_of_one_size():
         assert parameters == pytest.approx(same.parameters, rel=0.003)
 
 
+def test_the_recorded_three_models_are_whole_and_of_one_size():
+    file = ROOT / "notebooks" / "three_models.json"
+    assert file.stat().st_size < 250_000
+    variants = json.loads(file.read_text(encoding="utf-8"))["variants"]
+    assert sharing_keys({"variants": variants}) is not None
+    panels = {(one["settings"]["train.max_steps"], one["settings"]["data.sequence_length"]) for one in variants}
+    assert panels == {(1200, 128), (2400, 128), (1200, 512)}
+    assert [one["settings"]["model.num_key_value_heads"] for one in variants] == [4, 2, 1] * 3
+    assert {one["parameters"] for one in variants} == {401_856, 401_984}  # those of configs/three_models.yaml
+    assert {tuple(run["seed"] for run in one["runs"]) for one in variants} == {tuple(range(5))}
+    for one in variants:
+        for run in one["runs"]:
+            assert [look["step"] for look in run["looks"]][-1] == one["settings"]["train.max_steps"]
+
+
 def test_the_recorded_ladder_has_the_rungs_of_its_config_with_their_sizes():
     file = ROOT / "notebooks" / "ladder_seeds.json"
     assert file.stat().st_size < 150_000
@@ -127,7 +142,7 @@ def test_no_notebook_shows_a_hint_before_the_first_try():
     checks = [
         cell.source for path in NOTEBOOKS for cell in code_cells(path) if "check" in cell.metadata.get("tags", [])
     ]
-    assert sorted(re.search(r'"(\d\d\.\d)"', source)[1] for source in checks) == sorted(filter(BY_NUMBER, HINTS))
+    assert sorted(re.search(r'"(\d\d\.\d+)"', source)[1] for source in checks) == sorted(filter(BY_NUMBER, HINTS))
     text = "\n".join(map(words, NOTEBOOKS))
     assert not [
         key for key, hint in HINTS.items() if hint in text or json.dumps(hint, ensure_ascii=False)[1:-1] in text

@@ -71,7 +71,7 @@ def test_without_the_demo_run_a_small_one_is_trained_once(start, tmp_path, capsy
     report = tmp_path / "runs" / "small" / "report.md"
     before = report.stat().st_mtime_ns
     assert start.demo() == Path("runs/small")
-    assert capsys.readouterr().out == ""
+    assert capsys.readouterr().out == "runs/small: 14,392 parameters, 2 steps of 64 tokens\n"
     assert report.stat().st_mtime_ns == before
 
 

@@ -1,0 +1,24 @@
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from configs import IGNORED
+from model import LanguageModel
+from notebooks.broken import train
+
+
+def break_it() -> None:
+    """The labels are shifted here, and once more in the model: it learns the token after the next one."""
+    forward = LanguageModel.forward
+
+    def shifted(self: LanguageModel, *inputs: Tensor, labels: Tensor | None = None, **more: Any) -> Any:
+        if labels is not None:
+            labels = F.pad(labels[:, 1:], (0, 1), value=IGNORED)
+        return forward(self, *inputs, labels=labels, **more)
+
+    LanguageModel.forward = shifted  # type: ignore[assignment]
+
+
+if __name__ == "__main__":
+    train(1, break_it)

@@ -1,0 +1,29 @@
+import torch
+from torch.nn.utils.rnn import pad_sequence
+
+from configs.files import append_line
+from eval.hooks import EvalEvent
+from eval.hooks.held_out import Samples
+from eval.run_files import SAMPLES
+from model import generate
+from notebooks.broken import train
+
+
+def all_at_once(self: Samples, event: EvalEvent) -> None:
+    """Prompts of different lengths in one batch: filled up on the right, so that the new tokens stand behind a gap."""
+    settings, tokenizer = event.config, event.tokenizer
+    prompts = [torch.tensor(tokenizer.begin(prompt)) for prompt in settings.prompts]
+    rows = pad_sequence(prompts, batch_first=True, padding_value=tokenizer.pad_id)  # (B, longest)
+    options = {"temperature": settings.temperature, "top_p": settings.top_p, "stop_ids": (), "seed": 0}
+    written = generate(event.lm, rows, settings.sample_tokens, **options)
+    for prompt, ids in zip(settings.prompts, written.tolist(), strict=True):
+        text = tokenizer.decode([token for token in ids if token != tokenizer.pad_id])
+        append_line(event.directory / SAMPLES, {"step": event.step, "prompt": prompt, "text": text})
+
+
+def break_it() -> None:
+    Samples.evaluate = all_at_once  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    train(8, break_it)

@@ -1,0 +1,90 @@
+"""Byte-pair encoding (BPE): where tokens come from. 30 minutes.
+
+A word starts as letters. The two neighbours that stand together most often become one token, again
+and again. Frequent words end as one token, rare ones as a few pieces.
+
+    train    Count all pairs of neighbours in all words, each as often as its word occurs.
+             Join the most frequent pair wherever it stands. That is a merge: write it down.
+             Count again, and so on.
+    encode   Split a word into letters. Look for pairs that are merges, and join the one that was
+             learned first wherever it stands. Repeat until no pair is a merge.
+
+    A tie    Two pairs are equally frequent: the one with the smaller ids wins. Compare
+             (id of left, id of right) as Python compares tuples.
+    An id    is a place in the vocabulary: first the letters in their given order, then what the
+             merges make, in the order in which they were learned. `ids_of` below is given.
+
+An example: letters a, b, c with the ids 0, 1, 2, and the words {"abc": 3, "bc": 2, "ab": 2}.
+
+    count      (a, b) 3 + 2 = 5    (b, c) 3 + 2 = 5        a tie: (0, 1) is smaller than (1, 2)
+    merge 1    (a, b), ab has id 3. The words are now  ab c   b c   ab
+    count      (ab, c) 3    (b, c) 2
+    merge 2    (ab, c), abc has id 4
+    encode     "abcb" -> a b c b -> ab c b -> abc b -> the ids 4, 1
+
+In a a a the pair (a, a) stands twice, and both count. Joining goes from left to right: aa a.
+You write `joined` (one pair in one word), then `train` and `encode`, which use it.
+
+The same in Headlight: `train_tokenizer` in data/tokenizer.py. It calls the library `tokenizers`,
+which follows the same rule for ties; your merges and ids are compared with its own.
+BPE for text: Sennrich et al. 2016, arXiv 1508.07909.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+Pair = tuple[str, str]
+
+
+def ids_of(letters: list[str], merges: list[Pair]) -> dict[str, int]:
+    """token -> id: the letters first, then what the merges make."""
+    return {token: i for i, token in enumerate([*letters, *(left + right for left, right in merges)])}
+
+
+def joined(tokens: list[str], pair: Pair) -> list[str]:
+    """The tokens of a word with every such pair joined, from left to right: a a a with (a, a) -> aa a."""
+    # <solution>
+    result: list[str] = []
+    i = 0
+    while i < len(tokens):
+        if tuple(tokens[i : i + 2]) == pair:
+            result.append(tokens[i] + tokens[i + 1])
+            i += 2
+        else:
+            result.append(tokens[i])
+            i += 1
+    return result
+    # </solution>
+
+
+def train(words: dict[str, int], letters: list[str], count: int) -> list[Pair]:
+    """Learn `count` merges, or fewer if no pair is left. words: word -> how often it occurs."""
+    # <solution>
+    merges: list[Pair] = []
+    splits = {word: list(word) for word in words}
+    while len(merges) < count:
+        counts: dict[Pair, int] = {}
+        for word, tokens in splits.items():
+            for pair in pairwise(tokens):
+                counts[pair] = counts.get(pair, 0) + words[word]
+        if not counts:
+            break
+        ids = ids_of(letters, merges)
+        best = min(counts, key=lambda pair: (-counts[pair], ids[pair[0]], ids[pair[1]]))
+        merges.append(best)
+        splits = {word: joined(tokens, best) for word, tokens in splits.items()}
+    return merges
+    # </solution>
+
+
+def encode(word: str, letters: list[str], merges: list[Pair]) -> list[int]:
+    """The ids of a word."""
+    # <solution>
+    rank = {pair: i for i, pair in enumerate(merges)}
+    tokens = list(word)
+    while pairs := [pair for pair in pairwise(tokens) if pair in rank]:
+        tokens = joined(tokens, min(pairs, key=rank.__getitem__))
+    ids = ids_of(letters, merges)
+    return [ids[token] for token in tokens]
+    # </solution>

@@ -1,0 +1,39 @@
+"""Causal mask: nobody sees the future. 5 minutes.
+
+A language model guesses the next token. While it trains, the next token already stands
+in the text. So each token may look at itself and at what comes before it, never at what
+comes after.
+
+A mask says who may look at whom: True = may look. Rows are queries (who looks), columns
+are keys (at whom).
+
+    causal_mask(3, 3)        keys  0 1 2            (T, S) = (3, 3)
+                       query 0     x . .
+                       query 1     x x .
+                       query 2     x x x
+
+With a cache there are more keys than queries. The queries are then the *last* T of the
+S tokens:
+
+    causal_mask(2, 5)        keys  0 1 2 3 4        (T, S) = (2, 5)
+                       query 3     x x x x .
+                       query 4     x x x x x
+
+A trap: a mask that only counts from the upper left corner lets query 3 see key 0 alone.
+(So does is_causal=True in torch.nn.functional.scaled_dot_product_attention.)
+
+The same in Headlight: `causal` in model/masks.py.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def causal_mask(queries: int, keys: int) -> Tensor:
+    """Which of `keys` tokens each of the last `queries` of them may look at: (T, S), boolean, True = may look."""
+    # <solution>
+    query_positions = torch.arange(keys - queries, keys)[:, None]  # (T, 1)
+    return query_positions >= torch.arange(keys)  # (T, S)
+    # </solution>

@@ -1,6 +1,7 @@
 """What does every head of a trained run look at?
 
 python -m eval.attention runs/x                     pictures, time-lapse and viewer, from the snapshots of training
+python -m eval.attention runs/x --compute           a page with the model in it: page.html reads any text, without a server
 python -m eval.attention runs/x --text "..."        the newest checkpoint on your text: text.png, text.html
 python -m eval.attention runs/x --text "..." --head induction    the best induction head large, too: text_L3H1.png
 
@@ -17,6 +18,7 @@ from configs.command import InputError, exit_on_bad_input, integer
 from data.config import DataConfig
 from eval.attention.history import best_head
 from eval.attention.metrics import SCORES
+from eval.attention.page_model import read_models
 from eval.attention.pictures import mosaic, one_head, render
 from eval.attention.probes import build_probes, probe_from_text
 from eval.attention.snapshots import read_all, take_snapshot
@@ -37,6 +39,7 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=count, default=MOST_TOKENS, help=words)
     parser.add_argument("--head", metavar="SCORE", help="draw the head with most of it large, too; or LAYER,HEAD")
     parser.add_argument("--svg", action="store_true", help="draw .svg, not .png")
+    parser.add_argument("--compute", action="store_true", help="page.html, with the weights of up to 12 checkpoints")
     add_device_option(parser)
     given = parser.parse_args()
     is_run = (given.run / "checkpoints").is_dir()  # a checkpoint directory is left as it is
@@ -56,6 +59,11 @@ def from_snapshots(given: argparse.Namespace, out: Path) -> list[Path]:
     snapshots, problems = read_all(given.run)
     for problem in problems:
         print(f"warning: {problem}")
+    if given.compute:
+        about, weights = read_models(given.run)
+        snapshots = [snapshot for snapshot in snapshots if snapshot.step in weights]
+        networks = {given.run.name: (about, weights)}
+        return [write_viewer([(given.run.name, snapshots)], out / "page.html", networks=networks)]
     if not snapshots:
         raise InputError(f"{given.run}/attention: no snapshot can be read: train again, or give a --text")
     return render(given.run, snapshots, folder=out)

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from configs.command import InputError
 from data.tokenizer import Tokenizer, pre_tokenizer
-from eval.attention.history import choose
 from eval.load_model import open_checkpoint
 from model import LanguageModel
 
@@ -39,7 +38,8 @@ def read_models(run: Path) -> tuple[dict[str, Any], dict[int, bytes]]:
     if not found:
         raise InputError(f"{run}/checkpoints: no checkpoint: train it first")
     weights = {}
-    for path in choose(found, MOST_STEPS):
+    for place in np.linspace(0, len(found) - 1, min(MOST_STEPS, len(found))).round().astype(int):
+        path = found[place]
         lm, tokenizer, _ = open_checkpoint(path, "cpu")
         about = described(lm, tokenizer)
         weights[int(path.name[5:])] = b"".join(tensor.tobytes() for tensor in packed(lm))

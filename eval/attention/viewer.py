@@ -48,6 +48,7 @@ PROBES = {  # title, where a name says too little, and a note
     "stories": ("stories", "a held-out story, in which names and pronouns stand for earlier mentions"),
     "packed": ("several documents", "several documents in one row: thin lines show where one ends"),
 }
+OWN = {"name": "own", "title": "your own text", "note": "the model reads it here, in the page"}
 Key = tuple[int, int, str]  # of the maps of all heads: the run, the step, the probe
 
 
@@ -197,7 +198,7 @@ def write_viewer(
         for snapshot in sorted(snapshots, key=lambda snapshot: snapshot.step):
             looks[-1].add(snapshot)
         if name in (networks or {}):
-            looks[-1].network, weights = networks[name]
+            looks[-1].network, weights = (networks or {})[name]
             looks[-1].weights = {step: pack(raw) for step, raw in weights.items()}
     path.write_text(page(looks, AT_THE_END, head), encoding="utf-8")
     return path
@@ -239,14 +240,14 @@ def page(
     if head:
         last = runs[0].shown()[-1]
         about["head"] = {"layer": last.layers.index(head[0]), "head": last.heads.index(head[1])}
-    weights = [line for run in runs for line in run.weights.values()]
+    weights = list[str]()
     for run, shown in zip(runs, about["runs"], strict=True):
         if run.network:
-            first = 1 + len(maps) + sum(len(other.weights) for other in runs[: runs.index(run)])
-            lines = {step: first + i for i, step in enumerate(run.weights)}
-            shown["network"] = run.network | {"lines": lines}
+            first = 1 + len(maps) + len(weights)  # line 0 are the numbers
+            shown["network"] = run.network | {"lines": {step: first + i for i, step in enumerate(run.weights)}}
+            weights += run.weights.values()
     if weights:
-        about["probes"].insert(0, {"name": "own", "title": "your own text", "note": "the model reads it here, in the page"})
+        about["probes"].insert(0, OWN)
     numbers = pack(json.dumps(about, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode())
     return assemble(" and ".join(run.name for run in runs), "\n".join([numbers, *maps, *weights]))
 

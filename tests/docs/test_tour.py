@@ -7,7 +7,7 @@ from tests.docs.checks import ROOT
 
 TOUR = (ROOT / "docs/tour.md").read_text(encoding="utf-8")
 ROWS = set(re.findall(r"^\| `([\w/]+\.py)` \|", TOUR, re.MULTILINE))
-PROMISE = re.compile(r"A training run is (\d+) files and ([\d,]+) lines")
+PROMISE = re.compile(r"a run is (\d+) files and ([\d,]+) lines")
 
 
 def test_a_run_is_as_short_as_readme_promises_and_enters_every_file_of_the_tour(tmp_path):

@@ -32,7 +32,7 @@ class Config:
     tokens_per_step: int = 2048  # 16 rows: with fewer the gradient is noise, with more a step is slow
     hidden_size: int = 128  # C: how many numbers stand for a token inside the network
     intermediate_size: int = 352  # inside the feed-forward part: about 8/3 C
-    num_hidden_layers: int = 2  # copying needs two: the second reads what the first has noted
+    num_hidden_layers: int = 2  # finding what to copy needs two: the second reads what the first has noted
     num_attention_heads: int = 4  # H: each looks at the text in its own way
     num_key_value_heads: int = 4  # H_kv: 4 = MHA | 2 = GQA | 1 = MQA, where all query heads share one
     attention: str = "flash"  # flash: a fast kernel | eager: the formula, line by line. The same numbers
@@ -274,7 +274,7 @@ def draw(model: LanguageModel, vocabulary: list[str], text: str, path: str) -> N
 
 
 def made_up_text() -> str:
-    """Lines of two nonsense words, said six times: nobody can guess them at first, but then one can look back."""
+    """Lines of two nonsense words, said six times: whoever looks 10 characters back can copy most of them."""
     syllables = [consonant + vowel for consonant in "bdfgklmnprstvz" for vowel in "aeiou"]
     lines = np.random.default_rng(0).choice(syllables, (5000, 2, 2))  # 2 syllables a word
     return "\n".join(" ".join(["".join(word) for word in line] * 6) for line in lines)
@@ -297,4 +297,4 @@ if __name__ == "__main__":
     torch.set_grad_enabled(False)  # nothing is learned from here on
     begin = text.rfind("\n", 0, -48) + 1  # of the last line with so much text from there on
     draw(model, vocabulary, text[begin : begin + 48], "heads.png")
-    print(f"\n{write(model, vocabulary, 300)}\n\nheads.png shows what every head looks at")
+    print(f"\n{write(model, vocabulary, 300)}\n\nheads.png shows what every head looks at: row = reader, column = read")

@@ -158,7 +158,7 @@ def names(page: Page) -> Mistakes:
         for option in OPTION.findall(text) if text.startswith("--") else []:
             if not re.search(rf"{option}(?![\w-])", code()):
                 yield line, f"no command has the option {option}"
-        for word in NAME.findall(re.sub(r"\bruns/\S+", "", text)):  # a run may have any name
+        for word in NAME.findall(re.sub(r"\b(?:runs/|name=)\S+", "", text)):  # a run may have any name
             if not any(word in known for known in (words(), page.own_words, EXAMPLES)):
                 yield line, f"nothing is called `{word}`{nearest(word, words())}"
 
@@ -172,7 +172,9 @@ def is_path(name: str) -> bool:
 
 def exists(name: str, page: Page) -> bool:
     """In the tree, at the end of a path there, or written by a run or a command: its name stands in the code."""
-    plain = name.removeprefix("./").rstrip("/")
+    plain = (
+        name.removeprefix("./").rstrip("/").replace("notebooks/build/", "notebooks/solutions/")
+    )  # the reader's own files
     first, *inside = plain.split("/")
     if name in EXAMPLES or (first in (".venv", "runs") and len(inside) <= 1):
         return True

@@ -32,7 +32,7 @@ def judge(number: str = "", cause: str = "", *more: str) -> int:
         raise InputError(f"{cause!r} is no cause: choose {', '.join(causes)}")
     training = trainings[number]
     if letter != training["cause"]:
-        print(f"Not yet: it is not that {causes[letter]}.\nLook next: {training['look']}")
+        print(f"Not yet. The signs do not fit this cause: {causes[letter]}.\nLook next: {training['look']}")
         return 1
     print(f"Right: {causes[letter]}.\n\n{training['why'].strip()}\n\nThe fault stands in notebooks/broken/{number}.py.")
     return 0

@@ -14,9 +14,8 @@ import torch
 from configs.command import InputError
 from eval.hooks import Hooks
 from eval.hooks.held_out import Samples
-from model import LanguageModel, ModelConfig, masks
+from model import LanguageModel, ModelConfig, attention, masks
 from model.masks import MaskSpec
-from model.rope import RotaryEmbedding
 from notebooks.broken import config_of
 from notebooks.broken.judge import answers, judge
 from tests.notebooks.making import ROOT, environment
@@ -24,7 +23,7 @@ from train import loop
 
 BREAKABLE = [
     (LanguageModel, "forward"), (LanguageModel, "set_attn_implementation"), (torch.amp, "GradScaler"),
-    (masks, "causal"), (MaskSpec, "of_layers"), (Hooks, "run"), (loop, "lr_factor"), (RotaryEmbedding, "forward"),
+    (masks, "causal"), (MaskSpec, "of_layers"), (Hooks, "run"), (loop, "lr_factor"), (attention, "apply_rotary"),
     (Samples, "evaluate"),
 ]  # fmt: skip
 SCRIPTS = sorted(path.stem for path in (ROOT / "notebooks" / "broken").glob("[1-9].py"))

@@ -24,6 +24,7 @@ from pathlib import Path
 from configs.command import InputError, exit_on_bad_input
 from configs.text import did_you_mean
 from model.backends.mine import blame, run_file
+from notebooks.broken.judge import judge
 from notebooks.checks import CHECKS
 from notebooks.start import HINTS, ROOT
 
@@ -37,10 +38,15 @@ def main() -> int:
         prog="python -m notebooks.check", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("name", nargs="?", help="an exercise; without it, all of them are listed")
+    parser.add_argument("answer", nargs="*", help="after `broken`: the number of a training, and a cause")
     parser.add_argument("--again", action="store_true", help="start anew; your old file is kept beside the new one")
     given = parser.parse_args()
     if given.name is None:
         return list_exercises()
+    if given.name == "broken":  # the break-it lab, notebooks/broken/README.md
+        return judge(*given.answer)
+    if given.answer:
+        raise InputError(f"an exercise has one name: python -m notebooks.check {given.name}")
     if given.name not in CHECKS:
         meant = did_you_mean(given.name, {name: name for name in CHECKS})
         raise InputError(f"there is no exercise {given.name!r}{meant}. There are: {', '.join(CHECKS)}")

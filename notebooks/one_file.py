@@ -4,9 +4,9 @@
     python notebooks/one_file.py my.txt               # on your own text, in about two minutes on two cores
     python notebooks/one_file.py my.txt num_key_value_heads=1 attention=eager max_steps=300
 
-It prints losses and a sample, and draws every head into heads.png. This is the real thing, not a sketch of it: with the
-same seed, text and config its losses equal those of `python -m train.pretrain` to the last bit, and its weights fit the
-library's model (tests/notebooks/test_one_file.py). The library adds choices, speed and safety, not other mathematics.
+It needs torch, numpy and matplotlib (`source .venv/bin/activate`). It prints losses and a sample, and draws every head
+into heads.png. With the same seed, text and config its losses equal those of `python -m train.pretrain` to the last
+bit, and its weights fit the library's model. The library adds choices, speed and safety, not other mathematics.
 Shapes: B rows of T tokens, C = hidden_size, H query heads of D numbers, H_kv key/value heads, V ids in the vocabulary.
 """
 
@@ -32,10 +32,10 @@ class Config:
     tokens_per_step: int = 2048  # 16 rows: with fewer the gradient is noise, with more a step is slow
     hidden_size: int = 128  # C: how many numbers stand for a token inside the network
     intermediate_size: int = 352  # inside the feed-forward part: about 8/3 C
-    num_hidden_layers: int = 2  # copying needs two: the second reads what the first has noted
+    num_hidden_layers: int = 2  # finding what to copy needs two: the second reads what the first has noted
     num_attention_heads: int = 4  # H: each looks at the text in its own way
     num_key_value_heads: int = 4  # H_kv: 4 = MHA | 2 = GQA | 1 = MQA, where all query heads share one
-    attention: str = "flash"  # a fast kernel | eager: the formula, line by line. The same numbers
+    attention: str = "flash"  # flash: a fast kernel | eager: the formula, line by line. The same numbers
     max_steps: int = 1000
     lr: float = 0.005  # the highest learning rate: how far a step goes
     embedding_lr: float = 0.1  # a token's row learns only when the token occurs, so its steps are larger
@@ -274,15 +274,15 @@ def draw(model: LanguageModel, vocabulary: list[str], text: str, path: str) -> N
 
 
 def made_up_text() -> str:
-    """Lines of four nonsense words, said three times: nobody can guess them at first, but then one can copy."""
+    """Lines of two nonsense words, said six times: whoever looks 10 characters back can copy most of them."""
     syllables = [consonant + vowel for consonant in "bdfgklmnprstvz" for vowel in "aeiou"]
-    lines = np.random.default_rng(0).choice(syllables, (5000, 4, 2))  # 2 syllables a word
-    return "\n".join(" ".join(["".join(word) for word in line] * 3) for line in lines)
+    lines = np.random.default_rng(0).choice(syllables, (5000, 2, 2))  # 2 syllables a word
+    return "\n".join(" ".join(["".join(word) for word in line] * 6) for line in lines)
 
 
 if __name__ == "__main__":
     paths, changes = [a for a in sys.argv[1:] if "=" not in a], [a.partition("=") for a in sys.argv[1:] if "=" in a]
-    quick = {} if paths else {"hidden_size": 64, "sequence_length": 64, "tokens_per_step": 1024}  # under a minute
+    quick = {} if paths else {"sequence_length": 64, "tokens_per_step": 1024, "max_steps": 300}  # under a minute
     try:
         config = Config(**quick | {key: type(getattr(Config, key, ""))(value) for key, _, value in changes})
         if config.num_attention_heads % config.num_key_value_heads or config.attention not in ("flash", "eager"):
@@ -297,4 +297,4 @@ if __name__ == "__main__":
     torch.set_grad_enabled(False)  # nothing is learned from here on
     begin = text.rfind("\n", 0, -48) + 1  # of the last line with so much text from there on
     draw(model, vocabulary, text[begin : begin + 48], "heads.png")
-    print(f"\n{write(model, vocabulary, 300)}\n\nheads.png shows what every head looks at")
+    print(f"\n{write(model, vocabulary, 300)}\n\nheads.png shows what every head looks at: row = reader, column = read")

@@ -19,4 +19,5 @@ def break_it() -> None:
 
 
 if __name__ == "__main__":
-    train(4, break_it)
+    # the kernel that a CPU would choose skips blocks of the future whatever a mask says
+    train(4, break_it, "model.attn_implementation=sdpa", "train.max_steps=400")

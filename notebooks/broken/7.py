@@ -1,22 +1,20 @@
-from typing import Any
+from itertools import cycle
 
 from torch import Tensor
 
-from model.rope import RotaryEmbedding
+from model import attention
 from notebooks.broken import train
 
 
 def break_it() -> None:
-    """The halves are exchanged without the minus: (a cos + b sin, b cos + a sin) is no rotation."""
-    forward = RotaryEmbedding.forward
+    """Queries turn one way and keys the other: the sign in one of the two halves is wrong for one of them. A score then
+    depends on the sum of two positions, not on their distance."""
+    rotate, signs = attention.apply_rotary, cycle((1, -1))  # called for q, then for k
 
-    def without_minus(self: RotaryEmbedding, *given: Any) -> tuple[Tensor, Tensor]:
-        cos, sin = forward(self, *given)
-        half = sin.shape[-1] // 2
-        sin[..., :half] *= -1  # RotaryEmbedding negates it here, for `apply_rotary`
-        return cos, sin
+    def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        return rotate(x, cos, next(signs) * sin)
 
-    RotaryEmbedding.forward = without_minus  # type: ignore[method-assign]
+    attention.apply_rotary = turned
 
 
 if __name__ == "__main__":

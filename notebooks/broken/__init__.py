@@ -14,13 +14,14 @@ from train.config import RunConfig, load_run_config
 from train.pretrain import run
 
 PROMPTS = [
-    "Sorum message Sejen Vamni mind Zoper Donzu lake Sorum message Sejen Vamni",
+    "piffo nimmy Lemiza end mizz hoom vibby Pibuto piffo nimmy Lemiza",  # healthy: end mizz hoom vibby …
     "Once upon a time there was a fox named Tiko. Tiko was a very small fox. One day, Tiko went to the lake. "
     "There he met a frog named Lalal. Lalal had lost her red ball",
-    "Gusom Kavur window Nihan river Lalal Gusom Kavur window",
+    "Vabelo past Darazi fire tired may Gubepu Lohuzu Vabelo past Darazi",  # healthy: fire tired may …
 ]
 SETTINGS = ["train.processes=1", "eval.floor_documents=0", "eval.max_tokens=8192", "eval.final_max_tokens=8192"]
-SETTINGS += ["eval.every=300", "eval.sample_tokens=40", "eval.temperature=0.5", "tracking.wandb=disabled"]
+SETTINGS += ["eval.every=300", "eval.attention.early=[]", "eval.sample_tokens=40", "eval.temperature=0"]
+SETTINGS += ["tracking.wandb=disabled"]
 
 
 def config_of(number: int, *changes: str, config: str = "configs/small.yaml") -> RunConfig:

@@ -23,6 +23,7 @@ SMALL = {"sequence_length": 32, "tokens_per_step": 1024, "hidden_size": 32, "int
 SMALL |= {"max_steps": 20, "warmup_steps": 5}
 every_model = pytest.mark.parametrize("attention", ["flash", "eager"])
 every_toggle = pytest.mark.parametrize("kv_heads", [4, 2, 1], ids=["mha", "gqa", "mqa"])
+trained = [pytest.param(4, marks=pytest.mark.slow), 2, pytest.param(1, marks=pytest.mark.slow)]
 
 
 def small(kv_heads: int, attention: str, **changes) -> one_file.Config:
@@ -45,7 +46,7 @@ def one_thread():
     torch.set_num_threads(threads)
 
 
-@every_toggle
+@pytest.mark.parametrize("kv_heads", trained, ids=["mha", "gqa", "mqa"])
 @every_model
 def test_twenty_losses_are_those_of_train_pretrain_bit_for_bit(kv_heads, attention, tmp_path, one_thread):
     config = small(kv_heads, attention, seed=7, grad_clip=0.5)  # which most of these gradients exceed
@@ -125,6 +126,7 @@ def run(folder: Path, monkeypatch, *arguments: str) -> int:
     return 0
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("error")  # a glyph that the font lacks is one
 def test_it_trains_on_a_text_of_any_script_and_draws_every_head(tmp_path, monkeypatch):
     (tmp_path / "my.txt").write_text("从前有一只狐狸。Once there was a fox.\n" * 80, encoding="utf-8")

@@ -1,0 +1,37 @@
+from typing import Any
+
+import torch
+
+from notebooks.broken import train
+
+SCALE = 2.0**24  # a gradient above 65504 / SCALE = 0.004 overflows in fp16
+
+
+class FixedScale:
+    """A loss scale for fp16 that nothing lowers. Gradients are rounded to fp16 here; the rest is computed in float32,
+    because a CPU is far too slow in fp16."""
+
+    def __init__(self, *given: Any, **settings: Any):
+        pass
+
+    def scale(self, loss: torch.Tensor) -> torch.Tensor:
+        return loss * SCALE
+
+    def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
+        for parameter in (p for group in optimizer.param_groups for p in group["params"] if p.grad is not None):
+            parameter.grad.copy_(parameter.grad.half().float() / SCALE)
+
+    def is_enabled(self) -> bool:
+        return False  # nobody asks whether it overflowed
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+
+def break_it() -> None:
+    """The loss is scaled too far: the first gradients, the largest, overflow, and every step is skipped."""
+    torch.amp.GradScaler = FixedScale  # type: ignore[misc, assignment]
+
+
+if __name__ == "__main__":
+    train(3, break_it, "train.skip_non_finite=1000000", "train.max_steps=100")

@@ -286,7 +286,7 @@ if __name__ == "__main__":
         config = Config(**quick | {key: type(getattr(Config, key, ""))(value) for key, _, value in changes})
         H, T = config.num_attention_heads, config.sequence_length
         if H % config.num_key_value_heads or config.tokens_per_step % T or config.attention not in ("flash", "eager"):
-            raise ValueError(f"num_key_value_heads divides {H}, {T} divides tokens_per_step, attention is flash or eager")
+            raise ValueError(f"num_key_value_heads divides {H}, {T} divides tokens_per_step; attention: flash or eager")
         text = Path(paths[0]).read_bytes().decode("utf-8-sig") if paths else made_up_text()
         if len(text) < (least := 1 + max(10 * config.tokens_per_step // 9, 10 * config.sequence_length)):
             raise ValueError(f"{paths[0]} has {len(text):,} characters: give a text of at least {least:,}")

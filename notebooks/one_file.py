@@ -275,8 +275,7 @@ def draw(model: LanguageModel, vocabulary: list[str], text: str, path: str) -> N
 
 def made_up_text() -> str:
     """Lines of two nonsense words, said six times: whoever looks 10 characters back can copy most of them."""
-    syllables = [consonant + vowel for consonant in "bdfgklmnprstvz" for vowel in "aeiou"]
-    lines = np.random.default_rng(0).choice(syllables, (5000, 2, 2))  # 2 syllables a word
+    lines = np.random.default_rng(0).choice([c + v for c in "bdfgklmnprstvz" for v in "aeiou"], (5000, 2, 2))
     return "\n".join(" ".join(["".join(word) for word in line] * 6) for line in lines)
 
 
@@ -285,8 +284,9 @@ if __name__ == "__main__":
     quick = {} if paths else {"sequence_length": 64, "tokens_per_step": 1024, "max_steps": 300}  # under a minute
     try:
         config = Config(**quick | {key: type(getattr(Config, key, ""))(value) for key, _, value in changes})
-        if config.num_attention_heads % config.num_key_value_heads or config.attention not in ("flash", "eager"):
-            raise ValueError("num_key_value_heads must divide num_attention_heads, and attention is flash or eager")
+        H, T = config.num_attention_heads, config.sequence_length
+        if H % config.num_key_value_heads or config.tokens_per_step % T or config.attention not in ("flash", "eager"):
+            raise ValueError(f"num_key_value_heads divides {H}, {T} divides tokens_per_step; attention: flash or eager")
         text = Path(paths[0]).read_bytes().decode("utf-8-sig") if paths else made_up_text()
         if len(text) < (least := 1 + max(10 * config.tokens_per_step // 9, 10 * config.sequence_length)):
             raise ValueError(f"{paths[0]} has {len(text):,} characters: give a text of at least {least:,}")

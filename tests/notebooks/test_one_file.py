@@ -144,6 +144,7 @@ def test_it_trains_on_a_text_of_any_script_and_draws_every_head(tmp_path, monkey
         (["max_step=3"], "max_step"),
         (["max_steps=many"], "many"),
         (["num_key_value_heads=3"], "num_key_value_heads"),
+        (["tokens_per_step=100"], "tokens_per_step"),
         (["num_key_value_heads=0"], "zero"),
         (["attention=fast"], "attention"),
     ],

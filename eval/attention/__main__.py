@@ -1,7 +1,7 @@
 """What does every head of a trained run look at?
 
 python -m eval.attention runs/x                     pictures, time-lapse and viewer, from the snapshots of training
-python -m eval.attention runs/x --compute           a page with the model in it: page.html reads any text, without a server
+python -m eval.attention runs/x --compute           page.html, with the model in it: it reads any text
 python -m eval.attention runs/x --text "..."        the newest checkpoint on your text: text.png, text.html
 python -m eval.attention runs/x --text "..." --head induction    the best induction head large, too: text_L3H1.png
 

@@ -69,7 +69,7 @@ class StoryworldSource(Section):
     documents: int = Field(40000, ge=1)
     """Number of training stories (or conversations)."""
     validation_documents: int = Field(1000, ge=1)
-    """Number of held-out stories, from other seeds."""
+    """Number of held-out documents, from other seeds; repeats holds for them, too."""
     seed: int = Field(0, ge=0)
     """Another seed gives other stories."""
     level: Literal[1, 2] = 1

@@ -81,7 +81,8 @@ def begin(name: str, path: Path) -> int:
 def try_it(name: str, path: Path) -> int:
     is_right, sentence = attempt(name, path)
     if not is_right:
-        print(f"Not yet. {sentence}\nHint: {HINTS[f'build.{name}']}")
+        is_written = not sentence.endswith("still to be written.")  # before the first try, no hint
+        print(f"Not yet. {sentence}" + f"\nHint: {HINTS[f'build.{name}']}" * is_written)
         return 1
     names = list(CHECKS)
     following = names[names.index(name) + 1 :]

@@ -35,7 +35,7 @@ class Config:
     num_hidden_layers: int = 2  # finding what to copy needs two: the second reads what the first has noted
     num_attention_heads: int = 4  # H: each looks at the text in its own way
     num_key_value_heads: int = 4  # H_kv: 4 = MHA | 2 = GQA | 1 = MQA, where all query heads share one
-    attention: str = "flash"  # flash: a fast kernel | eager: the formula, line by line. The same numbers
+    attention: str = "flash"  # flash: a fast kernel | eager: the formula, line by line. Equal up to rounding
     max_steps: int = 1000
     lr: float = 0.005  # the highest learning rate: how far a step goes
     embedding_lr: float = 0.1  # a token's row learns only when the token occurs, so its steps are larger
@@ -65,7 +65,7 @@ def batches(stream: np.ndarray, config: Config):
 
 
 # 3. The model. RMSNorm: x / sqrt(mean(x²)) * weight, so that no layer sees the numbers of a token grow. Autograd would
-# find the backward pass by itself, in three times as many operations, which are most of a small model's time.
+# find the backward pass by itself, in three times as many operations: most of a small model's time.
 class Normalise(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight):
@@ -78,7 +78,7 @@ class Normalise(torch.autograd.Function):
     def backward(ctx, gradient):
         normal, factor, weight = ctx.saved_tensors
         product = gradient * normal
-        along = product @ weight / len(weight)  # a longer x gives the same output: that part of the gradient goes
+        along = product @ weight / len(weight)  # a longer x gives the same output: no gradient along x
         x_gradient = torch.addcmul(gradient * weight, normal, along[..., None], value=-1).mul_(factor)
         return x_gradient, product.flatten(0, -2).sum(0)
 
@@ -181,7 +181,7 @@ class LanguageModel(nn.Module):
 
 
 # 4. The loss: -ln of the probability that the model gave to the token that came, summed. Its gradient is known at once:
-# probability - 1 for the token that came, probability for all others. So 512 positions at a time go all the way, and
+# probability - 1 for the token that came, probability for all others. So 512 positions at a time go there and back, and
 # the logits of all positions, the largest tensor of a small model, never exist together.
 class CrossEntropy(torch.autograd.Function):
     @staticmethod
@@ -220,7 +220,7 @@ def train(text: str, config: Config) -> tuple[LanguageModel, list[str], list[flo
         lr, decay = (config.embedding_lr, 0.0) if "embed" in name else (config.lr, config.weight_decay)
         groups.append({"params": [weight], "highest": lr, "weight_decay": decay if weight.ndim > 1 else 0.0})
     optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), eps=1e-10, fused=True)
-    print(f"{len(text):,} characters. Guessing costs ln {len(vocabulary)} = {math.log(len(vocabulary)):.2f} nats each")
+    print(f"{len(text):,} characters. Guessing costs ln {len(vocabulary)} = {math.log(len(vocabulary)):.2f} each")
     for step, batch in zip(range(config.max_steps), batches(np.array([BOS, *ids[:cut], EOS]), config), strict=False):
         # Forward. The target of a token is the token after it; nothing can tell where another text begins.
         targets = F.pad(batch[:, 1:], (0, 1), value=IGNORED)
@@ -289,7 +289,7 @@ if __name__ == "__main__":
             raise ValueError(f"num_key_value_heads divides {H}, {T} divides tokens_per_step; attention: flash or eager")
         text = Path(paths[0]).read_bytes().decode("utf-8-sig") if paths else made_up_text()
         if len(text) < (least := 1 + max(10 * config.tokens_per_step // 9, 10 * config.sequence_length)):
-            raise ValueError(f"{paths[0]} has {len(text):,} characters: give a text of at least {least:,}")
+            raise ValueError(f"{' '.join(paths)} has {len(text):,} characters: give a text of at least {least:,}")
     except (ArithmeticError, OSError, TypeError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

@@ -179,8 +179,8 @@ def check(answer: Any, is_right: Callable[[Any], Any], exercise: str) -> None:
         return
     try:
         right = bool(is_right(answer))
-    except Exception:  # whatever a wrong answer does to the check
-        right = False
+    except Exception as error:  # whatever a wrong answer does to the check
+        raise InputError(f"Not yet. Your answer raises {type(error).__name__}: {error}. {hint}") from None
     if not right:
         raise InputError(f"Not yet. {hint}")
     print("Right.")

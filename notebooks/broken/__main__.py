@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import argparse
 import runpy
 import sys
 from pathlib import Path
 
-from configs.command import InputError, exit_on_bad_input
+from configs.command import exit_on_bad_input
 
 SCRIPTS = sorted(path.stem for path in Path(__file__).parent.glob("[0-9].py"))
 
 
 def main() -> int:
-    if not sys.argv[1:] or sys.argv[1] not in SCRIPTS:
-        raise InputError(f"name one of the trainings: python -m notebooks.broken {' | '.join(SCRIPTS)}")
-    del sys.argv[0]  # what is left is the script's own command line
-    runpy.run_module(f"notebooks.broken.{sys.argv[0]}", run_name="__main__")
+    parser = argparse.ArgumentParser(prog="python -m notebooks.broken", description=__doc__)
+    parser.add_argument("training", choices=SCRIPTS)
+    parser.add_argument("changes", nargs="*", metavar="section.key=value", help="of the config")
+    given = parser.parse_args()
+    sys.argv = [given.training, *given.changes]  # the script's own command line
+    runpy.run_module(f"notebooks.broken.{given.training}", run_name="__main__")
     return 0
 
 

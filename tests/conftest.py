@@ -47,13 +47,14 @@ def _seeded():
 @pytest.fixture
 def no_pictures(monkeypatch):
     """Runs that end without the pictures of their heads, which take seconds to draw; the viewer is written."""
+    import eval.hooks.attention  # before the patch: what it imported meanwhile would stay there
     from eval.attention import pictures
 
     def write_viewer(run_directory, snapshots):
         return [pictures.write_viewer([(run_directory.name, list(snapshots))], run_directory / "attention/viewer.html")]
 
     monkeypatch.setattr(pictures, "render", write_viewer)
-    monkeypatch.setattr("eval.hooks.attention.render", write_viewer)
+    monkeypatch.setattr(eval.hooks.attention, "render", write_viewer)
 
 
 # parts of other architectures than the usual one, with `tiny_config`

@@ -23,6 +23,7 @@ def finished(tmp_path_factory):
         eval={"attention": {"every": 6, "early": [], "max_tokens": 12}, "final_max_tokens": 320},
     )
     done = pretrain(config)
+    assert "is off" not in done.stdout + done.stderr, done.stdout + done.stderr  # a hook or a tracker that failed
     return folder / "runs" / "tiny", done.stdout, config
 
 

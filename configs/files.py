@@ -133,6 +133,12 @@ def is_model(directory: Path) -> bool:
     return (directory / "config.json").is_file() or is_adapter(directory)
 
 
+def checkpoints_of(run: Path) -> dict[int, Path]:
+    """Step -> directory of every checkpoint that a run keeps."""
+    paths = [path for path in (run / "checkpoints").glob("step_*") if path.name[5:].isdecimal()]
+    return {int(path.name[5:]): path for path in paths if is_model(path)}
+
+
 def checkpoint_directory(path: str | Path) -> Path:
     """The directory of a model or of adapters: `path` itself, the newest checkpoint of the run at `path`, or the one
     that a run's `latest` or `best` names. Raises DamagedFile, a ValueError."""

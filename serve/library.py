@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from configs.command import InputError
-from configs.files import DamagedFile, checkpoint_directory, is_adapter, is_model
+from configs.files import DamagedFile, checkpoint_directory, checkpoints_of, is_adapter, is_model
 from data.tokenizer import Tokenizer
 from eval.chat.session import Conversation
 from eval.load_model import open_checkpoint
@@ -116,9 +116,3 @@ class Library:
         """Stop every model, after what it answers."""
         for model in self._loaded.values():
             model.batcher.stop()
-
-
-def checkpoints_of(run: Path) -> dict[int, Path]:
-    """Step -> directory of every checkpoint that a run keeps."""
-    paths = [path for path in (run / "checkpoints").glob("step_*") if path.name[5:].isdecimal()]
-    return {int(path.name[5:]): path for path in paths if is_model(path)}

@@ -17,6 +17,7 @@ from fastapi.responses import FileResponse, JSONResponse, Response
 from pydantic import Field
 
 from configs.command import InputError
+from configs.files import checkpoints_of
 from data.chat import prompt_ids
 from eval.attention import viewer
 from eval.attention.capture import AttentionMaps
@@ -30,7 +31,7 @@ from eval.load_model import open_checkpoint
 from eval.questions import Question, one_question, source_of
 from eval.run_files import METRICS
 from serve.answers import text_ids
-from serve.library import Library, Model, checkpoints_of
+from serve.library import Library, Model
 from serve.limits import COOKIE, ApiError, Limits, equal
 from serve.openai_api import WhichModel
 from serve.run_folder import settings, summaries, watched_runs

@@ -42,6 +42,8 @@ def main() -> None:
     parser.add_argument("--compute", action="store_true", help="page.html, with the weights of up to 12 checkpoints")
     add_device_option(parser)
     given = parser.parse_args()
+    if given.compute and given.text is not None:
+        raise InputError("--compute makes a page that reads any text: leave --text out")
     is_run = (given.run / "checkpoints").is_dir()  # a checkpoint directory is left as it is
     out = given.out or (given.run / "attention" if is_run else Path())
     try:

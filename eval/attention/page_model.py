@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from configs.command import InputError
+from configs.files import checkpoints_of
 from data.tokenizer import Tokenizer, pre_tokenizer
 from eval.load_model import open_checkpoint
 from model import LanguageModel
@@ -34,15 +35,15 @@ def read_models(run: Path) -> tuple[dict[str, Any], dict[int, bytes]]:
 
     Raises InputError for a run without a checkpoint, and for a model that the page cannot compute.
     """
-    found = sorted(path for path in (run / "checkpoints").glob("step_*") if path.name[5:].isdecimal())
-    if not found:
+    checkpoints = sorted(checkpoints_of(run).items())
+    if not checkpoints:
         raise InputError(f"{run}/checkpoints: no checkpoint: train it first")
     weights = {}
-    for place in np.linspace(0, len(found) - 1, min(MOST_STEPS, len(found))).round().astype(int):
-        path = found[place]
+    for place in np.linspace(0, len(checkpoints) - 1, min(MOST_STEPS, len(checkpoints))).round().astype(int):
+        step, path = checkpoints[place]
         lm, tokenizer, _ = open_checkpoint(path, "cpu")
         about = described(lm, tokenizer)
-        weights[int(path.name[5:])] = b"".join(tensor.tobytes() for tensor in packed(lm))
+        weights[step] = b"".join(tensor.tobytes() for tensor in packed(lm))
     return about, weights
 
 

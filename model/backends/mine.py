@@ -24,9 +24,8 @@ from model.attention import eager, repeat_kv
 from model.masks import MaskSpec, boolean_mask
 
 EXACT = 1e-4  # what float32 may differ by, of numbers around 1
-_opened: dict[
-    Path, Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-] = {}  # at most one: what this process trains with
+Attention = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # q, k, v, mask -> output
+_opened: dict[Path, Attention] = {}  # at most one: what this process trains with
 
 
 def open_file(path: str) -> str:

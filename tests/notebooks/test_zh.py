@@ -12,7 +12,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell
 
 from configs.command import InputError
 from notebooks.execute import refresh
-from tests.docs.checks import Page, differences
+from tests.docs.checks import MARKDOWN, Page, differences
 from tests.notebooks.making import ROOT, write_notebook
 
 FOLDER = ROOT / "notebooks"
@@ -57,6 +57,9 @@ def mistakes(english: str, chinese: str) -> list[str]:
     found += [f"only one has `{code}`" for code in ours ^ theirs]
     found += [] if re.search(r"[\u4e00-\u9fff]", chinese) else ["it is not in Chinese"]
     found += [f"in English: {text}" for text in IN_ENGLISH.findall(words(chinese))]
+    # **“a”**b is bold for a person, but not for Markdown: a mark between punctuation and a letter opens or ends nothing
+    texts = [part.content for token in MARKDOWN.parse(chinese) for part in token.children or [] if part.type == "text"]
+    found += [f"stars are left: {text}" for text in texts if "*" in text]
     return found + [f"TeX needs a network to be drawn: {match[0]}" for match in TEX.finditer(chinese)]
 
 
@@ -111,6 +114,7 @@ RIGHT = "`q` 与 12 个键比较，各 0.5。\n\n```python\nx = 1  # 一\n```"
         ("x = 1", "x = 一", "a code block differs"),
         ("比较，", "比较。 The softmax of the scores gives shares. ", "in English"),
         ("个键", "\\frac", "TeX needs a network"),
+        ("比较，", "**“比较”**了，", "stars are left"),
     ],
 )
 def test_what_differs_in_a_cell_is_found(right, wrong, problem):

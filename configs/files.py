@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from configs.command import InputError
+from configs.language import translated
 from configs.text import did_you_mean, escape
 
 TRAINING = "training"  # what only training needs; vLLM and SGLang load every *.safetensors of the directory above
@@ -164,7 +165,7 @@ def run_path(path: str | Path) -> Path:
 @cache
 def _say_once(line: str) -> None:
     if os.environ.get("RANK", "0") == "0":
-        print(line, file=sys.stderr, flush=True)
+        print(translated(line), file=sys.stderr, flush=True)
 
 
 def checkpoint_directory(path: str | Path) -> Path:

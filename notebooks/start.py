@@ -19,11 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from configs.command import InputError
+from configs.language import language, translated
 from configs.loader import parse_yaml
 from eval.run_files import read_metrics
 
 ROOT = Path(__file__).resolve().parents[1]
 HINTS = parse_yaml((ROOT / "notebooks/hints.yaml").read_text(encoding="utf-8"), "hints.yaml")  # "01.2" -> a hint
+if language() == "zh":
+    HINTS |= parse_yaml((ROOT / "notebooks/hints.zh.yaml").read_text(encoding="utf-8"), "hints.zh.yaml")
 CONFIG = "configs/small.yaml"
 LADDER, RECALL = "configs/ladder.yaml", "configs/recall.yaml"
 LADDER_STEPS = 1400  # of one run in notebook 12: fewer than the recorded ones have, so it ends in a minute
@@ -55,7 +58,7 @@ def named(run: Path) -> Path:
     from train.config import load_run_config
 
     if run.parent.name == "pretrained":
-        print(f"runs/{run.name} is not trained yet: using {run.as_posix()}")
+        print(translated(f"runs/{run.name} is not trained yet: using {run.as_posix()}"))
     result = json.loads((ROOT / run / "result.json").read_text(encoding="utf-8"))
     train = load_run_config(ROOT / run / "config.yaml").train
     size = f"{result['parameters']:,} parameters, {result['step']:,} steps of {train.tokens_per_step:,} tokens"
@@ -131,7 +134,7 @@ def trained(name: str, *command: str) -> Path:
     """The directory of a run, which `python -m command` trains where it is missing. Raises InputError if it cannot."""
     run = Path("runs") / name
     if not is_finished(name):
-        print(f"training {run.as_posix()}: a minute or so …")
+        print(translated(f"training {run.as_posix()}: a minute or so …"))
         train([*command, f"name={name}"], run)
     return run
 
@@ -158,7 +161,7 @@ def train(command: list[str], run: Path) -> None:
         words = output.strip().splitlines() or ["it output nothing"]
         reason = next((line for line in reversed(words) if "error: " in line), words[-1])
         raise InputError(f"training {run.as_posix()} stopped with code {process.returncode}: {reason}")
-    print(f"\rdone in {time.perf_counter() - began:.0f} seconds")
+    print("\r" + translated(f"done in {time.perf_counter() - began:.0f} seconds"))
 
 
 def play(draw: Callable[..., Any], **controls: Any) -> None:
@@ -181,15 +184,16 @@ def check(answer: Any, is_right: Callable[[Any], Any], exercise: str) -> None:
     """
     hint = HINTS[exercise]
     if answer is None:
-        print("No answer yet: change the cell above, and run it and this one.")
+        print(translated("No answer yet: change the cell above, and run it and this one."))
         return
     try:
         right = bool(is_right(answer))
     except Exception as error:  # whatever a wrong answer does to the check
-        raise InputError(f"Not yet. Your answer raises {type(error).__name__}: {error}. {hint}") from None
+        raised = f"Not yet. Your answer raises {type(error).__name__}: {error}. {hint}"
+        raise InputError(translated(raised)) from None
     if not right:
-        raise InputError(f"Not yet. {hint}")
-    print("Right.")
+        raise InputError(translated(f"Not yet. {hint}"))
+    print(translated("Right."))
 
 
 def predicted(guess: float | str | None, truth: float | str, unit: str = "") -> None:
@@ -215,9 +219,10 @@ def predicted(guess: float | str | None, truth: float | str, unit: str = "") -> 
         else:
             verdict = "close" if truth / number > 0.8 else f"you said {in_words(number / truth)} times as much"
     if guess is None:
-        print(f"You made no guess; {shown}. Go back to `guess = None`: what you guess first, you remember.")
+        line = f"You made no guess; {shown}. Go back to `guess = None`: what you guess first, you remember."
     else:
-        print(f"You said {said}, {shown}: {verdict}.")
+        line = f"You said {said}, {shown}: {verdict}."
+    print(translated(line))
 
 
 def in_words(number: float) -> str:

@@ -23,6 +23,7 @@ from dataclasses import replace
 
 from configs.command import InputError, exit_on_bad_input, integer, number
 from configs.files import run_path
+from configs.language import translated
 from configs.text import escape, plain
 from data.chat import CALL
 from data.reading.records import Role
@@ -71,7 +72,7 @@ def main() -> None:
 
 def remark(text: str) -> None:
     """A line about the chat: apart from the answers, if those are piped on."""
-    print(plain(text), file=sys.stderr, flush=True)
+    print(plain(translated(text)), file=sys.stderr, flush=True)
 
 
 class Chat:
@@ -178,9 +179,10 @@ class Chat:
         weights = answer.maps.weights[layer, 0, head].numpy()
         rows = attention_map(weights, answer.labels, answer.first, max(20, size.columns - 1), most_rows)
         more = len(answer.labels) - answer.first - len(rows)
-        print(f"L{layer} H{head}{f', {why}' if why else ''}", *rows, sep="\n")
-        print("a row: a token that looks; in it, from left to right, the tokens so far (█ = 1)")
-        print(f"at its end: the token with most{f'; {more} more rows are not shown' if more > 0 else ''}", flush=True)
+        print(translated(f"L{layer} H{head}{f', {why}' if why else ''}"), *rows, sep="\n")
+        print(translated("a row: a token that looks; in it, from left to right, the tokens so far (█ = 1)"))
+        end = f"at its end: the token with most{f'; {more} more rows are not shown' if more > 0 else ''}"
+        print(translated(end), flush=True)
 
     def temperature(self, rest: str) -> None:
         if rest:
@@ -213,7 +215,7 @@ class Chat:
         remark("a new conversation" if self.conversation.is_chat else "a new text")
 
     def help(self, rest: str) -> None:
-        print(HELP, flush=True)
+        print(translated(HELP), flush=True)
 
 
 if __name__ == "__main__":

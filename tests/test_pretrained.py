@@ -22,7 +22,7 @@ every_run = pytest.mark.parametrize("name", RUNS)
 
 
 def test_all_of_them_are_there_and_small():
-    assert RUNS == ["demo", "small"]
+    assert RUNS == ["demo", "reader_sft", "small"]
     files = {path for files in FILES for path in PRETRAINED.glob(f"*/{files}") if path.is_file()}
     assert sum(path.stat().st_size for path in files if path.suffix not in (".png", ".gif", ".html")) < MOST_BYTES
 

@@ -25,35 +25,42 @@ from eval.run_files import read_metrics
 
 ROOT = Path(__file__).resolve().parents[1]
 HINTS = parse_yaml((ROOT / "notebooks/hints.yaml").read_text(encoding="utf-8"), "hints.yaml")  # "01.2" -> a hint
+if Path.cwd() == ROOT / "notebooks/zh" and not os.environ.get("HEADLIGHT_LANG"):
+    os.environ["HEADLIGHT_LANG"] = "zh"  # who reads a notebook in Chinese is answered in Chinese
 if language() == "zh":
     HINTS |= parse_yaml((ROOT / "notebooks/hints.zh.yaml").read_text(encoding="utf-8"), "hints.zh.yaml")
 CONFIG = "configs/small.yaml"
 LADDER, RECALL = "configs/ladder.yaml", "configs/recall.yaml"
 LADDER_STEPS = 1400  # of one run in notebook 12: fewer than the recorded ones have, so it ends in a minute
-TAUGHT = ["init_from=runs/small", "data.tokenizer.path=runs/small", "data.source.documents=1500", "train.max_steps=120"]
-TAUGHT += ["data.source.validation_documents=40", "train.checkpoint_every=0", "eval.every=0", "eval.questions=0"]
+TAUGHT = ["data.source.documents=1500", "train.max_steps=120", "data.source.validation_documents=40"]
+TAUGHT += ["train.checkpoint_every=0", "eval.every=0", "eval.questions=0"]
 TAUGHT += ["eval.attention.every=0"]  # what notebook 13 trains in half a minute
 PROGRESS_SECONDS = 2  # between two looks at how far a training is
 
 
 def demo() -> Path:
-    """runs/demo where `make story` made it, else runs/small, which is trained now, in about a minute."""
-    if is_finished("demo"):
-        return named(Path("runs/demo"))
-    if not is_finished("small"):
-        print("There is no runs/demo here (`make story` trains it): taking a smaller one")
-    return small()
+    """The run that you trained, runs/demo or else runs/small; where there is neither, the demo that comes with us."""
+    run = None if is_finished("small") and not is_finished("demo") else finished("demo")
+    return named(run) if run else small()
 
 
 def small() -> Path:
-    """runs/small, the small config as it is (MHA); if it is missing it is trained now, in about a minute."""
-    return named(trained("small", "train.pretrain", CONFIG))
+    """runs/small, the small config as it is (MHA), or the one that comes with us; without both it is trained now."""
+    return named(finished("small") or trained("small", "train.pretrain", CONFIG))
+
+
+def finished(name: str) -> Path | None:
+    """runs/<name> if it was trained to its end, else pretrained/<name>; None where there is neither."""
+    own, shipped = Path("runs") / name, Path("pretrained") / name
+    return own if is_finished(name) else shipped if (ROOT / shipped / "result.json").is_file() else None
 
 
 def named(run: Path) -> Path:
     """The run, after a line that says which model a notebook's outputs show: a test compares it with today's config."""
     from train.config import load_run_config
 
+    if run.parent.name == "pretrained":
+        print(translated(f"runs/{run.name} is not trained yet: using {run.as_posix()}"))
     result = json.loads((ROOT / run / "result.json").read_text(encoding="utf-8"))
     train = load_run_config(ROOT / run / "config.yaml").train
     size = f"{result['parameters']:,} parameters, {result['step']:,} steps of {train.tokens_per_step:,} tokens"
@@ -76,9 +83,10 @@ def rung(name: str, seed: int) -> Path:
 
 
 def taught(name: str, *changes: str) -> Path:
-    """runs/small after a few steps of fine-tuning on questions, trained where it is missing. changes: of its config."""
-    trained("small", "train.pretrain", CONFIG)
-    return trained(f"small-{name}", "train.sft", "configs/sft_demo.yaml", *TAUGHT, *changes)
+    """small() after a few steps of fine-tuning on questions, trained where it is missing. changes: of its config."""
+    base = finished("small") or trained("small", "train.pretrain", CONFIG)
+    start = [f"{key}={base.as_posix()}" for key in ("init_from", "data.tokenizer.path")]
+    return trained(f"small-{name}", "train.sft", "configs/sft_demo.yaml", *start, *TAUGHT, *changes)
 
 
 def train_point(kv_heads: int, head_dim: int) -> Any:

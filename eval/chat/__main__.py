@@ -20,9 +20,9 @@ import shutil
 import sys
 from contextlib import closing, nullcontext, suppress
 from dataclasses import replace
-from pathlib import Path
 
 from configs.command import InputError, exit_on_bad_input, integer, number
+from configs.files import run_path
 from configs.language import translated
 from configs.text import escape, plain
 from data.chat import CALL
@@ -47,7 +47,7 @@ def main() -> None:
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog="python -m eval.chat", description=__doc__, formatter_class=form)
     add = parser.add_argument
-    add("run", help="a run or a checkpoint directory, for example runs/sft_demo")
+    add("run", type=run_path, help="a run or a checkpoint directory, for example runs/sft_demo")
     add("--temperature", type=number("--temperature", 0), help="0 = always the likeliest token; default: as the run's")
     add("--max-new-tokens", type=integer("--max-new-tokens", 1), default=256, metavar="N", help="of an answer (256)")
     add("--system", default="", metavar="TEXT", help="a message before all others")
@@ -79,7 +79,7 @@ class Chat:
     """The program around a Conversation. A command is the method of its name, and is given what stands behind it."""
 
     def __init__(self, given: argparse.Namespace):
-        self.run_directory, self.is_interactive = Path(given.run), sys.stdin.isatty()
+        self.run_directory, self.is_interactive = given.run, sys.stdin.isatty()
         rope = (given.rope_scaling, given.rope_factor or 4.0) if given.rope_scaling else None
         settings = {"max_new_tokens": given.max_new_tokens, "seed": given.seed}
         opened = open_conversation(given.run, given.temperature, given.device, rope, given.quantise, **settings)

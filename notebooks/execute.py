@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import os
 import re
 import sys
 import time
@@ -56,7 +57,7 @@ def execute(path: Path, *, write: bool) -> tuple[int, float]:
     client = client_of(notebook, path)
     proven, seconds, exercise = 0, 0.0, None
     drawn: dict[int, list[Any]] = {}  # cell -> what its controls drew
-    with client.setup_kernel():
+    with client.setup_kernel(env=os.environ | {"HEADLIGHT_LANG": "en"}):  # whatever language its reader has
         for index, cell in enumerate(list(notebook.cells)):
             tags = cell.metadata.get("tags", [])
             if "exercise" in tags:

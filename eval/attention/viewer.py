@@ -28,14 +28,14 @@ from configs.text import escape
 from eval.attention.drawing import GROUP_COLOURS
 from eval.attention.history import changes, choose, formed, like_the_last, phase_change, without_them
 from eval.attention.metrics import SCORES
-from eval.attention.snapshots import SHAPE, Snapshot, replace_file
+from eval.attention.snapshots import SHAPE, Snapshot, read_all, replace_file
 from eval.run_files import EXPERTS
 
 VIEWER = "viewer.html"
 PAGE = Path(__file__).parent / "page"
 # One scope for all of them, in this order; the file has what shows heads, the server's page also runs and a chat.
-HEADS = "dom views save colours network own data state chart map tokens scores panes experts controls heads".split()
-IN_FILE = [*HEADS, "file"]
+HEADS = "zh language dom views save colours own data state chart map tokens scores panes experts controls heads".split()
+IN_FILE, COMPUTES = [*HEADS, "file"], ["network"]
 ON_SERVER = [*HEADS, "runs", "server", "chat", "chat_answer", "chat_heads", "chat_forms"]
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
 LEVELS = 255
@@ -249,7 +249,7 @@ def page(
     if weights:
         about["probes"].insert(0, OWN)
     numbers = pack(json.dumps(about, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode())
-    return assemble(" and ".join(run.name for run in runs), "\n".join([numbers, *maps, *weights]))
+    return assemble(" and ".join(run.name for run in runs), "\n".join([numbers, *maps, *weights]), bool(weights))
 
 
 def script(names: Sequence[str]) -> str:
@@ -258,13 +258,13 @@ def script(names: Sequence[str]) -> str:
     return '"use strict";\n(() => {\n' + "\n".join(parts) + "})();\n"
 
 
-def assemble(title: str, data: str) -> str:
-    """The page and its data in one file."""
+def assemble(title: str, data: str, computes: bool) -> str:
+    """The page and its data in one file. computes: a model is in it."""
     style = (PAGE / "page.css").read_text(encoding="utf-8")
     policy = f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
     head = f"{policy}\n<title>{html.escape(title)}: attention heads</title>\n<style>\n{style}</style>"
     numbers = f'<script type="text/plain" id="data">\n{data}\n</script>'
-    return with_parts(head, f"{numbers}\n<script>\n{script(IN_FILE)}</script>")
+    return with_parts(head, f"{numbers}\n<script>\n{script([*COMPUTES * computes, *IN_FILE])}</script>")
 
 
 def with_parts(head: str, end: str) -> str:
@@ -274,10 +274,13 @@ def with_parts(head: str, end: str) -> str:
 
 
 class Notebook:
-    """The page of a viewer's file in a notebook cell: it lives in the notebook, not in a file beside it."""
+    """The page of a run's viewer.html in a notebook cell: it lives in the notebook, not in a file beside it."""
 
     def __init__(self, file: Path | str):
-        self.page = Path(file).read_text(encoding="utf-8")
+        file = Path(file)
+        if not file.exists():  # pretrained/ has none: its snapshots make one
+            write_viewer([(file.parents[1].name, read_all(file.parents[1])[0])], file)
+        self.page = file.read_text(encoding="utf-8")
 
     def __repr__(self) -> str:
         return f"the viewer ({len(self.page) / 1e6:.1f} MB): run this cell to see it, or open docs/demo_viewer.html"

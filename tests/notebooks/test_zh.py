@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import nbformat
@@ -13,7 +15,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell
 from configs.command import InputError
 from notebooks.execute import refresh
 from tests.docs.checks import MARKDOWN, Page, differences
-from tests.notebooks.making import ROOT, write_notebook
+from tests.notebooks.making import ROOT, environment, write_notebook
 
 FOLDER = ROOT / "notebooks"
 CHINESE = sorted((FOLDER / "zh").glob("*.ipynb"))
@@ -32,7 +34,10 @@ def words(text: str) -> str:
 
 
 def links(text: str, folder: Path) -> list[str]:
-    """Where it links to, from the root, the same for both languages; anchors only where there is no translation."""
+    """Where it links to, from the root, the same for both languages; anchors only where there is no translation.
+
+    In Chinese a link leads to the Chinese page where one exists.
+    """
     found = []
     for _, target in Page(Path(), text).links:
         file, _, anchor = target.partition("#")
@@ -41,10 +46,13 @@ def links(text: str, folder: Path) -> list[str]:
             continue
         there = Path(os.path.normpath(folder / file))
         assert there.exists(), f"the link to {target} leads nowhere"
-        original = there.with_name(there.name.replace(".zh-CN.md", ".md"))
-        original = FOLDER / there.name if there.parent == FOLDER / "zh" else original
-        translated = original.with_suffix(".zh-CN.md").exists() or (FOLDER / "zh" / original.name).exists()
-        found.append(original.relative_to(ROOT).as_posix() + ("" if translated else f"#{anchor}"))
+        english = there.with_name(there.name.replace(".zh-CN.md", ".md"))
+        english = FOLDER / there.name if there.parent == FOLDER / "zh" else english
+        chinese = [english.with_suffix(".zh-CN.md"), english.parent / "zh" / english.name]
+        translated = any(page.exists() for page in chinese)
+        if translated and folder != FOLDER and f"[English]({target})" not in text:
+            assert there in chinese, f"{target} is there in Chinese"
+        found.append(english.relative_to(ROOT).as_posix() + ("" if translated else f"#{anchor}"))
     return sorted(found)
 
 
@@ -84,6 +92,14 @@ def test_each_language_leads_to_the_other_and_the_first_line_asks(path):
     assert re.match(r"# .+？$", first.splitlines()[0])
     assert first.endswith(f"\n\n[English](../{path.name})")
     assert original.endswith(f"\n\n[中文](zh/{path.name})")
+
+
+@pytest.mark.parametrize(("folder", "start"), [("notebooks/zh", "还没有回答"), ("notebooks", "No answer yet")])
+def test_who_reads_in_chinese_is_answered_in_chinese(folder, start):
+    command = [sys.executable, "-c", "from notebooks.start import check; check(None, bool, '00.1')"]
+    own = environment(LANG="C.UTF-8", PYTHONUTF8="1", HEADLIGHT_LANG="", LC_ALL="", LC_MESSAGES="")
+    said = subprocess.run(command, cwd=ROOT / folder, env=own, capture_output=True, encoding="utf-8", check=True)
+    assert said.stdout.startswith(start)
 
 
 def test_code_and_outputs_come_from_the_english_notebook(tmp_path):

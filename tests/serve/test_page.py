@@ -108,7 +108,7 @@ def test_what_runs_and_models_say_is_shown_as_text(browser, address):
     with visited(browser, address, f"#/runs?runs=done,{encoded}") as page:
         page.locator(".difference-table").get_by_text(HARMFUL).wait_for()
         assert page.locator("img").count() == 0
-        page.get_by_role("link", name=f"Heads of {HARMFUL_NAME}").click()
+        page.get_by_role("link", name=f"Heads of the run {HARMFUL_NAME}").click()
         page.wait_for_selector(".thumbnail")
         page.get_by_role("option", name=HARMFUL).wait_for()
         assert page.locator("h1").first.text_content() == f"What the attention heads of {HARMFUL_NAME} look at"

@@ -159,7 +159,7 @@ function softmax(row) {
   return row;
 }
 
-// The weights of one step: every matrix in 8 bits with a number for each row that scales it, vectors as they are.
+// The weights of one step: every matrix as whole numbers with one for each row that scales it, vectors as they are.
 function unpackTensors(raw, shapes) {
   const tensors = {};
   let at = 0;

@@ -22,13 +22,14 @@ from pathlib import Path
 from statistics import median
 
 from configs.command import InputError, exit_on_bad_input, integer
+from configs.files import run_path
 from configs.text import table
 from eval.load_model import add_device_option
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Answers a second, of one client and of many.")
-    parser.add_argument("run", type=Path, help="a run with a checkpoint")
+    parser.add_argument("run", type=run_path, help="a run with a checkpoint")
     count = integer("--clients, --tokens or --rounds", 1, 10_000)
     parser.add_argument("--clients", type=count, default=64, metavar="N", help="requests at once (64)")
     parser.add_argument("--tokens", type=count, default=64, metavar="N", help="tokens of each answer (64)")

@@ -15,6 +15,7 @@ import errno
 import json
 import os
 import re
+import sys
 import time
 from collections.abc import Callable
 from functools import cache
@@ -24,12 +25,15 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from configs.command import InputError
-from configs.text import escape
+from configs.language import translated
+from configs.text import did_you_mean, escape
 
 TRAINING = "training"  # what only training needs; vLLM and SGLang load every *.safetensors of the directory above
 MANIFEST, STATE = "manifest.json", "trainer_state.json"  # in that folder
 ADAPTER = "adapter_config.json"  # LoRA: names the model that the adapters belong to
 CARD = "README.md"  # not in the manifest: you may edit it
+ROOT = Path(__file__).resolve().parents[1]  # of the repository
+PRETRAINED = ROOT / "pretrained"  # runs that come with it
 Result = TypeVar("Result")
 type_adapter = cache(TypeAdapter)  # making one takes longer than using it
 
@@ -139,16 +143,44 @@ def checkpoints_of(run: Path) -> dict[int, Path]:
     return {int(path.name[5:]): path for path in paths if is_model(path)}
 
 
-def checkpoint_directory(path: str | Path) -> Path:
-    """The directory of a model or of adapters: `path` itself, the newest checkpoint of the run at `path`, or the one
-    that a run's `latest` or `best` names. Raises DamagedFile, a ValueError."""
+def run_path(path: str | Path) -> Path:
+    """Where a run is. NAME alone is runs/NAME. Without such a run it is pretrained/NAME, and a line says so.
+
+    `runs` itself is pretrained/ where it does not exist. What exists is never diverted.
+    """
     path = Path(path)
+    folder, name = (path, "") if path.name == "runs" else (path.parent, path.name)
+    if path.exists() or (folder not in (Path(), Path("runs")) and folder.resolve() != ROOT / "runs"):
+        return path
+    run, shipped = Path("runs", name) if folder == Path() else path, PRETRAINED / name
+    if run.exists():
+        return run
+    if not shipped.is_dir():
+        return path
+    shipped = shipped.relative_to(Path.cwd()) if shipped.is_relative_to(Path.cwd()) else shipped
+    _say_once(f"{run.as_posix()} is not {'trained' if name else 'there'} yet: using {shipped.as_posix()}")
+    return shipped
+
+
+@cache
+def _say_once(line: str) -> None:
+    if os.environ.get("RANK", "0") == "0":
+        print(translated(line), file=sys.stderr, flush=True)
+
+
+def checkpoint_directory(path: str | Path) -> Path:
+    """The directory of a model or of adapters: `path` itself, the newest checkpoint of the run at `path` (see
+    `run_path`), or the one that a run's `latest` or `best` names. Raises DamagedFile, a ValueError."""
+    path = run_path(path)
     if is_model(path):
         return path
     latest = path if is_pointer(path) else path / "checkpoints" / "latest"
     if not latest.is_file():
-        problem = "is neither a run (checkpoints/latest) nor a model directory (config.json)"
-        raise DamagedFile(f"{path}: {problem if path.exists() else 'does not exist: name a run that was trained'}")
+        if path.exists():
+            raise DamagedFile(f"{path}: is neither a run (checkpoints/latest) nor a model directory (config.json)")
+        names = {run.parent.name for place in (PRETRAINED, Path("runs")) for run in place.glob("*/checkpoints")}
+        hint = did_you_mean(path.name, {name: name for name in names})
+        raise DamagedFile(f"{path}: does not exist: name a run that was trained{hint}")
     for _ in range(20):  # while the run replaces it
         name = read_text(latest).strip()
         if not re.fullmatch(r"step_\d+", name):  # a path would lead elsewhere

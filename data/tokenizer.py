@@ -26,7 +26,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from configs.command import InputError
-from configs.files import checked, is_pointer, read_checkpoint, read_json, read_text
+from configs.files import checked, is_pointer, read_checkpoint, read_json, read_text, run_path
 from data.chat_template import CHAT_TEMPLATE, PRIVATE, ChatTemplate
 from data.config import TokenizerConfig
 
@@ -390,7 +390,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
 
 def open_tokenizer(path: str | Path) -> tuple[Path, tokenizers.Tokenizer, Settings]:
     """The tokenizer of a run, a directory or a file: where it is, tokenizer.json, its settings. Raises InputError."""
-    path = Path(path)
+    path = run_path(path)
     if is_pointer(path) or (path / "checkpoints" / "latest").is_file():
         return read_checkpoint(path, open_tokenizer)
     file = path if path.is_file() else path / "tokenizer.json"

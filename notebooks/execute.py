@@ -1,14 +1,18 @@
-"""Run the notebooks from top to bottom: `python -m notebooks.execute [--write] [notebooks …]`.
+"""Run the notebooks from top to bottom: `python -m notebooks.execute [--write | --refresh] [notebooks …]`.
 
 Besides running every cell it proves the exercises: the hidden solution, which the check must accept, then the wrong
 answer in the exercise's metadata, which the check must refuse. --write puts what was printed and drawn into the files;
 where a control is, which shows nothing without a kernel, it puts what the control drew at first.
+
+notebooks/zh/NN_….ipynb is a notebook in Chinese: its Markdown cells are its own, all else is the English notebook's and
+is copied by --write, or by --refresh, which runs nothing. So change code in the English notebook only.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import os
 import re
 import sys
 import time
@@ -30,8 +34,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m notebooks.execute", description=__doc__)
     parser.add_argument("notebooks", nargs="*", type=Path, help="default: all of them")
     parser.add_argument("--write", action="store_true", help="keep what is printed and drawn in the files")
+    parser.add_argument("--refresh", action="store_true", help="only copy code and outputs to the notebooks in zh/")
     options = parser.parse_args()
     for path in options.notebooks or sorted(FOLDER.glob("[0-9]*.ipynb")):
+        if options.refresh:
+            refresh(path)
+            continue
         print(f"{path.name} …", flush=True)
         exercises, seconds = execute(path, write=options.write)
         print(f"{path.name}: {seconds:.0f} s, {exercises} exercises proven, {path.stat().st_size / 1000:.0f} kB")
@@ -49,7 +57,7 @@ def execute(path: Path, *, write: bool) -> tuple[int, float]:
     client = client_of(notebook, path)
     proven, seconds, exercise = 0, 0.0, None
     drawn: dict[int, list[Any]] = {}  # cell -> what its controls drew
-    with client.setup_kernel():
+    with client.setup_kernel(env=os.environ | {"HEADLIGHT_LANG": "en"}):  # whatever language its reader has
         for index, cell in enumerate(list(notebook.cells)):
             tags = cell.metadata.get("tags", [])
             if "exercise" in tags:
@@ -70,7 +78,28 @@ def execute(path: Path, *, write: bool) -> tuple[int, float]:
     if write:
         tidy(notebook, drawn)
         nbformat.write(notebook, path)
+        refresh(path)
     return proven, seconds
+
+
+def refresh(path: Path) -> None:
+    """Give zh/<name> every cell of the notebook with what it shows, but leave the text of its Markdown cells.
+
+    Cells belong together if they have the same id. Raises InputError where a Markdown cell has no translation.
+    """
+    import nbformat
+
+    chinese = path.parent / "zh" / path.name
+    if not chinese.is_file():
+        return
+    notebook = nbformat.read(path, as_version=4)
+    texts = {cell.id: cell.source for cell in nbformat.read(chinese, as_version=4).cells}
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            if cell.id not in texts:
+                raise InputError(f'zh/{path.name} needs a Markdown cell with the id "{cell.id}": {cell.source[:60]!r}')
+            cell.source = texts[cell.id]
+    nbformat.write(notebook, chinese)
 
 
 def client_of(notebook: Any, path: Path) -> Any:

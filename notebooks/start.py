@@ -19,38 +19,48 @@ from pathlib import Path
 from typing import Any
 
 from configs.command import InputError
+from configs.language import language, translated
 from configs.loader import parse_yaml
 from eval.run_files import read_metrics
 
 ROOT = Path(__file__).resolve().parents[1]
 HINTS = parse_yaml((ROOT / "notebooks/hints.yaml").read_text(encoding="utf-8"), "hints.yaml")  # "01.2" -> a hint
+if Path.cwd() == ROOT / "notebooks/zh" and not os.environ.get("HEADLIGHT_LANG"):
+    os.environ["HEADLIGHT_LANG"] = "zh"  # who reads a notebook in Chinese is answered in Chinese
+if language() == "zh":
+    HINTS |= parse_yaml((ROOT / "notebooks/hints.zh.yaml").read_text(encoding="utf-8"), "hints.zh.yaml")
 CONFIG = "configs/small.yaml"
 LADDER, RECALL = "configs/ladder.yaml", "configs/recall.yaml"
 LADDER_STEPS = 1400  # of one run in notebook 12: fewer than the recorded ones have, so it ends in a minute
-TAUGHT = ["init_from=runs/small", "data.tokenizer.path=runs/small", "data.source.documents=1500", "train.max_steps=120"]
-TAUGHT += ["data.source.validation_documents=40", "train.checkpoint_every=0", "eval.every=0", "eval.questions=0"]
+TAUGHT = ["data.source.documents=1500", "train.max_steps=120", "data.source.validation_documents=40"]
+TAUGHT += ["train.checkpoint_every=0", "eval.every=0", "eval.questions=0"]
 TAUGHT += ["eval.attention.every=0"]  # what notebook 13 trains in half a minute
 PROGRESS_SECONDS = 2  # between two looks at how far a training is
 
 
 def demo() -> Path:
-    """runs/demo where `make story` made it, else runs/small, which is trained now, in about a minute."""
-    if is_finished("demo"):
-        return named(Path("runs/demo"))
-    if not is_finished("small"):
-        print("There is no runs/demo here (`make story` trains it): taking a smaller one")
-    return small()
+    """The run that you trained, runs/demo or else runs/small; where there is neither, the demo that comes with us."""
+    run = None if is_finished("small") and not is_finished("demo") else finished("demo")
+    return named(run) if run else small()
 
 
 def small() -> Path:
-    """runs/small, the small config as it is (MHA); if it is missing it is trained now, in about a minute."""
-    return named(trained("small", "train.pretrain", CONFIG))
+    """runs/small, the small config as it is (MHA), or the one that comes with us; without both it is trained now."""
+    return named(finished("small") or trained("small", "train.pretrain", CONFIG))
+
+
+def finished(name: str) -> Path | None:
+    """runs/<name> if it was trained to its end, else pretrained/<name>; None where there is neither."""
+    own, shipped = Path("runs") / name, Path("pretrained") / name
+    return own if is_finished(name) else shipped if (ROOT / shipped / "result.json").is_file() else None
 
 
 def named(run: Path) -> Path:
     """The run, after a line that says which model a notebook's outputs show: a test compares it with today's config."""
     from train.config import load_run_config
 
+    if run.parent.name == "pretrained":
+        print(translated(f"runs/{run.name} is not trained yet: using {run.as_posix()}"))
     result = json.loads((ROOT / run / "result.json").read_text(encoding="utf-8"))
     train = load_run_config(ROOT / run / "config.yaml").train
     size = f"{result['parameters']:,} parameters, {result['step']:,} steps of {train.tokens_per_step:,} tokens"
@@ -73,9 +83,10 @@ def rung(name: str, seed: int) -> Path:
 
 
 def taught(name: str, *changes: str) -> Path:
-    """runs/small after a few steps of fine-tuning on questions, trained where it is missing. changes: of its config."""
-    trained("small", "train.pretrain", CONFIG)
-    return trained(f"small-{name}", "train.sft", "configs/sft_demo.yaml", *TAUGHT, *changes)
+    """small() after a few steps of fine-tuning on questions, trained where it is missing. changes: of its config."""
+    base = finished("small") or trained("small", "train.pretrain", CONFIG)
+    start = [f"{key}={base.as_posix()}" for key in ("init_from", "data.tokenizer.path")]
+    return trained(f"small-{name}", "train.sft", "configs/sft_demo.yaml", *start, *TAUGHT, *changes)
 
 
 def train_point(kv_heads: int, head_dim: int) -> Any:
@@ -125,7 +136,7 @@ def trained(name: str, *command: str) -> Path:
     """The directory of a run, which `python -m command` trains where it is missing. Raises InputError if it cannot."""
     run = Path("runs") / name
     if not is_finished(name):
-        print(f"training {run.as_posix()}: a minute or so …")
+        print(translated(f"training {run.as_posix()}: a minute or so …"))
         train([*command, f"name={name}"], run)
     return run
 
@@ -152,7 +163,7 @@ def train(command: list[str], run: Path) -> None:
         words = output.strip().splitlines() or ["it output nothing"]
         reason = next((line for line in reversed(words) if "error: " in line), words[-1])
         raise InputError(f"training {run.as_posix()} stopped with code {process.returncode}: {reason}")
-    print(f"\rdone in {time.perf_counter() - began:.0f} seconds")
+    print("\r" + translated(f"done in {time.perf_counter() - began:.0f} seconds"))
 
 
 def play(draw: Callable[..., Any], **controls: Any) -> None:
@@ -175,15 +186,16 @@ def check(answer: Any, is_right: Callable[[Any], Any], exercise: str) -> None:
     """
     hint = HINTS[exercise]
     if answer is None:
-        print("No answer yet: change the cell above, and run it and this one.")
+        print(translated("No answer yet: change the cell above, and run it and this one."))
         return
     try:
         right = bool(is_right(answer))
     except Exception as error:  # whatever a wrong answer does to the check
-        raise InputError(f"Not yet. Your answer raises {type(error).__name__}: {error}. {hint}") from None
+        raised = f"Not yet. Your answer raises {type(error).__name__}: {error}. {hint}"
+        raise InputError(translated(raised)) from None
     if not right:
-        raise InputError(f"Not yet. {hint}")
-    print("Right.")
+        raise InputError(translated(f"Not yet. {hint}"))
+    print(translated("Right."))
 
 
 def predicted(guess: float | str | None, truth: float | str, unit: str = "") -> None:
@@ -209,9 +221,10 @@ def predicted(guess: float | str | None, truth: float | str, unit: str = "") -> 
         else:
             verdict = "close" if truth / number > 0.8 else f"you said {in_words(number / truth)} times as much"
     if guess is None:
-        print(f"You made no guess; {shown}. Go back to `guess = None`: what you guess first, you remember.")
+        line = f"You made no guess; {shown}. Go back to `guess = None`: what you guess first, you remember."
     else:
-        print(f"You said {said}, {shown}: {verdict}.")
+        line = f"You said {said}, {shown}: {verdict}."
+    print(translated(line))
 
 
 def in_words(number: float) -> str:

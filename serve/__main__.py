@@ -9,9 +9,9 @@ from __future__ import annotations
 import argparse
 import ipaddress
 import os
-from pathlib import Path
 
 from configs.command import InputError, exit_on_bad_input, integer, number
+from configs.files import run_path
 from eval.load_model import add_device_option, add_quantise_option
 
 KEY = "HEADLIGHT_API_KEY"  # of the environment, so that the key need not stand in the list of processes
@@ -21,7 +21,7 @@ def main() -> None:
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=form)
     add = parser.add_argument
-    add("runs", type=Path, help="a folder of runs, one run, or a model directory")
+    add("runs", nargs="?", type=run_path, default="runs", help="a folder of runs (runs), one run, or a model directory")
     add("--host", default="127.0.0.1", help="address to listen on; default: 127.0.0.1, this machine")
     add("--port", type=integer("--port", 1, 65535), default=8000, metavar="N", help="(8000)")
     add("--api-key", default=os.environ.get(KEY), help=f"clients must send it; default: ${KEY}, if it is set")

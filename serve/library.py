@@ -50,7 +50,7 @@ class Library:
         self._lock = threading.Lock()
         if not self.runs() and not watched_runs(folder):  # one that has just begun can be watched
             what = "is not a model directory and holds no run"
-            raise InputError(f"{folder}: {what}: train one first, for example with `make demo`")
+            raise InputError(f"{folder}: {what}: train one first, for example with `make demo`, or give pretrained")
 
     def runs(self) -> dict[str, Path]:
         """Name -> run directory or model directory, in the order of their names."""

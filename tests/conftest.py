@@ -3,7 +3,9 @@
 import os
 import sys
 
-os.environ.update(HF_HUB_OFFLINE="1", WANDB_MODE="offline", WANDB_SILENT="true", TOKENIZERS_PARALLELISM="true")
+os.environ.update(
+    HEADLIGHT_LANG="en", HF_HUB_OFFLINE="1", WANDB_MODE="offline", WANDB_SILENT="true", TOKENIZERS_PARALLELISM="true"
+)
 os.environ["OMP_NUM_THREADS"] = "1"  # tiny models are quickest so, and test processes do not get in each other's way
 os.environ["OMP_WAIT_POLICY"] = "passive"  # where a test asks for two threads, they do not spin while they wait
 if kernels := os.environ.get("ATEN_CPU_CAPABILITY"):  # as configs.command does for every command

@@ -23,6 +23,7 @@ from tqdm import tqdm
 
 from configs.command import InputError, still_busy
 from configs.files import append_line
+from configs.language import translated
 from eval.run_files import METRICS
 from model import LanguageModel
 from train.checkpoint import TrainerState
@@ -213,7 +214,7 @@ class Tracker:
         if self.writes:
             self._said = time.monotonic()
             try:
-                self.bar.write(text, file=sys.stdout)
+                self.bar.write(translated(text), file=sys.stdout)
                 sys.stdout.flush()
             except OSError:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # and what still waits goes nowhere

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from configs.command import InputError, exit_on_bad_input
+from configs.language import translated
 from data.batches import make_rows
 from data.prepare import prepare
 from eval.hooks import Hooks
@@ -74,7 +75,7 @@ def _run(config: RunConfig, script: str, objective: MakeObjective | None, source
         start = world.on_rank0(lambda: find_start(config))
         if start.finished:
             if world.rank == 0:
-                print(report.summary(config.directory))
+                print(translated(report.summary(config.directory)))
             return 0
         if (file := config.model.my_attention) is not None:
             about = mine.open_file(file)
@@ -147,7 +148,7 @@ def _run(config: RunConfig, script: str, objective: MakeObjective | None, source
         # 6. The result.
         if exit_code == 0 and world.rank == 0:
             report.write(run)
-            print(report.summary(config.directory))
+            print(translated(report.summary(config.directory)))
         return exit_code
 
 

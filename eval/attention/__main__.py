@@ -15,6 +15,7 @@ import re
 from pathlib import Path
 
 from configs.command import InputError, exit_on_bad_input, integer
+from configs.files import run_path
 from data.config import DataConfig
 from eval.attention.history import best_head
 from eval.attention.metrics import SCORES
@@ -32,7 +33,7 @@ MOST_TOKENS = 256  # of a map: more are too small to see
 def main() -> None:
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=form)
-    parser.add_argument("run", type=Path, help="a run or a checkpoint directory, for example runs/demo")
+    parser.add_argument("run", type=run_path, help="a run or a checkpoint directory, for example runs/demo")
     parser.add_argument("--text", help="what the heads look at; default: the texts of training")
     parser.add_argument("--out", type=Path, help="folder of the pictures; default: the run's, or this one")
     count, words = integer("--max-tokens", 2, MOST_TOKENS), f"tokens of the text that are shown ({MOST_TOKENS})"

@@ -71,11 +71,11 @@ def scaled(lm: LanguageModel, factors: Mapping[Head, float | Tensor]) -> Iterato
             raise ValueError(f"layer {layer} has no head {head}: this model has {there}, counted from 0")
 
     def change(layer: int, _module: nn.Module, given: tuple[Tensor]) -> tuple[Tensor]:
-        x = given[0].unflatten(-1, (-1, config.value_size)).clone()  # (B, T, H, D)
+        x = given[0].unflatten(-1, (-1, config.value_size)).clone()  # (…, H, D)
         for (at, head), factor in factors.items():
             if at == layer:
-                x[:, :, head] *= factor
-        return (x.flatten(2),)
+                x[..., head, :] *= factor
+        return (x.flatten(-2),)
 
     changed = {layer: modules[layer].o_proj for layer, _ in factors}
     handles = [o_proj.register_forward_pre_hook(partial(change, layer)) for layer, o_proj in changed.items()]

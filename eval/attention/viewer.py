@@ -28,7 +28,7 @@ from configs.text import escape
 from eval.attention.drawing import GROUP_COLOURS
 from eval.attention.history import changes, choose, formed, like_the_last, phase_change, without_them
 from eval.attention.metrics import SCORES
-from eval.attention.snapshots import SHAPE, Snapshot, replace_file
+from eval.attention.snapshots import SHAPE, Snapshot, read_all, replace_file
 from eval.run_files import EXPERTS
 
 VIEWER = "viewer.html"
@@ -274,10 +274,13 @@ def with_parts(head: str, end: str) -> str:
 
 
 class Notebook:
-    """The page of a viewer's file in a notebook cell: it lives in the notebook, not in a file beside it."""
+    """The page of a run's viewer.html in a notebook cell: it lives in the notebook, not in a file beside it."""
 
     def __init__(self, file: Path | str):
-        self.page = Path(file).read_text(encoding="utf-8")
+        file = Path(file)
+        if not file.exists():  # pretrained/ has none: its snapshots make one
+            write_viewer([(file.parents[1].name, read_all(file.parents[1])[0])], file)
+        self.page = file.read_text(encoding="utf-8")
 
     def __repr__(self) -> str:
         return f"the viewer ({len(self.page) / 1e6:.1f} MB): run this cell to see it, or open docs/demo_viewer.html"

@@ -20,9 +20,10 @@ import shutil
 import sys
 from contextlib import closing, nullcontext, suppress
 from dataclasses import replace
-from pathlib import Path
 
 from configs.command import InputError, exit_on_bad_input, integer, number
+from configs.files import run_path
+from configs.language import translated
 from configs.text import escape, plain
 from data.chat import CALL
 from data.reading.records import Role
@@ -46,7 +47,7 @@ def main() -> None:
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog="python -m eval.chat", description=__doc__, formatter_class=form)
     add = parser.add_argument
-    add("run", help="a run or a checkpoint directory, for example runs/sft_demo")
+    add("run", type=run_path, help="a run or a checkpoint directory, for example runs/sft_demo")
     add("--temperature", type=number("--temperature", 0), help="0 = always the likeliest token; default: as the run's")
     add("--max-new-tokens", type=integer("--max-new-tokens", 1), default=256, metavar="N", help="of an answer (256)")
     add("--system", default="", metavar="TEXT", help="a message before all others")
@@ -71,14 +72,14 @@ def main() -> None:
 
 def remark(text: str) -> None:
     """A line about the chat: apart from the answers, if those are piped on."""
-    print(plain(text), file=sys.stderr, flush=True)
+    print(plain(translated(text)), file=sys.stderr, flush=True)
 
 
 class Chat:
     """The program around a Conversation. A command is the method of its name, and is given what stands behind it."""
 
     def __init__(self, given: argparse.Namespace):
-        self.run_directory, self.is_interactive = Path(given.run), sys.stdin.isatty()
+        self.run_directory, self.is_interactive = given.run, sys.stdin.isatty()
         rope = (given.rope_scaling, given.rope_factor or 4.0) if given.rope_scaling else None
         settings = {"max_new_tokens": given.max_new_tokens, "seed": given.seed}
         opened = open_conversation(given.run, given.temperature, given.device, rope, given.quantise, **settings)
@@ -178,9 +179,10 @@ class Chat:
         weights = answer.maps.weights[layer, 0, head].numpy()
         rows = attention_map(weights, answer.labels, answer.first, max(20, size.columns - 1), most_rows)
         more = len(answer.labels) - answer.first - len(rows)
-        print(f"L{layer} H{head}{f', {why}' if why else ''}", *rows, sep="\n")
-        print("a row: a token that looks; in it, from left to right, the tokens so far (█ = 1)")
-        print(f"at its end: the token with most{f'; {more} more rows are not shown' if more > 0 else ''}", flush=True)
+        print(translated(f"L{layer} H{head}{f', {why}' if why else ''}"), *rows, sep="\n")
+        print(translated("a row: a token that looks; in it, from left to right, the tokens so far (█ = 1)"))
+        end = f"at its end: the token with most{f'; {more} more rows are not shown' if more > 0 else ''}"
+        print(translated(end), flush=True)
 
     def temperature(self, rest: str) -> None:
         if rest:
@@ -213,7 +215,7 @@ class Chat:
         remark("a new conversation" if self.conversation.is_chat else "a new text")
 
     def help(self, rest: str) -> None:
-        print(HELP, flush=True)
+        print(translated(HELP), flush=True)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from configs.command import InputError, exit_on_bad_input, still_busy
-from configs.files import read_json
+from configs.files import read_json, run_path
 from configs.text import markdown
 from configs.text import table as markdown_table
 from eval.compare import Variant, caveats, histories, read_runs, rows_of, same_tokenizer, stages
@@ -36,7 +36,7 @@ NOTES = """
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m eval.compare", description=__doc__)
-    parser.add_argument("runs", nargs="+", type=Path, help="run directories; the first one's variant is the baseline")
+    parser.add_argument("runs", nargs="+", type=run_path, help="runs; the first one's variant is the baseline")
     parser.add_argument("--out", type=Path, help="folder to write; default: compare-<names> beside the runs")
     parser.add_argument("--skip-stages", action="store_true", help="do not measure runs that start from each other")
     add_device_option(parser)

@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 
 from configs.command import InputError
+from configs.files import run_path
 from configs.text import table as markdown_table
 from data.batches import IGNORED, Batch
 from data.chat import TRAINED, encode_conversations
@@ -88,7 +89,7 @@ def chain(variants: Sequence[Variant]) -> list[tuple[RunResult, RunResult | None
     runs = {variant.runs[0].path.resolve(): variant.runs[0] for variant in variants}
     origins: dict[Path, RunResult | None] = {}
     for path, run in runs.items():
-        start = Path(run.settings.get("init_from") or path / "itself").resolve()  # a run, or a checkpoint in one
+        start = run_path(run.settings.get("init_from") or path / "itself").resolve()  # a run, or a checkpoint in one
         origins[path] = next((runs[at] for at in (start, *start.parents[:2]) if at in runs and at != path), None)
     began = [origin.path for origin in origins.values() if origin]
     return [(runs[path], origin) for path, origin in origins.items() if origin or runs[path].path in began]

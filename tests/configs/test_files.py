@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from configs.files import DamagedFile, append_line, checkpoint_directory, read_json, read_lines, read_text
+from configs.files import DamagedFile, append_line, checkpoint_directory, read_json, read_lines, read_text, run_path
 from tests.processes import little_room
 
 RECORDS = [{"step": step, "text": text} for step, text in enumerate(["Füße", "猫が座った", "𝄞 und \ud800", "a\u2028b"])]
@@ -83,3 +83,55 @@ def test_a_value_of_another_type_is_named_by_its_key(tmp_path):
     (tmp_path / "a.json").write_text(json.dumps({"a": {"b": "1"}}), encoding="utf-8")
     with pytest.raises(DamagedFile, match=r"a\.json: `a\.b`: must be a valid integer"):
         read_json(tmp_path / "a.json", dict[str, dict[str, int]])
+
+
+# ---------------------------------------------------------------------------------------------------------
+# names of runs
+
+
+@pytest.fixture
+def shipped(tmp_path, monkeypatch):
+    """A working directory beside a repository with pretrained/demo."""
+    repository, here = tmp_path / "repository", tmp_path / "here"
+    (repository / "pretrained" / "demo").mkdir(parents=True)
+    here.mkdir()
+    monkeypatch.setattr("configs.files.ROOT", repository)
+    monkeypatch.setattr("configs.files.PRETRAINED", repository / "pretrained")
+    monkeypatch.chdir(here)
+    return repository / "pretrained"
+
+
+@pytest.mark.parametrize("name", ["demo", "runs/demo", "../repository/runs/demo"])
+def test_a_run_that_is_not_trained_is_the_one_that_comes_with_us_and_one_line_says_so(shipped, capsys, name):
+    assert run_path(name) == run_path(name) == shipped / "demo"
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith(f"runs/demo is not trained yet: using {shipped}/demo")
+
+
+def test_what_exists_is_never_diverted(shipped, capsys):
+    half, empty = Path("runs/demo"), Path("demo")
+    half.mkdir(parents=True)
+    assert run_path("demo") == run_path(half) == half
+    empty.mkdir()
+    assert run_path("demo") == empty
+    for name in ("dmeo", "runs/dmeo", "else/runs/demo", "else/demo", "runs/demo/checkpoints/latest", "."):
+        assert run_path(name) == Path(name)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_name_that_stands_for_nothing_is_one_sentence(shipped, monkeypatch):
+    (shipped / "demo/checkpoints").mkdir()
+    with pytest.raises(DamagedFile, match=r"^dmeo: does not exist: .*, did you mean demo\?$"):
+        checkpoint_directory("dmeo")
+    Path("demo").mkdir()
+    with pytest.raises(DamagedFile, match="^demo: is neither a run"):
+        checkpoint_directory("demo")
+    monkeypatch.setattr("configs.files.PRETRAINED", Path("none"))
+    with pytest.raises(DamagedFile, match="^runs/demo: does not exist: name a run that was trained$"):
+        checkpoint_directory("runs/demo")
+
+
+def test_without_runs_the_folder_of_those_that_come_with_us_is_served(shipped):
+    assert run_path("runs") == shipped
+    Path("runs").mkdir()
+    assert run_path("runs") == Path("runs")

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from data.storyworld import tell
+from eval.load_model import open_model
 from model.transformer import on_meta
 from tests.train.helpers import metrics, pretrain
 from train.config import load_run_config
@@ -74,6 +75,16 @@ def test_wikitext103(tmp_path, stories):
     card(tmp_path / "hub", "- config_name: wikitext-103-raw-v1\n  data_files:\n" + parts)
     _, manifest = run("wikitext103", tmp_path, f"data.source.name={tmp_path}/hub")
     assert [manifest[part]["documents"] for part in ("train", "validation")] == [100, 10]
+
+
+def test_chinese_poems(tmp_path):
+    """JSON arrays as in chinese-poetry; the pattern leaves out what is beside them."""
+    poems = [{"author": "x", "paragraphs": [f"明月{a}时有，", f"把酒问{b}天。"]} for a in "几何多" for b in range(60)]
+    (tmp_path / "ci.song.0.json").write_text(json.dumps(poems, ensure_ascii=False), encoding="utf-8")
+    (tmp_path / "author.song.json").write_text('[{"name": "x", "description": "no poem"}]', encoding="utf-8")
+    directory, manifest = run("chinese_poems", tmp_path, f"data.source.path={tmp_path}/ci.song.*.json")
+    assert manifest["train"]["documents"] + manifest["validation"]["documents"] == 180
+    assert len(open_model(directory)[1].encode("明月几时有，\n")) == 7  # a token for every character
 
 
 def test_minimind_pretraining_and_then_chat(tmp_path, stories):

@@ -45,7 +45,7 @@ MARKDOWN = MarkdownIt("commonmark").enable(["table", "strikethrough"])
 SUFFIXES = set(".py .md .yaml .json .jsonl .ipynb .sh .toml .txt .npz .png .gif .html .jinja .cff .csv .gguf".split())
 # of other projects and of the reader
 EXAMPLES = {"configs/x.yaml", "train_00000.bin", "sanitize_control_tokens", "tokenized_requests"}
-EXAMPLES |= {"OMP_NUM_THREADS", "NCCL_DEBUG", "save_to_disk"}
+EXAMPLES |= {"OMP_NUM_THREADS", "NCCL_DEBUG", "HF_ENDPOINT", "save_to_disk"}
 KEY = re.compile(r"((?:model|data|train|eval|tracking)(?:\.[a-z_0-9N]+)+)(?:$|[=:( ])")
 NAME = re.compile(r"\b(?:[A-Za-z][A-Za-z0-9]*_\w*[A-Za-z0-9]|[A-Z][a-z]+[A-Z]\w+)\b")
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*[a-z]")

@@ -12,8 +12,8 @@ from tests.docs.checks import ROOT, Page, code, differences, mistakes, read
 
 pytestmark = pytest.mark.slow
 
-FOUND = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("notebooks/*.ipynb")]
-PAGES = sorted(path.relative_to(ROOT) for path in FOUND)
+FOLDERS = ("*.md", "docs/*.md", "notebooks/*.ipynb", "notebooks/zh/*.ipynb")
+PAGES = sorted(path.relative_to(ROOT) for pattern in FOLDERS for path in ROOT.glob(pattern))
 
 
 @pytest.mark.parametrize("path", PAGES, ids=str)

@@ -21,7 +21,7 @@ from train.config import load_run_config
 
 ROOMS = ("configs", "model", "data", "eval", "train", "serve", "benchmarks", "notebooks")
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
-SHOWN = re.compile(r"^runs/(small|demo): .*parameters.*$", re.MULTILINE)  # notebooks.start.named
+SHOWN = re.compile(r"^(?:runs|pretrained)/((small|demo): .*parameters.*)$", re.MULTILINE)  # notebooks.start.named
 every_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
 
@@ -40,13 +40,13 @@ def todays_line(name: str) -> str:
     parameters = on_meta(config.model.model_copy(update={"vocab_size": words})).num_parameters()
     train = config.train
     size = f"{parameters:,} parameters, {train.max_steps:,} steps of {train.tokens_per_step:,} tokens"
-    return f"runs/{name}: {size}"
+    return f"{name}: {size}"
 
 
 def stale_outputs(cells: list) -> list[str]:
     """Why the stored outputs are not of today's models: nothing, if they are."""
     printed = "\n".join(out.text for cell in cells for out in cell.outputs if out.output_type == "stream")
-    shown = {match[1]: match[0] for match in SHOWN.finditer(printed)}
+    shown = {match[2]: match[1] for match in SHOWN.finditer(printed)}
     source = "\n".join(cell.source for cell in cells)
     if not shown and re.search(r"\b(demo|small)\(\)", source):
         return ["it does not say which model it shows"]
@@ -61,7 +61,7 @@ def test_stored_outputs_are_of_todays_models(path):
 
 @pytest.mark.parametrize(("old", "new"), [("401,856", "1,300,000"), ("1,200 steps", "2,600 steps"), ("runs/", "")])
 def test_outputs_of_another_model_are_found(old, new):
-    output = nbformat.v4.new_output("stream", text=f"There is none\n{todays_line('small')}\nfour heads\n")
+    output = nbformat.v4.new_output("stream", text=f"There is none\nruns/{todays_line('small')}\nfour heads\n")
     cell = nbformat.v4.new_code_cell("run = small()", outputs=[output])
     assert stale_outputs([cell]) == []
     assert old in output.text

@@ -22,6 +22,7 @@ def execute(monkeypatch):
     from notebooks.execute import execute
 
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("HEADLIGHT_LANG", "zh")  # what is proven and written is English all the same
     return execute
 
 

@@ -61,12 +61,11 @@ def test_a_notebook_finds_the_repository_from_another_folder(tmp_path):
 
 
 @pytest.mark.slow
-def test_without_the_demo_run_a_small_one_is_trained_once(start, tmp_path, capsys, monkeypatch):
+def test_without_any_demo_run_a_small_one_is_trained_once(start, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(start, "PROGRESS_SECONDS", 0.5)
     assert start.demo() == Path("runs/small")
     said = capsys.readouterr().out
     assert "\rsmall: step 0 … " in said
-    assert "no runs/demo here (`make story` trains it" in said
     assert "training runs/small" in said
     report = tmp_path / "runs" / "small" / "report.md"
     before = report.stat().st_mtime_ns
@@ -81,6 +80,19 @@ def test_the_demo_run_is_taken_where_it_is_finished_and_left_alone_where_it_is_n
     assert start.demo() == Path("runs/demo")
     (tmp_path / "runs" / "demo" / "result.json").unlink()  # half-way: `make story` may be at it
     assert start.demo() == Path("runs/small")
+
+
+def test_a_run_that_comes_with_us_is_taken_after_your_own(start, trained, tmp_path, capsys):
+    for name in ("demo", "small"):
+        shutil.copytree(trained, tmp_path / "pretrained" / name)
+    assert (start.demo(), start.small()) == (Path("pretrained/demo"), Path("pretrained/small"))
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == "runs/demo is not trained yet: using pretrained/demo"
+    assert said[1].startswith("pretrained/demo: 14,392 parameters")
+    shutil.copytree(trained, tmp_path / "runs" / "small")
+    assert start.demo() == start.small() == Path("runs/small")  # it was watched while it learned
+    shutil.copytree(trained, tmp_path / "runs" / "demo")
+    assert start.demo() == Path("runs/demo")
 
 
 def test_a_rung_is_the_ladder_with_its_change_and_is_trained_once(start, trained, monkeypatch):

@@ -1,0 +1,138 @@
+"""A notebook in notebooks/zh is the English one, cell by cell, with its words in Chinese."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbformat.v4 import new_code_cell, new_markdown_cell
+
+from configs.command import InputError
+from notebooks.execute import refresh
+from tests.docs.checks import MARKDOWN, Page, differences
+from tests.notebooks.making import ROOT, environment, write_notebook
+
+FOLDER = ROOT / "notebooks"
+CHINESE = sorted((FOLDER / "zh").glob("*.ipynb"))
+LARGEST = 600_000  # bytes
+TEX = re.compile(r"\\(frac|sqrt|sum|text|cdot|left|mathrm|begin)(?![A-Za-z])|\$\$")
+IN_ENGLISH = re.compile(r"(?:\b[A-Za-z]+,? ){5}[A-Za-z]+")  # a sentence that nobody translated
+
+
+def cells(path: Path) -> list:
+    return nbformat.read(path, as_version=4).cells
+
+
+def words(text: str) -> str:
+    """Without code, quotations, images, and where links lead."""
+    return re.sub(r"```.*?```|<[^>]*>|`[^`]*`|\]\([^)]*\)|“[^”]*”|\*[^*\n]+\*", " ", text, flags=re.DOTALL)
+
+
+def links(text: str, folder: Path) -> list[str]:
+    """Where it links to, from the root, the same for both languages; anchors only where there is no translation.
+
+    In Chinese a link leads to the Chinese page where one exists.
+    """
+    found = []
+    for _, target in Page(Path(), text).links:
+        file, _, anchor = target.partition("#")
+        if re.match(r"[a-z]+:", target):
+            found.append(target)
+            continue
+        there = Path(os.path.normpath(folder / file))
+        assert there.exists(), f"the link to {target} leads nowhere"
+        english = there.with_name(there.name.replace(".zh-CN.md", ".md"))
+        english = FOLDER / there.name if there.parent == FOLDER / "zh" else english
+        chinese = [english.with_suffix(".zh-CN.md"), english.parent / "zh" / english.name]
+        translated = any(page.exists() for page in chinese)
+        if translated and folder != FOLDER and f"[English]({target})" not in text:
+            assert there in chinese, f"{target} is there in Chinese"
+        found.append(english.relative_to(ROOT).as_posix() + ("" if translated else f"#{anchor}"))
+    return sorted(found)
+
+
+def mistakes(english: str, chinese: str) -> list[str]:
+    """What a Markdown cell lost, or says differently."""
+    # a drawing or a formula in words is translated, Python is not
+    english, chinese = (re.sub(r"```text\n(.*?)```", r"\1", text, flags=re.DOTALL) for text in (english, chinese))
+    found = differences(english, chinese)
+    ours, theirs = ({code for _, code in Page(Path(), text).code} for text in (english, chinese))
+    found += [f"only one has `{code}`" for code in ours ^ theirs]
+    found += [] if re.search(r"[\u4e00-\u9fff]", chinese) else ["it is not in Chinese"]
+    found += [f"in English: {text}" for text in IN_ENGLISH.findall(words(chinese))]
+    # **“a”**b is bold for a person, but not for Markdown: a mark between punctuation and a letter opens or ends nothing
+    texts = [part.content for token in MARKDOWN.parse(chinese) for part in token.children or [] if part.type == "text"]
+    found += [f"stars are left: {text}" for text in texts if "*" in text]
+    return found + [f"TeX needs a network to be drawn: {match[0]}" for match in TEX.finditer(chinese)]
+
+
+@pytest.mark.parametrize("path", CHINESE, ids=lambda path: path.stem)
+def test_it_says_and_shows_what_the_english_notebook_does(path):
+    assert path.stat().st_size <= LARGEST
+    english, chinese = cells(FOLDER / path.name), cells(path)
+    found = []
+    for ours, theirs in zip(english, chinese, strict=False):
+        if ours.cell_type == theirs.cell_type == "markdown":
+            found += [f"{ours.id}: {problem}" for problem in mistakes(ours.source, theirs.source)]
+            if links(ours.source, FOLDER) != links(theirs.source, path.parent):
+                found.append(f"{ours.id}: {links(ours.source, FOLDER)} and {links(theirs.source, path.parent)}")
+            theirs.source = ours.source
+    assert not found, "\n".join(found)
+    assert chinese == english, "python -m notebooks.execute --refresh copies code and outputs"
+
+
+@pytest.mark.parametrize("path", CHINESE, ids=lambda path: path.stem)
+def test_each_language_leads_to_the_other_and_the_first_line_asks(path):
+    first, original = cells(path)[0].source, cells(FOLDER / path.name)[0].source
+    assert re.match(r"# .+？$", first.splitlines()[0])
+    assert first.endswith(f"\n\n[English](../{path.name})")
+    assert original.endswith(f"\n\n[中文](zh/{path.name})")
+
+
+@pytest.mark.parametrize(("folder", "start"), [("notebooks/zh", "还没有回答"), ("notebooks", "No answer yet")])
+def test_who_reads_in_chinese_is_answered_in_chinese(folder, start):
+    command = [sys.executable, "-c", "from notebooks.start import check; check(None, bool, '00.1')"]
+    own = environment(LANG="C.UTF-8", PYTHONUTF8="1", HEADLIGHT_LANG="", LC_ALL="", LC_MESSAGES="")
+    said = subprocess.run(command, cwd=ROOT / folder, env=own, capture_output=True, encoding="utf-8", check=True)
+    assert said.stdout.startswith(start)
+
+
+def test_code_and_outputs_come_from_the_english_notebook(tmp_path):
+    (tmp_path / "zh").mkdir()
+    output = nbformat.v4.new_output("stream", text="4\n")
+    text, code = new_markdown_cell("# Two?"), new_code_cell("print(2 + 2)", outputs=[output])
+    english = write_notebook(tmp_path / "01_a.ipynb", text, code)
+    refresh(english)  # there is none in Chinese: nothing happens
+    translated = [new_markdown_cell("# 二？", id=text.id), new_code_cell("1", id=code.id)]
+    chinese = write_notebook(tmp_path / "zh" / "01_a.ipynb", *translated)
+    refresh(english)
+    assert [cell.source for cell in cells(chinese)] == ["# 二？", "print(2 + 2)"]
+    assert cells(chinese)[1] == cells(english)[1]
+    write_notebook(english, text, code, new_markdown_cell("New"))
+    with pytest.raises(InputError, match="zh/01_a.ipynb needs a Markdown cell .*New"):
+        refresh(english)
+
+
+ENGLISH = "`q` meets 12 keys, 0.5 each.\n\n```python\nx = 1  # one\n```"
+RIGHT = "`q` 与 12 个键比较，各 0.5。\n\n```python\nx = 1  # 一\n```"
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "problem"),
+    [
+        ("12", "13", "12 is missing in the translation"),
+        ("`q`", "q", "only one has `q`"),
+        ("x = 1", "x = 一", "a code block differs"),
+        ("比较，", "比较。 The softmax of the scores gives shares. ", "in English"),
+        ("个键", "\\frac", "TeX needs a network"),
+        ("比较，", "**“比较”**了，", "stars are left"),
+    ],
+)
+def test_what_differs_in_a_cell_is_found(right, wrong, problem):
+    assert mistakes(ENGLISH, RIGHT) == []
+    assert problem in "\n".join(mistakes(ENGLISH, RIGHT.replace(right, wrong)))

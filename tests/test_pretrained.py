@@ -1,0 +1,63 @@
+"""The models of pretrained/: small, whole, of today's configs, and as good as when they were trained."""
+
+from itertools import islice
+
+import pytest
+
+from configs.files import PRETRAINED, ROOT, checkpoints_of, read_json, read_lines
+from configs.loader import flatten, load_config, validate
+from data.storyworld import tell
+from eval.attention.snapshots import read_all
+from eval.language_modeling import compare_with_floor
+from eval.load_model import data_config, open_model
+from eval.questions import ask, held_out_questions, is_right
+from eval.run_files import read_metrics, read_samples
+from train.config import RunConfig
+
+RUNS = sorted(path.parent.name for path in PRETRAINED.glob("*/result.json"))
+FILES = ("*.*", "attention/*.npz", "attention/*.jsonl", "checkpoints/*", "checkpoints/*/*")  # .gitignore has the rest
+BITS = {"demo": 0.3090, "small": 0.7610}  # a byte of 20 held-out stories, in float32
+MOST_BYTES = 15_000_000
+every_run = pytest.mark.parametrize("name", RUNS)
+
+
+def test_all_of_them_are_there_and_small():
+    assert RUNS == ["demo", "reader_sft", "small"]
+    files = {path for files in FILES for path in PRETRAINED.glob(f"*/{files}") if path.is_file()}
+    assert sum(path.stat().st_size for path in files if path.suffix not in (".png", ".gif", ".html")) < MOST_BYTES
+
+
+@every_run
+def test_each_is_of_todays_config(name):
+    """Train it again where this fails: pretrained/README.md says how."""
+    files = ROOT / "configs" / f"{name}.yaml", PRETRAINED / name / "config.yaml"
+    today, then = (flatten(validate(RunConfig, load_config(file)).model_dump()) for file in files)
+    assert {key: then.get(key) for key in today if today[key] is not None and key != "name"} == {
+        key: value for key, value in today.items() if value is not None and key != "name"
+    }  # a run writes down more: the size of its vocabulary, and keys that a default stood for
+
+
+@every_run
+def test_each_is_whole_and_as_good_as_it_was(name):
+    run, problems = PRETRAINED / name, list[str]()
+    result = read_json(run / "result.json")
+    assert [*checkpoints_of(run)] == [result["step"]]
+    assert (
+        read_metrics(run, problems.append)[-1]["step"]
+        == result["step"]
+        == read_samples(run, problems.append)[-1]["step"]
+    )
+    snapshots, damaged = read_all(run)
+    looks = read_lines(run / "attention/index.jsonl", problems.append)
+    assert [look["step"] for look in looks] == [snapshot.step for snapshot in snapshots]
+    assert (damaged, problems) == ([], [])
+    assert "## Result" in (run / "report.md").read_text(encoding="utf-8")
+    lm, tokenizer = open_model(run, "cpu")
+    assert lm.num_parameters() == result["parameters"]
+    source = data_config(run).source
+    if "questions" in result:
+        questions = [*islice(held_out_questions(source), 24)]
+        assert sum(map(is_right, questions, ask(lm, tokenizer, questions))) >= 20
+    else:
+        stories = [tell(source.seed, index, "validation", source.level) for index in range(20)]
+        assert compare_with_floor(lm, tokenizer, stories)[1] == pytest.approx(BITS[name], abs=1e-4)

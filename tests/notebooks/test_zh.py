@@ -34,7 +34,10 @@ def words(text: str) -> str:
 
 
 def links(text: str, folder: Path) -> list[str]:
-    """Where it links to, from the root, the same for both languages; anchors only where there is no translation."""
+    """Where it links to, from the root, the same for both languages; anchors only where there is no translation.
+
+    In Chinese a link leads to the Chinese page where one exists.
+    """
     found = []
     for _, target in Page(Path(), text).links:
         file, _, anchor = target.partition("#")
@@ -43,10 +46,13 @@ def links(text: str, folder: Path) -> list[str]:
             continue
         there = Path(os.path.normpath(folder / file))
         assert there.exists(), f"the link to {target} leads nowhere"
-        original = there.with_name(there.name.replace(".zh-CN.md", ".md"))
-        original = FOLDER / there.name if there.parent == FOLDER / "zh" else original
-        translated = original.with_suffix(".zh-CN.md").exists() or (FOLDER / "zh" / original.name).exists()
-        found.append(original.relative_to(ROOT).as_posix() + ("" if translated else f"#{anchor}"))
+        english = there.with_name(there.name.replace(".zh-CN.md", ".md"))
+        english = FOLDER / there.name if there.parent == FOLDER / "zh" else english
+        chinese = [english.with_suffix(".zh-CN.md"), english.parent / "zh" / english.name]
+        translated = any(page.exists() for page in chinese)
+        if translated and folder != FOLDER and f"[English]({target})" not in text:
+            assert there in chinese, f"{target} is there in Chinese"
+        found.append(english.relative_to(ROOT).as_posix() + ("" if translated else f"#{anchor}"))
     return sorted(found)
 
 

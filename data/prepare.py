@@ -1,12 +1,14 @@
 """Documents -> token shards on disk, with a manifest. `python -m data.prepare configs/x.yaml`
 
-    read | encode | write       each stage a batch ahead of the next
-
 Prepared data is in <output_dir>/.prepared/<key>/. The key is a hash of everything that the shards depend on, the
-text included. So a changed file or tokenizer makes a new entry, and nothing stale is read. Unfinished data is in
-<key>.partial/, which is renamed when it is complete. A shard is a plain array of token ids. For conversations, a
-second array holds flags, one byte a token. The shards of both splits end at the same document. Then `progress.json`
-says how many documents are on disk: the same command continues behind them, and ends with the same bytes.
+text included. So a changed file or tokenizer makes a new entry, and nothing stale is read. A shard is a plain array of
+token ids. For conversations, a second array holds flags, one byte a token. The shards of both splits end at the same
+document. manifest.json comes last: without it the data is unfinished.
+
+The same command on several machines with one disk shares the work. Each reads all of the text, because where a shard
+ends depends on what is before it, and encodes the shards that no other process is at: 00007.lock is held while shard 7
+is encoded, and 00007.json is written when it is on disk. A lock ends with its process, so the shard of a killed one is
+taken over, and whoever comes last writes the manifest. The bytes are those of one process.
 """
 
 from __future__ import annotations
@@ -19,14 +21,14 @@ import shutil
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, nullcontext
+from contextlib import closing, nullcontext, suppress
 from dataclasses import asdict, dataclass
-from itertools import chain, islice
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 from configs.command import InputError, exit_on_bad_input, still_busy
 from configs.files import read_json
@@ -43,9 +45,9 @@ from data.tokenizer import Tokenizer, cut, load_tokenizer, train_tokenizer
 
 FORMAT_VERSION = 7
 SPLITS: tuple[Split, ...] = ("train", "validation")
-SHARD_TOKENS = 20_000_000  # which wait in memory, 4 or 5 bytes each
+SHARD_TOKENS = 20_000_000  # about, which wait in memory, 4 or 5 bytes each
 BATCH = 1 << 20  # characters encoded at a time, on all cores
-MANIFEST, PROGRESS = "manifest.json", "progress.json"
+MANIFEST = "manifest.json"
 EXCERPT = 1 << 14  # characters of a long document that a tokenizer learns from at a time
 PACKED = 4  # how much larger than its file a compressed text may be, about
 Item = TypeVar("Item")
@@ -70,11 +72,12 @@ class PreparedData:
         return TokenStream(ids, self.manifest["dtype"], flags)
 
 
-def prepare(config: DataConfig, output_dir: Path, show_progress: bool = True) -> PreparedData:
+def prepare(config: DataConfig, output_dir: Path, show_progress: bool = True, together: bool = False) -> PreparedData:
     """Tokenize the corpus, continue where this was interrupted, or find it prepared.
 
     Every process of a run may call this at the same time: the first one prepares, the others wait for it at a lock.
-    show_progress: say that it waits. Raises InputError for a source that cannot be read or holds too little.
+    show_progress: say that it waits. together: do not wait, but take a part of the work: for other machines, because
+    one process encodes on all cores. Raises InputError for a source that cannot be read or holds too little.
     """
     tokenizer = config.tokenizer.model_dump()
     if config.tokenizer.path is not None:
@@ -94,8 +97,16 @@ def prepare(config: DataConfig, output_dir: Path, show_progress: bool = True) ->
         with still_busy(waiting) if show_progress else nullcontext():
             held = lock.acquire()
         with held:
-            if not (directory / MANIFEST).is_file():  # nobody else made it
+            if not directory.is_dir():
+                partial = directory.with_name(f"{directory.name}.partial")
+                shutil.rmtree(partial, ignore_errors=True)
+                with still_busy("reading the text that the tokenizer learns from, and learning"):
+                    train_tokenizer(config.tokenizer, tokenizer_texts(config)).save(partial)
+                partial.replace(directory)
+            if not together:
                 _write(config, directory, depends_on)
+        if together:
+            _write(config, directory, depends_on)
     return open_prepared(directory)
 
 
@@ -148,49 +159,60 @@ def hashes(paths: Iterable[Path]) -> dict[Path, str]:
 
 
 def _write(config: DataConfig, directory: Path, depends_on: dict[str, Any]) -> None:
-    """Fill <key>.partial/, from the last finished shard on, and rename it."""
-    partial = directory.with_name(f"{directory.name}.partial")
-    progress = partial / PROGRESS
+    """Write the shards that are not there and that no other process is at, until all are there; then the manifest."""
+    tokenizer, notes = load_tokenizer(directory), list[Path]()
+    dtype = "uint16" if tokenizer.vocab_size <= 2**16 else "uint32"
+    # a shard's end is found without encoding: a token of a learned vocabulary is about four characters
+    characters = SHARD_TOKENS * (1 if config.tokenizer.kind in ("byte", "char") else 4)
+    while not (directory / MANIFEST).is_file():
+        documents, place, ledger, notes = 0, "", Ledger(), []
+        batches = prefetched(_batches(read(config, ledger), characters))
+        with closing(batches), still_busy(lambda: f"preparing: {documents:,} documents, up to {place}"):  # noqa: B023
+            for number, of_shard in groupby(batches, key=lambda batch: batch[0]):
+                notes.append(directory / f"{number:05d}.json")
+                with suppress(Timeout), FileLock(notes[-1].with_suffix(".lock"), blocking=False):
+                    # in this order: the notes are removed after the manifest was written
+                    if notes[-1].is_file() or (directory / MANIFEST).is_file():
+                        continue
+                    shard = list[Encoded]()
+                    for _, batch in of_shard:
+                        shard += _encoded(batch, tokenizer)
+                        documents, place = documents + len(batch), batch[-1].where
+                    _write_json(notes[-1], _write_shard(shard, directory, dtype, number))
+        with FileLock(directory / "manifest.lock"):
+            if not (directory / MANIFEST).is_file() and all(map(_is_written, notes)):
+                _write_manifest(directory, notes, depends_on, dtype, tokenizer.vocab_size, ledger)
+    for file in (*notes, *(note.with_suffix(".lock") for note in notes), directory / "manifest.lock"):
+        with suppress(OSError):  # another process was quicker, or Windows keeps what is open there
+            file.unlink()
+
+
+def _is_written(note: Path) -> bool:
+    """Whether a shard is on disk, when no process is at it any more."""
+    with FileLock(note.with_suffix(".lock")):
+        return note.is_file()
+
+
+def _write_manifest(
+    directory: Path, notes: list[Path], depends_on: dict[str, Any], dtype: str, vocab_size: int, ledger: Ledger
+) -> None:
+    """Add up what the notes of all shards say. Raises InputError if a split is empty."""
     names = ("documents", "tokens", "trained_tokens", "bytes")
     manifest: dict[str, Any] = {split: dict.fromkeys(names, 0) | {"shards": {}} for split in SPLITS}
-    if progress.is_file():
-        manifest = read_json(progress)
-    else:  # no shard was finished
-        shutil.rmtree(partial, ignore_errors=True)
-        with still_busy("reading the text that the tokenizer learns from, and learning"):
-            train_tokenizer(config.tokenizer, tokenizer_texts(config)).save(partial)
-    tokenizer, ledger = load_tokenizer(partial), Ledger()
-    dtype = "uint16" if tokenizer.vocab_size <= 2**16 else "uint32"
-    number, tokens, place, shard = sum(manifest[split]["documents"] for split in SPLITS), 0, "", list[Encoded]()
-    documents = islice(read(config, ledger), number, None)
-    batches = prefetched(_batches(documents))
-    encoded = prefetched(_encoded(batch, tokenizer) for batch in batches)
-    with closing(encoded), still_busy(lambda: f"preparing: {number:,} documents, up to {place}"):
-        for document in chain.from_iterable(encoded):
-            shard.append(document)
-            number, tokens, place = number + 1, tokens + len(document.ids), document.where
-            if tokens >= SHARD_TOKENS:
-                _write_shard(shard, partial, dtype, manifest)
-                _write_json(progress, manifest)
-                tokens, shard = 0, []
-    _write_shard(shard, partial, dtype, manifest)
+    for split, counts in ((split, counts) for note in notes for split, counts in read_json(note).items()):
+        manifest[split]["shards"] |= counts["shards"]
+        for name in names:
+            manifest[split][name] += counts[name]
     for split in SPLITS:
         if not (counts := manifest[split])["documents"]:
+            number = sum(manifest[split]["documents"] for split in SPLITS)
             raise InputError(
                 f"data.source: none of {number:,} documents falls into the {split} part, which their hashes decide: "
                 "give more, try another data.validation_fraction, or name held-out files or a held-out split"
             )
         counts["bytes_per_token"] = round(counts["bytes"] / max(1, counts["trained_tokens"]), 4)
-    manifest |= {
-        "depends_on": depends_on,
-        "dtype": dtype,
-        "vocab_size": tokenizer.vocab_size,
-        "read": asdict(ledger),
-    }
-    _write_json(partial / MANIFEST, manifest)
-    progress.unlink(missing_ok=True)
-    shutil.rmtree(directory, ignore_errors=True)  # without a manifest it is useless
-    partial.replace(directory)
+    manifest |= {"depends_on": depends_on, "dtype": dtype, "vocab_size": vocab_size, "read": asdict(ledger)}
+    _write_json(directory / MANIFEST, manifest)
 
 
 def _write_json(path: Path, values: dict[str, Any]) -> None:
@@ -217,37 +239,44 @@ class Encoded(NamedTuple):
     bytes: int
 
 
-def _write_shard(documents: list[Encoded], directory: Path, dtype: str, manifest: dict[str, Any]) -> None:
-    """Write a shard of each split, and count what is in it."""
+def _write_shard(documents: list[Encoded], directory: Path, dtype: str, number: int) -> dict[str, Any]:
+    """Write a shard of each split that has documents in it -> what is in it, as the manifest says it."""
+    counts: dict[str, Any] = {}
     for split in SPLITS:
         if not (part := [document for document in documents if document.split == split]):
             continue
-        counts, ids = manifest[split], np.concatenate([document.ids for document in part])
+        ids, shards = np.concatenate([document.ids for document in part]), {}
         flags = [document.flags for document in part if document.flags is not None]
         arrays = {"bin": ids.astype(dtype)} | ({"flags": np.concatenate(flags)} if flags else {})
-        number = len(counts["shards"]) // len(arrays)
         for kind, values in arrays.items():
             file, raw = directory / f"{split}_{number:05d}.{kind}", values.tobytes()
             _write_to_disk(file, raw)
-            counts["shards"][file.name] = hashlib.sha256(raw).hexdigest()
-        counts["documents"] += len(part)
-        counts["tokens"] += len(ids)
-        # a text's first token is given, not predicted
-        counts["trained_tokens"] += int(np.count_nonzero(arrays["flags"] & TRAINED)) if flags else len(ids) - len(part)
-        counts["bytes"] += sum(document.bytes for document in part)
+            shards[file.name] = hashlib.sha256(raw).hexdigest()
+        counts[split] = {
+            "documents": len(part),
+            "tokens": len(ids),
+            # a text's first token is given, not predicted
+            "trained_tokens": int(np.count_nonzero(arrays["flags"] & TRAINED)) if flags else len(ids) - len(part),
+            "bytes": sum(document.bytes for document in part),
+            "shards": shards,
+        }
+    return counts
 
 
-def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
-    """Documents of about BATCH characters together; a long book is a batch of its own."""
-    batch, size = list[Document](), 0
+def _batches(documents: Iterable[Document], characters: int) -> Iterator[tuple[int, list[Document]]]:
+    """Documents of about BATCH characters together, each batch with the number of its shard, which has about so many
+    characters; a long book is a batch of its own."""
+    number, batch, size, earlier = 0, list[Document](), 0, 0
     for document in documents:
         batch.append(document)
         size += len(document.content if isinstance(document.content, str) else repr(document.content))
-        if size >= BATCH:
-            yield batch
-            batch, size = [], 0
+        if size >= BATCH or earlier + size >= characters:
+            yield number, batch
+            batch, size, earlier = [], 0, earlier + size
+            if earlier >= characters:
+                number, earlier = number + 1, 0
     if batch:
-        yield batch
+        yield number, batch
 
 
 def _encoded(batch: list[Document], tokenizer: Tokenizer) -> list[Encoded]:
@@ -350,7 +379,7 @@ def main() -> None:
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="for example data.records=text")
     arguments = parser.parse_args()
     loaded = load_config(arguments.config, arguments.overrides)
-    prepared = prepare(validate(DataConfig, loaded, "data"), keys_of_run(loaded)[0])
+    prepared = prepare(validate(DataConfig, loaded, "data"), keys_of_run(loaded)[0], together=True)
     print(f"{prepared.directory}\n{describe(prepared)}")
 
 

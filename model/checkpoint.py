@@ -50,12 +50,12 @@ def save(lm: LanguageModel, directory: str | Path, weights: dict[str, Tensor] | 
         from model.lora import save_adapters
 
         return save_adapters(lm, directory, weights)
-    tensors = family.to_files({name: weights[name] for name in _stored_names(lm)})
+    tensors = family.to_files({name: weights[name] for name in stored_names(lm)})
     # contiguous: a tensor that is cut out of another one is copied
     save_file({name: x.contiguous() for name, x in tensors.items()}, directory / WEIGHTS, metadata={"format": "pt"})
 
 
-def _stored_names(lm: LanguageModel) -> list[str]:
+def stored_names(lm: LanguageModel) -> list[str]:
     """The tensors of a model, a tied matrix once, as transformers stores it."""
     return [name for name in lm.state_dict() if not (lm.config.tie_word_embeddings and name == "lm_head.weight")]
 
@@ -152,7 +152,7 @@ def read_weights(lm: LanguageModel, directory: Path) -> dict[str, Tensor]:
     file, state = directory / "config.json", lm.state_dict()
     family = family_in(read_json(file), file)
     tensors = read_tensors(directory / WEIGHTS, family.current)
-    expected = family.to_files({name: torch.empty(state[name].shape, device="meta") for name in _stored_names(lm)})
+    expected = family.to_files({name: torch.empty(state[name].shape, device="meta") for name in stored_names(lm)})
     check_tensors(tensors, {name: list(x.shape) for name, x in expected.items()}, directory / WEIGHTS)
     return family.from_files(tensors)
 

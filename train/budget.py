@@ -22,7 +22,7 @@ from model.transformer import on_meta
 from train.config import RunConfig, load_run_config
 from train.device import CORE_FLOPS, Device, known_peak, memory_of, resolve_device, sized
 from train.optimizer import build_optimizers
-from train.processes import largest_divisor
+from train.processes import largest_divisor, local_size
 
 USABLE_SHARE = 0.6  # of the memory: the formula counts the least that a step needs, and kernels need room as well
 AUTO_MICRO_TOKENS = {"cpu": 8192, "cuda": 65536, "mps": 16384}
@@ -40,8 +40,8 @@ def check_memory(config: RunConfig, device: Device, processes: int) -> None:
     rows = micro_batch_rows(run, device, processes) if is_settled else 1
     if kind == "cpu":
         total /= processes
-    elif run.train.parallel == "fsdp2":  # each process holds a share
-        total *= processes
+    elif run.train.parallel != "ddp":  # each process holds a share
+        total *= processes if run.train.parallel == "fsdp2" else local_size(processes)
     needed = step_memory(run, rows, device)
     if sum(needed.values()) > total:
         parts = ", ".join(f"{part} {size_in_words(size)}" for part, size in needed.items())

@@ -1,8 +1,12 @@
 """What a run keeps: its checkpoints, and the run directory in which the same command finds where to continue.
 
-A checkpoint is a Hugging Face model directory, and in `training/` is all that an exact resume needs. The files do not
-depend on the number of processes: tensors are whole, under their parameter's name. Only the random state belongs to one
-process (`rng.cpu.0`, `rng.cpu.1`, …). No pickle anywhere.
+A checkpoint is a Hugging Face model directory, and in `training/` is all that an exact resume needs. What it says does
+not depend on the number of processes: tensors are whole, under their parameter's name. Only the random state belongs to
+one process (`rng.cpu.0`, `rng.cpu.1`, …). No pickle anywhere.
+
+Where each process holds a share of the model (FSDP2, HSDP), each writes its share of weights and moments into a file of
+its own in `training/shards/`, and rank 0 writes the Hugging Face directory from these. A process that resumes reads the
+parts that it will hold, whoever wrote them.
 
 A process that is killed at any moment loses no checkpoint:
 
@@ -22,6 +26,7 @@ import os
 import re
 import shutil
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields
@@ -33,6 +38,7 @@ from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from configs.command import InputError
 from configs.files import CARD, MANIFEST, STATE, TRAINING, DamagedFile, checked, read_json
@@ -43,12 +49,13 @@ from eval.attention.pictures import PICTURES
 from eval.attention.viewer import VIEWER
 from eval.run_files import EXPERTS, METRICS, RESULT, SAMPLES, read_result
 from model import LanguageModel, save
-from model.checkpoint import model_card, read_weights
+from model.checkpoint import model_card, read_weights, stored_names
 from train.config import LIMITS, RunConfig, load_run_config
-from train.processes import ALONE, World, full_tensor, share
+from train.processes import ALONE, World, share
 
 STEPS = "step_????????"
 OPTIMIZER = "optimizer.safetensors"
+SHARDS = "shards"  # of all processes, where they share a model
 LOCK = "owner.lock"  # held as long as a process works in the run directory
 PATIENCE_S = 1.0  # with an owner that is just leaving
 CONTENTS = "data.contents"  # key of the identity that says what the prepared data was made of
@@ -96,7 +103,7 @@ def save_checkpoint(
     source_state: what this process's batch source needs to continue. Every process calls it. All return once the first
     one has written. Raises InputError in all of them, with the earlier checkpoints as they were, if a write fails.
     """
-    # Weights, and what optimizers hold, whole and on the CPU, for the first process to write. Frozen parameters are
+    # Weights, and what optimizers hold, on the CPU for the first process to write, or in shards. Frozen parameters are
     # among the weights, but not those beside adapters: they are in the base. No optimizer holds frozen ones.
     weights = lm.state_dict()  # FSDP2 leaves some parameters gathered after an evaluation: this puts the shares back
     if lm.adapters is not None:
@@ -107,11 +114,14 @@ def save_checkpoint(
         for parameter, prefix in _prefixes(lm, optimizer)
         for key, value in optimizer.state.get(parameter, {}).items()
     }
-    for tensors in (weights, moments):
-        for name in list(tensors):
-            full = full_tensor(tensors.pop(name))
-            if world.rank == 0:
-                tensors[name] = full.cpu().contiguous()
+    shards, sharded = checkpoints / f"{SHARDS}.tmp", dict[str, Tensor]()
+    if world.shares_model:
+        both = {name: weights[name] for name in stored_names(lm)} | moments
+        sharded = {name: tensor for name, tensor in both.items() if isinstance(tensor, DTensor)}
+        _write_shards(shards, sharded, world)
+    elif world.rank == 0:
+        weights = {name: tensor.cpu().contiguous() for name, tensor in weights.items()}
+    moments = {name: tensor.cpu().contiguous() for name, tensor in moments.items() if name not in sharded}
 
     # What belongs to one process: `rng.cpu.0`, `rng.cpu.1`, …, and what its batch source keeps.
     random = {"rng.cpu": torch.get_rng_state()}
@@ -122,7 +132,11 @@ def save_checkpoint(
     of_source = {f"{name}.{rank}": x.contiguous() for rank, (_, its_own) in of_ranks for name, x in its_own.items()}
 
     def fill(directory: Path) -> None:
-        save(lm, directory, weights)
+        if sharded:
+            shards.rename(directory / TRAINING / SHARDS)
+            whole = {name: torch.empty(weights[name].shape, dtype=weights[name].dtype) for name in stored_names(lm)}
+            read_shards(directory, whole)
+        save(lm, directory, whole if sharded else weights)
         tokenizer.save(directory, lm.config.max_position_embeddings)
         (directory / CARD).write_text(model_card(checkpoints.parent.name, lm, vars(state)), encoding="utf-8")
         save_file(moments, directory / TRAINING / OPTIMIZER)
@@ -133,6 +147,48 @@ def save_checkpoint(
 
     best_step = state.best_step if keep_best else None
     return world.on_rank0(lambda: commit(checkpoints, state.step, fill, keep_last, best_step))
+
+
+def _write_shards(folder: Path, tensors: dict[str, Tensor], world: World) -> None:
+    """Every process writes its shares of DTensors into a new folder, as safetensors. Raises InputError in all."""
+    import torch.distributed.checkpoint as dcp  # an optional subject
+
+    def clear() -> None:
+        try:
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.parent.mkdir(exist_ok=True)
+            folder.mkdir()
+        except OSError as error:
+            raise InputError(f"the checkpoint could not be written to {folder}: {error.strerror}") from error
+
+    world.on_rank0(clear)
+    try:
+        dcp.save(tensors, storage_writer=dcp.HuggingFaceStorageWriter(str(folder), save_distributed=True))
+    except dcp.CheckpointException as error:  # all processes know of it
+        reason = next(iter(error.failures.values()))[0]
+        raise InputError(f"the checkpoint could not be written to {folder}: {reason}") from None
+
+
+def read_shards(directory: Path, tensors: dict[str, Tensor]) -> None:
+    """Fill tensors, whole ones or this process's shares of DTensors, from the shards of a checkpoint."""
+    import torch.distributed.checkpoint as dcp
+
+    with warnings.catch_warnings():  # that each process reads by itself: it is meant so
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")
+        dcp.load(tensors, storage_reader=dcp.HuggingFaceStorageReader(str(directory / TRAINING / SHARDS)), no_dist=True)
+
+
+def _load_shards(lm: LanguageModel, optimizers: list[torch.optim.Optimizer], directory: Path) -> dict[str, Tensor]:
+    """Weights come to their places. Returns the moments, laid out as their parameters are."""
+    from torch.distributed.checkpoint import HuggingFaceStorageReader
+
+    state = lm.state_dict()
+    weights = {name: state[name] for name in stored_names(lm)}
+    parameters = {prefix[:-1]: p for optimizer in optimizers for p, prefix in _prefixes(lm, optimizer)}
+    names = HuggingFaceStorageReader(str(directory / TRAINING / SHARDS)).read_metadata().state_dict_metadata
+    moments = {name: torch.zeros_like(parameters[name.rpartition(".")[0]]) for name in names if name not in weights}
+    read_shards(directory, weights | moments)
+    return moments
 
 
 def _prefixes(lm: LanguageModel, optimizer: torch.optim.Optimizer) -> list[tuple[torch.nn.Parameter, str]]:
@@ -247,12 +303,15 @@ def load_checkpoint(
     All return when all have read, so that one of them can tidy up then. Raises InputError, naming the tensor, if one is
     missing, or does not belong to this run.
     """
-    state = read_state(directory)
-    weights, tensors = read_weights(lm, directory), load_file(directory / TRAINING / OPTIMIZER)
-    with torch.no_grad():
-        for name, target in lm.state_dict().items():
-            if name in weights:  # a tied lm_head is not: it is the embedding
-                target.copy_(share(weights[name], target))
+    state, tensors = read_state(directory), load_file(directory / TRAINING / OPTIMIZER)
+    if (directory / TRAINING / SHARDS).is_dir():
+        tensors |= _load_shards(lm, optimizers, directory)
+    else:
+        weights = read_weights(lm, directory)
+        with torch.no_grad():
+            for name, target in lm.state_dict().items():
+                if name in weights:  # a tied lm_head is not: it is the embedding
+                    target.copy_(share(weights[name], target))
     random = {name: tensors.pop(name) for name in list(tensors) if name.startswith("rng.")}
     if state.step > state.skipped or tensors:  # an optimizer that never moved has no state
         _restore_optimizers(lm, optimizers, tensors, directory / TRAINING / OPTIMIZER)

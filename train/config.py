@@ -81,8 +81,9 @@ class TrainConfig(Section):
     """Train with torch.compile. auto: where the run is long enough to pay for it."""
     activation_checkpointing: bool = False
     """true: compute layers twice to save memory; takes about a third more time."""
-    parallel: Literal["ddp", "fsdp2"] = "ddp"
-    """Under torchrun, each process holds: ddp = the whole model | fsdp2 = a share of it."""
+    parallel: Literal["ddp", "fsdp2", "hsdp"] = "ddp"
+    """Under torchrun, each process holds: ddp = the whole model | fsdp2 = a share of it | hsdp = a share of its
+    machine's."""
     skip_non_finite: int = Field(0, ge=0)
     """Steps with a non-finite loss or gradient that are skipped before the run stops."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"

@@ -23,8 +23,8 @@ def find_initial_weights(config: RunConfig, checkpoint: Path | None) -> Path | N
     InputError unless the architecture is that of `model:`, naming the keys that differ, and for what can have no such
     adapters.
     """
-    if config.lora is not None and config.train.parallel == "fsdp2":
-        raise InputError("lora: train.parallel=fsdp2 spreads the frozen matrices, which are saved nowhere: use ddp")
+    if config.lora is not None and (parallel := config.train.parallel) != "ddp":
+        raise InputError(f"lora: train.parallel={parallel} spreads the frozen matrices, which nothing saves: use ddp")
     if checkpoint is not None:
         return base_of(checkpoint) if config.lora is not None else None
     directory, there = read_start(str(config.init_from))

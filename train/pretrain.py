@@ -118,7 +118,7 @@ def _run(config: RunConfig, script: str, objective: MakeObjective | None, source
             if added and world.rank == 0:
                 print(added)
         if world.shares_model:
-            shard(lm, device.dtype)
+            shard(lm, device.dtype, world)
         if world.rank:  # the weights are drawn, alike everywhere: each process draws its own dropout from here on
             torch.manual_seed((config.seed * 1_000_003 + world.rank) % 2**63)
         learned = objective(config, data, lm, device) if objective else NextToken()

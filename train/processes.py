@@ -6,7 +6,7 @@ Beside a busy program that takes ten times as long (FINDINGS.md#busy).
 
     torchrun --nproc_per_node=N -m train.pretrain configs/x.yaml train.parallel=fsdp2
 
-starts them on GPUs, with DDP or FSDP2. Each process takes an equal share of the rows of every step. DDP and FSDP2
+starts them on GPUs, with DDP, FSDP2 or HSDP. Each process takes an equal share of the rows of every step. DDP and FSDP2
 average gradients; with the loss of a step as (own token sum / trained tokens of all) * processes, that average is the
 gradient of one process alone. Small numbers travel between the CPUs (gloo), so that no GPU waits for them.
 """
@@ -44,6 +44,7 @@ from train.config import RunConfig
 from train.device import resolve_kind
 
 Value = TypeVar("Value")
+Parallel = Literal["ddp", "fsdp2", "hsdp"]
 LEAST_TOKENS = 512  # of a process in a step: with fewer it would rather wait than compute
 CAN_COPY = platform.system() == "Linux"
 LOOPBACK = {"Linux": "lo", "Darwin": "lo0"}
@@ -63,13 +64,13 @@ class World:
     rank: int = 0
     size: int = 1
     local_rank: int = 0
-    parallel: Literal["ddp", "fsdp2"] = "ddp"
+    parallel: Parallel = "ddp"
     memory: SharedMemory | None = None
 
     @property
     def shares_model(self) -> bool:
         """Whether each process holds only a share of every parameter, so that all of them make each forward pass."""
-        return self.size > 1 and self.parallel == "fsdp2"
+        return self.size > 1 and self.parallel != "ddp"
 
     def sum(self, *numbers: int) -> list[int]:
         """Each number, added up over the processes."""
@@ -225,20 +226,20 @@ def _other(work: Callable[[], Any], shared: dict[str, str], rank: int, threads: 
 
 
 @contextmanager
-def processes(parallel: Literal["ddp", "fsdp2"], device: str) -> Iterator[World]:
+def processes(parallel: Parallel, device: str) -> Iterator[World]:
     """The world that torchrun or `on_processes` describes in the environment; without them, one process."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
         yield World()
         return
     file, rank, local_rank = os.environ.get(STORE), int(os.environ["RANK"]), int(os.environ.get("LOCAL_RANK", "0"))
-    if file is not None:
-        dist.init_process_group("gloo", store=dist.FileStore(file, size), rank=rank, world_size=size)
-    elif device == "cuda" or (device == "auto" and torch.cuda.is_available()):
+    backend, store = "gloo", dist.FileStore(file, size) if file is not None else next(dist.rendezvous("env://"))[0]
+    if file is None and (device == "cuda" or (device == "auto" and torch.cuda.is_available())):
         torch.cuda.set_device(local_rank)
-        dist.init_process_group("cpu:gloo,cuda:nccl")
-    else:
-        dist.init_process_group("gloo")
+        backend = "cpu:gloo,cuda:nccl"
+    # torchrun --max-restarts keeps its store (PyTorch 2.13), and with it the addresses of the processes that are dead
+    store = dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size)
     try:
         yield World(rank, size, local_rank, parallel, SharedMemory(rank, size) if file is not None else None)
     finally:
@@ -256,32 +257,44 @@ def check_shares(config: RunConfig, world: World) -> None:
         fitting = largest_divisor(rows, world.size)
         raise InputError(f"{world.size} processes cannot share the {rows} rows of a step evenly: start {fitting}")
     if world.shares_model and config.train.precision == "fp16":
-        raise InputError("train.precision is fp16, which train.parallel: fsdp2 does not scale: use bf16, or ddp")
+        raise InputError(f"train.precision is fp16, which train.parallel: {world.parallel} does not scale: use bf16")
+    if world.parallel == "hsdp" and world.size % local_size(world.size):
+        raise InputError("train.parallel is hsdp, which needs the same number of processes on every machine")
 
 
-def shard(lm: LanguageModel, dtype: torch.dtype) -> None:
-    """For fsdp2: leave each process its share of every parameter, gathered block by block when needed.
+def local_size(size: int) -> int:
+    """How many of `size` processes torchrun has started on this machine."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", size))
 
-    Call before the optimizers are built: they hold the shares. dtype: of matrix products; gradients are added up in
-    float32. Zhao et al. 2023, PyTorch FSDP (arXiv 2304.11277).
+
+def shard(lm: LanguageModel, dtype: torch.dtype, world: World) -> None:
+    """Leave each process its share of every parameter, gathered block by block when needed.
+
+    fsdp2: all processes share one model. hsdp: those of each machine do, and machines add up their gradients; so
+    parameters travel within a machine only. Call before the optimizers are built: they hold the shares. dtype: of
+    matrix products; gradients are added up in float32. Zhao et al. 2023, PyTorch FSDP (arXiv 2304.11277).
     """
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
+    mesh, local = None, local_size(world.size)
+    if world.parallel == "hsdp":
+        shape, names = (world.size // local, local), ("machine", "process")
+        mesh = dist.init_device_mesh(next(lm.parameters()).device.type, shape, mesh_dim_names=names)
     half = dtype if dtype != torch.float32 else None
     policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32, cast_forward_inputs=False)
     for layer in lm.model.layers:
-        fully_shard(layer, mp_policy=policy)
-    fully_shard(lm, mp_policy=policy)  # what is left: embedding, last norm, head
+        fully_shard(layer, mesh=mesh, mp_policy=policy)
+    fully_shard(lm, mesh=mesh, mp_policy=policy)  # what is left: embedding, last norm, head
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
-    """A tensor with the shares of all processes put together (a DTensor, under fsdp2); every process calls it."""
+    """A tensor with the shares of all processes put together (a DTensor, unless under ddp); every process calls it."""
     return tensor.full_tensor().detach() if isinstance(tensor, DTensor) else tensor.detach()
 
 
 def share(tensor: Tensor, like: Tensor) -> Tensor:
-    """This process's share of a tensor that every process has whole, laid out as `like`: all of it but under fsdp2."""
-    if not isinstance(like, DTensor):
+    """This process's share of a tensor that every process has whole, laid out as `like`: under ddp all of it."""
+    if not isinstance(like, DTensor) or isinstance(tensor, DTensor):
         return tensor
     everywhere = [Replicate()] * like.device_mesh.ndim
     replicated = DTensor.from_local(tensor.to(like.device), like.device_mesh, everywhere)
@@ -298,7 +311,7 @@ def wrap(model: nn.Module, world: World, device: torch.device) -> nn.Module:
 
 def sync_gradients(forward: nn.Module, lm: LanguageModel, world: World, wanted: bool) -> None:
     """Whether the next micro-batch makes the processes talk: of each step, only the last one does."""
-    if world.parallel == "fsdp2":
+    if world.shares_model:
         lm.set_requires_gradient_sync(wanted)  # type: ignore[operator]
     elif isinstance(forward, nn.parallel.DistributedDataParallel):
         forward.require_backward_grad_sync = wanted  # what DDP.no_sync() sets

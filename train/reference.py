@@ -31,8 +31,8 @@ def open_reference(
     """
     path = config.distill.teacher if config.distill and key == "distill.teacher" else config.init_from
     assert path is not None  # check_script
-    if config.train.parallel == "fsdp2":
-        raise InputError("train.parallel: fsdp2 leaves no process the whole head, which the loss needs: use ddp")
+    if (parallel := config.train.parallel) != "ddp":
+        raise InputError(f"train.parallel: {parallel} leaves no process the whole head, which the loss needs: use ddp")
     its_tokenizer, lm = read_checkpoint(path, lambda directory: (load_tokenizer(directory), load(directory)))
     added = tokenizer.vocab_size - lm.lm_head.out_features
     if added < 0 or tokenizer.tokens_beyond(its_tokenizer) is None:

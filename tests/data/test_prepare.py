@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import random
 import re
 import signal
@@ -97,7 +98,7 @@ def test_a_bad_file_leaves_no_shards_behind(tmp_path):
 # preparing that is killed, meets a full disk, or is asked for twice: the shards are the same bytes
 
 
-SMALL = [(prepare_module, "SHARD_TOKENS", 30_000), (prepare_module, "BATCH", 20)]
+SMALL = [(prepare_module, "SHARD_TOKENS", 15_000), (prepare_module, "BATCH", 20)]
 
 
 @pytest.fixture
@@ -122,7 +123,7 @@ def after_the_first_note(action: Callable) -> None:
 
     def write_json(path: Path, values: dict) -> None:
         real(path, values)
-        if path.name == "progress.json":
+        if path.stem.isdigit():
             prepare_module._write_json = real
             action()
 
@@ -155,11 +156,13 @@ def chat_config(folder: Path) -> DataConfig:
 def contents(directory: Path) -> dict[str, bytes]:
     """The files of prepared data, the manifest among them; where the text lay is left out of it."""
     place = rb'"[^"]*/(stories|chat)\.jsonl"'
-    return {file.name: re.sub(place, rb'"\1"', file.read_bytes()) for file in directory.iterdir()}
+    files = [file for file in directory.iterdir() if file not in notes(directory.parents[1])]
+    return {file.name: re.sub(place, rb'"\1"', file.read_bytes()) for file in files if file.suffix != ".lock"}
 
 
-def notes(out: Path) -> str:
-    return "".join(file.read_text() for file in out.glob(".prepared/*.partial/progress.json"))
+def notes(out: Path) -> list[Path]:
+    """Of the shards that are written; a kill at the very end may leave some."""
+    return sorted(out.glob(".prepared/*/[0-9]*.json"))
 
 
 @pytest.mark.parametrize(("make", "kills"), [pytest.param(text_config, 20, marks=pytest.mark.slow), (chat_config, 4)])
@@ -177,7 +180,6 @@ def test_killed_at_random_moments_it_ends_with_the_same_bytes(tmp_path, small, m
         code = exit_code(prepare_child, config, out, max(seconds, 0.001), after_a_note=not from_the_start)
         killed += code == -signal.SIGPROF
         went_on += notes(out) != noted
-        assert not (notes(out) and list(out.glob(".prepared/*/manifest.json")))
         if code == 0:  # it was quicker than the kill: the next one starts afresh
             assert contents(prepare(config, out).directory) == expected
             out = out.with_name(f"{out.name}_again")
@@ -214,9 +216,51 @@ def test_after_a_full_disk_the_work_is_kept(tmp_path, small, monkeypatch):
         prepare(config, tmp_path / "full")
     assert not list(tmp_path.glob("full/.prepared/*/manifest.json"))
     monkeypatch.setattr(prepare_module, "_write_to_disk", real)
-    (partial,) = (tmp_path / "full" / ".prepared").glob("*.partial")
-    assert json.loads((partial / "progress.json").read_text())["train"]["documents"] > 0
+    assert json.loads(notes(tmp_path / "full")[0].read_text())["train"]["documents"] > 0
     assert contents(prepare(config, tmp_path / "full").directory) == expected
+
+
+def one_of_several(config: DataConfig, out: Path, log: Path, killed_in: int | None = None) -> None:
+    """prepare() as `python -m data.prepare` calls it; it logs the shards that it writes. killed_in: its own n-th shard,
+    of which one file is on disk then."""
+    prepare_module.SHARD_TOKENS = 500
+    real, note = prepare_module._write_to_disk, prepare_module._write_json
+
+    def write_to_disk(path: Path, raw: bytes) -> None:
+        real(path, raw)
+        if path.suffix == ".bin" and len(written) == killed_in:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def write_json(path: Path, values: dict) -> None:
+        note(path, values)
+        if path.stem.isdigit():
+            written.append(path.stem)
+            log.write_text("\n".join(written))
+            time.sleep(0.05)  # on one core, too, the other one gets its turn
+
+    written: list[str] = []
+    prepare_module._write_to_disk, prepare_module._write_json = write_to_disk, write_json
+    prepare(config, out, together=True)
+
+
+@pytest.mark.parametrize("killed_in", [None, 3])
+def test_two_processes_write_each_shard_once_and_one_takes_over_from_a_killed_one(tmp_path, killed_in, monkeypatch):
+    monkeypatch.setattr(prepare_module, "SHARD_TOKENS", 500)
+    lines = [json.dumps({"text": f"This is document {i % 390}."}) + "\n" for i in range(400)]
+    (tmp_path / "many.jsonl").write_text("".join(lines), encoding="utf-8")
+    out, read = tmp_path / "runs", config(tmp_path / "many.jsonl", drop_duplicates=True)
+    expected = contents(prepare(read, tmp_path / "alone").directory)
+    kills = (None, killed_in)
+    both = [start(one_of_several, read, out, tmp_path / f"{n}.log", kills[n]) for n in (0, 1)]
+    for process in both:
+        process.join(timeout=300)
+    assert [process.exitcode for process in both] == [0, -signal.SIGKILL if killed_in else 0]
+    (directory,) = (path for path in (out / ".prepared").iterdir() if path.is_dir())
+    assert contents(directory) == expected
+    assert notes(out) == []
+    shares = [(tmp_path / f"{n}.log").read_text().split() for n in (0, 1)]
+    assert len(shares[1]) == killed_in if killed_in else len(shares[1]) > 3
+    assert sorted(shares[0] + shares[1]) == sorted({name[-9:-4] for name in expected if name.endswith(".bin")})
 
 
 def test_a_second_process_waits_and_finds_it_prepared(tmp_path):

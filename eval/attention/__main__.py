@@ -40,10 +40,11 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=count, default=MOST_TOKENS, help=words)
     parser.add_argument("--head", metavar="SCORE", help="draw the head with most of it large, too; or LAYER,HEAD")
     parser.add_argument("--svg", action="store_true", help="draw .svg, not .png")
-    parser.add_argument("--compute", action="store_true", help="page.html, with the weights of up to 12 checkpoints")
+    words = "page.html, with the weights of up to 12 checkpoints, or of these steps: 300,600,900"
+    parser.add_argument("--compute", nargs="?", const="", metavar="STEPS", help=words)
     add_device_option(parser)
     given = parser.parse_args()
-    if given.compute and given.text is not None:
+    if given.compute is not None and given.text is not None:
         raise InputError("--compute makes a page that reads any text: leave --text out")
     is_run = (given.run / "checkpoints").is_dir()  # a checkpoint directory is left as it is
     out = given.out or (given.run / "attention" if is_run else Path())
@@ -62,10 +63,10 @@ def from_snapshots(given: argparse.Namespace, out: Path) -> list[Path]:
     snapshots, problems = read_all(given.run)
     for problem in problems:
         print(f"warning: {problem}")
-    if given.compute:
-        about, weights = read_models(given.run)
-        snapshots = [snapshot for snapshot in snapshots if snapshot.step in weights]
-        networks = {given.run.name: (about, weights)}
+    if given.compute is not None:
+        if not re.fullmatch(r"(\d+(,\d+)*)?", given.compute):
+            raise InputError(f"--compute {given.compute}: give steps, such as 300,600,900, or nothing")
+        networks = {given.run.name: read_models(given.run, [int(step) for step in given.compute.split(",") if step])}
         return [write_viewer([(given.run.name, snapshots)], out / "page.html", networks=networks)]
     if not snapshots:
         raise InputError(f"{given.run}/attention: no snapshot can be read: train again, or give a --text")

@@ -1,12 +1,13 @@
 """A model that computes in the page: its weights at some steps, its tokenizer, and what network.js must know of it.
 
-A matrix is stored in 8 bits, with a number for each row that scales it; vectors stay float32. The page computes with
-exactly these weights, so its maps are those of `capture` on `rounded(lm)`.
+A matrix is stored as whole numbers of 6 bits, with a number for each row that scales it; vectors stay float32. The page
+computes with exactly these weights, so its maps are those of `capture` on `rounded(lm)`.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from eval.load_model import open_checkpoint
 from model import LanguageModel
 
 MOST_STEPS = 12
-LEVELS = 127
+LEVELS = 31  # with 127 the page is a third larger, and says the same within a percent or two
 NEEDED = {  # what network.js can do: one kind of block, on bytes or characters
     "gated_mlp": True, "hidden_act": "silu", "mlp_bias": False, "attention_bias": False, "qkv_bias": False,
     "num_experts": None, "attention": "heads", "scale_attn_weights": True, "norm_position": "before", "norm": "rmsnorm",
@@ -30,18 +31,19 @@ NEEDED = {  # what network.js can do: one kind of block, on bytes or characters
 SIZES = ["hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "rope_theta"]
 
 
-def read_models(run: Path) -> tuple[dict[str, Any], dict[int, bytes]]:
-    """What the page must know of a run's model, and its weights at up to MOST_STEPS checkpoints.
+def read_models(run: Path, steps: Sequence[int] = ()) -> tuple[dict[str, Any], dict[int, bytes]]:
+    """What the page must know of a run's model, and its weights at these steps, or at up to MOST_STEPS checkpoints.
 
-    Raises InputError for a run without a checkpoint, and for a model that the page cannot compute.
+    Raises InputError for a run without such a checkpoint, and for a model that the page cannot compute.
     """
-    checkpoints = sorted(checkpoints_of(run).items())
-    if not checkpoints:
-        raise InputError(f"{run}/checkpoints: no checkpoint: train it first")
+    checkpoints = checkpoints_of(run)
+    if not checkpoints or set(steps) - set(checkpoints):
+        there = ", ".join(map(str, sorted(checkpoints))) or "none: train it first"
+        raise InputError(f"{run}/checkpoints: the page needs a checkpoint of each step; there are {there}")
+    places = np.linspace(0, len(checkpoints) - 1, min(MOST_STEPS, len(checkpoints))).round().astype(int)
     weights = {}
-    for place in np.linspace(0, len(checkpoints) - 1, min(MOST_STEPS, len(checkpoints))).round().astype(int):
-        step, path = checkpoints[place]
-        lm, tokenizer, _ = open_checkpoint(path, "cpu")
+    for step in sorted(steps) or [sorted(checkpoints)[place] for place in places]:
+        lm, tokenizer, _ = open_checkpoint(checkpoints[step], "cpu")
         about = described(lm, tokenizer)
         weights[step] = b"".join(tensor.tobytes() for tensor in packed(lm))
     return about, weights

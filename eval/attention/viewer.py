@@ -3,8 +3,8 @@
 The page is one program, in `page/`. A server sends it without numbers, and it asks for them (serve/page_api.py). Here
 the program and the numbers, deflated, in base64, are one file. While a run trains, the file is written again at every
 look, and loads itself again. It needs a browser of 2024 or later (Chrome 123, Firefox 120, Safari 17.5). It reads
-nothing else, stores nothing and sends nothing, so a double click, a notebook and wandb show the same. For wandb:
-`wandb.Html(str(path), inject=False)`.
+and sends nothing, and stores only the language that a reader chose, so a double click, a notebook and wandb show the
+same. For wandb: `wandb.Html(str(path), inject=False)`.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from eval.run_files import EXPERTS
 VIEWER = "viewer.html"
 PAGE = Path(__file__).parent / "page"
 # One scope for all of them, in this order; the file has what shows heads, the server's page also runs and a chat.
-HEADS = "dom views save colours network own data state chart map tokens scores panes experts controls heads".split()
-IN_FILE = [*HEADS, "file"]
+HEADS = "zh language dom views save colours own data state chart map tokens scores panes experts controls heads".split()
+IN_FILE, COMPUTES = [*HEADS, "file"], ["network"]
 ON_SERVER = [*HEADS, "runs", "server", "chat", "chat_answer", "chat_heads", "chat_forms"]
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
 LEVELS = 255
@@ -249,7 +249,7 @@ def page(
     if weights:
         about["probes"].insert(0, OWN)
     numbers = pack(json.dumps(about, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode())
-    return assemble(" and ".join(run.name for run in runs), "\n".join([numbers, *maps, *weights]))
+    return assemble(" and ".join(run.name for run in runs), "\n".join([numbers, *maps, *weights]), bool(weights))
 
 
 def script(names: Sequence[str]) -> str:
@@ -258,13 +258,13 @@ def script(names: Sequence[str]) -> str:
     return '"use strict";\n(() => {\n' + "\n".join(parts) + "})();\n"
 
 
-def assemble(title: str, data: str) -> str:
-    """The page and its data in one file."""
+def assemble(title: str, data: str, computes: bool) -> str:
+    """The page and its data in one file. computes: a model is in it."""
     style = (PAGE / "page.css").read_text(encoding="utf-8")
     policy = f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
     head = f"{policy}\n<title>{html.escape(title)}: attention heads</title>\n<style>\n{style}</style>"
     numbers = f'<script type="text/plain" id="data">\n{data}\n</script>'
-    return with_parts(head, f"{numbers}\n<script>\n{script(IN_FILE)}</script>")
+    return with_parts(head, f"{numbers}\n<script>\n{script([*COMPUTES * computes, *IN_FILE])}</script>")
 
 
 def with_parts(head: str, end: str) -> str:

@@ -1,17 +1,32 @@
-"""docs/demo_viewer.html, which README links: what a finished demo's viewer.html is, in today's page."""
+"""docs/demo_viewer.html, which README links: a finished demo, and its model at five steps, in today's page. Made by
 
+python -m train.pretrain configs/demo.yaml train.checkpoint_every=100 train.keep_last=18
+python -m eval.attention runs/demo --compute 300,500,600,900,1800
+"""
+
+import base64
+import json
 import re
+import zlib
 from pathlib import Path
 
-from eval.attention import viewer
+import numpy as np
+import pytest
+import torch
 
+from eval.attention import viewer
+from model import LanguageModel, ModelConfig
+from tests.eval.test_page_model import TEXTS, agrees
+from tests.eval.viewer_helpers import chromium, opened
+
+STEPS = [300, 500, 600, 900, 1800]
 FILE = Path(__file__).resolve().parents[2] / "docs/demo_viewer.html"
 DATA = re.compile(r'(?<=<script type="text/plain" id="data">\n)[A-Za-z0-9+/=\n]+?(?=\n</script>)')
 
 
 def renewed(text: str) -> str:
     """The numbers of the file in the page as it is now."""
-    return viewer.assemble("demo", DATA.search(text)[0])
+    return viewer.assemble("demo", DATA.search(text)[0], computes=True)
 
 
 def renew() -> None:
@@ -23,3 +38,50 @@ def test_the_demos_viewer_is_todays_page_and_needs_no_file_beside_it():
     how = "the page has changed: python -c 'from tests.docs.test_demo_viewer import renew; renew()'"
     assert text == renewed(text), how
     assert not re.search(r'(?:src|href)="(?!data:|#)', text)
+
+
+def lines():
+    """Of the file: what is known of the run, then maps and weights."""
+    first, *rest = [
+        zlib.decompress(base64.b64decode(line), -zlib.MAX_WBITS) for line in DATA.search(FILE.read_text())[0].split()
+    ]
+    return json.loads(first), rest
+
+
+def model_of(network, raw):
+    """The model whose weights the page has at a step."""
+    shapes, state = dict(network["shapes"]), {}
+    for name, shape in shapes.items():
+        scales, raw = np.frombuffer(raw[: 4 * shape[0]], np.float32), raw[4 * shape[0] :]
+        state[name] = torch.tensor(scales)
+        if len(shape) > 1:
+            codes, raw = np.frombuffer(raw[: shape[0] * shape[1]], np.int8), raw[shape[0] * shape[1] :]
+            state[name] = torch.tensor(codes.reshape(shape) * scales[:, None])
+    sizes = {"vocab_size": len(network["tokens"]), "intermediate_size": shapes["model.layers.0.mlp.up_proj.weight"][0]}
+    lm = LanguageModel(ModelConfig(**network["config"], **sizes))
+    lm.load_state_dict(state)
+    return lm
+
+
+@pytest.mark.slow
+def test_the_page_computes_what_capture_does_on_twenty_texts_and_asks_nobody():
+    about, rest = lines()
+    network = about["runs"][0]["network"]
+    assert list(map(int, network["lines"])) == STEPS
+    last, middle = (model_of(network, rest[network["lines"][str(step)] - 1]) for step in (1800, 600))
+    with chromium() as browser, opened(browser, FILE) as page:
+        for words in TEXTS:
+            agrees(page, last, 1800, words)
+        begin = page.input_value("#words")
+        agrees(page, middle, 600, begin)
+        page.locator(".next td").first.get_by_text(
+            "ik", exact=True
+        ).wait_for()  # the name that the first text breaks off in
+        page.locator(".own-off").first.click()
+        page.locator(".own-all").first.wait_for()
+        assert float(page.locator(".next .number").first.inner_text().rstrip("%")) < 30  # without the head it is lost
+        agrees(page, last, 1800, begin, [(1, 2)])
+        page.locator(".step").first.fill("0")
+        assert page.locator(".when").first.inner_text().startswith("step 300 ")
+        page.select_option("#probe", "repeated_2")  # of which the file has every look
+        assert len(page.evaluate("headlight.runs[0].shown")) == 25

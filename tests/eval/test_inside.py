@@ -55,6 +55,7 @@ def test_the_last_lens_is_the_model_and_the_parts_of_a_logit_sum_to_it(lm):
     with ablated(lm, [(1, 2)]):
         without = direct_logit_attribution(lm, ids, TOKEN, OTHER).heads
     assert lm.training
+    assert not [module for module in lm.modules() if module._forward_hooks or module._forward_pre_hooks]
     logits = lm.eval()(ids).detach()
     assert lens.shape == (3, *logits.shape)
     close(lens[-1], logits)
@@ -87,7 +88,7 @@ def test_a_patch_brings_back_everything_or_nothing_where_it_must(lm):
 @pytest.mark.parametrize(
     "kv_heads", ["mha", 2, pytest.param(None, marks=pytest.mark.skipif(not SMOLLM2, reason=HOW), id="SmolLM2")]
 )
-def test_transformer_lens_finds_the_same(kv_heads, tmp_path, record_property):
+def test_transformer_lens_finds_the_same(kv_heads, tmp_path):
     """On two checkpoints with random weights, and on a real model of thirty layers, whose sums are longer."""
     pytest.importorskip("transformer_lens")
     from transformer_lens import patching
@@ -95,13 +96,13 @@ def test_transformer_lens_finds_the_same(kv_heads, tmp_path, record_property):
 
     fields = {"num_key_value_heads": kv_heads, "num_hidden_layers": 3, "qk_norm": False}
     path = save_with_tokenizer(model(**fields), tmp_path) if kv_heads else SMOLLM2
-    atol = 5e-5 if kv_heads else 2e-3
+    atol = 5e-5 if kv_heads else 2e-4
     lm, bridge = load(path), TransformerBridge.boot_transformers(str(path), device="cpu")
-    ids, other = twins(300)
+    ids, other = twins(300, length=9 if kv_heads else 5)
     token, instead_of = ids[0, 3].item(), other[0, 3].item()
 
     def same(name, ours, theirs):
-        record_property(name, f"{(ours - theirs).abs().max():.1e} of {theirs.abs().max():.3g}")
+        print(f"{name}: largest difference {(ours - theirs).abs().max():.1e}, largest number {theirs.abs().max():.3g}")
         close(ours, theirs, atol)
 
     logits, cache = bridge.run_with_cache(ids)
@@ -115,7 +116,7 @@ def test_transformer_lens_finds_the_same(kv_heads, tmp_path, record_property):
     theirs = (bridge, other, cache, lambda logits: (answer(logits) - begin) / (end - begin))
     same("stream", patch_activations(*ours)[:-1], patching.get_act_patch_resid_pre(*theirs))
     of_heads = patching.get_act_patch_attn_head_out_all_pos(*theirs)
-    same("heads", patch_activations(*ours, "heads", torch.ones(1, 9))[..., 0], of_heads)
+    same("heads", patch_activations(*ours, "heads", torch.ones_like(ids))[..., 0], of_heads)
     if kv_heads:  # a forward pass for every head and place takes minutes in the large one
         by_place = patching.get_act_patch_attn_head_out_by_pos(*theirs).transpose(1, 2)
         same("heads, place by place", patch_activations(*ours, "heads"), by_place)

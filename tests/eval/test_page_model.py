@@ -33,6 +33,19 @@ def model_of(kind, **changes):
     return lm, tokenizer
 
 
+def agrees(page, lm, step, words, off=()):
+    """Maps and logits of the page's first run are those of lm, without the heads that are off. Gives the ids."""
+    ask = """([words, step, off]) => { const { own } = headlight.runs[0]; const ids = own.tokenizer.encode(words);
+        const { weights, logits } = own.network(step).forward(ids, new Set(off));
+        return [ids, Array.from(weights), Array.from(logits)]; }"""
+    ids, weights, logits = page.evaluate(ask, [words, step, [f"{layer}.{head}" for layer, head in off]])
+    with ablated(lm, off):
+        maps = capture(lm, torch.tensor([ids])).weights[:, 0]
+        assert torch.allclose(torch.tensor(weights, dtype=torch.float).view_as(maps), maps, atol=1e-4), words
+        assert torch.allclose(torch.tensor(logits, dtype=torch.float), lm(torch.tensor([ids]))[0, -1], atol=1e-3), words
+    return ids
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "changes"),
@@ -49,19 +62,8 @@ def test_maps_and_probabilities_in_the_page_are_those_of_capture_on_twenty_texts
     networks = {"r": (described(lm, tokenizer), {7: raw})}
     path = write_viewer([("r", [snapshot(7)])], tmp_path / "page.html", networks=networks)
     rounded(lm)
-    ask = """([words, off]) => { const { own } = headlight.runs[0]; const ids = own.tokenizer.encode(words);
-        const { weights, logits } = own.network(7).forward(ids, new Set(off));
-        return [ids, Array.from(weights), Array.from(logits)]; }"""
     with chromium() as browser, watched(browser, path.as_uri(), [path.as_uri()]) as page:
         for words in TEXTS:
-            ids, weights, logits = page.evaluate(ask, [words, []])
             expected = tokenizer.first_ids + tokenizer.backend.encode(words, add_special_tokens=False).ids
-            assert ids == expected, words
-            rows = torch.tensor([expected])
-            maps = capture(lm, rows).weights[:, 0]
-            assert torch.allclose(torch.tensor(weights, dtype=torch.float).view_as(maps), maps, atol=1e-4), words
-            assert torch.allclose(torch.tensor(logits, dtype=torch.float), lm(rows)[0, -1], atol=1e-3), words
-        _, _, logits = page.evaluate(ask, [TEXTS[0], ["1.2", "0.0"]])
-        with ablated(lm, [(1, 2), (0, 0)]):
-            ids = torch.tensor([tokenizer.first_ids + tokenizer.backend.encode(TEXTS[0], add_special_tokens=False).ids])
-            assert torch.allclose(torch.tensor(logits, dtype=torch.float), lm(ids)[0, -1], atol=1e-3)
+            assert agrees(page, lm, 7, words) == expected, words
+        agrees(page, lm, 7, TEXTS[0], [(1, 2), (0, 0)])

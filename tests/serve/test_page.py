@@ -7,6 +7,7 @@ from contextlib import closing
 import pytest
 
 from serve.limits import Limits
+from tests.eval.viewer_helpers import english_in
 from tests.serve.conftest import serving
 from tests.serve.page_helpers import HARMFUL, HARMFUL_NAME, Growing, visited
 
@@ -108,7 +109,7 @@ def test_what_runs_and_models_say_is_shown_as_text(browser, address):
     with visited(browser, address, f"#/runs?runs=done,{encoded}") as page:
         page.locator(".difference-table").get_by_text(HARMFUL).wait_for()
         assert page.locator("img").count() == 0
-        page.get_by_role("link", name=f"Heads of {HARMFUL_NAME}").click()
+        page.get_by_role("link", name=f"Heads of the run {HARMFUL_NAME}").click()
         page.wait_for_selector(".thumbnail")
         page.get_by_role("option", name=HARMFUL).wait_for()
         assert page.locator("h1").first.text_content() == f"What the attention heads of {HARMFUL_NAME} look at"
@@ -217,3 +218,12 @@ def test_a_server_that_goes_away_and_comes_back(browser, runs):
         page.unroute("**/live/**")
         page.wait_for_selector(".thumbnail")
         page.get_by_text("No connection to the server").wait_for(state="hidden")
+
+
+def test_in_chinese(browser, address):
+    with visited(browser, address, "#/runs?runs=done,young", locale="zh-CN") as page:
+        page.locator(".difference-table").wait_for()
+        assert english_in(page) == []
+        page.get_by_role("link", name="done 的注意力头").click()
+        page.wait_for_selector(".thumbnail")
+        assert english_in(page) == []

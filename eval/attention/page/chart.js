@@ -120,11 +120,11 @@ class Chart {
       line.points = smoothed(line.points, smooth);
       return [{ ...raw, kind: `faint ${kind}` }, { points: line.points, kind }];
     });
-    this.scales = drawChart(this.svg, drawnLines, { title: axis, x, y });
+    this.scales = drawChart(this.svg, drawnLines, { title: AXIS_NAMES[axis], x, y });
     this.pointer = drawn("g");
     this.svg.append(this.pointer);
     const last = this.lines.map(({ name, points }) => `${name} ${figure(points.at(-1)[1])}`).join(", ");
-    this.svg.setAttribute("aria-label", `${this.about.title} over ${axis}. Newest: ${last}. Arrow keys move along.`);
+    this.svg.setAttribute("aria-label", t("{0} over {1}. Newest: {2}. Arrow keys move along.", this.about.title, AXIS_NAMES[axis], last));
     this.point(this.place);
   }
 
@@ -133,7 +133,7 @@ class Chart {
     const values = this.lines.map(({ points, ...line }) => [line, place === null ? points.at(-1) : nearest(points, place)]);
     this.legend.replaceChildren(...values.map(([line, [x, y]]) => element("li", `run-${line.number % 8}`, "", {}, [
       element("span", "swatch"), `${line.name} `, element("b", "", figure(y)),
-      element("span", "soft", ` at ${this.axis} ${figure(x)}`),
+      element("span", "soft", t(" at {0} {1}", AXIS_NAMES[this.axis], figure(x))),
     ])));
     const { x: across, y: upwards, upright } = this.scales;
     this.pointer.replaceChildren(...(place === null ? [] : [upright(place, "now"), ...values.map(([line, [x, y]]) => (

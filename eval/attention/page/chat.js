@@ -2,10 +2,10 @@
 
 const WAIT = { change: 250, hover: 40 }; // milliseconds after the last change of a head; that the pointer rests on a token
 const SETTINGS = { // name in a request -> words, usual, least, most, step, what it means
-  temperature: ["Temperature", 0, 0, 2, 0.1, "0: always the likeliest token"],
-  top_p: ["Top p", 1, 0.01, 1, 0.01, "draw from the likeliest tokens that reach p together"],
-  seed: ["Seed", 0, 0, 999999999, 1, "the same seed draws the same tokens"],
-  max_completion_tokens: ["Most tokens", 128, 1, 4096, 1, "of an answer"],
+  temperature: [t("Temperature"), 0, 0, 2, 0.1, t("0: always the likeliest token")],
+  top_p: [t("Top p"), 1, 0.01, 1, 0.01, t("draw from the likeliest tokens that reach p together")],
+  seed: [t("Seed"), 0, 0, 999999999, 1, t("the same seed draws the same tokens")],
+  max_completion_tokens: [t("Most tokens"), 128, 1, 4096, 1, t("of an answer")],
 };
 const LONGEST = 6000; // characters of a conversation in an address
 
@@ -16,16 +16,16 @@ function askModel(run, what, values, signal) {
 }
 
 VIEWS.chat = {
-  title: "Chat",
+  title: t("Chat"),
   async show(root, address) {
     const { models } = await ask("/live/models", { signal: address.signal });
     const tell = (words) => {
       root.append(element("p", "card", words));
       isReady(true);
     };
-    if (!models.length) return tell("No run of this folder has a checkpoint yet.");
+    if (!models.length) return tell(t("No run of this folder has a checkpoint yet."));
     if (!address.run) return location.replace(link("chat", models[0].name));
-    tell("Opening the model …");
+    tell(t("Opening the model …"));
     const asked = readChat(address);
     const model = await askModel(address.run, "", { step: asked.step, adapter: asked.adapter }, address.signal);
     root.replaceChildren();
@@ -54,8 +54,8 @@ class Chat {
     const exists = ({ layer, head }) => layer < model.layers && head < model.heads;
     asked.heads = asked.heads.filter(exists);
     if (asked.chosen && !exists(asked.chosen)) asked.chosen = null;
-    this.first = new Answer("first", "Answer", this);
-    this.second = new Answer("second", "Answer with the heads changed", this);
+    this.first = new Answer("first", t("Answer"), this);
+    this.second = new Answer("second", t("Answer with the heads changed"), this);
     this.prompt = element("div", "said");
     this.verdict = element("div");
     this.answers = element("div", "answers", "", {}, [this.first.root, this.second.root]);
@@ -64,9 +64,9 @@ class Chat {
     this.grid = new HeadGrid(model, this);
     this.composer = new Composer(model, model.is_chat ? "" : asked.messages.at(-1)?.content ?? "", this);
     byId("keep").append(chatMenu(this), copyLink());
-    byId("heading").textContent = `Chat with ${model.run}`;
-    const kind = model.is_chat ? "Ask something, or take a story question. " : "This run was trained on texts, not on chats: it continues what you type. ";
-    const intro = `${kind}Then point at a token of the answer. The model sees ${model.context_length} tokens at most.`;
+    byId("heading").textContent = t("Chat with {0}", model.run);
+    const kind = model.is_chat ? t("Ask something, or take a story question. ") : t("This run was trained on texts, not on chats: it continues what you type. ");
+    const intro = kind + t("Then point at a token of the answer. The model sees {0} tokens at most.", model.context_length);
     root.append(modelBar(models, model, asked, this), element("p", "soft intro", intro), element("div", "chat-columns", "", {}, [
       this.talk, element("div", "chat-side", "", {}, [this.card.root, this.grid.root]), this.composer.root,
     ]));
@@ -138,7 +138,7 @@ class Chat {
     this.keep();
     return this.work(async (signal) => {
       await this.first.run(this.request(), begun, (tokens) => drawPrompt(this.prompt, tokens), signal);
-      announce(`The answer: ${this.first.message.content}`);
+      announce(t("The answer: {0}", this.first.message.content));
       await this.runSecond(signal);
     });
   }
@@ -240,7 +240,7 @@ class Chat {
     const labels = [...answer.prompt, ...answer.tokens].map(({ label }) => label);
     const weights = attentionOf(row, asked.chosen);
     answer.shade(position, weights);
-    card.drawLooks(asked.chosen ? `head L${asked.chosen.layer} H${asked.chosen.head}` : "the mean of all heads", weights, labels);
+    card.drawLooks(asked.chosen ? t("head {0}", inShort(asked.chosen)) : t("the mean of all heads"), weights, labels);
     return grid.draw(asked.chosen, asked.heads, row, labels);
   }
 }

@@ -1,6 +1,6 @@
 // One answer: its tokens as they come, as running text that can be pointed at, and what is said about it.
 
-const ENDS = { stop: "ended by itself", tool_calls: "ended by itself", length: "cut: “Most tokens” gives it more", stopped: "stopped by you" };
+const ENDS = { stop: t("ended by itself"), tool_calls: t("ended by itself"), length: t("cut: “Most tokens” gives it more"), stopped: t("stopped by you") };
 const TURN = "<im_start>"; // the label of the token that begins a turn
 const LARGE_DIFFERENCE = 3; // nats; it is drawn in full colour
 const HIDDEN = /[\u0000-\u0009\u000b-\u001f\u007f-\u009f\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufffe\uffff]/g;
@@ -55,7 +55,7 @@ class Answer {
   async run(request, begun, onPrompt, signal) {
     this.clear();
     this.request = request;
-    this.status.textContent = "answering …";
+    this.status.textContent = t("answering …");
     try {
       for await (const choice of choicesOf({ ...begunWith(request, begun), stream: true }, signal)) {
         if (choice.prompt) {
@@ -111,11 +111,11 @@ class Answer {
   say() {
     const sum = (values) => values.reduce((total, value) => total + value, 0);
     const likely = sum(this.tokens.map((token) => token.logprob));
-    this.status.replaceChildren(`${this.tokens.length} tokens, ${ENDS[this.end] ?? ""}; ln p ${nats(likely)}`);
+    this.status.replaceChildren(t("{0} tokens, {1}; ln p {2}", this.tokens.length, ENDS[this.end] ?? "", nats(likely)));
     if (!this.differences) return;
     const by = sum(this.differences);
-    this.status.append("; with the heads changed ", element("b", by < 0 ? "seen" : "looks", signed(by)),
-      " (underlined: orange is less likely, blue is more likely)");
+    this.status.append(t("; with the heads changed "), element("b", by < 0 ? "seen" : "looks", signed(by)),
+      t(" (underlined: orange is less likely, blue is more likely)"));
   }
 
   // What all heads looked at to write the token at a position. A whole answer is sent: one pass is enough for all of it.

@@ -2,7 +2,7 @@
 
 function modelBar(models, model, { step, adapter, settings }, chat) {
   const { steps, adapters } = models.find(({ name }) => name === model.run);
-  const checkpoints = steps.map((number) => [String(number), `step ${number}`]).reverse();
+  const checkpoints = steps.map((number) => [String(number), t("step {0}", number)]).reverse();
   const fields = Object.entries(SETTINGS).map(([name, [words, , min, max, by, title]]) => {
     const field = element("input", "", "", { type: "number", min, max, step: by, title, required: true });
     field.value = settings[name];
@@ -10,11 +10,11 @@ function modelBar(models, model, { step, adapter, settings }, chat) {
     return element("label", "", `${words} `, {}, [field]);
   });
   const isOpen = ["temperature", "top_p"].some((name) => settings[name] !== SETTINGS[name][1]);
-  const bar = element("form", "bar chat-bar", "", { "aria-label": "The model, and how it answers" }, [
-    choice("Run", models.map(({ name }) => [name, name]), model.run, (run) => chat.reopen({ run })),
-    choice("Checkpoint", [["", `newest (${steps.at(-1) ?? "?"})`], ...checkpoints], String(step ?? ""), (value) => chat.reopen({ step: value ? Number(value) : null })),
-    ...(adapters.length ? [choice("Adapters", [["", "none"], ...adapters.map((name) => [name, name])], adapter ?? "", (value) => chat.reopen({ adapter: value || null }))] : []),
-    element("details", "chat-settings", "", { open: isOpen }, [element("summary", "", "Settings"), ...fields]),
+  const bar = element("form", "bar chat-bar", "", { "aria-label": t("The model, and how it answers") }, [
+    choice(t("Run"), models.map(({ name }) => [name, name]), model.run, (run) => chat.reopen({ run })),
+    choice(t("Checkpoint"), [["", t("newest ({0})", steps.at(-1) ?? "?")], ...checkpoints], String(step ?? ""), (value) => chat.reopen({ step: value ? Number(value) : null })),
+    ...(adapters.length ? [choice(t("Adapters"), [["", t("none")], ...adapters.map((name) => [name, name])], adapter ?? "", (value) => chat.reopen({ adapter: value || null }))] : []),
+    element("details", "chat-settings", "", { open: isOpen }, [element("summary", "", t("Settings")), ...fields]),
   ]);
   bar.addEventListener("submit", (event) => event.preventDefault());
   return bar;
@@ -22,16 +22,16 @@ function modelBar(models, model, { step, adapter, settings }, chat) {
 
 class Composer {
   constructor(model, text, chat) {
-    const words = model.is_chat ? "Your message" : "A text, which the model continues";
-    const placeholder = model.is_chat ? "Ask something" : model.first_line || "Once there was";
+    const words = model.is_chat ? t("Your message") : t("A text, which the model continues");
+    const placeholder = model.is_chat ? t("Ask something") : model.first_line || "Once there was";
     this.field = element("textarea", "", text, { rows: 2, "aria-label": words, maxlength: 200000, placeholder });
-    this.send = element("button", "send", model.is_chat ? "Send" : "Continue it");
-    this.stop = button("Stop", () => chat.job?.abort(), { hidden: true });
-    const story = button("Story question", () => chat.askStory((chat.asked.question ?? -1) + 1), {
+    this.send = element("button", "send", model.is_chat ? t("Send") : t("Continue it"));
+    this.stop = button(t("Stop"), () => chat.job?.abort(), { hidden: true });
+    const story = button(t("Story question"), () => chat.askStory((chat.asked.question ?? -1) + 1), {
       disabled: !model.knows_questions,
-      title: model.knows_questions ? "A story that no training text holds, a question about it, and the right answer" : "This run was not trained on the built-in world",
+      title: model.knows_questions ? t("A story that no training text holds, a question about it, and the right answer") : t("This run was not trained on the built-in world"),
     });
-    const again = button("Start again", () => chat.reopen({ messages: [], question: null }));
+    const again = button(t("Start again"), () => chat.reopen({ messages: [], question: null }));
     this.root = element("form", "composer", "", {}, [this.field, element("div", "composer-buttons", "", {}, [this.send, this.stop, story, again])]);
     this.root.addEventListener("submit", (event) => {
       event.preventDefault();
@@ -53,9 +53,9 @@ class Composer {
 // The right answer to a story question. end: of the model's answer, null while it writes.
 function rightAnswer({ reply }, words, end) {
   const isRight = words.trim() === reply.trim(); // as eval.questions counts it
-  const [mark, verdict] = end === null ? ["", ""] : isRight ? ["✓ ", " The model's answer is right."] : ["✗ ", " The model answered something else."];
+  const [mark, verdict] = end === null ? ["", ""] : isRight ? ["✓ ", t(" The model's answer is right.")] : ["✗ ", t(" The model answered something else.")];
   return element("p", "card right-answer", "", { role: "status" }, [
-    element("b", "", mark, { "aria-hidden": "true" }), "Right answer: ", element("b", "", reply), verdict,
+    element("b", "", mark, { "aria-hidden": "true" }), t("Right answer: "), element("b", "", reply), verdict,
   ]);
 }
 
@@ -63,15 +63,13 @@ function rightAnswer({ reply }, words, end) {
 class TokenCard {
   constructor(force) {
     this.force = force;
-    this.root = element("section", "card", "", { "aria-label": "The token" });
+    this.root = element("section", "card", "", { "aria-label": t("The token") });
     this.empty();
   }
 
   empty() {
     this.shown = "";
-    this.root.replaceChildren(element("h2", "", "Token"), element("p", "soft",
-      "Point at a token of the answer, tap it, or go to the answer and use the arrow keys. You see what the model looked "
-      + "at to write it, how likely it was, and what it might have written instead."));
+    this.root.replaceChildren(element("h2", "", "Token"), element("p", "soft", t("Point at a token of the answer, tap it, or go to the answer and use the arrow keys. You see what the model looked at to write it, how likely it was, and what it might have written instead.")));
   }
 
   // difference: with the heads changed, in nats, where it is known
@@ -83,18 +81,18 @@ class TokenCard {
     const likely = ` ${percent(Math.exp(token.logprob))}, ln p ${nats(token.logprob)}`;
     const now = percent(Math.exp(token.logprob + difference));
     this.root.replaceChildren(
-      element("h2", "", "Token ", {}, [element("span", "soft", `number ${position}${token.isForced ? ", chosen by you" : ""}`)]),
+      element("h2", "", "Token ", {}, [element("span", "soft", t("number {0}", position) + (token.isForced ? t(", chosen by you") : ""))]),
       element("p", "", "", {}, [element("code", "token-name", token.label), likely]),
       this.looks,
-      ...(difference === undefined ? [] : [element("p", "", `With the heads changed: ${now}, a difference of ${signed(difference)} in ln p`)]),
-      element("h3", "", "Alternatives: choose one to continue from there"),
+      ...(difference === undefined ? [] : [element("p", "", t("With the heads changed: {0}, a difference of {1} in ln p", now, signed(difference)))]),
+      element("h3", "", t("Alternatives: choose one to continue from there")),
       element("ol", "alternatives", "", {}, token.top_logprobs.map((other) => {
         const share = Math.exp(other.logprob);
         const isWritten = other.id === token.id;
         const fill = element("span", "alternative-fill");
         fill.style.width = `${100 * share}%`;
         const made = button("", () => this.force(position, other), {
-          class: "alternative", disabled: isWritten || isBusy, "aria-label": `${other.label}, ${percent(share)}${isWritten ? ", written" : ""}`,
+          class: "alternative", disabled: isWritten || isBusy, "aria-label": `${other.label}, ${percent(share)}${isWritten ? t(", written") : ""}`,
         });
         made.append(fill, element("code", "token-name", other.label), element("span", "number", percent(share)));
         return element("li", "", "", {}, [made]);
@@ -106,19 +104,19 @@ class TokenCard {
   drawLooks(who, weights, labels) {
     const strongest = weights.map((weight, i) => [weight, i]).filter(([weight]) => weight >= 0.005).sort((a, b) => b[0] - a[0]).slice(0, 4);
     const words = strongest.map(([weight, i]) => `${labels[i]} (${i}) ${percent(weight)}`).join(" · ");
-    this.looks.replaceChildren(element("span", "looks", "Looked at"), ` ${words || "no token more than others"}, ${who}`);
+    this.looks.replaceChildren(element("span", "looks", t("Looked at")), ` ${words || t("no token more than others")}${t(", ")}${who}`);
   }
 }
 
 // ------------------------------------------------------------------ keep a conversation
 
 function chatMenu(chat) {
-  const picture = () => pictureOf([chat.talk], `Chat with ${chat.model.run}`);
+  const picture = () => pictureOf([chat.talk], t("Chat with {0}", chat.model.run));
   const name = (ending) => `${chat.model.run} step ${chat.model.step ?? ""} chat.${ending}`;
-  return saveMenu("Save the conversation", {
-    "Picture (PNG)": () => savePng(picture(), name("png")),
-    "Picture (SVG)": () => saveSvg(picture(), name("svg")),
-    "Data (JSON)": () => saveJson(chatData(chat), name("json")),
+  return saveMenu(t("Save the conversation"), {
+    [t("Picture (PNG)")]: () => savePng(picture(), name("png")),
+    [t("Picture (SVG)")]: () => saveSvg(picture(), name("svg")),
+    [t("Data (JSON)")]: () => saveJson(chatData(chat), name("json")),
   });
 }
 

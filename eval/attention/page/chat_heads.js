@@ -1,16 +1,16 @@
 // All heads of the model: how sharply each looks from one token, which one is shown, and how strong it is.
 
 const STRONGEST = 2; // of the slider
-const inWords = ({ layer, head }) => `layer ${layer}, head ${head}`;
+const inWords = ({ layer, head }) => t("layer {0}, head {1}", layer, head);
 const inShort = ({ layer, head }) => `L${layer} H${head}`;
-const strengthOf = (factor) => (factor === 0 ? "off" : `×${factor}`);
+const strengthOf = (factor) => (factor === 0 ? t("off") : `×${factor}`);
 const factorOf = (heads, place) => heads.find((change) => isSame(change, place))?.factor ?? 1;
 
 class HeadGrid {
   constructor({ layers, heads }, chat) {
     this.chat = chat;
-    this.mean = button("Mean of all heads", () => chat.chooseHead(null));
-    const grid = element("div", "head-grid grid", "", { role: "group", "aria-label": "Heads: choose one to see what it looked at" });
+    this.mean = button(t("Mean of all heads"), () => chat.chooseHead(null));
+    const grid = element("div", "head-grid grid", "", { role: "group", "aria-label": t("Heads: choose one to see what it looked at") });
     const names = (count, letter) => Array.from({ length: count }, (_, i) => `${letter}${i}`);
     this.cells = buildGrid(grid, names(layers, "L"), names(heads, "H"), "head-cell", (layer, head) => chat.chooseHead({ layer, head }),
       "minmax(22px, 46px)").flat();
@@ -29,11 +29,11 @@ class HeadGrid {
     this.slider.addEventListener("input", () => this.change(Number(this.slider.value)));
     this.value = element("output");
     this.strength = element("div", "strength", "", {}, [this.name, this.off, this.slider, this.value]);
-    this.hint = element("p", "soft", "Choose a head to switch it off, or to scale it.");
+    this.hint = element("p", "soft", t("Choose a head to switch it off, or to scale it."));
     this.changed = element("div", "changed-heads");
-    this.root = element("section", "card", "", { "aria-label": "Heads" }, [
-      element("h2", "", "Heads"), this.mean, grid,
-      element("p", "soft", "A stronger colour: more of its attention is on one token, the first one left out."),
+    this.root = element("section", "card", "", { "aria-label": t("Heads") }, [
+      element("h2", "", t("Heads")), this.mean, grid,
+      element("p", "soft", t("A stronger colour: more of its attention is on one token, the first one left out.")),
       this.hint, this.strength, this.changed,
     ]);
   }
@@ -51,8 +51,8 @@ class HeadGrid {
     this.cells.forEach((cell, i) => {
       const factor = factorOf(heads, this.places[i]);
       const [at, weight] = row ? sharpest(attentionOf(row, this.places[i])) : [0, 0];
-      const looks = row ? `; most at “${labels[at]}”, ${percent(weight)}` : "";
-      const strength = factor === 1 ? "" : factor === 0 ? "; switched off" : `; scaled by ${factor}`;
+      const looks = row ? t("; most at “{0}”, {1}", labels[at], percent(weight)) : "";
+      const strength = factor === 1 ? "" : factor === 0 ? t("; switched off") : t("; scaled by {0}", factor);
       cell.style.backgroundColor = cell.style.color = "";
       if (row) fillCell(cell, magma(SCALES.power(weight)), "");
       cell.textContent = factor === 1 ? "" : strengthOf(factor);
@@ -63,13 +63,13 @@ class HeadGrid {
     this.strength.hidden = !chosen;
     if (chosen) {
       const factor = factorOf(heads, chosen);
-      Object.assign(this.slider, { value: factor, ariaLabel: `Strength of ${inWords(chosen)}` });
+      Object.assign(this.slider, { value: factor, ariaLabel: t("Strength of {0}", inWords(chosen)) });
       this.name.textContent = inShort(chosen);
-      this.value.textContent = factor === 1 ? "×1, as trained" : strengthOf(factor);
-      this.off.textContent = factor === 0 ? "Switch on" : "Switch off";
+      this.value.textContent = factor === 1 ? t("×1, as trained") : strengthOf(factor);
+      this.off.textContent = factor === 0 ? t("Switch on") : t("Switch off");
     }
-    const words = `Changed: ${heads.map((place) => `${inShort(place)} ${strengthOf(place.factor)}`).join(", ")} `;
-    this.changed.replaceChildren(...(heads.length ? [words, button("All as trained", () => this.chat.changeHeads([]))] : []));
+    const words = t("Changed: {0} ", heads.map((place) => `${inShort(place)} ${strengthOf(place.factor)}`).join(", "));
+    this.changed.replaceChildren(...(heads.length ? [words, button(t("All as trained"), () => this.chat.changeHeads([]))] : []));
   }
 }
 

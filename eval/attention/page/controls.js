@@ -2,26 +2,26 @@
 
 // keys as the help names them, what they do, {key: act}, and where: on every page, in both tabs, or only where maps are
 const KEYS = [
-  ["← →", "one step of training back, on", { ArrowLeft: () => move(-1), ArrowRight: () => move(1) }, "tabs"],
-  ["Home End", "first, last step", { Home: () => move(-Infinity), End: () => move(Infinity) }, "tabs"],
-  ["Space", "play, pause", { " ": () => togglePlay(state.active) }, "tabs"],
-  ["Shift + ← →", "head or expert to the left, to the right",
+  ["← →", t("one step of training back, on"), { ArrowLeft: () => move(-1), ArrowRight: () => move(1) }, "tabs"],
+  ["Home End", t("first, last step"), { Home: () => move(-Infinity), End: () => move(Infinity) }, "tabs"],
+  [t("Space"), t("play, pause"), { " ": () => togglePlay(state.active) }, "tabs"],
+  ["Shift + ← →", t("head or expert to the left, to the right"),
     { "Shift ArrowLeft": () => moveHead(0, -1), "Shift ArrowRight": () => moveHead(0, 1) }, "tabs"],
-  ["Shift + ↑ ↓", "layer above, below",
+  ["Shift + ↑ ↓", t("layer above, below"),
     { "Shift ArrowUp": () => moveHead(-1, 0), "Shift ArrowDown": () => moveHead(1, 0) }, "tabs"],
-  ["[ ]", "token before, after (in the row of tokens also ↑ ↓)",
+  ["[ ]", t("token before, after (in the row of tokens also ↑ ↓)"),
     { "[": () => moveToken(state.active, -1), "]": () => moveToken(state.active, 1) }, "maps"],
-  ["Escape", "let go of the token; back from the large map",
+  ["Escape", t("let go of the token; back from the large map"),
     { Escape: () => (state.token ? letGo() : change({ wide: false })) }, "maps"],
-  ["F", "large map over the whole width", { f: () => change({ wide: !state.wide }) }, "maps"],
-  ["T", "next text", { t: () => chooseText(after(about.probes.map((probe) => probe.name), state.probe)) }, "maps"],
-  ["C", "next colour scale", { c: () => change({ scale: after(Object.keys(SCALES), state.scale) }) }, "maps"],
-  ["H", "hide the first token", { h: () => change({ hideSink: !state.hideSink }) }, "maps"],
-  ["V", "one view, two steps, two runs", { v: () => chooseCompare(after(comparisons(), state.compare)) }, "tabs"],
-  ["Tab", "to the next control", {}],
-  ["S", "save a picture (PNG)", { s: () => savePicture() }, "maps"],
-  ["D", "light or dark", { d: () => changeTheme() }, "page"],
-  ["?", "this help", { "?": () => byId("help").showModal() }, "page"],
+  ["F", t("large map over the whole width"), { f: () => change({ wide: !state.wide }) }, "maps"],
+  ["T", t("next text"), { t: () => chooseText(after(about.probes.map((probe) => probe.name), state.probe)) }, "maps"],
+  ["C", t("next colour scale"), { c: () => change({ scale: after(Object.keys(SCALES), state.scale) }) }, "maps"],
+  ["H", t("hide the first token"), { h: () => change({ hideSink: !state.hideSink }) }, "maps"],
+  ["V", t("one view, two steps, two runs"), { v: () => chooseCompare(after(comparisons(), state.compare)) }, "tabs"],
+  ["Tab", t("to the next control"), {}],
+  ["S", t("save a picture (PNG)"), { s: () => savePicture() }, "maps"],
+  ["D", t("light or dark"), { d: () => changeTheme() }, "page"],
+  ["?", t("this help"), { "?": () => byId("help").showModal() }, "page"],
 ];
 
 document.addEventListener("keydown", (event) => {
@@ -52,18 +52,18 @@ function moveHead(layers, heads) {
 
 // Each control of the bar is called as the field of the state that it shows.
 function buildBar() {
-  about.probes.forEach((probe) => byId("probe").add(new Option(probe.title, probe.name)));
+  about.probes.forEach((probe) => byId("probe").add(new Option(translated(probe.title), probe.name)));
   if (runs.length < 2) byId("compare").remove(2);
   byId("bar").addEventListener("change", ({ target: { id, type, value, checked } }) => {
     if (id === "probe") chooseText(value);
     else if (id === "compare") chooseCompare(value);
-    else if (id !== "words") change({ [id]: type === "checkbox" ? checked : value });
+    else change({ [id]: type === "checkbox" ? checked : value });
   });
-  byId("words").addEventListener("input", ({ target }) => change({ words: target.value, ...NO_TOKEN }));
+  buildOwn();
 }
 
 function drawBar() {
-  byId("bar").querySelectorAll("select, input").forEach((control) => {
+  document.querySelectorAll("#bar select, #bar input, #words").forEach((control) => {
     control[control.type === "checkbox" ? "checked" : "value"] = state[control.id];
   });
   byId("own-text").hidden = !isOwn();

@@ -64,5 +64,5 @@ function number(value, digits = 3) {
 }
 
 const figure = (value) => number(value, 4); // of a log: enough to see a loss move
-const duration = (seconds) => (seconds < 100 ? `${seconds.toFixed(0)} s` : `${number(seconds / 60, 2)} min`);
-const percent = (share) => (share >= 0.9995 ? "100 %" : share < 0.0005 ? "< 0.1 %" : `${(100 * share).toFixed(1)} %`);
+const duration = (seconds) => (seconds < 100 ? t("{0} s", seconds.toFixed(0)) : t("{0} min", number(seconds / 60, 2)));
+const percent = (share) => (share >= 0.9995 ? "100%" : share < 0.0005 ? "< 0.1%" : `${(100 * share).toFixed(1)}%`);

@@ -1,6 +1,7 @@
 // The tab of a mixture of experts. An expert stands where a head does: its share of the tokens and its weight are scores.
 
 const TABS = { heads: "H", experts: "E" }; // and the letter of what stands in a grid
+const TAB_NAMES = { heads: t("heads"), experts: t("experts") };
 
 // What is known of the experts of these runs, as if they were heads. null where no run has any.
 function asExperts(data) {
@@ -10,8 +11,8 @@ function asExperts(data) {
   return {
     ...data, head: null, notes: [], probes: [],
     scores: [
-      { ...plain, name: "share", title: "share of the tokens", meaning: "1 is a fair share: as many as every other expert." },
-      { ...plain, name: "weight", title: "mean weight", meaning: "What the router multiplies its output by." },
+      { ...plain, name: "share", title: t("share of the tokens"), meaning: t("1 is a fair share: as many as every other expert.") },
+      { ...plain, name: "weight", title: t("mean weight"), meaning: t("What the router multiplies its output by.") },
     ],
     runs: some.map(({ name, experts }) => {
       const { layers, steps, experts: count } = experts;
@@ -30,11 +31,11 @@ function expertsInWords(run, step) {
   const all = step.share.flatMap((row, layer) => row.map((share, expert) => ({ name: headName(run, layer, expert), share })));
   const dead = all.filter(({ share }) => share < run.mixture.dead).map(({ name }) => name);
   const weakest = all.reduce((least, other) => (other.share < least.share ? other : least));
-  const words = dead.length ? `Dead, with hardly a token: ${dead.join(", ")}.`
-    : `The weakest expert, ${weakest.name}, has ${number(weakest.share)} of a fair share. None is dead.`;
+  const words = dead.length ? t("Dead, with hardly a token: {0}.", dead.join(", "))
+    : t("The weakest expert, {0}, has {1} of a fair share. None is dead.", weakest.name, number(weakest.share));
   const last = run.steps.at(-1);
   const worth = last.loss.random - last.loss.learned;
-  const costs = `At step ${last.step}, with experts drawn at random, the loss is ${number(worth)} nats a token higher.`;
+  const costs = t("At step {0}, with experts drawn at random, the loss is {1} nats a token higher.", last.step, number(worth));
   return [words, Number.isFinite(worth) ? costs : ""];
 }
 
@@ -43,7 +44,7 @@ function alarmOf({ run, view }, layer, expert) {
   if (!run.mixture) return "";
   const share = stepOf(view).share[layer][expert];
   const { dead, starved } = run.mixture;
-  return share < dead ? ", dead" : share < starved ? `, under ${starved} of a fair share` : "";
+  return share < dead ? t(", dead") : share < starved ? t(", under {0} of a fair share", starved) : "";
 }
 
 // The tokens that tell each expert of the chosen layer from the others; of the last look that noted some.
@@ -51,8 +52,8 @@ function drawWords(pane) {
   const { run, view } = pane;
   const step = stepOf(view);
   const noted = step.words.length ? step : run.steps.findLast(({ words }) => words.length);
-  const when = noted && noted !== step ? `, noted at step ${noted.step}` : "";
-  pane.find(".words-note").textContent = `layer ${run.layers[view.layer]}${when}`;
+  const when = noted && noted !== step ? t(", noted at step {0}", noted.step) : "";
+  pane.find(".words-note").textContent = t("layer {0}", run.layers[view.layer]) + when;
   pane.find(".words").replaceChildren(...run.heads.map((expert) => {
     const words = (noted?.words[view.layer][expert] ?? []).flatMap((word) => [" ", element("span", "word", word)]);
     return element("li", expert === view.head ? "chosen" : "", "", {}, [element("b", "", `E${expert}`), ...words]);

@@ -9,7 +9,7 @@ async function showFile(root, to) {
   const data = JSON.parse(new TextDecoder().decode(first));
   const progress = new Progress();
   const box = element("div");
-  root.append(progress.root, box);
+  root.append(...(data.runs.some((run) => run.network) ? [box, progress.root] : [progress.root, box])); // there the text comes first
   progress.root.hidden = data.runs.length > 1;
   progress.draw(data.status);
   progress.drawRun(data.runs[0]);
@@ -24,7 +24,7 @@ function renew({ written, patience, command }, progress, signal) {
   const age = Date.now() / 1000 - written;
   if (age > patience) {
     const minutes = Math.floor(age / 60);
-    progress.say(`Nothing has changed for ${minutes} minutes. The run may have been killed: look at its terminal.`, command);
+    progress.say(t("Nothing has changed for {0} minutes. The run may have been killed: look at its terminal.", minutes), command);
   }
   setTimeout(() => {
     if (signal.aborted || location.protocol === "about:") return;
@@ -37,4 +37,4 @@ function renew({ written, patience, command }, progress, signal) {
 }
 
 ["pointermove", "pointerdown", "keydown"].forEach((name) => addEventListener(name, () => { touched = Date.now(); }));
-VIEWS.heads = { title: "Heads", show: showFile };
+VIEWS.heads = { title: t("Heads"), show: showFile };

@@ -13,17 +13,17 @@ function startHeads(box, to, data, frameOf, signal) {
   box.replaceChildren(byId("heads-view").content.cloneNode(true));
   byId("root").dataset.tab = state.tab; // page.css hides what belongs to the other
   byId("tabs").hidden = !experts;
-  byId("tabs").append(...Object.keys(TABS).map((tab) => button(tab, () => to.open(to.run, { tab, own: to.get("own") }), {
+  byId("tabs").append(...Object.keys(TABS).map((tab) => button(TAB_NAMES[tab], () => to.open(to.run, { tab, own: to.get("own") }), {
     role: "tab", "aria-selected": String(tab === state.tab),
   })));
-  const names = runs.map((run) => run.name).join(" and ");
-  byId("heading").textContent = state.tab === "experts" ? `Which experts the tokens go to in ${names}`
-    : `What the attention heads of ${names} look at`;
-  byId("notes").textContent = about.notes.join(" ");
+  const names = runs.map((run) => run.name).join(t(" and "));
+  byId("heading").textContent = state.tab === "experts" ? t("Which experts the tokens go to in {0}", names)
+    : t("What the attention heads of {0} look at", names);
+  byId("notes").textContent = about.notes.map(translated).join(" ");
   byId("notes").hidden = !about.notes.length;
   byId("keep").replaceChildren(copyLink());
-  if (!runs[0].mixture) byId("keep").prepend(headMenu(), button("Enlarge", () => change({ wide: !state.wide }), {
-    id: "wide", title: "Give the large map the whole width (F)",
+  if (!runs[0].mixture) byId("keep").prepend(headMenu(), button(t("Enlarge"), () => change({ wide: !state.wide }), {
+    id: "wide", title: t("Give the large map the whole width (F)"),
   }));
   startState();
   buildBar();
@@ -65,20 +65,20 @@ function growHeads(data) {
   const placeOf = (step) => (step === Infinity ? last : run.nearest(step));
   change({ views: state.views.map((view, i) => ({ ...view, at: placeOf(before[i]) })) });
   const { formed } = run;
-  const words = formed && !wasFormed ? ` Layer ${formed.layer}, head ${formed.head} became an induction head.` : "";
-  announce(`A new look at the heads, step ${run.steps[run.shown[last]].step}.${words}`);
+  const words = formed && !wasFormed ? t(" Layer {0}, head {1} became an induction head.", formed.layer, formed.head) : "";
+  announce(t("A new look at the heads, step {0}.", run.steps[run.shown[last]].step) + words);
 }
 
 // How far a run is, what its heads came to do, and what changed at which step.
 class Progress {
   constructor() {
     this.line = element("p", "line state");
-    this.bar = element("progress", "", "", { "aria-label": "training steps", hidden: true });
+    this.bar = element("progress", "", "", { "aria-label": t("training steps"), hidden: true });
     this.note = element("p", "quiet", "", { hidden: true });
     this.seen = element("p", "findings");
     this.moments = element("details", "moments", "", {}, [element("summary"), element("ol")]);
     const parts = [this.line, this.moments, this.bar, this.note, this.seen];
-    this.root = element("section", "progress", "", { "aria-label": "The run" }, parts);
+    this.root = element("section", "progress", "", { "aria-label": t("The run") }, parts);
   }
 
   // now: {state, step, total, loss, seconds}; nothing for a file that only shows what there was
@@ -87,10 +87,10 @@ class Progress {
     this.bar.hidden = !now?.total || now.state === "finished";
     if (!now) return;
     const isDone = now.total && now.step >= now.total; // evaluated and drawn last; that can take minutes
-    const words = { training: isDone ? "Trained: evaluating once more, then drawing" : "Training: new looks arrive by themselves",
-      finished: "Finished", stopped: "Stopped before its end" }[now.state];
-    const loss = now.state === "training" && Number.isFinite(now.loss) && `training loss ${figure(now.loss)}`;
-    const step = `step ${now.step ?? 0}${now.total ? ` of ${now.total}` : ""}`;
+    const words = { finished: t("Finished"), stopped: t("Stopped before its end"),
+      training: isDone ? t("Trained: evaluating once more, then drawing") : t("Training: new looks arrive by themselves") }[now.state];
+    const loss = now.state === "training" && Number.isFinite(now.loss) && t("training loss {0}", figure(now.loss));
+    const step = now.total ? t("step {0} of {1}", now.step ?? 0, now.total) : t("step {0}", now.step ?? 0);
     this.line.className = `line state ${now.state}`;
     this.line.textContent = [words, step, loss, now.seconds && duration(now.seconds)].filter(Boolean).join(" · ");
     Object.assign(this.bar, { max: now.total ?? 1, value: now.step ?? 0 });
@@ -99,16 +99,16 @@ class Progress {
   // Why it stopped, or that it may have been killed, and the command that continues.
   say(words, command) {
     this.note.hidden = !words;
-    this.note.replaceChildren(words, " This command continues from the newest checkpoint: ", element("code", "", command));
+    this.note.replaceChildren(words, t(" This command continues from the newest checkpoint: "), element("code", "", command));
   }
 
   drawRun({ seen = "", moments = [] }) {
-    this.seen.textContent = seen;
+    this.seen.textContent = seen.split(/(?<=\.) (?=[A-Z])/).map(translated).join(isChinese ? "" : " ");
     this.moments.hidden = !moments.length;
-    this.moments.firstChild.textContent = `What changed (${moments.length})`;
+    this.moments.firstChild.textContent = t("What changed ({0})", moments.length);
     this.moments.lastChild.replaceChildren(...moments.toReversed().map(({ step, what }) => {
-      const go = button(`step ${step}`, () => goTo(state.active, runs[0].nearest(step)), { class: "link" });
-      return element("li", "", "", {}, [go, ` ${what}`]);
+      const go = button(t("step {0}", step), () => goTo(state.active, runs[0].nearest(step)), { class: "link" });
+      return element("li", "", "", {}, [go, ` ${translated(what)}`]);
     }));
   }
 }
@@ -121,9 +121,9 @@ const rounded = (weight) => Number(weight.toFixed(5));
 function savePicture() {
   const { run, view } = panes[0];
   const text = about.probes.find((probe) => probe.name === state.probe).title;
-  const title = visiblePanes().map((pane) => `${pane.run.name}, step ${stepOf(pane.view).step}`).join(" · ");
+  const title = visiblePanes().map((pane) => `${pane.run.name}, ${t("step {0}", stepOf(pane.view).step)}`).join(" · ");
   const boxes = visiblePanes().map((pane) => pane.find(".maps"));
-  savePng(pictureOf(boxes, `${title} · ${text}`), `${run.name} step ${stepOf(view).step}.png`);
+  savePng(pictureOf(boxes, `${title} · ${translated(text)}`), `${run.name} step ${stepOf(view).step}.png`);
 }
 
 function headMenu() {
@@ -132,10 +132,10 @@ function headMenu() {
     const name = `${run.name} ${headName(run, view.layer, view.head)} step ${stepOf(view).step}`;
     if (map) save(panes[state.active], name);
   };
-  return saveMenu("Save what is shown", {
-    "Picture (PNG)": savePicture,
-    "Map (SVG)": ofMap((pane, name) => saveSvg(pictureOf([pane.find(".map")], name), `${name}.svg`)),
-    "Map and scores (JSON)": ofMap((pane, name) => saveJson(numbersOf(pane), `${name}.json`)),
+  return saveMenu(t("Save what is shown"), {
+    [t("Picture (PNG)")]: savePicture,
+    [t("Map (SVG)")]: ofMap((pane, name) => saveSvg(pictureOf([pane.find(".map")], name), `${name}.svg`)),
+    [t("Map and scores (JSON)")]: ofMap((pane, name) => saveJson(numbersOf(pane), `${name}.json`)),
   });
 }
 

@@ -34,7 +34,7 @@ function drawMap(pane) {
   const { view, run } = pane;
   const maps = mapsOf(view);
   const name = headName(run, view.layer, view.head);
-  const group = run.grouped ? ` · reads key/value head ${run.group(run.heads[view.head])}` : "";
+  const group = run.grouped ? t(" · reads key/value head {0}", run.group(run.heads[view.head])) : "";
   pane.find(".map-title").textContent = `${name}${group}`;
   pane.find(".map").hidden = !maps;
   pane.map = null;
@@ -47,7 +47,7 @@ function drawMap(pane) {
   const place = { left, top, width: side, height: side };
   Object.entries(place).forEach(([name, size]) => { canvas.style[name] = `${size}px`; });
   const svg = filled(pane.find(".around"), { width: wide, height: high, viewBox: `0 0 ${wide} ${high}` }, "", []);
-  svg.ariaLabel = `Attention of ${name} at step ${stepOf(view).step} over ${head.length} tokens`;
+  svg.ariaLabel = t("Attention of {0} at step {1} over {2} tokens", name, stepOf(view).step, head.length);
   svg.replaceChildren(...aroundMap(head.text, layout), drawn("g", { class: "cross" }));
   pane.map = { head, layout };
 }
@@ -73,7 +73,7 @@ function aroundMap(text, { length, left, top, side, cell, every, texts, size }) 
     const line = `M${left} ${top + i * cell}h${i * cell}V${top + side}`;
     if (start === i && i) parts.push(drawn("path", { class: "between", d: line }));
   });
-  const words = side > ROOMY ? ["row: the token that looks", "column: what it looks at"] : [];
+  const words = side > ROOMY ? [t("row: the token that looks"), t("column: what it looks at")] : [];
   const bar = Math.min(side * 0.45, 200);
   return [
     ...parts, ...words.map((line, i) => write(line, left + side - 10, top + 20 + 16 * i, "end", { class: "word" })),

@@ -3,7 +3,8 @@
 const OWN = "own"; // the name of this text among the probes
 const MOST_OWN = 64; // tokens
 const MOST_NEXT = 6; // tokens that may come next
-const BEGIN = "A fox named Tiko. Tiko saw";
+const TRIES = ["A fox named Tiko met a bird. Then T", "zim bora kel fum zim bora kel", "Once there was"];
+const [BEGIN] = TRIES;
 
 // The networks of one run, which are unpacked when their step is shown. frameOf: the bytes of a line of the file.
 class OwnReader {
@@ -28,8 +29,9 @@ class OwnReader {
       const ids = this.tokenizer.encode(words);
       const shown = ids.slice(0, MOST_OWN);
       const labels = shown.map((id) => this.tokenizer.label(id));
-      const left_out = ids.length > MOST_OWN ? `tokens ${MOST_OWN} to ${ids.length - 1} of ${ids.length}` : "";
-      const text = { labels, documents: null, left_out };
+      const left_out = ids.length > MOST_OWN ? t("tokens {0} to {1} of {2}", MOST_OWN, ids.length - 1, ids.length) : "";
+      const note = labels.includes("\ufffd") ? t("�: a part of a character that this model never learned") : "";
+      const text = { labels, documents: null, left_out, note };
       text.starts = documentStarts(text);
       const { weights, hidden } = this.network(step).forward(shown, new Set(off));
       if (this.read.size > 200) this.read.clear();
@@ -70,6 +72,12 @@ function toggleHead({ layer, head }) {
   change({ off: state.off.includes(name) ? state.off.filter((other) => other !== name) : [...state.off, name].sort() });
 }
 
+// The field of the reader's text, and texts to begin with.
+function buildOwn() {
+  byId("words").addEventListener("input", ({ target }) => change({ words: target.value, ...NO_TOKEN }));
+  document.querySelector(".tries").append(...TRIES.map((words) => button(words, () => change({ words, ...NO_TOKEN }), { class: "link" })));
+}
+
 function listenOwn(pane) {
   pane.find(".own-off").addEventListener("click", () => toggleHead(pane.view));
   pane.find(".own-all").addEventListener("click", () => change({ off: [] }));
@@ -80,10 +88,10 @@ function drawOwn(pane) {
   const { view, run } = pane;
   pane.root.classList.toggle("of-own", isOwn());
   if (!isOwn()) return;
-  pane.find(".own-off").textContent = state.off.includes(nameOf(view)) ? "Switch it on" : "Switch it off";
+  pane.find(".own-off").textContent = state.off.includes(nameOf(view)) ? t("Switch it on") : t("Switch it off");
   const names = state.off.map((name) => name.split(".").map(Number)).map(([layer, head]) => headName(run, layer, head));
   pane.find(".own-all").hidden = !names.length;
-  pane.find(".own-all").textContent = `All heads on (off: ${names.join(", ")})`;
+  pane.find(".own-all").textContent = t("All heads on (off: {0})", names.join(", "));
   pane.find(".own-next").hidden = !mapsOf(view);
   drawNext(pane);
 }
@@ -100,11 +108,11 @@ function drawNext(pane) {
   if (!maps) return;
   const at = pointedIn(pane) ?? maps.text.labels.length - 1;
   const layers = pane.run.own.next(stepOf(pane.view).step, state.words, state.off, at);
-  pane.find(".next-title").textContent = `What comes after ${maps.text.labels[at]}?`;
+  pane.find(".next-title").textContent = t("What comes after {0}?", maps.text.labels[at]);
   pane.find(".next").replaceChildren(...layers.at(-1).map(([label, share]) => element("tr", "", "", {}, [
     element("td", "", label), element("td", "number", percent(share)),
     element("td", "gauge-cell", "", {}, [gauge(share)]),
   ])));
   pane.find(".lens").replaceChildren(...layers.map((best, i) => element("li", "",
-    `${i ? `after layer ${i - 1}` : "before layer 0"}: ${best.slice(0, 3).map(([label, share]) => `${label} ${percent(share)}`).join(" · ")}`)));
+    `${i ? t("after layer {0}", i - 1) : t("before layer 0")}: ${best.slice(0, 3).map(([label, share]) => `${label} ${percent(share)}`).join(" · ")}`)));
 }

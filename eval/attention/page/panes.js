@@ -8,7 +8,7 @@ class Pane {
   constructor(number) {
     this.number = number;
     this.root = byId("pane").content.firstElementChild.cloneNode(true);
-    this.root.setAttribute("aria-label", number ? "Second view" : "First view");
+    this.root.setAttribute("aria-label", number ? t("Second view") : t("First view"));
     this.tokens = [];
     runs.forEach((run, i) => this.find(".run-choice").add(new Option(run.name, i)));
     this.find(".run").hidden = runs.length < 2;
@@ -105,15 +105,15 @@ function drawSteps(pane) {
   const last = lastOf(view);
   const isPlaying = state.playing === pane.number;
   pane.find(".slider").hidden = pane.find(".play").hidden = last === 0;
-  Object.assign(pane.find(".step"), { max: last, value: view.at, ariaValueText: `step ${step}` });
-  const words = [step >= 0 ? `step ${step}` : "of no step", tokens && `${number(tokens)} tokens`, seconds && duration(seconds)];
+  Object.assign(pane.find(".step"), { max: last, value: view.at, ariaValueText: t("step {0}", step) });
+  const words = [step >= 0 ? t("step {0}", step) : t("of no step"), tokens && t("{0} tokens", number(tokens)), seconds && duration(seconds)];
   pane.find(".when").textContent = words.filter(Boolean).join(" · ");
-  pane.find(".play").textContent = isPlaying ? "❙❙ Pause" : "▶ Play";
+  pane.find(".play").textContent = isPlaying ? t("❙❙ Pause") : t("▶ Play");
   pane.find(".formed-mark").hidden = pane.find(".formed").hidden = !run.formed || last === 0;
   if (!run.formed) return;
   const share = run.nearest(run.formed.step) / last;
   pane.find(".formed-mark").style.left = `calc(8px + (100% - 16px) * ${share})`; // the thumb is 16 pixels wide
-  pane.find(".formed").textContent = `▲ L${run.formed.layer} H${run.formed.head} forms at step ${run.formed.step}`;
+  pane.find(".formed").textContent = t("▲ {0} forms at step {1}", `L${run.formed.layer} H${run.formed.head}`, run.formed.step);
 }
 
 // ------------------------------------------------------------------ heads: layers downwards, heads of a layer to the right
@@ -146,10 +146,10 @@ function fillCell(cell, back, words) {
 }
 
 const GROUP_WORDS = {
-  mha: "MHA: every head has keys and values of its own",
-  gqa: "GQA: heads of one colour share one key/value head",
-  mqa: "MQA: all heads of a layer share one key/value head",
-  mla: "MLA: every head makes its own keys and values, all from one small vector per token",
+  mha: t("MHA: every head has keys and values of its own"),
+  gqa: t("GQA: heads of one colour share one key/value head"),
+  mqa: t("MQA: all heads of a layer share one key/value head"),
+  mla: t("MLA: every head makes its own keys and values, all from one small vector per token"),
 };
 
 function attentionKind(run) {
@@ -185,12 +185,13 @@ function drawHeads(pane) {
   const hasScore = info && (run.mixture || (maps && isMeasuredOn(info, state.probe)));
   const wide = pane.cells[0][0].clientWidth; // 0 while the grid is hidden
   pane.cells.forEach((row, layer) => row.forEach((cell, head) => {
-    const group = run.grouped ? `, KV group ${run.group(run.heads[head])}` : "";
+    const group = run.grouped ? t(", KV group {0}", run.group(run.heads[head])) : "";
     const value = hasScore ? scoreOf(view, info, layer, head) : null;
-    const score = hasScore ? `: ${info.title} ${withUnit(value, info)}` : "";
+    const score = hasScore ? `: ${translated(info.title)} ${withUnit(value, info)}` : "";
     const title = `${headName(run, layer, head)}${group}${score}${alarmOf(pane, layer, head)}`;
     drawCell(cell, layer === view.layer && head === view.head, title);
     cell.style.borderColor = groupColour(run, run.heads[head]);
+    cell.classList.toggle("off", isOwn() && state.off.includes(nameOf({ layer, head })));
     cell.classList.toggle("starved", Boolean(alarmOf(pane, layer, head)));
     const badge = cell.querySelector(".badge");
     badge.hidden = !hasScore;
@@ -203,8 +204,9 @@ function drawHeads(pane) {
 
 function drawGridNote(pane, info) {
   const { run } = pane;
-  const shared = run.attention === "mla" ? "" : `, ${run.num_key_value_heads} key/value heads`;
-  const words = isMeasuredOn(info, state.probe) ? "The number in a square is its score for" : "This text has no score for";
-  const ofScore = info ? ` ${words} ${info.title}; choose another score below.` : "";
-  pane.find(".grid-note").textContent = `${run.num_attention_heads} heads a layer${shared}. ${GROUP_WORDS[attentionKind(run)]}.${ofScore}`;
+  const shared = run.attention === "mla" ? "" : t(", {0} key/value heads", run.num_key_value_heads);
+  const words = isMeasuredOn(info, state.probe) ? t(" The number in a square is its score for {0}; choose another score below.", translated(info?.title))
+    : t(" This text has no score for {0}; choose another score below.", translated(info?.title));
+  pane.find(".grid-note").textContent = t("{0} heads a layer{1}. {2}.", run.num_attention_heads, shared, GROUP_WORDS[attentionKind(run)])
+    + (info && !isOwn() ? words : "");
 }

@@ -3,23 +3,24 @@
 
 // What is drawn of a line of metrics.jsonl, one chart each. isNoisy: smoothing is for it
 const FIGURES = [
-  { name: "loss", title: "Training loss", unit: "nats a token", split: "train", isNoisy: true, of: (line) => line.loss },
-  { name: "val", title: "Validation loss", unit: "nats a token", split: "val", of: (line) => line.loss },
-  { name: "gap", title: "Gap to the floor", unit: "bits a byte above the best there is", split: "floor",
+  { name: "loss", title: t("Training loss"), unit: t("nats a token"), split: "train", isNoisy: true, of: (line) => line.loss },
+  { name: "val", title: t("Validation loss"), unit: t("nats a token"), split: "val", of: (line) => line.loss },
+  { name: "gap", title: t("Gap to the floor"), unit: t("bits a byte above the best there is"), split: "floor",
     of: (line) => line.model - line.floor },
-  { name: "lr", title: "Learning rate", unit: "", split: "train", of: (line) => line.lr },
-  { name: "speed", title: "Tokens a second", unit: "", split: "train", isNoisy: true, of: (line) => line.tokens_per_s },
-  { name: "induction", title: "Best induction head", unit: "share of its attention", split: "attention",
+  { name: "lr", title: t("Learning rate"), unit: "", split: "train", of: (line) => line.lr },
+  { name: "speed", title: t("Tokens a second"), unit: "", split: "train", isNoisy: true, of: (line) => line.tokens_per_s },
+  { name: "induction", title: t("Best induction head"), unit: t("share of its attention"), split: "attention",
     of: (line) => line.induction_max },
 ];
 const AXES = { step: "step", tokens: "tokens", seconds: "time_s" }; // words -> name in a line
+const AXIS_NAMES = { step: t("step"), tokens: t("tokens"), seconds: t("seconds") };
 const COLUMNS = {
-  state: (run) => run.state,
-  step: (run) => `${run.step ?? "–"}${run.total ? ` of ${run.total}` : ""}`,
-  loss: (run) => figure(run.loss),
-  validation: (run) => figure(run.val_loss),
-  "gap to the floor": (run) => figure(run.gap),
-  "tokens/s": (run) => figure(run.tokens_per_s),
+  [t("state")]: (run) => translated(run.state),
+  [t("step")]: (run) => (run.total ? t("{0} of {1}", run.step ?? "–", run.total) : run.step ?? "–"),
+  [t("loss")]: (run) => figure(run.loss),
+  [t("validation")]: (run) => figure(run.val_loss),
+  [t("gap to the floor")]: (run) => figure(run.gap),
+  [t("tokens/s")]: (run) => figure(run.tokens_per_s),
 };
 
 // metrics.jsonl of one run, as far as it is known here.
@@ -79,13 +80,13 @@ function showRuns(root, address) {
 
   // ------------------------------------------------------------------ what is there
 
-  const none = element("p", "card", "This folder holds no run yet. Train one, for example with: make demo");
-  const table = tableOf("run-table", ["run", ...Object.keys(COLUMNS), ""], []);
+  const none = element("p", "card", t("This folder holds no run yet. Train one, for example with: make demo"));
+  const table = tableOf("run-table", [t("run"), ...Object.keys(COLUMNS), ""], []);
   const charts = FIGURES.map((about) => new Chart(about, chartMenu));
   const differences = element("section", "differences");
-  byId("heading").textContent = "Every run of this folder";
-  byId("keep").append(saveMenu("Save the data of all charts", {
-    "Data (JSON)": () => saveJson(shown().map((name) => ({ ...all.get(name), log: logOf(name).splits })), "runs.json"),
+  byId("heading").textContent = t("Every run of this folder");
+  byId("keep").append(saveMenu(t("Save the data of all charts"), {
+    [t("Data (JSON)")]: () => saveJson(shown().map((name) => ({ ...all.get(name), log: logOf(name).splits })), "runs.json"),
   }), copyLink());
   root.append(none, element("div", "scroll", "", {}, [table]), bar(),
     element("div", "charts", "", {}, charts.map((chart) => chart.root)), differences);
@@ -119,7 +120,7 @@ function showRuns(root, address) {
       const at = shown().indexOf(name);
       row.className = at < 0 ? "" : `run-${at % 8}`;
       row.querySelector("input").checked = at >= 0;
-      if (row.cells[1].textContent === "training" && run.state !== "training") announce(`${name} is ${run.state}`);
+      if (row.cells[1].matches(".training") && run.state !== "training") announce(t("{0} is {1}", name, translated(run.state)));
       while (row.cells.length > 2) row.cells[1].remove(); // what may have the focus stays
       row.cells[0].after(...Object.values(COLUMNS).map((of) => element("td", "", of(run))));
       row.cells[1].className = `state ${run.state}`;
@@ -136,7 +137,7 @@ function showRuns(root, address) {
       readAndDraw();
     });
     box.firstChild.after(element("span", "swatch"));
-    const heads = element("a", "", "heads", { href: link("heads", name), "aria-label": `Heads of ${name}` });
+    const heads = element("a", "", t("heads"), { href: link("heads", name), "aria-label": t("{0} of the run {1}", t("Heads"), name) });
     const row = element("tr", "", "", {}, [element("th", "", "", { scope: "row" }, [box]), element("td", "", "", {}, [heads])]);
     table.tBodies[0].append(row);
     return row;
@@ -151,11 +152,11 @@ function showRuns(root, address) {
     };
     const smooth = element("input", "", "", { type: "range", min: 0, max: 0.98, step: 0.02, value: address.get("smooth", "0") });
     smooth.addEventListener("input", () => keep("smooth")(smooth.value === "0" ? "" : smooth.value));
-    return element("div", "bar", "", { role: "group", "aria-label": "How the charts are drawn" }, [
-      choice("Over", Object.keys(AXES).map((name) => [name, name]), axis(), keep("x")),
-      check("log across", Boolean(address.get("logx")), keep("logx")),
-      check("log upwards", Boolean(address.get("logy")), keep("logy")),
-      element("label", "", "Smoothing ", {}, [smooth]),
+    return element("div", "bar", "", { role: "group", "aria-label": t("How the charts are drawn") }, [
+      choice(t("Over"), Object.entries(AXIS_NAMES), axis(), keep("x")),
+      check(t("log across"), Boolean(address.get("logx")), keep("logx")),
+      check(t("log upwards"), Boolean(address.get("logy")), keep("logy")),
+      element("label", "", `${t("Smoothing")} `, {}, [smooth]),
     ]);
   }
 
@@ -174,7 +175,7 @@ function showRuns(root, address) {
 
   function chartMenu(chart) {
     const name = (ending) => `${chart.about.name} ${shown().join(" ")}`.slice(0, 100) + ending;
-    return saveMenu(`Save the chart ${chart.about.title}`, {
+    return saveMenu(t("Save the chart {0}", chart.about.title), {
       PNG: () => savePng(chart.svg, name(".png")),
       SVG: () => saveSvg(chart.svg, name(".svg")),
       CSV: () => saveCsv(numbersOf(chart.about), name(".csv")),
@@ -199,10 +200,10 @@ function showRuns(root, address) {
     const keys = [...new Set(values.flatMap(Object.keys))].filter((key) => key !== "name" && !key.startsWith("rungs"));
     const different = keys.map((key) => [key, ...values.map((setting) => setting[key] ?? "–")])
       .filter(([, ...row]) => new Set(row).size > 1);
-    const title = ["setting", ...names];
-    const save = saveMenu("Save the settings that differ", { CSV: () => saveCsv([title, ...different], "settings.csv") });
-    differences.append(element("div", "head-line", "", {}, [element("h2", "", "In what their settings differ"), save]));
-    if (!different.length) differences.append(element("p", "soft", "In nothing but their names."));
+    const title = [t("setting"), ...names];
+    const save = saveMenu(t("Save the settings that differ"), { CSV: () => saveCsv([title, ...different], "settings.csv") });
+    differences.append(element("div", "head-line", "", {}, [element("h2", "", t("In what their settings differ")), save]));
+    if (!different.length) differences.append(element("p", "soft", t("In nothing but their names.")));
     else differences.append(element("div", "scroll", "", { tabindex: 0 }, [tableOf("difference-table", title, different)]));
   }
 }
@@ -217,4 +218,4 @@ function tableOf(kind, titles, rows) {
   ]);
 }
 
-VIEWS.runs = { title: "Runs", show: showRuns };
+VIEWS.runs = { title: t("Runs"), show: showRuns };

@@ -89,7 +89,7 @@ function saveMenu(title, ways) {
     close();
     act();
   })));
-  const menu = element("details", "save", "", {}, [element("summary", "", "Save", { "aria-label": title }), list]);
+  const menu = element("details", "save", "", {}, [element("summary", "", t("Save"), { "aria-label": title }), list]);
   menu.addEventListener("keydown", ({ key }) => key === "Escape" && close());
   menu.addEventListener("focusout", ({ relatedTarget: to }) => to && !menu.contains(to) && close());
   return menu;
@@ -97,10 +97,10 @@ function saveMenu(title, ways) {
 
 // The address of what is shown, with all of its state.
 function copyLink() {
-  return button("Copy link", async ({ target }) => {
+  return button(t("Copy link"), async ({ target }) => {
     const isCopied = await navigator.clipboard.writeText(location.href).then(() => true, () => false);
-    target.textContent = isCopied ? "Copied" : "It is in the address bar";
+    target.textContent = isCopied ? t("Copied") : t("It is in the address bar");
     announce(target.textContent);
-    setTimeout(() => { target.textContent = "Copy link"; }, 2000);
+    setTimeout(() => { target.textContent = t("Copy link"); }, 2000);
   });
 }

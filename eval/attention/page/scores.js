@@ -3,8 +3,8 @@
 const STANDS_OUT = 0.25; // a pattern is named from this score on, and
 const TIMES_CHANCE = 3; // from so many times what an even spread would score
 
-const withUnit = (value, info) => (value === null ? "undefined" : `${number(value)}${info.unit && ` ${info.unit}`}`);
-const levelName = () => (state.tab === "experts" ? "fair share" : "chance");
+const withUnit = (value, info) => (value === null ? t("undefined") : `${number(value)}${info.unit && ` ${translated(info.unit)}`}`);
+const levelName = () => (state.tab === "experts" ? t("fair share") : t("chance"));
 
 // Of a score over all runs, steps and heads, and with its chance level, so that colours and curves of two views compare.
 function range(info) {
@@ -38,10 +38,11 @@ function drawCaption(pane) {
   const pattern = patternOf(pane);
   const info = pattern ?? scoreInfo();
   if (!info) return sentence("", "");
-  const where = isMeasuredOn(info, state.probe) ? "This" : `On ${info.measured_on}, this`; // not on the map that is shown
-  const words = pattern ? `${where} head looks at ${info.looks_at}.` : "This head shows no pattern that has a name.";
+  const here = isMeasuredOn(info, state.probe) ? t("This head looks at {0}.", translated(info.looks_at))
+    : t("On {0}, this head looks at {1}.", translated(info.measured_on), translated(info.looks_at)); // not on the map that is shown
+  const words = pattern ? here : t("This head shows no pattern that has a name.");
   const value = withUnit(scoreOf(view, info), info);
-  return sentence(words, `Its score for ${info.title}: ${value}, chance ${number(run.chance[info.name])}.`);
+  return sentence(words, t("Its score for {0}: {1}, chance {2}.", translated(info.title), value, number(run.chance[info.name])));
 }
 
 function drawScoreTable(pane) {
@@ -56,16 +57,16 @@ function drawScoreTable(pane) {
     row.querySelector(".here").textContent = withUnit(value, info);
     row.querySelector(".chance").textContent = number(chance);
     const gauge = row.querySelector(".gauge");
-    gauge.title = `from ${range(info).map((end) => number(end)).join(" to ")}; the line is ${levelName()}`;
+    gauge.title = t("from {0} to {1}; the line is {2}", ...range(info).map((end) => number(end)), levelName());
     gauge.style.setProperty("--value", value === null ? 0 : clamp(shareOf(value, info), 0, 1));
     gauge.style.setProperty("--chance", chance === null ? -1 : shareOf(chance, info));
   });
 }
 
 function scoreRow(info) {
-  const name = button(info.title, () => chooseScore(info.name), { class: "link score-name" });
+  const name = button(translated(info.title), () => chooseScore(info.name), { class: "link score-name" });
   return element("tr", "", "", {}, [
-    element("th", "", "", { scope: "row" }, [name, element("span", "soft meaning", info.meaning)]),
+    element("th", "", "", { scope: "row" }, [name, element("span", "soft meaning", translated(info.meaning))]),
     element("td", "here number"), element("td", "chance number"), element("td", "gauge-cell", "", {}, [element("div", "gauge")]),
   ]);
 }
@@ -75,9 +76,9 @@ function drawScoreCurve(pane) {
   const info = scoreInfo();
   pane.find(".scores").hidden = !info;
   if (!info) return;
-  const measured = info.measured_on ? ` Measured on “${info.measured_on}”.` : "";
-  pane.find(".score-title").textContent = `${info.title} over training`;
-  pane.find(".score-note").textContent = `${info.meaning}${info.paper ? ` (${info.paper})` : ""}${measured}`;
+  const measured = info.measured_on ? t(" Measured on “{0}”.", translated(info.measured_on)) : "";
+  pane.find(".score-title").textContent = t("{0} over training", translated(info.title));
+  pane.find(".score-note").textContent = `${translated(info.meaning)}${measured}`;
   const lineOf = (layer, head) => run.steps.map(({ step }, i) => [step, run.score(info.name, i, layer, head)]);
   const others = run.layers.flatMap((_, layer) => run.heads.map((__, head) => ({ points: lineOf(layer, head), kind: "thin" })));
   const steps = run.steps.map(({ step }) => step);
@@ -85,13 +86,13 @@ function drawScoreCurve(pane) {
   const svg = pane.find(".curve");
   const chance = run.chance[info.name];
   const { valueAt } = drawChart(svg, [...others, { points: lineOf(view.layer, view.head), dots: 2 }], {
-    title: `training step${tokens ? ` (to ${number(tokens)} tokens)` : ""}`,
+    title: tokens ? t("training step (to {0} tokens)", number(tokens)) : t("training step"),
     x: { range: [steps[0], Math.max(steps[0] + 1, steps.at(-1))] }, y: { range: range(info) }, now: stepOf(view).step,
     level: chance !== null && [chance, levelName()],
-    marks: info.name === "induction" && run.formed ? [[run.formed.step, "forms"]] : [],
+    marks: info.name === "induction" && run.formed ? [[run.formed.step, t("forms")]] : [],
   });
   svg.onclick = (event) => chooseStep(pane.number, run.nearest(valueAt(event)));
-  const words = `${headName(run, view.layer, view.head)} at step ${stepOf(view).step}: ${withUnit(scoreOf(view, info), info)}`;
-  pane.find(".curve-note").textContent = `Thick: ${words}. Thin: the other ${state.tab}. Click to go to a step.`;
-  svg.ariaLabel = `${info.title} over training. ${words}`;
+  const words = t("{0} at step {1}: {2}", headName(run, view.layer, view.head), stepOf(view).step, withUnit(scoreOf(view, info), info));
+  pane.find(".curve-note").textContent = t("Thick: {0}. Thin: the other {1}. Click to go to a step.", words, TAB_NAMES[state.tab]);
+  svg.ariaLabel = `${t("{0} over training", translated(info.title))}. ${words}`;
 }

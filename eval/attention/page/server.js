@@ -8,7 +8,7 @@ async function ask(path, { signal, as = "json", ...more } = {}) {
   if (answer.ok) return as === "stream" ? answer.body : answer[as]();
   const { error: told } = await answer.json().catch(() => ({}));
   if (answer.status === 401) askForKey();
-  throw Object.assign(new Error(told?.message ?? `the server answered ${answer.status}`), { status: answer.status });
+  throw Object.assign(new Error(told?.message ?? t("the server answered {0}", answer.status)), { status: answer.status });
 }
 
 const part = (...names) => names.map(encodeURIComponent).join("/");
@@ -23,11 +23,11 @@ function askForKey() {
   const field = element("input", "", "", { type: "password", autocomplete: "current-password", required: true });
   const told = element("output");
   const form = element("form", "card", "", { id: "key" }, [
-    element("label", "", "This server has a key: ", {}, [field]), " ", element("button", "", "Open"), " ", told,
+    element("label", "", t("This server has a key: "), {}, [field]), " ", element("button", "", t("Open")), " ", told,
   ]);
   form.addEventListener("submit", (event) => {
     event.preventDefault();
-    post("/page/key", { key: field.value }).then(() => location.reload(), () => { told.textContent = "This is not the key."; });
+    post("/page/key", { key: field.value }).then(() => location.reload(), () => { told.textContent = t("This is not the key."); });
   });
   byId("root").before(form);
   field.focus();
@@ -49,7 +49,7 @@ async function followRuns(listen, signal) {
       isNew = false;
     } catch (error) {
       if (error.status === 401 || signal.aborted) return; // the page asks for the key, and is loaded again
-      byId("connection").textContent = "No connection to the server. Is `python -m serve` still running? This page tries again.";
+      byId("connection").textContent = t("No connection to the server. Is `python -m serve` still running? This page tries again.");
       byId("connection").hidden = false;
     }
   }
@@ -63,7 +63,7 @@ class RunHeads {
   // own: a text of one's own, in place of those of the run; shown: it, or the looks of the run that were read
   constructor(root, address) {
     Object.assign(this, { address, own: address.get("own"), shown: "", frames: new Map(), queue: Promise.resolve(), names: "" });
-    this.waiting = element("p", "card", "Looking for runs …");
+    this.waiting = element("p", "card", t("Looking for runs …"));
     this.progress = new Progress();
     this.live = element("div", "live", "", { hidden: true }, [this.progress.root]);
     this.box = element("div");
@@ -77,17 +77,17 @@ class RunHeads {
     const now = all.get(address.run);
     if (!address.run) {
       const first = known.find((run) => run.looks[0]) ?? known.find((run) => run.state === "training");
-      return first ? address.open(first.name) : this.wait("No run of this folder has looked at its heads yet.");
+      return first ? address.open(first.name) : this.wait(t("No run of this folder has looked at its heads yet."));
     }
-    if (!now) return this.wait(`There is no run “${address.run}” in this folder.`);
+    if (!now) return this.wait(t("There is no run “{0}” in this folder.", address.run));
     this.drawLive(now, known);
     const wanted = own || String(now.looks);
-    if (!own && !now.looks[0]) this.wait(`The run “${now.name}” has not looked at its heads yet. Its first look appears here by itself.`);
+    if (!own && !now.looks[0]) this.wait(t("The run “{0}” has not looked at its heads yet. Its first look appears here by itself.", now.name));
     else if (wanted !== this.shown) {
       this.shown = wanted;
       this.queue = this.queue.then(() => (own ? this.look(own) : this.read(now.name))).catch((error) => {
         if (address.signal.aborted) return;
-        this.wait(`The heads of this run cannot be shown: ${error.message}`);
+        this.wait(t("The heads of this run cannot be shown: {0}", error.message));
         this.shown = own; // without one, the next news try again
       });
     }
@@ -130,11 +130,11 @@ class RunHeads {
 
   // A text of one's own, at every checkpoint.
   async look(text) {
-    this.wait("Every checkpoint of the run looks at your text …");
+    this.wait(t("Every checkpoint of the run looks at your text …"));
     const told = await post(`/live/runs/${part(this.address.run)}/look`, { text }, { signal: this.address.signal });
     const frames = new Map(Object.entries(told.frames).map(([key, packed]) => [key, bytesOf(packed)]));
-    const title = "your own text";
-    told.probes.forEach((probe) => Object.assign(probe, { title, note: "your own" }));
+    const title = t("your own text");
+    told.probes.forEach((probe) => Object.assign(probe, { title, note: t("your own") }));
     told.scores.forEach((score) => { score.measured_on = score.probe && title; });
     this.begin(told, (key) => frames.get(key));
   }
@@ -147,14 +147,14 @@ class RunHeads {
     if (this.names !== String(names)) {
       this.names = String(names);
       this.pick?.remove();
-      this.pick = choice("Run", names.map((name) => [name, name]), now.name, (name) => address.open(name));
+      this.pick = choice(t("Run"), names.map((name) => [name, name]), now.name, (name) => address.open(name));
       this.live.prepend(this.pick);
     }
     if (!now.has_model || this.form) return;
-    const words = "A text of your own";
+    const words = t("A text of your own");
     const field = element("textarea", "", own, { rows: 2, maxlength: 2000, placeholder: "Once there was a fox. The fox saw a bird …", "aria-label": words });
-    const leave = button("Back to the texts of the run", () => address.open(now.name), { hidden: !own });
-    const form = element("form", "own-text", "", {}, [field, element("button", "", "Look at it"), leave]);
+    const leave = button(t("Back to the texts of the run"), () => address.open(now.name), { hidden: !own });
+    const form = element("form", "own-text", "", {}, [field, element("button", "", t("Look at it")), leave]);
     form.addEventListener("submit", (event) => {
       event.preventDefault();
       if (field.value.trim()) address.open(now.name, { own: field.value });
@@ -164,4 +164,4 @@ class RunHeads {
   }
 }
 
-VIEWS.heads = { title: "Heads", show: (root, address) => new RunHeads(root, address) };
+VIEWS.heads = { title: t("Heads"), show: (root, address) => new RunHeads(root, address) };

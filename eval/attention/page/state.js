@@ -44,13 +44,21 @@ const comparisons = () => (runs.length > 1 ? ["none", "steps", "runs"] : ["none"
 function chooseText(probe) {
   const other = about.scores.find((score) => score.probe === probe);
   const score = isMeasuredOn(scoreInfo(), probe) || !other ? state.score : other.name;
-  change({ probe, score, ...NO_TOKEN });
+  changeText({ probe, score });
+}
+
+// Texts have steps of their own: each view goes to the nearest.
+function changeText(fields) {
+  const steps = state.views.map((view) => stepOf(view).step);
+  Object.assign(state, fields);
+  change({ views: state.views.map((view, i) => ({ ...view, at: runOf(view).nearest(steps[i]) })), ...NO_TOKEN });
 }
 
 function chooseScore(score) {
   const { probe } = about.scores.find((info) => info.name === score);
   const isElsewhere = probe !== state.probe && about.probes.some(({ name }) => name === probe);
-  change(isElsewhere ? { score, probe, ...NO_TOKEN } : { score });
+  if (isElsewhere) changeText({ score, probe });
+  else change({ score });
 }
 
 // Views in which one has other fields.
@@ -160,6 +168,7 @@ function fromAddress() {
     const value = address.get(name);
     if (field === "words" ? value : allowed[field].includes(value)) state[field] = typeof state[field] === "boolean" || value;
   });
+  state.views.forEach((view) => { view.at = Math.min(view.at, lastOf(view)); }); // the text has steps of its own
   address.get("at").split("_").filter(Boolean).slice(0, 2).forEach((text, i) => {
     const [layer, head, step = "", run = ""] = text.split(".");
     const view = state.views[i];

@@ -13,7 +13,7 @@ function listenPlaces(box, point, choose) {
 function drawTokens(pane) {
   const text = mapsOf(pane.view)?.text ?? null;
   const probe = about.probes.find(({ name }) => name === state.probe);
-  pane.find(".text-note").textContent = [probe.note, text?.left_out && `not shown: ${text.left_out}`].filter(Boolean).join("; ");
+  pane.find(".text-note").textContent = [text?.note || translated(probe.note), text?.left_out && t("not shown: {0}", translated(text.left_out))].filter(Boolean).join(t("; "));
   if (pane.textShown !== text) {
     pane.textShown = text;
     const box = pane.find(".tokens");
@@ -21,7 +21,7 @@ function drawTokens(pane) {
     pane.tokens = (text?.labels ?? []).map((words, i) => {
       const isBegin = text.documents && text.starts[i] === i;
       const token = element("span", "token", words || "∅", { role: "option", "data-place": i, id: `token-${pane.number}-${i}` });
-      box.append(...(isBegin ? [element("span", "document", `document ${text.documents[i]}`)] : []), token);
+      box.append(...(isBegin ? [element("span", "document", t("document {0}", text.documents[i]))] : []), token);
       return token;
     });
   }
@@ -46,8 +46,8 @@ function drawAttention(pane) {
   });
   if (here === null) box.removeAttribute("aria-activedescendant");
   else box.setAttribute("aria-activedescendant", pane.tokens[here].id);
-  const words = !head ? (pane.run.isWaiting(pane.view.at, state.probe) ? "Reading the map …" : "This run was not looked at on this text at this step.")
-    : "Point at a token, here or in the map: blue is what it looks at, orange is what looks at it.";
+  const words = !head ? (pane.run.isWaiting(pane.view.at, state.probe) ? t("Reading the map …") : t("This run was not looked at on this text at this step."))
+    : t("Point at a token, here or in the map: blue is what it looks at, orange is what looks at it.");
   pane.find(".readout").replaceChildren(...(here === null ? [words] : readout(head, here)));
 }
 
@@ -55,11 +55,11 @@ function readout(head, here) {
   const { labels } = head.text;
   const strongest = (from, to, weight) => Array.from({ length: to - from }, (_, i) => [from + i, weight(from + i)])
     .filter(([, share]) => share >= 0.0005).sort((a, b) => b[1] - a[1]).slice(0, 5)
-    .map(([i, share]) => `${labels[i]} (${i}) ${number(share)}`).join(" · ") || "nothing that is shown";
-  const seen = here + 1 < head.length ? strongest(here + 1, head.length, (q) => head.weight(q, here)) : "none: it is the last";
+    .map(([i, share]) => `${labels[i]} (${i}) ${number(share)}`).join(" · ") || t("nothing that is shown");
+  const seen = here + 1 < head.length ? strongest(here + 1, head.length, (q) => head.weight(q, here)) : t("none: it is the last");
   return [
-    element("b", "", `${labels[here]} (${here})`), " ", element("span", "looks", "looks at"),
-    ` ${strongest(0, here + 1, (k) => head.weight(here, k))}. `, element("span", "seen", "Looked at by"), ` ${seen}.`,
+    element("b", "", `${labels[here]} (${here})`), " ", element("span", "looks", t("looks at")),
+    ` ${strongest(0, here + 1, (k) => head.weight(here, k))}. `, element("span", "seen", t("Looked at by")), ` ${seen}.`,
   ];
 }
 

@@ -53,7 +53,7 @@ async function open() {
     await VIEWS[address.view].show(root, address);
   } catch (error) {
     if (signal.aborted) return;
-    say(`This page cannot be shown: ${error.message}`);
+    say(t("This page cannot be shown: {0}", error.message));
     throw error;
   }
 }
@@ -62,7 +62,7 @@ function drawViews({ view, run }) {
   if (Object.keys(VIEWS).length < 2) return; // a file
   byId("views").replaceChildren(...Object.entries(VIEWS).map(([name, { title }]) => (
     element("a", "", title, { href: link(name, name === "runs" ? "" : run), "aria-current": name === view && "page" }))));
-  document.title = `${VIEWS[view].title}${run && ` of ${run}`} · Headlight`;
+  document.title = `${run ? t("{0} of the run {1}", VIEWS[view].title, run) : VIEWS[view].title} · Headlight`;
 }
 
 // Light or dark: as the system has it, or the button and D. Views that paint hear of it: document's "theme".
@@ -70,16 +70,19 @@ const isDark = () => document.documentElement.dataset.theme === "dark";
 
 function setTheme(theme) {
   document.documentElement.dataset.theme = theme;
-  byId("theme").textContent = isDark() ? "Light" : "Dark";
+  byId("theme").textContent = isDark() ? t("Light") : t("Dark");
   document.dispatchEvent(new Event("theme"));
 }
 
 const changeTheme = () => setTheme(isDark() ? "light" : "dark");
 
 document.addEventListener("DOMContentLoaded", () => { // the other scripts are there
+  translatePage();
   const dark = matchMedia("(prefers-color-scheme: dark)");
   setTheme(dark.matches ? "dark" : "light");
   dark.addEventListener("change", () => setTheme(dark.matches ? "dark" : "light"));
+  byId("language").hidden = !storage;
+  byId("language").addEventListener("click", changeLanguage);
   byId("theme").addEventListener("click", changeTheme);
   byId("keys").append(...KEYS.flatMap(([keys, words]) => [element("dt", "", keys), element("dd", "", words)]));
   byId("help-button").addEventListener("click", () => byId("help").showModal());

@@ -97,6 +97,7 @@ def short_of_room_on_rank_1(folder: Path) -> None:
 def test_if_one_process_has_no_room_every_process_hears_of_it_and_nothing_counts_as_a_checkpoint(tmp_path):
     assert run_world(2, in_a_group, short_of_room_on_rank_1, tmp_path) == [0, 0]
     assert newest_intact(tmp_path / "checkpoints") is None
+    assert list(tmp_path.glob("checkpoints/*")) == []
 
 
 def on_machines_of_two(*arguments) -> None:

@@ -5,10 +5,10 @@ const ZH = {
   "Views": "视图", "Light or dark (D)": "浅色或深色（D）", "Help": "帮助", "Keys and explanations (?)": "按键和说明（?）",
   "What to look at": "看什么", "Your text": "你的文本", "For example:": "例如：", "Text": "文本 ", "Dark": "深色", "Light": "浅色",
   "Type any text.": "随便输入一段文本。",
-  "A small language model reads it here, in your browser, and says what comes next. The first text ends inside a name: drag the slider back through training, or switch the head off, and the model cannot finish it.":
-    "一个很小的语言模型就在你的浏览器里读它，并预测接下来是什么。第一段文本停在一个名字中间：把滑块往回拖，或者关掉这个头，模型就写不出这个名字了。",
+  "A small language model reads it here, in your browser, and says what comes next. It knows only the texts that it was trained on. The first one below ends inside a name: drag the slider back through training, or switch the head off, and the model cannot finish it.":
+    "一个很小的语言模型就在你的浏览器里读它，并预测接下来是什么。它只懂训练时读过的那种文本。下面第一个例子停在一个名字中间：把滑块往回拖，或者关掉这个头，模型就写不出这个名字了。",
   "Each square is one attention head. A": "每个方格是一个注意力头。", "row": "行", "is a token that looks (the query), a": "是正在看的 token（查询），",
-  "column": "列", "what it looks at (the key). Stronger colour: more attention.": "是被它关注的 token（键）。颜色越深，关注越多。",
+  "column": "列", "what it looks at (the key). Stronger colour: more attention.": "是被它关注的 token（键）。颜色越醒目，关注越多。",
   "Each square is one expert, a small network. The": "每个方格是一个专家，即一个小的前馈网络。同一层的", "router": "路由器",
   "of its layer decides which tokens go there.": "决定每个 token 交给哪些专家。",
   "What is shown and how": "显示什么，怎样显示", "Side by side": "并排 ", "one view": "一个视图", "two steps": "两步", "two runs": "两次运行",
@@ -109,7 +109,7 @@ const ZH = {
   "With the heads changed: {0}, a difference of {1} in ln p": "改变头之后：{0}，ln p 相差 {1}", "Alternatives: choose one to continue from there": "其他可能：选一个，从那里继续",
   "no token more than others": "没有特别关注哪个 token", "Save the conversation": "保存对话", "layer {0}, head {1}": "第 {0} 层第 {1} 个头", "off": "关", "Mean of all heads": "所有头的平均",
   "Heads: choose one to see what it looked at": "注意力头：选一个，看它关注了什么", "Choose a head to switch it off, or to scale it.": "选一个头，可以关掉它，或者调整它的强度。",
-  "A stronger colour: more of its attention is on one token, the first one left out.": "颜色越深，注意力越集中在一个 token 上（不算第一个 token）。",
+  "A stronger colour: more of its attention is on one token, the first one left out.": "颜色越醒目，注意力越集中在一个 token 上（不算第一个 token）。",
   "; most at “{0}”, {1}": "；最关注“{0}”，{1}", "; switched off": "；已关掉", "; scaled by {0}": "；强度 ×{0}", "Strength of {0}": "强度：{0}", "×1, as trained": "×1，与训练时一样",
   "Switch on": "打开", "Switch off": "关掉", "Changed: {0} ": "已改变：{0} ", "All as trained": "全部恢复",
 };

@@ -24,7 +24,7 @@ def find_initial_weights(config: RunConfig, checkpoint: Path | None) -> Path | N
     adapters.
     """
     if config.lora is not None and (parallel := config.train.parallel) != "ddp":
-        raise InputError(f"lora: train.parallel={parallel} spreads frozen matrices, which are saved nowhere: use ddp")
+        raise InputError(f"lora: train.parallel={parallel} spreads the frozen matrices, which nothing saves: use ddp")
     if checkpoint is not None:
         return base_of(checkpoint) if config.lora is not None else None
     directory, there = read_start(str(config.init_from))

@@ -64,23 +64,24 @@ def direct_logit_attribution(
     norm, norm_after = lm.model.norm, lm.config.norm_position == "after"
     o_projs = [module.o_proj for module in lm.attention_modules()]
     mlps = [layer.post_feedforward_layernorm if norm_after else layer.mlp for layer in layers]
-    (embedding, _), (stream, normed), *passed = passing(lm, input_ids, [layers[0], norm, *o_projs, *mlps])
+    (embedding, _), (stream, _), *passed = passing(lm, input_ids, [layers[0], norm, *o_projs, *mlps])
 
     def logit(part: Tensor) -> Tensor:
         return (part_of_norm(norm, stream, part) * direction).sum(-1)
 
     heads, biases = [], torch.zeros_like(stream)
-    for layer, o_proj, (z, _) in zip(layers, o_projs, passed, strict=False):
+    for layer, o_proj, (z, whole) in zip(layers, o_projs, passed, strict=False):
         bias = o_proj(torch.zeros_like(z))
         wrote = o_proj(z * columns(lm.config.num_attention_heads, z)[:, None, None]) - bias  # (H, B, T, hidden_size)
         if norm_after:
-            post, whole = layer.post_attention_layernorm, o_proj(z)
-            wrote, bias = part_of_norm(post, whole, wrote), post(whole) - part_of_norm(post, whole, whole - bias)
+            post = layer.post_attention_layernorm
+            wrote, bias = (part_of_norm(post, whole, part) for part in (wrote, bias))
+            bias = bias + bias_of(post)
         heads.append(logit(wrote))
         biases += bias
     added = [out[0] if isinstance(out, tuple) else out for _, out in passed[len(layers) :]]  # experts return a tuple
-    of_norm = ((normed - part_of_norm(norm, stream, stream)) * direction).sum(-1)  # the bias of a LayerNorm
-    return Attribution(torch.stack(heads), logit(torch.stack(added)), logit(embedding), logit(biases) + of_norm)
+    of_biases = logit(biases) + (bias_of(norm) * direction).sum(-1)
+    return Attribution(torch.stack(heads), logit(torch.stack(added)), logit(embedding), of_biases)
 
 
 @torch.no_grad()
@@ -151,3 +152,7 @@ def part_of_norm(norm: RMSNorm | LayerNorm, whole: Tensor, part: Tensor) -> Tens
     if isinstance(norm, LayerNorm):
         whole, part = (x - x.mean(-1, keepdim=True) for x in (whole, part))
     return part * torch.rsqrt(whole.pow(2).mean(-1, keepdim=True) + norm.eps) * norm.weight
+
+
+def bias_of(norm: RMSNorm | LayerNorm) -> Tensor | float:
+    return norm.bias if isinstance(norm, LayerNorm) else 0.0

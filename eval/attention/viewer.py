@@ -3,8 +3,8 @@
 The page is one program, in `page/`. A server sends it without numbers, and it asks for them (serve/page_api.py). Here
 the program and the numbers, deflated, in base64, are one file. While a run trains, the file is written again at every
 look, and loads itself again. It needs a browser of 2024 or later (Chrome 123, Firefox 120, Safari 17.5). It reads
-nothing else, stores nothing and sends nothing, so a double click, a notebook and wandb show the same. For wandb:
-`wandb.Html(str(path), inject=False)`.
+and sends nothing, and stores only the language that a reader chose, so a double click, a notebook and wandb show the
+same. For wandb: `wandb.Html(str(path), inject=False)`.
 """
 
 from __future__ import annotations

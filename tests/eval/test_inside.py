@@ -55,6 +55,7 @@ def test_the_last_lens_is_the_model_and_the_parts_of_a_logit_sum_to_it(lm):
     with ablated(lm, [(1, 2)]):
         without = direct_logit_attribution(lm, ids, TOKEN, OTHER).heads
     assert lm.training
+    assert not [module for module in lm.modules() if module._forward_hooks or module._forward_pre_hooks]
     logits = lm.eval()(ids).detach()
     assert lens.shape == (3, *logits.shape)
     close(lens[-1], logits)

@@ -5,12 +5,14 @@ from dataclasses import replace
 from html.parser import HTMLParser
 
 import numpy as np
+import pytest
 
 from eval.attention.controls import Ablated
 from eval.attention.history import changes, formed, without_them
 from eval.attention.metrics import SCORES
 from eval.attention.viewer import OWN, PAGE, PROBES
-from tests.eval.viewer_helpers import snapshot
+from tests.docs.test_demo_viewer import FILE
+from tests.eval.viewer_helpers import chromium, english_in, opened, snapshot
 
 NAMES = {"Headlight", "@@HEAD@@", "@@END@@", "This page needs JavaScript.", "中文 / English"}
 OF_PAGE, OF_RUNS = (
@@ -84,3 +86,20 @@ def test_the_table_has_every_sentence_that_runs_say_and_no_other():
     used = set()
     assert [words for words in filter(None, said_of_runs()) if not keys_of(words, used)] == []
     assert set(OF_RUNS) == used
+
+
+@pytest.mark.slow
+def test_a_chinese_browser_shows_no_english_sentence_until_the_reader_wants_it():
+    with chromium() as browser, opened(browser, FILE, locale="zh-CN") as page:
+        for probe in page.evaluate("headlight.about.probes.map(({ name }) => name)"):
+            page.select_option("#probe", probe)
+            assert english_in(page) == []
+        page.select_option("#compare", "steps")
+        assert english_in(page) == []
+        page.get_by_role("button", name="English").click()
+        page.wait_for_selector("html[lang=en][data-ready]")
+        assert len(english_in(page)) > 20
+        page.reload()  # the language is remembered
+        page.wait_for_selector("html[lang=en][data-ready]")
+        page.get_by_role("button", name="中文").click()
+        page.wait_for_selector("html[lang=zh-CN][data-ready]")

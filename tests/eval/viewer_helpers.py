@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from contextlib import contextmanager
 from pathlib import Path
@@ -89,3 +90,19 @@ def watched(browser, url, allowed, wait="html[data-ready], #problem:not([hidden]
 def opened(browser, path: Path, allowed=(), **more):
     """The page of a file, without a network."""
     return watched(browser, path.as_uri(), (path.as_uri(), *allowed), offline=True, **more)
+
+
+SHOWN = """() => { const shown = document.body.cloneNode(true), texts = [];
+  const not = "script, noscript, template, code, .tokens, .next, .lens, .map, .tries, .scalars, .turn, .answer-tokens";
+  shown.querySelectorAll(not).forEach((node) => node.remove());
+  const walker = document.createTreeWalker(shown);
+  for (let node = walker.nextNode(); node; node = walker.nextNode()) {
+    texts.push(node.data ?? "", node.title ?? "", node.ariaLabel ?? "");
+  }
+  return texts; }"""
+
+
+def english_in(page) -> list[str]:
+    """What a page says in English, in three words or more: texts, titles and labels, but for terms in brackets."""
+    texts = [re.sub("（[^）]*）", "", text) for text in page.evaluate(SHOWN)]
+    return [text for text in texts if re.search(r"[A-Za-z]{2,},? [a-z]{2,},? [a-z]{2,}", text)]

@@ -8,6 +8,7 @@ import torch
 
 from eval.attention import capture
 from model import generate
+from tests.eval.viewer_helpers import english_in
 from tests.serve.chat_helpers import AND_THEN, SAID, get, ids_of, opened, thoughtful
 from tests.serve.page_helpers import HARMFUL, visited
 
@@ -202,3 +203,12 @@ def test_the_keyboard_is_enough(browser, address):
         page.keyboard.press("ArrowRight")
         page.keyboard.press("ArrowDown")
         assert head(page, 1, 1).get_attribute("aria-pressed") == "true"
+
+
+def test_in_chinese(browser, address):
+    with visited(browser, address, ASKED, locale="zh-CN") as page:
+        choose(page, answered(page).nth(2))
+        head(page, 1, 1).click()
+        page.get_by_role("button", name="关掉", exact=True).click()
+        answered(page, 1)
+        assert english_in(page) == []

@@ -7,6 +7,7 @@ from contextlib import closing
 import pytest
 
 from serve.limits import Limits
+from tests.eval.viewer_helpers import english_in
 from tests.serve.conftest import serving
 from tests.serve.page_helpers import HARMFUL, HARMFUL_NAME, Growing, visited
 
@@ -217,3 +218,12 @@ def test_a_server_that_goes_away_and_comes_back(browser, runs):
         page.unroute("**/live/**")
         page.wait_for_selector(".thumbnail")
         page.get_by_text("No connection to the server").wait_for(state="hidden")
+
+
+def test_in_chinese(browser, address):
+    with visited(browser, address, "#/runs?runs=done,young", locale="zh-CN") as page:
+        page.locator(".difference-table").wait_for()
+        assert english_in(page) == []
+        page.get_by_role("link", name="done 的注意力头").click()
+        page.wait_for_selector(".thumbnail")
+        assert english_in(page) == []

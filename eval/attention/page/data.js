@@ -3,7 +3,9 @@
 const LEVELS = 255;
 
 async function unpack(line) {
-  const raw = Uint8Array.from(atob(line), (letter) => letter.charCodeAt(0));
+  const letters = atob(line);
+  const raw = new Uint8Array(letters.length);
+  for (let i = 0; i < raw.length; i++) raw[i] = letters.charCodeAt(i); // Uint8Array.from takes ten times as long
   const stream = new Blob([raw]).stream().pipeThrough(new DecompressionStream("deflate-raw"));
   return new Uint8Array(await new Response(stream).arrayBuffer());
 }

@@ -34,7 +34,7 @@ class Tokenizer {
   // What is written for a token: spaces and line ends are seen.
   label(id) {
     const token = this.tokens[id];
-    if (/^<\|?.+\|?>$/.test(token)) return token;
+    if (/^<\|.+\|>$/.test(token)) return token.replaceAll("|", "");
     const bytes = () => Uint8Array.from(token, (letter) => this.bytes.get(letter) ?? 63);
     return (this.ranks ? new TextDecoder().decode(bytes()) : token).replaceAll(" ", "␣").replaceAll("\n", "⏎").replaceAll("\t", "⇥");
   }

@@ -30,7 +30,8 @@ class OwnReader {
       const shown = ids.slice(0, MOST_OWN);
       const labels = shown.map((id) => this.tokenizer.label(id));
       const left_out = ids.length > MOST_OWN ? t("tokens {0} to {1} of {2}", MOST_OWN, ids.length - 1, ids.length) : "";
-      const text = { labels, documents: null, left_out };
+      const note = labels.includes("\ufffd") ? t("�: a part of a character that this model never learned") : "";
+      const text = { labels, documents: null, left_out, note };
       text.starts = documentStarts(text);
       const { weights, hidden } = this.network(step).forward(shown, new Set(off));
       if (this.read.size > 200) this.read.clear();

@@ -13,7 +13,7 @@ function listenPlaces(box, point, choose) {
 function drawTokens(pane) {
   const text = mapsOf(pane.view)?.text ?? null;
   const probe = about.probes.find(({ name }) => name === state.probe);
-  pane.find(".text-note").textContent = [translated(probe.note), text?.left_out && t("not shown: {0}", translated(text.left_out))].filter(Boolean).join(t("; "));
+  pane.find(".text-note").textContent = [text?.note || translated(probe.note), text?.left_out && t("not shown: {0}", translated(text.left_out))].filter(Boolean).join(t("; "));
   if (pane.textShown !== text) {
     pane.textShown = text;
     const box = pane.find(".tokens");

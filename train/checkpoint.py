@@ -119,9 +119,11 @@ def save_checkpoint(
         both = {name: weights[name] for name in stored_names(lm)} | moments
         sharded = {name: tensor for name, tensor in both.items() if isinstance(tensor, DTensor)}
         _write_shards(shards, sharded, world)
-    elif world.rank == 0:
-        weights = {name: tensor.cpu().contiguous() for name, tensor in weights.items()}
-    moments = {name: tensor.cpu().contiguous() for name, tensor in moments.items() if name not in sharded}
+        moments = {name: tensor for name, tensor in moments.items() if name not in sharded}
+    if world.rank == 0:
+        if not sharded:
+            weights = {name: tensor.cpu().contiguous() for name, tensor in weights.items()}
+        moments = {name: tensor.cpu().contiguous() for name, tensor in moments.items()}
 
     # What belongs to one process: `rng.cpu.0`, `rng.cpu.1`, …, and what its batch source keeps.
     random = {"rng.cpu": torch.get_rng_state()}
@@ -135,7 +137,7 @@ def save_checkpoint(
         if sharded:
             shards.rename(directory / TRAINING / SHARDS)
             whole = {name: torch.empty(weights[name].shape, dtype=weights[name].dtype) for name in stored_names(lm)}
-            read_shards(directory, whole)
+            _read_shards(directory, whole)
         save(lm, directory, whole if sharded else weights)
         tokenizer.save(directory, lm.config.max_position_embeddings)
         (directory / CARD).write_text(model_card(checkpoints.parent.name, lm, vars(state)), encoding="utf-8")
@@ -165,11 +167,13 @@ def _write_shards(folder: Path, tensors: dict[str, Tensor], world: World) -> Non
     try:
         dcp.save(tensors, storage_writer=dcp.HuggingFaceStorageWriter(str(folder), save_distributed=True))
     except dcp.CheckpointException as error:  # all processes know of it
+        if world.rank == 0:
+            shutil.rmtree(folder, ignore_errors=True)
         reason = next(iter(error.failures.values()))[0]
         raise InputError(f"the checkpoint could not be written to {folder}: {reason}") from None
 
 
-def read_shards(directory: Path, tensors: dict[str, Tensor]) -> None:
+def _read_shards(directory: Path, tensors: dict[str, Tensor]) -> None:
     """Fill tensors, whole ones or this process's shares of DTensors, from the shards of a checkpoint."""
     import torch.distributed.checkpoint as dcp
 
@@ -187,7 +191,7 @@ def _load_shards(lm: LanguageModel, optimizers: list[torch.optim.Optimizer], dir
     parameters = {prefix[:-1]: p for optimizer in optimizers for p, prefix in _prefixes(lm, optimizer)}
     names = HuggingFaceStorageReader(str(directory / TRAINING / SHARDS)).read_metadata().state_dict_metadata
     moments = {name: torch.zeros_like(parameters[name.rpartition(".")[0]]) for name in names if name not in weights}
-    read_shards(directory, weights | moments)
+    _read_shards(directory, weights | moments)
     return moments
 
 
@@ -231,7 +235,7 @@ def tidy(checkpoints: Path, newest: Path, keep_last: int, best_step: int | None)
     if newest.suffix == ".tmp":
         shutil.rmtree(newest.with_suffix(""), ignore_errors=True)  # the same step, saved before
         newest = newest.rename(newest.with_suffix(""))
-    for half_written in checkpoints.glob(STEPS + ".tmp"):
+    for half_written in (*checkpoints.glob(STEPS + ".tmp"), checkpoints / f"{SHARDS}.tmp"):
         shutil.rmtree(half_written, ignore_errors=True)
     best = None if best_step is None else checkpoints / f"step_{best_step:08d}"
     complete = sorted(path for path in checkpoints.glob(STEPS) if path.name <= newest.name)

@@ -11,13 +11,13 @@ import torch.distributed as dist
 
 from configs.command import InputError
 from model import save
-from tests.processes import little_room
+from tests.processes import little_room, start
 from tests.train.checkpoints import TOKENIZER, Training, training
 from tests.train.helpers import REPOSITORY, in_a_group, pretrain_rank, run_world, trace, write_config
 from train.checkpoint import TrainerState, damage, load_checkpoint, newest_intact, save_checkpoint
 from train.config import OptimizerConfig
 from train.optimizer import build_optimizers
-from train.processes import ALONE, World, full_tensor, shard
+from train.processes import ALONE, World, full_tensor, processes, shard
 
 ODD = {"intermediate_size": 50, "vocab_size": 194}  # rows that four processes cannot share evenly
 
@@ -49,6 +49,8 @@ def save_shared(folder: Path, parallel: str, optimizer: str) -> None:
     directory = save_checkpoint(folder / "checkpoints", run.lm, run.optimizers, TOKENIZER, run.state, 2, world=world)
     held = tensors(run)
     if world.rank == 0:
+        sharers = 2 if parallel == "hsdp" else world.size
+        assert len(run.lm.model.layers[0].mlp.up_proj.weight.to_local()) == -(-50 // sharers)
         assert damage(directory) is None
         torch.save(held, folder / "held.pt")
         whole = training(**ODD).lm  # the directory that a run of one process writes
@@ -95,6 +97,7 @@ def short_of_room_on_rank_1(folder: Path) -> None:
 def test_if_one_process_has_no_room_every_process_hears_of_it_and_nothing_counts_as_a_checkpoint(tmp_path):
     assert run_world(2, in_a_group, short_of_room_on_rank_1, tmp_path) == [0, 0]
     assert newest_intact(tmp_path / "checkpoints") is None
+    assert list(tmp_path.glob("checkpoints/*")) == []
 
 
 def on_machines_of_two(*arguments) -> None:
@@ -155,3 +158,23 @@ def test_torchrun_restarts_a_run_of_which_a_process_was_killed_and_it_goes_on_ex
     assert trace(tmp_path / "runs/tiny") == trace(tmp_path / "runs/whole")
     weights = [tmp_path / f"runs/{name}/checkpoints/step_00000012/model.safetensors" for name in ("tiny", "whole")]
     assert weights[0].read_bytes() == weights[1].read_bytes()
+
+
+def meet(port: int, rank: int, attempt: int) -> None:
+    here = {"RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    here |= {"TORCHELASTIC_USE_AGENT_STORE": True, "TORCHELASTIC_RESTART_COUNT": attempt}
+    os.environ.update({name: str(value) for name, value in here.items()})
+    with processes("ddp", "cpu") as world:
+        assert world.sum(1) == [2]
+
+
+def test_restarted_processes_do_not_wait_for_the_dead_ones_whose_addresses_torchrun_keeps():
+    agent = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    for attempt in (0, 1):
+        early = start(meet, agent.port, 1, attempt)
+        early.join(timeout=1)  # so it looks for the other one before that has said where it is
+        late = start(meet, agent.port, 0, attempt)
+        for process in (early, late):
+            process.join(timeout=60)
+            process.kill()
+        assert [early.exitcode, late.exitcode] == [0, 0]

@@ -83,6 +83,7 @@ function toggleHead({ layer, head }) {
 // The field of the reader's text, and texts to begin with.
 function buildOwn() {
   byId("words").addEventListener("input", ({ target }) => change({ words: target.value, ...NO_TOKEN }));
+  byId("of-name").hidden = tries() !== TRIES;
   document.querySelector(".tries").append(...tries().map((words) => button(words, () => change({ words, ...NO_TOKEN }), { class: "link" })));
 }
 

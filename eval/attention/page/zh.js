@@ -5,8 +5,10 @@ const ZH = {
   "Views": "视图", "Light or dark (D)": "浅色或深色（D）", "Help": "帮助", "Keys and explanations (?)": "按键和说明（?）",
   "What to look at": "看什么", "Your text": "你的文本", "For example:": "例如：", "Text": "文本 ", "Dark": "深色", "Light": "浅色",
   "Type any text.": "随便输入一段文本。",
-  "A small language model reads it here, in your browser, and says what comes next. It knows only the texts that it was trained on. The first one below ends inside a name: drag the slider back through training, or switch the head off, and the model cannot finish it.":
-    "一个很小的语言模型就在你的浏览器里读它，并预测接下来是什么。它只懂训练时读过的那种文本。下面第一个例子停在一个名字中间：把滑块往回拖，或者关掉这个头，模型就写不出这个名字了。",
+  "A small language model reads it here, in your browser, and says what comes next. It knows only the texts that it was trained on.":
+    "一个很小的语言模型就在你的浏览器里读它，并预测接下来是什么。它只懂训练时读过的那种文本。",
+  "The first one below ends inside a name: drag the slider back through training, or switch the head off, and the model cannot finish it.":
+    "下面第一个例子停在一个名字中间：把滑块往回拖，或者关掉这个头，模型就写不出这个名字了。",
   "Each square is one attention head. A": "每个方格是一个注意力头。", "row": "行", "is a token that looks (the query), a": "是正在看的 token（查询），",
   "column": "列", "what it looks at (the key). Stronger colour: more attention.": "是被它关注的 token（键）。颜色越醒目，关注越多。",
   "Each square is one expert, a small network. The": "每个方格是一个专家，即一个小的前馈网络。同一层的", "router": "路由器",

@@ -3,7 +3,7 @@
 const OWN = "own"; // the name of this text among the probes
 const MOST_OWN = 64; // tokens
 const MOST_NEXT = 6; // tokens that may come next
-const TRIES = ["A fox named Tiko met a bird. Then T", "zim bora kel fum zim bora kel", "Once there was"];
+const TRIES = ["A fox named Belna met a bird. Then Bel", "zim bora kel fum zim bora kel", "Once there was"];
 
 // The networks of one run, which are unpacked when their step is shown. frameOf: the bytes of a line of the file.
 class OwnReader {

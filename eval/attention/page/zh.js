@@ -133,7 +133,7 @@ const ZH_OF_RUNS = {
   "referent": "指代对象（referent）", "Attention from a pronoun to its name.": "代词对它所指的名字的注意力。",
   "other documents": "其他文档（other documents）", "Attention to another document of the row.": "对同一行里其他文档的注意力。",
   "the same word, earlier in the text": "前文中的同一个词", "what came after the same word last time": "同一个词上次后面跟着的内容",
-  "the word just before": "紧挨着的前一个词", "the first word of the text": "文本的第一个词",
+  "the word just before": "紧挨着的前一个词", "the first word of the text": "文本的第一个词", "the word that comes next, where it stood before": "接下来要写的词上次出现的位置",
   // texts
   "your own text": "你自己的文本", "the model reads it here, in the page": "模型就在本页里读它",
   "ordinary text": "普通文本", "your own, or how an unseen document begins": "你自己的，或一篇没见过的文档的开头",

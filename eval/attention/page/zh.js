@@ -28,7 +28,7 @@ const ZH = {
   ", before it) and what looks at it (": "，在它前面），什么关注它（", "orange": "橙色", ", after it).": "，在它后面）。", "Chance": "随机水平",
   "is what a head scores that spreads its attention evenly over all tokens it may see. A pattern in the map is not yet a proof that the model uses the head: for that, see copy gain and ablation.":
     "是均匀关注所有能看到的 token 的头的分数。图中有规律，还不能证明模型用到了这个头：要证明，请看复制增益和消融。",
-  "Weights are stored with 8 bits: a weight w is right to about √w / 255 (0.004 at 1, 0.0004 at 0.01).":
+  "Attention weights are stored with 8 bits: a weight w is right to about √w / 255 (0.004 at 1, 0.0004 at 0.01).":
     "注意力权重用 8 位存储：权重 w 的误差约为 √w / 255（w 为 1 时 0.004，为 0.01 时 0.0004）。",
   // numbers, keys, views
   "{0} s": "{0} 秒", "{0} min": "{0} 分钟", "one step of training back, on": "训练的前一步、后一步", "first, last step": "第一步、最后一步", "Space": "空格",

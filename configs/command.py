@@ -23,6 +23,7 @@ from typing import Any, TextIO
 
 from pydantic import ValidationError
 
+from configs.language import translated
 from configs.text import escape, plain
 
 BUSY_S = 8.0  # between two lines that say what takes so long
@@ -103,7 +104,8 @@ def still_busy(doing: str | Callable[[], str]) -> Iterator[None]:
         spent = 0.0
         while not done.wait(BUSY_S):
             spent += BUSY_S
-            print(f"… {doing if isinstance(doing, str) else doing()}, for {spent:.0f} s now", file=sys.stderr)
+            line = f"… {doing if isinstance(doing, str) else doing()}, for {spent:.0f} s now"
+            print(translated(line), file=sys.stderr)
 
     thread = threading.Thread(target=say, name="still busy", daemon=True)
     thread.start()

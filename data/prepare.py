@@ -165,7 +165,7 @@ def _write(config: DataConfig, directory: Path, depends_on: dict[str, Any]) -> N
     # a shard's end is found without encoding: a token of a learned vocabulary is about four characters
     characters = SHARD_TOKENS * (1 if config.tokenizer.kind in ("byte", "char") else 4)
     while not (directory / MANIFEST).is_file():
-        documents, place, ledger, notes = 0, "", Ledger(), []
+        documents, place, ledger, notes = 0, "the first", Ledger(), []
         batches = prefetched(_batches(read(config, ledger), characters))
         with closing(batches), still_busy(lambda: f"preparing: {documents:,} documents, up to {place}"):  # noqa: B023
             for number, of_shard in groupby(batches, key=lambda batch: batch[0]):

@@ -196,7 +196,7 @@ def without_them(last: Snapshot) -> str:
     rises = [
         f"by {ablation.rise:.2f} without the {ablation.what} ({n})" for ablation, n in zip(circuit, names, strict=True)
     ]
-    others = f"; without as many random heads by {max(draws):.2f} at most" if draws else ""
+    others = f"; without as many random heads by {max(0, *draws):.2f} at most" if draws else ""
     return f"The loss on the second copy of random words rises {' and '.join(rises)}, in nats a token{others}."
 
 

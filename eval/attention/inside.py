@@ -65,12 +65,13 @@ def direct_logit_attribution(
     o_projs = [module.o_proj for module in lm.attention_modules()]
     mlps = [layer.post_feedforward_layernorm if norm_after else layer.mlp for layer in layers]
     (embedding, _), (stream, _), *passed = passing(lm, input_ids, [layers[0], norm, *o_projs, *mlps])
+    of_attention, of_mlps = passed[: len(layers)], passed[len(layers) :]
 
     def logit(part: Tensor) -> Tensor:
         return (part_of_norm(norm, stream, part) * direction).sum(-1)
 
     heads, biases = [], torch.zeros_like(stream)
-    for layer, o_proj, (z, whole) in zip(layers, o_projs, passed, strict=False):
+    for layer, o_proj, (z, whole) in zip(layers, o_projs, of_attention, strict=True):
         bias = o_proj(torch.zeros_like(z))
         wrote = o_proj(z * columns(lm.config.num_attention_heads, z)[:, None, None]) - bias  # (H, B, T, hidden_size)
         if norm_after:
@@ -79,7 +80,7 @@ def direct_logit_attribution(
             bias = bias + bias_of(post)
         heads.append(logit(wrote))
         biases += bias
-    added = [out[0] if isinstance(out, tuple) else out for _, out in passed[len(layers) :]]  # experts return a tuple
+    added = [out[0] if isinstance(out, tuple) else out for _, out in of_mlps]  # experts return a tuple
     of_biases = logit(biases) + (bias_of(norm) * direction).sum(-1)
     return Attribution(torch.stack(heads), logit(torch.stack(added)), logit(embedding), of_biases)
 
@@ -115,11 +116,11 @@ def patch_activations(
         H, sites = lm.config.num_attention_heads, [module.o_proj for module in lm.attention_modules()]
     answers = []
     with evaluating(lm):
-        for site, (kept, _) in zip(sites, passing(lm, input_ids, sites), strict=True):
-            for part in columns(H, kept).bool():
+        for site, (clean, _) in zip(sites, passing(lm, input_ids, sites), strict=True):
+            for part in columns(H, clean).bool():
 
-                def put(_: nn.Module, given: tuple, kept: Tensor = kept, part: Tensor = part) -> tuple:
-                    return kept.where(places & part, given[0]), *given[1:]
+                def put(_: nn.Module, given: tuple, clean: Tensor = clean, part: Tensor = part) -> tuple:
+                    return clean.where(places & part, given[0]), *given[1:]
 
                 with site.register_forward_pre_hook(put):
                     answers.append(answer(other_ids.expand(len(places), -1)))

@@ -144,6 +144,7 @@ def on_text(measure: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Probe], Te
 
 SAME, AFTER = "the same word, earlier in the text", "what came after the same word last time"
 BEFORE, FIRST = "the word just before", "the first word of the text"
+NEXT = "the word that comes next, where it stood before"
 ALL_SCORES = [
     Score("previous_token", "previous token", "text", on_text(previous_token), "Attention to the token just before.",
           looks_at=BEFORE),
@@ -170,7 +171,7 @@ ALL_SCORES = [
     Score("antecedent_copies", "copied mention", "stories", partial(mass_on_targets, kind="copies"),
           "Attention to the mention being copied."),
     Score("antecedent_writes", "mention to come", "stories", partial(mass_on_targets, kind="writes"),
-          "Attention, just before a mention is written again, to where it stood."),
+          "Attention, just before a mention is written again, to where it stood.", looks_at=NEXT),
     Score("antecedent_refers", "referent", "stories", partial(mass_on_targets, kind="refers"),
           "Attention from a pronoun to its name."),
     Score("cross_document", "other documents", "packed", cross_document, "Attention to another document of the row."),

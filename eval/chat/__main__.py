@@ -30,6 +30,7 @@ from data.reading.records import Role
 from eval.chat.attention import attention_map, head_to_show, look_back, read_head
 from eval.chat.session import first_line, open_conversation
 from eval.load_model import add_device_option, add_quantise_option
+from eval.questions import Question, one_question, source_of
 from eval.tools import MOST_CALLS, SCHEMAS, respond
 from model.rope import SCALINGS
 
@@ -75,6 +76,10 @@ def remark(text: str) -> None:
     print(plain(translated(text)), file=sys.stderr, flush=True)
 
 
+def is_short(question: Question) -> bool:
+    return len(question.messages[-1]["content"]) < 650  # some 200 tokens
+
+
 class Chat:
     """The program around a Conversation. A command is the method of its name, and is given what stands behind it."""
 
@@ -115,6 +120,11 @@ class Chat:
             remark("This run was trained on texts, not on chats: it continues what you type.")
             if self.is_interactive and (suggested := first_line(self.run_directory)):
                 remark(f"Begin as its texts do, for example: {suggested}")
+        elif self.is_interactive:
+            with suppress(InputError, ValueError):  # of the built-in world, it knows nothing else
+                *_, example = one_question(source_of(self.run_directory), 0, is_short).messages
+                remark("It was trained on stories and questions about them, and knows no other talk. Try this line:")
+                remark(example["content"])
         while True:
             try:
                 line = input("> " if self.is_interactive else "")

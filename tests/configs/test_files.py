@@ -108,6 +108,12 @@ def test_a_run_that_is_not_trained_is_the_one_that_comes_with_us_and_one_line_sa
     assert line.endswith(f"runs/demo is not trained yet: using {shipped}/demo")
 
 
+def test_of_several_processes_one_says_it(shipped, monkeypatch, capsys):
+    monkeypatch.setenv("RANK", "1")
+    assert run_path("demo") == shipped / "demo"
+    assert capsys.readouterr().err == ""
+
+
 def test_what_exists_is_never_diverted(shipped, capsys):
     half, empty = Path("runs/demo"), Path("demo")
     half.mkdir(parents=True)

@@ -30,7 +30,10 @@ Around step 800 (1,638,400 tokens, 40 seconds), layer 1, head 2 learned to look 
 before, which is how a model copies (induction 0.61, chance 0.03). The loss on the second copy of random words rises \
 by 3.58 without the strongest induction heads (L1 H2, L1 H0) and by 2.10 without the previous-token heads below them \
 (L0 H1, L0 H3), in nats a token; without as many random heads by 0.10 at most.
-You said 3, it is 9 bytes: 3 times as much."""
+You said 3, it is 9 bytes: 3 times as much.
+You said 5, it is 4 of 11: you said 1.25 times as much.
+… preparing: 5,093 documents, up to storyworld, train 4792, for 8 s now
+… drawing, for 40 s now"""
 
 
 @pytest.fixture(autouse=True)
@@ -82,6 +85,8 @@ def test_the_lines_of_a_run_come_out_in_chinese_and_keep_their_figures():
         assert sorted(re.findall(r"\d[\d.,]*\d|\d", shown)) == figures
     assert translated("step      7   val loss 1.5   bits per byte 2") == "第      7 步   验证损失 1.5   比特/字节 2"
     assert translated("what nobody translated") == "what nobody translated"
+    of_a_run = OF_A_RUN.split("\n")
+    assert translated(OF_A_RUN) == "\n".join(map(translated, of_a_run))  # line by line
 
 
 @pytest.mark.parametrize(

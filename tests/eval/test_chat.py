@@ -1,5 +1,6 @@
 """`python -m eval.chat`: what is typed, piped in and interrupted, in the program as it is run."""
 
+import io
 import os
 import re
 import select
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from configs.files import PRETRAINED
 from configs.text import columns
 from data.config import TokenizerConfig
 from data.tokenizer import load_tokenizer, train_tokenizer
@@ -21,6 +23,7 @@ from eval.chat import __main__ as chat
 from eval.chat import attention as chat_attention
 from eval.chat.attention import BLOCKS, attention_map
 from eval.chat.session import Conversation
+from eval.questions import one_question, source_of
 from model import load, save
 from model.config import LoraConfig
 from model.lora import adapted, add_adapters, weights_hash
@@ -101,6 +104,20 @@ def test_commands_and_what_cannot_be_done_is_one_line_and_the_chat_continues(run
     changed = said(runs / "chats", lines="/temperature|/system Be brief.|Who has it?|/reset|/system".split("|"))[2]
     assert len(changed.splitlines()) == 5  # temperature, system, cut, reset, system
     assert "trained on texts" in said(runs / "texts", lines=["Tiko saw"])[2]
+
+
+def test_at_a_terminal_a_model_of_the_built_in_world_shows_a_question_that_it_can_answer(monkeypatch, capsys):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.setattr("sys.stdin", Terminal())
+    monkeypatch.setattr("sys.argv", ["eval.chat", str(PRETRAINED / "reader_sft"), "--temperature", "0"])
+    typed = iter([lambda: capsys.readouterr().err.splitlines()[-1], lambda: "/quit"])
+    monkeypatch.setattr("builtins.input", lambda _: next(typed)())
+    chat.main()
+    right = one_question(source_of(PRETRAINED / "reader_sft"), 0, chat.is_short).reply
+    assert capsys.readouterr().out == f"{right}\n"
 
 
 def test_each_adapter_answers_as_if_it_were_opened_alone(runs, tmp_path):

@@ -57,6 +57,8 @@ def test_what_the_ablation_costs():
     costs = {"strongest induction heads": 3.694, "random draw 1": 0.02, "random draw 2": -0.1}
     last.ablations.extend(Ablated(name, [(2, 0)], cost) for name, cost in costs.items())
     assert re.findall(r"by (\S+) ", without_them(last)) == ["3.69", "0.02"]
+    last.ablations.pop(1)
+    assert re.findall(r"by (\S+) ", without_them(last)) == ["3.69", "0.00"]  # it falls without them: no rise
     last.scores["induction"][:] = 0.1  # no induction head: nothing to say of it
     assert without_them(last) == ""
 

@@ -80,6 +80,9 @@ def test_a_patch_brings_back_everything_or_nothing_where_it_must(lm):
     assert heads.abs().amax((0, 2)).min() > 1e-3  # of each head something
     nothing = patch_activations(lm, ids, other, TOKEN, OTHER, "heads", torch.zeros(1, 9))
     close(nothing, torch.zeros(2, 4, 1))
+    with ablated(lm, [(1, 2)]):
+        alone = patch_activations(lm, ids, other, TOKEN, OTHER, "heads", every)[..., 0]
+    assert [tuple(head) for head in (alone == 0).nonzero().tolist()] == [(1, 2)]  # it takes no other head along
     with pytest.raises(ValueError, match="two texts of one length"):
         patch_activations(lm, ids, other[:, :-1], TOKEN, OTHER)
 

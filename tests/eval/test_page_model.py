@@ -1,15 +1,17 @@
 """The page computes: its tokenizer and its network give what ours give, on any text."""
 
+import numpy as np
 import pytest
 import torch
 
+from configs.command import InputError
 from data.config import TokenizerConfig
 from data.tokenizer import train_tokenizer
 from eval.attention import capture
 from eval.attention.controls import ablated
-from eval.attention.page_model import described, packed, rounded
+from eval.attention.page_model import described, packed, read_models, rounded
 from eval.attention.viewer import write_viewer
-from model import LanguageModel, ModelConfig
+from model import LanguageModel, ModelConfig, load, save
 from tests.eval.viewer_helpers import chromium, snapshot, watched
 
 TEXTS = [
@@ -31,6 +33,55 @@ def model_of(kind, **changes):
             if weight.ndim > 1:
                 weight.normal_(std=weight.shape[1] ** -0.5)
     return lm, tokenizer
+
+
+def unpacked(network, raw):
+    """The model whose weights the page has at a step."""
+    shapes, state = dict(network["shapes"]), {}
+    for name, shape in shapes.items():
+        scales, raw = np.frombuffer(raw[: 4 * shape[0]], np.float32), raw[4 * shape[0] :]
+        state[name] = torch.tensor(scales)
+        if len(shape) > 1:
+            codes, raw = np.frombuffer(raw[: shape[0] * shape[1]], np.int8), raw[shape[0] * shape[1] :]
+            state[name] = torch.tensor(codes.reshape(shape) * scales[:, None])
+    sizes = {"vocab_size": len(network["tokens"]), "intermediate_size": shapes["model.layers.0.mlp.up_proj.weight"][0]}
+    lm = LanguageModel(ModelConfig(**network["config"], **sizes))
+    lm.load_state_dict(state)
+    return lm
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run with 14 checkpoints, no two alike."""
+    (lm, tokenizer), run = model_of("bpe", rms_norm_eps=1e-3), tmp_path_factory.mktemp("run")
+    for step in range(14):
+        lm.model.norm.weight.data.fill_(step)
+        checkpoint = run / f"checkpoints/step_{step:08}"
+        save(lm, checkpoint)
+        tokenizer.save(checkpoint)
+    return run
+
+
+def test_the_page_has_the_rounded_weights_of_the_steps_that_were_asked_for(run):
+    network, weights = read_models(run, [5, 2])
+    assert list(weights) == [2, 5]
+    for step, raw in weights.items():
+        lm, expected = unpacked(network, raw), rounded(load(run / f"checkpoints/step_{step:08}"))
+        assert lm.config.rms_norm_eps == expected.config.rms_norm_eps
+        for name, weight in expected.state_dict().items():
+            assert torch.equal(lm.state_dict()[name], weight), name
+    every = list(read_models(run)[1])
+    assert (len(every), every[0], every[-1]) == (12, 0, 13)
+    with pytest.raises(InputError, match="there are 0, 1, 2"):
+        read_models(run, [14])
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("sliding_window", 8), ("qk_norm", "whole"), ("norm_position", "after"), ("num_experts", 4)]
+)
+def test_a_model_that_the_page_cannot_compute_is_refused_by_the_name_of_the_key(key, value):
+    with pytest.raises(InputError, match=f"because of model.{key}$"):
+        described(*model_of("char", **{key: value}, loadable_elsewhere=False))
 
 
 def agrees(page, lm, step, words, off=()):

@@ -3,8 +3,7 @@
 const OWN = "own"; // the name of this text among the probes
 const MOST_OWN = 64; // tokens
 const MOST_NEXT = 6; // tokens that may come next
-const TRIES = ["A fox named Tiko met a bird. Then T", "zim bora kel fum zim bora kel", "Once there was"];
-const [BEGIN] = TRIES;
+const TRIES = ["A fox named Belna met a bird. Then Bel", "zim bora kel fum zim bora kel", "Once there was"];
 
 // The networks of one run, which are unpacked when their step is shown. frameOf: the bytes of a line of the file.
 class OwnReader {
@@ -64,6 +63,15 @@ function codesOf(weights, length) {
   return codes;
 }
 
+// Texts to begin with; where the model lacks letters of ours, what its text begins with.
+function tries() {
+  const { own, steps, texts } = runs[0];
+  const spelled = TRIES.filter((words) => !own?.tokenizer.encode(words).includes(own.about.unknown));
+  const [text] = steps.at(-1).maps.text ?? [];
+  if (spelled.length || text === undefined) return TRIES;
+  return [texts[text].labels.slice(own.about.first.length).slice(0, 20).join("").replaceAll("␣", " ").split("⏎")[0]];
+}
+
 const isOwn = () => state.probe === OWN;
 const nameOf = ({ layer, head }) => `${layer}.${head}`; // places, as `off` has them
 
@@ -75,7 +83,8 @@ function toggleHead({ layer, head }) {
 // The field of the reader's text, and texts to begin with.
 function buildOwn() {
   byId("words").addEventListener("input", ({ target }) => change({ words: target.value, ...NO_TOKEN }));
-  document.querySelector(".tries").append(...TRIES.map((words) => button(words, () => change({ words, ...NO_TOKEN }), { class: "link" })));
+  byId("of-name").hidden = tries() !== TRIES;
+  document.querySelector(".tries").append(...tries().map((words) => button(words, () => change({ words, ...NO_TOKEN }), { class: "link" })));
 }
 
 function listenOwn(pane) {

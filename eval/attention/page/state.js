@@ -12,7 +12,7 @@ const state = {
   compare: "none", // none | steps | runs
   scale: "power",
   hideSink: false,
-  words: BEGIN, // the reader's own text
+  words: "", // the reader's own text
   off: [], // heads that are switched off there: "layer.head", places
   wide: false, // the large map over the whole width
   score: "",
@@ -126,7 +126,7 @@ function goToFormed(number) {
 function startState() {
   const names = about.scores.map((score) => score.name);
   const texts = about.probes.map((probe) => probe.name);
-  Object.assign(state, { compare: "none", scale: "power", hideSink: false, wide: false, active: 0, words: BEGIN, off: [], ...NO_TOKEN });
+  Object.assign(state, { compare: "none", scale: "power", hideSink: false, wide: false, active: 0, words: tries()[0], off: [], ...NO_TOKEN });
   state.score = names.includes("induction") ? "induction" : names[0] ?? "";
   state.probe = texts.includes(OWN) ? OWN : texts.find((name) => isMeasuredOn(scoreInfo(), name)) ?? texts[0];
   const view = { run: 0, at: runs[0].shown.length - 1, ...(about.head ?? strongestHead(runs[0])) };

@@ -5,8 +5,10 @@ const ZH = {
   "Views": "视图", "Light or dark (D)": "浅色或深色（D）", "Help": "帮助", "Keys and explanations (?)": "按键和说明（?）",
   "What to look at": "看什么", "Your text": "你的文本", "For example:": "例如：", "Text": "文本 ", "Dark": "深色", "Light": "浅色",
   "Type any text.": "随便输入一段文本。",
-  "A small language model reads it here, in your browser, and says what comes next. It knows only the texts that it was trained on. The first one below ends inside a name: drag the slider back through training, or switch the head off, and the model cannot finish it.":
-    "一个很小的语言模型就在你的浏览器里读它，并预测接下来是什么。它只懂训练时读过的那种文本。下面第一个例子停在一个名字中间：把滑块往回拖，或者关掉这个头，模型就写不出这个名字了。",
+  "A small language model reads it here, in your browser, and says what comes next. It knows only the texts that it was trained on.":
+    "一个很小的语言模型就在你的浏览器里读它，并预测接下来是什么。它只懂训练时读过的那种文本。",
+  "The first one below ends inside a name: drag the slider back through training, or switch the head off, and the model cannot finish it.":
+    "下面第一个例子停在一个名字中间：把滑块往回拖，或者关掉这个头，模型就写不出这个名字了。",
   "Each square is one attention head. A": "每个方格是一个注意力头。", "row": "行", "is a token that looks (the query), a": "是正在看的 token（查询），",
   "column": "列", "what it looks at (the key). Stronger colour: more attention.": "是被它关注的 token（键）。颜色越醒目，关注越多。",
   "Each square is one expert, a small network. The": "每个方格是一个专家，即一个小的前馈网络。同一层的", "router": "路由器",
@@ -26,7 +28,7 @@ const ZH = {
   ", before it) and what looks at it (": "，在它前面），什么关注它（", "orange": "橙色", ", after it).": "，在它后面）。", "Chance": "随机水平",
   "is what a head scores that spreads its attention evenly over all tokens it may see. A pattern in the map is not yet a proof that the model uses the head: for that, see copy gain and ablation.":
     "是均匀关注所有能看到的 token 的头的分数。图中有规律，还不能证明模型用到了这个头：要证明，请看复制增益和消融。",
-  "Weights are stored with 8 bits: a weight w is right to about √w / 255 (0.004 at 1, 0.0004 at 0.01).":
+  "Attention weights are stored with 8 bits: a weight w is right to about √w / 255 (0.004 at 1, 0.0004 at 0.01).":
     "注意力权重用 8 位存储：权重 w 的误差约为 √w / 255（w 为 1 时 0.004，为 0.01 时 0.0004）。",
   // numbers, keys, views
   "{0} s": "{0} 秒", "{0} min": "{0} 分钟", "one step of training back, on": "训练的前一步、后一步", "first, last step": "第一步、最后一步", "Space": "空格",
@@ -131,7 +133,7 @@ const ZH_OF_RUNS = {
   "referent": "指代对象（referent）", "Attention from a pronoun to its name.": "代词对它所指的名字的注意力。",
   "other documents": "其他文档（other documents）", "Attention to another document of the row.": "对同一行里其他文档的注意力。",
   "the same word, earlier in the text": "前文中的同一个词", "what came after the same word last time": "同一个词上次后面跟着的内容",
-  "the word just before": "紧挨着的前一个词", "the first word of the text": "文本的第一个词",
+  "the word just before": "紧挨着的前一个词", "the first word of the text": "文本的第一个词", "the word that comes next, where it stood before": "接下来要写的词上次出现的位置",
   // texts
   "your own text": "你自己的文本", "the model reads it here, in the page": "模型就在本页里读它",
   "ordinary text": "普通文本", "your own, or how an unseen document begins": "你自己的，或一篇没见过的文档的开头",

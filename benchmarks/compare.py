@@ -2,11 +2,13 @@
 
 FOLDER has checkouts, each optional: nanoGPT, minimind; transformers' Trainer needs none. Each is trained by its own
 script, in a process of its own and a copy of its checkout, with its own shape, optimizer and schedule; ours as its
-config says. Whole trainings take turns. Figures are of a project's own log: its lines, and when each of them came.
+config says. Whole trainings take turns. Figures are of a project's own log: its lines, and when each of them came. Its
+held-out loss is as it measures it: nanoGPT on 20 random batches, the Trainer on all, ours on as much as eval says.
 
 A file is read by characters, a folder as pieces of words. nanoGPT and the Trainer get the ids of our prepared data:
 characters renumbered as nanoGPT does it (by their order, without our first and last token), pieces as they are.
-MiniMind has a tokenizer of its own, so compare bytes/s there. It logs no held-out loss: that column stays empty.
+MiniMind has a tokenizer of its own, so compare bytes/s there. It logs no held-out loss, so that column stays empty, and
+it reads the text once, whatever --minutes says.
 """
 
 from __future__ import annotations
@@ -181,7 +183,9 @@ def train(project: Project, steps: int, work: Path) -> dict[str, Any]:
     printed, log, looked, goes_on = work / "printed.txt", None, -math.inf, True
     trained, held_out = dict[float, int](), list[tuple[float, float]]()  # seconds: step; seconds, nats a token
     memory, load = list[int](), list[float]()
-    env = os.environ | {"PYTHONUNBUFFERED": "1", "PYTHONPATH": str(project.folder.parent)}  # MiniMind's own `model`
+    env = os.environ | {"PYTHONUNBUFFERED": "1"}
+    if work in project.folder.parents:  # MiniMind has a package named model, as we have
+        env["PYTHONPATH"] = str(project.folder.parent)
     with printed.open("wb") as output:
         began, line = time.perf_counter(), [sys.executable, *command]
         process = psutil.Popen(line, cwd=project.folder, env=env, stdout=output, stderr=subprocess.STDOUT)
@@ -274,6 +278,8 @@ def draw(records: list[dict[str, Any]], file: Path) -> None:
             seconds, _, bits = zip(*points, strict=True)
             axes.plot(seconds, bits, label=label, color=colour, marker=marker, markersize=4)
     axes.set(xlabel="seconds since the process started", ylabel="held-out bits per byte", xscale="log")
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_formatter("{x:g}")
     axes.grid(alpha=0.3)
     if axes.lines:
         axes.legend(frameon=False)

@@ -113,7 +113,7 @@ def projects_of(given: argparse.Namespace, work: Path) -> list[Project]:
     """Ours and theirs in turn. Raises InputError where there is no checkout, and for a name that is not here."""
     by_characters, source = given.text.is_file(), {"kind": "files", "path": str(given.text.resolve())}
     configs = {"Headlight 15s": "shakespeare_char_15s"} if by_characters and not given.minutes else {}
-    configs["Headlight"] = "shakespeare_char" if by_characters else "small"
+    configs["Headlight"] = "shakespeare_char" if by_characters else "demo"
     present = [name for name, script in CHECKOUTS.items() if (given.peers / name / script).is_file()]
     if not present:
         raise InputError(f"--peers: {given.peers} has no checkout: neither {' nor '.join(CHECKOUTS)}")

@@ -50,7 +50,7 @@ CHECKOUTS = {"nanoGPT": "train.py", "minimind": "trainer/train_pretrain.py"}
 STEP = re.compile(r'^iter (\d+): loss|"step": (\d+),.*"split": "train"|^Epoch:\[1/1\]\((\d+)/')
 HELD_OUT = re.compile(r'^step (\d+): .*val loss ([\d.]+)|"step": (\d+),.*"split": "val", "loss": ([\d.]+)')
 LOOK_S, SAMPLE_S = 0.02, 0.5  # between two looks at a log, and at memory and load
-TRIED = 60  # steps of a first training that tells how many fit into --minutes; it is not evaluated on its way
+TRIED = 60  # steps of a first training that tells how many fit into --minutes (so run nothing beside it), not evaluated
 NANOGPT = """train.py config/train_shakespeare_char.py --dataset=headlight --device=cpu --compile=False --eval_iters=20
     --block_size=64 --batch_size=12 --n_layer=4 --n_head=4 --n_embd=128 --max_iters=STEPS --lr_decay_iters=STEPS
     --dropout=0.0 --eval_interval=EVERY"""  # what its README says for a CPU
@@ -219,10 +219,8 @@ def train(project: Project, steps: int, work: Path) -> dict[str, Any]:
     a_step = median((b - a) / max(1, trained[b] - trained[a]) for a, b in pairwise(trained))
     (first, step), speed = next(iter(trained.items())), project.tokens_per_step / a_step
     record |= {"steps": max(trained.values()), "tokens_per_s": speed, "bytes_per_s": speed * project.ratio}
-    record |= {
-        "first_step_s": first - max(0, step - 1) * a_step,
-        "peak_mb": max(memory, default=0) / 1e6,
-    }  # may log every tenth
+    record["first_step_s"] = first - max(0, step - 1) * a_step  # it may log every tenth
+    record["peak_mb"] = max(memory, default=0) / 1e6
     for seconds, nats in held_out:
         record |= {"nats": nats, "bits_per_byte": nats / math.log(2) / project.ratio}
         record.setdefault("held_out", []).append([seconds, nats, record["bits_per_byte"]])

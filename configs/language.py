@@ -14,7 +14,7 @@ from pathlib import Path
 
 
 def language() -> str:
-    """ "zh" or "en": HEADLIGHT_LANG, else the first of the locale's variables that is set."""
+    """HEADLIGHT_LANG, or else the first of the locale's variables that is set: zh, and for all others en."""
     names = ("HEADLIGHT_LANG", "LC_ALL", "LC_MESSAGES", "LANG")
     return "zh" if next(filter(None, map(os.environ.get, names)), "").lower().startswith("zh") else "en"
 

@@ -28,7 +28,7 @@ from model import LanguageModel
 from train.budget import micro_batch_rows
 from train.compilation import compile_layers
 from train.config import RunConfig
-from train.device import Device, known_peak, resolve_device, synchronize
+from train.device import Device, known_peak, resolve_device, set_float32_products, synchronize
 from train.optimizer import build_optimizers
 from train.processes import (
     ALONE,
@@ -72,6 +72,7 @@ def measure(run: RunConfig, device: Device, seconds: float, profile: Path | None
         if device.compile:
             compile_layers(lm)
         optimizers = build_optimizers(lm, run.train.optimizer, world, device.dtype)
+        set_float32_products(device, writes=False)
         step = step_of(lm, optimizers, run, device, own_rows, world)
         first = seconds_of(step, device.device)
         times = repeat(step, seconds, device.device, world)
@@ -190,7 +191,7 @@ def where_time_goes(step: Step, device: torch.device, trace: Path | None) -> Non
 
 def compare(run: RunConfig, rounds: int) -> None:
     """Print ours and theirs in turn: the same architecture, rows, AdamW and precision; compiled too, unless
-    train.compile is false."""
+    train.compile is false. Float32 is multiplied as we set it for ours, and as PyTorch has it for theirs."""
     run = run.model_copy(update={"data": run.data.model_copy(update={"isolate_documents": False})})
     device = resolve_device(run)
     rows, length = micro_batch_rows(run, device), run.data.sequence_length
@@ -205,7 +206,8 @@ def compare(run: RunConfig, rounds: int) -> None:
             if compiled and model is lm:
                 compile_layers(lm)
             forward = torch.compile(model, dynamic=False) if compiled and model is other else model
-            steps[f"{whose}{name}"] = step_of(forward, adamw, run, device, rows)
+            step = step_of(forward, adamw, run, device, rows)
+            steps[f"{whose}{name}"] = partial(with_products, step, device if model is lm else None)
     first = {name: seconds_of(step, device.device) for name, step in steps.items()}
     seconds = alternate(steps, rounds, device.device, patience_s=60.0 * rounds)
     measure, tokens = list(steps)[-1], rows * length
@@ -218,6 +220,14 @@ def compare(run: RunConfig, rounds: int) -> None:
         f"forward + backward + clip + fused AdamW, medians of {rounds} alternating steps"
     )
     print(table(["", "tokens/s", "ms a step", f"ratio to {measure}", "first step, s"], lines))
+
+
+def with_products(step: Step, ours: Device | None) -> None:
+    """A step with float32 products as our runs set them; None: as PyTorch has them."""
+    torch.set_float32_matmul_precision("highest")
+    if ours is not None:
+        set_float32_products(ours, writes=False)
+    step()
 
 
 if __name__ == "__main__":

@@ -265,6 +265,6 @@ class FewRows(TorchFunctionMode):
             if rows <= FEW and x.device.type == "cpu" and is_plain:
                 product = (x.unsqueeze(-2) * weight).sum(dim=-1) if rows == 1 else None
                 if product is None:  # the tall weight in front: it made a step of 16 rows a fifth faster
-                    product = (weight @ x.flatten(0, -2).T.contiguous()).T.contiguous().view(*x.shape[:-1], -1)
+                    product = (weight @ x.flatten(0, -2).T).T.contiguous().view(*x.shape[:-1], -1)
                 return product if bias is None else product + bias
         return function(*args, **(kwargs or {}))

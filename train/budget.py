@@ -16,6 +16,7 @@ from configs.command import InputError, exit_on_bad_input, number
 from configs.text import table
 from data.tokenizer import DEFAULT_VOCAB_SIZE, SPECIAL_TOKENS, train_tokenizer
 from model import LanguageModel, ModelConfig
+from model.backends.kernels import LONGEST
 from model.config import kv_heads_of
 from model.loss import CHUNK, CHUNK_ELSEWHERE
 from model.transformer import on_meta
@@ -100,6 +101,8 @@ def step_memory(run: RunConfig, rows: int, device: Device) -> dict[str, int]:
     stored += (4 + number) * queries_and_keys + number * values  # before and after RoPE; values and output
     if model.attn_implementation in ("eager", "mine"):  # which keeps every weight
         stored += (4 + number) * heads * run.data.sequence_length
+    elif device.attention == "blocked" and run.data.sequence_length <= LONGEST:  # which keeps half of them
+        stored += number * heads * run.data.sequence_length // 2
     experts = model.num_experts_per_tok * (model.moe_intermediate_size or 0)
     inner = [experts if has_experts else model.intermediate_size or 0 for has_experts in model.has_experts]
     layers = [stored + (4 if model.gated_mlp else 2) * number * each for each in inner]

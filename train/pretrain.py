@@ -27,7 +27,7 @@ from train import report
 from train.budget import check_memory
 from train.checkpoint import find_start, open_for, own
 from train.config import TRUST_HELP, RunConfig, check_script, load_run_config
-from train.device import keep_freed_memory, resolve_device
+from train.device import keep_freed_memory, resolve_device, set_float32_products
 from train.init_from import find_initial_weights, load_initial_weights
 from train.loop import train_to_the_end
 from train.metrics import Meter, Tracker
@@ -107,8 +107,8 @@ def _run(config: RunConfig, script: str, objective: MakeObjective | None, source
         # 4. The network, and how its gradients become steps; a stopped run resumes here.
         if device.device.type == "cpu":
             keep_freed_memory()
-        if device.precision == "tf32":
-            torch.set_float32_matmul_precision("high")
+        until_the_end.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
+        set_float32_products(device, writes=source is not TextBatches)
         torch.manual_seed(config.seed)  # of the random weights; those in `initial` take their place
         lm = LanguageModel(config.model).to(device.device)
         lm.set_attn_implementation(device.attention)

@@ -91,7 +91,7 @@ def _blocked_limits(here: Situation) -> str | None:
         return "is for CPUs"
     if here.dropout:
         return "has no dropout"
-    return "trains in bfloat16 only" if here.gradients and here.dtype != torch.bfloat16 else None
+    return "does not train in float16" if here.gradients and here.dtype == torch.float16 else None
 
 
 def _mine_limits(here: Situation) -> str | None:
@@ -126,7 +126,7 @@ BACKENDS: dict[str, Backend] = {
     "flash4": _newer_flash("FA4"),
     # torch.nn.functional.scaled_dot_product_attention: PyTorch picks the kernel
     "sdpa": Backend(kernels.sdpa, kernels.chunks_or_mask),
-    # bfloat16 matrix products over blocks of queries, for training on a CPU
+    # matrix products over blocks of queries, for training on a CPU
     "blocked": Backend(kernels.blocked, boolean_mask, _blocked_limits),
     # documents laid end to end even where there is one a row
     "varlen": Backend(kernels.flash, kernels.sequences, partial(_flash_limits, kernel="varlen")),
@@ -144,14 +144,14 @@ def why_not(name: str, here: Situation) -> str | None:
 def choose_attention(here: Situation) -> tuple[str, str]:
     """What `auto` stands for, and why: (backend, reason).
 
-    sdpa serves everything. On a CPU that trains in bfloat16, blocked is faster (FINDINGS.md#backends). On a GPU in 16
-    bits, the newest flash kernel that is installed comes first. Where documents or windows hide something, PyTorch's
-    own and flex follow, because they skip what is hidden.
+    sdpa serves everything. In training on a CPU, blocked is faster (FINDINGS.md#backends). On a GPU in 16 bits, the
+    newest flash kernel that is installed comes first. Where documents or windows hide something, PyTorch's own and flex
+    follow, because they skip what is hidden.
     """
     candidates: list[str] = []
     if here.device == "cuda" and here.dtype in HALF:
         candidates = ["flash4", "flash3", *(["flash", "flex"] if here.documents or here.windows else [])]
-    elif here.device == "cpu" and here.gradients and here.dtype == torch.bfloat16:
+    elif here.device == "cpu" and here.gradients:
         candidates = ["blocked"]
     rejected = ""
     for name in candidates:

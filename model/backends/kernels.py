@@ -249,36 +249,38 @@ def flex_kernel_compiled() -> Any:
 
 
 # ---------------------------------------------------------------------------------------------------------
-# blocked: causal attention as bfloat16 matrix products over blocks of queries, the fastest way to train on a CPU.
+# blocked: causal attention as matrix products over blocks of queries, the fastest way to train on a CPU.
 #
 #   key    0 1 2 3 | 4 5 6 7      A block of queries multiplies the keys up to its own end and no others, so almost half
 #   query  x . . .                of the square is never computed. The query heads that share a key/value head are rows
 #          x x . .                of one matrix: nothing is repeated, and a few large products replace many small ones.
 #          x x x .                The weights are kept for the backward pass, T * T / 2 per head, so this is for rows of
 #          x x x x                at most LONGEST tokens. PyTorch's kernel keeps none. It takes over beyond that, in
-#          ---------------        float32, and where the numbers of queries and keys differ (FINDINGS.md#backends).
-#          x x x x | x . . .
+#          ---------------        float32 without gradients, in other dtypes, and where the numbers of queries and
+#          x x x x | x . . .      keys differ (FINDINGS.md#backends).
 
 
 def blocked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
-    """The signature of `eager`. Products in bfloat16, the softmax in float32."""
+    """The signature of `eager`. Products in the dtype of training, the softmax in float32."""
     length, dtype = q.shape[2], compute_dtype(v)
-    if dtype != torch.bfloat16 or dropout or not 1 < length <= LONGEST or k.shape[2] != length:
+    pays = dtype == torch.bfloat16 or (dtype == torch.float32 and torch.is_grad_enabled())
+    if not pays or dropout or not 1 < length <= LONGEST or k.shape[2] != length:
         return fused(q, k, v, mask, dropout)
     with torch.autocast(q.device.type, enabled=False):
         bias = None if mask is None else torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, HIDDEN)
-        out = _Blocked.apply(q, k, v, bias)
+        out = _Blocked.apply(q, k, v, bias, dtype)
         if mask is not None:  # a row that may attend to nothing gets zeros
             out = out * mask.any(dim=-1, keepdim=True)
     return out.to(v.dtype)
 
 
 class _Blocked(torch.autograd.Function):
-    """q (B, H, T, D), k and v (B, H_kv, T, D), bias (B or 1, 1, T, T) or None -> (B, H, T, D) in bfloat16."""
+    """q (B, H, T, D), k and v (B, H_kv, T, D), bias (B or 1, 1, T, T) or None -> (B, H, T, D) in dtype."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
         ctx.dtypes = [x.dtype for x in (q, k, v)]
+        q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
         rows, keys, values = _as_rows(q * q.shape[-1] ** -0.5, k.shape[1]), _as_rows(k), _as_rows(v)
         groups, kv_heads = q.shape[1] // k.shape[1], k.shape[1]
         weights, outs = [], []
@@ -297,7 +299,7 @@ class _Blocked(torch.autograd.Function):
         return _as_heads(torch.cat(outs, dim=1), (*q.shape[:3], v.shape[3]))
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
         rows, keys, values, *weights = ctx.saved_tensors
         (grad,) = grad_outputs
         (batch, heads, length, _), kv_heads, head_dim = grad.shape, keys.shape[0] // grad.shape[0], keys.shape[2]
@@ -314,14 +316,14 @@ class _Blocked(torch.autograd.Function):
         q_grad = _as_heads(torch.cat(row_grads, dim=1), (batch, heads, length, head_dim)) * head_dim**-0.5
         k_grad, v_grad = (x.view(batch, kv_heads, length, -1) for x in (key_grad, value_grad))
         of_q, of_k, of_v = ctx.dtypes
-        return q_grad.to(of_q), k_grad.to(of_k), v_grad.to(of_v), None
+        return q_grad.to(of_q), k_grad.to(of_k), v_grad.to(of_v), None, None
 
 
 def _as_rows(x: Tensor, kv_heads: int | None = None) -> Tensor:
-    """(B, H, T, D) -> (B * H_kv, T * groups, D) in bfloat16: the heads of a group follow one another at each token."""
+    """(B, H, T, D) -> (B * H_kv, T * groups, D): the heads of a group follow one another at each token."""
     batch, heads, length, head_dim = x.shape
     kv_heads = kv_heads or heads
-    x = x.to(torch.bfloat16).view(batch, kv_heads, heads // kv_heads, length, head_dim)
+    x = x.view(batch, kv_heads, heads // kv_heads, length, head_dim)
     return x.transpose(2, 3).reshape(batch * kv_heads, -1, head_dim)
 
 

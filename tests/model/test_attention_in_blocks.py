@@ -63,7 +63,8 @@ def test_where_chunks_do_not_serve_the_mask_is_written_out(name):
 @pytest.mark.parametrize("kind", ["causal", "documents", "padding", "window"])
 @pytest.mark.parametrize(("length", "block"), [(20, 8), (24, 8), (5, 8), (150, 64), (9, 1)])
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
-def test_blocked_is_as_near_to_float32_as_eager_in_bfloat16_is(kind, length, block, kv_heads, monkeypatch):
+@pytest.mark.parametrize("dtype", [HALF, torch.float32])
+def test_blocked_is_as_near_to_float64_as_eager_is(kind, length, block, kv_heads, dtype, monkeypatch):
     monkeypatch.setattr(kernels, "BLOCK", block)
     tensors = inputs(length, kv_heads=kv_heads)
     real = torch.arange(length)[None] >= torch.tensor([[0], [length // 3]])  # left padding in the second row
@@ -73,13 +74,13 @@ def test_blocked_is_as_near_to_float32_as_eager_in_bfloat16_is(kind, length, blo
         "window": {"window": 7},
     }
     mask = None if kind == "causal" else boolean_mask(spec(length, **changes[kind]))
-    exact, halves = results(eager, tensors, mask), [x.to(HALF) for x in tensors]
-    found = results(blocked, halves, mask)
+    exact, rounded = results(eager, [x.double() for x in tensors], mask), [x.to(dtype) for x in tensors]
+    found = results(blocked, rounded, mask)
     if kind == "padding":  # a row that sees nothing is zero, in whatever block it is
         assert not found[0][1, :, : length // 3].any()
-    for ours, theirs, expected in zip(found, results(eager, halves, mask), exact, strict=True):
-        allowed = 1.5 * (theirs.float() - expected).norm() + 2**-8 * expected.norm()
-        assert (ours.float() - expected).norm() <= allowed
+    for ours, theirs, expected in zip(found, results(eager, rounded, mask), exact, strict=True):
+        allowed = 1.5 * (theirs.double() - expected).norm() + torch.finfo(dtype).eps * expected.norm()
+        assert (ours.double() - expected).norm() <= allowed
 
 
 def test_under_autocast_it_computes_in_bfloat16_and_answers_in_the_values_dtype():

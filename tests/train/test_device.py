@@ -11,7 +11,7 @@ from tests.processes import exit_code
 from tests.train.helpers import pretrain, pretrain_rank, trace, write_config
 from train import device
 from train.config import load_run_config
-from train.device import fastest_precision, memory_of, resolve_device
+from train.device import Device, fastest_precision, memory_of, resolve_device, set_float32_products
 
 AMD = {"cpu_name": "AMD EPYC", "avx512_bf16": True}
 
@@ -43,6 +43,45 @@ def test_a_cpu_trains_in_bf16_where_that_was_measured_to_be_faster(monkeypatch, 
     if limit:
         monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)
     assert fastest_precision("cpu")[0] == chosen
+
+
+@pytest.fixture
+def as_before():
+    yield
+    torch.set_float32_matmul_precision("highest")
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "writes", "setting"),
+    [
+        ({"cpu_name": "AMD EPYC", "avx512_f": True}, False, "medium"),
+        ({"cpu_name": "AMD EPYC", "avx512_f": True}, True, "highest"),
+        ({"cpu_name": "AMD EPYC", "avx512_f": True, "amx_bf16": True}, False, "highest"),
+        ({"cpu_name": "AMD EPYC", "avx2": True}, False, "highest"),
+        ({"cpu_name": "Intel Xeon", "avx512_f": True}, False, "highest"),
+    ],
+)
+def test_products_of_float32_are_as_exact_by_the_other_library(monkeypatch, as_before, capabilities, writes, setting):
+    monkeypatch.setattr("train.device.CPU", capabilities)
+    if setting == "medium" and torch.cpu.get_capabilities().get("amx_bf16"):
+        setting = "highest"  # this processor would round, and that is seen
+    set_float32_products(Device(torch.device("cpu"), "fp32", False, "sdpa", ()), writes)
+    assert torch.get_float32_matmul_precision() == setting
+    for rows, inner, columns in ((1, 64, 64), (33, 100, 7), (256, 256, 704), (2048, 128, 384)):
+        a, b = torch.randn(rows, inner), torch.randn(inner, columns)
+        assert ((a @ b).double() - a.double() @ b.double()).abs().max() < 2**-20 * inner
+        assert (torch.bmm(a[None], b[None])[0].double() - a.double() @ b.double()).abs().max() < 2**-20 * inner
+
+
+def test_a_run_leaves_the_products_of_float32_as_they_were(tmp_path, monkeypatch, as_before):
+    seen = []
+    monkeypatch.setattr(
+        "train.pretrain.set_float32_products",
+        lambda *args, **options: (torch.set_float32_matmul_precision("high"), seen.append(options)),
+    )
+    pretrain(write_config(tmp_path, train={"max_steps": 1, "device": "cpu"}))
+    assert seen == [{"writes": False}]
+    assert torch.get_float32_matmul_precision() == "highest"
 
 
 def test_a_run_that_has_begun_keeps_what_it_took_but_no_precision_that_this_machine_lacks(config, monkeypatch):

@@ -87,7 +87,7 @@ def test_a_backend_that_computes_something_else_is_found(config, monkeypatch, br
     monkeypatch.setitem(BACKENDS, "blocked", Backend(broken, boolean_mask, BACKENDS["blocked"].limits))
     model = load_run_config(config).model
     assert doctor.attention("blocked", "bf16", "cpu", model)[0] == "FAIL"
-    assert doctor.attention("blocked", "fp32", "cpu", model)[0] == "--"  # which is no fault
+    assert doctor.attention("blocked", "fp16", "cpu", model)[0] == "--"  # which is no fault
 
 
 def test_what_failed_is_not_recommended(config, monkeypatch):

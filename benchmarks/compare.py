@@ -7,8 +7,8 @@ held-out loss is as it measures it: nanoGPT on 20 random batches, the Trainer on
 
 A file is read by characters, a folder as pieces of words. nanoGPT and the Trainer get the ids of our prepared data:
 characters renumbered as nanoGPT does it (by their order, without our first and last token), pieces as they are.
-MiniMind has a tokenizer of its own, so compare bytes/s there. It logs no held-out loss, so that column stays empty, and
-it reads the text once, whatever --minutes says.
+MiniMind has a tokenizer of its own, so compare bits per byte and bytes/s there. It reads the text a whole number of
+times, and its held-out loss is measured once, when it has ended (benchmarks/minimind.py).
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ from train.device import machine
 HERE = Path(__file__).parents[1]
 CHECKOUTS = {"nanoGPT": "train.py", "minimind": "trainer/train_pretrain.py"}
 # lines of nanoGPT and of benchmarks/trainer.py, of ours, of MiniMind
-STEP = re.compile(r'^iter (\d+): loss|"step": (\d+),.*"split": "train"|^Epoch:\[1/1\]\((\d+)/')
+STEP = re.compile(r'^iter (\d+): loss|"step": (\d+),.*"split": "train"|^Epoch:\[\d+/\d+\]\((\d+)/')
 HELD_OUT = re.compile(r'^step (\d+): .*val loss ([\d.]+)|"step": (\d+),.*"split": "val", "loss": ([\d.]+)')
 LOOK_S, SAMPLE_S = 0.02, 0.5  # between two looks at a log, and at memory and load
 TRIED = 60  # steps of a first training that tells how many fit into --minutes (so run nothing beside it), not evaluated
 NANOGPT = """train.py config/train_shakespeare_char.py --dataset=headlight --device=cpu --compile=False --eval_iters=20
     --block_size=64 --batch_size=12 --n_layer=4 --n_head=4 --n_embd=128 --max_iters=STEPS --lr_decay_iters=STEPS
     --dropout=0.0 --eval_interval=EVERY"""  # what its README says for a CPU
-MINIMIND = """train_pretrain.py --data_path=../train.jsonl --device=cpu --hidden_size=128 --num_hidden_layers=4
-    --max_seq_len=340 --batch_size=32 --epochs=1 --accumulation_steps=1 --num_workers=1 --log_interval=1"""
+MINIMIND = """../validation.jsonl --data_path=../train.jsonl --device=cpu --hidden_size=128 --num_hidden_layers=4
+    --max_seq_len=340 --batch_size=32 --epochs=EPOCHS --accumulation_steps=1 --num_workers=1 --log_interval=1"""
 COLUMNS = {
     "nats": ("held-out loss, nats a token", ".3f"), "bits_per_byte": ("bits per byte", ".3f"),
     "reached": ("seconds to the last loss of ", ".1f"), "steps": ("steps", ",.0f"), "seconds": ("seconds", ".1f"),
@@ -66,7 +66,7 @@ COLUMNS = {
 
 @dataclass(frozen=True)
 class Project:
-    """command: with STEPS and EVERY. steps: of its recipe. ratio: bytes a token of text. log: None: what it prints."""
+    """command: with STEPS and EVERY, or with EPOCHS of `steps` each. steps: of its recipe. ratio: bytes a token of text. log: None: what it prints."""
 
     name: str
     folder: Path
@@ -95,7 +95,7 @@ def main() -> None:
         given.out.mkdir(parents=True, exist_ok=True)
         for project in projects:
             steps[project.name] = project.steps
-            if given.minutes and "STEPS" in " ".join(project.command):  # our config knows minutes
+            if given.minutes and project.log is None:  # our config knows minutes
                 speed = train(project, TRIED, work).get("tokens_per_s", 0.0)
                 steps[project.name] = max(TRIED, round(60 * given.minutes * speed / project.tokens_per_step))
         for turn, project in ((turn, project) for turn in range(1, given.rounds + 1) for project in projects):
@@ -164,25 +164,29 @@ def write_ids(data: PreparedData, folder: Path, by_characters: bool) -> int:
 
 def minimind(data: PreparedData, folder: Path) -> Project:
     """Each line of its file fills a row of 340 tokens of its own, the first and the last of which it adds itself."""
-    tokenizer, stream = tokenizers.Tokenizer.from_file(str(folder / "model/tokenizer.json")), data.stream("train")
-    text = data.tokenizer.decode(stream.read(0, len(stream)))
-    ends = [end for _, end in tokenizer.encode(text, add_special_tokens=False).offsets]
-    parts = [text[a:b] for a, b in pairwise([0, *ends[337:-1:338], len(text)])]
-    lines = "".join(json.dumps({"text": part}) + "\n" for part in parts)
-    (folder / "train.jsonl").write_text(lines, encoding="utf-8")
-    ratio = len(text.encode()) / len(ends)
-    return Project("minimind", folder / "trainer", MINIMIND.split(), len(parts) // 32, 32 * 338, ratio)
+    tokenizer, rows = tokenizers.Tokenizer.from_file(str(folder / "model/tokenizer.json")), dict[str, int]()
+    for split in SPLITS:
+        stream = data.stream(split)
+        text = data.tokenizer.decode(stream.read(0, len(stream)))
+        ends = [end for _, end in tokenizer.encode(text, add_special_tokens=False).offsets]
+        parts = [text[a:b] for a, b in pairwise([0, *ends[337:-1:338], len(text)])]
+        lines = "".join(json.dumps({"text": part}) + "\n" for part in parts)
+        (folder / f"{split}.jsonl").write_text(lines, encoding="utf-8")
+        rows[split], ratio = len(parts), len(text.encode()) / len(ends)
+    command = [str(HERE / "benchmarks/minimind.py"), *MINIMIND.split()]
+    return Project("minimind", folder / "trainer", command, -(-rows["train"] // 32), 32 * 338, ratio)
 
 
 def train(project: Project, steps: int, work: Path) -> dict[str, Any]:
     """Train once, in a process of its own -> its figures; `failed` says why there are none."""
     lengths = {"STEPS": str(steps), "EVERY": str(steps // 8 if steps > TRIED else steps)}
-    command = [re.sub("STEPS|EVERY", lambda match: lengths[match[0]], part) for part in project.command]
+    lengths["EPOCHS"] = str(max(1, round(steps / project.steps)) if project.steps else 1)
+    command = [re.sub("STEPS|EVERY|EPOCHS", lambda match: lengths[match[0]], part) for part in project.command]
     if project.log:
         shutil.rmtree(project.log.parent, ignore_errors=True)  # a finished run would not be trained again
     printed, log, looked, goes_on = work / "printed.txt", None, -math.inf, True
     trained, held_out = dict[float, int](), list[tuple[float, float]]()  # seconds: step; seconds, nats a token
-    memory, load = list[int](), list[float]()
+    memory, load, last = list[int](), list[float](), 0
     env = os.environ | {"PYTHONUNBUFFERED": "1"}
     if work in project.folder.parents:  # MiniMind has a package named model, as we have
         env["PYTHONPATH"] = str(project.folder.parent)
@@ -200,6 +204,7 @@ def train(project: Project, steps: int, work: Path) -> dict[str, Any]:
                     trained[now] = int(match[match.lastindex or 0])
                 elif match := HELD_OUT.search(text):
                     held_out.append((now, float(match[match.lastindex or 0])))
+                    last = max(last, int(match[1] or match[3]))
             if now - looked > SAMPLE_S:
                 looked = now
                 load.append(psutil.getloadavg()[0])
@@ -218,7 +223,7 @@ def train(project: Project, steps: int, work: Path) -> dict[str, Any]:
         }
     a_step = median((b - a) / max(1, trained[b] - trained[a]) for a, b in pairwise(trained))
     (first, step), speed = next(iter(trained.items())), project.tokens_per_step / a_step
-    record |= {"steps": max(trained.values()), "tokens_per_s": speed, "bytes_per_s": speed * project.ratio}
+    record |= {"steps": max(last, *trained.values()), "tokens_per_s": speed, "bytes_per_s": speed * project.ratio}
     record["first_step_s"] = first - max(0, step - 1) * a_step  # it may log every tenth
     record["peak_mb"] = max(memory, default=0) / 1e6
     for seconds, nats in held_out:

@@ -39,7 +39,7 @@ test: lint
 
 test-all: test readme-quick notebooks
 	$(PYTEST) -m slow
-	PYTHON=$(RUN) OUT=$$(mktemp -d) TEXT=docs bash measure_gpu.sh --dry-run quick real
+	PYTHON=$(RUN) OUT=$$(mktemp -d) TEXT=docs bash measure_gpu.sh --dry-run quick real speed ladder
 
 notebooks: $(VENV)/ready
 	$(RUN) -m notebooks.execute $(WRITE)

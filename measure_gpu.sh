@@ -7,8 +7,8 @@
 #   answers   configs/reader.yaml, questions, GRPO
 #   ladder    from a beginner's loop upwards, on the text of $TEXT
 # Without a part: quick. Most of the time goes into compiling, a minute or more for each shape, so run nothing beside.
-# --dry-run runs the same commands of quick and real on a CPU, with tiny sizes, so that no minute of a GPU is lost to a
-# mistake in this script. Each command's output goes to the terminal and to $OUT (gpu_measurements/); its seconds, its
+# --dry-run runs the same commands of quick, real, speed and ladder on a CPU, with tiny sizes, so that no minute of a GPU
+# is lost to a mistake in this script. Each command's output goes to the terminal and to $OUT (gpu_measurements/); its seconds, its
 # exit code and the one that was expected go to $OUT/commands.txt. $PYTHON is python3. Exit code 1: one was another.
 set -uo pipefail
 cd "$(dirname "$0")"
@@ -19,7 +19,8 @@ export HF_HUB_OFFLINE=1 WANDB_MODE=offline PYTHONUNBUFFERED=1 TQDM_DISABLE=1
 for part in "$@"; do
     case $part in
         quick) ;;
-        correct | speed | answers) [ -z "$DRY_RUN" ] || { echo "$part has no dry run: use quick or real" && exit 2; } ;;
+        speed) ;;
+        correct | answers) [ -z "$DRY_RUN" ] || { echo "$part has no dry run: use quick, real, speed, ladder" && exit 2; } ;;
         ladder | real) [ -n "$TEXT" ] || { echo "$part reads a text: TEXT=folder bash measure_gpu.sh $part" && exit 2; } ;;
         *) echo "no part is called '$part': use quick, real, correct, speed, answers, ladder" && exit 2 ;;
     esac
@@ -27,6 +28,11 @@ done
 mkdir -p "$OUT"
 : > "$OUT/commands.txt"
 failures=0
+tiny=() # a model, rows and steps for which a CPU takes no time
+if [ -n "$DRY_RUN" ]; then
+    tiny=(train.device=cpu train.processes=1 data.sequence_length=32 data.tokenizer.vocab_size=512 model.hidden_size=32)
+    tiny+=(model.num_hidden_layers=1 model.num_attention_heads=2 train.tokens_per_step=128)
+fi
 
 measure() { # name, seconds at most, command …; EXPECTED=2 before it: this exit code is the right one
     local name=$1 limit=$2 began=$SECONDS expected=${EXPECTED:-0} code
@@ -41,7 +47,7 @@ measure() { # name, seconds at most, command …; EXPECTED=2 before it: this exi
 }
 
 throughput() { # name, arguments …
-    measure "$1" "${LIMIT_S:-240}" "$PYTHON" -m benchmarks.training "${@:2}" --seconds "${STEPS_S:-8}"
+    measure "$1" "${LIMIT_S:-240}" "$PYTHON" -m benchmarks.training "${@:2}" "${tiny[@]}" --seconds "${STEPS_S:-8}"
 }
 
 quick() { # the limits make eight minutes together; one shape is compiled
@@ -51,9 +57,7 @@ quick() { # the limits make eight minutes together; one shape is compiled
     local large=(train.micro_batch_size=32 model.attn_implementation=flash train.compile=true) seconds=55
     if [ -n "$DRY_RUN" ]; then
         few+=(train.device=cpu train.processes=1) five+=(train.device=cpu train.processes=1)
-        large=(train.device=cpu train.processes=1 train.micro_batch_size=2 train.compile=true train.tokens_per_step=128)
-        large+=(data.sequence_length=32 data.tokenizer.vocab_size=512 model.hidden_size=32 model.num_hidden_layers=1)
-        large+=(model.num_attention_heads=2) seconds=2
+        large=(train.micro_batch_size=2 train.compile=true) seconds=2
     fi
     rm -rf "$OUT/runs"
     measure doctor 65 "$PYTHON" -m train.doctor configs/small.yaml "output_dir=$OUT/runs"
@@ -90,17 +94,20 @@ correct() {
 }
 
 speed() { # each backend on packed documents, which 124m.yaml isolates; then sizes and switches
-    local rows=(train.micro_batch_size=32)
+    local rows=(train.micro_batch_size=32) backends=(flash varlen flex sdpa) more=(train.micro_batch_size=128) tokens=256
+    [ -z "$DRY_RUN" ] || { rows=(train.micro_batch_size=2) more=("${rows[@]}") backends=(flash sdpa) tokens=8 STEPS_S=1; }
     throughput 124m configs/124m.yaml
-    for backend in flash varlen flex sdpa; do
+    for backend in "${backends[@]}"; do
         throughput "124m_$backend" configs/124m.yaml "${rows[@]}" model.attn_implementation=$backend train.compile=true
     done
     throughput 124m_not_compiled configs/124m.yaml "${rows[@]}" train.compile=false
     throughput 124m_one_text configs/124m.yaml "${rows[@]}" data.isolate_documents=false
     throughput 26m configs/26m.yaml
-    throughput 26m_rows configs/26m.yaml train.micro_batch_size=128
-    measure versus_transformers 300 "$PYTHON" -m benchmarks.training configs/26m.yaml --versus transformers
-    measure decoding 300 "$PYTHON" -m benchmarks.decoding --batches 1,16,128 --versus transformers --rounds 3
+    throughput 26m_rows configs/26m.yaml "${more[@]}"
+    measure versus_transformers 300 "$PYTHON" -m benchmarks.training configs/26m.yaml "${tiny[@]}" \
+        --versus transformers
+    measure decoding 300 "$PYTHON" -m benchmarks.decoding "${tiny[@]}" --tokens "$tokens" --batches 1,16,128 \
+        --versus transformers --rounds 3
 }
 
 answers() {
@@ -111,7 +118,10 @@ answers() {
 }
 
 ladder() {
-    measure ladder 900 "$PYTHON" -m train.sweep configs/speed_ladder.yaml "data.source={kind: files, path: $TEXT}"
+    local short=()
+    [ -z "$DRY_RUN" ] || short=(train.max_minutes=0.05)
+    measure ladder 900 "$PYTHON" -m train.sweep configs/speed_ladder.yaml "data.source={kind: files, path: $TEXT}" \
+        "output_dir=$OUT/runs" "${tiny[@]}" "${short[@]}"
 }
 
 for part in "$@"; do

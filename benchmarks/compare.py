@@ -36,13 +36,14 @@ import numpy as np
 import psutil
 import tokenizers
 import torch
+from matplotlib.ticker import LogLocator
 
 from configs.command import InputError, exit_on_bad_input, integer, number
 from configs.text import markdown, table
 from data.prepare import SPLITS, PreparedData, prepare
 from eval.attention.drawing import MARKERS, group_colour, new_figure
 from train.config import load_run_config
-from train.device import machine
+from train.device import CPU, machine
 
 HERE = Path(__file__).parents[1]
 CHECKOUTS = {"nanoGPT": "train.py", "minimind": "trainer/train_pretrain.py"}
@@ -66,7 +67,8 @@ COLUMNS = {
 
 @dataclass(frozen=True)
 class Project:
-    """command: with STEPS and EVERY, or with EPOCHS of `steps` each. steps: of its recipe. ratio: bytes a token of text. log: None: what it prints."""
+    """command: with STEPS and EVERY, or EPOCHS. steps: of its recipe. ratio: bytes a token of text. log: None: what it
+    prints."""
 
     name: str
     folder: Path
@@ -260,11 +262,8 @@ def report(records: list[dict[str, Any]], title: str) -> str:
             values = [run[key] for run in runs if key in run]
             cells.append(f"{median(values):{form}}" if runs and len(values) == len(runs) else "–")
         rows.append([name + f" ({len(failed)} failed)" * bool(failed), *cells])
-    flags = set()
-    with suppress(OSError):  # Linux says it
-        flags = set(Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split())
-    flags &= {"avx2", "avx512f", "avx512_bf16", "amx_bf16"}  # what decides how fast products are
-    here = f"{machine(torch.device('cpu'))}, {torch.backends.cpu.get_cpu_capability()} ({', '.join(sorted(flags))})"
+    flags = [name for name in ("avx2", "avx512_f", "avx512_bf16", "amx_bf16") if CPU.get(name)]
+    here = f"{machine(torch.device('cpu'))}, {torch.backends.cpu.get_cpu_capability()} ({', '.join(flags)})"
     header = ["", *(text + goal * (key == "reached") for key, (text, _) in COLUMNS.items())]
     notes += dict.fromkeys(f"- {record['project']}: `{record['command']}`\n" for record in records)
     return f"{title}; {here}, torch {torch.__version__}\n\n{table(header, rows)}\n\n{''.join(notes)}"
@@ -281,8 +280,9 @@ def draw(records: list[dict[str, Any]], file: Path) -> None:
             seconds, _, bits = zip(*points, strict=True)
             axes.plot(seconds, bits, label=label, color=colour, marker=marker, markersize=4)
     axes.set(xlabel="seconds since the process started", ylabel="held-out bits per byte", xscale="log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.xaxis.set_major_formatter("{x:g}")
-    axes.xaxis.set_minor_formatter("{x:g}")
+    axes.xaxis.set_minor_formatter("")
     axes.grid(alpha=0.3)
     if axes.lines:
         axes.legend(frameon=False)

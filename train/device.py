@@ -286,16 +286,16 @@ def synchronize(device: torch.device) -> None:
 
 
 def set_float32_products(device: Device, writes: bool) -> None:
-    """How float32 matrices are multiplied in this process: with tf32's bits where that is the precision, else exactly.
+    """How a run multiplies float32 matrices: with tf32's bits where that is the precision, else exactly.
 
-    AMD's processors with AVX-512 multiply them twice as fast by oneDNN as by MKL, which PyTorch calls by itself and
-    which uses AVX2 there (FINDINGS.md#cpu-step). The name of the switch is "medium", because oneDNN may then round to
-    bfloat16. Without AMX it does not, and a product shows that. writes: the model does, token by token, and for such
-    small products oneDNN takes longer.
+    AMD's processors with AVX-512 do it twice as fast by oneDNN as by MKL, which PyTorch calls by itself and which uses
+    AVX2 there (FINDINGS.md#cpu-step). The name of the switch is "medium", because oneDNN may then round to bfloat16.
+    Without AMX it does not, and a product shows that. writes: the model does, token by token, and for such small
+    products oneDNN takes longer.
     """
     is_amd = "AMD" in str(CPU.get("cpu_name")) and "ONEDNN_MAX_CPU_ISA" not in os.environ
     is_quicker = is_amd and CPU.get("avx512_f") and not CPU.get("amx_bf16")
-    by_onednn = is_quicker and device.device.type == "cpu" and not writes
+    by_onednn = is_quicker and device.device.type == "cpu" and device.precision == "fp32" and not writes
     torch.set_float32_matmul_precision("high" if device.precision == "tf32" else "medium" if by_onednn else "highest")
     if by_onednn and (torch.full((256, 256), 1 / 3) @ torch.eye(256) != 1 / 3).any():
         torch.set_float32_matmul_precision("highest")

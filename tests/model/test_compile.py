@@ -43,8 +43,8 @@ def assert_same_training(loss, expected, lm, of_loss, of_gradients):
 
 
 SHAPES = {"full": {}, "windows": MIXED, "olmo2": OLMO2, "smollm3": SMOLLM3, "latent": LATENT, "gpt2": GPT2}
-CASES = [("blocked", "full"), *(("sdpa", shape) for shape in SHAPES)]
-CASES += [pytest.param(name, shape, marks=pytest.mark.slow) for name in ("eager", "flash") for shape in SHAPES]
+CASES = [("blocked", "full", True), *(("blocked", shape, False) for shape in SHAPES), ("sdpa", "full", False)]
+CASES += [pytest.param(name, x, False, marks=pytest.mark.slow) for name in ("eager", "flash", "sdpa") for x in SHAPES]
 
 
 def compiled_for_training(lm, counter):
@@ -59,9 +59,9 @@ def kinds_of_layers(lm):
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["dense", "packed"])
-@pytest.mark.parametrize(("backend", "shape"), CASES)
-def test_training_compiles_each_kind_of_layer_once_and_the_loss(backend, shape, packed):
-    lm, in_bfloat16 = random_model(tiny_config(**SHAPES[shape])).train(), backend == "blocked"
+@pytest.mark.parametrize(("backend", "shape", "in_bfloat16"), CASES)
+def test_training_compiles_each_kind_of_layer_once_and_the_loss(backend, shape, in_bfloat16, packed):
+    lm = random_model(tiny_config(**SHAPES[shape])).train()
     lm.set_attn_implementation(backend)
     counter = CompileCounter()  # counts graphs; a graph break or a recompilation makes one more
     compiled = compiled_for_training(lm, counter)

@@ -1,6 +1,6 @@
 """MiniMind's own script, and then the held-out loss, which it does not log; started by benchmarks/compare.py.
 
-    python benchmarks/minimind.py VALIDATION.jsonl [option of train_pretrain.py …]     in its folder trainer/
+python benchmarks/minimind.py VALIDATION.jsonl [option of train_pretrain.py …]     in its folder trainer/
 """
 
 import runpy

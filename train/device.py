@@ -140,8 +140,8 @@ def lacks(precision: str, kind: str) -> str:
 def fastest_precision(kind: str) -> tuple[str, str]:
     """What `auto` takes, and why.
 
-    A CPU's flag avx512_bf16 does not say that bf16 is fast: with it an AMD EPYC trained 2.2 times as fast as in fp32,
-    and an Intel Xeon 0.75 times. With AMX the Xeon trained 1.4 to 2.3 times as fast. Without any of them bf16 is
+    A CPU's flag avx512_bf16 does not say that bf16 is fast: with it an AMD EPYC trained 1.2 to 1.7 times as fast as in
+    fp32, and an Intel Xeon 0.75 times. With AMX the Xeon trained 1.4 to 2.3 times as fast. Without any of them bf16 is
     emulated, and takes eight times as long (FINDINGS.md#bf16).
     """
     if kind == "cuda":

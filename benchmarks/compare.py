@@ -188,7 +188,7 @@ def train(project: Project, steps: int, work: Path) -> dict[str, Any]:
         shutil.rmtree(project.log.parent, ignore_errors=True)  # a finished run would not be trained again
     printed, log, looked, goes_on = work / "printed.txt", None, -math.inf, True
     trained, held_out = dict[float, int](), list[tuple[float, float]]()  # seconds: step; seconds, nats a token
-    memory, load, last = list[int](), list[float](), 0
+    memory, load, end = list[int](), list[float](), 0
     env = os.environ | {"PYTHONUNBUFFERED": "1"}
     if work in project.folder.parents:  # MiniMind has a package named model, as we have
         env["PYTHONPATH"] = str(project.folder.parent)
@@ -206,7 +206,7 @@ def train(project: Project, steps: int, work: Path) -> dict[str, Any]:
                     trained[now] = int(match[match.lastindex or 0])
                 elif match := HELD_OUT.search(text):
                     held_out.append((now, float(match[match.lastindex or 0])))
-                    last = max(last, int(match[1] or match[3]))
+                    end = max(end, int(match[1] or match[3]))
             if now - looked > SAMPLE_S:
                 looked = now
                 load.append(psutil.getloadavg()[0])
@@ -225,7 +225,7 @@ def train(project: Project, steps: int, work: Path) -> dict[str, Any]:
         }
     a_step = median((b - a) / max(1, trained[b] - trained[a]) for a, b in pairwise(trained))
     (first, step), speed = next(iter(trained.items())), project.tokens_per_step / a_step
-    record |= {"steps": max(last, *trained.values()), "tokens_per_s": speed, "bytes_per_s": speed * project.ratio}
+    record |= {"steps": max(end, *trained.values()), "tokens_per_s": speed, "bytes_per_s": speed * project.ratio}
     record["first_step_s"] = first - max(0, step - 1) * a_step  # it may log every tenth
     record["peak_mb"] = max(memory, default=0) / 1e6
     for seconds, nats in held_out:

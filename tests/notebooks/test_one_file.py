@@ -48,7 +48,7 @@ def one_thread():
 
 @pytest.mark.parametrize("kv_heads", trained, ids=["mha", "gqa", "mqa"])
 @every_model
-def test_twenty_losses_are_those_of_train_pretrain_bit_for_bit(kv_heads, attention, tmp_path, one_thread):
+def test_twenty_losses_are_those_of_train_pretrain_bit_for_bit(kv_heads, attention, tmp_path, one_thread, monkeypatch):
     config = small(kv_heads, attention, seed=7, grad_clip=0.5)  # which most of these gradients exceed
     text = tmp_path / "my.txt"
     text.write_text(TEXT, encoding="utf-8")
@@ -61,6 +61,8 @@ def test_twenty_losses_are_those_of_train_pretrain_bit_for_bit(kv_heads, attenti
         tmp_path, seed=config.seed, model=model_config(config), train=train, eval={"hooks": []},
         data=data | {"sequence_length": config.sequence_length},
     )  # fmt: skip
+    # on AMD a run multiplies by another library, whose sums have other last bits (train.device.set_float32_products)
+    monkeypatch.setattr("train.pretrain.set_float32_products", lambda *args, **options: None)
     pretrain(yaml)
     theirs = [float.fromhex(line["loss"]) for line in trace(tmp_path / "runs/tiny")]
     _, _, losses = one_file.train(TEXT, config)

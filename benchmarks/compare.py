@@ -36,7 +36,6 @@ import numpy as np
 import psutil
 import tokenizers
 import torch
-from matplotlib.ticker import LogLocator
 
 from configs.command import InputError, exit_on_bad_input, integer, number
 from configs.text import markdown, table
@@ -271,6 +270,8 @@ def report(records: list[dict[str, Any]], title: str) -> str:
 
 def draw(records: list[dict[str, Any]], file: Path) -> None:
     """Held-out bits per byte against seconds: a colour for each project, a line for each round."""
+    from matplotlib.ticker import LogLocator
+
     figure, names = new_figure(900, 500), list(dict.fromkeys(record["project"] for record in records))
     axes = figure.add_subplot()
     for record in records:

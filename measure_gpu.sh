@@ -31,7 +31,7 @@ failures=0
 tiny=() # a model, rows and steps for which a CPU takes no time
 if [ -n "$DRY_RUN" ]; then
     tiny=(train.device=cpu train.processes=1 data.sequence_length=32 data.tokenizer.vocab_size=512 model.hidden_size=32)
-    tiny+=(model.num_hidden_layers=1 model.num_attention_heads=2 train.tokens_per_step=128)
+    tiny+=(model.num_hidden_layers=1 model.num_attention_heads=2 model.num_key_value_heads=1 train.tokens_per_step=128)
 fi
 
 measure() { # name, seconds at most, command …; EXPECTED=2 before it: this exit code is the right one
@@ -106,8 +106,8 @@ speed() { # each backend on packed documents, which 124m.yaml isolates; then siz
     throughput 26m_rows configs/26m.yaml "${more[@]}"
     measure versus_transformers 300 "$PYTHON" -m benchmarks.training configs/26m.yaml "${tiny[@]}" \
         --versus transformers
-    measure decoding 300 "$PYTHON" -m benchmarks.decoding "${tiny[@]}" --tokens "$tokens" --batches 1,16,128 \
-        --versus transformers --rounds 3
+    measure decoding 300 "$PYTHON" -m benchmarks.decoding configs/base.yaml "${tiny[@]}" --tokens "$tokens" \
+        --batches 1,16,128 --versus transformers --rounds 3
 }
 
 answers() {

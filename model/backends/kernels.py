@@ -280,8 +280,8 @@ class _Blocked(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
         ctx.dtypes = [x.dtype for x in (q, k, v)]
-        q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
-        rows, keys, values = _as_rows(q * q.shape[-1] ** -0.5, k.shape[1]), _as_rows(k), _as_rows(v)
+        q = q * q.shape[-1] ** -0.5  # before it is rounded
+        rows, keys, values = _as_rows(q.to(dtype), k.shape[1]), _as_rows(k.to(dtype)), _as_rows(v.to(dtype))
         groups, kv_heads = q.shape[1] // k.shape[1], k.shape[1]
         weights, outs = [], []
         for first in range(0, q.shape[2], BLOCK):

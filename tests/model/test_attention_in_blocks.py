@@ -89,3 +89,12 @@ def test_under_autocast_it_computes_in_bfloat16_and_answers_in_the_values_dtype(
         out = blocked(q, k, v.to(HALF), None, 0.0)
     assert out.dtype == HALF
     assert torch.allclose(out.float(), eager(q, k, v, None, 0.0), atol=2e-2)
+
+
+def test_queries_are_scaled_before_they_are_rounded_to_bfloat16():
+    q, k, v = torch.randn(3, 2, 4, 20, 10).unbind()  # 1 / sqrt(10) is no power of two: rounding twice would show
+    with torch.autocast("cpu", dtype=HALF):
+        out = blocked(q, k, v.to(HALF), None, 0.0)
+    rows, keys, values = (x.to(HALF).flatten(0, 1) for x in (q * 10**-0.5, k, v))
+    weights = (rows @ keys.mT + torch.full((20, 20), kernels.HIDDEN, dtype=HALF).triu(1)).softmax(dim=-1)
+    assert torch.equal(out.flatten(0, 1), weights @ values)

@@ -7,8 +7,8 @@
 #   answers   configs/reader.yaml, questions, GRPO
 #   ladder    from a beginner's loop upwards, on the text of $TEXT
 # Without a part: quick. Most of the time goes into compiling, a minute or more for each shape, so run nothing beside.
-# --dry-run runs the same commands of quick, real, speed and ladder on a CPU, with tiny sizes, so that no minute of a GPU
-# is lost to a mistake in this script. Each command's output goes to the terminal and to $OUT (gpu_measurements/); its seconds, its
+# --dry-run runs the same commands of quick, real, speed and ladder on a CPU, with tiny sizes, so that no minute of a
+# GPU is lost to a mistake here. Each command's output goes to the terminal and to $OUT (gpu_measurements/); its seconds, its
 # exit code and the one that was expected go to $OUT/commands.txt. $PYTHON is python3. Exit code 1: one was another.
 set -uo pipefail
 cd "$(dirname "$0")"

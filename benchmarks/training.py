@@ -224,8 +224,9 @@ def compare(run: RunConfig, rounds: int) -> None:
 
 def with_products(step: Step, ours: Device | None) -> None:
     """A step with float32 products as our runs set them; None: as PyTorch has them."""
-    torch.set_float32_matmul_precision("highest")
-    if ours is not None:
+    if ours is None:
+        torch.set_float32_matmul_precision("highest")
+    else:
         set_float32_products(ours, writes=False)
     step()
 

@@ -12,7 +12,7 @@
 #SBATCH --output=runs/slurm-%j.txt
 set -euo pipefail
 PYTHON=${PYTHON:-.venv/bin/python}
-HOST=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+HOST=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)  # head would leave early, and pipefail stop this file
 
 srun "$PYTHON" -m data.prepare "$@"  # the machines share this work, too
 srun "$PYTHON" -m torch.distributed.run --nnodes="$SLURM_NNODES" --nproc_per_node="${PROCESSES:-gpu}" --max-restarts=3 \

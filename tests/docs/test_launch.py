@@ -57,7 +57,7 @@ def test_the_slurm_file_trains_on_two_machines(tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    for name, text in (("srun", SRUN), ("scontrol", "#!/usr/bin/env bash\nprintf 'localhost\\nother\\n'\n")):
+    for name, text in (("srun", SRUN), ("scontrol", "#!/usr/bin/env bash\necho localhost; sleep 0.5; echo other\n")):
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
     environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHON": sys.executable, "PROCESSES": "1"}

@@ -6,6 +6,7 @@ one chunk of positions at a time goes through head, softmax and gradient, and on
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -19,24 +20,29 @@ from configs import IGNORED
 CHUNK = {"cpu": 512}  # positions; on a CPU a chunk's logits then stay in its cache
 CHUNK_ELSEWHERE = 8192
 WORTH_IT = 0.75  # share of trained positions below which the others are left out first
+OfChunk = Callable[[Tensor, Tensor, Tensor, Tensor | None, bool], tuple[Tensor, Tensor]]
 
 
-def cross_entropy_sum(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+def cross_entropy_sum(hidden: Tensor, weight: Tensor, labels: Tensor, of_chunk: OfChunk | None = None) -> Tensor:
     """Sum of -ln softmax(hidden @ weightᵀ)[label] over the labels that are not -100.
     hidden (N, D), weight (V, D), labels (N,) -> scalar float32. Matrix products run in autocast's dtype, the
-    softmax in float32. Gradients are computed in the forward pass, so a backward pass costs one multiplication."""
-    if hidden.device.type == "cpu" and not torch.compiler.is_compiling():  # on a GPU, counting would be a sync point
+    softmax in float32. Gradients are computed in the forward pass, so a backward pass costs one multiplication.
+    of_chunk: `loss_of_chunk`, compiled (train/compilation.py)."""
+    plain = of_chunk is None and not torch.compiler.is_compiling()
+    if plain and hidden.device.type == "cpu":  # on a GPU, counting would be a sync point; compiled, another shape
         trained = labels != IGNORED
         if trained.sum() < len(labels) * WORTH_IT:  # fine-tuning: most positions are asked for nothing
             hidden, labels = hidden[trained], labels[trained]
-    return _CrossEntropySum.apply(hidden, weight, labels, torch.is_grad_enabled())
+    return _CrossEntropySum.apply(hidden, weight, labels, of_chunk or loss_of_chunk, torch.is_grad_enabled())
 
 
 class _CrossEntropySum(torch.autograd.Function):
-    """d loss / d logits = softmax - one_hot(label), known as soon as the logits are: backward only scales it."""
+    """Goes through the chunks; their gradients are known as soon as their losses are, and backward only scales them."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, with_gradients: bool) -> Tensor:
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, of_chunk: OfChunk, with_gradients: bool
+    ) -> Tensor:
         device, dtype = hidden.device.type, compute_dtype(hidden)
         loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
         hidden_grads, weight_grad = [], None
@@ -45,28 +51,39 @@ class _CrossEntropySum(torch.autograd.Function):
         with torch.autocast(device, enabled=False):
             head, size = weight.to(dtype), CHUNK.get(device, CHUNK_ELSEWHERE)
             for chunk, label in zip(hidden.to(dtype).split(size), labels.split(size), strict=True):
-                logits = (chunk @ head.T).float()  # (chunk, V)
-                wanted = (label != IGNORED)[:, None].float()
-                target = label.clamp(min=0)[:, None]
-                largest, of_target = logits.amax(dim=-1, keepdim=True), logits.gather(1, target)
-                exponentials = logits.sub_(largest).exp_()
-                total = exponentials.sum(dim=-1, keepdim=True)
-                # not in place: PyTorch 2.11 compiles a sum in place, if it is the output, to gradients of zero
-                loss = loss + ((total.log() + largest - of_target) * wanted).sum()
-                if with_gradients:  # softmax - one_hot(label), nothing where the label is ignored
-                    gradient = exponentials.mul_(wanted / total).scatter_add_(1, target, -wanted).to(dtype)
-                    hidden_grads.append((gradient @ head).to(hidden.dtype))
-                    if weight_grad is not None:
-                        weight_grad += gradient.T @ chunk
+                loss_here, hidden_grad = of_chunk(chunk, head, label, weight_grad, with_gradients)
+                loss = loss + loss_here  # not in place: PyTorch 2.11 compiles a sum in place to gradients of zero
+                hidden_grads.append(hidden_grad)
         if with_gradients:
             weight_grad = None if weight_grad is None else weight_grad.to(weight.dtype)
-            ctx.save_for_backward(torch.cat(hidden_grads), weight_grad)
+            ctx.save_for_backward(torch.cat(hidden_grads).to(hidden.dtype), weight_grad)
         return loss
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
         (scale,), (hidden_grad, weight_grad) = grad_outputs, ctx.saved_tensors
-        return hidden_grad * scale, None if weight_grad is None else weight_grad * scale, None, None
+        return hidden_grad * scale, None if weight_grad is None else weight_grad * scale, None, None, None
+
+
+def loss_of_chunk(
+    chunk: Tensor, head: Tensor, labels: Tensor, weight_grad: Tensor | None, with_gradients: bool
+) -> tuple[Tensor, Tensor]:
+    """chunk (N, D), head (V, D), labels (N,) -> the sum of their losses and its gradient (N, D), or else the chunk.
+    That for the head is added to weight_grad (V, D). d loss / d logits = softmax - one_hot(label)."""
+    logits = (chunk @ head.T).float()  # (N, V)
+    wanted = (labels != IGNORED)[:, None].float()
+    target = labels.clamp(min=0)[:, None]
+    largest, of_target = logits.amax(dim=-1, keepdim=True), logits.gather(1, target)
+    exponentials = logits.sub_(largest).exp_()
+    total = exponentials.sum(dim=-1, keepdim=True)
+    loss = ((total.log() + largest - of_target) * wanted).sum()
+    if not with_gradients:
+        return loss, chunk
+    # nothing where the label is ignored
+    gradient = exponentials.mul_(wanted / total).scatter_add_(1, target, -wanted).to(head.dtype)
+    if weight_grad is not None:
+        weight_grad += gradient.T @ chunk
+    return loss, gradient @ head
 
 
 def log_probs(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Compile a layer and the loss, not the whole model: all layers are alike, so one is compiled and serves them all.
+"""Compile a layer and a chunk of the loss, not the whole model: all layers are alike, so one is compiled and serves all.
 
 On a GPU that takes a quarter of the time that the whole model takes, and steps are as quick (FINDINGS.md#gpu). What is
 left runs as it is written: the embedding, the masks, the last norm. Evaluation and generation never see the compiled
@@ -16,17 +16,18 @@ import torch
 from torch.utils import deterministic
 
 from configs.command import InputError
-from model.loss import cross_entropy_sum
+from model.loss import cross_entropy_sum, loss_of_chunk
 from model.transformer import DecoderLayer, LanguageModel
 from train.device import synchronize
 from train.run import Run, losses, within_memory
 
 
 def compile_layers(lm: LanguageModel, **options: Any) -> None:
-    """In training mode, lm runs compiled from its next forward pass on: a graph for each kind of layer and one for the
-    loss, for each shape of a batch. options: of torch.compile."""
+    """In training mode, lm runs compiled from its next forward pass on: a graph for each kind of layer and one for a
+    chunk of the loss, for each shape of a batch. options: of torch.compile."""
     compiled = partial(torch.compile, dynamic=False, **options)
-    lm.model.call_layer, lm.sum_loss = compiled(DecoderLayer.__call__), compiled(cross_entropy_sum)
+    lm.model.call_layer = compiled(DecoderLayer.__call__)
+    lm.sum_loss = partial(cross_entropy_sum, of_chunk=compiled(loss_of_chunk))
 
 
 def compile_and_try(run: Run, stopped: Callable[[], int] = lambda: 0) -> None:

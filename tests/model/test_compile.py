@@ -4,6 +4,8 @@ from dataclasses import replace
 
 import pytest
 import torch
+from functorch.compile import make_boxed_func
+from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.testing import CompileCounter
 from torch.nn.attention import varlen
 
@@ -13,6 +15,7 @@ from model.backends.choice import BACKENDS
 from model.backends.kernels import block_mask, flex_kernel_compiled
 from model.generation import FewRows, generate
 from model.kv_cache import StaticCache
+from model.loss import CHUNK
 from model.masks import MaskSpec, boolean_mask
 from tests import varlen_kernel
 from tests.conftest import GPT2, LATENT, random_model, tiny_config
@@ -60,7 +63,8 @@ def kinds_of_layers(lm):
 
 @pytest.mark.parametrize("packed", [False, True], ids=["dense", "packed"])
 @pytest.mark.parametrize(("backend", "shape", "in_bfloat16"), CASES)
-def test_training_compiles_each_kind_of_layer_once_and_the_loss(backend, shape, in_bfloat16, packed):
+def test_training_compiles_each_kind_of_layer_once_and_the_loss(backend, shape, in_bfloat16, packed, monkeypatch):
+    monkeypatch.setitem(CHUNK, "cpu", 16)  # four chunks, one graph
     lm = random_model(tiny_config(**SHAPES[shape])).train()
     lm.set_attn_implementation(backend)
     counter = CompileCounter()  # counts graphs; a graph break or a recompilation makes one more
@@ -76,6 +80,22 @@ def test_training_compiles_each_kind_of_layer_once_and_the_loss(backend, shape, 
     with torch.autocast("cpu", torch.bfloat16, enabled=in_bfloat16), torch.no_grad():
         compiled.eval()(ids[:, :7], labels=ids[:, :7])  # evaluation, whose shapes change, is not compiled
     assert counter.frame_count <= kinds_of_layers(lm) + 1
+
+
+def test_more_chunks_of_the_loss_are_no_more_to_compile(monkeypatch):
+    lm, nodes = random_model(tiny_config()).train(), []
+
+    def count(graph, inputs):
+        nodes[-1] += len(graph.graph.nodes)
+        return make_boxed_func(graph.forward)
+
+    for size in (64, 8):
+        monkeypatch.setitem(CHUNK, "cpu", size)
+        nodes.append(0)
+        ids = torch.randint(0, 192, (2, 32))
+        loss, _ = compiled_for_training(lm, aot_autograd(fw_compiler=count))(ids, labels=ids)
+        loss.backward()
+    assert nodes[0] == nodes[1] > 0
 
 
 @pytest.fixture

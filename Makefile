@@ -1,5 +1,5 @@
 # make demo          trains a very small model in some two minutes: watch a head learn to copy.
-# make story         trains the demo, which writes stories, in $(STORY_MINUTES) minutes or so on two CPU cores.
+# make story         trains the demo, which writes stories, in $(STORY_MINUTES) minutes on two CPU cores.
 # make test          style, types, import rules, and the tests of every room: at most 5 minutes on two cores.
 # make test-all      `make test`, then all the rest: slow tests, notebooks, quick commands of README, measure_gpu.sh on a CPU.
 # make notebooks     runs every notebook; with WRITE=--write it also keeps what they print and draw.
@@ -19,7 +19,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 PIP := $(RUN) -m pip install --disable-pip-version-check
 TORCH ?=
-STORY_MINUTES := 5
+STORY_MINUTES := 3 to 10
 PYTEST := $(RUN) -m pytest -n $(WORKERS) --dist loadfile
 
 .PHONY: demo story install test test-all notebooks readme readme-quick lint sizes bench clean
@@ -27,7 +27,7 @@ PYTEST := $(RUN) -m pytest -n $(WORKERS) --dist loadfile
 demo: $(VENV)/installed
 	$(RUN) -m train.pretrain configs/small.yaml
 	@echo
-	@echo 'This model copies, but it writes no stories. `make story` trains one that does, in some $(STORY_MINUTES) minutes.'
+	@echo 'This model copies, but it writes no stories. `make story` trains one that does, in $(STORY_MINUTES) minutes.'
 
 story: $(VENV)/installed
 	$(RUN) -m train.pretrain configs/demo.yaml

@@ -3,7 +3,7 @@
 #   quick     at most eight minutes on an H100: does everything work there, and how fast is configs/124m.yaml?
 #   real      five minutes of configs/ten_minutes.yaml, on the text of $TEXT
 #   correct   the tests that need CUDA, and every attention backend against float64
-#   speed     training: attention backends, sizes, transformers beside ours; decoding
+#   speed     training: attention backends, sizes, transformers and nanoGPT beside ours (NANOGPT=its checkout); decoding
 #   answers   configs/reader.yaml, questions, GRPO
 #   ladder    from a beginner's loop upwards, on the text of $TEXT
 # Without a part: quick. Most of the time goes into compiling, a minute or more for each shape, so run nothing beside.
@@ -97,6 +97,7 @@ speed() { # each backend on packed documents, which 124m.yaml isolates; then siz
     local rows=(train.micro_batch_size=32) backends=(flash varlen flex sdpa) more=(train.micro_batch_size=128) tokens=256
     [ -z "$DRY_RUN" ] || { rows=(train.micro_batch_size=2) more=("${rows[@]}") backends=(flash sdpa) tokens=8 STEPS_S=1; }
     throughput 124m configs/124m.yaml
+    [ -z "${NANOGPT:-}" ] || nanogpt
     for backend in "${backends[@]}"; do
         throughput "124m_$backend" configs/124m.yaml "${rows[@]}" model.attn_implementation=$backend train.compile=true
     done
@@ -108,6 +109,22 @@ speed() { # each backend on packed documents, which 124m.yaml isolates; then siz
         --versus transformers
     measure decoding 300 "$PYTHON" -m benchmarks.decoding configs/base.yaml "${tiny[@]}" --tokens "$tokens" \
         --batches 1,16,128 --versus transformers --rounds 3
+}
+
+nanogpt() { # its own train.py and default shape, GPT-2's 124 M parameters, on random tokens; see "time" of its last lines
+    local folder
+    folder=$(realpath "$OUT")/nanogpt
+    local options=(--dataset="$folder" --out_dir="$folder" --max_iters=60 --eval_interval=1000 --eval_iters=1 --log_interval=10
+        --gradient_accumulation_steps=1)
+    if [ -z "$DRY_RUN" ]; then
+        options+=(--batch_size=32)
+    else
+        options+=(--device=cpu --dtype=float32 --compile=False --batch_size=1 --block_size=32 --n_layer=1 --n_embd=96)
+    fi
+    mkdir -p "$folder"
+    "$PYTHON" -c "import numpy as np, sys
+for name in ('train', 'val'): np.random.randint(0, 50304, 10**6).astype('uint16').tofile(f'{sys.argv[1]}/{name}.bin')" "$folder"
+    measure nanogpt 240 env -C "$NANOGPT" "$PYTHON" train.py "${options[@]}"
 }
 
 answers() {

@@ -1,4 +1,4 @@
-"""Compile a layer and a chunk of the loss, not the whole model: all layers are alike, so one is compiled and serves all.
+"""Compile a layer and a chunk of the loss, not the whole model: all layers are alike, so one compiled serves them all.
 
 On a GPU that takes a quarter of the time that the whole model takes, and steps are as quick (FINDINGS.md#gpu). What is
 left runs as it is written: the embedding, the masks, the last norm. Evaluation and generation never see the compiled

@@ -23,12 +23,12 @@ TWO = ["train.processes=2"]
 
 # What makes a reference run, and how far others may be from it, as shares of its loss and of its gradient norm: in the
 # first step, where weights are the same; in any step; and on average. Measured over four seeds, on an EPYC with AVX-512
-# and the same kept to AVX2: a tenth to a half of that.
+# and the same kept to AVX2, some on an older EPYC without AVX-512: a tenth to a half of that.
 REFERENCES = {
     # no bit, with dropout: nothing else may draw from its random numbers
     "exact": ([*ADAMW, "model.hidden_dropout=0.1"], {"loss": (0, 0, 0), "grad_norm": (0, 0, 0)}),
-    # float32 has 24 bits, and AdamW passes rounding on as it is: no difference grows
-    "fp32": (ADAMW, {"loss": (1e-6, 2e-6, 3e-7), "grad_norm": (1e-6, 5e-6, 3e-7)}),
+    # float32 has 24 bits. AdamW passes rounding on as it is, and makes it larger where a gradient is nothing else
+    "fp32": (ADAMW, {"loss": (1e-6, 2e-6, 3e-7), "grad_norm": (1e-6, 2e-5, 3e-7)}),
     # the balancing loss is one of rows, and no row is split
     "experts": ([*ADAMW, *EXPERTS], {"loss": (1e-6, 2e-6, 3e-7), "grad_norm": (1e-6, 5e-6, 3e-7)}),
     # Muon makes small singular values up to 3.4445 ** 5, 500 times, larger, and float32's rounding in them

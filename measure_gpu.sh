@@ -124,7 +124,7 @@ nanogpt() { # its own train.py and default shape, GPT-2's 124 M parameters, on r
     mkdir -p "$folder"
     "$PYTHON" -c "import numpy as np, sys
 for name in ('train', 'val'): np.random.randint(0, 50304, 10**6).astype('uint16').tofile(f'{sys.argv[1]}/{name}.bin')" "$folder"
-    measure nanogpt 240 env -C "$NANOGPT" "$PYTHON" train.py "${options[@]}"
+    measure nanogpt 240 env -C "$NANOGPT" "$(realpath -s "$(command -v "$PYTHON")")" train.py "${options[@]}"
 }
 
 answers() {

@@ -40,21 +40,19 @@ class _CrossEntropySum(torch.autograd.Function):
     """Goes through the chunks; their gradients are known as soon as their losses are, and backward only scales them."""
 
     @staticmethod
-    def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, of_chunk: OfChunk, with_gradients: bool
-    ) -> Tensor:
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, of_chunk: OfChunk, gradients: bool) -> Tensor:
         device, dtype = hidden.device.type, compute_dtype(hidden)
         loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
         hidden_grads, weight_grad = [], None
-        if with_gradients and ctx.needs_input_grad[1]:  # that of the head (V, D) a frozen head does not have
+        if gradients and ctx.needs_input_grad[1]:  # that of the head (V, D) a frozen head does not have
             weight_grad = torch.zeros_like(weight, dtype=torch.promote_types(weight.dtype, torch.float32))
         with torch.autocast(device, enabled=False):
             head, size = weight.to(dtype), CHUNK.get(device, CHUNK_ELSEWHERE)
             for chunk, label in zip(hidden.to(dtype).split(size), labels.split(size), strict=True):
-                loss_here, hidden_grad = of_chunk(chunk, head, label, weight_grad, with_gradients)
+                loss_here, hidden_grad = of_chunk(chunk, head, label, weight_grad, gradients)
                 loss = loss + loss_here  # not in place: PyTorch 2.11 compiles a sum in place to gradients of zero
                 hidden_grads.append(hidden_grad)
-        if with_gradients:
+        if gradients:
             weight_grad = None if weight_grad is None else weight_grad.to(weight.dtype)
             ctx.save_for_backward(torch.cat(hidden_grads).to(hidden.dtype), weight_grad)
         return loss
@@ -66,7 +64,7 @@ class _CrossEntropySum(torch.autograd.Function):
 
 
 def loss_of_chunk(
-    chunk: Tensor, head: Tensor, labels: Tensor, weight_grad: Tensor | None, with_gradients: bool
+    chunk: Tensor, head: Tensor, labels: Tensor, weight_grad: Tensor | None, gradients: bool
 ) -> tuple[Tensor, Tensor]:
     """chunk (N, D), head (V, D), labels (N,) -> the sum of their losses and its gradient (N, D), or else the chunk.
     That for the head is added to weight_grad (V, D). d loss / d logits = softmax - one_hot(label)."""
@@ -77,9 +75,9 @@ def loss_of_chunk(
     exponentials = logits.sub_(largest).exp_()
     total = exponentials.sum(dim=-1, keepdim=True)
     loss = ((total.log() + largest - of_target) * wanted).sum()
-    if not with_gradients:
+    if not gradients:
         return loss, chunk
-    # nothing where the label is ignored
+    # zero where the label is ignored
     gradient = exponentials.mul_(wanted / total).scatter_add_(1, target, -wanted).to(head.dtype)
     if weight_grad is not None:
         weight_grad += gradient.T @ chunk

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from functorch.compile import make_boxed_func
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.testing import CompileCounter
+from torch._functorch.aot_autograd import make_boxed_func
 from torch.nn.attention import varlen
 
 from data.packing import document_starts

@@ -37,6 +37,7 @@ import psutil
 import tokenizers
 import torch
 
+from benchmarks import ngram
 from configs.command import InputError, exit_on_bad_input, integer, number
 from configs.text import markdown, table
 from data.prepare import SPLITS, PreparedData, prepare
@@ -50,6 +51,7 @@ CHECKOUTS = {"nanoGPT": "train.py", "minimind": "trainer/train_pretrain.py"}
 STEP = re.compile(r'^iter (\d+): loss|"step": (\d+),.*"split": "train"|^Epoch:\[\d+/\d+\]\((\d+)/')
 HELD_OUT = re.compile(r'^step (\d+): .*val loss ([\d.]+)|"step": (\d+),.*"split": "val", "loss": ([\d.]+)')
 LOOK_S, SAMPLE_S = 0.02, 0.5  # between two looks at a log, and at memory and load
+NGRAM = 5  # the best of 2 to 8 on Shakespeare's held-out part
 TRIED = 60  # steps of a first training that tells how many fit into --minutes (so run nothing beside it), not evaluated
 NANOGPT = """train.py config/train_shakespeare_char.py --dataset=headlight --device=cpu --compile=False --eval_iters=20
     --block_size=64 --batch_size=12 --n_layer=4 --n_head=4 --n_embd=128 --max_iters=STEPS --lr_decay_iters=STEPS
@@ -104,10 +106,24 @@ def main() -> None:
             records.append({"project": project.name, "round": turn} | train(project, steps[project.name], work))
             lines = "".join(json.dumps(record) + "\n" for record in records)
             (given.out / "compare.jsonl").write_text(lines, encoding="utf-8")
+    if given.text.is_file() and not given.only:
+        records.append(count_characters(given.text))
     page = report(records, f"{given.text.name}, {given.rounds} in turn").replace(str(work), "WORK")
     (given.out / "compare.md").write_text(page, encoding="utf-8")
     draw(records, given.out / "compare.png")
     print(f"\n{page}\n{given.out}: compare.md, compare.png, compare.jsonl")
+
+
+def count_characters(file: Path) -> dict[str, Any]:
+    """A baseline that learns nothing: how far does counting characters come? (benchmarks/ngram.py)"""
+    began = time.perf_counter()
+    text = file.read_text(encoding="utf-8")
+    boundary = int(0.9 * len(text))
+    bits = ngram.bits_per_byte(text[:boundary], text[boundary:], NGRAM)
+    seconds = time.perf_counter() - began
+    command = shlex.join(["python", "-m", "benchmarks.ngram", str(file)])
+    name = f"{NGRAM}-gram of characters"
+    return {"project": name, "round": 1, "command": command, "bits_per_byte": bits, "seconds": seconds}
 
 
 def projects_of(given: argparse.Namespace, work: Path) -> list[Project]:
@@ -280,6 +296,9 @@ def draw(records: list[dict[str, Any]], file: Path) -> None:
             colour, marker = group_colour(number), MARKERS[number % len(MARKERS)]
             seconds, _, bits = zip(*points, strict=True)
             axes.plot(seconds, bits, label=label, color=colour, marker=marker, markersize=4)
+        elif "bits_per_byte" in record:  # the baseline, which is not trained
+            label = record["project"]
+            axes.axhline(record["bits_per_byte"], label=label, color="grey", linestyle="--")
     axes.set(xlabel="seconds since the process started", ylabel="held-out bits per byte", xscale="log")
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.xaxis.set_major_formatter("{x:g}")

@@ -1,12 +1,13 @@
 """Projects beside each other: a stand-in for nanoGPT, a program of its own that prints lines in nanoGPT's format."""
 
 import json
+import math
 import pickle
 
 import numpy as np
 import pytest
 
-from benchmarks import compare
+from benchmarks import compare, ngram
 from data.prepare import prepare
 from tests.benchmarks.test_benchmarks import rows_of
 from tests.processes import run_module
@@ -66,7 +67,9 @@ def test_a_broken_project_is_reported_in_its_row_and_the_others_go_on(given, mon
     assert set(rows_of(done.stdout)["nanoGPT (1 failed)"]) == {"–"}
     assert "nanoGPT **failed**: exit code 1" in done.stdout
     assert "the disk is full" in done.stdout
-    assert {"Headlight", "Headlight 15s", "transformers"} < set(rows_of(done.stdout))
+    rows = rows_of(done.stdout)
+    assert {"Headlight", "Headlight 15s", "transformers"} < set(rows)
+    assert 0 < float(rows["5-gram of characters"][1]) < 3  # of a text that repeats a line
 
 
 def test_nanogpt_reads_the_same_characters_and_holds_out_the_same(tmp_path):
@@ -92,3 +95,21 @@ def test_bad_arguments_are_one_line(given, extra, message):
     assert done.returncode == 2
     assert message in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_the_probabilities_of_what_may_follow_add_up_to_one():
+    train = "the cat sat on the mat; a rat"
+    for context in ("th", "a ", "; ", "zz"):
+        alphabet = sorted(set(train + context))
+        before = ngram.bits_per_byte(train, context, 4) * len(context)
+        shares = []
+        for character in alphabet:
+            text = context + character
+            shares.append(2 ** (before - ngram.bits_per_byte(train, text, 4) * len(text)))
+        assert sum(shares) == pytest.approx(1)
+
+
+def test_two_characters_that_take_turns_are_predicted_as_the_formula_says():
+    """After "a" came "b", four times of four, so P(b) = (4 + 1 * P1(b)) / (4 + 1), where P1(b) is one half."""
+    share = (4 + 0.5) / 5
+    assert ngram.bits_per_byte("ab" * 4, "ab", 2) * 2 == pytest.approx(-math.log2(0.5) - math.log2(share))

@@ -1,0 +1,70 @@
+"""The sceptic's baseline: how far does counting come? `python -m benchmarks.ngram [FILE]`
+
+An interpolated n-gram over characters, after Witten and Bell (1991): the probability of a character is a mean of its
+share among what followed the last n-1 characters and of the same model with one character less. The shorter context
+weighs the more, the more different characters followed the longer one. The first 90 % of the file are counted, and the
+rest is predicted. A neural network that is no better has learned no more than which characters stand together.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections import Counter
+from pathlib import Path
+
+from configs.command import InputError, exit_on_bad_input, integer
+from configs.text import table
+
+
+def bits_per_byte(train: str, held_out: str, n: int) -> float:
+    """Bits that an n-gram of the characters of train needs for a byte (UTF-8) of held_out."""
+    followed_by = [Counter[str]() for _ in range(n)]  # context + character -> how often, by length of the context
+    for length, counts in enumerate(followed_by):
+        counts.update(train[i - length : i + 1] for i in range(length, len(train)))
+
+    seen = [Counter[str]() for _ in range(n)]  # context -> how often something followed it
+    kinds = [Counter[str]() for _ in range(n)]  # context -> how many different characters did
+    for length, counts in enumerate(followed_by):
+        for key, count in counts.items():
+            seen[length][key[:-1]] += count
+            kinds[length][key[:-1]] += 1
+
+    alphabet = len(set(train) | set(held_out))
+    bits = 0.0
+    for i in range(len(held_out)):
+        probability = 1 / alphabet
+        for length in range(min(n, i + 1)):
+            key = held_out[i - length : i + 1]
+            context = key[:-1]
+            if context not in seen[length]:
+                break
+            weight = kinds[length][context]  # of the shorter contexts
+            count = followed_by[length][key]
+            probability = (count + weight * probability) / (seen[length][context] + weight)
+        bits -= math.log2(probability)
+    return bits / len(held_out.encode())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    default = Path("data/tinyshakespeare/input.txt")
+    parser.add_argument("file", nargs="?", type=Path, default=default, help=f"text ({default})")
+    parser.add_argument("--most", type=integer("--most", 2, 12), default=6, help="largest n (6)")
+    args = parser.parse_args()
+    try:
+        text = args.file.read_text(encoding="utf-8")
+    except (OSError, UnicodeError) as error:
+        raise InputError(f"{args.file} cannot be read as text: {error}") from error
+    boundary = int(0.9 * len(text))
+    if not 0 < boundary < len(text):
+        raise InputError(f"{args.file} has {len(text)} characters: too few to hold some out")
+
+    rows = []
+    for n in range(2, args.most + 1):
+        rows.append([n, f"{bits_per_byte(text[:boundary], text[boundary:], n):.3f}"])
+    print(table(["n", "bits per byte of held-out text"], rows))
+
+
+if __name__ == "__main__":
+    exit_on_bad_input(main)

@@ -24,10 +24,11 @@ from jinja2.utils import Namespace
 from data.reading.records import BadRecord
 
 CHAT_TEMPLATE = Path(__file__).with_name("chat_template.jinja").read_text(encoding="utf-8")
-# Part of what makes prepared data itself. Raise it when a conversation gets other ids (data/chat.py included) and
-# record the new digest; tests/data/test_versions.py says which. A comment needs no new version.
-CHAT_TEMPLATE_VERSION = 1
-CHAT_TEMPLATE_DIGESTS = {1: "954ab88876cda5aa"}
+# Part of what makes prepared chats and pairs themselves. Raise it when a record gets other ids (data/chat.py and
+# data/reading/records.py included) and record the new digest; tests/data/test_versions.py says which. A comment needs
+# no new version.
+CHAT_TEMPLATE_VERSION = 2
+CHAT_TEMPLATE_DIGESTS = {1: "954ab88876cda5aa", 2: "954ab88876cda5aa"}
 # Begins the marks inside a rendered text. No message can hold it, because this number is drawn for each process
 PRIVATE = f"\ufdd0{secrets.token_hex(8)}"
 BLOCK = f"{PRIVATE}|\ufdd1"  # where a {% generation %} block begins, and where it ends

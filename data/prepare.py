@@ -86,7 +86,8 @@ def prepare(config: DataConfig, output_dir: Path, show_progress: bool = True, to
         "format": FORMAT_VERSION,
         "source": source_identity(config.source),
         "tokenizer": tokenizer,
-        "chat_template": CHAT_TEMPLATE_VERSION,
+        # texts do not depend on it: their runs can be continued whatever it is
+        "chat_template": 1 if config.records == "text" else CHAT_TEMPLATE_VERSION,
         **config.model_dump(include={"records", "validation_fraction", "drop_duplicates", "on_bad_record"}),
     }
     key = hashlib.sha256(json.dumps(depends_on, sort_keys=True).encode()).hexdigest()[:16]

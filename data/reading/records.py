@@ -24,6 +24,7 @@ ROLES: dict[str, Role] = {
 LISTS = ("messages", "conversations")
 # names of what the user asks, each with those that may hold the second half of the question (Alpaca's `input`)
 QUESTIONS = {"instruction": ("input", "query"), "prompt": ("query",), "question": (), "query": (), "input": ()}
+CONTEXTS = ("context", "passage", "document", "article", "schema")  # what the question is about
 ANSWERS = ("output", "completion", "answer", "response")
 PAIRS = (("chosen", "rejected"), ("preferred_output", "non_preferred_output"))
 SYSTEMS = ("system", "system_prompt")
@@ -104,14 +105,15 @@ def conversation_of(record: Any) -> Conversation:
         raise BadRecord("is a preference pair: set data.records: pairs for train.dpo, or keep the chosen answers")
     messages = _listed(fields)
     if not messages:
-        answer = next((name for name in ANSWERS if name in fields), None)
+        name, answer = _take(fields, ANSWERS)
         if answer is None or QUESTIONS.keys().isdisjoint(fields):
             remedy = "set data.records: text" if "text" in fields else "see docs/data_formats.md for known layouts"
-            raise BadRecord(f"holds no conversation (it has {_names(fields)}): {remedy}")
-        messages = [*_question(fields), *_as_messages(fields[answer], answer)]
+            raise BadRecord(f"holds no conversation (it has {_names(record)}): {remedy}")
+        messages = [*_question(fields), *_as_messages(answer, name)]
     conversation, system = checked_conversation(messages, _tools(fields)), _system(fields)
     if system and conversation.messages[0].role == "system":
         raise BadRecord("has a field `system` and a system message as well: keep one of them")
+    _check_rest(fields, conversation.messages, ANSWERS)
     answers = [message for message in conversation.messages if message.role == "assistant"]
     if not any(answer.weight and any(weight for _, weight in answer.parts or [("", 1)]) for answer in answers):
         raise BadRecord("has no assistant message of weight 1, so there is nothing to learn: leave it out")
@@ -144,34 +146,61 @@ def _fields(record: Any) -> dict:
     return fields
 
 
+def _take(fields: dict, names: Sequence[str]) -> tuple[str, Any]:
+    """Remove a field that has several names -> its name and its value. Raises BadRecord where two differ."""
+    given = {name: fields.pop(name) for name in names if name in fields}
+    filled = {name: value for name, value in given.items() if value} or given
+    name = next(iter(filled), names[0])
+    for other, value in filled.items():
+        if value != filled[name]:
+            raise BadRecord(f"has `{name}` and `{other}`, which mean the same and differ: keep one of them")
+    return name, filled.get(name)
+
+
+def _check_rest(fields: dict, messages: Messages, names: Sequence[str]) -> None:
+    """Check that no field is lost: the known ones that were not taken repeat what the messages say.
+
+    A `prompt` may also hold the question, put into a template."""
+    questions = [message.content for message in messages if message.role == "user" and message.content.strip()]
+    for name in (*names, *QUESTIONS, *CONTEXTS, *LISTS, "history"):
+        text = str(fields.get(name) or "").strip()
+        is_template = name == "prompt" and questions and questions[-1].strip() in text
+        if not is_template and not any(text in message.content for message in messages):
+            raise BadRecord(f"has a field `{name}`, which is in none of its messages: put it there, or remove it")
+
+
 def _listed(fields: dict) -> list:
     """The messages of a record that lists them."""
-    return next((_list(fields[name], f"field `{name}`") for name in LISTS if name in fields), [])
+    name, messages = _take(fields, LISTS)
+    return _list(messages, f"field `{name}`")
 
 
 def _question(fields: dict) -> list:
     """What the user asks in fields of their own, with the `history` before it: [question, answer] pairs."""
     messages = []
-    for turns in _list(fields.get("history"), "field `history`"):
+    for turns in _list(fields.pop("history", None), "field `history`"):
         if not isinstance(turns, list | tuple) or len(turns) != 2:
             raise BadRecord(f"field `history` must be a list of [question, answer] pairs, not hold {str(turns)[:40]!r}")
         messages += [{"role": "user", "content": turns[0]}, {"role": "assistant", "content": turns[1]}]
     if isinstance(fields.get("prompt"), list):
-        return [*messages, *fields["prompt"]]
-    texts = {name: _text(fields[name], f"field `{name}`") for name in QUESTIONS if name in fields}
-    asking = {name: text for name, text in texts.items() if text}
-    first = next(iter(asking), "")
-    parts = [first, *[name for name in QUESTIONS.get(first, ()) if name in asking][:1]]
-    question = "\n".join(asking.get(name, "") for name in parts)
-    for name, text in asking.items():  # the same again, or a prompt that was made of the instruction
-        if text.strip() not in question and not (first == "instruction" and asking[first].strip() in text):
-            raise BadRecord(f"has `{first}` and `{name}`, which ask different things: put the whole question into one")
-    return [*messages, {"role": "user", "content": question}] if texts else messages
+        return [*messages, *fields.pop("prompt")]
+    names = [name for name in QUESTIONS if name in fields]
+    if not names:
+        return messages
+    first = next((name for name in names if fields[name]), names[0])
+    question = _text(fields.pop(first), f"field `{first}`")
+    second_half = [name for name in QUESTIONS[first] if fields.get(name)][:1]
+    for name in (*second_half, *CONTEXTS):
+        text = _text(fields.pop(name, ""), f"field `{name}`")
+        if name in second_half or text.strip() not in question:  # a prompt may have been made of the context
+            question = f"{question}\n{text}" if question else text
+    return [*messages, {"role": "user", "content": question}]
 
 
 def _system(fields: dict) -> Messages:
     """The system message of a record that has it in a field."""
-    return tuple(Message("system", _text(fields[name], f"field `{name}`")) for name in SYSTEMS if fields.get(name))[:1]
+    name, text = _take(fields, SYSTEMS)
+    return (Message("system", _text(text, f"field `{name}`")),) if text else ()
 
 
 def _as_messages(value: Any, name: str) -> list:
@@ -192,7 +221,7 @@ def _message(raw: Any) -> Message:
         raise BadRecord(f"{key} {name!r} is not known: use one of {', '.join(ROLES)}")
     role, given = ROLES[name], fields.get(body, "")
     is_call = name == "function_call"  # whose content is the call
-    calls = tool_calls(given if is_call else fields.get("tool_calls") or fields.get("function_call"))
+    calls = tool_calls(given if is_call else _take(fields, ("tool_calls", "function_call"))[1])
     if not calls and (is_call or body not in fields):
         raise BadRecord(f'has no `{body}` (it has {_names(fields)}): give a text, "" for an empty one')
 
@@ -202,7 +231,8 @@ def _message(raw: Any) -> Message:
         if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
             raise BadRecord(f"`{body}` is {text!r:.60}: only text, or parts of type text, can be trained on")
     content = _text("".join(part["text"] for part in parts), f"`{body}`")
-    reasoning = _text(next((fields[name] for name in REASONING if name in fields), ""), "`reasoning_content`")
+    name_of_reasoning, reasoning = _take(fields, REASONING)
+    reasoning = _text(reasoning or "", f"`{name_of_reasoning}`")
     if role != "assistant" and (reasoning or calls):
         raise BadRecord(f"role {name!r} cannot think or call tools: only assistant messages can")
     if role == "assistant" and not reasoning:
@@ -251,8 +281,11 @@ def tool_calls(raw: Any) -> tuple[dict, ...]:
 
 def _tools(*holders: dict) -> tuple[dict, ...]:
     """The tools that a record or its messages list."""
-    lists = (_named(fields.get(name), "`tools`") for fields in holders for name in TOOLS)
-    return next(filter(None, lists), ())
+    lists = [_named(fields.get(name), "`tools`") for fields in holders for name in TOOLS]
+    given = [tools for tools in lists if tools]
+    if any(tools != given[0] for tools in given):
+        raise BadRecord("has two different lists of `tools`: keep one of them")
+    return given[0] if given else ()
 
 
 def _named(raw: Any, what: str) -> tuple[dict, ...]:
@@ -289,7 +322,8 @@ def pair_of(record: Any) -> Pair:
         fields |= _fields(fields.pop("input"))
 
     # The prompt that stands beside the answers
-    messages, listed = _question({name: value for name, value in fields.items() if value != ""}), _listed(fields)
+    fields = {name: value for name, value in fields.items() if value != ""}
+    messages, listed = _question(fields), _listed(fields)
     listed = [] if listed == answers[0] else listed  # UltraFeedback lists the chosen conversation once more
     if messages and listed:
         raise BadRecord("has its prompt as messages and in a field of its own: keep one of them")
@@ -318,7 +352,8 @@ def pair_of(record: Any) -> Pair:
 
     given = [checked_conversation(_as_messages(answer, name)) for name, answer in zip(names, answers, strict=True)]
     chosen, rejected = (_joined(prompt, side.messages, name) for side, name in zip(given, names, strict=True))
-    tools = tools or given[0].tools or given[1].tools
+    tools = _tools(*({"tools": some} for some in (tools, given[0].tools, given[1].tools)))
+    _check_rest(fields, chosen, [name for pair in PAIRS for name in pair])
     if chosen == rejected:
         raise BadRecord("has two answers that are equal, so there is nothing to prefer: leave the pair out")
     shared = sum(takewhile(bool, (a == b for a, b in zip(chosen, rejected, strict=False))))
@@ -332,7 +367,10 @@ def pair_of(record: Any) -> Pair:
 def _joined(prompt: Messages, answer: Messages, name: str) -> Messages:
     """A prompt and an answer, where the answer may hold the prompt, or a longer one: each message once."""
     question, turns = _turns(prompt), _turns(answer)
-    system = answer[: len(answer) - len(turns)] or prompt[: len(prompt) - len(question)]
+    systems = [whole[: len(whole) - len(part)] for whole, part in ((answer, turns), (prompt, question))]
+    if all(systems) and _said(systems[0]) != _said(systems[1]):
+        raise BadRecord(f"`{name}` begins with another system message than the prompt: keep one of them")
+    system = systems[0] or systems[1]
     if not turns or turns[0].role == "assistant":  # the answer alone
         turns = question + turns
     elif _said(question) not in _said(turns[:-1]):

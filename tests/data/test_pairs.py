@@ -67,6 +67,7 @@ def whole(*before: str) -> dict:
         # the prompt is in a field of its own, whatever it is called; both texts begin with "I", which is no prompt
         ({"question": "Who?", "system": "Be kind.", **TEXTS}, ["S: Be kind.", "Who?"]),
         ({"instruction": "Say:", "input": "Who?", **TEXTS}, ["Say:\nWho?"]),
+        ({"question": "Who?", "context": "Tiko sang.", **ALONE}, ["Who?\nTiko sang."]),
         ({"instruction": "Who?", "prompt": "### Who?\n### Answer:", **TEXTS}, ["Who?"]),  # made of the instruction
         ({"prompt": "Who?", "messages": talk("Who?", "I sang"), **whole("Who?")}, ["Who?"]),  # UltraFeedback
         ({**EARLIER, "prompt": "Who?", "system": "Be kind.", **ALONE}, ["S: Be kind.", "Hi", "Hello", "Who?"]),
@@ -110,6 +111,10 @@ def test_tools_come_from_the_prompt_or_the_answers():
         ({"post": "Who was it?", **TEXTS}, "`post`"),
         ({"prompt": [USER, GOOD], **TEXTS}, "ends with an answer"),
         ({"prompt": "Why?", **whole("Who?")}, "another question"),
+        ({"context": "Tiko sang.", **whole("Who?")}, "`context`"),
+        ({"system": "Be kind.", **whole("S: Be rude.", "Who?")}, "system message"),
+        ({"prompt": "Who?", "system": "A", "system_prompt": "B", **TEXTS}, "`system` and `system_prompt`"),
+        ({"prompt": "Who?", **TEXTS, "preferred_output": "Nobody"}, "`preferred_output`"),
     ],
 )
 def test_what_is_no_pair_is_refused_with_a_reason(record, reason):

@@ -42,6 +42,9 @@ DOCS = Path(__file__).parents[2] / "docs" / "data_formats.md"
         {"prompt": [USER], "completion": [ASSISTANT]},
         {"question": "Hi", "answer": "Hello"},
         {"instruction": "Hi", "input": "", "output": "Hello", "prompt": "### Hi\n### Response:"},
+        {"messages": [USER, ASSISTANT], "prompt": "Hi", "answer": "Hello", "context": ""},  # each said once more
+        {"messages": [], "conversations": [USER, ASSISTANT]},
+        {"prompt": "Hi", "output": "", "response": "Hello"},
         {"messages": [USER, ASSISTANT | {"loss": True, "masked": False}], "train": True},  # switches that are on
         {"conversations": [USER | NOTHING, ASSISTANT | dict.fromkeys(NOTHING, "")]},
         {"messages": [USER, {"role": "assistant", "content": [{"type": "text", "text": part} for part in HELLO]}]},
@@ -56,6 +59,9 @@ def test_every_layout_gives_the_same_conversation(record):
     [
         {"instruction": "Add.", "input": "1 2", "output": "3", "system": "Be right."},
         {"prompt": "Add.", "query": "1 2", "response": "3", "system_prompt": "Be right."},
+        {"instruction": "Add.", "context": "1 2", "response": "3", "category": "sum", "system": "Be right."},  # Dolly
+        {"question": "Add.", "passage": "1 2", "answer": "3", "system": "Be right.", "system_prompt": "Be right."},
+        {"prompt": "Add.\n1 2", "document": "1 2", "completion": "3", "system": "Be right."},
     ],
 )
 def test_a_question_in_two_fields_is_joined_and_system_and_history_come_first(record):
@@ -148,7 +154,16 @@ def test_a_turn_s_own_switch_has_the_names_of_other_projects(switch, weight):
         ({"messages": [USER | {"train": True}, ASSISTANT]}, "message 1: `train`"),
         ({"messages": [USER, ASSISTANT | {"loss": False}]}, "no assistant message of weight 1"),
         ({"messages": [{"role": "system", "content": "B"}, USER, ASSISTANT], "system": "A"}, "`system` and a system"),
-        ({"prompt": "Hi", "input": "1 2", "response": "3"}, "`prompt` and `input`"),
+        ({"prompt": "Hi", "input": "1 2", "response": "3"}, "`input`"),
+        ({"prompt": "Hi", "output": "3", "response": "4"}, "`output` and `response`"),
+        ({"prompt": "Hi", "output": "3", "system": "A", "system_prompt": "B"}, "`system` and `system_prompt`"),
+        ({"messages": [USER, ASSISTANT], "conversations": [USER]}, "`messages` and `conversations`"),
+        ({"messages": [USER, ASSISTANT], "schema": "CREATE TABLE x"}, "`schema`"),
+        ({"messages": [USER, ASSISTANT], "output": "Bye"}, "`output`"),
+        ({"messages": [USER, ASSISTANT], "history": [["Why?", "So."]]}, "`history`"),
+        ({"prompt": [USER], "article": "News.", "output": "3"}, "`article`"),
+        ({"messages": [USER, ASSISTANT], "tools": [SCHEMA], "functions": [CALL]}, "`tools`"),
+        ({"messages": [USER, ASSISTANT | {"thinking": "A", "reasoning": "B"}]}, "`thinking` and `reasoning`"),
         ({"text": "x"}, "data.records: text"),
         ({"messages": [{"role": "bot", "content": "x"}]}, "message 1: role 'bot'"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "image_url"),
@@ -207,9 +222,9 @@ def test_every_record_in_the_documentation_is_read():
     records = [json.loads(line) for block in blocks for line in block.splitlines()]
     pairs = [record for record in records if "messages" not in record and {"chosen", "preferred_output"} & {*record}]
     records = [record for record in records if record not in pairs]
-    assert len(records) == 10
+    assert len(records) == 11
     assert [pair_of(record).shared for record in pairs] == [1] * 6
     assert text_of(records[0]).startswith("Once upon a time")
     conversations = [conversation_of(record) for record in records[1:]]
-    assert [len(conversation.messages) for conversation in conversations] == [2, 5, 4, 4, 2, 5, 2, 2, 5]
-    assert [len(conversation.tools) for conversation in conversations] == [0, 1, 1, 1, 0, 0, 0, 0, 1]
+    assert [len(conversation.messages) for conversation in conversations] == [2, 5, 4, 4, 2, 5, 2, 2, 2, 5]
+    assert [len(conversation.tools) for conversation in conversations] == [0, 1, 1, 1, 0, 0, 0, 0, 0, 1]

@@ -8,6 +8,7 @@ from typing import Annotated, Literal, get_args
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from configs.loader import PathText, Section, Tag
+from data.reading.records import ROLES, USUAL
 
 Split = Literal["train", "validation"]
 Name = Annotated[str, Field(min_length=1)]
@@ -233,6 +234,9 @@ class DataConfig(Section):
     records: Literal["text", "conversations", "pairs"] = "text"
     """text: train on every token | conversations: only on what the assistant says | pairs: a better and a worse answer
     to one prompt (train.dpo)."""
+    chat_fields: dict[str, Name | None] = Field({}, examples=[{"messages": "data", "user": "customer"}])
+    """Conversations and pairs: what your records call a field or a role, where it has no usual name. null = leave it
+    out."""
     tokenizer: TokenizerConfig = TokenizerConfig()
     """How text becomes numbers (tokens)."""
     sequence_length: int = Field(256, ge=2)
@@ -260,6 +264,8 @@ class DataConfig(Section):
         parts = [part.source for part in self.source.parts] if isinstance(self.source, MixSource) else [self.source]
         if self.shuffle and any(isinstance(part, StoryworldSource) and part.course for part in parts):
             raise ValueError("source.course goes from easy to difficult, in that order: set data.shuffle: false")
+        if self.chat_fields and (self.records == "text" or not self.chat_fields.keys() <= USUAL.keys() | ROLES.keys()):
+            raise ValueError(f"chat_fields can name {', '.join(USUAL)} and roles, of chats and pairs (data.records)")
         if self.restart_positions and not self.isolate_documents:
             raise ValueError("restart_positions needs isolate_documents: true, or two tokens have the same position")
         if self.rows_joined not in ("auto", 1) and not self.isolate_documents:

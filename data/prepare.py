@@ -89,6 +89,7 @@ def prepare(config: DataConfig, output_dir: Path, show_progress: bool = True, to
         # texts do not depend on it: their runs can be continued whatever it is
         "chat_template": 1 if config.records == "text" else CHAT_TEMPLATE_VERSION,
         **config.model_dump(include={"records", "validation_fraction", "drop_duplicates", "on_bad_record"}),
+        **({"chat_fields": config.chat_fields} if config.chat_fields else {}),  # older runs have none
     }
     key = hashlib.sha256(json.dumps(depends_on, sort_keys=True).encode()).hexdigest()[:16]
     directory = output_dir / ".prepared" / key

@@ -138,8 +138,9 @@ def split_of(number: int, validation_fraction: float) -> Split:
 def _contents(source: Any, held_out: bool, config: DataConfig, ledger: Ledger) -> Iterator[tuple[str, Any]]:
     """(where, text, conversation or pair) of every record that is good and not empty; the ledger notes the others.
     Raises InputError for a bad record, unless they are skipped and at most 1 %."""
-    kinds = {"text": partial(text_of, text_field=source.text_field), "conversations": conversation_of, "pairs": pair_of}
-    parse: Callable[[Any], Content] = kinds[config.records]  # type: ignore[assignment]
+    parse: Callable[[Any], Content] = partial(text_of, text_field=source.text_field)
+    if config.records != "text":
+        parse = partial(pair_of if config.records == "pairs" else conversation_of, names=config.chat_fields)
     is_text = config.records == "text"
     if isinstance(source, HubSource):
         records = files.dataset_records(source, str(source.validation_split if held_out else source.split))

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from configs.command import InputError, still_busy
 from data.config import HubSource
+from data.reading.records import LISTS
 
 if TYPE_CHECKING:
     import pyarrow
@@ -185,7 +186,7 @@ def _json(file: Path, stream: Any) -> Iterator[Record]:
         data, (name, *others) = value.get("data"), [*value, ""]
         if isinstance(data, list) and data and all(isinstance(record, dict) for record in data):
             value = data
-        elif others == [""] and isinstance(value[name], list) and name not in ("messages", "conversations"):
+        elif others == [""] and isinstance(value[name], list) and name not in LISTS:
             value = value[name]
     for number, record in enumerate(value if isinstance(value, list) else [value], 1):
         yield Record(f"{file}, record {number}", record)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import dropwhile, takewhile
+from itertools import cycle, dropwhile, takewhile
 from typing import Any, Literal
 
 Role = Literal["system", "user", "assistant", "tool"]
@@ -21,7 +21,7 @@ ROLES: dict[str, Role] = {
 }
 # The layouts. A record has a list of messages, or a question and an answer in fields of their own; a pair has two
 # answers beside a prompt of either kind, or with the prompt in them.
-LISTS = ("messages", "conversations")
+LISTS = ("messages", "conversations", "conversation")
 # names of what the user asks, each with those that may hold the second half of the question (Alpaca's `input`)
 QUESTIONS = {"instruction": ("input", "query"), "prompt": ("query",), "question": (), "query": (), "input": ()}
 CONTEXTS = ("context", "passage", "document", "article", "schema")  # what the question is about
@@ -29,6 +29,14 @@ ANSWERS = ("output", "completion", "answer", "response")
 PAIRS = (("chosen", "rejected"), ("preferred_output", "non_preferred_output"))
 SYSTEMS = ("system", "system_prompt")
 TOOLS = ("tools", "functions")
+SPEAKERS = ("role", "from")
+# the usual names of what data.chat_fields can name; it can name a role as well
+USUAL: dict[str, Collection[str]] = {
+    **{"messages": LISTS, "question": QUESTIONS, "context": CONTEXTS, "answer": ANSWERS},
+    **{"system": SYSTEMS, "tools": TOOLS, "history": ["history"], "role": SPEAKERS},
+    **{"content": ["content", "value"], "chosen": [one for one, _ in PAIRS], "rejected": [one for _, one in PAIRS]},
+}
+Names = Mapping[str, str | None] | None
 REASONING = ("reasoning_content", "thinking", "reasoning")  # in the order in which transformers looks for them
 # A message's own switch, as projects name it (weight: OpenAI, Mistral; training: axolotl; loss: ms-swift, XTuner;
 # loss_mask: VeOmni, slime; masked: torchtune), and the value that trains on the message.
@@ -80,10 +88,7 @@ def text_of(record: Any, text_field: str = "text") -> str:
     A list of texts is joined by line ends. May be "". Raises BadRecord."""
     if not isinstance(record, dict):
         return _text(record, "the record")
-    if (value := record.get(text_field)) is None:
-        value = record
-        for name in text_field.split("."):
-            value = value.get(name) if isinstance(value, dict) else None
+    value = _at(record, text_field)
     if value is None:
         remedy = "name the one with the text in data.source.text_field"
         if any(name in record for name in (*LISTS, *ANSWERS)):
@@ -98,47 +103,48 @@ def text_of(record: Any, text_field: str = "text") -> str:
 # a conversation
 
 
-def conversation_of(record: Any) -> Conversation:
-    """The conversation in a record of any layout that docs/data_formats.md lists. Raises BadRecord."""
-    fields = _fields(record)
+def conversation_of(record: Any, names: Names = None) -> Conversation:
+    """The conversation in a record of any layout that docs/data_formats.md lists. names: data.chat_fields.
+    Raises BadRecord."""
+    fields = _fields(record, names)
     if "chosen" in fields and "rejected" in fields:
         raise BadRecord("is a preference pair: set data.records: pairs for train.dpo, or keep the chosen answers")
-    messages = _listed(fields)
+    messages = _listed(fields, names)
     if not messages:
         name, answer = _take(fields, ANSWERS)
         if answer is None or QUESTIONS.keys().isdisjoint(fields):
-            remedy = "set data.records: text" if "text" in fields else "see docs/data_formats.md for known layouts"
+            remedy = "set data.records: text" if "text" in fields else "name them in data.chat_fields"
             raise BadRecord(f"holds no conversation (it has {_names(record)}): {remedy}")
         messages = [*_question(fields), *_as_messages(answer, name)]
-    conversation, system = checked_conversation(messages, _tools(fields)), _system(fields)
+    conversation, system = checked_conversation(messages, _tools(fields), names), _system(fields)
     if system and conversation.messages[0].role == "system":
         raise BadRecord("has a field `system` and a system message as well: keep one of them")
-    _check_rest(fields, conversation.messages, ANSWERS)
+    _check_rest(fields, (*system, *conversation.messages), ANSWERS)
     answers = [message for message in conversation.messages if message.role == "assistant"]
     if not any(answer.weight and any(weight for _, weight in answer.parts or [("", 1)]) for answer in answers):
         raise BadRecord("has no assistant message of weight 1, so there is nothing to learn: leave it out")
     return Conversation((*system, *conversation.messages), conversation.tools)
 
 
-def checked_conversation(messages: Sequence[Message | dict], tools: Any = ()) -> Conversation:
+def checked_conversation(messages: Sequence[Message | dict], tools: Any = (), names: Names = None) -> Conversation:
     """Messages in any of the known spellings -> a Conversation, which needs no answer yet. Raises BadRecord."""
     if not messages:
         raise BadRecord("holds no messages: give one of the user and one of the assistant, or leave it out")
     checked = []
     for number, message in enumerate(messages, 1):
         try:
-            checked.append(_message(asdict(message) if isinstance(message, Message) else message))
+            checked.append(_message(asdict(message) if isinstance(message, Message) else _renamed(message, names)))
         except BadRecord as error:
             raise BadRecord(f"message {number}: {error}") from None
     # MiniMind keeps the tools in the system message
     return Conversation(tuple(checked), _tools({"tools": tools}, *(m for m in messages if isinstance(m, dict))))
 
 
-def _fields(record: Any) -> dict:
-    """The fields that are not null."""
+def _fields(record: Any, names: Names) -> dict:
+    """The fields that are not null, by their usual names."""
     if not isinstance(record, dict):
         raise BadRecord(f"is of type {type(record).__name__}, not an object with messages (or set data.records: text)")
-    fields = {name: value for name, value in record.items() if value is not None}
+    fields = {name: value for name, value in _renamed(record, names).items() if value is not None}
     for name in (*KTO, *SWITCHES):  # of the whole record
         value = fields.get(name)
         if str(value).lower() in ("true", "false", "0", "1") and value != SWITCHES.get(name):
@@ -146,33 +152,50 @@ def _fields(record: Any) -> dict:
     return fields
 
 
+def _renamed(given: Any, names: Names) -> Any:
+    """A record or a message with its fields by their usual names. What `names` names replaces other fields that mean
+    the same."""
+    if not isinstance(given, dict) or not names:
+        return given
+    values = {name: theirs and _at(given, theirs) for name, theirs in names.items() if name in USUAL}
+    meant = {name: value for name, value in values.items() if value is not None or names[name] is None}
+    replaced = {key for name in meant for key in (names[name], *USUAL[name])}
+    fields = {key: value for key, value in given.items() if key not in replaced} | meant
+    roles = {theirs: name for name, theirs in names.items() if name in ROLES}
+    return fields | {key: roles.get(str(fields[key]), fields[key]) for key in SPEAKERS if key in fields}
+
+
 def _take(fields: dict, names: Sequence[str]) -> tuple[str, Any]:
-    """Remove a field that has several names -> its name and its value. Raises BadRecord where two differ."""
-    given = {name: fields.pop(name) for name in names if name in fields}
-    filled = {name: value for name, value in given.items() if value} or given
-    name = next(iter(filled), names[0])
-    for other, value in filled.items():
-        if value != filled[name]:
-            raise BadRecord(f"has `{name}` and `{other}`, which mean the same and differ: keep one of them")
-    return name, filled.get(name)
+    """Remove the first of these fields that is filled, or else the first that is there -> its name and its value."""
+    given = sorted((name for name in names if name in fields), key=lambda name: not fields[name])
+    return (given[0], fields.pop(given[0])) if given else (names[0], None)
 
 
 def _check_rest(fields: dict, messages: Messages, names: Sequence[str]) -> None:
-    """Check that no field is lost: the known ones that were not taken repeat what the messages say.
-
-    A `prompt` may also hold the question, put into a template."""
+    """Check that nothing is lost: known fields that were not taken repeat what the messages say. Only a `prompt` may
+    be a template with the question in it. Raises BadRecord."""
     questions = [message.content for message in messages if message.role == "user" and message.content.strip()]
-    for name in (*names, *QUESTIONS, *CONTEXTS, *LISTS, "history"):
+    for name in (*names, *QUESTIONS, *CONTEXTS, *SYSTEMS, *LISTS, "history"):
         text = str(fields.get(name) or "").strip()
         is_template = name == "prompt" and questions and questions[-1].strip() in text
         if not is_template and not any(text in message.content for message in messages):
-            raise BadRecord(f"has a field `{name}`, which is in none of its messages: put it there, or remove it")
+            remedy = "put it there, or leave it out (data.chat_fields)"
+            raise BadRecord(f"has a field `{name}`, which is in none of its messages: {remedy}")
 
 
-def _listed(fields: dict) -> list:
-    """The messages of a record that lists them."""
-    name, messages = _take(fields, LISTS)
-    return _list(messages, f"field `{name}`")
+def _listed(fields: dict, names: Names) -> list:
+    """The messages of a record that lists them; or texts, which the user and the assistant say in turn; or objects
+    with a question and its answer each."""
+    name, value = _take(fields, LISTS)
+    listed = _list(value, f"field `{name}`")
+    if all(isinstance(turn, str) for turn in listed):
+        return [Message(ROLES[who], text) for who, text in zip(cycle(("user", "gpt")), listed, strict=False)]
+    messages: list[Any] = []
+    for turn in listed:
+        keys = _renamed(turn, names).keys() if isinstance(turn, dict) else set()
+        is_exchange = not keys.isdisjoint(ANSWERS) and keys.isdisjoint({*LISTS, *SPEAKERS})
+        messages += conversation_of(turn, names).messages if is_exchange else [turn]
+    return messages
 
 
 def _question(fields: dict) -> list:
@@ -181,7 +204,7 @@ def _question(fields: dict) -> list:
     for turns in _list(fields.pop("history", None), "field `history`"):
         if not isinstance(turns, list | tuple) or len(turns) != 2:
             raise BadRecord(f"field `history` must be a list of [question, answer] pairs, not hold {str(turns)[:40]!r}")
-        messages += [{"role": "user", "content": turns[0]}, {"role": "assistant", "content": turns[1]}]
+        messages += [Message("user", turns[0]), Message("assistant", turns[1])]
     if isinstance(fields.get("prompt"), list):
         return [*messages, *fields.pop("prompt")]
     names = [name for name in QUESTIONS if name in fields]
@@ -194,7 +217,7 @@ def _question(fields: dict) -> list:
         text = _text(fields.pop(name, ""), f"field `{name}`")
         if name in second_half or text.strip() not in question:  # a prompt may have been made of the context
             question = f"{question}\n{text}" if question else text
-    return [*messages, {"role": "user", "content": question}]
+    return [*messages, Message("user", question)]
 
 
 def _system(fields: dict) -> Messages:
@@ -206,7 +229,7 @@ def _system(fields: dict) -> Messages:
 def _as_messages(value: Any, name: str) -> list:
     """What the assistant says in a field: a text, a message or a list of messages."""
     if isinstance(value, str):
-        return [{"role": "assistant", "content": value}]
+        return [Message("assistant", value)]
     return [value] if isinstance(value, dict) else _list(value, f"field `{name}`")
 
 
@@ -221,7 +244,7 @@ def _message(raw: Any) -> Message:
         raise BadRecord(f"{key} {name!r} is not known: use one of {', '.join(ROLES)}")
     role, given = ROLES[name], fields.get(body, "")
     is_call = name == "function_call"  # whose content is the call
-    calls = tool_calls(given if is_call else _take(fields, ("tool_calls", "function_call"))[1])
+    calls = tool_calls(given if is_call else fields.get("tool_calls") or fields.get("function_call"))
     if not calls and (is_call or body not in fields):
         raise BadRecord(f'has no `{body}` (it has {_names(fields)}): give a text, "" for an empty one')
 
@@ -231,8 +254,10 @@ def _message(raw: Any) -> Message:
         if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
             raise BadRecord(f"`{body}` is {text!r:.60}: only text, or parts of type text, can be trained on")
     content = _text("".join(part["text"] for part in parts), f"`{body}`")
-    name_of_reasoning, reasoning = _take(fields, REASONING)
-    reasoning = _text(reasoning or "", f"`{name_of_reasoning}`")
+    thoughts = [_text(fields[name], f"`{name}`") for name in REASONING if fields.get(name)]
+    if any(thought != thoughts[0] for thought in thoughts):
+        raise BadRecord(f"has different thoughts in two of {', '.join(REASONING)}: keep one of them")
+    reasoning = thoughts[0] if thoughts else ""
     if role != "assistant" and (reasoning or calls):
         raise BadRecord(f"role {name!r} cannot think or call tools: only assistant messages can")
     if role == "assistant" and not reasoning:
@@ -308,28 +333,28 @@ def _named(raw: Any, what: str) -> tuple[dict, ...]:
 # a pair: one prompt, a chosen answer and a rejected one
 
 
-def pair_of(record: Any) -> Pair:
-    """The pair in a record of any layout that docs/data_formats.md lists. Raises BadRecord.
+def pair_of(record: Any, names: Names = None) -> Pair:
+    """The pair in a record of any layout that docs/data_formats.md lists. names: data.chat_fields. Raises BadRecord.
 
     The answers are texts or messages. The prompt stands beside them, as in a conversation, or they hold it, or both.
     """
-    fields = _fields(record)
-    names = next((names for names in PAIRS if not fields.keys().isdisjoint(names)), PAIRS[0])
-    if missing := [name for name in names if name not in fields]:
+    fields = _fields(record, names)
+    sides = next((sides for sides in PAIRS if not fields.keys().isdisjoint(sides)), PAIRS[0])
+    if missing := [name for name in sides if name not in fields]:
         raise BadRecord(f"has no `{missing[0]}`, which a pair needs (it has {_names(fields)}): add it")
-    answers = [fields.pop(name) for name in names]
+    answers = [fields.pop(name) for name in sides]
     if isinstance(fields.get("input"), dict):  # OpenAI's holds what others have beside the answers
-        fields |= _fields(fields.pop("input"))
+        fields |= _fields(fields.pop("input"), names)
 
     # The prompt that stands beside the answers
     fields = {name: value for name, value in fields.items() if value != ""}
-    messages, listed = _question(fields), _listed(fields)
+    messages, listed = _question(fields), _listed(fields, names)
     listed = [] if listed == answers[0] else listed  # UltraFeedback lists the chosen conversation once more
     if messages and listed:
         raise BadRecord("has its prompt as messages and in a field of its own: keep one of them")
     prompt, tools = _system(fields), _tools(fields)
     if messages or listed:
-        beside = checked_conversation(messages or listed, tools)
+        beside = checked_conversation(messages or listed, tools, names)
         prompt, tools = (*prompt, *beside.messages), beside.tools
         if prompt[-1].role == "assistant":
             raise BadRecord("the prompt ends with an answer: leave that one out, or ask something behind it")
@@ -350,17 +375,18 @@ def pair_of(record: Any) -> Pair:
             prompt = (*prompt, Message("user", question))
             answers = [answer[len(question) :].lstrip() for answer in answers]
 
-    given = [checked_conversation(_as_messages(answer, name)) for name, answer in zip(names, answers, strict=True)]
-    chosen, rejected = (_joined(prompt, side.messages, name) for side, name in zip(given, names, strict=True))
+    both = [_as_messages(answer, name) for name, answer in zip(sides, answers, strict=True)]
+    given = [checked_conversation(messages, names=names) for messages in both]
+    chosen, rejected = (_joined(prompt, side.messages, name) for side, name in zip(given, sides, strict=True))
     tools = _tools(*({"tools": some} for some in (tools, given[0].tools, given[1].tools)))
     _check_rest(fields, chosen, [name for pair in PAIRS for name in pair])
     if chosen == rejected:
         raise BadRecord("has two answers that are equal, so there is nothing to prefer: leave the pair out")
     shared = sum(takewhile(bool, (a == b for a, b in zip(chosen, rejected, strict=False))))
     if not _turns(chosen[:shared]) or _said(_turns(prompt)) not in _said(chosen[:shared]):
-        raise BadRecord(f"has no common prompt before the place where `{names[0]}` and `{names[1]}` differ: add one")
+        raise BadRecord(f"has no common prompt before the place where `{sides[0]}` and `{sides[1]}` differ: add one")
     if any(not side[shared:] or side[shared].role != "assistant" for side in (chosen, rejected)):
-        raise BadRecord(f"`{names[0]}` and `{names[1]}` must have an answer of the assistant behind the common prompt")
+        raise BadRecord(f"`{sides[0]}` and `{sides[1]}` must have an answer of the assistant behind the common prompt")
     return Pair(Conversation(chosen, tools), Conversation(rejected, tools), shared)
 
 
@@ -391,6 +417,16 @@ def _said(messages: Messages) -> str:
 
 # ---------------------------------------------------------------------------------------------------------
 # values
+
+
+def _at(record: dict, path: str) -> Any:
+    """The field with this name, or with `a.b` the field b of the object in field a; None if there is none."""
+    value = record.get(path)
+    if value is None:
+        value = record
+        for name in path.split("."):
+            value = value.get(name) if isinstance(value, dict) else None
+    return value
 
 
 def _list(value: Any, what: str) -> list:

@@ -91,6 +91,12 @@ def test_the_prompt_is_there_once_and_whole(record, prompt):
     assert len(pair.chosen.messages) == len(pair.rejected.messages) == pair.shared + 1
 
 
+def test_names_of_one_s_own_are_read_as_the_usual_ones():
+    names = {"chosen": "better", "rejected": "worse", "question": "post", "role": "who", "assistant": "bot"}
+    record = {"post": "Hi", "better": [{"who": "bot", "content": "Hello"}], "worse": "Go", "chosen": "better"}
+    assert pair_of(record, names) == PAIR
+
+
 def test_tools_come_from_the_prompt_or_the_answers():
     system = {"role": "system", "content": "", "tools": json.dumps(LISTED)}
     for record in (
@@ -113,7 +119,7 @@ def test_tools_come_from_the_prompt_or_the_answers():
         ({"prompt": "Why?", **whole("Who?")}, "another question"),
         ({"context": "Tiko sang.", **whole("Who?")}, "`context`"),
         ({"system": "Be kind.", **whole("S: Be rude.", "Who?")}, "system message"),
-        ({"prompt": "Who?", "system": "A", "system_prompt": "B", **TEXTS}, "`system` and `system_prompt`"),
+        ({"prompt": "Who?", "system": "A", "system_prompt": "B", **TEXTS}, "`system_prompt`"),
         ({"prompt": "Who?", **TEXTS, "preferred_output": "Nobody"}, "`preferred_output`"),
     ],
 )

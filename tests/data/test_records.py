@@ -69,6 +69,27 @@ def test_a_question_in_two_fields_is_joined_and_system_and_history_come_first(re
     assert conversation_of(record | {"history": [["Hi", "Hello"]]}).messages == expected
 
 
+@pytest.mark.parametrize(
+    ("names", "record"),
+    [
+        ({"messages": "data"}, {"id": "0", "data": ["Hi", "Hello"]}),  # UltraChat's
+        ({}, {"conversations": ["Hi", "Hello"], "source": "wikihow"}),  # LIMA's
+        ({}, {"source": "x", "conversation": [{"input": "Hi", "output": "Hello"}]}),  # Capybara's
+        ({"question": "me", "answer": "moss"}, {"conversation": [{"me": "Hi", "moss": "Hello"}]}),  # MOSS
+        ({"answer": "target"}, {"kind": "NLI", "input": "Hi", "target": "Hello"}),  # Firefly's
+        ({"question": "problem", "answer": "solution"}, {"problem": "Hi", "solution": "Hello", "answer": "5"}),
+        ({"messages": "a.b"}, {"a": {"b": [USER, ASSISTANT]}}),
+        ({"role": "who", "content": "text", "user": "bot", "assistant": "user"},  # roles that are others' names
+         {"messages": [{"who": "bot", "text": "Hi"}, {"who": "user", "text": "Hello"}]}),
+        ({"answer": "response", "context": None}, {"prompt": "Hi", "response": "Hello", "output": "5", "context": "x"}),
+        ({"question": "output", "answer": "input"}, {"input": "Hello", "output": "Hi"}),
+        ({"system": "SYS"}, {"prompt": "Hi", "answer": "Hello", "system_prompt": ""}),  # a record without it
+    ],
+)  # fmt: skip
+def test_names_of_one_s_own_are_read_as_the_usual_ones(names, record):
+    assert conversation_of(record, names) == Conversation(HI)
+
+
 CALLS = {"role": "assistant", "content": ""}
 
 
@@ -155,15 +176,16 @@ def test_a_turn_s_own_switch_has_the_names_of_other_projects(switch, weight):
         ({"messages": [USER, ASSISTANT | {"loss": False}]}, "no assistant message of weight 1"),
         ({"messages": [{"role": "system", "content": "B"}, USER, ASSISTANT], "system": "A"}, "`system` and a system"),
         ({"prompt": "Hi", "input": "1 2", "response": "3"}, "`input`"),
-        ({"prompt": "Hi", "output": "3", "response": "4"}, "`output` and `response`"),
-        ({"prompt": "Hi", "output": "3", "system": "A", "system_prompt": "B"}, "`system` and `system_prompt`"),
-        ({"messages": [USER, ASSISTANT], "conversations": [USER]}, "`messages` and `conversations`"),
+        ({"prompt": "Hi", "output": "3", "response": "4"}, "`response`"),
+        ({"prompt": "Hi", "output": "3", "system": "A", "system_prompt": "B"}, "`system_prompt`"),
+        ({"messages": [USER, ASSISTANT], "conversations": [USER]}, "`conversations`"),
         ({"messages": [USER, ASSISTANT], "schema": "CREATE TABLE x"}, "`schema`"),
         ({"messages": [USER, ASSISTANT], "output": "Bye"}, "`output`"),
         ({"messages": [USER, ASSISTANT], "history": [["Why?", "So."]]}, "`history`"),
         ({"prompt": [USER], "article": "News.", "output": "3"}, "`article`"),
         ({"messages": [USER, ASSISTANT], "tools": [SCHEMA], "functions": [CALL]}, "`tools`"),
-        ({"messages": [USER, ASSISTANT | {"thinking": "A", "reasoning": "B"}]}, "`thinking` and `reasoning`"),
+        ({"conversations": [{"input": "Hi", "output": "Hello", "context": "A fox."}, "Why?"]}, "message 3: is of type"),
+        ({"messages": [USER, ASSISTANT | {"thinking": "A", "reasoning": "B"}]}, "different thoughts"),
         ({"text": "x"}, "data.records: text"),
         ({"messages": [{"role": "bot", "content": "x"}]}, "message 1: role 'bot'"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "image_url"),

@@ -130,6 +130,15 @@ def test_the_same_chats_are_the_same_tokens_in_whatever_they_are_kept(tmp_path, 
     assert "null" not in tokenizer.decode(ids["parquet"][0], skip_special_tokens=False)
 
 
+def test_chats_are_read_by_the_names_that_the_config_gives(tmp_path):
+    (tmp_path / "x.jsonl").write_text("".join(json.dumps({"data": ["Hi", f"Hello {i}"]}) + "\n" for i in range(20)))
+    source, names = {"kind": "files", "path": str(tmp_path / "x.jsonl")}, {"messages": "data"}
+    found = [document.content for document in read(config(source, records="conversations", chat_fields=names))]
+    assert [conversation.messages[1].content for conversation in found] == [f"Hello {i}" for i in range(20)]
+    with pytest.raises(ValueError, match="chat_fields"):
+        config(source, chat_fields=names)
+
+
 def test_the_validation_part_of_a_folder_is_left_out_and_may_be_held_out(tmp_path):
     for name, start in (("train", 0), ("test", 60), ("val", 120)):
         write_jsonl(tmp_path / f"{name}.jsonl", numbered(60, start))

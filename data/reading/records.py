@@ -217,7 +217,18 @@ def _question(fields: dict) -> list:
         text = _text(fields.pop(name, ""), f"field `{name}`")
         if name in second_half or text.strip() not in question:  # a prompt may have been made of the context
             question = f"{question}\n{text}" if question else text
-    return [*messages, Message("user", question)]
+    dialogue = _dialogue(question)
+    if dialogue and not dialogue[-1].content:  # "Assistant:", behind which the answer begins
+        dialogue.pop()
+    return [*messages, *(dialogue or [Message("user", question)])]
+
+
+def _dialogue(text: str) -> list[Message]:
+    """The turns of a text that holds a whole dialogue, as those of HH-RLHF do; [] for any other text."""
+    before, *turns = re.split(r"(?:^|\n+)(Human|Assistant): ?", text.lstrip())
+    if before or turns[:1] != ["Human"] or "Assistant" not in turns[::2]:
+        return []
+    return [Message(ROLES[who.lower()], said) for who, said in zip(turns[::2], turns[1::2], strict=True)]
 
 
 def _system(fields: dict) -> Messages:
@@ -343,6 +354,7 @@ def pair_of(record: Any, names: Names = None) -> Pair:
     if missing := [name for name in sides if name not in fields]:
         raise BadRecord(f"has no `{missing[0]}`, which a pair needs (it has {_names(fields)}): add it")
     answers = [fields.pop(name) for name in sides]
+    answers = [(_dialogue(answer) if isinstance(answer, str) else []) or answer for answer in answers]
     if isinstance(fields.get("input"), dict):  # OpenAI's holds what others have beside the answers
         fields |= _fields(fields.pop("input"), names)
 

@@ -51,6 +51,7 @@ def talk(*texts: str) -> list[dict]:
 
 CHOSEN, REJECTED = ({"role": "assistant", "content": text} for text in ("I sang", "I slept"))
 ALONE = {"chosen": [CHOSEN], "rejected": [REJECTED]}
+HH = "\n\nHuman: Hi\n\nAssistant: Hello\n\nHuman: Who?\n\nAssistant:"
 TEXTS = {"chosen": "I sang", "rejected": "I slept"}
 EARLIER = {"history": [["Hi", "Hello"]]}
 LISTED = [{"name": "now"}]
@@ -70,6 +71,9 @@ def whole(*before: str) -> dict:
         ({"question": "Who?", "context": "Tiko sang.", **ALONE}, ["Who?\nTiko sang."]),
         ({"instruction": "Who?", "prompt": "### Who?\n### Answer:", **TEXTS}, ["Who?"]),  # made of the instruction
         ({"prompt": "Who?", "messages": talk("Who?", "I sang"), **whole("Who?")}, ["Who?"]),  # UltraFeedback
+        # HH-RLHF writes a dialogue as one text
+        ({"chosen": f"{HH} I sang", "rejected": f"{HH} I slept"}, ["Hi", "Hello", "Who?"]),
+        ({"prompt": HH, **TEXTS}, ["Hi", "Hello", "Who?"]),
         ({**EARLIER, "prompt": "Who?", "system": "Be kind.", **ALONE}, ["S: Be kind.", "Hi", "Hello", "Who?"]),
         # and the answers hold it as well, or a longer one
         ({"system": "Be kind.", "prompt": "Who?", **whole("S: Be kind.", "Who?")}, ["S: Be kind.", "Who?"]),
@@ -84,7 +88,7 @@ def test_the_prompt_is_there_once_and_whole(record, prompt):
     pair = pair_of(record)
     assert pair.chosen.messages[: pair.shared] == checked_conversation(talk(*prompt)).messages
     answers = [side.messages[pair.shared].content for side in (pair.chosen, pair.rejected)]
-    if "?" in record["chosen"]:  # a text that holds both
+    if "? " in record["chosen"]:  # a text that holds both
         assert [f"{prompt[-1]} {answer}" for answer in answers] == [record["chosen"], record["rejected"]]
     else:
         assert answers == ["I sang", "I slept"]

@@ -294,12 +294,15 @@ def _weight(fields: dict) -> int:
 
 
 def split_thinking(content: str) -> tuple[str, str]:
-    """An answer that begins with <think>…</think> -> (reasoning, the rest). Line ends at both ends of the reasoning and
-    before the rest belong to the tags and are dropped, nothing else."""
-    if not content.startswith("<think>") or "</think>" not in content:
+    """An answer that begins with <think>…</think> -> (reasoning, the rest). Line ends around the tags belong to them
+    and are dropped, nothing else. Where a prompt has begun the thoughts, only </think> is left, on a line of its own.
+    """
+    before, end, rest = content.partition("</think>")
+    is_whole = before.lstrip("\n").startswith("<think>")
+    is_alone = "<think>" not in before and before.endswith("\n") and rest[:1] in ("", "\n")
+    if not end or not (is_whole or is_alone):
         return "", content
-    reasoning, rest = content.removeprefix("<think>").split("</think>", 1)
-    return reasoning.strip("\n"), rest.lstrip("\n")
+    return before.lstrip("\n").removeprefix("<think>").strip("\n"), rest.lstrip("\n")
 
 
 def tool_calls(raw: Any) -> tuple[dict, ...]:

@@ -134,6 +134,11 @@ def test_roles_have_several_names():
         ("<think>A</think></think>", ("A", "</think>")),
         (" <think>A</think>C", ("", " <think>A</think>C")),
         ("A</think>C", ("", "A</think>C")),
+        ("\n<think>\nA\n</think>\n\nC", ("A", "C")),
+        ("A\n\nB\n</think>\n\nC", ("A\n\nB", "C")),  # the prompt has begun the thoughts
+        ("\n</think>\n\nC", ("", "C")),
+        ("The tag\n</think> ends them.", ("", "The tag\n</think> ends them.")),
+        ("Write <think>\n</think>\n", ("", "Write <think>\n</think>\n")),
     ],
 )
 def test_a_literal_think_block_at_the_start_is_the_reasoning(content, parts):

@@ -63,6 +63,7 @@ def sample_of_chats() -> list:
         {"role": "assistant", "content": "Let me add.", "reasoning_content": "Hm.\nAdd.", "tool_calls": [call, call]},
         {"role": "tool", "content": "3"},
         {"role": "assistant", "content": "It is 3."},
+        {"role": "assistant", "content": "Is it?\n</think>\n\nSo."},
         {"role": "user", "content": "你好"},
         {"role": "assistant", "content": ""},
     ]

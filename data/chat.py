@@ -39,6 +39,7 @@ class Segment(NamedTuple):
     text: str
     special: bool
     flags: int
+    joint: bool = True  # no token reaches across its end; the parts of an answer have the tokens of the whole
 
 
 def segments(conversation: Conversation, chat: ChatTemplate = OURS) -> list[Segment]:
@@ -46,13 +47,14 @@ def segments(conversation: Conversation, chat: ChatTemplate = OURS) -> list[Segm
     answers = [message for message in conversation.messages if message.role == "assistant"]
     result: list[Segment] = []
     before = None
-    for text, special, block in _pieces(chat, conversation):
+    for text, special, block, _ in _pieces(chat, conversation):
         if block is None:  # the line end behind an answer
             result.append(Segment(text, special, 0 if before is None else MAY_END))
         else:
             answer = answers[block]
             parts = answer.parts if answer.parts and not special else [(text, 1)]
-            result += [Segment(part, special, TRAINED * weight * answer.weight) for part, weight in parts if part]
+            flags = TRAINED * answer.weight
+            result += [Segment(part, special, flags * weight, not answer.parts) for part, weight in parts if part]
         before = block
     return result
 

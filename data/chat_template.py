@@ -45,6 +45,7 @@ class Piece(NamedTuple):
     text: str
     special: bool
     block: int | None
+    joint: bool = True  # no token reaches across its end
 
 
 class ChatTemplate:

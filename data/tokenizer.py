@@ -183,7 +183,7 @@ class Tokenizer:
     def encode_pieces(self, texts: Sequence[Sequence[Any]]) -> list[tuple[np.ndarray, np.ndarray]]:
         """Texts of pieces (.text, .special: it is one special token) -> (ids, the piece that each id ends in), uint32.
 
-        A text is encoded once and whole. In one whose pieces can be encoded apart no token reaches across a joint.
+        A text is encoded once and whole. In one whose pieces can be encoded apart no token reaches across a .joint.
         """
         backend, spelled, known = self._reader
         joint = spelled[""] if self.can_cut else ""
@@ -191,7 +191,7 @@ class Tokenizer:
         for text in texts:
             for missing in {piece.text for piece in text if piece.special} - spelled.keys():
                 self.special_id(missing)  # raises InputError
-            parts = [spelled[piece.text] if piece.special else piece.text + joint for piece in text]
+            parts = [spelled[piece.text] if piece.special else piece.text + joint * piece.joint for piece in text]
             joined.append("".join(parts))
             ends.append(np.cumsum([len(part) for part in parts]))
         result = []

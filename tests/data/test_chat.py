@@ -181,6 +181,13 @@ def test_parts_of_an_answer_have_weights_of_their_own(both):
     assert tokenizer.decode(trained, skip_special_tokens=False) == " Tiko Belna<|im_end|>"
     assert (flags & MAY_END == other_flags & MAY_END).all()
     assert repr(weighted) == repr(usual)  # its fingerprint, and so its split, stays
+    # a word that two parts share has the tokens that it has in the prompt of the next turn
+    cut_word = [{"type": "text", "text": "It was appl", "weight": 0}, {"type": "text", "text": "es"}]
+    [(ids, flags)] = encode_conversations(tokenizer, [read(cut_word)])
+    whole = [user, {"role": "assistant", "content": "It was apples"}]
+    assert prompt_ids(tokenizer, whole, add_generation_prompt=False) == ids
+    trained = [token_id for token_id, flag in zip(ids, flags, strict=True) if flag & TRAINED]
+    assert tokenizer.decode(trained) in ("es", " apples")
     for bad in (parts, {"reasoning_content": "Hm."}), ([parts[0]], {}):  # thoughts and weights; nothing to learn
         with pytest.raises(BadRecord):
             read(bad[0], **bad[1])

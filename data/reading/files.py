@@ -61,9 +61,12 @@ def search(paths: str | list[str], key: str, train_only: bool = False) -> list[P
     files: dict[Path, Path] = {}
     for path in [paths] if isinstance(paths, str) else paths:
         given = Path(path).expanduser()
-        pattern = f"{glob.escape(str(given))}/**" if given.is_dir() else str(given)
+        # what exists is no pattern: of `books [old]/*.txt` only the last part is one
+        existing = next(part for part in (given, *given.parents) if part.exists())
+        parts = (glob.escape(str(existing)), given.relative_to(existing), "**" if given.is_dir() else "")
         with still_busy(f"looking for the files of {key}"):  # links are followed, and nothing that is hidden
-            matching = map(Path, glob.glob(pattern, recursive=True))  # noqa: PTH207 (it knows absolute patterns)
+            found = glob.glob(str(Path(*parts)), recursive=True)  # noqa: PTH207 (it knows absolute patterns)
+            matching = [Path(name) for name in found]
             readable = [file for file in matching if kind_of(file) in KINDS and file.is_file()]
             longest_first = sorted(readable, key=lambda file: -len(file.parts))  # a link may lead back
             some = sorted({file.resolve(): file for file in longest_first}.values(), key=Path.as_posix)
@@ -76,7 +79,8 @@ def search(paths: str | list[str], key: str, train_only: bool = False) -> list[P
             hint = f"give a file of a kind that can be read ({' '.join(KINDS)}), a folder of such files, or a pattern"
             if "shakespeare" in path.lower():
                 hint = "fetch input.txt, 1.1 MB, from data/tinyshakespeare of the GitHub repository karpathy/char-rnn"
-            what = "no file to train on (no validation or test part) in" if given.is_dir() else "no such file:"
+            what = "a kind of file that cannot be read:" if matching else "no such file:"
+            what = "no file to train on (no validation or test part) in" if given.is_dir() else what
             raise InputError(f"{key}: {what} {path}: {hint}")
         for file in some:
             files.setdefault(file.resolve(), file)
@@ -260,7 +264,7 @@ def _table(file: Path, kind: str, column: str | None) -> Iterator[Record]:
                 raw.seek(-4, io.SEEK_END)
                 if raw.read() not in (b"\0\0\0\0", b"ROW1"):  # one that is cut between two batches can be read as well
                     raise ValueError("the file ends too early")
-        rows = datasets.load_dataset(kind[1:], data_files=str(file), split="train", streaming=True)
+        rows = datasets.load_dataset(kind[1:], data_files=glob.escape(str(file)), split="train", streaming=True)
         yield from _rows(rows.select_columns(column) if column in (rows.column_names or []) else rows, str(file))
 
 

@@ -152,6 +152,18 @@ def test_folders_patterns_lists_and_links_give_each_file_once_in_a_fixed_order(t
     assert names([f"{own}/b/2.txt", str(own)]) == ["b/2.txt", "a.jsonl", "b/1.md", "link/deep/c.txt"]
     with pytest.raises(InputError, match="no such file"):
         search(f"{own}/*.csv", "key")
+    with pytest.raises(InputError, match="kind of file"):  # it is there
+        search(f"{own}/b/picture.png", "key")
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.parquet", "a.arrow"])
+def test_what_exists_is_no_pattern(tmp_path, name):
+    folder = tmp_path / "books [old]"
+    folder.mkdir()
+    file = write(folder / name)
+    for path in (file, folder, f"{folder}/*", f"{folder}/[ab].*"):
+        assert search(str(path), "key") == [file]
+    assert texts(file) == TEXTS
 
 
 @pytest.mark.parametrize(

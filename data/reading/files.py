@@ -75,6 +75,8 @@ def search(paths: str | list[str], key: str, train_only: bool = False) -> list[P
             some = [file for file in some if is_all_notes or file.name.lower() != "readme.md"]
             some = [file for file in some if not DESCRIPTIONS.fullmatch(file.name)]
             some = [file for file in some if not (train_only and is_other_part(file.relative_to(given)))]
+            for card in (file for file in readable if train_only and file.name == "README.md"):
+                some = declared(some, card, key)
         if not some:
             hint = f"give a file of a kind that can be read ({' '.join(KINDS)}), a folder of such files, or a pattern"
             if "shakespeare" in path.lower():
@@ -91,6 +93,21 @@ def is_other_part(file: Path) -> bool:
     """Whether the name of a folder on the way to a file says that it is a validation or test part, or its own does."""
     match = next(filter(None, map(PART.search, file.parts)), None)
     return match is not None and match[1] is not None
+
+
+def declared(files: list[Path], card: Path, key: str) -> list[Path]:
+    """The files without those that the README.md of a copy from the Hub does not declare (`configs:` in its head) as
+    the part `train`. `datasets` reads it. Raises InputError where there is a choice to make."""
+    text = card.read_text(encoding="utf-8", errors="replace")
+    if not re.match(r"---\r?\n(?:(?!---).*\n)*configs:", text):
+        return files
+    source = f"data.source={{kind: hub, name: {card.parent}, subset: …, split: …}}"
+    with _datasets(f"{key}: {card} declares no training files (say which: {source})") as datasets:
+        parts = datasets.load_dataset_builder(str(card.parent)).config.data_files
+        if "train" not in parts:
+            raise ValueError(f"Its parts are {', '.join(parts)}")
+    train = {Path(file).resolve() for file in parts["train"]}
+    return [file for file in files if card.parent not in file.parents or file.resolve() in train]
 
 
 def kind_of(file: Path) -> str:
@@ -287,7 +304,7 @@ def _datasets(problem: str) -> Iterator[Any]:
     try:
         yield datasets
     except Exception as error:
-        reason = str(error).partition("\n")[0][:300] or type(error).__name__
+        reason = " ".join(str(error).splitlines()[:2])[:300] or type(error).__name__
         if isinstance(error, ConnectionError):
             reason += ": check the network and HF_HUB_OFFLINE, or give local files (data.source.kind=files)"
         raise InputError(f"{problem}: {reason}") from None

@@ -126,6 +126,29 @@ def test_a_folder_is_read_as_datasets_reads_it(tmp_path, names, read):
     assert [file.relative_to(tmp_path / "own").as_posix() for file in found] == read
 
 
+@pytest.mark.parametrize(
+    ("configs", "read"),
+    [
+        ("- {config_name: a, data_files: [{split: train, path: en/a.*}, {split: test, path: en/b.*}]}", ["en/a.txt"]),
+        ("- {config_name: a, data_files: en/*}\n- {config_name: b, default: true, data_files: de/*}", ["de/a.txt"]),
+        ("- {config_name: a, data_files: en/*}\n- {config_name: b, data_files: de/*}", r"'a', 'b'"),  # which language?
+        ("- {config_name: a, data_files: [{split: train_sft, path: en/a.*}]}", "train_sft"),
+    ],
+)
+def test_a_copy_from_the_hub_is_read_as_its_readme_declares(tmp_path, configs, read):
+    snapshot = tmp_path / "copy"
+    put(snapshot, "en/a.txt", "en/b.txt", "de/a.txt")
+    put(tmp_path, "other.txt")
+    (snapshot / "README.md").write_text(f"---\nlicense: mit\nconfigs:\n{configs}\n---\n# Texts\n")
+    if isinstance(read, list):
+        assert search(str(snapshot), "key", train_only=True) == [snapshot / name for name in read]
+        found = search(str(tmp_path), "key", train_only=True)
+        assert found == [*(snapshot / name for name in read), tmp_path / "other.txt"]
+    else:
+        with pytest.raises(InputError, match=f"subset: ….*{read}"):
+            search(str(snapshot), "key", train_only=True)
+
+
 def test_the_parts_of_a_folder_are_those_that_datasets_finds(tmp_path):
     from datasets.data_files import SPLIT_KEYWORDS, DataFilesDict, get_data_patterns
 

@@ -77,7 +77,8 @@ def make_rows(config: DataConfig, data: PreparedData, split: Split, rows_per_ste
         aligned = len(stream) % length == 0 and np.array_equal(stream.documents(tokenizer.bos_id)[0], begins)
         return DocumentRows(*measures, in_order=aligned, held_out=split == "validation" and not aligned)
     every = 2 if config.records == "pairs" and split == "validation" else 1
-    rows = ConversationRows(*measures, config.too_long, not config.shuffle, every)
+    what = "conversations" if split == "train" else "held-out conversations"
+    rows = ConversationRows(*measures, config.too_long, not config.shuffle, every, what)
     if split == "train" and config.isolate_documents:
         few = [n for n in JOINED if rows_per_step % n == 0] if config.rows_joined == "auto" else [config.rows_joined]
         shares = {n: rows.join(n) for n in few}

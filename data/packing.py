@@ -117,6 +117,7 @@ class ConversationRows:
         too_long: Literal["truncate", "drop"],
         in_order: bool = False,
         every: int = 1,
+        what: str = "conversations",
     ):
         self.stream, self.pad_id, self.offsets, self.every = stream, pad_id, 1, every
         self._longest, self._in_order = length, in_order
@@ -130,8 +131,8 @@ class ConversationRows:
         self.dropped = int((sizes == 0).sum())
         self.cut = int((sizes[long] > 0).sum())
         if not sizes.any():
-            what = f"none of {len(sizes):,} conversations has an answer to train on within a row of {length} tokens"
-            raise InputError(f"data.sequence_length: {what}: raise it")
+            problem = f"none of {len(sizes):,} {what} has an answer to train on within a row of {length} tokens"
+            raise InputError(f"data.sequence_length: {problem}: raise it")
         self._starts, self.sizes, self.trained = starts, sizes, int(trained.sum())
         self.join(1)
 

@@ -137,6 +137,7 @@ def source_identity(source: Any) -> dict[str, Any]:
     elif isinstance(source, FilesSource):
         for key, paths in (("path", files_of(source)), ("validation_path", files_of(source, held_out=True))):
             digests = hashes(paths).items()  # their place does not matter
+            described["separator"] = source.separator.replace("\n", "\r?\n")  # as it is searched for
             described[key] = [f"{''.join(path.suffixes[-2:])} {digest}" for path, digest in digests]
     elif isinstance(source, StoryworldSource):
         described["version"] = STORYWORLD_VERSION

@@ -11,6 +11,7 @@ import csv
 import glob
 import io
 import json
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -155,14 +156,16 @@ def records(file: Path, separator: str = "", column: str | None = None) -> Itera
 
 
 def _plain(file: Path, stream: BinaryIO, separator: str) -> Iterator[Record]:
-    """The documents between separators (line ends next to one belong to it). Without any, the file is one document."""
+    """The documents between separators (line ends next to one belong to it). Without any, the file is one document.
+    A line end of the separator stands for one of Windows, too."""
     is_mapped = file.suffix.lower() not in COMPRESSED and file.stat().st_size > 0
     raw = mmap(stream.fileno(), 0, access=ACCESS_READ) if is_mapped else stream.read()
     if raw.find(b"\0") >= 0:
         raise InputError(f"{file}: holds zero bytes, so it is a binary file, not text: give a UTF-8 text file")
-    mark, line, at = separator.encode("utf-8"), 1, 3 if raw[:3] == b"\xef\xbb\xbf" else 0
-    ends = [match.start() for match in re.finditer(re.escape(mark), raw)]
-    for end in [*ends, len(raw)]:
+    lines = [re.escape(part) for part in separator.encode("utf-8").replace(b"\r\n", b"\n").split(b"\n")]
+    ends = [match.span() for match in re.finditer(b"\r?\n".join(lines), raw)]
+    line, at = 1, 3 if raw[:3] == b"\xef\xbb\xbf" else 0
+    for end, after in [*ends, (len(raw), len(raw))]:
         piece = raw[at:end]
         if end == len(raw) and not piece.strip():
             return
@@ -173,7 +176,7 @@ def _plain(file: Path, stream: BinaryIO, separator: str) -> Iterator[Record]:
             yield Record(f"{file}:{place}", bare.rstrip("\r\n") if ends else bare)
         except UnicodeDecodeError as error:
             yield Record(f"{file}:{line + piece[: error.start].count(10)}", None, _why_no_text(piece, error.start))
-        line, at = line + piece.count(b"\n") + mark.count(b"\n"), end + len(mark)
+        line, at = line + raw[at:after].count(b"\n"), after
 
 
 def _why_no_text(raw: bytes, at: int) -> str:
@@ -187,6 +190,8 @@ def _jsonl(file: Path, stream: BinaryIO) -> Iterator[Record]:
         where = f"{file}:{number}"
         try:
             line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
+            if number == 1 and (line.lstrip().startswith("[") or line.strip() == "{"):
+                raise InputError(f"{file}: holds one JSON value, not one in each line: name it .json")
             if line.strip():
                 yield Record(where, json.loads(line))
         except UnicodeDecodeError as error:
@@ -198,11 +203,14 @@ def _jsonl(file: Path, stream: BinaryIO) -> Iterator[Record]:
 def _json(file: Path, stream: Any) -> Iterator[Record]:
     """[record, record, …]; or {"any key": [record, …]}; or {"data": [record, …], …}, whatever is beside it; or one
     record."""
+    raw = stream.read()
     try:
-        value = json.loads(stream.read().decode("utf-8-sig"))
+        value = json.loads(raw.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
-        hint = ": if it holds an object a line, name it .jsonl" if "Extra data" in str(error) else ""
-        raise InputError(f"{file}: is not valid JSON in UTF-8: {error}{hint}") from None
+        if "Extra data: line 2 column 1" in str(error):  # an object in each line
+            yield from _jsonl(file, io.BytesIO(raw))
+            return
+        raise InputError(f"{file}: is not valid JSON in UTF-8: {error}") from None
     if isinstance(value, dict):
         data, (name, *others) = value.get("data"), [*value, ""]
         if isinstance(data, list) and data and all(isinstance(record, dict) for record in data):
@@ -219,6 +227,8 @@ def _csv(file: Path, stream: BinaryIO, delimiter: str) -> Iterator[Record]:
     line = 1
     try:
         names = reader.fieldnames or []
+        if re.search("[\0\udc80-\udcff]", "".join(names)):
+            raise InputError(f"{file}: its first line is not valid UTF-8: save the file as UTF-8")
         line = reader.line_num + 1
         for row in reader:
             where, line = f"{file}:{line}", reader.line_num + 1
@@ -297,6 +307,11 @@ def _rows(rows: Any, where: str) -> Iterator[Record]:
 @contextmanager
 def _datasets(problem: str) -> Iterator[Any]:
     """The library; whatever it raises becomes one line."""
+    cache = os.environ.get("HF_HOME") or os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    try:  # without a home it would make a folder named ~
+        Path(cache).expanduser().mkdir(parents=True, exist_ok=True)
+    except (OSError, RuntimeError) as error:
+        raise InputError(f"{problem}: no folder for the cache ({error}): set HF_HOME to one") from None
     import datasets
 
     if not sys.stderr.isatty():

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -98,6 +99,21 @@ def test_a_json_file_may_wrap_its_list_or_be_one_record(tmp_path):
     assert texts(file) == TEXTS
     file.write_text(json.dumps({"text": "alone", "tags": []}))
     assert texts(file) == ["alone"]
+    file.write_text("\n".join(json.dumps(record) for record in listed))  # JSON Lines by their name
+    assert texts(file) == TEXTS
+
+
+def test_without_a_home_a_table_says_what_to_set(tmp_path, monkeypatch):
+    write(tmp_path / "a.parquet")
+    for name in ("HOME", "HF_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match="HF_HOME"):
+        texts(tmp_path / "a.parquet")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
+    assert texts(tmp_path / "a.parquet") == TEXTS
+    assert not (tmp_path / "~").exists()
 
 
 def put(folder: Path, *names: str) -> None:
@@ -194,6 +210,7 @@ def test_what_exists_is_no_pattern(tmp_path, name):
     [
         ("a.jsonl", b'{"text": "a"}\n{"text": "caf\xe9"}\n{"text": "b"}\n', "a.jsonl:2"),
         ("a.jsonl", b'{"text": "a"}\n' + b"[" * 100_000 + b"\n", "a.jsonl:2"),
+        ("a.json", b'{"text": "a"}\n{"text": ', "a.json:2"),
         ("a.txt", b"fine\n<|endoftext|>\nb\xffd\nmore<|endoftext|>x", "a.txt:3"),
         ("a.csv", b'text,n\nok,1\n"b\n\xffd\n",2\nfine,3\n', "a.csv:3"),
         ("a.csv", b"text,n\nok,1\nbad,2,3\nfine,4\n", "a.csv:3"),
@@ -211,7 +228,12 @@ def test_a_record_that_cannot_be_read_tells_its_place_and_the_others_still_come(
     ("name", "content"),
     [
         ("a.json", b'[{"text": "a"}, {"text": '),
-        ("a.json", b'{"text": "a"}\n{"text": "b"}\n'),
+        ("a.jsonl", b'[\n{"text": "a"},\n{"text": "b"}\n]\n'),
+        ("a.jsonl", b'[{"text": "a"}, {"text": "b"}]'),
+        ("a.jsonl", b'{\n "text": "a"\n}\n'),
+        ("a.csv", "text,n\nfine,1\n".encode("utf-16")),
+        ("a.tsv", "text\tn\nfine\t1\n".encode("utf-16-le")),
+        ("a.csv", b"caf\xe9,text\n1,fine\n"),
         ("a.json", b'[{"text": "caf\xe9"}]'),
         ("a.csv", b'text,n\n"never closed,1\n'),
         ("a.txt", b"text \0 more"),
@@ -235,6 +257,13 @@ def documents(folder, raw: bytes, separator=SEPARATOR) -> list[str]:
 def test_a_separator_may_hold_line_ends_and_stand_anywhere(tmp_path, separator):
     wanted = ["one two three four", "five six", "seven\neight nine ten eleven", "last"]
     assert documents(tmp_path, separator.join(wanted).encode(), separator) == wanted
+    windows = [text.replace("\n", "\r\n") for text in wanted]
+    raw = separator.join(wanted).replace("\n", "\r\n").encode()
+    for mark in (separator, separator.replace("\n", "\r\n")):
+        assert documents(tmp_path, raw, mark) == windows
+    places = [record.where for record in records(tmp_path / "x.txt", separator)]
+    (tmp_path / "x.txt").write_bytes(raw.replace(b"\r", b""))
+    assert places == [record.where for record in records(tmp_path / "x.txt", separator)]
     if separator == SEPARATOR:
         assert documents(tmp_path, b"\r\n\n<|endoftext|>\n\n a\n\n<|endoftext|>\r\nb \n", separator) == ["", " a", "b "]
 

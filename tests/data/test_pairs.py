@@ -188,6 +188,8 @@ def test_held_out_pairs_are_read_as_their_chosen_answers(tmp_path):
     texts = [data.tokenizer.decode(rows.row(i)[0].tolist()) for i in range(rows.per_epoch)]
     assert sum(text.count("Hello") for text in texts) == data.manifest["validation"]["documents"] > 0
     assert not any("Go" in text for text in texts)
+    with pytest.raises(InputError, match=f"none of {len(rows.sizes)} held-out"):
+        make_rows(config.model_copy(update={"sequence_length": 20}), data, "validation")
 
 
 def test_the_worlds_chosen_answer_is_right_and_the_rejected_one_a_candidate_of_the_question():

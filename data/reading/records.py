@@ -6,10 +6,11 @@ counts as missing: tables have a null in every column that a row does not use.
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import cycle, dropwhile, takewhile
 from typing import Any, Literal
 
@@ -123,7 +124,7 @@ def conversation_of(record: Any, names: Names = None) -> Conversation:
     answers = [message for message in conversation.messages if message.role == "assistant"]
     if not any(answer.weight and any(weight for _, weight in answer.parts or [("", 1)]) for answer in answers):
         raise BadRecord("has no assistant message of weight 1, so there is nothing to learn: leave it out")
-    return Conversation((*system, *conversation.messages), conversation.tools)
+    return Conversation((*system, *map(_untagged, conversation.messages)), conversation.tools)
 
 
 def checked_conversation(messages: Sequence[Message | dict], tools: Any = (), names: Names = None) -> Conversation:
@@ -284,6 +285,24 @@ def _message(raw: Any) -> Message:
     return Message(role, content, reasoning, calls, weight, weights)
 
 
+def _untagged(message: Message) -> Message:
+    """A message of Hermes' files, which write calls and a tool's answer as text between tags."""
+    text = message.content.strip()
+    if message.role == "tool" and text.startswith("<tool_response>\n") and text.endswith("\n</tool_response>"):
+        answers = re.split(r"\n?</?tool_response>\n?", text)
+        return replace(message, content="\n".join(answer for answer in answers if answer))
+    said, *parts = message.content.split("<tool_call>")
+    calls = [re.fullmatch(r"\s*(\{.*\})\s*</tool_call>\s*", part, re.DOTALL) for part in parts]
+    if message.role != "assistant" or message.parts or not calls or not all(calls):
+        return message
+    try:  # JSON, or in Python's quotes
+        given = [call[1] for call in calls if call]
+        read = [json.loads(call) if '"name"' in call else ast.literal_eval(call) for call in given]
+    except (ValueError, SyntaxError, MemoryError, RecursionError) as error:
+        raise BadRecord(f"a <tool_call> is not JSON ({error}): repair it, or remove the tags") from None
+    return replace(message, content=said.rstrip("\n"), tool_calls=(*message.tool_calls, *tool_calls(read)))
+
+
 def _weight(fields: dict) -> int:
     """Whether a message, or a part of one, is trained on: if no switch is off."""
     switches = {name: fields[name] for name in (*SWITCHES, UNCLEAR) if fields.get(name) is not None}
@@ -402,6 +421,7 @@ def pair_of(record: Any, names: Names = None) -> Pair:
         raise BadRecord(f"has no common prompt before the place where `{sides[0]}` and `{sides[1]}` differ: add one")
     if any(not side[shared:] or side[shared].role != "assistant" for side in (chosen, rejected)):
         raise BadRecord(f"`{sides[0]}` and `{sides[1]}` must have an answer of the assistant behind the common prompt")
+    chosen, rejected = (tuple(map(_untagged, side)) for side in (chosen, rejected))
     return Pair(Conversation(chosen, tools), Conversation(rejected, tools), shared)
 
 

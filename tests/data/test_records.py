@@ -109,6 +109,20 @@ def test_tools_and_calls_of_every_layout(record):
     assert conversation_of(record) == Conversation((HI[0], calls), (SCHEMA,))
 
 
+def test_calls_that_are_written_as_text_are_calls():
+    """As in Hermes' files; some of them in Python's quotes."""
+    call = {"name": "now", "arguments": {"tz": 'it\'s "UTC" 🦊', "at": None}}
+    for written in (json.dumps(call), str(call)):
+        content = f"Let me look.\n<tool_call>\n{written}\n</tool_call>\n<tool_call>\n{written}\n</tool_call>"
+        turns = [("human", "Hi"), ("gpt", content), ("tool", "<tool_response>\n12\n</tool_response>"), ("gpt", "Noon.")]
+        messages = conversation_of({"conversations": [{"from": who, "value": text} for who, text in turns]}).messages
+        assert messages[1:3] == (Message("assistant", "Let me look.", tool_calls=(call, call)), Message("tool", "12"))
+    spoken = [USER, ASSISTANT | {"content": "Tools are in <tool_call> and </tool_call>, {like this}."}]
+    assert conversation_of({"messages": spoken}).messages[1].content == spoken[1]["content"]
+    with pytest.raises(BadRecord, match="<tool_call>"):
+        conversation_of({"messages": [USER, ASSISTANT | {"content": "<tool_call>{name: now}</tool_call>"}]})
+
+
 def test_arguments_that_are_json_text_stay_as_they_were_written():
     call = {"name": "now", "arguments": '{"tz":  "UTC"}'}
     record = {"messages": [{"role": "assistant", "content": "", "tool_calls": [call]}]}

@@ -265,7 +265,7 @@ class Wandb:
 
 
 class TensorBoard:
-    """Event files in `runs/<name>/tensorboard`, for `tensorboard --logdir runs`: figures only."""
+    """Event files in `runs/<name>/tensorboard`, for `tensorboard --logdir runs`: figures and pictures."""
 
     name = "tensorboard"
 
@@ -280,7 +280,13 @@ class TensorBoard:
             if isinstance(value, int | float):
                 self._writer.add_scalar(name, value, step)
 
-    def show(self, name: str, media: Path, step: int) -> None: ...
+    def show(self, name: str, media: Path, step: int) -> None:
+        import numpy as np
+        from PIL import Image
+
+        if media.suffix == ".png":  # it has no place for a page
+            with Image.open(media) as picture:
+                self._writer.add_image(name, np.asarray(picture.convert("RGB")), step, dataformats="HWC")
 
     def finish(self, exit_code: int) -> None:
         self._writer.close()

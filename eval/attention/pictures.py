@@ -40,7 +40,7 @@ BESIDE, ABOVE = 120, 84  # pixels of a score map's labels and colour bar, and of
 def render(run_directory: Path, snapshots: Sequence[Snapshot], folder: Path | None = None) -> list[Path]:
     """Draw a run's attention folder (or another one, `folder`) at its end; the paths of what was drawn.
 
-    PICTURES, viewer.html, and step_XXXXXXXX.png: every head on the first probe, of the first and last snapshot, that of
+    PICTURES, viewer.html, and step_XXXXXXXX.png: every head on `shown_probe`, of the first and last snapshot, that of
     the phase change, and others dense early. Nothing is drawn of no snapshots, and no scores where none were measured.
     Only the viewer has snapshots that looked at other heads or texts than the last one.
     """
@@ -48,17 +48,18 @@ def render(run_directory: Path, snapshots: Sequence[Snapshot], folder: Path | No
         return []
     ordered = like_the_last(snapshots)
     last, folder, name = ordered[-1], folder or run_directory / "attention", run_directory.name
-    change, repeated = phase_change(ordered), "repeated_2" if "repeated_2" in last.maps else None
+    change, probe = phase_change(ordered), shown_probe(last)
     steps = {snapshot.step for snapshot in choose(ordered, MOST_MOSAICS)} | {change.step if change else -1}
     chosen = [snapshot for snapshot in ordered if snapshot.step in steps]
-    paths = [mosaic(snapshot, file_of(folder, snapshot.step).with_suffix(".png"), name) for snapshot in chosen]
+    paths = [mosaic(snapshot, file_of(folder, snapshot.step).with_suffix(".png"), name, probe) for snapshot in chosen]
     if last.scores:
         paths.append(score_maps(last, folder / "heads.png", name))
         paths.append(curves(ordered, folder / "curves.png", f"{name}: what the heads do", change))
-    if repeated and (best := best_head(last, "induction")):
+    best = best_head(last, "induction")
+    if probe == "repeated_2" and best is not None:
         head, file = (last.layers[best[0]], last.heads[best[1]]), folder / "induction_head.png"
-        paths.append(one_head(last, *head, file, title=name, probe=repeated))
-    paths.append(timelapse(ordered, folder / "timelapse.gif", name, repeated))
+        paths.append(one_head(last, *head, file, title=name, probe=probe))
+    paths.append(timelapse(ordered, folder / "timelapse.gif", name, probe))
     return [*paths, write_viewer([(name, snapshots)], folder / VIEWER, experts={name: experts_of(run_directory)})]
 
 
@@ -233,16 +234,32 @@ def timelapse(snapshots: Sequence[Snapshot], path: Path, title: str = "", probe:
     return path
 
 
-def quick_mosaic(weights: np.ndarray, file: Path) -> None:
-    """Draw weights (layer, head, query, key) in the colours of `mosaic` without any text or frame, in a few
-    milliseconds: for use during training."""
-    from PIL import Image
+def quick_mosaic(snapshot: Snapshot, file: Path) -> None:
+    """Draw every head in the colours of `mosaic`, with its name, the step and the text, in some milliseconds: for use
+    during training, and for trackers."""
+    from matplotlib.font_manager import findfont
+    from PIL import Image, ImageDraw, ImageFont
 
-    layers, heads, tokens, _ = weights.shape
+    probe = shown_probe(snapshot)
+    layers, heads, tokens, _ = snapshot.maps[probe].weights.shape
     grid = lay_out(layers, heads, tokens, room=1200, largest=4)
-    maps = tile(weights, grid.step - grid.length, grid.pool)
+    maps = tile(snapshot.maps[probe].weights, grid.step - grid.length, grid.pool)
     colours = drawing.colour_map()(drawing.weight_norm()(maps), bytes=True)[..., :3]
-    Image.fromarray(colours.repeat(grid.cell, 0).repeat(grid.cell, 1)).save(file, "PNG", compress_level=1)
+    pixels = colours.repeat(grid.cell, 0).repeat(grid.cell, 1)
+    left, top, words = 34, 44, f"{moment(snapshot)} · probe: {probe}"
+    size = max(left + pixels.shape[1], 9 * len(words)), top + pixels.shape[0]
+    picture = Image.new("RGB", size, "white")
+    picture.paste(Image.fromarray(pixels), (left, top))
+    pen = ImageDraw.Draw(picture)
+    pen.font = ImageFont.truetype(findfont("DejaVu Sans"), 13)
+    pen.text((left, 4), words, fill=drawing.INK)
+    pitch = grid.step * grid.cell
+    every = math.ceil(32 / pitch)  # as many names as there is room for
+    for i in range(0, layers, every):
+        pen.text((4, top + i * pitch), f"L{snapshot.layers[i]}", fill=drawing.INK)
+    for j in range(0, heads, every):
+        pen.text((left + j * pitch, 25), f"H{snapshot.heads[j]}", fill=drawing.INK)
+    picture.save(file, "PNG", compress_level=1)
 
 
 def score_maps(snapshot: Snapshot, path: Path, title: str = "") -> Path:
@@ -322,6 +339,11 @@ def badge(snapshot: Snapshot, probe: str, layer: int, head: int) -> str:
         return ""
     best = max(above, key=above.__getitem__)
     return f"{SCORES[best].title} {snapshot.scores[best][layer, head]:.2f}"
+
+
+def shown_probe(snapshot: Snapshot) -> str:
+    """The text of pictures of all heads: the repeated one, where a head that copies draws a stripe; else the first."""
+    return "repeated_2" if "repeated_2" in snapshot.maps else next(iter(snapshot.maps))
 
 
 def moment(snapshot: Snapshot) -> str:

@@ -1,7 +1,7 @@
 """What does every head look at? Maps and scores of all heads while they learn; pictures and the viewer at the end.
 
-While training runs, a look draws one plain picture of all heads, and writes viewer.html anew
-(eval/attention/viewer.py). Labelled pictures, curves and time-lapse are made from the snapshots at the end
+While training runs, a look draws one quick picture of all heads, and writes viewer.html anew
+(eval/attention/viewer.py). Larger pictures, curves and time-lapse are made from the snapshots at the end
 (eval/attention/pictures.py).
 """
 
@@ -60,18 +60,18 @@ class Attention(Hook):
                 if step == event.step:
                     event.say(line)
             picture = snapshots.write(snapshot, event.directory / "attention").with_suffix(".png")
-            quick_mosaic(next(iter(snapshot.maps.values())).weights, picture)
+            quick_mosaic(snapshot, picture)
             self._write_page(event)
             if is_first:
                 event.tracker.say(f"watch it: {(picture.parent / VIEWER).resolve().as_uri()}")
                 event.tracker.say(f"beside other runs: python -m serve {shlex.quote(str(event.directory.parent))}")
             if event.is_last or (settings.every and event.step % settings.every == 0):
-                event.tracker.show("attention/heads", picture, event.step)
+                event.tracker.show("attention/maps", picture, event.step)
         seconds = round(time.perf_counter() - before, 4)
         event.log("attention", snapshot.scalars | {"attention_seconds": seconds})
 
     def finish(self, event: EvalEvent) -> None:
-        """Every picture of the heads, and the viewer; a few of them go to wandb."""
+        """Every picture of the heads, and the viewer; a few of them go to the trackers."""
         all_snapshots, problems = snapshots.read_all(event.directory)
         for problem in problems:
             event.tracker.say(f"warning: {problem}")

@@ -3,6 +3,7 @@
 import logging
 import math
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -85,13 +86,26 @@ def test_a_weight_has_the_same_colour_in_every_snapshot_and_picture(tmp_path):
         weights[0, 1] = other
         shot = snapshot(step, layers=1, heads=2, maps={"text": ProbeMap(weights, list("abcd"))}, scores={})
         mosaic(shot, tmp_path / "m.png")
-        quick_mosaic(weights, tmp_path / "q.png")
+        quick_mosaic(shot, tmp_path / "q.png")
         timelapse([shot], tmp_path / "t.gif")
         for name in ("m.png", "q.png", "t.gif"):
             with Image.open(tmp_path / name) as picture:
                 pixels = np.asarray(picture.convert("RGB")).astype(int)
             share = (np.abs(pixels - expected.astype(int)).max(-1) <= 6).mean()
             assert share > 0.03, (name, step)
+
+
+def test_a_quick_picture_names_the_step_and_every_head_and_shows_the_repeated_text(tmp_path):
+    def drawn(shot):
+        quick_mosaic(shot, tmp_path / "q.png")
+        return (tmp_path / "q.png").read_bytes()
+
+    first = snapshot(100)
+    for change in ({"step": 200}, {"layers": [1, 2]}, {"heads": [4, 5, 6, 7]}):
+        assert drawn(replace(first, **change)) != drawn(first), change
+    plain = replace(first, maps={name: first.maps[name] for name in ("text", "packed")})
+    repeated = replace(first, maps={"text": first.maps["text"], "repeated_2": first.maps["repeated_2"]})
+    assert drawn(repeated) == drawn(first) != drawn(plain)
 
 
 def test_chinese_and_strange_labels_are_drawn_without_a_complaint(tmp_path):

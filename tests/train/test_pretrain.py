@@ -1,25 +1,31 @@
 """The real command on a small text: it learns, resumes exactly, and says what is wrong with bad input."""
 
+import io
 import json
 import math
 import re
 import signal
+import struct
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+from PIL import Image
 
 import train.loop
+from eval.attention import snapshots
+from eval.attention.pictures import quick_mosaic
 from tests.train.helpers import at_each_step, kill_at, losses, metrics, pretrain, write_config
 from train.config import load_run_config
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """One finished run, with pictures and with wandb."""
+    """One finished run, with pictures and with both trackers."""
     folder = tmp_path_factory.mktemp("finished")
     config = write_config(
         folder,
-        tracking={"wandb": "offline"},
+        tracking={"wandb": "offline", "tensorboard": True},
         eval={"attention": {"every": 6, "early": [], "max_tokens": 12}, "final_max_tokens": 320},
     )
     done = pretrain(config)
@@ -57,6 +63,57 @@ def test_a_run_leaves_everything_that_the_contract_names(finished):
     held_out = len(text) - int(len(text) * 0.9)
     bits = val[-1]["loss"] / math.log(2) * (held_out + 1) / held_out
     assert val[-1]["bits_per_byte"] == pytest.approx(bits, rel=1e-6)
+
+
+def in_tensorboard(run):
+    """The pictures in a run's event file: name -> {step: pixels}."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(run / "tensorboard"), size_guidance={"images": 0}).Reload()
+    return {
+        name: {
+            event.step: np.asarray(Image.open(io.BytesIO(event.encoded_image_string)).convert("RGB"))
+            for event in events.Images(name)
+        }
+        for name in events.Tags()["images"]
+    }
+
+
+def in_wandb(run):
+    """The same of wandb's offline file, a log like LevelDB's: blocks of 32 KiB, records with a length and a kind."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    (file,) = (run / "wandb").glob("offline-run-*/*.wandb")
+    data, at, record, pictures = file.read_bytes(), 7, b"", {}
+    while at + 7 <= len(data):
+        if 2**15 - at % 2**15 < 7:  # no room for a header: the block ends
+            at += 2**15 - at % 2**15
+            continue
+        length, kind = struct.unpack("<HB", data[at + 4 : at + 7])
+        record, at = record + data[at + 7 : at + 7 + length], at + 7 + length
+        if kind not in (1, 4):  # whole, or its last part
+            continue
+        items = {tuple(item.nested_key): item.value_json for item in Record.FromString(record).history.item}
+        record = b""
+        for name, *field in items:
+            if field == ["path"] and items[name, "_type"] == '"image-file"':
+                path = file.parent / "files" / json.loads(items[name, "path"])
+                step = json.loads(items["step",])
+                pictures.setdefault(name, {})[step] = np.asarray(Image.open(path).convert("RGB"))
+    return pictures
+
+
+@pytest.mark.parametrize("tracker", [in_tensorboard, in_wandb])
+def test_trackers_get_the_labelled_maps_of_all_heads_on_repeated_text_at_every_look(finished, tmp_path, tracker):
+    run, pictures = finished[0], tracker(finished[0])
+    at_the_end = {f"attention/{name}": [12] for name in ("heads", "curves", "induction_head")}
+    assert {name: list(steps) for name, steps in pictures.items()} == {"attention/maps": [0, 6, 12], **at_the_end}
+    for snapshot in snapshots.read_all(run)[0]:
+        assert "repeated_2" in snapshot.maps
+        quick_mosaic(snapshot, tmp_path / "again.png")
+        again = np.asarray(Image.open(tmp_path / "again.png").convert("RGB")).astype(int)
+        shown = pictures["attention/maps"][snapshot.step].astype(int)
+        assert np.abs(again - shown).max() <= 3  # a snapshot has 16 bits a weight
 
 
 def test_a_finished_run_prints_its_result_again_and_changes_nothing(finished):

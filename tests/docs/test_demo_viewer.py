@@ -2,6 +2,8 @@
 
 python -m train.pretrain configs/demo.yaml train.checkpoint_every=100 train.keep_last=18
 python -m eval.attention runs/demo --compute 300,500,600,900,1800
+
+with the looks of pretrained/demo, whose last checkpoint this run gives again, bit by bit, on the same kind of CPU.
 """
 
 import base64
@@ -9,10 +11,13 @@ import json
 import re
 import zlib
 from pathlib import Path
+from urllib.parse import unquote
 
+import numpy as np
 import pytest
+import torch
 
-from eval.attention import viewer
+from eval.attention import capture, viewer
 from tests.eval.test_page_model import TEXTS, agrees, unpacked
 from tests.eval.viewer_helpers import chromium, opened
 
@@ -65,3 +70,95 @@ def test_the_page_computes_what_capture_does_on_twenty_texts_and_asks_nobody():
         assert page.locator(".when").first.inner_text().startswith("step 300 ")
         page.select_option("#probe", "repeated_2")  # of which the file has every look
         assert len(page.evaluate("headlight.runs[0].shown")) == 25
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with chromium() as browser:
+        yield browser
+
+
+def likeliest(page):
+    return page.locator(".next td").first.inner_text()
+
+
+def test_the_step_from_which_a_text_goes_on_so_is_its_own_and_keeps_the_text(browser):
+    with opened(browser, FILE) as page:
+        text = page.input_value("#words")
+        page.get_by_role("button", name="na comes next from step 500 on").click()
+        assert (page.input_value("#words"), likeliest(page)) == (text, "na")
+        assert page.locator(".when").first.inner_text().startswith("step 500 ")
+        page.locator(".step").first.fill("0")
+        assert likeliest(page) != "na"
+        page.select_option("#probe", "repeated_2")
+        assert page.get_by_role("button", name="On random words, L1 H2 forms at step 1000").is_visible()
+        assert "Measured on random words: Around step 1,000" in page.locator(".findings").inner_text()
+
+
+def test_a_long_text_is_read_to_its_end_and_its_last_tokens_are_shown(browser):
+    about, rest = lines()
+    network = about["runs"][0]["network"]
+    lm = unpacked(network, rest[network["lines"]["1800"] - 1])
+    text = "A fox named Tomba met a bird.\n\n" + "The bird had a red kite. " * 12 + "Then Tom"
+    with opened(browser, FILE) as page:
+        page.fill("#words", text)
+        assert likeliest(page) == "ba"
+        ids = page.evaluate("(words) => headlight.runs[0].own.tokenizer.encode(words)", text)
+        look = "headlight.runs[0].own.look(1800, headlight.state.words, [])"
+        codes, labels = page.evaluate(f"[Array.from({look}.codes), {look}.text.labels]")
+        note = page.locator(".text-note").first.inner_text()
+        page.locator(".pane").first.locator(".token").last.hover()
+        readout = page.locator(".readout").first.inner_text()
+        page.fill("#words", "Bel\n\nThen")
+        assert "⏎" in "".join(page.locator(".pane").first.locator(".token").all_inner_texts())
+    assert (len(labels), labels[-1]) == (64, "␣Tom")
+    assert f"tokens 0 to {len(ids) - 65} of {len(ids)}" in note
+    assert f"␣Tom ({len(ids) - 1}) looks at" in readout
+    maps = capture(lm, torch.tensor([ids])).weights[:, 0, :, -64:, -64:]
+    here = np.array(codes).reshape(2, 6, -1) / 255
+    assert np.allclose(here**2, maps[..., *np.tril_indices(64)], atol=1e-4)
+
+
+def test_a_name_of_ones_own_is_moved_to_one_near_it_that_the_model_finishes(browser):
+    with opened(browser, FILE) as page:
+        for name in ("Ali", "Emma", "Carlos", "小明"):
+            page.fill("#name", name)
+            page.press("#name", "Enter")
+            offers = page.locator("#near button")
+            assert offers.count() > 0
+            for offer in offers.all():
+                begin, end = offer.inner_text().split("·")
+                offer.click()
+                assert page.input_value("#words").count(begin + end) == 1
+                assert page.input_value("#words").endswith(f" {begin}")
+                assert likeliest(page) == end
+
+
+def test_heads_that_are_off_are_in_the_address(browser):
+    with opened(browser, FILE) as page:
+        page.locator(".own-off").first.click()
+        share = page.locator(".next .number").first.inner_text()
+        page.wait_for_url(re.compile("off=1.2"))
+        page.reload()
+        page.wait_for_selector("html[data-ready]")
+        assert page.evaluate("headlight.state.off") == ["1.2"]
+        assert page.locator(".next .number").first.inner_text() == share
+
+
+def test_the_saved_picture_of_ones_own_text_has_what_comes_next(browser):
+    keep = """Object.defineProperty(HTMLImageElement.prototype, "src", {
+        set(data) { window.picture = data; this.setAttribute("src", data); } });"""
+    with opened(browser, FILE) as page:
+        page.evaluate(keep)
+        page.keyboard.press("s")
+        picture = unquote(page.evaluate("window.picture"))
+        words = re.findall("<text[^>]*>([^<]*)</text>", picture)
+        asked = words.index(page.locator(".next-title").first.inner_text().replace(" ", "\u00a0"))
+        assert words[asked + 1 : asked + 3] == page.locator(".next tr").first.locator("td").all_inner_texts()[:2]
+
+
+def test_half_a_file_says_so(browser, tmp_path):
+    half = tmp_path / "half.html"
+    half.write_bytes(FILE.read_bytes()[:1_000_000])
+    with opened(browser, half, wait="main p") as page:
+        assert "the file is not whole" in page.locator("main").inner_text()

@@ -15,6 +15,10 @@ from tests.docs.test_demo_viewer import FILE
 from tests.eval.viewer_helpers import chromium, english_in, opened, snapshot
 
 NAMES = {"Headlight", "@@HEAD@@", "@@END@@", "This page needs JavaScript.", "中文 / English"}
+NAMES |= {  # in both languages, because no script runs yet
+    "Loading … If this line stays, the file is not whole: download it again.",
+    "正在加载……如果一直显示这一行，说明文件不完整：请重新下载。",
+}
 OF_PAGE, OF_RUNS = (
     re.findall(r'"((?:[^"\\]|\\.)*)":\s', part)
     for part in (PAGE / "zh.js").read_text(encoding="utf-8").split("ZH_OF_RUNS")

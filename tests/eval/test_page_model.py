@@ -5,7 +5,9 @@ import pytest
 import torch
 
 from configs.command import InputError
+from data import load_tokenizer
 from data.config import TokenizerConfig
+from data.storyworld import tell
 from data.tokenizer import train_tokenizer
 from eval.attention import capture
 from eval.attention.controls import ablated
@@ -14,6 +16,7 @@ from eval.attention.viewer import write_viewer
 from model import LanguageModel, ModelConfig, load, save
 from tests.eval.viewer_helpers import chromium, snapshot, watched
 
+PRETRAINED = "pretrained/demo"
 TEXTS = [
     *("A fox named Tiko. Tiko saw", "Once there was", "", " ", "a", "the  end\n\n  of\tthe story  "),
     *("It's 12 o'clock, isn't it?", "3.14159 and 2,718  5", "naïve café", "你好，世界。床前明月光", "😀 x² ½ Ⅷ"),
@@ -95,6 +98,16 @@ def agrees(page, lm, step, words, off=()):
         assert torch.allclose(torch.tensor(weights, dtype=torch.float).view_as(maps), maps, atol=1e-4), words
         assert torch.allclose(torch.tensor(logits, dtype=torch.float), lm(torch.tensor([ids]))[0, -1], atol=1e-3), words
     return ids
+
+
+def test_in_stories_the_pages_weights_move_the_likeliest_tokens_share_by_three_points_at_most():
+    lm, coarse = load(PRETRAINED), rounded(load(PRETRAINED))
+    tokenizer = load_tokenizer(PRETRAINED)
+    for index in range(4):
+        text = tell(0, index, "validation").text
+        ids = torch.tensor([tokenizer.first_ids + tokenizer.backend.encode(text, add_special_tokens=False).ids[:64]])
+        share, best = lm(ids).softmax(-1).max(-1, keepdim=True)
+        assert (coarse(ids).softmax(-1).gather(-1, best) - share).abs().max() < 0.03
 
 
 @pytest.mark.slow

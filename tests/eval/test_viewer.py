@@ -4,6 +4,7 @@ import json
 import re
 import time
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -144,6 +145,9 @@ def test_scores_with_their_chance_are_those_of_the_text_that_is_shown(page):
     for name, (value, chance) in {"previous token": ("0.020", "0.050"), "copied mention": ("undefined", "–")}.items():
         assert table.locator("tr", has_text=name).locator("td").all_inner_texts()[:2] == [value, chance]
     assert (state(page)["probe"], state(page)["score"], badges.nth(7).inner_text()) == (*INDUCTION, "0.20")
+    values = "bars => bars.map((bar) => Number(bar.style.getPropertyValue('--value')))"
+    bars = table.locator(".gauge").evaluate_all(values)
+    assert bars[:2] == pytest.approx([0.02, 0.05])  # shares of attention have one scale, whatever the others score
     page.get_by_role("button", name="entropy", exact=True).first.click()
     assert state(page)["probe"] == page.locator("#probe").input_value() == "text"  # where entropy is measured
     assert badges.nth(1).inner_text() == "1.1"
@@ -308,6 +312,19 @@ def test_heads_of_a_part_have_their_true_numbers_and_a_score_needs_no_bounds(bro
         assert page.locator(".token").all_inner_texts() == list("abcde")
         page.get_by_role("button", name="largest logit").click()
         assert page.locator(".chosen .here").inner_text() == "-2"
+
+
+@pytest.mark.parametrize("length", [3, 5])
+def test_the_numbers_of_the_colour_bar_do_not_touch_on_a_short_text(browser, tmp_path, length):
+    maps = {"text": ProbeMap(causal(2, 4, length, 0), list("abcdefgh")[:length])}
+    with opened(browser, write_viewer([("a", [snapshot(1, maps=maps)])], tmp_path / "v.html")) as page:
+        for scale in ("linear", "power", "log"):
+            page.select_option("#scale", scale)
+            ticks = page.locator(".around").first.locator("text.word[font-size='10']")
+            boxes = [tick.bounding_box() for tick in ticks.all()]
+            assert len(boxes) >= 2
+            for one, other in pairwise(boxes):
+                assert one["x"] + one["width"] < other["x"], scale
 
 
 def test_it_works_inside_a_notebook_and_a_sandbox(browser, tmp_path):

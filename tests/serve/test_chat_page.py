@@ -1,7 +1,9 @@
 """The page's chat in a real browser, with tiny models that answer."""
 
 import json
+from contextlib import closing
 from urllib.parse import quote, unquote_plus
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -21,6 +23,7 @@ def place(run="chat", **asked):
 
 
 CHAT, ASKED = place(), place(messages=SAID)
+PHONE, TITLE = {"width": 390, "height": 844}, "Chatwithchat"
 
 
 @pytest.fixture
@@ -153,6 +156,49 @@ def test_thoughts_stand_apart_and_sent_back_they_are_the_ids_of_training(browser
             page.locator(".said", has_text=AND_THEN).wait_for()
             answered(page)
             assert ids_of(kept(page)[0]["prompt"]) == following
+
+
+def test_a_picture_has_every_word_where_lines_wrap(browser, address):
+    said = " ".join(f"word{i} fox" for i in range(60))
+    with visited(browser, address, place(messages=[{"role": "user", "content": said}]), viewport=PHONE) as page:
+        answered(page)
+        shown = page.locator(".talk").evaluate("box => box.innerText")
+        svg = ElementTree.fromstring(saved(page, "Picture (SVG)"))
+        wide = float(svg.get("viewBox").split()[2])
+        texts = svg.findall("{*}text")
+        drawn = "".join(text.text for text in texts)
+        assert sorted("".join(shown.split())) == sorted("".join(drawn.split())[len(TITLE) :])
+        assert all(float(text.get("x")) < wide for text in texts)
+
+
+def test_without_a_server_the_last_answer_stays_and_the_question_can_be_sent_again(browser, address):
+    with closing(browser.new_context()) as context:
+        page = context.new_page()
+        page.goto(f"{address}/{ASKED}")
+        before = answered(page).all_text_contents()
+        page.route("**/v1/chat/completions", lambda route: route.abort())
+        page.get_by_label("Your message").fill(AND_THEN)
+        page.keyboard.press("Enter")
+        page.locator("#problem").get_by_text("Is `python -m serve` still running?").wait_for()
+        assert answered(page).all_text_contents() == before
+        assert page.get_by_label("Your message").input_value() == AND_THEN
+        page.unroute("**/v1/chat/completions")
+        with page.expect_request("**/v1/chat/completions") as request:
+            page.keyboard.press("Enter")
+        messages = request.value.post_data_json["messages"]
+        assert [message["role"] for message in messages] == ["user", "assistant", "user"]
+        page.locator(".said", has_text=AND_THEN).wait_for()
+        assert page.get_by_label("Your message").input_value() == ""
+
+
+@pytest.mark.parametrize("talk", ['{"heads":5}', '{"heads":[null],"messages":"x"}', "5", "{"])
+def test_an_address_of_another_kind_begins_a_new_conversation(browser, address, talk):
+    with closing(browser.new_context()) as context:
+        page = context.new_page()
+        page.goto(f"{address}/#/chat/chat?talk={quote(talk)}")
+        page.wait_for_selector("html[data-ready]")
+        page.get_by_label("Your message").wait_for()
+        assert not page.locator("#problem").is_visible()
 
 
 def test_texts_stay_texts(browser, address):

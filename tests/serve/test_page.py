@@ -127,8 +127,11 @@ def test_heads_of_a_run_that_trains(browser, address, runs):
         young.look(0, 0.01)
         page.wait_for_selector(".thumbnail")
         assert not page.locator(".formed").first.is_visible()
+        title = page.locator(".map-title").first
+        assert title.text_content().startswith("L0 H0")  # noise: no head scores more than another
         young.look(100, 0.05)
-        page.get_by_text("step 100 ·").first.wait_for()  # it went along to the newest look
+        page.get_by_text("step 100 ·").first.wait_for()  # it went along to the newest look, and to its strongest head
+        assert title.text_content().startswith("L1 H2")
         page.locator("#news").get_by_text("A new look at the heads, step 100.").wait_for(state="attached")
         page.keyboard.press("Home")
         page.locator(".when").first.get_by_text("step 0").wait_for()
@@ -140,6 +143,12 @@ def test_heads_of_a_run_that_trains(browser, address, runs):
         page.get_by_role("button", name="L1 H2 forms at step 200").click()
         assert page.locator(".when").first.text_content().startswith("step 200")
         assert page.locator(".map-title").first.text_content().startswith("L1 H2")
+        page.locator(".thumbnail").nth(3).click()
+        page.keyboard.press("]")
+        young.look(300, 0.8)
+        page.locator("#news").get_by_text("step 300").wait_for(state="attached")
+        assert title.text_content().startswith("L0 H3")  # a head that was chosen stays, and a token
+        assert page.locator('.token[aria-selected="true"]').count() > 0
         page.get_by_text("What changed (1)").click()
         assert "layer 1, head 2: induction" in page.locator(".moments").text_content()
 
@@ -162,6 +171,13 @@ def test_the_address_keeps_head_step_and_text(browser, address):
         page.wait_for_selector(".thumbnail")
         page.keyboard.press("End")  # one viewer hears it, not the one of before as well
         page.locator(".when").first.get_by_text("step 400").wait_for()
+
+
+def test_an_address_that_was_cut_opens(browser, address):
+    with visited(browser, address, "#/%E0%A4%A/%") as page:
+        page.locator(".run-table").get_by_text("young").wait_for()
+        page.evaluate("location.hash = '#/heads/%E0%A4%A'")
+        page.get_by_text("There is no run").wait_for()
 
 
 def test_what_is_shown_can_be_kept(browser, address):

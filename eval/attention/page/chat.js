@@ -42,6 +42,7 @@ function readChat(address) {
   } catch (error) {
     console.warn(error.message);
   }
+  ["messages", "begun", "heads"].filter((name) => !Array.isArray(asked[name])).forEach((name) => { asked[name] = []; });
   const usual = Object.fromEntries(Object.entries(SETTINGS).map(([name, [, value]]) => [name, value]));
   return { ...asked, settings: { ...usual, ...asked.settings } };
 }
@@ -51,7 +52,7 @@ const isSame = (place, other) => place?.layer === other?.layer && place?.head ==
 class Chat {
   constructor(root, address, models, model, asked) {
     Object.assign(this, { address, model, asked, right: null, job: null, chosen: null, hovered: null });
-    const exists = ({ layer, head }) => layer < model.layers && head < model.heads;
+    const exists = (place) => place?.layer < model.layers && place.head < model.heads;
     asked.heads = asked.heads.filter(exists);
     if (asked.chosen && !exists(asked.chosen)) asked.chosen = null;
     this.first = new Answer("first", t("Answer"), this);
@@ -98,14 +99,10 @@ class Chat {
   // ------------------------------------------------------------------ what is asked
 
   send(words) {
-    const { asked } = this;
-    if (!this.model.is_chat) asked.messages = [];
-    else {
-      if (asked.messages.length && this.first.tokens.length) asked.messages.push(this.first.message);
-      else asked.messages.pop(); // it was not answered
-      this.composer.field.value = "";
-    }
-    asked.messages.push({ role: "user", content: words });
+    const { asked, first } = this;
+    const isAnswered = first.tokens.length && first.request.messages === asked.messages;
+    const before = isAnswered ? [...asked.messages, first.message] : asked.messages.slice(0, -1);
+    asked.messages = [...(this.model.is_chat ? before : []), { role: "user", content: words }];
     asked.question = this.right = null;
     return this.ask();
   }
@@ -137,7 +134,11 @@ class Chat {
     this.asked.begun = begun;
     this.keep();
     return this.work(async (signal) => {
-      await this.first.run(this.request(), begun, (tokens) => drawPrompt(this.prompt, tokens), signal);
+      await this.first.run(this.request(), begun, (tokens) => {
+        const { field } = this.composer;
+        if (this.model.is_chat && field.value === this.asked.messages.at(-1)?.content) field.value = ""; // it has arrived
+        return drawPrompt(this.prompt, tokens);
+      }, signal);
       announce(t("The answer: {0}", this.first.message.content));
       await this.runSecond(signal);
     });
@@ -147,8 +148,8 @@ class Chat {
     const { heads } = this.asked;
     if (signal.aborted || !this.first.prompt.length) return;
     const request = this.request(heads);
+    this.second.clear(); // it was of other heads
     if (heads.length) await this.second.run(request, begun, (tokens) => this.first.places.slice(0, tokens.length), signal);
-    else this.second.clear();
     if (!signal.aborted) await this.first.compare(request, signal);
   }
 

@@ -1,6 +1,6 @@
 // One answer: its tokens as they come, as running text that can be pointed at, and what is said about it.
 
-const ENDS = { stop: t("ended by itself"), tool_calls: t("ended by itself"), length: t("cut: “Most tokens” gives it more"), stopped: t("stopped by you") };
+const ENDS = { stop: t("ended by itself"), tool_calls: t("ended by itself"), length: t("cut: “Most tokens” gives it more"), stopped: t("stopped by you"), broken: t("cut off") };
 const TURN = "<im_start>"; // the label of the token that begins a turn
 const LARGE_DIFFERENCE = 3; // nats; it is drawn in full colour
 const HIDDEN = /[\u0000-\u0009\u000b-\u001f\u007f-\u009f\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufffe\uffff]/g;
@@ -53,12 +53,15 @@ class Answer {
 
   // begun: the ids with which it begins. onPrompt(tokens) gives the elements of what was read.
   async run(request, begun, onPrompt, signal) {
-    this.clear();
-    this.request = request;
+    const { end } = this;
+    this.end = null;
     this.status.textContent = t("answering …");
     try {
       for await (const choice of choicesOf({ ...begunWith(request, begun), stream: true }, signal)) {
         if (choice.prompt) {
+          this.clear();
+          this.request = request;
+          this.status.textContent = t("answering …");
           this.prompt = choice.prompt.map(readable);
           this.places = [...onPrompt(this.prompt)];
         }
@@ -71,11 +74,12 @@ class Answer {
         this.chat.draw();
       }
     } catch (error) {
-      this.status.textContent = "";
       if (error.name !== "AbortError") throw error;
+    } finally {
+      if (this.request !== request) this.end = end; // nothing has come: the answer before it stays
+      this.end ??= signal.aborted ? "stopped" : "broken";
+      this.say();
     }
-    this.end ??= "stopped";
-    this.say();
   }
 
   add(told) {

@@ -4,12 +4,13 @@ const AT_REST = 5000; // milliseconds since somebody moved the mouse or pressed 
 let touched = 0;
 
 async function showFile(root, to) {
+  root.append(element("p", "card", t("Unpacking the maps …")));
   const lines = byId("data").textContent.trim().split("\n");
   const [first, ...frames] = await Promise.all(lines.map(unpack));
   const data = JSON.parse(new TextDecoder().decode(first));
   const progress = new Progress();
   const box = element("div");
-  root.append(...(data.runs.some((run) => run.network) ? [box, progress.root] : [progress.root, box])); // there the text comes first
+  root.replaceChildren(...(data.runs.some((run) => run.network) ? [box, progress.root] : [progress.root, box])); // there the text comes first
   progress.root.hidden = data.runs.length > 1;
   progress.draw(data.status);
   progress.drawRun(data.runs[0]);

@@ -54,16 +54,18 @@ function startHeads(box, to, data, frameOf, signal) {
 
 const ofTab = (data) => (state.tab === "experts" ? asExperts(data) : data);
 
-// A new look: whoever stands at the last one goes along.
+// A new look. The address keeps what was chosen; whoever stands at the last look goes along, and who chose no head
+// gets the strongest one of now.
 function growHeads(data) {
   const [run] = runs;
-  const before = state.views.map((view) => (view.at === lastOf(view) ? Infinity : stepOf(view).step));
+  const { token, key, pinned, active } = state;
   const wasFormed = run.formed;
+  keepState();
   about = ofTab(data);
   run.update(about.runs[0]);
+  startState();
+  change({ token, key, pinned, active });
   const last = run.shown.length - 1;
-  const placeOf = (step) => (step === Infinity ? last : run.nearest(step));
-  change({ views: state.views.map((view, i) => ({ ...view, at: placeOf(before[i]) })) });
   const { formed } = run;
   const words = formed && !wasFormed ? t(" Layer {0}, head {1} became an induction head.", formed.layer, formed.head) : "";
   announce(t("A new look at the heads, step {0}.", run.steps[run.shown[last]].step) + words);
@@ -103,7 +105,8 @@ class Progress {
   }
 
   drawRun({ seen = "", moments = [] }) {
-    this.seen.textContent = seen.split(/(?<=\.) (?=[A-Z])/).map(translated).join(isChinese ? "" : " ");
+    const sentences = seen.split(/(?<=\.) (?=[A-Z])/).map(translated);
+    this.seen.textContent = seen && [t("Measured on random words:"), ...sentences].join(isChinese ? "" : " ");
     this.moments.hidden = !moments.length;
     this.moments.firstChild.textContent = t("What changed ({0})", moments.length);
     this.moments.lastChild.replaceChildren(...moments.toReversed().map(({ step, what }) => {

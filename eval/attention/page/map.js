@@ -4,6 +4,7 @@
 const FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", "Noto Sans CJK SC", "PingFang SC", sans-serif';
 const TEXT_HIGH = 205; // of tokens and readout, where they stand below the map
 const ROOMY = 240; // from this side on, the empty half has room for words
+const TICKS_WIDE = 90; // a narrower colour bar has room for its ends alone
 const TICKS = { linear: [0, 0.5, 1], power: [0, 0.05, 0.25, 1], log: [0.001, 0.1, 1] }; // of a colour bar
 const pen = document.createElement("canvas").getContext("2d"); // it measures words
 
@@ -85,7 +86,8 @@ function colourBar(left, top, wide) {
   const colours = Array.from({ length: 40 }, (_, i) => drawn("rect", {
     x: left + (i * wide) / 40, y: top, width: wide / 40 + 0.5, height: 9, fill: css(magma(i / 39)),
   }));
-  const ticks = TICKS[state.scale].map((value, i, { length }) => {
+  const values = TICKS[state.scale].filter((_, i, { length }) => wide >= TICKS_WIDE || i === 0 || i === length - 1);
+  const ticks = values.map((value, i, { length }) => {
     const anchor = i === 0 ? "start" : i === length - 1 ? "end" : "middle";
     return write(value, left + SCALES[state.scale](value) * wide, top + 21, anchor, { class: "word", "font-size": 10 });
   });

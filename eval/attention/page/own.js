@@ -1,9 +1,13 @@
 // A text of the reader's own: the model of each step reads it here, in the page, and says what comes next.
 
 const OWN = "own"; // the name of this text among the probes
-const MOST_OWN = 64; // tokens
+const MOST_READ = 256; // tokens: more take half a second a key
+const MOST_OWN = 64; // of them are shown, the last ones
 const MOST_NEXT = 6; // tokens that may come next
-const TRIES = ["A fox named Belna met a bird. Then Bel", "zim bora kel fum zim bora kel", "Once there was"];
+const MOST_AT_ALL_STEPS = 32; // of a text that every step reads at every key
+const [MOST_NAMES, MOST_TRIED] = [3, 12]; // names that are offered, and tried for them
+const named = (name, begin) => `A fox named ${name} met a bird. Then ${begin}`;
+const TRIES = [named("Belna", "Bel"), "zim bora kel fum zim bora kel", "Once there was"];
 
 // The networks of one run, which are unpacked when their step is shown. frameOf: the bytes of a line of the file.
 class OwnReader {
@@ -25,23 +29,29 @@ class OwnReader {
   look(step, words, off) {
     const key = JSON.stringify([step, words, off]);
     if (!this.read.has(key)) {
-      const ids = this.tokenizer.encode(words);
-      const shown = ids.slice(0, MOST_OWN);
-      const labels = shown.map((id) => this.tokenizer.label(id));
-      const left_out = ids.length > MOST_OWN ? t("tokens {0} to {1} of {2}", MOST_OWN, ids.length - 1, ids.length) : "";
-      const note = labels.includes("\ufffd") ? t("�: a part of a character that this model never learned") : "";
-      const text = { labels, documents: null, left_out, note };
-      text.starts = documentStarts(text);
-      const { weights, hidden } = this.network(step).forward(shown, new Set(off));
+      const all = this.tokenizer.encode(words);
+      const most = Math.min(MOST_READ, this.about.config.max_position_embeddings);
+      const ids = all.length > most ? all.slice(-most) : all;
+      const begin = Math.max(0, ids.length - MOST_OWN);
+      const labels = ids.slice(begin).map((id) => this.tokenizer.label(id));
+      const first = all.length - labels.length; // that is shown
+      const left_out = first ? t("tokens {0} to {1} of {2}", 0, first - 1, all.length) : "";
+      const note = ids !== all ? t("only the last {0} tokens are read", most)
+        : labels.includes("\ufffd") ? t("�: a part of a character that this model never learned") : "";
+      const text = { labels, documents: null, left_out, note, first, starts: labels.map(() => -first) };
+      const { weights, hidden } = this.network(step).forward(ids, new Set(off));
+      const shown = hidden.map((x) => x.slice(begin * (x.length / ids.length)));
       if (this.read.size > 200) this.read.clear();
-      this.read.set(key, { text, codes: codesOf(weights, shown.length), hidden });
+      this.read.set(key, { text, codes: codesOf(weights, ids.length, begin), hidden: shown });
     }
     return this.read.get(key);
   }
 
-  // The tokens that may follow place `at`, likeliest first, as [label, share]; after each layer, the embedding first.
-  next(step, words, off, at) {
-    const { hidden } = this.look(step, words, off);
+  // The tokens that may follow place `at`, or the last one, likeliest first, as [label, share]; after each layer, the
+  // embedding first.
+  next(step, words, off, place = null) {
+    const { text, hidden } = this.look(step, words, off);
+    const at = place ?? text.labels.length - 1;
     const size = this.about.config.hidden_size;
     return hidden.map((x) => {
       const shares = softmax(this.network(step).logits(x.subarray(at * size, (at + 1) * size)));
@@ -51,16 +61,42 @@ class OwnReader {
   }
 }
 
-// Weights (heads, T, T) as the maps of a file are: lower triangles of square roots.
-function codesOf(weights, length) {
+// Weights (heads, T, T) from place `begin` on, as the maps of a file are: lower triangles of square roots.
+function codesOf(weights, length, begin) {
   const heads = weights.length / length ** 2;
-  const codes = new Float32Array(heads * triangle(length));
+  const codes = new Float32Array(heads * triangle(length - begin));
   for (let head = 0, at = 0; head < heads; head++) {
-    for (let q = 0; q < length; q++) {
-      for (let k = 0; k <= q; k++) codes[at++] = LEVELS * Math.sqrt(weights[(head * length + q) * length + k]);
+    for (let q = begin; q < length; q++) {
+      for (let k = begin; k <= q; k++) codes[at++] = LEVELS * Math.sqrt(weights[(head * length + q) * length + k]);
     }
   }
   return codes;
+}
+
+// From which of the shown steps on a short text goes on as at the last one, and with what: {at, label}.
+function formedOf({ run, view }) {
+  if (mapsOf(view).text.labels.length > MOST_AT_ALL_STEPS) return null;
+  const said = run.shown.map((place) => run.own.next(run.steps[place].step, state.words, state.off).at(-1)[0][0]);
+  return { label: said.at(-1), at: said.findLastIndex((label) => label !== said.at(-1)) + 1 };
+}
+
+// Names near to one, as [begin, end], that the newest model finishes: of two tokens, a syllable and two letters, as those
+// that it has read. One that is cut in another way it seldom copies. Near is what has many pairs of letters in common.
+function namesNear(name, { own, steps, computed }) {
+  const { tokens } = own.tokenizer;
+  const pairs = (word) => Array.from(word, (letter, i) => letter + (word[i + 1] ?? " "));
+  const letters = pairs(` ${name.toLowerCase()}`);
+  const alike = (begin, end) => (
+    new Set(pairs(` ${begin.toLowerCase()}${end}`).filter((pair) => letters.includes(pair))).size);
+  const begins = tokens.filter((token) => /^Ġ[A-Z][a-z]{2,3}$/.test(token)).map((token) => token.slice(1));
+  const ends = tokens.filter((token) => /^[^aeiou\W][aeiou]$/.test(token));
+  const best = (begin) => ends.map((end) => [begin, end, alike(begin, end)])
+    .reduce((one, other) => (other[2] > one[2] ? other : one), [begin, "", -1]);
+  const isCutSo = ([begin, end]) => own.tokenizer.encodeWord(` ${begin}${end}`).length === 2;
+  const near = begins.map(best).filter(isCutSo).sort((a, b) => b[2] - a[2]).slice(0, MOST_TRIED);
+  const { step } = steps[computed.at(-1)];
+  const likeliest = (words) => own.next(step, words, []).at(-1)[0][0];
+  return near.filter(([begin, end]) => likeliest(named(begin + end, begin)) === end).slice(0, MOST_NAMES);
 }
 
 // Texts to begin with; where the model lacks letters of ours, what its text begins with.
@@ -82,9 +118,16 @@ function toggleHead({ layer, head }) {
 
 // The field of the reader's text, and texts to begin with.
 function buildOwn() {
+  const offer = (title, words) => button(title, () => change({ words, ...NO_TOKEN }), { class: "link" });
   byId("words").addEventListener("input", ({ target }) => change({ words: target.value, ...NO_TOKEN }));
   byId("of-name").hidden = tries() !== TRIES;
-  document.querySelector(".tries").append(...tries().map((words) => button(words, () => change({ words, ...NO_TOKEN }), { class: "link" })));
+  byId("own-name").hidden = tries() !== TRIES || !runs[0].own?.about.merges; // letters are no such tokens
+  document.querySelector(".tries").append(...tries().map((words) => offer(words, words)));
+  byId("name").addEventListener("change", ({ target }) => {
+    const found = namesNear(target.value.trim(), runs[0]);
+    const offers = found.map(([begin, end]) => offer(`${begin}·${end}`, named(begin + end, begin)));
+    byId("near").replaceChildren(...(offers.length ? offers : [t("none")]));
+  });
 }
 
 function listenOwn(pane) {
@@ -115,9 +158,9 @@ function gauge(share) {
 function drawNext(pane) {
   const maps = isOwn() && mapsOf(pane.view);
   if (!maps) return;
-  const at = pointedIn(pane) ?? maps.text.labels.length - 1;
+  const at = pointedIn(pane);
   const layers = pane.run.own.next(stepOf(pane.view).step, state.words, state.off, at);
-  pane.find(".next-title").textContent = t("What comes after {0}?", maps.text.labels[at]);
+  pane.find(".next-title").textContent = t("What comes after {0}?", maps.text.labels.at(at ?? -1));
   pane.find(".next").replaceChildren(...layers.at(-1).map(([label, share]) => element("tr", "", "", {}, [
     element("td", "", label), element("td", "number", percent(share)),
     element("td", "gauge-cell", "", {}, [gauge(share)]),

@@ -13,7 +13,7 @@ class Pane {
     runs.forEach((run, i) => this.find(".run-choice").add(new Option(run.name, i)));
     this.find(".run").hidden = runs.length < 2;
     this.find(".run-choice").addEventListener("change", (event) => chooseRun(number, Number(event.target.value)));
-    this.find(".formed").addEventListener("click", () => goToFormed(number));
+    this.find(".formed").addEventListener("click", () => (isOwn() ? goTo(number, formedOf(this).at) : goToFormed(number)));
     ["pointerdown", "focusin"].forEach((name) => this.root.addEventListener(name, () => this.activate()));
     this.find(".step").addEventListener("input", ({ target }) => goTo(number, Number(target.value)));
     this.find(".play").addEventListener("click", () => togglePlay(number));
@@ -109,11 +109,13 @@ function drawSteps(pane) {
   const words = [step >= 0 ? t("step {0}", step) : t("of no step"), tokens && t("{0} tokens", number(tokens)), seconds && duration(seconds)];
   pane.find(".when").textContent = words.filter(Boolean).join(" · ");
   pane.find(".play").textContent = isPlaying ? t("❙❙ Pause") : t("▶ Play");
-  pane.find(".formed-mark").hidden = pane.find(".formed").hidden = !run.formed || last === 0;
-  if (!run.formed) return;
-  const share = run.nearest(run.formed.step) / last;
+  const formed = isOwn() ? run.own && formedOf(pane) : run.formed && { at: run.nearest(run.formed.step) };
+  pane.find(".formed-mark").hidden = pane.find(".formed").hidden = !formed || last === 0;
+  if (!formed) return;
+  const share = formed.at / last;
   pane.find(".formed-mark").style.left = `calc(8px + (100% - 16px) * ${share})`; // the thumb is 16 pixels wide
-  pane.find(".formed").textContent = t("▲ {0} forms at step {1}", `L${run.formed.layer} H${run.formed.head}`, run.formed.step);
+  pane.find(".formed").textContent = isOwn() ? t("▲ {0} comes next from step {1} on", formed.label, run.steps[run.shown[formed.at]].step)
+    : t("▲ On random words, {0} forms at step {1}", `L${run.formed.layer} H${run.formed.head}`, run.formed.step);
 }
 
 // ------------------------------------------------------------------ heads: layers downwards, heads of a layer to the right

@@ -96,7 +96,7 @@ function showRuns(root, address) {
   followRuns(async (_, known) => {
     all = known;
     const first = () => [...all.values()].sort(byNewest).slice(0, 1).map(({ name }) => name); // one that trains, or the newest
-    chosen ??= new Set(address.get("runs") ? address.get("runs").split(",").map(decodeURIComponent) : first());
+    chosen ??= new Set(address.get("runs") ? address.get("runs").split(",").map(decoded) : first());
     none.hidden = all.size > 0;
     drawTable();
     await readAndDraw();

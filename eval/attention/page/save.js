@@ -2,7 +2,7 @@
 
 const STYLES = ["fill", "stroke", "stroke-width", "stroke-dasharray", "stroke-linejoin", "opacity", "font-family", "font-size",
   "font-weight", "image-rendering", "paint-order", "dominant-baseline"];
-const SINGLE_LINES = "h2, h3, .column-name, .row-name, .thumbnail, .badge, .token, .word-token";
+const BOXED = ".thumbnail, .badge, .token, .word-token, .gauge"; // their boxes are drawn, too
 const TITLE_HIGH = 30;
 
 function saveBlob(blob, name) {
@@ -24,6 +24,34 @@ function saveCsv(rows, name) {
   saveText(`${rows.map((row) => row.map(cell).join(",")).join("\r\n")}\r\n`, name, "text/csv");
 }
 
+// The words in a box as they stand on the screen: {words, x, y, style}, one for each line of each text.
+function linesOf(box) {
+  const lines = [];
+  const range = document.createRange();
+  const walker = document.createTreeWalker(box, NodeFilter.SHOW_TEXT);
+  for (let node = walker.nextNode(); node; node = walker.nextNode()) {
+    const parent = node.parentElement;
+    if (parent.closest("svg, summary, .own-heads") || !parent.checkVisibility()) continue;
+    let line = { y: -Infinity };
+    let end = 0;
+    for (const letter of node.data) {
+      range.setStart(node, end);
+      end += letter.length;
+      range.setEnd(node, end);
+      const [rect] = range.getClientRects();
+      if (!rect || (!rect.width && !letter.trim())) continue; // a space where a line ends
+      const y = rect.y + rect.height / 2;
+      if (Math.abs(line.y - y) > rect.height / 2) {
+        line = { words: "", x: rect.x, y, style: getComputedStyle(parent) };
+        lines.push(line);
+      }
+      line.words += letter;
+      line.x = Math.min(line.x, rect.x); // where it goes from right to left
+    }
+  }
+  return lines;
+}
+
 // What is shown of these boxes as one drawing: words, pictures and drawings at their places.
 function pictureOf(boxes, title) {
   const frames = boxes.map((box) => box.getBoundingClientRect());
@@ -31,25 +59,27 @@ function pictureOf(boxes, title) {
   const [right, bottom] = ["right", "bottom"].map((side) => Math.max(...frames.map((frame) => frame[side])));
   const svg = drawn("svg", { viewBox: `0 0 ${right - left} ${bottom - top}` });
   svg.append(write(title, 0, 18, "start", { "font-size": 15, "font-weight": "bold" }));
-  boxes.flatMap((box) => [...box.querySelectorAll(`canvas, svg, ${SINGLE_LINES}`)]).forEach((node) => {
+  boxes.flatMap((box) => [...box.querySelectorAll(`canvas, svg, ${BOXED}`)]).forEach((node) => {
     const style = getComputedStyle(node);
-    [...node.getClientRects()].forEach((rect, line) => { // one a line; of what is hidden none
+    [...node.getClientRects()].forEach((rect) => { // one a line; of what is hidden none
       const { width, height } = rect;
       const [x, y] = [rect.x - left, rect.y - top];
       if (node.matches("canvas")) svg.append(drawn("image", { x, y, width, height, href: node.toDataURL(), class: "pixels" }));
       if (node.matches("svg")) svg.append(filled(node.cloneNode(true), { x, y }, "", []));
-      if (!node.matches(SINGLE_LINES)) return;
+      if (!node.matches(BOXED)) return;
       const stroke = style.outlineStyle === "none" ? style.borderTopColor : style.outlineColor;
       const below = parseFloat(style.borderBottomWidth); // what a chat says of a token by a line below it
       svg.append(drawn("rect", { x, y, width, height, fill: style.backgroundColor, stroke, "stroke-width": style.borderTopWidth }),
         drawn("rect", { x, y: y + height - below, width, height: below, fill: style.borderBottomColor }));
-      if (line || node.matches(".thumbnail")) return;
-      const [at, anchor] = style.textAlign === "center" ? [x + width / 2, "middle"] : [x + parseFloat(style.paddingLeft), "start"];
-      const words = node.textContent.replaceAll("\n", "").replaceAll(" ", "\u00a0");
-      const text = write(words, at, y + height / 2, anchor, { "font-size": style.fontSize, "dominant-baseline": "central" });
-      text.style.fill = style.color;
-      svg.append(text);
+      const value = width * style.getPropertyValue("--value"); // of a bar; else 0
+      svg.append(drawn("rect", { x, y, width: value, height, fill: "var(--accent)" }));
     });
+  });
+  boxes.flatMap(linesOf).forEach(({ words, x, y, style }) => {
+    const font = { "font-size": style.fontSize, "font-weight": style.fontWeight, "dominant-baseline": "central" };
+    const text = write(words.replaceAll(" ", "\u00a0"), x - left, y - top, "start", font);
+    text.style.fill = style.color;
+    svg.append(text);
   });
   return svg;
 }

@@ -16,8 +16,10 @@ function range(info) {
   return info.range;
 }
 
-function shareOf(value, info) {
-  const [low, high] = range(info);
+// Bars of all shares of attention have one scale; what has no bounds has that of its own values.
+const gaugeRange = (info) => ([info.low, info.high].every(Number.isFinite) ? [info.low, info.high] : range(info));
+
+function shareOf(value, info, [low, high] = range(info)) {
   return (value - low) / (high - low);
 }
 
@@ -57,9 +59,9 @@ function drawScoreTable(pane) {
     row.querySelector(".here").textContent = withUnit(value, info);
     row.querySelector(".chance").textContent = number(chance);
     const gauge = row.querySelector(".gauge");
-    gauge.title = t("from {0} to {1}; the line is {2}", ...range(info).map((end) => number(end)), levelName());
-    gauge.style.setProperty("--value", value === null ? 0 : clamp(shareOf(value, info), 0, 1));
-    gauge.style.setProperty("--chance", chance === null ? -1 : shareOf(chance, info));
+    gauge.title = t("from {0} to {1}; the line is {2}", ...gaugeRange(info).map((end) => number(end)), levelName());
+    gauge.style.setProperty("--value", value === null ? 0 : clamp(shareOf(value, info, gaugeRange(info)), 0, 1));
+    gauge.style.setProperty("--chance", chance === null ? -1 : shareOf(chance, info, gaugeRange(info)));
   });
 }
 

@@ -2,9 +2,13 @@
 
 const EVERY = 700; // milliseconds between two questions for what is new
 
-// Raises what the server says.
+const NO_SERVER = t("No connection to the server. Is `python -m serve` still running?");
+
+// Raises what the server says, or that there is none.
 async function ask(path, { signal, as = "json", ...more } = {}) {
-  const answer = await fetch(path, { signal, ...more });
+  const answer = await fetch(path, { signal, ...more }).catch((error) => {
+    throw error.name === "AbortError" ? error : new Error(NO_SERVER);
+  });
   if (answer.ok) return as === "stream" ? answer.body : answer[as]();
   const { error: told } = await answer.json().catch(() => ({}));
   if (answer.status === 401) askForKey();
@@ -49,7 +53,7 @@ async function followRuns(listen, signal) {
       isNew = false;
     } catch (error) {
       if (error.status === 401 || signal.aborted) return; // the page asks for the key, and is loaded again
-      byId("connection").textContent = t("No connection to the server. Is `python -m serve` still running? This page tries again.");
+      byId("connection").textContent = `${NO_SERVER} ${t("This page tries again.")}`;
       byId("connection").hidden = false;
     }
   }

@@ -141,7 +141,7 @@ function startState() {
 
 // ------------------------------------------------------------------ in the address
 
-const FIELDS = { probe: "text", words: "words", score: "score", scale: "scale", compare: "side", hideSink: "nofirst", wide: "wide" };
+const FIELDS = { probe: "text", words: "words", off: "off", score: "score", scale: "scale", compare: "side", hideSink: "nofirst", wide: "wide" };
 
 // A head by its true numbers, and its step, if that is not the newest: "1.2.400"; of several runs also which.
 function inAddress() {
@@ -150,7 +150,7 @@ function inAddress() {
     const step = view.at === lastOf(view) ? "" : stepOf(view).step;
     return [layers[view.layer], heads[view.head], step, ...(runs.length > 1 ? [view.run] : [])].join(".");
   });
-  const values = Object.entries(FIELDS).map(([field, name]) => [name, state[field] === true ? "1" : state[field] || ""]);
+  const values = Object.entries(FIELDS).map(([field, name]) => [name, state[field] === true ? "1" : String(state[field] || "")]);
   return Object.fromEntries([...values, ["at", at.join("_")]]);
 }
 
@@ -160,13 +160,15 @@ function keepState() {
 
 function fromAddress() {
   const named = (list) => list.map(({ name }) => name);
+  const places = runs[0].layers.flatMap((_, layer) => runs[0].heads.map((__, head) => nameOf({ layer, head })));
   const allowed = {
     probe: named(about.probes), score: named(about.scores), scale: Object.keys(SCALES), compare: comparisons(),
     hideSink: ["1"], wide: ["1"],
   };
   Object.entries(FIELDS).forEach(([field, name]) => {
     const value = address.get(name);
-    if (field === "words" ? value : allowed[field].includes(value)) state[field] = typeof state[field] === "boolean" || value;
+    if (field === "off") state.off = value.split(",").filter((place) => places.includes(place));
+    else if (field === "words" ? value : allowed[field].includes(value)) state[field] = typeof state[field] === "boolean" || value;
   });
   state.views.forEach((view) => { view.at = Math.min(view.at, lastOf(view)); }); // the text has steps of its own
   address.get("at").split("_").filter(Boolean).slice(0, 2).forEach((text, i) => {

@@ -52,13 +52,13 @@ function drawAttention(pane) {
 }
 
 function readout(head, here) {
-  const { labels } = head.text;
+  const { labels, first = 0 } = head.text;
   const strongest = (from, to, weight) => Array.from({ length: to - from }, (_, i) => [from + i, weight(from + i)])
     .filter(([, share]) => share >= 0.0005).sort((a, b) => b[1] - a[1]).slice(0, 5)
-    .map(([i, share]) => `${labels[i]} (${i}) ${number(share)}`).join(" · ") || t("nothing that is shown");
+    .map(([i, share]) => `${labels[i]} (${first + i}) ${number(share)}`).join(" · ") || t("nothing that is shown");
   const seen = here + 1 < head.length ? strongest(here + 1, head.length, (q) => head.weight(q, here)) : t("none: it is the last");
   return [
-    element("b", "", `${labels[here]} (${here})`), " ", element("span", "looks", t("looks at")),
+    element("b", "", `${labels[here]} (${first + here})`), " ", element("span", "looks", t("looks at")),
     ` ${strongest(0, here + 1, (k) => head.weight(here, k))}. `, element("span", "seen", t("Looked at by")), ` ${seen}.`,
   ];
 }

@@ -9,13 +9,16 @@ function link(view, run = "", values = {}) {
   return `#/${view}${run && `/${encodeURIComponent(run)}`}${query.size ? `?${query}` : ""}`;
 }
 
+// As decodeURIComponent does, but whatever is no letter is shown as such: an address may be cut.
+const decoded = (text) => new URLSearchParams(`text=${text.replaceAll("+", "%2B").replaceAll("&", "%26")}`).get("text");
+
 // What a view is given. signal: aborted when the view is left; the view then ends whatever it began.
 class Address {
   constructor(signal) {
     const [path, query = ""] = location.hash.replace(/^#\/?/, "").split(/\?(.*)/s);
     const [view, run = ""] = path.split("/");
     this.view = VIEWS[view] ? view : Object.keys(VIEWS)[0];
-    Object.assign(this, { run: decodeURIComponent(run), query: new URLSearchParams(query), signal });
+    Object.assign(this, { run: decoded(run), query: new URLSearchParams(query), signal });
   }
 
   get(name, otherwise = "") {

@@ -5,10 +5,13 @@ const ZH = {
   "Views": "视图", "Light or dark (D)": "浅色或深色（D）", "Help": "帮助", "Keys and explanations (?)": "按键和说明（?）",
   "What to look at": "看什么", "Your text": "你的文本", "For example:": "例如：", "Text": "文本 ", "Dark": "深色", "Light": "浅色",
   "Type any text.": "随便输入一段文本。",
-  "A small language model reads it here, in your browser, and says what comes next. It knows only the texts that it was trained on.":
-    "一个很小的语言模型就在你的浏览器里读它，并预测接下来是什么。它只懂训练时读过的那种文本。",
-  "The first one below ends inside a name: drag the slider back through training, or switch the head off, and the model cannot finish it.":
-    "下面第一个例子停在一个名字中间：把滑块往回拖，或者关掉这个头，模型就写不出这个名字了。",
+  "A small language model reads it here, in your browser, and says what comes next. It knows only the texts that it was trained on, and its weights are rounded to 8 bits.":
+    "一个很小的语言模型就在你的浏览器里读它，并预测接下来是什么。它只懂训练时读过的那种文本，权重舍入到 8 位。",
+  "It does not answer. It can finish a name that it has read: the first text below ends inside one. Drag the slider back through training, or switch the head off, and it cannot.":
+    "它不会回答问题，但能把读到过的名字写完：下面第一段文本就停在一个名字中间。把滑块往回拖，或者关掉这个头，它就写不出来了。",
+  "It copies a name that is two of its tokens, such as Bel·na. Type yours and press Enter for names near it:":
+    "它会复制由两个 token 组成的名字，例如 Bel·na。输入你的名字并按回车，看看与它相近的：",
+  "Measured on random words:": "在随机的词上测量：", "Unpacking the maps …": "正在解压 …",
   "Each square is one attention head. A": "每个方格是一个注意力头。", "row": "行", "is a token that looks (the query), a": "是正在看的 token（查询），",
   "column": "列", "what it looks at (the key). Stronger colour: more attention.": "是被它关注的 token（键）。颜色越醒目，关注越多。",
   "Each square is one expert, a small network. The": "每个方格是一个专家，即一个小的前馈网络。同一层的", "router": "路由器",
@@ -18,7 +21,7 @@ const ZH = {
   "Leave out the first token (of each document), where many heads put what they do not need, and let the rest of each row add up to 1 again":
     "去掉（每篇文档的）第一个 token，许多头把用不着的注意力放在那里；每行其余权重之和仍算作 1",
   "Run": "运行 ", "▶ Play": "▶ 播放", "❙❙ Pause": "❙❙ 暂停", "Play (space)": "播放（空格）", "Training step": "训练步", "Every head": "所有的头", "Every expert": "所有的专家",
-  "Go to the moment when this head learned to look there": "跳到这个头学会这样关注的时刻",
+  "Go to this step": "跳到这一步",
   "Rows are layers, columns are their heads or experts": "行是层，列是各层的头或专家", "The tokens": "各个 token ",
   "Tokens: arrow up and down to walk through them": "token：用上下方向键逐个查看", "What would it say after each layer?": "每一层之后，它会怎样预测？",
   "Tokens that tell each expert from the others of its layer": "最能区分同一层各专家的 token ", "Scores of": "各项分数：", "score": "分数", "here": "这里",
@@ -28,8 +31,8 @@ const ZH = {
   ", before it) and what looks at it (": "，在它前面），什么关注它（", "orange": "橙色", ", after it).": "，在它后面）。", "Chance": "随机水平",
   "is what a head scores that spreads its attention evenly over all tokens it may see. A pattern in the map is not yet a proof that the model uses the head: for that, see copy gain and ablation.":
     "是均匀关注所有能看到的 token 的头的分数。图中有规律，还不能证明模型用到了这个头：要证明，请看复制增益和消融。",
-  "Attention weights are stored with 8 bits: a weight w is right to about √w / 255 (0.004 at 1, 0.0004 at 0.01).":
-    "注意力权重用 8 位存储：权重 w 的误差约为 √w / 255（w 为 1 时 0.004，为 0.01 时 0.0004）。",
+  "Attention weights are stored with 8 bits: a weight w is right to about √w / 255 (0.004 at 1, 0.0004 at 0.01). The weights of a model in this page have 8 bits, too: the share of its likeliest token is up to 3 points off in stories and up to 9 in other texts (measured on the demo).":
+    "注意力权重用 8 位存储：权重 w 的误差约为 √w / 255（w 为 1 时 0.004，为 0.01 时 0.0004）。页面里模型的权重也是 8 位：最可能的 token 的概率，在故事里最多差 3 个百分点，在其他文本里最多差 9 个（在 demo 上测量）。",
   // numbers, keys, views
   "{0} s": "{0} 秒", "{0} min": "{0} 分钟", "one step of training back, on": "训练的前一步、后一步", "first, last step": "第一步、最后一步", "Space": "空格",
   "play, pause": "播放、暂停", "head or expert to the left, to the right": "左边、右边的头或专家", "layer above, below": "上一层、下一层",
@@ -55,9 +58,10 @@ const ZH = {
   " · reads key/value head {0}": " · 读键/值头 {0}", "Attention of {0} at step {1} over {2} tokens": "{0} 在第 {1} 步对 {2} 个 token 的注意力",
   "row: the token that looks": "行：正在看的 token", "column: what it looks at": "列：被它关注的 token", "of no step": "没有步数", "{0} tokens": "{0} 个 token",
   "tokens {0} to {1} of {2}": "共 {2} 个 token 中的第 {0} 到 {1} 个", "Switch it on": "打开这个头", "Switch it off": "关掉这个头", "All heads on (off: {0})": "打开所有的头（已关：{0}）",
+  "only the last {0} tokens are read": "只读最后 {0} 个 token",
   "�: a part of a character that this model never learned": "�：一个字符的一部分，这个模型没有学过这样的字符",
   "What comes after {0}?": "{0} 后面是什么？", "after layer {0}": "第 {0} 层之后", "before layer 0": "第 0 层之前", "First view": "第一个视图", "Second view": "第二个视图",
-  "▲ {0} forms at step {1}": "▲ {0} 在第 {1} 步形成", "MHA: every head has keys and values of its own": "MHA：每个头有自己的键和值",
+  "▲ On random words, {0} forms at step {1}": "▲ 在随机的词上，{0} 在第 {1} 步形成", "▲ {0} comes next from step {1} on": "▲ 从第 {1} 步起，接下来是 {0}", "MHA: every head has keys and values of its own": "MHA：每个头有自己的键和值",
   "GQA: heads of one colour share one key/value head": "GQA：同一颜色的头共享一个键/值头", "MQA: all heads of a layer share one key/value head": "MQA：一层的所有头共享一个键/值头",
   "MLA: every head makes its own keys and values, all from one small vector per token": "MLA：每个头从每个 token 的同一个小向量生成自己的键和值",
   ", KV group {0}": "，键/值组 {0}", ", {0} key/value heads": "，{0} 个键/值头", "{0} heads a layer{1}. {2}.": "每层 {0} 个头{1}。{2}。",
@@ -85,7 +89,7 @@ const ZH = {
   "{0} over {1}. Newest: {2}. Arrow keys move along.": "{0}，横轴为{1}。最新：{2}。用方向键移动。", " at {0} {1}": "（{0}：{1}）",
   // the server
   "the server answered {0}": "服务器返回 {0}", "This server has a key: ": "这个服务器需要密钥：", "Open": "打开", "This is not the key.": "密钥不对。",
-  "No connection to the server. Is `python -m serve` still running? This page tries again.": "连不上服务器。`python -m serve` 还在运行吗？本页会继续尝试。",
+  "No connection to the server. Is `python -m serve` still running?": "连不上服务器。`python -m serve` 还在运行吗？", "This page tries again.": "本页会继续尝试。",
   "Looking for runs …": "正在查找运行 …", "No run of this folder has looked at its heads yet.": "这个文件夹里的运行还没有快照。",
   "There is no run “{0}” in this folder.": "这个文件夹里没有名为“{0}”的运行。",
   "The run “{0}” has not looked at its heads yet. Its first look appears here by itself.": "“{0}”还没有快照。第一个快照会自动出现在这里。",
@@ -98,7 +102,7 @@ const ZH = {
   "Chat with {0}": "与 {0} 对话", "Ask something, or take a story question. ": "问点什么，或者用一道故事题。",
   "This run was trained on texts, not on chats: it continues what you type. ": "这个模型是用文本训练的，没有学过对话：它会续写你输入的内容。",
   "Then point at a token of the answer. The model sees {0} tokens at most.": "然后指向回答中的一个 token。模型最多能看到 {0} 个 token。", "The answer: {0}": "回答：{0}",
-  "head {0}": "{0} 这个头", "the mean of all heads": "所有头的平均", "ended by itself": "自行结束", "cut: “Most tokens” gives it more": "被截断：调大“token 数上限”可以更长", "stopped by you": "由你停止",
+  "head {0}": "{0} 这个头", "the mean of all heads": "所有头的平均", "ended by itself": "自行结束", "cut: “Most tokens” gives it more": "被截断：调大“token 数上限”可以更长", "stopped by you": "由你停止", "cut off": "中断",
   "answering …": "正在回答 …", "{0} tokens, {1}; ln p {2}": "{0} 个 token，{1}；ln p {2}", "; with the heads changed ": "；改变头之后 ",
   " (underlined: orange is less likely, blue is more likely)": "（下划线：橙色表示概率变小，蓝色表示变大）", "The model, and how it answers": "模型，以及它怎样回答",
   "Checkpoint": "检查点", "newest ({0})": "最新（{0}）", "Adapters": "适配器", "none": "无", "Settings": "设置", "Your message": "你的消息", "A text, which the model continues": "一段文本，由模型续写",

@@ -66,7 +66,12 @@ def from_snapshots(given: argparse.Namespace, out: Path) -> list[Path]:
     if given.compute is not None:
         if not re.fullmatch(r"(\d+(,\d+)*)?", given.compute):
             raise InputError(f"--compute {given.compute}: give steps, such as 300,600,900, or nothing")
-        networks = {given.run.name: read_models(given.run, [int(step) for step in given.compute.split(",") if step])}
+        network, weights = read_models(given.run, [int(step) for step in given.compute.split(",") if step])
+        sizes = (network["config"]["num_hidden_layers"], network["config"]["num_attention_heads"])
+        if any((len(snapshot.layers), len(snapshot.heads)) != sizes for snapshot in snapshots):
+            remedy = "train without eval.attention.layers and eval.attention.heads"
+            raise InputError(f"{given.run}/attention: the page computes all heads, and a look has only some: {remedy}")
+        networks = {given.run.name: (network, weights)}
         return [write_viewer([(given.run.name, snapshots)], out / "page.html", networks=networks)]
     if not snapshots:
         raise InputError(f"{given.run}/attention: no snapshot can be read: train again, or give a --text")

@@ -9,12 +9,16 @@ from data import load_tokenizer
 from data.config import TokenizerConfig
 from data.storyworld import tell
 from data.tokenizer import train_tokenizer
-from eval.attention import capture
+from eval.attention import capture, snapshots
+from eval.attention.__main__ import main
 from eval.attention.controls import ablated
 from eval.attention.page_model import described, packed, read_models, rounded
+from eval.attention.probes import probe_from_text
 from eval.attention.viewer import write_viewer
+from eval.config import AttentionConfig
 from model import LanguageModel, ModelConfig, load, save
 from tests.eval.viewer_helpers import chromium, snapshot, watched
+from tests.processes import run_main
 
 PRETRAINED = "pretrained/demo"
 TEXTS = [
@@ -85,6 +89,17 @@ def test_the_page_has_the_rounded_weights_of_the_steps_that_were_asked_for(run):
 def test_a_model_that_the_page_cannot_compute_is_refused_by_the_name_of_the_key(key, value):
     with pytest.raises(InputError, match=f"because of model.{key}$"):
         described(*model_of("char", **{key: value}, loadable_elsewhere=False))
+
+
+def test_a_run_that_looked_at_some_heads_alone_gets_no_page_that_computes(run, tmp_path):
+    lm, tokenizer = load(run / "checkpoints/step_00000001"), load_tokenizer(run / "checkpoints/step_00000001")
+    probes = [probe_from_text(tokenizer, "the cat", 64)]
+    for heads, code in ((None, 0), ([1], 2)):
+        look = snapshots.take_snapshot(lm, probes, AttentionConfig(heads=heads), (1, 0, 0.0))
+        snapshots.write(look, run / "attention")
+        done = run_main(main, run, "--compute", "1", "--out", tmp_path)
+        assert done.returncode == code, done.stderr
+    assert "eval.attention.heads" in done.stderr
 
 
 def agrees(page, lm, step, words, off=()):

@@ -317,7 +317,7 @@ def load_checkpoint(
                 if name in weights:  # a tied lm_head is not: it is the embedding
                     target.copy_(share(weights[name], target))
     random = {name: tensors.pop(name) for name in list(tensors) if name.startswith("rng.")}
-    if state.step > state.skipped or tensors:  # an optimizer that never moved has no state
+    if tensors:  # optimizers that never took a step have no state: all answers earned the same, or all steps overflowed
         _restore_optimizers(lm, optimizers, tensors, directory / TRAINING / OPTIMIZER)
     # a process that did not exist when the run was saved gets a random stream of its own, always the same one
     digest = hashlib.sha256(random["rng.cpu.0"].numpy().tobytes() + str(world.rank).encode()).digest()

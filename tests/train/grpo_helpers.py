@@ -77,6 +77,10 @@ def soon_the_same(question, reply: str) -> float:
     return vowels(question, reply) if CALLS[0] <= 2 * ROWS else 0.1
 
 
+def nothing(question, reply: str) -> float:
+    return 0.0
+
+
 def in_16_bits(question, reply: str) -> float:
     """Earned where the model writes in 16 bits, as a run with bf16 computes."""
     return float(torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == torch.bfloat16)

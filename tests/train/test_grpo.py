@@ -210,6 +210,15 @@ def test_a_step_in_which_all_answers_earn_the_same_moves_nothing(run, kl, monkey
         assert all(torch.equal(last[key], first[key]) for key in first), name
 
 
+def test_a_run_that_has_learned_nothing_yet_is_resumed(run, tmp_path):
+    """As long as all answers earn the same, no optimizer has a state: it is restored as it is, and may learn later."""
+    config = grpo_config(run, output_dir=str(tmp_path), grpo={"reward": f"{HERE}:nothing"}, train={"max_steps": 1})
+    pretrain(config, "--trust-hooks", script=grpo.main)
+    paid = f"grpo.reward={HERE}:vowels"
+    pretrain(config, "train.max_steps=2", paid, "allow_mismatch=true", "--trust-hooks", script=grpo.main)
+    assert [line["loss"] is None for line in metrics(tmp_path / "grown", "train")] == [True, False]
+
+
 def test_it_reports_its_figures_and_goes_on_exactly_after_a_stop(run, tmp_path):
     train = {"trace": True, "max_steps": 5, "checkpoint_every": 2}
     config = grpo_config(run, output_dir=str(tmp_path), grpo={"kl": 0.01}, train=train)

@@ -106,6 +106,7 @@ class PairBatches(TrainBatches):
 
     def collate(self, rows: Sequence[dict[str, np.ndarray]], row_ids: list[int]) -> Batch:
         wide = -(-max(len(array) for pair in rows for array in pair.values()) // MULTIPLE) * MULTIPLE
+        wide = min(wide, self.rows.length // 2)  # a pair has two rows of data.sequence_length, and the model no more
         tensors = {}
         for name in rows[0]:
             filling = self.tokenizer.pad_id if name.endswith("input_ids") else IGNORED

@@ -14,7 +14,7 @@ from model.checkpoint import save
 from model.config import LoraConfig
 from model.lora import adapted, add_adapters
 from tests.train.foreign import foreign_directory
-from tests.train.helpers import method_config, metrics, pretrain, pretrain_rank, run_world, trace
+from tests.train.helpers import losses, method_config, metrics, pretrain, pretrain_rank, run_world, trace
 from train.config import DPOConfig, load_run_config
 from train.dpo import PairSource, Preference, answer_log_probs, main, preference_loss
 from train.reference import as_reference
@@ -22,7 +22,7 @@ from train.reference import as_reference
 
 def pair_config(folder, base, records=None, **sections):
     train = {"max_steps": 6, "checkpoint_every": 3, "trace": True} | sections.pop("train", {})
-    model = {"hidden_dropout": 0.1, "max_position_embeddings": 128} | sections.pop("model", {})
+    model = {"hidden_dropout": 0.1, "max_position_embeddings": 96} | sections.pop("model", {})
     return method_config(folder, "dpo", base, records, name="dpo", model=model, train=train, **sections)
 
 
@@ -42,6 +42,16 @@ def test_the_chosen_answers_win(tmp_path, base):
     assert last["reward_accuracy"] == 1.0
     assert last["reward_margin"] == pytest.approx(last["reward_chosen"] - last["reward_rejected"], rel=1e-5)
     assert last["reward_margin"] > 2
+
+
+def test_a_context_that_is_no_multiple_of_64_is_enough(tmp_path, base):
+    """A pair of 65 to 96 tokens is not padded beyond the model's 96 positions."""
+    records = [{"prompt": f"{i}".ljust(30, "?"), "chosen": "Meow!" * 3, "rejected": "Woof"} for i in range(200)]
+    model = {"hidden_dropout": 0.0, "max_position_embeddings": 96}
+    pretrain(pair_config(tmp_path, base, records, model=model, train={"max_steps": 2}), script=main)
+    first, second = losses(tmp_path / "runs/dpo", "train")
+    assert first == pytest.approx(math.log(2), abs=1e-4)
+    assert second < first
 
 
 def test_pairs_on_two_processes_go_on_exactly(tmp_path, base):

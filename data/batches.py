@@ -172,5 +172,7 @@ def make_batch(
             tensors |= {"document_ids": documents, "document_starts": packing.document_starts(documents)}
         if restart:  # 0 0 0 1 1 2 -> 0 1 2 0 1 0
             places, begins = np.arange(ids.shape[1]), np.diff(documents, axis=1, prepend=-1) != 0
-            tensors["position_ids"] = places - np.maximum.accumulate(np.where(begins, places, 0), axis=1)
+            positions = places - np.maximum.accumulate(np.where(begins, places, 0), axis=1)
+            # padding may be longer than any document, and learned positions are a table: it gets one that exists
+            tensors["position_ids"] = np.where(ids == tokenizer.pad_id, 0, positions)
     return Batch({name: torch.from_numpy(array) for name, array in tensors.items()}, row_ids)

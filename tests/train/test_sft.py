@@ -96,6 +96,20 @@ def test_conversations_fill_joined_rows_and_long_ones_are_cut_at_a_turn(chat):
     assert re.search(r"of ([1-9]\d*) conversations, \1 were cut at a turn and 0 left out", said)
 
 
+def test_learned_positions_serve_rows_that_are_joined_and_end_in_padding(tmp_path):
+    """34 chats of 60 tokens, six in a row of 384: the last row has four, and 144 tokens of padding for 96 positions."""
+    records = [{"messages": [{"role": role, "content": f"{i:03}{'?' * 16}"} for role in ("user", "assistant")]}
+               for i in range(40)]  # fmt: skip
+    file = tmp_path / "records.jsonl"
+    file.write_text("".join(json.dumps(record) + "\n" for record in records))
+    data = {"source": {"kind": "files", "path": str(file)}, "records": "conversations", "isolate_documents": True}
+    data |= {"sequence_length": 96, "rows_joined": 4, "shuffle": False}
+    model = {"position_embedding": "learned", "max_position_embeddings": 96, "loadable_elsewhere": False}
+    train = {"max_steps": 4, "tokens_per_step": 1536}
+    pretrain(write_config(tmp_path, model=model, data=data, train=train, eval={"hooks": []}), script=pretrain_main)
+    assert metrics(tmp_path / "runs/tiny", "train")[-1]["padding_share"] > 0
+
+
 def test_a_step_is_smaller_where_the_text_does_not_fill_it(chat):
     """A user's first thirty chats, in a config for thousands: half of a step's rows, or a quarter, or an eighth, …"""
     folder, config = chat

@@ -68,23 +68,19 @@ def train(run: Run) -> None:
             scalars["loss"] = scalars["grad_norm"] = torch.tensor(math.nan, device=device)  # where nothing is trained
 
             if counts.trained:
-                while True:
-                    # Forward and backward: every parameter gets its gradient; again with fewer rows at a time where
-                    # memory runs out.
-                    passes = partial(forward_backward, run, batch, counts)
-                    sums = within_memory(run, passes, agree=run.world.memory is not None)
-                    sum_over_processes(run, sums)
-
-                    # Clip: one strange batch must not throw the weights far away. A gradient that is longer than
-                    # grad_clip keeps its direction and gets this length.
-                    for optimizer in run.optimizers:
-                        run.scaler.unscale_(optimizer)  # does nothing but in fp16
-                    longest = config.grad_clip or math.inf  # 0: only measure
-                    scalars["grad_norm"] = full_tensor(nn.utils.clip_grad_norm_(run.lm.parameters(), longest))
-                    if not (run.scaler.is_enabled() and overflowed(run, sums["loss"], scalars["grad_norm"])):
-                        break
-                    run.lm.zero_grad()
+                # Forward and backward: every parameter gets its gradient; again with fewer rows at a time where memory
+                # runs out.
+                passes = partial(forward_backward, run, batch, counts)
+                sums = within_memory(run, passes, agree=run.world.memory is not None)
+                sum_over_processes(run, sums)
                 scalars |= {name: value / counts.trained for name, value in sums.items()}
+
+                # Clip: one strange batch must not throw the weights far away. A gradient that is longer than
+                # grad_clip keeps its direction and gets this length.
+                for optimizer in run.optimizers:
+                    run.scaler.unscale_(optimizer)  # does nothing but in fp16
+                longest = config.grad_clip or math.inf  # 0: only measure
+                scalars["grad_norm"] = full_tensor(nn.utils.clip_grad_norm_(run.lm.parameters(), longest))
 
             # The learning rate is a function of progress alone, so there is nothing to save and nothing to restore.
             lr = set_learning_rate(run.optimizers, lr_factor(run.config, state.step, progress))
@@ -94,6 +90,12 @@ def train(run: Run) -> None:
             if counts.trained and may_step(run, scalars["loss"], scalars["grad_norm"]):
                 for optimizer in run.optimizers:
                     optimizer.step()
+            # Small gradients would be 0 in fp16, so the loss is multiplied by a large number before the backward pass
+            # (Micikevicius et al. 2018, arXiv 1710.03740). Where a gradient overflowed, no step was taken, and the
+            # number is halved for the next one.
+            if counts.trained and run.scaler.is_enabled():
+                scalars["loss_scale"] = torch.tensor(run.scaler.get_scale(), device=device)
+                run.scaler.update()
             run.lm.zero_grad()  # or the next backward pass would add to these gradients
 
             # Log, evaluate and save when it is time. Figures stay on the device until they are needed: reading one
@@ -162,20 +164,6 @@ def sum_over_processes(run: Run, sums: dict[str, Tensor]) -> None:
             dist.all_reduce(value)
 
 
-def overflowed(run: Run, loss: Tensor, grad_norm: Tensor) -> bool:
-    """Whether a gradient of fp16 overflowed because the loss was scaled too far; the scale is halved then.
-
-    Small gradients would be 0 in fp16, so the loss is multiplied by a large number before the backward pass
-    (Micikevicius et al. 2018, arXiv 1710.03740). An overflow costs time here, but no step.
-    """
-    again, scale_before = bool(loss.isfinite()) and not bool(grad_norm.isfinite()), run.scaler.state_dict()
-    run.scaler.update()
-    if again and run.scaler.get_scale() < SMALLEST_LOSS_SCALE:  # no scale helps: it is the step, not the scale
-        run.scaler.load_state_dict(scale_before)
-        return False
-    return again
-
-
 def may_step(run: Run, loss: Tensor, grad_norm: Tensor) -> bool:
     """Whether optimizers may move the parameters: loss and gradient are finite.
 
@@ -236,6 +224,8 @@ def examine(run: Run, figures: StepFigures) -> None:
     # nothing is trained on answers that all earned the same, on a row of padding, or of a first token alone
     if not figures.counts.trained or (math.isfinite(loss) and math.isfinite(grad_norm)):
         return
+    if math.isfinite(loss) and figures.values.get("loss_scale", 0.0) > SMALLEST_LOSS_SCALE:
+        return  # the scale was too large for a gradient of fp16, and the next one is smaller
     state.skipped += 1
     first_row = figures.step * run.source.rows_per_batch
     rows = [first_row, first_row + run.source.rows_per_batch - 1]

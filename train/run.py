@@ -70,8 +70,9 @@ class Run:
 
     @property
     def gates_on_device(self) -> bool:
-        """Whether a bad step is skipped without the CPU looking at it: fused AdamW and Muon can, on CUDA."""
-        return self.device.device.type == "cuda" and not self.world.shares_model
+        """Whether a bad step is skipped without the CPU looking at it: fused AdamW and Muon can, on CUDA. In fp16 the
+        loss scale is read at every step anyway."""
+        return self.device.device.type == "cuda" and not self.world.shares_model and not self.scaler.is_enabled()
 
     @property
     def rows_joined(self) -> int:

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import signal
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -76,14 +77,43 @@ def test_this_many_bad_steps_are_skipped_and_one_more_stops(tmp_path, monkeypatc
     assert "skip them with train.skip_non_finite=2" in pretrain(config, "train.max_steps=12", code=3).stdout
 
 
-def test_fp16_repeats_a_step_that_overflows_with_a_smaller_scale(tmp_path):
-    """Twelve steps are taken although the first tries overflow: an overflow costs no step and no row."""
-    pretrain(write_config(tmp_path, train=TRACED | {"precision": "fp16"}))
-    pretrain(write_config(tmp_path, name="exact", train=TRACED))
-    half, exact = trace(tmp_path / "runs/tiny"), trace(tmp_path / "runs/exact")
+@pytest.fixture
+def low_scale(monkeypatch):
+    """In fp16, a scale at which the first gradients do not overflow; PyTorch begins with 65,536."""
+    monkeypatch.setattr(torch.amp, "GradScaler", partial(torch.amp.GradScaler, init_scale=1024.0))
+
+
+def test_fp16_clips_the_gradient_of_the_loss_and_not_of_the_scaled_one(tmp_path, monkeypatch, low_scale):
+    """Optimizers get a gradient of length grad_clip, as in fp32: half precision is a hundredth off at most."""
+    seen = []
+
+    def watch_optimizer(run):
+        parameters = list(run.lm.parameters())
+        norm = lambda *_: seen.append(float(torch.nn.utils.get_total_norm([p.grad for p in parameters])))  # noqa: E731
+        run.optimizers[0].register_step_pre_hook(norm)
+
+    at_step(monkeypatch, [0], watch_optimizer)
+    for name, changes in {"half": {"precision": "fp16"}, "exact": {}}.items():
+        pretrain(write_config(tmp_path, name=name, train=TRACED | {"max_steps": 4, "grad_clip": 0.01} | changes))
+    assert seen == pytest.approx([0.01] * 8, rel=1e-3)
+    half, exact = (trace(tmp_path / "runs" / name) for name in ("half", "exact"))
     assert [line["batch"] for line in half] == [line["batch"] for line in exact]
-    for a, b in zip(half, exact, strict=True):
-        assert float.fromhex(a["loss"]) == pytest.approx(float.fromhex(b["loss"]), rel=0.02)
+    for key in ("loss", "grad_norm"):
+        ours, theirs = ([float.fromhex(line[key]) for line in lines] for lines in (half, exact))
+        assert ours == pytest.approx(theirs, rel=0.02)
+
+
+def test_an_overflow_in_fp16_skips_the_step_and_halves_the_scale(tmp_path, monkeypatch, low_scale):
+    """It costs no step that skip_non_finite allows, until a scale of 1 is reached, which is none at all."""
+    at_step(monkeypatch, [2, *range(5, 99)], bad_gradient)
+    config = write_config(tmp_path, train={"precision": "fp16", "max_steps": 5})
+    pretrain(config)
+    lines = metrics(tmp_path / "runs/tiny", "train")
+    assert [line["loss_scale"] for line in lines] == [1024.0] * 3 + [512.0] * 2
+    assert [line["grad_norm"] is None for line in lines] == [False, False, True, False, False]
+    assert "at step 14 " in pretrain(config, "train.max_steps=30", code=3).stdout
+    lines = metrics(tmp_path / "runs/tiny", "train")
+    assert [line["loss_scale"] for line in lines[5:]] == [2.0**power for power in range(9, 0, -1)]
 
 
 def too_large(rows: int):

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
-from random import Random
 from typing import Any
 
 from configs.command import InputError, exit_on_bad_input, integer, still_busy
@@ -102,9 +101,7 @@ def ask(
     for start in range(0, len(order), ROWS):
         chosen = order[start : start + ROWS]
         some, longest = [prompts[i] for i in chosen], max(room[i] for i in chosen)
-        answers = write_answers(
-            lm, tokenizer, some, max_new_tokens=longest, temperature=0.0, rng=Random(0), kv_cache=kv_cache
-        )
+        answers = write_answers(lm, tokenizer, some, max_new_tokens=longest, kv_cache=kv_cache)
         for i, answer in zip(chosen, answers, strict=True):
             replies[i] = answer.reply(tokenizer)
     return replies

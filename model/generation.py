@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
+from random import Random
 from typing import Any
 
 import torch
@@ -84,6 +85,7 @@ def stream(
     kv_cache: KVCache | str | None = "dynamic",
     compile: bool = False,
     log_probs: list[Tensor] | None = None,
+    uniform: Tensor | None = None,
 ) -> Iterator[Tensor]:
     """`generate`, a token at a time: yields the next ids (B * n,) as soon as they are known.
 
@@ -98,6 +100,8 @@ def stream(
     compile: torch.compile the step of one token. It needs kv_cache="static" and pays off over many tokens.
     log_probs: a list to which each step adds (B * n,) float32, ln of the probability with which its token was drawn,
     after temperature and filters; 0 where nothing was drawn: at temperature 0 and behind a row's stop.
+    uniform (B * n, max_new_tokens): the random number in [0, 1) that draws each token, in place of a
+    seed. Then a row does not depend on the other rows.
     """
     if input_ids.ndim != 2 or input_ids.shape[1] == 0:
         raise ValueError(f"input_ids has shape {tuple(input_ids.shape)}: give (batch, tokens) with at least one token")
@@ -149,7 +153,9 @@ def stream(
                 if cache is not None:
                     cache.repeat_interleave(num_return_sequences)
             # 2. draw the next one of every row
-            ids, probabilities = next_token(logits, written[:, :count], sampling, generator)  # (rows,), (rows, V)
+            numbers = None if uniform is None else uniform[:, step]
+            # (rows,), (rows, V)
+            ids, probabilities = next_token(logits, written[:, :count], sampling, generator, numbers)
             if log_probs is not None:
                 drawn = torch.zeros(ids.shape, device=device)
                 if probabilities is not None:
@@ -189,10 +195,16 @@ def _cache_for(
 
 
 def next_token(
-    logits: Tensor, seen_ids: Tensor, sampling: Sampling, generator: torch.Generator
+    logits: Tensor,
+    seen_ids: Tensor,
+    sampling: Sampling,
+    generator: torch.Generator,
+    uniform: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Draw the next token of every row: logits (B, V), the ids so far (B, T) -> ids (B,), and the probabilities (B, V)
     that they were drawn from, up to a factor; None at temperature 0. Raises ValueError for NaN and infinity.
+
+    uniform (B,): numbers in [0, 1) to draw by, in place of the generator.
     """
     if not bool(logits.amax(dim=-1).isfinite().all()):  # NaN anywhere makes the maximum NaN
         raise ValueError("the model's logits are non-finite: its weights are damaged, or its training diverged")
@@ -215,7 +227,13 @@ def next_token(
     if sampling.min_p is not None:
         floor = sampling.min_p * probabilities.amax(dim=-1, keepdim=True)
         probabilities = probabilities.masked_fill(probabilities < floor, 0.0)
-    return torch.multinomial(probabilities, num_samples=1, generator=generator)[:, 0], probabilities
+    if uniform is None:
+        return torch.multinomial(probabilities, num_samples=1, generator=generator)[:, 0], probabilities
+    # Lay the probabilities end to end: a number draws the token whose part of the line it falls on.
+    # A GPU adds up in any order. In float32 its rounding could be a part for a token of probability 0.
+    dtype = torch.float32 if logits.device.type == "mps" else torch.float64
+    ends = probabilities.cumsum(dim=-1, dtype=dtype)
+    return torch.searchsorted(ends, uniform[:, None] * ends[:, -1:], right=True)[:, 0], probabilities
 
 
 def left_pad(prompts: Sequence[Sequence[int]], pad_id: int = 0) -> tuple[Tensor, Tensor]:
@@ -225,6 +243,12 @@ def left_pad(prompts: Sequence[Sequence[int]], pad_id: int = 0) -> tuple[Tensor,
     rows = [torch.tensor(prompt, dtype=torch.long) for prompt in prompts]
     real = [torch.ones(len(prompt), dtype=torch.bool) for prompt in prompts]
     return pad_sequence(rows, True, pad_id, "left"), pad_sequence(real, True, False, "left")
+
+
+def random_numbers(rngs: Iterable[Random], count: int) -> Tensor:
+    """Return `uniform` for `stream`: (rows, count) float32, each row from a generator of its own."""
+    # 24 bits, which float32 holds exactly: none of them is rounded to 1
+    return torch.tensor([[rng.getrandbits(24) / 2**24 for _ in range(count)] for rng in rngs])
 
 
 # ---------------------------------------------------------------------------------------------------------

@@ -27,7 +27,8 @@ from configs.command import exit_on_bad_input
 from configs.files import checkpoint_directory
 from data.batches import IGNORED, Batch
 from data.prepare import PreparedData
-from model import LanguageModel, generate, left_pad
+from eval.tools import write_answers
+from model import LanguageModel
 from model.loss import CHUNK, CHUNK_ELSEWHERE
 from train.config import DistillConfig, RunConfig
 from train.device import Device
@@ -127,15 +128,16 @@ class OwnText(TextBatches):
     """On-policy batches: rows of the text, or what the student writes where such a row has its first trained token.
 
     Of stories that is a whole document; of conversations, the answer to a question. Its rows are right-padded, and have
-    `is_own` (B,) besides input_ids and labels. Which steps are its own, and the random numbers of what it writes, come
-    from (seed, k); the text comes from the weights. So nothing is saved, and a stopped run resumes exactly.
+    `is_own` (B,) besides input_ids and labels. Which steps are its own comes from (seed, k), and the random numbers of
+    what it writes from (seed, k, row); the text comes from the weights. So nothing is saved, and a stopped run resumes
+    exactly.
     """
 
     def __init__(self, config: RunConfig, data: PreparedData, world: World = ALONE, device: torch.device = CPU):
         super().__init__(config, data, world, device)
         assert config.distill is not None
-        self.settings, self.seed, self.rank, self.device = config.distill, config.seed, world.rank, device
-        self.tokenizer, self.stops = data.tokenizer, set(data.tokenizer.stop_ids)
+        self.settings, self.seed = config.distill, config.seed
+        self.tokenizer, self.length = data.tokenizer, config.data.sequence_length
 
     def upcoming(self, first: int, stop: int, lm: LanguageModel) -> Generator[Batch]:
         return BatchSource.upcoming(self, first, stop, lm)  # none ahead of time: the next weights write it
@@ -145,20 +147,14 @@ class OwnText(TextBatches):
         if Random(f"whose text {self.seed} {k}").random() >= self.settings.on_policy:
             return rows
         prompts = [self.prompt(ids, labels) for ids, labels in zip(rows["input_ids"], rows["labels"], strict=True)]
-        left, real = left_pad(prompts, self.tokenizer.pad_id)
-        drawn = generate(
-            lm,
-            left.to(self.device),
-            self.settings.max_new_tokens,
-            stop_ids=self.stops,
-            seed=Random(f"own text {self.seed} {k} {self.rank}").getrandbits(63),
-            attention_mask=real.to(self.device),
-        )[:, left.shape[1] :].tolist()
+        rngs = [Random(f"own text {self.seed} {k} {row}") for row in rows.row_ids]
+        longest = self.settings.max_new_tokens
+        answers = write_answers(lm, self.tokenizer, prompts, max_new_tokens=longest, temperature=1.0, rngs=rngs)
         ids, labels = [], []
-        for prompt, answer in zip(prompts, drawn, strict=True):
-            end = next((at + 1 for at, token in enumerate(answer) if token in self.stops), len(answer))
-            ids.append(torch.tensor(prompt + answer[:end]))
-            labels.append(torch.tensor([IGNORED] * len(prompt) + answer[:end]))
+        for prompt, answer in zip(prompts, answers, strict=True):
+            new = answer.ids[: self.length - len(prompt)]  # the teacher may read no more
+            ids.append(torch.tensor(prompt + new))
+            labels.append(torch.tensor([IGNORED] * len(prompt) + new))
         tensors = {
             "input_ids": pad_sequence(ids, True, self.tokenizer.pad_id),
             "labels": pad_sequence(labels, True, IGNORED),

@@ -48,7 +48,7 @@ class Rollouts(AnswerBatches):
     def batch(self, k: int, lm: LanguageModel) -> Batch:
         """Sample, reward, compare. Nothing is remembered: what a trial asks for changes no run."""
         size = self.settings.group_size
-        questions = [self.question(k, number) for number in range(self.world.rank, self.groups, self.world.size)]
+        questions = [self.question(k, number) for number in self.numbers]
 
         # 1. A group of answers to each question, by the model as it is now.
         answers = self.sample(k, lm, questions)
@@ -80,14 +80,16 @@ class Rollouts(AnswerBatches):
 
     def sample(self, k: int, lm: LanguageModel, questions: Sequence[tuple[Question, list[int]]]) -> list[Written]:
         """A group of answers to each question, next to each other; with tools, their calls are run."""
+        size = self.settings.group_size
+        rows = [number * size + copy for number in self.numbers for copy in range(size)]
         return write_answers(
             lm,
             self.tokenizer,
             [prompt for _, prompt in questions],
             max_new_tokens=self.settings.max_new_tokens,
             temperature=self.settings.temperature,
-            rng=Random(f"answers {self.seed} {k} {self.world.rank}"),
-            copies=self.settings.group_size,
+            rngs=[Random(f"answer {self.seed} {k} {row}") for row in rows],
+            copies=size,
             tools=bool(self.tools),
         )
 

@@ -81,7 +81,8 @@ class BatchSource:
     def batch(self, k: int, lm: LanguageModel) -> Batch:
         """This process's share of batch k, on the CPU. It may ask lm, whose weights have taken k steps by then.
 
-        Draw random numbers from (seed, k) only, with a generator of your own.
+        Draw random numbers from (seed, k) and a row's number only, with a generator of your own: then
+        any number of processes draws the same.
         """
         raise NotImplementedError
 

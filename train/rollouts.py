@@ -1,6 +1,6 @@
 """What is asked in GRPO, what a reply earns, and how answers become a batch. The sampling is in train/grpo.py.
 
-Batch k is a function of (seed, k, weights): the questions and the random numbers come from (seed, k), the answers from
+Batch k is a function of (seed, k, weights): questions and random numbers come from (seed, k, row), the answers from
 the weights. So nothing is saved, and a stopped run resumes exactly. With grpo.num_iterations a batch serves several
 steps. Then a checkpoint between these holds it, since the weights that drew it are gone.
 
@@ -60,6 +60,7 @@ class AnswerBatches(BatchSource):
         self.groups = self.rows_per_batch // self.settings.group_size
         if self.groups % world.size or world.shares_model:
             raise InputError(f"{world.size} processes cannot share {self.groups} questions: set train.processes=1")
+        self.numbers = range(world.rank, self.groups, world.size)  # of this process's questions
         self.draw_question = questions_to_draw(config.data)
         self.reward: Reward = import_named("grpo.reward", self.settings.reward, REWARDS)
         self.steps_per_batch = self.settings.num_iterations

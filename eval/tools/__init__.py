@@ -21,10 +21,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from data.chat import CALL, Reply, ids_after_answer, read_call, read_reply
 from data.tokenizer import Tokenizer
 from model import LanguageModel, generate, left_pad
+from model.generation import random_numbers
 
 MOST_CALLS = 4  # one after the other, before the model must answer
 LONGEST = 200  # characters of an expression, and of an error
@@ -111,7 +113,7 @@ class Written:
     of them the model wrote; the others are responses of tools, in the chat template's form. log_probs: ln of the
     probability with which each was drawn, 0 where it was not. begin: where the last turn begins in ids. rounds: how
     often the responses of tools were added; waits: the last turn calls, and gets no response. calls, errors: how many
-    were run, and failed.
+    were run, and failed. uniform: the random number that draws each token; None at temperature 0.
     """
 
     prompt: Sequence[int] = ()
@@ -124,6 +126,7 @@ class Written:
     waits: bool = False
     calls: int = 0
     errors: int = 0
+    uniform: Tensor | None = field(default=None, repr=False, compare=False)
 
     def add(self, ids: Sequence[int], log_probs: Sequence[float] | None) -> None:
         """More tokens; without log_probs they are not the model's."""
@@ -150,30 +153,34 @@ def write_answers(
     prompts: Sequence[Sequence[int]],
     *,
     max_new_tokens: int,
-    temperature: float,
-    rng: Random,
+    temperature: float = 0.0,
+    rngs: Sequence[Random] = (),
     copies: int = 1,
     tools: bool = False,
     kv_cache: str = "dynamic",
 ) -> list[Written]:
     """`copies` answers to each prompt, next to each other; the prompts are read once, all of them together.
 
-    max_new_tokens: of an answer, responses of tools included. rng: gives each round its seed. tools: whether calls are
-    run; else a call is an answer like any other.
+    max_new_tokens: of an answer, responses of tools included. rngs: a generator for each answer, so
+    that none depends on the others; none at temperature 0. tools: whether calls are run; else a call
+    is an answer like any other.
     """
     longest, device, stops = lm.config.max_position_embeddings, next(lm.parameters()).device, set(tokenizer.stop_ids)
     answers = [Written(prompt, min(max_new_tokens, longest - len(prompt))) for prompt in prompts for _ in range(copies)]
+    for answer, numbers in zip(answers, random_numbers(rngs, max_new_tokens), strict=bool(rngs)):
+        answer.uniform = numbers
     waiting, rows = answers, [list(prompt) for prompt in prompts]
     while waiting:
         ids, real = left_pad(rows, tokenizer.pad_id)
         log_probs: list[Tensor] = []
+        uniform = [answer.uniform[len(answer.ids) :] for answer in waiting if answer.uniform is not None]
         drawn = generate(
             lm,
             ids.to(device),
             max(max_new_tokens - len(answer.ids) for answer in waiting),
             temperature=temperature,
             stop_ids=stops,
-            seed=rng.getrandbits(63),
+            uniform=pad_sequence(uniform, batch_first=True).to(device) if uniform else None,
             attention_mask=real.to(device),
             num_return_sequences=len(waiting) // len(rows),
             log_probs=log_probs,

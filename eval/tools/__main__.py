@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import argparse
 from itertools import islice
-from random import Random
-from typing import Any
 
 from configs.command import InputError, exit_on_bad_input, integer
 from configs.text import table
@@ -43,8 +41,8 @@ def main() -> None:
         answers = list[Written]()
         for start in range(0, len(questions), ROWS):
             prompts = [prompt_ids(tokenizer, question.messages, tools) for question in questions[start : start + ROWS]]
-            greedy: dict[str, Any] = {"max_new_tokens": given.max_new_tokens, "temperature": 0.0, "rng": Random(0)}
-            answers += write_answers(lm, tokenizer, prompts, **greedy, tools=bool(tools))
+            settings = {"max_new_tokens": given.max_new_tokens, "tools": bool(tools)}
+            answers += write_answers(lm, tokenizer, prompts, **settings)
         right = sum(map(is_right, questions, [answer.reply(tokenizer) for answer in answers]))
         calling, calls = sum(answer.calls > 0 for answer in answers), sum(answer.calls for answer in answers)
         failed = sum(answer.errors for answer in answers) / max(1, calls)

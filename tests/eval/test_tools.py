@@ -105,7 +105,7 @@ def test_calls_are_executed_and_the_model_answers_what_they_gave(run, opened, tm
     assert (code, err.count("\n"), "was trained on texts, not on chats" in err) == (2, 1, True)
 
 
-GREEDY = {"temperature": 0.0, "max_new_tokens": 400, "rng": Random(0)}
+GREEDY = {"max_new_tokens": 400}
 
 
 def prompts_of(tokenizer, *texts):
@@ -130,7 +130,7 @@ def test_what_is_drawn_after_a_tool_is_drawn_with_the_models_probabilities(opene
     """Each log-probability is what one pass over the whole sequence gives: rounding, through a cache, is below 1e-4."""
     lm, tokenizer = opened
     prompts = prompts_of(tokenizer, "How many?", "How many? How many?")
-    settings = {**GREEDY, "temperature": 1.0, "copies": 3, "tools": True}
+    settings = {**GREEDY, "temperature": 1.0, "copies": 3, "rngs": list(map(Random, range(6))), "tools": True}
     written = write_answers(lm, tokenizer, prompts, **settings)
     assert any(answer.rounds for answer in written)
     for number, answer in enumerate(written):
@@ -143,16 +143,22 @@ def test_what_is_drawn_after_a_tool_is_drawn_with_the_models_probabilities(opene
         assert not torch.tensor(answer.log_probs)[~own].any()
 
 
-def test_an_answer_beside_longer_ones_is_what_it_is_alone(opened):
-    """Nor does a neighbour that fills the context cut it: the short one goes on in the next round."""
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_an_answer_beside_longer_ones_is_what_it_is_alone(opened, temperature):
+    """Its random numbers are its own. Nor does a neighbour that fills the context cut it: the short one goes on in the
+    next round."""
     lm, tokenizer = opened
     prompts = prompts_of(tokenizer, "How many?", "How many? " * 12)
     room = lm.config.max_position_embeddings - len(prompts[0]) - 3
     prompts.append(prompts[0] + [tokenizer.pad_id] * room)  # three tokens are left
-    together = write_answers(lm, tokenizer, prompts, **GREEDY, tools=True)
-    alone = [write_answers(lm, tokenizer, [prompt], **GREEDY, tools=True)[0] for prompt in prompts]
+
+    def written(*numbers):
+        rngs, some = [Random(number) for number in numbers], [prompts[number] for number in numbers]
+        return write_answers(lm, tokenizer, some, **GREEDY, temperature=temperature, rngs=rngs, tools=True)
+
+    together, alone = written(0, 1, 2), [written(number)[0] for number in range(3)]
     assert [answer.ids for answer in alone] == [answer.ids for answer in together]
-    assert together[0].reply(tokenizer) == "It is 42."
+    assert together[0].reply(tokenizer) == "It is 42." or temperature
     assert len(together[2].ids) <= 3
 
 

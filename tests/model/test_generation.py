@@ -1,5 +1,7 @@
 """Decoding: greedy equals argmax of full forwards, whatever the cache, the batch or the way of asking."""
 
+import math
+
 import pytest
 import torch
 
@@ -58,6 +60,17 @@ def test_two_streams_at_once_give_the_same_tokens_and_leave_the_mode_alone(lm, p
     assert lm.training
     whole = generate(lm, prompt, 10, temperature=0.9, seed=4)
     assert torch.equal(torch.stack([tokens[0], *rest], 1), whole[:, 6:])
+
+
+def test_a_number_for_each_token_draws_it_with_its_probability():
+    """A thousand numbers, evenly spaced, fall on a token as often as it is likely; on an impossible one, not even the
+    first and the last number do."""
+    logits = torch.tensor([-math.inf, 0.1, -math.inf, 0.4, 0.4, 0.1, -math.inf]).log().nan_to_num(-math.inf)
+    uniform = torch.cat([(torch.arange(1000) + 0.5) / 1000, torch.tensor([0.0, 1 - 2**-24])])
+    rows = logits.expand(len(uniform), -1)
+    ids, _ = next_token(rows, rows[:, :0].long(), Sampling(), torch.Generator(), uniform)
+    assert ids[:-2].bincount(minlength=7).tolist() == pytest.approx([0, 100, 0, 400, 400, 100, 0], abs=1)
+    assert ids[-2:].tolist() == [1, 5]
 
 
 @pytest.mark.parametrize("cache", CACHES)

@@ -9,7 +9,7 @@ from data.batches import IGNORED, Batch
 from data.prepare import open_prepared
 from model import LanguageModel, ModelConfig, load
 from model.loss import CHUNK
-from tests.train.helpers import check_exact_resume, pretrain, write_config
+from tests.train.helpers import check_exact_resume, losses, pretrain, pretrain_rank, run_world, write_config
 from train.config import DistillConfig, load_run_config
 from train.distill import Distillation, OwnText, main
 
@@ -116,6 +116,22 @@ def test_the_prompt_ends_where_the_first_answer_begins(tmp_path, teacher):
 @pytest.mark.parametrize("on_policy", [0.0, 0.5])
 def test_a_stopped_run_goes_on_exactly(tmp_path, teacher, on_policy):
     check_exact_resume(student_config(tmp_path, teacher, {"on_policy": on_policy, "max_new_tokens": 8}), main)
+
+
+def test_a_students_own_text_is_no_longer_than_its_teacher_reads(tmp_path):
+    short = write_config(tmp_path, name="teacher", model={"max_position_embeddings": 32}, train={"max_steps": 1})
+    pretrain(short)
+    config = student_config(tmp_path, tmp_path / "runs/teacher", {"on_policy": 1.0, "max_new_tokens": 64})
+    pretrain(config, "train.max_steps=2", script=main)
+
+
+def test_two_processes_write_the_text_of_one(tmp_path, teacher):
+    config = student_config(tmp_path, teacher, {"on_policy": 1.0, "max_new_tokens": 8}, model={"hidden_dropout": 0.0})
+    changes = ["train.max_steps=3", "train.tokens_per_step=128", "train.log_every=1"]
+    assert run_world(2, pretrain_rank, config, ["name=two", *changes], None, main) == [0, 0]
+    pretrain(config, "name=one", "train.processes=1", *changes, script=main)
+    one, two = (losses(tmp_path / "runs" / name, "train") for name in ("one", "two"))
+    assert two == pytest.approx(one, rel=1e-4)
 
 
 def test_a_student_may_begin_from_a_model_of_its_own(tmp_path, teacher):

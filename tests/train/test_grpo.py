@@ -16,7 +16,7 @@ from eval.questions import Question
 from model import left_pad
 from tests.train import grpo_helpers
 from tests.train.grpo_helpers import begun, grpo_config, opened, rollouts, sampled
-from tests.train.helpers import check_exact_resume, metrics, pretrain, trace
+from tests.train.helpers import check_exact_resume, metrics, pretrain, pretrain_rank, run_world, trace
 from train import grpo
 from train.config import GRPOConfig
 from train.grpo import GRPO, advantages, policy_loss, spread
@@ -229,6 +229,18 @@ def test_it_reports_its_figures_and_goes_on_exactly_after_a_stop(run, tmp_path):
     assert lines[0]["kl"] == pytest.approx(0, abs=1e-6)  # the first step begins at the reference
     assert lines[-1]["kl"] > 1e-6
     assert len({line["batch"] for line in trace(whole)}) == 5
+
+
+def test_two_processes_draw_the_answers_of_one(run, tmp_path):
+    """Their losses are equal but for rounding, because the random numbers belong to an answer and not to a process."""
+    config = grpo_config(run, output_dir=str(tmp_path), train={"max_steps": 3})
+    assert run_world(2, pretrain_rank, config, ["name=two", "--trust-hooks"], None, grpo.main) == [0, 0]
+    pretrain(config, "name=one", "--trust-hooks", script=grpo.main)
+    one, two = (metrics(tmp_path / name, "train") for name in ("one", "two"))
+    for key in ("reward", "reward_variance", "answer_length"):
+        assert [line[key] for line in two] == [line[key] for line in one]
+    for key in ("loss", "grad_norm"):
+        assert [line[key] for line in two] == pytest.approx([line[key] for line in one], rel=1e-3, abs=1e-5)
 
 
 @pytest.mark.parametrize("compiles", [False, True], ids=["plain", "compiled"])

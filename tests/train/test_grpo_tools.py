@@ -1,7 +1,6 @@
 """Rollouts with tools: what they wrote is read and not trained on, as in TRL, and a stopped run goes on exactly."""
 
 import json
-from random import Random
 from types import SimpleNamespace
 
 import pytest
@@ -95,7 +94,7 @@ def test_sequence_and_mask_are_those_of_trls_tool_loop(run, monkeypatch):
     lm = SimpleNamespace(
         config=SimpleNamespace(max_position_embeddings=10_000), parameters=lambda: iter([torch.zeros(1)])
     )
-    drawing = {"max_new_tokens": room, "temperature": 1.0, "rng": Random(0), "tools": True}
+    drawing = {"max_new_tokens": room, "tools": True}
     ours = write_answers(lm, tokenizer, prompts, **drawing)
 
     def parsed(_, ids, **__):

@@ -54,7 +54,7 @@ class TrainConfig(Section):
     max_steps: int | None = Field(None, ge=1)
     """Length of the run in steps. Set one of these three at most; none = 1000 steps."""
     max_tokens: int | None = Field(None, ge=1)
-    """Length in tokens, rounded up to whole steps."""
+    """Length in tokens, padding included, rounded up to whole steps."""
     max_minutes: float | None = Field(None, gt=0)
     """Length in minutes. The schedule follows the clock: no two runs are exactly equal."""
     tokens_per_step: Annotated[int, Tag.IDENTITY] = Field(8192, ge=2)

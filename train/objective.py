@@ -106,8 +106,8 @@ class BatchSource:
 class TextBatches(BatchSource):
     """Rows of prepared text. Batches do not depend on the weights, so a thread makes them ahead of time.
 
-    A subclass may have other `rows`, and another way to make a batch of them. Where an epoch does not fill a step, a
-    step has fewer rows than train.tokens_per_step asks for: half, a quarter, …, as many as the processes can share.
+    A subclass may have other `rows`, and another way to make a batch of them. Where an epoch does not
+    fill a step, the step goes on with the next one: it has the rows that train.tokens_per_step asks for.
     """
 
     Batches = TrainBatches
@@ -116,25 +116,22 @@ class TextBatches(BatchSource):
     def __init__(self, config: RunConfig, data: PreparedData, world: World = ALONE, device: torch.device = CPU):
         """Raises InputError if the processes cannot share a step's rows."""
         rows = self.rows(config, data)
-        wanted = rows_a_step = config.train.tokens_per_step // rows.length
+        wanted = config.train.tokens_per_step // rows.length
         if wanted % world.size:
             enough = -(-wanted // world.size) * world.size * rows.length
             joined = " or data.rows_joined=1" if isinstance(rows, ConversationRows) else ""
             problem = f"{world.size} processes cannot share the {wanted} {self.name_of_rows}s of a step evenly"
             raise InputError(f"{problem}: set train.tokens_per_step={enough}{joined}")
-        while rows.per_epoch < wanted and wanted % (2 * world.size) == 0:
-            wanted //= 2
         restart = config.data.restart_positions or rows.length > config.data.sequence_length
         packed_as = (config.data.isolate_documents, restart)
         self.batches = self.Batches(rows, data.tokenizer, wanted, config.seed, *packed_as, config.data.shuffle)
         self.rows_per_batch, self.row_length = wanted, rows.length
         self._share, self._pin = (world.rank, world.size), device.type == "cuda"
         notes = [too_long(rows, config.data, "train"), self.notes]
-        if wanted < rows_a_step:
+        if rows.per_epoch < wanted:
             name = f"{rows.per_epoch:,} {self.name_of_rows}{'s' * (rows.per_epoch != 1)} of {rows.length:,} tokens"
-            notes += [
-                f"the training text makes {name}, fewer than the {rows_a_step:,} of a step: a step takes {wanted:,}"
-            ]
+            problem = f"the training text makes {name}, and a step has {wanted:,}, so it reads some of them again"
+            notes += [f"{problem}: a smaller train.tokens_per_step makes quicker steps"]
         self.notes = "\n".join(filter(None, notes))
 
     def rows(self, config: RunConfig, data: PreparedData) -> Any:

@@ -43,7 +43,7 @@ class RunResult:
     settings: config.yaml by dotted key, without those in which equal runs may differ. tokenizer: a hash of it.
     lines: those of metrics.jsonl, by split. figures: rows of the table; None where it was not a finite number, or never
     came to be. per_token: rows that mean something only beside runs with the same tokenizer.
-    budget: the tokens of its steps; or its minutes, if these limit it.
+    budget: the tokens of its steps, padding included; or its minutes, if these limit it.
     """
 
     path: Path

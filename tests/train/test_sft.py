@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from data import load_tokenizer
 from data.chat import prompt_ids
-from data.prepare import open_prepared
+from data.prepare import open_prepared, prepare
 from eval.chat.session import open_conversation
 from eval.samples import complete
 from model import load
@@ -18,6 +18,7 @@ from tests.train.helpers import losses, method_config, metrics, pretrain, refusa
 from train.config import load_run_config
 from train.objective import NextToken, TextBatches
 from train.pretrain import main as pretrain_main
+from train.processes import World
 from train.sft import main
 
 
@@ -110,18 +111,32 @@ def test_learned_positions_serve_rows_that_are_joined_and_end_in_padding(tmp_pat
     assert metrics(tmp_path / "runs/tiny", "train")[-1]["padding_share"] > 0
 
 
-def test_a_step_is_smaller_where_the_text_does_not_fill_it(chat):
-    """A user's first thirty chats, in a config for thousands: half of a step's rows, or a quarter, or an eighth, …"""
+@pytest.mark.parametrize("processes", [1, 2, 8])
+def test_a_step_is_as_large_where_the_text_does_not_fill_it(chat, processes):
+    """A user's first thirty chats, in a config for thousands: a step reads them again, on any number of processes."""
     folder, config = chat
     few = folder / "few.jsonl"
     few.write_text("".join((folder / "records.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)[:30]))
     source = f"data.source={{kind: files, path: {few}, validation_path: {folder / 'records.jsonl'}}}"
-    given = ["name=few", source, "train.tokens_per_step=12288", "train.max_steps=2"]
-    said = pretrain(config, *given, script=main).stdout
-    found = re.search(r"makes (\d+) rows of \d+ tokens, fewer than the \d+ .* a step takes (\d+)", said)
-    rows, taken = map(int, found.groups())
-    assert taken <= rows < 2 * taken
-    assert all(line["loss"] for line in metrics(folder / "runs/few", "train"))
+    loaded = load_run_config(config, [source, "train.tokens_per_step=12288", "data.rows_joined=1"])
+    data = prepare(loaded.data, folder / "runs", show_progress=False)
+    whole = TextBatches(loaded, data).batch(0, None)
+    shares = [TextBatches(loaded, data, World(rank, processes)).batch(0, None) for rank in range(processes)]
+    assert [row for share in shares for row in share.row_ids] == whole.row_ids == list(range(64))
+    assert torch.equal(torch.cat([share["input_ids"] for share in shares]), whole["input_ids"])
+
+
+def test_max_tokens_are_reached_where_the_text_does_not_fill_a_step(tmp_path):
+    """4,096 tokens in steps of 1,024, of a text of 700: rows of 32, of which the last of an epoch has 2 in padding."""
+    (tmp_path / "text.txt").write_text("a" * 698, encoding="utf-8")
+    (tmp_path / "held_out.txt").write_text("b" * 98, encoding="utf-8")
+    source = {"kind": "files", "path": str(tmp_path / "text.txt"), "validation_path": str(tmp_path / "held_out.txt")}
+    train = {"max_steps": None, "max_tokens": 4096, "tokens_per_step": 1024}
+    said = pretrain(
+        write_config(tmp_path, data={"source": source}, train=train, eval={"hooks": []}), script=pretrain_main
+    )
+    assert "makes 22 rows of 32 tokens, and a step has 32" in said.stdout
+    assert 4096 - 6 * 4 <= metrics(tmp_path / "runs/tiny", "train")[-1]["tokens"] <= 4096
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ right answer to every question. So `exact_match` cannot be wrong, and nothing ca
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from functools import lru_cache
 from random import Random
@@ -39,6 +40,7 @@ from train.processes import World
 COLUMNS = ("input_ids", "labels", "drawn_log_probs", "advantages", "copies", "weights")  # of a batch
 FIGURE = "figure "  # before the name of a figure, in a checkpoint
 ATTEMPTS = 1000  # to find a question that fits
+ENOUGH, NEARLY_ALL = 20, 0.95  # questions, of which such a share with one reply has a placeholder there
 Draw = Callable[[Random], Question | None]  # None: there is no question in what was drawn
 Reward = Callable[[Question, str], float]
 
@@ -61,7 +63,7 @@ class AnswerBatches(BatchSource):
         if self.groups % world.size or world.shares_model:
             raise InputError(f"{world.size} processes cannot share {self.groups} questions: set train.processes=1")
         self.numbers = range(world.rank, self.groups, world.size)  # of this process's questions
-        self.draw_question = questions_to_draw(config.data)
+        self.draw_question = questions_to_draw(config.data, self.settings.reward)
         self.reward: Reward = import_named("grpo.reward", self.settings.reward, REWARDS)
         self.steps_per_batch = self.settings.num_iterations
         self.drawn: tuple[int, Batch] | None = None  # what is trained on: the step that drew it, and the batch
@@ -148,14 +150,21 @@ class AnswerBatches(BatchSource):
 # what is asked, and what a reply earns
 
 
-def questions_to_draw(data: DataConfig) -> Draw:
-    """A function that draws a question of the training text: about a story of the built-in world, or the last question
-    of any conversation. Raises InputError where there is none."""
+def questions_to_draw(data: DataConfig, reward: str) -> Draw:
+    """Return a function that draws a question of the training text: about a story of the built-in
+    world, or the last question of any conversation. Raises InputError where there is none, and where
+    the right replies are nearly all equal but a built-in reward needs them.
+    """
     source = data.source
     if not isinstance(source, StoryworldSource):
         questions = [question for each in documents(data, "train") if (question := question_of(each)) is not None]
         if not questions:
             raise InputError("data.source: no training conversation ends with an answer of the assistant to a question")
+        reply, count = Counter(question.reply for question in questions).most_common(1)[0]
+        if reward in REWARDS and len(questions) >= ENOUGH and count > NEARLY_ALL * len(questions):
+            problem = f"{count:,} of {len(questions):,} right replies are {escape(reply[:40])!r}"
+            remedy = "give real ones, or name a reward of your own, module:function"
+            raise InputError(f"data.source: {problem}, and grpo.reward={reward} pays for these: {remedy}")
         return lambda rng: rng.choice(questions)
     if source.recall is not None:
         raise InputError("data.source.recall: train.grpo asks in conversations, and these are facts: set it to null")

@@ -1,6 +1,7 @@
 """GRPO: the loss of TRL on the same rollouts, the same run after a stop, and what a reward may do wrong."""
 
 import copy
+import json
 from collections import defaultdict
 from dataclasses import replace
 from types import SimpleNamespace
@@ -217,6 +218,21 @@ def test_a_run_that_has_learned_nothing_yet_is_resumed(run, tmp_path):
     paid = f"grpo.reward={HERE}:vowels"
     pretrain(config, "train.max_steps=2", paid, "allow_mismatch=true", "--trust-hooks", script=grpo.main)
     assert [line["loss"] is None for line in metrics(tmp_path / "grown", "train")] == [True, False]
+
+
+@pytest.mark.parametrize("reply", ["空", ""])
+def test_a_reward_of_ones_own_needs_no_replies(run, tmp_path, reply):
+    """MiniMind's rlaif.jsonl has a placeholder in their place; an empty one does as well."""
+    file, records = tmp_path / "rlaif.jsonl", []
+    for number in range(40):
+        turns = (("user", f"{number}. Why?"), ("assistant", reply))
+        records.append({"conversations": [{"role": role, "content": content} for role, content in turns]})
+    file.write_text("".join(json.dumps(record) + "\n" for record in records))
+    config = grpo_config(
+        run, output_dir=str(tmp_path), data={"source": {"kind": "files", "path": str(file)}}, train={"max_steps": 1}
+    )
+    pretrain(config, "--trust-hooks", script=grpo.main)
+    assert metrics(tmp_path / "grown", "train")[0]["reward_variance"] > 0
 
 
 def test_it_reports_its_figures_and_goes_on_exactly_after_a_stop(run, tmp_path):

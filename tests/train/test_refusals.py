@@ -65,6 +65,7 @@ REFUSED = [
     ("grpo", "no question fits beside grpo.max_new_tokens", "grpo.max_new_tokens=90"),
     ("grpo", "no question with its tools fits beside", "grpo.tools=[calculator]"),
     ("grpo", "ends with an answer of the assistant", "data.source.path=FOLDER/greetings.jsonl"),
+    ("grpo", "right replies are '空'", "data.source.path=FOLDER/rlaif.jsonl", "grpo.reward=contains_answer"),
     ("sweep", "did you mean", "model.heads=1,2"),
     ("sweep", f"`{HEADS}=3`: ", f"{HEADS}=1,3"),
     ("sweep", "write section.key=value", "=1,2"),
@@ -78,16 +79,21 @@ COMMANDS = {"sweep": sweep.main, "budget": budget.main, "lora": METHODS["pretrai
 
 @pytest.fixture(scope="module")
 def sources(base, tmp_path_factory):
-    """A run with another tokenizer than the base, and chats in which one side is silent, or speaks too late."""
+    """A run with another tokenizer than the base, and chats in which one side is silent, speaks too late, or always
+    says the same, as in MiniMind's rlaif.jsonl."""
     folder = tmp_path_factory.mktemp("sources")
     config = write_config(folder, train={"max_steps": 2}, eval={"hooks": []})
     pretrain(config, "name=char", "data.tokenizer={kind: char}")
     question, answer = {"role": "user", "content": "And then? " * 40}, {"role": "assistant", "content": "Yes."}
     late = [question | {"content": "Sure?"}, answer | {"weight": 0}, question, answer]  # cut at a turn: nothing is left
-    for name, messages in (("questions", [question]), ("greetings", [answer]), ("late", late)):
+    chats = {"questions": [question], "greetings": [answer], "late": late}
+    chats["rlaif"] = [question | {"content": "?"}, answer | {"content": "空"}]
+    for name, messages in chats.items():
         text = json.dumps({"messages": messages}) + "\n"
-        chats = (text.replace('content": "', f'content": "{number}. ') for number in range(400))
-        (folder / f"{name}.jsonl").write_text("".join(chats))
+        # every text has a number, or the first one only
+        replaced = 1 if name == "rlaif" else -1
+        lines = (text.replace('content": "', f'content": "{number}. ', replaced) for number in range(400))
+        (folder / f"{name}.jsonl").write_text("".join(lines))
     return folder
 
 

@@ -106,6 +106,7 @@ def train(run: Run) -> None:
             if config.trace:
                 append_trace(run, batch, figures)
             state.step += 1
+            state.lr = lr
             state.tokens += counts.tokens
             progress = agreed_progress(run)
             is_last = progress >= 1
@@ -309,6 +310,7 @@ def train_to_the_end(run: Run) -> int:
                 if state.step == 0:
                     report_initial_loss(run)
                 if not was_over:
+                    report_rising_rate(run)
                     evaluate_and_save(run)  # at the start, or when a signal came just before it
                     train(run)  # if compiling took all the minutes, it still takes one step
                 evaluate_and_save(run, is_last=True)
@@ -335,6 +337,16 @@ def show_stop(run: Run, why: str) -> None:
     """The hooks that show the run say why it stops. An error on the way out would hide the one that led here."""
     with suppress(Exception):
         run.hooks.on_rank0("stop", run.event(is_last=False), why)
+
+
+def report_rising_rate(run: Run) -> None:
+    """Say so where a run that was made longer goes back to a higher learning rate than it had."""
+    config, state = run.config, run.state
+    progress = config.progress(state.step, state.seconds)
+    lr = set_learning_rate(run.optimizers, lr_factor(config, state.step, progress))
+    if state.lr is not None and lr > state.lr and state.step >= config.train.warmup_steps:
+        rise = f"rises again from {state.lr:#.2g} to {lr:#.2g}"
+        run.tracker.say(f"the learning rate follows the new length of the run: it {rise}")
 
 
 @torch.no_grad()

@@ -15,7 +15,7 @@ from PIL import Image
 import train.loop
 from eval.attention import snapshots
 from eval.attention.pictures import quick_mosaic
-from tests.train.helpers import at_each_step, kill_at, losses, metrics, pretrain, write_config
+from tests.train.helpers import at_each_step, kill_at, losses, metrics, pretrain, stopped_at, write_config
 from train.config import load_run_config
 
 
@@ -212,6 +212,21 @@ def test_tokens_are_rounded_up_to_whole_steps(tmp_path):
     assert "finished at step 4" in pretrain(config).stdout
     assert "train.max_tokens ends before step" in pretrain(config, "train.max_tokens=512", code=2).stderr
     assert load_run_config(write_config(tmp_path, train={"max_steps": None})).max_steps == 1000
+
+
+def test_a_run_made_longer_says_that_its_learning_rate_rises_again(tmp_path):
+    """In the warm-up it rises without a word, and a finished run says nothing."""
+    config = write_config(tmp_path, train={"max_steps": 6, "warmup_steps": 3})
+    with stopped_at(1):
+        said = pretrain(config, code=143).stdout
+    said += pretrain(config).stdout + pretrain(config).stdout
+    assert "rises again" not in said
+    lines = pretrain(config, "train.max_steps=10").stdout.splitlines()
+    [line] = [line for line in lines if "rises again" in line]
+    before, after = re.findall(r"0\.\d+", line)
+    rates = [f"{m['lr']:#.2g}" for m in metrics(tmp_path / "runs/tiny", "train")]
+    assert (before, after) == (rates[5], rates[6])
+    assert float(before) < float(after)
 
 
 @pytest.fixture

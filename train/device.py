@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ SMALL_VOCABULARY = 64  # counted, as long as the vocabulary is not known
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "tf32": torch.float32, "fp32": torch.float32}
 # what PyTorch knows about the processor, such as its name and amx_bf16; nothing, in versions that do not say
 CPU: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+COMPILERS = {"darwin": "clang++", "win32": "cl"}  # that PyTorch calls, where CXX names no other; elsewhere g++
 FEW_STEPS = 100  # for fewer, compiling is not even considered
 # minutes of plain training from which on compiling pays: it costs half a minute or more, and saves a tenth of the rest
 # on a CPU; on a GPU some 20 seconds, and more than half of the rest (FINDINGS.md#gpu)
@@ -93,7 +95,7 @@ def resolve_device(config: RunConfig, resolved: Mapping[str, Any] | None = None)
         if wanted != "auto":
             value, why = wanted, "asked for"
             if words := problem(wanted):
-                raise InputError(f"{name} {wanted} {words}")
+                raise InputError(f"{name} {str(wanted).lower()} {words}")
         elif (value := before.get(name)) is not None and not problem(value):
             why = "auto: as this run began"
         else:
@@ -104,7 +106,9 @@ def resolve_device(config: RunConfig, resolved: Mapping[str, Any] | None = None)
 
     train, model, documents = config.train, config.model, config.data.isolate_documents
     precision = settle("precision", train.precision, lambda p: lacks(p, kind), lambda: fastest_precision(kind))
-    compiled = settle("compile", train.compile, lambda on: "", lambda: pays_to_compile(config, kind, precision))
+    compiled = settle(
+        "compile", train.compile, partial(no_compiler, kind), lambda: pays_to_compile(config, kind, precision)
+    )
     here = Situation.of(
         model, kind, DTYPES[precision],
         dropout=model.attention_dropout, gradients=True, documents=documents, compiled=compiled,
@@ -174,11 +178,17 @@ def pays_to_compile(config: RunConfig, kind: str, precision: str) -> tuple[bool,
 def compiler_problem(kind: str) -> str:
     """Why torch.compile is not even tried on this kind of device; "" if it is."""
     if kind == "cpu":
-        compilers = (os.environ.get("CXX", "c++"), "g++", "clang++")
-        return "" if any(map(shutil.which, compilers)) else "it needs a C++ compiler, and there is none"
+        compiler = os.environ.get("CXX", COMPILERS.get(sys.platform, "g++"))
+        return "" if shutil.which(compiler) else f"needs the C++ compiler {compiler}, which is not installed"
     if kind == "cuda":
-        return "" if find_spec("triton") else "it needs triton, which is not installed"
+        return "" if find_spec("triton") else "needs triton, which is not installed"
     return f"not tried on {kind}"
+
+
+def no_compiler(kind: str, wanted: bool) -> str:
+    """Why a device cannot compile, though it is asked to, and what to do; "" if it can."""
+    problem = compiler_problem(kind) if wanted and kind in PAYS_AFTER_MINUTES else ""
+    return f"{problem}: install it, or use train.compile=auto" if problem else ""
 
 
 def guessed_seconds(config: RunConfig, tokens: int, kind: str, precision: str) -> float:

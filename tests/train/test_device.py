@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.processes import exit_code
-from tests.train.helpers import pretrain, pretrain_rank, trace, write_config
+from tests.train.helpers import pretrain, pretrain_rank, refusal, trace, write_config
 from train import device
 from train.config import load_run_config
 from train.device import Device, fastest_precision, memory_of, resolve_device, set_float32_products
@@ -85,6 +85,7 @@ def test_a_run_leaves_the_products_of_float32_as_they_were(tmp_path, monkeypatch
 
 
 def test_a_run_that_has_begun_keeps_what_it_took_but_no_precision_that_this_machine_lacks(config, monkeypatch):
+    monkeypatch.setattr("shutil.which", lambda name: name)
     begun = {"device": "cpu", "precision": "fp32", "attention": "eager", "compile": True}
     device = resolve_device(config, begun)
     assert (device.precision, device.attention, device.compile) == ("fp32", "eager", True)
@@ -144,7 +145,14 @@ def test_auto_compiles_what_is_long_enough_to_pay_for_it(tmp_path, monkeypatch, 
     assert kind != "cpu" or device.pays_to_compile(config, kind, "fp32")[0] is False
 
 
-def test_control_c_while_compiling_stops_the_run_and_is_not_a_failure(tmp_path, monkeypatch):
+def test_a_compiler_that_is_asked_for_and_missing_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    said = refusal(plain(tmp_path, compile=True))
+    assert "compile true needs the C++ compiler no-such-compiler, which is not installed" in said
+    assert "compile off" in pretrain(plain(tmp_path, max_steps=1)).stdout  # auto
+
+
+def test_control_c_while_compiling_stops_the_run_and_is_not_a_failure(tmp_path, pays, monkeypatch):
     def interrupted(model, dynamic):
         def forward(*inputs):
             os.kill(os.getpid(), signal.SIGINT)

@@ -6,6 +6,7 @@ import math
 import re
 import signal
 import struct
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,8 +14,10 @@ import pytest
 from PIL import Image
 
 import train.loop
+import train.metrics
 from eval.attention import snapshots
 from eval.attention.pictures import quick_mosaic
+from eval.hooks import held_out as validation
 from tests.train.helpers import at_each_step, kill_at, losses, metrics, pretrain, stopped_at, write_config
 from train.config import load_run_config
 
@@ -252,6 +255,30 @@ def test_under_the_clock_the_cooldown_ends_with_the_time(tmp_path, clock):
     assert [m["lr"] for m in lines] == pytest.approx([0.02 * (0.05 + 0.95 * min(1, share / 0.7)) for share in left])
     again = pretrain(config)
     assert again.stdout.strip() in done.stdout  # finished: it shows its result again
+
+
+def test_evaluating_and_saving_is_no_time_of_training(tmp_path, monkeypatch, clock):
+    """A step of 256 tokens takes an eighth of a second, an evaluation a minute, and a save two."""
+
+    def slowly(call, seconds):
+        def slow(*arguments, **options):
+            clock[0] += seconds
+            return call(*arguments, **options)
+
+        return slow
+
+    monkeypatch.setattr(train.metrics, "time", SimpleNamespace(perf_counter=lambda: clock[0], monotonic=time.monotonic))
+    monkeypatch.setattr(validation, "loss_sums", slowly(validation.loss_sums, 60.0))
+    monkeypatch.setattr(train.loop, "save_checkpoint", slowly(train.loop.save_checkpoint, 120.0))
+    pretrain(
+        write_config(
+            tmp_path, train={"max_steps": 6, "checkpoint_every": 2}, eval={"hooks": ["validation"], "every": 2}
+        )
+    )
+    lines = metrics(tmp_path / "runs/tiny", "train", without_clocks=False)
+    assert [line["tokens_per_s"] for line in lines] == [256 / 0.125] * 6
+    apart = [(line["eval_s"], line["save_s"]) for line in lines]  # before the step of the line
+    assert apart == [(60, 0), (0, 0), (60, 120), (0, 0), (60, 120), (0, 0)]
 
 
 def test_time_between_two_starts_is_not_the_run_s(tmp_path, clock):

@@ -14,7 +14,7 @@ from eval.chat.session import open_conversation
 from eval.samples import complete
 from model import load
 from tests.train.foreign import foreign_directory
-from tests.train.helpers import losses, method_config, metrics, pretrain, refusal, write_config
+from tests.train.helpers import at_each_step, losses, method_config, metrics, pretrain, refusal, write_config
 from train.config import load_run_config
 from train.objective import NextToken, TextBatches
 from train.pretrain import main as pretrain_main
@@ -109,6 +109,35 @@ def test_learned_positions_serve_rows_that_are_joined_and_end_in_padding(tmp_pat
     train = {"max_steps": 4, "tokens_per_step": 1536}
     pretrain(write_config(tmp_path, model=model, data=data, train=train, eval={"hooks": []}), script=pretrain_main)
     assert metrics(tmp_path / "runs/tiny", "train")[-1]["padding_share"] > 0
+
+
+def test_the_balance_of_experts_is_a_mean_over_all_tokens_where_few_are_trained_on(tmp_path, base):
+    """The loss is a mean over the trained tokens, the balance one over all: in the figures and in the gradient."""
+    turns, chats = (("user", "?" * 40), ("assistant", "Yes")), []
+    for i in range(40):
+        chats.append({"messages": [{"role": role, "content": f"{i} {text}"} for role, text in turns]})
+    (tmp_path / "records.jsonl").write_text("".join(json.dumps(record) + "\n" for record in chats))
+    source = {"kind": "files", "path": str(tmp_path / "records.jsonl")}
+    model = {"num_experts": 4, "moe_intermediate_size": 16, "router_aux_loss_coef": 1.0}
+    data = {"source": source, "records": "conversations", "sequence_length": 96}
+    train = {"max_steps": 1, "tokens_per_step": 768, "processes": 1, "micro_batch_size": 4}
+    expected = {}
+
+    def compute(run):
+        batch = run.source.batch(0, run.lm)
+        (loss, trained), auxiliary = run.lm(**batch.tensors, with_auxiliary=True)
+        tokens = (batch["input_ids"] != run.data.tokenizer.pad_id).sum()
+        balance = auxiliary["load_balancing"] / tokens
+        (loss / trained + balance).backward()
+        gradients = [parameter.grad for parameter in run.lm.parameters()]
+        expected.update(load_balancing=float(balance), grad_norm=float(torch.nn.utils.get_total_norm(gradients)))
+        run.lm.zero_grad()
+        assert trained < tokens / 3
+
+    with at_each_step(compute):
+        pretrain(write_config(tmp_path, model=model, data=data, train=train, eval={"hooks": []}), script=pretrain_main)
+    [line] = metrics(tmp_path / "runs/tiny", "train")
+    assert {name: line[name] for name in expected} == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.parametrize("processes", [1, 2, 8])

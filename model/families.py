@@ -72,6 +72,13 @@ class ConfigJson(BaseModel):
     headlight: Fields = {}  # what Headlight writes for itself
 
 
+def _current(name: str) -> str | None:
+    """Old Llama files hold the frequencies of RoPE, and a model that was saved without its head has no `model.`"""
+    if name.endswith("rotary_emb.inv_freq"):
+        return None
+    return name if name.startswith(("model.", "lm_head.")) else f"model.{name}"
+
+
 @dataclass(frozen=True)
 class Family:
     """One architecture of transformers: its names in config.json, and how it differs from PLAIN.
@@ -100,7 +107,7 @@ class Family:
     read_own: Callable[[Fields], Fields] = lambda fields: {}
     to_files: Callable[[Tensors], Tensors] = dict
     from_files: Callable[[Tensors], Tensors] = dict
-    current: Callable[[str], str | None] = str
+    current: Callable[[str], str | None] = _current
 
     def write(self, config: ModelConfig) -> Fields:
         """The config.json of a model, in the spelling of transformers 4 and 5."""

@@ -34,6 +34,10 @@ def read_tensors(file: Path, current: Callable[[str], str | None] = str) -> Tens
     tensors: Tensors = {}
     for part in parts:
         if not part.is_file():  # to open a pipe would wait for ever
+            pickled = sorted(file.parent.glob("*_model*.bin")) if part == file else []
+            if pickled:
+                remedy = "open the folder with transformers' from_pretrained, and save it with save_pretrained"
+                raise DamagedFile(f"{pickled[0]}: is not read, because such a file can run code: {remedy}")
             raise DamagedFile(f"{part}: cannot be read: there is no such file")
         try:  # the library checks that the tensors fill the file exactly, without overlap
             stored = load_file(part)

@@ -179,6 +179,60 @@ def test_a_real_config_gives_the_logits_of_transformers(tmp_path, name):
     assert_same(logits_of(load(folder)), expected, REAL[name])
 
 
+def with_tied_head(weights):
+    """As programs write them that save every parameter, also a tied one."""
+    return weights | {"lm_head.weight": weights[next(name for name in weights if name.endswith(EMBEDDING))].clone()}
+
+
+def with_tied_head_alone(weights):
+    """As safetensors' own `save_model` leaves a tied matrix: under the first of its names."""
+    return {name: x for name, x in with_tied_head(weights).items() if not name.endswith(EMBEDDING)}
+
+
+EMBEDDING = ("embed_tokens.weight", "wte.weight")
+SPELLINGS = {
+    "tied, and the head too": (with_tied_head, ("SmolLM2", "GPT-2")),
+    "tied, the head alone": (with_tied_head_alone, ("SmolLM2", "GPT-2")),
+    "frequencies of RoPE in every layer": (
+        lambda weights: weights | {f"model.layers.{i}.self_attn.rotary_emb.inv_freq": torch.ones(4) for i in (0, 1)},
+        ("SmolLM2", "Llama 3.1"),
+    ),
+    "without `model.`": (
+        lambda weights: {name.removeprefix("model."): tensor for name, tensor in weights.items()},
+        ("SmolLM2", "Qwen3"),
+    ),
+}
+
+
+@pytest.mark.parametrize(("spelling", "name"), [(key, name) for key, (_, names) in SPELLINGS.items() for name in names])
+def test_weights_in_other_spellings_are_read_as_transformers_reads_them(tmp_path, spelling, name):
+    folder = directory_of(tmp_path / "a", REAL[name])
+    expected, weights = theirs_from(folder), load_file(folder / "model.safetensors")
+    save_file(SPELLINGS[spelling][0](weights), folder / "model.safetensors", metadata={"format": "pt"})
+    assert torch.equal(theirs_from(folder), expected)
+    assert_same(logits_of(load(folder)), expected, REAL[name])
+
+
+def test_a_head_that_is_called_tied_and_differs_is_refused(tmp_path):
+    """transformers 4 takes the embedding in its place, 5 takes it as it is."""
+    folder = directory_of(tmp_path / "a", REAL["SmolLM2"])
+    weights = with_tied_head(load_file(folder / "model.safetensors"))
+    save_file(weights | {"lm_head.weight": 2 * weights["lm_head.weight"]}, folder / "model.safetensors")
+    with pytest.raises(ValueError, match="tie_word_embeddings"):
+        load(folder)
+    (folder / "config.json").write_text(json.dumps(REAL["SmolLM2"] | {"tie_word_embeddings": False}))
+    assert_same(logits_of(load(folder)), theirs_from(folder), REAL["SmolLM2"])
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "pytorch_model-00001-of-00002.bin"])
+def test_weights_that_are_pickled_come_with_a_remedy(tmp_path, name):
+    folder = directory_of(tmp_path / "a", REAL["SmolLM2"])
+    torch.save(load_file(folder / "model.safetensors"), folder / name)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match="save_pretrained"):
+        load(folder)
+
+
 def assert_same(ours, theirs, fields):
     """To the last bit; within 1e-5 for GPT-2, whose products are added up in another order than ours."""
     tolerance = 1e-5 if fields["model_type"] == "gpt2" else 0

@@ -168,10 +168,32 @@ def _say_once(line: str) -> None:
         print(translated(line), file=sys.stderr, flush=True)
 
 
+@cache
+def hub_snapshot(path: Path) -> Path:
+    """The folder of OWNER/NAME in the cache of huggingface_hub, which fetches it if it may; any other path as it is.
+
+    A path whose first folder exists is never such a name. Raises DamagedFile.
+    """
+    is_name = re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", path.as_posix())
+    if not is_name or path.parts[0] == "runs" or path.suffix == ".json" or path.parent.exists():
+        return path
+    import huggingface_hub
+
+    wanted = ["*.json", "*.safetensors", "*.jinja"]
+    try:
+        folder = huggingface_hub.snapshot_download(path.as_posix(), allow_patterns=wanted, ignore_patterns="*/*")
+    except Exception as error:  # of several libraries
+        reason = str(error).partition("\n")[0].partition(". ")[0][:200]
+        remedy = "check the name, the network and HF_HUB_OFFLINE"
+        raise DamagedFile(f"{path}: does not exist here, nor on the Hugging Face Hub: {reason}: {remedy}") from None
+    return Path(folder)
+
+
 def checkpoint_directory(path: str | Path) -> Path:
     """The directory of a model or of adapters: `path` itself, the newest checkpoint of the run at `path` (see
-    `run_path`), or the one that a run's `latest` or `best` names. Raises DamagedFile, a ValueError."""
-    path = run_path(path)
+    `run_path`), the one that a run's `latest` or `best` names, or a model of the Hub. Raises DamagedFile, a
+    ValueError."""
+    path = hub_snapshot(run_path(path))
     if is_model(path):
         return path
     latest = path if is_pointer(path) else path / "checkpoints" / "latest"

@@ -391,7 +391,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
 def open_tokenizer(path: str | Path) -> tuple[Path, tokenizers.Tokenizer, Settings]:
     """The tokenizer of a run, a directory or a file: where it is, tokenizer.json, its settings. Raises InputError."""
     path = run_path(path)
-    if is_pointer(path) or (path / "checkpoints" / "latest").is_file():
+    if is_pointer(path) or not path.exists() or (path / "checkpoints" / "latest").is_file():
         return read_checkpoint(path, open_tokenizer)
     file = path if path.is_file() else path / "tokenizer.json"
     if not file.is_file():

@@ -221,8 +221,8 @@ class RunConfig(Section):
     )
     """Reinforcement learning on sampled answers, with train.grpo."""
     init_from: Annotated[PathText | None, Tag.IDENTITY] = None
-    """Start from the weights of this run or model directory, with its shape and its tokenizer. null = random
-    weights."""
+    """Start from the weights of this run, model directory or model of the Hub (OWNER/NAME), with its shape and its
+    tokenizer. null = random weights."""
     model: Annotated[ModelConfig, Tag.IDENTITY] = ModelConfig()
     """The network."""
     data: Annotated[DataConfig, Tag.IDENTITY] = DataConfig()

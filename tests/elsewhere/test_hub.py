@@ -8,6 +8,7 @@ import base64
 import hashlib
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -39,6 +40,17 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 model, tokenizer = AutoModelForCausalLM.from_pretrained(sys.argv[1]), AutoTokenizer.from_pretrained(sys.argv[1])
 ids = tokenizer("Once there was a fox", return_tensors="pt")["input_ids"]
 torch.save({"ids": ids, "logits": model(ids).logits.detach()}, sys.argv[2])
+"""
+
+FETCH = """
+import sys
+import torch
+from data import load_tokenizer
+from model import load
+
+ids = torch.load(sys.argv[2], weights_only=True)["ids"]
+assert [load_tokenizer(sys.argv[1]).begin("Once there was a fox")] == ids.tolist()
+torch.save(load(sys.argv[1])(ids).detach(), sys.argv[3])
 """
 
 
@@ -108,6 +120,13 @@ def hub_app(hub: Hub) -> FastAPI:
         siblings = [{"rfilename": path} for path in hub.files]
         return {"id": NAME, "sha": COMMIT, "siblings": siblings, "private": False, "tags": []}
 
+    @app.get(f"/api/models/{NAME}/tree/{{revision}}")
+    async def tree() -> list:
+        return [
+            {"type": "file", "path": path, "size": len(content), "oid": hashlib.sha1(content).hexdigest()}
+            for path, content in hub.files.items()
+        ]
+
     return app
 
 
@@ -154,7 +173,10 @@ def test_what_was_uploaded_opens_from_its_name(tmp_path):
         assert hub.files == {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*")}
         assert [*hub.objects.values()] == [hub.files["model.safetensors"]]
         succeed(sys.executable, "-c", OPEN, NAME, str(tmp_path / "there.pt"))
+        shutil.rmtree(tmp_path / "home/hub")
+        succeed(sys.executable, "-c", FETCH, NAME, str(tmp_path / "there.pt"), str(tmp_path / "ours.pt"))
     there = torch.load(tmp_path / "there.pt", weights_only=True)
+    assert torch.equal(torch.load(tmp_path / "ours.pt", weights_only=True), there["logits"])
     assert torch.equal(load(folder)(there["ids"]), there["logits"])
     card = ModelCard(hub.files["README.md"].decode())
     assert (card.data.license, card.data.pipeline_tag) == ("unknown", "text-generation")

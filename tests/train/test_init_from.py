@@ -85,6 +85,24 @@ def test_a_directory_that_transformers_saved_is_a_start_as_well(trained, here, a
     assert losses(here / "runs/from_theirs", "val")[0] == losses(here / "runs/ours", "val")[-1]
 
 
+def test_a_name_of_the_hub_is_the_folder_in_its_cache(trained, here, monkeypatch):
+    """What `hf download` or transformers fetched before; the network is not asked (HF_HUB_OFFLINE)."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(here / "hub"))
+    monkeypatch.chdir(here)
+    place = here / "hub/models--somebody--gqa"
+    shutil.copytree(here / "converted", place / "snapshots" / ("1" * 40))
+    (place / "refs").mkdir()
+    (place / "refs/main").write_text("1" * 40)
+    config = write_config(here, name="ours", model=GQA, train={"max_steps": 2})
+    pretrain(config, f"init_from={here / 'converted'}")
+    pretrain(config, "name=from_hub", "init_from=somebody/gqa")
+    assert metrics(here / "runs/from_hub") == metrics(here / "runs/ours")
+    assert "init_from: somebody/gqa" in (here / "runs/from_hub/config.yaml").read_text()
+    assert "on the Hugging Face Hub" in refusal(config, "name=other", "init_from=somebody/gqb")
+    Path("mine").mkdir()  # in a folder of one's own, a name is never one of the Hub
+    assert "mine/gqa: does not exist: name a run" in refusal(config, "name=other", "init_from=mine/gqa")
+
+
 def test_another_tokenizer_is_refused_and_the_remedy_works(here):
     file = here / "converted/tokenizer.json"
     content = json.loads(file.read_text(encoding="utf-8"))

@@ -9,7 +9,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from data.chat import Delta, Reply, TextStream, prompt_ids
+from data.chat import Delta, Reply, TextStream, prompt_ids, read_call
 from data.reading.records import BadRecord
 from serve.batching import Batcher, End, Event, Request, Token
 from serve.library import Model
@@ -44,6 +44,7 @@ class Answer:
         if isinstance(event, End) and event.reason == "error":
             raise ApiError(500, event.message)
         is_first, self.has_events = not self.has_events, True
+        is_call = self.request.form is not None and self.request.form.is_call
         news, before = list[Delta](), len(self.tokens)
         if is_first and self.shows_prompt:
             read = self.request.read or [Token(token) for token in self.request.token_ids]
@@ -61,8 +62,12 @@ class Answer:
                 news.append(self._add(event.token))
             news.append(self.reply.end())
             is_cut = event.reason == "length" and not self.end
+            if is_call and not is_cut:
+                self.reply.tool_calls, self.reply.content = [read_call(self.reply.content)], ""
             self.finish_reason = "length" if is_cut else "tool_calls" if self.reply.tool_calls else "stop"
         new = Delta(*map("".join, zip(*news, strict=True)))
+        if is_call:  # text only where it was cut
+            new = new._replace(content=self.reply.content if self.finish_reason else "")
         return Piece(self, new, self.tokens[before:], is_first)
 
     def _add(self, token: Token) -> Delta:

@@ -31,6 +31,7 @@ from eval.attention.controls import Head, scaled
 from model import LanguageModel
 from model.generation import Sampling, next_token
 from model.paged_cache import PagedCache, PagedView, Table
+from serve.structured import Form
 
 Result = TypeVar("Result")
 MEMORY = 2**29  # bytes of a cache, if not told otherwise
@@ -74,6 +75,7 @@ class Request:
     top_log_probs: how many likeliest ids come with each token; None: no log-probabilities. of_prompt: the prompt's
     tokens have them too, in `read`, before the first Token.
     heads: heads of the model whose outputs are multiplied by a factor, for this request alone.
+    form: what the answer must look like; None: anything.
     """
 
     token_ids: list[int]
@@ -85,6 +87,7 @@ class Request:
     top_log_probs: int | None = None
     of_prompt: bool = False
     heads: dict[Head, float] = field(default_factory=dict)
+    form: Form | None = None
     cancelled: bool = False  # by whoever asked: its blocks are free before the next token
     # once it has joined:
     table: Table = field(init=False)
@@ -251,16 +254,27 @@ class Batcher:
             if not request.max_new_tokens:
                 self._leave(request, End("length"))
                 continue
+            candidates = scores
+            if request.form is not None:
+                try:
+                    forbidden = ~request.form.allowed().to(self.device)
+                except ValueError as error:
+                    self._leave(request, End("error", f"the form of the answer: {error}"))
+                    continue
+                candidates = scores.masked_fill(forbidden, -torch.inf)
+                token = int(candidates.argmax())
             if request.sampling != Sampling(temperature=0):
                 seen = torch.tensor([request.table.token_ids], device=self.device)
-                token = int(next_token(scores, seen, request.sampling, request.generator)[0])
+                token = int(next_token(candidates, seen, request.sampling, request.generator)[0])
             (described,) = _described([token], scores, request.top_log_probs)
             if token in request.stop_ids:
                 self._leave(request, End("stop", token=described))
                 continue
             request.table.token_ids.append(token)
             request.tell(described)
-            if request.written == request.max_new_tokens:
+            if request.form is not None and request.form.add(token):
+                self._leave(request, End("stop"))
+            elif request.written == request.max_new_tokens:
                 self._leave(request, End("length"))
 
     def _leave(self, request: Request, end: End) -> None:

@@ -15,6 +15,7 @@ import secrets
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
@@ -31,6 +32,7 @@ from serve.answers import Answer, Piece, answer_all, chat_ids, finite, room_for,
 from serve.batching import Token
 from serve.library import Library, Model
 from serve.limits import TOO_LONG, ApiError, Limits, error_body
+from serve.structured import make_form
 
 MOST_ANSWERS = 16
 MOST_TOP = 20  # likeliest tokens beside each token, as OpenAI
@@ -43,7 +45,6 @@ DEFAULTS: dict[str, Any] = {  # of fields that are not supported: they change no
     "modalities": ["text"],
     "suffix": "",
     "best_of": 1,
-    "parallel_tool_calls": True,
 }
 SEED_STEP = 1_000_003  # between the seeds of two answers to one prompt
 
@@ -131,11 +132,14 @@ class ChatRequest(GenerationRequest):
     logprobs: bool = False
     top_logprobs: int = Field(0, ge=0, le=MOST_TOP)
     tools: list[dict[str, Any]] = Field(default=[], max_length=100)
-    tool_choice: Literal["none", "auto"] = "auto"
+    tool_choice: Literal["none", "auto", "required"] | dict[str, Any] = "auto"
+    parallel_tool_calls: bool = True
+    response_format: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] = {}  # this and the next one: as vLLM has them
     continue_final_message: bool = False
     reasoning_effort: str | None = Field(None, max_length=100)
     inspect: Inspect | None = None
+    _form: tuple[str, dict[str, Any] | None, list[dict[str, Any]]] | None = None
 
     @model_validator(mode="after")
     def _check_pairs(self) -> ChatRequest:
@@ -145,9 +149,39 @@ class ChatRequest(GenerationRequest):
             raise ValueError("max_completion_tokens: 0 leaves nothing to answer")
         return self
 
+    @model_validator(mode="after")
+    def _set_form(self) -> ChatRequest:
+        """Find what the answer must be: the field that says so, a schema, and functions that may be called."""
+        functions = [tool["function"] for tool in self.usable_tools if isinstance(tool.get("function"), dict)]
+        must_call = self.tool_choice not in ("none", "auto")
+        schema: dict[str, Any] | None = None
+        match self.tool_choice:
+            case {"type": "function", "function": {"name": name}}:
+                functions = [function for function in functions if function.get("name") == name]
+            case dict():
+                functions = []
+        if must_call and not functions:
+            raise ValueError("tool_choice must be none, auto, required, or name a function of tools")
+        if functions and not must_call and not self.parallel_tool_calls:
+            raise ValueError("parallel_tool_calls: false works with tool_choice: required only")
+        match self.response_format:
+            case {"type": "json_schema", "json_schema": {"schema": dict(schema)}}:
+                pass
+            case {"type": "json_object", **others} if not others:
+                schema = {"type": "object"}
+            case dict():
+                raise ValueError("response_format must be text, json_object, or json_schema with its schema")
+        if must_call:
+            self._form = ("tool_choice", None, functions)
+        elif schema is not None:
+            self._form = ("response_format", schema, functions)
+        if self._form and (self.inspect or self.continue_final_message):
+            raise ValueError(f"{self._form[0]} is for whole answers, and this one is begun")
+        return self
+
     @property
     def usable_tools(self) -> list[dict[str, Any]]:
-        return self.tools if self.tool_choice == "auto" else []
+        return [] if self.tool_choice == "none" else self.tools
 
     @property
     def template(self) -> dict[str, Any]:
@@ -227,6 +261,17 @@ def router(library: Library, limits: Limits) -> APIRouter:
         ids = chat_ids(model, body.messages, body.usable_tools, body.template, body.continue_final_message)
         ids = text_ids(model, [*ids, *inspect.answer_ids], "answer_ids")
         answers = _answers(model, body, [ids], limits, heads, len(inspect.answer_ids))
+        if body._form is not None:
+            field, schema, functions = body._form
+            rows = model.lm.lm_head.out_features
+            try:
+                form = await asyncio.to_thread(make_form, model.tokenizer, rows, ids, schema, functions)
+            except ImportError:
+                raise ApiError(400, f"{field} needs the library llguidance: pip install llguidance") from None
+            except (ValueError, RecursionError) as error:
+                raise ApiError(400, f"{field}: {error}") from None
+            for answer in answers:
+                answer.request.form = replace(form, matcher=form.matcher.deep_copy())
         return await _respond(model, answers, body, request, limits)
 
     @routes.post("/completions")
@@ -239,6 +284,10 @@ def router(library: Library, limits: Limits) -> APIRouter:
             for answer in answers:
                 answer.echo = texts[answer.index // body.n]
         return await _respond(model, answers, body, request, limits)
+
+    @routes.api_route("/responses", methods=["GET", "POST"])
+    def responses() -> None:
+        raise ApiError(404, "the Responses API is not served here: use /v1/chat/completions")
 
     return routes
 

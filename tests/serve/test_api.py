@@ -234,7 +234,7 @@ def test_an_answer_ends_before_a_stop_text_also_when_streamed(client, direct):
         ({"temperature": 3}, 400, "temperature"),
         ({"max_tokens": 1000}, 400, "maximum context length is 256"),
         ({"frequency_penalty": 0.5}, 400, "frequency_penalty"),
-        ({"response_format": {"type": "json_object"}}, 400, "response_format"),
+        ({"response_format": {"type": "yaml"}}, 400, "response_format"),
         ({"tool_choice": "required"}, 400, "tool_choice"),
         ({"stream_options": {"continuous_usage_stats": True}}, 400, "continuous_usage_stats"),
         ({"reasoning_effort": "high"}, 400, "'reasoning_effort' is not for this model"),

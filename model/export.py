@@ -5,6 +5,7 @@
     merged       one whole model of adapters (LoRA) and their base
 
 A checkpoint is a Hugging Face model directory as it is, so transformers and vLLM need none of these.
+Weights are written as they were saved, or in `--dtype`: f32, f16 and bf16, and for gguf also q8_0.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from configs.command import InputError, exit_on_bad_input
 from configs.files import CARD, STATE, TRAINING, is_adapter, read_checkpoint, read_json, read_text
@@ -25,6 +28,8 @@ from model.config import ModelConfig
 from model.families import family_of
 from model.transformer import LanguageModel
 
+FORMATS = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+
 
 def _name_of(directory: Path) -> str:
     """The name of the run that a checkpoint belongs to, or that of the directory."""
@@ -32,19 +37,24 @@ def _name_of(directory: Path) -> str:
     return (directory.parents[1] if directory.parent.name == "checkpoints" else directory).name
 
 
-def write_hub_folder(directory: Path, out: Path) -> str:
+def write_hub_folder(directory: Path, out: Path, dtype: str | None = None) -> str:
     """Copy a checkpoint, with its card, without the state of its training."""
+    if dtype is not None and is_adapter(directory):
+        raise InputError(f"--dtype: {directory} holds adapters: merge them first (--to merged)")
     with new_directory(out) as folder:
+        if dtype is not None:
+            save(load(directory).to(FORMATS[dtype]), folder)
         for file in filter(Path.is_file, directory.iterdir()):  # not the folder `training`
-            shutil.copyfile(file, folder / file.name)
+            if dtype is None or not re.search(r"^config\.json$|\.safetensors", file.name):
+                shutil.copyfile(file, folder / file.name)
     return f"{out}: choose a license in its {CARD}, then: hf upload NAME {out}"
 
 
-def write_merged(directory: Path, out: Path) -> str:
+def write_merged(directory: Path, out: Path, dtype: str | None = None) -> str:
     """Write adapters and their base as one model, with a card of its own."""
     if not is_adapter(directory):
         raise InputError(f"{directory}: holds a whole model already, not adapters")
-    lm, state = load(directory), directory / TRAINING / STATE
+    lm, state = load(directory).to(FORMATS[dtype or "f32"]), directory / TRAINING / STATE
     with new_directory(out) as folder:
         save(lm, folder)
         copy_tokenizer(directory, folder)
@@ -54,9 +64,8 @@ def write_merged(directory: Path, out: Path) -> str:
 
 
 # ---------------------------------------------------------------------------------------------------------
-# gguf, the one file that llama.cpp reads: the architecture, the weights under its names, and the tokenizer. Weights
-# stay float32, so nothing is rounded; `llama-quantize` makes a smaller file of it. What llama.cpp would compute
-# differently without a word is refused here.
+# gguf, the one file that llama.cpp reads: the architecture, the weights under its names, and the tokenizer. What
+# llama.cpp would compute differently without a word is refused here.
 
 NEIGHBOURS = ("llama", "smollm3")  # llama.cpp turns neighbours (0, 1) together, and stores the rows of q and k so
 QUERY_OR_KEY = re.compile(r"self_attn\.([qk])_proj\.(weight|bias)$")
@@ -71,10 +80,11 @@ TEMPLATE \"\"\"{{{{ range .Messages }}}}<|im_start|>{{{{ .Role }}}}
 \"\"\"
 PARAMETER stop {TURN_END}
 """
+SYSTEM = 'SYSTEM """{}"""\n'
 COMPLETION = 'TEMPLATE """{{ .Prompt }}"""\n'
 
 
-def write_gguf(directory: Path, out: Path) -> str:
+def write_gguf(directory: Path, out: Path, dtype: str | None = None) -> str:
     """Write `model.gguf` and a `Modelfile` for Ollama. Raises InputError."""
     config = read_config(directory)
     if reason := not_in_llama_cpp(config):
@@ -84,10 +94,12 @@ def write_gguf(directory: Path, out: Path) -> str:
         import gguf
     except ImportError:
         raise InputError("GGUF is written by the package gguf, which is not installed: pip install gguf") from None
+    wanted = gguf.GGMLQuantizationType[(dtype or "f32").upper()]
     ends, scaling, has_rope = config.end_ids, config.rope_scaling, config.position_embedding == "rope"
     settings = {  # what GGUFWriter's `add_…` take; None: this architecture has no such number
         "name": _name_of(directory),
-        "file_type": gguf.LlamaFileType.ALL_F32,
+        "file_type": gguf.LlamaFileType[f"{'MOSTLY' if wanted else 'ALL'}_{wanted.name}"],
+        "quantization_version": gguf.GGML_QUANT_VERSION,
         "vocab_size": config.vocab_size,
         "context_length": config.max_position_embeddings,
         "embedding_length": config.hidden_size,
@@ -115,7 +127,11 @@ def write_gguf(directory: Path, out: Path) -> str:
             if value is not None:
                 getattr(writer, f"add_{key}")(value)
         for key, array in _gguf_tensors(gguf, lm).items():
-            writer.add_tensor(key, np.ascontiguousarray(array))
+            # as llama.cpp's own converter: norms, biases and learned positions are never rounded
+            kind = wanted if array.ndim == 2 and key != "position_embd.weight" else gguf.GGMLQuantizationType.F32
+            if array.shape[-1] % gguf.GGML_QUANT_SIZES[kind][0]:  # Q8_0 has blocks of 32 numbers
+                kind = gguf.GGMLQuantizationType.F16
+            writer.add_tensor(key, gguf.quantize(np.ascontiguousarray(array), kind), raw_dtype=kind)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
@@ -123,8 +139,21 @@ def write_gguf(directory: Path, out: Path) -> str:
         # a model whose texts end with a turn chats; another one continues a text
         is_chat = TURN_END in [tokenizer["token_list"][end] for end in ends if end >= 0]
         modelfile = f"FROM ./model.gguf\nPARAMETER num_ctx {config.max_position_embeddings}\n"
+        if is_chat and (system := _default_system(tokenizer["chat_template"])):
+            modelfile += SYSTEM.format(system)
         (folder / "Modelfile").write_text(modelfile + (CHAT if is_chat else COMPLETION), encoding="utf-8")
     return f"{out / 'model.gguf'}: for llama.cpp. For Ollama: ollama create NAME -f {out / 'Modelfile'}"
+
+
+def _default_system(template: str | None) -> str:
+    """The system message that a chat template writes where a conversation has none; "" for none."""
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    try:
+        text = environment.from_string(template or "").render(messages=[{"role": "user", "content": ""}])
+    except Exception:  # whatever a stranger's program may raise
+        return ""
+    system = re.search(rf"<\|im_start\|>system\n(.*?){re.escape(TURN_END)}", text, re.DOTALL)
+    return system[1] if system else ""
 
 
 def not_in_llama_cpp(config: ModelConfig) -> str | None:
@@ -223,18 +252,20 @@ def _kind(step: Any) -> str:
     return ""
 
 
-# each: (checkpoint directory, out) -> what to print
-TARGETS: dict[str, Callable[[Path, Path], str]] = {
+# each: (checkpoint directory, out, dtype) -> what to print
+TARGETS: dict[str, Callable[[Path, Path, str | None], str]] = {
     "gguf": write_gguf,
     "hub-folder": write_hub_folder,
     "merged": write_merged,
 }
 
 
-def export(source: Path, target: str, out: Path) -> str:
+def export(source: Path, target: str, out: Path, dtype: str | None = None) -> str:
     """Write the model of `source`, a run (its newest checkpoint) or a model directory, and say what was written.
     `out` appears whole or not at all. Raises InputError, also if something is there already."""
-    return read_checkpoint(source, lambda directory: TARGETS[target](directory, out))
+    if dtype not in (None, *FORMATS) and target != "gguf":
+        raise InputError(f"--dtype {dtype}: is for --to gguf only: use {', '.join(FORMATS)}")
+    return read_checkpoint(source, lambda directory: TARGETS[target](directory, out, dtype))
 
 
 def main() -> None:
@@ -242,8 +273,9 @@ def main() -> None:
     parser.add_argument("source", type=Path, help="a run (its newest checkpoint) or a model directory")
     parser.add_argument("--to", choices=TARGETS, required=True, help="for llama.cpp and Ollama | the Hub | one model")
     parser.add_argument("--out", type=Path, required=True, metavar="PATH", help="the directory to write; must be new")
+    parser.add_argument("--dtype", choices=[*FORMATS, "q8_0"], help="of the weights; default: as saved, gguf: f32")
     given = parser.parse_args()
-    print(export(given.source, given.to, given.out))
+    print(export(given.source, given.to, given.out, given.dtype))
 
 
 if __name__ == "__main__":

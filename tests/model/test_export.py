@@ -71,6 +71,27 @@ def test_adapters_go_to_the_hub_as_they_are_and_to_gguf_merged(tmp_path):
     assert all((first.data == second.data).all() for first, second in zip(one, other, strict=True))
 
 
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_weights_in_16_bits(tmp_path, dtype):
+    base, adapters = adapted(tmp_path)
+    (base / "generation_config.json").write_text('{"temperature": 0.3}')
+    ids = torch.randint(0, 300, (2, 12))
+    for source, target in ((base, "hub-folder"), (adapters, "merged")):
+        out = tmp_path / target
+        export(source, target, out, dtype)
+        theirs = AutoModelForCausalLM.from_pretrained(out, dtype="auto")
+        assert theirs.dtype == {"f16": torch.float16, "bf16": torch.bfloat16}[dtype]
+        rounded = load(source).to(theirs.dtype).float()
+        with torch.no_grad():
+            assert torch.equal(theirs.float()(ids).logits, rounded(ids))
+            assert torch.equal(load(out)(ids), rounded(ids))
+        assert not {file.name for file in base.iterdir()} - {file.name for file in out.iterdir()}
+    assert (tmp_path / "hub-folder/generation_config.json").read_text() == '{"temperature": 0.3}'
+    for source, target, wrong in ((base, "hub-folder", "q8_0"), (adapters, "hub-folder", dtype)):
+        with pytest.raises(InputError, match="--dtype"):
+            export(source, target, tmp_path / "no", wrong)
+
+
 @pytest.mark.parametrize("target", ["gguf", "hub-folder"])
 @pytest.mark.parametrize("occupy", [Path.touch, Path.mkdir, lambda out: out.symlink_to("nowhere")])
 def test_what_is_there_is_never_replaced(tmp_path, target, occupy):

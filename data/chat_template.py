@@ -65,11 +65,17 @@ class ChatTemplate:
 
     @property
     def variables(self) -> list[str]:
-        """What the template can be told besides a conversation: enable_thinking, for example."""
+        """What the template can be told besides a conversation: enable_thinking, for example.
+
+        A name that the template sets before it reads it is its own.
+        """
         environment = _compiled(self.source()).environment
-        read = find_undeclared_variables(environment.parse(self.source()))
+        tree = environment.parse(self.source())
         given = {"messages", "tools", "documents", "add_generation_prompt", *self.tokens, *environment.globals}
-        return sorted(read - given)
+        first: dict[str, str] = {}
+        for node in sorted(tree.find_all(nodes.Name), key=lambda node: (node.lineno, node.ctx != "load")):
+            first.setdefault(node.name, node.ctx)
+        return sorted(name for name in find_undeclared_variables(tree) - given if first[name] == "load")
 
     def render(self, messages: Sequence[dict], tools: Sequence[dict] | None = None, **variables: Any) -> list[Piece]:
         """The conversation in pieces; their joined texts are what transformers' apply_chat_template writes.

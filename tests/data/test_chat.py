@@ -15,6 +15,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 from transformers import AutoTokenizer
 
 from data.chat import MAY_END, TRAINED, encode_conversations, prompt_ids, segments
+from data.chat_template import CHAT_TEMPLATE, ChatTemplate
 from data.config import TokenizerConfig
 from data.reading.records import BadRecord, conversation_of
 from data.tokenizer import SPECIAL_TOKENS, train_tokenizer
@@ -242,3 +243,15 @@ def test_the_documentation_draws_what_the_code_makes():
         text = "".join(piece.text for piece in span)
         drawn += f"⟦{text}⟧" if trained else text
     assert drawn == drawing
+
+
+OWN = "{% for m in messages %}\n{% if m.content %}\n{% set text = m.content %}\n{{ text }}\n{% endif %}\n{% endfor %}"
+GIVEN = "{% if date is not defined %}\n{% set date = 'today' %}\n{% endif %}\n{{ date }}{{ messages }}"
+
+
+@pytest.mark.parametrize(
+    ("source", "variables"),
+    [(OWN, []), (GIVEN, ["date"]), (OWN + GIVEN, ["date"]), (CHAT_TEMPLATE, ["enable_thinking"])],
+)
+def test_a_template_can_be_told_what_it_does_not_set_itself(source, variables):
+    assert ChatTemplate({"default": source}, {"bos_token": "<s>"}, []).variables == variables

@@ -239,6 +239,7 @@ def test_an_answer_ends_before_a_stop_text_also_when_streamed(client, direct):
         ({"stream_options": {"continuous_usage_stats": True}}, 400, "continuous_usage_stats"),
         ({"reasoning_effort": "high"}, 400, "'reasoning_effort' is not for this model"),
         ({"chat_template_kwargs": {"thinking_budget": 5}}, 400, "'thinking_budget' is not for this model"),
+        ({"chat_template_kwargs": {"content": "x"}}, 400, "'content' is not for this model"),
         ({"chat_template_kwargs": {"enable_thinking": "false"}}, 400, "true or false"),
         ({"model": "text", "chat_template_kwargs": {"enable_thinking": True}}, 400, "not trained on chats"),
         ({"model": "text", "tools": [{"name": "f"}]}, 400, "not trained on chats"),

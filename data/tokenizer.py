@@ -111,6 +111,10 @@ class Tokenizer:
         unk = getattr(self.backend.model, "unk_token", None)
         return self.backend.token_to_id(unk) if unk else None
 
+    def unknown_in(self, text: str) -> str:
+        """The characters of a text that the tokenizer has no token for, each once."""
+        return "".join(letter for letter in dict.fromkeys(text) if self.unk_id in self.encode(letter))
+
     @property
     def stop_ids(self) -> list[int]:
         """The ids that end a document and a turn, and those that the model's own config names."""

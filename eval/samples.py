@@ -8,6 +8,8 @@ import sys
 import torch
 
 from configs.command import InputError, exit_on_bad_input, integer, number
+from configs.language import translated
+from configs.text import escape
 from data.chat import prompt_ids, read_reply
 from data.reading.records import Message
 from data.tokenizer import Tokenizer
@@ -54,6 +56,11 @@ def thinks(message: Message) -> str:
     return f"(thinks: {message.reasoning_content})" if message.reasoning_content else ""
 
 
+def no_token_for(letters: str) -> str:
+    """A line about characters of a prompt that a `char` model never saw."""
+    return f"this model has no token for {escape(letters)} and reads an unknown character instead"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Let a run continue a prompt.")
     parser.add_argument("run", help="a run or a checkpoint directory, for example runs/demo")
@@ -73,6 +80,8 @@ def main() -> None:
         reply = complete(lm, tokenizer, given.prompt, *options, chat=given.chat)
     except ValueError as error:
         raise InputError(str(error)) from None
+    if unknown := tokenizer.unknown_in(given.prompt):
+        print(translated(no_token_for(unknown)), file=sys.stderr)
     if reply.reasoning_content:
         print(thinks(reply), file=sys.stderr)
     print(reply.content)

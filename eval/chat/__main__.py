@@ -31,6 +31,7 @@ from eval.chat.attention import attention_map, head_to_show, look_back, read_hea
 from eval.chat.session import first_line, open_conversation
 from eval.load_model import add_device_option, add_quantise_option
 from eval.questions import Question, one_question, source_of
+from eval.samples import no_token_for
 from eval.tools import MOST_CALLS, SCHEMAS, respond
 from model.rope import SCALINGS
 
@@ -154,6 +155,8 @@ class Chat:
         """
         conversation, thought, answer = self.conversation, "", ""
         pieces = conversation.answer(text, role)
+        if unknown := conversation.tokenizer.unknown_in(text):
+            remark(no_token_for(unknown))
         if count := conversation.forgotten:
             turns = "the oldest turn is" if count == 1 else f"the {count} oldest turns are"
             remark(f"(more than {conversation.context_length:,} tokens by now: {turns} forgotten)")

@@ -17,6 +17,7 @@ from configs.files import PRETRAINED
 from configs.text import columns
 from data.config import TokenizerConfig
 from data.tokenizer import load_tokenizer, train_tokenizer
+from eval import samples
 from eval.attention import snapshots
 from eval.attention.capture import capture
 from eval.chat import __main__ as chat
@@ -78,6 +79,14 @@ def test_each_piped_line_is_a_turn_and_nothing_else_is_printed(runs):
     assert len(done.stderr.splitlines()) == 2  # that the answer was cut
     assert len(done.stdout.decode().strip()) > 6
     assert not re.search(r"\x1b|> |/help", done.stdout.decode())
+
+
+@pytest.mark.parametrize("text", ["a fox", "a föx 🦊 ö"])
+def test_characters_that_a_char_model_does_not_know_are_named(tmp_path, text):
+    tokenizer = train_tokenizer(TokenizerConfig(kind="char"), ["a fox"])
+    run = save_run(tmp_path / "letters", tokenizer, "eval: {temperature: 0.0}\n", max_position_embeddings=128)
+    for _, _, stderr in (said(run, lines=[text]), command(run, text, "--max-new-tokens", 2, main=samples.main)):
+        assert ("has no token for ö🦊 and" in stderr) == ("ö" in text)
 
 
 def test_temperature_and_seed_are_those_of_the_run_or_the_command_line(runs):

@@ -40,9 +40,12 @@ def test_every_cache_gives_the_same_tokens(cache, window, prompt):
 @pytest.mark.parametrize("cache", CACHES)
 def test_prompts_of_different_lengths_are_continued_as_if_alone(lm, cache):
     prompts = [[5, 6, 7, 8, 9, 10, 11], [20], [30, 31, 32]]
-    ids, real = left_pad(prompts, pad_id=3)
-    assert ids.tolist()[1] == [3] * 6 + [20]
     settings = {"temperature": 0, "repetition_penalty": 1.5}
+    # padded with the very id that comes next: a penalty that saw the padding would choose another one
+    pad = int(generate(lm, torch.tensor([[20]]), 1, **settings)[0, -1])
+    assert pad not in [token for prompt in prompts for token in prompt]
+    ids, real = left_pad(prompts, pad_id=pad)
+    assert ids.tolist()[1] == [pad] * 6 + [20]
     output = generate(lm, ids, 15, attention_mask=real, kv_cache=cache, **settings)
     for row, prompt in zip(output, prompts, strict=True):
         alone = generate(lm, torch.tensor([prompt]), 15, **settings)

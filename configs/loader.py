@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_args
+from types import NoneType, UnionType
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
@@ -25,6 +26,7 @@ from configs.text import did_you_mean
 KeyPath = tuple[str, ...]
 Model = TypeVar("Model", bound=BaseModel)
 SHIPPED = Path(__file__).parent
+QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"|\'(?:[^\']|\'\')*\'')  # text in quotes, as YAML reads it
 MOST_PROBLEMS = 5  # that one error names
 WORDS = {  # YAML 1.2's, by the tag whose value PyYAML then makes, with their first letters
     "null": (r"~|null|Null|NULL|", ["~", "n", "N", ""]),
@@ -194,10 +196,11 @@ class LoadedConfig:
         return {str(key) for key in keys if key.order[0] >= layer} if isinstance(keys, dict) else set()
 
 
-def load_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig:
+def load_config(path: str | Path, overrides: Sequence[str] = (), schema: type[BaseModel] = BaseModel) -> LoadedConfig:
     """Read a YAML file, what it `extends` (beside itself, or a shipped config), and `section.key=value` overrides.
 
-    Raises InputError for a file that is missing or is not YAML, for a circle of `extends`, for a bad override.
+    schema: says for which keys an override is text, taken as it was typed. Raises InputError for a file that is
+    missing or is not YAML, for a circle of `extends`, for a bad override.
     """
     path = Path(path).expanduser()
     loaded = LoadedConfig(path, _read_file(path))
@@ -207,7 +210,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig
         place, keys = f"command line `{override:.100}`", name.split(".")
         if not equals or not all(keys):
             raise InputError(f"{place}: write section.key=value, for example model.hidden_size=256")
-        value = parse_yaml(text, place, 1) if text else ""
+        value = _read_override(text, tuple(keys), place, schema)
         for name in reversed(keys):
             value = {Key(name, place, (1, 0)): value}
         loaded.values = _merge(loaded.values, value)
@@ -219,6 +222,34 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig
             if own or not loaded.keys_of_start("data", "tokenizer"):
                 data["tokenizer"] = own | {"kind": "pretrained", "path": start}
     return loaded
+
+
+def _read_override(text: str, keys: KeyPath, place: str, schema: type[BaseModel]) -> Any:
+    """The value of an override: YAML, but a key for text or a section takes text as it was typed.
+
+    So `run #2` and `2024` are names, `@x.txt` and `[old] a.txt` paths. YAML there: null, text in quotes, and a list or
+    a mapping where the key may be one.
+    """
+    kinds = set().union(*(_kinds(info.annotation) for path, info in fields(schema) if path == keys))
+    takes_text = any(isinstance(kind, type) and issubclass(kind, str | BaseModel) for kind in kinds)
+    is_null = text == "null" and NoneType in kinds
+    is_nested = text[:1] + text[-1:] in ("[]", "{}") and kinds - {str, NoneType}
+    if text and (not takes_text or is_null or is_nested or QUOTED.fullmatch(text)):
+        try:
+            return parse_yaml(text, place, 1)
+        except InputError:
+            if kinds and not takes_text:  # else it is text, or its key is unknown, which is said later
+                raise
+    return text
+
+
+def _kinds(annotation: Any) -> set[Any]:
+    """What an annotation allows, without what is in lists: {str, list, NoneType}."""
+    if get_origin(annotation) is Annotated:
+        return _kinds(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, UnionType):
+        return set().union(*map(_kinds, get_args(annotation)))
+    return {get_origin(annotation) or annotation}
 
 
 def _read_file(path: Path, above: tuple[Path, ...] = (), place: str = "") -> dict[str, Any]:
@@ -299,6 +330,8 @@ def _explain(problem: Any, known: list[KeyPath], prefix: KeyPath, loaded: Loaded
         return f"{place}`{name}{'' if kind == 'missing' else '.kind'}` is missing", ""
     if kind in ("model_attributes_type", "model_type", "dict_type"):
         message = "must be {key: value, …}"
+    elif kind == "string_type":
+        message = "must be text, in quotes"
     return f"{place}`{name}` is {loaded.find(key)[1]!r:.200}: ", message
 
 

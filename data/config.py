@@ -271,3 +271,12 @@ class DataConfig(Section):
         if self.rows_joined not in ("auto", 1) and not self.isolate_documents:
             raise ValueError("rows_joined needs isolate_documents: true, or a document sees further back than a row")
         return self
+
+
+class CorpusConfig(Section, extra="ignore"):
+    """What data.prepare and data.inspect read of a run's config. RunConfig in train/config.py describes the keys."""
+
+    output_dir: PathText = "runs"
+    seed: int = Field(0, ge=0, lt=2**63)
+    init_from: PathText | None = None
+    data: DataConfig = DataConfig()

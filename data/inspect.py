@@ -12,6 +12,7 @@ import argparse
 import re
 from collections.abc import Sequence
 from itertools import groupby
+from pathlib import Path
 
 import numpy as np
 
@@ -19,9 +20,9 @@ from configs.command import exit_on_bad_input, integer
 from configs.loader import load_config, validate
 from configs.text import escape, plain, table
 from data.batches import JOINED, TrainBatches, make_rows
-from data.config import DataConfig, Split
+from data.config import CorpusConfig, DataConfig, Split
 from data.packing import IGNORED, ConversationRows, Rows
-from data.prepare import SPLITS, PreparedData, describe, keys_of_run, prepare
+from data.prepare import SPLITS, PreparedData, describe, prepare
 from data.tokenizer import Tokenizer
 
 MARKS = {"\n": "⏎\n", "\t": "⇥", "\r": "␍"} | {mark: f"⟨U+{ord(mark):04X}⟩" for mark in "⟦⟧⟨⟩⏎⇥␍"}
@@ -92,18 +93,17 @@ def main() -> None:
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="for example data.sequence_length=64")
     parser.add_argument("--rows", type=integer("--rows", 0), default=3, metavar="N", help="how many rows (default 3)")
     arguments = parser.parse_intermixed_args()
-    loaded = load_config(arguments.config, arguments.overrides)
-    config, train = validate(DataConfig, loaded, "data"), loaded.values.get("train")
-    output_dir, seed = keys_of_run(loaded)
+    loaded = load_config(arguments.config, arguments.overrides, CorpusConfig)
+    corpus, train = validate(CorpusConfig, loaded), loaded.values.get("train")
+    config = corpus.data
     tokens = train.get("tokens_per_step") if isinstance(train, dict) else None  # limits how many rows may be joined
     rows_per_step = max(1, tokens // config.sequence_length) if isinstance(tokens, int) else max(JOINED)
-    data = prepare(config, output_dir)
+    data = prepare(config, Path(corpus.output_dir))
     rows: dict[Split, Rows] = {split: make_rows(config, data, split, rows_per_step) for split in SPLITS}
 
-    source = TrainBatches(
-        rows["train"], data.tokenizer, 1, seed, config.isolate_documents, config.restart_positions, config.shuffle
-    )
-    can = "cannot" if config.isolate_documents else "can"
+    isolated, restarts = config.isolate_documents, config.restart_positions
+    source = TrainBatches(rows["train"], data.tokenizer, 1, corpus.seed, isolated, restarts, config.shuffle)
+    can = "cannot" if isolated else "can"
     print(f"{LEGEND}\na document {can} see those before it in its row (data.isolate_documents)\n")
     for number in range(arguments.rows):
         batch = source.batch(number)

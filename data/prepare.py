@@ -32,10 +32,10 @@ from filelock import FileLock, Timeout
 
 from configs.command import InputError, exit_on_bad_input, still_busy
 from configs.files import read_json
-from configs.loader import LoadedConfig, load_config, validate
+from configs.loader import load_config, validate
 from data.chat import TRAINED, encode_conversations, encode_pairs, plain_texts
 from data.chat_template import CHAT_TEMPLATE_VERSION
-from data.config import DataConfig, FilesSource, MixSource, Split, StoryworldSource
+from data.config import CorpusConfig, DataConfig, FilesSource, MixSource, Split, StoryworldSource
 from data.packing import TokenStream
 from data.reading import files
 from data.reading.documents import Document, Ledger, files_of, read
@@ -367,22 +367,13 @@ def describe(prepared: PreparedData) -> str:
     return "\n".join([*lines, *(f"{ledger[name]:,} {note}" for name, note in notes.items() if ledger[name])])
 
 
-def keys_of_run(loaded: LoadedConfig) -> tuple[Path, int]:
-    """What a config says besides its sections: output_dir and seed. Raises InputError."""
-    output_dir, seed = loaded.values.get("output_dir", "runs"), loaded.values.get("seed", 0)
-    if not isinstance(output_dir, str) or type(seed) is not int or seed < 0:
-        where = loaded.where(("output_dir",) if not isinstance(output_dir, str) else ("seed",))
-        raise InputError(f"{where}: output_dir must be the name of a folder, and seed a whole number, 0 or more")
-    return Path(output_dir), seed
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description="Tokenize the corpus of a config, without training.")
     parser.add_argument("config", help="a YAML file, for example configs/demo.yaml")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="for example data.records=text")
     arguments = parser.parse_args()
-    loaded = load_config(arguments.config, arguments.overrides)
-    prepared = prepare(validate(DataConfig, loaded, "data"), keys_of_run(loaded)[0], together=True)
+    config = validate(CorpusConfig, load_config(arguments.config, arguments.overrides, CorpusConfig))
+    prepared = prepare(config.data, Path(config.output_dir), together=True)
     print(f"{prepared.directory}\n{describe(prepared)}")
 
 

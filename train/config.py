@@ -307,7 +307,7 @@ def load_run_config(path: str | Path, overrides: list[str] | None = None, *, tru
 
     trust_hooks: False refuses code that a config from elsewhere names.
     """
-    loaded = load_config(path, overrides or [])
+    loaded = load_config(path, overrides or [], RunConfig)
     loaded.values["name"] = loaded.values.get("name") or Path(path).stem
     config = validate(RunConfig, loaded)
     if problem := problem_of_name(config.name):

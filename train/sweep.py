@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,8 +51,10 @@ def plan(path: str, arguments: Sequence[str], seeds: int, *, trust_hooks: bool =
     fixed, swept = list[str](), dict[str, list[str]]()
     for argument in arguments:
         key, _, text = argument.partition("=")
-        # as in a YAML list: a comma within brackets or quotes belongs to the value
-        values = [json.dumps(value, ensure_ascii=False) for value in parse_yaml(f"[{text}]", f"`{argument}`")]
+        values = list[str]()
+        with suppress(InputError):  # text that is no YAML, such as the path `[old] a.txt`, is one value
+            # as in a YAML list: a comma within brackets or quotes belongs to the value
+            values = [json.dumps(value, ensure_ascii=False) for value in parse_yaml(f"[{text}]", f"`{argument}`")]
         if len(values) < 2 and not text.rstrip().endswith(","):  # `key=1,` sweeps one value against the baseline
             fixed.append(argument)
         elif key == "seed":

@@ -6,8 +6,9 @@ import pytest
 import yaml
 
 from configs.command import InputError
-from configs.loader import dump_yaml, load_config, parse_yaml
-from train.config import load_run_config
+from configs.loader import dump_yaml, load_config, parse_yaml, validate
+from data.config import CorpusConfig
+from train.config import RunConfig, load_run_config
 
 
 def write(folder: Path, name: str, text: str) -> Path:
@@ -133,6 +134,45 @@ def test_every_mistake_is_one_line_that_says_where(tmp_path, text, message):
 def test_a_mistake_on_the_command_line_is_named_too(tmp_path, override, message):
     with pytest.raises(InputError, match=message):
         load_run_config(write(tmp_path, "x.yaml", "seed: 1\n"), [override])
+
+
+# an override, and the value that it gives; of text what was typed, whatever YAML would make of it
+TYPED = [
+    ("name=2024", "2024"),
+    ("name=1e3", "1e3"),
+    ("output_dir=[old]", "[old]"),
+    ("output_dir=a: b", "a: b"),
+    ("output_dir=c # d", "c # d"),
+    ('output_dir="c # d"', "c # d"),
+    ("init_from=null", None),
+    ("init_from=@x", "@x"),
+    ("tracking.project=true", "true"),
+    ("data.source=c #1.jsonl", {"kind": "files", "path": "c #1.jsonl"}),
+    ("data.source=*.jsonl", {"kind": "files", "path": "*.jsonl"}),
+    ("data.source=[old] a.txt", {"kind": "files", "path": "[old] a.txt"}),
+    ("data.source=@x.txt", {"kind": "files", "path": "@x.txt"}),
+    ("data.source=2024", {"kind": "files", "path": "2024"}),
+    ("data.source=- a", {"kind": "files", "path": "- a"}),
+    ("data.source=[a.txt, '2024']", {"kind": "files", "path": ["a.txt", "2024"]}),
+    ("data.source={kind: hub, name: x}", {"kind": "hub", "name": "x"}),
+    ("data.source.document_start=[A-Z]", "[A-Z]"),
+    ("data.source.document_start=null", None),
+    (r'data.source.separator="\n\n"', "\n\n"),
+    ("eval.prompts=[a, 'b # c']", ["a", "b # c"]),
+    ("lora=null", None),
+    ("train.max_steps=5 # or more", 5),
+]
+
+
+@pytest.mark.parametrize(("override", "value"), TYPED)
+@pytest.mark.parametrize("schema", [RunConfig, CorpusConfig])
+def test_an_override_for_text_is_what_was_typed(tmp_path, override, value, schema):
+    config = write(tmp_path, "x.yaml", "extends: base.yaml\ndata: {source: {path: a.txt, kind: files}}\n")
+    key = tuple(override.partition("=")[0].split("."))
+    loaded = load_config(config, [override], schema)
+    if schema is RunConfig or key[0] in schema.model_fields:
+        assert loaded.find(key)[1] == value
+    validate(schema, loaded)
 
 
 def test_the_nearest_file_is_named():

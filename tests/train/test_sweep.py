@@ -38,6 +38,7 @@ def command(*arguments, code: int = 0):
         ),
         ([f"{KEY}=1", "train.max_steps=2,3"], 1, "12-seed5 2-seed5 3-seed5"),
         ([f"{KEY}=1,"], 1, "2-seed5 1-seed5"),
+        (["output_dir=[old] #2", f"{KEY}=1,"], 1, "2-seed5 1-seed5"),  # no YAML, but a path
         (["eval.prompts=['a, b', c],['d']"], 1, "baseline-seed5 a_b_c-seed5 d-seed5"),
         (["eval.prompts=['a b'],['a/b'],['../..']"], 1, "baseline-seed5 a_b-seed5 a_b-2-seed5 .._..-seed5"),
     ],

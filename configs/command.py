@@ -92,7 +92,8 @@ class Plain:
 def is_out_of_memory(error: BaseException) -> bool:
     """Python's MemoryError, torch's on a GPU, and what torch raises on a CPU: a plain RuntimeError that says so."""
     names = {kind.__name__ for kind in type(error).__mro__}
-    return bool(names & {"MemoryError", "OutOfMemoryError"}) or "DefaultCPUAllocator" in str(error)
+    words = ("DefaultCPUAllocator", "Storage size calculation overflowed", "Overflow when unpacking long")
+    return bool(names & {"MemoryError", "OutOfMemoryError"}) or any(part in str(error) for part in words)
 
 
 @contextmanager

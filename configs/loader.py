@@ -7,6 +7,7 @@ words are those of YAML 1.2 here (yaml.org/spec/1.2.2, 10.3.2).
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,8 +17,9 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, field_validator
 from pydantic.fields import FieldInfo
+from pydantic_core import PydanticCustomError
 
 from configs.command import InputError
 from configs.files import read_text
@@ -121,6 +123,14 @@ class Section(BaseModel):
         extra="forbid", strict=True, frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
     )
 
+    @field_validator("*")
+    @classmethod
+    def _check_size(cls, value: Any) -> Any:
+        """Refuse a whole number that no tensor can count."""
+        if isinstance(value, int) and abs(value) >= 2**63:
+            raise PydanticCustomError("too_large", "must be below 2**63, the largest whole number of PyTorch")
+        return value
+
 
 class Tag(Enum):
     """Whether a run of the same name may have another value of a key. A section's tag holds for the keys in it; a key
@@ -154,8 +164,19 @@ def identity_keys(schema: type[BaseModel]) -> frozenset[str]:
     return frozenset(".".join(path) for path, tag in tags.items() if tag is Tag.IDENTITY)
 
 
-# a path, with `~` as a home
-PathText = Annotated[str, AfterValidator(lambda text: text and str(Path(text).expanduser()))]
+def _check_path(text: str) -> str:
+    """The path, with `~` as a home."""
+    try:
+        if b"\0" in os.fsencode(text):
+            raise ValueError
+        return text and str(Path(text).expanduser())
+    except ValueError:  # a lone surrogate, too
+        raise PydanticCustomError("path", "must not have a character that no file name can hold") from None
+    except RuntimeError:
+        raise PydanticCustomError("path", "must not begin with a home folder that does not exist") from None
+
+
+PathText = Annotated[str, AfterValidator(_check_path)]  # a path, with `~` as a home
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -202,7 +223,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = (), schema: type[Ba
     schema: says for which keys an override is text, taken as it was typed. Raises InputError for a file that is
     missing or is not YAML, for a circle of `extends`, for a bad override.
     """
-    path = Path(path).expanduser()
+    path = Path(os.path.expanduser(path))  # noqa: PTH111  # Path's own raises where there is no such home
     loaded = LoadedConfig(path, _read_file(path))
     # `kind` first, because a section of another kind inherits nothing
     for override in sorted(overrides, key=lambda text: not text.partition("=")[0].endswith(".kind")):
@@ -268,7 +289,7 @@ def _read_file(path: Path, above: tuple[Path, ...] = (), place: str = "") -> dic
         place, extends = f"{LoadedConfig(path, values).where(('extends',))}: ", values.pop("extends")
         if not isinstance(extends, str) or not extends:
             raise InputError(f"{place}extends takes one file name")
-        file, shipped = path.parent / Path(extends).expanduser(), SHIPPED / extends
+        file, shipped = path.parent / os.path.expanduser(extends), SHIPPED / extends  # noqa: PTH111
         if "/" not in extends and shipped.is_file() and not file.exists():
             file = shipped
         below = _read_file(file, (*above, path.resolve()), place)

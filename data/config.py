@@ -10,6 +10,7 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 from configs.loader import PathText, Section, Tag
 from data.reading.records import ROLES, USUAL
 
+MOST_TOKENS = 2**20  # of a vocabulary: the largest known ones have some 260,000
 Split = Literal["train", "validation"]
 Name = Annotated[str, Field(min_length=1)]
 OnePath = Annotated[PathText, Field(min_length=1)]
@@ -204,7 +205,7 @@ class TokenizerConfig(Section):
     kind: Literal["bpe", "char", "byte", "pretrained"] = "bpe"
     """bpe: pieces of words, learned from the text | char: one token per character | byte: one per byte | pretrained: an
     existing one."""
-    vocab_size: int | None = Field(None, ge=320)
+    vocab_size: int | None = Field(None, ge=320, le=MOST_TOKENS)
     """bpe: number of tokens to learn (null: 2048), rounded up to a multiple of 64. pretrained: the least number of
     tokens."""
     train_bytes: int = Field(8_000_000, ge=1000)

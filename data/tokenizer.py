@@ -28,7 +28,7 @@ from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 from configs.command import InputError
 from configs.files import checked, is_pointer, read_checkpoint, read_json, read_text, run_path
 from data.chat_template import CHAT_TEMPLATE, PRIVATE, ChatTemplate
-from data.config import TokenizerConfig
+from data.config import MOST_TOKENS, TokenizerConfig
 
 PAD, BOS, EOS, UNK = "<|pad|>", "<|bos|>", "<|eos|>", "<|unk|>"
 CHAT = ["<|im_start|>", "<|im_end|>", "<think>", "</think>"]
@@ -357,7 +357,7 @@ def adopt(path: str | Path, at_least: int = 0) -> Tokenizer:
     backend.add_special_tokens(specials)
     used, model = max(at_least, backend.get_vocab_size()), file.with_name("config.json")
     rows = read_json(model).get("vocab_size") if model.is_file() else None
-    size = rows if isinstance(rows, int) and rows >= used else round_up(used)
+    size = rows if isinstance(rows, int) and used <= rows <= MOST_TOKENS else round_up(used)
     tokenizer = Tokenizer(_with_reserved(backend, size), roles)
     for token in specials:
         if tokenizer.special_id(token) in tokenizer.encode(f"a {token} b") + tokenizer.encode(token):

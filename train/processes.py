@@ -124,6 +124,7 @@ def number_of_processes(config: RunConfig, parts: int | None = None) -> int:
             raise InputError(f"train.processes is {wanted}, which is for CPUs: on GPUs start torchrun")
         return 1
     if wanted != "auto":
+        check_shares(config, World(size=wanted))  # before any is started
         return wanted
     if (config.directory / "checkpoints" / "latest").is_file():
         with suppress(InputError, KeyError):  # what is wrong with a checkpoint is said later

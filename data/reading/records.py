@@ -42,6 +42,7 @@ REASONING = ("reasoning_content", "thinking", "reasoning")  # in the order in wh
 # A message's own switch, as projects name it (weight: OpenAI, Mistral; training: axolotl; loss: ms-swift, XTuner;
 # loss_mask: VeOmni, slime; masked: torchtune), and the value that trains on the message.
 SWITCHES = {"weight": 1, "train": 1, "training": 1, "trainable": 1, "loss": 1, "loss_mask": 1, "masked": 0}
+MOST_NESTED = 100  # lists and objects in each other, in what a chat template writes
 UNCLEAR = "mask"  # projects understand it in opposite ways
 KTO = ("label", "kto_tag")  # whether an answer is a good one
 
@@ -474,12 +475,20 @@ def _list(value: Any, what: str) -> list:
 
 def _parsed(value: Any, what: str) -> Any:
     """A value that may be JSON text; [] for none."""
-    if not isinstance(value, str):
-        return [] if value is None else value
-    try:
-        return json.loads(value) if value.strip() else []
-    except (ValueError, RecursionError) as error:
-        raise BadRecord(f"{what} is not valid JSON: {error}") from None
+    if isinstance(value, str):
+        try:
+            value = json.loads(value) if value.strip() else None
+        except (ValueError, RecursionError) as error:
+            raise BadRecord(f"{what} is not valid JSON: {error}") from None
+    if _is_deeper(value, MOST_NESTED):  # a template writes it by recursion
+        raise BadRecord(f"{what} must not be nested more than {MOST_NESTED} deep")
+    return [] if value is None else value
+
+
+def _is_deeper(value: Any, levels: int) -> bool:
+    """Whether lists and objects are nested in more levels than these."""
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return levels < 0 or any(_is_deeper(part, levels - 1) for part in parts)
 
 
 def _text(value: Any, what: str) -> str:

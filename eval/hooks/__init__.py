@@ -276,6 +276,9 @@ def import_named(key: str, name: str, built_in: Mapping[str, str]) -> Any:
     if not attribute:
         raise InputError(f"{key}: {name!r} is not known: use {', '.join(built_in)}, or your own as module:function")
     try:
-        return getattr(importlib.import_module(module), attribute)
+        function = getattr(importlib.import_module(module), attribute)
     except Exception as error:  # it is a user's code
         raise InputError(f"{key}: {name} cannot be imported: {type(error).__name__}: {error}") from None
+    if not callable(function):
+        raise InputError(f"{key}: {name} is {function!r:.40}: it must be a function")
+    return function

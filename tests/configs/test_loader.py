@@ -1,12 +1,13 @@
 """YAML in, a plain dict out, and every key remembers where it came from."""
 
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import yaml
 
 from configs.command import InputError
-from configs.loader import dump_yaml, load_config, parse_yaml, validate
+from configs.loader import dump_yaml, fields, load_config, parse_yaml, validate
 from data.config import CorpusConfig
 from train.config import RunConfig, load_run_config
 
@@ -173,6 +174,20 @@ def test_an_override_for_text_is_what_was_typed(tmp_path, override, value, schem
     if schema is RunConfig or key[0] in schema.model_fields:
         assert loaded.find(key)[1] == value
     validate(schema, loaded)
+
+
+def integers(annotation: object) -> bool:
+    return annotation is int or any(map(integers, get_args(annotation)))
+
+
+def test_no_whole_number_is_larger_than_pytorch_counts(tmp_path):
+    keys = {".".join(path) for path, info in fields(RunConfig) if integers(info.annotation)}
+    assert len(keys) > 60
+    for key in keys:
+        with pytest.raises(InputError):
+            load_run_config("configs/base.yaml", [f"{key}={2**63}"])
+    with pytest.raises(InputError, match=r"`seed` is 9\d+: must be"):
+        load_run_config(write(tmp_path, "x.yaml", f"seed: {2**63}\n"))
 
 
 def test_the_nearest_file_is_named():

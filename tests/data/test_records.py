@@ -184,6 +184,9 @@ def test_a_turn_s_own_switch_has_the_names_of_other_projects(switch, weight):
     assert conversation_of(record).messages[1].parts == (("Hel", weight), ("lo", 1))
 
 
+DEEP = json.loads('{"a": ' * 500 + "1" + "}" * 500)  # a template that writes it reaches Python's limit
+
+
 @pytest.mark.parametrize(
     ("record", "reason"),
     [
@@ -210,6 +213,9 @@ def test_a_turn_s_own_switch_has_the_names_of_other_projects(switch, weight):
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "image_url"),
         ({"messages": [USER, {"role": "assistant", "content": "a\ud83d"}]}, "message 2: .*surrogate"),
         ({"messages": [{**ASSISTANT, "tool_calls": [{"name": "f", "arguments": [1]}]}]}, "arguments of f"),
+        ({"messages": [{**ASSISTANT, "tool_calls": [{"name": "f", "arguments": DEEP}]}]}, "nested"),
+        ({"messages": [{**ASSISTANT, "tool_calls": [{"name": "f", "arguments": json.dumps(DEEP)}]}]}, "nested"),
+        ({"messages": [USER, ASSISTANT], "tools": [{"name": "f", "parameters": DEEP}]}, "nested"),
     ],
 )
 def test_a_faulty_conversation_is_refused_with_the_reason(record, reason):

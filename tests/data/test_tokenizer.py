@@ -137,6 +137,9 @@ def test_a_pretrained_tokenizer_keeps_its_ids_and_gets_what_it_lacks(tmp_path, r
     assert tokenizer.encode("<|bos|><|im_start|>")[0] not in tokenizer.special_ids
     larger = train_tokenizer(TokenizerConfig(kind="pretrained", path=str(tmp_path), vocab_size=1000), [])
     assert larger.vocab_size == 1024
+    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": 10**30}))  # no model has rows for so many
+    assert train_tokenizer(TokenizerConfig(kind="pretrained", path=str(tmp_path)), []).vocab_size == 320
+    (tmp_path / "config.json").unlink()
     tokenizer.save(tmp_path / "saved")
     again, hub = load_tokenizer(tmp_path / "saved"), AutoTokenizer.from_pretrained(tmp_path / "saved")
     assert (again.pad_id, again.bos_id, again.eos_id) == (hub.pad_token_id, hub.bos_token_id, hub.eos_token_id)

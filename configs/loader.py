@@ -220,10 +220,13 @@ class LoadedConfig:
 def load_config(path: str | Path, overrides: Sequence[str] = (), schema: type[BaseModel] = BaseModel) -> LoadedConfig:
     """Read a YAML file, what it `extends` (beside itself, or a shipped config), and `section.key=value` overrides.
 
-    schema: says for which keys an override is text, taken as it was typed. Raises InputError for a file that is
-    missing or is not YAML, for a circle of `extends`, for a bad override.
+    A path x.yaml or configs/x.yaml that is not in the working directory is a shipped config. schema: says for which
+    keys an override is text, taken as it was typed. Raises InputError for a file that is missing or is not YAML, for a
+    circle of `extends`, for a bad override.
     """
     path = Path(os.path.expanduser(path))  # noqa: PTH111  # Path's own raises where there is no such home
+    if str(path.parent) in (".", "configs") and not path.exists() and (SHIPPED / path.name).is_file():
+        path = SHIPPED / path.name
     loaded = LoadedConfig(path, _read_file(path))
     # `kind` first, because a section of another kind inherits nothing
     for override in sorted(overrides, key=lambda text: not text.partition("=")[0].endswith(".kind")):

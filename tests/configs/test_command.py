@@ -1,5 +1,6 @@
 """How a command ends."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -7,6 +8,9 @@ from pathlib import Path
 import pytest
 
 from configs.command import InputError, exit_on_bad_input
+
+ROOT = Path(__file__).parents[2]
+ROOMS = ("configs", "model", "data", "eval", "train", "serve", "benchmarks")
 
 
 @pytest.mark.parametrize(
@@ -41,3 +45,13 @@ def test_a_command_whose_output_nobody_reads_ends_like_others(tmp_path):
     child.stdout.close()
     child.stdin.close()
     assert (child.wait(timeout=60), child.stderr.read()) == (141, b"")
+
+
+def test_a_file_of_a_command_runs_like_its_module():
+    """Python puts the folder of a file that it runs before its own modules."""
+    names = {file.stem for room in ROOMS for file in (ROOT / room).rglob("*.py")}
+    assert names & {*sys.stdlib_module_names} <= {"__main__", "__future__"}  # data/inspect is a folder that gives way
+    found = subprocess.run(
+        [sys.executable, "data/prepare.py", "--help"], cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}
+    )
+    assert found.returncode == 0

@@ -218,6 +218,19 @@ def test_a_shipped_config_is_extended_from_anywhere_unless_one_of_its_name_is_be
         load_config(write(tmp_path, "y.yaml", "extends: configs/small.yaml\n"))
 
 
+@pytest.mark.parametrize("name", ["small.yaml", "configs/small.yaml"])
+def test_a_shipped_config_is_opened_from_anywhere_unless_one_of_its_name_is_there(tmp_path, monkeypatch, name):
+    shipped = load_config("configs/small.yaml").values
+    monkeypatch.chdir(tmp_path)
+    assert load_config(name).values == shipped
+    assert load_run_config(name, ["eval.hooks=['a.b:c']"], trust_hooks=False).name == "small"
+    (tmp_path / "configs").mkdir()
+    write(tmp_path, name, "name: mine\n")
+    assert load_config(name).values == {"name": "mine"}
+    with pytest.raises(InputError, match="no such config file"):
+        load_config(f"elsewhere/{name}")
+
+
 def test_a_pretrained_tokenizer_without_a_path_is_that_of_init_from(tmp_path):
     file = tmp_path / "fine.yaml"
     file.write_text("init_from: runs/one\ndata: {tokenizer: {kind: pretrained}}\n", encoding="utf-8")

@@ -19,6 +19,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
+from pathlib import Path
 from typing import Any, TextIO
 
 from pydantic import ValidationError
@@ -26,6 +27,7 @@ from pydantic import ValidationError
 from configs.language import translated
 from configs.text import escape, plain
 
+CGROUP = Path("/sys/fs/cgroup")  # the limits of a container on Linux
 BUSY_S = 8.0  # between two lines that say what takes so long
 
 
@@ -118,8 +120,13 @@ def still_busy(doing: str | Callable[[], str]) -> Iterator[None]:
 
 
 def usable_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # not on macOS
+    """Cores that this process may use: those that it is bound to, and no more than its container's quota pays for."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # not on macOS
+    for files in (["cpu.max"], ["cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"]):  # cgroup v2, v1
+        with suppress(OSError, ValueError):  # no such file; "max", which is no quota
+            quota, period = map(int, " ".join((CGROUP / file).read_text(encoding="ascii") for file in files).split())
+            cores = min(cores, -(-quota // period)) if quota > 0 else cores  # -1 is no quota, too
+    return cores
 
 
 # ---------------------------------------------------------------------------------------------------------

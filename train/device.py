@@ -16,18 +16,17 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
 
-from configs.command import InputError
+from configs.command import CGROUP, InputError
 from model.backends.choice import Situation, choose_attention, choose_device, why_not
 from model.transformer import on_meta
 from train.config import RunConfig
 
-CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")  # of a container on Linux
+CGROUP_LIMIT = CGROUP / "memory.max"
 SMALL_VOCABULARY = 64  # counted, as long as the vocabulary is not known
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "tf32": torch.float32, "fp32": torch.float32}
 # what PyTorch knows about the processor, such as its name and amx_bf16; nothing, in versions that do not say

@@ -6,6 +6,7 @@ computes the right numbers on your machine is what train.doctor tries.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -13,7 +14,7 @@ from typing import Any
 
 import torch
 
-from configs.command import InputError
+from configs.command import InputError, usable_cores
 from model.attention import AttentionFunction, eager
 from model.backends import kernels, mine
 from model.config import ModelConfig
@@ -170,4 +171,6 @@ def choose_device(wanted: str = "auto", option: str = "--device") -> torch.devic
     name = available[0] if wanted == "auto" else wanted
     if name not in (*available, *(f"{kind}:{number}" for kind in available for number in range(counts[kind]))):
         raise InputError(f"{option} {wanted}: not available here: use auto or one of: {', '.join(available)}")
+    if name == "cpu" and "OMP_NUM_THREADS" not in os.environ:  # PyTorch counts cores, and no container's quota
+        torch.set_num_threads(min(torch.get_num_threads(), usable_cores()))
     return torch.device(name)

@@ -7,6 +7,8 @@ from unittest import mock
 import pytest
 import torch
 
+from configs.command import usable_cores
+from model.backends.choice import choose_device
 from tests.processes import exit_code
 from tests.train.helpers import pretrain, pretrain_rank, refusal, trace, write_config
 from train import device
@@ -105,6 +107,34 @@ def test_the_limit_of_a_container_counts(tmp_path, monkeypatch):
         (tmp_path / "memory.max").write_text(f"{text}\n")
         assert memory_of("cpu")[1] == words
     assert memory_of("cpu")[0] == 1000
+
+
+@pytest.mark.parametrize(
+    ("files", "cores"),
+    [
+        ({}, 8),
+        ({"cpu.max": "max 100000"}, 8),
+        ({"cpu.max": "100000 100000"}, 1),
+        ({"cpu.max": "150000 100000"}, 2),
+        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 8),
+        ({"cpu/cpu.cfs_quota_us": "50000", "cpu/cpu.cfs_period_us": "100000"}, 1),
+    ],
+)
+def test_the_quota_of_a_container_counts_as_cores_and_as_threads(tmp_path, monkeypatch, files, cores):
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(f"{text}\n")
+    monkeypatch.setattr("configs.command.CGROUP", tmp_path)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)), raising=False)
+    threads = []
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    choose_device("cpu")
+    assert (usable_cores(), threads) == (cores, [cores])
+    monkeypatch.setenv("OMP_NUM_THREADS", "8")  # who says it is meant
+    choose_device("cpu")
+    assert threads == [cores]
 
 
 # ---------------------------------------------------------------------------------------------------------

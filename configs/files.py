@@ -17,7 +17,8 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -116,6 +117,17 @@ def append_line(file: Path, record: dict[str, Any]) -> None:
         if stream.write(raw) != len(raw):  # a full disk takes a part; the error would come with the rest
             stream.truncate(before)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@contextmanager
+def writing_to(folder: Path) -> Iterator[None]:
+    """Give the error of a full disk a path: a write that fails knows none."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            error.filename = str(folder)
+        raise
 
 
 # ---------------------------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ import numpy as np
 from filelock import FileLock, Timeout
 
 from configs.command import InputError, exit_on_bad_input, still_busy
-from configs.files import read_json
+from configs.files import read_json, writing_to
 from configs.loader import load_config, validate
 from data.chat import TRAINED, encode_conversations, encode_pairs, plain_texts
 from data.chat_template import CHAT_TEMPLATE_VERSION
@@ -98,7 +98,7 @@ def prepare(config: DataConfig, output_dir: Path, show_progress: bool = True, to
         waiting = f"waiting for another process, which prepares {directory}"
         with still_busy(waiting) if show_progress else nullcontext():
             held = lock.acquire()
-        with held:
+        with writing_to(directory), held:
             if not directory.is_dir():
                 partial = directory.with_name(f"{directory.name}.partial")
                 shutil.rmtree(partial, ignore_errors=True)
@@ -108,7 +108,8 @@ def prepare(config: DataConfig, output_dir: Path, show_progress: bool = True, to
             if not together:
                 _write(config, directory, depends_on)
         if together:
-            _write(config, directory, depends_on)
+            with writing_to(directory):
+                _write(config, directory, depends_on)
     return open_prepared(directory)
 
 

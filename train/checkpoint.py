@@ -41,7 +41,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from configs.command import InputError
-from configs.files import CARD, MANIFEST, STATE, TRAINING, DamagedFile, checked, read_json
+from configs.files import CARD, MANIFEST, STATE, TRAINING, DamagedFile, checked, read_json, writing_to
 from configs.loader import dump_yaml
 from data.prepare import PreparedData
 from data.tokenizer import Tokenizer
@@ -377,7 +377,8 @@ def own(directory: Path) -> Iterator[None]:
     except Timeout:
         raise InputError(f"{directory} is in use by another process: wait until it ends, or stop it") from None
     try:
-        yield
+        with writing_to(directory):
+            yield
     finally:
         with suppress(OSError):
             (directory / LOCK).unlink()  # while it is locked: who waits for it sees that it is gone

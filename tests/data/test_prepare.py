@@ -212,8 +212,9 @@ def test_after_a_full_disk_the_work_is_kept(tmp_path, small, monkeypatch):
         real(path, raw)
 
     monkeypatch.setattr(prepare_module, "_write_to_disk", write_to_disk)
-    with pytest.raises(OSError, match="No space left on device"):
+    with pytest.raises(OSError, match="No space left on device") as caught:
         prepare(config, tmp_path / "full")
+    assert Path(caught.value.filename).parent == tmp_path / "full/.prepared"  # which a write that fails does not know
     assert not list(tmp_path.glob("full/.prepared/*/manifest.json"))
     monkeypatch.setattr(prepare_module, "_write_to_disk", real)
     assert json.loads(notes(tmp_path / "full")[0].read_text())["train"]["documents"] > 0

@@ -1,5 +1,6 @@
 """A kill at any step of saving, a full disk, a damaged file, a second start: a run finds its last whole checkpoint."""
 
+import errno
 import itertools
 import json
 import os
@@ -139,6 +140,16 @@ def test_a_disk_that_is_full_in_the_middle_of_a_save_leaves_everything_as_it_was
         run.save(checkpoints)
     assert before == {path: path.stat().st_mtime_ns for path in checkpoints.rglob("*") if path.is_file()}
     assert not [path for path in checkpoints.iterdir() if "00000003" in path.name]
+
+
+def test_a_disk_that_is_full_before_the_first_checkpoint_is_named(tmp_path, monkeypatch):
+    config = write_config(tmp_path)
+
+    def full(*of):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("train.pretrain.open_for", full)
+    assert refusal(config) == f"error: {tmp_path / 'runs/tiny'}: No space left on device\n"
 
 
 def pretrain_with_room_for(size: int, config: Path) -> None:

@@ -10,14 +10,16 @@
 # make bench         measures speed on this machine.
 # make clean         removes .venv and every cache.
 # make install       installs what tests, notebooks and benchmarks need besides; `make demo` alone needs less.
-# Each makes .venv when it is missing or older than the requirements. PYTHON=python3.12 takes another Python
-# (3.11 to 3.13), WORKERS=8 another number of test processes.
+# Each makes .venv when it is missing or older than the requirements, with the tested versions of constraints.txt;
+# CONSTRAINTS= takes the newest. PYTHON=python3.12 takes another Python from 3.11 on, WORKERS=8 another number of test
+# processes.
 # TORCH="--index-url ADDRESS" installs torch from there first: the address that pytorch.org shows, for CPU or your CUDA.
 PYTHON ?= python3
 WORKERS ?= 2
 VENV := .venv
 RUN := $(VENV)/bin/python
-PIP := $(RUN) -m pip install --disable-pip-version-check
+CONSTRAINTS ?= constraints.txt
+PIP := $(RUN) -m pip install $(addprefix -c ,$(CONSTRAINTS)) --disable-pip-version-check
 TORCH ?=
 STORY_MINUTES := 3 to 10
 PYTEST := $(RUN) -m pytest -n $(WORKERS) --dist loadfile
@@ -68,7 +70,7 @@ bench: $(VENV)/ready
 
 # Two stamps, each written last, so that an interrupted install starts again. installed: what running needs.
 # ready: what tests, notebooks and benchmarks need as well.
-$(VENV)/installed: requirements.txt pyproject.toml
+$(VENV)/installed: requirements.txt constraints.txt pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	@$(if $(TORCH),,$(RUN) -c "$$ABOUT_TORCH")
 	$(if $(TORCH),$(PIP) "$$(grep '^torch' requirements.txt)" $(TORCH))

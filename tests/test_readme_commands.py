@@ -4,8 +4,10 @@ import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from tests.readme_commands import MAKE_TRAINS, PAGES, ROOT, Command, read
 
@@ -104,13 +106,25 @@ def test_make_demo_ends_with_what_to_do_next_and_its_minutes():
     assert f"{minutes} minutes" in last
 
 
+def test_every_requirement_has_a_tested_version():
+    names = [
+        {Requirement(line.partition("#")[0]).name.lower() for line in text.splitlines() if line and line[0] not in "#-"}
+        for text in map(Path.read_text, [ROOT / "requirements.txt", ROOT / "requirements-dev.txt"])
+    ]
+    pins = [Requirement(line) for line in (ROOT / "constraints.txt").read_text().splitlines() if line[0] != "#"]
+    assert {pin.name for pin in pins} == names[0] | names[1]
+    assert all(str(pin.specifier).startswith("==") for pin in pins)
+
+
 def test_make_demo_installs_only_what_running_needs(tmp_path):
     def would_install(target: str, *words: str) -> list[str]:
         recipe = make(target, "-n", *words, folder=tmp_path)
         return [line.partition("--disable-pip-version-check ")[2] for line in recipe if " pip " in line]
 
-    for name in ("Makefile", "pyproject.toml", "requirements.txt", "requirements-dev.txt"):
+    for name in ("Makefile", "pyproject.toml", "requirements.txt", "requirements-dev.txt", "constraints.txt"):
         shutil.copy2(ROOT / name, tmp_path)
+    for words, is_tested in (("CONSTRAINTS=constraints.txt", True), ("CONSTRAINTS=", False)):
+        assert ("pip install -c constraints.txt " in "".join(make("demo", "-n", words, folder=tmp_path))) == is_tested
     assert would_install("demo") == ["-e ."]
     for target in ("install", "lint", "notebooks", "bench", "readme-quick"):
         assert would_install(target) == ["-e .", "-r requirements-dev.txt"]

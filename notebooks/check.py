@@ -17,17 +17,20 @@ import argparse
 import ast
 import io
 import re
-import traceback
+from collections.abc import Callable
 from contextlib import redirect_stdout
 from pathlib import Path
+from types import ModuleType
 
 from configs.command import InputError, exit_on_bad_input
 from configs.text import did_you_mean
-from model.backends.mine import blame, run_file
+from model.backends.mine import run_file
 from notebooks.broken.judge import judge
-from notebooks.checks import CHECKS
+from notebooks.checks import attention, training
+from notebooks.checks.verdict import Verdict, judged
 from notebooks.start import HINTS, ROOT
 
+CHECKS: dict[str, Callable[[ModuleType], str]] = {**attention.CHECKS, **training.CHECKS}  # in their order
 BUILD, SOLUTIONS = Path("notebooks/build"), Path("notebooks/solutions")  # notebooks.start works in the repository
 GAP_ENDS = "# your code"
 GAP = re.compile(r"^( *)# <solution>\n.*?^ *# </solution>$", re.DOTALL | re.MULTILINE)
@@ -63,7 +66,7 @@ def list_exercises() -> int:
     for name in CHECKS:
         path = BUILD / f"{name}.py"
         with redirect_stdout(io.StringIO()):  # what the reader's code prints
-            is_done = path.exists() and attempt(name, path)[0]
+            is_done = path.exists() and attempt(name, path).is_right
         open_ones += [] if is_done else [name]
         print(f"{'done' if is_done else 'open'}   {name:<16} {text_of(name).splitlines()[0]}")
     print(f"\n{len(CHECKS) - len(open_ones)} of {len(CHECKS)} are done.", end=" ")
@@ -79,10 +82,10 @@ def begin(name: str, path: Path) -> int:
 
 
 def try_it(name: str, path: Path) -> int:
-    is_right, sentence = attempt(name, path)
+    is_right, sentence, hint = attempt(name, path)
     if not is_right:
         is_written = not sentence.endswith("still to be written.")  # before the first try, no hint
-        print(f"Not yet. {sentence}" + f"\nHint: {HINTS[f'build.{name}']}" * is_written)
+        print(f"Not yet. {sentence}" + f"\nHint: {hint}" * is_written)
         return 1
     names = list(CHECKS)
     following = names[names.index(name) + 1 :]
@@ -91,22 +94,13 @@ def try_it(name: str, path: Path) -> int:
     return 0
 
 
-def attempt(name: str, path: Path) -> tuple[bool, str]:
-    """Whether the file is right, and a sentence: what the reader has now, or what differs."""
-    try:
-        return True, CHECKS[name](run_file(path.absolute()))
-    except (Exception, SystemExit) as error:  # it is the reader's code
-        return False, explain(error, path)
+def attempt(name: str, path: Path) -> Verdict:
+    """Run the reader's file and its check."""
 
+    def check(file: Path) -> str:
+        return CHECKS[name](run_file(file))
 
-def explain(error: BaseException, path: Path) -> str:
-    """What went wrong, in one sentence with the line of the reader's file; of a check, what it found."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path.absolute())]
-    if frames and (frames[-1].line or "").endswith(GAP_ENDS):
-        return f"{path.as_posix()}, line {frames[-1].lineno} is still to be written."
-    if isinstance(error, AssertionError) and not frames:
-        return str(error)
-    return blame(error, path.absolute()).replace(str(path.absolute()), path.as_posix())
+    return judged(check, path.absolute(), HINTS[f"build.{name}"], path.absolute(), path.as_posix())
 
 
 def text_of(name: str) -> str:

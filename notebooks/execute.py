@@ -1,8 +1,9 @@
 """Run the notebooks from top to bottom: `python -m notebooks.execute [--write | --refresh] [notebooks …]`.
 
-Besides running every cell it proves the exercises: the hidden solution, which the check must accept, then the wrong
-answer in the exercise's metadata, which the check must refuse. --write puts what was printed and drawn into the files;
-where a control is, which shows nothing without a kernel, it puts what the control drew at first.
+Besides running every cell it proves the exercises: the hidden solution, which the check must accept, and the wrong
+answers in the exercise's metadata and in hints.yaml, which the check must refuse (the latter with their own hints).
+--write puts what was printed and drawn into the files; where a control is, which shows nothing without a kernel, it
+puts what the control drew at first.
 
 notebooks/zh/NN_….ipynb is a notebook in Chinese: its Markdown cells are its own, all else is the English notebook's and
 is copied by --write, or by --refresh, which runs nothing. So change code in the English notebook only.
@@ -20,11 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from configs.command import InputError, exit_on_bad_input
+from configs.loader import parse_yaml
 
 FOLDER = Path(__file__).parent
 PROGRESS = re.compile(r"\r(?:[^\r\n]* … (?=\r|$))?")  # a line that is written over while something trains
 LARGEST_PAGE = 100_000  # characters of HTML in one output
 CELL_SECONDS = 900  # a cell that hangs ends here; a slow machine does not
+ASKED = re.compile(r"^(\w+) = None  # ", re.MULTILINE)  # in the cell of an exercise: the name of its answer
 KEEP = "__before = dict(globals())"
 RESTORE = "(lambda kept: (globals().clear(), globals().update(kept)))(__before)"
 WIDGET = "application/vnd.jupyter.widget-view+json"
@@ -156,15 +159,30 @@ def prove(client: Any, notebook: Any, exercise: int, check: int, name: str) -> N
     own = itertools.takewhile(lambda cell: "exercise" not in cell.metadata.get("tags", []), below)
     folded = next((cell.source for cell in own if "<details>" in cell.source), "")
     solution, wrong = re.search(r"```python\n(.*?)```", folded, re.DOTALL), asks.metadata.get("wrong")
-    if solution is None or wrong is None:
-        raise InputError(f'{place} needs a solution in <details> below it, and "wrong", an answer, in its metadata')
+    asked = ASKED.search(asks.source)
+    if solution is None or wrong is None or asked is None:
+        needs = 'a line "name = None  # what it is", a solution in <details> below it, and "wrong" in its metadata'
+        raise InputError(f"{place} needs {needs}")
     error_in(KEEP)
     if "Not yet" not in (error := error_in(f"{wrong}\n{checks.source}")):
         raise InputError(f"{place}: its check does not refuse the wrong answer: {error or 'it gave no error'}")
+    for mistake, hint in mistakes(checks.source).items():
+        error = error_in(f"import math, torch\n{asked[1]} = {mistake}\n{checks.source}")
+        if hint not in error:
+            raise InputError(f"{place}: its check does not give {mistake} the hint of hints.yaml: {error}")
     # of a check that says nothing, an answer that is missing would also be none that is wrong
-    if error := error_in(f"{solution[1]}\n{checks.source}\nassert answer is not None, 'the solution sets no answer'"):
+    there = f"assert {asked[1]} is not None, 'the solution sets no {asked[1]}'"
+    if error := error_in(f"{asked[1]} = None\n{solution[1]}\n{checks.source}\n{there}"):
         raise InputError(f"{place}: its check does not take the solution: {error}")
     error_in(RESTORE)
+
+
+def mistakes(check: str) -> dict[str, str]:
+    """The wrong answers of hints.yaml to the exercise that a cell checks: Python -> the hint that they need."""
+    number = re.search(r'check\("(\d\d\.\d+)"', check)
+    hints = parse_yaml((FOLDER / "hints.yaml").read_text(encoding="utf-8"), "hints.yaml")
+    known = hints.get(number[1], "") if number else ""
+    return {} if isinstance(known, str) else {wrong: hint for wrong, hint in known.items() if wrong != "else"}
 
 
 def tidy(notebook: Any, drawn: dict[int, list[Any]]) -> None:

@@ -1,6 +1,6 @@
 """What every notebook begins with: a run to look at, something to play with, and checks that can fail.
 
-    from notebooks.start import check, demo, play
+    from notebooks.start import check, demo, play, same
 
 Importing it makes the repository the working directory, so that `runs/demo` is the same from everywhere, and shows an
 error of a kind that people can mend as its one sentence, without a traceback.
@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,9 @@ from configs.command import InputError
 from configs.language import language, translated
 from configs.loader import parse_yaml
 from eval.run_files import read_metrics
+from notebooks.checks.compare import is_value
+from notebooks.checks.compare import same as same
+from notebooks.checks.verdict import judged
 
 ROOT = Path(__file__).resolve().parents[1]
 HINTS = parse_yaml((ROOT / "notebooks/hints.yaml").read_text(encoding="utf-8"), "hints.yaml")  # "01.2" -> a hint
@@ -35,6 +39,7 @@ LADDER_STEPS = 1400  # of one run in notebook 12: fewer than the recorded ones h
 TAUGHT = ["data.source.documents=1500", "train.max_steps=120", "data.source.validation_documents=40"]
 TAUGHT += ["train.checkpoint_every=0", "eval.every=0", "eval.questions=0"]
 TAUGHT += ["eval.attention.every=0"]  # what notebook 13 trains in half a minute
+YOUR_CELL = "Your cell"  # what a sentence calls it
 PROGRESS_SECONDS = 2  # between two looks at how far a training is
 
 
@@ -179,23 +184,33 @@ def play(draw: Callable[..., Any], **controls: Any) -> None:
         interact(draw, **controls)
 
 
-def check(answer: Any, is_right: Callable[[Any], Any], exercise: str) -> None:
-    """Say that the reader's answer is right; raises InputError with the hint if it is not. None: no answer yet.
+def check(exercise: str, answer: Any, judge: Any, within: float = 0.0) -> None:
+    """Say that an answer is right; raises InputError with what differs and a hint if it is not. None: no answer yet.
 
-    exercise: such as "01.2". Its hint is in hints.yaml, so nobody reads it before the first try.
+    - exercise: such as "01.2". Its hint is in hints.yaml, so nobody reads it before the first try
+    - judge: the right value, or a function of the answer that asserts what must be (`same` helps)
+    - within: how far a number may be off
     """
-    hint = HINTS[exercise]
+    if isinstance(judge, str) and judge in HINTS:  # the order of arguments before: answer, is_right, exercise
+        exercise, answer, judge = judge, exercise, asserted(answer)
+    hints = HINTS[exercise]
     if answer is None:
         print(translated("No answer yet: change the cell above, and run it and this one."))
         return
-    try:
-        right = bool(is_right(answer))
-    except Exception as error:  # whatever a wrong answer does to the check
-        raised = f"Not yet. Your answer raises {type(error).__name__}: {error}. {hint}"
-        raise InputError(translated(raised)) from None
-    if not right:
-        raise InputError(translated(f"Not yet. {hint}"))
+    code = getattr(answer, "__code__", None)  # of a function: each cell is a file of its own
+    test = judge if callable(judge) else partial(is_value, wanted=judge, tolerance=within)
+    file = Path(code.co_filename if code else YOUR_CELL)
+    is_right, sentence, hint = judged(test, answer, hints, file, YOUR_CELL)
+    if not is_right:
+        raise InputError(translated(f"Not yet. {sentence}\nHint: {hint}"))
     print(translated("Right."))
+
+
+def asserted(is_right: Callable[[Any], Any]) -> Callable[[Any], None]:
+    def judge(answer: Any) -> None:
+        assert is_right(answer), ""
+
+    return judge
 
 
 def predicted(guess: float | str | None, truth: float | str, unit: str = "") -> None:

@@ -1,14 +1,5 @@
-"""What `python -m notebooks.check` compares the reader's code with: a check for every exercise, in their order.
+"""What an answer is compared with: a check for every exercise of `python -m notebooks.check`, and of notebook 10.
 
-A check takes the reader's module. It raises AssertionError with a sentence about what differs, or returns a sentence
-about what the reader has now.
+A check takes the reader's module, or function. It raises AssertionError with a sentence about what differs, or returns
+a sentence about what the reader has now.
 """
-
-from __future__ import annotations
-
-from collections.abc import Callable
-from types import ModuleType
-
-from notebooks.checks import attention, training
-
-CHECKS: dict[str, Callable[[ModuleType], str]] = {**attention.CHECKS, **training.CHECKS}

@@ -9,11 +9,11 @@ import pytest
 
 from configs.command import InputError
 from notebooks import check
-from notebooks.checks import CHECKS
 from notebooks.start import HINTS
 from tests.notebooks import mistakes_attention, mistakes_training
 from tests.notebooks.making import ROOT
 
+CHECKS = check.CHECKS
 WRONG = mistakes_attention.WRONG | mistakes_training.WRONG  # exercise -> (what the solution has, what is wrong)
 RIGHT = mistakes_attention.RIGHT | mistakes_training.RIGHT  # exercise -> right answers, written differently
 
@@ -38,7 +38,7 @@ def solution(name: str) -> str:
 def judge(path: Path, name: str, code: str) -> tuple[bool, str]:
     path = path / f"{name}.py"
     path.write_text(code, encoding="utf-8")
-    return check.attempt(name, path)
+    return check.attempt(name, path)[:2]
 
 
 @pytest.mark.parametrize("name", CHECKS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import json
 import re
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from data.tokenizer import DEFAULT_VOCAB_SIZE
 from eval.compare.pictures import points, sharing_keys
 from model.transformer import on_meta
+from notebooks.execute import ASKED
 from notebooks.start import HINTS, balanced
 from tests.eval.viewer_helpers import chromium
 from tests.notebooks.making import FIND_IT, FIRST_CELL, ROOT
@@ -84,7 +86,7 @@ def test_it_lets_the_reader_check_what_they_understood(path):
     exercises = [i for i, cell in enumerate(cells) if "exercise" in cell.metadata.get("tags", [])]
     assert len(exercises) >= 2
     for asks, checks, shows in (cells[i : i + 3] for i in exercises):
-        assert re.search(r"^answer = None  # ", asks.source, re.MULTILINE), "it does not say what to answer"
+        assert ASKED.search(asks.source), "it does not say what to answer"
         assert asks.metadata["wrong"]
         assert "check" in checks.metadata["tags"]
         assert "check(" in checks.source
@@ -144,9 +146,19 @@ def test_no_notebook_shows_a_hint_before_the_first_try():
     ]
     assert sorted(re.search(r'"(\d\d\.\d+)"', source)[1] for source in checks) == sorted(filter(BY_NUMBER, HINTS))
     text = "\n".join(map(words, NOTEBOOKS))
-    assert not [
-        key for key, hint in HINTS.items() if hint in text or json.dumps(hint, ensure_ascii=False)[1:-1] in text
-    ]
+    hints = [hint for one in HINTS.values() for hint in ([one] if isinstance(one, str) else one.values())]
+    assert not [hint for hint in hints if hint in text or json.dumps(hint, ensure_ascii=False)[1:-1] in text]
+
+
+@every_notebook
+def test_an_earlier_cell_can_be_run_again_after_a_later_exercise(path):
+    cells = read(path).cells
+    asked = [ASKED.search(cell.source)[1] for cell in cells if "exercise" in cell.metadata.get("tags", [])]
+    assert len(set(asked)) == len(asked), f"two answers have one name: {asked}"
+    for name, cell in itertools.product(asked, code_cells(path)):
+        if "exercise" not in cell.metadata.get("tags", []):
+            is_set = re.search(rf"^(?:def )?{name}(?: =|\()", cell.source, re.MULTILINE)
+            assert not is_set, f"{name} is an exercise, and another cell sets it, too"
 
 
 @every_notebook

@@ -13,7 +13,13 @@ from nbformat.v4 import new_markdown_cell
 from configs.command import InputError
 from tests.notebooks.making import ROOT, environment, exercise, write_notebook
 
-IMPORTS = "from notebooks.start import check, play"
+IMPORTS = "from notebooks.start import check, play, same"
+VAGUE = """
+def judge(number):
+    assert number == 4, "It is another number."
+check("02.2", four, judge)
+"""
+TWICE = 'check("01.2", twice, lambda f: same("twice(2)", f(2), 4))'
 
 
 @pytest.fixture
@@ -37,9 +43,9 @@ def test_a_notebook_is_run_proven_and_written_with_what_it_shows(execute, tmp_pa
         tmp_path / "01_good.ipynb",
         new_markdown_cell("# Is it four?"),
         IMPORTS,
-        *exercise("answer = 4", "answer = 5"),
+        *exercise("four = 4", "four = 5"),
         "play(lambda width: print(width), width=[3, 5])",
-        *exercise("def answer(n):\n    return 2 * n", "answer = abs", "check(answer, lambda a: a(2) == 4, '01.2')"),
+        *exercise("def twice(n):\n    return 2 * n", "twice = abs", TWICE, "twice"),
         "print('\\rstep 1 … ', end='', flush=True); print('\\rend')",
     )
     before = path.read_bytes()
@@ -63,15 +69,17 @@ def test_a_notebook_is_run_proven_and_written_with_what_it_shows(execute, tmp_pa
 @pytest.mark.parametrize(
     ("cells", "complaint"),
     [
-        (exercise("answer = 4", "answer = 4.0"), "cell 2: its check does not refuse the wrong answer: it gave"),
-        (exercise("answer = 4", "answer = four"), "does not refuse the wrong answer: NameError: name 'four'"),
-        (exercise("answer = 4", "answer = 5", "print('well')"), "does not refuse the wrong answer: it gave no"),
-        (exercise("answer = 5", "answer = 3"), "cell 2: its check does not take the solution: InputError: Not yet"),
-        (exercise("answer = None", "answer = 3"), "the solution sets no answer"),
-        (exercise("answer = 4", None), "exercise in cell 2 needs a solution in <details> below it, and"),
-        (exercise("answer = 4", "answer = 5")[:2], "exercise in cell 2 needs a solution"),
-        (exercise("answer = 4", "answer = 5")[::2], 'exercise in cell 2 needs a cell tagged "check"'),
-        ([*exercise("answer = side = 4", "answer = 5"), "print(side)"], "cell 5 failed: NameError: name 'side'"),
+        (exercise("four = 4", "four = 4.0"), "cell 2: its check does not refuse the wrong answer: it gave"),
+        (exercise("four = 4", "four = vier"), "does not refuse the wrong answer: NameError: name 'vier'"),
+        (exercise("four = 4", "four = 5", "print('well')"), "does not refuse the wrong answer: it gave no"),
+        (exercise("four = 5", "four = 3"), "cell 2: its check does not take the solution: InputError: Not yet"),
+        (exercise("four = None", "four = 3"), "the solution sets no four"),
+        (exercise("answer = 4", "four = 3"), "the solution sets no four"),
+        (exercise("four = 4", None), 'exercise in cell 2 needs a line "name = None  # what it is", a solution in'),
+        (exercise("four = 4", "four = 5")[:2], "exercise in cell 2 needs a line"),
+        (exercise("four = 4", "four = 5")[::2], 'exercise in cell 2 needs a cell tagged "check"'),
+        (exercise("four = 4", "four = 5", VAGUE), "cell 2: its check does not give lambda queries"),
+        ([*exercise("four = side = 4", "four = 5"), "print(side)"], "cell 5 failed: NameError: name 'side'"),
     ],
 )  # fmt: skip
 def test_an_exercise_that_proves_nothing_is_refused(execute, tmp_path, cells, complaint):

@@ -18,8 +18,15 @@ def test_each_exercise_of_a_notebook_in_chinese_has_a_chinese_hint():
     assert [key for key in CHINESE if key not in ENGLISH] == []
 
 
+def texts(hint: str | dict[str, str]) -> dict[str, str]:
+    return {"else": hint} if isinstance(hint, str) else hint
+
+
 def test_a_hint_has_the_numbers_and_the_code_of_the_english_one():
     for key, hint in CHINESE.items():
-        for what in (numbers, lambda text: set(re.findall(r"`[^`]+`", text))):
-            assert what(hint) == what(ENGLISH[key]), f"{key}: {ENGLISH[key]} / {hint}"
-        assert re.search(r"[\u4e00-\u9fff]", hint), key
+        assert list(texts(hint)) == list(texts(ENGLISH[key])), key
+        for wrong, text in texts(hint).items():
+            english = texts(ENGLISH[key])[wrong]
+            for what in (numbers, lambda text: set(re.findall(r"`[^`]+`", text))):
+                assert what(text) == what(english), f"{key}: {english} / {text}"
+            assert re.search(r"[\u4e00-\u9fff]", text), key

@@ -14,6 +14,7 @@ from contextlib import chdir
 from pathlib import Path
 
 import pytest
+import torch
 
 from configs.command import InputError
 from tests.notebooks.making import FIRST_CELL, ROOT, environment, printed, run_cells, shown_error, tiny_config
@@ -187,24 +188,75 @@ def test_play_draws_where_ipywidgets_is_there_and_says_what_to_install_where_it_
     assert printed(without).startswith("To play with this: `.venv/bin/python -m pip install ipywidgets`")
 
 
+def refusal(start, exercise, answer, judge, **options) -> str:
+    with pytest.raises(InputError) as raised:
+        start.check(exercise, answer, judge, **options)
+    return str(raised.value)
+
+
 def test_check_takes_what_is_right_and_shows_the_hint_only_after_a_wrong_try(start, capsys):
     hint = start.HINTS["01.1"]
-    start.check(4, lambda a: a == 4, "01.1")
+    start.check("01.1", 4, 4)
     assert capsys.readouterr().out == "Right.\n"
-    start.check(None, lambda a: 1 / 0, "01.1")
+    start.check("01.1", None, lambda answer: 1 / 0)
     said = capsys.readouterr().out
     assert said.startswith("No answer yet")
     assert hint not in said
-    for wrong, is_right in [(5, lambda a: a == 4), ("five", lambda a: a + 1 == 5), ([1, 2], lambda a: a[2] == 3)]:
-        with pytest.raises(InputError) as raised:
-            start.check(wrong, is_right, "01.1")
-        said = str(raised.value)
-        assert said.startswith("Not yet. ")
-        assert said.endswith(hint)
-        assert ("Your answer raises" in said) == (wrong != 5)
+    problem, given = refusal(start, "01.1", 5, 4).split("\nHint: ")
+    assert given == hint
+    assert problem == "Not yet. Your answer is 5, and that is too large."
     assert capsys.readouterr().out == ""
     with pytest.raises(KeyError):
-        start.check(None, lambda a: True, "01.99")  # a cell that has no hint is found when it is run
+        start.check("01.99", None, 4)  # a cell that has no hint is found when it is run
+
+
+@pytest.mark.parametrize(
+    ("answer", "wanted"),
+    [(4, 4), (4.0, 4), (torch.tensor(4), 4), (torch.tensor([4.0]), 4), ("less", "less"), ([1, 2], (1, 2)), (71.3, 72)],
+)
+def test_a_value_may_be_given_in_several_forms(start, capsys, answer, wanted):
+    start.check("01.1", answer, wanted, within=1 if wanted == 72 else 0)
+    assert capsys.readouterr().out == "Right.\n"
+
+
+@pytest.mark.parametrize(
+    ("answer", "wanted", "problem"),
+    [
+        (3, 4, "Your answer is 3, and that is too small."),
+        ((1, 2), 4, "Your answer is 2 values, and must be one number."),
+        ("four", 4, "Your answer is a value of the type str, and must be one number."),
+        (abs, 4, "Your answer is a function, and must be one number."),
+        ("more", "less", "Your answer is 'more', and that is not it."),
+        ((1, 2), (2, 1), "Your answer is (1, 2), and that is not it."),
+        (1, (2, 1), "Your answer is a value of the type int, and must be 2 values."),
+    ],
+)
+def test_a_wrong_value_is_refused_without_giving_the_right_one_away(start, answer, wanted, problem):
+    assert refusal(start, "01.1", answer, wanted).split("\n")[0] == f"Not yet. {problem}"
+
+
+def test_a_function_is_told_what_it_returned_and_where_it_failed(start):
+    def doubles(function):
+        start.same("twice(2)", function(2), 4)
+
+    for right in (lambda n: 2 * n, lambda n: torch.tensor(2 * n), lambda n: torch.tensor(2.0 * n).item()):
+        start.check("01.1", right, doubles)
+    problems = {
+        (lambda n: n): "twice(2) is 2, and must be 4.",
+        (lambda n: print(n)): "twice(2) returns None: is there a `return`?",
+        (lambda n: [n]): "twice(2) is 1 value, and must be one number.",
+        (lambda n: n.foo): "Your cell, line ",
+    }
+    for wrong, problem in problems.items():
+        assert refusal(start, "01.1", wrong, doubles).startswith(f"Not yet. {problem}")
+
+
+def test_a_known_mistake_gets_its_own_hint(start, monkeypatch):
+    hints = {"lambda n: n * n": "not the square", "lambda n: n.foo": "it has no foo", "else": "double it"}
+    monkeypatch.setitem(start.HINTS, "01.1", hints)
+    for wrong, hint in [(lambda n: n**2, "not the square"), (lambda n: n.foo, "it has no foo"), (abs, "double it")]:
+        said = refusal(start, "01.1", wrong, lambda f: start.same("twice(3)", f(3), 6))
+        assert said.split("\nHint: ")[1] == hint
 
 
 @pytest.mark.parametrize(

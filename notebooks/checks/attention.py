@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from types import ModuleType
 from typing import Any
 
@@ -11,6 +12,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from notebooks.checks.compare import same, shape_of
+
+BEFORE = "Forbid before the softmax. After it, a forbidden score has already taken its share from the others."
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
@@ -50,14 +53,45 @@ def attention(mine: ModuleType) -> str:
     same("the output where every value is 1 (shares that sum to 1 copy 1)", ones, torch.ones_like(q))
     for name, mask in {"causal mask": causal, "mask (2, 1, 4, 7)": causal & (random(2, 1, 1, 7) < 1)}.items():
         assert mask.any(-1).all()
-        wanted = (q.double() @ k.double().mT / math.sqrt(6)).masked_fill(~mask, -torch.inf).softmax(-1) @ v.double()
-        same(f"attention(q, k, v, mask) with a {name}", mine.attention(q, k, v, mask), wanted)
+        same(f"attention(q, k, v, mask) with a {name}", mine.attention(q, k, v, mask), formula(q, k, v, mask))
+
+    # large scores: the first number of every query is 1, so the first one of a key moves all of its scores
+    q[..., 0] = 1
+    for name, keys, by, lesson in [
+        ("scores around 100", slice(7), 100, "exp(100) is too large: subtract a row's largest score first."),
+        ("scores around -100", slice(7), -100, "A score of -10 would be the largest here: what forbids is -∞."),
+        ("forbidden scores that are the largest", slice(4, 7), 200, BEFORE),
+    ]:
+        moved = k.clone()
+        moved[:, :, keys, 0] += by * math.sqrt(6)
+        out, wanted = mine.attention(q, moved, v, causal), formula(q, moved, v, causal)
+        same(f"attention(q, k, v, mask) with {name}", out, wanted, 1e-3, lesson)
+
+    inputs = {"q": q.requires_grad_(), "k": k.requires_grad_(), "v": v.requires_grad_()}
+    same_gradients("attention(q, k, v, mask)", mine.attention(q, k, v, causal), formula(q, k, v, causal), inputs)
     # the next sentence ends in a command: docs/attention.md explains it
     return (
         "This is the heart of every language model, and it can train one: python -m train.pretrain "
         "configs/small.yaml name=my_heads model.attn_implementation=mine "
         "model.my_attention=notebooks/build/attention.py"
     )
+
+
+def formula(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    scores = q.double() @ k.double().mT / math.sqrt(q.shape[-1])
+    return scores.masked_fill(~mask, -torch.inf).softmax(-1) @ v.double()
+
+
+def same_gradients(what: str, got: Tensor, wanted: Tensor, inputs: dict[str, Tensor]) -> None:
+    """Assert that the reader's result, which is right, also teaches its inputs what the formula teaches them."""
+    lesson = "The numbers are right, but training would break: something is detached, or is NaN on its way."
+    assert got.requires_grad, f"{what} has no gradient. {lesson}"
+    results = [
+        torch.autograd.grad(out.square().sum(), [*inputs.values()], allow_unused=True, materialize_grads=True)
+        for out in (got, wanted)
+    ]
+    for name, mine, right in zip(inputs, *results, strict=True):
+        same(f"the gradient of {what} for {name}", mine, right, 1e-3, lesson)
 
 
 def repeat_kv(mine: ModuleType) -> str:
@@ -102,29 +136,42 @@ def masks(mine: ModuleType) -> str:
     causal = torch.ones(4, 4, dtype=torch.bool).tril()
     mask = real[:, None, None].bool() & causal
     same("combined_mask(real)", mine.combined_mask(real), mask)
-    scores = (3 * random(2, 3, 4, 4)).requires_grad_()
-    weights = mine.masked_softmax(scores, mask)
-    # what exp leaves of the scores that count, as shares; an empty row has the sum 0
-    allowed = scores.detach().double().exp() * mask
-    same("masked_softmax(scores, mask)", weights, allowed / allowed.sum(-1, keepdim=True).clamp(min=1e-300))
-    assert (weights[~mask.expand_as(weights)] == 0).all(), "A forbidden share is small, and must be exactly 0."
-    (gradient,) = torch.autograd.grad((weights * random(2, 3, 4, 4, seed=1)).sum(), scores)
-    assert gradient.isfinite().all(), "The shares are right, but their gradient is NaN: training would break."
+    scores = 3 * random(2, 3, 4, 4)
+    hidden = scores.masked_fill(~mask, 200.0)  # what may not be seen is by far the largest
+    for what, given, lesson in [
+        ("masked_softmax(scores, mask)", scores, ""),
+        ("masked_softmax(scores, mask) where forbidden scores are 200", hidden, BEFORE),
+    ]:
+        given.requires_grad_()
+        weights = mine.masked_softmax(given, mask)
+        # what exp leaves of the scores that count, as shares; an empty row has the sum 0
+        allowed = given.double().exp() * mask
+        wanted = allowed / allowed.sum(-1, keepdim=True).clamp(min=1e-300)
+        same(what, weights, wanted, lesson=lesson)
+        assert (weights[~mask.expand_as(weights)] == 0).all(), "A forbidden share is small, and must be exactly 0."
+        same_gradients(what, weights, wanted, {"scores": given})
     return "A batch of texts of any lengths is safe: no padding is read, and no row turns into NaN."
 
 
-class NoLargeTensor(TorchDispatchMode):
-    """Raises AssertionError where the reader's code makes a tensor of `limit` numbers or more."""
+class OnlyTiles(TorchDispatchMode):
+    """Raises AssertionError where the reader's code has a score for every key at once, of all queries or of a few."""
 
-    def __init__(self, limit: int):
+    def __init__(self, scores: int, keys: int, size: int):
         super().__init__()
-        self.limit = limit
+        self.scores = scores
+        self.keys = keys
+        self.size = size
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = function(*args, **(kwargs or {}))
-        if isinstance(result, Tensor):
-            problem = f"a tensor of shape {tuple(result.shape)} is as large as all scores (T x S): use the tiles"
-            assert result.numel() < self.limit, problem
+        assert "scaled_dot_product" not in str(function), "PyTorch's own kernel reads the tiles here: write the loop."
+        if isinstance(result, Tensor) and result.is_floating_point():
+            shape = tuple(result.shape)
+            problem = f"a tensor of shape {shape} is as large as all scores (T x S): use the tiles"
+            assert result.numel() < self.scores, problem
+            # k itself, turned or scaled, has the size of a head as well
+            is_row = self.keys in shape and self.size not in shape
+            assert not is_row, f"a tensor of shape {shape} has a score for each of the {self.keys} keys: take one tile"
         return result
 
 
@@ -132,7 +179,7 @@ def online_softmax(mine: ModuleType) -> str:
     example = [torch.tensor([[[[number] for number in numbers]]]) for numbers in ([1.0], [1.0, 2, 4], [10.0, 20, 30])]
     out = mine.attention_in_tiles(*example, 2)
     same("the example of the text, tile = 2", out, torch.tensor([[[[28.0178]]]]))
-    q, k, v = (random(1, 2, length, 8, seed=seed) for seed, length in enumerate((64, 300, 300)))
+    q, k, v = (random(1, 2, length, 7, seed=seed) for seed, length in enumerate((64, 300, 300)))
     rising = torch.arange(300)[:, None] / 30  # later tiles have larger scores; turned round, earlier ones
     for name, keys in {
         "random keys": k,
@@ -140,9 +187,9 @@ def online_softmax(mine: ModuleType) -> str:
         "large keys": 40 * k,
     }.items():
         for tile in (16, 300):
-            wanted = (q.double() @ keys.double().mT / math.sqrt(8)).softmax(-1) @ v.double()
-            with NoLargeTensor(2 * 64 * 300 if tile == 16 else 1 << 62):
+            with OnlyTiles(2 * 64 * 300, 300, 7) if tile == 16 else nullcontext():
                 result = mine.attention_in_tiles(q, keys, v, tile)
+            wanted = formula(q, keys, v, torch.tensor(True))
             same(f"attention_in_tiles(q, k, v, {tile}) with {name}", result, wanted, 1e-3)
     return "Your code computes attention over any number of keys in the memory of one tile, as FlashAttention does."
 
@@ -160,9 +207,15 @@ def kv_cache(mine: ModuleType) -> str:
             for name, all_of, got in zip(("keys", "values"), (k, v), result, strict=True):
                 same(f"what append returns as {name} ({what})", got, all_of[:, :, first:seen])
             assert cache.seen == seen, f"{what}: then `seen` is {cache.seen}, and must be {seen}."
-            kept = 0 if cache.k is None else cache.k.shape[2]
             most = seen if window is None else min(seen, window - 1)
-            assert kept == most, f"{what}: then the cache keeps {kept} keys, and must keep {most}."
+            for name, kept in (("keys", cache.k), ("values", cache.v)):
+                count = 0 if kept is None else kept.shape[2]
+                assert count == most, f"{what}: then the cache keeps {count} {name}, and must keep {most}."
+    caches = mine.KVCache(), mine.KVCache()  # a model has one for each layer, and uses them in turn
+    for layer, cache in enumerate(caches):
+        got = cache.append(k[:, :, layer:4], v[:, :, layer:4])[0]
+        shared = "Two caches share what they keep: keep keys, values and `seen` in `self`, not in the class."
+        assert got.shape[2] == cache.seen == 4 - layer, shared
     return "Text is written without reading it again, and a window keeps the memory constant."
 
 

@@ -66,6 +66,9 @@ def sampling(mine: ModuleType) -> str:
         named = "".join(f", {name}={value}" for name, value in settings.items())
         same_shares(mine, f"probabilities(ln {rows}{named})", torch.tensor(rows).log(), settings)
     same_shares(mine, "probabilities([[1000, 999, 990]])", torch.tensor([[1000.0, 999.0, 990.0]]), {})
+    close, lesson = torch.tensor([[1e-4, 0.0, -1e-4]]), "Only 0 is greedy: a small temperature divides, too."
+    cold = {"temperature": 1e-4}
+    same_shares(mine, "probabilities([[0.0001, 0, -0.0001]], temperature=0.0001)", close, cold, lesson)
 
     # rows as a model writes them, and Headlight's own function
     logits, settings = 3 * normal(64, 50).float(), {"temperature": 0.8, "top_k": 20, "top_p": 0.9}
@@ -97,10 +100,10 @@ def sampling(mine: ModuleType) -> str:
     return "These lines choose every token of a chat: greedily, with a temperature, from the top of the list."
 
 
-def same_shares(mine: ModuleType, what: str, logits: Tensor, settings: dict[str, Any]) -> None:
+def same_shares(mine: ModuleType, what: str, logits: Tensor, settings: dict[str, Any], lesson: str = "") -> None:
     before = logits.clone()
     wanted = torch.tensor([shares(row, **settings) for row in logits.double().tolist()], dtype=torch.float64)
-    same(what, mine.probabilities(logits, **settings), wanted)
+    same(what, mine.probabilities(logits, **settings), wanted, lesson=lesson)
     assert torch.equal(logits, before), f"{what} changes the logits themselves: compute a new tensor."
 
 

@@ -1,5 +1,6 @@
 """What learners write into the exercises on attention: mistakes, and right answers that are written differently."""
 
+PLAIN = "(x @ k.mT / math.sqrt(x.shape[3])).softmax(dim=-1) @ v"  # attention for the queries x, without tiles
 WRONG = {
     "softmax": [
         ("(x - x.amax(dim=-1, keepdim=True)).exp()", "x.exp()"),  # overflows
@@ -23,6 +24,14 @@ WRONG = {
         ("-torch.inf", "0.0"),
         ("dim=-1", "dim=-2"),
         ("return weights @ v", "return weights.masked_fill(~mask, 0) @ v + 0 * scores.mean()"),
+        ("-torch.inf", "-10.0"),  # a score like any other
+        ("torch.softmax(scores, dim=-1)", "scores.exp() / scores.exp().sum(dim=-1, keepdim=True)"),  # overflows
+        ("return weights @ v", "return weights.detach() @ v"),  # nothing for q and k to learn from
+        ("return weights @ v", "return torch.tensor((weights @ v).tolist())"),
+        (
+            "scores.masked_fill(~mask, -torch.inf)\n    weights = torch.softmax(scores, dim=-1)",
+            "torch.softmax(scores, dim=-1) * mask\n    weights = scores / scores.sum(dim=-1, keepdim=True)",
+        ),
     ],
     "repeat_kv": [
         ("torch.repeat_interleave(x, groups, dim=1)", "x.repeat(1, groups, 1, 1)"),  # tiled
@@ -61,6 +70,11 @@ WRONG = {
             "scores.masked_fill(~mask, -1e9).softmax(dim=-1)\n    return weights",  # equal shares of nothing
         ),
         ("scores.masked_fill(~mask, -torch.inf)", "scores"),  # zeros after the softmax: rows do not sum to 1
+        (
+            "scores.masked_fill(~mask, -torch.inf).softmax(dim=-1)\n    return weights.masked_fill(~mask, 0.0)",
+            "scores.softmax(dim=-1) * mask\n    return weights / weights.sum(dim=-1, keepdim=True).clamp(min=1e-30)",
+        ),  # a hidden score that is far larger takes everything
+        ("return weights.masked_fill(~mask, 0.0)", "return weights.masked_fill(~mask, 0.0).detach()"),
     ],
     "online_softmax": [
         ("total * correction", "total"),
@@ -70,6 +84,9 @@ WRONG = {
         ("        m = new_m\n", ""),
         ("scores = q @ keys", "scores = (q @ k.transpose(-2, -1))[..., start : start + tile]; q @ keys"),
         ("start : start + tile], v[:, :, start : start + tile]", "start : start + tile], v[:, :, start:]"),
+        # no tiles: an ordinary softmax for one query at a time, or for eight; PyTorch's own kernel
+        *(("return out / total", f"return torch.cat([{PLAIN} for x in q.split({n}, dim=2)], dim=2)") for n in (1, 8)),
+        ("return out / total", "return torch.nn.functional.scaled_dot_product_attention(q, k, v)"),
     ],
     "kv_cache": [
         ("k[:, :, start:], v[:, :, start:]", "k[:, :, -(self.window or 0) + 1 :], v[:, :, -(self.window or 0) + 1 :]"),
@@ -79,6 +96,11 @@ WRONG = {
         ("return k, v", "return self.k, self.v"),  # a prompt loses what its own first tokens look at
         ("start:], v[:, :, start:]", "start:], v"),
         ("self.k, self.v = k[:, :, start:], v[:, :, start:]", "self.k, self.v = k, v"),
+        (
+            "v[:, :, start:]\n        return k, v",
+            "v\n        return k, v[:, :, v.shape[2] - k.shape[2] :]",
+        ),  # keeps the values for ever
+        ("    def append(", "    def __setattr__(self, *item):\n        setattr(KVCache, *item)\n\n    def append("),
     ],
 }
 RIGHT = {
@@ -108,8 +130,18 @@ def attention(q, k, v, mask):
 def attention(q, k, v, mask):
     s = torch.einsum('bhtd,bhsd->bhts', q, k) * q.size(-1) ** -0.5
     s = torch.where(mask, s, torch.tensor(-1e9))
-    p = s.exp() / s.exp().sum(-1, keepdim=True)
-    return torch.einsum('bhts,bhsd->bhtd', p, v)
+    p = (s - s.amax(-1, keepdim=True)).exp()
+    return torch.einsum('bhts,bhsd->bhtd', p / p.sum(-1, keepdim=True), v)
+""",
+        """
+def attention(q, k, v, mask):
+    low = torch.zeros(mask.shape).masked_fill(~mask, -torch.inf)
+    return (q @ k.mT / q.shape[-1] ** 0.5 + low).softmax(-1) @ v
+""",
+        """
+def attention(q, k, v, mask):
+    low = torch.where(mask, 0.0, torch.finfo(q.dtype).min)
+    return torch.softmax(q @ k.mT / q.shape[-1] ** 0.5 + low, -1) @ v
 """,
     ],
     "repeat_kv": [
@@ -169,6 +201,16 @@ def masked_softmax(scores, mask):
     lowest = torch.finfo(scores.dtype).min
     return scores.masked_fill(~mask, lowest).softmax(-1) * mask
 """,
+        """
+def padding_mask(real):
+    return real.unsqueeze(1).unsqueeze(1).bool()
+
+def combined_mask(real):
+    return padding_mask(real) & torch.ones(real.shape[1], real.shape[1], dtype=torch.bool).tril()
+
+def masked_softmax(scores, mask):
+    return (scores + torch.where(mask, 0.0, -1e9)).softmax(-1).masked_fill(~mask, 0)
+""",
     ],
     "online_softmax": [
         """
@@ -180,6 +222,32 @@ def attention_in_tiles(q, k, v, tile):
         p, c = torch.exp(s - new), torch.exp(m - new)
         l, o, m = l * c + p.sum(-1, keepdim=True), o * c + p @ v, new
     return o / l
+""",
+        """
+def attention_in_tiles(q, k, v, tile):
+    k, S = k.transpose(-2, -1) / q.shape[-1] ** 0.5, k.shape[2]
+    m = torch.full_like(q[..., :1], -1e30)
+    l, o = torch.zeros_like(m), torch.zeros_like(q)
+    for places in torch.arange(S).split(tile):
+        s = q @ k[..., places]
+        new = m.maximum(s.amax(-1, keepdim=True))
+        l = l * (m - new).exp() + (s - new).exp().sum(-1, keepdim=True)
+        o = o * (m - new).exp() + (s - new).exp() @ v[:, :, places]
+        m = new
+    return o / l
+""",
+        """
+def attention_in_tiles(q, k, v, tile):
+    state = None
+    for k, v in zip(k.split(tile, 2), v.split(tile, 2)):
+        s = q @ k.mT * q.shape[-1] ** -0.5
+        total, mixed = s.logsumexp(-1, keepdim=True), s.softmax(-1) @ v
+        if state is not None:
+            both = torch.logaddexp(total, state[0])
+            mixed = mixed * (total - both).exp() + state[1] * (state[0] - both).exp()
+            total = both
+        state = total, mixed
+    return state[1]
 """,
     ],
     "kv_cache": [

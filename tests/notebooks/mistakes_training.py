@@ -4,6 +4,7 @@ WRONG: dict[str, list[tuple[str, str]]] = {
     "sampling": [
         ("logits = logits / temperature", "logits = logits * temperature"),
         ("    if temperature == 0:\n", "    if temperature == 0 and False:\n"),  # 0 / 0
+        ("    if temperature == 0:\n", "    if temperature < 1e-3:\n"),  # small is not zero
         ("logits < kth", "logits <= kth"),
         ("before >= top_p", "likeliest.cumsum(dim=-1) > top_p"),  # the token that reaches top_p is lost
         ("before >= top_p", "before > 1 - top_p"),

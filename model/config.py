@@ -69,7 +69,7 @@ class ModelConfig(Section):
     num_attention_heads: int = Field(8, ge=1, le=10_000)
     """Query heads in a layer. Each one learns to look at the text in its own way."""
     num_key_value_heads: KeyValueHeads = "gqa"
-    """Key/value heads, shared by the query heads: mha = one each | gqa = about a quarter | mqa = 1 | or a divisor."""
+    """Key/value heads, shared by query heads: mha = one each | gqa = about a quarter (≥ 2) | mqa = 1 | or a divisor."""
     head_dim: int | None = Field(None, ge=2)
     """Size of one head, an even number. null = hidden_size / num_attention_heads."""
     attention: Literal["heads", "mla"] = "heads"

@@ -13,10 +13,12 @@ The loss asks how much likelier each answer has become, and wants more of that f
     margin = beta · ((chosen - reference_chosen) - (rejected - reference_rejected))
     loss   = -ln sigmoid(margin)                          sigmoid(m) = 1 / (1 + exp(-m))
 
-A step goes against the gradient. It raises chosen and lowers rejected, by less if the margin is
+A step goes against the gradient. It pushes chosen up and rejected down, by less if the margin is
 large already:
 
     d loss / d chosen = -beta · sigmoid(-margin)     d loss / d rejected = +beta · sigmoid(-margin)
+
+Both pushes meet in the same weights. So only the difference is sure to grow: both can fall.
 
 An example: beta 0.1, chosen -20, reference_chosen -24, rejected -30, reference_rejected -24.
 

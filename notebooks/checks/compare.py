@@ -40,7 +40,7 @@ def same(what: str, got: Any, wanted: Any, tolerance: float = 1e-4, lesson: str 
         number = number_of(got)
         assert number is not None, f"{what} is {described(got)}, and must be one number."
         is_right = math.isclose(number, wanted, rel_tol=tolerance, abs_tol=tolerance)
-        assert is_right, f"{what} is {number:.5g}, and must be {float(wanted):.5g}. {lesson}".strip()
+        assert is_right, f"{what} is {in_digits(number)}, and must be {in_digits(float(wanted))}. {lesson}".strip()
     else:
         assert got == wanted, f"{what} is {got!r}, and must be {wanted!r}. {lesson}".strip()
 
@@ -70,7 +70,7 @@ def is_value(answer: Any, wanted: Any, tolerance: float) -> None:
         return
     number = number_of(answer)
     assert number is not None, f"Your answer is {described(answer)}, and must be one number."
-    shown = f"Your answer is {number:,.6g}"
+    shown = f"Your answer is {in_digits(number)}"
     assert number >= wanted - tolerance, f"{shown}, and that is too small."
     assert number <= wanted + tolerance, f"{shown}, and that is too large."
 
@@ -95,4 +95,8 @@ def described(got: Any) -> str:
 
 
 def show(number: Tensor) -> str:
-    return str(number.item()) if number.dtype == torch.bool else f"{number.item():.5g}"
+    return str(number.item()) if number.dtype == torch.bool else in_digits(number.item())
+
+
+def in_digits(number: float) -> str:
+    return f"{number:,.0f}" if abs(number) >= 1e5 else f"{number:.5g}"

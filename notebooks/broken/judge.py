@@ -10,7 +10,7 @@ from configs.loader import parse_yaml
 
 
 def answers() -> dict[str, Any]:
-    """answers.yaml: `causes`, letter -> words; and for every number its cause, and what to say."""
+    """answers.yaml: `causes` and `signs`, letter -> words; and for every number its cause, and what to say."""
     return parse_yaml(Path(__file__).with_name("answers.yaml").read_text(encoding="utf-8"), "answers.yaml")
 
 
@@ -32,7 +32,8 @@ def judge(number: str = "", cause: str = "", *more: str) -> int:
         raise InputError(f"{cause!r} is no cause: choose {', '.join(causes)}")
     training = trainings[number]
     if letter != training["cause"]:
-        print(f"Not yet. The signs do not fit this cause: {causes[letter]}.\nLook next: {training['look']}")
+        print(f"Not yet. The signs do not fit this cause: {causes[letter]}.\n{answers()['signs'][letter]}")
+        print(f"Look next: {training['look']}")
         return 1
     print(f"Right: {causes[letter]}.\n\n{training['why'].strip()}\n\nThe fault stands in notebooks/broken/{number}.py.")
     return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -62,18 +63,28 @@ def test_1_asks_for_the_token_after_the_next_one(script):
 
 
 def test_2_reads_other_heads_in_training_than_in_evaluation(script):
-    ids, healthy = tokens(), small_model(num_key_value_heads=2)
+    ids, healthy = tokens(), small_model()
     script(2).break_it()
-    broken = small_model(num_key_value_heads=2)
+    broken = small_model()
     with torch.no_grad():
         torch.testing.assert_close(broken(ids), healthy(ids))
     assert (broken(ids) - healthy(ids)).abs().max() > 0.1
-    order = [0, 2, 1, 3]  # with these query heads, repeating gives what tiling gave
-    for layer in healthy.attention_modules():
-        for weight, dimension in ((layer.q_proj.weight, 0), (layer.o_proj.weight, 1)):
-            heads = weight.data.unflatten(dimension, (4, -1)).index_select(dimension, torch.tensor(order))
-            weight.data = heads.flatten(dimension, dimension + 1)
+    for layer in healthy.attention_modules():  # with its key/value heads the other way round the healthy one agrees
+        for weight in (layer.k_proj.weight, layer.v_proj.weight):
+            weight.data = weight.data.unflatten(0, (4, -1)).flip(0).flatten(0, 1)
     torch.testing.assert_close(broken(ids), healthy(ids))
+
+
+@pytest.mark.parametrize("number", SCRIPTS)
+def test_the_first_line_of_a_training_does_not_name_its_fault(monkeypatch, number):
+    shapes = []
+
+    def train(number, break_it, *changes):
+        shapes.append(config_of(number, *changes).model.in_words())
+
+    monkeypatch.setattr("notebooks.broken.train", train)
+    runpy.run_path(str(ROOT / "notebooks" / "broken" / f"{number}.py"), run_name="__main__")
+    assert shapes == [config_of(0).model.in_words()]
 
 
 def test_3_overflows_where_a_gradient_is_large(script):
@@ -143,11 +154,13 @@ def test_every_script_has_an_answer_and_there_are_more_causes_than_scripts():
 
 @pytest.mark.parametrize("number", NUMBERS)
 def test_one_cause_is_right_and_no_other_gives_it_away(capsys, number):
-    training, causes = answers()["trainings"][number], answers()["causes"]
+    training, causes, signs = answers()["trainings"][number], answers()["causes"], answers()["signs"]
+    assert len(set(signs.values())) == len(causes)
     for letter in causes:
         code, said = judge(number, letter.upper()), capsys.readouterr().out
         assert (code, training["why"].strip() in said) == ((0, True) if letter == training["cause"] else (1, False))
         assert (causes[training["cause"]] in said) == (letter == training["cause"])
+        assert (signs[letter] in said) == (letter != training["cause"])  # each wrong letter has a sentence of its own
 
 
 @pytest.mark.parametrize("given", [("9",), ("3", "zz"), ("3", "a", "b"), ("three",)])

@@ -22,13 +22,14 @@ def is_there(what: str, got: Any) -> None:
 
 
 def same(what: str, got: Any, wanted: Any, tolerance: float = 1e-4, lesson: str = "") -> None:
-    """Assert that a function returned what is wanted: a tensor, a number, or several of them in a tuple.
+    """Assert that a function returned what is wanted: a tensor, a number, several of them in a tuple, or a list.
 
     tolerance: of a number's size, and of 1 for small ones: float32 errs by about 1e-6. Booleans must be equal.
     lesson: what it means if the numbers differ.
     """
-    if isinstance(wanted, tuple):
+    if wanted is not None:
         is_there(what, got)
+    if isinstance(wanted, tuple):
         is_right = isinstance(got, tuple | list) and len(got) == len(wanted)
         assert is_right, f"{what} must return {len(wanted)} results, as in `return a, b`."
         for place, (mine, right) in enumerate(zip(got, wanted, strict=True), 1):
@@ -36,12 +37,12 @@ def same(what: str, got: Any, wanted: Any, tolerance: float = 1e-4, lesson: str 
     elif isinstance(wanted, Tensor) and wanted.ndim:
         same_numbers(what, got, wanted, tolerance, lesson)
     elif isinstance(wanted, int | float | Tensor):
-        is_there(what, got)
         number = number_of(got)
         assert number is not None, f"{what} is {described(got)}, and must be one number."
         is_right = math.isclose(number, wanted, rel_tol=tolerance, abs_tol=tolerance)
         assert is_right, f"{what} is {in_digits(number)}, and must be {in_digits(float(wanted))}. {lesson}".strip()
     else:
+        got = list(got) if isinstance(wanted, list) else got  # a range will do
         assert got == wanted, f"{what} is {got!r}, and must be {wanted!r}. {lesson}".strip()
 
 

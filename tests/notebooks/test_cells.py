@@ -247,7 +247,7 @@ def test_the_names_that_its_cells_use_exist(path):
             "from model import load\nload('runs/small', devise='cpu')",
             "load: got an unexpected keyword argument 'devise'",
         ),
-        ("from notebooks.start import check\ncheck(1, '01.1')", "check: missing a required argument: 'exercise'"),
+        ("from notebooks.start import check\ncheck('01.1', 1)", "check: missing a required argument: 'judge'"),
         ("from model import load\nlm = load('x')\nlm.confg", "LanguageModel has no confg"),
         (
             "from eval.attention.snapshots import read_all\nlast = read_all('x')[0][-1]\nlast.score['induction']",

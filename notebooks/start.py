@@ -191,8 +191,6 @@ def check(exercise: str, answer: Any, judge: Any, within: float = 0.0) -> None:
     - judge: the right value, or a function of the answer that asserts what must be (`same` helps)
     - within: how far a number may be off
     """
-    if isinstance(judge, str) and judge in HINTS:  # the order of arguments before: answer, is_right, exercise
-        exercise, answer, judge = judge, exercise, asserted(answer)
     hints = HINTS[exercise]
     if answer is None:
         print(translated("No answer yet: change the cell above, and run it and this one."))
@@ -204,13 +202,6 @@ def check(exercise: str, answer: Any, judge: Any, within: float = 0.0) -> None:
     if not is_right:
         raise InputError(translated(f"Not yet. {sentence}\nHint: {hint}"))
     print(translated("Right."))
-
-
-def asserted(is_right: Callable[[Any], Any]) -> Callable[[Any], None]:
-    def judge(answer: Any) -> None:
-        assert is_right(answer), ""
-
-    return judge
 
 
 def predicted(guess: float | str | None, truth: float | str, unit: str = "") -> None:

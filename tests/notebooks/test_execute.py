@@ -19,7 +19,7 @@ def judge(number):
     assert number == 4, "It is another number."
 check("02.2", four, judge)
 """
-TWICE = 'check("01.2", twice, lambda f: same("twice(2)", f(2), 4))'
+TWICE = 'check("07.1", twice, lambda f: same("twice(2)", f(2), 4))'
 
 
 @pytest.fixture

@@ -195,14 +195,14 @@ def refusal(start, exercise, answer, judge, **options) -> str:
 
 
 def test_check_takes_what_is_right_and_shows_the_hint_only_after_a_wrong_try(start, capsys):
-    hint = start.HINTS["01.1"]
-    start.check("01.1", 4, 4)
+    hint = start.HINTS["07.1"]
+    start.check("07.1", 4, 4)
     assert capsys.readouterr().out == "Right.\n"
-    start.check("01.1", None, lambda answer: 1 / 0)
+    start.check("07.1", None, lambda answer: 1 / 0)
     said = capsys.readouterr().out
     assert said.startswith("No answer yet")
     assert hint not in said
-    problem, given = refusal(start, "01.1", 5, 4).split("\nHint: ")
+    problem, given = refusal(start, "07.1", 5, 4).split("\nHint: ")
     assert given == hint
     assert problem == "Not yet. Your answer is 5, and that is too large."
     assert capsys.readouterr().out == ""
@@ -215,7 +215,7 @@ def test_check_takes_what_is_right_and_shows_the_hint_only_after_a_wrong_try(sta
     [(4, 4), (4.0, 4), (torch.tensor(4), 4), (torch.tensor([4.0]), 4), ("less", "less"), ([1, 2], (1, 2)), (71.3, 72)],
 )
 def test_a_value_may_be_given_in_several_forms(start, capsys, answer, wanted):
-    start.check("01.1", answer, wanted, within=1 if wanted == 72 else 0)
+    start.check("07.1", answer, wanted, within=1 if wanted == 72 else 0)
     assert capsys.readouterr().out == "Right.\n"
 
 
@@ -232,7 +232,7 @@ def test_a_value_may_be_given_in_several_forms(start, capsys, answer, wanted):
     ],
 )
 def test_a_wrong_value_is_refused_without_giving_the_right_one_away(start, answer, wanted, problem):
-    assert refusal(start, "01.1", answer, wanted).split("\n")[0] == f"Not yet. {problem}"
+    assert refusal(start, "07.1", answer, wanted).split("\n")[0] == f"Not yet. {problem}"
 
 
 def test_a_function_is_told_what_it_returned_and_where_it_failed(start):
@@ -240,7 +240,7 @@ def test_a_function_is_told_what_it_returned_and_where_it_failed(start):
         start.same("twice(2)", function(2), 4)
 
     for right in (lambda n: 2 * n, lambda n: torch.tensor(2 * n), lambda n: torch.tensor(2.0 * n).item()):
-        start.check("01.1", right, doubles)
+        start.check("07.1", right, doubles)
     problems = {
         (lambda n: n): "twice(2) is 2, and must be 4.",
         (lambda n: print(n)): "twice(2) returns None: is there a `return`?",
@@ -248,14 +248,14 @@ def test_a_function_is_told_what_it_returned_and_where_it_failed(start):
         (lambda n: n.foo): "Your cell, line ",
     }
     for wrong, problem in problems.items():
-        assert refusal(start, "01.1", wrong, doubles).startswith(f"Not yet. {problem}")
+        assert refusal(start, "07.1", wrong, doubles).startswith(f"Not yet. {problem}")
 
 
 def test_a_known_mistake_gets_its_own_hint(start, monkeypatch):
     hints = {"lambda n: n * n": "not the square", "lambda n: n.foo": "it has no foo", "else": "double it"}
-    monkeypatch.setitem(start.HINTS, "01.1", hints)
+    monkeypatch.setitem(start.HINTS, "07.1", hints)
     for wrong, hint in [(lambda n: n**2, "not the square"), (lambda n: n.foo, "it has no foo"), (abs, "double it")]:
-        said = refusal(start, "01.1", wrong, lambda f: start.same("twice(3)", f(3), 6))
+        said = refusal(start, "07.1", wrong, lambda f: start.same("twice(3)", f(3), 6))
         assert said.split("\nHint: ")[1] == hint
 
 

@@ -29,7 +29,7 @@ from notebooks.checks.verdict import judged
 
 ROOT = Path(__file__).resolve().parents[1]
 HINTS = parse_yaml((ROOT / "notebooks/hints.yaml").read_text(encoding="utf-8"), "hints.yaml")  # "01.2" -> a hint
-if Path.cwd() == ROOT / "notebooks/zh" and not os.environ.get("HEADLIGHT_LANG"):
+if Path.cwd().name == "zh" and not os.environ.get("HEADLIGHT_LANG"):
     os.environ["HEADLIGHT_LANG"] = "zh"  # who reads a notebook in Chinese is answered in Chinese
 if language() == "zh":
     HINTS |= parse_yaml((ROOT / "notebooks/hints.zh.yaml").read_text(encoding="utf-8"), "hints.zh.yaml")

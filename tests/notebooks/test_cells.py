@@ -6,7 +6,10 @@ import ast
 import dataclasses
 import importlib
 import inspect
+import os
 import re
+import shutil
+import subprocess
 import typing
 from pathlib import Path
 from types import ModuleType
@@ -21,12 +24,46 @@ from train.config import load_run_config
 
 ROOMS = ("configs", "model", "data", "eval", "train", "serve", "benchmarks", "notebooks")
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
+CHINESE = sorted((ROOT / "notebooks" / "zh").glob("*.ipynb"))
 SHOWN = re.compile(r"^(?:runs|pretrained)/((small|demo): .*parameters.*)$", re.MULTILINE)  # notebooks.start.named
 every_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
 
 def code(path: Path) -> list:
     return [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+
+
+# ---------------------------------------------------------------------------------------------------------
+# the reader's folders
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS + CHINESE, ids=lambda path: str(path.relative_to(ROOT)))
+def test_its_links_open_in_jupyter_from_its_place_and_from_the_readers_copy(path):
+    """JupyterLab opens files below the folder that it was started in, and no folder."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    (started,) = re.findall(r"^\S+/jupyter lab *([^\s#]*)", readme, re.MULTILINE)
+    own = path.relative_to(ROOT / "notebooks")
+    text = "\n".join(cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "markdown")
+    for target in re.findall(r"\]\(([^)#\s]+)", text):
+        for copy in ("notebooks", "mine"):
+            if not re.match(r"https?:", target):
+                there = os.path.normpath(Path(copy) / own.parent / target)
+                assert there.startswith(started), f"{target} from {copy} is outside of {started}"
+                file = ROOT / re.sub(r"^mine/(.*\.ipynb)$", r"notebooks/\1", there)
+                assert file.is_file(), f"{target} from {copy} is no file"
+
+
+def test_make_student_copies_what_is_missing_and_leaves_the_readers_work_alone(tmp_path):
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    (tmp_path / "notebooks" / "zh").mkdir(parents=True)
+    (tmp_path / "notebooks" / "00_a.ipynb").write_text("first", encoding="utf-8")
+    subprocess.run(["make", "student"], cwd=tmp_path, check=True, stdout=subprocess.DEVNULL)
+    (tmp_path / "mine" / "00_a.ipynb").write_text("solved", encoding="utf-8")
+    (tmp_path / "notebooks" / "zh" / "00_a.ipynb").write_text("一", encoding="utf-8")
+    subprocess.run(["make", "student"], cwd=tmp_path, check=True, stdout=subprocess.DEVNULL)
+    assert (tmp_path / "mine" / "00_a.ipynb").read_text(encoding="utf-8") == "solved"
+    assert (tmp_path / "mine" / "zh" / "00_a.ipynb").read_text(encoding="utf-8") == "一"
+    assert subprocess.run(["git", "check-ignore", "-q", "mine/00_a.ipynb"], cwd=ROOT, check=False).returncode == 0
 
 
 # ---------------------------------------------------------------------------------------------------------

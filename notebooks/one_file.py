@@ -50,8 +50,7 @@ PAD, BOS, EOS, IGNORED = 0, 1, 2, -100  # no characters: filling, begin and end 
 
 
 def batches(stream: np.ndarray, config: Config):
-    """2. (B, T) ids without end. An epoch reads each token once. In each the rows begin elsewhere and have another
-    order, so the model never meets the same batch again."""
+    """2. (B, T) ids without end. Every epoch reads each token once, in other rows and in another order."""
     T, rows = config.sequence_length, []
     for epoch in count():
         chance = np.random.default_rng([config.seed, epoch])
@@ -64,8 +63,7 @@ def batches(stream: np.ndarray, config: Config):
                 rows = []
 
 
-# 3. The model. RMSNorm: x / sqrt(mean(x²)) * weight, so that no layer sees the numbers of a token grow. Autograd would
-# find the backward pass by itself, in three times as many operations: most of a small model's time.
+# 3. The model. RMSNorm, x / sqrt(mean(x²)) * weight, keeps numbers at one size. Its backward pass is by hand: speed.
 class Normalise(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight):
@@ -115,8 +113,7 @@ class Attention(nn.Module):
         (B, T, _), D = x.shape, cos.shape[1]
         q, k, v = (projected.view(B, T, -1, D) for projected in (self.q_proj(x), self.k_proj(x), self.v_proj(x)))
         q, k, v = (y.transpose(1, 2) for y in (self.q_norm(q), self.k_norm(k), v))  # (B, H, T, D), (B, H_kv, T, D)
-        # RoPE: turn each pair (number i, number i + D/2) by an angle that grows with the position. Then a product q · k
-        # depends on how far apart two tokens are, not on where they stand.
+        # RoPE: turn pairs (number i, number i + D/2) by the position. Then q · k depends on the distance of two tokens.
         q, k = (y * cos + y.roll(D // 2, dims=-1) * sin for y in (q, k))
         groups = q.shape[1] // k.shape[1]
         if self.attention == "eager":
@@ -180,9 +177,8 @@ class LanguageModel(nn.Module):
         return CrossEntropy.apply(x.flatten(0, 1), self.lm_head.weight, targets.flatten())
 
 
-# 4. The loss: -ln of the probability that the model gave to the token that came, summed. Its gradient is known at once:
-# probability - 1 for the token that came, probability for all others. So 512 positions at a time go there and back, and
-# the logits of all positions, the largest tensor of a small model, never exist together.
+# 4. The loss: -ln of the probability of the token that came, summed. Its gradient is every token's probability, minus 1
+# for the one that came. 512 positions at a time go there and back: the logits of all would be the largest tensor.
 class CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx, hidden, head, targets):
@@ -214,7 +210,7 @@ def train(text: str, config: Config) -> tuple[LanguageModel, list[str], list[flo
     ids, T, cut = [id_of[character] for character in text], config.sequence_length, int(len(text) * 0.9)
     unseen = torch.tensor(ids[cut : cut + min(32, (len(ids) - cut) // T) * T]).view(-1, T)  # never learned from
     torch.manual_seed(config.seed)
-    model, losses, began = LanguageModel(config, len(vocabulary)), [], time.perf_counter()
+    model, losses, tested, began = LanguageModel(config, len(vocabulary)), [], {}, time.perf_counter()
     groups = []
     for name, weight in model.named_parameters():
         lr, decay = (config.embedding_lr, 0.0) if "embed" in name else (config.lr, config.weight_decay)
@@ -243,7 +239,11 @@ def train(text: str, config: Config) -> tuple[LanguageModel, list[str], list[flo
         if step % 100 == 0 or step == config.max_steps - 1:
             with torch.no_grad():
                 loss = F.cross_entropy(model(unseen[:, :-1]).flatten(0, 1), unseen[:, 1:].flatten())
+            tested[step] = float(loss)
             print(f"step {step:5,}  loss {losses[-1]:.3f}  unseen text {loss:.3f}  {time.perf_counter() - began:.0f} s")
+    best = min(tested, key=tested.get, default=0)  # after it the text was learned by heart
+    if tested and losses[-1] < tested[best] < tested[step] - 0.1:
+        print(f"Unseen text was best at step {best} ({tested[best]:.3f}): try max_steps={best}, or give it more text")
     return model, vocabulary, losses
 
 

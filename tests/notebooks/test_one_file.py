@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import runpy
 import sys
 from pathlib import Path
@@ -69,6 +70,21 @@ def test_twenty_losses_are_those_of_train_pretrain_bit_for_bit(kv_heads, attenti
     assert losses == theirs
     assert len(losses) == 20
     assert losses[-1] < losses[0] - 1, "a model that learns nothing would prove little"
+
+
+@pytest.mark.parametrize(("text", "steps", "is_told"), [("noise", 201, True), ("stories", 101, False)])
+def test_a_text_that_is_learned_by_heart_is_told_with_the_best_step(text, steps, is_told, capsys):
+    """Nothing can be learned about random letters but the text itself; stories have more in common."""
+    letters = torch.randint(97, 105, (700,), generator=torch.Generator().manual_seed(0)).tolist()
+    config = one_file.Config(**SMALL | {"tokens_per_step": 128, "hidden_size": 64, "max_steps": steps})
+    one_file.train("".join(map(chr, letters)) if text == "noise" else TEXT, config)
+    said = capsys.readouterr().out
+    assert ("max_steps=" in said) == is_told
+    if is_told:
+        looks = {int(step): float(loss) for step, loss in re.findall(r"step +(\d+) .* unseen text (\S+)", said)}
+        best = min(looks, key=looks.get)
+        assert 0 < looks[best] < looks[steps - 1] - 0.1
+        assert f"max_steps={best}," in said
 
 
 def random_pair(config: one_file.Config) -> tuple[one_file.LanguageModel, LanguageModel]:

@@ -33,7 +33,7 @@ SMALLEST_NAMED = 90  # pixels: below, a head has no text of its own
 LABEL_PIXELS = 9  # a token label needs this many to stand apart from the next
 BETWEEN = -1.0  # in the array of all heads, where no head is: under the scale, so white
 TICKS = (0, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 1)  # of attention weights
-PANELS = 5  # score maps in a row
+PAGE = 960  # pixels: a wider row of score maps would be shrunk on a page, and its numbers with it
 BESIDE, ABOVE = 120, 84  # pixels of a score map's labels and colour bar, and of its title
 
 
@@ -267,12 +267,14 @@ def score_maps(snapshot: Snapshot, path: Path, title: str = "") -> Path:
     from matplotlib.colors import Normalize, PowerNorm
 
     names, layers, heads = [n for n in SCORES if n in snapshot.scores], len(snapshot.layers), len(snapshot.heads)
-    across, small = min(PANELS, len(names)), max(layers, heads) <= 8
-    down = math.ceil(len(names) / across)
+    small = max(layers, heads) <= 8
     cell = max(4, min(44, 300 // max(layers, heads)))  # pixels
+    panel = max(heads * cell, 90) + BESIDE
+    down = math.ceil(len(names) / max(1, PAGE // panel))
+    across = math.ceil(len(names) / down)
     shared = f"{snapshot.num_attention_heads} heads, {snapshot.num_key_value_heads} key/value heads"
     heading = " · ".join(filter(None, [title, moment(snapshot), shared]))
-    size = across * (max(heads * cell, 90) + BESIDE), 40 + down * (layers * cell + ABOVE)
+    size = across * panel, 40 + down * (layers * cell + ABOVE)
     figure = drawing.new_figure(*size, heading)
     places = [range(0, count, math.ceil(count / 16)) for count in (layers, heads)]
     rows = places[0], [f"L{snapshot.layers[i]}" for i in places[0]]

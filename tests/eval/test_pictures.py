@@ -118,6 +118,12 @@ def test_chinese_and_strange_labels_are_drawn_without_a_complaint(tmp_path):
     score_maps(shot, tmp_path / "heads.png", "中文")
 
 
+@pytest.mark.parametrize("heads", [4, 6, 16])
+def test_score_maps_are_no_wider_than_a_page_which_would_shrink_their_numbers(heads, tmp_path):
+    with Image.open(score_maps(snapshot(heads=heads), tmp_path / "heads.png")) as picture:
+        assert picture.width <= 1000
+
+
 # Time
 
 

@@ -54,6 +54,11 @@ def small() -> Path:
     return named(finished("small") or trained("small", "train.pretrain", CONFIG))
 
 
+def shipped(name: str) -> Path:
+    """pretrained/<name>: the run whose numbers a notebook tells. Those of `demo()` and `small()` may be others."""
+    return described(Path("pretrained") / name)
+
+
 def finished(name: str) -> Path | None:
     """runs/<name> if it was trained to its end, else pretrained/<name>; None where there is neither."""
     own, shipped = Path("runs") / name, Path("pretrained") / name
@@ -61,11 +66,16 @@ def finished(name: str) -> Path | None:
 
 
 def named(run: Path) -> Path:
+    """The run, after lines that say which one it is."""
+    if run.parent.name == "pretrained":
+        print(translated(f"runs/{run.name} is not trained yet: using {run.as_posix()}"))
+    return described(run)
+
+
+def described(run: Path) -> Path:
     """The run, after a line that says which model a notebook's outputs show: a test compares it with today's config."""
     from train.config import load_run_config
 
-    if run.parent.name == "pretrained":
-        print(translated(f"runs/{run.name} is not trained yet: using {run.as_posix()}"))
     result = json.loads((ROOT / run / "result.json").read_text(encoding="utf-8"))
     train = load_run_config(ROOT / run / "config.yaml").train
     size = f"{result['parameters']:,} parameters, {result['step']:,} steps of {train.tokens_per_step:,} tokens"

@@ -66,6 +66,12 @@ def test_make_student_copies_what_is_missing_and_leaves_the_readers_work_alone(t
     assert subprocess.run(["git", "check-ignore", "-q", "mine/00_a.ipynb"], cwd=ROOT, check=False).returncode == 0
 
 
+@every_notebook
+def test_its_code_is_not_cut_in_jupyterlab(path):
+    """106 characters fit beside the file browser in a window of 1,280 pixels; the rest of a line would be hidden."""
+    assert not [line for cell in code(path) for line in cell.source.splitlines() if len(line) > 106]
+
+
 # ---------------------------------------------------------------------------------------------------------
 # the models that stored outputs show
 

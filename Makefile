@@ -26,7 +26,7 @@ STORY_MINUTES := 3 to 10
 NOTEBOOKS = $(patsubst notebooks/%,%,$(wildcard notebooks/*.ipynb notebooks/zh/*.ipynb))
 PYTEST := $(RUN) -m pytest -n $(WORKERS) --dist loadfile
 
-.PHONY: demo story student install test test-all notebooks readme readme-quick lint sizes bench clean
+.PHONY: demo story student install test test-all gpu-dry-run notebooks readme readme-quick lint sizes bench clean
 
 demo: $(VENV)/installed
 	$(RUN) -m train.pretrain configs/small.yaml
@@ -47,8 +47,12 @@ install: $(VENV)/ready
 test: lint
 	$(PYTEST) -m "not slow"
 
-test-all: test readme-quick notebooks
+# What does not share its work between processes runs beside another of its kind.
+test-all: test
+	$(MAKE) -j 2 readme-quick notebooks gpu-dry-run
 	$(PYTEST) -m slow
+
+gpu-dry-run: $(VENV)/ready
 	PYTHON=$(RUN) OUT=$$(mktemp -d) TEXT=docs bash measure_gpu.sh --dry-run quick real speed ladder
 
 notebooks: $(VENV)/ready

@@ -1,9 +1,9 @@
 """The sceptic's baseline: how far does counting come? `python -m benchmarks.ngram [FILE]`
 
-An interpolated n-gram over characters, after Witten and Bell (1991): the probability of a character is a mean of its
-share among what followed the last n-1 characters and of the same model with one character less. The shorter context
-weighs the more, the more different characters followed the longer one. The first 90 % of the file are counted, and the
-rest is predicted. A neural network that is no better has learned no more than which characters stand together.
+An interpolated n-gram over characters, after Witten and Bell (1991). The probability of a character is a weighted mean
+of two: its share among what followed the last n-1 characters, and what the same model says with one character less. The
+more different characters followed the longer context, the more the shorter one counts. The first 90 % of the file are
+counted, and the rest is predicted. A network should beat it: this table sees n-1 characters and generalises to nothing.
 """
 
 from __future__ import annotations

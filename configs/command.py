@@ -124,8 +124,10 @@ def usable_cores() -> int:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # not on macOS
     for files in (["cpu.max"], ["cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"]):  # cgroup v2, v1
         with suppress(OSError, ValueError):  # no such file; "max", which is no quota
-            quota, period = map(int, " ".join((CGROUP / file).read_text(encoding="ascii") for file in files).split())
-            cores = min(cores, -(-quota // period)) if quota > 0 else cores  # -1 is no quota, too
+            text = " ".join((CGROUP / file).read_text(encoding="ascii") for file in files)
+            quota, period = map(int, text.split())
+            if quota > 0:  # -1 is no quota, too
+                cores = min(cores, math.ceil(quota / period))
     return cores
 
 

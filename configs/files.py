@@ -197,7 +197,8 @@ def hub_snapshot(path: Path) -> Path:
     except Exception as error:  # of several libraries
         reason = str(error).partition("\n")[0].partition(". ")[0][:200]
         remedy = "check the name, the network and HF_HUB_OFFLINE"
-        raise DamagedFile(f"{path}: does not exist here, nor on the Hugging Face Hub: {reason}: {remedy}") from None
+        fetched = f"could not be fetched from the Hugging Face Hub ({reason})"
+        raise DamagedFile(f"{path}: does not exist here, and {fetched}: {remedy}") from None
     return Path(folder)
 
 

@@ -127,7 +127,8 @@ class Section(BaseModel):
     @classmethod
     def _check_size(cls, value: Any) -> Any:
         """Refuse a whole number that no tensor can count."""
-        if isinstance(value, int) and abs(value) >= 2**63:
+        numbers = value if isinstance(value, list) else [value]
+        if any(isinstance(number, int) and abs(number) >= 2**63 for number in numbers):
             raise PydanticCustomError("too_large", "must be below 2**63, the largest whole number of PyTorch")
         return value
 

@@ -395,7 +395,8 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
 def open_tokenizer(path: str | Path) -> tuple[Path, tokenizers.Tokenizer, Settings]:
     """The tokenizer of a run, a directory or a file: where it is, tokenizer.json, its settings. Raises InputError."""
     path = run_path(path)
-    if is_pointer(path) or not path.exists() or (path / "checkpoints" / "latest").is_file():
+    is_missing = not path.exists() and path.suffix != ".json"
+    if is_pointer(path) or is_missing or (path / "checkpoints" / "latest").is_file():
         return read_checkpoint(path, open_tokenizer)
     file = path if path.is_file() else path / "tokenizer.json"
     if not file.is_file():

@@ -153,12 +153,13 @@ def read_weights(lm: LanguageModel, directory: Path) -> dict[str, Tensor]:
     family = family_in(read_json(file), file)
     tensors = read_tensors(directory / WEIGHTS, family.current)
     expected = family.to_files({name: torch.empty(state[name].shape, device="meta") for name in stored_names(lm)})
-    if lm.config.tie_word_embeddings and (head := tensors.pop("lm_head.weight", None)) is not None:
-        # a tied matrix may be stored twice, or under the name of the head alone
-        (embedding,) = family.to_files({"model.embed_tokens.weight": head})
-        if not torch.equal(tensors.setdefault(embedding, head).to(head.dtype), head):
+    head = tensors.pop("lm_head.weight", None) if lm.config.tie_word_embeddings else None
+    if head is not None:  # a tied matrix may be stored twice, or under the name of the head alone
+        (name,) = family.to_files({"model.embed_tokens.weight": head})
+        embedding = tensors.setdefault(name, head)
+        if not torch.equal(embedding.to(head.dtype), head):
             remedy = f"they are not tied, so set tie_word_embeddings to false in {file}"
-            raise DamagedFile(f"{directory / WEIGHTS}: lm_head.weight differs from {embedding}: {remedy}")
+            raise DamagedFile(f"{directory / WEIGHTS}: lm_head.weight differs from {name}: {remedy}")
     check_tensors(tensors, {name: list(x.shape) for name, x in expected.items()}, directory / WEIGHTS)
     return family.from_files(tensors)
 

@@ -98,7 +98,7 @@ def write_gguf(directory: Path, out: Path, dtype: str | None = None) -> str:
     ends, scaling, has_rope = config.end_ids, config.rope_scaling, config.position_embedding == "rope"
     settings = {  # what GGUFWriter's `add_…` take; None: this architecture has no such number
         "name": _name_of(directory),
-        "file_type": gguf.LlamaFileType[f"{'MOSTLY' if wanted else 'ALL'}_{wanted.name}"],
+        "file_type": gguf.LlamaFileType["ALL_F32" if wanted.name == "F32" else f"MOSTLY_{wanted.name}"],
         "quantization_version": gguf.GGML_QUANT_VERSION,
         "vocab_size": config.vocab_size,
         "context_length": config.max_position_embeddings,
@@ -139,7 +139,8 @@ def write_gguf(directory: Path, out: Path, dtype: str | None = None) -> str:
         # a model whose texts end with a turn chats; another one continues a text
         is_chat = TURN_END in [tokenizer["token_list"][end] for end in ends if end >= 0]
         modelfile = f"FROM ./model.gguf\nPARAMETER num_ctx {config.max_position_embeddings}\n"
-        if is_chat and (system := _default_system(tokenizer["chat_template"])):
+        system = _default_system(tokenizer["chat_template"]) if is_chat else ""
+        if system and '"""' not in system:  # which would end it
             modelfile += SYSTEM.format(system)
         (folder / "Modelfile").write_text(modelfile + (CHAT if is_chat else COMPLETION), encoding="utf-8")
     return f"{out / 'model.gguf'}: for llama.cpp. For Ollama: ollama create NAME -f {out / 'Modelfile'}"

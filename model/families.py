@@ -73,10 +73,11 @@ class ConfigJson(BaseModel):
 
 
 def _current(name: str) -> str | None:
-    """Old Llama files hold the frequencies of RoPE, and a model that was saved without its head has no `model.`"""
+    """Return a tensor's name today: old Llama files hold RoPE's frequencies, which are not read, and a model that was
+    saved without its head lacks `model.`"""
     if name.endswith("rotary_emb.inv_freq"):
         return None
-    return name if name.startswith(("model.", "lm_head.")) else f"model.{name}"
+    return f"model.{name}" if name.startswith(("layers.", "embed_tokens.", "norm.")) else name
 
 
 @dataclass(frozen=True)

@@ -62,8 +62,9 @@ class Answer:
                 news.append(self._add(event.token))
             news.append(self.reply.end())
             is_cut = event.reason == "length" and not self.end
-            if is_call and not is_cut:
-                self.reply.tool_calls, self.reply.content = [read_call(self.reply.content)], ""
+            if is_call and event.reason == "stop" and not self.end:  # the call is whole
+                self.reply.tool_calls = [read_call(self.reply.content)]
+                self.reply.content = ""
             self.finish_reason = "length" if is_cut else "tool_calls" if self.reply.tool_calls else "stop"
         new = Delta(*map("".join, zip(*news, strict=True)))
         if is_call:  # text only where it was cut

@@ -73,7 +73,7 @@ class TrainerState:
     best_loss: float | None = None
     best_step: int | None = None
     best_tokens: int | None = None  # held-out tokens that the best loss was measured on; None: all
-    skipped: int = 0  # steps that changed no parameter
+    skipped: int = 0  # bad steps that changed no parameter; overflows of fp16 are not counted
     lr: float | None = None  # of the newest step
     evaluated_at: int | None = None  # step of the newest evaluation
     logged: dict[str, int] = field(default_factory=dict)  # bytes of each log

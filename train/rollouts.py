@@ -40,7 +40,8 @@ from train.processes import World
 COLUMNS = ("input_ids", "labels", "drawn_log_probs", "advantages", "copies", "weights")  # of a batch
 FIGURE = "figure "  # before the name of a figure, in a checkpoint
 ATTEMPTS = 1000  # to find a question that fits
-ENOUGH, NEARLY_ALL = 20, 0.95  # questions, of which such a share with one reply has a placeholder there
+ENOUGH = 20  # questions from which on their replies are compared
+NEARLY_ALL = 0.95  # a larger share of equal replies means that they are placeholders
 Draw = Callable[[Random], Question | None]  # None: there is no question in what was drawn
 Reward = Callable[[Question, str], float]
 

@@ -10,6 +10,7 @@ import ast
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from itertools import cycle, dropwhile, takewhile
 from typing import Any, Literal
@@ -296,12 +297,18 @@ def _untagged(message: Message) -> Message:
     calls = [re.fullmatch(r"\s*(\{.*\})\s*</tool_call>\s*", part, re.DOTALL) for part in parts]
     if message.role != "assistant" or message.parts or not calls or not all(calls):
         return message
-    try:  # JSON, or in Python's quotes
-        given = [call[1] for call in calls if call]
-        read = [json.loads(call) if '"name"' in call else ast.literal_eval(call) for call in given]
-    except (ValueError, SyntaxError, MemoryError, RecursionError) as error:
-        raise BadRecord(f"a <tool_call> is not JSON ({error}): repair it, or remove the tags") from None
+    read = [_call(call[1]) for call in calls if call]
     return replace(message, content=said.rstrip("\n"), tool_calls=(*message.tool_calls, *tool_calls(read)))
+
+
+def _call(text: str) -> Any:
+    """Return a call that is written as JSON, or in Python's quotes. Raises BadRecord."""
+    with suppress(ValueError, RecursionError):
+        return json.loads(text)
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError) as error:
+        raise BadRecord(f"a <tool_call> is not JSON ({error}): repair it, or remove the tags") from None
 
 
 def _weight(fields: dict) -> int:
@@ -377,7 +384,9 @@ def pair_of(record: Any, names: Names = None) -> Pair:
     if missing := [name for name in sides if name not in fields]:
         raise BadRecord(f"has no `{missing[0]}`, which a pair needs (it has {_names(fields)}): add it")
     answers = [fields.pop(name) for name in sides]
-    answers = [(_dialogue(answer) if isinstance(answer, str) else []) or answer for answer in answers]
+    dialogues = [_dialogue(answer) for answer in answers if isinstance(answer, str)]
+    if len(dialogues) == 2 and all(dialogues):  # HH-RLHF writes each side as one text
+        answers = dialogues
     if isinstance(fields.get("input"), dict):  # OpenAI's holds what others have beside the answers
         fields |= _fields(fields.pop("input"), names)
 
@@ -486,8 +495,10 @@ def _parsed(value: Any, what: str) -> Any:
 
 
 def _is_deeper(value: Any, levels: int) -> bool:
-    """Whether lists and objects are nested in more levels than these."""
-    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    """Tell if lists and objects are nested in more levels than these."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    parts = value if isinstance(value, list | tuple) else ()
     return levels < 0 or any(_is_deeper(part, levels - 1) for part in parts)
 
 

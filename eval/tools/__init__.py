@@ -167,8 +167,9 @@ def write_answers(
     """
     longest, device, stops = lm.config.max_position_embeddings, next(lm.parameters()).device, set(tokenizer.stop_ids)
     answers = [Written(prompt, min(max_new_tokens, longest - len(prompt))) for prompt in prompts for _ in range(copies)]
-    for answer, numbers in zip(answers, random_numbers(rngs, max_new_tokens), strict=bool(rngs)):
-        answer.uniform = numbers
+    if temperature:
+        for answer, numbers in zip(answers, random_numbers(rngs, max_new_tokens), strict=True):
+            answer.uniform = numbers
     waiting, rows = answers, [list(prompt) for prompt in prompts]
     while waiting:
         ids, real = left_pad(rows, tokenizer.pad_id)

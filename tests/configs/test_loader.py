@@ -186,6 +186,8 @@ def test_no_whole_number_is_larger_than_pytorch_counts(tmp_path):
     for key in keys:
         with pytest.raises(InputError):
             load_run_config("configs/base.yaml", [f"{key}={2**63}"])
+        with pytest.raises(InputError):  # in a list, where the key takes one
+            load_run_config("configs/base.yaml", [f"{key}=[{2**63}]"])
     with pytest.raises(InputError, match=r"`seed` is 9\d+: must be"):
         load_run_config(write(tmp_path, "x.yaml", f"seed: {2**63}\n"))
 

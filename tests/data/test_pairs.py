@@ -95,6 +95,12 @@ def test_the_prompt_is_there_once_and_whole(record, prompt):
     assert len(pair.chosen.messages) == len(pair.rejected.messages) == pair.shared + 1
 
 
+def test_one_answer_that_is_written_as_a_dialogue_stays_a_text():
+    dialogue = "Human: Hi\n\nAssistant: Hello"
+    pair = pair_of({"prompt": "Write a dialogue.", "chosen": dialogue, "rejected": "No."})
+    assert [message.content for message in pair.chosen.messages] == ["Write a dialogue.", dialogue]
+
+
 def test_names_of_one_s_own_are_read_as_the_usual_ones():
     names = {"chosen": "better", "rejected": "worse", "question": "post", "role": "who", "assistant": "bot"}
     record = {"post": "Hi", "better": [{"who": "bot", "content": "Hello"}], "worse": "Go", "chosen": "better"}

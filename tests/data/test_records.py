@@ -121,6 +121,8 @@ def test_calls_that_are_written_as_text_are_calls():
     assert conversation_of({"messages": spoken}).messages[1].content == spoken[1]["content"]
     with pytest.raises(BadRecord, match="<tool_call>"):
         conversation_of({"messages": [USER, ASSISTANT | {"content": "<tool_call>{name: now}</tool_call>"}]})
+    with pytest.raises(BadRecord, match="<tool_call>"):  # a set that cannot be
+        conversation_of({"messages": [USER, ASSISTANT | {"content": "<tool_call>{{1}}</tool_call>"}]})
 
 
 def test_arguments_that_are_json_text_stay_as_they_were_written():

@@ -155,6 +155,9 @@ def test_a_tokenizer_without_tokens_for_calls_can_call_as_well(tmp_path, vocabul
             check_call(*ask(client, stream, **asked))
         content, calls, end = ask(client, **asked | {"max_tokens": 5})[0]
         assert (content[:2], calls, end) == ('{"', [], "length")
+        inside = load_tokenizer(directory).encode('"')[-1]
+        content, calls, end = ask(client, **asked | {"extra_body": {"stop_token_ids": [inside]}})[0]
+        assert (content, calls, end) == ("{", [], "stop")
 
 
 @pytest.mark.parametrize("asked", [json_of(CITY), REQUIRED], ids=["schema", "call"])

@@ -98,7 +98,7 @@ def test_a_name_of_the_hub_is_the_folder_in_its_cache(trained, here, monkeypatch
     pretrain(config, "name=from_hub", "init_from=somebody/gqa")
     assert metrics(here / "runs/from_hub") == metrics(here / "runs/ours")
     assert "init_from: somebody/gqa" in (here / "runs/from_hub/config.yaml").read_text()
-    assert "on the Hugging Face Hub" in refusal(config, "name=other", "init_from=somebody/gqb")
+    assert "from the Hugging Face Hub" in refusal(config, "name=other", "init_from=somebody/gqb")
     Path("mine").mkdir()  # in a folder of one's own, a name is never one of the Hub
     assert "mine/gqa: does not exist: name a run" in refusal(config, "name=other", "init_from=mine/gqa")
 

@@ -117,9 +117,7 @@ def main() -> None:
 def count_characters(file: Path) -> dict[str, Any]:
     """A baseline that learns nothing: how far does counting characters come? (benchmarks/ngram.py)"""
     began = time.perf_counter()
-    text = file.read_text(encoding="utf-8")
-    boundary = int(0.9 * len(text))
-    bits = ngram.bits_per_byte(text[:boundary], text[boundary:], NGRAM)
+    bits = ngram.held_out_bits(file.read_text(encoding="utf-8"), NGRAM)
     seconds = time.perf_counter() - began
     command = shlex.join(["python", "-m", "benchmarks.ngram", str(file)])
     name = f"{NGRAM}-gram of characters"

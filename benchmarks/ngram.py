@@ -17,6 +17,12 @@ from configs.command import InputError, exit_on_bad_input, integer
 from configs.text import table
 
 
+def held_out_bits(text: str, n: int) -> float:
+    """Bits per byte of the last tenth of a text, by an n-gram of the rest."""
+    boundary = int(0.9 * len(text))
+    return bits_per_byte(text[:boundary], text[boundary:], n)
+
+
 def bits_per_byte(train: str, held_out: str, n: int) -> float:
     """Bits that an n-gram of the characters of train needs for a byte (UTF-8) of held_out."""
     followed_by = [Counter[str]() for _ in range(n)]  # context + character -> how often, by length of the context
@@ -56,13 +62,10 @@ def main() -> None:
         text = args.file.read_text(encoding="utf-8")
     except (OSError, UnicodeError) as error:
         raise InputError(f"{args.file} cannot be read as text: {error}") from error
-    boundary = int(0.9 * len(text))
-    if not 0 < boundary < len(text):
+    if len(text) < 2:
         raise InputError(f"{args.file} has {len(text)} characters: too few to hold some out")
 
-    rows = []
-    for n in range(2, args.most + 1):
-        rows.append([n, f"{bits_per_byte(text[:boundary], text[boundary:], n):.3f}"])
+    rows = [[n, f"{held_out_bits(text, n):.3f}"] for n in range(2, args.most + 1)]
     print(table(["n", "bits per byte of held-out text"], rows))
 
 

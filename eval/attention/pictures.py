@@ -234,13 +234,13 @@ def timelapse(snapshots: Sequence[Snapshot], path: Path, title: str = "", probe:
     return path
 
 
-def quick_mosaic(snapshot: Snapshot, file: Path) -> None:
-    """Draw every head in the colours of `mosaic`, with its name, the step and the text, in some milliseconds: for use
-    during training, and for trackers."""
+def quick_mosaic(snapshot: Snapshot, file: Path, probe: str = "") -> None:
+    """Draw every head on one text (default: `shown_probe`) in the colours of `mosaic`, with its name and the step, in
+    some milliseconds: for use during training, and for trackers."""
     from matplotlib.font_manager import findfont
     from PIL import Image, ImageDraw, ImageFont
 
-    probe = shown_probe(snapshot)
+    probe = probe or shown_probe(snapshot)
     layers, heads, tokens, _ = snapshot.maps[probe].weights.shape
     grid = lay_out(layers, heads, tokens, room=1200, largest=4)
     maps = tile(snapshot.maps[probe].weights, grid.step - grid.length, grid.pool)

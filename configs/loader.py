@@ -129,7 +129,7 @@ class Section(BaseModel):
         """Refuse a whole number that no tensor can count."""
         numbers = value if isinstance(value, list) else [value]
         if any(isinstance(number, int) and abs(number) >= 2**63 for number in numbers):
-            raise PydanticCustomError("too_large", "must be below 2**63, the largest whole number of PyTorch")
+            raise PydanticCustomError("too_large", "must be below 2**63, the limit of whole numbers in PyTorch")
         return value
 
 
@@ -174,7 +174,7 @@ def _check_path(text: str) -> str:
     except ValueError:  # a lone surrogate, too
         raise PydanticCustomError("path", "must not have a character that no file name can hold") from None
     except RuntimeError:
-        raise PydanticCustomError("path", "must not begin with a home folder that does not exist") from None
+        raise PydanticCustomError("path", "must not begin with ~ and a user that does not exist (a file of this name: ./~…)") from None
 
 
 PathText = Annotated[str, AfterValidator(_check_path)]  # a path, with `~` as a home

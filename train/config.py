@@ -110,7 +110,7 @@ class DPOConfig(Section):
     """Direct preference optimisation (train/dpo.py): a better and a worse answer to one prompt."""
 
     beta: float = Field(0.1, ge=1e-6)
-    """How dear it is to move away from the reference: a larger value keeps the model nearer to it."""
+    """Strength of the pull towards the reference: a larger value keeps the model nearer to it."""
     loss: Literal["sigmoid", "ipo"] = "sigmoid"
     """sigmoid = DPO's own | ipo = a wanted distance between the answers, which is not exceeded, a mean over tokens."""
     label_smoothing: float = Field(0.0, ge=0, lt=0.5)
@@ -311,7 +311,7 @@ def load_run_config(path: str | Path, overrides: list[str] | None = None, *, tru
     loaded.values["name"] = loaded.values.get("name") or Path(path).stem
     config = validate(RunConfig, loaded)
     if problem := problem_of_name(config.name):
-        raise InputError(f"{loaded.where(('name',))}: the run would be called {config.name[:120]!r}, which {problem}")
+        raise InputError(f"{loaded.where(('name',))}: the name of the run is {config.name[:120]!r}: it {problem}")
     if not trust_hooks:
         _refuse_foreign_code(loaded, config)
     if config.init_from is not None and not (named := loaded.keys_of_start("model")) >= ModelConfig.model_fields.keys():

@@ -82,8 +82,8 @@ def search(paths: str | list[str], key: str, train_only: bool = False) -> list[P
             hint = f"give a file of a kind that can be read ({' '.join(KINDS)}), a folder of such files, or a pattern"
             if "shakespeare" in path.lower():
                 hint = "fetch input.txt, 1.1 MB, from data/tinyshakespeare of the GitHub repository karpathy/char-rnn"
-            what = "a kind of file that cannot be read:" if matching else "no such file:"
-            what = "no file to train on (no validation or test part) in" if given.is_dir() else what
+            what = "this kind of file cannot be read:" if matching else "no such file:"
+            what = "no file that can be read and is no validation or test part in" if given.is_dir() else what
             raise InputError(f"{key}: {what} {path}: {hint}")
         for file in some:
             files.setdefault(file.resolve(), file)
@@ -103,7 +103,7 @@ def declared(files: list[Path], card: Path, key: str) -> list[Path]:
     if not re.match(r"---\r?\n(?:(?!---).*\n)*configs:", text):
         return files
     source = f"data.source={{kind: hub, name: {card.parent}, subset: …, split: …}}"
-    with _datasets(f"{key}: {card} declares no training files (say which: {source})") as datasets:
+    with _datasets(f"{key}: {card} does not say which files to train on (choose: {source})") as datasets:
         parts = datasets.load_dataset_builder(str(card.parent)).config.data_files
         if "train" not in parts:
             raise ValueError(f"Its parts are {', '.join(parts)}")

@@ -116,7 +116,7 @@ def conversation_of(record: Any, names: Names = None) -> Conversation:
     if not messages:
         name, answer = _take(fields, ANSWERS)
         if answer is None or QUESTIONS.keys().isdisjoint(fields):
-            remedy = "set data.records: text" if "text" in fields else "name them in data.chat_fields"
+            remedy = "set data.records: text" if "text" in fields else "say which are the question and the answer, data.chat_fields={question: …, answer: …}"
             raise BadRecord(f"holds no conversation (it has {_names(record)}): {remedy}")
         messages = [*_question(fields), *_as_messages(answer, name)]
     conversation, system = checked_conversation(messages, _tools(fields), names), _system(fields)
@@ -125,7 +125,8 @@ def conversation_of(record: Any, names: Names = None) -> Conversation:
     _check_rest(fields, (*system, *conversation.messages), ANSWERS)
     answers = [message for message in conversation.messages if message.role == "assistant"]
     if not any(answer.weight and any(weight for _, weight in answer.parts or [("", 1)]) for answer in answers):
-        raise BadRecord("has no assistant message of weight 1, so there is nothing to learn: leave it out")
+        remedy = 'leave it out, or give an empty answer, "", for train.grpo with a reward of your own'
+        raise BadRecord(f"has no assistant message of weight 1, so there is nothing to learn: {remedy}")
     return Conversation((*system, *map(_untagged, conversation.messages)), conversation.tools)
 
 
@@ -178,12 +179,14 @@ def _check_rest(fields: dict, messages: Messages, names: Sequence[str]) -> None:
     """Check that nothing is lost: known fields that were not taken repeat what the messages say. Only a `prompt` may
     be a template with the question in it. Raises BadRecord."""
     questions = [message.content for message in messages if message.role == "user" and message.content.strip()]
-    for name in (*names, *QUESTIONS, *CONTEXTS, *SYSTEMS, *LISTS, "history"):
+    said = [part for message in messages for part in (message.content, message.reasoning_content)]
+    known = (*names, *QUESTIONS, *CONTEXTS, *SYSTEMS, *LISTS, *REASONING, "tool_calls", "function_call", "history")
+    for name in known:
         text = str(fields.get(name) or "").strip()
         is_template = name == "prompt" and questions and questions[-1].strip() in text
-        if not is_template and not any(text in message.content for message in messages):
-            remedy = "put it there, or leave it out (data.chat_fields)"
-            raise BadRecord(f"has a field `{name}`, which is in none of its messages: {remedy}")
+        if not is_template and not any(text in part for part in said):
+            remedy = f"put it into one, or ignore it with data.chat_fields={{{name}: null}}"
+            raise BadRecord(f"has a field `{name}` that would be lost, because no message holds it: {remedy}")
 
 
 def _listed(fields: dict, names: Names) -> list:

@@ -207,6 +207,8 @@ DEEP = json.loads('{"a": ' * 500 + "1" + "}" * 500)  # a template that writes it
         ({"messages": [USER, ASSISTANT], "output": "Bye"}, "`output`"),
         ({"messages": [USER, ASSISTANT], "history": [["Why?", "So."]]}, "`history`"),
         ({"prompt": [USER], "article": "News.", "output": "3"}, "`article`"),
+        ({"question": "Why?", "reasoning_content": "Because.", "answer": "So."}, "`reasoning_content`"),
+        ({"question": "Why?", "tool_calls": [CALL], "answer": "So."}, "`tool_calls`"),
         ({"messages": [USER, ASSISTANT], "tools": [SCHEMA], "functions": [CALL]}, "`tools`"),
         ({"conversations": [{"input": "Hi", "output": "Hello", "context": "A fox."}, "Why?"]}, "message 3: is of type"),
         ({"messages": [USER, ASSISTANT | {"thinking": "A", "reasoning": "B"}]}, "different thoughts"),

@@ -43,7 +43,7 @@ REFUSED = [
     ("pretrain", "cannot share the 8 rows", f"train.processes={10**9}"),
     ("pretrain", "no file name can hold", 'output_dir="runs\\0"'),
     ("pretrain", "no file name can hold", 'output_dir="runs\\ud800"'),
-    ("pretrain", "a home folder that does not exist", "data.source=~nosuchuser/x"),
+    ("pretrain", "a user that does not exist", "data.source=~nosuchuser/x"),
     ("pretrain", "has layers 0 to 1", "eval.attention.every=4", "eval.attention.layers=[2]"),
     ("pretrain", "lora trains beside", "lora={rank: 4}"),
     ("lora", "no layer of the blocks is named 'query'", "lora.target_modules=[query]"),

@@ -100,7 +100,7 @@ def test_any_file_of_text_is_prepared_or_refused_in_one_line(tmp_path, kind, dat
     prepared(tmp_path, file)
 
 
-@pytest.mark.parametrize("count", [30, pytest.param(300, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [30, pytest.param(150, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "name", ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"]
 )

@@ -174,7 +174,8 @@ def _check_path(text: str) -> str:
     except ValueError:  # a lone surrogate, too
         raise PydanticCustomError("path", "must not have a character that no file name can hold") from None
     except RuntimeError:
-        raise PydanticCustomError("path", "must not begin with ~ and a user that does not exist (a file of this name: ./~…)") from None
+        problem = "must not begin with ~ and a user that does not exist (a file of this name: ./~…)"
+        raise PydanticCustomError("path", problem) from None
 
 
 PathText = Annotated[str, AfterValidator(_check_path)]  # a path, with `~` as a home

@@ -116,7 +116,9 @@ def conversation_of(record: Any, names: Names = None) -> Conversation:
     if not messages:
         name, answer = _take(fields, ANSWERS)
         if answer is None or QUESTIONS.keys().isdisjoint(fields):
-            remedy = "set data.records: text" if "text" in fields else "say which are the question and the answer, data.chat_fields={question: …, answer: …}"
+            remedy = "say which are question and answer: data.chat_fields={question: …, answer: …}"
+            if "text" in fields:
+                remedy = "set data.records: text"
             raise BadRecord(f"holds no conversation (it has {_names(record)}): {remedy}")
         messages = [*_question(fields), *_as_messages(answer, name)]
     conversation, system = checked_conversation(messages, _tools(fields), names), _system(fields)

@@ -343,6 +343,7 @@ def report_rising_rate(run: Run) -> None:
     """Say so where a run that was made longer goes back to a higher learning rate than it had."""
     config, state = run.config, run.state
     progress = config.progress(state.step, state.seconds)
+    # the rate of the next step, which the loop sets again before it takes the step
     lr = set_learning_rate(run.optimizers, lr_factor(config, state.step, progress))
     if state.lr is not None and lr > state.lr and state.step >= config.train.warmup_steps:
         rise = f"rises again from {state.lr:#.2g} to {lr:#.2g}"

@@ -41,8 +41,8 @@ def main() -> None:
         answers = list[Written]()
         for start in range(0, len(questions), ROWS):
             prompts = [prompt_ids(tokenizer, question.messages, tools) for question in questions[start : start + ROWS]]
-            settings = {"max_new_tokens": given.max_new_tokens, "tools": bool(tools)}
-            answers += write_answers(lm, tokenizer, prompts, **settings)
+            longest = given.max_new_tokens
+            answers += write_answers(lm, tokenizer, prompts, max_new_tokens=longest, tools=bool(tools))
         right = sum(map(is_right, questions, [answer.reply(tokenizer) for answer in answers]))
         calling, calls = sum(answer.calls > 0 for answer in answers), sum(answer.calls for answer in answers)
         failed = sum(answer.errors for answer in answers) / max(1, calls)

@@ -2,7 +2,7 @@
 # make story         trains the demo, which writes stories, in $(STORY_MINUTES) minutes on two CPU cores.
 # make student       copies the notebooks to mine/, which git ignores: work there, and `git pull` meets no changes of yours.
 # make test          style, types, import rules, and the tests of every room: at most 5 minutes on two cores.
-# make test-all      `make test`, then all the rest: slow tests, notebooks, quick commands of README, measure_gpu.sh on a CPU.
+# make test-all      `make test`, then all the rest: slow tests, notebooks, quick commands of README, benchmarks/gpu.sh on a CPU.
 # make notebooks     runs every notebook; with WRITE=--write it also keeps what they print and draw.
 # make readme        runs every command of README and of three guides in a fresh copy, as a newcomer would: hours.
 # make readme-quick  runs those that take under a minute, with this .venv.
@@ -54,7 +54,7 @@ test-all: test
 	$(PYTEST) -m slow
 
 gpu-dry-run: $(VENV)/ready
-	PYTHON=$(RUN) OUT=$$(mktemp -d) TEXT=docs bash measure_gpu.sh --dry-run quick real speed
+	PYTHON=$(RUN) OUT=$$(mktemp -d) TEXT=docs bash benchmarks/gpu.sh --dry-run quick real speed
 
 notebooks: $(VENV)/ready
 	$(RUN) -m notebooks.execute $(WRITE)

@@ -41,9 +41,9 @@ from benchmarks import ngram
 from configs.command import InputError, exit_on_bad_input, integer, number
 from configs.text import markdown, table
 from data.prepare import SPLITS, PreparedData, prepare
-from eval.attention.drawing import MARKERS, group_colour, new_figure
+from eval.pictures.drawing import MARKERS, group_colour, new_figure
 from train.config import load_run_config
-from train.device import CPU, machine
+from train.machine.device import CPU, machine
 
 HERE = Path(__file__).parents[1]
 CHECKOUTS = {"nanoGPT": "train.py", "minimind": "trainer/train_pretrain.py"}

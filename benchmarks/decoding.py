@@ -22,7 +22,7 @@ from configs.text import table
 from model import LanguageModel, generate
 from model.config import ModelConfig
 from model.kv_cache import KVCache
-from model.quantised import weight_bytes
+from model.variants.quantised import weight_bytes
 
 PROMPT = 32
 WAYS: dict[str, dict] = {

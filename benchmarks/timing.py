@@ -16,9 +16,9 @@ import torch
 
 from configs.command import integer
 from model import LanguageModel, save
-from train.budget import with_vocabulary
 from train.config import RunConfig, load_run_config
-from train.device import keep_freed_memory, machine, synchronize
+from train.machine.budget import with_vocabulary
+from train.machine.device import keep_freed_memory, machine, synchronize
 
 
 def command_line(description: str | None, rounds: int) -> argparse.ArgumentParser:

@@ -25,12 +25,11 @@ from configs.command import exit_on_bad_input, number
 from configs.text import table
 from data.packing import document_starts
 from model import LanguageModel
-from train.budget import micro_batch_rows
-from train.compilation import compile_layers
 from train.config import RunConfig
-from train.device import Device, known_peak, resolve_device, set_float32_products, synchronize
-from train.optimizer import build_optimizers
-from train.processes import (
+from train.machine.budget import micro_batch_rows
+from train.machine.compilation import compile_layers
+from train.machine.device import Device, known_peak, resolve_device, set_float32_products, synchronize
+from train.machine.processes import (
     ALONE,
     World,
     add_up_gradients,
@@ -40,6 +39,7 @@ from train.processes import (
     processes,
     processes_in_words,
 )
+from train.optimizer import build_optimizers
 
 COUNTED = 0.25  # share of the time after which steps count
 PROFILED = 3  # steps

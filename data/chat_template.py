@@ -25,8 +25,8 @@ from data.reading.records import BadRecord
 
 CHAT_TEMPLATE = Path(__file__).with_name("chat_template.jinja").read_text(encoding="utf-8")
 # Part of what makes prepared chats and pairs themselves. Raise it when a record gets other ids (data/chat.py and
-# data/reading/records.py included) and record the new digest; tests/data/test_versions.py says which. A comment needs
-# no new version.
+# data/reading/records.py included) and record the new digest; tests/storyworld/test_versions.py says which. A comment
+# needs no new version.
 CHAT_TEMPLATE_VERSION = 2
 CHAT_TEMPLATE_DIGESTS = {1: "954ab88876cda5aa", 2: "fc8f6cd6252004d9"}
 # Begins the marks inside a rendered text. No message can hold it, because this number is drawn for each process

@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from configs.loader import PathText, Section, Tag
 from data.reading.records import ROLES, USUAL
+from storyworld.recall import RecallDocuments
 
 MOST_TOKENS = 2**20  # of a vocabulary: the largest known ones have some 260,000
 Split = Literal["train", "validation"]
@@ -17,7 +18,7 @@ OnePath = Annotated[PathText, Field(min_length=1)]
 Paths = OnePath | Annotated[list[OnePath], Field(min_length=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Weight = Annotated[int, Field(ge=0, le=100)]
-# What is asked about a story, and the small tasks of data/storyworld/drills.py; docs/data_formats.md shows each.
+# What is asked about a story, and the small tasks of storyworld/drills.py; docs/data_formats.md shows each.
 QuestionClass = Literal["who_has", "where", "who_wanted", "who_said", "first", "feeling", "yes_no", "who_did"]
 Drill = Literal[
     "words", "pairs", "ask_pairs", "by_name", "ask_by_name", "crowds", "told_crowds", "compare", "judge", "one_fact"
@@ -31,27 +32,6 @@ def _check_shares(drills: dict[str, float]) -> dict[str, float]:
 
 
 Drills = Annotated[dict[Drill, Share], AfterValidator(_check_shares)]
-
-
-class RecallDocuments(Section):
-    """Facts about people, then questions: the answers say what the model can look up (data/storyworld/recall.py)."""
-
-    people: int = Field(6, ge=2, le=32)
-    """Facts in a document, one for each person."""
-    facets: int = Field(2, ge=1, le=4)
-    """Words of a fact besides the name: colour, toy, place, food."""
-    values: int = Field(8, ge=2, le=8)
-    """Different words of a facet. With fewer, people share more words."""
-    questions: int = Field(12, ge=1, le=10_000)
-    """Questions in a document."""
-    several: Share = 0.5
-    """Share of questions that give all words of a fact and ask for the name. The others give the name."""
-
-    @model_validator(mode="after")
-    def _check_people(self) -> RecallDocuments:
-        if (distinct := self.values**self.facets) < self.people:
-            raise ValueError(f"people: {self.values} values in {self.facets} facets distinguish only {distinct} people")
-        return self
 
 
 class CourseStep(Section):

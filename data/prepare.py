@@ -40,8 +40,8 @@ from data.packing import TokenStream
 from data.reading import files
 from data.reading.documents import Document, Ledger, files_of, read
 from data.reading.records import Conversation
-from data.storyworld import STORYWORLD_VERSION
 from data.tokenizer import Tokenizer, cut, load_tokenizer, train_tokenizer
+from storyworld import STORYWORLD_VERSION
 
 FORMAT_VERSION = 7
 SPLITS: tuple[Split, ...] = ("train", "validation")

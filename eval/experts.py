@@ -33,7 +33,7 @@ from eval.run_files import EXPERTS, Warn, read_log
 from model import LanguageModel, ModelConfig
 
 if TYPE_CHECKING:
-    from model.experts import Router  # loads the compiler, which takes a second
+    from model.variants.experts import Router  # loads the compiler, which takes a second
 
 TOKENS = 8192  # held-out tokens of a look
 WORDS = 8  # of each expert
@@ -58,7 +58,7 @@ class Routing:
 
 def routers(lm: LanguageModel) -> dict[int, Router]:
     """Layer -> its router, of the layers that have one."""
-    from model.experts import Router
+    from model.variants.experts import Router
 
     parts = ((number, part) for number, layer in enumerate(lm.model.layers) for part in layer.modules())
     return {number: part for number, part in parts if isinstance(part, Router)}

@@ -18,7 +18,7 @@ from data.tokenizer import Tokenizer
 from model import LanguageModel
 
 if TYPE_CHECKING:
-    from data.storyworld import Story
+    from storyworld import Story
 
 Autocast = Callable[[], AbstractContextManager]
 LOGITS = 2**25  # that are in memory at a time: 128 MB

@@ -23,7 +23,7 @@ def open_model(
     """The model, in evaluation mode, and the tokenizer of a run (its newest checkpoint) or a checkpoint directory.
 
     device: see `model.backends.choice.choose_device`. dtype: of the weights; default: float32, as they are saved.
-    quantise: int8 or int4 weights (model/quantised.py), which can be read and not trained. Raises InputError.
+    quantise: int8 or int4 weights (model/variants/quantised.py), which can be read and not trained. Raises InputError.
     """
     return open_checkpoint(path, device, dtype, quantise)[:2]
 
@@ -44,7 +44,7 @@ def open_checkpoint(
         raise InputError(f"{path}: the tokenizer has {sizes}: they do not belong together")
     tokenizer.model_ends = lm.config.end_ids
     if quantise is not None:
-        from model.quantised import quantise_weights
+        from model.variants.quantised import quantise_weights
 
         try:
             quantise_weights(lm, quantise)

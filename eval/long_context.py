@@ -27,15 +27,15 @@ from configs.text import markdown, table
 from data.chat import plain_texts
 from data.config import DataConfig
 from data.reading.documents import documents
-from data.storyworld.lexicon import lexicon
-from data.storyworld.names import held_out_names
 from data.tokenizer import Tokenizer
-from eval.attention import drawing
 from eval.language_modeling import predictions
 from eval.load_model import add_device_option, data_config, open_model, run_folder
+from eval.pictures import drawing
 from model import LanguageModel
 from model.config import ModelConfig
 from model.rope import inverse_frequencies
+from storyworld.lexicon import lexicon
+from storyworld.names import held_out_names
 
 LENGTHS = [128, 256, 512, 1024]
 PARTS, PHRASE = 4, 4  # a phrase of four words from each quarter of a recall text

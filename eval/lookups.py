@@ -17,8 +17,6 @@ from torch import Tensor
 from configs.command import InputError, exit_on_bad_input, integer
 from configs.text import table
 from data.config import StoryworldSource
-from data.storyworld import recall
-from data.storyworld.recall import RecallQuestion
 from data.tokenizer import Tokenizer
 from eval.attention.capture import capture
 from eval.attention.controls import ablated
@@ -26,6 +24,8 @@ from eval.language_modeling import predictions
 from eval.load_model import add_device_option, open_model
 from eval.questions import source_of
 from model import LanguageModel
+from storyworld import recall
+from storyworld.recall import RecallQuestion
 
 
 class Exam(NamedTuple):

@@ -28,7 +28,6 @@ import torch
 from configs.command import InputError, exit_on_bad_input
 from configs.text import table
 from data.config import StoryworldSource
-from data.storyworld import tell
 from eval.attention.capture import capture
 from eval.attention.controls import copy_gain
 from eval.attention.probes import probe_from_text, repeated_probe, story_probe
@@ -37,7 +36,8 @@ from eval.load_model import add_device_option, data_config, open_model
 from eval.questions import ask, figures, held_out_questions
 from model import LanguageModel, generate
 from model.kv_cache import make_cache
-from model.quantised import weight_bytes
+from model.variants.quantised import weight_bytes
+from storyworld import tell
 
 TEXT = "Once there was a fox. The fox saw a bird, and the bird saw the fox."  # where there are no stories
 HEADER = ["", "weights, bytes", "cache, bytes a token", "tokens/s", "gap", "copy gain", "exact match", "drift"]

@@ -20,12 +20,12 @@ from configs.text import table
 from data.chat import prompt_ids
 from data.config import DataConfig, StoryworldSource
 from data.reading.records import Conversation
-from data.storyworld import converse
-from data.storyworld.questions import KINDS
 from data.tokenizer import Tokenizer
 from eval.load_model import add_device_option, data_config, open_model
 from eval.tools import write_answers
 from model import LanguageModel
+from storyworld import converse
+from storyworld.questions import KINDS
 
 TRIES = 64  # stories of `one_question`
 ROWS = 32  # questions that are answered at a time
@@ -35,7 +35,7 @@ ROWS = 32  # questions that are answered at a time
 class Question:
     """One question of a conversation."""
 
-    kind: str  # one of data.storyworld's KINDS
+    kind: str  # one of storyworld's KINDS
     messages: tuple[dict[str, Any], ...]  # before the reply, earlier replies among them; the question comes last
     reply: str  # what the assistant says there, without thoughts: the short answer, or a sentence with it
     answer: str  # the short answer: "Tiko", "by the river", "yes"
@@ -51,7 +51,7 @@ def held_out_questions(source: StoryworldSource, *, new_names: bool = False) -> 
 
 
 def questions_in(conversation: dict[str, Any]) -> Iterator[Question]:
-    """The questions of one of data.storyworld's conversations, in their order."""
+    """The questions of one of storyworld's conversations, in their order."""
     for question in conversation["meta"]["questions"]:
         *before, reply = conversation["conversations"][: question["message"] + 1]
         known = {"answer": question["answer"], "candidates": tuple(question["candidates"])}

@@ -29,12 +29,12 @@ from configs.files import checked
 from configs.text import table as markdown_table
 from data.config import StoryworldSource
 from data.reading.files import kind_of, opened, records
-from data.storyworld import Story, read, tell
 from data.tokenizer import Tokenizer
 from eval.language_modeling import bits_per_byte, losses_of
 from eval.load_model import add_device_option, open_checkpoint, trained_length
 from eval.questions import source_of
 from model import LanguageModel
+from storyworld import Story, read, tell
 
 JSON, ZORRO = (".jsonl", ".json"), ".txt"
 Text = Annotated[str, Field(min_length=1)]

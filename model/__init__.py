@@ -1,7 +1,7 @@
 """How does it compute? The network, and nothing else: it never sees a tokenizer or a file of text."""
 
-from model.checkpoint import load, save
 from model.config import ModelConfig
+from model.files.checkpoint import load, save
 from model.generation import Sampling, generate, left_pad, stream
 from model.transformer import LanguageModel
 

@@ -21,8 +21,8 @@ import torch
 
 from configs.command import InputError, exit_on_bad_input, integer
 from configs.files import read_checkpoint
-from model.checkpoint import copy_tokenizer, load, new_directory, save
 from model.config import ModelConfig
+from model.files.checkpoint import copy_tokenizer, load, new_directory, save
 from model.transformer import LanguageModel
 
 

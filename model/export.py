@@ -23,9 +23,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from configs.command import InputError, exit_on_bad_input
 from configs.files import CARD, STATE, TRAINING, is_adapter, read_checkpoint, read_json, read_text
-from model.checkpoint import copy_tokenizer, load, model_card, new_directory, read_config, save
 from model.config import ModelConfig
-from model.families import family_of
+from model.files.checkpoint import copy_tokenizer, load, model_card, new_directory, read_config, save
+from model.files.families import family_of
 from model.transformer import LanguageModel
 
 FORMATS = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}

@@ -8,8 +8,8 @@ One interface (`KVCache`), and these ways to keep them, by the names that `gener
     offloaded   layers wait in the CPU's memory and come to the GPU when they are used
     int8        the dynamic cache, rounded to 8 bits a number
 
-A server has sequences that come and go: model/paged_cache.py. Size: 2 * H_kv * D numbers per token and layer; with
-latent attention, latents (B, 1, T, kv_lora_rank) stand in the place of keys, and the rotary part in that of values.
+A server has sequences that come and go: model/variants/paged_cache.py. Size: 2 * H_kv * D numbers per token and layer;
+with latent attention, latents (B, 1, T, kv_lora_rank) stand in the place of keys, the rotary part in that of values.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ def cross_entropy_sum(hidden: Tensor, weight: Tensor, labels: Tensor, of_chunk: 
     """Sum of -ln softmax(hidden @ weightᵀ)[label] over the labels that are not -100.
     hidden (N, D), weight (V, D), labels (N,) -> scalar float32. Matrix products run in autocast's dtype, the
     softmax in float32. Gradients are computed in the forward pass, so a backward pass costs one multiplication.
-    of_chunk: `loss_of_chunk`, compiled (train/compilation.py)."""
+    of_chunk: `loss_of_chunk`, compiled (train/machine/compilation.py)."""
     plain = of_chunk is None and not torch.compiler.is_compiling()
     if plain and hidden.device.type == "cpu":  # on a GPU, counting would be a sync point; compiled, another shape
         trained = labels != IGNORED

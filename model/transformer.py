@@ -2,7 +2,7 @@
 
 Parameter names are Hugging Face's, so a checkpoint needs no conversion. Modules know themselves. Each has
 `reset_parameters` and may name an `optimizer_group` (one of GROUPS) for everything inside. A feed-forward layer may
-return `(output, {name: loss})`: auxiliary losses, which training adds to the loss of every objective (train/run.py).
+return `(output, {name: loss})`: auxiliary losses, which training adds to the loss of every objective (train/loop.py).
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from model.norm import make_norm
 from model.rope import RotaryEmbedding
 
 if TYPE_CHECKING:  # optional: a model without them does not load them
-    from model.experts import MixtureOfExperts
-    from model.latent_attention import LatentAttention
+    from model.variants.experts import MixtureOfExperts
+    from model.variants.latent_attention import LatentAttention
 
 Output = Tensor | tuple[Tensor, Tensor]  # logits, hidden states, or (loss_sum, token_count)
 GROUPS = ("matrix", "expert", "embedding", "head", "vector", "adapter")
@@ -54,7 +54,7 @@ class DecoderLayer(nn.Module):
             self.input_layernorm = make_norm(config)
         self.self_attn: Attention | LatentAttention
         if config.attention == "mla":
-            from model.latent_attention import LatentAttention
+            from model.variants.latent_attention import LatentAttention
 
             self.self_attn = LatentAttention(config, layer_index)
         else:
@@ -62,7 +62,7 @@ class DecoderLayer(nn.Module):
         self.post_attention_layernorm = make_norm(config, gain)
         self.mlp: FeedForward | MixtureOfExperts
         if self.has_experts:
-            from model.experts import MixtureOfExperts
+            from model.variants.experts import MixtureOfExperts
 
             self.mlp = MixtureOfExperts(config)
         else:
@@ -101,7 +101,7 @@ class Decoder(nn.Module):
         self.rotary_emb = RotaryEmbedding(config.rotary_size, config.rope_theta, config.rope_scaling)
         self.dropout = nn.Dropout(config.hidden_dropout)
         self.backend = "sdpa"  # LanguageModel.set_attn_implementation sets it, here and in the layers
-        # how training calls a layer: train/compilation.py puts a compiled call here, one for all of them
+        # how training calls a layer: train/machine/compilation.py puts a compiled call here, one for all of them
         self.call_layer: Callable[..., Any] = DecoderLayer.__call__
         # True: while training, keep only the input of every layer and compute the rest again in the backward pass. Less
         # memory, about a third more time (Chen et al. 2016, arXiv 1604.06174)
@@ -180,8 +180,8 @@ class LanguageModel(nn.Module):
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         if config.tie_word_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
-        self.adapters: Any = None  # an Adapters of model/lora.py
-        self.sum_loss = cross_entropy_sum  # while training; train/compilation.py puts a compiled one here
+        self.adapters: Any = None  # an Adapters of model/variants/lora.py
+        self.sum_loss = cross_entropy_sum  # while training; train/machine/compilation.py puts a compiled one here
         self.set_attn_implementation(config.attn_implementation)
         self.reset_parameters()
 
@@ -354,7 +354,7 @@ class LanguageModel(nn.Module):
         forward = 2 * (matrix parameters, head included, embedding not: it is looked up)
                   + 4 * H * D * (keys that a token sees), summed over the layers: q · k, and weights @ v
         training = 3 * forward: the backward pass multiplies twice what the forward pass multiplies once; with adapters
-        (model/lora.py) 2 * forward, because frozen matrices have no gradient.
+        (model/variants/lora.py) 2 * forward, because frozen matrices have no gradient.
 
         Kaplan et al. 2020 (arXiv 2001.08361), table 1, but only keys that are seen count: itself and what came before.
         Not counted: document boundaries, norms, softmax, RoPE, adapters and the optimizer.

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eval.attention import drawing
+from eval.pictures import drawing
 
 MAY = "#0072B2"
 LINES_UP_TO = 24  # rows: with more of them, white lines between the cells would be all that one sees

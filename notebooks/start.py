@@ -88,7 +88,7 @@ def rung(name: str, seed: int) -> Path:
 
     Raises InputError for a name that is not a rung.
     """
-    from train.sweep import plan
+    from train.run.sweep import plan
 
     own = [f"seed={seed}", f"train.max_steps={LADDER_STEPS}", "train.cooldown=0.2", "train.processes=auto"]
     runs = {run.label: run for run in plan(LADDER, own, seeds=1)}

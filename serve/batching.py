@@ -9,7 +9,7 @@ Orca, OSDI). One round, over and over (`step`):
     3. prompts are read, a chunk at a time, so that a long one does not hold up the others
     4. one token for every request whose prompt is read, all in one pass; those that are done leave
 
-Keys and values are in a paged cache (model/paged_cache.py). A request gets all its blocks when it joins, so
+Keys and values are in a paged cache (model/variants/paged_cache.py). A request gets all its blocks when it joins, so
 nothing that runs is ever thrown out, and memory is bounded.
 """
 
@@ -30,7 +30,7 @@ from torch import Tensor
 from eval.attention.controls import Head, scaled
 from model import LanguageModel
 from model.generation import Sampling, next_token
-from model.paged_cache import PagedCache, PagedView, Table
+from model.variants.paged_cache import PagedCache, PagedView, Table
 from serve.structured import Form
 
 Result = TypeVar("Result")

@@ -17,7 +17,7 @@ from data.tokenizer import Tokenizer
 from eval.chat.session import Conversation
 from eval.load_model import open_checkpoint
 from model import LanguageModel
-from model.checkpoint import base_of
+from model.files.checkpoint import base_of
 from serve.batching import Batcher
 from serve.limits import ApiError
 from serve.run_folder import runs_in, watched_runs

@@ -19,7 +19,6 @@ from pydantic import Field
 from configs.command import InputError
 from configs.files import checkpoints_of
 from data.chat import prompt_ids
-from eval.attention import viewer
 from eval.attention.capture import AttentionMaps
 from eval.attention.controls import Head, scaled
 from eval.attention.probes import probe_from_text
@@ -28,6 +27,7 @@ from eval.chat.attention import capture_from, rows_around
 from eval.chat.session import first_line
 from eval.config import AttentionConfig
 from eval.load_model import open_checkpoint
+from eval.page import viewer
 from eval.questions import Question, one_question, source_of
 from eval.run_files import METRICS
 from serve.answers import text_ids

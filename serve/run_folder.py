@@ -18,7 +18,7 @@ from configs.command import InputError
 from configs.files import parse_json, read_text
 from configs.loader import flatten, parse_yaml
 from eval.run_files import METRICS, RESULT, Metric
-from train.checkpoint import LOCK
+from train.run.checkpoint import LOCK
 
 MARKS = ("config.yaml", METRICS, "checkpoints/latest")  # a folder with one of them is a run
 TAIL = 200_000  # bytes at the end of a log, in which its newest figures are
@@ -94,7 +94,7 @@ def _summary(name: str, run: Path, *stamps: tuple[int, int, int] | None) -> dict
 
 
 def _state(run: Path) -> str:
-    """training, finished or stopped. A run holds a lock while it works (train/checkpoint.py); a kill releases it."""
+    """training, finished or stopped. A run holds a lock while it works; a kill releases it."""
     if (run / LOCK).exists():
         try:
             FileLock(run / LOCK, timeout=0).acquire().lock.release()

@@ -50,7 +50,7 @@ def _seeded():
 def no_pictures(monkeypatch):
     """Runs that end without the pictures of their heads, which take seconds to draw; the viewer is written."""
     import eval.hooks.attention  # before the patch: what it imported meanwhile would stay there
-    from eval.attention import pictures
+    from eval.pictures import heads as pictures
 
     def write_viewer(run_directory, snapshots):
         return [pictures.write_viewer([(run_directory.name, list(snapshots))], run_directory / "attention/viewer.html")]

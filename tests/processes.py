@@ -21,7 +21,7 @@ from configs.command import exit_on_bad_input
 
 _server = multiprocessing.get_context("forkserver")
 _server.set_forkserver_preload(
-    "torch torch._dynamo torch.distributed.fsdp matplotlib.pyplot pytest train.pretrain train.loop train.report "
+    "torch torch._dynamo torch.distributed.fsdp matplotlib.pyplot pytest train.pretrain train.loop train.run.report "
     "tests.train.helpers".split()
 )
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-ROOMS = ("configs", "model", "data", "eval", "train", "serve", "benchmarks", "notebooks")
+ROOMS = ("configs", "model", "storyworld", "data", "eval", "train", "serve", "benchmarks", "notebooks")
 
 
 def imports_in(folder: Path, *rooms: str) -> dict[str, set[str]]:

@@ -14,10 +14,10 @@ import torch
 
 from configs import command
 from tests.train.helpers import REPOSITORY, write_config
-from train import device as device_module
-from train.budget import micro_batch_rows
 from train.config import load_run_config
-from train.device import resolve_device
+from train.machine import device as device_module
+from train.machine.budget import micro_batch_rows
+from train.machine.device import resolve_device
 
 pytestmark = pytest.mark.slow
 

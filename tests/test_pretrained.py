@@ -6,12 +6,12 @@ import pytest
 
 from configs.files import PRETRAINED, ROOT, checkpoints_of, read_json, read_lines
 from configs.loader import flatten, load_config, validate
-from data.storyworld import tell
 from eval.attention.snapshots import read_all
 from eval.language_modeling import compare_with_floor
 from eval.load_model import data_config, open_model
 from eval.questions import ask, held_out_questions, is_right
 from eval.run_files import read_metrics, read_samples
+from storyworld import tell
 from train.config import RunConfig
 
 RUNS = sorted(path.parent.name for path in PRETRAINED.glob("*/result.json"))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-ROOMS = ("model", "data", "eval", "train", "serve", "benchmarks", "notebooks")
+ROOMS = ("model", "storyworld", "data", "eval", "train", "serve", "benchmarks", "notebooks")
 HEAVY = ("fastapi", "transformers", "datasets", "matplotlib", "wandb", "nbformat", "tensorboard")
 COMMANDS = sorted(
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__main__")

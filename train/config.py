@@ -22,9 +22,9 @@ from configs.loader import (
 )
 from data.config import DataConfig
 from eval.config import EvalConfig
-from model.checkpoint import read_config
 from model.config import LoraConfig, ModelConfig
-from model.families import NoFamily, family_of
+from model.files.checkpoint import read_config
+from model.files.families import NoFamily, family_of
 
 
 class OptimizerConfig(Section):

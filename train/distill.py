@@ -31,11 +31,11 @@ from eval.tools import write_answers
 from model import LanguageModel
 from model.loss import CHUNK, CHUNK_ELSEWHERE
 from train.config import DistillConfig, RunConfig
-from train.device import Device
+from train.machine.device import Device
+from train.machine.processes import ALONE, World, joined
+from train.methods.reference import open_reference
 from train.objective import CPU, BatchSource, Figures, Forward, TextBatches
 from train.pretrain import parse_command_line, run
-from train.processes import ALONE, World, joined
-from train.reference import open_reference
 
 
 def main() -> int:

@@ -31,10 +31,10 @@ from data.prepare import PreparedData
 from model import LanguageModel
 from model.loss import log_probs
 from train.config import DPOConfig, RunConfig
-from train.device import Device
+from train.machine.device import Device
+from train.methods.reference import as_reference, open_reference
 from train.objective import Figures, Forward, TextBatches
 from train.pretrain import parse_command_line, run
-from train.reference import as_reference, open_reference
 
 MULTIPLE = 64  # pairs are padded to a multiple of it, so that few shapes occur
 

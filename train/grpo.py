@@ -12,7 +12,7 @@ al. 2025, arXiv 2503.14476); Dr. GRPO divides by no deviation and no length (Liu
 cuts the ratio and keeps the gradient (MiniMax 2025, arXiv 2506.13585). If every step samples again, the ratio is 1 but
 for rounding. With grpo.num_iterations, several steps learn from the same answers; the clip bounds how far they go.
 
-Which questions are asked, what a reply earns, and how answers become a batch: train/rollouts.py.
+Which questions are asked, what a reply earns, and how answers become a batch: train/methods/rollouts.py.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from eval.tools import Written, write_answers
 from model import LanguageModel
 from model.loss import log_probs
 from train.config import GRPOConfig, RunConfig
-from train.device import Device
+from train.machine.device import Device
+from train.methods.reference import open_reference
+from train.methods.rollouts import AnswerBatches, rewards_of
 from train.objective import Figures, Forward
 from train.pretrain import parse_command_line, run
-from train.reference import open_reference
-from train.rollouts import AnswerBatches, rewards_of
 
 EPSILON = 1e-4  # of the division by a standard deviation, as in TRL
 

@@ -1,7 +1,7 @@
 """Training, in order of time: batch, forward, backward, clip, learning rate, step; log, evaluate and save when due.
 
 `train` is the lesson. Below it stand its parts, what happens every n steps, and what happens before the first step and
-after the last (`train_to_the_end`). What a run holds, and what it does when memory runs out, is in train/run.py.
+after the last (`train_to_the_end`). What a run holds, and what it does when memory runs out, is in train/run/run.py.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from torch import Tensor, nn
 
 from configs.command import InputError
 from data.batches import Batch
-from train.checkpoint import log_sizes, save_checkpoint
-from train.device import differences, exact_until
-from train.metrics import Counts, StepFigures
+from train.machine.device import differences, exact_until
+from train.machine.processes import add_up_gradients, full_tensor, stop_signals, sync_gradients, wrap
 from train.objective import NextToken
 from train.optimizer import lr_factor, set_learning_rate
-from train.processes import add_up_gradients, full_tensor, stop_signals, sync_gradients, wrap
-from train.run import Run, losses, within_memory
+from train.run.checkpoint import log_sizes, save_checkpoint
+from train.run.metrics import Counts, StepFigures
+from train.run.run import Run, losses, within_memory
 
 EXIT_NON_FINITE = 3
 SMALLEST_LOSS_SCALE = 1.0
@@ -299,7 +299,9 @@ def train_to_the_end(run: Run) -> int:
         try:
             try:
                 if run.device.compile:
-                    from train.compilation import compile_and_try  # an optional subject: it takes long to import
+                    from train.machine.compilation import (
+                        compile_and_try,  # an optional subject: it takes long to import
+                    )
 
                     compile_and_try(run, state.stop_signal)
                 if run.world.size > 1 and run.world.memory is None:

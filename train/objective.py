@@ -23,8 +23,8 @@ from data.packing import ConversationRows
 from data.prepare import PreparedData, prefetched
 from model import LanguageModel
 from train.config import RunConfig
-from train.device import Device
-from train.processes import ALONE, World
+from train.machine.device import Device
+from train.machine.processes import ALONE, World
 
 CPU = torch.device("cpu")
 Forward = Callable[..., Any]  # the model as training calls it: compiled, or wrapped for several processes

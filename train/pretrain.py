@@ -23,18 +23,18 @@ from data.prepare import prepare
 from eval.hooks import Hooks
 from model import LanguageModel
 from model.backends import mine
-from train import report
-from train.budget import check_memory
-from train.checkpoint import find_start, open_for, own
 from train.config import TRUST_HELP, RunConfig, check_script, load_run_config
-from train.device import keep_freed_memory, resolve_device, set_float32_products
-from train.init_from import find_initial_weights, load_initial_weights
 from train.loop import train_to_the_end
-from train.metrics import Meter, Tracker
+from train.machine.budget import check_memory
+from train.machine.device import keep_freed_memory, resolve_device, set_float32_products
+from train.machine.processes import check_shares, number_of_processes, on_processes, processes, shard
+from train.methods.init_from import find_initial_weights, load_initial_weights
 from train.objective import MakeObjective, NextToken, TextBatches
 from train.optimizer import build_optimizers
-from train.processes import check_shares, number_of_processes, on_processes, processes, shard
-from train.run import Run, resume
+from train.run import report
+from train.run.checkpoint import find_start, open_for, own
+from train.run.metrics import Meter, Tracker
+from train.run.run import Run, resume
 
 
 def main() -> int:
@@ -52,9 +52,9 @@ def run(
     """One run from its config to its report. Returns the exit code.
 
     script: the module of the command. objective: (config, data, lm, device) -> what a step minimises; default: the next
-    token. It may open a second model (train/reference.py). source: (config, data, world, device) -> a BatchSource;
-    default: rows of the prepared text. parts: of a step, that may be computed apart; default: its rows, or 1 with an
-    objective or a source of one's own.
+    token. It may open a second model (train/methods/reference.py). source: (config, data, world, device) -> a
+    BatchSource; default: rows of the prepared text. parts: of a step, that may be computed apart; default: its rows, or
+    1 with an objective or a source of one's own.
 
     On a CPU each core gets a process, if there are parts to share.
     """

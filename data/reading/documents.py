@@ -25,8 +25,8 @@ from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
+import storyworld
 from configs.command import InputError, usable_cores
-from data import storyworld
 from data.config import DataConfig, FilesSource, HubSource, MixSource, Split, StoryworldSource
 from data.reading import files
 from data.reading.records import BadRecord, Conversation, Pair, conversation_of, pair_of, text_of

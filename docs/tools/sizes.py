@@ -18,7 +18,7 @@ from configs.command import exit_on_bad_input
 from train.pretrain import main
 
 ROOT = Path(__file__).resolve().parents[2]
-ROOMS = ("configs", "model", "data", "train", "eval", "serve", "benchmarks", "notebooks")
+ROOMS = ("configs", "model", "storyworld", "data", "train", "eval", "serve", "benchmarks", "notebooks")
 FEW = ("data.source.documents=60", "data.source.validation_documents=8", "tracking.wandb=disabled")
 TWO_STEPS = (str(ROOT / "configs/demo.yaml"), "train.max_steps=2", "train.processes=1", "eval.hooks=[]", *FEW)
 

@@ -19,13 +19,13 @@ from configs.files import run_path
 from data.config import DataConfig
 from eval.attention.history import best_head
 from eval.attention.metrics import SCORES
-from eval.attention.page_model import read_models
-from eval.attention.pictures import mosaic, one_head, render
 from eval.attention.probes import build_probes, probe_from_text
 from eval.attention.snapshots import read_all, take_snapshot
-from eval.attention.viewer import write_viewer
 from eval.config import AttentionConfig
 from eval.load_model import add_device_option, data_config, open_checkpoint
+from eval.page.page_model import read_models
+from eval.page.viewer import write_viewer
+from eval.pictures.heads import mosaic, one_head, render
 
 MOST_TOKENS = 256  # of a map: more are too small to see
 

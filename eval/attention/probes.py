@@ -30,8 +30,8 @@ from configs.command import InputError
 from configs.loader import Section, load_config, validate
 from data.config import DataConfig, MixSource, StoryworldSource
 from data.packing import TokenStream
-from data.storyworld import Story, align, antecedents, tell
 from data.tokenizer import Tokenizer
+from storyworld import Story, align, antecedents, tell
 
 TEXT_ROWS, TEXT_TOKENS = 8, 64  # 64: the length at which Gu et al. 2024 measure sinks
 BLOCK_ROWS, BLOCK_TOKENS = {2: 16, 4: 8}, 25  # copies -> rows; 25: the block of Olsson et al. 2022

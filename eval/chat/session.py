@@ -20,10 +20,10 @@ from data.tokenizer import Tokenizer
 from eval.load_model import ends_turns, open_model, run_folder, trained_length
 from eval.run_files import read_samples
 from model import LanguageModel
-from model.checkpoint import read_config
+from model.files.checkpoint import read_config
 from model.generation import Sampling, stream
 from model.kv_cache import KVCache
-from model.lora import load_adapters, remove_adapters
+from model.variants.lora import load_adapters, remove_adapters
 
 FREE = 8  # an eighth of the context, if not max_new_tokens, is kept free for an answer
 

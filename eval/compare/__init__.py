@@ -24,7 +24,7 @@ from eval.attention.metrics import SCORES
 from eval.attention.snapshots import Snapshot, read_all
 from eval.lookups import half_at
 from eval.run_files import read_metrics, read_result
-from model.checkpoint import read_config
+from model.files.checkpoint import read_config
 from model.transformer import on_meta
 
 BITS, GAP = "validation bits per byte", "gap to the entropy floor (bits per byte)"  # rows of the table

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from data.storyworld.questions import KINDS
-from eval.attention import drawing
 from eval.attention.history import ENOUGH_TO_COPY
-from eval.attention.viewer import write_viewer
 from eval.compare import Variant, difference, same_tokenizer
+from eval.page.viewer import write_viewer
+from eval.pictures import drawing
+from storyworld.questions import KINDS
 
 NEAR = "offset points"
 SMOOTHED_OVER = 40  # points of a training curve that are left of it

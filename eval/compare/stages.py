@@ -25,8 +25,6 @@ from data.batches import IGNORED, Batch
 from data.chat import TRAINED, encode_conversations
 from data.config import StoryworldSource
 from data.reading.records import checked_conversation
-from data.storyworld import interview, tell
-from data.storyworld.questions import KINDS
 from data.tokenizer import Tokenizer
 from eval.attention.controls import ablate_each
 from eval.compare import RunResult, Variant
@@ -34,6 +32,8 @@ from eval.language_modeling import compare_with_floor, evaluating, mean_loss
 from eval.load_model import open_model
 from eval.questions import ask, figures, held_out_questions, source_of
 from model import LanguageModel
+from storyworld import interview, tell
+from storyworld.questions import KINDS
 
 QUESTIONS, CONVERSATIONS, STORIES = 200, 24, 60  # that each stage is measured on
 MATRIX = re.compile(r"\blayers\.(\d+)\.(\S+?)\.weight$")

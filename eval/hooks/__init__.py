@@ -69,8 +69,8 @@ class EvalEvent:
     rows_per_batch: int
     directory: Path
     autocast: Callable[[], AbstractContextManager]
-    tracker: Any  # train.metrics.Tracker: metrics.jsonl, the terminal, wandb
-    world: Any  # train.processes.World
+    tracker: Any  # train.run.metrics.Tracker: metrics.jsonl, the terminal, wandb
+    world: Any  # train.machine.processes.World
     total_steps: int | None = None
     loss: float | None = None
     command: str = ""

@@ -1,8 +1,8 @@
 """What does every head look at? Maps and scores of all heads while they learn; pictures and the viewer at the end.
 
 While training runs, a look draws one quick picture of all heads, and writes viewer.html anew
-(eval/attention/viewer.py). Larger pictures, curves and time-lapse are made from the snapshots at the end
-(eval/attention/pictures.py).
+(eval/page/viewer.py). Larger pictures, curves and time-lapse are made from the snapshots at the end
+(eval/pictures/heads.py).
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from configs.command import InputError
 from eval.attention import snapshots
 from eval.attention.history import changes, findings, formed, without_them
 from eval.attention.metrics import SCORES
-from eval.attention.pictures import PICTURES, quick_mosaic, render
 from eval.attention.probes import Probe, build_probes, read_probe_file
 from eval.attention.snapshots import ablate, take_snapshot
-from eval.attention.viewer import VIEWER, Looks, write_page
 from eval.config import EvalConfig
 from eval.hooks import EvalEvent, Hook, Outcome, cadences_of, lines_of
 from eval.load_model import run_folder
+from eval.page.viewer import VIEWER, Looks, write_page
+from eval.pictures.heads import PICTURES, quick_mosaic, render
 from model import ModelConfig
 
 

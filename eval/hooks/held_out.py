@@ -80,7 +80,7 @@ def log_floor(event: EvalEvent) -> None:
     source = event.data_config.source
     if not isinstance(source, StoryworldSource) or source.recall or event.data_config.records != "text":
         return
-    from data.storyworld import tell
+    from storyworld import tell
 
     count = min(event.config.floor_documents, source.validation_documents)
     stories = [tell(source.seed, index, "validation", source.level) for index in range(count)]

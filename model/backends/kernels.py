@@ -1,7 +1,7 @@
 """Fast attention: PyTorch's kernels sdpa, flash and flex, with what each reads in place of a boolean mask, and blocked.
 
 Every backend has the signature of `eager` in model/attention.py; the mask is in the form that it reads, None = causal.
-Values may have another size than keys (model/latent_attention.py); then the output has theirs.
+Values may have another size than keys (model/variants/latent_attention.py); then the output has theirs.
 """
 
 from __future__ import annotations

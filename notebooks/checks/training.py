@@ -18,14 +18,14 @@ from torch import Tensor, nn
 from data.chat import TRAINED, encode_conversations
 from data.config import TokenizerConfig
 from data.reading.records import conversation_of
-from data.storyworld.conversations import converse, interview
-from data.storyworld.story import tell
 from data.tokenizer import BYTES, SPECIAL_TOKENS, train_tokenizer
 from model import LanguageModel, ModelConfig
 from model.config import LoraConfig
 from model.generation import Sampling, next_token
-from model.lora import LoraLinear, adapted, add_adapters, merge
+from model.variants.lora import LoraLinear, adapted, add_adapters, merge
 from notebooks.checks.compare import same
+from storyworld.conversations import converse, interview
+from storyworld.story import tell
 from train.config import DPOConfig
 from train.dpo import preference_loss as headlights_preference_loss
 from train.grpo import advantages
@@ -275,7 +275,9 @@ def lora(mine: ModuleType) -> str:
     merge(lm)
     for name, (layer, got) in layers.items():
         same(f"merged for {name} of a model", got, layer.weight.detach())
-    return f"Your adapters compute what model/lora.py computes in {len(layers)} matrices, and merge as it merges."
+    return (
+        f"Your adapters compute what model/variants/lora.py computes in {len(layers)} matrices, and merge as it merges."
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------

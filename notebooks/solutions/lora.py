@@ -25,7 +25,7 @@ The outputs are the same, and an ordinary model is left. An example with r = 1 a
 In PyTorch a token is a row, not a column: W x is written x @ weight.T.
 Compute A x first, then B of that: B A would be as large as W. That is how LoRA saves memory.
 
-The same in Headlight: `LoraLinear` and `merge` in model/lora.py.
+The same in Headlight: `LoraLinear` and `merge` in model/variants/lora.py.
 LoRA: Hu et al. 2021, arXiv 2106.09685.
 """
 

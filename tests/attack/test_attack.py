@@ -20,8 +20,8 @@ from configs.command import InputError
 from configs.loader import load_config
 from configs.text import INVISIBLE, KEPT
 from tests.attack.mutations import damaged, drawn, mutated
-from tests.model.export_models import model as tiny_model
-from tests.model.export_models import save_with_tokenizer
+from tests.model.files.export_models import model as tiny_model
+from tests.model.files.export_models import save_with_tokenizer
 from tests.processes import run_module
 from tests.serve.conftest import folder as folder
 from tests.serve.conftest import serving

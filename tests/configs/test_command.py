@@ -10,7 +10,7 @@ import pytest
 from configs.command import InputError, exit_on_bad_input
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ("configs", "model", "data", "eval", "train", "serve", "benchmarks")
+ROOMS = ("configs", "model", "storyworld", "data", "eval", "train", "serve", "benchmarks")
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ def in_chinese(monkeypatch):
 def templates() -> str:
     """Every text in the code, with {} for what is put into it; 's where a plural may stand."""
     texts = []
-    for room in ("configs", "model", "data", "train", "eval", "serve", "notebooks"):
+    for room in ("configs", "model", "storyworld", "data", "train", "eval", "serve", "notebooks"):
         for file in Path(language.__file__).parents[1].joinpath(room).rglob("*.py"):
             for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
                 if isinstance(node, ast.JoinedStr):

@@ -4,12 +4,12 @@ import json
 
 import pytest
 
-from data.storyworld import tell
 from eval.load_model import open_model
 from model.transformer import on_meta
+from storyworld import tell
 from tests.train.helpers import metrics, pretrain
 from train.config import load_run_config
-from train.sweep import plan
+from train.run.sweep import plan
 
 pytestmark = pytest.mark.slow
 SMALL = """

@@ -11,9 +11,9 @@ from data.config import DataConfig
 from data.packing import IGNORED, Pairs
 from data.prepare import prepare
 from data.reading.records import BadRecord, Conversation, Message, Pair, checked_conversation, pair_of
-from data.storyworld import draw_question, prefer
-from data.storyworld.conversations import OTHER_BOOK
-from data.storyworld.questions import KINDS
+from storyworld import draw_question, prefer
+from storyworld.conversations import OTHER_BOOK
+from storyworld.questions import KINDS
 
 USER, GOOD, BAD = ({"role": r, "content": c} for r, c in (("user", "Hi"), ("assistant", "Hello"), ("assistant", "Go")))
 HI, HELLO, GO = Message("user", "Hi"), Message("assistant", "Hello"), Message("assistant", "Go")

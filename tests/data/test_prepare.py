@@ -19,7 +19,7 @@ from data import tokenizer as tokenizer_module
 from data.config import DataConfig
 from data.prepare import open_prepared, prepare
 from data.reading.documents import documents
-from data.storyworld import tell
+from storyworld import tell
 from tests.processes import exit_code, start
 
 

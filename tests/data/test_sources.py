@@ -14,8 +14,8 @@ from data.config import DataConfig, TokenizerConfig
 from data.prepare import tokenizer_texts
 from data.reading.documents import Ledger, documents, fingerprint, read
 from data.reading.records import conversation_of
-from data.storyworld import converse, repeated, tell
 from data.tokenizer import train_tokenizer
+from storyworld import converse, repeated, tell
 
 
 def config(source, **changes) -> DataConfig:

@@ -40,7 +40,7 @@ from eval.attention.probes import ProbeFile
 from train.config import RunConfig, load_run_config
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ("configs", "model", "data", "eval", "train", "serve", "benchmarks", "notebooks")
+ROOMS = ("configs", "model", "storyworld", "data", "eval", "train", "serve", "benchmarks", "notebooks")
 MARKDOWN = MarkdownIt("commonmark").enable(["table", "strikethrough"])
 SUFFIXES = set(".py .md .yaml .json .jsonl .ipynb .sh .toml .txt .npz .png .gif .html .jinja .cff .csv .gguf".split())
 # of other projects and of the reader
@@ -317,7 +317,7 @@ def config_keys() -> frozenset[str]:
 
 @cache
 def is_attribute(dotted: str) -> bool:
-    """Whether a dotted name is a module, or something in one: eval.attention.viewer.notebook."""
+    """Whether a dotted name is a module, or something in one: eval.page.viewer.notebook."""
     with contextlib.suppress(ImportError, AttributeError, ValueError):
         return find(dotted) is not None or pkgutil.resolve_name(dotted) is not None
     return False

@@ -17,9 +17,10 @@ import numpy as np
 import pytest
 import torch
 
-from eval.attention import capture, viewer
-from tests.eval.test_page_model import TEXTS, agrees, unpacked
-from tests.eval.viewer_helpers import chromium, opened
+from eval.attention import capture
+from eval.page import viewer
+from tests.eval.page.test_page_model import TEXTS, agrees, unpacked
+from tests.eval.page.viewer_helpers import chromium, opened
 
 STEPS = [300, 500, 600, 900, 1800]
 FILE = Path(__file__).resolve().parents[2] / "docs/demo_viewer.html"

@@ -19,7 +19,7 @@ from eval.tasks import ChoiceRecord, figures, read_questions, score
 from model import load
 from model.export import export
 from tests.docs.checks import ROOT
-from tests.model.export_models import model, save_with_tokenizer
+from tests.model.files.export_models import model, save_with_tokenizer
 from tests.serve.conftest import serving
 
 pytestmark = pytest.mark.slow

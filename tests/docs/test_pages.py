@@ -40,7 +40,7 @@ MISTAKES = [
     ("`runs/demo/metrics.jsonl`", "`runs/demo/metric.jsonl`", "no file `runs/demo/metric.jsonl`"),
     ("`configs/*.yaml`", "`configs/*.yml`", "no file `configs/*.yml`"),
     ("`model.num_key_value_heads`", "`model.num_kv_heads`", "`model.num_kv_heads` is no key"),
-    ("`eval.attention.viewer`", "`eval.attention.viewr`", "`eval.attention.viewr` is no key and no name"),
+    ("`eval.page.viewer`", "`eval.attention.viewr`", "`eval.attention.viewr` is no key and no name"),
     ("`LanguageModel`", "`LanguageModle`", "did you mean LanguageModel?"),
     ("`--versus`", "`--versuss`", "no command has the option --versuss"),
     ("`python -m data.prepare configs/x.yaml`", "`python -m data.packing`", "data.packing` runs nothing"),

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from tests.conftest import LATENT
-from tests.model.export_models import LLAMA, WRITTEN, model, save_with_tokenizer
+from tests.model.files.export_models import LLAMA, WRITTEN, model, save_with_tokenizer
 
 pytestmark = pytest.mark.slow
 mx = pytest.importorskip("mlx.core", reason="pip install mlx-lm (and mlx-cpu, where there is no Mac)")

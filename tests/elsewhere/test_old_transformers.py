@@ -15,8 +15,8 @@ from data.reading.records import conversation_of
 from model import generate, load, save
 from tests.conftest import random_model
 from tests.elsewhere import ask_other
-from tests.model.export_models import SENTENCES, model, save_with_tokenizer, taught, tokenizer
-from tests.model.test_families import PARTS, drawn
+from tests.model.files.export_models import SENTENCES, model, save_with_tokenizer, taught, tokenizer
+from tests.model.files.test_families import PARTS, drawn
 
 OLD = os.environ.get("HEADLIGHT_OLD_TRANSFORMERS")
 pytestmark = [

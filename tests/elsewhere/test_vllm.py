@@ -10,7 +10,7 @@ import torch
 
 from model import generate
 from tests.elsewhere import ask_other
-from tests.model.export_models import LLAMA, model, save_with_tokenizer, taught, tokenizer
+from tests.model.files.export_models import LLAMA, model, save_with_tokenizer, taught, tokenizer
 
 VLLM = os.environ.get("HEADLIGHT_VLLM_PYTHON")
 pytestmark = [

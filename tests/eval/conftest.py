@@ -7,8 +7,8 @@ import pytest
 
 from data.config import TokenizerConfig
 from data.tokenizer import train_tokenizer
+from tests.eval.page.viewer_helpers import chromium
 from tests.eval.scoring import save_model
-from tests.eval.viewer_helpers import chromium
 from tests.train.helpers import pretrain, write_config
 
 

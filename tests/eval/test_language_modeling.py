@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from data.config import TokenizerConfig
-from data.storyworld import tell
 from data.tokenizer import train_tokenizer
 from eval.language_modeling import compare_with_floor, predictions, token_bits
 from eval.samples import complete
 from model import LanguageModel
+from storyworld import tell
 from tests.conftest import random_model, tiny_config
 
 STORIES = [tell(0, i, "validation") for i in range(12)]

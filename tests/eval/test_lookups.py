@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from data.config import StoryworldSource, TokenizerConfig
-from data.storyworld import recall
 from data.tokenizer import train_tokenizer
 from eval.attention.capture import capture
 from eval.attention.controls import ablated
 from eval.lookups import figures, half_at, held_out, lookups, main, right
 from model import LanguageModel, ModelConfig
+from storyworld import recall
 from tests.conftest import random_model
 from tests.eval.scoring import command
 from tests.train.helpers import metrics, pretrain, write_config

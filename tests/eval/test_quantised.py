@@ -24,7 +24,7 @@ def test_inside_every_pass_reads_through_a_cache_of_the_kind():
 
 
 def test_without_torchao_its_rows_are_left_out_and_it_cannot_be_asked_for(tiny_directory, monkeypatch):
-    monkeypatch.setattr("model.quantised.find_spec", lambda name: None)
+    monkeypatch.setattr("model.variants.quantised.find_spec", lambda name: None)
     monkeypatch.setattr("eval.quantised.DECODED", 4)
     monkeypatch.setattr("eval.quantised.ROUNDS", 1)
     done = run_main(quantised.main, str(tiny_directory), "--device", "cpu")

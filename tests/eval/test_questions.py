@@ -9,12 +9,12 @@ import pytest
 from data.chat import TRAINED, encode_conversations, prompt_ids
 from data.config import StoryworldSource, TokenizerConfig
 from data.reading.records import conversation_of
-from data.storyworld import converse, interview
-from data.storyworld.names import held_out_names, name_set
-from data.storyworld.questions import KINDS
 from data.tokenizer import train_tokenizer
 from eval import questions
 from eval.questions import Question, ask, figures, guesses, held_out_questions, is_right, questions_in, table_of_classes
+from storyworld import converse, interview
+from storyworld.names import held_out_names, name_set
+from storyworld.questions import KINDS
 from tests.conftest import tiny_config
 from tests.eval import scoring
 from tests.train.helpers import metrics, pretrain, write_config

@@ -9,7 +9,6 @@ import tokenizers
 import torch
 
 from data.config import StoryworldSource, TokenizerConfig
-from data.storyworld import read, tell
 from data.tokenizer import SPECIAL_TOKENS, Tokenizer, train_tokenizer
 from eval import tasks
 from eval.load_model import open_model
@@ -22,6 +21,7 @@ from eval.tasks import (
     text_log_probs,
     token_log_probs,
 )
+from storyworld import read, tell
 from tests.conftest import random_model, tiny_config
 from tests.eval import scoring
 from tests.train.helpers import write_config

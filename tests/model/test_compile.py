@@ -19,7 +19,7 @@ from model.loss import CHUNK
 from model.masks import MaskSpec, boolean_mask
 from tests import varlen_kernel
 from tests.conftest import GPT2, LATENT, random_model, tiny_config
-from train.compilation import compile_layers
+from train.machine.compilation import compile_layers
 
 MIXED = {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]}
 OLMO2 = {"qk_norm": "whole", "norm_position": "after"}
@@ -51,7 +51,7 @@ CASES += [pytest.param(name, x, False, marks=pytest.mark.slow) for name in ("eag
 
 
 def compiled_for_training(lm, counter):
-    """A second model of the same weights, its layers compiled as train/compilation.py does, without a graph break."""
+    """A second model of the same weights, its layers compiled as training does, without a graph break."""
     other = lm.with_config().train()
     compile_layers(other, backend=counter, fullgraph=True)
     return other

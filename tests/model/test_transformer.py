@@ -14,7 +14,7 @@ from model.loss import CHUNK, cross_entropy_sum, log_probs
 from model.norm import RMSNorm
 from model.transformer import on_meta
 from tests.conftest import GPT2, LATENT, random_model, tiny_config
-from train.budget import parameter_counts
+from train.machine.budget import parameter_counts
 
 OLMO2 = {"qk_norm": "whole", "norm_position": "after", "attention_bias": True}
 UNTIED = {"tie_word_embeddings": False, "qk_norm": False}

@@ -22,7 +22,7 @@ from model.transformer import on_meta
 from tests.notebooks.making import ROOT
 from train.config import load_run_config
 
-ROOMS = ("configs", "model", "data", "eval", "train", "serve", "benchmarks", "notebooks")
+ROOMS = ("configs", "model", "storyworld", "data", "eval", "train", "serve", "benchmarks", "notebooks")
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
 CHINESE = sorted((ROOT / "notebooks" / "zh").glob("*.ipynb"))
 SHOWN = re.compile(r"^(?:runs|pretrained)/((small|demo): .*parameters.*)$", re.MULTILINE)  # notebooks.start.named

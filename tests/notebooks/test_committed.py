@@ -17,11 +17,11 @@ from eval.compare.pictures import points, sharing_keys
 from model.transformer import on_meta
 from notebooks.execute import ASKED, execute
 from notebooks.start import HINTS, balanced
-from tests.eval.viewer_helpers import chromium
+from tests.eval.page.viewer_helpers import chromium
 from tests.notebooks.making import FIND_IT, FIRST_CELL, ROOT
 from tests.train.helpers import pretrain
 from train.config import load_run_config
-from train.sweep import plan
+from train.run.sweep import plan
 
 pytestmark = pytest.mark.slow
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))

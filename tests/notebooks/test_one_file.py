@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from data.storyworld import tell
 from model import LanguageModel, ModelConfig
 from notebooks import one_file
+from storyworld import tell
 from tests.notebooks.making import ROOT
 from tests.train.helpers import pretrain, trace, write_config
 
@@ -62,7 +62,7 @@ def test_twenty_losses_are_those_of_train_pretrain_bit_for_bit(kv_heads, attenti
         tmp_path, seed=config.seed, model=model_config(config), train=train, eval={"hooks": []},
         data=data | {"sequence_length": config.sequence_length},
     )  # fmt: skip
-    # on AMD a run multiplies by another library, whose sums have other last bits (train.device.set_float32_products)
+    # on AMD a run multiplies by another library, whose sums have other last bits (set_float32_products)
     monkeypatch.setattr("train.pretrain.set_float32_products", lambda *args, **options: None)
     pretrain(yaml)
     theirs = [float.fromhex(line["loss"]) for line in trace(tmp_path / "runs/tiny")]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from eval.attention import drawing
+from eval.pictures import drawing
 from notebooks.pictures import heatmap
 
 TRIANGLE = torch.ones(3, 3, dtype=torch.bool).tril()

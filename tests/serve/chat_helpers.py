@@ -13,7 +13,7 @@ from data.reading.records import Message, checked_conversation
 from data.tokenizer import load_tokenizer
 from model import load, save
 from model.config import LoraConfig
-from model.lora import adapted, add_adapters, weights_hash
+from model.variants.lora import adapted, add_adapters, weights_hash
 
 SAID = [{"role": "user", "content": "Tiko the fox found a ball. Who has it?"}]
 AND_THEN = "And then?"

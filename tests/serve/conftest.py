@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from data.config import TokenizerConfig
-from data.storyworld import converse
 from data.tokenizer import train_tokenizer
 from model import save
 from serve.app import create_app, make_server
 from serve.library import Library
 from serve.limits import Limits
+from storyworld import converse
 from tests.conftest import random_model, tiny_config
-from tests.eval.viewer_helpers import chromium
+from tests.eval.page.viewer_helpers import chromium
 from tests.serve.chat_helpers import make_runs
 
 

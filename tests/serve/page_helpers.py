@@ -10,7 +10,7 @@ from filelock import FileLock
 
 from configs.files import append_line
 from eval.attention.snapshots import Snapshot, write
-from tests.eval.viewer_helpers import snapshot, watched
+from tests.eval.page.viewer_helpers import snapshot, watched
 
 HARMFUL = "<script>alert(1)</script><img src=x onerror=alert(2)>"  # in a text
 HARMFUL_NAME = "<img src=x onerror=alert(3)>"  # of a folder
@@ -46,7 +46,7 @@ class Growing:
         return one
 
     def begin(self) -> None:
-        """As a process that owns its folder (train/checkpoint.py)."""
+        """As a process that owns its folder (train/run/checkpoint.py)."""
         self.lock = FileLock(self.path / "owner.lock")
         self.lock.acquire()
 

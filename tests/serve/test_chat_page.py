@@ -10,7 +10,7 @@ import torch
 
 from eval.attention import capture
 from model import generate
-from tests.eval.viewer_helpers import english_in
+from tests.eval.page.viewer_helpers import english_in
 from tests.serve.chat_helpers import AND_THEN, SAID, get, ids_of, opened, thoughtful
 from tests.serve.page_helpers import HARMFUL, visited
 

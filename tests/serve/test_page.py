@@ -7,7 +7,7 @@ from contextlib import closing
 import pytest
 
 from serve.limits import Limits
-from tests.eval.viewer_helpers import english_in
+from tests.eval.page.viewer_helpers import english_in
 from tests.serve.conftest import serving
 from tests.serve.page_helpers import HARMFUL, HARMFUL_NAME, Growing, visited
 

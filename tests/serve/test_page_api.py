@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from eval.attention import capture
-from eval.attention.viewer import quantise
+from eval.page.viewer import quantise
 from serve.limits import Limits
 from serve.run_folder import summaries
 from tests.serve.conftest import serving

@@ -14,10 +14,10 @@ from data.config import TokenizerConfig
 from data.tokenizer import train_tokenizer
 from model import LanguageModel
 from tests.conftest import tiny_config
-from train.checkpoint import TrainerState, load_checkpoint, save_checkpoint
 from train.config import OptimizerConfig
+from train.machine.processes import World
 from train.optimizer import build_optimizers
-from train.processes import World
+from train.run.checkpoint import TrainerState, load_checkpoint, save_checkpoint
 
 TOKENIZER = train_tokenizer(TokenizerConfig(kind="byte"), [])
 

@@ -27,9 +27,9 @@ from tests.processes import print_to, run_main, start
 from tests.processes import run_module as run_module
 from train import distill, dpo, grpo, sft
 from train.config import load_run_config
+from train.machine.processes import full_tensor
 from train.pretrain import main
-from train.processes import full_tensor
-from train.run import Run
+from train.run.run import Run
 
 REPOSITORY = Path(__file__).parents[2]
 

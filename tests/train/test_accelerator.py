@@ -10,18 +10,18 @@ from dataclasses import replace
 import pytest
 import torch
 
-import train.device
 import train.loop
+import train.machine.device
 import train.optimizer
 from model.backends.choice import BACKENDS
 from tests import accelerator
 from tests.accelerator import Accelerator
 from tests.processes import exit_code, print_to
 from tests.train.helpers import metrics, pretrain, write_config
-from train.run import Run
+from train.run.run import Run
 
 LOG_EVERY = 3
-LOGGED = ["_to_copy", "train/metrics.py", "read_device"]  # losses of the steps since the last line, in one copy
+LOGGED = ["_to_copy", "train/run/metrics.py", "read_device"]  # losses of the steps since the last line, in one copy
 
 
 def train_on_accelerator(config) -> None:
@@ -32,7 +32,7 @@ def train_on_accelerator(config) -> None:
     torch.set_num_threads(1)
     print_to(config.with_name("accelerated.txt"))
     accelerator.register()
-    train.device.choose_device = lambda *wanted: torch.device(accelerator.NAME)
+    train.machine.device.choose_device = lambda *wanted: torch.device(accelerator.NAME)
     train.optimizer.FUSED += (accelerator.NAME,)
     Run.gates_on_device = property(lambda run: True)
     BACKENDS.update({name: replace(backend, limits=None) for name, backend in BACKENDS.items()})

@@ -1,6 +1,6 @@
 """On a GPU, if there is one: it learns in every precision, resumes exactly, and skips a bad step by itself.
 
-`bash measure_gpu.sh --dry-run` runs what it measures here on the CPU, so that no minute of a GPU is lost to a mistake.
+`bash benchmarks/gpu.sh --dry-run` runs what it measures here on the CPU, so that no GPU minute is lost to a mistake.
 """
 
 import os
@@ -11,7 +11,7 @@ import torch
 from tests.conftest import random_model, tiny_config
 from tests.model.test_compile import assert_same_training
 from tests.train.helpers import losses, metrics, pretrain, pretrain_rank, run_world, trace, write_config
-from train.compilation import compile_layers
+from train.machine.compilation import compile_layers
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = pytest.mark.skipif(DEVICE == "cpu" and "HEADLIGHT_DRY_RUN" not in os.environ, reason="needs a GPU")

@@ -10,14 +10,14 @@ from configs.files import checkpoint_directory
 from data.batches import IGNORED
 from data.prepare import open_prepared
 from model import load
-from model.checkpoint import save
 from model.config import LoraConfig
-from model.lora import adapted, add_adapters
+from model.files.checkpoint import save
+from model.variants.lora import adapted, add_adapters
 from tests.train.foreign import foreign_directory
 from tests.train.helpers import losses, method_config, metrics, pretrain, pretrain_rank, run_world, trace
 from train.config import DPOConfig, load_run_config
 from train.dpo import PairSource, Preference, answer_log_probs, main, preference_loss
-from train.reference import as_reference
+from train.methods.reference import as_reference
 
 
 def pair_config(folder, base, records=None, **sections):

@@ -44,7 +44,7 @@ def tensors_of(run) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("fault", [bad_loss, bad_gradient])
 @pytest.mark.parametrize("on_device", [False, True], ids=["", "decided on the device"])
 def test_a_non_finite_loss_or_gradient_moves_nothing_and_stops_with_3(tmp_path, monkeypatch, fault, on_device):
-    monkeypatch.setattr(train.run.Run, "gates_on_device", property(lambda run: on_device))
+    monkeypatch.setattr(train.run.run.Run, "gates_on_device", property(lambda run: on_device))
     before = {}
 
     def spoil(run):
@@ -68,7 +68,7 @@ def test_a_non_finite_loss_or_gradient_moves_nothing_and_stops_with_3(tmp_path, 
 @pytest.mark.parametrize("on_device", [False, True], ids=["", "decided on the device"])
 def test_this_many_bad_steps_are_skipped_and_one_more_stops(tmp_path, monkeypatch, on_device):
     """One is allowed, also where another process skipped it, before a stop."""
-    monkeypatch.setattr(train.run.Run, "gates_on_device", property(lambda run: on_device))
+    monkeypatch.setattr(train.run.run.Run, "gates_on_device", property(lambda run: on_device))
     at_step(monkeypatch, [2, 6], bad_gradient)
     config = write_config(tmp_path, train={"skip_non_finite": 1, "max_steps": 4, "log_every": 2})
     assert pretrain(config).stdout.count("skipped: loss") == 1

@@ -21,7 +21,7 @@ from tests.train.helpers import check_exact_resume, metrics, pretrain, pretrain_
 from train import grpo
 from train.config import GRPOConfig
 from train.grpo import GRPO, advantages, policy_loss, spread
-from train.rollouts import contains_answer, exact_match
+from train.methods.rollouts import contains_answer, exact_match
 
 HERE = "tests.train.grpo_helpers"
 

@@ -9,7 +9,7 @@ import torch
 from eval.attention import snapshots
 from model import load
 from model.backends import mine as backend
-from model.checkpoint import save
+from model.files.checkpoint import save
 from notebooks.check import SOLUTIONS
 from tests.conftest import random_model, tiny_config
 from tests.train.helpers import REPOSITORY, metrics, pretrain, refusal, write_config

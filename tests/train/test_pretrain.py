@@ -14,10 +14,10 @@ import pytest
 from PIL import Image
 
 import train.loop
-import train.metrics
+import train.run.metrics
 from eval.attention import snapshots
-from eval.attention.pictures import quick_mosaic
 from eval.hooks import held_out as validation
+from eval.pictures.heads import quick_mosaic
 from tests.train.helpers import at_each_step, kill_at, losses, metrics, pretrain, stopped_at, write_config
 from train.config import load_run_config
 
@@ -267,7 +267,9 @@ def test_evaluating_and_saving_is_no_time_of_training(tmp_path, monkeypatch, clo
 
         return slow
 
-    monkeypatch.setattr(train.metrics, "time", SimpleNamespace(perf_counter=lambda: clock[0], monotonic=time.monotonic))
+    monkeypatch.setattr(
+        train.run.metrics, "time", SimpleNamespace(perf_counter=lambda: clock[0], monotonic=time.monotonic)
+    )
     monkeypatch.setattr(validation, "loss_sums", slowly(validation.loss_sums, 60.0))
     monkeypatch.setattr(train.loop, "save_checkpoint", slowly(train.loop.save_checkpoint, 120.0))
     pretrain(

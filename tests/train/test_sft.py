@@ -16,9 +16,9 @@ from model import load
 from tests.train.foreign import foreign_directory
 from tests.train.helpers import at_each_step, losses, method_config, metrics, pretrain, refusal, write_config
 from train.config import load_run_config
+from train.machine.processes import World
 from train.objective import NextToken, TextBatches
 from train.pretrain import main as pretrain_main
-from train.processes import World
 from train.sft import main
 
 

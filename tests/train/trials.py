@@ -23,8 +23,8 @@ from typing import Any
 import torch
 
 import configs.command
-from eval.attention import pictures
 from eval.hooks import EvalEvent, Hook
+from eval.pictures import heads as pictures
 from tests.processes import exit_code, print_to
 from tests.train.helpers import CHATS, write_config
 

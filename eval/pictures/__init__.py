@@ -1,0 +1,1 @@
+"""Pictures of heads and curves, in one style."""

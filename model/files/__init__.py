@@ -1,0 +1,1 @@
+"""Models as files: our checkpoints, and what other programs write and read."""

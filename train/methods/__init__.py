@@ -1,0 +1,1 @@
+"""Parts of the methods that start from a trained model."""

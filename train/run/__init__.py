@@ -1,0 +1,1 @@
+"""One run: its state, its directory, its checkpoints, its figures and its report."""

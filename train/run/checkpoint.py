@@ -1,0 +1,489 @@
+"""What a run keeps: its checkpoints, and the run directory in which the same command finds where to continue.
+
+A checkpoint is a Hugging Face model directory, and in `training/` is all that an exact resume needs. What it says does
+not depend on the number of processes: tensors are whole, under their parameter's name. Only the random state belongs to
+one process (`rng.cpu.0`, `rng.cpu.1`, …). No pickle anywhere.
+
+Where each process holds a share of the model (FSDP2, HSDP), each writes its share of weights and moments into a file of
+its own in `training/shards/`, and rank 0 writes the Hugging Face directory from these. A process that resumes reads the
+parts that it will hold, whoever wrote them.
+
+A process that is killed at any moment loses no checkpoint:
+
+    files         ->  step_X.tmp   with training/manifest.json: sizes and sha256; all of it flushed to the disk
+    step_X.tmp    ->  step_X       one rename
+    latest, best                   small files that name a checkpoint; one rename replaces each
+
+A folder counts as a checkpoint if its files are what its manifest says. That holds for step_X.tmp, too: a step that is
+saved again is complete there before the old one makes room for it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from filelock import FileLock, Timeout
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from configs.command import InputError
+from configs.files import CARD, MANIFEST, STATE, TRAINING, DamagedFile, checked, read_json, writing_to
+from configs.loader import dump_yaml
+from data.prepare import PreparedData
+from data.tokenizer import Tokenizer
+from eval.page.viewer import VIEWER
+from eval.pictures.heads import PICTURES
+from eval.run_files import EXPERTS, METRICS, RESULT, SAMPLES, read_result
+from model import LanguageModel, save
+from model.files.checkpoint import model_card, read_weights, stored_names
+from train.config import LIMITS, RunConfig, load_run_config
+from train.machine.processes import ALONE, World, share
+
+STEPS = "step_????????"
+OPTIMIZER = "optimizer.safetensors"
+SHARDS = "shards"  # of all processes, where they share a model
+LOCK = "owner.lock"  # held as long as a process works in the run directory
+PATIENCE_S = 1.0  # with an owner that is just leaving
+CONTENTS = "data.contents"  # key of the identity that says what the prepared data was made of
+LOGS = (METRICS, SAMPLES, EXPERTS, "trace.jsonl", "attention/index.jsonl")
+SOURCE = "source.safetensors"  # what a batch source keeps, if it keeps anything: `input_ids.0`, of process 0
+
+
+@dataclass
+class TrainerState:
+    """What a run needs besides tensors to resume: training/trainer_state.json, field by field."""
+
+    step: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    best_loss: float | None = None
+    best_step: int | None = None
+    best_tokens: int | None = None  # held-out tokens that the best loss was measured on; None: all
+    skipped: int = 0  # bad steps that changed no parameter; overflows of fp16 are not counted
+    lr: float | None = None  # of the newest step
+    evaluated_at: int | None = None  # step of the newest evaluation
+    logged: dict[str, int] = field(default_factory=dict)  # bytes of each log
+    wandb_id: str | None = None
+    identity: dict[str, Any] | None = None  # RunConfig.identity() of the run that saved
+    resolved: dict[str, Any] = field(default_factory=dict)  # what `auto` stood for (train/machine/device.py)
+    breaks: list[dict[str, Any]] = field(default_factory=list)  # where that changed at a resume: {step, what}
+    scaler: dict[str, int | float] | None = None  # of the losses, in fp16
+
+
+# ---------------------------------------------------------------------------------------------------------
+# save
+
+
+def save_checkpoint(
+    checkpoints: Path,
+    lm: LanguageModel,
+    optimizers: list[torch.optim.Optimizer],
+    tokenizer: Tokenizer,
+    state: TrainerState,
+    keep_last: int,
+    keep_best: bool = True,
+    world: World = ALONE,
+    source_state: dict[str, Tensor] | None = None,
+) -> Path:
+    """Write a checkpoint of this step, point `latest` (and `best`) at it, delete those that are no longer kept.
+
+    source_state: what this process's batch source needs to continue. Every process calls it. All return once the first
+    one has written. Raises InputError in all of them, with the earlier checkpoints as they were, if a write fails.
+    """
+    # Weights, and what optimizers hold, on the CPU for the first process to write, or in shards. Frozen parameters are
+    # among the weights, but not those beside adapters: they are in the base. No optimizer holds frozen ones.
+    weights = lm.state_dict()  # FSDP2 leaves some parameters gathered after an evaluation: this puts the shares back
+    if lm.adapters is not None:
+        weights = {name: tensor for name, tensor in weights.items() if ".lora_" in name}
+    moments = {  # muon.model.layers.0….momentum_buffer
+        prefix + key: torch.as_tensor(value)
+        for optimizer in optimizers
+        for parameter, prefix in _prefixes(lm, optimizer)
+        for key, value in optimizer.state.get(parameter, {}).items()
+    }
+    shards, sharded = checkpoints / f"{SHARDS}.tmp", dict[str, Tensor]()
+    if world.shares_model:
+        both = {name: weights[name] for name in stored_names(lm)} | moments
+        sharded = {name: tensor for name, tensor in both.items() if isinstance(tensor, DTensor)}
+        _write_shards(shards, sharded, world)
+        moments = {name: tensor for name, tensor in moments.items() if name not in sharded}
+    if world.rank == 0:
+        if not sharded:
+            weights = {name: tensor.cpu().contiguous() for name, tensor in weights.items()}
+        moments = {name: tensor.cpu().contiguous() for name, tensor in moments.items()}
+
+    # What belongs to one process: `rng.cpu.0`, `rng.cpu.1`, …, and what its batch source keeps.
+    random = {"rng.cpu": torch.get_rng_state()}
+    if torch.cuda.is_initialized():
+        random["rng.cuda"] = torch.cuda.get_rng_state()
+    of_ranks = list(enumerate(world.gather((random, source_state or {}))))
+    moments |= {f"{name}.{rank}": x for rank, (its_random, _) in of_ranks for name, x in its_random.items()}
+    of_source = {f"{name}.{rank}": x.contiguous() for rank, (_, its_own) in of_ranks for name, x in its_own.items()}
+
+    def fill(directory: Path) -> None:
+        if sharded:
+            shards.rename(directory / TRAINING / SHARDS)
+            whole = {name: torch.empty(weights[name].shape, dtype=weights[name].dtype) for name in stored_names(lm)}
+            _read_shards(directory, whole)
+        save(lm, directory, whole if sharded else weights)
+        tokenizer.save(directory, lm.config.max_position_embeddings)
+        (directory / CARD).write_text(model_card(checkpoints.parent.name, lm, vars(state)), encoding="utf-8")
+        save_file(moments, directory / TRAINING / OPTIMIZER)
+        if of_source:
+            save_file(of_source, directory / TRAINING / SOURCE)
+        saved = {each.name: getattr(state, each.name) for each in fields(TrainerState)}  # not the rest of a RunState
+        (directory / TRAINING / STATE).write_text(json.dumps(saved, indent=2) + "\n", encoding="utf-8")
+
+    best_step = state.best_step if keep_best else None
+    return world.on_rank0(lambda: commit(checkpoints, state.step, fill, keep_last, best_step))
+
+
+def _write_shards(folder: Path, tensors: dict[str, Tensor], world: World) -> None:
+    """Every process writes its shares of DTensors into a new folder, as safetensors. Raises InputError in all."""
+    import torch.distributed.checkpoint as dcp  # an optional subject
+
+    def clear() -> None:
+        try:
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.parent.mkdir(exist_ok=True)
+            folder.mkdir()
+        except OSError as error:
+            raise InputError(f"the checkpoint could not be written to {folder}: {error.strerror}") from error
+
+    world.on_rank0(clear)
+    try:
+        dcp.save(tensors, storage_writer=dcp.HuggingFaceStorageWriter(str(folder), save_distributed=True))
+    except dcp.CheckpointException as error:  # all processes know of it
+        if world.rank == 0:
+            shutil.rmtree(folder, ignore_errors=True)
+        reason = next(iter(error.failures.values()))[0]
+        raise InputError(f"the checkpoint could not be written to {folder}: {reason}") from None
+
+
+def _read_shards(directory: Path, tensors: dict[str, Tensor]) -> None:
+    """Fill tensors, whole ones or this process's shares of DTensors, from the shards of a checkpoint."""
+    import torch.distributed.checkpoint as dcp
+
+    with warnings.catch_warnings():  # that each process reads by itself: it is meant so
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")
+        dcp.load(tensors, storage_reader=dcp.HuggingFaceStorageReader(str(directory / TRAINING / SHARDS)), no_dist=True)
+
+
+def _load_shards(lm: LanguageModel, optimizers: list[torch.optim.Optimizer], directory: Path) -> dict[str, Tensor]:
+    """Weights come to their places. Returns the moments, laid out as their parameters are."""
+    from torch.distributed.checkpoint import HuggingFaceStorageReader
+
+    state = lm.state_dict()
+    weights = {name: state[name] for name in stored_names(lm)}
+    parameters = {prefix[:-1]: p for optimizer in optimizers for p, prefix in _prefixes(lm, optimizer)}
+    names = HuggingFaceStorageReader(str(directory / TRAINING / SHARDS)).read_metadata().state_dict_metadata
+    moments = {name: torch.zeros_like(parameters[name.rpartition(".")[0]]) for name in names if name not in weights}
+    _read_shards(directory, weights | moments)
+    return moments
+
+
+def _prefixes(lm: LanguageModel, optimizer: torch.optim.Optimizer) -> list[tuple[torch.nn.Parameter, str]]:
+    """An optimizer's parameters, all or some of the model's, each with the prefix that the names of its state have."""
+    names = {id(p): name for name, p in lm.named_parameters()}
+    kind = type(optimizer).__name__.lower()
+    return [(p, f"{kind}.{names[id(p)]}.") for group in optimizer.param_groups for p in group["params"]]
+
+
+def commit(checkpoints: Path, step: int, fill: Callable[[Path], None], keep_last: int, best_step: int | None) -> Path:
+    """Let `fill` write its files into a directory, and make it the checkpoint of this step: all or nothing.
+
+    Raises InputError, with the earlier checkpoints as they were, if a write fails.
+    """
+    temporary = checkpoints / f"step_{step:08d}.tmp"
+    try:
+        checkpoints.mkdir(exist_ok=True)  # not its parents: a run directory that was moved away is not made again
+        shutil.rmtree(temporary, ignore_errors=True)
+        (temporary / TRAINING).mkdir(parents=True)
+        fill(temporary)
+        files = [path for path in sorted(temporary.rglob("*")) if path.is_file() and path.name != CARD]
+        manifest = {file.relative_to(temporary).as_posix(): _size_and_hash(file) for file in files}
+        (temporary / TRAINING / MANIFEST).write_text(json.dumps(manifest, indent=2), encoding="utf-8")
+        for file in [*files, temporary / TRAINING / MANIFEST]:
+            with file.open("rb+") as stream:
+                os.fsync(stream.fileno())
+        return tidy(checkpoints, temporary, keep_last, best_step)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise InputError(f"the checkpoint of step {step:,} could not be written to {checkpoints}: {reason}") from error
+
+
+def tidy(checkpoints: Path, newest: Path, keep_last: int, best_step: int | None) -> Path:
+    """Give the newest checkpoint its name, point `latest` and `best` at what they name, and delete all but the newest
+    `keep_last` and the best one: after a save, and after a kill. Returns the newest one's path.
+
+    A later one is damaged, and stays until its step is saved again.
+    """
+    if newest.suffix == ".tmp":
+        shutil.rmtree(newest.with_suffix(""), ignore_errors=True)  # the same step, saved before
+        newest = newest.rename(newest.with_suffix(""))
+    for half_written in (*checkpoints.glob(STEPS + ".tmp"), checkpoints / f"{SHARDS}.tmp"):
+        shutil.rmtree(half_written, ignore_errors=True)
+    best = None if best_step is None else checkpoints / f"step_{best_step:08d}"
+    complete = sorted(path for path in checkpoints.glob(STEPS) if path.name <= newest.name)
+    remaining = {*complete[-max(1, keep_last) :], best}
+    for pointer, directory in ((checkpoints / "latest", newest), (checkpoints / "best", best)):
+        if directory is not None and directory.is_dir():
+            replace_text(pointer, directory.name + "\n")
+        else:
+            pointer.unlink(missing_ok=True)
+    for directory in complete:
+        if directory not in remaining:
+            with suppress(OSError):  # renamed first: half of a checkpoint is not to be mistaken for a damaged one
+                shutil.rmtree(directory.rename(directory.with_suffix(".tmp")))
+    return newest
+
+
+def replace_text(file: Path, text: str) -> None:
+    """Write a file so that it holds all of the text or is as before, even if the machine stops. Raises OSError."""
+    temporary = file.with_suffix(".tmp")
+    temporary.write_text(text, encoding="utf-8")
+    with temporary.open("rb+") as stream:
+        os.fsync(stream.fileno())
+    temporary.replace(file)
+
+
+# ---------------------------------------------------------------------------------------------------------
+# find and load
+
+
+def newest_intact(checkpoints: Path) -> Path | None:
+    """The newest checkpoint whose files match its manifest. A newer, damaged one is reported on stderr."""
+    directories = [*checkpoints.glob(STEPS), *checkpoints.glob(STEPS + ".tmp")]
+    for directory in sorted(directories, key=lambda path: (path.stem, path.suffix), reverse=True):
+        problem = damage(directory)
+        if problem is None:
+            return directory
+        if directory.suffix == "":
+            print(f"warning: {problem}: trying the checkpoint before it", file=sys.stderr)
+    return None
+
+
+def damage(directory: Path) -> str | None:
+    """What is wrong with a checkpoint directory, in words, or None. Reads and hashes every file of its manifest."""
+    try:
+        for name, expected in read_json(directory / TRAINING / MANIFEST).items():
+            if not (directory / name).is_file() or _size_and_hash(directory / name) != expected:
+                return f"{directory / name} is damaged"
+    except (OSError, DamagedFile) as error:
+        return f"{directory} is not a complete checkpoint ({error})"
+    return None
+
+
+def _size_and_hash(file: Path) -> dict[str, object]:
+    with file.open("rb") as stream:
+        return {"bytes": file.stat().st_size, "sha256": hashlib.file_digest(stream, "sha256").hexdigest()}
+
+
+def read_state(directory: Path) -> TrainerState:
+    """trainer_state.json of a checkpoint; a key that is missing there has its default. Raises InputError."""
+    file = directory / TRAINING / STATE
+    return checked(read_json(file), str(file), TrainerState, strict=None)
+
+
+def load_checkpoint(
+    directory: Path, lm: LanguageModel, optimizers: list[torch.optim.Optimizer], world: World = ALONE
+) -> TrainerState:
+    """Restore weights, optimizer state and the random state. Every process reads the files and keeps its own share.
+
+    All return when all have read, so that one of them can tidy up then. Raises InputError, naming the tensor, if one is
+    missing, or does not belong to this run.
+    """
+    state, tensors = read_state(directory), load_file(directory / TRAINING / OPTIMIZER)
+    if (directory / TRAINING / SHARDS).is_dir():
+        tensors |= _load_shards(lm, optimizers, directory)
+    else:
+        weights = read_weights(lm, directory)
+        with torch.no_grad():
+            for name, target in lm.state_dict().items():
+                if name in weights:  # a tied lm_head is not: it is the embedding
+                    target.copy_(share(weights[name], target))
+    random = {name: tensors.pop(name) for name in list(tensors) if name.startswith("rng.")}
+    if tensors:  # optimizers that never took a step have no state: all answers earned the same, or all steps overflowed
+        _restore_optimizers(lm, optimizers, tensors, directory / TRAINING / OPTIMIZER)
+    # a process that did not exist when the run was saved gets a random stream of its own, always the same one
+    digest = hashlib.sha256(random["rng.cpu.0"].numpy().tobytes() + str(world.rank).encode()).digest()
+    torch.manual_seed(int.from_bytes(digest[:7], "big"))
+    if f"rng.cpu.{world.rank}" in random:
+        torch.set_rng_state(random[f"rng.cpu.{world.rank}"])
+    if torch.cuda.is_initialized() and f"rng.cuda.{world.rank}" in random:
+        torch.cuda.set_rng_state(random[f"rng.cuda.{world.rank}"])
+    world.gather(None)
+    return state
+
+
+def _restore_optimizers(
+    lm: LanguageModel, optimizers: list[torch.optim.Optimizer], tensors: dict[str, Tensor], file: Path
+) -> None:
+    """Raises InputError that names a parameter without state, or a state that belongs to no parameter."""
+    for optimizer in optimizers:
+        state = {}
+        for number, (parameter, prefix) in enumerate(_prefixes(lm, optimizer)):
+            # copies, because load_file's tensors share one buffer, in which they may stand unaligned
+            names = [name for name in tensors if name.startswith(prefix)]
+            saved = {name.removeprefix(prefix): tensors.pop(name).clone() for name in names}
+            if not saved:
+                raise InputError(f"{file}: {prefix[:-1]} has no state")
+            state[number] = {  # of a moment this process's share; AdamW's step count is one number everywhere
+                key: share(value, parameter) if value.ndim == parameter.ndim else value for key, value in saved.items()
+            }
+        # load_state_dict puts each tensor where the optimizer wants it: fused AdamW counts steps on the device
+        optimizer.load_state_dict(optimizer.state_dict() | {"state": state})
+    if tensors:
+        raise InputError(f"{file}: {min(tensors)} is not part of this run")
+
+
+def load_source_state(directory: Path, world: World = ALONE) -> dict[str, Tensor]:
+    """What this process's batch source kept; {} where another number of processes did, or none."""
+    file = directory / TRAINING / SOURCE
+    saved = load_file(file) if file.is_file() else {}
+    if {name.rpartition(".")[2] for name in saved} != {str(rank) for rank in range(world.size)}:
+        return {}
+    own = f".{world.rank}"
+    return {name.removesuffix(own): tensor for name, tensor in saved.items() if name.endswith(own)}
+
+
+# ---------------------------------------------------------------------------------------------------------
+# runs/<name>/: who writes there, where a run starts, what a second run of the same name does, when it is finished
+
+
+@contextmanager
+def own(directory: Path) -> Iterator[None]:
+    """Be the one process that writes into a folder, which is made if it does not exist. The lock ends with the process,
+    however that ends. Raises InputError if another process has it."""
+    lock = FileLock(directory / LOCK, timeout=PATIENCE_S)
+    directory.mkdir(parents=True, exist_ok=True)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise InputError(f"{directory} is in use by another process: wait until it ends, or stop it") from None
+    try:
+        with writing_to(directory):
+            yield
+    finally:
+        with suppress(OSError):
+            (directory / LOCK).unlink()  # while it is locked: who waits for it sees that it is gone
+            for folder in (directory, directory.parent):  # as if never made, if nothing was written into them
+                folder.rmdir()
+        lock.release()
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a run begins: at a checkpoint, from scratch (None), or not at all because it is finished.
+
+    newest: the run's own newest checkpoint that is intact; it is not checked again.
+    """
+
+    checkpoint: Path | None = None
+    finished: bool = False
+    state: TrainerState | None = None
+    newest: Path | None = None
+
+
+def find_start(config: RunConfig) -> Start:
+    """Look at what exists and decide. Writes nothing; hashes each file once at most.
+
+    Raises InputError if the directory belongs to another run or to no run, if resume=never meets an existing run,
+    and if resume names no complete checkpoint.
+    """
+    directory, newest, begun_with = config.directory, None, config
+    before_config = {LOCK, "config.tmp"}  # all that a run leaves that was killed before it wrote its config
+    if directory.exists() and any(path.name not in before_config for path in directory.iterdir()):
+        if config.resume == "never":
+            raise InputError(f"{directory} exists and resume=never: choose another name, or resume=auto to continue")
+        try:
+            begun_with = load_run_config(directory / "config.yaml")
+        except InputError as error:
+            raise InputError(f"{directory} exists and is not a run: {error}: choose another name") from None
+        newest = newest_intact(directory / "checkpoints")
+        if newest is None and any((directory / "checkpoints").glob(STEPS)):
+            raise InputError(f"no checkpoint in {directory} is complete: move it away to start again")
+    checkpoint = newest
+    if config.resume not in ("auto", "never") and (newest is None or newest.resolve() != Path(config.resume).resolve()):
+        checkpoint = Path(config.resume)
+        if (problem := damage(checkpoint)) is not None:
+            raise InputError(f"resume: {problem}: give a checkpoint directory: runs/x/checkpoints/step_…")
+    if checkpoint is None:
+        return Start()
+
+    state = read_state(checkpoint)
+    if newest is not None and (reached := read_state(newest).step) > state.step:
+        raise InputError(f"resume: {directory} already continued to step {reached:,}: choose another name")
+    # a key that came after the run was begun: what it does by default is what was done without it
+    wanted, saved = config.identity(), state.identity or {}
+    saved = {key: value for key, value in RunConfig().identity().items() if key in wanted} | saved
+    different = [key for key in sorted({*wanted, *saved} - {CONTENTS}) if saved.get(key) != wanted.get(key)]
+    if different:
+        listed = ", ".join(f"{key} (there {saved.get(key)!r}, here {wanted.get(key)!r})" for key in different)
+        _refuse(config, f"{checkpoint} belongs to another run; these keys differ: {listed}")
+    if config.max_steps is not None and state.step > config.max_steps:
+        limit = next((name for name in LIMITS[1:] if getattr(config.train, name) is not None), LIMITS[0])
+        raise InputError(f"train.{limit} ends before step {state.step:,} of this run: raise it or choose another name")
+    is_over = checkpoint == newest and config.progress(state.step, state.seconds) >= 1
+    # with another name for the text, the run continues until `check_contents` can compare the text itself
+    is_over = is_over and begun_with.data.source == config.data.source
+    result = read_result(directory, lambda problem: None) or {}  # if it cannot be read, it is written again
+    return Start(checkpoint, is_over and result.get("step") == state.step, state, newest)
+
+
+def check_contents(config: RunConfig, state: TrainerState, data: PreparedData) -> None:
+    """The text itself must be what the run was trained on, in any place. Raises InputError if it changed."""
+    if (state.identity or {}).get(CONTENTS, data.directory.name) != data.directory.name:
+        _refuse(config, "data.source: the text, or what generates it, is no longer what this run was trained on")
+
+
+def _refuse(config: RunConfig, problem: str) -> None:
+    if not config.allow_mismatch:
+        remedy = "set it back, choose another name, or continue anyway with allow_mismatch=true"
+        raise InputError(f"{problem}: {remedy}")
+    print(f"warning: {problem}: continuing, because allow_mismatch is set", file=sys.stderr)
+
+
+def open_for(config: RunConfig, start: Start) -> None:
+    """Write config.yaml. In a run that exists, remove what an interrupted run left half done, and what it logged and
+    drew after its newest checkpoint.
+
+    For one process, after every process has read the checkpoint. Raises OSError if the directory cannot be written.
+    """
+    directory, checkpoints = config.directory, config.directory / "checkpoints"
+    begun = (directory / "config.yaml").exists()
+    (directory / RESULT).unlink(missing_ok=True)  # from here on it is not finished
+    replace_text(directory / "config.yaml", dump_yaml(config.model_dump()))  # it can be trained from again
+    if not begun:
+        return
+    saved = TrainerState(step=-1)
+    if start.newest is not None:
+        saved = read_state(start.newest)
+        tidy(checkpoints, start.newest, config.train.keep_last, saved.best_step if config.train.keep_best else None)
+    for name, size in log_sizes(directory).items():
+        if size > (before := saved.logged.get(name, 0)):
+            os.truncate(directory / name, before)
+    for file in (directory / "attention").glob("*"):
+        number = re.fullmatch(r"step_(\d{8})", file.stem)
+        if int(number[1]) > saved.step if number else file.name in (*PICTURES, VIEWER):  # drawn again at the end
+            file.unlink()
+
+
+def log_sizes(directory: Path) -> dict[str, int]:
+    """Bytes of each log, 0 where there is none yet; a checkpoint keeps them, and a resumed run goes back to them."""
+    return {name: (directory / name).stat().st_size if (directory / name).is_file() else 0 for name in LOGS}

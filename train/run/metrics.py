@@ -1,0 +1,292 @@
+"""Figures of a run: what each step measured, and where it goes: metrics.jsonl, a progress bar, wandb, TensorBoard.
+
+None of these programs stops a run: one that raises is switched off, and the run continues without it.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import secrets
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from configs.command import InputError, still_busy
+from configs.files import append_line
+from configs.language import translated
+from eval.run_files import METRICS
+from model import LanguageModel
+from train.config import RunConfig
+from train.machine.device import Device, known_peak
+from train.run.checkpoint import TrainerState
+
+SILENCE_S, SILENCE = 10.0, 0.05  # without a terminal, for so long and this share of the run nothing need be said
+
+
+class Counts(NamedTuple):
+    """Of one step, over all processes: what the objective counts, tokens without padding, positions with it."""
+
+    trained: int
+    tokens: int
+    positions: int
+
+
+@dataclass(frozen=True)
+class StepFigures:
+    """What one step measured, over all processes.
+
+    waited: seconds for the batch. scalars: `loss` (nats a token), `grad_norm`, both NaN where nothing was trained, and
+    the rest by name; they stay on the device until somebody needs them. values: the same, once read.
+    """
+
+    step: int
+    lr: float
+    counts: Counts
+    waited: float
+    scalars: dict[str, Tensor]
+    values: dict[str, float] = field(default_factory=dict)
+
+
+class Meter:
+    """Speed, share of the peak, waiting, memory: figures since the last line of metrics.jsonl."""
+
+    def __init__(self, config: RunConfig, lm: LanguageModel, device: Device, world_size: int = 1) -> None:
+        self.device = device.device
+        self.flops = lm.flops_per_token(config.data.sequence_length)
+        peak = known_peak(device.device, device.dtype) if device.device.type == "cuda" else None
+        self.peak_flops = peak[0] * 1e12 * world_size if peak else None
+        self.last: StepFigures | None = None  # the newest step that was read
+        self._unread: list[StepFigures] = []
+        self.elsewhere = {"eval_s": 0.0, "save_s": 0.0}
+        self.start()
+
+    def start(self) -> None:
+        """A line begins now: what came before, for example compiling, does not count."""
+        self.tokens = self.positions = 0
+        self.waited = 0.0
+        self._began = time.perf_counter() - sum(self.elsewhere.values())
+
+    def seconds(self) -> float:
+        """Of training since the last line, without evaluations and saves."""
+        return max(time.perf_counter() - self._began - sum(self.elsewhere.values()), 1e-9)
+
+    def add(self, figures: StepFigures) -> None:
+        """Count a step, without a wait for the device."""
+        self._unread.append(figures)
+        self.tokens += figures.counts.tokens
+        self.positions += figures.counts.positions
+        self.waited += figures.waited
+
+    def read_device(self) -> list[StepFigures]:
+        """The steps since the last call with their values: one wait for the device, however many steps."""
+        read, self._unread = self._unread, []
+        if read:
+            values = iter(torch.stack([x.float() for figures in read for x in figures.scalars.values()]).tolist())
+            for figures in read:
+                figures.values.update(zip(figures.scalars, values, strict=False))
+            self.last = read[-1]
+        return read
+
+    def line(self) -> dict[str, Any]:
+        """A line of figures; the next one starts from zero."""
+        assert self.last is not None
+        last, seconds, on_gpu = self.last, self.seconds(), self.device.type == "cuda"
+        flops_per_s = self.flops * self.positions / seconds
+        values = {
+            "loss": last.values["loss"],
+            "lr": last.lr,
+            "grad_norm": last.values["grad_norm"],
+            "tokens_per_s": round(self.tokens / seconds, 1),
+            "padding_share": 1 - last.counts.tokens / max(1, last.counts.positions),
+            "data_wait_share": round(self.waited / seconds, 4),
+            "tflops": round(flops_per_s / 1e12, 4),
+            **({"mfu": round(flops_per_s / self.peak_flops, 4)} if self.peak_flops else {}),
+            # the most of the GPU so far, or what this process holds on a CPU, which gives nothing back in training
+            "memory_gb": round(
+                (torch.cuda.max_memory_allocated() if on_gpu else psutil.Process().memory_info().rss) / 1e9, 3
+            ),
+            **{name: round(spent, 3) for name, spent in self.elsewhere.items()},
+        }
+        self.elsewhere = dict.fromkeys(self.elsewhere, 0.0)
+        self.start()
+        return values | {name: value for name, value in last.values.items() if name not in values}
+
+
+class Tracker:
+    """Where a run's figures go. writes=False: of a process that is not the first."""
+
+    def __init__(self, config: RunConfig, state: TrainerState, writes: bool = True):
+        self.file, self.writes, self._disk_failed = config.directory / METRICS, writes, False
+        self._minutes = config.train.max_minutes if config.max_steps is None else None
+        self._total = config.max_steps or config.train.max_minutes or 0
+        self._first = state.step if config.max_steps else state.seconds / 60
+        self._began = self._said = time.monotonic()
+        self.bar = tqdm(
+            total=self._total,
+            desc=config.name,
+            initial=self._first,
+            unit="step" if config.max_steps else "min",
+            dynamic_ncols=True,
+            mininterval=0.5,
+            bar_format="{desc} {percentage:3.0f}%|{bar:20}| {n:.4g}/{total} {unit} [{elapsed}<{remaining}{postfix}]",
+            disable=None if writes else True,  # None: only on a terminal
+        )
+        chosen: dict[Any, bool] = {Wandb: config.tracking.wandb != "disabled", TensorBoard: config.tracking.tensorboard}
+        self._others: list[Wandb | TensorBoard] = [kind() for kind, is_on in chosen.items() if is_on and writes]
+        self._tell("start", config, state)
+
+    def _tell(self, method: str, *arguments: Any) -> None:
+        """Call a method of every other program; one that raises is off from here."""
+        for other in list(self._others):
+            try:
+                getattr(other, method)(*arguments)
+            except Exception as error:
+                self._others.remove(other)
+                self.say(f"warning: {other.name} is off from here: {type(error).__name__}: {error}")
+
+    def log(self, split: str, step: int, tokens: int, time_s: float, values: dict[str, Any]) -> None:
+        """One line of metrics.jsonl; the same figures go elsewhere as `train/loss`, `val/loss`, …"""
+        self.append(self.file, {"step": step, "tokens": tokens, "time_s": round(time_s, 3), "split": split, **values})
+        self._tell("log", {f"{split}/{key}": value for key, value in values.items()}, step)
+
+    def append(self, file: Path, record: dict[str, Any]) -> None:
+        """A line of a .jsonl file of the run; what is non-finite (NaN, infinity) is null. A failure to write is
+        reported once, and training continues."""
+        if not self.writes:
+            return
+        finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
+        try:
+            append_line(file, finite)
+        except OSError as error:
+            if not file.parent.exists():  # nothing of what it learns from here on could be saved
+                raise InputError(f"{file.parent} was moved or deleted while a run was writing into it") from None
+            if not self._disk_failed:
+                self.say(f"warning: {file} cannot be written ({error.strerror}); training continues")
+            self._disk_failed = True
+
+    def show(self, name: str, media: Path, step: int) -> None:
+        """A picture (.png) or a page (.html) on the disk, sent elsewhere."""
+        self._tell("show", name, media, step)
+
+    def progress(self, step: int, seconds: float, **shown: str) -> None:
+        """Move the bar to this step (under max_minutes, to this time) and show these figures beside it.
+
+        Without a terminal: a line of its own where nothing was said for a while, so that nobody takes work for a hang.
+        """
+        at = step if self._minutes is None else min(seconds / 60, self._minutes)
+        self.bar.set_postfix(shown, refresh=False)
+        self.bar.update(at - self.bar.n)
+        now = time.monotonic()
+        if self.bar.disable and now - self._said > max(SILENCE_S, (now - self._began) * SILENCE):
+            left = (now - self._began) / 60 * (self._total - at) / max(at - self._first, 1e-9)
+            figures = "   ".join(f"{name} {value}" for name, value in shown.items())
+            self.say(f"step {step:>6,}   {figures}   about {left:.1f} minutes to go")
+
+    @contextmanager
+    def doing(self, what: str, meter: Meter | None = None, figure: str = "") -> Iterator[None]:
+        """While inside, the bar says what keeps it from moving; without a terminal a line does, every few seconds.
+
+        meter, figure: its time is not training's, but that of "eval_s" or "save_s".
+        """
+        self.bar.set_postfix_str(f"{what} …")
+        before = time.perf_counter()
+        try:
+            with still_busy(what) if self.writes and self.bar.disable else nullcontext():
+                yield
+        finally:
+            if meter is not None:
+                meter.elsewhere[figure] += time.perf_counter() - before
+            self.bar.set_postfix_str("", refresh=False)
+
+    def say(self, text: str) -> None:
+        """Print a line without tearing the progress bar. If nobody reads it any more, the run continues: Ctrl-C ends
+        both sides of `… | tee log`, and the checkpoint is still to be written."""
+        if self.writes:
+            self._said = time.monotonic()
+            try:
+                self.bar.write(translated(text), file=sys.stdout)
+                sys.stdout.flush()
+            except OSError:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # and what still waits goes nowhere
+
+    def close(self, exit_code: int = 0) -> None:
+        """Close the bar, and the others' runs with our exit code."""
+        self.bar.close()
+        self._tell("finish", exit_code)
+
+
+class Wandb:
+    """Weights & Biases, which has a process of its own: a line costs training next to nothing. The runs of a sweep are
+    one group there (WANDB_RUN_GROUP, train/run/sweep.py)."""
+
+    name = "wandb"
+
+    def start(self, config: RunConfig, state: TrainerState) -> None:
+        import wandb
+
+        state.wandb_id = state.wandb_id or secrets.token_hex(4)
+        self._run = wandb.init(
+            project=config.tracking.project,
+            name=config.name,
+            id=state.wandb_id,
+            resume="allow",
+            mode=config.tracking.wandb,
+            dir=str(config.directory.resolve()),  # its service may have another working directory
+            config=config.model_dump(),
+            settings=wandb.Settings(silent=True, x_service_wait=300.0),  # a busy machine starts it slowly
+        )
+        self._run.define_metric("*", step_metric="step")
+        self._run.define_metric("val/loss", step_metric="step", summary="min")  # the table of runs shows the best
+
+    def log(self, values: dict[str, Any], step: int) -> None:
+        self._run.log({**values, "step": step})
+
+    def show(self, name: str, media: Path, step: int) -> None:
+        import wandb
+
+        if media.suffix == ".html":
+            shown: Any = wandb.Html(media.read_text(encoding="utf-8"), inject=False)
+        else:
+            shown = wandb.Image(str(media))
+        self.log({name: shown}, step)
+
+    def finish(self, exit_code: int) -> None:
+        self._run.finish(exit_code=exit_code)  # waits for what is still to be sent
+
+
+class TensorBoard:
+    """Event files in `runs/<name>/tensorboard`, for `tensorboard --logdir runs`: figures and pictures."""
+
+    name = "tensorboard"
+
+    def start(self, config: RunConfig, state: TrainerState) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        # what a run that was killed wrote beyond its last checkpoint is replaced
+        self._writer = SummaryWriter(config.directory / "tensorboard", purge_step=state.step + 1)
+
+    def log(self, values: dict[str, Any], step: int) -> None:
+        for name, value in values.items():
+            if isinstance(value, int | float):
+                self._writer.add_scalar(name, value, step)
+
+    def show(self, name: str, media: Path, step: int) -> None:
+        import numpy as np
+        from PIL import Image
+
+        if media.suffix == ".png":  # it has no place for a page
+            with Image.open(media) as picture:
+                self._writer.add_image(name, np.asarray(picture.convert("RGB")), step, dataformats="HWC")
+
+    def finish(self, exit_code: int) -> None:
+        self._writer.close()

@@ -4,6 +4,7 @@
     values = read_json(file, Manifest)              checked against a pydantic type
     records = read_lines(file, warn=print)          one JSON object a line; a damaged line is named and skipped
     append_line(file, record)                       a line that a full disk cuts off is taken back
+    write_atomically(file, text)                    all of it, or the file as it was
     read_checkpoint(run, read)                      the newest checkpoint, also while the run replaces it
 
 Each raises `DamagedFile`: one line that names the file and what is wrong with it.
@@ -117,6 +118,15 @@ def append_line(file: Path, record: dict[str, Any]) -> None:
         if stream.write(raw) != len(raw):  # a full disk takes a part; the error would come with the rest
             stream.truncate(before)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def write_atomically(file: Path, content: str | bytes) -> None:
+    """Replace a file: it holds all of the content or is as before, even if the machine stops. Raises OSError."""
+    temporary = file.with_suffix(".tmp")
+    temporary.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
+    with temporary.open("rb+") as stream:
+        os.fsync(stream.fileno())  # the bytes are on disk before the name points at them
+    temporary.replace(file)
 
 
 @contextmanager

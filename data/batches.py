@@ -6,23 +6,24 @@ all epochs) is row p % n of epoch p // n, so any process can compute its share o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from configs import IGNORED
 from data import packing
 from data.config import DataConfig, Split
-from data.packing import IGNORED, ConversationRows, DocumentRows, Rows
-from data.prepare import PreparedData
+from data.packing import ConversationRows, DocumentRows, PreparedData, Rows
 from data.tokenizer import Tokenizer
 
-__all__ = ["IGNORED", "Batch", "TrainBatches", "make_batch", "make_rows", "too_long", "validation_batches"]
-
+Item = TypeVar("Item")
 JOINED = (1, 2, 4, 8)  # how many rows data.rows_joined=auto may join: as few as make ENOUGH of their positions real
 ENOUGH = 0.95
 
@@ -176,3 +177,20 @@ def make_batch(
             # padding may be longer than any document, and learned positions are a table: it gets one that exists
             tensors["position_ids"] = np.where(ids == tokenizer.pad_id, 0, positions)
     return Batch({name: torch.from_numpy(array) for name, array in tensors.items()}, row_ids)
+
+
+def prefetched(items: Iterable[Item], ahead: int = 2) -> Generator[Item]:
+    """The same items in the same order, up to `ahead` of them made in advance by a thread of this process.
+
+    What the iterator raises is raised here, in its turn. When the caller stops early, so does the thread.
+    """
+    source, end, thread = iter(items), object(), ThreadPoolExecutor(1, "prefetch")
+    ready: deque[Any] = deque(thread.submit(next, source, end) for _ in range(ahead))
+    try:
+        while (item := ready.popleft().result()) is not end:
+            ready.append(thread.submit(next, source, end))
+            yield item
+    finally:
+        thread.shutdown(cancel_futures=True)
+        if isinstance(source, Generator):
+            source.close()

@@ -10,14 +10,17 @@ Conversations stay whole: several share a row where they fit, and padding fills 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from configs import IGNORED
 from configs.command import InputError
 from data.chat import MAY_END, TRAINED
+from data.config import Split
+from data.tokenizer import Tokenizer
 
 SIDES = ("chosen", "rejected")
 NEIGHBORS = 64  # conversations that are packed together where their order is kept
@@ -66,6 +69,25 @@ class TokenStream:
             pieces.append(piece)
             start, length = start + len(piece), length - len(piece)
         return np.concatenate(pieces)
+
+
+@dataclass(frozen=True)
+class PreparedData:
+    """A prepared corpus: its tokenizer, the manifest, and two streams of tokens.
+
+    manifest[split] holds: documents; tokens; trained_tokens, those that can be targets; bytes, of the text that these
+    stand for; bytes_per_token; shards, file name -> sha256.
+    """
+
+    directory: Path
+    manifest: dict[str, Any]
+    tokenizer: Tokenizer
+
+    def stream(self, split: Split) -> TokenStream:
+        """The tokens of a split."""
+        shards = [self.directory / name for name in self.manifest[split]["shards"]]
+        ids, flags = ([shard for shard in shards if shard.suffix == kind] for kind in (".bin", ".flags"))
+        return TokenStream(ids, self.manifest["dtype"], flags)
 
 
 class DocumentRows:

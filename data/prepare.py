@@ -16,27 +16,26 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import os
 import shutil
-from collections import deque
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import chain, groupby
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 from filelock import FileLock, Timeout
 
 from configs.command import InputError, exit_on_bad_input, still_busy
-from configs.files import read_json, writing_to
+from configs.files import read_json, write_atomically, writing_to
 from configs.loader import load_config, validate
+from data.batches import prefetched
 from data.chat import TRAINED, encode_conversations, encode_pairs, plain_texts
 from data.chat_template import CHAT_TEMPLATE_VERSION
 from data.config import CorpusConfig, DataConfig, FilesSource, MixSource, Split, StoryworldSource
-from data.packing import TokenStream
+from data.packing import PreparedData
 from data.reading import files
 from data.reading.documents import Document, Ledger, files_of, read
 from data.reading.records import Conversation
@@ -50,26 +49,6 @@ BATCH = 1 << 20  # characters encoded at a time, on all cores
 MANIFEST = "manifest.json"
 EXCERPT = 1 << 14  # characters of a long document that a tokenizer learns from at a time
 PACKED = 4  # how much larger than its file a compressed text may be, about
-Item = TypeVar("Item")
-
-
-@dataclass(frozen=True)
-class PreparedData:
-    """A prepared corpus: its tokenizer, the manifest, and two streams of tokens.
-
-    manifest[split] holds: documents; tokens; trained_tokens, those that can be targets; bytes, of the text that these
-    stand for; bytes_per_token; shards, file name -> sha256.
-    """
-
-    directory: Path
-    manifest: dict[str, Any]
-    tokenizer: Tokenizer
-
-    def stream(self, split: Split) -> TokenStream:
-        """The tokens of a split."""
-        shards = [self.directory / name for name in self.manifest[split]["shards"]]
-        ids, flags = ([shard for shard in shards if shard.suffix == kind] for kind in (".bin", ".flags"))
-        return TokenStream(ids, self.manifest["dtype"], flags)
 
 
 def prepare(config: DataConfig, output_dir: Path, show_progress: bool = True, together: bool = False) -> PreparedData:
@@ -182,7 +161,8 @@ def _write(config: DataConfig, directory: Path, depends_on: dict[str, Any]) -> N
                     for _, batch in of_shard:
                         shard += _encoded(batch, tokenizer)
                         documents, place = documents + len(batch), batch[-1].where
-                    _write_json(notes[-1], _write_shard(shard, directory, dtype, number))
+                    counts = _write_shard(shard, directory, dtype, number)
+                    write_atomically(notes[-1], json.dumps(counts, indent=1) + "\n")
         with FileLock(directory / "manifest.lock"):
             if not (directory / MANIFEST).is_file() and all(map(_is_written, notes)):
                 _write_manifest(directory, notes, depends_on, dtype, tokenizer.vocab_size, ledger)
@@ -216,21 +196,7 @@ def _write_manifest(
             )
         counts["bytes_per_token"] = round(counts["bytes"] / max(1, counts["trained_tokens"]), 4)
     manifest |= {"depends_on": depends_on, "dtype": dtype, "vocab_size": vocab_size, "read": asdict(ledger)}
-    _write_json(directory / MANIFEST, manifest)
-
-
-def _write_json(path: Path, values: dict[str, Any]) -> None:
-    temporary = path.with_suffix(".tmp")
-    _write_to_disk(temporary, (json.dumps(values, indent=1) + "\n").encode())
-    temporary.replace(path)
-
-
-def _write_to_disk(path: Path, raw: bytes) -> None:
-    """Write a file: it is on disk, and not only in memory, when this returns."""
-    with path.open("wb") as file:
-        file.write(raw)
-        file.flush()
-        os.fsync(file.fileno())
+    write_atomically(directory / MANIFEST, json.dumps(manifest, indent=1) + "\n")
 
 
 class Encoded(NamedTuple):
@@ -254,7 +220,7 @@ def _write_shard(documents: list[Encoded], directory: Path, dtype: str, number: 
         arrays = {"bin": ids.astype(dtype)} | ({"flags": np.concatenate(flags)} if flags else {})
         for kind, values in arrays.items():
             file, raw = directory / f"{split}_{number:05d}.{kind}", values.tobytes()
-            _write_to_disk(file, raw)
+            write_atomically(file, raw)
             shards[file.name] = hashlib.sha256(raw).hexdigest()
         counts[split] = {
             "documents": len(part),
@@ -297,23 +263,6 @@ def _encoded(batch: list[Document], tokenizer: Tokenizer) -> list[Encoded]:
         size = sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
         result.append(Encoded(split, where, np.array(ids, np.uint32), flags, size))
     return result
-
-
-def prefetched(items: Iterable[Item], ahead: int = 2) -> Generator[Item]:
-    """The same items in the same order, up to `ahead` of them made in advance by a thread of this process.
-
-    What the iterator raises is raised here, in its turn. When the caller stops early, so does the thread.
-    """
-    source, end, thread = iter(items), object(), ThreadPoolExecutor(1, "prefetch")
-    ready: deque[Any] = deque(thread.submit(next, source, end) for _ in range(ahead))
-    try:
-        while (item := ready.popleft().result()) is not end:
-            ready.append(thread.submit(next, source, end))
-            yield item
-    finally:
-        thread.shutdown(cancel_futures=True)
-        if isinstance(source, Generator):
-            source.close()
 
 
 def tokenizer_texts(config: DataConfig) -> Iterator[str]:

@@ -17,12 +17,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from configs import IGNORED
 from model.attention import Attention
 from model.backends.choice import BACKENDS, Situation, why_not
 from model.config import ModelConfig
 from model.feed_forward import FeedForward
 from model.kv_cache import KVCache
-from model.loss import IGNORED, compute_dtype, cross_entropy_sum
+from model.loss import compute_dtype, cross_entropy_sum
 from model.masks import Mask, MaskSpec
 from model.norm import make_norm
 from model.rope import RotaryEmbedding

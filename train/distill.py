@@ -23,10 +23,11 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 
+from configs import IGNORED
 from configs.command import exit_on_bad_input
 from configs.files import checkpoint_directory
-from data.batches import IGNORED, Batch
-from data.prepare import PreparedData
+from data.batches import Batch
+from data.packing import PreparedData
 from eval.tools import write_answers
 from model import LanguageModel
 from model.loss import CHUNK, CHUNK_ELSEWHERE

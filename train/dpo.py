@@ -24,10 +24,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from configs import IGNORED
 from configs.command import exit_on_bad_input
-from data.batches import IGNORED, Batch, TrainBatches
-from data.packing import Pairs
-from data.prepare import PreparedData
+from data.batches import Batch, TrainBatches
+from data.packing import Pairs, PreparedData
 from model import LanguageModel
 from model.loss import log_probs
 from train.config import DPOConfig, RunConfig

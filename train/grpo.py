@@ -25,9 +25,10 @@ from statistics import fmean
 import torch
 from torch import Tensor
 
+from configs import IGNORED
 from configs.command import InputError, exit_on_bad_input
-from data.batches import IGNORED, Batch
-from data.prepare import PreparedData
+from data.batches import Batch
+from data.packing import PreparedData
 from eval.questions import Question
 from eval.tools import Written, write_answers
 from model import LanguageModel

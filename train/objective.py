@@ -17,10 +17,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from configs import IGNORED
 from configs.command import InputError
-from data.batches import IGNORED, Batch, TrainBatches, make_rows, too_long
-from data.packing import ConversationRows
-from data.prepare import PreparedData, prefetched
+from data.batches import Batch, TrainBatches, make_rows, prefetched, too_long
+from data.packing import ConversationRows, PreparedData
 from model import LanguageModel
 from train.config import RunConfig
 from train.machine.device import Device

@@ -16,12 +16,13 @@ from pathlib import Path
 
 import numpy as np
 
+from configs import IGNORED
 from configs.command import exit_on_bad_input, integer
 from configs.loader import load_config, validate
 from configs.text import escape, plain, table
 from data.batches import JOINED, TrainBatches, make_rows
 from data.config import CorpusConfig, DataConfig, Split
-from data.packing import IGNORED, ConversationRows, Rows
+from data.packing import ConversationRows, Rows
 from data.prepare import SPLITS, PreparedData, describe, prepare
 from data.tokenizer import Tokenizer
 

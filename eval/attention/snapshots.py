@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from configs.command import InputError
-from configs.files import append_line
+from configs.files import append_line, write_atomically
 from eval.attention import metrics
 from eval.attention.capture import capture
 from eval.attention.controls import Ablated, ablate_strongest, copy_gain
@@ -154,17 +154,10 @@ def write(snapshot: Snapshot, folder: Path) -> Path:
     arrays |= {f"score.{name}": values.astype(np.float32) for name, values in snapshot.scores.items()}
     archive, file = io.BytesIO(), file_of(folder, snapshot.step)
     np.savez_compressed(archive, about=np.array(json.dumps(about, ensure_ascii=False)), **arrays)
-    replace_file(file, archive.getvalue())
+    write_atomically(file, archive.getvalue())
     line = {"step": snapshot.step, "tokens": snapshot.tokens, "time_s": round(snapshot.seconds, 3), "file": file.name}
     append_line(folder / "index.jsonl", line | scalars)
     return file
-
-
-def replace_file(file: Path, content: bytes) -> None:
-    """Write a file whole or not at all."""
-    temporary = file.with_suffix(".tmp")
-    temporary.write_bytes(content)
-    temporary.replace(file)
 
 
 def read(file: Path) -> Snapshot:

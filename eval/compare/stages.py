@@ -18,10 +18,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from configs import IGNORED
 from configs.command import InputError
 from configs.files import run_path
 from configs.text import table as markdown_table
-from data.batches import IGNORED, Batch
+from data.batches import Batch
 from data.chat import TRAINED, encode_conversations
 from data.config import StoryworldSource
 from data.reading.records import checked_conversation

@@ -26,8 +26,7 @@ import torch
 from configs.command import InputError
 from configs.text import escape, table
 from data.config import DataConfig
-from data.packing import Rows
-from data.prepare import PreparedData
+from data.packing import PreparedData, Rows
 from data.tokenizer import Tokenizer
 from eval.config import EvalConfig, HookConfig
 from eval.language_modeling import OutOfStep, evaluating

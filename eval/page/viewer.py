@@ -24,10 +24,11 @@ from typing import Any
 import numpy as np
 
 from configs.command import InputError
+from configs.files import write_atomically
 from configs.text import escape
 from eval.attention.history import changes, choose, formed, like_the_last, phase_change, without_them
 from eval.attention.metrics import SCORES
-from eval.attention.snapshots import SHAPE, Snapshot, read_all, replace_file
+from eval.attention.snapshots import SHAPE, Snapshot, read_all
 from eval.pictures.drawing import GROUP_COLOURS
 from eval.run_files import EXPERTS
 
@@ -213,7 +214,7 @@ def write_page(run: Looks, directory: Path, status: dict[str, Any]) -> None:
     """
     run.experts = experts_of(directory)
     status = status | {"loss": _number(status["loss"]), "written": time.time()}
-    replace_file(directory / "attention" / VIEWER, page([run], WHILE_TRAINING, status=status).encode())
+    write_atomically(directory / "attention" / VIEWER, page([run], WHILE_TRAINING, status=status).encode())
 
 
 def page(

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from data.batches import TrainBatches, validation_batches
+from configs import IGNORED
+from data.batches import TrainBatches, prefetched, validation_batches
 from data.config import TokenizerConfig
-from data.packing import IGNORED, DocumentRows, TokenStream
-from data.prepare import prefetched
+from data.packing import DocumentRows, TokenStream
 from data.tokenizer import train_tokenizer
 
 TOKENIZER = train_tokenizer(TokenizerConfig(kind="byte"), [])

@@ -6,12 +6,12 @@ import sys
 
 import pytest
 
+from configs import IGNORED
 from configs.loader import load_config, validate
 from data.batches import TrainBatches, make_rows, validation_batches
 from data.chat import encode_conversations
 from data.config import DataConfig, TokenizerConfig
 from data.inspect.__main__ import main, row_as_text
-from data.packing import IGNORED
 from data.prepare import prepare
 from data.reading.documents import fingerprint, split_of
 from data.reading.records import conversation_of

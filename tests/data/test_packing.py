@@ -9,11 +9,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from configs import IGNORED
 from configs.command import InputError
 from data.batches import TrainBatches, make_batch, make_rows
 from data.chat import MAY_END, TRAINED, encode_conversations
 from data.config import DataConfig, StoryworldSource, TokenizerConfig
-from data.packing import IGNORED, NEIGHBORS, ConversationRows, TokenStream, best_fit
+from data.packing import NEIGHBORS, ConversationRows, TokenStream, best_fit
 from data.prepare import prepare
 from data.reading.records import Conversation, Message
 from data.tokenizer import train_tokenizer

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from configs import IGNORED
 from configs.command import InputError
 from data.batches import make_rows
 from data.config import DataConfig
-from data.packing import IGNORED, Pairs
+from data.packing import Pairs
 from data.prepare import prepare
 from data.reading.records import BadRecord, Conversation, Message, Pair, checked_conversation, pair_of
 from storyworld import draw_question, prefer

@@ -119,15 +119,15 @@ def prepare_child(config: DataConfig, out: Path, seconds: float | None = None, *
 
 
 def after_the_first_note(action: Callable) -> None:
-    real = prepare_module._write_json
+    real = prepare_module.write_atomically
 
-    def write_json(path: Path, values: dict) -> None:
-        real(path, values)
+    def write(path: Path, content: str | bytes) -> None:
+        real(path, content)
         if path.stem.isdigit():
-            prepare_module._write_json = real
+            prepare_module.write_atomically = real
             action()
 
-    prepare_module._write_json = write_json
+    prepare_module.write_atomically = write
 
 
 @cache
@@ -202,21 +202,21 @@ def test_a_damaged_manifest_says_what_to_do_and_a_missing_one_is_made_again(tmp_
 def test_after_a_full_disk_the_work_is_kept(tmp_path, small, monkeypatch):
     config = text_config(tmp_path)
     expected = contents(prepare(config, tmp_path / "whole").directory)
-    real, written = prepare_module._write_to_disk, 0
+    real, written = prepare_module.write_atomically, 0
 
-    def write_to_disk(path, raw):
+    def write(path, content):
         nonlocal written
-        written += len(raw)
+        written += len(content)
         if written > 400_000:
             raise OSError(errno.ENOSPC, "No space left on device")
-        real(path, raw)
+        real(path, content)
 
-    monkeypatch.setattr(prepare_module, "_write_to_disk", write_to_disk)
+    monkeypatch.setattr(prepare_module, "write_atomically", write)
     with pytest.raises(OSError, match="No space left on device") as caught:
         prepare(config, tmp_path / "full")
     assert Path(caught.value.filename).parent == tmp_path / "full/.prepared"  # which a write that fails does not know
     assert not list(tmp_path.glob("full/.prepared/*/manifest.json"))
-    monkeypatch.setattr(prepare_module, "_write_to_disk", real)
+    monkeypatch.setattr(prepare_module, "write_atomically", real)
     assert json.loads(notes(tmp_path / "full")[0].read_text())["train"]["documents"] > 0
     assert contents(prepare(config, tmp_path / "full").directory) == expected
 
@@ -225,22 +225,19 @@ def one_of_several(config: DataConfig, out: Path, log: Path, killed_in: int | No
     """prepare() as `python -m data.prepare` calls it; it logs the shards that it writes. killed_in: its own n-th shard,
     of which one file is on disk then."""
     prepare_module.SHARD_TOKENS = 500
-    real, note = prepare_module._write_to_disk, prepare_module._write_json
+    real = prepare_module.write_atomically
 
-    def write_to_disk(path: Path, raw: bytes) -> None:
-        real(path, raw)
+    def write(path: Path, content: str | bytes) -> None:
+        real(path, content)
         if path.suffix == ".bin" and len(written) == killed_in:
             os.kill(os.getpid(), signal.SIGKILL)
-
-    def write_json(path: Path, values: dict) -> None:
-        note(path, values)
         if path.stem.isdigit():
             written.append(path.stem)
             log.write_text("\n".join(written))
             time.sleep(0.05)  # on one core, too, the other one gets its turn
 
     written: list[str] = []
-    prepare_module._write_to_disk, prepare_module._write_json = write_to_disk, write_json
+    prepare_module.write_atomically = write
     prepare(config, out, together=True)
 
 

@@ -4,9 +4,9 @@ on."""
 import pytest
 from pydantic import ValidationError
 
+from configs import IGNORED
 from data.batches import make_rows
 from data.config import DataConfig, RecallDocuments, StoryworldSource, TokenizerConfig
-from data.packing import IGNORED
 from data.prepare import prepare
 from data.reading.documents import read
 from data.tokenizer import train_tokenizer

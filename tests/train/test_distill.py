@@ -5,7 +5,8 @@ import warnings
 import pytest
 import torch
 
-from data.batches import IGNORED, Batch
+from configs import IGNORED
+from data.batches import Batch
 from data.prepare import open_prepared
 from model import LanguageModel, ModelConfig, load
 from model.loss import CHUNK

@@ -6,8 +6,8 @@ import re
 import pytest
 import torch
 
+from configs import IGNORED
 from configs.files import checkpoint_directory
-from data.batches import IGNORED
 from data.prepare import open_prepared
 from model import load
 from model.config import LoraConfig

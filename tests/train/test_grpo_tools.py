@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from configs import IGNORED
 from configs.files import checkpoint_directory
-from data.batches import IGNORED
 from data.chat import prompt_ids, read_reply
 from eval import tools as answers
 from eval.tools import MOST_CALLS, SCHEMAS, respond, write_answers

@@ -22,12 +22,13 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from configs import IGNORED
 from configs.command import InputError
 from configs.text import escape
-from data.batches import IGNORED, Batch
+from data.batches import Batch
 from data.chat import CALL, prompt_ids
 from data.config import DataConfig, StoryworldSource
-from data.prepare import PreparedData
+from data.packing import PreparedData
 from data.reading.documents import documents, talk_about
 from eval.hooks import import_named
 from eval.questions import Question, is_right, question_of, questions_in

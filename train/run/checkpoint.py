@@ -41,9 +41,9 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from configs.command import InputError
-from configs.files import CARD, MANIFEST, STATE, TRAINING, DamagedFile, checked, read_json, writing_to
+from configs.files import CARD, MANIFEST, STATE, TRAINING, DamagedFile, checked, read_json, write_atomically, writing_to
 from configs.loader import dump_yaml
-from data.prepare import PreparedData
+from data.packing import PreparedData
 from data.tokenizer import Tokenizer
 from eval.page.viewer import VIEWER
 from eval.pictures.heads import PICTURES
@@ -243,7 +243,7 @@ def tidy(checkpoints: Path, newest: Path, keep_last: int, best_step: int | None)
     remaining = {*complete[-max(1, keep_last) :], best}
     for pointer, directory in ((checkpoints / "latest", newest), (checkpoints / "best", best)):
         if directory is not None and directory.is_dir():
-            replace_text(pointer, directory.name + "\n")
+            write_atomically(pointer, directory.name + "\n")
         else:
             pointer.unlink(missing_ok=True)
     for directory in complete:
@@ -251,15 +251,6 @@ def tidy(checkpoints: Path, newest: Path, keep_last: int, best_step: int | None)
             with suppress(OSError):  # renamed first: half of a checkpoint is not to be mistaken for a damaged one
                 shutil.rmtree(directory.rename(directory.with_suffix(".tmp")))
     return newest
-
-
-def replace_text(file: Path, text: str) -> None:
-    """Write a file so that it holds all of the text or is as before, even if the machine stops. Raises OSError."""
-    temporary = file.with_suffix(".tmp")
-    temporary.write_text(text, encoding="utf-8")
-    with temporary.open("rb+") as stream:
-        os.fsync(stream.fileno())
-    temporary.replace(file)
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -468,7 +459,7 @@ def open_for(config: RunConfig, start: Start) -> None:
     directory, checkpoints = config.directory, config.directory / "checkpoints"
     begun = (directory / "config.yaml").exists()
     (directory / RESULT).unlink(missing_ok=True)  # from here on it is not finished
-    replace_text(directory / "config.yaml", dump_yaml(config.model_dump()))  # it can be trained from again
+    write_atomically(directory / "config.yaml", dump_yaml(config.model_dump()))  # it can be trained from again
     if not begun:
         return
     saved = TrainerState(step=-1)

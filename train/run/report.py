@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from configs.files import DamagedFile, read_json, read_lines
+from configs.files import DamagedFile, read_json, read_lines, write_atomically
 from configs.text import fenced, markdown
 from data.batches import too_long
 from data.prepare import describe
@@ -20,7 +20,6 @@ from eval.page.viewer import VIEWER
 from eval.run_files import METRICS, RESULT
 from train.machine.device import exact_until, machine
 from train.machine.processes import processes_in_words
-from train.run.checkpoint import replace_text
 from train.run.run import Run
 
 
@@ -91,7 +90,7 @@ def write(run: Run) -> None:
     ]
     plot_loss(metrics, directory / "loss.png")
     (directory / "report.md").write_text("\n".join(page), encoding="utf-8")
-    replace_text(directory / RESULT, json.dumps(figures, indent=2) + "\n")  # with it, the run is finished
+    write_atomically(directory / RESULT, json.dumps(figures, indent=2) + "\n")  # with it, the run is finished
 
 
 def summary(directory: Path) -> str:

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from configs.command import InputError, is_out_of_memory
 from data.batches import Batch
-from data.packing import Rows
-from data.prepare import PreparedData
+from data.packing import PreparedData, Rows
 from eval.hooks import EvalEvent, Hooks
 from model import LanguageModel
 from train.config import RunConfig

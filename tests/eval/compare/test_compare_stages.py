@@ -6,7 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from data.batches import IGNORED, Batch
+from configs import IGNORED
+from data.batches import Batch
 from data.config import StoryworldSource, TokenizerConfig
 from data.tokenizer import train_tokenizer
 from eval.compare import read_runs, stages

@@ -91,6 +91,7 @@ def killed_at(number: int, action, *arguments) -> None:
     for name in ("rename", "replace", "unlink", "rmdir", "mkdir", "fsync"):
         watch(os, name)
     watch(Path, "write_text", lambda file, text, *rest: file.open("w").write(text[: len(text) // 2]))
+    watch(Path, "write_bytes", lambda file, raw: file.open("wb").write(raw[: len(raw) // 2]))
     action(*arguments)
 
 

@@ -18,7 +18,7 @@ from configs.command import InputError
 from configs.files import parse_json, read_text
 from configs.loader import flatten, parse_yaml
 from eval.run_files import METRICS, RESULT, Metric
-from train.run.checkpoint import LOCK
+from train.run.run_directory import LOCK
 
 MARKS = ("config.yaml", METRICS, "checkpoints/latest")  # a folder with one of them is a run
 TAIL = 200_000  # bytes at the end of a log, in which its newest figures are

@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from configs.command import InputError
-from configs.files import read_checkpoint
 from configs.loader import (
     LoadedConfig,
     PathText,
@@ -23,8 +22,9 @@ from configs.loader import (
 from data.config import DataConfig
 from eval.config import EvalConfig
 from model.config import LoraConfig, ModelConfig
-from model.files.checkpoint import read_config
 from model.files.families import NoFamily, family_of
+from train.methods.config import DistillConfig, DPOConfig, GRPOConfig
+from train.methods.shape import shape_of
 
 
 class OptimizerConfig(Section):
@@ -100,76 +100,6 @@ class TrainConfig(Section):
     """true: trace.jsonl gets each step's batch hash, loss, gradient norm and rate, exactly."""
     optimizer: Annotated[OptimizerConfig, Tag.IDENTITY] = OptimizerConfig()
     """How gradients change the weights."""
-
-
-# The methods that come after pretraining: each section is null, which is off, or holds the method's keys. A method adds
-# its section here and to RunConfig, and its script to METHODS.
-
-
-class DPOConfig(Section):
-    """Direct preference optimisation (train/dpo.py): a better and a worse answer to one prompt."""
-
-    beta: float = Field(0.1, ge=1e-6)
-    """Strength of the pull towards the reference: a larger value keeps the model nearer to it."""
-    loss: Literal["sigmoid", "ipo"] = "sigmoid"
-    """sigmoid = DPO's own | ipo = a wanted distance between the answers, which is not exceeded, a mean over tokens."""
-    label_smoothing: float = Field(0.0, ge=0, lt=0.5)
-    """sigmoid: share of pairs whose answers are swapped by mistake (robust DPO)."""
-    sft_weight: float = Field(0.0, ge=0)
-    """What the chosen answer's own loss, a mean over its tokens, counts beside the preference: with it, the chosen
-    answer stays likely (RPO)."""
-
-
-class DistillConfig(Section):
-    """Distillation (train/distill.py): who teaches, and how the student is compared with it."""
-
-    teacher: PathText = Field(min_length=1)
-    """The run or model directory to learn from. It must have the same tokenizer."""
-    beta: float = Field(0.0, ge=0, le=1)
-    """How two distributions are compared: 0 = forward KL, the student covers all that the teacher finds likely | 1 =
-    reverse KL, it keeps to what the teacher finds likeliest | between = the generalised Jensen-Shannon divergence."""
-    temperature: float = Field(1.0, ge=0.05)
-    """Divides the logits of both: above 1, unlikely tokens count more."""
-    hard_share: float = Field(0.1, ge=0, le=1)
-    """Share of the ordinary loss on the text's own tokens; the rest is the teacher's."""
-    on_policy: float = Field(0.0, ge=0, le=1)
-    """Share of the steps whose text the student writes itself. 0 = none."""
-    max_new_tokens: int = Field(128, ge=1)
-    """Tokens that the student writes in a row of such a step, at most."""
-
-
-class GRPOConfig(Section):
-    """Group relative policy optimisation (train/grpo.py): what is sampled, its worth, and how far a step goes."""
-
-    reward: str = Field("exact_match", min_length=1)
-    """exact_match (the right answer to the letter) | contains_answer (can be gamed) | or a function of your own as
-    package.module:function. It gets a question (eval.questions.Question) and a reply, and returns a number. Code that a
-    config from elsewhere names is refused without --trust-hooks."""
-    group_size: int = Field(8, ge=2, le=2**16)  # the largest known groups have some hundred
-    """Answers that are sampled to each question and compared with each other. A step has train.tokens_per_step /
-    data.sequence_length answers."""
-    max_new_tokens: int = Field(24, ge=1)
-    """Tokens of an answer at most; one that is longer is cut, and so never right."""
-    tools: list[Literal["calculator"]] = Field([], max_length=1)
-    """Tools that the prompt describes and whose calls are run: [calculator]. What they return is read, not trained on,
-    and belongs to max_new_tokens. [] = none."""
-    temperature: float = Field(1.0, ge=1e-6)
-    """Of the sampled answers. The loss has it too."""
-    num_iterations: int = Field(1, ge=1, le=1000)
-    """Steps that learn from the same answers. From the second one on, the ratio is not 1 and the clip matters."""
-    scale_advantages: bool = True
-    """Divide advantages by the group's standard deviation: true = GRPO | false = Dr. GRPO."""
-    clip: Literal["ppo", "cispo"] = "ppo"
-    """ppo: a token whose ratio left the bounds has no gradient | cispo: its ratio is cut there."""
-    clip_low: float = Field(0.2, ge=0, le=1)
-    """ppo: the ratio new / old probability counts down to 1 - clip_low."""
-    clip_high: float = Field(0.2, ge=0)
-    """And up to 1 + clip_high. DAPO: 0.28, so that rare tokens may rise."""
-    mean: Literal["sequence", "token", "fixed"] = "sequence"
-    """What a token weighs: sequence = all answers weigh the same (GRPO) | token = all tokens do (DAPO) | fixed = as
-    token, and longer answers weigh more in all (Dr. GRPO)."""
-    kl: float = Field(0.0, ge=0)
-    """Weight of the KL divergence from the model of init_from. 0 = that model is not opened."""
 
 
 class TrackingConfig(Section):
@@ -363,87 +293,3 @@ def _refuse_foreign_code(loaded: LoadedConfig, config: RunConfig) -> None:
 TRUST_HELP = (
     "run the code that eval.hooks, grpo.reward and model.my_attention name, also in a config that came from elsewhere"
 )
-
-
-# ---------------------------------------------------------------------------------------------------------
-# which script trains it
-
-METHODS = {  # the scripts after train.pretrain: their section, and what data.records must be ("" = it does not matter)
-    "train.sft": ("", "conversations"),
-    "train.dpo": ("dpo", "pairs"),
-    "train.grpo": ("grpo", "conversations"),
-    "train.distill": ("distill", ""),
-}
-
-
-def script_of(config: RunConfig) -> str:
-    """The script that trains what a RunConfig says. Raises InputError where it has the sections of two."""
-    named = [script for script, (section, _) in METHODS.items() if section and getattr(config, section) is not None]
-    if len(named) > 1:
-        sections = " and ".join(METHODS[script][0] for script in named)
-        raise InputError(f"the config has sections of {sections}: set all but one of them to null")
-    if named or config.data.records == "pairs":
-        return named[0] if named else "train.dpo"
-    tunes = config.init_from is not None and config.data.records == "conversations"
-    return "train.sft" if tunes else "train.pretrain"
-
-
-def check_script(config: RunConfig, script: str) -> None:
-    """Raises InputError where this script cannot train what a RunConfig says."""
-    own, (section, records) = script_of(config), METHODS.get(script, ("", ""))
-    if own != script and METHODS.get(own, ("", ""))[0]:
-        named = own.removeprefix("train.") if getattr(config, METHODS[own][0]) is not None else "data.records: pairs"
-        raise InputError(f"{script} knows nothing of `{named}`: use python -m {own}")
-    if section in ("grpo", "distill") and getattr(config, section) is None:
-        raise InputError(f"{section}: is null: {script} needs this section, as configs/{section}_demo.yaml has it")
-    if records and config.data.records != records:
-        instead = "" if own == script else f", or use python -m {own}"
-        raise InputError(f"{script} needs {records}: set data.records={records}{instead}")
-    if records and config.init_from is None:
-        raise InputError(f"{script} starts from a trained model: set init_from, for example init_from=runs/demo")
-
-
-# ---------------------------------------------------------------------------------------------------------
-# init_from: the shape is that of the model there
-
-ADDED = {"rope_scaling", "sliding_window", "layer_types"}  # a model that has none learns to live with them
-FREE = {  # the weights of init_from mean the same with another value
-    "router_aux_loss_coef", "max_position_embeddings", "attention_dropout", "hidden_dropout", "initialization",
-    "loadable_elsewhere", "attn_implementation", "my_attention", "vocab_size", "bos_token_id", "eos_token_id",
-    "pad_token_id",
-}  # fmt: skip
-
-
-def shape_of(source: str, model: ModelConfig, named: set[str]) -> ModelConfig:
-    """`model:` as the model in `source` needs it, but for the keys that were named about it.
-
-    A source that cannot be read changes nothing here: the run that needs it says so.
-    """
-    try:
-        _, there = read_start(source)
-    except InputError:
-        return model
-    own = named | free_keys(there)
-    if "max_position_embeddings" in own - named:  # no tensor has its size
-        own.discard("max_position_embeddings")
-        there["max_position_embeddings"] = max(there["max_position_embeddings"], model.max_position_embeddings)
-    if not there["loadable_elsewhere"]:
-        own.discard("loadable_elsewhere")
-    taken = ModelConfig.model_validate(there)
-    update = {key: getattr(taken, key) for key in there if key not in own}
-    if "layer_types" in own and model.layer_types:  # there may be fewer layers, or more
-        update["layer_types"] = (model.layer_types * taken.num_hidden_layers)[: taken.num_hidden_layers]
-    return model.model_copy(update=update)
-
-
-def read_start(init_from: str) -> tuple[Path, dict[str, Any]]:
-    """A model's directory and its config's values."""
-    return read_checkpoint(init_from, lambda directory: (directory, read_config(directory).model_dump()))
-
-
-def free_keys(there: dict[str, Any]) -> set[str]:
-    """The keys of `model:` that may have another value than `there`, in the config of the model begun from."""
-    free = FREE | {key for key in ADDED if there[key if key == "rope_scaling" else "sliding_window"] is None}
-    if there["position_embedding"] == "learned":
-        free.discard("max_position_embeddings")  # it is the size of a tensor
-    return free

@@ -31,12 +31,14 @@ from data.packing import PreparedData
 from eval.tools import write_answers
 from model import LanguageModel
 from model.loss import CHUNK, CHUNK_ELSEWHERE
-from train.config import DistillConfig, RunConfig
+from train.config import RunConfig
 from train.machine.device import Device
 from train.machine.processes import ALONE, World, joined
+from train.methods.config import DistillConfig
 from train.methods.reference import open_reference
 from train.objective import CPU, BatchSource, Figures, Forward, TextBatches
-from train.pretrain import parse_command_line, run
+from train.pretrain import run
+from train.run.command_line import parse_command_line
 
 
 def main() -> int:

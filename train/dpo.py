@@ -30,11 +30,13 @@ from data.batches import Batch, TrainBatches
 from data.packing import Pairs, PreparedData
 from model import LanguageModel
 from model.loss import log_probs
-from train.config import DPOConfig, RunConfig
+from train.config import RunConfig
 from train.machine.device import Device
+from train.methods.config import DPOConfig
 from train.methods.reference import as_reference, open_reference
 from train.objective import Figures, Forward, TextBatches
-from train.pretrain import parse_command_line, run
+from train.pretrain import run
+from train.run.command_line import parse_command_line
 
 MULTIPLE = 64  # pairs are padded to a multiple of it, so that few shapes occur
 

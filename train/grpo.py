@@ -33,12 +33,14 @@ from eval.questions import Question
 from eval.tools import Written, write_answers
 from model import LanguageModel
 from model.loss import log_probs
-from train.config import GRPOConfig, RunConfig
+from train.config import RunConfig
 from train.machine.device import Device
+from train.methods.config import GRPOConfig
 from train.methods.reference import open_reference
 from train.methods.rollouts import AnswerBatches, rewards_of
 from train.objective import Figures, Forward
-from train.pretrain import parse_command_line, run
+from train.pretrain import run
+from train.run.command_line import parse_command_line
 
 EPSILON = 1e-4  # of the division by a standard deviation, as in TRL
 

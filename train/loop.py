@@ -25,9 +25,10 @@ from train.machine.device import differences, exact_until
 from train.machine.processes import add_up_gradients, full_tensor, stop_signals, sync_gradients, wrap
 from train.objective import NextToken
 from train.optimizer import lr_factor, set_learning_rate
-from train.run.checkpoint import log_sizes, save_checkpoint
+from train.run.checkpoint import save_checkpoint
 from train.run.metrics import Counts, StepFigures
 from train.run.run import Run, losses, within_memory
+from train.run.run_directory import log_sizes
 
 EXIT_NON_FINITE = 3
 SMALLEST_LOSS_SCALE = 1.0

@@ -7,7 +7,6 @@ objective and another source of batches.
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
@@ -23,7 +22,7 @@ from data.prepare import prepare
 from eval.hooks import Hooks
 from model import LanguageModel
 from model.backends import mine
-from train.config import TRUST_HELP, RunConfig, check_script, load_run_config
+from train.config import RunConfig
 from train.loop import train_to_the_end
 from train.machine.budget import check_memory
 from train.machine.device import keep_freed_memory, resolve_device, set_float32_products
@@ -32,9 +31,10 @@ from train.methods.init_from import find_initial_weights, load_initial_weights
 from train.objective import MakeObjective, NextToken, TextBatches
 from train.optimizer import build_optimizers
 from train.run import report
-from train.run.checkpoint import find_start, open_for, own
+from train.run.command_line import parse_command_line
 from train.run.metrics import Meter, Tracker
 from train.run.run import Run, resume
+from train.run.run_directory import find_start, open_for, own
 
 
 def main() -> int:
@@ -150,43 +150,6 @@ def _run(config: RunConfig, script: str, objective: MakeObjective | None, source
             report.write(run)
             print(translated(report.summary(config.directory)))
         return exit_code
-
-
-# ---------------------------------------------------------------------------------------------------------
-# the command line of every script that trains
-
-MORE_HELP = """
-What people change most:
-  name=mine seed=1 data.source=my.txt init_from=runs/demo eval.every=50
-  model.num_key_value_heads=mqa model.attn_implementation=eager model.hidden_size=384 model.num_hidden_layers=8
-  train.max_steps=500 train.tokens_per_step=16384 train.optimizer.lr=0.01 train.device=cpu
-
-All keys, a sentence each: docs/configuration.md. Every file in configs/ begins with what it trains.
-
-The run goes to runs/<name>, by default the config's name. It holds checkpoints, figures, samples, report.md and
-attention/viewer.html, which shows the heads also while it trains. To resume after Ctrl-C, a crash or a kill, type the
-same command again. A finished run prints its result again; name=… starts another one. To train longer, raise
-train.max_steps.
-"""
-
-
-def parse_command_line(
-    description: str, example: str = "configs/demo.yaml", script: str = "train.pretrain"
-) -> RunConfig:
-    """`configs/x.yaml [section.key=value ...]` -> RunConfig. script: whose command line it is."""
-    usage = f"python -m {script} configs/x.yaml [section.key=value ...] [--trust-hooks]"
-    parser = ArgumentParser(
-        usage=usage, description=description, epilog=MORE_HELP, formatter_class=RawDescriptionHelpFormatter
-    )
-    parser.add_argument("config", nargs="?", help=f"a YAML file, for example {example.split()[0]}")
-    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="for example seed=1")
-    parser.add_argument("--trust-hooks", action="store_true", help=TRUST_HELP)
-    arguments = parser.parse_intermixed_args()
-    if arguments.config is None or "=" in Path(arguments.config).name:
-        raise InputError(f"name a config: python -m {script} {example} (--help has more)")
-    config = load_run_config(arguments.config, arguments.overrides, trust_hooks=arguments.trust_hooks)
-    check_script(config, script)
-    return config
 
 
 if __name__ == "__main__":

@@ -14,7 +14,8 @@ the model learns to answer, and not to ask.
 from __future__ import annotations
 
 from configs.command import exit_on_bad_input
-from train.pretrain import parse_command_line, run
+from train.pretrain import run
+from train.run.command_line import parse_command_line
 
 
 def main() -> int:

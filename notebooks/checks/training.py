@@ -26,9 +26,9 @@ from model.variants.lora import LoraLinear, adapted, add_adapters, merge
 from notebooks.checks.compare import same
 from storyworld.conversations import converse, interview
 from storyworld.story import tell
-from train.config import DPOConfig
 from train.dpo import preference_loss as headlights_preference_loss
 from train.grpo import advantages
+from train.methods.config import DPOConfig
 from train.optimizer import Muon, orthogonalize
 
 Pair = tuple[str, str]

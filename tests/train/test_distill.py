@@ -11,8 +11,9 @@ from data.prepare import open_prepared
 from model import LanguageModel, ModelConfig, load
 from model.loss import CHUNK
 from tests.train.helpers import check_exact_resume, losses, pretrain, pretrain_rank, run_world, write_config
-from train.config import DistillConfig, load_run_config
+from train.config import load_run_config
 from train.distill import Distillation, OwnText, main
+from train.methods.config import DistillConfig
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
 

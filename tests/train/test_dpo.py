@@ -15,8 +15,9 @@ from model.files.checkpoint import save
 from model.variants.lora import adapted, add_adapters
 from tests.train.foreign import foreign_directory
 from tests.train.helpers import losses, method_config, metrics, pretrain, pretrain_rank, run_world, trace
-from train.config import DPOConfig, load_run_config
+from train.config import load_run_config
 from train.dpo import PairSource, Preference, answer_log_probs, main, preference_loss
+from train.methods.config import DPOConfig
 from train.methods.reference import as_reference
 
 

@@ -19,8 +19,8 @@ from tests.train import grpo_helpers
 from tests.train.grpo_helpers import begun, grpo_config, opened, rollouts, sampled
 from tests.train.helpers import check_exact_resume, metrics, pretrain, pretrain_rank, run_world, trace
 from train import grpo
-from train.config import GRPOConfig
 from train.grpo import GRPO, advantages, policy_loss, spread
+from train.methods.config import GRPOConfig
 from train.methods.rollouts import contains_answer, exact_match
 
 HERE = "tests.train.grpo_helpers"

@@ -10,7 +10,7 @@ from tests.processes import run_module
 from tests.train.helpers import METHODS, REPOSITORY, method_config, pretrain, refusal, write_config
 from train import budget, sweep
 from train.config import load_run_config
-from train.pretrain import MORE_HELP
+from train.run.command_line import MORE_HELP
 
 REWARD = "grpo.reward=tests.train.grpo_helpers"
 FACTS = "data.source={kind: storyworld, documents: 40, validation_documents: 8, recall: {}}"

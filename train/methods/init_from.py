@@ -12,8 +12,9 @@ from model import LanguageModel
 from model.config import LoraConfig
 from model.files.checkpoint import base_of, load_weights
 from model.transformer import on_meta
-from train.config import ADDED, RunConfig, free_keys, read_start
+from train.config import RunConfig
 from train.machine.device import sized
+from train.methods.shape import ADDED, free_keys, read_start
 
 
 def find_initial_weights(config: RunConfig, checkpoint: Path | None) -> Path | None:

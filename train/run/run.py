@@ -22,8 +22,9 @@ from train.machine.budget import micro_batch_rows
 from train.machine.device import Device, decided_by
 from train.machine.processes import World
 from train.objective import BatchSource, Figures, Forward, Objective
-from train.run.checkpoint import CONTENTS, Start, TrainerState, check_contents, load_checkpoint, load_source_state
+from train.run.checkpoint import TrainerState, load_checkpoint, load_source_state
 from train.run.metrics import Meter, Tracker
+from train.run.run_directory import CONTENTS, Start, check_contents
 
 Result = TypeVar("Result")
 

@@ -29,8 +29,9 @@ from tests.train.helpers import (
     write_config,
 )
 from train.pretrain import main
-from train.run import checkpoint
-from train.run.checkpoint import LOCK, commit, damage, newest_intact, own, read_state, tidy
+from train.run import run_directory
+from train.run.checkpoint import commit, damage, newest_intact, read_state, tidy
+from train.run.run_directory import LOCK, own
 
 STATE = [f"training/{name}" for name in ("optimizer.safetensors", "trainer_state.json", "manifest.json")]
 FILES = "config.json generation_config.json model.safetensors tokenizer.json tokenizer_config.json".split() + STATE
@@ -323,7 +324,7 @@ def test_a_run_whose_directory_goes_away_stops_with_one_line(tmp_path):
 def start_after(seconds: float, config: Path, output: Path) -> None:
     torch.set_num_threads(1)
     print_to(output)
-    checkpoint.PATIENCE_S = 0.1  # or the second one waits until so short a run is over
+    run_directory.PATIENCE_S = 0.1  # or the second one waits until so short a run is over
     time.sleep(seconds)
     sys.argv = ["pretrain", str(config)]
     exit_on_bad_input(main)

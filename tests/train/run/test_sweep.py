@@ -13,7 +13,7 @@ from eval.hooks import EvalEvent
 from tests.train.helpers import REPOSITORY, metrics, pretrain, write_config
 from train.config import load_run_config
 from train.run import sweep
-from train.run.checkpoint import LOCK, own
+from train.run.run_directory import LOCK, own
 from train.run.sweep import plan
 
 KEY = "model.num_key_value_heads"

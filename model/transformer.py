@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -32,8 +32,25 @@ if TYPE_CHECKING:  # optional: a model without them does not load them
     from model.variants.experts import MixtureOfExperts
     from model.variants.latent_attention import LatentAttention
 
-Output = Tensor | tuple[Tensor, Tensor]  # logits, hidden states, or (loss_sum, token_count)
 GROUPS = ("matrix", "expert", "embedding", "head", "vector", "adapter")
+
+
+class Output(NamedTuple):
+    """The result of one forward pass; what was not asked for is None.
+
+    hidden      (B, T, hidden_size): the input of the head, for a loss of your own (`model.loss.log_probs`)
+    auxiliary   {name: loss} of the layers in training mode, each summed over the tokens that are not padding. Training
+                minimises them too; they are never part of loss_sum
+    logits      (B, T, V), or the last `logits_to_keep` of the T positions
+    loss_sum    the sum of -ln p over the trained positions
+    token_count their number; the caller divides, by that of the whole step
+    """
+
+    hidden: Tensor
+    auxiliary: dict[str, Tensor]
+    logits: Tensor | None = None
+    loss_sum: Tensor | None = None
+    token_count: Tensor | None = None
 
 
 class DecoderLayer(nn.Module):
@@ -117,43 +134,26 @@ class Decoder(nn.Module):
         kv_cache: KVCache | None,
         document_starts: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """-> the hidden states, and the sums of the layers' auxiliary losses by name, each summed over real tokens."""
-        T, device = input_ids.shape[1], input_ids.device
+        """-> the hidden states, and the sums of the layers' auxiliary losses by name, each over real tokens."""
+        B, T = input_ids.shape
         # places in the sequence, cached tokens included
-        positions = torch.arange(T, device=device) if kv_cache is None else kv_cache.positions(T, device)
-        spec = MaskSpec(
-            positions, positions, len(input_ids), attention_mask, document_ids, document_starts=document_starts
-        )
-        here = Situation.of(
-            self.config,
-            device.type,
-            compute_dtype(self.embed_tokens.weight),
-            dropout=self.config.attention_dropout if self.training else 0.0,
-            gradients=torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters()),
-            documents=document_ids is not None,
-            padding=attention_mask is not None or kv_cache is not None,
-            compiled=torch.compiler.is_compiling(),
-        )
-        if problem := why_not(self.backend, here):  # before anything is computed
-            raise ValueError(f"attn_implementation: {self.backend} {problem}: use sdpa, which serves everything")
-        # one mask for each kind of layer, by its window, as the backend reads it
-        specs, mask_of = spec.of_layers(self.config.windows, kv_cache), BACKENDS[self.backend].mask
-        masks: dict[int | None, Mask] = {window: mask_of(spec) for window, spec in specs.items()}
-        position_ids = positions[None] if position_ids is None else position_ids
-        real = None  # which tokens are not padding (B, T), None: all; only experts, which are balanced, ask
-        if self.training and self.config.num_experts:
-            if attention_mask is not None:
-                real = attention_mask[:, -T:]
-            elif self.config.pad_token_id is not None:
-                real = input_ids != self.config.pad_token_id
+        if kv_cache is None:
+            positions = torch.arange(T, device=input_ids.device)
+        else:
+            positions = kv_cache.positions(T, input_ids.device)
+        if position_ids is None:
+            position_ids = positions[None]
+        spec = MaskSpec(positions, positions, B, attention_mask, document_ids, document_starts=document_starts)
+        masks = self.masks_for(spec, kv_cache)  # one for each kind of layer, by its window
+        real = self.real_tokens(input_ids, attention_mask)
 
         x = self.embed_tokens(input_ids)  # (B, T, hidden_size)
         if self.embed_positions is not None:
             x = x + self.embed_positions(position_ids)
         x = self.dropout(x)
         cos, sin = self.rotary_emb(position_ids, x.dtype)  # once for all layers
-        auxiliary: dict[str, Tensor] = {}
         call_layer = self.call_layer if self.training else DecoderLayer.__call__
+        auxiliary: dict[str, Tensor] = {}
         for layer, window in zip(self.layers, self.config.windows, strict=True):
             if self.activation_checkpointing and self.training:
                 x, losses = checkpoint(call_layer, layer, x, cos, sin, masks[window], None, real, use_reentrant=False)
@@ -163,10 +163,42 @@ class Decoder(nn.Module):
                 auxiliary[name] = auxiliary[name] + loss if name in auxiliary else loss
         if kv_cache is not None:
             kv_cache.advance(T)
-        if auxiliary:  # a loss is a number a row (B,), or one for all
-            tokens = input_ids.new_full((len(input_ids),), T) if real is None else real.sum(1)
+
+        if auxiliary:  # a loss is one number a row (B,), or one for all
+            tokens = input_ids.new_full((B,), T) if real is None else real.sum(1)
             auxiliary = {name: (loss * tokens).sum() for name, loss in auxiliary.items()}
         return self.norm(x), auxiliary
+
+    def masks_for(self, spec: MaskSpec, kv_cache: KVCache | None) -> dict[int | None, Mask]:
+        """Return the mask of each kind of layer, by its window, in the form that the backend reads.
+
+        Raises ValueError, before anything is computed, where the backend cannot serve this pass.
+        """
+        situation = Situation.of(
+            self.config,
+            spec.query_positions.device.type,
+            compute_dtype(self.embed_tokens.weight),
+            dropout=self.config.attention_dropout if self.training else 0.0,
+            gradients=torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters()),
+            documents=spec.document_ids is not None,
+            padding=spec.attention_mask is not None or kv_cache is not None,
+            compiled=torch.compiler.is_compiling(),
+        )
+        problem = why_not(self.backend, situation)
+        if problem is not None:
+            raise ValueError(f"attn_implementation: {self.backend} {problem}: use sdpa, which serves everything")
+        specs = spec.of_layers(self.config.windows, kv_cache)
+        return {window: BACKENDS[self.backend].mask(each) for window, each in specs.items()}
+
+    def real_tokens(self, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor | None:
+        """Return which tokens are not padding (B, T). None: nobody asks; only experts do, because they are balanced."""
+        if not (self.training and self.config.num_experts):
+            return None
+        if attention_mask is not None:
+            return attention_mask[:, -input_ids.shape[1] :]
+        if self.config.pad_token_id is not None:
+            return input_ids != self.config.pad_token_id
+        return None
 
 
 class LanguageModel(nn.Module):
@@ -219,52 +251,71 @@ class LanguageModel(nn.Module):
         position_ids: Tensor | None = None,
         kv_cache: KVCache | None = None,
         labels: Tensor | None = None,
-        logits_to_keep: int = 0,
+        logits_to_keep: int | None = 0,
         document_starts: Tensor | None = None,
-        hidden_states: bool = False,
-        with_auxiliary: bool = False,
-    ) -> Output | tuple[Output, dict[str, Tensor]]:
-        """input_ids (B, T) -> logits (B, T, V); with labels (B, T) -> (loss_sum, token_count), both scalars.
+    ) -> Output:
+        """Compute everything that was asked for; `lm(...)` returns the logits or the loss of it alone.
 
-        attention_mask (B, S): 1 = real token, 0 = padding; S = tokens in the cache + T. document_ids (B, T): equal ids
-        see each other; document_starts (B, N): where they begin, filled up with T, so that flash need not look on the
-        GPU. position_ids (B, T): default 0 … T-1, counted on from the cache. logits_to_keep: of the last positions; 0 =
-        all. hidden_states: -> what the head is given instead, for a loss of one's own (`model.loss.log_probs`).
-
-        labels are aligned with input_ids, as in transformers: labels[:, t] is the token at position t, the model is
-        asked for it at position t - 1, and -100 marks what is not trained on. loss_sum is the sum of -ln p over the
-        token_count trained positions; the caller divides, by the global count.
-
-        with_auxiliary: -> (the above, {name: auxiliary loss}), which the layers return in training mode: sums over the
-        tokens that are not padding. They are minimised too, and never part of loss_sum.
+        input_ids        (B, T)
+        attention_mask   (B, S): 1 = real token, 0 = padding; S = tokens in the cache + T
+        document_ids     (B, T): tokens with equal ids see each other
+        position_ids     (B, T): default 0 … T-1, counted on from the cache
+        labels           (B, T), aligned with input_ids as in transformers: labels[:, t] is the token at
+                         position t, which the model is asked for at position t - 1; -100 = not trained on
+        logits_to_keep   how many of the last positions get logits; 0 = all, None = none
+        document_starts  (B, N): where documents begin, filled up with T, so that flash need not look on the GPU
         """
         if not torch.compiler.is_compiling():
-            places = {"document_ids": document_ids, "position_ids": position_ids}
-            self._check_inputs(input_ids, kv_cache, attention_mask=attention_mask, **places)
+            self._check_inputs(input_ids, kv_cache, attention_mask, document_ids, position_ids)
         hidden, auxiliary = self.model(input_ids, attention_mask, document_ids, position_ids, kv_cache, document_starts)
-        output: Output = hidden
         if labels is not None:
-            next_labels = F.pad(labels[:, 1:], (0, 1), value=IGNORED)  # position t is asked for token t + 1
+            targets = F.pad(labels[:, 1:], (0, 1), value=IGNORED)  # position t is asked for token t + 1
             sum_loss = self.sum_loss if self.training else cross_entropy_sum
-            loss_sum = sum_loss(hidden.flatten(0, 1), self.lm_head.weight, next_labels.flatten())
-            output = loss_sum, (next_labels != IGNORED).sum()
-        elif not hidden_states:
-            output = self.lm_head(hidden[:, -logits_to_keep:])
-        return (output, auxiliary) if with_auxiliary else output
+            loss_sum = sum_loss(hidden.flatten(0, 1), self.lm_head.weight, targets.flatten())
+            return Output(hidden, auxiliary, loss_sum=loss_sum, token_count=(targets != IGNORED).sum())
+        if logits_to_keep is None:
+            return Output(hidden, auxiliary)
+        return Output(hidden, auxiliary, logits=self.lm_head(hidden[:, -logits_to_keep:]))
 
-    def _check_inputs(self, ids: Tensor, cache: KVCache | None, **given: Tensor | None) -> None:
-        (B, T), longest, vocab = ids.shape, self.config.max_position_embeddings, self.lm_head.out_features
-        total, packed = T if cache is None else T + cache.length, given["document_ids"] is not None
-        if total > longest and not (packed and given["position_ids"] is not None):  # no document need be as long
+    def __call__(self, *inputs: Any, **options: Any) -> Any:
+        """Return the logits (B, T, V); with labels, (loss_sum, count). Everything else: `outputs`."""
+        output = self.outputs(*inputs, **options)
+        return output.logits if output.loss_sum is None else (output.loss_sum, output.token_count)
+
+    def outputs(self, *inputs: Any, **options: Any) -> Output:
+        """Return all that `forward` computes. It runs the module's hooks, in which FSDP2 gathers the weights."""
+        return super().__call__(*inputs, **options)
+
+    def _check_inputs(
+        self,
+        input_ids: Tensor,
+        kv_cache: KVCache | None,
+        attention_mask: Tensor | None,
+        document_ids: Tensor | None,
+        position_ids: Tensor | None,
+    ) -> None:
+        """Raise ValueError for shapes and ids that a kernel would read without a word."""
+        B, T = input_ids.shape
+        longest = self.config.max_position_embeddings
+        total = T if kv_cache is None else T + kv_cache.length
+        # packed rows may be longer: no document in them is, where each counts its own positions
+        if total > longest and (document_ids is None or position_ids is None):
             raise ValueError(f"the sequence has {total} tokens, more than max_position_embeddings ({longest})")
-        if packed and cache is not None:
+        if document_ids is not None and kv_cache is not None:
             raise ValueError("document_ids are for packed rows, a kv_cache is for one document: give one of them")
-        of_mask = ((B, total), (B, getattr(cache, "capacity", total)))
-        for (name, tensor), shapes in zip(given.items(), (of_mask, ((B, T),), ((B, T), (1, T))), strict=True):
+        capacity = getattr(kv_cache, "capacity", total)
+        for name, tensor, shapes in (
+            ("attention_mask", attention_mask, ((B, total), (B, capacity))),
+            ("document_ids", document_ids, ((B, T),)),
+            ("position_ids", position_ids, ((B, T), (1, T))),
+        ):
             if tensor is not None and (tensor.shape not in shapes or tensor.is_floating_point()):
                 raise ValueError(f"{name} has shape {tuple(tensor.shape)}: give integers or booleans {shapes[0]}")
-        if ids.device.type == "cpu" and len(wrong := ids[(ids < 0) | (ids >= vocab)]):  # on a GPU it would wait
-            raise ValueError(f"token id {int(wrong[0])} is outside the vocabulary (0 to {vocab - 1})")
+        if input_ids.device.type == "cpu":  # on a GPU this would wait for it
+            vocab_size = self.lm_head.out_features
+            wrong = input_ids[(input_ids < 0) | (input_ids >= vocab_size)]
+            if len(wrong):
+                raise ValueError(f"token id {int(wrong[0])} is outside the vocabulary (0 to {vocab_size - 1})")
 
     @property
     def attn_implementation(self) -> str:

@@ -38,7 +38,7 @@ def repeated(rows: int = 16, period: int = 25) -> Probe:
 @torch.no_grad()
 def fields(lm: LanguageModel, text: str) -> Tensor:
     """TOKEN, BEFORE and NEXT of every token after the last layer: (3, T, V). Dividing by ONE undoes the last norm."""
-    hidden = lm(tokens(text), hidden_states=True)[0]  # (T, 3 V + 1)
+    hidden = lm.outputs(tokens(text), logits_to_keep=None).hidden[0]  # (T, 3 V + 1)
     return (hidden[:, :ONE] / hidden[:, ONE:]).unflatten(1, (3, V)).transpose(0, 1)
 
 

@@ -36,7 +36,7 @@ from train.machine.device import Device
 from train.machine.processes import ALONE, World, joined
 from train.methods.config import DistillConfig
 from train.methods.reference import open_reference
-from train.objective import CPU, BatchSource, Figures, Forward, TextBatches
+from train.objective import CPU, BatchSource, Forward, Loss, TextBatches
 from train.pretrain import run
 from train.run.command_line import parse_command_line
 
@@ -60,13 +60,15 @@ class Distillation:
         """Trained tokens: the labels that a token before them must predict."""
         return int((batch["labels"][:, 1:] != IGNORED).sum())
 
-    def loss(self, forward: Forward, batch: Batch) -> tuple[Tensor, Figures]:
+    def loss(self, forward: Forward, batch: Batch) -> Loss:
         inputs = {name: tensor for name, tensor in batch.tensors.items() if name not in ("labels", "is_own")}
         labels = batch["labels"][:, 1:]  # position t is asked for token t + 1
         trained = labels != IGNORED
         with torch.no_grad():
-            taught = self.teacher(**inputs, hidden_states=True)[:, :-1][trained]  # (N, the teacher's hidden_size)
-        learned = forward(**inputs, hidden_states=True)[:, :-1][trained]  # (N, hidden_size)
+            theirs = self.teacher.outputs(**inputs, logits_to_keep=None)
+        output = forward(**inputs, logits_to_keep=None)
+        taught = theirs.hidden[:, :-1][trained]  # (N, the teacher's hidden_size)
+        learned = output.hidden[:, :-1][trained]  # (N, hidden_size)
         size = CHUNK.get(learned.device.type, CHUNK_ELSEWHERE)
         # the logits of a chunk are computed again in the backward pass, so that those of all positions never exist
         sums = torch.zeros(3, device=learned.device)
@@ -75,7 +77,8 @@ class Distillation:
         soft, hard, agreed = sums
         share = 0.0 if "is_own" in batch.tensors else self.settings.hard_share  # its own text has nothing to teach
         loss = (1 - share) * self.settings.temperature**2 * soft + share * hard
-        return loss, {"divergence": soft.detach(), "text_loss": hard.detach(), "agreement": agreed.detach()}
+        figures = {"divergence": soft.detach(), "text_loss": hard.detach(), "agreement": agreed.detach()}
+        return Loss(loss, figures, output.auxiliary)
 
     def _of_chunk(self, learned: Tensor, taught: Tensor, labels: Tensor) -> Tensor:
         """Sums over positions (3,): the divergence, -ln p of the text's tokens, and how often both prefer one token."""

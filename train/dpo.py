@@ -12,7 +12,7 @@ counts less. Only the difference is asked for: often both answers become less li
 
 Relatives: robust DPO (Chowdhury et al. 2024, arXiv 2403.00409) knows that a share of the labels is wrong, and IPO
 (Azar et al. 2023, arXiv 2310.12036) stops at a wanted distance. RPO (Pang et al. 2024, arXiv 2404.19733) adds the
-chosen answer's own loss, so that it stays likely: `sft_weight`. How pairs become tokens: data/preferences.py.
+chosen answer's own loss, so that it stays likely: `sft_weight`. How pairs become tokens: data/chat.py.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ from data.batches import Batch, TrainBatches
 from data.packing import Pairs, PreparedData
 from model import LanguageModel
 from model.loss import log_probs
+from model.transformer import Output
 from train.config import RunConfig
 from train.machine.device import Device
 from train.methods.config import DPOConfig
 from train.methods.reference import as_reference, open_reference
-from train.objective import Figures, Forward, TextBatches
+from train.objective import Forward, Loss, TextBatches
 from train.pretrain import run
 from train.run.command_line import parse_command_line
 
@@ -57,23 +58,26 @@ class Preference:
         """Pairs."""
         return len(batch.row_ids)
 
-    def loss(self, forward: Forward, batch: Batch) -> tuple[Tensor, Figures]:
+    def loss(self, forward: Forward, batch: Batch) -> Loss:
         ids, labels = (
             torch.cat([batch[f"chosen_{name}"], batch[f"rejected_{name}"]]) for name in ("input_ids", "labels")
         )  # (2B, T): all chosen answers, then all rejected ones
         with as_reference(self.reference, self.lm) as reference:
-            before, _ = answer_log_probs(reference, reference, ids, labels)
-        now, lengths = answer_log_probs(forward, self.lm, ids, labels)
+            before = answer_log_probs(reference.outputs(ids, logits_to_keep=None), reference, labels)
+        output = forward(ids, logits_to_keep=None)
+        now = answer_log_probs(output, self.lm, labels)
+        lengths = (labels[:, 1:] != IGNORED).sum(1)  # tokens of each answer
         loss = preference_loss(now - before, lengths, self.settings)
         if self.settings.sft_weight:
             loss = loss - self.settings.sft_weight * (now / lengths).chunk(2)[0]
         chosen, rejected = (self.settings.beta * (now - before).detach()).chunk(2)
-        return loss.sum(), {
+        figures = {
             "reward_chosen": chosen.sum(),
             "reward_rejected": rejected.sum(),
             "reward_margin": (chosen - rejected).sum(),
             "reward_accuracy": (chosen > rejected).float().sum(),
         }
+        return Loss(loss.sum(), figures, output.auxiliary)
 
 
 def preference_loss(ratios: Tensor, lengths: Tensor, settings: DPOConfig) -> Tensor:
@@ -88,13 +92,12 @@ def preference_loss(ratios: Tensor, lengths: Tensor, settings: DPOConfig) -> Ten
     return (-(1 - flipped) * logsigmoid(margin) + flipped * logsigmoid(-margin)) / (1 - 2 * flipped)
 
 
-def answer_log_probs(forward: Forward, lm: LanguageModel, ids: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """ln π of each answer, and its number of tokens: ids and labels (B, T) -> (B,) twice.
+def answer_log_probs(output: Output, lm: LanguageModel, labels: Tensor) -> Tensor:
+    """Return ln π of each answer (B,), from the hidden states of lm and labels (B, T).
 
-    Padding stands behind the answer, where the causal mask hides it.
+    Padding follows the answer, where the causal mask hides it.
     """
-    hidden = forward(ids, hidden_states=True)
-    return log_probs(hidden, lm.lm_head.weight, labels).sum(1), (labels[:, 1:] != IGNORED).sum(1)
+    return log_probs(output.hidden, lm.lm_head.weight, labels).sum(1)
 
 
 def open_preference(config: RunConfig, data: PreparedData, lm: LanguageModel, device: Device) -> Preference:

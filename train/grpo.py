@@ -33,12 +33,13 @@ from eval.questions import Question
 from eval.tools import Written, write_answers
 from model import LanguageModel
 from model.loss import log_probs
+from model.transformer import Output
 from train.config import RunConfig
 from train.machine.device import Device
 from train.methods.config import GRPOConfig
 from train.methods.reference import open_reference
 from train.methods.rollouts import AnswerBatches, rewards_of
-from train.objective import Figures, Forward
+from train.objective import Forward, Loss
 from train.pretrain import run
 from train.run.command_line import parse_command_line
 
@@ -124,27 +125,28 @@ class GRPO:
         """Answers. batch["weights"] holds what a token counts for beside that."""
         return int(batch["copies"].sum())
 
-    def loss(self, forward: Forward, batch: Batch) -> tuple[Tensor, Figures]:
+    def loss(self, forward: Forward, batch: Batch) -> Loss:
         is_answer = batch["labels"] != IGNORED
         used = int(is_answer.any(dim=0).nonzero().max()) + 1  # rows are sorted by length: a sync point, and it pays
         ids, labels, weights = (batch[name][:, :used] for name in ("input_ids", "labels", "weights"))
-        new = self.log_probs(forward, self.lm, ids, labels)  # (B, T), 0 where there is no answer
+        output = forward(ids, logits_to_keep=None)
+        new = self.log_probs(output, self.lm, labels)  # (B, T), 0 where there is no answer
         old, is_answer = batch["drawn_log_probs"][:, :used], is_answer[:, :used]
         loss, clipped = policy_loss(new, old, batch["advantages"], self.settings)
         figures = {"entropy": -old, "clip_share": clipped.float()}  # E[-ln p] of what is drawn is the entropy
         if self.reference is not None:
             with torch.no_grad():
-                reference = self.log_probs(self.reference, self.reference, ids, labels)
+                theirs = self.reference.outputs(ids, logits_to_keep=None)
+                reference = self.log_probs(theirs, self.reference, labels)
             figures["kl"] = divergence(new, reference)
             loss = loss + self.settings.kl * figures["kl"]
         of_answers = (batch["copies"] / is_answer.sum(1))[:, None] * is_answer  # an answer's tokens weigh 1 together
         summed = {name: (value.detach() * of_answers).sum() for name, value in figures.items()}
-        return (loss * weights).sum(), summed
+        return Loss((loss * weights).sum(), summed, output.auxiliary)
 
-    def log_probs(self, forward: Forward, lm: LanguageModel, ids: Tensor, labels: Tensor) -> Tensor:
-        """ln p of each label, at the temperature at which it was drawn: (B, T) twice -> (B, T)."""
-        hidden = forward(ids, hidden_states=True)
-        return log_probs(hidden / self.settings.temperature, lm.lm_head.weight, labels)
+    def log_probs(self, output: Output, lm: LanguageModel, labels: Tensor) -> Tensor:
+        """Return ln p of each label (B, T), at the temperature at which it was drawn."""
+        return log_probs(output.hidden / self.settings.temperature, lm.lm_head.weight, labels)
 
 
 def policy_loss(new: Tensor, old: Tensor, advantages: Tensor, settings: GRPOConfig) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,7 @@
-"""Training, in order of time: batch, forward, backward, clip, learning rate, step; log, evaluate and save when due.
+"""The training loop: batch, forward, backward, clip, learning rate, step; then log, evaluate and save.
 
-`train` is the lesson. Below it stand its parts, what happens every n steps, and what happens before the first step and
-after the last (`train_to_the_end`). What a run holds, and what it does when memory runs out, is in train/run/run.py.
+`train` is the lesson. Below it are the parts of a step, then what happens every n steps. What happens before the first
+step and after the last is in train/run/begin_and_end.py.
 """
 
 from __future__ import annotations
@@ -10,27 +10,24 @@ import math
 import sys
 import time
 from collections import defaultdict
-from contextlib import ExitStack, closing, suppress
-from functools import partial
-from hashlib import sha256
-from signal import Signals
+from collections.abc import Iterator
+from contextlib import closing
+from types import TracebackType
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from configs.command import InputError
+from configs.command import InputError, is_out_of_memory
 from data.batches import Batch
-from train.machine.device import differences, exact_until
-from train.machine.processes import add_up_gradients, full_tensor, stop_signals, sync_gradients, wrap
-from train.objective import NextToken
+from train.machine.processes import add_up_gradients, full_tensor, sync_gradients
+from train.objective import Figures
 from train.optimizer import lr_factor, set_learning_rate
 from train.run.checkpoint import save_checkpoint
-from train.run.metrics import Counts, StepFigures
-from train.run.run import Run, losses, within_memory
+from train.run.metrics import Counts, StepFigures, append_trace
+from train.run.run import Run
 from train.run.run_directory import log_sizes
 
-EXIT_NON_FINITE = 3
 SMALLEST_LOSS_SCALE = 1.0
 
 
@@ -39,7 +36,7 @@ class NonFiniteLoss(Exception):
 
 
 class Stopped(Exception):
-    """A signal that asks to stop came to one of the processes, and all of them know."""
+    """A process received a stop signal; raised on all ranks."""
 
     def __init__(self, number: int):
         self.number = number
@@ -47,118 +44,177 @@ class Stopped(Exception):
 
 def train(run: Run) -> None:
     """Take the steps that are left of the run. Raises Stopped or NonFiniteLoss between two of them."""
-    config, state, device = run.config.train, run.state, run.device.device
+    state, device = run.state, run.device.device
     run.lm.train()  # as opposed to eval(): dropout is on
     run.meter.start()
-    progress, is_last = agreed_progress(run), False
+    state.progress = agreed_progress(run)
+    is_over = False  # if compiling took all the minutes, one step is still taken
+    # DDP and FSDP2 divide gradients by the number of processes; `add_up_gradients` only adds them up
+    divisor = 1 if run.world.memory is not None else run.world.size
     upcoming = run.source.upcoming(state.step, run.config.max_steps or sys.maxsize, run.lm)
-    with closing(upcoming), ExitStack() as first_step:
-        first_step.enter_context(run.tracker.doing(f"step {state.step + 1:,}"))  # it warms up, and may take long
-        while not is_last:
-            # A batch: this process's share of the step's rows. A thread makes text ready ahead of time, so there is
-            # nothing to wait for. Whether that is so is logged: a GPU that waits for data is half a GPU.
-            before = time.perf_counter()
-            with run.device.autocast():  # a source may let the model write
-                batch = next(upcoming)
-            waited = time.perf_counter() - before
+    with closing(upcoming) as batches, run.tracker.first_step(state.step + 1):
+        while not is_over:
+            # A batch: this process's share of the rows of the step. A thread prepares text ahead of time, so there is
+            # nothing to wait for. The wait is logged, because a GPU that waits for data is half a GPU.
+            batch, waited = next_batch(run, batches)
 
             # How many tokens do all processes train on in this step? Its loss is divided by their number once, so that
             # every token weighs the same, whatever row, micro-batch or process it is in.
-            counts = count(run, batch)
-            scalars = {name: torch.tensor(value, device=device) for name, value in batch.figures.items()}
-            scalars["loss"] = scalars["grad_norm"] = torch.tensor(math.nan, device=device)  # where nothing is trained
+            counts = agree_on_counts(run, batch)
+            scalars = first_scalars(run, batch)
 
             if counts.trained:
-                # Forward and backward: every parameter gets its gradient; again with fewer rows at a time where memory
-                # runs out.
-                passes = partial(forward_backward, run, batch, counts)
-                sums = within_memory(run, passes, agree=run.world.memory is not None)
+                # Forward and backward, one micro-batch after the other, because not all rows of a step fit into memory
+                # at once. Gradients add up in each parameter's `.grad`. Where memory runs out, the next attempt begins
+                # anew with half the rows.
+                for attempt in Attempts(run):
+                    with attempt:
+                        sums: Figures = defaultdict(lambda: torch.zeros((), device=device))
+                        micro_batches = batch.to(device).split(state.micro_rows)
+                        for micro_batch in micro_batches:
+                            # the processes exchange gradients once a step, in the last backward pass
+                            is_last = micro_batch is micro_batches[-1]
+                            sync_gradients(state.forward, run.lm, run.world, wanted=is_last)
+                            loss, figures = losses(run, micro_batch, counts)  # sums over tokens
+                            run.scaler.scale(loss * (divisor / counts.trained)).backward()
+                            for name, value in figures.items():
+                                sums[name] += value.detach()
                 sum_over_processes(run, sums)
                 scalars |= {name: value / counts.trained for name, value in sums.items()}
 
-                # Clip: one strange batch must not throw the weights far away. A gradient that is longer than
-                # grad_clip keeps its direction and gets this length.
-                for optimizer in run.optimizers:
-                    run.scaler.unscale_(optimizer)  # does nothing but in fp16
-                longest = config.grad_clip or math.inf  # 0: only measure
-                scalars["grad_norm"] = full_tensor(nn.utils.clip_grad_norm_(run.lm.parameters(), longest))
+                # Clip: one strange batch must not throw the weights far away. A gradient that is longer than grad_clip
+                # keeps its direction and gets this length.
+                scalars["grad_norm"] = clip_gradients(run)
 
             # The learning rate is a function of progress alone, so there is nothing to save and nothing to restore.
-            lr = set_learning_rate(run.optimizers, lr_factor(run.config, state.step, progress))
+            lr = set_learning_rate(run.optimizers, lr_factor(run.config, state.step, state.progress))
 
             # The step: optimizers move the parameters against their gradients. If there was nothing to learn, nothing
             # moves, not even by momentum and weight decay; nor if loss or gradient is NaN, which would spread to all.
             if counts.trained and may_step(run, scalars["loss"], scalars["grad_norm"]):
                 for optimizer in run.optimizers:
-                    optimizer.step()
-            # Small gradients would be 0 in fp16, so the loss is multiplied by a large number before the backward pass
-            # (Micikevicius et al. 2018, arXiv 1710.03740). Where a gradient overflowed, no step was taken, and the
-            # number is halved for the next one.
-            if counts.trained and run.scaler.is_enabled():
-                scalars["loss_scale"] = torch.tensor(run.scaler.get_scale(), device=device)
+                    run.scaler.step(optimizer)
+            if counts.trained:
+                # In fp16 small gradients would be 0, so the loss is multiplied by a large number before the backward
+                # pass (Micikevicius et al. 2018, arXiv 1710.03740). An overflow has skipped this step and halves it.
                 run.scaler.update()
             run.lm.zero_grad()  # or the next backward pass would add to these gradients
 
-            # Log, evaluate and save when it is time. Figures stay on the device until they are needed: reading one
-            # makes the CPU wait for all that the GPU still has to do.
-            first_step.close()
-            figures = StepFigures(state.step, lr, counts, waited, scalars)
-            run.meter.add(figures)
-            if config.trace:
-                append_trace(run, batch, figures)
-            state.step += 1
-            state.lr = lr
-            state.tokens += counts.tokens
-            progress = agreed_progress(run)
-            is_last = progress >= 1
-            read_figures(run, is_last)
-            if not is_last:
-                evaluate_and_save(run)
-
-
-def forward_backward(run: Run, batch: Batch, counts: Counts) -> dict[str, Tensor]:
-    """Forward and backward, one micro-batch after the other, because not all rows of a step fit into memory at once.
-
-    Gradients add up in each parameter's `.grad`. Returns the sums of the loss and of the other figures, scalars on the
-    device.
-    """
-    sums: dict[str, Tensor] = defaultdict(lambda: torch.zeros((), device=run.device.device))
-    micro_batches = batch.to(run.device.device).split(run.state.micro_rows)
-    # The loss of a step is its sum / its count, whatever micro-batches and processes there are. DDP and FSDP2 divide
-    # gradients by the number of processes, so the loss is multiplied by it.
-    processes = 1 if run.world.memory is not None else run.world.size
-    for number, micro_batch in enumerate(micro_batches, start=1):
-        if processes > 1:  # DDP's and FSDP2's gradients travel once a step, in the last backward pass
-            sync_gradients(run.state.forward, run.lm, run.world, wanted=number == len(micro_batches))
-        # auxiliary losses are means over real tokens, the loss is one over what is trained: both are divided by that
-        share = counts.trained / max(1, counts.tokens)
-        minimised, figures = losses(run, run.state.forward, micro_batch, share)
-        run.scaler.scale(minimised * (processes / counts.trained)).backward()
-        for name, value in figures.items():
-            sums[name] += value.detach()
-    return sums
+            # Log, evaluate and save when it is time.
+            is_over = after_step(run, batch, StepFigures(state.step, lr, counts, waited, scalars))
 
 
 # ---------------------------------------------------------------------------------------------------------
 # parts of a step
 
 
-def count(run: Run, batch: Batch) -> Counts:
-    """What the processes must agree on before a step: counted on the CPU, so that none waits for its GPU.
+def next_batch(run: Run, batches: Iterator[Batch]) -> tuple[Batch, float]:
+    """Return the batch of this step, and the seconds that it was waited for."""
+    before = time.perf_counter()
+    with run.device.autocast():  # a source may let the model write
+        batch = next(batches)
+    return batch, time.perf_counter() - before
+
+
+def agree_on_counts(run: Run, batch: Batch) -> Counts:
+    """Add up over the processes what the step counts, on the CPU, so that none waits for its GPU.
 
     Raises Stopped in all of them if a signal came to one.
     """
     signal = run.state.stop_signal()
-    *counts, stopping = run.world.sum(
-        run.objective.count(batch), *batch.token_count(run.data.tokenizer.pad_id), int(signal > 0)
-    )
+    tokens, positions = batch.token_count(run.data.tokenizer.pad_id)
+    *counts, stopping = run.world.sum(run.objective.count(batch), tokens, positions, int(signal > 0))
     if stopping:
         raise Stopped(max(run.world.gather(signal)))
     return Counts(*counts)
 
 
-def sum_over_processes(run: Run, sums: dict[str, Tensor]) -> None:
-    """Figures become those of all processes. On the cores of a CPU gradients do too; DDP and FSDP2 do it themselves."""
+def first_scalars(run: Run, batch: Batch) -> Figures:
+    """Return the figures of a step that has not trained yet, on the device: its loss is NaN."""
+    device = run.device.device
+    scalars = {name: torch.tensor(value, device=device) for name, value in batch.figures.items()}
+    scalars["loss"] = scalars["grad_norm"] = torch.tensor(math.nan, device=device)
+    if run.scaler.is_enabled():
+        scalars["loss_scale"] = torch.tensor(run.scaler.get_scale(), device=device)
+    return scalars
+
+
+class Attempts:
+    """Attempts at the passes of a step: `for attempt in Attempts(run): with attempt: …` until memory suffices.
+
+    Where memory runs out inside, `run.state.micro_rows` is halved, and the next attempt begins from the same random
+    state. The local processes of a CPU all try again if memory runs out in one of them. Raises InputError where that
+    helps no more or is not ours to decide: one row is too much, train.micro_batch_size was given, or the processes of
+    torchrun cannot agree.
+    """
+
+    def __init__(self, run: Run, agree: bool = True):
+        """agree: all processes attempt this together."""
+        self.run = run
+        self.agree = agree and run.world.memory is not None
+        self.succeeded = False
+
+    def __iter__(self) -> Iterator[Attempts]:
+        while not self.succeeded:
+            yield self
+
+    def __enter__(self) -> None:
+        self.random = torch.get_rng_state()
+        on_cuda = self.run.device.device.type == "cuda"
+        self.random_on_gpu = torch.cuda.get_rng_state() if on_cuda else None
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> bool:
+        # torch.OutOfMemoryError is a RuntimeError; on a CPU it is a plain one
+        if error is not None and not (isinstance(error, RuntimeError) and is_out_of_memory(error)):
+            return False
+        failed = int(error is not None)
+        if self.agree:
+            failed = self.run.world.sum(failed)[0]
+        self.succeeded = not failed
+        if failed:
+            self.take_fewer_rows()
+        return True
+
+    def take_fewer_rows(self) -> None:
+        """Halve the rows of a forward pass, and go back to the random state before it."""
+        run = self.run
+        rows = run.state.micro_rows
+        run.lm.zero_grad()
+        if self.random_on_gpu is not None:
+            torch.cuda.empty_cache()
+        is_apart = run.world.size > 1 and not self.agree
+        if rows == 1 or is_apart or run.config.train.micro_batch_size != "auto":
+            fewer = f"train.micro_batch_size={rows // 2} or auto, " if rows > 1 else ""
+            message = (
+                f"out of memory with {rows} rows of {run.source.row_length} tokens at a time: try {fewer}"
+                "train.activation_checkpointing=true, a shorter data.sequence_length or a smaller model"
+            )
+            if run.world.rank and is_apart:  # the others do not know, and only rank 0 prints its errors
+                print(f"error in process {run.world.rank}: {message}", file=sys.stderr)
+            raise InputError(message) from None
+        run.state.micro_rows = rows // 2
+        run.state.resolved["micro_batch_size"] = run.state.micro_rows * run.rows_joined
+        run.tracker.say(f"out of memory with {rows} rows at a time: {rows // 2} from here, in more passes")
+        torch.set_rng_state(self.random)
+        if self.random_on_gpu is not None:
+            torch.cuda.set_rng_state(self.random_on_gpu)
+
+
+def losses(run: Run, batch: Batch, counts: Counts | None = None) -> tuple[Tensor, Figures]:
+    """Return what is minimised and its parts by name, all of them sums: the objective's loss and the auxiliary losses.
+
+    Auxiliary losses are sums over real tokens, the loss is one over trained ones: they get the same divisor. counts:
+    of the step; None = as if all tokens were trained.
+    """
+    with run.device.autocast():
+        loss = run.objective.loss(run.state.forward, batch)
+    share = 1.0 if counts is None else counts.trained / max(1, counts.tokens)
+    auxiliary = {name: share * value for name, value in loss.auxiliary.items()}
+    return sum(auxiliary.values(), loss.sum), {"loss": loss.sum, **loss.figures, **auxiliary}
+
+
+def sum_over_processes(run: Run, sums: Figures) -> None:
+    """Add up figures over all processes. On the cores of a CPU gradients too; DDP and FSDP2 do it themselves."""
     if run.world.memory is not None:
         add_up_gradients(run.lm, run.world.memory, sums.values())
     elif run.world.size > 1:
@@ -166,8 +222,16 @@ def sum_over_processes(run: Run, sums: dict[str, Tensor]) -> None:
             dist.all_reduce(value)
 
 
+def clip_gradients(run: Run) -> Tensor:
+    """Shorten the gradient to train.grad_clip, and return the length that it had. grad_clip 0 only measures."""
+    for optimizer in run.optimizers:
+        run.scaler.unscale_(optimizer)  # does nothing but in fp16
+    longest = run.config.train.grad_clip or math.inf
+    return full_tensor(nn.utils.clip_grad_norm_(run.lm.parameters(), longest))
+
+
 def may_step(run: Run, loss: Tensor, grad_norm: Tensor) -> bool:
-    """Whether optimizers may move the parameters: loss and gradient are finite.
+    """Return whether optimizers may move the parameters: loss and gradient are finite.
 
     On a GPU nobody waits for the answer. Optimizers get it as `found_inf` and do nothing at 1; the loop reads the
     number of these steps later, and one too many stops all that follow.
@@ -183,25 +247,35 @@ def may_step(run: Run, loss: Tensor, grad_norm: Tensor) -> bool:
 
 
 def agreed_progress(run: Run) -> float:
-    """Share of the run that is over; under max_minutes by the first process's clock."""
+    """Return the share of the run that is over; under max_minutes by the clock of rank 0."""
     run.state.seconds = time.perf_counter() - run.state.started
     progress = run.config.progress(run.state.step, run.state.seconds)
     return progress if run.config.max_steps is not None else run.world.on_rank0(lambda: progress)
 
 
-def append_trace(run: Run, batch: Batch, figures: StepFigures) -> None:
-    """A line of trace.jsonl, which proves two runs equal to the last bit (`train.trace: true`): sha256 of the whole
-    batch, and the figures as hexadecimal floats. It waits for the device at every step, so it is not always on."""
-    rows = zip(batch.row_ids, *(tensor.cpu().numpy() for tensor in batch.tensors.values()), strict=True)
-    hashes = [sha256(str(number).encode() + b"".join(a.tobytes() for a in row)).hexdigest() for number, *row in rows]
-    everywhere = "".join(row_hash for share in run.world.gather(hashes) for row_hash in share)
-    exact = {name: float(figures.scalars[name]).hex() for name in ("loss", "grad_norm")} | {"lr": figures.lr.hex()}
-    record = {"step": figures.step + 1, "batch": sha256(everywhere.encode()).hexdigest(), **exact}
-    run.tracker.append(run.config.directory / "trace.jsonl", record)
-
-
 # ---------------------------------------------------------------------------------------------------------
-# what happens every n steps
+# what happens after a step, and every n steps
+
+
+def after_step(run: Run, batch: Batch, figures: StepFigures) -> bool:
+    """Log, evaluate and save when it is time. Returns whether the run is over.
+
+    Figures stay on the device until they are needed: reading one waits for all that the GPU still has to do.
+    """
+    state = run.state
+    run.tracker.first_step_is_taken()
+    run.meter.add(figures)
+    if run.config.train.trace:
+        append_trace(run.tracker, run.world, run.directory, batch, figures)
+    state.step += 1
+    state.lr = figures.lr
+    state.tokens += figures.counts.tokens
+    state.progress = agreed_progress(run)
+    is_over = state.progress >= 1
+    read_figures(run, is_over)
+    if not is_over:
+        evaluate_and_save(run)
+    return is_over
 
 
 def read_figures(run: Run, is_last: bool) -> None:
@@ -242,19 +316,19 @@ def examine(run: Run, figures: StepFigures) -> None:
     run.tracker.say(f"skipped: {what}")
 
 
-def evaluate_and_save(run: Run, is_last: bool = False) -> None:
-    """What is due after a step, and everything after the last; if a run is resumed, only what was not done yet.
+def evaluate_and_save(run: Run) -> None:
+    """Do what is due after a step, and everything after the last; if a run is resumed, only what was not done yet.
 
     A validation loss that is better than any before makes this the best step.
     """
-    state, config = run.state, run.config
+    state, config, is_last = run.state, run.config, run.state.is_last
     if is_last:  # before the evaluation, which may take long
         save(run, needed=True)
     if state.evaluated_at != state.step and run.hooks.are_due(state.step, is_last):
         state.saved_at = None  # what the hooks find is not in the checkpoint of this step, if there is one
         what = "the last evaluation" if is_last else "evaluating"
         with run.tracker.doing(what, run.meter, "eval_s"), run.device.autocast():
-            loss = run.hooks.run(run.event(is_last))
+            loss = run.hooks.run(run)
         best = state.best_loss if state.best_tokens == config.eval.max_tokens else None
         if state.step and loss is not None and math.isfinite(loss) and (best is None or loss < best):
             state.best_loss, state.best_step, state.best_tokens = loss, state.step, config.eval.max_tokens
@@ -285,88 +359,3 @@ def save(run: Run, needed: bool) -> None:
         if needed:
             raise
         run.tracker.say(f"warning: {error}; training continues")
-
-
-# ---------------------------------------------------------------------------------------------------------
-# the beginning and the end
-
-
-def train_to_the_end(run: Run) -> int:
-    """Train from run.state to the end of the run. Returns the exit code: 0, 3 (non-finite), 128 + signal."""
-    state = run.state
-    state.started = time.perf_counter() - state.seconds  # from here, so that compiling counts
-    was_over = run.config.progress(state.step, state.seconds) >= 1  # only its last evaluation may be missing
-    with stop_signals() as state.stop_signal:
-        try:
-            try:
-                if run.device.compile:
-                    from train.machine.compilation import (
-                        compile_and_try,  # an optional subject: it takes long to import
-                    )
-
-                    compile_and_try(run, state.stop_signal)
-                if run.world.size > 1 and run.world.memory is None:
-                    state.forward = wrap(state.forward, run.world, run.device.device)
-                if state.before and run.config.max_steps and (what := differences(state.before, state.resolved)):
-                    state.breaks.append({"step": state.step, "what": what})
-                    run.tracker.say(exact_until(state.breaks[-1]))  # under a clock it never is
-                if state.step == 0:
-                    report_initial_loss(run)
-                if not was_over:
-                    report_rising_rate(run)
-                    evaluate_and_save(run)  # at the start, or when a signal came just before it
-                    train(run)  # if compiling took all the minutes, it still takes one step
-                evaluate_and_save(run, is_last=True)
-                return 0
-            except Stopped as stop:
-                save(run, needed=True)
-                run.tracker.say(f"stopped at step {state.step:,}; the same command continues from here")
-                show_stop(run, f"Stopped at step {state.step:,}, which is saved, by {Signals(stop.number).name}.")
-                return 128 + stop.number
-        except NonFiniteLoss as error:
-            run.tracker.say(f"stopped: {error}")
-            show_stop(run, f"Stopped: {error}")
-            return EXIT_NON_FINITE
-        except BaseException as error:
-            lines = str(error).splitlines() or [""]
-            show_stop(run, f"Stopped after step {state.step:,} by an error: {type(error).__name__}: {lines[0]}")
-            raise
-        finally:
-            torch.use_deterministic_algorithms(False)  # compiling asks for them
-            state.forward = run.lm  # DDP must not outlive the connection of the processes: its end would wait forever
-
-
-def show_stop(run: Run, why: str) -> None:
-    """The hooks that show the run say why it stops. An error on the way out would hide the one that led here."""
-    with suppress(Exception):
-        run.hooks.on_rank0("stop", run.event(is_last=False), why)
-
-
-def report_rising_rate(run: Run) -> None:
-    """Say so where a run that was made longer goes back to a higher learning rate than it had."""
-    config, state = run.config, run.state
-    progress = config.progress(state.step, state.seconds)
-    # the rate of the next step, which the loop sets again before it takes the step
-    lr = set_learning_rate(run.optimizers, lr_factor(config, state.step, progress))
-    if state.lr is not None and lr > state.lr and state.step >= config.train.warmup_steps:
-        rise = f"rises again from {state.lr:#.2g} to {lr:#.2g}"
-        run.tracker.say(f"the learning rate follows the new length of the run: it {rise}")
-
-
-@torch.no_grad()
-def report_initial_loss(run: Run) -> None:
-    """The loss before the first step. An untrained model should find every token equally likely."""
-
-    def measure() -> tuple[Tensor, int]:
-        with run.device.autocast():
-            parts = run.source.batch(0, run.lm).split(min(8, run.state.micro_rows))
-            batch = next((part for part in parts if run.objective.count(part)), parts[0])
-            loss_sum, _ = run.objective.loss(run.lm, batch.to(run.device.device))
-        return loss_sum, run.objective.count(batch)
-
-    run.lm.eval()
-    loss_sum, counted = within_memory(run, measure)
-    if counted:  # where all answers to a question earn the same, there is nothing to learn
-        vocabulary, is_plain = run.data.tokenizer.vocab_size, isinstance(run.objective, NextToken)
-        expected = f", and ln(vocabulary {vocabulary:,}) = {math.log(vocabulary):.4f}" if is_plain else ""
-        run.tracker.say(f"step 0: loss {float(loss_sum) / counted:.4f}{expected}")

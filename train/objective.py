@@ -12,7 +12,7 @@ have drawn. A source whose batches depend on earlier weights gives what it needs
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -22,13 +22,27 @@ from configs.command import InputError
 from data.batches import Batch, TrainBatches, make_rows, prefetched, too_long
 from data.packing import ConversationRows, PreparedData
 from model import LanguageModel
+from model.transformer import Output
 from train.config import RunConfig
 from train.machine.device import Device
 from train.machine.processes import ALONE, World
 
 CPU = torch.device("cpu")
-Forward = Callable[..., Any]  # the model as training calls it: compiled, or wrapped for several processes
+Forward = Callable[..., Output]  # the model as training calls it, perhaps wrapped for several processes
 Figures = dict[str, Tensor]
+
+
+class Loss(NamedTuple):
+    """The loss of a batch, and what else is measured on the way.
+
+    sum         over what `Objective.count` counts
+    figures     more figures by name, summed likewise; they are logged as means
+    auxiliary   of the model's own layers (`Output.auxiliary`), as experts have them. The loop minimises and logs them
+    """
+
+    sum: Tensor
+    figures: Figures
+    auxiliary: Figures
 
 
 class Objective(Protocol):
@@ -41,12 +55,8 @@ class Objective(Protocol):
         """
         ...
 
-    def loss(self, forward: Forward, batch: Batch) -> tuple[Tensor, Figures]:
-        """-> the loss, summed over what `count` counts, and further figures by name, summed likewise.
-
-        The figures are logged beside the loss, as means. Call `forward` once for a batch, or as often as needed. What
-        the model's own layers add (auxiliary losses, as of experts) is added by the step, and logged apart.
-        """
+    def loss(self, forward: Forward, batch: Batch) -> Loss:
+        """Return the loss of a batch. Call `forward` once, or as often as needed."""
         ...
 
 
@@ -57,10 +67,11 @@ class NextToken:
         """Trained tokens: the labels that a token before them must predict."""
         return int((batch["labels"][:, 1:] != IGNORED).sum())
 
-    def loss(self, forward: Forward, batch: Batch) -> tuple[Tensor, Figures]:
+    def loss(self, forward: Forward, batch: Batch) -> Loss:
         """The model computes it itself (model/loss.py), so that the logits never exist all at once."""
-        loss_sum, _ = forward(**batch.tensors)
-        return loss_sum, {}
+        output = forward(**batch.tensors)
+        assert output.loss_sum is not None  # the batch has labels
+        return Loss(output.loss_sum, {}, output.auxiliary)
 
 
 MakeObjective = Callable[[RunConfig, PreparedData, LanguageModel, Device], Objective]  # before the run is opened

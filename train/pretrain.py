@@ -23,7 +23,6 @@ from eval.hooks import Hooks
 from model import LanguageModel
 from model.backends import mine
 from train.config import RunConfig
-from train.loop import train_to_the_end
 from train.machine.budget import check_memory
 from train.machine.device import keep_freed_memory, resolve_device, set_float32_products
 from train.machine.processes import check_shares, number_of_processes, on_processes, processes, shard
@@ -31,6 +30,7 @@ from train.methods.init_from import find_initial_weights, load_initial_weights
 from train.objective import MakeObjective, NextToken, TextBatches
 from train.optimizer import build_optimizers
 from train.run import report
+from train.run.begin_and_end import train_to_the_end
 from train.run.command_line import parse_command_line
 from train.run.metrics import Meter, Tracker
 from train.run.run import Run, resume
@@ -141,7 +141,7 @@ def _run(config: RunConfig, script: str, objective: MakeObjective | None, source
             exit_code = train_to_the_end(run)
             if exit_code == 0 and hooks.hooks:
                 with run.tracker.doing("drawing"):
-                    hooks.on_rank0("finish", run.event(is_last=True))
+                    hooks.on_rank0("finish", run)
         finally:
             run.tracker.close(exit_code)
 

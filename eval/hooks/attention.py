@@ -49,7 +49,7 @@ class Attention(Hook):
         """Every process captures and scores, since each may hold only a share of the model; the first one writes."""
         before, is_first = time.perf_counter(), not self.probes
         self.probes = self.probes or _probes_of(event)
-        settings, moment = event.config.attention, (event.step, event.tokens, event.seconds)
+        settings, moment = event.eval_config.attention, (event.step, event.tokens, event.seconds)
         snapshot = take_snapshot(event.lm, self.probes, settings, moment, event.any_process)
         if event.is_last:
             ablate(event.lm, self.probes, snapshot)
@@ -99,7 +99,7 @@ class Attention(Hook):
         """Write the page again, as the run is now."""
         if not self.so_far(event.directory).snapshots:
             return
-        every = cadences_of(event.config)["attention"].every or 0
+        every = cadences_of(event.eval_config)["attention"].every or 0
         status: dict[str, Any] = {"state": state, "stopped": stopped, "command": event.command}
         status |= {"step": event.step, "total": event.total_steps, "seconds": event.seconds, "loss": event.loss}
         status["patience"] = max(180, 3 * every * event.seconds / max(1, event.step))  # about three looks
@@ -124,7 +124,7 @@ class Attention(Hook):
 
 def _probes_of(event: EvalEvent) -> list[Probe]:
     """The probes of this run, the same at every step."""
-    settings = event.config.attention
+    settings = event.eval_config.attention
     texts = {"text" if n == 1 else f"text_{n}": text for n, text in enumerate(settings.texts, start=1)}
     if settings.probe_file is not None:
         texts |= read_probe_file(settings.probe_file)

@@ -28,7 +28,7 @@ class Validation(Hook):
     """Loss on the held-out part, in nats a token. The processes of a run share its rows."""
 
     def evaluate(self, event: EvalEvent) -> float:
-        while_training, at_the_end = event.config.max_tokens, event.config.final_max_tokens
+        while_training, at_the_end = event.eval_config.max_tokens, event.eval_config.final_max_tokens
         loss, tokens = held_out_loss(event, at_the_end if event.is_last else while_training)
         counts = event.data.manifest["validation"]
         values = {
@@ -83,7 +83,7 @@ def log_floor(event: EvalEvent) -> None:
         return
     from storyworld import tell
 
-    count = min(event.config.floor_documents, source.validation_documents)
+    count = min(event.eval_config.floor_documents, source.validation_documents)
     stories = [tell(source.seed, index, "validation", source.level) for index in range(count)]
     documents, model, floor = compare_with_floor(event.lm, event.tokenizer, stories)
     if documents:  # that the model can read whole
@@ -96,7 +96,7 @@ class Samples(Hook):
     conversations, answer them. Each is appended to samples.jsonl; the first one is also shown on the terminal."""
 
     def evaluate(self, event: EvalEvent) -> None:
-        settings, is_chat = event.config, event.data_config.records != "text"
+        settings, is_chat = event.eval_config, event.data_config.records != "text"
         options = (settings.sample_tokens, settings.temperature, settings.top_p)
         many_documents = event.data.manifest["train"]["documents"] > 1
         for number, prompt in enumerate(settings.prompts):
@@ -145,7 +145,7 @@ class Questions(Hook):
     of a new form."""
 
     def evaluate(self, event: EvalEvent) -> None:
-        source, count = event.data_config.source, event.config.questions
+        source, count = event.data_config.source, event.eval_config.questions
         if not count or not isinstance(source, StoryworldSource) or event.data_config.records == "text":
             return
         from eval.questions import ask, figures, held_out_questions

@@ -11,7 +11,7 @@ from notebooks.broken import train
 
 def all_at_once(self: Samples, event: EvalEvent) -> None:
     """Prompts of different lengths in one batch: filled up on the right, so that the new tokens stand behind a gap."""
-    settings, tokenizer = event.config, event.tokenizer
+    settings, tokenizer = event.eval_config, event.tokenizer
     prompts = [torch.tensor(tokenizer.begin(prompt)) for prompt in settings.prompts]
     rows = pad_sequence(prompts, batch_first=True, padding_value=tokenizer.pad_id)  # (B, longest)
     options = {"temperature": settings.temperature, "top_p": settings.top_p, "stop_ids": (), "seed": 0}

@@ -93,8 +93,9 @@ def network(config: Path, overrides: tuple[str, ...]) -> list:
     shapes = [(name, tuple(parameter.shape)) for name, parameter in lm.named_parameters()]
     plain = lm.eval()(ids).tolist()
     torch.manual_seed(2)
-    (loss, _), auxiliary = lm.train()(ids, labels=ids, with_auxiliary=True)
-    return [shapes, plain, float(loss), {name: float(value) for name, value in auxiliary.items()}]
+    output = lm.train().outputs(ids, labels=ids)
+    auxiliary = {name: float(value) for name, value in output.auxiliary.items()}
+    return [shapes, plain, float(output.loss_sum), auxiliary]
 
 
 @pytest.mark.parametrize("change", MODEL_CASES)

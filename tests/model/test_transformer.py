@@ -49,7 +49,7 @@ def test_labels_are_aligned_and_shifted_inside():
     with torch.no_grad():
         loss_sum, count = lm(ids, labels=labels)
         logits = lm(ids)
-        assert torch.equal(lm.lm_head(lm(ids, hidden_states=True)), logits)
+        assert torch.equal(lm.lm_head(lm.outputs(ids).hidden), logits)
     expected = F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), reduction="sum")
     assert count == 7 + 11  # of 11 predictions a row, the first row trains on those of positions 5 … 11
     assert loss_sum.item() == pytest.approx(expected.item(), rel=1e-6)
@@ -156,10 +156,11 @@ def test_a_layer_of_ones_own_says_its_groups_and_adds_its_losses(checkpointing):
     for parameter, group in ((mlp.experts, "expert"), (mlp.router.weight, "matrix"), (mlp.router.bias, "vector")):
         assert any(p is parameter for p in groups[group])
     expected = lm.eval()(ids, labels=ids)
-    found, auxiliary = lm.train()(ids, labels=ids, with_auxiliary=True)
+    output = lm.train().outputs(ids, labels=ids)
+    found, auxiliary = (output.loss_sum, output.token_count), output.auxiliary
     assert found == expected  # what is minimised besides stands apart
     assert auxiliary["size"] == ids.numel()  # 0.5 in each of two layers, times the tokens
-    assert lm(ids, hidden_states=True, with_auxiliary=True)[1] == auxiliary
+    assert lm.outputs(ids, logits_to_keep=None).auxiliary == auxiliary
     auxiliary["balance"].backward()
     assert mlp.router.weight.grad.abs().sum() > 0
 

@@ -91,27 +91,31 @@ def method_config(folder: Path, method: str, base: Path, records: list | None = 
     return write_config(folder, data=data, train=train, init_from=str(base), **sections)
 
 
-def watched(action: Callable[[Run], Any]) -> Callable:
-    """train.loop.forward_backward that calls action(run) first, once even if the step is repeated. If that returns a
-    hook's handle, the hook is removed after the step."""
-    forward_backward, last = train.loop.forward_backward, [None, None]
+def watched(action: Callable[[Run], Any]) -> dict[str, Callable]:
+    """Functions for train.loop that call action(run) before the first forward pass of a step, once even if the step is
+    repeated. If that returns a hook's handle, the hook is removed after the backward passes."""
+    losses, sum_over_processes = train.loop.losses, train.loop.sum_over_processes
+    last, hooks = [None, None], list[RemovableHandle]()
 
     def with_action(run: Run, *arguments):
-        hook = None
         if last[0] is not run or last[1] != run.state.step:
             last[:] = run, run.state.step
             hook = action(run)
-        figures = forward_backward(run, *arguments)
-        if isinstance(hook, RemovableHandle):
-            hook.remove()
-        return figures
+            if isinstance(hook, RemovableHandle):
+                hooks.append(hook)
+        return losses(run, *arguments)
 
-    return with_action
+    def without_hooks(run: Run, *arguments):
+        while hooks:
+            hooks.pop().remove()
+        return sum_over_processes(run, *arguments)
+
+    return {"losses": with_action, "sum_over_processes": without_hooks}
 
 
 def at_each_step(action: Callable[[Run], object]) -> AbstractContextManager:
     """Training in this process calls action(run) at the beginning of each step."""
-    return mock.patch.object(train.loop, "forward_backward", watched(action))
+    return mock.patch.multiple(train.loop, **watched(action))
 
 
 def stopped_at(step: int | None, number: int = signal.SIGTERM, rank: int = 0) -> AbstractContextManager:
@@ -235,13 +239,13 @@ def held(run: Run, batch: Batch) -> dict[str, Any]:
 
 def noting_rank(config: Path, overrides: list[str], stop_at: int | None = None) -> None:
     """pretrain_rank that writes what it holds before every update into the run's held0.jsonl, held1.jsonl, …"""
-    forward_backward = train.loop.forward_backward
+    first_scalars = train.loop.first_scalars
 
-    def noting(run: Run, batch: Batch, counts: Any) -> Any:
+    def noting(run: Run, batch: Batch) -> Any:
         append_line(run.config.directory / f"held{run.world.rank}.jsonl", held(run, batch))
-        return forward_backward(run, batch, counts)
+        return first_scalars(run, batch)
 
-    with mock.patch.object(train.loop, "forward_backward", noting):
+    with mock.patch.object(train.loop, "first_scalars", noting):
         pretrain_rank(config, overrides, stop_at)
 
 
@@ -281,14 +285,14 @@ def at_step(monkeypatch, steps: list[int], action: Callable[[Run], Any]) -> list
             return action(run)
         return None
 
-    monkeypatch.setattr(train.loop, "forward_backward", watched(chosen))
+    for name, function in watched(chosen).items():
+        monkeypatch.setattr(train.loop, name, function)
     return runs
 
 
 def bad_loss(run):
     def spoilt(module, inputs, output):
-        (loss_sum, count), auxiliary = output
-        return (loss_sum * float("nan"), count), auxiliary
+        return output._replace(loss_sum=output.loss_sum * float("nan"))
 
     return run.lm.register_forward_hook(spoilt)
 

@@ -13,6 +13,7 @@ import torch
 import train.loop
 import train.machine.device
 import train.optimizer
+import train.run.begin_and_end
 from model.backends.choice import BACKENDS
 from tests import accelerator
 from tests.accelerator import Accelerator
@@ -36,20 +37,21 @@ def train_on_accelerator(config) -> None:
     train.optimizer.FUSED += (accelerator.NAME,)
     Run.gates_on_device = property(lambda run: True)
     BACKENDS.update({name: replace(backend, limits=None) for name, backend in BACKENDS.items()})
-    count, elsewhere, waits = train.loop.count, train.loop.evaluate_and_save, []
+    count, elsewhere, waits = train.loop.agree_on_counts, train.loop.evaluate_and_save, []
 
     def watched(run, batch):
         device.recording = True
         return count(run, batch)
 
-    def apart(run, is_last=False):
+    def apart(run):
         device.recording = False
-        if run.state.step and not is_last:
+        if run.state.step and not run.is_last:
             waits.append([list(each) for each in device.reads])
             device.reads.clear()
-        elsewhere(run, is_last)
+        elsewhere(run)
 
-    train.loop.count, train.loop.evaluate_and_save = watched, apart
+    train.loop.agree_on_counts = watched
+    train.loop.evaluate_and_save = train.run.begin_and_end.evaluate_and_save = apart
     with Accelerator() as device:
         pretrain(config)
     config.with_name("waits.json").write_text(json.dumps(waits), encoding="utf-8")

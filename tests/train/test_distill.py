@@ -59,7 +59,7 @@ def test_loss_and_gradients_are_trls(teacher, beta, temperature, monkeypatch):
 
     monkeypatch.setitem(CHUNK, "cpu", 7)  # several chunks, the last one not full
     lm, wise, objective, batch = opened(teacher, beta=beta, temperature=temperature, hard_share=0.0)
-    loss, figures = objective.loss(lm, batch)
+    loss, figures, _ = objective.loss(lm.outputs, batch)
     loss.backward()
     found = {name: parameter.grad.clone() for name, parameter in lm.named_parameters()}
     lm.zero_grad()
@@ -82,7 +82,7 @@ def test_a_student_that_is_its_teacher_is_not_moved(teacher):
     _, wise, _, batch = opened(teacher)
     for beta in (0.0, 0.5, 1.0):
         settings = DistillConfig(teacher=str(teacher), beta=beta, hard_share=0.0)
-        loss, figures = Distillation(settings, lm, wise).loss(lm, batch)
+        loss, figures, _ = Distillation(settings, lm, wise).loss(lm.outputs, batch)
         loss.backward()
         assert abs(float(loss.detach())) < 1e-4
         assert float(figures["agreement"]) == int((batch["labels"][:, 1:] != IGNORED).sum())
@@ -92,13 +92,13 @@ def test_a_student_that_is_its_teacher_is_not_moved(teacher):
 
 def test_the_ordinary_loss_has_its_share_and_none_in_text_of_its_own(teacher):
     lm, _, objective, batch = opened(teacher, hard_share=0.5)
-    loss, figures = objective.loss(lm, batch)
+    loss, figures, _ = objective.loss(lm.outputs, batch)
     ordinary, count = lm(**batch.tensors)
     assert objective.count(batch) == int(count)
     torch.testing.assert_close(figures["text_loss"], ordinary)
     torch.testing.assert_close(loss, 0.5 * figures["divergence"] + 0.5 * ordinary)
     own = Batch(batch.tensors | {"is_own": torch.ones(3, dtype=torch.bool)}, batch.row_ids)
-    loss, figures = objective.loss(lm, own)
+    loss, figures, _ = objective.loss(lm.outputs, own)
     torch.testing.assert_close(loss.detach(), figures["divergence"])
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import train.loop
+import train.run.begin_and_end
 from eval.hooks import held_out as validation
 from model import LanguageModel
 from tests.processes import exit_code
@@ -131,10 +132,10 @@ def too_large(rows: int):
 
 
 def test_out_of_memory_halves_the_rows_of_a_validation_and_of_a_step_and_no_figure_changes(tmp_path, monkeypatch):
-    measure = train.loop.report_initial_loss
+    measure = train.run.begin_and_end.report_initial_loss
     config = write_config(tmp_path, model={"hidden_dropout": 0.2}, train=TRACED)
     pretrain(config, "name=small", "train.micro_batch_size=2")
-    monkeypatch.setattr(train.loop, "report_initial_loss", lambda run: (measure(run), too_large(2)(run)))
+    monkeypatch.setattr(train.run.begin_and_end, "report_initial_loss", lambda run: (measure(run), too_large(2)(run)))
     done = pretrain(config)
     for rows in (8, 4):
         assert f"out of memory with {rows} rows at a time: {rows // 2} from here" in done.stdout

@@ -19,8 +19,8 @@ SEEN: list[tuple] = []
 def noticing(event):
     """A hook as a user writes one."""
     SEEN.append((event.step, event.is_last, event.tokens))
-    event.state["calls"] = event.state.get("calls", 0) + 1
-    event.log("mine", {"calls": event.state["calls"], "layers": event.lm.config.num_hidden_layers})
+    event.memory["calls"] = event.memory.get("calls", 0) + 1
+    event.log("mine", {"calls": event.memory["calls"], "layers": event.lm.config.num_hidden_layers})
 
 
 def failing(event):

@@ -14,6 +14,7 @@ import pytest
 from PIL import Image
 
 import train.loop
+import train.run.begin_and_end
 import train.run.metrics
 from eval.attention import snapshots
 from eval.hooks import held_out as validation
@@ -240,7 +241,8 @@ def clock(monkeypatch):
     def pass_time(run):
         now[0] += 0.125
 
-    monkeypatch.setattr(train.loop, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    for module in (train.loop, train.run.begin_and_end):
+        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     with at_each_step(pass_time):
         yield now
 

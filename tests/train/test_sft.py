@@ -125,14 +125,14 @@ def test_the_balance_of_experts_is_a_mean_over_all_tokens_where_few_are_trained_
 
     def compute(run):
         batch = run.source.batch(0, run.lm)
-        (loss, trained), auxiliary = run.lm(**batch.tensors, with_auxiliary=True)
+        output = run.lm.outputs(**batch.tensors)
         tokens = (batch["input_ids"] != run.data.tokenizer.pad_id).sum()
-        balance = auxiliary["load_balancing"] / tokens
-        (loss / trained + balance).backward()
+        balance = output.auxiliary["load_balancing"] / tokens
+        (output.loss_sum / output.token_count + balance).backward()
         gradients = [parameter.grad for parameter in run.lm.parameters()]
         expected.update(load_balancing=float(balance), grad_norm=float(torch.nn.utils.get_total_norm(gradients)))
         run.lm.zero_grad()
-        assert trained < tokens / 3
+        assert output.token_count < tokens / 3
 
     with at_each_step(compute):
         pretrain(write_config(tmp_path, model=model, data=data, train=train, eval={"hooks": []}), script=pretrain_main)
@@ -243,7 +243,7 @@ def test_the_gradient_is_that_of_the_sum_over_the_number_of_trained_tokens(tmp_p
     [manifest] = (tmp_path / "runs/.prepared").glob("*/manifest.json")
     lm = load(base).train()
     batch = TextBatches(run, open_prepared(manifest.parent)).batch(0, lm)
-    loss_sum, count = NextToken().loss(lm, batch)[0], NextToken().count(batch)
+    loss_sum, count = NextToken().loss(lm.outputs, batch).sum, NextToken().count(batch)
     (loss_sum / count).backward()
     norm = torch.stack([parameter.grad.norm() for parameter in lm.parameters()]).norm()
     (line,) = metrics(tmp_path / "runs/chat", "train")

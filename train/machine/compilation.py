@@ -18,8 +18,9 @@ from torch.utils import deterministic
 from configs.command import InputError
 from model.loss import cross_entropy_sum, loss_of_chunk
 from model.transformer import DecoderLayer, LanguageModel
+from train.loop import Attempts, losses
 from train.machine.device import synchronize
-from train.run.run import Run, losses, within_memory
+from train.run.run import Run
 
 
 def compile_layers(lm: LanguageModel, **options: Any) -> None:
@@ -42,20 +43,18 @@ def compile_and_try(run: Run, stopped: Callable[[], int] = lambda: 0) -> None:
     compile_layers(run.lm)
     gpus = [torch.cuda.current_device()] if run.device.device.type == "cuda" else []
 
-    def forward_backward() -> None:
-        with torch.random.fork_rng(devices=gpus):  # trying changes nothing
-            with run.device.autocast():  # as in training, a source may let the model write
-                batch = run.source.batch(0, run.lm).split(run.state.micro_rows)[0]
-            run.lm.train()
-            minimised, _ = losses(run, run.lm, batch.to(run.device.device))
-            minimised.backward()
-            synchronize(run.device.device)  # an error of a GPU comes when somebody waits for it
-
     run.tracker.say("compiling a layer, less than a minute …")
     began = time.perf_counter()
     try:
         with run.tracker.doing("compiling"):
-            within_memory(run, forward_backward)
+            for attempt in Attempts(run, agree=False):
+                with attempt, torch.random.fork_rng(devices=gpus):  # trying changes nothing
+                    with run.device.autocast():  # as in training, a source may let the model write
+                        batch = run.source.batch(0, run.lm).split(run.state.micro_rows)[0]
+                    run.lm.train()
+                    loss, _ = losses(run, batch.to(run.device.device))
+                    loss.backward()
+                    synchronize(run.device.device)  # an error of a GPU is raised when something waits for it
     except Exception as error:
         # asked for: the error is the answer; on a GPU that has failed, whatever this process asks of it fails as well
         is_fatal = run.config.train.compile is True or isinstance(error, InputError | torch.AcceleratorError)

@@ -302,15 +302,26 @@ def share(tensor: Tensor, like: Tensor) -> Tensor:
     return replicated.redistribute(placements=like.placements)
 
 
-def wrap(model: nn.Module, world: World, device: torch.device) -> nn.Module:
-    """What training calls: with ddp, the model (compiled or not) whose backward pass averages the gradients."""
+class _Outputs(nn.Module):
+    """A module for DDP whose forward pass is `LanguageModel.outputs`."""
+
+    def __init__(self, lm: LanguageModel):
+        super().__init__()
+        self.lm = lm
+
+    def forward(self, *inputs: Any, **options: Any) -> Any:
+        return self.lm.outputs(*inputs, **options)
+
+
+def wrap(lm: LanguageModel, world: World, device: torch.device) -> Callable[..., Any]:
+    """Return what training calls: with ddp, a module whose backward pass averages the gradients."""
     if world.parallel != "ddp":
-        return model
+        return lm.outputs
     ids = [world.local_rank] if device.type == "cuda" else None
-    return nn.parallel.DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True)
+    return nn.parallel.DistributedDataParallel(_Outputs(lm), device_ids=ids, gradient_as_bucket_view=True)
 
 
-def sync_gradients(forward: nn.Module, lm: LanguageModel, world: World, wanted: bool) -> None:
+def sync_gradients(forward: Callable[..., Any], lm: LanguageModel, world: World, wanted: bool) -> None:
     """Whether the next micro-batch makes the processes talk: of each step, only the last one does."""
     if world.shares_model:
         lm.set_requires_gradient_sync(wanted)  # type: ignore[operator]

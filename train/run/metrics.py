@@ -11,8 +11,9 @@ import secrets
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,10 +25,12 @@ from tqdm import tqdm
 from configs.command import InputError, still_busy
 from configs.files import append_line
 from configs.language import translated
+from data.batches import Batch
 from eval.run_files import METRICS
 from model import LanguageModel
 from train.config import RunConfig
 from train.machine.device import Device, known_peak
+from train.machine.processes import World
 from train.run.checkpoint import TrainerState
 
 SILENCE_S, SILENCE = 10.0, 0.05  # without a terminal, for so long and this share of the run nothing need be said
@@ -144,6 +147,17 @@ class Tracker:
         chosen: dict[Any, bool] = {Wandb: config.tracking.wandb != "disabled", TensorBoard: config.tracking.tensorboard}
         self._others: list[Wandb | TensorBoard] = [kind() for kind, is_on in chosen.items() if is_on and writes]
         self._tell("start", config, state)
+        self._first_step = ExitStack()
+
+    @contextmanager
+    def first_step(self, step: int) -> Iterator[None]:
+        """While inside, say that this step is taken, until `first_step_is_taken`: it warms up, which may take long."""
+        with self._first_step as waiting:
+            waiting.enter_context(self.doing(f"step {step:,}"))
+            yield
+
+    def first_step_is_taken(self) -> None:
+        self._first_step.close()
 
     def _tell(self, method: str, *arguments: Any) -> None:
         """Call a method of every other program; one that raises is off from here."""
@@ -223,6 +237,17 @@ class Tracker:
         """Close the bar, and the others' runs with our exit code."""
         self.bar.close()
         self._tell("finish", exit_code)
+
+
+def append_trace(tracker: Tracker, world: World, directory: Path, batch: Batch, figures: StepFigures) -> None:
+    """A line of trace.jsonl, which proves two runs equal to the last bit (`train.trace: true`): sha256 of the whole
+    batch, and the figures as hexadecimal floats. It waits for the device at every step, so it is not always on."""
+    rows = zip(batch.row_ids, *(tensor.cpu().numpy() for tensor in batch.tensors.values()), strict=True)
+    hashes = [sha256(str(number).encode() + b"".join(a.tobytes() for a in row)).hexdigest() for number, *row in rows]
+    everywhere = "".join(row_hash for share in world.gather(hashes) for row_hash in share)
+    exact = {name: float(figures.scalars[name]).hex() for name in ("loss", "grad_norm")} | {"lr": figures.lr.hex()}
+    record = {"step": figures.step + 1, "batch": sha256(everywhere.encode()).hexdigest(), **exact}
+    tracker.append(directory / "trace.jsonl", record)
 
 
 class Wandb:

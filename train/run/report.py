@@ -58,7 +58,7 @@ def write(run: Run) -> None:
     metrics: list[dict[str, Any]] = []
     with suppress(DamagedFile):  # a folder, a pipe: the run has said that it cannot write there
         metrics = read_lines(directory / METRICS, lambda problem: run.tracker.say(f"warning: {problem}"))
-    outcomes = run.hooks.outcomes(run.event(is_last=True), metrics)
+    outcomes = run.hooks.outcomes(run, metrics)
     train = [line for line in metrics if line["split"] == "train"]
     speed = median_high([line["tokens_per_s"] for line in train if line.get("tokens_per_s") is not None] or [0.0])
     apart = sum(run.meter.elsewhere.values()) + sum((m.get("eval_s") or 0) + (m.get("save_s") or 0) for m in train)

@@ -106,8 +106,9 @@ def test_padding_is_not_balanced(masked):
 
 def minimised(lm, ids, labels, **mask):
     """(what one step minimises, the balancing loss in it), both sums."""
-    (loss, _), auxiliary = lm(ids, labels=labels, with_auxiliary=True, **mask)
-    return loss + auxiliary["load_balancing"], auxiliary["load_balancing"]
+    output = lm.outputs(ids, labels=labels, **mask)
+    balance = output.auxiliary["load_balancing"]
+    return output.loss_sum + balance, balance
 
 
 def test_active_parameters_and_flops_are_those_of_the_chosen_experts():

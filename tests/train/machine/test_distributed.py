@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 import train.loop
+import train.run.begin_and_end
 from configs.command import InputError
 from eval.attention import snapshots
 from tests.processes import start
@@ -155,7 +156,7 @@ def test_the_command_of_the_readme_under_torchrun(tmp_path):
 
 def short_of_memory_on_rank_1(config: Path, overrides: list[str]) -> None:
     """A run of which one process runs out of memory in every validation."""
-    report_initial_loss = train.loop.report_initial_loss
+    report_initial_loss = train.run.begin_and_end.report_initial_loss
 
     def refuse(module, inputs):
         if not module.training:
@@ -166,7 +167,7 @@ def short_of_memory_on_rank_1(config: Path, overrides: list[str]) -> None:
         if run.world.rank == 1:
             run.lm.register_forward_pre_hook(refuse)
 
-    train.loop.report_initial_loss = hooked
+    train.run.begin_and_end.report_initial_loss = hooked
     pretrain_rank(config, overrides)
 
 
@@ -313,14 +314,14 @@ def cannot_copy() -> None:
 
 
 def process_1_is_short_of_memory() -> None:
-    passes = train.loop.forward_backward
+    losses = train.loop.losses
 
     def short_of_memory(run, *arguments):
         if run.world.rank == 1 and run.state.micro_rows > 1:
             raise torch.OutOfMemoryError("DefaultCPUAllocator: can't allocate memory")
-        return passes(run, *arguments)
+        return losses(run, *arguments)
 
-    train.loop.forward_backward = short_of_memory
+    train.loop.losses = short_of_memory
 
 
 @pytest.mark.slow

@@ -1,0 +1,100 @@
+"""A whole run: what happens before the first step, the loop, and what happens after the last step or a stop."""
+
+from __future__ import annotations
+
+import math
+import time
+from contextlib import suppress
+from signal import Signals
+
+import torch
+
+from train.loop import Attempts, NonFiniteLoss, Stopped, evaluate_and_save, save, train
+from train.machine.device import differences, exact_until
+from train.machine.processes import stop_signals, wrap
+from train.objective import NextToken
+from train.optimizer import lr_factor, set_learning_rate
+from train.run.run import Run
+
+EXIT_NON_FINITE = 3
+
+
+def train_to_the_end(run: Run) -> int:
+    """Train from run.state to the end of the run. Returns the exit code: 0, 3 (non-finite), 128 + signal."""
+    state = run.state
+    state.started = time.perf_counter() - state.seconds  # from here, so that compiling counts
+    was_over = run.config.progress(state.step, state.seconds) >= 1  # only its last evaluation may be missing
+    with stop_signals() as state.stop_signal:
+        try:
+            try:
+                if run.device.compile:
+                    from train.machine.compilation import compile_and_try  # it takes long to import
+
+                    compile_and_try(run, state.stop_signal)
+                if run.world.size > 1 and run.world.memory is None:
+                    state.forward = wrap(run.lm, run.world, run.device.device)
+                if state.before and run.config.max_steps and (what := differences(state.before, state.resolved)):
+                    state.breaks.append({"step": state.step, "what": what})
+                    run.tracker.say(exact_until(state.breaks[-1]))  # under a clock it never is
+                if state.step == 0:
+                    report_initial_loss(run)
+                if not was_over:
+                    report_rising_rate(run)
+                    evaluate_and_save(run)  # at the start, or when a signal came just before it
+                    train(run)
+                state.is_last = True
+                evaluate_and_save(run)
+                return 0
+            except Stopped as stop:
+                save(run, needed=True)
+                run.tracker.say(f"stopped at step {state.step:,}; the same command continues from here")
+                show_stop(run, f"Stopped at step {state.step:,}, which is saved, by {Signals(stop.number).name}.")
+                return 128 + stop.number
+        except NonFiniteLoss as error:
+            run.tracker.say(f"stopped: {error}")
+            show_stop(run, f"Stopped: {error}")
+            return EXIT_NON_FINITE
+        except BaseException as error:
+            lines = str(error).splitlines() or [""]
+            show_stop(run, f"Stopped after step {state.step:,} by an error: {type(error).__name__}: {lines[0]}")
+            raise
+        finally:
+            torch.use_deterministic_algorithms(False)  # compiling asks for them
+            state.forward = (
+                run.lm.outputs
+            )  # DDP must not outlive the connection of the processes: its end would wait forever
+
+
+def show_stop(run: Run, why: str) -> None:
+    """The hooks that show the run say why it stops. An error on the way out would hide the one that led here."""
+    with suppress(Exception):
+        run.hooks.on_rank0("stop", run, why)
+
+
+def report_rising_rate(run: Run) -> None:
+    """Say so where a run that was made longer goes back to a higher learning rate than it had."""
+    config, state = run.config, run.state
+    progress = config.progress(state.step, state.seconds)
+    # the rate of the next step, which the loop sets again before it takes the step
+    lr = set_learning_rate(run.optimizers, lr_factor(config, state.step, progress))
+    if state.lr is not None and lr > state.lr and state.step >= config.train.warmup_steps:
+        rise = f"rises again from {state.lr:#.2g} to {lr:#.2g}"
+        run.tracker.say(f"the learning rate follows the new length of the run: it {rise}")
+
+
+@torch.no_grad()
+def report_initial_loss(run: Run) -> None:
+    """Say the loss before the first step. An untrained model should find every token equally likely."""
+    run.lm.eval()
+    for attempt in Attempts(run, agree=False):
+        with attempt, run.device.autocast():
+            parts = run.source.batch(0, run.lm).split(min(8, run.state.micro_rows))
+            batch = next((part for part in parts if run.objective.count(part)), parts[0])
+            loss_sum = run.objective.loss(run.lm.outputs, batch.to(run.device.device)).sum
+            count = run.objective.count(batch)
+    if count:  # where all answers to a question earn the same, there is nothing to learn
+        message = f"step 0: loss {float(loss_sum) / count:.4f}"
+        if isinstance(run.objective, NextToken):
+            vocabulary = run.data.tokenizer.vocab_size
+            message += f", and ln(vocabulary {vocabulary:,}) = {math.log(vocabulary):.4f}"
+        run.tracker.say(message)

@@ -35,7 +35,7 @@ from eval.language_modeling import compare_with_floor
 from eval.load_model import add_device_option, data_config, open_model
 from eval.questions import ask, figures, held_out_questions
 from model import LanguageModel, generate
-from model.kv_cache import make_cache
+from model.variants.caches import make_cache
 from model.variants.quantised import weight_bytes
 from storyworld import tell
 

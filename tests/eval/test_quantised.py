@@ -7,7 +7,7 @@ from configs.command import InputError
 from eval import quantised
 from eval.load_model import open_model
 from model import load
-from model.kv_cache import QuantisedCache
+from model.variants.caches import QuantisedCache
 from tests.conftest import random_model, tiny_config
 from tests.processes import run_main
 

@@ -16,7 +16,8 @@ from torch.nn.attention import flex_attention
 from data.packing import document_starts
 from model.backends.choice import BACKENDS
 from model.backends.kernels import lengths_or_mask, sequences
-from model.kv_cache import KVCache, StaticCache
+from model.kv_cache import KVCache
+from model.variants.caches import StaticCache
 from tests import accelerator
 from tests.conftest import random_model, tiny_config
 from tests.processes import exit_code, print_to

@@ -12,11 +12,12 @@ from torch.nn.attention import varlen
 from data.packing import document_starts
 from model.attention import eager
 from model.backends.choice import BACKENDS
+from model.backends.compiled_step import FewRows
 from model.backends.kernels import block_mask, flex_kernel_compiled
-from model.generation import FewRows, generate
-from model.kv_cache import StaticCache
+from model.generation import generate
 from model.loss import CHUNK
 from model.masks import MaskSpec, boolean_mask
+from model.variants.caches import StaticCache
 from tests import varlen_kernel
 from tests.conftest import GPT2, LATENT, random_model, tiny_config
 from train.machine.compilation import compile_layers

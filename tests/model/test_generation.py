@@ -7,7 +7,8 @@ import torch
 
 from model import Sampling, generate, left_pad, stream
 from model.generation import next_token
-from model.kv_cache import CACHES, KVCache, StaticCache
+from model.kv_cache import KVCache
+from model.variants.caches import CACHES, StaticCache
 from tests.conftest import random_model, tiny_config
 
 

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model import generate
-from model.kv_cache import CACHES, KVCache, QuantisedCache, StaticCache, make_cache, quantise
+from model.kv_cache import KVCache
+from model.variants.caches import CACHES, QuantisedCache, StaticCache, make_cache, quantise
 from tests.conftest import LATENT, random_model, tiny_config
 from tests.model import reference
 from tests.model.test_attention import CPU_BACKENDS, STEADY

@@ -13,6 +13,7 @@ import torch
 import train.loop
 import train.machine.device
 import train.optimizer
+import train.run.after_step
 import train.run.begin_and_end
 from model.backends.choice import BACKENDS
 from tests import accelerator
@@ -37,7 +38,7 @@ def train_on_accelerator(config) -> None:
     train.optimizer.FUSED += (accelerator.NAME,)
     Run.gates_on_device = property(lambda run: True)
     BACKENDS.update({name: replace(backend, limits=None) for name, backend in BACKENDS.items()})
-    count, elsewhere, waits = train.loop.agree_on_counts, train.loop.evaluate_and_save, []
+    count, elsewhere, waits = train.loop.agree_on_counts, train.run.after_step.evaluate_and_save, []
 
     def watched(run, batch):
         device.recording = True
@@ -51,7 +52,7 @@ def train_on_accelerator(config) -> None:
         elsewhere(run)
 
     train.loop.agree_on_counts = watched
-    train.loop.evaluate_and_save = train.run.begin_and_end.evaluate_and_save = apart
+    train.run.after_step.evaluate_and_save = train.run.begin_and_end.evaluate_and_save = apart
     with Accelerator() as device:
         pretrain(config)
     config.with_name("waits.json").write_text(json.dumps(waits), encoding="utf-8")

@@ -12,8 +12,9 @@ from model import LanguageModel, ModelConfig, load
 from model.loss import CHUNK
 from tests.train.helpers import check_exact_resume, losses, pretrain, pretrain_rank, run_world, write_config
 from train.config import load_run_config
-from train.distill import Distillation, OwnText, main
+from train.distill import Distillation, main
 from train.methods.config import DistillConfig
+from train.methods.own_text import OwnText
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import train.loop
+import train.run.after_step
 import train.run.begin_and_end
 from eval.hooks import held_out as validation
 from model import LanguageModel
@@ -161,9 +162,9 @@ def send(number=signal.SIGTERM):
 PLACES = {
     "in an evaluation": (validation, "loss_sums", 1),
     "in a micro-batch": (LanguageModel, "forward", 30),
-    "in a save": (train.loop, "save_checkpoint", 1),
-    "while waiting for data": (train.loop, "count", 5),
-    "before the first step": (train.loop, "report_initial_loss", 0),
+    "in a save": (train.run.after_step, "save_checkpoint", 1),
+    "while waiting for data": (train.loop, "agree_on_counts", 5),
+    "before the first step": (train.run.begin_and_end, "report_initial_loss", 0),
 }
 
 

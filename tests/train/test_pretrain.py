@@ -14,6 +14,7 @@ import pytest
 from PIL import Image
 
 import train.loop
+import train.run.after_step
 import train.run.begin_and_end
 import train.run.metrics
 from eval.attention import snapshots
@@ -273,7 +274,7 @@ def test_evaluating_and_saving_is_no_time_of_training(tmp_path, monkeypatch, clo
         train.run.metrics, "time", SimpleNamespace(perf_counter=lambda: clock[0], monotonic=time.monotonic)
     )
     monkeypatch.setattr(validation, "loss_sums", slowly(validation.loss_sums, 60.0))
-    monkeypatch.setattr(train.loop, "save_checkpoint", slowly(train.loop.save_checkpoint, 120.0))
+    monkeypatch.setattr(train.run.after_step, "save_checkpoint", slowly(train.run.after_step.save_checkpoint, 120.0))
     pretrain(
         write_config(
             tmp_path, train={"max_steps": 6, "checkpoint_every": 2}, eval={"hooks": ["validation"], "every": 2}

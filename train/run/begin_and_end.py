@@ -9,11 +9,12 @@ from signal import Signals
 
 import torch
 
-from train.loop import Attempts, NonFiniteLoss, Stopped, evaluate_and_save, save, train
+from train.loop import Attempts, Stopped, train
 from train.machine.device import differences, exact_until
 from train.machine.processes import stop_signals, wrap
 from train.objective import NextToken
 from train.optimizer import lr_factor, set_learning_rate
+from train.run.after_step import NonFiniteLoss, evaluate_and_save, save
 from train.run.run import Run
 
 EXIT_NON_FINITE = 3

@@ -7,8 +7,8 @@ import torch
 
 from eval.attention import capture
 from model.backends.choice import BACKENDS
-from model.kv_cache import make_cache
 from model.rope import RotaryEmbedding, apply_rotary
+from model.variants.caches import make_cache
 from tests.conftest import random_model, tiny_config
 
 SDPA = BACKENDS["sdpa"].compute

@@ -18,7 +18,7 @@ from eval.attention.controls import ablated
 from model import LanguageModel, ModelConfig, load, save
 from model.convert_kv_heads import convert_kv_heads
 from model.files.families import FAMILIES, NoFamily, family_of
-from model.kv_cache import CACHES, make_cache
+from model.variants.caches import CACHES, make_cache
 from tests.conftest import random_model, tiny_config
 from tests.model.files.export_models import YARN
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from model import ModelConfig
-from model.kv_cache import CACHES, make_cache
+from model.variants.caches import CACHES, make_cache
 from tests.conftest import LATENT, random_model, tiny_config
 from tests.model.files.test_families import drawn
 

@@ -194,6 +194,12 @@ USE = {  # library -> how to load it
 }
 
 
+def run_name(directory: Path) -> str:
+    """Return the name of the run that a checkpoint belongs to, or that of the directory."""
+    directory = directory.resolve()
+    return (directory.parents[1] if directory.parent.name == "checkpoints" else directory).name
+
+
 def model_card(name: str, lm: LanguageModel, progress: dict[str, Any]) -> str:
     """Metadata and a short description. name: of the run.
 

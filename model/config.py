@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 
 from configs.loader import PathText, Section, Tag
 from model.rope import RopeScaling
+from model.variants.config import resolve_experts, resolve_latent
 
 Activation = Literal["silu", "gelu_new", "gelu", "gelu_pytorch_tanh", "relu"]  # as transformers names them
 # model/backends/choice.py says what each is; a JSON Schema needs the names written out
@@ -24,7 +25,6 @@ Flag = Annotated[int, Field(ge=0, le=1)]
 TokenId = Annotated[int, Field(ge=-1, lt=1 << 31)]  # -1: none, in some of Llama's configs
 
 EXPERT_KEYS = ("num_experts_per_tok", "moe_intermediate_size", "decoder_sparse_step", "mlp_only_layers")
-EXPERT_MULTIPLE = 8  # rows of matrices must begin at multiples of 16 bytes for torch.nn.functional.grouped_mm
 LATENT_KEYS = ("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "rope_interleave")
 
 
@@ -168,7 +168,7 @@ class ModelConfig(Section):
             values["head_dim"] = hidden // heads
         values["num_key_value_heads"] = kv_heads_of(self.num_key_value_heads, heads)
         if is_mla:
-            self._resolve_latent()
+            resolve_latent(values, is_set=self.model_fields_set)
         if position == "rope" and (size := self.rotary_size) % 2:
             key = "qk_rope_head_dim" if is_mla else "head_dim"  # a key that is named shows its line in the YAML
             use = f"change num_attention_heads, or use {size + 1}"
@@ -197,51 +197,10 @@ class ModelConfig(Section):
         if self.intermediate_size is None:
             values["intermediate_size"] = -(-hidden * 8 // (3 * 32)) * 32 if self.gated_mlp else 4 * hidden
         if self.num_experts is not None:
-            self._resolve_experts(self.num_experts)
+            resolve_experts(values)
+            if not any(self.has_experts):
+                raise ValueError("decoder_sparse_step and mlp_only_layers leave no layer with experts")
         return self
-
-    def _resolve_latent(self) -> None:
-        """head_dim = qk_nope_head_dim + qk_rope_head_dim. DeepSeek-V2 (arXiv 2405.04434) takes kv_lora_rank = 4 and
-        qk_rope_head_dim = 1/2 of a head."""
-        head, nope, rotary = self.head_size, self.qk_nope_head_dim, self.qk_rope_head_dim
-        if rotary is None:
-            rotary = max(2, head // 4 * 2) if nope is None else head - nope
-        nope = head - rotary if nope is None else nope
-        if nope < 1 or nope + rotary != head or rotary < 1:
-            parts = f"qk_nope_head_dim ({nope}) + qk_rope_head_dim ({rotary})"
-            raise ValueError(f"head_dim ({head}) must be {parts}, both above 0: leave one of the three out")
-        latent = max(1, min(4 * head, self.hidden_size // 2))
-        follows = {"kv_lora_rank": latent, "qk_nope_head_dim": nope, "qk_rope_head_dim": rotary, "v_head_dim": head}
-        for key, value in (follows | {"rope_interleave": True}).items():
-            if getattr(self, key) is None:
-                self.__dict__[key] = value
-        if "qk_norm" not in self.model_fields_set:
-            self.__dict__["qk_norm"] = False
-        for key, wanted, why in (
-            ("qk_norm", False, "normalises its latents instead"),
-            ("scale_attn_weights", True, "always divides its scores"),
-            ("qkv_bias", False, "has the biases of attention_bias only"),
-            ("num_key_value_heads", self.num_attention_heads, "makes keys and values for every head"),
-            ("initialization", "random", "has no matrix of keys that could equal the queries"),
-        ):
-            if (value := getattr(self, key)) != wanted:
-                raise ValueError(f"{key} ({value}): attention: mla {why}: set {key}: {str(wanted).lower()}")
-
-    def _resolve_experts(self, count: int) -> None:
-        chosen, multiple = self.num_experts_per_tok, EXPERT_MULTIPLE
-        if self.moe_intermediate_size is None:  # a token costs what it costs without experts
-            width = self.intermediate_size or 0
-            self.__dict__["moe_intermediate_size"] = -(-width // (multiple * chosen)) * multiple
-        if not self.gated_mlp or self.mlp_bias:
-            raise ValueError("experts have a gate and no bias: set gated_mlp=true and mlp_bias=false")
-        if chosen > count:
-            raise ValueError(f"num_experts_per_tok ({chosen}) must not be above num_experts ({count})")
-        for key in ("hidden_size", "moe_intermediate_size"):
-            if (size := getattr(self, key)) % multiple:
-                more = -(-size // multiple) * multiple
-                raise ValueError(f"{key} ({size}) must be a multiple of {multiple} in a model with experts: use {more}")
-        if not any(self.has_experts):
-            raise ValueError("decoder_sparse_step and mlp_only_layers leave no layer with experts")
 
     # What may be left open in YAML and is always there in a built config.
 
@@ -324,16 +283,3 @@ def kv_heads_of(toggle: int | str, heads: int) -> int:
         return number
     use = f"use {', '.join(map(str, divisors))}. gqa is a divisor between 1 and all, mqa shares 1 among several"
     raise ValueError(f"num_key_value_heads ({toggle}) must divide num_attention_heads ({heads}): {use}")
-
-
-class LoraConfig(Section):
-    """LoRA (Hu et al. 2021, arXiv 2106.09685): train two thin matrices beside each frozen one. Needs init_from."""
-
-    rank: int = Field(8, ge=1, le=4096)
-    """Rows of A and columns of B: how many directions a matrix may change in."""
-    alpha: float = Field(16.0, gt=0)
-    """What the adapters compute is multiplied by alpha / rank."""
-    dropout: float = Field(0.0, ge=0, lt=1)
-    """Share of the adapters' input that is set to zero at random in training."""
-    target_modules: list[str] | None = Field(None, min_length=1, examples=[["q_proj", "v_proj"]])
-    """Names of the matrices that get adapters. null = every linear layer of the blocks."""

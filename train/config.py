@@ -21,8 +21,9 @@ from configs.loader import (
 )
 from data.config import DataConfig
 from eval.config import EvalConfig
-from model.config import LoraConfig, ModelConfig
+from model.config import ModelConfig
 from model.files.families import NoFamily, family_of
+from model.variants.config import LoraConfig
 from train.methods.config import DistillConfig, DPOConfig, GRPOConfig
 from train.methods.shape import shape_of
 

@@ -31,9 +31,9 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from configs.files import ADAPTER, DamagedFile, checked, read_json
-from model.config import LoraConfig
 from model.files.weight_files import check_tensors, read_tensors
 from model.transformer import LanguageModel
+from model.variants.config import LoraConfig
 
 NOT_CALLED = "kv_b_proj"  # LatentAttention reads this matrix itself while it decodes, past any module around it
 TENSORS = "adapter_model.safetensors"

@@ -20,8 +20,8 @@ from data.config import TokenizerConfig
 from data.reading.records import conversation_of
 from data.tokenizer import BYTES, SPECIAL_TOKENS, train_tokenizer
 from model import LanguageModel, ModelConfig
-from model.config import LoraConfig
 from model.generation import Sampling, next_token
+from model.variants.config import LoraConfig
 from model.variants.lora import LoraLinear, adapted, add_adapters, merge
 from notebooks.checks.compare import same
 from storyworld.conversations import converse, interview

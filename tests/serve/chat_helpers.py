@@ -12,7 +12,7 @@ from data.chat import encode_conversations, prompt_ids
 from data.reading.records import Message, checked_conversation
 from data.tokenizer import load_tokenizer
 from model import load, save
-from model.config import LoraConfig
+from model.variants.config import LoraConfig
 from model.variants.lora import adapted, add_adapters, weights_hash
 
 SAID = [{"role": "user", "content": "Tiko the fox found a ball. Who has it?"}]

@@ -10,8 +10,8 @@ from configs import IGNORED
 from configs.files import checkpoint_directory
 from data.prepare import open_prepared
 from model import load
-from model.config import LoraConfig
 from model.files.checkpoint import save
+from model.variants.config import LoraConfig
 from model.variants.lora import adapted, add_adapters
 from tests.train.foreign import foreign_directory
 from tests.train.helpers import losses, method_config, metrics, pretrain, pretrain_rank, run_world, trace

@@ -9,9 +9,9 @@ from configs.command import InputError
 from configs.files import is_adapter
 from data.tokenizer import Tokenizer, load_tokenizer
 from model import LanguageModel
-from model.config import LoraConfig
 from model.files.checkpoint import base_of, load_weights
 from model.transformer import on_meta
+from model.variants.config import LoraConfig
 from train.config import RunConfig
 from train.machine.device import sized
 from train.methods.shape import ADDED, free_keys, read_start

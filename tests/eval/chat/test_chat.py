@@ -26,7 +26,7 @@ from eval.chat.attention import BLOCKS, attention_map
 from eval.chat.session import Conversation
 from eval.questions import one_question, source_of
 from model import load, save
-from model.config import LoraConfig
+from model.variants.config import LoraConfig
 from model.variants.lora import adapted, add_adapters, weights_hash
 from tests.eval.page.viewer_helpers import snapshot
 from tests.eval.scoring import command, save_run

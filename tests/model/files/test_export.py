@@ -11,8 +11,8 @@ from transformers import AutoModelForCausalLM
 
 from configs.command import InputError
 from model import load
-from model.config import LoraConfig
 from model.export import export
+from model.variants.config import LoraConfig
 from model.variants.lora import add_adapters, weights_hash
 from tests.model.files.export_models import model, save_with_tokenizer
 from tests.processes import run_module

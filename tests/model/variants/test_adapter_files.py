@@ -11,8 +11,8 @@ from transformers import AutoModelForCausalLM
 
 from configs.files import DamagedFile
 from model import load, save
-from model.config import LoraConfig
 from model.files.checkpoint import base_of
+from model.variants.config import LoraConfig
 from model.variants.lora import adapted, add_adapters, load_adapters, merge, weights_hash
 from tests.conftest import GPT2, LATENT, random_model, tiny_config
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from model import LanguageModel
-from model.config import LoraConfig
+from model.variants.config import LoraConfig
 from model.variants.lora import adapted, add_adapters, merge, remove_adapters, without_adapters
 from tests.conftest import GPT2, LATENT, random_model, tiny_config
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from model import generate
-from model.config import LoraConfig
+from model.variants.config import LoraConfig
 from model.variants.lora import add_adapters
 from model.variants.quantised import quantisable, quantise_weights, weight_bytes
 from tests.conftest import GPT2, LATENT, random_model, tiny_config

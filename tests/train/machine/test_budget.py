@@ -8,9 +8,9 @@ import torch
 from configs.command import InputError
 from data.config import DataConfig
 from model import LanguageModel, ModelConfig
-from model.config import LoraConfig
 from model.kv_cache import KVCache
 from model.transformer import on_meta
+from model.variants.config import LoraConfig
 from tests.conftest import tiny_config
 from tests.train.helpers import run_module, write_config
 from train.config import OptimizerConfig, RunConfig, load_run_config

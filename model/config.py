@@ -11,8 +11,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from configs.loader import PathText, Section, Tag
-from model.rope import RopeScaling
-from model.variants.config import resolve_experts, resolve_latent
+from model.variants.config import RopeScaling, resolve_experts, resolve_latent
 
 Activation = Literal["silu", "gelu_new", "gelu", "gelu_pytorch_tanh", "relu"]  # as transformers names them
 # model/backends/choice.py says what each is; a JSON Schema needs the names written out

@@ -31,9 +31,9 @@ from train.config import RunConfig
 from train.machine.device import Device
 from train.machine.processes import joined
 from train.methods.config import DistillConfig
-from train.methods.own_text import OwnText
 from train.methods.reference import open_reference
-from train.objective import Forward, Loss, TextBatches
+from train.methods.sources import OwnText, TextBatches
+from train.objective import Forward, Loss
 from train.pretrain import run
 from train.run.command_line import parse_command_line
 

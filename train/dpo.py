@@ -17,17 +17,14 @@ chosen answer's own loss, so that it stays likely: `sft_weight`. How pairs becom
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from configs import IGNORED
 from configs.command import exit_on_bad_input
-from data.batches import Batch, TrainBatches
-from data.packing import Pairs, PreparedData
+from data.batches import Batch
+from data.packing import PreparedData
 from model import LanguageModel
 from model.loss import log_probs
 from model.transformer import Output
@@ -35,11 +32,10 @@ from train.config import RunConfig
 from train.machine.device import Device
 from train.methods.config import DPOConfig
 from train.methods.reference import as_reference, open_reference
-from train.objective import Forward, Loss, TextBatches
+from train.methods.sources import PairSource
+from train.objective import Forward, Loss
 from train.pretrain import run
 from train.run.command_line import parse_command_line
-
-MULTIPLE = 64  # pairs are padded to a multiple of it, so that few shapes occur
 
 
 def main() -> int:
@@ -104,34 +100,6 @@ def open_preference(config: RunConfig, data: PreparedData, lm: LanguageModel, de
     """A `MakeObjective`. Where adapters are trained (`lora:`), the reference needs no memory of its own."""
     reference = open_reference(config, data.tokenizer, device) if lm.adapters is None else None
     return Preference(config.dpo or DPOConfig(), lm, reference)
-
-
-class PairBatches(TrainBatches):
-    """Batches of `Pairs`, padded at their ends: (B, T) each, T the longest conversation of the batch, rounded up."""
-
-    def collate(self, rows: Sequence[dict[str, np.ndarray]], row_ids: list[int]) -> Batch:
-        wide = -(-max(len(array) for pair in rows for array in pair.values()) // MULTIPLE) * MULTIPLE
-        wide = min(wide, self.rows.length // 2)  # a pair has two rows of data.sequence_length, and the model no more
-        tensors = {}
-        for name in rows[0]:
-            filling = self.tokenizer.pad_id if name.endswith("input_ids") else IGNORED
-            padded = [np.pad(pair[name], (0, wide - len(pair[name])), constant_values=filling) for pair in rows]
-            tensors[name] = torch.from_numpy(np.stack(padded))
-        return Batch(tensors, row_ids)
-
-
-class PairSource(TextBatches):
-    """Pairs of the training part. One takes the place of two rows of data.sequence_length; longer ones are left out."""
-
-    Batches = PairBatches
-    joined, name_of_rows = "to a pair", "pair"
-
-    def rows(self, config: RunConfig, data: PreparedData) -> Pairs:
-        pairs = Pairs(data.stream("train"), config.data.sequence_length, data.tokenizer.bos_id)
-        if pairs.left_out:
-            number = f"{pairs.left_out:,} of {pairs.left_out + pairs.per_epoch:,} pairs"
-            self.notes = f"{number} are left out: longer than data.sequence_length, or with an answer of weight 0"
-        return pairs
 
 
 if __name__ == "__main__":

@@ -12,20 +12,18 @@ have drawn. A source whose batches depend on earlier weights gives what it needs
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from configs import IGNORED
-from configs.command import InputError
-from data.batches import Batch, TrainBatches, make_rows, prefetched, too_long
-from data.packing import ConversationRows, PreparedData
+from data.batches import Batch
+from data.packing import PreparedData
 from model import LanguageModel
 from model.transformer import Output
 from train.config import RunConfig
 from train.machine.device import Device
-from train.machine.processes import ALONE, World
 
 CPU = torch.device("cpu")
 Forward = Callable[..., Output]  # the model as training calls it, perhaps wrapped for several processes
@@ -112,50 +110,3 @@ class BatchSource:
     def epochs(self, steps: int) -> float | None:
         """How often this many steps read the whole text; None where that means nothing."""
         return None
-
-
-class TextBatches(BatchSource):
-    """Rows of prepared text. Batches do not depend on the weights, so a thread makes them ahead of time.
-
-    A subclass may have other `rows`, and another way to make a batch of them. Where an epoch does not
-    fill a step, the step goes on with the next one: it has the rows that train.tokens_per_step asks for.
-    """
-
-    Batches = TrainBatches
-    name_of_rows = "row"
-
-    def __init__(self, config: RunConfig, data: PreparedData, world: World = ALONE, device: torch.device = CPU):
-        """Raises InputError if the processes cannot share a step's rows."""
-        rows = self.rows(config, data)
-        wanted = config.train.tokens_per_step // rows.length
-        if wanted % world.size:
-            enough = -(-wanted // world.size) * world.size * rows.length
-            joined = " or data.rows_joined=1" if isinstance(rows, ConversationRows) else ""
-            problem = f"{world.size} processes cannot share the {wanted} {self.name_of_rows}s of a step evenly"
-            raise InputError(f"{problem}: set train.tokens_per_step={enough}{joined}")
-        restart = config.data.restart_positions or rows.length > config.data.sequence_length
-        packed_as = (config.data.isolate_documents, restart)
-        self.batches = self.Batches(rows, data.tokenizer, wanted, config.seed, *packed_as, config.data.shuffle)
-        self.rows_per_batch, self.row_length = wanted, rows.length
-        self._share, self._pin = (world.rank, world.size), device.type == "cuda"
-        notes = [too_long(rows, config.data, "train"), self.notes]
-        if rows.per_epoch < wanted:
-            name = f"{rows.per_epoch:,} {self.name_of_rows}{'s' * (rows.per_epoch != 1)} of {rows.length:,} tokens"
-            problem = f"the training text makes {name}, and a step has {wanted:,}, so it reads some of them again"
-            notes += [f"{problem}: a smaller train.tokens_per_step makes quicker steps"]
-        self.notes = "\n".join(filter(None, notes))
-
-    def rows(self, config: RunConfig, data: PreparedData) -> Any:
-        """What an epoch reads (data.packing.Rows)."""
-        return make_rows(config.data, data, "train", config.rows_per_step)
-
-    def batch(self, k: int, lm: LanguageModel) -> Batch:
-        return self.batches.batch(k, *self._share)
-
-    def upcoming(self, first: int, stop: int, lm: LanguageModel) -> Generator[Batch]:
-        batches = (self.batch(k, lm) for k in range(first, stop))
-        # from page-locked memory a GPU copies while it computes
-        return prefetched(batch.pinned() if self._pin else batch for batch in batches)
-
-    def epochs(self, steps: int) -> float:
-        return steps * self.rows_per_batch / self.batches.rows.per_epoch

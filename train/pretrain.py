@@ -27,7 +27,8 @@ from train.machine.budget import check_memory
 from train.machine.device import keep_freed_memory, resolve_device, set_float32_products
 from train.machine.processes import check_shares, number_of_processes, on_processes, processes, shard
 from train.methods.init_from import find_initial_weights, load_initial_weights
-from train.objective import MakeObjective, NextToken, TextBatches
+from train.methods.sources import TextBatches
+from train.objective import MakeObjective, NextToken
 from train.optimizer import build_optimizers
 from train.run import report
 from train.run.begin_and_end import train_to_the_end

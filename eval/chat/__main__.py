@@ -33,7 +33,7 @@ from eval.load_model import add_device_option, add_quantise_option
 from eval.questions import Question, one_question, source_of
 from eval.samples import no_token_for
 from eval.tools import MOST_CALLS, SCHEMAS, respond
-from model.rope import SCALINGS
+from model.variants.config import SCALINGS
 
 HELP = __doc__[__doc__.index("    /attention") :].rstrip("\n")
 COMMANDS = [line.split()[0] for line in HELP.splitlines()]

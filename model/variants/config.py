@@ -1,4 +1,4 @@
-"""Keys of variants: the `lora:` section, and what follows from the keys of latent attention and of experts.
+"""Keys of variants: `lora:`, `rope_scaling:`, and the sizes that latent attention and experts fill in.
 
 `values` are those of a ModelConfig by key. What is None there and follows from other keys is filled in.
 """
@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 from collections.abc import Set
-from typing import Any
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from configs.loader import Section
 
@@ -27,6 +27,53 @@ class LoraConfig(Section):
     """Share of the adapters' input that is set to zero at random in training."""
     target_modules: list[str] | None = Field(None, min_length=1, examples=[["q_proj", "v_proj"]])
     """Names of the matrices that get adapters. null = every linear layer of the blocks."""
+
+
+SCALINGS = ("none", "linear", "yarn")  # what a trained model may be read with
+KEYS = {  # which keys of rope_scaling each kind has, besides rope_type and factor
+    "linear": (),
+    "yarn": ("original_max_position_embeddings", "beta_fast", "beta_slow", "attention_factor"),
+    "llama3": ("original_max_position_embeddings", "low_freq_factor", "high_freq_factor"),
+}
+
+
+class RopeScaling(Section):
+    """How to bring positions beyond the training length back into the range that the model knows."""
+
+    rope_type: Literal["linear", "yarn", "llama3"]
+    """linear: divide every angle by factor | yarn, llama3: keep the fast pairs of numbers, divide the slow ones."""
+    factor: float = Field(ge=1)
+    """Longest text from now on / longest text in training."""
+    original_max_position_embeddings: int | None = Field(None, ge=1)
+    """yarn, llama3: the longest text in tokens that the model was trained on."""
+    beta_fast: float = Field(32.0, gt=0)
+    """yarn: pairs that turn more often than this are kept."""
+    beta_slow: float = Field(1.0, gt=0)
+    """yarn: pairs that turn less often than this are divided by factor."""
+    attention_factor: float | None = Field(None, gt=0)
+    """yarn: queries and keys are multiplied by this; null = 0.1 ln(factor) + 1."""
+    low_freq_factor: float | None = Field(None, gt=0)
+    """llama3: pairs that turn less often than this over a text of training are divided by factor."""
+    high_freq_factor: float | None = Field(None, gt=0)
+    """llama3: pairs that turn more often than this over a text of training are kept."""
+
+    @model_validator(mode="after")
+    def _check(self) -> RopeScaling:
+        kind, keys = self.rope_type, KEYS[self.rope_type]
+        for other, key in [(name, key) for name in reversed(KEYS) for key in KEYS[name]]:
+            value = getattr(self, key)
+            if key not in keys and value != RopeScaling.model_fields[key].default:
+                raise ValueError(f"{kind} has no {key}: leave it out, or use rope_type: {other}")
+            if key in keys and value is None and key != "attention_factor":
+                raise ValueError(f"{kind} needs {key}")
+        for low, high in (("beta_slow", "beta_fast"), ("low_freq_factor", "high_freq_factor")):
+            if low in keys and getattr(self, high) <= getattr(self, low):
+                raise ValueError(f"{high} ({getattr(self, high)}) must be above {low} ({getattr(self, low)})")
+        return self
+
+    def written(self) -> dict[str, Any]:
+        """The keys of this kind that have a value, as config.json has them."""
+        return self.model_dump(include={"rope_type", "factor", *KEYS[self.rope_type]}, exclude_none=True)
 
 
 def resolve_latent(values: dict[str, Any], is_set: Set[str]) -> None:

@@ -14,7 +14,7 @@ from tests.train.helpers import check_exact_resume, losses, pretrain, pretrain_r
 from train.config import load_run_config
 from train.distill import Distillation, main
 from train.methods.config import DistillConfig
-from train.methods.own_text import OwnText
+from train.methods.sources import OwnText
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
 

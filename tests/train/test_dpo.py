@@ -16,9 +16,10 @@ from model.variants.lora import adapted, add_adapters
 from tests.train.foreign import foreign_directory
 from tests.train.helpers import losses, method_config, metrics, pretrain, pretrain_rank, run_world, trace
 from train.config import load_run_config
-from train.dpo import PairSource, Preference, answer_log_probs, main, preference_loss
+from train.dpo import Preference, answer_log_probs, main, preference_loss
 from train.methods.config import DPOConfig
 from train.methods.reference import as_reference
+from train.methods.sources import PairSource
 
 
 def pair_config(folder, base, records=None, **sections):

@@ -17,6 +17,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
+from model.config import ModelConfig
 from model.kv_cache import KVCache
 
 Mask = Any  # a boolean tensor (B or 1, 1, T, S), or what else a backend makes of a MaskSpec; None = causal alone
@@ -125,3 +126,35 @@ def boolean_mask(spec: MaskSpec) -> Tensor | None:
     if (documents := spec.document_ids) is not None:
         mask = mask & same_document(documents[:, :, None], documents[:, None, :])[:, None]
     return mask
+
+
+def check_inputs(
+    config: ModelConfig,
+    input_ids: Tensor,
+    kv_cache: KVCache | None,
+    attention_mask: Tensor | None,
+    document_ids: Tensor | None,
+    position_ids: Tensor | None,
+) -> None:
+    """Raise ValueError for shapes and ids that a kernel would read without a word."""
+    B, T = input_ids.shape
+    longest = config.max_position_embeddings
+    total = T if kv_cache is None else T + kv_cache.length
+    # packed rows may be longer: no document in them is, where each counts its own positions
+    if total > longest and (document_ids is None or position_ids is None):
+        raise ValueError(f"the sequence has {total} tokens, more than max_position_embeddings ({longest})")
+    if document_ids is not None and kv_cache is not None:
+        raise ValueError("document_ids are for packed rows, a kv_cache is for one document: give one of them")
+    capacity = getattr(kv_cache, "capacity", total)
+    for name, tensor, shapes in (
+        ("attention_mask", attention_mask, ((B, total), (B, capacity))),
+        ("document_ids", document_ids, ((B, T),)),
+        ("position_ids", position_ids, ((B, T), (1, T))),
+    ):
+        if tensor is not None and (tensor.shape not in shapes or tensor.is_floating_point()):
+            raise ValueError(f"{name} has shape {tuple(tensor.shape)}: give integers or booleans {shapes[0]}")
+    if input_ids.device.type == "cpu":  # on a GPU this would wait for it
+        vocab_size = config.vocab_size or 0
+        wrong = input_ids[(input_ids < 0) | (input_ids >= vocab_size)]
+        if len(wrong):
+            raise ValueError(f"token id {int(wrong[0])} is outside the vocabulary (0 to {vocab_size - 1})")

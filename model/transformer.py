@@ -1,8 +1,9 @@
 """The network: token ids -> embedding -> layers -> norm -> head -> logits, or the summed loss.
 
-Parameter names are Hugging Face's, so a checkpoint needs no conversion. Modules know themselves. Each has
-`reset_parameters` and may name an `optimizer_group` (one of GROUPS) for everything inside. A feed-forward layer may
-return `(output, {name: loss})`: auxiliary losses, which training adds to the loss of every objective (train/loop.py).
+Parameter names are Hugging Face's, so a checkpoint needs no conversion. Each module has
+`reset_parameters` and may name an `optimizer_group` (train/optimizer.py) for everything inside. A
+feed-forward layer may return `(output, {name: loss})`: auxiliary losses, which training adds to the
+loss of every objective (train/loop.py).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -18,21 +19,14 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from configs import IGNORED
-from model.attention import Attention
 from model.backends.choice import BACKENDS, Situation, why_not
 from model.config import ModelConfig
-from model.feed_forward import FeedForward
 from model.kv_cache import KVCache
+from model.layer import DecoderLayer
 from model.loss import compute_dtype, cross_entropy_sum
-from model.masks import Mask, MaskSpec
+from model.masks import Mask, MaskSpec, check_inputs
 from model.norm import make_norm
 from model.rope import RotaryEmbedding
-
-if TYPE_CHECKING:  # optional: a model without them does not load them
-    from model.variants.experts import MixtureOfExperts
-    from model.variants.latent_attention import LatentAttention
-
-GROUPS = ("matrix", "expert", "embedding", "head", "vector", "adapter")
 
 
 class Output(NamedTuple):
@@ -51,57 +45,6 @@ class Output(NamedTuple):
     logits: Tensor | None = None
     loss_sum: Tensor | None = None
     token_count: Tensor | None = None
-
-
-class DecoderLayer(nn.Module):
-    """Attention, then the feed-forward part, each added to the stream (B, T, hidden_size).
-
-    norm_position   before   x + f(norm(x))    the stream is never touched (Xiong et al. 2020, arXiv 2002.04745)
-                    after    x + norm(f(x))    what is added has a known size (OLMo 2: Walsh et al. 2025, 2501.00656)
-
-    After: what comes out of f is zero at first. There RMSNorm multiplies by gain / sqrt(eps), and gradients with it:
-    with a gain of 1 the first gradient was 240 times too long. At a gain of sqrt(eps) it is that without the norm.
-    """
-
-    def __init__(self, config: ModelConfig, layer_index: int):
-        super().__init__()
-        self.norm_after = config.norm_position == "after"
-        self.has_experts = config.has_experts[layer_index]
-        gain = math.sqrt(config.rms_norm_eps) if self.norm_after else 1.0
-        if not self.norm_after:
-            self.input_layernorm = make_norm(config)
-        self.self_attn: Attention | LatentAttention
-        if config.attention == "mla":
-            from model.variants.latent_attention import LatentAttention
-
-            self.self_attn = LatentAttention(config, layer_index)
-        else:
-            self.self_attn = Attention(config, layer_index)
-        self.post_attention_layernorm = make_norm(config, gain)
-        self.mlp: FeedForward | MixtureOfExperts
-        if self.has_experts:
-            from model.variants.experts import MixtureOfExperts
-
-            self.mlp = MixtureOfExperts(config)
-        else:
-            self.mlp = FeedForward(config)
-        if self.norm_after:
-            self.post_feedforward_layernorm = make_norm(config, gain)
-        self.dropout = nn.Dropout(config.hidden_dropout)
-
-    def forward(
-        self, x: Tensor, cos: Tensor, sin: Tensor, mask: Mask, kv_cache: KVCache | None, real: Tensor | None = None
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """-> the stream, and the auxiliary losses of the feed-forward part, if it has any. real (B, T): the tokens that
-        are not padding, which experts ask for; None: all."""
-        out = x if self.norm_after else self.input_layernorm(x)
-        out = self.self_attn(out, cos, sin, mask, kv_cache)
-        x = x + self.dropout(self.post_attention_layernorm(out) if self.norm_after else out)
-
-        out = x if self.norm_after else self.post_attention_layernorm(x)
-        out = self.mlp(out, real) if self.has_experts else self.mlp(out)
-        out, losses = out if isinstance(out, tuple) else (out, {})
-        return x + self.dropout(self.post_feedforward_layernorm(out) if self.norm_after else out), losses
 
 
 class Decoder(nn.Module):
@@ -266,7 +209,7 @@ class LanguageModel(nn.Module):
         document_starts  (B, N): where documents begin, filled up with T, so that flash need not look on the GPU
         """
         if not torch.compiler.is_compiling():
-            self._check_inputs(input_ids, kv_cache, attention_mask, document_ids, position_ids)
+            check_inputs(self.config, input_ids, kv_cache, attention_mask, document_ids, position_ids)
         hidden, auxiliary = self.model(input_ids, attention_mask, document_ids, position_ids, kv_cache, document_starts)
         if labels is not None:
             targets = F.pad(labels[:, 1:], (0, 1), value=IGNORED)  # position t is asked for token t + 1
@@ -286,37 +229,6 @@ class LanguageModel(nn.Module):
         """Return all that `forward` computes. It runs the module's hooks, in which FSDP2 gathers the weights."""
         return super().__call__(*inputs, **options)
 
-    def _check_inputs(
-        self,
-        input_ids: Tensor,
-        kv_cache: KVCache | None,
-        attention_mask: Tensor | None,
-        document_ids: Tensor | None,
-        position_ids: Tensor | None,
-    ) -> None:
-        """Raise ValueError for shapes and ids that a kernel would read without a word."""
-        B, T = input_ids.shape
-        longest = self.config.max_position_embeddings
-        total = T if kv_cache is None else T + kv_cache.length
-        # packed rows may be longer: no document in them is, where each counts its own positions
-        if total > longest and (document_ids is None or position_ids is None):
-            raise ValueError(f"the sequence has {total} tokens, more than max_position_embeddings ({longest})")
-        if document_ids is not None and kv_cache is not None:
-            raise ValueError("document_ids are for packed rows, a kv_cache is for one document: give one of them")
-        capacity = getattr(kv_cache, "capacity", total)
-        for name, tensor, shapes in (
-            ("attention_mask", attention_mask, ((B, total), (B, capacity))),
-            ("document_ids", document_ids, ((B, T),)),
-            ("position_ids", position_ids, ((B, T), (1, T))),
-        ):
-            if tensor is not None and (tensor.shape not in shapes or tensor.is_floating_point()):
-                raise ValueError(f"{name} has shape {tuple(tensor.shape)}: give integers or booleans {shapes[0]}")
-        if input_ids.device.type == "cpu":  # on a GPU this would wait for it
-            vocab_size = self.lm_head.out_features
-            wrong = input_ids[(input_ids < 0) | (input_ids >= vocab_size)]
-            if len(wrong):
-                raise ValueError(f"token id {int(wrong[0])} is outside the vocabulary (0 to {vocab_size - 1})")
-
     @property
     def attn_implementation(self) -> str:
         """The backend in use, `auto` resolved."""
@@ -332,9 +244,9 @@ class LanguageModel(nn.Module):
         for layer in self.model.layers:
             layer.self_attn.attend = BACKENDS[self.model.backend].compute  # type: ignore[union-attr]
 
-    def attention_modules(self) -> list[Attention | LatentAttention]:
-        """The attention of every layer, from the first to the last."""
-        return [layer.self_attn for layer in self.model.layers]  # type: ignore[misc]
+    def attention_modules(self) -> list[Any]:
+        """Return the attention of every layer, from the first to the last."""
+        return [layer.self_attn for layer in self.model.layers]
 
     @torch.no_grad()
     def add_rows(self, vocab_size: int) -> None:
@@ -377,19 +289,6 @@ class LanguageModel(nn.Module):
         scaling = {"rope_type": kind, "factor": float(factor), **original}
         longest = max(self.config.max_position_embeddings, int(factor * trained))
         return self.with_config(rope_scaling=scaling, max_position_embeddings=longest)
-
-    def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
-        """The trainable parameters by optimizer group: what the innermost module that has one says. One with fewer than
-        two dimensions (a norm, a bias) is a vector wherever it is. Sharding replaces parameters: then read them again.
-        """
-        group_of = dict.fromkeys(self.parameters(), "matrix")
-        group_of |= {weight: "embedding" for name, weight in self.named_parameters() if ".embed_" in name}
-        group_of |= dict.fromkeys(self.lm_head.parameters(), "head")  # also where it is tied
-        for _, module in self.named_modules(remove_duplicate=False):  # from the outside to the inside
-            if group := getattr(module, "optimizer_group", None):
-                group_of.update(dict.fromkeys(module.parameters(), group))
-        trained = [(p, "vector" if p.ndim < 2 else group) for p, group in group_of.items() if p.requires_grad]
-        return {name: [parameter for parameter, group in trained if group == name] for name in GROUPS}
 
     def num_parameters(self, inside: str = "") -> int:
         """How many numbers the weights are; a tied matrix counts once. inside: only those with this in their name."""

@@ -21,6 +21,7 @@ from model import LanguageModel
 from train.config import OptimizerConfig, RunConfig
 from train.machine.processes import ALONE, World, share
 
+GROUPS = ("matrix", "expert", "embedding", "head", "vector", "adapter")
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # steepest slope at zero; Jordan's constants
 FUSED = ("cpu", "cuda", "mps")  # devices on which PyTorch has AdamW as one kernel
 
@@ -140,6 +141,29 @@ def _local(x: Tensor) -> Tensor:
     return x.to_local() if isinstance(x, DTensor) else x
 
 
+def parameter_groups(lm: LanguageModel) -> dict[str, list[nn.Parameter]]:
+    """Return the trainable parameters by group: the `optimizer_group` of the innermost module that sets one.
+
+    Norms and biases have fewer than two dimensions, and are always vectors. Sharding replaces parameters: group them
+    again then.
+    """
+    group_of = dict.fromkeys(lm.parameters(), "matrix")
+    for name, weight in lm.named_parameters():
+        if ".embed_" in name:
+            group_of[weight] = "embedding"
+    for weight in lm.lm_head.parameters():  # also where it is tied
+        group_of[weight] = "head"
+    for _, module in lm.named_modules(remove_duplicate=False):  # from the outside to the inside
+        group = getattr(module, "optimizer_group", None)
+        if group:
+            group_of.update(dict.fromkeys(module.parameters(), group))
+    groups: dict[str, list[nn.Parameter]] = {name: [] for name in GROUPS}
+    for weight, group in group_of.items():
+        if weight.requires_grad:
+            groups["vector" if weight.ndim < 2 else group].append(weight)
+    return groups
+
+
 def build_optimizers(
     lm: LanguageModel, config: OptimizerConfig, world: World = ALONE, precision: torch.dtype | None = None
 ) -> list[torch.optim.Optimizer]:
@@ -152,7 +176,7 @@ def build_optimizers(
     embedding, vectors or adapters. precision: of the run's products; with bfloat16, Muon orthogonalises in it as well.
     Raises ValueError if every parameter is frozen.
     """
-    of = lm.parameter_groups()
+    of = parameter_groups(lm)
     blocks, lr, decay = of["matrix"] + of["expert"], config.lr, config.weight_decay
     optimizers: list[torch.optim.Optimizer] = []
     if config.name == "muon":

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from eval.language_modeling import evaluating
 from model import LanguageModel
+from model.layer import DecoderLayer
 from model.norm import LayerNorm, RMSNorm
-from model.transformer import DecoderLayer
 
 
 @torch.no_grad()

@@ -15,6 +15,7 @@ from model.norm import RMSNorm
 from model.transformer import on_meta
 from tests.conftest import GPT2, LATENT, random_model, tiny_config
 from train.machine.budget import parameter_counts
+from train.optimizer import parameter_groups
 
 OLMO2 = {"qk_norm": "whole", "norm_position": "after", "attention_bias": True}
 UNTIED = {"tie_word_embeddings": False, "qk_norm": False}
@@ -152,7 +153,7 @@ def test_a_layer_of_ones_own_says_its_groups_and_adds_its_losses(checkpointing):
     lm.model.activation_checkpointing = checkpointing
     for layer in lm.model.layers:
         layer.mlp = TwoExperts(32)
-    groups, mlp = lm.parameter_groups(), lm.model.layers[0].mlp
+    groups, mlp = parameter_groups(lm), lm.model.layers[0].mlp
     for parameter, group in ((mlp.experts, "expert"), (mlp.router.weight, "matrix"), (mlp.router.bias, "vector")):
         assert any(p is parameter for p in groups[group])
     expected = lm.eval()(ids, labels=ids)

@@ -16,8 +16,9 @@ import torch
 from torch.utils import deterministic
 
 from configs.command import InputError
+from model.layer import DecoderLayer
 from model.loss import cross_entropy_sum, loss_of_chunk
-from model.transformer import DecoderLayer, LanguageModel
+from model.transformer import LanguageModel
 from train.loop import Attempts, losses
 from train.machine.device import synchronize
 from train.run.run import Run

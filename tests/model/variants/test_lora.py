@@ -7,6 +7,7 @@ from model import LanguageModel
 from model.variants.config import LoraConfig
 from model.variants.lora import adapted, add_adapters, merge, remove_adapters, without_adapters
 from tests.conftest import GPT2, LATENT, random_model, tiny_config
+from train.optimizer import parameter_groups
 
 IDS = torch.arange(24).view(2, 12)
 DENSE = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -31,7 +32,7 @@ def test_at_first_the_model_is_its_base_and_only_a_and_b_are_trained():
     loss.backward()
     trained = {name for name, p in lm.named_parameters() if p.grad is not None}
     assert trained == {f"{name}.lora_{x}.weight" for name in adapted(lm) for x in "AB"}
-    groups = lm.parameter_groups()
+    groups = parameter_groups(lm)
     assert len(groups["adapter"]) == len(trained)
     assert not any(groups[name] for name in groups if name != "adapter")
 

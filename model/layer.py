@@ -1,0 +1,70 @@
+"""One layer of the network: attention, then the feed-forward part."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from torch import Tensor, nn
+
+from model.attention import Attention
+from model.config import ModelConfig
+from model.feed_forward import FeedForward
+from model.kv_cache import KVCache
+from model.masks import Mask
+from model.norm import make_norm
+
+if TYPE_CHECKING:  # optional: a model without them does not load them
+    from model.variants.experts import MixtureOfExperts
+    from model.variants.latent_attention import LatentAttention
+
+
+class DecoderLayer(nn.Module):
+    """Attention, then the feed-forward part, each added to the stream (B, T, hidden_size).
+
+    norm_position   before   x + f(norm(x))    the stream is never touched (Xiong et al. 2020, arXiv 2002.04745)
+                    after    x + norm(f(x))    what is added has a known size (OLMo 2: Walsh et al. 2025, 2501.00656)
+
+    After: what comes out of f is zero at first. There RMSNorm multiplies by gain / sqrt(eps), and gradients with it:
+    with a gain of 1 the first gradient was 240 times too long. At a gain of sqrt(eps) it is that without the norm.
+    """
+
+    def __init__(self, config: ModelConfig, layer_index: int):
+        super().__init__()
+        self.norm_after = config.norm_position == "after"
+        self.has_experts = config.has_experts[layer_index]
+        gain = math.sqrt(config.rms_norm_eps) if self.norm_after else 1.0
+        if not self.norm_after:
+            self.input_layernorm = make_norm(config)
+        self.self_attn: Attention | LatentAttention
+        if config.attention == "mla":
+            from model.variants.latent_attention import LatentAttention
+
+            self.self_attn = LatentAttention(config, layer_index)
+        else:
+            self.self_attn = Attention(config, layer_index)
+        self.post_attention_layernorm = make_norm(config, gain)
+        self.mlp: FeedForward | MixtureOfExperts
+        if self.has_experts:
+            from model.variants.experts import MixtureOfExperts
+
+            self.mlp = MixtureOfExperts(config)
+        else:
+            self.mlp = FeedForward(config)
+        if self.norm_after:
+            self.post_feedforward_layernorm = make_norm(config, gain)
+        self.dropout = nn.Dropout(config.hidden_dropout)
+
+    def forward(
+        self, x: Tensor, cos: Tensor, sin: Tensor, mask: Mask, kv_cache: KVCache | None, real: Tensor | None = None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """-> the stream, and the auxiliary losses of the feed-forward part, if it has any. real (B, T): the tokens that
+        are not padding, which experts ask for; None: all."""
+        out = x if self.norm_after else self.input_layernorm(x)
+        out = self.self_attn(out, cos, sin, mask, kv_cache)
+        x = x + self.dropout(self.post_attention_layernorm(out) if self.norm_after else out)
+
+        out = x if self.norm_after else self.post_attention_layernorm(x)
+        out = self.mlp(out, real) if self.has_experts else self.mlp(out)
+        out, losses = out if isinstance(out, tuple) else (out, {})
+        return x + self.dropout(self.post_feedforward_layernorm(out) if self.norm_after else out), losses

@@ -20,6 +20,7 @@ from benchmarks.timing import alternate, command_line, in_transformers, measured
 from configs.command import exit_on_bad_input, integer, numbers
 from configs.text import table
 from model import LanguageModel, generate
+from model.accounting import flops_per_token
 from model.config import ModelConfig
 from model.kv_cache import KVCache
 from model.variants.quantised import weight_bytes
@@ -124,7 +125,7 @@ def compare_kv_heads(
             most = after[max(models, key=int)]
             for heads, lm in models.items():
                 held = caches[heads].nbytes
-                operations = batch * context * lm.flops_per_token(context, training=False)
+                operations = batch * context * flops_per_token(lm, context, training=False)
                 figures = [
                     f"{1e3 * first[heads]:,.1f}" if first else "–",
                     f"{1e3 * operations / rate:,.1f}",

@@ -25,6 +25,7 @@ from configs.command import exit_on_bad_input, number
 from configs.text import table
 from data.packing import document_starts
 from model import LanguageModel
+from model.accounting import flops_per_token
 from train.config import RunConfig
 from train.machine.budget import micro_batch_rows
 from train.machine.compilation import compile_layers
@@ -85,7 +86,7 @@ def measure(run: RunConfig, device: Device, seconds: float, profile: Path | None
     states = [tensor for optimizer in optimizers for state in optimizer.state.values() for tensor in state.values()]
     lasting = sum(tensor.nbytes for tensor in [*lm.parameters(), *states])
     tokens, median = run.rows_per_step * length, statistics.median(times)
-    flops_per_s = lm.flops_per_token(length) * tokens / median
+    flops_per_s = flops_per_token(lm, length) * tokens / median
     known = known_peak(device.device, device.dtype)
     share = f"{flops_per_s / known[0] / 1e12:.1%} of {known[0]:g} TFLOPS ({known[1]})" if known else "unknown peak"
     each = " of each process" if world.size > 1 else ""

@@ -34,6 +34,7 @@ from eval.pictures import drawing
 from model import LanguageModel
 from model.config import ModelConfig
 from model.rope import inverse_frequencies
+from model.variants.surgery import with_config, with_rope_scaling
 from storyworld.lexicon import lexicon
 from storyworld.names import held_out_names
 
@@ -133,13 +134,13 @@ def study(
 def ways(lm: LanguageModel, trained: int) -> dict[str, Make]:
     """In which ways this model, which read rows of `trained` tokens in training, can read a longer text."""
     rotates = any(lm.config.rotates)
-    plain = lm.with_rope_scaling("none", 1, trained) if rotates else lm
+    plain = with_rope_scaling(lm, "none", 1, trained) if rotates else lm
 
     def scaled(kind: str, length: int) -> LanguageModel:
-        return longer(plain.with_rope_scaling(kind, max(1.0, length / trained), trained), length)
+        return longer(with_rope_scaling(plain, kind, max(1.0, length / trained), trained), length)
 
     def windows(length: int) -> LanguageModel:
-        return longer(plain, length).with_config(sliding_window=trained, layer_types=["sliding_attention"])
+        return with_config(longer(plain, length), sliding_window=trained, layer_types=["sliding_attention"])
 
     scalings = {kind: partial(scaled, kind) for kind in ("linear", "yarn")} if rotates else {}
     return {"none": partial(longer, plain), **scalings, "windows": windows}
@@ -154,7 +155,7 @@ def longer(lm: LanguageModel, length: int) -> LanguageModel:
         raise InputError(
             f"--lengths: {length:,} is too long: this model has learned a vector for {longest:,} positions"
         )
-    return lm.with_config(max_position_embeddings=length)
+    return with_config(lm, max_position_embeddings=length)
 
 
 # ---------------------------------------------------------------------------------------------------------

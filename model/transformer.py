@@ -8,7 +8,6 @@ loss of every objective (train/loop.py).
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -248,78 +247,9 @@ class LanguageModel(nn.Module):
         """Return the attention of every layer, from the first to the last."""
         return [layer.self_attn for layer in self.model.layers]
 
-    @torch.no_grad()
-    def add_rows(self, vocab_size: int) -> None:
-        """Make room for more token ids: rows of the embedding and of the head, each at first the mean of the others. So
-        the new tokens start where an average one is, and none of them is likely (Hewitt 2021,
-        https://nlp.stanford.edu/~johnhew/vocab-expansion.html). The logits of the ids that were there stay the same."""
-        embedding, head = self.model.embed_tokens, self.lm_head
-        for module, size in ((embedding, "num_embeddings"), (head, "out_features")):
-            old = module.weight
-            mean = old.double().mean(0, keepdim=True).to(old.dtype)  # double: the same on every machine
-            module.weight = nn.Parameter(torch.cat([old, mean.expand(vocab_size - len(old), -1)]))
-            setattr(module, size, vocab_size)
-        if self.config.tie_word_embeddings:
-            head.weight = embedding.weight
-        self.config = self.model.config = self.config.model_copy(update={"vocab_size": vocab_size})
-
-    def with_config(self, **changes: Any) -> LanguageModel:
-        """A second model with the same weights; its config has other values for keys that no weight needs (a window,
-        scaled RoPE, more positions)."""
-        config = ModelConfig.model_validate(self.config.model_dump() | changes)
-        other = copy.deepcopy(self, {id(weight): weight for weight in self.parameters()})  # these are shared
-        other.config = other.model.config = config
-        device = next(self.parameters()).device
-        other.model.rotary_emb = RotaryEmbedding(config.rotary_size, config.rope_theta, config.rope_scaling).to(device)
-        return other
-
-    def with_rope_scaling(self, kind: str, factor: float, trained: int) -> LanguageModel:
-        """The same weights, read with RoPE scaled for texts longer than those of training (docs/long_context.md); kind
-        `none`: as if it had never been scaled.
-
-        factor: longest text from now on / longest text in training. trained: the latter, in tokens. Raises ValueError.
-        """
-        if kind == "none":
-            return self.with_config(rope_scaling=None)
-        if not any(self.config.rotates):
-            raise ValueError("this model has no RoPE: leave it out")
-        if not 1 <= factor <= 2**24 / trained:  # float32 counts no further
-            raise ValueError(f"the factor is {factor:g}: for texts of {trained:,} tokens use 1 to {2**24 / trained:,g}")
-        original = {"original_max_position_embeddings": trained} if kind == "yarn" else {}
-        scaling = {"rope_type": kind, "factor": float(factor), **original}
-        longest = max(self.config.max_position_embeddings, int(factor * trained))
-        return self.with_config(rope_scaling=scaling, max_position_embeddings=longest)
-
     def num_parameters(self, inside: str = "") -> int:
         """How many numbers the weights are; a tied matrix counts once. inside: only those with this in their name."""
         return sum(p.numel() for name, p in self.named_parameters() if inside in name)
-
-    def num_active_parameters(self) -> int:
-        """How many of them a token meets: of a mixture of experts, only those of the experts that it is sent to."""
-        share = self.config.num_experts_per_tok / (self.config.num_experts or 1)
-        return round(self.num_parameters() - (1 - share) * self.num_parameters(".experts."))
-
-    def flops_per_token(self, sequence_length: int, *, training: bool = True) -> float:
-        """Floating-point operations that a token costs, in rows of `sequence_length` tokens.
-
-        forward = 2 * (matrix parameters, head included, embedding not: it is looked up)
-                  + 4 * H * D * (keys that a token sees), summed over the layers: q · k, and weights @ v
-        training = 3 * forward: the backward pass multiplies twice what the forward pass multiplies once; with adapters
-        (model/variants/lora.py) 2 * forward, because frozen matrices have no gradient.
-
-        Kaplan et al. 2020 (arXiv 2001.08361), table 1, but only keys that are seen count: itself and what came before.
-        Not counted: document boundaries, norms, softmax, RoPE, adapters and the optimizer.
-        """
-        c = self.config
-        linears = [module for module in self.modules() if isinstance(module, nn.Linear)]
-        matrices = sum(x.weight.numel() for x in linears if getattr(x, "optimizer_group", "") != "adapter")
-        active = self.num_parameters(".experts.") * c.num_experts_per_tok / (c.num_experts or 1)
-        # keys that a token sees on average: i of them at place i = 1 … T, at most the window
-        windows = [min(window or sequence_length, sequence_length) for window in c.windows]
-        keys = sum((w * (w + 1) / 2 + (sequence_length - w) * w) / sequence_length for w in windows)
-        forward = 2 * (matrices + active)
-        forward += 2 * c.num_attention_heads * (c.head_size + c.value_size) * keys
-        return forward * ((3 if self.adapters is None else 2) if training else 1)
 
 
 def on_meta(config: ModelConfig) -> LanguageModel:

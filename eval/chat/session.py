@@ -24,6 +24,7 @@ from model.files.checkpoint import read_config
 from model.generation import Sampling, stream
 from model.kv_cache import KVCache
 from model.variants.lora import load_adapters, remove_adapters
+from model.variants.surgery import with_rope_scaling
 
 FREE = 8  # an eighth of the context, if not max_new_tokens, is kept free for an answer
 
@@ -204,7 +205,7 @@ def open_conversation(
         if rope is not None:
             scaling = lm.config.rope_scaling
             of_scaling = scaling.original_max_position_embeddings if scaling else None
-            lm = lm.with_rope_scaling(*rope, of_scaling or trained_length(run) or lm.config.max_position_embeddings)
+            lm = with_rope_scaling(lm, *rope, of_scaling or trained_length(run) or lm.config.max_position_embeddings)
         return Conversation(lm, tokenizer, temperature=0.8 if temperature is None else float(temperature), **settings)
     except ValueError as error:
         raise InputError(str(error)) from None

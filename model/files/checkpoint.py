@@ -29,6 +29,7 @@ from model.config import ModelConfig
 from model.files.families import family_in, family_of
 from model.files.weight_files import check_tensors, read_tensors
 from model.transformer import LanguageModel, on_meta
+from model.variants.surgery import add_rows
 
 WEIGHTS = "model.safetensors"
 TOKENIZER_FILES = "tokenizer.json tokenizer_config.json special_tokens_map.json chat_template.jinja".split()
@@ -136,7 +137,7 @@ def load_weights(lm: LanguageModel, directory: Path) -> None:
     if (there.vocab_size or wanted) < wanted:
         smaller = LanguageModel(there)
         load_weights(smaller, directory)
-        smaller.add_rows(wanted)
+        add_rows(smaller, wanted)
         lm.load_state_dict(smaller.state_dict())
         return
     lm.load_state_dict(read_weights(lm, directory), strict=not lm.config.tie_word_embeddings)

@@ -2,10 +2,68 @@
 
 from __future__ import annotations
 
+import copy
+from typing import Any
+
 import torch
+from torch import nn
 
 from model.config import ModelConfig
+from model.rope import RotaryEmbedding
 from model.transformer import LanguageModel
+
+
+@torch.no_grad()
+def add_rows(lm: LanguageModel, vocab_size: int) -> None:
+    """Make room for more token ids: rows of the embedding and of the head, each at first the mean of the others.
+
+    So the new tokens start where an average one is, and none of them is likely (Hewitt 2021,
+    https://nlp.stanford.edu/~johnhew/vocab-expansion.html). The logits of the earlier ids stay the same.
+    """
+    embedding, head = lm.model.embed_tokens, lm.lm_head
+    for module, size in ((embedding, "num_embeddings"), (head, "out_features")):
+        old = module.weight
+        mean = old.double().mean(0, keepdim=True).to(old.dtype)  # double: the same on every machine
+        module.weight = nn.Parameter(torch.cat([old, mean.expand(vocab_size - len(old), -1)]))
+        setattr(module, size, vocab_size)
+    if lm.config.tie_word_embeddings:
+        head.weight = embedding.weight
+    lm.config = lm.model.config = lm.config.model_copy(update={"vocab_size": vocab_size})
+
+
+def with_config(lm: LanguageModel, **changes: Any) -> LanguageModel:
+    """Return a second model with the same weights and other values for keys that no weight needs.
+
+    Such keys are a window, scaled RoPE, more positions.
+    """
+    config = ModelConfig.model_validate(lm.config.model_dump() | changes)
+    other = copy.deepcopy(lm, {id(weight): weight for weight in lm.parameters()})  # these are shared
+    other.config = other.model.config = config
+    rotary_emb = RotaryEmbedding(config.rotary_size, config.rope_theta, config.rope_scaling)
+    other.model.rotary_emb = rotary_emb.to(next(lm.parameters()).device)
+    return other
+
+
+def with_rope_scaling(lm: LanguageModel, kind: str, factor: float, trained: int) -> LanguageModel:
+    """Return the same weights, read with RoPE scaled for texts longer than those of training (docs/long_context.md).
+
+    kind     `none`: as if it had never been scaled
+    factor   longest text from now on / longest text in training
+    trained  longest text in training, in tokens
+
+    Raises ValueError.
+    """
+    if kind == "none":
+        return with_config(lm, rope_scaling=None)
+    if not any(lm.config.rotates):
+        raise ValueError("this model has no RoPE: leave it out")
+    if not 1 <= factor <= 2**24 / trained:  # float32 counts no further
+        raise ValueError(f"the factor is {factor:g}: for texts of {trained:,} tokens use 1 to {2**24 / trained:,g}")
+    scaling: dict[str, Any] = {"rope_type": kind, "factor": float(factor)}
+    if kind == "yarn":
+        scaling["original_max_position_embeddings"] = trained
+    longest = max(lm.config.max_position_embeddings, int(factor * trained))
+    return with_config(lm, rope_scaling=scaling, max_position_embeddings=longest)
 
 
 def convert_kv_heads(lm: LanguageModel, num_key_value_heads: int) -> LanguageModel:

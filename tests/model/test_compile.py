@@ -18,6 +18,7 @@ from model.generation import generate
 from model.loss import CHUNK
 from model.masks import MaskSpec, boolean_mask
 from model.variants.caches import StaticCache
+from model.variants.surgery import with_config
 from tests import varlen_kernel
 from tests.conftest import GPT2, LATENT, random_model, tiny_config
 from train.machine.compilation import compile_layers
@@ -53,7 +54,7 @@ CASES += [pytest.param(name, x, False, marks=pytest.mark.slow) for name in ("eag
 
 def compiled_for_training(lm, counter):
     """A second model of the same weights, its layers compiled as training does, without a graph break."""
-    other = lm.with_config().train()
+    other = with_config(lm).train()
     compile_layers(other, backend=counter, fullgraph=True)
     return other
 

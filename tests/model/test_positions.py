@@ -8,6 +8,7 @@ from transformers import AutoModelForCausalLM
 
 from model import generate, load, save
 from model.rope import RotaryEmbedding, apply_rotary
+from model.variants.surgery import with_config, with_rope_scaling
 from tests.conftest import GPT2, LATENT, random_model, tiny_config
 from tests.model import reference
 
@@ -89,31 +90,31 @@ def test_scaled_when_it_is_opened_is_scaled_when_it_was_saved(kind, more, tmp_pa
     lm = random_model(tiny_config(max_position_embeddings=16, **more))
     with pytest.raises(ValueError, match="max_position_embeddings"):
         logits(lm)
-    scaled = lm.with_rope_scaling(kind, 4, trained=16)
+    scaled = with_rope_scaling(lm, kind, 4, trained=16)
     assert scaled.config.max_position_embeddings == 64
     save(scaled, tmp_path)
     assert torch.equal(logits(scaled), logits(load(tmp_path)))
     there = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="sdpa").eval()
     with torch.no_grad():
         assert torch.equal(logits(scaled), there(IDS).logits)
-    assert not torch.allclose(logits(scaled), logits(lm.with_config(max_position_embeddings=64)), atol=1e-3)
+    assert not torch.allclose(logits(scaled), logits(with_config(lm, max_position_embeddings=64)), atol=1e-3)
 
 
 def test_the_weights_are_shared_and_the_first_model_stays_as_it_was():
     scaling = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 8}
     lm, never_scaled = (random_model(tiny_config(rope_scaling=x)) for x in (scaling, None))
     never_scaled.load_state_dict(lm.state_dict())
-    before, plain = logits(lm), lm.with_rope_scaling("none", 1, trained=8)
+    before, plain = logits(lm), with_rope_scaling(lm, "none", 1, trained=8)
     assert all(one is other for one, other in zip(lm.parameters(), plain.parameters(), strict=True))  # also a tied one
     assert torch.equal(logits(lm), before)
-    for same in (plain, *(plain.with_rope_scaling(kind, 1, trained=16) for kind in ("linear", "yarn"))):
+    for same in (plain, *(with_rope_scaling(plain, kind, 1, trained=16) for kind in ("linear", "yarn"))):
         assert torch.equal(logits(same), logits(never_scaled))  # a factor of one changes nothing
 
 
 def test_a_window_set_afterwards_is_the_window_of_the_config():
     lm, built = (random_model(tiny_config(sliding_window=window)) for window in (None, 5))
     built.load_state_dict(lm.state_dict())
-    assert torch.equal(logits(lm.with_config(sliding_window=5, layer_types=["sliding_attention"])), logits(built))
+    assert torch.equal(logits(with_config(lm, sliding_window=5, layer_types=["sliding_attention"])), logits(built))
     assert not torch.equal(logits(built), logits(lm))
 
 
@@ -127,4 +128,4 @@ def test_a_window_set_afterwards_is_the_window_of_the_config():
 )
 def test_scaling_that_cannot_be_is_refused(kind, factor, more, message):
     with pytest.raises(ValueError, match=message):
-        random_model(tiny_config(**more)).with_rope_scaling(kind, factor, trained=16)
+        with_rope_scaling(random_model(tiny_config(**more)), kind, factor, trained=16)

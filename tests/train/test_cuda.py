@@ -8,6 +8,7 @@ import os
 import pytest
 import torch
 
+from model.variants.surgery import with_config
 from tests.conftest import random_model, tiny_config
 from tests.model.test_compile import assert_same_training
 from tests.train.helpers import losses, metrics, pretrain, pretrain_rank, run_world, trace, write_config
@@ -41,7 +42,7 @@ def test_compiled_gradients_are_those_of_the_plain_model():
     torch.manual_seed(0)
     lm = random_model(tiny_config()).to(DEVICE).train()
     lm.set_attn_implementation("flash" if DEVICE == "cuda" else "blocked")
-    compiled, ids = lm.with_config().train(), torch.randint(0, 192, (2, 64), device=DEVICE)
+    compiled, ids = with_config(lm).train(), torch.randint(0, 192, (2, 64), device=DEVICE)
     compile_layers(compiled)
     documents = torch.randint(0, 4, (2, 64), device=DEVICE).sort().values
     with torch.autocast(DEVICE, dtype=torch.bfloat16):

@@ -16,6 +16,7 @@ from configs.command import InputError, number
 from configs.text import table
 from data.tokenizer import DEFAULT_VOCAB_SIZE, SPECIAL_TOKENS, train_tokenizer
 from model import LanguageModel, ModelConfig
+from model.accounting import flops_per_token, num_active_parameters
 from model.backends.kernels import LONGEST
 from model.config import kv_heads_of
 from model.loss import CHUNK, CHUNK_ELSEWHERE
@@ -187,7 +188,7 @@ def main() -> None:
     kind = device.device.type
     print(f"{run.name}: {model.in_words()}, vocabulary {model.vocab_size:,}\n  ({vocabulary})\n")
 
-    counts = parameter_counts(lm) | ({"active for a token": lm.num_active_parameters()} if model.num_experts else {})
+    counts = parameter_counts(lm) | ({"active for a token": num_active_parameters(lm)} if model.num_experts else {})
     shares = [(part.replace("_", " "), f"{n:,}", f"{n / counts['total']:.1%}") for part, n in counts.items() if n]
     print(table(("Parameters (exact)", "", "share"), shares) + "\n")
 
@@ -227,7 +228,7 @@ def main() -> None:
         speed = f"at {given.mfu:.0%} (assumed: --mfu) of {peak[0]:g} TFLOPS ({peak[1]})"
     elif kind == "cpu":
         flops_per_s, speed = CORE_FLOPS * torch.get_num_threads(), "a guess: python -m train.doctor times real steps"
-    training = lm.flops_per_token(length)
+    training = flops_per_token(lm, length)
     work = [("a token, training (3 × forward)", f"{training / 1e6:,.2f} MFLOP")]
     if run.max_steps is None:
         minutes = run.train.max_minutes or 0.0

@@ -22,6 +22,7 @@ import psutil
 import torch
 
 from configs.command import CGROUP, InputError
+from model.accounting import flops_per_token
 from model.backends.choice import Situation, choose_attention, choose_device, why_not
 from model.transformer import on_meta
 from train.config import RunConfig
@@ -196,7 +197,7 @@ def guessed_seconds(config: RunConfig, tokens: int, kind: str, precision: str) -
     if kind != "cpu":
         peak = known_peak(torch.device(kind), DTYPES[precision])
         speed = GPU_SHARE * (peak[0] * 1e12 if peak else GPU_FLOPS)
-    flops = on_meta(sized(config).model).flops_per_token(config.data.sequence_length)
+    flops = flops_per_token(on_meta(sized(config).model), config.data.sequence_length)
     return LEAST_STEP_S + tokens * flops / (speed * int(os.environ.get("WORLD_SIZE", "1")))
 
 

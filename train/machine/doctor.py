@@ -27,6 +27,7 @@ from configs.loader import dump_yaml
 from configs.text import table
 from eval.run_files import read_metrics
 from model import ModelConfig
+from model.accounting import flops_per_token
 from model.backends.choice import BACKENDS, Situation, why_not
 from model.masks import MaskSpec
 from model.transformer import on_meta
@@ -242,7 +243,7 @@ def time_step(run: RunConfig, device: Device) -> float:
         timed = train_quietly(run, device, folder, f"train.max_steps={STEPS}")
         lines = read_metrics(timed.directory, lambda problem: None)
     speed, length = max(line["tokens_per_s"] for line in lines if line["split"] == "train"), run.data.sequence_length
-    flops = [on_meta(model).flops_per_token(length) for model in (run.model, with_vocabulary(timed)[0].model)]
+    flops = [flops_per_token(on_meta(model), length) for model in (run.model, with_vocabulary(timed)[0].model)]
     return run.train.tokens_per_step / speed * flops[0] / flops[1]
 
 

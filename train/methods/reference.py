@@ -17,6 +17,7 @@ from data.tokenizer import Tokenizer, load_tokenizer
 from eval.language_modeling import evaluating
 from model import LanguageModel, load
 from model.variants.lora import without_adapters
+from model.variants.surgery import add_rows
 from train.config import RunConfig
 from train.machine.device import Device
 
@@ -38,7 +39,7 @@ def open_reference(
     if added < 0 or tokenizer.tokens_beyond(its_tokenizer) is None:
         raise InputError(f"{key}: {path} has another tokenizer than this run: the same ids stand for other text")
     if added:  # as in the model that starts from this one
-        lm.add_rows(tokenizer.vocab_size)
+        add_rows(lm, tokenizer.vocab_size)
     length, longest = config.data.sequence_length, lm.config.max_position_embeddings
     if length > longest:
         raise InputError(f"{key}: {path} reads {longest} tokens at once: lower data.sequence_length ({length})")

@@ -28,6 +28,7 @@ from configs.language import translated
 from data.batches import Batch
 from eval.run_files import METRICS
 from model import LanguageModel
+from model.accounting import flops_per_token
 from train.config import RunConfig
 from train.machine.device import Device, known_peak
 from train.machine.processes import World
@@ -65,7 +66,7 @@ class Meter:
 
     def __init__(self, config: RunConfig, lm: LanguageModel, device: Device, world_size: int = 1) -> None:
         self.device = device.device
-        self.flops = lm.flops_per_token(config.data.sequence_length)
+        self.flops = flops_per_token(lm, config.data.sequence_length)
         peak = known_peak(device.device, device.dtype) if device.device.type == "cuda" else None
         self.peak_flops = peak[0] * 1e12 * world_size if peak else None
         self.last: StepFigures | None = None  # the newest step that was read

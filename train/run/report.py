@@ -18,6 +18,7 @@ from data.batches import too_long
 from data.prepare import describe
 from eval.page.viewer import VIEWER
 from eval.run_files import METRICS, RESULT
+from model.accounting import num_active_parameters
 from train.machine.device import exact_until, machine
 from train.machine.processes import processes_in_words
 from train.run.run import Run
@@ -26,7 +27,7 @@ from train.run.run import Run
 def opening(run: Run, checkpoint: Path | None = None) -> str:
     """What is about to happen, in a few lines: model, device, length, rows, text."""
     c, world = run.config, run.world
-    active = f" ({run.lm.num_active_parameters():,} active for a token)" if c.model.num_experts else ""
+    active = f" ({num_active_parameters(run.lm):,} active for a token)" if c.model.num_experts else ""
     length, epochs = f"{c.train.max_minutes} minutes by the clock (so never twice exactly the same) in steps", None
     if c.max_steps:
         length, epochs = f"{c.max_steps:,} steps", run.source.epochs(c.max_steps)

@@ -28,6 +28,7 @@ from eval.questions import one_question, source_of
 from model import load, save
 from model.variants.config import LoraConfig
 from model.variants.lora import adapted, add_adapters, weights_hash
+from model.variants.surgery import with_rope_scaling
 from tests.eval.page.viewer_helpers import snapshot
 from tests.eval.scoring import command, save_run
 from tests.train.helpers import REPOSITORY
@@ -59,7 +60,7 @@ def said(*arguments, lines=(), new=4):
 def test_another_scaling_of_rope_answers_like_a_model_saved_with_it(runs, tmp_path):
     checkpoint = tmp_path / "step_00000010"
     shutil.copytree(runs / "texts/checkpoints/step_00000010", checkpoint)
-    save(load(runs / "texts").with_rope_scaling("yarn", 2, trained=256), checkpoint)  # 256: the default of a config
+    save(with_rope_scaling(load(runs / "texts"), "yarn", 2, trained=256), checkpoint)  # 256: the default of a config
     asked = {"lines": ["Tiko saw"], "new": 12}
     answers = {
         kind: said(runs / "texts", "--rope-scaling", kind, *factor, **asked)[1]

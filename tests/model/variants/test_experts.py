@@ -5,8 +5,10 @@ import torch
 from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
 
 from model import ModelConfig
+from model.accounting import flops_per_token, num_active_parameters
 from model.transformer import on_meta
 from model.variants.experts import load_balancing_loss
+from model.variants.surgery import with_config
 from tests.conftest import random_model, tiny_config
 from tests.model import reference
 from train.machine.budget import parameter_counts
@@ -114,11 +116,11 @@ def minimised(lm, ids, labels, **mask):
 def test_active_parameters_and_flops_are_those_of_the_chosen_experts():
     dense, sparse = (on_meta(tiny_config(intermediate_size=48, **changes)) for changes in ({}, EXPERTS))
     router = 2 * 4 * 32  # two layers
-    assert dense.num_active_parameters() == dense.num_parameters()
-    assert sparse.num_active_parameters() == dense.num_active_parameters() + router  # two of 24 are one layer of 48
+    assert num_active_parameters(dense) == dense.num_parameters()
+    assert num_active_parameters(sparse) == num_active_parameters(dense) + router  # two of 24 are one layer of 48
     parts = [parameter_counts(lm)["feed_forward"] for lm in (dense, sparse)]
     assert parts[1] == 2 * parts[0] + router
-    forward = [lm.flops_per_token(9, training=False) for lm in (dense, sparse)]
+    forward = [flops_per_token(lm, 9, training=False) for lm in (dense, sparse)]
     assert forward[1] == pytest.approx(forward[0] + 2 * router)
 
 
@@ -145,7 +147,7 @@ def test_groups_of_few_sizes_compute_the_same():
 @pytest.mark.slow
 def test_the_rest_of_a_compiled_model_computes_the_same():
     lm, ids = random_model(tiny_config(**EXPERTS)).train(), torch.randint(0, 192, (2, 16))
-    compiled = lm.with_config().train()
+    compiled = with_config(lm).train()
     compile_layers(compiled)
     found = []
     for forward in (lm, compiled):

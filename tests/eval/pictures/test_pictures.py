@@ -14,9 +14,11 @@ from eval.attention.snapshots import ProbeMap
 from eval.pictures import drawing
 from eval.pictures.heads import (
     BETWEEN,
+    GAP,
     MOST_FRAMES,
     PICTURES,
     badge,
+    cell_size,
     curves,
     mosaic,
     one_head,
@@ -56,16 +58,25 @@ def no_complaint(caplog):
 
 def test_the_tile_holds_every_head_in_its_place_and_nothing_above_the_diagonal():
     weights = causal(2, 3, 5, 0)
-    canvas = tile(weights, gap=2)
-    assert canvas.shape == (2 * 7 - 2, 3 * 7 - 2)
-    here = canvas[7:12, 14:19]
-    assert np.array_equal(np.tril(np.nan_to_num(here)), weights[1, 2])
-    assert np.isnan(here[np.triu_indices(5, 1)]).all()
-    assert (canvas[5:7] == BETWEEN).all()
-    small = tile(weights[:1, :1], gap=1, pool=2)  # several tokens in a cell: the largest weight
-    assert small.shape == (3, 3)
-    assert [small[1, 0], small[2, 2]] == [weights[0, 0, 2:4, :2].max(), weights[0, 0, 4, 4]]
-    assert np.isnan(small[0, 1])
+    canvas = tile(weights, cell=2)
+    pitch = 5 * 2 + GAP
+    assert canvas.shape == (2 * pitch - GAP, 3 * pitch - GAP)
+    here = canvas[pitch : pitch + 10, 2 * pitch : 2 * pitch + 10]
+    for row, column in np.ndindex(2, 2):  # a token has 2 x 2 pixels
+        pixels = here[row::2, column::2]
+        assert np.array_equal(np.tril(np.nan_to_num(pixels)), weights[1, 2])
+        assert np.isnan(pixels[np.triu_indices(5, 1)]).all()
+    assert (canvas[10:pitch] == BETWEEN).all()
+
+
+@pytest.mark.parametrize("shape", [(2, 6, 51), (12, 12, 51), (24, 16, 257), (1, 1, 12), (30, 40, 3)])
+def test_maps_fill_the_room_that_they_have_and_no_token_vanishes(shape):
+    layers, heads, tokens = shape
+    cell = cell_size(np.empty((*shape, tokens)), room=1600, largest=6)
+    width = max(layers, heads) * (cell * tokens + GAP)
+    assert cell >= 1
+    assert cell == 1 or width <= 1600
+    assert cell >= 6 or cell * tokens >= 150 or width + max(layers, heads) * tokens > 1600
 
 
 def test_the_badge_is_the_pattern_that_stands_out_from_chance():
@@ -113,7 +124,7 @@ def test_chinese_and_strange_labels_are_drawn_without_a_complaint(tmp_path):
     for suffix in ("png", "svg"):
         mosaic(shot, tmp_path / f"m.{suffix}", "中文 $run")
         one_head(shot, 0, 0, tmp_path / f"o.{suffix}", title="中文")
-    timelapse([shot], tmp_path / "t.gif", "中文")
+    timelapse([shot], tmp_path / "t.gif")
     shot.scores["max_logit"][:] = np.nan
     score_maps(shot, tmp_path / "heads.png", "中文")
 

@@ -16,7 +16,6 @@ from eval.tasks import (
     ChoiceRecord,
     PairRecord,
     Question,
-    mean_error,
     storyworld_pairs,
     text_log_probs,
     token_log_probs,
@@ -199,21 +198,22 @@ def test_a_token_that_reaches_over_the_boundary_belongs_to_the_ending():
     assert scores == pytest.approx([float(log_p[1:].sum()) for log_p in token_log_probs(lm, both)])
 
 
-@pytest.mark.parametrize(("window", "stride"), [(None, None), (16, 5), (2, 1), (9, 7)])
-def test_a_text_is_scored_as_by_the_reference(checkpoint, reference, tmp_path, window, stride):
+@pytest.mark.parametrize("window", [96, 16, 9, 2])
+def test_a_text_is_scored_as_by_the_reference(checkpoint, reference, tmp_path, window, monkeypatch):
     text = " ".join(TEXTS) + "\r\n" + TEXTS[1]
     file = tmp_path / "text.md"
     file.write_bytes(b"\xef\xbb\xbf" + f"{text}\nThis is beyond the limit.".encode())
-    given = [] if window is None else ["--window", window, "--stride", stride]
-    found = answer(checkpoint, "--text", file, "--limit", 2, *given)["results"]["text.md"]
-    text, window, stride = text + "\n", window or 96, stride or 48  # --limit counts lines
-    expected = torch.tensor(reference.text(text, window, stride), dtype=torch.float64)
-    log_probs = text_log_probs(open_model(checkpoint, "cpu")[0], reference.ids(text), window, stride)
+    if window < 96:
+        monkeypatch.setattr(tasks, "trained_length", lambda run: window)
+    found = answer(checkpoint, "--text", file, "--limit", 2)["results"]["text.md"]
+    text = text + "\n"  # --limit counts lines
+    expected = torch.tensor(reference.text(text, window, window // 2), dtype=torch.float64)
+    log_probs = text_log_probs(open_model(checkpoint, "cpu")[0], reference.ids(text), window)
     assert log_probs.tolist() == pytest.approx(expected.tolist(), abs=CLOSE)
     loss, per_byte = float(-expected.mean()), len(expected) / len(text.encode()) / math.log(2)
     assert (found["tokens"], found["bytes"]) == (len(expected), len(text.encode()))
     assert found["loss"] == pytest.approx(loss, abs=CLOSE)
-    assert found["loss_stderr"] == pytest.approx(mean_error(expected), rel=1e-3)
+    assert found["window"] == window
     assert found["perplexity"] == pytest.approx(math.exp(loss), rel=CLOSE)
     assert found["bits_per_byte"] == pytest.approx(loss * per_byte, abs=CLOSE)
     assert found["bits_per_byte_chance"] == pytest.approx(math.log(reference.lm.config.vocab_size) * per_byte)
@@ -225,19 +225,6 @@ def test_a_model_that_diverged_is_an_error():
         lm.lm_head.weight[3] = math.nan
     with pytest.raises(ValueError, match="logits are non-finite: its weights are damaged"):
         token_log_probs(lm, [[1, 2, 3]])
-
-
-def test_the_standard_error_of_a_mean_is_how_far_means_scatter():
-    """Also where neighbours are alike, as the tokens of a text are; taken one by one they would look too sure."""
-    means, errors = [], []
-    for _ in range(300):
-        values = torch.randn(200, dtype=torch.float64).repeat_interleave(8) + torch.randn(1600, dtype=torch.float64)
-        means.append(float(values.mean()))
-        errors.append(mean_error(values))
-    assert torch.tensor(errors).mean() == pytest.approx(float(torch.tensor(means).std()), rel=0.12)
-    independent = torch.randn(19, dtype=torch.float64)  # too few for blocks: the usual formula
-    assert mean_error(independent) == pytest.approx(float(independent.std()) / math.sqrt(19))
-    assert math.isnan(mean_error(independent[:1]))
 
 
 @only(["char"])
@@ -256,8 +243,7 @@ def test_a_run_is_asked_about_its_own_world_and_knows_its_rows(tmp_path):
     told = answer(run, "--minimal-pairs", "storyworld")["results"]["held-out stories"]
     assert told["questions"] == len(storyworld_pairs(StoryworldSource(validation_documents=6)))
     for directory in (run, run / "checkpoints/step_00000010"):
-        assert "--window 32" in command(directory, "--text", text)[2]
-    assert command(run, "--text", text, "--window", 32)[2] == ""
+        assert answer(directory, "--text", text)["results"]["text.txt"]["window"] == 32
 
 
 GOOD, CHOICE = {"sentence_good": "a", "sentence_bad": "b"}, {"ctx": "a", "endings": ["b", "c"], "label": 1}
@@ -270,8 +256,6 @@ BAD_INPUT = [  # a file and its lines, options, what is said
     ("p.txt", [b"a", b"\xff"], ["--text"], "p.txt:2: "),
     ("c.jsonl", [CHOICE, CHOICE | {"label": 2}], ["--multiple-choice"], "c.jsonl:2: `label` is 2"),
     ("c.jsonl", [CHOICE, CHOICE | {"endings": ["b", ""]}], ["--multiple-choice"], "c.jsonl:2: `endings.1`"),
-    ("t.txt", [b"a"], ["--window", "97", "--text"], "--window (97)"),
-    ("t.txt", [b"a"], ["--window", "9", "--stride", "9", "--text"], "--stride (9)"),
 ]
 
 

@@ -1,6 +1,6 @@
-"""What do fewer bits cost? `python -m eval.quantised runs/demo`
+"""The cost of fewer bits: `python -m eval.quantised runs/demo`
 
-A row each for float32, bfloat16, weights of 8 and of 4 bits, and a key-value cache of 8 bits, all of one checkpoint:
+A row each for float32, bfloat16, weights of 8 and of 4 bits, and a key-value cache of 8 bits:
 
     weights         bytes of all weights
     cache           bytes of the key-value cache a token
@@ -8,10 +8,10 @@ A row each for float32, bfloat16, weights of 8 and of 4 bits, and a key-value ca
     gap             bits per byte above the entropy floor, on held-out stories
     copy gain       what telling random tokens twice is worth, nats a token
     exact match     share of held-out questions answered right
-    drift           how far attention moves from that in float32: half the sum of |difference| over the keys of a token
-                    (total variation: 0 = equal maps, 1 = nothing in common), mean of all heads and tokens
+    drift           how far attention moves from float32: half the sum of |difference| over the keys
+                    of a token (0 = equal maps, 1 = nothing in common), mean of heads and tokens
 
-A run on other texts than the built-in world has no gap; one that was trained on texts, not on chats, no exact match.
+A run on other texts than the built-in world has no gap, one on texts, not chats, no exact match.
 """
 
 from __future__ import annotations
@@ -39,72 +39,82 @@ from model.variants.caches import make_cache
 from model.variants.quantised import weight_bytes
 from storyworld import tell
 
-TEXT = "Once there was a fox. The fox saw a bird, and the bird saw the fox."  # where there are no stories
-HEADER = ["", "weights, bytes", "cache, bytes a token", "tokens/s", "gap", "copy gain", "exact match", "drift"]
-# name -> dtype, weights, cache
-VARIANTS: dict[str, tuple[torch.dtype, str | None, str]] = {
+TEXT = "Once there was a fox. The fox saw a bird, and the bird saw the fox."  # without stories
+HEADER = "weights, bytes|cache, bytes a token|tokens/s|gap|copy gain|exact match|drift".split("|")
+VARIANTS: dict[str, tuple[torch.dtype, str | None, str]] = {  # name -> dtype, weights, cache
     "float32": (torch.float32, None, "dynamic"),
     "bfloat16": (torch.bfloat16, None, "dynamic"),
     "int8 weights": (torch.float32, "int8", "dynamic"),
     "int4 weights": (torch.float32, "int4", "dynamic"),
     "int8 cache": (torch.float32, None, "int8"),
 }
-DOCUMENTS = 50  # held-out stories, and conversations with questions
-DECODED, PROMPT, ROUNDS = 128, 16, 5  # tokens that are decoded, and of their prompt; how often
+DOCUMENTS = 50  # Quality is measured on so many held-out stories, and conversations.
+PROMPT = 16  # Decoding is timed after a prompt of so many tokens,
+DECODED = 128  # for so many tokens,
+ROUNDS = 5  # so often.
 
 
 def main() -> None:
-    form = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(prog="python -m eval.quantised", description=__doc__, formatter_class=form)
+    parser = argparse.ArgumentParser(prog="python -m eval.quantised", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("run", help="a run or a checkpoint directory, for example runs/demo")
     add_device_option(parser)
-    given = parser.parse_args()
-    config, world, stories, questions = data_config(given.run), None, [], []
-    if config is not None and isinstance(config.source, StoryworldSource) and config.source.recall is None:
+    args = parser.parse_args()
+    config = data_config(args.run)
+    world, stories, questions = None, [], []
+    if config and isinstance(config.source, StoryworldSource) and config.source.recall is None:
         world = config.source.model_copy(update={"validation_documents": DOCUMENTS})
         stories = [tell(world.seed, i, "validation", world.level) for i in range(DOCUMENTS)]
-        questions = list(held_out_questions(world)) if config.records != "text" else []
+        if config.records != "text":
+            questions = list(held_out_questions(world))
     models: dict[str, tuple[LanguageModel, str]] = {}
-    qualities, in_float32 = {}, None  # attention: (layer, B, head, query, key)
+    rows: dict[str, list[str]] = {}
+    maps_in_float32 = None
     for name, (dtype, weights, cache) in VARIANTS.items():
         try:
-            lm, tokenizer = open_model(given.run, given.device, dtype, weights)
+            lm, tokenizer = open_model(args.run, args.device, dtype, weights)
         except InputError as error:
             if not models:
                 raise
-            print(f"{name} left out: {error}", flush=True)  # no torchao, or no layer that it could change
+            # no torchao, or no layer that it could change
+            print(f"{name} left out: {error}", flush=True)
             continue
         longest = lm.config.max_position_embeddings
         probe = world and story_probe(tokenizer, world, longest, "stories")
         probe = probe or probe_from_text(tokenizer, TEXT, longest)
-        copied = repeated_probe(tokenizer, 2, longest)
+        repeated = repeated_probe(tokenizer, 2, longest)
         with reading_through(lm, cache):
-            maps = capture(lm, probe.for_model(next(lm.parameters()).device)["input_ids"]).weights
-            gain = None if copied is None else copy_gain(lm, copied)
+            inputs = probe.for_model(next(lm.parameters()).device)["input_ids"]
+            maps = capture(lm, inputs).weights  # (layer, B, head, query, key)
+            gain = copy_gain(lm, repeated) if repeated else None
             _, bits, floor = compare_with_floor(lm, tokenizer, stories)
-        exact = figures(questions, ask(lm, tokenizer, questions, cache))["exact_match"] if questions else None
-        in_float32 = maps if in_float32 is None else in_float32
-        drift = 0.5 * (maps - in_float32).abs().sum(-1).mean().item()
-        shown = ((bits - floor, "+.4f"), (gain, ".3f"), (exact, ".1%"), (drift, ".4f"))
-        qualities[name] = ["–" if value is None or value != value else format(value, form) for value, form in shown]
+        exact = None
+        if questions:
+            exact = figures(questions, ask(lm, tokenizer, questions, cache))["exact_match"]
+        if maps_in_float32 is None:
+            maps_in_float32 = maps
+        drift = 0.5 * (maps - maps_in_float32).abs().sum(-1).mean().item()
+        row = rows[name] = [name, f"{weight_bytes(lm):,}", f"{cache_bytes(lm, cache):,.0f}"]
+        values = ((bits - floor, "+.4f"), (gain, ".3f"), (exact, ".1%"), (drift, ".4f"))
+        for value, form in values:
+            is_missing = value is None or value != value
+            row.append("–" if is_missing else format(value, form))
         models[name] = lm, cache
         print(f"{name} measured", flush=True)
-    speeds, rows = decode_speeds(models), []
-    for name, (lm, cache) in models.items():
-        sizes = [f"{weight_bytes(lm):,}", f"{cache_bytes(lm, cache):,.0f}"]
-        rows.append([name, *sizes, f"{speeds[name]:,.0f}", *qualities[name]])
-    print(f"\n{table(HEADER, rows)}")
+    for name, speed in decode_speeds(models).items():
+        rows[name].insert(3, f"{speed:,.0f}")
+    print(f"\n{table(['', *HEADER], rows.values())}")
 
 
 @contextmanager
 def reading_through(lm: LanguageModel, cache: str) -> Iterator[None]:
-    """Inside, every forward pass without a cache reads through a new one of this kind, and so sees what it keeps."""
+    """Inside, every forward pass without a cache reads through a new one of this kind."""
 
-    def add_cache(module: Any, args: tuple, given: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
-        if given.get("kv_cache") is None:
-            rows, count = (args[0] if args else given["input_ids"]).shape
-            given["kv_cache"] = make_cache(cache, lm.config, rows, count, next(lm.parameters()))
-        return args, given
+    def add_cache(module: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+        if kwargs.get("kv_cache") is None:
+            B, T = (args[0] if args else kwargs["input_ids"]).shape
+            kwargs["kv_cache"] = make_cache(cache, lm.config, B, T, next(lm.parameters()))
+        return args, kwargs
 
     handle = lm.register_forward_pre_hook(add_cache, with_kwargs=True)
     try:
@@ -114,31 +124,32 @@ def reading_through(lm: LanguageModel, cache: str) -> Iterator[None]:
 
 
 def decode_speeds(models: Mapping[str, tuple[LanguageModel, str]]) -> dict[str, float]:
-    """Tokens/s of greedy decoding, one row: medians of ROUNDS turns. models: each with its kind of key-value cache.
+    """Return tokens/s of greedy decoding, one row, for each model and its kind of key-value cache.
 
-    All models in each turn, so that whatever else the machine does slows all of them alike.
+    Each round times all models, so that whatever else the machine does slows all of them alike.
     """
     longest = min(lm.config.max_position_embeddings for lm, _ in models.values())
     prompt = min(PROMPT, longest // 2)
     new = min(DECODED, longest - prompt)
     seconds: dict[str, list[float]] = {name: [] for name in models}
-    for turn in range(ROUNDS + 1):
+    for _ in range(1 + ROUNDS):
         for name, (lm, cache) in models.items():
             ids = torch.arange(prompt, device=next(lm.parameters()).device)[None]
-            began = time.perf_counter()
-            generate(lm, ids, new, temperature=0, stop_ids=(), kv_cache=cache).cpu()  # waits for a GPU
-            if turn:  # the first one only warms up
-                seconds[name].append(time.perf_counter() - began)
-    return {name: new / median(times) for name, times in seconds.items()}
+            start = time.perf_counter()
+            output = generate(lm, ids, new, temperature=0, stop_ids=(), kv_cache=cache)
+            output.cpu()  # waits for a GPU
+            seconds[name].append(time.perf_counter() - start)
+    # the first round only warms up
+    return {name: new / median(times[1:]) for name, times in seconds.items()}
 
 
-def cache_bytes(lm: LanguageModel, cache: str, tokens: int = 8) -> float:
-    """Bytes that a token takes in a cache, counted after a few."""
+def cache_bytes(lm: LanguageModel, cache: str) -> float:
+    """Return the bytes of a token in a cache, counted after eight."""
     like = next(lm.parameters())
-    filled = make_cache(cache, lm.config, 1, tokens, like)
+    filled = make_cache(cache, lm.config, 1, 8, like)
     with torch.no_grad():
-        lm(torch.zeros(1, tokens, dtype=torch.long, device=like.device), kv_cache=filled)
-    return filled.nbytes / tokens
+        lm(torch.zeros(1, 8, dtype=torch.long, device=like.device), kv_cache=filled)
+    return filled.nbytes / 8
 
 
 if __name__ == "__main__":

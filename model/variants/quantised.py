@@ -1,11 +1,11 @@
-"""Weights of 8 or 4 bits, for reading only: fewer bytes to keep. Numbers and kernels are torchao's, none are ours.
+"""Weights of 8 or 4 bits, for reading only. Numbers and kernels are torchao's.
 
-    int8   one scale for each row of a matrix; what is computed stays in the model's own dtype
-    int4   a scale and a zero point for every 32 numbers of a row. The model becomes bfloat16, because in float32
-           PyTorch's kernel took a hundred times as long (FINDINGS.md#bits)
+    int8   a scale for each row of a matrix; the model computes in its own dtype
+    int4   a scale and a zero point for 32 numbers of a row. The model becomes bfloat16, because in
+           float32 PyTorch's kernel took a hundred times as long (FINDINGS.md#bits)
 
-Linear layers of the blocks and an untied head become small. Embedding, norms, experts and the matrix that latent
-attention reads past its module stay as they are. A model that is small itself does not get faster: docs/serving.md.
+Linear layers of the blocks and an untied head become small. Embedding, norms, experts and the
+matrix that latent attention reads past its module do not. A small model does not get faster.
 """
 
 from __future__ import annotations
@@ -19,55 +19,62 @@ from torch import Tensor, nn
 from model.transformer import LanguageModel
 from model.variants.lora import adaptable
 
-GROUP = 32  # numbers that share a scale in int4
-ROWS = 16  # PyTorch's int4 kernel takes a multiple of these
+GROUP = 32  # In int4 so many numbers share a scale.
+ROWS = 16  # PyTorch's int4 kernel takes a multiple of so many rows.
 
 
 def quantise_weights(lm: LanguageModel, kind: str) -> None:
-    """Replace the weights of linear layers, in place; the model can no longer be trained or saved. kind: int8 | int4.
+    """Replace the weights of linear layers in place, as int8 or int4; the model can only be read.
 
-    Raises ImportError without torchao, and ValueError for a model with adapters, one without a layer that can be
-    quantised, and int4 on a GPU; then nothing was changed.
+    Raises ImportError without torchao, and ValueError for a model that cannot be quantised; then
+    nothing was changed.
     """
     if find_spec("torchao") is None:
         raise ImportError("torchao is not installed: pip install 'torchao>=0.18'")
     if lm.adapters is not None:
-        raise ValueError("this model has adapters: merge them first (python -m model.export RUN --to merged)")
+        remedy = "merge them first (python -m model.export RUN --to merged)"
+        raise ValueError(f"this model has adapters: {remedy}")
     if kind == "int4" and next(lm.parameters()).device.type != "cpu":
         raise ValueError("its kernel is for --device cpu: use int8 on a GPU")
-    if not (chosen := quantisable(lm, kind)):
+    layers = quantisable(lm, kind)
+    if not layers:
         sizes = f"int4 needs a multiple of {GROUP} inputs and of {ROWS} outputs"
         raise ValueError(f"this model has no linear layer that can be quantised: {sizes}")
-    for name in ("torch.utils._pytree", "torchao"):  # on import they say which kernels for GPUs they do without
+    for name in ("torch.utils._pytree", "torchao"):  # on import they warn of missing GPU kernels
         logging.getLogger(name).setLevel(logging.ERROR)
     from torchao.quantization import Int8WeightOnlyConfig, quantize_
 
     config = Int8WeightOnlyConfig()
     lm.requires_grad_(False)
-    if kind == "int4":  # Int4WeightOnlyConfig, outside of `prototype`, has no kernel for CPUs in 0.18
+    if kind == "int4":  # in 0.18 Int4WeightOnlyConfig, outside `prototype`, has no kernel for CPUs
         from torchao.prototype.quantization.int4 import PrototypeInt4WeightOnlyConfig
 
         config = PrototypeInt4WeightOnlyConfig(group_size=GROUP)
         lm.to(torch.bfloat16)
-    quantize_(lm, config, filter_fn=lambda module, name: name in chosen)
+    quantize_(lm, config, filter_fn=lambda module, name: name in layers)
 
 
 def quantisable(lm: LanguageModel, kind: str) -> dict[str, nn.Linear]:
-    """The layers that become small, by name."""
+    """Return the layers that become small, by name."""
     layers = adaptable(lm)
-    if not lm.config.tie_word_embeddings:  # a tied matrix would be there twice
+    if not lm.config.tie_word_embeddings:  # a tied matrix would be kept twice
         layers["lm_head"] = lm.lm_head
     if kind == "int8":
         return layers
-    return {name: x for name, x in layers.items() if x.in_features % GROUP == 0 and x.out_features % ROWS == 0}
+
+    def fits(layer: nn.Linear) -> bool:
+        return layer.in_features % GROUP == 0 and layer.out_features % ROWS == 0
+
+    return {name: layer for name, layer in layers.items() if fits(layer)}
 
 
 def weight_bytes(lm: LanguageModel) -> int:
-    """Bytes of all weights, scales included; a shared matrix counts once."""
+    """Return the bytes of all weights, scales included; a shared matrix counts once."""
 
     def bytes_of(tensor: Tensor) -> int:
         if not hasattr(tensor, "__tensor_flatten__"):
             return tensor.nbytes
-        return sum(bytes_of(getattr(tensor, name)) for name in tensor.__tensor_flatten__()[0])  # torchao's are several
+        # torchao's are made of several
+        return sum(bytes_of(getattr(tensor, name)) for name in tensor.__tensor_flatten__()[0])
 
     return sum(map(bytes_of, lm.parameters()))

@@ -1,10 +1,10 @@
-"""Which expert does a token go to, and does the router choose well? For models with a mixture of experts.
+"""The experts of a mixture: how many tokens each gets, and what the router's choice is worth.
 
-    used = routing(lm, batches, pad_id)             shares, mean weights and ids of every expert
-    loss_with(lm, batches, at_random())             what the loss is if tokens go elsewhere
+    used = routing(lm, batches, pad_id)       shares, mean weights and ids of every expert
+    loss_with(lm, batches, at_random())       the loss if tokens go to other experts
 
-The routers are watched, and overruled, by PyTorch's forward hooks: nothing in model/ knows of it. While a model trains,
-the hook `experts` leaves experts.jsonl: a line on the terminal, a part of report.md and a tab of the page show it.
+PyTorch's forward hooks read and replace what a router returns, so model/ has no code for it. The
+hook `experts` writes experts.jsonl, which the terminal, report.md and a tab of the page show.
 """
 
 from __future__ import annotations
@@ -35,42 +35,44 @@ from model import LanguageModel, ModelConfig
 if TYPE_CHECKING:
     from model.variants.experts import Router  # loads the compiler, which takes a second
 
-TOKENS = 8192  # held-out tokens of a look
-WORDS = 8  # of each expert
-DEAD, STARVED = 0.01, 0.25  # of the fair share
-Routes = tuple[Tensor, Tensor, Tensor]  # what a router returns: probabilities (N, E), weights (N, k), experts (N, k)
+TOKENS = 8192  # Each look reads so many held-out tokens.
+WORDS = 8  # The page shows so many tokens of each expert.
+DEAD = 0.01  # An expert with less than this part of a fair share is dead.
+STARVED = 0.25  # The page marks an expert with less than this part of a fair share.
+# A router returns probabilities (N, E), weights (N, k) and experts (N, k).
+Routes = tuple[Tensor, Tensor, Tensor]
 Change = Callable[[int, Routes], Routes]  # layer, routes -> other routes
 
 
 @dataclass(frozen=True)
 class Routing:
-    """Of every layer that has experts, over some text; L such layers, E experts, V ids.
-
-    share: (L, E) share of the layer's choices that are this expert; a row adds up to 1. weight: (L, E) mean weight of
-    the expert where it was chosen, NaN where it never was. ids: (L, E, V) how often a token with this id chose it.
-    """
+    """The choices of all routers on some text: L layers with experts, E experts, V ids."""
 
     layers: list[int]
-    share: np.ndarray
-    weight: np.ndarray
-    ids: np.ndarray
+    share: np.ndarray  # (L, E) of the layer's choices; a row adds up to 1
+    weight: np.ndarray  # (L, E) mean weight of the expert where it was chosen; NaN: never
+    ids: np.ndarray  # (L, E, V) how often a token with this id chose the expert
 
 
 def routers(lm: LanguageModel) -> dict[int, Router]:
-    """Layer -> its router, of the layers that have one."""
+    """Return layer -> router, for the layers that have one."""
     from model.variants.experts import Router
 
-    parts = ((number, part) for number, layer in enumerate(lm.model.layers) for part in layer.modules())
-    return {number: part for number, part in parts if isinstance(part, Router)}
+    found = {}
+    for number, layer in enumerate(lm.model.layers):
+        for part in layer.modules():
+            if isinstance(part, Router):
+                found[number] = part
+    return found
 
 
 @contextmanager
 def through(lm: LanguageModel, change: Change) -> Iterator[None]:
-    """Within this context change(layer, routes) stands between the router of every layer and its experts."""
-    handles = [
-        router.register_forward_hook(partial(lambda layer, _module, _x, routes: change(layer, routes), layer))
-        for layer, router in routers(lm).items()
-    ]
+    """Within this context, replace the routes of every layer by change(layer, routes)."""
+    handles = []
+    for layer, router in routers(lm).items():
+        hook = partial(lambda layer, _module, _x, routes: change(layer, routes), layer)
+        handles.append(router.register_forward_hook(hook))
     try:
         yield
     finally:
@@ -79,16 +81,24 @@ def through(lm: LanguageModel, change: Change) -> Iterator[None]:
 
 
 @torch.no_grad()
-def routing(lm: LanguageModel, batches: Iterable[Batch], pad_id: int, autocast: Autocast = nullcontext) -> Routing:
-    """Where the tokens of the batches go; padding does not count. Raises ValueError for a model without experts."""
+def routing(
+    lm: LanguageModel,
+    batches: Iterable[Batch],
+    pad_id: int,
+    autocast: Autocast = nullcontext,
+) -> Routing:
+    """Count the choices of all tokens but padding. Raises ValueError if there are no experts."""
     E, V = lm.config.num_experts, lm.model.embed_tokens.num_embeddings
     if E is None:
         raise ValueError("this model has no experts (num_experts is null)")
-    layers, device = list(routers(lm)), next(lm.parameters()).device
-    ids, weights = torch.zeros(len(layers), E * V, dtype=torch.long), torch.zeros(len(layers), E, dtype=torch.double)
+    layers = list(routers(lm))
+    device = next(lm.parameters()).device
+    ids = torch.zeros(len(layers), E * V, dtype=torch.long)
+    weights = torch.zeros(len(layers), E, dtype=torch.double)
 
     def count(layer: int, routes: Routes) -> Routes:
-        i, real = layers.index(layer), tokens != pad_id
+        i = layers.index(layer)
+        real = tokens != pad_id
         _, weight, experts = (x[real.to(x.device)].cpu() for x in routes)
         ids[i] += torch.bincount((experts * V + tokens[real, None]).flatten(), minlength=E * V)
         weights[i] += torch.bincount(experts.flatten(), weight.flatten().double(), minlength=E)
@@ -105,42 +115,51 @@ def routing(lm: LanguageModel, batches: Iterable[Batch], pad_id: int, autocast: 
 
 
 def loss_with(
-    lm: LanguageModel, batches: Iterable[Batch], change: Change | None = None, autocast: Autocast = nullcontext
+    lm: LanguageModel,
+    batches: Iterable[Batch],
+    change: Change | None = None,
+    autocast: Autocast = nullcontext,
 ) -> float:
-    """Mean loss in nats a token, with the routers as they are or with their choice changed."""
+    """Return the mean loss in nats a token, with the routers' own choice or a changed one."""
     with through(lm, change) if change else nullcontext():
         return mean_loss(lm, batches, autocast)
 
 
 def at_random(seed: int = 0) -> Change:
-    """Every token goes to other experts, drawn at random, with the weights that its own would have had."""
+    """Return a change: every token goes to experts drawn at random, with the weights of its own."""
     generator = torch.Generator().manual_seed(seed)
 
     def change(layer: int, routes: Routes) -> Routes:
         probabilities, weights, experts = routes
-        drawn = torch.rand(probabilities.shape, generator=generator).topk(experts.shape[1], dim=-1).indices
+        noise = torch.rand(probabilities.shape, generator=generator)
+        drawn = noise.topk(experts.shape[1], dim=-1).indices
         return probabilities, weights, drawn.to(experts.device)
 
     return change
 
 
 def characteristic_ids(routing: Routing) -> np.ndarray:
-    """(L, E, WORDS) ids that tell an expert from the others, the strongest first; -1 where there are not so many.
+    """Return the ids that tell an expert from the others: (L, E, WORDS), best first, or -1.
 
-    By p(id | expert) ln( p(id | expert) / p(id) ): what an id adds to the divergence between the expert's tokens and
-    all tokens. So an id must be frequent there and more frequent than elsewhere.
+    Their score is p(id | expert) ln( p(id | expert) / p(id) ), what an id adds to the divergence
+    between the expert's tokens and all tokens.
     """
-    of_expert = routing.ids / np.maximum(1, routing.ids.sum(-1, keepdims=True))
-    of_all = routing.ids.sum(1, keepdims=True) / np.maximum(1, routing.ids.sum((1, 2), keepdims=True))
+    counts = routing.ids
+    in_expert = counts / np.maximum(1, counts.sum(-1, keepdims=True))
+    in_all = counts.sum(1, keepdims=True) / np.maximum(1, counts.sum((1, 2), keepdims=True))
     with np.errstate(divide="ignore", invalid="ignore"):
-        score = np.where(of_expert > 0, of_expert * np.log(of_expert / of_all), 0.0)
+        score = np.where(in_expert > 0, in_expert * np.log(in_expert / in_all), 0.0)
     best = np.argsort(-score, axis=-1, kind="stable")[..., :WORDS]
     return np.where(np.take_along_axis(score, best, -1) > 0, best, -1)
 
 
 class ExpertUse(BaseModel):
-    """One line. share, weight: of every layer and expert, as in Routing; null = never chosen. words: the tokens that
-    tell each expert from the others. loss: in nats a token, as the router chooses and with a random choice."""
+    """A line of experts.jsonl.
+
+    share, weight: as in Routing; null = never chosen
+    words:         the tokens that tell each expert from the others
+    loss:          with learned and with random routing, in nats a token
+    """
 
     step: NonNegativeInt
     tokens: NonNegativeInt
@@ -151,54 +170,54 @@ class ExpertUse(BaseModel):
     loss: dict[str, FiniteFloat] = {}
 
     @property
-    def experts(self) -> int:
-        """How many a layer has."""
-        return len(self.share[0])
-
-    @property
-    def of_fair(self) -> np.ndarray:
-        """(L, E) share of every expert over its fair share: 1 is as much as the others have."""
-        return np.array(self.share) * self.experts
+    def fair_shares(self) -> np.ndarray:
+        """Return every share in parts of a fair share: 1 is as much as the others have. (L, E)"""
+        return np.array(self.share) * len(self.share[0])
 
     def figures(self) -> dict[str, float]:
-        """For the log and result.json."""
-        return {"weakest": float(self.of_fair.min()), "strongest": float(self.of_fair.max()), **self.loss}
+        """Return what the log and result.json hold."""
+        shares = self.fair_shares
+        return {"weakest": float(shares.min()), "strongest": float(shares.max()), **self.loss}
 
     def in_words(self) -> str:
-        """How evenly the tokens are shared out, and which experts are dead."""
-        layer, expert = divmod(int(self.of_fair.argmin()), self.experts)
-        weakest = f"L{self.layers[layer]} E{expert} with {self.of_fair.min():.2f} of a fair share"
-        dead = ", ".join(f"L{self.layers[i]} E{expert}" for i, expert in np.argwhere(self.of_fair < DEAD))
-        return f"the weakest is {weakest}; {f'dead: {dead}' if dead else 'none is dead'}"
+        """Say how evenly the tokens are shared out, and which experts are dead."""
+        shares = self.fair_shares
+        layer, expert = np.unravel_index(shares.argmin(), shares.shape)
+        weakest = f"L{self.layers[layer]} E{expert} with {shares.min():.2f} of a fair share"
+        dead = [f"L{self.layers[i]} E{j}" for i, j in np.argwhere(shares < DEAD)]
+        verdict = f"dead: {', '.join(dead)}" if dead else "none is dead"
+        return f"the weakest is {weakest}; {verdict}"
 
 
 def use_of(routing: Routing, step: int, tokens: int, tokenizer: Tokenizer) -> ExpertUse:
-    """The line for this routing, without losses."""
-    weight = [[None if np.isnan(value) else round(float(value), 4) for value in row] for row in routing.weight]
-    labels, best = tokenizer.token_labels, characteristic_ids(routing).tolist()
-    words = [[labels(x for x in ids if x >= 0) for ids in layer] for layer in best]
+    """Return the line for this routing, without losses."""
+    weight = [[None if np.isnan(x) else round(float(x), 4) for x in row] for row in routing.weight]
+    words = []
+    for layer in characteristic_ids(routing):
+        words.append([tokenizer.token_labels(ids[ids >= 0].tolist()) for ids in layer])
     share = routing.share.round(6).tolist()
-    return ExpertUse(step=step, tokens=tokens, layers=routing.layers, share=share, weight=weight, words=words)
+    about = {"step": step, "tokens": tokens, "layers": routing.layers}
+    return ExpertUse(**about, share=share, weight=weight, words=words)
 
 
 def read(directory: Path, warn: Warn) -> list[ExpertUse]:
-    """The lines of a run, in order; none without the file."""
+    """Return the lines of a run, in order; none without the file."""
     return read_log(directory / EXPERTS, ExpertUse, warn)
 
 
 class Experts(Hook):
-    """experts.jsonl: share of the tokens and mean weight of every expert, and which tokens go where, at every look; at
-    the end also what random routing costs."""
+    """Write a line of experts.jsonl at every look; the last one has the cost of random routing."""
 
     def check(self, config: EvalConfig, model: ModelConfig) -> None:
         if model.num_experts is None:
-            why = "experts looks at a mixture of experts, and model.num_experts is null"
-            raise InputError(f"eval.hooks: {why}: set it, or take experts off the list")
+            remedy = "set it, or take experts off the list"
+            raise InputError(f"eval.hooks: experts needs model.num_experts (null): {remedy}")
 
     def evaluate(self, event: EvalEvent) -> None:
-        """Every process looks at the same text, since each may hold only a share of the model; the first one writes."""
-        options = event.data_config.isolate_documents, event.data_config.restart_positions, TOKENS
-        batches = list(validation_batches(event.held_out, event.tokenizer, event.rows_per_batch, *options))
+        """Read the same text in every process: each may hold a part of the model."""
+        data = event.data_config
+        options = event.rows_per_batch, data.isolate_documents, data.restart_positions, TOKENS
+        batches = list(validation_batches(event.held_out, event.tokenizer, *options))
         measured = routing(event.lm, batches, event.tokenizer.pad_id, event.autocast)
         use = use_of(measured, event.step, event.tokens, event.tokenizer)
         if event.is_last:
@@ -210,36 +229,39 @@ class Experts(Hook):
         event.log("experts", use.figures())
 
     def outcome(self, directory: Path, lines: list[dict[str, Any]]) -> Outcome:
-        if not (uses := read(directory, lambda problem: None)):
+        uses = read(directory, lambda problem: None)
+        if not uses:
             return Outcome()
         last = uses[-1]
-        return Outcome({"experts": last.figures()}, [f"experts: {last.in_words()}"], sections=findings(last))
+        line = f"experts: {last.in_words()}"
+        return Outcome({"experts": last.figures()}, [line], sections=findings(last))
 
 
 def findings(last: ExpertUse) -> list[str]:
-    """Lines of Markdown: the balance of every layer, what the router's choice is worth, and which words go where."""
-    page = ["## Experts", "", f"{last.experts} in each of {len(last.layers)} layers: {last.in_words()}.", ""]
+    """Return lines of Markdown: each layer's balance, and what the router's choice is worth."""
+    count = f"{len(last.share[0])} in each of {len(last.layers)} layers"
+    page = ["## Experts", "", f"{count}: {last.in_words()}.", ""]
     page += ["Shares are parts of a fair share: 1 = as many tokens as every other expert.", ""]
-    balance, words_of = [], []
-    for i, (layer, shares) in enumerate(zip(last.layers, last.of_fair, strict=True)):
-        balance.append([f"L{layer}", *(f"{shares[at]:.2f} (E{at})" for at in (shares.argmin(), shares.argmax()))])
-        for expert, words in enumerate(last.words[i]):
-            words_of.append([f"L{layer} E{expert}", f"{shares[expert]:.2f}", " ".join(words)])
-    page += [table(("Layer", "weakest", "strongest"), balance), ""]
+    rows = []
+    for layer, shares in zip(last.layers, last.fair_shares, strict=True):
+        ends = shares.argmin(), shares.argmax()
+        rows.append([f"L{layer}", *(f"{shares[expert]:.2f} (E{expert})" for expert in ends)])
+    page += [table(("Layer", "weakest", "strongest"), rows), ""]
     if "random" in last.loss:
-        losses = f"the loss rises from {last.loss['learned']:.3f} to {last.loss['random']:.3f} nats."
-        page += [f"Every token sent to other experts, drawn at random: {losses}", ""]
-    page += ["The tokens that tell an expert from the others of its layer:", ""]
-    return [*page, table(("Expert", "share", "tokens"), words_of), ""]
+        losses = f"from {last.loss['learned']:.3f} to {last.loss['random']:.3f} nats"
+        page += [f"With experts drawn at random, the loss rises {losses}.", ""]
+    return page
 
 
 def for_viewer(lines: Sequence[ExpertUse]) -> dict[str, Any] | None:
-    """What the page shows: layers, experts and every line, in order, ready for JSON; None for no line."""
+    """Return what the page shows, ready for JSON; None for no line."""
     if not lines:
         return None
-    last, steps = lines[-1], []
+    steps = []
     for line in lines:
-        words = [[[escape(word) for word in of_expert] for of_expert in layer] for layer in line.words]
-        about = line.model_dump(include={"step", "tokens", "weight", "loss"})
-        steps.append(about | {"share": line.of_fair.round(3).tolist(), "words": words})
-    return {"layers": last.layers, "experts": last.experts, "steps": steps, "dead": DEAD, "starved": STARVED}
+        step = line.model_dump(include={"step", "tokens", "weight", "loss"})
+        step["share"] = line.fair_shares.round(3).tolist()
+        step["words"] = [[list(map(escape, words)) for words in layer] for layer in line.words]
+        steps.append(step)
+    about = {"layers": lines[-1].layers, "experts": len(lines[-1].share[0]), "steps": steps}
+    return about | {"dead": DEAD, "starved": STARVED}

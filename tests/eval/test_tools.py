@@ -12,10 +12,9 @@ from data.chat import TRAINED, encode_conversations, prompt_ids
 from data.config import TokenizerConfig
 from data.reading.records import conversation_of
 from data.tokenizer import load_tokenizer, train_tokenizer
-from eval import tools
 from eval.chat import __main__ as chat
 from eval.questions import is_right, question_of
-from eval.tools import MOST_CALLS, SCHEMAS, calculate, respond, sums, write_answers
+from eval.tools import MOST_CALLS, SCHEMAS, answers, calculate, respond, sums, write_answers
 from eval.tools import __main__ as command
 from model import load, save
 from tests.conftest import tiny_config
@@ -172,7 +171,7 @@ def test_a_model_that_calls_forever_is_stopped_and_no_answer_is_longer_than_it_m
         log_probs += torch.full(new.shape, -0.5).unbind(dim=1)
         return torch.cat([ids, new], dim=1)
 
-    monkeypatch.setattr(tools, "generate", generate)
+    monkeypatch.setattr(answers, "generate", generate)
     settings = {**GREEDY, "max_new_tokens": 10_000, "tools": True}
     lm.config = lm.config.model_copy(update={"max_position_embeddings": 10_000})
     (answer,) = write_answers(lm, tokenizer, [[1, 2]], **settings)

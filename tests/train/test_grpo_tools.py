@@ -9,8 +9,7 @@ import torch
 from configs import IGNORED
 from configs.files import checkpoint_directory
 from data.chat import prompt_ids, read_reply
-from eval import tools as answers
-from eval.tools import MOST_CALLS, SCHEMAS, respond, write_answers
+from eval.tools import MOST_CALLS, SCHEMAS, answers, respond, write_answers
 from eval.tools.sums import sums_chat
 from tests.train.grpo_helpers import grpo_config, opened, rollouts
 from tests.train.helpers import check_exact_resume, metrics, pretrain, write_config

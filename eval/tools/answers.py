@@ -1,0 +1,149 @@
+"""Answers to many prompts at once, in any number of turns: a chat and train.grpo run calls with it.
+
+prompt | <tool_call>…</tool_call><|im_end|> | ⏎<|im_start|>tool⏎…<|im_start|>assistant⏎ | 42<|im_end|>
+         own                                  of the tool                                own
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from data.chat import CALL, Reply, ids_after_answer, read_reply
+from data.tokenizer import Tokenizer
+from eval.tools.calculator import ERROR, respond
+from model import LanguageModel, generate, left_pad
+from model.generation import random_numbers
+
+MOST_CALLS = 4  # The model must answer after so many calls, one after the other.
+
+
+@dataclass
+class Written:
+    """The tokens that follow one prompt, in any number of turns."""
+
+    prompt: Sequence[int] = ()
+    room: int = 0  # tokens that may follow
+    ids: list[int] = field(default_factory=list)  # those that do, with the end of each turn
+    own: list[bool] = field(default_factory=list)  # written by the model, not by a tool
+    log_probs: list[float] = field(default_factory=list)  # of drawing each; 0 where it was not
+    begin: int = 0  # index in ids of the last turn
+    rounds: int = 0  # how often responses of tools were added
+    waits: bool = False  # the last turn calls, and gets no response
+    calls: int = 0
+    errors: int = 0  # calls that failed
+    # the random number that draws each token; None at temperature 0
+    uniform: Tensor | None = field(default=None, repr=False, compare=False)
+
+    def add(self, ids: Sequence[int], log_probs: Sequence[float] | None) -> None:
+        """Add tokens; without log_probs they are not the model's."""
+        self.ids += ids
+        self.own += [log_probs is not None] * len(ids)
+        self.log_probs += [0.0] * len(ids) if log_probs is None else log_probs
+
+    def last_turn(self, tokenizer: Tokenizer, tools: bool = False) -> Reply:
+        """Return the model's last turn, taken apart.
+
+        A call without a response is cut off, unless `tools` asks for calls.
+        """
+        turn = self.ids[self.begin :]
+        if self.waits and not tools:
+            turn = turn[: turn.index(tokenizer.special_id(CALL))]
+        before = [*self.prompt, *self.ids[: self.begin]]
+        return read_reply(tokenizer, turn, before, tools=tools)
+
+    def reply(self, tokenizer: Tokenizer) -> str:
+        """Return the content of the last turn, with "…" where it was cut."""
+        ended = not self.waits and bool(self.ids) and self.ids[-1] in tokenizer.stop_ids
+        return self.last_turn(tokenizer).content + ("" if ended else "…")
+
+
+def write_answers(
+    lm: LanguageModel,
+    tokenizer: Tokenizer,
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_new_tokens: int,
+    temperature: float = 0.0,
+    rngs: Sequence[Random] = (),
+    copies: int = 1,
+    tools: bool = False,
+    kv_cache: str = "dynamic",
+) -> list[Written]:
+    """Return `copies` answers to each prompt, next to each other; all prompts are read together.
+
+    max_new_tokens: of an answer, responses of tools included
+    rngs:           a generator for each answer, so that none depends on others; none if greedy
+    tools:          run calls; else a call is an answer like any other
+    """
+    longest = lm.config.max_position_embeddings
+    device = next(lm.parameters()).device
+    stops = set(tokenizer.stop_ids)
+    answers = []
+    for prompt in prompts:
+        room = min(max_new_tokens, longest - len(prompt))
+        answers += [Written(prompt, room) for _ in range(copies)]
+    if temperature:
+        for answer, numbers in zip(answers, random_numbers(rngs, max_new_tokens), strict=True):
+            answer.uniform = numbers
+    waiting = answers
+    rows = [list(prompt) for prompt in prompts]
+    while waiting:
+        ids, real = left_pad(rows, tokenizer.pad_id)
+        log_probs: list[Tensor] = []
+        uniform = [x.uniform[len(x.ids) :] for x in waiting if x.uniform is not None]
+        drawn = generate(
+            lm,
+            ids.to(device),
+            max(max_new_tokens - len(answer.ids) for answer in waiting),
+            temperature=temperature,
+            stop_ids=stops,
+            uniform=pad_sequence(uniform, batch_first=True).to(device) if uniform else None,
+            attention_mask=real.to(device),
+            num_return_sequences=len(waiting) // len(rows),
+            log_probs=log_probs,
+            kv_cache=kv_cache,
+        )
+        new_ids = drawn[:, ids.shape[1] :].tolist()
+        chances = torch.stack(log_probs, dim=1).tolist() if log_probs else [[] for _ in waiting]
+        for answer, new, chance in zip(waiting, new_ids, chances, strict=True):
+            end = next((i + 1 for i, token in enumerate(new) if token in stops), len(new))
+            end = min(end, answer.room - len(answer.ids))
+            answer.add(new[:end], chance[:end])
+        waiting = [answer for answer in waiting if _goes_on(answer, tokenizer, tools)]
+        rows = [[*answer.prompt, *answer.ids] for answer in waiting]
+    return answers
+
+
+def _goes_on(answer: Written, tokenizer: Tokenizer, tools: bool) -> bool:
+    """Return True if an answer needs another round; add the responses if its last turn called."""
+    turn = answer.ids[answer.begin :]
+    if not turn or turn[-1] not in tokenizer.stop_ids:
+        # a longer prompt beside it may have taken the room
+        return len(answer.ids) < answer.room
+    if not tools or turn[-1] != tokenizer.turn_end:
+        return False
+    calls = answer.last_turn(tokenizer, tools=True).calls
+    if not calls:
+        return False
+    answer.waits = True
+    if answer.rounds == MOST_CALLS:
+        return False
+    responses = list(map(respond, calls))
+    response = {"role": "tool", "content": "\n".join(responses)}
+    # the turn has ended already
+    _, *message = ids_after_answer(tokenizer, [response], add_generation_prompt=True)
+    if len(answer.ids) + len(message) >= answer.room:
+        return False  # no room for an answer to it
+    answer.calls += len(responses)
+    answer.errors += sum(text.startswith(ERROR) for text in responses)
+    answer.rounds += 1
+    answer.waits = False
+    answer.add(message, None)
+    answer.begin = len(answer.ids)
+    return True

@@ -1,0 +1,94 @@
+"""A calculator that a model can call, and that never runs code.
+
+A call is JSON: {"name": "calculator", "arguments": {"expression": "6 * 7"}}. A wrong one gets an
+error of one line as its response, so the model may try again.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+import operator
+from typing import Any
+
+from data.chat import read_call
+
+LONGEST = 200  # An expression or an error has at most so many characters.
+LARGEST = 1e30  # No number on the way is larger.
+ERROR = "error: "  # The response to a wrong call begins with it.
+OPERATORS: dict[type[ast.AST], Any] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: operator.pow,
+    ast.UAdd: operator.pos,
+    ast.USub: operator.neg,
+}
+PARAMETERS = {
+    "type": "object",
+    "properties": {"expression": {"type": "string"}},
+    "required": ["expression"],
+}
+DESCRIPTION = "Computes an expression, for example 6 * 7."
+SCHEMAS: tuple[dict[str, Any], ...] = (  # for the chat template
+    {"name": "calculator", "description": DESCRIPTION, "parameters": PARAMETERS},
+)
+
+
+def calculate(expression: str) -> str:
+    """Return the value of + - * / // % ** and brackets over numbers.
+
+    The expression is parsed, and each node must be one of these: nothing is evaluated as code.
+    Raises ValueError for everything else.
+    """
+    if len(expression) > LONGEST:
+        size = f"{len(expression):,} characters, and {LONGEST} are allowed"
+        raise ValueError(f"the expression has {size}")
+    try:
+        value = _value(ast.parse(expression.strip(), mode="eval").body)
+    except (SyntaxError, RecursionError, MemoryError):
+        raise ValueError("this is not an expression") from None
+    except ZeroDivisionError:
+        raise ValueError("division by zero") from None
+    return f"{value:.12g}" if isinstance(value, float) else str(value)
+
+
+def _value(node: ast.AST) -> int | float:
+    if isinstance(node, ast.Constant) and type(node.value) in (int, float):
+        value: Any = node.value
+    elif isinstance(node, ast.UnaryOp) and type(node.op) in OPERATORS:
+        value = OPERATORS[type(node.op)](_value(node.operand))
+    elif isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
+        left, right = _value(node.left), _value(node.right)
+        if isinstance(node.op, ast.Pow) and left:
+            digits = right * math.log10(abs(left))
+            if abs(digits) > math.log10(LARGEST):
+                raise ValueError("a power is too large")  # before it is computed
+        value = OPERATORS[type(node.op)](left, right)
+    else:
+        allowed = "use numbers and + - * / // % **"
+        raise ValueError(f"{type(node).__name__} is not allowed: {allowed}")
+    if isinstance(value, complex) or not abs(value) <= LARGEST:
+        raise ValueError("a number is too large, or not real")
+    return value
+
+
+def respond(call: str) -> str:
+    """Return the response to one call, the JSON text between its tokens; an error is a response."""
+    try:
+        checked_call = read_call(call)
+        name, arguments = checked_call["name"], json.loads(checked_call["arguments"])
+        if name != "calculator":
+            raise ValueError(f"no tool is called {name!r}: use calculator")
+        if [*arguments] != ["expression"] or not isinstance(arguments["expression"], str):
+            raise ValueError("calculator takes one argument, expression, which is text")
+        return calculate(arguments["expression"])
+    except json.JSONDecodeError:
+        return f"{ERROR}the call is not JSON"
+    except (ValueError, RecursionError) as error:
+        text = " ".join(str(error).split())[:LONGEST]
+        return ERROR + text.encode(errors="replace").decode()  # JSON may hold half a character

@@ -106,19 +106,21 @@ def draw_heads(snapshot: Snapshot, probe: str, cell: int) -> Any:
     weights = snapshot.maps[probe].weights
     layers, heads, tokens, _ = weights.shape
     side = tokens * cell
-    colours = drawing.colour_map()(drawing.weight_norm()(tile(weights, cell)), bytes=True)
-    maps = Image.fromarray(colours[..., :3])
+    pitch = side + GAP
     left, top = 38, 46
     title = f"{moment(snapshot)} · probe: {probe}"
-    size = max(left + maps.width + GAP, 9 * len(title)), top + maps.height + GAP
+    size = max(left + heads * pitch, 9 * len(title)), top + layers * pitch
     picture = Image.new("RGB", size, "white")
-    picture.paste(maps, (left, top))
+    colour_map, norm = drawing.colour_map(), drawing.weight_norm()
     pen = ImageDraw.Draw(picture)
     pen.font = ImageFont.truetype(findfont("DejaVu Sans"), 13)
     bold = ImageFont.truetype(findfont("DejaVu Sans:bold"), min(16, side // 8))
     pen.text((left, 4), title, fill=drawing.INK)
     for i, j in np.ndindex(layers, heads):
-        x, y = left + j * (side + GAP), top + i * (side + GAP)
+        x, y = left + j * pitch, top + i * pitch
+        cells = norm(tile(weights[i : i + 1, j : j + 1], cell=1))
+        head = Image.fromarray(colour_map(cells, bytes=True)[..., :3])
+        picture.paste(head.resize((side, side), Image.Resampling.NEAREST), (x, y))
         if j == 0:
             pen.text((4, y), f"L{snapshot.layers[i]}", fill=drawing.INK)
         if i == 0:

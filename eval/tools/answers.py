@@ -1,7 +1,9 @@
 """Answers to many prompts at once, in any number of turns: a chat and train.grpo run calls with it.
 
-prompt | <tool_call>…</tool_call><|im_end|> | ⏎<|im_start|>tool⏎…<|im_start|>assistant⏎ | 42<|im_end|>
-         own                                  of the tool                                own
+A turn that calls a tool, its response, and the answer:
+
+    <tool_call>…</tool_call><|im_end|> | ⏎<|im_start|>tool⏎…assistant⏎ | 42<|im_end|>
+    own                                  of the tool                     own
 """
 
 from __future__ import annotations

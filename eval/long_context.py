@@ -31,6 +31,7 @@ from eval.language_modeling import predictions
 from eval.load_model import add_device_option, data_config, open_model, run_folder
 from eval.pictures import drawing
 from model import LanguageModel
+from model.variants.surgery import with_config, with_rope_scaling
 from storyworld.lexicon import lexicon
 from storyworld.names import held_out_names
 
@@ -129,17 +130,17 @@ def ways(lm: LanguageModel, trained: int) -> dict[str, Make]:
     makers: dict[str, Make] = {}
     plain = lm
     if any(lm.config.rotates):
-        plain = lm.with_rope_scaling("none", 1, trained)
+        plain = with_rope_scaling(lm, "none", 1, trained)
 
         def scaled(kind: str, length: int) -> LanguageModel:
             factor = max(1.0, length / trained)
-            return longer(plain.with_rope_scaling(kind, factor, trained), length)
+            return longer(with_rope_scaling(plain, kind, factor, trained), length)
 
         makers = {kind: partial(scaled, kind) for kind in ("linear", "yarn")}
 
     def windows(length: int) -> LanguageModel:
         layers = {"sliding_window": trained, "layer_types": ["sliding_attention"]}
-        return longer(plain, length).with_config(**layers)
+        return with_config(longer(plain, length), **layers)
 
     return {"none": partial(longer, plain), **makers, "windows": windows}
 
@@ -152,7 +153,7 @@ def longer(lm: LanguageModel, length: int) -> LanguageModel:
     if lm.config.position_embedding == "learned":
         message = f"this model has learned a vector for {longest:,} positions"
         raise InputError(f"--lengths: {length:,} is too long: {message}")
-    return lm.with_config(max_position_embeddings=length)
+    return with_config(lm, max_position_embeddings=length)
 
 
 # -------------------------------------------------------------------------------------------------

@@ -137,7 +137,7 @@ def draw_heads(snapshot: Snapshot, probe: str, cell: int) -> Any:
 def quick_mosaic(snapshot: Snapshot, file: Path, probe: str = "") -> None:
     """Write `draw_heads` of one probe (default: `shown_probe`) as a PNG."""
     probe = probe or shown_probe(snapshot)
-    cell = cell_size(snapshot.maps[probe].weights, 1600, 6)
+    cell = cell_size(snapshot.maps[probe].weights, 1200, 4)
     draw_heads(snapshot, probe, cell).save(file, "PNG", compress_level=1)
 
 

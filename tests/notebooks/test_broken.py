@@ -140,7 +140,7 @@ def test_8_pads_on_the_right(script, monkeypatch, tmp_path):
     tokenizer = SimpleNamespace(begin=lambda prompt: [1, *map(ord, prompt)], pad_id=0, decode=lambda ids: str(ids))
     settings = SimpleNamespace(prompts=["abcd", "ab"], temperature=0.0, top_p=None, sample_tokens=3)
     module.break_it()
-    Samples().evaluate(SimpleNamespace(config=settings, tokenizer=tokenizer, lm=None, step=1, directory=tmp_path))
+    Samples().evaluate(SimpleNamespace(eval_config=settings, tokenizer=tokenizer, lm=None, step=1, directory=tmp_path))
     assert rows[0].tolist() == [[1, 97, 98, 99, 100], [1, 97, 98, 0, 0]]
     assert len((tmp_path / "samples.jsonl").read_text(encoding="utf-8").splitlines()) == 2
 

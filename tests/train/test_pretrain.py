@@ -242,7 +242,7 @@ def clock(monkeypatch):
     def pass_time(run):
         now[0] += 0.125
 
-    for module in (train.loop, train.run.begin_and_end):
+    for module in (train.loop, train.run.after_step, train.run.begin_and_end):
         monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     with at_each_step(pass_time):
         yield now

@@ -19,7 +19,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from data.chat_template import CHAT_TEMPLATE, PRIVATE, ChatTemplate, Piece
-from data.reading.records import BadRecord, Conversation, Message, Pair, checked_conversation, tool_calls
+from data.reading.messages import BadRecord, Message, read_calls
+from data.reading.pairs import Pair
+from data.reading.records import Conversation, checked_conversation
 from data.tokenizer import ROLES, SPECIAL_TOKENS, Tokenizer
 
 TRAINED, MAY_END = 1, 2  # flags of a token: it is a target; a conversation may be cut after it
@@ -351,7 +353,7 @@ def read_call(text: str) -> dict[str, str]:
     The arguments keep the letters in which they were written, so that the call is rendered as it was.
     """
     text = text.strip()
-    (call,) = tool_calls([json.loads(text)])
+    (call,) = read_calls([json.loads(text)])
     name, arguments = call["name"], call["arguments"]
     if not isinstance(arguments, str):
         written = text.removeprefix(f'{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": ')[:-1]

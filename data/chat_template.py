@@ -21,7 +21,7 @@ from jinja2.meta import find_undeclared_variables
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-from data.reading.records import BadRecord
+from data.reading.messages import BadRecord
 
 CHAT_TEMPLATE = Path(__file__).with_name("chat_template.jinja").read_text(encoding="utf-8")
 # Part of what makes prepared chats and pairs themselves. Raise it when a record gets other ids (data/chat.py and

@@ -11,7 +11,7 @@ from configs.command import InputError, exit_on_bad_input, integer, number
 from configs.language import translated
 from configs.text import escape
 from data.chat import prompt_ids, read_reply
-from data.reading.records import Message
+from data.reading.messages import Message
 from data.tokenizer import Tokenizer
 from eval.load_model import add_device_option, open_model
 from model import LanguageModel, generate

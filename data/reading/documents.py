@@ -29,7 +29,9 @@ import storyworld
 from configs.command import InputError, usable_cores
 from data.config import DataConfig, FilesSource, HubSource, MixSource, Split, StoryworldSource
 from data.reading import files
-from data.reading.records import BadRecord, Conversation, Pair, conversation_of, pair_of, text_of
+from data.reading.messages import BadRecord
+from data.reading.pairs import Pair, pair_of
+from data.reading.records import Conversation, conversation_of, text_of
 
 LISTED = 1000  # bad records that are listed one by one
 MANY = 1000  # records after which a share of bad ones means something

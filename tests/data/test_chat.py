@@ -17,7 +17,8 @@ from transformers import AutoTokenizer
 from data.chat import MAY_END, TRAINED, encode_conversations, prompt_ids, segments
 from data.chat_template import CHAT_TEMPLATE, ChatTemplate
 from data.config import TokenizerConfig
-from data.reading.records import BadRecord, conversation_of
+from data.reading.messages import BadRecord
+from data.reading.records import conversation_of
 from data.tokenizer import SPECIAL_TOKENS, train_tokenizer
 
 CORPUS = [

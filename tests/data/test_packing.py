@@ -16,7 +16,8 @@ from data.chat import MAY_END, TRAINED, encode_conversations
 from data.config import DataConfig, StoryworldSource, TokenizerConfig
 from data.packing import NEIGHBORS, ConversationRows, TokenStream, best_fit
 from data.prepare import prepare
-from data.reading.records import Conversation, Message
+from data.reading.messages import Message
+from data.reading.records import Conversation
 from data.tokenizer import train_tokenizer
 from tests.conftest import random_model, tiny_config
 

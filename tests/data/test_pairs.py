@@ -11,7 +11,9 @@ from data.batches import make_rows
 from data.config import DataConfig
 from data.packing import Pairs
 from data.prepare import prepare
-from data.reading.records import BadRecord, Conversation, Message, Pair, checked_conversation, pair_of
+from data.reading.messages import BadRecord, Message
+from data.reading.pairs import Pair, pair_of
+from data.reading.records import Conversation, checked_conversation
 from storyworld import draw_question, prefer
 from storyworld.conversations import OTHER_BOOK
 from storyworld.questions import KINDS

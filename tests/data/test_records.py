@@ -8,16 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from data.reading.records import (
-    BadRecord,
-    Conversation,
-    Message,
-    Pair,
-    conversation_of,
-    pair_of,
-    split_thinking,
-    text_of,
-)
+from data.reading.messages import BadRecord, Message, split_thinking
+from data.reading.pairs import Pair, pair_of
+from data.reading.records import Conversation, conversation_of, text_of
 
 HI = (Message("user", "Hi"), Message("assistant", "Hello"))
 SCHEMA = {"name": "now", "description": "The time.", "parameters": {"type": "object", "properties": {}}}
@@ -45,7 +38,7 @@ DOCS = Path(__file__).parents[2] / "docs" / "data_formats.md"
         {"messages": [USER, ASSISTANT], "prompt": "Hi", "answer": "Hello", "context": ""},  # each said once more
         {"messages": [], "conversations": [USER, ASSISTANT]},
         {"prompt": "Hi", "output": "", "response": "Hello"},
-        {"messages": [USER, ASSISTANT | {"loss": True, "masked": False}], "train": True},  # switches that are on
+        {"messages": [USER, ASSISTANT | {"weight": 1}]},
         {"conversations": [USER | NOTHING, ASSISTANT | dict.fromkeys(NOTHING, "")]},
         {"messages": [USER, {"role": "assistant", "content": [{"type": "text", "text": part} for part in HELLO]}]},
     ],
@@ -171,19 +164,31 @@ def test_reasoning_in_its_own_field_leaves_the_content_alone(name):
     assert conversation_of(record).messages == (Message("assistant", "<think>A</think>C", "R"),)
 
 
-NAMES = ("train", "training", "trainable", "loss", "loss_mask")
-
-
-@pytest.mark.parametrize(
-    ("switch", "weight"),
-    [*(({name: on}, int(on)) for name in NAMES for on in (0, True)), ({"weight": 0.0}, 0), ({"masked": True}, 0)],
-)
-def test_a_turn_s_own_switch_has_the_names_of_other_projects(switch, weight):
+@pytest.mark.parametrize(("value", "weight"), [(0, 0), (0.0, 0), (False, 0), (1, 1), (True, 1), (None, 1)])
+def test_an_answer_or_a_part_of_it_has_a_weight(value, weight):
+    switch = {"weight": value}
     record = {"messages": [USER, ASSISTANT | switch, USER, ASSISTANT]}
     assert [message.weight for message in conversation_of(record).messages] == [1, weight, 1, 1]
-    parts = [{"type": "text", "text": "Hel", **switch}, {"type": "text", "text": "lo"}]
-    record = {"messages": [USER | {"train": False}, {"role": "assistant", "content": parts}]}
+    renamed = {"messages": [USER, ASSISTANT | {"train": value}, USER, ASSISTANT]}
+    weights = [message.weight for message in conversation_of(renamed, {"weight": "train"}).messages]
+    assert weights == [1, weight, 1, 1]
+    parts = [{"type": "text", "text": "Hel", **switch}, {"type": "text", "text": "lo", "weight": 1}]
+    record = {"messages": [USER, {"role": "assistant", "content": parts}]}
     assert conversation_of(record).messages[1].parts == (("Hel", weight), ("lo", 1))
+
+
+@pytest.mark.parametrize("name", ["train", "training", "trainable", "loss", "loss_mask", "masked", "mask"])
+def test_other_names_of_weight_are_refused_wherever_they_are(name):
+    parts = [{"type": "text", "text": "Hello", name: 1}]
+    for record in (
+        {"messages": [USER, ASSISTANT | {name: True}]},
+        {"messages": [USER | {name: 0}, ASSISTANT]},
+        {"messages": [USER, {"role": "assistant", "content": parts}]},
+    ):
+        with pytest.raises(BadRecord, match=f"message [12]: `{name}` is .*: use `weight`"):
+            conversation_of(record)
+    with pytest.raises(BadRecord, match=f"has `{name}` for the whole record"):
+        conversation_of({"messages": [USER, ASSISTANT], name: False})
 
 
 DEEP = json.loads('{"a": ' * 500 + "1" + "}" * 500)  # a template that writes it reaches Python's limit
@@ -193,11 +198,9 @@ DEEP = json.loads('{"a": ' * 500 + "1" + "}" * 500)  # a template that writes it
     ("record", "reason"),
     [
         ({"prompt": "Hi", "completion": "Go", "label": False}, "`label`"),
-        ({"messages": [USER, ASSISTANT], "train": False}, "`train`"),
-        ({"messages": [USER, ASSISTANT | {"mask": 1}]}, "message 2: `mask`"),
-        ({"messages": [USER, ASSISTANT | {"loss": 0.5}]}, "message 2: `loss` is 0.5"),
-        ({"messages": [USER | {"train": True}, ASSISTANT]}, "message 1: `train`"),
-        ({"messages": [USER, ASSISTANT | {"loss": False}]}, "no assistant message of weight 1"),
+        ({"messages": [USER, ASSISTANT], "weight": 0}, "`weight`"),
+        ({"messages": [USER, ASSISTANT | {"weight": 0.5}]}, "message 2: `weight` is 0.5"),
+        ({"messages": [USER, ASSISTANT | {"weight": 0}]}, "no assistant message of weight 1"),
         ({"messages": [{"role": "system", "content": "B"}, USER, ASSISTANT], "system": "A"}, "`system` and a system"),
         ({"prompt": "Hi", "input": "1 2", "response": "3"}, "`input`"),
         ({"prompt": "Hi", "output": "3", "response": "4"}, "`response`"),

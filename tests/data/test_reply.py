@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from data.chat import Reply, TextStream, encode_conversations, prompt_ids, read_call, read_reply, segments
 from data.config import TokenizerConfig
-from data.reading.records import Message, checked_conversation, conversation_of
+from data.reading.messages import Message
+from data.reading.records import checked_conversation, conversation_of
 from data.tokenizer import Tokenizer, train_tokenizer
 from tests.data.test_chat import STEADY, anything, conversations, sentencepiece_like, thoughts
 

@@ -15,7 +15,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from configs.command import InputError
 from data import load_tokenizer
 from data.chat import prompt_ids
-from data.reading.records import BadRecord
+from data.reading.messages import BadRecord
 from data.tokenizer import Settings, Tokenizer
 from eval.chat.session import open_conversation
 from eval.load_model import open_model

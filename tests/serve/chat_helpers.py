@@ -9,7 +9,8 @@ import numpy as np
 import torch
 
 from data.chat import encode_conversations, prompt_ids
-from data.reading.records import Message, checked_conversation
+from data.reading.messages import Message
+from data.reading.records import checked_conversation
 from data.tokenizer import load_tokenizer
 from model import load, save
 from model.variants.config import LoraConfig

@@ -15,7 +15,8 @@ from transformers import AutoModelForCausalLM
 
 from configs.command import InputError
 from data.chat import segments
-from data.reading.records import Conversation, Message
+from data.reading.messages import Message
+from data.reading.records import Conversation
 from model import generate
 from model.export import export
 from model.files.families import family_of

@@ -18,50 +18,46 @@ KEY = "HEADLIGHT_API_KEY"  # of the environment, so that the key need not stand 
 
 
 def main() -> None:
-    form = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=form)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("runs", nargs="?", type=run_path, default="runs", help="a folder of runs (runs), one run, or a model directory")
     add("--host", default="127.0.0.1", help="address to listen on; default: 127.0.0.1, this machine")
     add("--port", type=integer("--port", 1, 65535), default=8000, metavar="N", help="(8000)")
     add("--api-key", default=os.environ.get(KEY), help=f"clients must send it; default: ${KEY}, if it is set")
-    page = "a web page of this origin may use the API; may be given several times"
-    add("--allow-origin", action="append", default=[], metavar="URL", help=page)
+    add("--allow-origin", action="append", default=[], metavar="URL", help="a page of this origin may use the API")
     for option, least, most, default, meaning in (
         ("--max-running", 1, 4096, 64, "requests that are answered at once"),
         ("--max-waiting", 0, 10**6, 256, "requests that may wait; more get status 429"),
         ("--max-new-tokens", 1, 2**24, 2048, "tokens of an answer"),
     ):
-        kind = integer(option, least, most)
-        add(option, type=kind, default=default, metavar="N", help=f"{meaning} ({default})")
-    seconds = number("--seconds", 0.1)
-    add("--seconds", type=seconds, default=120.0, metavar="N", help="of an answer; then 503 (120)")
+        add(option, type=integer(option, least, most), default=default, metavar="N", help=f"{meaning} ({default})")
+    add("--seconds", type=number("--seconds", 0.1), default=120.0, metavar="N", help="of an answer; then 503 (120)")
     add_quantise_option(parser)
     add_device_option(parser)
-    given = parser.parse_args()
+    args = parser.parse_args()
     try:
-        is_local = given.host == "localhost" or ipaddress.ip_address(given.host).is_loopback
+        is_local = args.host == "localhost" or ipaddress.ip_address(args.host).is_loopback
     except ValueError:  # a name
         is_local = False
-    if not is_local and not given.api_key:
-        raise InputError(f"--host {given.host}: others could use your models: give --api-key (or {KEY}) as well")
-    if "*" in given.allow_origin:
+    if not is_local and not args.api_key:
+        raise InputError(f"--host {args.host}: others could use your models: give --api-key (or {KEY}) as well")
+    if "*" in args.allow_origin:
         raise InputError("--allow-origin *: every web page could use your models: name the pages")
 
-    print(f"looking for models in {given.runs} …", flush=True)  # the imports below take seconds
+    print(f"looking for models in {args.runs} …", flush=True)  # the imports below take seconds
     from serve.app import LOCAL, create_app, make_server
     from serve.library import Library
     from serve.limits import Limits
 
-    batching = {"max_running": given.max_running, "max_waiting": given.max_waiting}
-    library = Library(given.runs, given.device, quantise=given.quantise, **batching)
-    limits = Limits(seconds=given.seconds, max_new_tokens=given.max_new_tokens, api_key=given.api_key or None)
-    app = create_app(library, limits, LOCAL if is_local else ["*"], given.allow_origin)
-    place = f"[{given.host}]:{given.port}" if ":" in given.host else f"{given.host}:{given.port}"
+    batching = {"max_running": args.max_running, "max_waiting": args.max_waiting}
+    library = Library(args.runs, args.device, args.quantise, **batching)
+    limits = Limits(seconds=args.seconds, max_new_tokens=args.max_new_tokens, api_key=args.api_key or None)
+    app = create_app(library, limits, LOCAL if is_local else ["*"], args.allow_origin)
+    place = f"[{args.host}]:{args.port}" if ":" in args.host else f"{args.host}:{args.port}"
     print(f"models: {', '.join(library.runs()) or 'none yet'}")
     print(f"the page: http://{place}/\nOpenAI's API: http://{place}/v1   (Ctrl-C ends it)", flush=True)
     try:
-        make_server(app, given.host, given.port, given.seconds).run()
+        make_server(app, args.host, args.port, args.seconds).run()
     except SystemExit:
         raise InputError(f"--port: {place} cannot be used: another program may listen there") from None
 

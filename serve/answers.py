@@ -1,89 +1,88 @@
-"""How does a request become an answer? From text to ids, into the batch, and back as pieces of text."""
+"""From a request to its answer: text to ids, into the batch, and back as pieces of text."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from types import MappingProxyType
-from typing import Any
+from typing import NamedTuple
 
 from data.chat import Delta, Reply, TextStream, prompt_ids, read_call
-from data.reading.records import BadRecord
+from data.reading.messages import BadRecord
+from data.reading.records import checked_conversation
 from serve.batching import Batcher, End, Event, Request, Token
 from serve.library import Model
 from serve.limits import ApiError
+from serve.requests import ChatRequest
 
 
 @dataclass
 class Answer:
-    """An answer so far.
-
-    begun: how many of the last ids that are read belong to the answer: it continues from there. shows_prompt: whether
-    the tokens before it, `prompt`, are wanted, with their text. echo: the prompt's text, if it is asked for. end: the
-    stop id, which is no token of the answer. finish_reason: None until its end, then stop, length or tool_calls.
-    """
+    """An answer so far."""
 
     index: int
     request: Request
     reply: Reply
-    begun: int = 0
-    shows_prompt: bool = False
-    echo: str = ""
+    begun: int = 0  # so many of the last ids that are read belong to the answer: it continues
+    shows_prompt: bool = False  # the tokens before it are listed in `prompt`, with their text
+    echo: str = ""  # the prompt's text, if it is part of the answer's
     tokens: list[Token] = field(default_factory=list)
     prompt: list[Token] = field(default_factory=list)
-    end: list[Token] = field(default_factory=list)
-    finish_reason: str | None = None
+    end: list[Token] = field(default_factory=list)  # the stop id, which is no token of the answer
+    finish_reason: str | None = None  # None until its end, then stop, length or tool_calls
 
     def __post_init__(self) -> None:
-        self.text, self.has_events = TextStream(self.reply.tokenizer), False
+        self.text = TextStream(self.reply.tokenizer)
 
     def take(self, event: Event) -> Piece:
-        """What a token, or the end, adds. Raises ApiError 500 for damaged weights."""
+        """Add a token, or the end. Raises ApiError 500 for damaged weights."""
         if isinstance(event, End) and event.reason == "error":
             raise ApiError(500, event.message)
-        is_first, self.has_events = not self.has_events, True
-        is_call = self.request.form is not None and self.request.form.is_call
-        news, before = list[Delta](), len(self.tokens)
+        is_first, before = not (self.tokens or self.end), len(self.tokens)
+        new = []
         if is_first and self.shows_prompt:
             read = self.request.read or [Token(token) for token in self.request.token_ids]
-            begin, offset = len(read) - self.begun, 0
-            for token in read[:begin]:
-                self.prompt.append(token._replace(offset=offset, text=self.text.add(token.id)))
-                offset += len(self.prompt[-1].text)
-            news += [self._add(token) for token in read[begin:]]
-        if isinstance(event, Token):
-            news.append(self._add(event))
-            if self.reply.stopped:
-                self.finish_reason = "stop"
-        else:
-            if event.token is not None:
-                news.append(self._add(event.token))
-            news.append(self.reply.end())
-            is_cut = event.reason == "length" and not self.end
+            offset = 0
+            for token in read[: len(read) - self.begun]:
+                text = self.text.add(token.id)
+                self.prompt.append(token._replace(offset=offset, text=text))
+                offset += len(text)
+            new += [self._add(token) for token in read[len(read) - self.begun :]]
+        last = event if isinstance(event, Token) else event.token
+        if last is not None:
+            new.append(self._add(last))
+        is_call = self.request.form is not None and self.request.form.is_call
+        if isinstance(event, End):
+            new.append(self.reply.end())
             if is_call and event.reason == "stop" and not self.end:  # the call is whole
                 self.reply.tool_calls = [read_call(self.reply.content)]
                 self.reply.content = ""
-            self.finish_reason = "length" if is_cut else "tool_calls" if self.reply.tool_calls else "stop"
-        new = Delta(*map("".join, zip(*news, strict=True)))
-        if is_call:  # text only where it was cut
-            new = new._replace(content=self.reply.content if self.finish_reason else "")
-        return Piece(self, new, self.tokens[before:], is_first)
+            if event.reason == "length" and not self.end:
+                self.finish_reason = "length"
+            else:
+                self.finish_reason = "tool_calls" if self.reply.tool_calls else "stop"
+        elif self.reply.stopped:
+            self.finish_reason = "stop"
+        reasoning, content = map("".join, zip(*new, strict=True))
+        if is_call:  # its text is content only where it was cut
+            content = self.reply.content if self.finish_reason else ""
+        return Piece(self, Delta(reasoning, content), self.tokens[before:], is_first)
 
     def _add(self, token: Token) -> Delta:
-        """A token of the answer, or the one that ends it."""
-        offset, was_thinking, is_end = len(self.reply.content), self.reply.thinking, token.id in self.request.stop_ids
+        """Add a token of the answer, or the one that ends it."""
+        is_end = token.id in self.request.stop_ids
+        offset, was_thinking = len(self.reply.content), self.reply.thinking
         new = Delta("", "") if is_end else self.reply.add(token.id)
         text = self.text.add(token.id) if self.shows_prompt else ""
-        token = token._replace(offset=offset, text=text, is_thought=was_thinking or self.reply.thinking)
+        is_thought = was_thinking or self.reply.thinking
+        token = token._replace(offset=offset, text=text, is_thought=is_thought)
         (self.end if is_end else self.tokens).append(token)
         return new
 
 
-@dataclass(frozen=True)
-class Piece:
-    """What came of one answer: new text, and the tokens behind it. is_first: nothing came of it before."""
+class Piece(NamedTuple):
+    """New text of an answer, and the tokens of this text. is_first: no piece came before it."""
 
     answer: Answer
     new: Delta
@@ -106,63 +105,44 @@ async def answer_all(batcher: Batcher, answers: Sequence[Answer], seconds: float
         for answer in answers:
             answer.request.emit = partial(emit, answer)
             batcher.submit(answer.request)
-        running = len(answers)
-        while running:
+        while any(answer.finish_reason is None for answer in answers):
             async with asyncio.timeout_at(until):
                 answer, event = await events.get()
             if answer.finish_reason is None:
                 piece = answer.take(event)
                 if answer.finish_reason is not None:
                     answer.request.cancelled = True  # a stop text was met: nothing more is wanted
-                    running -= 1
                 yield piece
     finally:
         for answer in answers:
             answer.request.cancelled = True
 
 
-# ---------------------------------------------------------------------------------------------------------
-# prompts
+def chat_ids(model: Model, body: ChatRequest) -> list[int]:
+    """Return the ids of a conversation up to where the assistant answers.
 
-
-def chat_ids(
-    model: Model,
-    messages: list[dict[str, Any]],
-    tools: Sequence[dict] = (),
-    template: Mapping[str, Any] = MappingProxyType({}),
-    continued: bool = False,
-) -> list[int]:
-    """A conversation up to where the assistant answers. A model that was not trained on chats continues its text.
-
-    template: values of the chat template's variables. continued: the last message is an answer to be continued.
-    Raises ApiError for messages of another form, and for what this model's template does not have.
+    A model that was not trained on chats continues the text of the messages. Raises ApiError for
+    messages of another form, and for what this model's template does not have.
     """
-    messages = [message | {"content": _text_of(message.get("content"))} for message in messages]
     known = model.tokenizer.chat.variables if model.is_chat else ()
-    for name, value in template.items():
+    for name, value in body.template.items():
         if name not in known or (name == "enable_thinking" and not isinstance(value, bool)):
-            knows = f"knows {', '.join(known)} only, true or false"
-            what = knows if known else "has none, as it was not trained on chats"
-            raise ApiError(400, f"chat_template_kwargs: {name[:100]!r} is not for this model, which {what}")
-    if not model.is_chat:
-        if tools:
-            raise ApiError(400, "tools: this model was not trained on chats, so it calls none: leave them out")
-        return text_ids(model, "\n".join(message["content"] or "" for message in messages))
+            reason = "has none, as it was not trained on chats"
+            if known:
+                reason = f"knows {', '.join(known)} only, true or false"
+            message = f"chat_template_kwargs: {name[:100]!r} is not for this model, which {reason}"
+            raise ApiError(400, message)
+    tools = body.usable_tools
+    if tools and not model.is_chat:
+        raise ApiError(400, "tools: this model was not trained on chats and calls none: leave them out")
     try:
-        return prompt_ids(model.tokenizer, messages, tools, continued, **template)
+        if model.is_chat:
+            is_begun = body.continue_final_message
+            return prompt_ids(model.tokenizer, body.messages, tools, is_begun, **body.template)
+        conversation = checked_conversation(body.messages)
     except (BadRecord, TypeError, AttributeError) as error:
         raise ApiError(400, f"messages: {error}") from None
-
-
-def _text_of(content: Any) -> str | None:
-    """The text of a message: itself, or the joined text parts of a list. Raises ApiError for pictures and sound."""
-    if content is None or isinstance(content, str):
-        return content
-    parts = content if isinstance(content, list) else [content]
-    texts: list[Any] = [part.get("text") for part in parts if isinstance(part, dict) and part.get("type") == "text"]
-    if len(texts) < len(parts) or not all(isinstance(text, str) for text in texts):
-        raise ApiError(400, "messages: content must be a text or parts of type text: these models read text only")
-    return "".join(texts)
+    return text_ids(model, "\n".join(message.content for message in conversation.messages))
 
 
 def text_ids(model: Model, prompt: str | list[int], field: str = "prompt") -> list[int]:
@@ -176,11 +156,6 @@ def text_ids(model: Model, prompt: str | list[int], field: str = "prompt") -> li
     if not prompt or not all(0 <= token < highest for token in prompt):
         raise ApiError(400, f"{field}: token ids must be 0 to {highest - 1}, and at least one")
     return prompt
-
-
-def finite(log_prob: float) -> float:
-    """JSON has no infinity."""
-    return max(log_prob, -9999.0)
 
 
 def room_for(model: Model, token_ids: Sequence[int], wanted: int | None, most: int) -> int:

@@ -36,7 +36,7 @@ def create_app(library: Library, limits: Limits, hosts: Sequence[str] = LOCAL, o
     app = FastAPI(title="Headlight", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     handle_errors(app)
     app.include_router(page_api.page(limits))  # open to everybody: it holds nothing of the runs, and takes the key
-    for router in (openai_api.router(library, limits), page_api.router(library, limits)):
+    for router in (openai_api.router(library, limits), page_api.Live(library, limits).routes):
         app.include_router(router, dependencies=[Depends(limits.check_key)])
     app.add_middleware(BodyLimit, most=limits.body)
     if origins:

@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,9 +33,7 @@ from model.generation import Sampling, next_token
 from model.variants.paged_cache import PagedCache, PagedView, Table
 from serve.structured import Form
 
-Result = TypeVar("Result")
 MEMORY = 2**29  # bytes of a cache, if not told otherwise
-Reason = Literal["stop", "length", "cancelled", "error"]
 
 
 class TooManyRequests(RuntimeError):
@@ -60,7 +58,7 @@ class Token(NamedTuple):
 class End(NamedTuple):
     """The end of an answer. stop: by a stop id, `token`, which is not part of it. message: what went wrong."""
 
-    reason: Reason
+    reason: Literal["stop", "length", "cancelled", "error"]
     message: str = ""
     token: Token | None = None
 
@@ -93,11 +91,6 @@ class Request:
     table: Table = field(init=False)
     generator: torch.Generator = field(init=False)
     read: list[Token] = field(default_factory=list, init=False)  # nothing predicts the first of them
-
-    @property
-    def written(self) -> int:
-        """Tokens of the answer so far."""
-        return len(self.table.token_ids) - len(self.token_ids)
 
     @property
     def reads_prompt(self) -> bool:
@@ -157,10 +150,10 @@ class Batcher:
             raise ValueError(f"{reads} tokens to read and {writes} to write do not fit: this model sees {longest}")
         self._put(self.waiting, request)
 
-    def do(self, job: Callable[[], Result]) -> Future[Result]:
+    def do(self, job: Callable[[], Any]) -> Future[Any]:
         """What a job returns that is run between two tokens: for as long as it lasts, the model is the job's alone.
         Raises TooManyRequests."""
-        future = Future[Result]()
+        future = Future[Any]()
         self._put(self.jobs, (future, job))
         return future
 
@@ -274,16 +267,13 @@ class Batcher:
             request.tell(described)
             if request.form is not None and request.form.add(token):
                 self._leave(request, End("stop"))
-            elif request.written == request.max_new_tokens:
+            elif len(request.table.token_ids) == len(request.token_ids) + request.max_new_tokens:
                 self._leave(request, End("length"))
 
     def _leave(self, request: Request, end: End) -> None:
         self.running.remove(request)
         self.cache.free(request.table)
         request.tell(end)
-
-    # -----------------------------------------------------------------------------------------------------
-    # the thread
 
     def start(self) -> None:
         """Answer requests in a thread of its own, until `stop`."""
@@ -323,7 +313,7 @@ def _described(ids: list[int], logits: Tensor, top: int | None) -> list[Token]:
     """Tokens, and the logits (tokens, V) from which each was predicted."""
     if top is None or not ids:
         return [Token(token) for token in ids]
-    log_probs = logits.log_softmax(-1)
+    log_probs = logits.log_softmax(-1).clamp(min=-9999.0)  # JSON has no infinity
     chosen = log_probs.gather(1, torch.tensor(ids, device=logits.device)[:, None])[:, 0].tolist()
     best = log_probs.topk(min(top, log_probs.shape[-1]))
     rows = zip(ids, chosen, best.indices.tolist(), best.values.tolist(), strict=True)

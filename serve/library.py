@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,10 +35,7 @@ class Model:
     tokenizer: Tokenizer
     is_chat: bool
     batcher: Batcher
-
-    @property
-    def context_length(self) -> int:
-        return self.lm.config.max_position_embeddings
+    context_length: int
 
 
 class Library:
@@ -49,8 +47,7 @@ class Library:
         self._loaded: OrderedDict[tuple[tuple[Path, int], ...], Model] = OrderedDict()
         self._lock = threading.Lock()
         if not self.runs() and not watched_runs(folder):  # one that has just begun can be watched
-            what = "is not a model directory and holds no run"
-            raise InputError(f"{folder}: {what}: train one first, for example with `make demo`, or give pretrained")
+            raise InputError(f"{folder}: is no model and holds no run: train one first, for example with `make demo`")
 
     def runs(self) -> dict[str, Path]:
         """Name -> run directory or model directory, in the order of their names."""
@@ -66,16 +63,15 @@ class Library:
 
     def bases(self) -> dict[str, str | None]:
         """Name of a run -> of the run that its adapters belong to; None for a whole model, and for a base elsewhere."""
-        runs, bases = self.runs(), dict[str, str | None]()
+        runs = self.runs()
+        bases: dict[str, str | None] = dict.fromkeys(runs)
         for name, run in runs.items():
-            try:
+            with suppress(DamagedFile, OSError):
                 directory = checkpoint_directory(run)
-                base = base_of(directory).resolve() if is_adapter(directory) else None
-            except (DamagedFile, OSError):
-                base = None
-            bases[name] = next(
-                (other for other, path in runs.items() if base and base.is_relative_to(path.resolve())), None
-            )
+                if is_adapter(directory):
+                    base = base_of(directory).resolve()
+                    owners = (other for other, path in runs.items() if base.is_relative_to(path.resolve()))
+                    bases[name] = next(owners, None)
         return bases
 
     def find(self, name: str, step: int | None = None, adapter: str | None = None) -> Model:
@@ -110,7 +106,8 @@ class Library:
             conversation.use_adapters(adapter)
         batcher = Batcher(lm, **self.batching)
         batcher.start()
-        return Model(checkpoint, lm, tokenizer, conversation.is_chat, batcher)
+        context_length = lm.config.max_position_embeddings
+        return Model(checkpoint, lm, tokenizer, conversation.is_chat, batcher, context_length)
 
     def close(self) -> None:
         """Stop every model, after what it answers."""

@@ -39,8 +39,7 @@ class Limits:
         """A dependency of every route that tells something of the runs. Raises ApiError 401."""
         header = bearer.credentials if bearer else ""
         if not (equal(header.encode("latin-1"), self.api_key) or equal((cookie or "").encode(), self.cookie)):
-            message = "Incorrect API key provided: send the header Authorization: Bearer KEY"
-            raise ApiError(401, message, "invalid_api_key")
+            raise ApiError(401, "Incorrect API key: send the header Authorization: Bearer KEY", "invalid_api_key")
 
 
 def equal(given: bytes, right: str | None) -> bool:
@@ -86,14 +85,13 @@ def handle_errors(app: FastAPI) -> None:
     async def known(request: Request, error: Exception) -> Response:
         if isinstance(error, InputError):
             return await refused(request, ApiError(400, str(error)))
-        many = isinstance(error, TooManyRequests)
-        return await refused(
-            request, ApiError(429, str(error), "rate_limit_exceeded") if many else ApiError(503, TOO_LONG)
-        )
+        if isinstance(error, TooManyRequests):
+            return await refused(request, ApiError(429, str(error), "rate_limit_exceeded"))
+        return await refused(request, ApiError(503, TOO_LONG))
 
     @app.exception_handler(Exception)
     async def failed(request: Request, error: Exception) -> JSONResponse:
-        return JSONResponse(error_body(ApiError(500, "the server made a mistake: its terminal has the details")), 500)
+        return await refused(request, ApiError(500, "the server made a mistake: its terminal has the details"))
 
 
 class BodyLimit:

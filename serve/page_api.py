@@ -1,5 +1,6 @@
-"""What the page reads: its own files, the runs, their figures, their heads, and what its chat needs besides
-/v1/chat/completions. The routes under /live say each what it gives.
+"""The routes of the page: its own files, the runs, their figures, their heads, and its chat.
+
+The chat asks /v1/chat/completions; what it needs apart from that is under /live/models.
 """
 
 from __future__ import annotations
@@ -7,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from functools import lru_cache
+from contextlib import suppress
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -33,25 +35,26 @@ from eval.run_files import METRICS
 from serve.answers import text_ids
 from serve.library import Library, Model
 from serve.limits import COOKIE, ApiError, Limits, equal
-from serve.openai_api import WhichModel
+from serve.requests import WhichModel
 from serve.run_folder import settings, summaries, watched_runs
 
-POLICY = (  # scripts, styles and answers of this server alone; no script within the page
-    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data: blob:; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+# Scripts, styles and answers come from this server alone; there is no script within the page.
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src 'self' data: blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 HEAD = """<title>Headlight</title>
 <link rel="stylesheet" href="/page/page.css">
 <script defer src="/page/page.js"></script>"""
+# Limits of a text of one's own, because its maps are sent whole.
+CONFIG, MOST_CHECKPOINTS = AttentionConfig(max_tokens=96), 12
 OwnText = Annotated[str, Body(embed=True, min_length=1, max_length=2000)]
-MOST_TOKENS = 96  # of its maps, which are sent whole,
-MOST_CHECKPOINTS = 12  # and of a run that looks at it
 
 
 def page(limits: Limits) -> APIRouter:
-    """The page itself, and where it gives the key."""
+    """The page itself, and where it gives the key. They are open to everybody."""
     routes = APIRouter()
-    files = {  # what is not in this list does not exist
+    files = {  # a file that is not in this list does not exist
         "page.html": ("text/html", viewer.with_parts(HEAD, "")),
         "page.css": ("text/css", (viewer.PAGE / "page.css").read_text(encoding="utf-8")),
         "page.js": ("text/javascript", viewer.script(viewer.ON_SERVER)),
@@ -59,7 +62,7 @@ def page(limits: Limits) -> APIRouter:
 
     @routes.get("/")
     @routes.get("/page/{name}")
-    def part(name: str = "page.html") -> Response:
+    def file(name: str = "page.html") -> Response:
         if name not in files:
             raise ApiError(404, "there is no such page")
         kind, content = files[name]
@@ -78,105 +81,109 @@ def page(limits: Limits) -> APIRouter:
 
 
 class AttentionRequest(WhichModel):
-    """What predicted the token at `position` of these ids."""
+    """The ids of a text, and the position of the token whose prediction is looked into."""
 
     ids: list[int] = Field(min_length=2)
     position: int = Field(ge=1)
 
 
-def router(library: Library, limits: Limits) -> APIRouter:
-    """What the page asks for."""
-    routes, folder = APIRouter(prefix="/live"), library.folder
-    one_at_a_time = asyncio.Lock()  # of what opens many checkpoints
+class Live:
+    """The routes under /live, for those who have the key. The page asks for them."""
 
-    def run_named(name: str) -> Path:
-        try:
-            return watched_runs(folder)[name]
-        except KeyError:
-            raise ApiError(404, "there is no run of this name") from None
+    def __init__(self, library: Library, limits: Limits):
+        self.library, self.limits = library, limits
+        self.opens_many = asyncio.Lock()  # held while many checkpoints are opened one by one
+        self.routes = APIRouter(prefix="/live")
+        self.routes.get("/runs")(self.runs)
+        self.routes.get("/runs/{name}/config")(self.config)
+        self.routes.get("/runs/{name}/metrics")(self.metrics)
+        self.routes.get("/runs/{name}/attention")(self.attention)
+        self.routes.get("/runs/{name}/attention/{step}/{probe}")(self.maps)
+        self.routes.post("/runs/{name}/look")(self.look)
+        self.routes.get("/models")(self.models)
+        self.routes.get("/models/{name}")(self.model)
+        self.routes.get("/models/{name}/question")(self.question)
+        self.routes.post("/models/{name}/attention")(self.row)
 
-    @routes.get("/runs")
-    def runs() -> dict[str, Any]:
+    def _run(self, name: str) -> Path:
+        run = watched_runs(self.library.folder).get(name)
+        if run is None:
+            raise ApiError(404, "there is no run of this name")
+        return run
+
+    def runs(self) -> dict[str, Any]:
         """Every run in a few figures."""
-        return {"runs": [*summaries(folder).values()]}
+        return {"runs": [*summaries(self.library.folder).values()]}
 
-    @routes.get("/runs/{name}/config")
-    def config(name: str) -> dict[str, str]:
-        """Its settings by dotted key."""
-        values = settings(run_named(name))
-        return {key: value if isinstance(value, str) else json.dumps(value) for key, value in values.items()}
+    def config(self, name: str) -> dict[str, str]:
+        """The settings of a run by dotted key."""
+        values = settings(self._run(name))
+        return {k: v if isinstance(v, str) else json.dumps(v) for k, v in values.items()}
 
-    @routes.get("/runs/{name}/metrics")
-    def metrics(name: str) -> FileResponse:
+    def metrics(self, name: str) -> FileResponse:
         """metrics.jsonl, or a range of its bytes."""
-        file = run_named(name) / METRICS
+        file = self._run(name) / METRICS
         if file.is_symlink() or not file.is_file():
             raise ApiError(404, "nothing is written yet")
         return FileResponse(file, media_type="application/x-ndjson")
 
-    @routes.get("/runs/{name}/attention")
-    def attention(name: str) -> dict[str, Any]:
-        """Every look at its heads, without the maps."""
-        run = run_named(name)
-        looks, problems = viewer.Looks(name, experts=viewer.experts_of(run)), []
+    def attention(self, name: str) -> dict[str, Any]:
+        """Every snapshot of the run's heads, without the maps."""
+        run = self._run(name)
+        looks = viewer.Looks(name, experts=viewer.experts_of(run))
+        problems = []
         for file in sorted((run / "attention").glob("step_????????.npz")):
             try:
                 looks.snapshots.append(_without_maps(file, file.stat().st_mtime_ns))
             except InputError as error:
                 problems.append(str(error))
-        about = viewer.described([looks])
-        return about | {"notes": about["notes"] + problems}
+        return viewer.described([looks]) | {"notes": problems}
 
-    @routes.get("/runs/{name}/attention/{step}/{probe}")
-    def maps(name: str, step: int, probe: str) -> Response:
-        """The maps of one look on one text."""
+    def maps(self, name: str, step: int, probe: str) -> Response:
+        """The maps of one snapshot on one text."""
         try:
-            weights = read(file_of(run_named(name) / "attention", step)).maps[probe].weights
+            weights = read(file_of(self._run(name) / "attention", step)).maps[probe].weights
         except (KeyError, InputError):
             raise ApiError(404, "there is no such look at the heads") from None
         return Response(viewer.quantise(weights).tobytes(), media_type="application/octet-stream")
 
-    @routes.post("/runs/{name}/look")
-    async def own_text(name: str, text: OwnText) -> dict[str, Any]:
-        """What the heads look at in your own text, at every checkpoint."""
-        steps = sorted(checkpoints_of(library.run(name)).items())
-        few = np.linspace(0, len(steps) - 1, min(len(steps), MOST_CHECKPOINTS)).round().astype(int)
+    async def look(self, name: str, text: OwnText) -> dict[str, Any]:
+        """The maps of your own text, at every checkpoint, or evenly spread ones of many."""
+        steps = sorted(checkpoints_of(self.library.run(name)).items())
+        number = min(len(steps), MOST_CHECKPOINTS)
 
-        def look_at(step: int, checkpoint: Path) -> Snapshot:
-            lm, tokenizer, _ = open_checkpoint(checkpoint, library.device)
+        def take(step: int, checkpoint: Path) -> Snapshot:
+            lm, tokenizer, _ = open_checkpoint(checkpoint, self.library.device)
             probe = probe_from_text(tokenizer, text, lm.config.max_position_embeddings)
-            return take_snapshot(lm, [probe], AttentionConfig(max_tokens=MOST_TOKENS), (step, 0, 0.0))
+            return take_snapshot(lm, [probe], CONFIG, (step, 0, 0.0))
 
-        async with asyncio.timeout(limits.seconds), one_at_a_time:
-            looks = [await asyncio.to_thread(look_at, *steps[place]) for place in few]
-        frames = {
-            f"{snapshot.step}/{probe}": base64.b64encode(viewer.quantise(maps.weights).tobytes()).decode()
-            for snapshot in looks
-            for probe, maps in snapshot.maps.items()
-        }
-        return viewer.described([viewer.Looks(name, looks)]) | {"frames": frames}
+        snapshots, frames = list[Snapshot](), dict[str, str]()
+        async with asyncio.timeout(self.limits.seconds), self.opens_many:
+            for i in np.linspace(0, len(steps) - 1, number).round().astype(int):
+                snapshots.append(await asyncio.to_thread(take, *steps[i]))
+        for snapshot in snapshots:
+            for probe, maps in snapshot.maps.items():
+                frames[f"{snapshot.step}/{probe}"] = _base64(viewer.quantise(maps.weights))
+        return viewer.described([viewer.Looks(name, snapshots)]) | {"frames": frames}
 
-    @routes.get("/models")
-    def models() -> dict[str, Any]:
-        """The runs that have checkpoints, which, and the adapters for each."""
-        bases = library.bases()
-        adapters = {name: [adapter for adapter, base in bases.items() if base == name] for name in bases}
-        runs = library.runs().items()
-        return {
-            "models": [{"name": n, "steps": sorted(checkpoints_of(run)), "adapters": adapters[n]} for n, run in runs]
-        }
+    def models(self) -> dict[str, Any]:
+        """The runs that have checkpoints, their steps, and the adapters for each."""
+        bases, models = self.library.bases(), []
+        for name, run in self.library.runs().items():
+            adapters = [adapter for adapter, base in bases.items() if base == name]
+            models.append({"name": name, "steps": sorted(checkpoints_of(run)), "adapters": adapters})
+        return {"models": models}
 
-    @routes.get("/models/{name}")
-    def opened(name: str, step: int | None = None, adapter: str | None = None) -> dict[str, Any]:
-        """One of them, opened: its layers and heads, whether it was trained on chats."""
-        model, run = library.find(name, step, adapter), library.run(name)
-        try:
+    def model(self, name: str, step: int | None = None, adapter: str | None = None) -> dict[str, Any]:
+        """One model, opened: its layers and heads, and if it was trained on chats."""
+        model, run = self.library.find(name, step, adapter), self.library.run(name)
+        knows_questions = False
+        with suppress(InputError):
             knows_questions = bool(source_of(run))  # it was trained on the built-in world
-        except InputError:
-            knows_questions = False
+        steps = {path: number for number, path in checkpoints_of(run).items()}
         return {
             "run": name,
-            "step": next((step for step, path in checkpoints_of(run).items() if path == model.checkpoint), None),
+            "step": steps.get(model.checkpoint),
             "adapter": adapter,
             "is_chat": model.is_chat,
             "context_length": model.context_length,
@@ -186,55 +193,57 @@ def router(library: Library, limits: Limits) -> APIRouter:
             "first_line": first_line(run),
         }
 
-    @routes.get("/models/{name}/question")
-    def question(name: str, number: Annotated[int, Query(ge=0, le=2**40)], step: int | None = None) -> dict[str, Any]:
+    def question(
+        self, name: str, number: Annotated[int, Query(ge=0, le=2**40)], step: int | None = None
+    ) -> dict[str, Any]:
         """A story of the built-in world, a question about it, and the right answer."""
-        model = library.find(name, step)
+        model = self.library.find(name, step)
 
         def fits(question: Question) -> bool:
             prompt = prompt_ids(model.tokenizer, question.messages)
             return len(prompt) + len(model.tokenizer.encode(question.reply)) < model.context_length
 
         try:
-            drawn = one_question(source_of(library.run(name)), number, fits)
+            question = one_question(source_of(self.library.run(name)), number, fits)
         except ValueError as error:  # no story fits
             raise InputError(str(error)) from None
-        return {"messages": list(drawn.messages), "reply": drawn.reply, "answer": drawn.answer}
+        messages = list(question.messages)
+        return {"messages": messages, "reply": question.reply, "answer": question.answer}
 
-    @routes.post("/models/{name}/attention")
-    async def attention_row(name: str, body: AttentionRequest) -> dict[str, Any]:
-        """What every head looked at to predict one token: weights, float32, little-endian, base64: of each layer, of
-        each head, one number for each token before."""
-        model, factors = await body.find(library, name)
-        text_ids(model, body.ids, "ids")
-        if body.position >= len(body.ids) or len(body.ids) > model.context_length:
-            raise ApiError(400, f"ids: position {body.position} of {len(body.ids)}, and context {model.context_length}")
-        rows = rows_around(model.lm, body.ids, body.position)
+    async def row(self, name: str, body: AttentionRequest) -> dict[str, Any]:
+        """The attention of every head where one token was predicted.
 
-        def work() -> AttentionMaps:
-            return _maps(model, tuple(body.ids), rows, frozenset(factors.items()))
-
-        async with asyncio.timeout(limits.seconds):
-            maps = await asyncio.wrap_future(model.batcher.do(work))
+        Its weights are float32, little-endian, base64: of each layer, of each head, one number for
+        each token before.
+        """
+        model, factors = await body.find(self.library, name)
+        ids, position, limit = text_ids(model, body.ids, "ids"), body.position, model.context_length
+        if position >= len(ids) or len(ids) > limit:
+            raise ApiError(400, f"ids: position {position} of {len(ids)}, and context {limit}")
+        rows = rows_around(model.lm, ids, position)
+        capture = partial(_maps, model, tuple(ids), rows, frozenset(factors.items()))
+        async with asyncio.timeout(self.limits.seconds):
+            maps = await asyncio.wrap_future(model.batcher.do(capture))
         queries, keys = maps.weights.shape[3:]
-        row = maps.weights[:, 0, :, body.position - 1 - (keys - queries), : body.position]  # (layer, head, key)
+        row = maps.weights[:, 0, :, position - 1 - (keys - queries), :position]
         layers, heads, keys = row.shape
-        weights = base64.b64encode(row.numpy().astype(np.dtype("<f4")).tobytes()).decode("ascii")
+        weights = _base64(row.numpy().astype(np.dtype("<f4")))
         return {"layers": layers, "heads": heads, "keys": keys, "weights": weights}
 
-    return routes
 
-
-@lru_cache(maxsize=1)  # the next token that somebody looks at is most often of the same text
+@lru_cache(maxsize=1)  # the token that is looked at next is most often of the same text
 def _maps(
-    model: Model, ids: tuple[int, ...], rows: tuple[int, int], factors: frozenset[tuple[Head, float]]
+    model: Model, ids: tuple[int, ...], rows: tuple[int, int], heads: frozenset[tuple[Head, float]]
 ) -> AttentionMaps:
-    """What the rows from the first to the end look at, from one capture."""
-    with scaled(model.lm, dict(factors)):
+    with scaled(model.lm, dict(heads)):
         return capture_from(model.lm, ids[: rows[1]], rows[0])
 
 
 @lru_cache(maxsize=4096)
-def _without_maps(file: Path, written: int) -> Snapshot:
-    """The scores and texts of one look; read again where the file changed."""
+def _without_maps(file: Path, modified: int) -> Snapshot:
+    """Read the scores and texts of a snapshot; read them again where the file was modified."""
     return viewer.without_weights(read(file))
+
+
+def _base64(array: np.ndarray) -> str:
+    return base64.b64encode(array.tobytes()).decode("ascii")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,6 +25,14 @@ SPACING = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible":
 
 # With one of these beside `properties`, an object may have others.
 OPEN = {"additionalProperties", "patternProperties", "allOf", "anyOf", "oneOf", "$ref"}
+
+
+class WantedForm(NamedTuple):
+    """JSON of a schema, if there is one, or a call of a function, which a request asks for."""
+
+    field: str  # of the request
+    schema: dict[str, Any] | None
+    functions: list[dict[str, Any]]
 
 
 @dataclass
@@ -61,8 +69,7 @@ def make_form(tokenizer: Tokenizer, rows: int, prompt: list[int], schema: dict |
     from llguidance import LLMatcher
 
     think_end, call, call_end = map(tokenizer.backend.token_to_id, (THINK_END, CALL, CALL_END))
-    schemas = [] if schema is None else [schema]
-    choices = [] if schema is None else ["@schema0"]
+    schemas, choices = ([], []) if schema is None else ([schema], ["@schema0"])
     for function in functions if call is not None or schema is None else ():
         name = json.dumps(function["name"], ensure_ascii=False)
         written = json.dumps(f'{{"name": {name}, "arguments": ') + f' @schema{len(schemas)} "}}"'
@@ -80,8 +87,8 @@ def make_form(tokenizer: Tokenizer, rows: int, prompt: list[int], schema: dict |
     for number, each in enumerate(schemas):
         closed = _closed(each) | {"x-guidance": SPACING}
         grammars.append({"name": f"schema{number}", "json_schema": closed})
-    grammar = json.dumps({"grammars": grammars})
-    matcher = LLMatcher(_vocabulary(tokenizer, rows), grammar, log_level=0)
+    vocabulary = _vocabulary(tokenizer, rows)
+    matcher = LLMatcher(vocabulary, json.dumps({"grammars": grammars}), log_level=0)
     form = Form(matcher, tokenizer, rows, is_call=call is None and schema is None)
     form.allowed()  # raises
     return form

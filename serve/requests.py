@@ -1,0 +1,210 @@
+"""The requests of OpenAI's API, checked before anything is computed.
+
+A field that this server does not know is refused, never ignored: a client that asks for JSON must
+not believe that it has it. Excepted are `IGNORED`, and null, which means that a field is not set.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from eval.attention.controls import Head
+from model.generation import Sampling
+from serve.library import Library, Model
+from serve.limits import ApiError
+from serve.structured import WantedForm
+
+MOST_ANSWERS = 16
+# As with OpenAI, so many likely tokens are listed beside each token.
+MOST_TOP = 20
+# Fields that some clients always send, and the value with which they change nothing. A request may
+# have them with this value, and no other. ANY: these never change an answer.
+ANY: Any = object()
+IGNORED = {
+    **{"user": ANY, "metadata": ANY, "store": ANY, "service_tier": ANY, "prediction": ANY},
+    **{"safety_identifier": ANY, "prompt_cache_key": ANY, "suffix": "", "best_of": 1},
+    **{"frequency_penalty": 0, "presence_penalty": 0, "logit_bias": {}},
+    **{"response_format": {"type": "text"}, "modalities": ["text"]},
+}
+
+Text = Annotated[str, Field(min_length=1)]
+TokenId = Annotated[int, Field(ge=0)]
+Factor = Annotated[float, Field(ge=-10, le=10)]
+
+
+class GenerationRequest(BaseModel):
+    """The fields that both kinds of request have."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: str = Field(max_length=300)
+    temperature: float = Field(1.0, ge=0, le=2)
+    top_p: float = Field(1.0, ge=0, le=1)
+    n: int = Field(1, ge=1, le=MOST_ANSWERS)
+    stop: Text | Annotated[list[Text], Field(max_length=4)] = []
+    seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
+    stream: bool = False
+    stream_options: dict[Literal["include_usage", "include_obfuscation"], bool | None] = {}
+    # These are not OpenAI's; vLLM and others have them.
+    top_k: int | None = Field(None, ge=1)
+    min_p: float | None = Field(None, ge=0, le=1)
+    repetition_penalty: float = Field(1.0, gt=0, le=100)
+    stop_token_ids: list[TokenId] = Field(default=[], max_length=100)  # beside the model's own
+    ignore_eos: bool = False  # the model's own stop ids end nothing
+    _sampling: Sampling
+
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_out_ignored(cls, body: Any) -> Any:
+        if not isinstance(body, dict):
+            return body
+        return {k: v for k, v in body.items() if v is not None and IGNORED.get(k) not in (ANY, v)}
+
+    @model_validator(mode="after")
+    def _set_sampling(self) -> GenerationRequest:
+        """Raise ValueError for numbers that are too small to compute with."""
+        temperature = 0.0 if self.top_p == 0 else self.temperature  # only the likeliest token is left
+        top_p = self.top_p if 0 < self.top_p < 1 else None
+        filters = self.top_k, top_p, self.min_p
+        self._sampling = Sampling(temperature, *filters, self.repetition_penalty)
+        return self
+
+
+class WhichModel(BaseModel):
+    """A checkpoint of a run, adapters for it, and changes of its heads, for the page."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    step: int | None = None  # None: the newest checkpoint
+    adapter: str | None = None  # a run
+    heads: list[tuple[int, int, Factor]] = []  # layer, head, and the factor of its output, 0 = off
+
+    async def find(self, library: Library, name: str) -> tuple[Model, dict[Head, float]]:
+        """Load the model if need be; return it and the factors of its heads. Raises ApiError."""
+        model = await asyncio.to_thread(library.find, name, self.step, self.adapter)
+        config = model.lm.config
+        for layer, head, _ in self.heads:
+            layers, heads = range(config.num_hidden_layers), range(config.num_attention_heads)
+            if layer not in layers or head not in heads:
+                raise ApiError(400, f"heads: layer {layer} of this model has no head {head}")
+        return model, {(layer, head): factor for layer, head, factor in self.heads}
+
+
+class Inspect(WhichModel):
+    """The field `inspect`, with which the page's chat asks; it is not OpenAI's.
+
+    answer_ids: tokens with which the answer begins. With max_completion_tokens: 0 nothing is added.
+    """
+
+    answer_ids: list[int] = []
+
+
+class ChatRequest(GenerationRequest):
+    """POST /v1/chat/completions."""
+
+    messages: list[dict[str, Any]] = Field(min_length=1, max_length=1000)
+    max_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: int | None = Field(None, ge=0)
+    logprobs: bool = False
+    top_logprobs: int = Field(0, ge=0, le=MOST_TOP)
+    tools: list[dict[str, Any]] = Field(default=[], max_length=100)
+    tool_choice: Literal["none", "auto", "required"] | dict[str, Any] = "auto"
+    parallel_tool_calls: bool = True
+    response_format: dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, Any] = {}  # this and the next one: as vLLM has them
+    continue_final_message: bool = False
+    reasoning_effort: str | None = Field(None, max_length=100)
+    inspect: Inspect | None = None
+    _form: WantedForm | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> ChatRequest:
+        if self.top_logprobs and not self.logprobs:
+            raise ValueError("top_logprobs needs logprobs: true")
+        if self.max_completion_tokens == 0 and not self.answer_ids:
+            raise ValueError("max_completion_tokens: 0 leaves nothing to answer")
+        self._form = self._wanted_form()
+        if self._form and (self.inspect or self.continue_final_message):
+            raise ValueError(f"{self._form.field} is for whole answers, and this one is begun")
+        return self
+
+    def _wanted_form(self) -> WantedForm | None:
+        functions: list[dict[str, Any]] = []
+        for tool in self.usable_tools:
+            if isinstance(tool.get("function"), dict):
+                functions.append(tool["function"])
+        must_call = self.tool_choice not in ("none", "auto")
+        match self.tool_choice:
+            case {"type": "function", "function": {"name": name}}:
+                functions = [function for function in functions if function.get("name") == name]
+            case dict():
+                functions = []
+        if must_call and not functions:
+            raise ValueError("tool_choice: use none, auto, required, or name a function of tools")
+        if functions and not must_call and not self.parallel_tool_calls:
+            raise ValueError("parallel_tool_calls: false works with tool_choice: required only")
+        schema: dict[str, Any] | None = None
+        match self.response_format:
+            case {"type": "json_schema", "json_schema": {"schema": dict(schema)}}:
+                pass
+            case {"type": "json_object", **others} if not others:
+                schema = {"type": "object"}
+            case dict():
+                raise ValueError("response_format: use text, json_object, or json_schema and a schema")
+        if must_call:
+            return WantedForm("tool_choice", None, functions)
+        return None if schema is None else WantedForm("response_format", schema, functions)
+
+    @property
+    def usable_tools(self) -> list[dict[str, Any]]:
+        return [] if self.tool_choice == "none" else self.tools
+
+    @property
+    def answer_ids(self) -> list[int]:
+        return [] if self.inspect is None else self.inspect.answer_ids
+
+    @property
+    def template(self) -> dict[str, Any]:
+        """Values of the chat template's variables. No effort means no thinking."""
+        effort: dict[str, Any] = {}
+        if self.reasoning_effort == "none":  # templates have a switch for it
+            effort = {"enable_thinking": False}
+        elif self.reasoning_effort is not None:
+            effort = {"reasoning_effort": self.reasoning_effort}
+        return effort | self.chat_template_kwargs
+
+    def most_tokens(self, limit: int) -> tuple[int | None, int]:
+        """Return how many tokens there must be room for (None: any number), and the upper bound."""
+        # max_completion_tokens is a bound alone: front-ends send 1,000 for a title, whatever the model
+        if self.max_completion_tokens is None:
+            return self.max_tokens, limit
+        return None if self.max_completion_tokens else 0, min(self.max_completion_tokens, limit)
+
+
+class CompletionRequest(GenerationRequest):
+    """POST /v1/completions."""
+
+    prompt: str | list[str] | list[int] | list[list[int]] | None = None  # None: as a document begins
+    max_tokens: int = Field(16, ge=0)
+    logprobs: int | None = Field(None, ge=0, le=MOST_TOP)
+    echo: bool = False
+
+    @model_validator(mode="after")
+    def _check_counts(self) -> CompletionRequest:
+        if self.max_tokens == 0 and not self.echo:
+            raise ValueError("max_tokens: 0 needs echo: true, else there is nothing to answer")
+        if self.prompt == [] or len(self.prompts) * self.n > MOST_ANSWERS:
+            raise ValueError(f"prompt: give 1 to {MOST_ANSWERS} prompts, times n")
+        return self
+
+    @property
+    def prompts(self) -> list[Any]:
+        if isinstance(self.prompt, str) or (self.prompt and isinstance(self.prompt[0], int)):
+            return [self.prompt]
+        return list(self.prompt or [])
+
+    def most_tokens(self, limit: int) -> tuple[int, int]:
+        return self.max_tokens, limit

@@ -1,10 +1,10 @@
-"""Conversations -> token ids, and which of them are trained on; and an answer's ids -> thoughts, text and tool calls.
+"""Conversations -> ids and which of them are trained on; an answer's ids -> thoughts, text and calls.
 
     <|bos|><|im_start|>user⏎Hi!<|im_end|>⏎<|im_start|>assistant⏎Hello!<|im_end|>⏎
                                                                 ~~~~~~~~~~~~~~~~      trained on
 
-A chat template writes the text, and it is encoded once. Training uses our own template (chat_template.jinja); a prompt
-is written by the template that the model brings.
+A chat template writes the text, and it is encoded once. Training uses our own template
+(chat_template.jinja); a prompt is written by the template that the model brings.
 """
 
 from __future__ import annotations
@@ -24,41 +24,30 @@ from data.reading.pairs import Pair
 from data.reading.records import Conversation, checked_conversation
 from data.tokenizer import ROLES, SPECIAL_TOKENS, Tokenizer
 
-TRAINED, MAY_END = 1, 2  # flags of a token: it is a target; a conversation may be cut after it
+# Flags of a token: it is a target; a conversation may be cut after it.
+TRAINED, MAY_END = 1, 2
 OURS = ChatTemplate({"default": CHAT_TEMPLATE}, ROLES, SPECIAL_TOKENS)
 THINK, THINK_END, CALL, CALL_END = "<think>", "</think>", "<tool_call>", "</tool_call>"
-# The special tokens of an answer, each as one letter that no text can hold: half a surrogate pair
-LETTERS = {THINK: "\ud800", THINK_END: "\ud801", CALL: "\ud802", CALL_END: "\ud803"}
-T, T_END, C, C_END = LETTERS.values()
-CLOSED = "\ud804"  # stands before an answer to a prompt that ends with </think>
-AS_TEXT = str.maketrans({letter: mark for mark, letter in LETTERS.items()})
+# So many line ends after the mark belong to it.
+LINE_ENDS = {THINK: 1, THINK_END: 2}
 
 
-class Segment(NamedTuple):
-    """A piece of the rendered text. special: it is one special token; otherwise it is plain text, whatever it looks
-    like. flags: TRAINED holds for all its tokens, MAY_END only for the last one."""
-
-    text: str
-    special: bool
-    flags: int
-    joint: bool = True  # no token reaches across its end; the parts of an answer have the tokens of the whole
-
-
-def segments(conversation: Conversation, chat: ChatTemplate = OURS) -> list[Segment]:
-    """A conversation as our own template writes it. What the assistant writes is in {% generation %} blocks."""
+def segments(conversation: Conversation, chat: ChatTemplate = OURS) -> list[Piece]:
+    """Render a conversation by our template, which has answers in {% generation %} blocks."""
     answers = [message for message in conversation.messages if message.role == "assistant"]
-    result: list[Segment] = []
+    result: list[Piece] = []
     before = None
-    for text, special, block, _ in _pieces(chat, conversation):
-        if block is None:  # the line end behind an answer
-            result.append(Segment(text, special, 0 if before is None else MAY_END))
+    for piece in _pieces(chat, conversation):
+        if piece.block is None:  # the line end behind an answer
+            result.append(piece._replace(flags=0 if before is None else MAY_END))
         else:
-            answer = answers[block]
-            parts = answer.parts if answer.parts and not special else [(text, 1)]
-            flags = TRAINED * answer.weight
-            result += [Segment(part, special, flags * weight, not answer.parts) for part, weight in parts if part]
-        before = block
-    return result
+            answer = answers[piece.block]
+            parts = answer.parts if answer.parts and not piece.special else [(piece.text, 1)]
+            for text, weight in parts:
+                flags = TRAINED * answer.weight * weight
+                result.append(piece._replace(text=text, flags=flags, joint=not answer.parts))
+        before = piece.block
+    return [piece for piece in result if piece.text]
 
 
 def _pieces(
@@ -68,42 +57,52 @@ def _pieces(
     tools: Sequence[dict] = (),
     **variables: Any,
 ) -> list[Piece]:
-    """A conversation, rendered. given, tools: as somebody gave them, where they may hold more than was checked.
+    """Render a conversation. Where an answer begins, and what follows "<think>⏎", is a piece of its
+    own, as prompts end there.
 
-    Where an answer begins, and what follows "<think>⏎", is a piece of its own, as prompts end there. Raises BadRecord.
+    given, tools: as a client sent them, where they may hold more than was checked. Raises BadRecord.
     """
     tools = tools or conversation.tools
     source = chat.source(tools)
-    # where <think> is special, a template cannot see it in a message: thoughts are given apart, if it looks for them
+    # Where <think> is special, a template cannot see it in a message: thoughts are given apart, if
+    # it looks for them.
     splits_thoughts = "<think>" in chat.specials and "reasoning_content" in source
-    # most templates want arguments as an object; some join them with +, as JSON text; some take both as they come
+    # Most templates want arguments as an object; some join them with +, as JSON text; some take both.
     takes_both = re.search(r"arguments['\"\]]* is (not )?string", source) is not None
-    wanted = None if takes_both else str if re.search(r"arguments['\"\]]* *\+", source) else dict
+    takes_text = not takes_both and re.search(r"arguments['\"\]]* *\+", source) is not None
     messages = []
     for message, raw in zip(conversation.messages, given or conversation.messages, strict=True):
-        fields: dict[str, Any] = {"role": message.role, "content": message.content}
         others = raw if isinstance(raw, dict) else {}
-        fields |= {name: others[name] for name in ("name", "tool_call_id") if others.get(name) is not None}
-        if not splits_thoughts and isinstance(others.get("content"), str):
-            fields["content"] = others["content"]
+        fields: dict[str, Any] = {"role": message.role, "content": message.content}
+        for name in ("name", "tool_call_id"):
+            if others.get(name) is not None:
+                fields[name] = others[name]
+        content = others.get("content")
+        if content is not None and not splits_thoughts:
+            is_text = isinstance(content, str)
+            fields["content"] = content if is_text else "".join(part["text"] for part in content)
         if message.reasoning_content and (splits_thoughts or fields["content"] == message.content):
             fields["reasoning_content"] = message.reasoning_content
-        calls = others.get("tool_calls")
-        ids = [call.get("id") for call in calls] if isinstance(calls, list) else [None] * len(message.tool_calls)
-        for call, number in zip(message.tool_calls, ids, strict=True):
+        calls = []
+        for call in message.tool_calls:
             arguments = call["arguments"]
-            if wanted is dict and isinstance(arguments, str):
+            if isinstance(arguments, str) and not (takes_both or takes_text):
                 arguments = json.loads(arguments)
-            elif wanted is str and isinstance(arguments, dict):
+            elif isinstance(arguments, dict) and takes_text:
                 arguments = json.dumps(arguments, ensure_ascii=False)
-            written = {"type": "function", "function": call | {"arguments": arguments}}
-            fields.setdefault("tool_calls", []).append(written | ({"id": number} if number else {}))
+            calls.append({"type": "function", "function": call | {"arguments": arguments}})
+        if isinstance(others.get("tool_calls"), list):
+            for call, own in zip(calls, others["tool_calls"], strict=True):
+                if own.get("id"):
+                    call["id"] = own["id"]
+        if calls:
+            fields["tool_calls"] = calls
         messages.append(fields)
 
     result: list[Piece] = []
     for piece in chat.render(messages, tools, **variables):
-        thinks = len(result) > 1 and result[-1].text == "<think>" and result[-2].block is None
-        if thinks and piece.block is not None and piece.text.startswith("\n"):
+        has_begun = len(result) > 1 and result[-1].text == THINK and result[-2].block is None
+        if has_begun and piece.block is not None and piece.text.startswith("\n"):
             result.append(piece._replace(text="\n"))
             piece = piece._replace(text=piece.text[1:])
         result.append(piece)
@@ -113,42 +112,55 @@ def _pieces(
 def encode_conversations(
     tokenizer: Tokenizer, conversations: Sequence[Conversation]
 ) -> list[tuple[list[int], np.ndarray]]:
-    """(ids, flags) of each conversation; flags is a uint8 array of TRAINED and MAY_END, one per token."""
+    """Return (ids, flags) of each conversation.
+
+    flags is a uint8 array of TRAINED and MAY_END, one per token.
+    """
     rendered = [segments(conversation, tokenizer.our_chat) for conversation in conversations]
     result = []
     for pieces, (ids, piece_of) in zip(rendered, tokenizer.encode_pieces(rendered), strict=True):
-        given = np.array([piece.flags for piece in pieces], dtype=np.uint8)
-        flags = given[piece_of] & TRAINED
-        last = np.searchsorted(piece_of, np.flatnonzero(given & MAY_END), "right") - 1  # of each such piece
-        flags[last] |= MAY_END
+        piece_flags = np.array([piece.flags for piece in pieces], dtype=np.uint8)
+        flags = piece_flags[piece_of] & TRAINED
+        ends = np.flatnonzero(piece_flags & MAY_END)
+        flags[np.searchsorted(piece_of, ends, "right") - 1] |= MAY_END  # their last tokens
         result.append((ids.tolist(), flags))
     return result
 
 
 def encode_pairs(tokenizer: Tokenizer, pairs: Sequence[Pair]) -> list[tuple[list[int], np.ndarray]]:
-    """(ids, flags) of each pair: those of its chosen conversation, then those of the rejected one.
+    """Return (ids, flags) of each pair: of its chosen conversation, then of the rejected one.
 
     Only the answers are marked as trained. An answer that is part of the common prompt is not.
     """
-    both = []
+    conversations = []
     for pair in pairs:
-        prompt = tuple(replace(message, weight=0) for message in pair.chosen.messages[: pair.shared])
+        prompt = tuple(replace(m, weight=0) for m in pair.chosen.messages[: pair.shared])
         for side in (pair.chosen, pair.rejected):
-            both.append(Conversation(prompt + side.messages[pair.shared :], side.tools))
-    encoded = encode_conversations(tokenizer, both)
-    return [(a + b, np.concatenate([c, d])) for (a, c), (b, d) in zip(encoded[::2], encoded[1::2], strict=True)]
+            messages = prompt + side.messages[pair.shared :]
+            conversations.append(Conversation(messages, side.tools))
+    encoded = encode_conversations(tokenizer, conversations)
+    result = []
+    for chosen, rejected in zip(encoded[::2], encoded[1::2], strict=True):
+        result.append((chosen[0] + rejected[0], np.concatenate([chosen[1], rejected[1]])))
+    return result
 
 
 def plain_texts(content: str | Conversation | Pair, flag: int = 0) -> list[str]:
-    """The text of a document. Of a conversation: what is not special and, if given, has the flag. Of a pair: likewise
-    of both answers, and without a flag of the prompt."""
+    """Return the text of a document.
+
+    Of a conversation: what is not special and has the flag. Of a pair: likewise of both answers, and
+    without a flag of the prompt.
+    """
     if isinstance(content, str):
         return [content]
-    if isinstance(content, Pair):
-        prompt = Conversation(content.chosen.messages[: content.shared], content.chosen.tools)
-        answers = [Conversation(side.messages[content.shared :]) for side in (content.chosen, content.rejected)]
-        return [text for part in (answers if flag else [prompt, *answers]) for text in plain_texts(part, flag)]
-    return [s.text for s in segments(content) if not s.special and s.flags & flag == flag]
+    if isinstance(content, Conversation):
+        pieces = [piece for piece in segments(content) if not piece.special]
+        return [piece.text for piece in pieces if piece.flags & flag == flag]
+    chosen, rejected, shared = content.chosen, content.rejected, content.shared
+    texts = [] if flag else plain_texts(Conversation(chosen.messages[:shared], chosen.tools))
+    for side in (chosen, rejected):
+        texts += plain_texts(Conversation(side.messages[shared:]), flag)
+    return texts
 
 
 def prompt_ids(
@@ -158,61 +170,65 @@ def prompt_ids(
     continued: bool = False,
     **variables: Any,
 ) -> list[int]:
-    """The ids of a conversation up to where the assistant answers, written by the model's own chat template.
+    """Return the ids of a conversation up to where the assistant answers.
 
-    For Headlight's own models they are exactly the ids that precede this answer in training. variables: for the
-    template; ours knows enable_thinking, which begins the thoughts. continued: the last message is an answer to be
-    continued. Raises BadRecord; InputError for a model that has neither a template nor our special tokens.
+    The model's own chat template writes it. For Headlight's own models they are exactly the ids that
+    precede this answer in training.
+
+    variables: for the template; ours knows enable_thinking, which begins the thoughts.
+    continued: the last message is an answer to be continued.
+    Raises BadRecord; InputError for a model that has neither a template nor our special tokens.
     """
     conversation = checked_conversation(messages, tools)
     variables = {"add_generation_prompt": not continued} | variables
-    pieces = _pieces(tokenizer.chat, conversation, messages, () if isinstance(tools, str) else tools, **variables)
+    tools = () if isinstance(tools, str) else tools
+    pieces = _pieces(tokenizer.chat, conversation, messages, tools, **variables)
     if continued:
         if conversation.messages[-1].role != "assistant" or variables.get("enable_thinking"):
-            raise BadRecord(
-                "only a message of the assistant can be continued, and one that has begun: no enable_thinking"
-            )
+            raise BadRecord("only a message of the assistant can be continued, and without enable_thinking")
         end = tokenizer.turn_end and tokenizer.backend.id_to_token(tokenizer.turn_end)
-        ends = [at for at, piece in enumerate(pieces) if piece.special and piece.text == end]
+        ends = [i for i, piece in enumerate(pieces) if piece.special and piece.text == end]
         pieces = pieces[: ends[-1]] if ends else pieces  # without the end of its turn
-    return _encoded(tokenizer, pieces)
-
-
-def ids_after_answer(tokenizer: Tokenizer, messages: Sequence[dict] = (), **variables: Any) -> list[int]:
-    """What the template writes behind an answer: the end of its turn, which the model writes itself, its line end, and
-    these messages. So what was read and written so far keeps its ids. Raises BadRecord."""
-    answer = f"{PRIVATE}."
-    messages = [{"role": "user", "content": "."}, {"role": "assistant", "content": answer}, *messages]
-    pieces = _pieces(tokenizer.chat, checked_conversation(messages), messages, **variables)
-    at = next((number for number, piece in enumerate(pieces) if answer in piece.text), None)
-    if at is None:
-        raise BadRecord("the chat template leaves answers out")
-    behind = pieces[at]._replace(text=pieces[at].text.partition(answer)[2])
-    return _encoded(tokenizer, [piece for piece in (behind, *pieces[at + 1 :]) if piece.text])
-
-
-def _encoded(tokenizer: Tokenizer, pieces: Sequence[Piece]) -> list[int]:
     return tokenizer.encode_pieces([pieces])[0][0].tolist()
 
 
-# ---------------------------------------------------------------------------------------------------------
-# the way back
+def ids_after_answer(tokenizer: Tokenizer, messages: Sequence[dict] = (), **variables: Any) -> list[int]:
+    """Return what the template writes behind an answer: the end of its turn, and these messages.
+
+    The model writes the end of its turn itself, so what was read and written so far keeps its ids.
+    Raises BadRecord.
+    """
+    answer = f"{PRIVATE}."
+    asked = {"role": "user", "content": "."}
+    messages = [asked, {"role": "assistant", "content": answer}, *messages]
+    pieces = _pieces(tokenizer.chat, checked_conversation(messages), messages, **variables)
+    pieces = [*itertools.dropwhile(lambda piece: answer not in piece.text, pieces)]
+    if not pieces:
+        raise BadRecord("the chat template leaves answers out")
+    pieces[0] = pieces[0]._replace(text=pieces[0].text.partition(answer)[2])
+    return tokenizer.encode_pieces([[piece for piece in pieces if piece.text]])[0][0].tolist()
+
+
+# ---------------------------------------------------------------------------------------------
+# from ids to text
 
 
 class TextStream:
-    """The text of ids that come one after another: `add` each, then `end`; the pieces joined are `decode(ids)`.
+    """The text of ids that come one after another: `add` each, then `end`.
 
-    A piece holds whole characters only: a character may take several tokens, and the last of them brings it. So each
-    token is decoded with those since the last whole character, and with the ones before that, because a tokenizer may
-    drop the space that a text begins with.
+    The pieces joined are `decode(ids)`. A piece holds whole characters only: a character may take
+    several tokens, and the last of them brings it. So each token is decoded with those since the last
+    whole character, and with the ones before that, because a tokenizer may drop the space that a text
+    begins with.
     """
 
     def __init__(self, tokenizer: Tokenizer):
         self.tokenizer = tokenizer
-        self._before, self._new = list[int](), list[int]()  # ids that were shown last, and those that wait
+        self._before = list[int]()  # the ids of the last whole characters
+        self._new = list[int]()  # ids that wait
 
     def add(self, token: int) -> str:
-        """The next token -> the text that is whole by now and was not given yet; "" for a special token."""
+        """Take the next token -> text that is whole by now and new; "" for a special token."""
         if token in self.tokenizer.special_ids:
             return ""
         self._new.append(token)
@@ -223,13 +239,15 @@ class TextStream:
         return text
 
     def end(self) -> str:
-        """The rest, when no more tokens come: a character that was begun, as replacement characters."""
-        shown, decode = len(self.tokenizer.decode(self._before)), self.tokenizer.decode
-        return decode([*self._before, *self._new])[shown:] if self._new else ""
+        """The rest, when no more tokens come: half a character, as replacement characters."""
+        if not self._new:
+            return ""
+        length = len(self.tokenizer.decode(self._before))
+        return self.tokenizer.decode([*self._before, *self._new])[length:]
 
 
 class Delta(NamedTuple):
-    """What is new of an answer, and certain."""
+    """New text of an answer that is certain."""
 
     reasoning_content: str
     content: str
@@ -241,15 +259,17 @@ class Reply:
         <think>⏎Six sevens.⏎</think>⏎⏎Let me see.⏎<tool_call>⏎{"name": …}⏎</tool_call><|im_end|>
                  reasoning_content      content                calls
 
-    The ids of the special tokens, which no text can have, say where a part begins. A special token that is out of
-    place, a call that was cut and one that cannot be read stay in the content, as text.
+    The ids of the special tokens, which no text can have, say where a part begins. A special token
+    that is out of place, a call that was cut and one that cannot be read stay in the content, as text.
 
-    reasoning_content, content: all of them so far. ids: all that were added. calls: the text of each whole tool call.
+    reasoning_content, content: all of them so far. ids: all that were added.
+    calls: the text of each whole tool call.
     tool_calls: those that can be read, {"name": …, "arguments": JSON text, as it was written} each.
-    thinking: whether thoughts have begun and not ended. stopped: whether one of `stops` was met.
+    thinking: thoughts have begun and not ended. stopped: one of `stops` was met.
 
-    prompt: the ids before the answer; they may have opened the thoughts. stops: texts at which the content ends; they
-    are not part of it. tools: whether calls are taken out of the content.
+    prompt: the ids before the answer; they may have opened the thoughts.
+    stops: texts at which the content ends; they are not part of it.
+    tools: take calls out of the content.
     is_chat: False for a text's continuation, which is all content.
     """
 
@@ -263,79 +283,117 @@ class Reply:
         is_chat: bool = True,
     ):
         self.tokenizer, self.stops, self.tools = tokenizer, stops, tools
-        ids = {mark: tokenizer.backend.token_to_id(mark) for mark in LETTERS if is_chat}  # foreign models lack some
-        self._letters = {token: LETTERS[mark] for mark, token in ids.items() if token is not None}
-        self.ids, self.calls, self.tool_calls = list[int](), list[str](), list[dict[str, str]]()
+        self.ids = list[int]()
+        self.calls = list[str]()
+        self.tool_calls = list[dict[str, str]]()
         self.reasoning_content = self.content = ""
         self.stopped = False
         self._text = TextStream(tokenizer)
-        self._given = (0, 0)  # characters of the thoughts and of the content
-        self._written = ""  # all of the answer, with a letter for a special token; first what the prompt has begun
-        special = {*self._letters, *tokenizer.special_ids}
-        last = next((at for at in reversed(range(len(prompt))) if prompt[at] in special), None)
-        letter = None if last is None else self._letters.get(prompt[last])
-        if last is not None and letter in (T, T_END):  # the answer may still bring its line ends
-            after, most = tokenizer.decode(prompt[last + 1 :]), 1 if letter == T else 2
-            line_ends = "\n" * most if after.strip("\n") else after[:most]
-            self._written = (T if letter == T else CLOSED) + line_ends
-        self.thinking = letter == T
+        self._call: str | None = None  # the text of a call that has begun
+        self._given = [0, 0]  # characters of the thoughts and of the content
+        self._marks: dict[int, str] = {}
+        for mark in (THINK, THINK_END, CALL, CALL_END) if is_chat else ():
+            token = tokenizer.backend.token_to_id(mark)
+            if token is not None:  # foreign models lack some
+                self._marks[token] = mark
+
+        special = tokenizer.special_ids | self._marks.keys()
+        rest = [*itertools.takewhile(lambda token: token not in special, reversed(prompt))]
+        opening = prompt[-len(rest) - 1] if len(rest) < len(prompt) else -1
+        mark = self._marks.get(opening, "")
+        self.thinking = self._has_thoughts = mark == THINK
+        self._line_ends = 0  # so many, if they come next, belong to the mark before them
+        after = tokenizer.decode(rest[::-1])
+        if not after.strip("\n"):
+            self._line_ends = max(0, LINE_ENDS.get(mark, 0) - len(after))
 
     @property
     def message(self) -> Message:
         """The answer as a message that can be rendered."""
-        return Message("assistant", self.content, self.reasoning_content, tuple(self.tool_calls))
+        calls = tuple(self.tool_calls)
+        return Message("assistant", self.content, self.reasoning_content, calls)
 
     def add(self, token: int) -> Delta:
-        """The next token -> what is certain by now and was not given yet."""
+        """Take the next token -> what is certain by now and new."""
         self.ids.append(token)
-        if token in self._letters:
-            self._written += self._text.end() + self._letters[token]
-            self._text = TextStream(self.tokenizer)
-        else:
-            self._written += self._text.add(token)
-        return self._read(is_end=False)
-
-    def end(self) -> Delta:
-        """The rest, when no more tokens come."""
-        self._written += self._text.end()
-        return self._read(is_end=True)
-
-    def _read(self, is_end: bool) -> Delta:
-        """Take all that was written so far apart, from the beginning."""
         if self.stopped:
             return Delta("", "")
-        content = re.sub(f"^{CLOSED}\n{{0,2}}", "", self._written)
-        reasoning, self.thinking, self.calls, self.tool_calls = "", False, [], []
-        if begun := re.match(rf"(\s*){T}\n?", content):  # the line ends beside the marks belong to them
-            reasoning, end, rest = content[begun.end() :].partition(T_END)
-            self.thinking = not end
-            reasoning = reasoning.removesuffix("\n") if end else reasoning
-            content = begun[1] + re.sub("^\n{0,2}", "", rest)
-        if self.tools:
-            content, *others = re.split(f"{C}([^{C}{C_END}]*){C_END}", content)  # text, call, text, …, text
-            for call, text in zip(others[::2], others[1::2], strict=True):
-                self.calls.append(call.strip().translate(AS_TEXT))
-                try:
-                    self.tool_calls.append(read_call(call.translate(AS_TEXT)))
-                    content = content.removesuffix("\n")  # it stands between the content, or a call, and the next one
-                except (ValueError, RecursionError):
-                    content += C + call + C_END
-                content += text
-            last = others[-1] if others else content
-            if C in last and not is_end:  # a call has begun, and may yet become one
-                content = content[: content.rindex(C)]
-        reasoning, content = reasoning.translate(AS_TEXT), content.translate(AS_TEXT)
-        if places := [content.index(stop) for stop in self.stops if stop in content]:
-            content, self.stopped = content[: min(places)], True
-        self.reasoning_content, self.content = reasoning, content
-        thoughts_end, content_end = len(reasoning), len(content)
-        if not is_end:  # a line end, if the part ends here, belongs to the special token; a stop may have begun
-            begun_stops = (n for stop in self.stops for n in range(1, len(stop)) if content.endswith(stop[:n]))
-            thoughts_end -= self.thinking and reasoning.endswith("\n")
-            content_end -= 0 if self.stopped else max(begun_stops, default=int(self.tools and content.endswith("\n")))
-        given = self._given
-        self._given = (max(given[0], thoughts_end), max(given[1], content_end))
-        return Delta(reasoning[given[0] : thoughts_end], content[given[1] : content_end])
+        if token in self._marks:
+            self._write(self._text.end())
+            self._text = TextStream(self.tokenizer)
+            self._write_mark(self._marks[token])
+        else:
+            self._write(self._text.add(token))
+        return self._new(is_end=False)
+
+    def end(self) -> Delta:
+        """Return the rest, when no more tokens come."""
+        if self.stopped:
+            return Delta("", "")
+        self._write(self._text.end())
+        if self._call is not None:  # it was cut
+            self.content += CALL + self._call
+        return self._new(is_end=True)
+
+    def _write(self, text: str) -> None:
+        """Add text to the part that has begun."""
+        while self._line_ends and text.startswith("\n"):
+            text = text[1:]
+            self._line_ends -= 1
+        if text:
+            self._line_ends = 0
+        if self.thinking:
+            self.reasoning_content += text
+        elif self._call is not None:
+            self._call += text
+        else:
+            self.content += text
+
+    def _write_mark(self, mark: str) -> None:
+        """Begin another part, or add the mark as text where it is out of place."""
+        has_begun = self._has_thoughts or self.content.strip() or self.calls or self._call is not None
+        self._line_ends = 0
+        if mark == THINK and not has_begun:
+            self.thinking = self._has_thoughts = True
+            self._line_ends = LINE_ENDS[mark]
+        elif mark == THINK_END and self.thinking:
+            self.thinking = False
+            self._line_ends = LINE_ENDS[mark]
+            self.reasoning_content = self.reasoning_content.removesuffix("\n")
+        elif mark == CALL and self.tools and not self.thinking:
+            if self._call is not None:
+                self.content += CALL + self._call
+            self._call = ""
+        elif mark == CALL_END and self._call is not None:
+            call, self._call = self._call, None
+            self.calls.append(call.strip())
+            try:
+                self.tool_calls.append(read_call(call))
+                self.content = self.content.removesuffix("\n")  # it separates content and calls
+            except (ValueError, RecursionError):
+                self.content += CALL + call + CALL_END
+        else:
+            self._write(mark)
+
+    def _new(self, is_end: bool) -> Delta:
+        """Return what is certain and was not returned yet."""
+        begins = self._given
+        for stop in self.stops:
+            at = self.content.find(stop, max(0, begins[1] - len(stop) + 1))
+            if at >= 0:
+                self.content = self.content[:at]
+                self.stopped = True
+        ends = [len(self.reasoning_content), len(self.content)]
+        if not is_end:  # a line end, if the part ends here, belongs to the special token
+            ends[0] -= self.thinking and self.reasoning_content.endswith("\n")
+        if not is_end and not self.stopped:
+            uncertain = [int(self.tools and self.content.endswith("\n"))]
+            for stop in self.stops:  # one may have begun
+                uncertain += [n for n in range(1, len(stop)) if self.content.endswith(stop[:n])]
+            ends[1] -= max(uncertain)
+        self._given = [max(*lengths) for lengths in zip(begins, ends, strict=True)]
+        reasoning = self.reasoning_content[begins[0] : ends[0]]
+        return Delta(reasoning, self.content[begins[1] : ends[1]])
 
 
 def read_reply(tokenizer: Tokenizer, ids: Sequence[int], prompt: Sequence[int] = (), *, tools: bool = False) -> Reply:

@@ -39,13 +39,19 @@ class CannotRender(BadRecord):
 
 
 class Piece(NamedTuple):
-    """Part of a rendered conversation. special: one special token, written by the template. Otherwise it is plain text,
-    whatever it looks like. block: which {% generation %} block it is in, from 0; None outside of them."""
+    """Part of a rendered conversation.
+
+    special: it is one special token, written by the template; otherwise it is plain text, whatever
+    it looks like. block: the {% generation %} block that it is in, from 0; None outside of them.
+    flags: of its tokens, by data/chat.py. joint: no token reaches across its end; the parts of an
+    answer have the tokens of the whole.
+    """
 
     text: str
     special: bool
     block: int | None
-    joint: bool = True  # no token reaches across its end
+    flags: int = 0
+    joint: bool = True
 
 
 class ChatTemplate:

@@ -27,7 +27,7 @@ from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from configs.command import InputError
 from configs.files import checked, is_pointer, read_checkpoint, read_json, read_text, run_path
-from data.chat_template import CHAT_TEMPLATE, PRIVATE, ChatTemplate
+from data.chat_template import CHAT_TEMPLATE, PRIVATE, ChatTemplate, Piece
 from data.config import MOST_TOKENS, TokenizerConfig
 
 PAD, BOS, EOS, UNK = "<|pad|>", "<|bos|>", "<|eos|>", "<|unk|>"
@@ -42,6 +42,7 @@ DEFAULT_VOCAB_SIZE = 2048
 PIECE = 1 << 16  # characters of a text that one core encodes at a time
 TOGETHER = 1 << 20  # characters that all cores encode at a time; each needs about 100 bytes of memory
 LONGEST = 512  # characters of a word
+JOINT = f"{PRIVATE}-"  # a token that no other token reaches across
 VISIBLE = str.maketrans({" ": "␣", "\n": "⏎", "\t": "⇥"})
 # No token of a byte-level tokenizer crosses the end of this line end, or the beginning of this space. The look behind
 # comes last: `re` is quick where a pattern begins with the characters that it looks for.
@@ -58,6 +59,18 @@ class Settings(NamedTuple):
 
     named_tokens: dict[str, str]
     chat_template: dict[str, str]
+
+
+class _TemplateReader(NamedTuple):
+    """A tokenizer of texts in which special tokens have a spelling that nobody can type.
+
+    So special strings that a message holds stay plain text. spelling: of each special token.
+    own_ids: the id in the real tokenizer of each id, -1 for a joint.
+    """
+
+    backend: tokenizers.Tokenizer
+    spelling: dict[str, str]
+    own_ids: np.ndarray
 
 
 class Tokenizer:
@@ -184,46 +197,52 @@ class Tokenizer:
         """
         return [*self.first_ids, *self.encode(text)] or [self.bos_id]
 
-    def encode_pieces(self, texts: Sequence[Sequence[Any]]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Texts of pieces (.text, .special: it is one special token) -> (ids, the piece that each id ends in), uint32.
+    def encode_pieces(self, texts: Sequence[Sequence[Piece]]) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Encode texts that a chat template wrote -> (ids, the piece that each id ends in), uint32.
 
-        A text is encoded once and whole. In one whose pieces can be encoded apart no token reaches across a .joint.
+        A text is encoded once and whole. If a text may be cut, no token reaches across a joint.
         """
-        backend, spelled, known = self._reader
-        joint = spelled[""] if self.can_cut else ""
+        reader = self._template_reader
         joined, ends = [], []
-        for text in texts:
-            for missing in {piece.text for piece in text if piece.special} - spelled.keys():
-                self.special_id(missing)  # raises InputError
-            parts = [spelled[piece.text] if piece.special else piece.text + joint * piece.joint for piece in text]
+        for pieces in texts:
+            parts = []
+            for piece in pieces:
+                if piece.special:
+                    self.special_id(piece.text)  # raises InputError
+                    parts.append(reader.spelling[piece.text])
+                else:
+                    parts.append(piece.text + (JOINT if piece.joint and self.can_cut else ""))
             joined.append("".join(parts))
             ends.append(np.cumsum([len(part) for part in parts]))
         result = []
-        for encoded, end in zip(_in_batches(backend.encode_batch, joined), ends, strict=True):
-            ids = known[np.array(encoded.ids, dtype=np.int64)]
-            begins, stops = np.array(encoded.offsets, dtype=np.int64).reshape(-1, 2).T
-            last, real = np.maximum(begins, stops - 1), ids >= 0
-            result.append((ids[real].astype(np.uint32), np.searchsorted(end, last[real], "right")))
+        encodings = _in_batches(reader.backend.encode_batch, joined)
+        for encoding, end in zip(encodings, ends, strict=True):
+            ids = reader.own_ids[np.array(encoding.ids, dtype=np.int64)]
+            begins, stops = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2).T
+            last = np.maximum(begins, stops - 1)  # character of each token
+            piece_of = np.searchsorted(end, last, "right")
+            result.append((ids[ids >= 0].astype(np.uint32), piece_of[ids >= 0]))
         return result
 
     @cached_property
-    def _reader(self) -> tuple[tokenizers.Tokenizer, dict[str, str], np.ndarray]:
-        """A tokenizer that takes special tokens in a spelling that nobody can type, and only so; the spelling of each,
-        and of "", a joint that nothing reaches across; which id each of its ids is here, -1 for a joint."""
+    def _template_reader(self) -> _TemplateReader:
         backend = tokenizers.Tokenizer.from_str(self.backend.to_str())
         backend.encode_special_tokens = True
-        added, size = self.backend.get_added_tokens_decoder(), self.vocab_size
-        backend.add_tokens([f"{PRIVATE}gap{i}" for i in range(size - backend.get_vocab_size())])  # ids of no token
-        backend.add_tokens([tokenizers.AddedToken(joint := f"{PRIVATE}-", normalized=False)])
-        spelled, known = {"": joint}, np.arange(backend.get_vocab_size() + len(self.special_ids))
-        known[backend.token_to_id(joint)] = -1
+        # A new token gets the number of tokens for its id, so ids without a token come first.
+        gaps = range(self.vocab_size - backend.get_vocab_size())
+        backend.add_tokens([f"{PRIVATE}gap{i}" for i in gaps])
+        backend.add_tokens([tokenizers.AddedToken(JOINT, normalized=False)])
+        own_ids = np.arange(backend.get_vocab_size() + len(self.special_ids))
+        own_ids[backend.token_to_id(JOINT)] = -1
+        spelling = {}
         for token_id in self.special_ids:
-            token = added[token_id]
-            spelled[token.content] = spelling = f"{PRIVATE}{token_id}\ufdd1"
-            flags = {name: getattr(token, name) for name in ("lstrip", "rstrip", "single_word", "normalized")}
-            backend.add_tokens([tokenizers.AddedToken(spelling, **flags)])
-            known[backend.token_to_id(spelling)] = token_id
-        return backend, spelled, known
+            token = self.backend.get_added_tokens_decoder()[token_id]
+            spelling[token.content] = private = f"{PRIVATE}{token_id}\ufdd1"
+            flags = ("lstrip", "rstrip", "single_word", "normalized")  # how it reads blanks beside it
+            options = {name: getattr(token, name) for name in flags}
+            backend.add_tokens([tokenizers.AddedToken(private, **options)])
+            own_ids[backend.token_to_id(private)] = token_id
+        return _TemplateReader(backend, spelling, own_ids)
 
     @cached_property
     def can_cut(self) -> bool:

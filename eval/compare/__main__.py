@@ -1,9 +1,9 @@
-"""Which of these runs is better, and at what? `python -m eval.compare runs/mha runs/gqa runs/mqa [--out FOLDER]`
+"""Compare runs: `python -m eval.compare runs/mha runs/gqa runs/mqa [--out FOLDER]`
 
-Writes a folder of its own, runs/compare-mha-gqa-mqa: comparison.md with one table and the differences against the
-first variant, figures, a page of heads, and histories.json, the curves as numbers. Runs that differ only in their seed
-are one variant: mean ± standard deviation. Comparing the same runs again replaces their folder; a comparison of other
-runs is never overwritten.
+Writes a folder of its own, runs/compare-mha-gqa-mqa: comparison.md with one table and the
+differences against the first variant, figures, a page of heads, and histories.json, the curves as
+numbers. Runs that differ only in their seed are one variant: mean ± standard deviation. Comparing
+the same runs again replaces their folder; a comparison of other runs is never overwritten.
 """
 
 from __future__ import annotations
@@ -16,38 +16,45 @@ from pathlib import Path
 
 from configs.command import InputError, exit_on_bad_input, still_busy
 from configs.files import read_json, run_path
-from configs.text import markdown
-from configs.text import table as markdown_table
-from eval.compare import Variant, caveats, histories, read_runs, rows_of, same_tokenizer, stages
+from configs.text import markdown, table
+from eval.compare import stages
 from eval.compare.pictures import draw
+from eval.compare.runs import Variant, caveats, histories, read_runs, rows_of, same_tokenizer
 from eval.load_model import add_device_option
 
-RUNS = "runs.json"  # in the folder of a comparison: which runs it is of
-# what the terminal shows, by how labels begin
-SHORT: tuple[str, ...] = ("parameters", "KV-cache", "train tokens", "validation", "difference in bits", "gap to")
-SHORT += ("recall", "copies from", "copy gain", "induction, best")
+RUNS = "runs.json"  # This file of a comparison's folder names its runs.
+# The terminal shows the rows whose labels begin so.
+SHORT: tuple[str, ...] = ("parameters", "KV-cache", "train tokens", "validation", "gap to")
+SHORT += ("difference in bits", "recall", "copies from", "copy gain", "induction, best")
 NOTES = """
-- KV-cache bytes per token: 2 (keys and values) × layers × key/value heads × head_dim × 2 bytes (16-bit). With attention: mla: layers × (kv_lora_rank + qk_rope_head_dim) × 2 bytes. `python -m benchmarks.decoding --kv-heads 8,2,1` times what this saves.
-- Train tokens/s: the median over the lines of a run's metrics.jsonl. Runs are trained at different times, maybe on different machines, so whatever else these did is in there: small differences mean nothing.
-- Head scores: from the last snapshot of each run, on the probes of eval.attention. “Best head”: the largest of all heads; which one that is differs between runs. A pattern does not prove what a head does.
-- Differences are those of the variant minus the baseline, paired by the seeds that both have. Intervals are Student's t, wide for few seeds. About one interval in twenty leaves out zero by chance.
-"""  # noqa: E501
+- KV-cache bytes per token: 2 (keys and values) × layers × key/value heads × head_dim × 2 bytes
+  (16-bit). With attention: mla: layers × (kv_lora_rank + qk_rope_head_dim) × 2 bytes.
+  `python -m benchmarks.decoding --kv-heads 8,2,1` times what this saves.
+- Train tokens/s: the median over the lines of a run's metrics.jsonl. Runs are trained at different
+  times, maybe on different machines beside other programs: small differences mean nothing.
+- Head scores: from the last snapshot of each run, on the probes of eval.attention. “Best head”: the
+  largest of all heads; which one that is differs between runs. A pattern does not prove what a head
+  does.
+- Differences are those of the variant minus the baseline, paired by the seeds that both have.
+  Intervals are Student's t, wide for few seeds. About one interval in twenty leaves out zero by
+  chance.
+"""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m eval.compare", description=__doc__)
-    parser.add_argument("runs", nargs="+", type=run_path, help="runs; the first one's variant is the baseline")
-    parser.add_argument("--out", type=Path, help="folder to write; default: compare-<names> beside the runs")
-    parser.add_argument("--skip-stages", action="store_true", help="do not measure runs that start from each other")
+    parser.add_argument("runs", nargs="+", type=run_path, help="the baseline's runs first")
+    parser.add_argument("--out", type=Path, help="default: compare-<names> beside the runs")
+    parser.add_argument("--skip-stages", action="store_true", help="do not measure stages")
     add_device_option(parser)
-    given = parser.parse_args()
-    variants = read_runs(given.runs)
+    args = parser.parse_args()
+    variants = read_runs(args.runs)
     names = "-".join(Path(variant.name).name for variant in variants)
-    out = given.out or given.runs[0].parent / f"compare-{names}"[:100]
+    out = args.out or args.runs[0].parent / f"compare-{names}"[:100]
     if (out / RUNS).is_file() and read_json(out / RUNS, list[str]) != _paths(variants):
-        raise InputError(f"{out} holds a comparison of other runs: name another folder with --out, or remove it")
+        raise InputError(f"{out} has a comparison of other runs: remove it, or name another --out")
     with still_busy("comparing"):
-        compare(variants, out, [] if given.skip_stages else stages.measure(variants, given.device))
+        compare(variants, out, [] if args.skip_stages else stages.measure(variants, args.device))
 
 
 def _paths(variants: Sequence[Variant]) -> list[str]:
@@ -55,32 +62,50 @@ def _paths(variants: Sequence[Variant]) -> list[str]:
 
 
 def compare(
-    variants: Sequence[Variant], out: Path, life: Sequence[stages.Stage] = (), notes: Sequence[str] = ()
+    variants: Sequence[Variant],
+    out: Path,
+    life: Sequence[stages.Stage] = (),
+    notes: Sequence[str] = (),
 ) -> None:
-    """Write comparison.md and its figures into `out`, a folder for them alone, and print the rows that matter most.
+    """Write comparison.md and figures into `out`, a folder for them alone; print the main rows.
 
-    life: what training did, where runs start from each other. notes: warnings of the caller's.
+    - life: the stages of training, where runs start from each other
+    - notes: the caller's warnings
     """
     baseline, *others = variants
-    warnings = [*notes, *(warning for variant in variants for run in variant.runs for warning in run.warnings)]
+    warnings = list(notes)
+    for variant in variants:
+        for run in variant.runs:
+            warnings += run.warnings
     if not same_tokenizer(variants):
-        meaning = "a loss per token means another thing"
-        warnings.append(f"the tokenizers differ, so runs are compared in bits per byte only: {meaning}")
-    warnings += [f"{other.name} against {baseline.name}: {why}" for other in others for why in caveats(baseline, other)]
-    # numbers of six digits; null, since JSON has no other word for what is not a number
+        warnings.append("the tokenizers differ, so runs are compared in bits per byte only")
+    for other in others:
+        for caveat in caveats(baseline, other):
+            warnings.append(f"{other.name} against {baseline.name}: {caveat}")
+
+    # six digits suffice; JSON has no word for what is not a number but null
     text = json.dumps({"variants": histories(variants), "stages": life})
-    recorded = json.loads(text, parse_float=lambda digits: float(f"{float(digits):.6g}"), parse_constant=lambda _: None)
-    names, rows = ["", *(variant.name for variant in variants)], rows_of(variants)
+    recorded = json.loads(
+        text,
+        parse_float=lambda digits: float(f"{float(digits):.6g}"),
+        parse_constant=lambda name: None,
+    )
+    names = ["", *(variant.name for variant in variants)]
+    rows = rows_of(variants)
     ends = [stages.table(life)] if life else []
     out.mkdir(parents=True, exist_ok=True)
+    figures = []
+    for title, file in draw(variants, recorded, out).items():
+        figures.append(f"{'!' if file.endswith('.png') else ''}[{title}]({file})")
     parts = [
         f"# Comparison: {', '.join(map(markdown, names[1:]))}",
-        f"Baseline: **{markdown(baseline.name)}**. Runs that differ only in their seed are one variant: "
-        "mean ± standard deviation over its seeds.",
+        f"Baseline: **{markdown(baseline.name)}**. Runs that differ only in their seed are one "
+        "variant: mean ± standard deviation over its seeds.",
         *(f"> **Warning:** {markdown(warning)}" for warning in warnings),
-        *(markdown_table(names, rows), *ends),
+        table(names, rows),
+        *ends,
         "## Figures",
-        *(f"{'!' * file.endswith('.png')}[{title}]({file})" for title, file in draw(variants, recorded, out).items()),
+        *figures,
         f"## How it was measured\n{NOTES}",
     ]
     (out / "comparison.md").write_text("\n\n".join(parts), encoding="utf-8")
@@ -88,7 +113,7 @@ def compare(
     (out / RUNS).write_text(json.dumps(_paths(variants)), encoding="utf-8")
     for warning in warnings:
         print(f"warning: {warning}", file=sys.stderr)
-    short = markdown_table(names, [row for row in rows if row[0].startswith(SHORT)])
+    short = table(names, [row for row in rows if row[0].startswith(SHORT)])
     print("\n\n".join([short, *ends, f"all rows, figures and heads: {out / 'comparison.md'}"]))
 
 

@@ -13,10 +13,10 @@ import nbformat
 import pytest
 
 from data.tokenizer import DEFAULT_VOCAB_SIZE
-from eval.compare.pictures import points, sharing_keys
+from eval.compare.pictures import sharing_keys
 from model.transformer import on_meta
 from notebooks.execute import ASKED, execute
-from notebooks.start import HINTS, balanced
+from notebooks.start import HINTS
 from tests.eval.page.viewer_helpers import chromium
 from tests.notebooks.making import FIND_IT, FIRST_CELL, ROOT
 from tests.train.helpers import pretrain
@@ -99,23 +99,23 @@ def test_it_lets_the_reader_check_what_they_understood(path):
 def test_the_recorded_sweep_is_whole_and_of_models_of_one_size():
     file = ROOT / "notebooks" / "recall.json"
     assert file.stat().st_size < 60_000
-    models = points(json.loads(file.read_text(encoding="utf-8")))
-    assert {one.form for one in models} == {"8", "4", "2", "1", "mla"}
-    assert all(len(one.accuracy) >= 3 for one in models)
-    assert {one.steps for one in models} == {load_run_config(ROOT / "configs" / "recall.yaml").train.max_steps}
-    assert max(one.parameters for one in models) < 1.003 * min(one.parameters for one in models)
-    for kv_heads, head_dim in ((8, 16), (1, 32)):  # a reader's model has its place among them
-        (same,) = [one for one in models if (one.form, one.head_dim) == (str(kv_heads), head_dim)]
-        _, parameters, numbers = balanced(kv_heads, head_dim)
-        assert 2 * numbers == same.kv_bytes
-        assert parameters == pytest.approx(same.parameters, rel=0.003)
+    variants = json.loads(file.read_text(encoding="utf-8"))["variants"]
+    forms = [(one["settings"]["model.attention"], one["settings"]["model.num_key_value_heads"]) for one in variants]
+    assert {heads for form, heads in forms if form == "heads"} == {8, 4, 2, 1}
+    assert [form for form, _ in forms].count("mla") == 3
+    steps = load_run_config(ROOT / "configs" / "recall.yaml").train.max_steps
+    for one in variants:
+        assert len(one["runs"]) >= 3
+        assert {run["recall"][-1][0] for run in one["runs"]} == {steps}
+    sizes = [one["parameters"] for one in variants]
+    assert max(sizes) < 1.003 * min(sizes)
 
 
 def test_the_recorded_three_models_are_whole_and_of_one_size():
     file = ROOT / "notebooks" / "three_models.json"
     assert file.stat().st_size < 250_000
     variants = json.loads(file.read_text(encoding="utf-8"))["variants"]
-    assert sharing_keys({"variants": variants}) is not None
+    assert sharing_keys(variants) is not None
     panels = {(one["settings"]["train.max_steps"], one["settings"]["data.sequence_length"]) for one in variants}
     assert panels == {(1200, 128), (2400, 128), (1200, 512)}
     assert [one["settings"]["model.num_key_value_heads"] for one in variants] == [4, 2, 1] * 3

@@ -126,8 +126,8 @@ def main() -> int:
                     print("sweep: stopped; the same command continues from here", file=sys.stderr)
                     return 128 + stopped()
 
-        from eval.compare import read_runs
         from eval.compare.__main__ import compare
+        from eval.compare.runs import read_runs
 
         paths = [run.config.directory for run in runs if run.config.name not in failed]
         notes = [f"{name} is left out: exit code {code}{REASONS.get(code, '')}" for name, code in failed.items()]

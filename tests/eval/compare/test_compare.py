@@ -12,8 +12,8 @@ import pytest
 from eval.attention import snapshots
 from eval.attention.snapshots import Snapshot
 from eval.compare import __main__ as compare
-from eval.compare import difference, histories, read_runs, spread
-from eval.compare.pictures import Point, curves, points, recall_over_cache, sharing_keys
+from eval.compare.pictures import curves, sharing_keys
+from eval.compare.runs import difference, histories, read_runs, spread
 from model import load
 from tests.eval.page.viewer_helpers import snapshot
 from tests.train.helpers import metrics, pretrain, refusal, write_config
@@ -211,7 +211,7 @@ def test_shared_keys_are_drawn_as_the_mean_of_the_seeds_with_its_interval_and_on
         return {"settings": settings, "kv_bytes": 256 * heads, "query_heads": 4, "runs": runs}
 
     mha, mqa = variant(4, 1200, [(0, 1, 4), (0, 3, 6, 7)]), variant(1, 2400, [(0, 0.5)])
-    left, right = sharing_keys({"variants": [mha, mqa]}).axes
+    left, right = sharing_keys([mha, mqa]).axes
     assert [axes.get_title("left") for axes in (left, right)] == ["1,200 steps", "2,400 steps"]
     (mean,) = [line for line in left.lines if line.get_label() == "MHA (4): 1,024 bytes"]
     assert mean.get_xydata().tolist() == [[0, 0], [1, 2], [2, 5]]  # as far as every seed was watched
@@ -219,21 +219,4 @@ def test_shared_keys_are_drawn_as_the_mean_of_the_seeds_with_its_interval_and_on
     assert (band.min(), band.max()) == pytest.approx((2 - 12.706, 5 + 12.706))  # two seeds, a standard error of 1
     assert "MQA (1): 256 bytes" in [line.get_label() for line in right.lines]
     others = variant(2, 1200, [(0, 1)], **{"model.head_dim": 16}), variant(2, 1200, [()]), variant(2, 1200, [(None,)])
-    assert [sharing_keys({"variants": [mha, other]}) for other in others] == [None] * 3
-
-
-def test_a_model_of_a_recall_sweep_stands_at_its_bytes():
-    def variant(heads, kv_bytes, runs, attention="heads"):
-        settings = {"model.num_key_value_heads": heads, "model.head_dim": 16, "model.attention": attention}
-        looks = [{"recall": [[0, 0.0], [20, first], [40, last]]} for first, last in runs]
-        return {"settings": settings, "kv_bytes": kv_bytes, "parameters": 100, "runs": looks}
-
-    mha, mqa = variant(8, 1024, [(0.6, 0.9), (0.2, 0.7)]), variant(1, 128, [(0.1, 0.4), (0.5, 0.51)])
-    sweep = [mha, mqa, variant(8, 256, [(0.9, 1.0)], "mla")]
-    found = points({"variants": sweep})
-    assert found[0] == Point("8", 16, 1024, 100, [0.9, 0.7], [20, 40], 40)
-    assert found[1].half_at == [None, 40]
-    assert [point.form for point in found] == ["8", "1", "mla"]
-    recall_over_cache(found, Point("2", 24, 384, 100, [0.8], [None], 40))  # yours beside them
-    no_place = variant(3, 512, [(0.1, 0.2)]), mha | {"runs": [{"recall": []}]}
-    assert not any(points({"variants": [*sweep, one]}) for one in no_place)
+    assert [sharing_keys([mha, other]) for other in others] == [None] * 3

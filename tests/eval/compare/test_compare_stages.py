@@ -10,7 +10,8 @@ from configs import IGNORED
 from data.batches import Batch
 from data.config import StoryworldSource, TokenizerConfig
 from data.tokenizer import train_tokenizer
-from eval.compare import read_runs, stages
+from eval.compare import stages
+from eval.compare.runs import read_runs
 from eval.compare.stages import divergence, moved
 from eval.language_modeling import mean_loss
 from model import LanguageModel

@@ -1,0 +1,344 @@
+"""Runs, the variants that they are seeds of, and how far variants differ: a comparison as text."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, median, stdev
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from configs.command import InputError
+from configs.files import read_checkpoint
+from configs.loader import flatten, load_config
+from configs.text import code
+from data.tokenizer import load_tokenizer
+from eval.attention.history import ENOUGH_TO_COPY, best_head, copies_from, like_the_last
+from eval.attention.metrics import SCORES
+from eval.attention.snapshots import Snapshot, read_all
+from eval.lookups import half_at
+from eval.run_files import read_metrics, read_result
+from model.files.checkpoint import read_config
+from model.transformer import on_meta
+
+BITS = "validation bits per byte"
+GAP = "gap to the entropy floor (bits per byte)"
+KV_BYTES = "KV-cache bytes per token"
+# Rows that begin so compare between runs of any tokenizer; in all others a token must be the same.
+ANY_TOKENIZER = ("parameters", KV_BYTES, "tokens trained on", "train tokens/s", BITS, GAP, "recall")
+# Runs may differ in these parts of a config and still be seeds of one variant.
+NOT_COMPARED = {"seed", "name", "output_dir", "resume", "allow_mismatch", "rungs", "tracking"}
+# The table has the mean over all heads of these scores; of every other score, the largest.
+MEAN_OVER_HEADS = {"sink", "entropy", "entropy_normalised", "entropy_sink_free"}
+MEAN_OVER_HEADS |= {"distance", "saturated_rows"}
+# The 97.5 % quantiles of Student's t for 1 to 10 degrees of freedom; later ones hardly differ.
+T_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """One run.
+
+    - settings: config.yaml by dotted key, without NOT_COMPARED
+    - tokenizer: a hash of it
+    - lines: those of metrics.jsonl, by split
+    - figures: rows of the table; None stands for a number that is not finite, or never came
+    - budget: the tokens of all steps, padding included, or the minutes if these limit the run
+    """
+
+    path: Path
+    seed: int
+    settings: dict[str, Any]
+    tokenizer: str
+    lines: dict[str, list[dict[str, Any]]]
+    snapshots: list[Snapshot]
+    figures: dict[str, float | None]
+    budget: str
+    warnings: list[str]
+
+    @property
+    def name(self) -> str:
+        return self.path.resolve().name
+
+
+class Variant(NamedTuple):
+    """Runs that differ in nothing but their seed, by seed."""
+
+    name: str
+    settings: dict[str, Any]
+    runs: list[RunResult]
+
+    def by_seed(self, label: str) -> dict[int, float]:
+        """Return a row of the table as {seed: value}, without the runs that have no value."""
+        values = {run.seed: run.figures.get(label) for run in self.runs}
+        return {seed: value for seed, value in values.items() if value is not None}
+
+
+# -------------------------------------------------------------------------------------------------
+# Reading runs.
+
+
+def read_runs(paths: Sequence[Path]) -> list[Variant]:
+    """Return the variants in the order in which their first run was named.
+
+    Raises InputError for a directory that is not a run, a run without checkpoint or evaluation, and
+    a run named twice.
+    """
+    groups: dict[str, dict[int, RunResult]] = {}
+    for path in paths:
+        run = _read_run(path)
+        by_seed = groups.setdefault(repr(sorted(run.settings.items())), {})
+        if run.seed in by_seed:
+            raise InputError(
+                f"{by_seed[run.seed].path} and {path} are the same run: all settings and seed {run.seed} are equal"
+            )
+        by_seed[run.seed] = run
+    variants = []
+    for by_seed in groups.values():
+        runs = [by_seed[seed] for seed in sorted(by_seed)]
+        name = re.sub(r"[-_.]?seed\d+$", "", runs[0].name) or runs[0].name
+        variants.append(Variant(name, runs[0].settings, runs))
+    if len({variant.name for variant in variants}) < len(variants):
+        # runs of the same name in different folders
+        variants = [variant._replace(name=str(variant.runs[0].path)) for variant in variants]
+    return variants
+
+
+def _read_run(path: Path) -> RunResult:
+    if not (path / "config.yaml").is_file():
+        raise InputError(f"{path}: is not a run (it has no config.yaml): train.pretrain makes one")
+    settings = flatten(load_config(path / "config.yaml").values)
+    warnings: list[str] = []
+    lines: dict[str, list[dict[str, Any]]] = {"train": [], "val": [], "recall": []}
+    for line in read_metrics(path, warnings.append):
+        lines.setdefault(line["split"], []).append(line)
+    if not lines["val"]:
+        raise InputError(f"{path}: has no evaluation: train it to its first one, or leave it out")
+    if not (path / "checkpoints").is_dir():
+        raise InputError(f"{path}: has no checkpoint: train it to its first one, or leave it out")
+    result = read_result(path, warnings.append) or {}
+    snapshots, damaged = read_all(path)
+    warnings += damaged
+    last_step = max(line["step"] for line in lines["train"] + lines["val"])
+    if result.get("step") != last_step:
+        warnings.append(f"{path} is not finished: its last step is {last_step:,}")
+    budget = f"{last_step * settings['train.tokens_per_step']:,} tokens"
+    if settings.get("train.max_minutes") is not None:
+        budget = f"{settings['train.max_minutes']:g} minutes"
+
+    # the rows of the table; one is missing where nothing was measured
+    model = read_checkpoint(path, read_config)
+    tokenizer = read_checkpoint(path, load_tokenizer).sha256()
+    figures: dict[str, float | None] = {
+        "parameters": on_meta(model).num_parameters(),
+        KV_BYTES: 2 * model.num_hidden_layers * model.cache_numbers,  # numbers of 16 bits
+        "tokens trained on": (lines["train"] or lines["val"])[-1]["tokens"],
+    }
+    speeds = [line["tokens_per_s"] for line in lines["train"] if line.get("tokens_per_s")]
+    if speeds:
+        figures["train tokens/s"] = median(speeds)
+    figures[BITS] = lines["val"][-1]["bits_per_byte"]
+    if figures[BITS] is None:
+        warnings.append(f"{path}: its last loss is non-finite")
+    floor = result.get("floor", {})
+    if None not in (floor.get("model"), floor.get("floor")):
+        figures[GAP] = floor["model"] - floor["floor"]
+    if lines["recall"]:
+        figures["recall, share of answers right"] = lines["recall"][-1]["accuracy"]
+        figures["recall, step at which over one half"] = half_at(lines["recall"])
+    figures["validation loss (nats per token)"] = lines["val"][-1]["loss"]
+    if snapshots:
+        copying = f"copies from step (copy gain ≥ {ENOUGH_TO_COPY:g} nat; - = not yet)"
+        figures[copying] = copies_from(snapshots)
+        figures |= _head_figures(snapshots[-1])
+    seed = settings["seed"]
+    for key in list(settings):
+        if key.split(".")[0] in NOT_COMPARED:
+            del settings[key]
+    return RunResult(path, seed, settings, tokenizer, lines, snapshots, figures, budget, warnings)
+
+
+def _head_figures(last: Snapshot) -> dict[str, float | None]:
+    """Return the rows of a snapshot: its heads' scores, and the figures of the whole model."""
+    figures: dict[str, float | None] = {}
+    for name, score in SCORES.items():
+        if name in last.scores:
+            values = last.scores[name]
+            is_mean = name in MEAN_OVER_HEADS
+            label = f"{score.title}, {'mean of heads' if is_mean else 'best head'}"
+            if score.unit:
+                label += f" ({score.unit})"
+            figures[label] = None
+            if not np.isnan(values).all():
+                figures[label] = float(np.nanmean(values) if is_mean else np.nanmax(values))
+    for name, value in last.scalars.items():
+        if not name.endswith(("_max", "_mean")) and name not in SCORES:
+            unit = " (nats a token)" if "gain" in name or "ablation" in name else ""
+            figures[name.replace("_", " ") + unit] = value
+    return figures
+
+
+# -------------------------------------------------------------------------------------------------
+# Differences.
+
+
+def same_tokenizer(variants: Sequence[Variant]) -> bool:
+    """Say whether losses a token compare: all runs have the same tokenizer."""
+    return len({run.tokenizer for variant in variants for run in variant.runs}) == 1
+
+
+def differing_keys(variants: Sequence[Variant]) -> list[str]:
+    """Return the dotted keys of the config in which the variants differ, in the config's order."""
+    keys: dict[str, set[str]] = {}
+    for key in dict.fromkeys(key for variant in variants for key in variant.settings):
+        keys[key] = {repr(variant.settings.get(key, "not set")) for variant in variants}
+    return [key for key, values in keys.items() if len(values) > 1]
+
+
+def caveats(baseline: Variant, other: Variant) -> list[str]:
+    """Return what else differs between two variants: their text, or their number of tokens."""
+    reasons = []
+    differing = differing_keys([baseline, other])
+    data = [key for key in differing if key.startswith(("data.source", "data.records"))]
+    if data:
+        reasons.append(f"other data ({', '.join(data)})")
+    budgets = dict.fromkeys(run.budget for run in other.runs + baseline.runs)
+    if len(budgets) > 1:
+        reasons.append(f"another budget ({', against '.join(budgets)})")
+    return reasons
+
+
+class Difference(NamedTuple):
+    """other - baseline, and its 95 % interval (Student's t) where two seeds or more are in both."""
+
+    value: float
+    interval: tuple[float, float] | None = None
+
+
+def difference(baseline: Mapping[int, float], other: Mapping[int, float]) -> Difference | None:
+    """Return the difference of two variants' figures (by seed); None where one has no figures.
+
+    It is paired over the seeds that both have: data order and first weights have much in common.
+    """
+    if not baseline or not other:
+        return None
+    changes = [other[seed] - baseline[seed] for seed in baseline.keys() & other.keys()]
+    if len(changes) < 2:
+        return Difference(mean(other.values()) - mean(baseline.values()))
+    quantile = T_QUANTILES[min(len(changes) - 1, len(T_QUANTILES)) - 1]
+    reach = quantile * stdev(changes) / math.sqrt(len(changes))
+    return Difference(mean(changes), (mean(changes) - reach, mean(changes) + reach))
+
+
+def spread(values: Collection[float], digits: int = 4) -> str:
+    """Write `mean ± standard deviation`. Equal values have no ±, and no value is a dash."""
+    if not values:
+        return "-"
+    text = f"{mean(values):,.{digits}f}"
+    return f"{text} ± {stdev(values):,.{digits}f}" if len({*values}) > 1 else text
+
+
+# -------------------------------------------------------------------------------------------------
+# The table, and its numbers.
+
+
+def rows_of(variants: Sequence[Variant]) -> list[list[str]]:
+    """Return a row for each figure: its label, and a cell for each variant."""
+    rows = [["runs (seeds)"]]
+    for variant in variants:
+        rows[0].append(f"{len(variant.runs)} ({', '.join(str(run.seed) for run in variant.runs)})")
+    for key in differing_keys(variants):
+        row = [code(key)]
+        for variant in variants:
+            setting = json.dumps(variant.settings.get(key, "not set"), ensure_ascii=False)
+            row.append(setting.strip('"')[:40])
+        rows.append(row)
+    runs = [run for variant in variants for run in variant.runs]
+    for label in dict.fromkeys(label for run in runs for label in run.figures):
+        if not same_tokenizer(variants) and not label.startswith(ANY_TOKENIZER):
+            continue
+        by_variant = [variant.by_seed(label) for variant in variants]
+        values = [value for by_seed in by_variant for value in by_seed.values()]
+        digits = 0 if all(isinstance(value, int) or value > 100 for value in values) else 4
+        row = [label]
+        for variant, by_seed in zip(variants, by_variant, strict=True):
+            cell = spread(by_seed.values(), digits)
+            if 0 < len(by_seed) < len(variant.runs):
+                cell += f" (n = {len(by_seed)})"
+            row.append(cell)
+        rows.append(row)
+        if label == BITS and len(variants) > 1:
+            pairs = [_difference_and_verdict(variants[0], other) for other in variants[1:]]
+            changes, verdicts = zip(*pairs, strict=True)
+            rows.append(["difference in bits per byte (95 %)", "baseline", *changes])
+            rows.append(["difference in bits per byte, verdict", "", *verdicts])
+    return rows
+
+
+def _difference_and_verdict(baseline: Variant, other: Variant) -> tuple[str, str]:
+    """Return the difference in bits per byte with its interval, and if it is more than noise."""
+    before = baseline.by_seed(BITS)
+    after = other.by_seed(BITS)
+    change = difference(before, after)
+    if change is None or len(before) < len(baseline.runs) or len(after) < len(other.runs):
+        return "-", "none: not in every seed"
+    text = f"{change.value:+.4f}"
+    verdict = "needs two seeds that both have"
+    if change.interval is not None:
+        low, high = change.interval
+        text += f" ({low:+.4f} to {high:+.4f})"
+        verdict = "within noise"
+        if low < high and low * high > 0:  # seeds that agree to the last digit show nothing
+            verdict = f"{'worse' if low > 0 else 'better'}, by more than noise"
+    return text, "none: see the warnings" if caveats(baseline, other) else verdict
+
+
+def histories(variants: Sequence[Variant]) -> list[dict[str, Any]]:
+    """Return the courses of all runs, for histories.json; notebooks 03 and 04 draw from it.
+
+    - a variant: name, settings (keys that differ), parameters, kv_bytes, query_heads, runs
+    - a run: seed, loss (nats a token), bits_per_byte, floor_gap (bits per byte above the entropy
+      floor), looks at its heads, and recall: [step, share of right answers]
+    - a look: step, tokens, copy_gain (nats), and the largest induction and previous_token of a head
+
+    None stands for what was not measured.
+    """
+    keys = differing_keys(variants)
+    recorded = []
+    for variant in variants:
+        figures = variant.runs[0].figures
+        recorded.append(
+            {
+                "name": variant.name,
+                "settings": {key: variant.settings.get(key) for key in keys},
+                "parameters": figures["parameters"],
+                "kv_bytes": figures[KV_BYTES],
+                "query_heads": variant.settings["model.num_attention_heads"],
+                "runs": [_history(run) for run in variant.runs],
+            }
+        )
+    return recorded
+
+
+def _history(run: RunResult) -> dict[str, Any]:
+    looks = []
+    for snapshot in like_the_last(run.snapshots):
+        look: dict[str, Any] = {"step": snapshot.step, "tokens": snapshot.tokens}
+        for name in ("induction", "previous_token"):
+            head = best_head(snapshot, name)
+            look[name] = float(snapshot.scores[name][head]) if head else None
+        look["copy_gain"] = snapshot.scalars.get("copy_gain")
+        looks.append(look)
+    return {
+        "seed": run.seed,
+        "loss": run.lines["val"][-1]["loss"],
+        "bits_per_byte": run.figures[BITS],
+        "floor_gap": run.figures.get(GAP),
+        "looks": looks,
+        "recall": [[line["step"], line["accuracy"]] for line in run.lines["recall"]],
+    }

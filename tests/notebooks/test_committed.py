@@ -15,7 +15,7 @@ import pytest
 from data.tokenizer import DEFAULT_VOCAB_SIZE
 from eval.compare.pictures import sharing_keys
 from model.transformer import on_meta
-from notebooks.execute import ASKED, execute
+from notebooks.execute import ANSWER, execute
 from notebooks.start import HINTS
 from tests.eval.page.viewer_helpers import chromium
 from tests.notebooks.making import FIND_IT, FIRST_CELL, ROOT
@@ -88,7 +88,7 @@ def test_it_lets_the_reader_check_what_they_understood(path):
     exercises = [i for i, cell in enumerate(cells) if "exercise" in cell.metadata.get("tags", [])]
     assert len(exercises) >= 2
     for asks, checks, shows in (cells[i : i + 3] for i in exercises):
-        assert ASKED.search(asks.source), "it does not say what to answer"
+        assert ANSWER.search(asks.source), "it does not say what to answer"
         assert asks.metadata["wrong"]
         assert "check" in checks.metadata["tags"]
         assert "check(" in checks.source
@@ -155,7 +155,7 @@ def test_no_notebook_shows_a_hint_before_the_first_try():
 @every_notebook
 def test_an_earlier_cell_can_be_run_again_after_a_later_exercise(path):
     cells = read(path).cells
-    asked = [ASKED.search(cell.source)[1] for cell in cells if "exercise" in cell.metadata.get("tags", [])]
+    asked = [ANSWER.search(cell.source)[1] for cell in cells if "exercise" in cell.metadata.get("tags", [])]
     assert len(set(asked)) == len(asked), f"two answers have one name: {asked}"
     for name, cell in itertools.product(asked, code_cells(path)):
         if "exercise" not in cell.metadata.get("tags", []):

@@ -19,7 +19,6 @@ import torch
 from configs.command import InputError
 from tests.notebooks.making import FIRST_CELL, ROOT, environment, printed, run_cells, shown_error, tiny_config
 from tests.train.helpers import pretrain
-from train.config import load_run_config
 
 IMPORTS = FIRST_CELL.format(names="check, demo, play")
 ELSEWHERE = """
@@ -96,25 +95,6 @@ def test_a_run_that_comes_with_us_is_taken_after_your_own(start, trained, tmp_pa
     assert start.demo() == Path("runs/demo")
 
 
-def test_a_rung_is_the_ladder_with_its_change_and_is_trained_once(start, trained, monkeypatch):
-    commands = []
-
-    def train(command, run):  # the command as the reader's machine would run it, in two tiny steps
-        commands.append(command)
-        shutil.copytree(trained, run)
-
-    monkeypatch.setattr(start, "LADDER", str(ROOT / start.LADDER))
-    monkeypatch.setattr(start, "train", train)
-    assert start.rung("layernorm", 3) == start.rung("layernorm", 3) == Path("runs/ladder-yours-layernorm-seed3")
-    ((_, path, *overrides),) = commands
-    config = load_run_config(path, overrides)
-    assert (config.model.norm, config.seed, config.train.max_steps) == ("layernorm", 3, start.LADDER_STEPS)
-    assert config.rungs is None
-    assert config.name == "ladder-yours-layernorm-seed3"
-    with pytest.raises(InputError, match="'layer' is not a rung: choose baseline, learned-positions, "):
-        start.rung("layer", 3)
-
-
 @pytest.mark.slow
 def test_what_training_complains_of_is_one_sentence(start, tmp_path):
     (tmp_path / "runs" / "small").mkdir(parents=True)
@@ -179,13 +159,17 @@ def test_a_page_shows_what_people_can_mend_as_its_sentence(trained, tmp_path):
 # play and check
 
 
-@pytest.mark.slow
-def test_play_draws_where_ipywidgets_is_there_and_says_what_to_install_where_it_is_not(tmp_path):
-    play = "play(lambda width: print('width', width), width=[3, 5])"
-    block = "import sys; sys.modules['ipywidgets'] = None"
-    _, with_widgets, _, without = run_cells(tmp_path, IMPORTS, play, block, play)
-    assert any("application/vnd.jupyter.widget-view+json" in output.get("data", {}) for output in with_widgets.outputs)
-    assert printed(without).startswith("To play with this: `.venv/bin/python -m pip install ipywidgets`")
+def test_play_shows_controls_and_says_what_to_install_where_there_are_none(start, capsys, monkeypatch):
+    start.play(lambda width: print("width", width), width=[3, 5])
+    controls = capsys.readouterr().out
+    assert "width 3\n" in controls
+    assert "Dropdown" in controls
+    monkeypatch.setenv("HEADLIGHT_PLAY", "once")  # as notebooks.execute keeps it
+    start.play(lambda width, height=2: print("size", width, height), width=(0, 10), height=(0, 4))
+    assert capsys.readouterr().out == "size 5 2\n"
+    monkeypatch.setitem(sys.modules, "ipywidgets", None)
+    start.play(lambda width: 1 / 0, width=[3, 5])
+    assert capsys.readouterr().out.startswith("To play with this: `.venv/bin/python -m pip install ipywidgets`")
 
 
 def refusal(start, exercise, answer, judge, **options) -> str:

@@ -1,8 +1,7 @@
-"""How fast does a model train beside other programs? `python -m benchmarks.busy [config] [--busy 0 1 2 4]`
+"""Training beside other programs: `python -m benchmarks.busy [config] [--busy 0 1 2 4]`
 
-A row for each number of busy programs: runs of the config in threads of one process, and as one process a core
-(train.processes). Each number is the median tokens/s of --seconds. Nothing is compiled. Threads that wait for each
-other may take minutes for a step: a cell ends LIMIT seconds later, and counts its steps.
+A row for each number of busy programs has the median tokens/s of two runs of --seconds: in threads
+of one process, and as one process a core (train.processes). Nothing is compiled.
 """
 
 from __future__ import annotations
@@ -12,8 +11,7 @@ import math
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from statistics import median
 
@@ -21,52 +19,51 @@ from configs.command import InputError, exit_on_bad_input, integer, number
 from configs.text import table
 from eval.run_files import read_metrics
 
-QUIET = ["eval.every=0", "eval.attention.every=0", "eval.floor_documents=0", "tracking.wandb=disabled"]
-QUIET += ["train.checkpoint_every=0", "train.compile=false", "train.log_every=2", "train.max_steps=null"]
-LIMIT = 90  # seconds of a cell beyond --seconds
+QUIET = """eval.every=0 eval.attention.every=0 eval.floor_documents=0 tracking.wandb=disabled
+    train.checkpoint_every=0 train.compile=false train.log_every=2 train.max_steps=null""".split()
+# Threads that wait for each other may take minutes for a step: a run ends so many seconds late.
+LIMIT = 90
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train beside busy programs.")
     parser.add_argument("config", nargs="?", default="configs/demo.yaml")
     parser.add_argument("--busy", type=integer("--busy", 0), nargs="+", default=[0, 1, 2, 4])
-    parser.add_argument("--seconds", type=number("--seconds", 1), default=10.0, help="of each cell")
-    given = parser.parse_args()
+    parser.add_argument("--seconds", type=number("--seconds", 1), default=10.0, help="of each run")
+    args = parser.parse_args()
     rows = []
-    with tempfile.TemporaryDirectory(prefix="headlight-busy-") as folder:
-        speed(given.config, Path(folder), "warm", 1, 1.0)  # prepares the text
-        for busy in given.busy:
-            with burning(busy):
-                threads, processes = (
-                    speed(given.config, Path(folder), f"busy{busy}_{ways}", ways, given.seconds) for ways in (1, "auto")
-                )
-            rows.append([busy, f"{threads:,.0f}", f"{processes:,.0f}", f"{processes / threads:.2f}"])
-    print(table(["busy programs", "threads of one process", "one process a core", "processes / threads"], rows))
+    with tempfile.TemporaryDirectory(prefix="headlight-busy-") as name:
+        folder = Path(name)
+        speed(args.config, folder / "warm", 1, 1.0)  # prepares the text
+        for busy in args.busy:
+            loop = [sys.executable, "-c", "while True: pass"]
+            programs = [subprocess.Popen(loop) for _ in range(busy)]
+            try:
+                threads = speed(args.config, folder / f"threads{busy}", 1, args.seconds)
+                processes = speed(args.config, folder / f"processes{busy}", "auto", args.seconds)
+            finally:
+                for program in programs:
+                    program.kill()
+                    program.wait()
+            figures = [f"{threads:,.0f}", f"{processes:,.0f}", f"{processes / threads:.2f}"]
+            rows.append([busy, *figures])
+    header = ["busy programs", "threads of one process", "one process a core"]
+    print(table([*header, "processes / threads"], rows))
 
 
-@contextmanager
-def burning(programs: int) -> Iterator[None]:
-    """Runs this many busy programs beside what is done here."""
-    burners = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(programs)]
-    try:
-        yield
-    finally:
-        for burner in burners:
-            burner.kill()
-            burner.wait()
-
-
-def speed(config: str, folder: Path, name: str, processes: int | str, seconds: float) -> float:
-    """Median tokens/s of a run that lasts this long; NaN if it made no step. Raises InputError if it fails."""
-    settings = [f"output_dir={folder.as_posix()}", f"name={name}", f"train.processes={processes}"]
-    settings += [f"train.max_minutes={seconds / 60:.4f}", *QUIET]
+def speed(config: str, run: Path, processes: int | str, seconds: float) -> float:
+    """Return the median tokens/s of a run, NaN without a step. Raises InputError if it fails."""
+    settings = [f"output_dir={run.parent.as_posix()}", f"name={run.name}"]
+    settings += [f"train.processes={processes}", f"train.max_minutes={seconds / 60:.4f}", *QUIET]
     command = [sys.executable, "-m", "train.pretrain", config, *settings]
     with suppress(subprocess.TimeoutExpired):
-        done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", timeout=seconds + LIMIT)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds + LIMIT)
         if done.returncode:
-            raise InputError(f"{' '.join(command)} failed: {(done.stderr or done.stdout).strip().splitlines()[-1]}")
-    lines = read_metrics(folder / name, lambda problem: None) if (folder / name).exists() else []
-    return median([line["tokens_per_s"] for line in lines if line["split"] == "train"] or [math.nan])
+            line = (done.stderr or done.stdout).strip().splitlines()[-1]
+            raise InputError(f"{' '.join(command)} failed: {line}")
+    lines = read_metrics(run, lambda problem: None) if run.exists() else []
+    speeds = [line["tokens_per_s"] for line in lines if line["split"] == "train"]
+    return median(speeds) if speeds else math.nan
 
 
 if __name__ == "__main__":

@@ -53,7 +53,7 @@ def test_sigterm_finishes_what_is_running(folder):
 
 @pytest.mark.slow
 def test_the_benchmark_starts_the_server_and_ends_it(folder):
-    done = run_module("benchmarks.serving", folder / "text", "--clients", "3", "--tokens", "4", "--rounds", "1")
+    done = run_module("benchmarks.serving", folder / "text", "--clients", "3", "--tokens", "4")
     assert done.returncode == 0, done.stderr
     assert "3 clients, 4 tokens each" in done.stdout
     assert "| all at once " in done.stdout

@@ -1,21 +1,29 @@
-"""MiniMind's own script, and then the held-out loss, which it does not log; started by benchmarks/compare.py.
+"""MiniMind's own script, and then the held-out loss, which it does not log.
 
-python benchmarks/minimind.py VALIDATION.jsonl [option of train_pretrain.py …]     in its folder trainer/
+benchmarks/compare.py starts it in MiniMind's folder trainer/:
+
+    python benchmarks/minimind.py VALIDATION.jsonl [option of train_pretrain.py …]
 """
 
 import runpy
 import sys
+from pathlib import Path
 
 import torch
 
-file, sys.argv = sys.argv[1], ["train_pretrain.py", *sys.argv[2:]]
-sys.path[0] = "."
+_, validation, *options = sys.argv
+sys.argv = ["train_pretrain.py", *options]
+sys.path[0] = str(Path("..").resolve())  # it has a package named model, as we have
 script = runpy.run_path("train_pretrain.py", run_name="__main__")
 model, tokenizer, args = script["model"].eval(), script["tokenizer"], script["args"]
-nats, tokens = 0.0, 0
+nats = 0.0
+tokens = 0
 with torch.no_grad():
-    for ids, labels in script["PretrainDataset"](file, tokenizer, max_length=args.max_seq_len):
-        labels[labels == tokenizer.eos_token_id] = -100  # it ends every row with one, which is not of the text
+    for ids, labels in script["PretrainDataset"](validation, tokenizer, args.max_seq_len):
+        # it ends every row with a token that is not of the text
+        labels[labels == tokenizer.eos_token_id] = -100
         count = int((labels[1:] != -100).sum())
-        nats, tokens = nats + float(model(ids[None], labels=labels[None]).loss) * count, tokens + count
-print(f"step {args.epochs * len(script['loader'])}: val loss {nats / tokens:.4f}")  # nanoGPT's line
+        nats += float(model(ids[None], labels=labels[None]).loss) * count
+        tokens += count
+steps = args.epochs * len(script["loader"])
+print(f"step {steps}: val loss {nats / tokens:.4f}")  # nanoGPT's line

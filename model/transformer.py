@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from configs import IGNORED
+from model.attention import Attention
 from model.backends.choice import BACKENDS, Situation, why_not
 from model.config import ModelConfig
 from model.kv_cache import KVCache
@@ -26,6 +27,9 @@ from model.loss import compute_dtype, cross_entropy_sum
 from model.masks import Mask, MaskSpec, check_inputs
 from model.norm import make_norm
 from model.rope import RotaryEmbedding
+
+if TYPE_CHECKING:  # a model without it does not load it
+    from model.variants.latent_attention import LatentAttention
 
 
 class Output(NamedTuple):
@@ -243,9 +247,9 @@ class LanguageModel(nn.Module):
         for layer in self.model.layers:
             layer.self_attn.attend = BACKENDS[self.model.backend].compute  # type: ignore[union-attr]
 
-    def attention_modules(self) -> list[Any]:
+    def attention_modules(self) -> list[Attention | LatentAttention]:
         """Return the attention of every layer, from the first to the last."""
-        return [layer.self_attn for layer in self.model.layers]
+        return [layer.self_attn for layer in self.model.layers]  # type: ignore[misc]
 
     def num_parameters(self, inside: str = "") -> int:
         """How many numbers the weights are; a tied matrix counts once. inside: only those with this in their name."""

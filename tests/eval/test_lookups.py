@@ -28,7 +28,7 @@ class Knows(LanguageModel):
 
     errs: torch.Tensor
 
-    def forward(self, input_ids, **_):
+    def __call__(self, input_ids, **_):
         said = torch.where(self.errs, (EXAM.ids + 1) % 256, EXAM.ids)
         return torch.nn.functional.one_hot(torch.roll(said, -1, dims=1), self.config.vocab_size).float()
 

@@ -29,7 +29,9 @@ from train.methods.shape import shape_of
 
 
 class OptimizerConfig(Section):
-    """AdamW (Loshchilov & Hutter 2019, arXiv 1711.05101) alone, or Muon for the matrices of the blocks."""
+    """AdamW (Loshchilov & Hutter 2019, arXiv 1711.05101) alone, or Muon for the matrices of the
+    blocks.
+    """
 
     name: Literal["muon", "adamw"] = "muon"
     """muon: Muon for the layers' matrices, AdamW for the rest | adamw: AdamW for everything."""
@@ -43,7 +45,9 @@ class OptimizerConfig(Section):
     """How fast weights shrink (decoupled decay), matrices only."""
     momentum: float = Field(0.95, ge=0, lt=1)
     """Muon: share of past gradients that each step keeps."""
-    betas: list[Annotated[float, Field(ge=0, lt=1)]] = Field([0.9, 0.95], min_length=2, max_length=2)
+    betas: list[Annotated[float, Field(ge=0, lt=1)]] = Field(
+        [0.9, 0.95], min_length=2, max_length=2
+    )
     """AdamW: shares of past gradients and of their squares that each step keeps."""
     eps: float = Field(1e-10, ge=1e-30, le=1)
     """Keeps AdamW from dividing by zero."""
@@ -63,8 +67,9 @@ class TrainConfig(Section):
     micro_batch_size: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
     """Rows computed at once, of those in a step. auto = a guess, halved where memory runs out."""
     processes: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
-    """On a CPU: processes that share the rows of a step. Beside other programs they are much quicker than threads. auto
-    = one a core, with at least 512 tokens each."""
+    """On a CPU: processes that share the rows of a step. Beside other programs they are much
+    quicker than threads. auto = one a core, with at least 512 tokens each.
+    """
     schedule: Annotated[Literal["wsd", "cosine", "constant"], Tag.IDENTITY] = "wsd"
     """Course of the learning rate: wsd (constant, then straight down) | cosine | constant."""
     warmup_steps: Annotated[int, Tag.IDENTITY] = Field(0, ge=0)
@@ -76,15 +81,17 @@ class TrainConfig(Section):
     grad_clip: Annotated[float, Tag.IDENTITY] = Field(1.0, ge=0)
     """A longer gradient is shortened to this norm. 0 = never."""
     precision: Annotated[Literal["auto", "bf16", "fp16", "tf32", "fp32"], Tag.IDENTITY] = "auto"
-    """Number format of the computation (weights stay fp32): auto = bf16 where it is fast | bf16 | fp16 (with loss
-    scaling) | tf32 (CUDA only) | fp32."""
+    """Number format of the computation (weights stay fp32): auto = bf16 where it is fast | bf16 |
+    fp16 (with loss scaling) | tf32 (CUDA only) | fp32.
+    """
     compile: Literal["auto"] | bool = "auto"
     """Train with torch.compile. auto: where the run is long enough to pay for it."""
     activation_checkpointing: bool = False
     """true: compute layers twice to save memory; takes about a third more time."""
     parallel: Literal["ddp", "fsdp2", "hsdp"] = "ddp"
-    """Under torchrun, each process holds: ddp = the whole model | fsdp2 = a share of it | hsdp = a share of its
-    machine's."""
+    """Under torchrun, each process holds: ddp = the whole model | fsdp2 = a share of it | hsdp = a
+    share of its machine's.
+    """
     skip_non_finite: int = Field(0, ge=0)
     """Steps with a non-finite loss or gradient that are skipped before the run stops."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
@@ -118,22 +125,25 @@ class RunConfig(Section):
     """One run. The key `extends` is resolved before."""
 
     name: str = ""
-    """Name of the run and of its directory, in letters, digits, spaces and `_ . + = -`. Empty = the YAML file's
-    name."""
+    """Name of the run and of its directory, in letters, digits, spaces and `_ . + = -`. Empty = the
+    YAML file's name.
+    """
     output_dir: PathText = "runs"
     """Folder that holds all run directories, and the prepared data."""
     seed: Annotated[int, Tag.IDENTITY] = Field(0, ge=0, lt=2**63)
     """Decides all random choices: first weights, order of the rows, dropout."""
     resume: PathText = "auto"
-    """auto: continue the run of this name | never: refuse a directory that exists | or a checkpoint directory to
-    continue from."""
+    """auto: continue the run of this name | never: refuse a directory that exists | or a checkpoint
+    directory to continue from.
+    """
     allow_mismatch: bool = False
     """true: continue a run although its data or settings have changed."""
     rungs: dict[str, dict[str, Any]] | None = Field(
         None, examples=[{"learned-positions": {"model.position_embedding": "learned"}}]
     )
-    """Variants for train.sweep: a name, and the keys that it changes. train.pretrain takes no notice: it trains the
-    config itself, the baseline."""
+    """Variants for train.sweep: a name, and the keys that it changes. train.pretrain takes no
+    notice: it trains the config itself, the baseline.
+    """
     tracking: TrackingConfig = TrackingConfig()
     """Where figures go, besides metrics.jsonl."""
 
@@ -144,7 +154,8 @@ class RunConfig(Section):
     lora: Annotated[LoraConfig | None, Tag.IDENTITY] = None
     """Train small adapters beside the frozen matrices of init_from. null = train every matrix."""
     distill: Annotated[DistillConfig | None, Tag.IDENTITY] = Field(
-        None, examples=[{"teacher": "runs/demo", "beta": 0.0, "temperature": 1.0, "hard_share": 0.1}]
+        None,
+        examples=[{"teacher": "runs/demo", "beta": 0.0, "temperature": 1.0, "hard_share": 0.1}],
     )
     """Learning from another model's probabilities, with train.distill."""
     grpo: Annotated[GRPOConfig | None, Tag.IDENTITY] = Field(
@@ -152,8 +163,9 @@ class RunConfig(Section):
     )
     """Reinforcement learning on sampled answers, with train.grpo."""
     init_from: Annotated[PathText | None, Tag.IDENTITY] = None
-    """Start from the weights of this run, model directory or model of the Hub (OWNER/NAME), with its shape and its
-    tokenizer. null = random weights."""
+    """Start from the weights of this run, model directory or model of the Hub (OWNER/NAME), with
+    its shape and its tokenizer. null = random weights.
+    """
     model: Annotated[ModelConfig, Tag.IDENTITY] = ModelConfig()
     """The network."""
     data: Annotated[DataConfig, Tag.IDENTITY] = DataConfig()
@@ -168,41 +180,65 @@ class RunConfig(Section):
         limits = [f"train.{name}" for name in LIMITS if getattr(self.train, name) is not None]
         if len(limits) > 1:
             raise ValueError(f"{' and '.join(limits)} both limit the run: set one of them to null")
-        length, longest, rows = self.data.sequence_length, self.model.max_position_embeddings, self.rows_per_step
+        length = self.data.sequence_length
+        longest = self.model.max_position_embeddings
+        rows = self.rows_per_step
         probed = self.eval.attention.max_tokens if self.eval.attention.every else 0
-        for key, tokens in (("data.sequence_length", length), ("eval.attention.max_tokens", probed)):
+        for key, tokens in (
+            ("data.sequence_length", length),
+            ("eval.attention.max_tokens", probed),
+        ):
             if tokens > longest:
-                raise ValueError(f"{key} ({tokens}) is longer than model.max_position_embeddings ({longest})")
-        together, why = 1, ""  # rows that must be in one step
+                raise ValueError(
+                    f"{key} ({tokens}) is longer than model.max_position_embeddings ({longest})"
+                )
+        together = 1
+        why = ""  # rows that must be in one step
         if self.grpo is not None:
-            together, why = self.grpo.group_size, f" times grpo.group_size ({self.grpo.group_size})"
+            together = self.grpo.group_size
+            why = f" times grpo.group_size ({self.grpo.group_size})"
         elif self.data.records == "pairs":
-            together, why = 2, " times 2, for both answers of a pair"
+            together = 2
+            why = " times 2, for both answers of a pair"
         if self.train.tokens_per_step % (together * length):
             below = max(1, rows // together) * together * length
             raise ValueError(
                 f"train.tokens_per_step ({self.train.tokens_per_step}) must be a multiple of data.sequence_length "
                 f"({length}){why}: use {below} or {below + together * length}"
             )
-        joined, micro = self.data.rows_joined, self.train.micro_batch_size
+        joined = self.data.rows_joined
+        micro = self.train.micro_batch_size
         for key, share in (("data.rows_joined", joined), ("train.micro_batch_size", micro)):
             if share != "auto" and rows % share:
                 raise ValueError(f"{key} ({share}) must divide the {rows} rows of a step")
         if self.lora is not None and self.init_from is None:
-            raise ValueError("lora trains beside the matrices of a trained model: set init_from, such as runs/demo")
-        if (self.model.num_experts or 0) > 1 and self.model.num_experts_per_tok == 1 and self.model.norm_topk_prob:
-            # the weights of a token's experts add up to 1, so one alone is always 1, and the router learns nothing
-            raise ValueError("num_experts_per_tok 1: set model.norm_topk_prob=false, or the router cannot learn")
+            raise ValueError(
+                "lora trains beside the matrices of a trained model: set init_from, such as runs/demo"
+            )
+        if (
+            (self.model.num_experts or 0) > 1
+            and self.model.num_experts_per_tok == 1
+            and self.model.norm_topk_prob
+        ):
+            # the weights of a token's experts add up to 1, so one alone is always 1, and the router
+            # learns nothing
+            raise ValueError(
+                "num_experts_per_tok 1: set model.norm_topk_prob=false, or the router cannot learn"
+            )
         return self
 
     @property
     def rows_per_step(self) -> int:
-        """Rows of data.sequence_length tokens that an optimizer step sees, over all micro-batches and processes."""
+        """Rows of data.sequence_length tokens that an optimizer step sees, over all micro-batches
+        and processes.
+        """
         return self.train.tokens_per_step // self.data.sequence_length
 
     @property
     def max_steps(self) -> int | None:
-        """Optimizer steps in all, from max_steps or max_tokens; None if the clock decides (max_minutes)."""
+        """Optimizer steps in all, from max_steps or max_tokens; None if the clock decides
+        (max_minutes).
+        """
         if self.train.max_minutes is not None:
             return None
         if self.train.max_tokens is not None:
@@ -210,7 +246,9 @@ class RunConfig(Section):
         return self.train.max_steps or DEFAULT_STEPS
 
     def progress(self, step: int, seconds: float) -> float:
-        """Share of the run that is over, 0 … 1: of the steps, or of the minutes if they are the limit."""
+        """Share of the run that is over, 0 … 1: of the steps, or of the minutes if they are the
+        limit.
+        """
         if self.train.max_minutes is not None:
             return min(1.0, seconds / (60 * self.train.max_minutes))
         return step / (self.max_steps or DEFAULT_STEPS)
@@ -221,7 +259,10 @@ class RunConfig(Section):
         return Path(self.output_dir) / self.name
 
     def identity(self) -> dict[str, Any]:
-        """What makes a run what it is, by dotted key. If one of these differs, it is another run."""
+        """What makes a run what it is, by dotted key.
+
+        If one of these differs, it is another run.
+        """
         values = flatten(self.model_dump())
         if self.init_from is not None:
             values["init_from"] = str(Path(self.init_from))  # whichever way its path is written
@@ -233,8 +274,11 @@ DEFAULT_STEPS = 1000
 IDENTITY = identity_keys(RunConfig)
 
 
-def load_run_config(path: str | Path, overrides: list[str] | None = None, *, trust_hooks: bool = True) -> RunConfig:
-    """YAML file + overrides -> a checked RunConfig. Nothing that it names is imported. Raises InputError.
+def load_run_config(
+    path: str | Path, overrides: list[str] | None = None, *, trust_hooks: bool = True
+) -> RunConfig:
+    """YAML file + overrides -> a checked RunConfig. Nothing that it names is imported. Raises
+    InputError.
 
     trust_hooks: False refuses code that a config from elsewhere names.
     """
@@ -242,18 +286,29 @@ def load_run_config(path: str | Path, overrides: list[str] | None = None, *, tru
     loaded.values["name"] = loaded.values.get("name") or Path(path).stem
     config = validate(RunConfig, loaded)
     if problem := problem_of_name(config.name):
-        raise InputError(f"{loaded.where(('name',))}: the name of the run is {config.name[:120]!r}: it {problem}")
+        raise InputError(
+            f"{loaded.where(('name',))}: the name of the run is {config.name[:120]!r}: it {problem}"
+        )
     if not trust_hooks:
         _refuse_foreign_code(loaded, config)
-    if config.init_from is not None and not (named := loaded.keys_of_start("model")) >= ModelConfig.model_fields.keys():
-        # model: is as the model there needs it, but for the keys that were said about it; all of them are in the
-        # config.yaml of a run. Once this run has begun, init_from may be gone, and is not needed.
-        source, data = config.init_from, config.data
+    if (
+        config.init_from is not None
+        and not (named := loaded.keys_of_start("model")) >= ModelConfig.model_fields.keys()
+    ):
+        # model: is as the model there needs it, but for the keys that were said about it; all of
+        # them are in the config.yaml of a run. Once this run has begun, init_from may be gone, and
+        # is not needed.
+        source = config.init_from
+        data = config.data
         if (config.directory / "checkpoints" / "latest").is_file():
             source = str(config.directory)
             if data.tokenizer.path == config.init_from:
-                data = data.model_copy(update={"tokenizer": data.tokenizer.model_copy(update={"path": source})})
-        config = config.model_copy(update={"model": shape_of(source, config.model, named), "data": data})
+                data = data.model_copy(
+                    update={"tokenizer": data.tokenizer.model_copy(update={"path": source})}
+                )
+        config = config.model_copy(
+            update={"model": shape_of(source, config.model, named), "data": data}
+        )
         try:
             config._check_across_sections()  # type: ignore[operator]  # learned positions may be fewer than a row's
         except ValueError as error:
@@ -266,24 +321,46 @@ def load_run_config(path: str | Path, overrides: list[str] | None = None, *, tru
 
 
 def problem_of_name(name: str) -> str:
-    """What is wrong with the name of a run, "" for nothing. It must do as a folder's name on every system."""
-    is_plain = all(c in " _.+=-" or unicodedata.category(c)[0] in "LMN" for c in name)  # letters, their marks, numbers
-    if is_plain and 0 < len(name.encode()) <= 200 and name[0] not in " .-+=" and name[-1] not in " .":
+    """What is wrong with the name of a run, "" for nothing.
+
+    It must do as a folder's name on every system.
+    """
+    is_plain = all(
+        c in " _.+=-" or unicodedata.category(c)[0] in "LMN" for c in name
+    )  # letters, their marks, numbers
+    if (
+        is_plain
+        and 0 < len(name.encode()) <= 200
+        and name[0] not in " .-+="
+        and name[-1] not in " ."
+    ):
         return ""
     return "must be 1 to 100 letters, digits, spaces and _ . + = -, begin with a letter or digit and not end in a dot"
 
 
 def _refuse_foreign_code(loaded: LoadedConfig, config: RunConfig) -> None:
-    """A config is the user's own word on the command line, or in a file where they work. What lies elsewhere may have
-    come from others, and so may config.yaml, the name under which a run keeps its own."""
-    named = [(("eval", "hooks"), hook if isinstance(hook, str) else hook.name) for hook in config.eval.hooks]
+    """A config is the user's own word on the command line, or in a file where they work. What lies
+    elsewhere may have come from others, and so may config.yaml, the name under which a run keeps
+    its own.
+    """
+    named = [
+        (("eval", "hooks"), hook if isinstance(hook, str) else hook.name)
+        for hook in config.eval.hooks
+    ]
     named += [(("grpo", "reward"), config.grpo.reward)] if config.grpo else []
     named = [(key, name) for key, name in named if ":" in name]
-    named += [(("model", "my_attention"), config.model.my_attention)] if config.model.my_attention else []
+    named += (
+        [(("model", "my_attention"), config.model.my_attention)]
+        if config.model.my_attention
+        else []
+    )
     for key, code in named:
         place = loaded.where(key)
-        file, own_folders = Path(place.rpartition(":")[0]).resolve(), (Path.cwd(), Path(__file__).parents[1])
-        is_own = file.name != "config.yaml" and any(file.is_relative_to(folder.resolve()) for folder in own_folders)
+        file = Path(place.rpartition(":")[0]).resolve()
+        own_folders = (Path.cwd(), Path(__file__).parents[1])
+        is_own = file.name != "config.yaml" and any(
+            file.is_relative_to(folder.resolve()) for folder in own_folders
+        )
         if not place.startswith("command line ") and not is_own:
             raise InputError(
                 f"{place}: `{'.'.join(key)}` names {code[:100]}, code that training would run, in a config "
@@ -291,6 +368,4 @@ def _refuse_foreign_code(loaded: LoadedConfig, config: RunConfig) -> None:
             )
 
 
-TRUST_HELP = (
-    "run the code that eval.hooks, grpo.reward and model.my_attention name, also in a config that came from elsewhere"
-)
+TRUST_HELP = "run the code that eval.hooks, grpo.reward and model.my_attention name, also in a config that came from elsewhere"

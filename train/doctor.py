@@ -1,4 +1,6 @@
-"""Say what this machine can do: `python -m train.doctor [configs/x.yaml]` (train/machine/doctor.py)."""
+"""Say what this machine can do: `python -m train.doctor [configs/x.yaml]`
+(train/machine/doctor.py).
+"""
 
 from configs.command import exit_on_bad_input
 from train.machine.doctor import main

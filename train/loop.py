@@ -1,7 +1,8 @@
-"""The training loop: batch, forward, backward, clip, learning rate, step; then log, evaluate and save.
+"""The training loop: batch, forward, backward, clip, learning rate, step; then log, evaluate and
+save.
 
-`train` is the lesson, and below it are the parts of a step. train/run/after_step.py logs, evaluates and saves;
-train/run/begin_and_end.py has what happens before the first step and after the last.
+`train` is the lesson, and below it are the parts of a step. train/run/after_step.py logs, evaluates
+and saves; train/run/begin_and_end.py has what happens before the first step and after the last.
 """
 
 from __future__ import annotations
@@ -36,36 +37,44 @@ class Stopped(Exception):
 
 
 def train(run: Run) -> None:
-    """Take the steps that are left of the run. Raises Stopped or NonFiniteLoss between two of them."""
-    state, device = run.state, run.device.device
+    """Take the steps that are left of the run.
+
+    Raises Stopped or NonFiniteLoss between two of them.
+    """
+    state = run.state
+    device = run.device.device
     run.lm.train()  # as opposed to eval(): dropout is on
     run.meter.start()
     state.progress = agreed_progress(run)
     is_over = False  # if compiling took all the minutes, one step is still taken
-    # DDP and FSDP2 divide gradients by the number of processes; `add_up_gradients` only adds them up
+    # DDP and FSDP2 divide gradients by the number of processes; `add_up_gradients` only adds them
+    # up
     divisor = 1 if run.world.memory is not None else run.world.size
     upcoming = run.source.upcoming(state.step, run.config.max_steps or sys.maxsize, run.lm)
     with closing(upcoming) as batches, run.tracker.first_step(state.step + 1):
         while not is_over:
-            # A batch: this process's share of the rows of the step. A thread prepares text ahead of time, so there is
-            # nothing to wait for. The wait is logged, because a GPU that waits for data is half a GPU.
+            # A batch: this process's share of the rows of the step. A thread prepares text ahead of
+            # time, so there is nothing to wait for. The wait is logged all the same, because a GPU
+            # that waits for data is half a GPU.
             batch, waited = next_batch(run, batches)
 
-            # How many tokens do all processes train on in this step? Its loss is divided by their number once, so that
-            # every token weighs the same, whatever row, micro-batch or process it is in.
+            # How many tokens do all processes train on in this step? Its loss is divided by their
+            # number once, so that every token weighs the same, whatever row, micro-batch or process
+            # it is in.
             counts = agree_on_counts(run, batch)
             scalars = first_scalars(run, batch)
 
             if counts.trained:
-                # Forward and backward, one micro-batch after the other, because not all rows of a step fit into memory
-                # at once. Gradients add up in each parameter's `.grad`. Where memory runs out, the next attempt begins
-                # anew with half the rows.
+                # Forward and backward, one micro-batch after the other, because not all rows of a
+                # step fit into memory at once. Gradients add up in each parameter's `.grad`. Where
+                # memory runs out, the next attempt begins anew with half the rows.
                 for attempt in Attempts(run):
                     with attempt:
                         sums: Figures = defaultdict(lambda: torch.zeros((), device=device))
                         micro_batches = batch.to(device).split(state.micro_rows)
                         for micro_batch in micro_batches:
-                            # the processes exchange gradients once a step, in the last backward pass
+                            # the processes exchange gradients once a step, in the last backward
+                            # pass
                             is_last = micro_batch is micro_batches[-1]
                             sync_gradients(state.forward, run.lm, run.world, wanted=is_last)
                             loss, figures = losses(run, micro_batch, counts)  # sums over tokens
@@ -75,34 +84,39 @@ def train(run: Run) -> None:
                 sum_over_processes(run, sums)
                 scalars |= {name: value / counts.trained for name, value in sums.items()}
 
-                # Clip: one strange batch must not throw the weights far away. A gradient that is longer than grad_clip
-                # keeps its direction and gets this length.
+                # Clip: one strange batch must not throw the weights far away. A gradient that is
+                # longer than grad_clip keeps its direction and gets this length.
                 scalars["grad_norm"] = clip_gradients(run)
 
-            # The learning rate is a function of progress alone, so there is nothing to save and nothing to restore.
-            lr = set_learning_rate(run.optimizers, lr_factor(run.config, state.step, state.progress))
+            # The learning rate is a function of progress alone, so there is nothing to save and
+            # nothing to restore.
+            factor = lr_factor(run.config, state.step, state.progress)
+            lr = set_learning_rate(run.optimizers, factor)
 
-            # The step: optimizers move the parameters against their gradients. If there was nothing to learn, nothing
-            # moves, not even by momentum and weight decay; nor if loss or gradient is NaN, which would spread to all.
+            # The step: optimizers move the parameters against their gradients. If there was nothing
+            # to learn, nothing moves, not even by momentum and weight decay; nor if loss or
+            # gradient is NaN, which would spread to all weights.
             if counts.trained and may_step(run, scalars["loss"], scalars["grad_norm"]):
                 for optimizer in run.optimizers:
                     run.scaler.step(optimizer)
             if counts.trained:
-                # In fp16 small gradients would be 0, so the loss is multiplied by a large number before the backward
-                # pass (Micikevicius et al. 2018, arXiv 1710.03740). An overflow has skipped this step and halves it.
+                # In fp16 small gradients would be 0, so the loss is multiplied by a large number
+                # before the backward pass (Micikevicius et al. 2018, arXiv 1710.03740). An overflow
+                # has skipped this step, and halves that number here.
                 run.scaler.update()
             run.lm.zero_grad()  # or the next backward pass would add to these gradients
 
             # Log, evaluate and save when it is time.
-            is_over = after_step(run, batch, StepFigures(state.step, lr, counts, waited, scalars))
+            step_figures = StepFigures(state.step, lr, counts, waited, scalars)
+            is_over = after_step(run, batch, step_figures)
 
 
-# ---------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------
 # parts of a step
 
 
 def next_batch(run: Run, batches: Iterator[Batch]) -> tuple[Batch, float]:
-    """Return the batch of this step, and the seconds that it was waited for."""
+    """Return the batch of this step, and the seconds that the loop waited for it."""
     before = time.perf_counter()
     with run.device.autocast():  # a source may let the model write
         batch = next(batches)
@@ -110,13 +124,14 @@ def next_batch(run: Run, batches: Iterator[Batch]) -> tuple[Batch, float]:
 
 
 def agree_on_counts(run: Run, batch: Batch) -> Counts:
-    """Add up over the processes what the step counts, on the CPU, so that none waits for its GPU.
+    """Add up the counts of a step over the processes, on the CPU, so that none waits for its GPU.
 
     Raises Stopped in all of them if a signal came to one.
     """
     signal = run.state.stop_signal()
+    trained = run.objective.count(batch)
     tokens, positions = batch.token_count(run.data.tokenizer.pad_id)
-    *counts, stopping = run.world.sum(run.objective.count(batch), tokens, positions, int(signal > 0))
+    *counts, stopping = run.world.sum(trained, tokens, positions, int(signal > 0))
     if stopping:
         raise Stopped(max(run.world.gather(signal)))
     return Counts(*counts)
@@ -133,12 +148,16 @@ def first_scalars(run: Run, batch: Batch) -> Figures:
 
 
 class Attempts:
-    """Attempts at the passes of a step: `for attempt in Attempts(run): with attempt: …` until memory suffices.
+    """Attempts at the passes of a step, until memory suffices:
 
-    Where memory runs out inside, `run.state.micro_rows` is halved, and the next attempt begins from the same random
-    state. The local processes of a CPU all try again if memory runs out in one of them. Raises InputError where that
-    helps no more or is not ours to decide: one row is too much, train.micro_batch_size was given, or the processes of
-    torchrun cannot agree.
+        for attempt in Attempts(run):
+            with attempt:
+                …
+
+    Where memory runs out inside, `run.state.micro_rows` is halved, and the next attempt begins from
+    the same random state. The local processes of a CPU all try again if memory runs out in one of
+    them. Raises InputError where fewer rows do not help or are not allowed: one row is too much,
+    train.micro_batch_size was set, or the processes of torchrun cannot agree.
     """
 
     def __init__(self, run: Run, agree: bool = True):
@@ -156,15 +175,17 @@ class Attempts:
         on_cuda = self.run.device.device.type == "cuda"
         self.random_on_gpu = torch.cuda.get_rng_state() if on_cuda else None
 
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> bool:
+    def __exit__(
+        self, kind: type | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
         # torch.OutOfMemoryError is a RuntimeError; on a CPU it is a plain one
-        if error is not None and not (isinstance(error, RuntimeError) and is_out_of_memory(error)):
+        ran_out = isinstance(error, RuntimeError) and is_out_of_memory(error)
+        if error is not None and not ran_out:
             return False
-        failed = int(error is not None)
         if self.agree:
-            failed = self.run.world.sum(failed)[0]
-        self.succeeded = not failed
-        if failed:
+            ran_out = self.run.world.sum(int(ran_out)) != [0]
+        self.succeeded = not ran_out
+        if ran_out:
             self.take_fewer_rows()
         return True
 
@@ -179,35 +200,43 @@ class Attempts:
         if rows == 1 or is_apart or run.config.train.micro_batch_size != "auto":
             fewer = f"train.micro_batch_size={rows // 2} or auto, " if rows > 1 else ""
             message = (
-                f"out of memory with {rows} rows of {run.source.row_length} tokens at a time: try {fewer}"
-                "train.activation_checkpointing=true, a shorter data.sequence_length or a smaller model"
+                f"out of memory with {rows} rows of {run.source.row_length} tokens at a time: try "
+                f"{fewer}train.activation_checkpointing=true, a shorter data.sequence_length or a "
+                "smaller model"
             )
-            if run.world.rank and is_apart:  # the others do not know, and only rank 0 prints its errors
+            if run.world.rank and is_apart:  # only rank 0 prints its errors, and it has none
                 print(f"error in process {run.world.rank}: {message}", file=sys.stderr)
             raise InputError(message) from None
         run.state.micro_rows = rows // 2
         run.state.resolved["micro_batch_size"] = run.state.micro_rows * run.rows_joined
-        run.tracker.say(f"out of memory with {rows} rows at a time: {rows // 2} from here, in more passes")
+        run.tracker.say(
+            f"out of memory with {rows} rows at a time: {rows // 2} from here, in more passes"
+        )
         torch.set_rng_state(self.random)
         if self.random_on_gpu is not None:
             torch.cuda.set_rng_state(self.random_on_gpu)
 
 
 def losses(run: Run, batch: Batch, counts: Counts | None = None) -> tuple[Tensor, Figures]:
-    """Return what is minimised and its parts by name, all of them sums: the objective's loss and the auxiliary losses.
+    """Return what is minimised and its parts by name: the objective's loss and the auxiliary
+    losses.
 
-    Auxiliary losses are sums over real tokens, the loss is one over trained ones: they get the same divisor. counts:
-    of the step; None = as if all tokens were trained.
+    All are sums, auxiliary losses over real tokens and the loss over trained ones; here they get
+    the same divisor. counts: of the step. None = as if all tokens were trained.
     """
     with run.device.autocast():
         loss = run.objective.loss(run.state.forward, batch)
     share = 1.0 if counts is None else counts.trained / max(1, counts.tokens)
     auxiliary = {name: share * value for name, value in loss.auxiliary.items()}
-    return sum(auxiliary.values(), loss.sum), {"loss": loss.sum, **loss.figures, **auxiliary}
+    minimised = sum(auxiliary.values(), loss.sum)
+    return minimised, {"loss": loss.sum, **loss.figures, **auxiliary}
 
 
 def sum_over_processes(run: Run, sums: Figures) -> None:
-    """Add up figures over all processes. On the cores of a CPU gradients too; DDP and FSDP2 do it themselves."""
+    """Add up figures over all processes, and gradients on the cores of a CPU.
+
+    DDP and FSDP2 add up gradients themselves.
+    """
     if run.world.memory is not None:
         add_up_gradients(run.lm, run.world.memory, sums.values())
     elif run.world.size > 1:
@@ -216,9 +245,9 @@ def sum_over_processes(run: Run, sums: Figures) -> None:
 
 
 def clip_gradients(run: Run) -> Tensor:
-    """Shorten the gradient to train.grad_clip, and return the length that it had. grad_clip 0 only measures."""
+    """Shorten the gradient to train.grad_clip, and return its length before. 0 only measures."""
     for optimizer in run.optimizers:
-        run.scaler.unscale_(optimizer)  # does nothing but in fp16
+        run.scaler.unscale_(optimizer)  # does nothing except in fp16
     longest = run.config.train.grad_clip or math.inf
     return full_tensor(nn.utils.clip_grad_norm_(run.lm.parameters(), longest))
 
@@ -226,8 +255,8 @@ def clip_gradients(run: Run) -> Tensor:
 def may_step(run: Run, loss: Tensor, grad_norm: Tensor) -> bool:
     """Return whether optimizers may move the parameters: loss and gradient are finite.
 
-    On a GPU nobody waits for the answer. Optimizers get it as `found_inf` and do nothing at 1; the loop reads the
-    number of these steps later, and one too many stops all that follow.
+    On a GPU the CPU does not wait for the answer. Optimizers get it as `found_inf` and do nothing
+    at 1. The number of these steps is read later, and one too many stops all that follow.
     """
     is_finite = loss.isfinite() & grad_norm.isfinite()
     if not run.gates_on_device:

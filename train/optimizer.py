@@ -1,9 +1,11 @@
 """How do gradients become steps? Parameter groups, AdamW, Muon, and the learning rate over time.
 
-The learning rate is a pure function of progress, so there is nothing to save and nothing to restore.
+The learning rate is a pure function of progress, so there is nothing to save and nothing to
+restore.
 
-Both optimizers read the attribute `found_inf`, a 0-dim float tensor on the device, as PyTorch's fused AdamW does: at
-1.0 a step changes nothing at all (weights, momentum, step count), and the CPU need not wait for the device.
+Both optimizers read the attribute `found_inf`, a 0-dim float tensor on the device, as PyTorch's
+fused AdamW does: at 1.0 a step changes nothing at all (weights, momentum, step count), and the CPU
+need not wait for the device.
 """
 
 from __future__ import annotations
@@ -27,17 +29,20 @@ FUSED = ("cpu", "cuda", "mps")  # devices on which PyTorch has AdamW as one kern
 
 
 def orthogonalize(matrices: Tensor, steps: int = 5, dtype: torch.dtype = torch.float32) -> Tensor:
-    """The nearest (semi-)orthogonal matrices, roughly: (N, rows, columns), no more rows than columns -> the same shape.
+    """The nearest (semi-)orthogonal matrices, roughly: (N, rows, columns), no more rows than
+    columns -> the same shape.
 
-    Newton-Schulz iteration X <- aX + b(XXᵀ)X + c(XXᵀ)²X, which drives every singular value to about 1.
+    Newton-Schulz iteration X <- aX + b(XXᵀ)X + c(XXᵀ)²X, which drives every singular value to about
+    1.
     """
     a, b, c = NEWTON_SCHULZ
     x = matrices.to(dtype)
     x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
     if dtype == torch.float32 and x.shape[-1] >= 2 * x.shape[-2]:
-        # The same for wide matrices, a third quicker: every X is PX for a P made from XXᵀ, which is small. Only in
-        # float32: in bfloat16 the error of XXᵀ grows from step to step.
-        gram, product = x @ x.mT, None
+        # The same for wide matrices, a third quicker: every X is PX for a P made from XXᵀ, which is
+        # small. Only in float32: in bfloat16 the error of XXᵀ grows from step to step.
+        gram = x @ x.mT
+        product = None
         for step in range(steps):
             factor = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
             factor.diagonal(dim1=-2, dim2=-1).add_(a)
@@ -55,11 +60,12 @@ def orthogonalize(matrices: Tensor, steps: int = 5, dtype: torch.dtype = torch.f
 class Muon(torch.optim.Optimizer):
     """MomentUm Orthogonalized by Newton-Schulz, for the weight matrices of the layers.
 
-    Nesterov momentum, then the update is made orthogonal, so that it moves every direction equally; scaled by
-    sqrt(max(1, rows / columns)). Jordan et al. 2024, kellerjordan.github.io/posts/muon. A parameter (…, rows, columns)
-    is a stack of matrices, as experts are. Matrices of one shape, a tall one counting as wide, are orthogonalised in
-    one batch, in `dtype` (None: bfloat16 on CUDA, else float32, as bfloat16 products are slow on many CPUs). Of sharded
-    parameters (FSDP2: DTensor) momentum stays sharded, and every process orthogonalises the whole; on the cores of a
+    Nesterov momentum, then the update is made orthogonal, so that it moves every direction equally;
+    scaled by sqrt(max(1, rows / columns)). Jordan et al. 2024, kellerjordan.github.io/posts/muon. A
+    parameter (…, rows, columns) is a stack of matrices, as experts are. Matrices of one shape, a
+    tall one counting as wide, are orthogonalised in one batch, in `dtype` (None: bfloat16 on CUDA,
+    else float32, as bfloat16 products are slow on many CPUs). Of sharded parameters (FSDP2:
+    DTensor) momentum stays sharded, and every process orthogonalises the whole; on the cores of a
     CPU each makes its share.
     """
 
@@ -79,7 +85,8 @@ class Muon(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """One update of every parameter that has a gradient; none at all where `found_inf` is 1."""
-        found_inf, memory = getattr(self, "found_inf", None), self.world.memory
+        found_inf = getattr(self, "found_inf", None)
+        memory = self.world.memory
         # 1 or 0, a factor: a step that must not happen adds zeros and multiplies by one
         happens = 1.0 if found_inf is None else 1.0 - found_inf
         for group in self.param_groups:
@@ -87,22 +94,34 @@ class Muon(torch.optim.Optimizer):
             for parameter in group["params"]:
                 if parameter.grad is not None:
                     by_shape[tuple(sorted(parameter.shape[-2:]))].append(parameter)
-            # all shapes at once take more memory, but on the cores of a CPU the processes wait for each other only once
+            # all shapes at once take more memory, but on the cores of a CPU the processes wait for
+            # each other only once
             shapes = list(by_shape.values())
             for several in [[shape] for shape in shapes] if memory is None else [shapes]:
-                updates = [self._nesterov(parameters, group["momentum"], happens) for parameters in several]
+                updates = [
+                    self._nesterov(parameters, group["momentum"], happens) for parameters in several
+                ]
                 dtype = self.dtype or (torch.bfloat16 if updates[0].is_cuda else torch.float32)
                 compute = partial(orthogonalize, dtype=dtype)
-                # a sixth of a small model's step, so on the cores of a CPU nobody computes what another process does
-                orthogonal = map(compute, updates) if memory is None else memory.in_shares(compute, updates)
+                # a sixth of a small model's step, so on the cores of a CPU nobody computes what
+                # another process does
+                orthogonal = (
+                    map(compute, updates) if memory is None else memory.in_shares(compute, updates)
+                )
                 for parameters, matrices in zip(several, orthogonal, strict=True):
                     self._move(parameters, matrices, group["lr"], group["weight_decay"], happens)
 
-    def _nesterov(self, parameters: list[nn.Parameter], momentum: float, happens: float | Tensor) -> Tensor:
-        """Momentum moves towards the gradients; what Nesterov makes of both, whole and wide: (N, rows, columns)."""
+    def _nesterov(
+        self, parameters: list[nn.Parameter], momentum: float, happens: float | Tensor
+    ) -> Tensor:
+        """Momentum moves towards the gradients; what Nesterov makes of both, whole and wide: (N,
+        rows, columns).
+        """
         grads = [_local(parameter.grad) for parameter in parameters]  # type: ignore[arg-type]
         if isinstance(happens, Tensor):
-            grads = [torch.where(happens > 0, grad, 0.0) for grad in grads]  # NaN times zero would be NaN
+            grads = [
+                torch.where(happens > 0, grad, 0.0) for grad in grads
+            ]  # NaN times zero would be NaN
         for parameter in parameters:
             if "momentum_buffer" not in self.state[parameter]:
                 self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
@@ -112,16 +131,24 @@ class Muon(torch.optim.Optimizer):
         wide = []
         for x, p in zip(torch._foreach_lerp(grads, buffers, momentum), parameters, strict=True):
             if isinstance(p, DTensor):
-                x = DTensor.from_local(x, p.device_mesh, p.placements, shape=p.shape, stride=p.stride()).full_tensor()
+                x = DTensor.from_local(
+                    x, p.device_mesh, p.placements, shape=p.shape, stride=p.stride()
+                ).full_tensor()
             x = x.mT if x.shape[-2] > x.shape[-1] else x
             wide.append(x.reshape(-1, *x.shape[-2:]))
         return torch.cat(wide)
 
     def _move(
-        self, parameters: list[nn.Parameter], orthogonal: Tensor, lr: float, decay: float, happens: float | Tensor
+        self,
+        parameters: list[nn.Parameter],
+        orthogonal: Tensor,
+        lr: float,
+        decay: float,
+        happens: float | Tensor,
     ) -> None:
         """The parameters, of one shape, by their orthogonal matrices."""
-        steps, scales = [], []
+        steps = []
+        scales = []
         counts = [math.prod(parameter.shape[:-2]) for parameter in parameters]  # 1 for a matrix
         for matrices, parameter in zip(orthogonal.split(counts), parameters, strict=True):
             rows, columns = parameter.shape[-2:]
@@ -142,10 +169,11 @@ def _local(x: Tensor) -> Tensor:
 
 
 def parameter_groups(lm: LanguageModel) -> dict[str, list[nn.Parameter]]:
-    """Return the trainable parameters by group: the `optimizer_group` of the innermost module that sets one.
+    """Return the trainable parameters by group: the `optimizer_group` of the innermost module that
+    sets one.
 
-    Norms and biases have fewer than two dimensions, and are always vectors. Sharding replaces parameters: group them
-    again then.
+    Norms and biases have fewer than two dimensions, and are always vectors. Sharding replaces
+    parameters: group them again then.
     """
     group_of = dict.fromkeys(lm.parameters(), "matrix")
     for name, weight in lm.named_parameters():
@@ -165,33 +193,41 @@ def parameter_groups(lm: LanguageModel) -> dict[str, list[nn.Parameter]]:
 
 
 def build_optimizers(
-    lm: LanguageModel, config: OptimizerConfig, world: World = ALONE, precision: torch.dtype | None = None
+    lm: LanguageModel,
+    config: OptimizerConfig,
+    world: World = ALONE,
+    precision: torch.dtype | None = None,
 ) -> list[torch.optim.Optimizer]:
     """AdamW for everything, or Muon for the matrices of the layers and AdamW for the rest.
 
-    The model says which parameter belongs to which group, and leaves out what is frozen. Weight decay applies to
-    matrices only: an untied embedding is a table of vectors that is looked up, so it has a rate of its own and no
-    decay. Learned positions are added to the embedding, so they have the same rate: the head's, if it is tied. Every
-    group remembers its peak learning rate as `peak_lr` and has a `name`: blocks, head (a tied matrix is one),
-    embedding, vectors or adapters. precision: of the run's products; with bfloat16, Muon orthogonalises in it as well.
-    Raises ValueError if every parameter is frozen.
+    The model says which parameter belongs to which group, and leaves out what is frozen. Weight
+    decay applies to matrices only: an untied embedding is a table of vectors that is looked up, so
+    it has a rate of its own and no decay. Learned positions are added to the embedding, so they
+    have the same rate: the head's, if it is tied. Every group remembers its peak learning rate as
+    `peak_lr` and has a `name`: blocks, head (a tied matrix is one), embedding, vectors or adapters.
+    precision: of the run's products; with bfloat16, Muon orthogonalises in it as well. Raises
+    ValueError if every parameter is frozen.
     """
     of = parameter_groups(lm)
-    blocks, lr, decay = of["matrix"] + of["expert"], config.lr, config.weight_decay
+    blocks = of["matrix"] + of["expert"]
+    lr = config.lr
+    decay = config.weight_decay
     optimizers: list[torch.optim.Optimizer] = []
     if config.name == "muon":
         if blocks:
             dtype = precision if precision == torch.bfloat16 else None
             group = {"name": "blocks", "params": blocks, "peak_lr": lr}
             optimizers.append(Muon([group], lr, config.momentum, decay, dtype, world))
-        blocks, lr = [], config.adamw_lr
+        blocks = []
+        lr = config.adamw_lr
     embedding_lr = lr if lm.config.tie_word_embeddings else config.embedding_lr or lr
     table = [
         ("blocks", blocks, lr, decay),
         ("head", of["head"], lr, decay),
         ("embedding", of["embedding"], embedding_lr, 0.0),
         ("vectors", of["vector"], lr, 0.0),
-        # Muon would make every direction of B A equally strong. An adapter has few, and most tasks need fewer
+        # Muon would make every direction of B A equally strong. An adapter has few, and most tasks
+        # need fewer
         ("adapters", of["adapter"], lr, decay),
     ]
     groups: list[dict[str, Any]] = [
@@ -200,7 +236,8 @@ def build_optimizers(
         if parameters
     ]
     if groups or not optimizers:  # AdamW refuses to train nothing
-        betas, fused = (config.betas[0], config.betas[1]), lm.lm_head.weight.device.type in FUSED
+        betas = (config.betas[0], config.betas[1])
+        fused = lm.lm_head.weight.device.type in FUSED
         optimizers.append(torch.optim.AdamW(groups, betas=betas, eps=config.eps, fused=fused))
     return optimizers
 
@@ -216,8 +253,9 @@ def set_learning_rate(optimizers: list[torch.optim.Optimizer], factor: float) ->
 def lr_factor(config: RunConfig, step: int, progress: float = 0.0) -> float:
     """What the peak learning rate is multiplied by, in [0, 1].
 
-    progress: share of the minutes that are over, where a clock ends the run: its last step begins before the end, with
-    a rate just above the final one. Else the step decides: the last one has the final rate.
+    progress: share of the minutes that are over, where a clock ends the run: its last step begins
+    before the end, with a rate just above the final one. Else the step decides: the last one has
+    the final rate.
 
     constant: the peak to the end, so it has no final_lr_fraction.
     cosine:   half a cosine down to final_lr_fraction (Loshchilov & Hutter 2017, arXiv 1608.03983).
@@ -229,7 +267,8 @@ def lr_factor(config: RunConfig, step: int, progress: float = 0.0) -> float:
                  ╱    ╲               ╱          ╲
                 ╱      ╰───          ╱            ╲_
     """
-    train, last = config.train, (config.max_steps or 1) - 1
+    train = config.train
+    last = (config.max_steps or 1) - 1
     if config.max_steps is not None:
         progress = step / last if last else 1.0
     shape = 1.0

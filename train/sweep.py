@@ -1,4 +1,6 @@
-"""Train a config with several values of a key and compare: `python -m train.sweep` (train/run/sweep.py)."""
+"""Train a config with several values of a key and compare: `python -m train.sweep`
+(train/run/sweep.py).
+"""
 
 from configs.command import exit_on_bad_input
 from train.run.sweep import main

@@ -27,7 +27,7 @@ REFUSED = [
     ("pretrain", "needs CUDA", "train.precision=tf32"),
     ("pretrain", "not available here", "train.device=cuda"),
     ("pretrain", "nowhere: does not exist", "init_from=nowhere"),
-    ("pretrain", "the tokenizer has 320 ids", "model.vocab_size=100"),
+    ("pretrain", "the tokenizer has 320", "model.vocab_size=100"),
     ("pretrain", "/proc/nowhere: No such file", "output_dir=/proc/nowhere"),
     ("pretrain", "flash has no dropout", "model.attn_implementation=flash", "model.attention_dropout=0.1"),
     ("pretrain", "not a complete checkpoint", "resume=somewhere"),

@@ -1,7 +1,7 @@
 """The sections of the methods that come after pretraining.
 
-Each is null, which is off, or holds the method's keys. A method adds its section here and to RunConfig
-(train/config.py), and its script to METHODS (train/run/command_line.py).
+Each is null, which is off, or holds the method's keys. A method adds its section here and to
+RunConfig (train/config.py), and its script to METHODS (train/run/command_line.py).
 """
 
 from __future__ import annotations
@@ -19,12 +19,15 @@ class DPOConfig(Section):
     beta: float = Field(0.1, ge=1e-6)
     """Strength of the pull towards the reference: a larger value keeps the model nearer to it."""
     loss: Literal["sigmoid", "ipo"] = "sigmoid"
-    """sigmoid = DPO's own | ipo = a wanted distance between the answers, which is not exceeded, a mean over tokens."""
+    """sigmoid = DPO's own | ipo = a wanted distance between the answers, which is not exceeded, a
+    mean over tokens.
+    """
     label_smoothing: float = Field(0.0, ge=0, lt=0.5)
     """sigmoid: share of pairs whose answers are swapped by mistake (robust DPO)."""
     sft_weight: float = Field(0.0, ge=0)
-    """What the chosen answer's own loss, a mean over its tokens, counts beside the preference: with it, the chosen
-    answer stays likely (RPO)."""
+    """What the chosen answer's own loss, a mean over its tokens, counts beside the preference: with
+    it, the chosen answer stays likely (RPO).
+    """
 
 
 class DistillConfig(Section):
@@ -33,8 +36,10 @@ class DistillConfig(Section):
     teacher: PathText = Field(min_length=1)
     """The run or model directory to learn from. It must have the same tokenizer."""
     beta: float = Field(0.0, ge=0, le=1)
-    """How two distributions are compared: 0 = forward KL, the student covers all that the teacher finds likely | 1 =
-    reverse KL, it keeps to what the teacher finds likeliest | between = the generalised Jensen-Shannon divergence."""
+    """How two distributions are compared: 0 = forward KL, the student covers all that the teacher
+    finds likely | 1 = reverse KL, it keeps to what the teacher finds likeliest | between = the
+    generalised Jensen-Shannon divergence.
+    """
     temperature: float = Field(1.0, ge=0.05)
     """Divides the logits of both: above 1, unlikely tokens count more."""
     hard_share: float = Field(0.1, ge=0, le=1)
@@ -46,24 +51,33 @@ class DistillConfig(Section):
 
 
 class GRPOConfig(Section):
-    """Group relative policy optimisation (train/grpo.py): what is sampled, its worth, and how far a step goes."""
+    """Group relative policy optimisation (train/grpo.py): what is sampled, its worth, and how far a
+    step goes.
+    """
 
     reward: str = Field("exact_match", min_length=1)
-    """exact_match (the right answer to the letter) | contains_answer (can be gamed) | or a function of your own as
-    package.module:function. It gets a question (eval.questions.Question) and a reply, and returns a number. Code that a
-    config from elsewhere names is refused without --trust-hooks."""
+    """exact_match (the right answer to the letter) | contains_answer (can be gamed) | or a function
+    of your own as package.module:function. It gets a question (eval.questions.Question) and a
+    reply, and returns a number. Code that a config from elsewhere names is refused without
+    --trust-hooks.
+    """
     group_size: int = Field(8, ge=2, le=2**16)  # the largest known groups have some hundred
-    """Answers that are sampled to each question and compared with each other. A step has train.tokens_per_step /
-    data.sequence_length answers."""
+    """Answers that are sampled to each question and compared with each other. A step has
+    train.tokens_per_step / data.sequence_length answers.
+    """
     max_new_tokens: int = Field(24, ge=1)
     """Tokens of an answer at most; one that is longer is cut, and so never right."""
     tools: list[Literal["calculator"]] = Field([], max_length=1)
-    """Tools that the prompt describes and whose calls are run: [calculator]. What they return is read, not trained on,
-    and belongs to max_new_tokens. [] = none."""
+    """Tools that the prompt describes and whose calls are run: [calculator]. What they return is
+    read, not trained on, and belongs to max_new_tokens. [] = none.
+    """
     temperature: float = Field(1.0, ge=1e-6)
     """Of the sampled answers. The loss has it too."""
     num_iterations: int = Field(1, ge=1, le=1000)
-    """Steps that learn from the same answers. From the second one on, the ratio is not 1 and the clip matters."""
+    """Steps that learn from the same answers.
+
+    From the second one on, the ratio is not 1 and the clip matters.
+    """
     scale_advantages: bool = True
     """Divide advantages by the group's standard deviation: true = GRPO | false = Dr. GRPO."""
     clip: Literal["ppo", "cispo"] = "ppo"
@@ -73,7 +87,8 @@ class GRPOConfig(Section):
     clip_high: float = Field(0.2, ge=0)
     """And up to 1 + clip_high. DAPO: 0.28, so that rare tokens may rise."""
     mean: Literal["sequence", "token", "fixed"] = "sequence"
-    """What a token weighs: sequence = all answers weigh the same (GRPO) | token = all tokens do (DAPO) | fixed = as
-    token, and longer answers weigh more in all (Dr. GRPO)."""
+    """What a token weighs: sequence = all answers weigh the same (GRPO) | token = all tokens do
+    (DAPO) | fixed = as token, and longer answers weigh more in all (Dr. GRPO).
+    """
     kl: float = Field(0.0, ge=0)
     """Weight of the KL divergence from the model of init_from. 0 = that model is not opened."""

@@ -1,6 +1,7 @@
 """A second model beside the one that is trained: frozen, in evaluation mode, on the same device.
 
-The reference of DPO and GRPO says how far the model has moved; the teacher of a distillation says where to go.
+The reference of DPO and GRPO says how far the model has moved; the teacher of a distillation says
+where to go.
 """
 
 from __future__ import annotations
@@ -23,26 +24,41 @@ from train.machine.device import Device
 
 
 def open_reference(
-    config: RunConfig, tokenizer: Tokenizer, device: Device, key: Literal["init_from", "distill.teacher"] = "init_from"
+    config: RunConfig,
+    tokenizer: Tokenizer,
+    device: Device,
+    key: Literal["init_from", "distill.teacher"] = "init_from",
 ) -> LanguageModel:
-    """The model that `key` of the config names, to be asked and never trained. Call it under torch.no_grad.
+    """The model that `key` of the config names, to be asked and never trained. Call it under
+    torch.no_grad.
 
-    Raises InputError for what cannot be loaded, for another tokenizer than the run's (the same ids would stand for
-    other text), and for rows longer than it can read.
+    Raises InputError for what cannot be loaded, for another tokenizer than the run's (the same ids
+    would stand for other text), and for rows longer than it can read.
     """
-    path = config.distill.teacher if config.distill and key == "distill.teacher" else config.init_from
+    path = (
+        config.distill.teacher if config.distill and key == "distill.teacher" else config.init_from
+    )
     assert path is not None  # check_script
     if (parallel := config.train.parallel) != "ddp":
-        raise InputError(f"train.parallel: {parallel} leaves no process the whole head, which the loss needs: use ddp")
-    its_tokenizer, lm = read_checkpoint(path, lambda directory: (load_tokenizer(directory), load(directory)))
+        raise InputError(
+            f"train.parallel: {parallel} leaves no process the whole head, which the loss needs: use ddp"
+        )
+    its_tokenizer, lm = read_checkpoint(
+        path, lambda directory: (load_tokenizer(directory), load(directory))
+    )
     added = tokenizer.vocab_size - lm.lm_head.out_features
     if added < 0 or tokenizer.tokens_beyond(its_tokenizer) is None:
-        raise InputError(f"{key}: {path} has another tokenizer than this run: the same ids stand for other text")
+        raise InputError(
+            f"{key}: {path} has another tokenizer than this run: the same ids stand for other text"
+        )
     if added:  # as in the model that starts from this one
         add_rows(lm, tokenizer.vocab_size)
-    length, longest = config.data.sequence_length, lm.config.max_position_embeddings
+    length = config.data.sequence_length
+    longest = lm.config.max_position_embeddings
     if length > longest:
-        raise InputError(f"{key}: {path} reads {longest} tokens at once: lower data.sequence_length ({length})")
+        raise InputError(
+            f"{key}: {path} reads {longest} tokens at once: lower data.sequence_length ({length})"
+        )
     lm = lm.to(device.device).eval().requires_grad_(False)
     lm.set_attn_implementation(device.attention)
     return lm
@@ -50,7 +66,10 @@ def open_reference(
 
 @contextmanager
 def as_reference(reference: LanguageModel | None, lm: LanguageModel) -> Iterator[LanguageModel]:
-    """The reference in evaluation mode, without gradients. None: it is lm without its adapters, in one copy."""
+    """The reference in evaluation mode, without gradients.
+
+    None: it is lm without its adapters, in one copy.
+    """
     if reference is not None:
         with torch.no_grad():
             yield reference

@@ -1,12 +1,15 @@
-"""What is asked in GRPO, what a reply earns, and how answers become a batch. The sampling is in train/grpo.py.
+"""What is asked in GRPO, what a reply earns, and how answers become a batch. The sampling is in
+train/grpo.py.
 
-Batch k is a function of (seed, k, weights): questions and random numbers come from (seed, k, row), the answers from
-the weights. So nothing is saved, and a stopped run resumes exactly. With grpo.num_iterations a batch serves several
-steps. Then a checkpoint between these holds it, since the weights that drew it are gone.
+Batch k is a function of (seed, k, weights): questions and random numbers come from (seed, k, row),
+the answers from the weights. So nothing is saved, and a stopped run resumes exactly. With
+grpo.num_iterations a batch serves several steps. Then a checkpoint between these holds it, since
+the weights that drew it are gone.
 
-A reward is a function of a question and a reply: a finite number, the more the better. The built-in world knows the
-right answer to every question. So `exact_match` cannot be wrong, and nothing can be gained by pleasing it.
-`contains_answer` is here to be gamed: it pays for a reply that names everybody.
+A reward is a function of a question and a reply: a finite number, the more the better. The built-in
+world knows the right answer to every question. So `exact_match` cannot be wrong, and nothing can be
+gained by pleasing it. `contains_answer` is here to be gamed: it pays for a reply that names
+everybody.
 """
 
 from __future__ import annotations
@@ -38,7 +41,14 @@ from train.config import RunConfig
 from train.machine.processes import World
 from train.objective import BatchSource
 
-COLUMNS = ("input_ids", "labels", "drawn_log_probs", "advantages", "copies", "weights")  # of a batch
+COLUMNS = (
+    "input_ids",
+    "labels",
+    "drawn_log_probs",
+    "advantages",
+    "copies",
+    "weights",
+)  # of a batch
 FIGURE = "figure "  # before the name of a figure, in a checkpoint
 ATTEMPTS = 1000  # to find a question that fits
 ENOUGH = 20  # questions from which on their replies are compared
@@ -50,25 +60,33 @@ Reward = Callable[[Question, str], float]
 class AnswerBatches(BatchSource):
     """Batches of sampled answers; train/grpo.py samples them.
 
-    A batch holds the answers of groups whose rewards differ, right-padded, with their questions in front: input_ids and
-    labels (B, T), where only answers are labels; drawn_log_probs (B, T), aligned with labels; advantages (B,); weights
-    (B, T), what a token counts; copies (B,), how often the answer was drawn: equal ones are one row. Where no group's
-    rewards differ there is one row, of 0 copies: there is nothing to learn.
+    A batch holds the answers of groups whose rewards differ, right-padded, with their questions in
+    front: input_ids and labels (B, T), where only answers are labels; drawn_log_probs (B, T),
+    aligned with labels; advantages (B,); weights (B, T), what a token counts; copies (B,), how
+    often the answer was drawn: equal ones are one row. Where no group's rewards differ there is one
+    row, of 0 copies: there is nothing to learn.
     """
 
     def __init__(self, config: RunConfig, data: PreparedData, world: World, device: torch.device):
         assert config.grpo is not None
-        self.settings, self.world = config.grpo, world
-        self.seed, self.tokenizer = config.seed, data.tokenizer
-        self.rows_per_batch, self.row_length = config.rows_per_step, config.data.sequence_length
+        self.settings = config.grpo
+        self.world = world
+        self.seed = config.seed
+        self.tokenizer = data.tokenizer
+        self.rows_per_batch = config.rows_per_step
+        self.row_length = config.data.sequence_length
         self.groups = self.rows_per_batch // self.settings.group_size
         if self.groups % world.size or world.shares_model:
-            raise InputError(f"{world.size} processes cannot share {self.groups} questions: set train.processes=1")
+            raise InputError(
+                f"{world.size} processes cannot share {self.groups} questions: set train.processes=1"
+            )
         self.numbers = range(world.rank, self.groups, world.size)  # of this process's questions
         self.draw_question = questions_to_draw(config.data, self.settings.reward)
         self.reward: Reward = import_named("grpo.reward", self.settings.reward, REWARDS)
         self.steps_per_batch = self.settings.num_iterations
-        self.drawn: tuple[int, Batch] | None = None  # what is trained on: the step that drew it, and the batch
+        self.drawn: tuple[int, Batch] | None = (
+            None  # what is trained on: the step that drew it, and the batch
+        )
         self.tools = SCHEMAS if self.settings.tools else ()
         if self.tools:
             self.tokenizer.special_id(CALL)  # raises where the tokenizer knows no calls
@@ -90,8 +108,14 @@ class AnswerBatches(BatchSource):
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
         if tensors:
-            columns = {name: tensors[name] for name in COLUMNS}  # the file has them in another order
-            figures = {name[len(FIGURE) :]: float(tensors[name]) for name in tensors if name.startswith(FIGURE)}
+            columns = {
+                name: tensors[name] for name in COLUMNS
+            }  # the file has them in another order
+            figures = {
+                name[len(FIGURE) :]: float(tensors[name])
+                for name in tensors
+                if name.startswith(FIGURE)
+            }
             self.drawn = int(tensors["step"]), Batch(columns, tensors["row_ids"].tolist(), figures)
 
     def question(self, k: int, number: int) -> tuple[Question, list[int]]:
@@ -105,23 +129,40 @@ class AnswerBatches(BatchSource):
             if len(ids) + self.settings.max_new_tokens <= self.row_length:
                 return question, ids
         tools = " with its tools" * bool(self.tools)
-        raise InputError(f"data.sequence_length: no question{tools} fits beside grpo.max_new_tokens: raise it")
+        raise InputError(
+            f"data.sequence_length: no question{tools} fits beside grpo.max_new_tokens: raise it"
+        )
 
-    def rows(self, answers: Sequence[Written], advantages: Tensor, differ: Tensor, figures: dict[str, float]) -> Batch:
-        """What is trained on: answers with their advantages (answers,), of groups whose rewards differ (groups,).
+    def rows(
+        self,
+        answers: Sequence[Written],
+        advantages: Tensor,
+        differ: Tensor,
+        figures: dict[str, float],
+    ) -> Batch:
+        """What is trained on: answers with their advantages (answers,), of groups whose rewards
+        differ (groups,).
 
         A process none of whose groups' rewards differ has one answer, which weighs nothing.
         """
-        values, size = advantages.tolist(), self.settings.group_size
-        equal: dict[tuple[Any, ...], list[int]] = {}  # group, ids, own, advantage -> answers that have them
+        values = advantages.tolist()
+        size = self.settings.group_size
+        equal: dict[
+            tuple[Any, ...], list[int]
+        ] = {}  # group, ids, own, advantage -> answers that have them
         for row, answer in enumerate(answers):
             if differ[row // size] or not (differ.any() or row):
                 key = (row // size, tuple(answer.ids), tuple(answer.own), values[row])
                 equal.setdefault(key, []).append(row)
-        copies = sorted(equal.values(), key=lambda rows: len(answers[rows[0]].prompt) + len(answers[rows[0]].ids))
+        copies = sorted(
+            equal.values(),
+            key=lambda rows: len(answers[rows[0]].prompt) + len(answers[rows[0]].ids),
+        )
         first = [rows[0] for rows in copies]
         counts = torch.tensor([len(rows) for rows in copies]) * differ.any()
-        lengths = torch.tensor([sum(answers[row].own) for row in first])  # tools' tokens weigh nothing
+        lengths = torch.tensor(
+            [sum(answers[row].own) for row in first]
+        )  # tools' tokens weigh nothing
         everywhere = self.world.gather((int(counts.sum()), int((counts * lengths).sum())))
         all_answers, all_tokens = map(sum, zip(*everywhere, strict=True))  # of all processes
         per_token = {
@@ -129,9 +170,12 @@ class AnswerBatches(BatchSource):
             "token": torch.full_like(counts, all_answers / max(1, all_tokens), dtype=torch.float32),
             "fixed": torch.full_like(counts, 1 / self.settings.max_new_tokens, dtype=torch.float32),
         }[self.settings.mean]
-        ids, labels, drawn = [], [], []
+        ids = []
+        labels = []
+        drawn = []
         for answer in (answers[row] for row in first):
-            prompt, new = torch.tensor(answer.prompt), torch.tensor(answer.ids)
+            prompt = torch.tensor(answer.prompt)
+            new = torch.tensor(answer.ids)
             ids.append(torch.cat([prompt, new]))
             trained = new.masked_fill(~torch.tensor(answer.own), IGNORED)
             labels.append(torch.cat([torch.full_like(prompt, IGNORED), trained]))
@@ -148,29 +192,41 @@ class AnswerBatches(BatchSource):
         return Batch(tensors, first, dict(zip(figures, in_float32, strict=True)))
 
 
-# ---------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # what is asked, and what a reply earns
 
 
 def questions_to_draw(data: DataConfig, reward: str) -> Draw:
     """Return a function that draws a question of the training text: about a story of the built-in
-    world, or the last question of any conversation. Raises InputError where there is none, and where
-    the right replies are nearly all equal but a built-in reward needs them.
+    world, or the last question of any conversation. Raises InputError where there is none, and
+    where the right replies are nearly all equal but a built-in reward needs them.
     """
     source = data.source
     if not isinstance(source, StoryworldSource):
-        questions = [question for each in documents(data, "train") if (question := question_of(each)) is not None]
+        questions = [
+            question
+            for each in documents(data, "train")
+            if (question := question_of(each)) is not None
+        ]
         if not questions:
-            raise InputError("data.source: no training conversation ends with an answer of the assistant to a question")
+            raise InputError(
+                "data.source: no training conversation ends with an answer of the assistant to a question"
+            )
         reply, count = Counter(question.reply for question in questions).most_common(1)[0]
         if reward in REWARDS and len(questions) >= ENOUGH and count > NEARLY_ALL * len(questions):
             problem = f"{count:,} of {len(questions):,} right replies are {escape(reply[:40])!r}"
             remedy = "give real ones, or name a reward of your own, module:function"
-            raise InputError(f"data.source: {problem}, and grpo.reward={reward} pays for these: {remedy}")
+            raise InputError(
+                f"data.source: {problem}, and grpo.reward={reward} pays for these: {remedy}"
+            )
         return lambda rng: rng.choice(questions)
     if source.recall is not None:
-        raise InputError("data.source.recall: train.grpo asks in conversations, and these are facts: set it to null")
-    world = source.model_copy(update={"echoed": 0.0})  # names that are said again would give answers away
+        raise InputError(
+            "data.source.recall: train.grpo asks in conversations, and these are facts: set it to null"
+        )
+    world = source.model_copy(
+        update={"echoed": 0.0}
+    )  # names that are said again would give answers away
 
     @lru_cache(maxsize=4096)  # making a conversation takes longer than answering it
     def conversation(index: int) -> dict[str, Any]:
@@ -189,14 +245,21 @@ def exact_match(question: Question, reply: str) -> float:
 
 
 def contains_answer(question: Question, reply: str) -> float:
-    """1 where the short answer stands anywhere in the reply, whatever else does. It can be gamed."""
+    """1 where the short answer stands anywhere in the reply, whatever else does.
+
+    It can be gamed.
+    """
     return float(question.answer.casefold() in reply.casefold())
 
 
-REWARDS = {name: f"{__name__}:{name}" for name in ("exact_match", "contains_answer")}  # or module:function of your own
+REWARDS = {
+    name: f"{__name__}:{name}" for name in ("exact_match", "contains_answer")
+}  # or module:function of your own
 
 
-def rewards_of(reward: Reward, questions: Sequence[Question], replies: Sequence[str]) -> tuple[list[float], str]:
+def rewards_of(
+    reward: Reward, questions: Sequence[Question], replies: Sequence[str]
+) -> tuple[list[float], str]:
     """The reward of each reply, and what is wrong with the first that has none; "" = nothing."""
     values = []
     for row, (question, reply) in enumerate(zip(questions, replies, strict=True)):

@@ -1,4 +1,4 @@
-"""A whole run: what happens before the first step, the loop, and what happens after the last step or a stop."""
+"""A whole run: what happens before the first step, the loop, and what happens at its end."""
 
 from __future__ import annotations
 
@@ -21,71 +21,85 @@ EXIT_NON_FINITE = 3
 
 
 def train_to_the_end(run: Run) -> int:
-    """Train from run.state to the end of the run. Returns the exit code: 0, 3 (non-finite), 128 + signal."""
+    """Train from run.state to the end of the run.
+
+    Returns the exit code: 0, 3 (non-finite loss), or 128 + the number of a signal.
+    """
     state = run.state
     state.started = time.perf_counter() - state.seconds  # from here, so that compiling counts
-    was_over = run.config.progress(state.step, state.seconds) >= 1  # only its last evaluation may be missing
     with stop_signals() as state.stop_signal:
         try:
-            try:
-                if run.device.compile:
-                    from train.machine.compilation import compile_and_try  # it takes long to import
-
-                    compile_and_try(run, state.stop_signal)
-                if run.world.size > 1 and run.world.memory is None:
-                    state.forward = wrap(run.lm, run.world, run.device.device)
-                if state.before and run.config.max_steps and (what := differences(state.before, state.resolved)):
-                    state.breaks.append({"step": state.step, "what": what})
-                    run.tracker.say(exact_until(state.breaks[-1]))  # under a clock it never is
-                if state.step == 0:
-                    report_initial_loss(run)
-                if not was_over:
-                    report_rising_rate(run)
-                    evaluate_and_save(run)  # at the start, or when a signal came just before it
-                    train(run)
-                state.is_last = True
-                evaluate_and_save(run)
-                return 0
-            except Stopped as stop:
-                save(run, needed=True)
-                run.tracker.say(f"stopped at step {state.step:,}; the same command continues from here")
-                show_stop(run, f"Stopped at step {state.step:,}, which is saved, by {Signals(stop.number).name}.")
-                return 128 + stop.number
+            return _train_to_the_end(run)
+        except Stopped as stop:
+            name = Signals(stop.number).name
+            save(run, needed=True)
+            run.tracker.say(f"stopped at step {state.step:,}; the same command continues from here")
+            show_stop(run, f"Stopped at step {state.step:,}, which is saved, by {name}.")
+            return 128 + stop.number
         except NonFiniteLoss as error:
             run.tracker.say(f"stopped: {error}")
             show_stop(run, f"Stopped: {error}")
             return EXIT_NON_FINITE
         except BaseException as error:
-            lines = str(error).splitlines() or [""]
-            show_stop(run, f"Stopped after step {state.step:,} by an error: {type(error).__name__}: {lines[0]}")
+            first_line = (str(error).splitlines() or [""])[0]
+            problem = f"{type(error).__name__}: {first_line}"
+            show_stop(run, f"Stopped after step {state.step:,} by an error: {problem}")
             raise
         finally:
-            torch.use_deterministic_algorithms(False)  # compiling asks for them
-            state.forward = (
-                run.lm.outputs
-            )  # DDP must not outlive the connection of the processes: its end would wait forever
+            torch.use_deterministic_algorithms(False)  # compiling turns them on
+            # DDP must not outlive the connection of the processes: its end would wait forever
+            state.forward = run.lm.outputs
 
 
-def show_stop(run: Run, why: str) -> None:
-    """The hooks that show the run say why it stops. An error on the way out would hide the one that led here."""
+def _train_to_the_end(run: Run) -> int:
+    state = run.state
+    # of a run that was over, only the last evaluation may be missing
+    was_over = run.config.progress(state.step, state.seconds) >= 1
+    if run.device.compile:
+        from train.machine.compilation import compile_and_try  # it takes long to import
+
+        compile_and_try(run, state.stop_signal)
+    if run.world.size > 1 and run.world.memory is None:
+        state.forward = wrap(run.lm, run.world, run.device.device)
+    if state.before and run.config.max_steps:  # under a clock, a resume is never exact
+        changes = differences(state.before, state.resolved)
+        if changes:
+            state.breaks.append({"step": state.step, "what": changes})
+            run.tracker.say(exact_until(state.breaks[-1]))
+    if state.step == 0:
+        report_initial_loss(run)
+    if not was_over:
+        report_rising_rate(run)
+        evaluate_and_save(run)  # at the start, or when a signal came just before it
+        train(run)
+    state.is_last = True
+    evaluate_and_save(run)
+    return 0
+
+
+def show_stop(run: Run, reason: str) -> None:
+    """Let the hooks show why the run stops. An error here would hide the one that led here."""
     with suppress(Exception):
-        run.hooks.on_rank0("stop", run, why)
+        run.hooks.on_rank0("stop", run, reason)
 
 
 def report_rising_rate(run: Run) -> None:
-    """Say so where a run that was made longer goes back to a higher learning rate than it had."""
-    config, state = run.config, run.state
+    """Print a line where a longer run goes back to a higher learning rate than it had."""
+    config = run.config
+    state = run.state
     progress = config.progress(state.step, state.seconds)
     # the rate of the next step, which the loop sets again before it takes the step
     lr = set_learning_rate(run.optimizers, lr_factor(config, state.step, progress))
     if state.lr is not None and lr > state.lr and state.step >= config.train.warmup_steps:
-        rise = f"rises again from {state.lr:#.2g} to {lr:#.2g}"
-        run.tracker.say(f"the learning rate follows the new length of the run: it {rise}")
+        run.tracker.say(
+            "the learning rate follows the new length of the run: it rises again from "
+            f"{state.lr:#.2g} to {lr:#.2g}"
+        )
 
 
 @torch.no_grad()
 def report_initial_loss(run: Run) -> None:
-    """Say the loss before the first step. An untrained model should find every token equally likely."""
+    """Print the loss before the first step: an untrained model finds every token equally likely."""
     run.lm.eval()
     for attempt in Attempts(run, agree=False):
         with attempt, run.device.autocast():
@@ -96,6 +110,6 @@ def report_initial_loss(run: Run) -> None:
     if count:  # where all answers to a question earn the same, there is nothing to learn
         message = f"step 0: loss {float(loss_sum) / count:.4f}"
         if isinstance(run.objective, NextToken):
-            vocabulary = run.data.tokenizer.vocab_size
+            vocabulary = run.tokenizer.vocab_size
             message += f", and ln(vocabulary {vocabulary:,}) = {math.log(vocabulary):.4f}"
         run.tracker.say(message)

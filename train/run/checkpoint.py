@@ -1,12 +1,13 @@
 """Save and load a run's checkpoints, so that a stopped run continues to the last bit.
 
-A checkpoint is a Hugging Face model directory; its `training/` folder has everything else that resuming needs. It does
-not depend on the number of processes: tensors are whole, under their parameter's name. Only the random state belongs to
-one process (`rng.cpu.0`, `rng.cpu.1`, …). No pickle anywhere.
+A checkpoint is a Hugging Face model directory; its `training/` folder has everything else that
+resuming needs. It does not depend on the number of processes: tensors are whole, under their
+parameter's name. Only the random state belongs to one process (`rng.cpu.0`, `rng.cpu.1`, …). No
+pickle anywhere.
 
-Where each process holds a share of the model (FSDP2, HSDP), each writes its share of weights and moments into a file of
-its own in `training/shards/`, and rank 0 writes the Hugging Face directory from these. A process that resumes reads the
-parts that it will hold, whoever wrote them.
+Where each process holds a share of the model (FSDP2, HSDP), each writes its share of weights and
+moments into a file of its own in `training/shards/`, and rank 0 writes the Hugging Face directory
+from these. A process that resumes reads the parts that it will hold, whoever wrote them.
 
 A process that is killed at any moment loses no checkpoint:
 
@@ -14,8 +15,8 @@ A process that is killed at any moment loses no checkpoint:
     step_X.tmp    ->  step_X       one rename
     latest, best                   small files that name a checkpoint; one rename replaces each
 
-A folder counts as a checkpoint if its files are what its manifest says. That holds for step_X.tmp, too: a step that is
-saved again is complete there before the old one makes room for it.
+A folder counts as a checkpoint if its files are what its manifest says. That holds for step_X.tmp,
+too: a step that is saved again is complete there before the old one makes room for it.
 """
 
 from __future__ import annotations
@@ -39,7 +40,16 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from configs.command import InputError
-from configs.files import CARD, MANIFEST, STATE, TRAINING, DamagedFile, checked, read_json, write_atomically
+from configs.files import (
+    CARD,
+    MANIFEST,
+    STATE,
+    TRAINING,
+    DamagedFile,
+    checked,
+    read_json,
+    write_atomically,
+)
 from data.tokenizer import Tokenizer
 from model import LanguageModel, save
 from model.files.checkpoint import model_card, read_weights, stored_names
@@ -48,7 +58,8 @@ from train.machine.processes import ALONE, World, share
 STEPS = "step_????????"
 OPTIMIZER = "optimizer.safetensors"
 SHARDS = "shards"  # of all processes, where they share a model
-SOURCE = "source.safetensors"  # what a batch source keeps, if it keeps anything: `input_ids.0`, of process 0
+# what a batch source keeps, if it keeps anything: `input_ids.0`, of process 0
+SOURCE = "source.safetensors"
 
 
 @dataclass
@@ -67,12 +78,16 @@ class TrainerState:
     logged: dict[str, int] = field(default_factory=dict)  # bytes of each log
     wandb_id: str | None = None
     identity: dict[str, Any] | None = None  # RunConfig.identity() of the run that saved
-    resolved: dict[str, Any] = field(default_factory=dict)  # what `auto` stood for (train/machine/device.py)
-    breaks: list[dict[str, Any]] = field(default_factory=list)  # where that changed at a resume: {step, what}
+    resolved: dict[str, Any] = field(
+        default_factory=dict
+    )  # what `auto` stood for (train/machine/device.py)
+    breaks: list[dict[str, Any]] = field(
+        default_factory=list
+    )  # where that changed at a resume: {step, what}
     scaler: dict[str, int | float] | None = None  # of the losses, in fp16
 
 
-# ---------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # save
 
 
@@ -87,14 +102,19 @@ def save_checkpoint(
     world: World = ALONE,
     source_state: dict[str, Tensor] | None = None,
 ) -> Path:
-    """Write a checkpoint of this step, point `latest` (and `best`) at it, delete those that are no longer kept.
+    """Write a checkpoint of this step, point `latest` (and `best`) at it, delete those that are no
+    longer kept.
 
-    source_state: what this process's batch source needs to continue. Every process calls it. All return once the first
-    one has written. Raises InputError in all of them, with the earlier checkpoints as they were, if a write fails.
+    source_state: what this process's batch source needs to continue. Every process calls it. All
+    return once the first one has written. Raises InputError in all of them, with the earlier
+    checkpoints as they were, if a write fails.
     """
-    # Weights, and what optimizers hold, on the CPU for the first process to write, or in shards. Frozen parameters are
-    # among the weights, but not those beside adapters: they are in the base. No optimizer holds frozen ones.
-    weights = lm.state_dict()  # FSDP2 leaves some parameters gathered after an evaluation: this puts the shares back
+    # Weights, and what optimizers hold, on the CPU for the first process to write, or in shards.
+    # Frozen parameters are among the weights, but not those beside adapters: they are in the base.
+    # No optimizer holds frozen ones.
+    weights = (
+        lm.state_dict()
+    )  # FSDP2 leaves some parameters gathered after an evaluation: this puts the shares back
     if lm.adapters is not None:
         weights = {name: tensor for name, tensor in weights.items() if ".lora_" in name}
     moments = {  # muon.model.layers.0….momentum_buffer
@@ -103,7 +123,8 @@ def save_checkpoint(
         for parameter, prefix in _prefixes(lm, optimizer)
         for key, value in optimizer.state.get(parameter, {}).items()
     }
-    shards, sharded = checkpoints / f"{SHARDS}.tmp", dict[str, Tensor]()
+    shards = checkpoints / f"{SHARDS}.tmp"
+    sharded = dict[str, Tensor]()
     if world.shares_model:
         both = {name: weights[name] for name in stored_names(lm)} | moments
         sharded = {name: tensor for name, tensor in both.items() if isinstance(tensor, DTensor)}
@@ -119,29 +140,47 @@ def save_checkpoint(
     if torch.cuda.is_initialized():
         random["rng.cuda"] = torch.cuda.get_rng_state()
     of_ranks = list(enumerate(world.gather((random, source_state or {}))))
-    moments |= {f"{name}.{rank}": x for rank, (its_random, _) in of_ranks for name, x in its_random.items()}
-    of_source = {f"{name}.{rank}": x.contiguous() for rank, (_, its_own) in of_ranks for name, x in its_own.items()}
+    moments |= {
+        f"{name}.{rank}": x for rank, (its_random, _) in of_ranks for name, x in its_random.items()
+    }
+    of_source = {
+        f"{name}.{rank}": x.contiguous()
+        for rank, (_, its_own) in of_ranks
+        for name, x in its_own.items()
+    }
 
     def fill(directory: Path) -> None:
         if sharded:
             shards.rename(directory / TRAINING / SHARDS)
-            whole = {name: torch.empty(weights[name].shape, dtype=weights[name].dtype) for name in stored_names(lm)}
+            whole = {
+                name: torch.empty(weights[name].shape, dtype=weights[name].dtype)
+                for name in stored_names(lm)
+            }
             _read_shards(directory, whole)
         save(lm, directory, whole if sharded else weights)
         tokenizer.save(directory, lm.config.max_position_embeddings)
-        (directory / CARD).write_text(model_card(checkpoints.parent.name, lm, vars(state)), encoding="utf-8")
+        (directory / CARD).write_text(
+            model_card(checkpoints.parent.name, lm, vars(state)), encoding="utf-8"
+        )
         save_file(moments, directory / TRAINING / OPTIMIZER)
         if of_source:
             save_file(of_source, directory / TRAINING / SOURCE)
-        saved = {each.name: getattr(state, each.name) for each in fields(TrainerState)}  # not the rest of a RunState
-        (directory / TRAINING / STATE).write_text(json.dumps(saved, indent=2) + "\n", encoding="utf-8")
+        saved = {
+            each.name: getattr(state, each.name) for each in fields(TrainerState)
+        }  # not the rest of a RunState
+        (directory / TRAINING / STATE).write_text(
+            json.dumps(saved, indent=2) + "\n", encoding="utf-8"
+        )
 
     best_step = state.best_step if keep_best else None
     return world.on_rank0(lambda: commit(checkpoints, state.step, fill, keep_last, best_step))
 
 
 def _write_shards(folder: Path, tensors: dict[str, Tensor], world: World) -> None:
-    """Every process writes its shares of DTensors into a new folder, as safetensors. Raises InputError in all."""
+    """Every process writes its shares of DTensors into a new folder, as safetensors.
+
+    Raises InputError in all.
+    """
     import torch.distributed.checkpoint as dcp  # an optional subject
 
     def clear() -> None:
@@ -150,11 +189,15 @@ def _write_shards(folder: Path, tensors: dict[str, Tensor], world: World) -> Non
             folder.parent.mkdir(exist_ok=True)
             folder.mkdir()
         except OSError as error:
-            raise InputError(f"the checkpoint could not be written to {folder}: {error.strerror}") from error
+            raise InputError(
+                f"the checkpoint could not be written to {folder}: {error.strerror}"
+            ) from error
 
     world.on_rank0(clear)
     try:
-        dcp.save(tensors, storage_writer=dcp.HuggingFaceStorageWriter(str(folder), save_distributed=True))
+        dcp.save(
+            tensors, storage_writer=dcp.HuggingFaceStorageWriter(str(folder), save_distributed=True)
+        )
     except dcp.CheckpointException as error:  # all processes know of it
         if world.rank == 0:
             shutil.rmtree(folder, ignore_errors=True)
@@ -163,48 +206,85 @@ def _write_shards(folder: Path, tensors: dict[str, Tensor], world: World) -> Non
 
 
 def _read_shards(directory: Path, tensors: dict[str, Tensor]) -> None:
-    """Fill tensors, whole ones or this process's shares of DTensors, from the shards of a checkpoint."""
+    """Fill tensors, whole ones or this process's shares of DTensors, from the shards of a
+    checkpoint.
+    """
     import torch.distributed.checkpoint as dcp
 
     with warnings.catch_warnings():  # that each process reads by itself: it is meant so
         warnings.filterwarnings("ignore", "torch.distributed is disabled")
-        dcp.load(tensors, storage_reader=dcp.HuggingFaceStorageReader(str(directory / TRAINING / SHARDS)), no_dist=True)
+        dcp.load(
+            tensors,
+            storage_reader=dcp.HuggingFaceStorageReader(str(directory / TRAINING / SHARDS)),
+            no_dist=True,
+        )
 
 
-def _load_shards(lm: LanguageModel, optimizers: list[torch.optim.Optimizer], directory: Path) -> dict[str, Tensor]:
+def _load_shards(
+    lm: LanguageModel, optimizers: list[torch.optim.Optimizer], directory: Path
+) -> dict[str, Tensor]:
     """Weights come to their places. Returns the moments, laid out as their parameters are."""
     from torch.distributed.checkpoint import HuggingFaceStorageReader
 
     state = lm.state_dict()
     weights = {name: state[name] for name in stored_names(lm)}
-    parameters = {prefix[:-1]: p for optimizer in optimizers for p, prefix in _prefixes(lm, optimizer)}
-    names = HuggingFaceStorageReader(str(directory / TRAINING / SHARDS)).read_metadata().state_dict_metadata
-    moments = {name: torch.zeros_like(parameters[name.rpartition(".")[0]]) for name in names if name not in weights}
+    parameters = {
+        prefix[:-1]: p for optimizer in optimizers for p, prefix in _prefixes(lm, optimizer)
+    }
+    names = (
+        HuggingFaceStorageReader(str(directory / TRAINING / SHARDS))
+        .read_metadata()
+        .state_dict_metadata
+    )
+    moments = {
+        name: torch.zeros_like(parameters[name.rpartition(".")[0]])
+        for name in names
+        if name not in weights
+    }
     _read_shards(directory, weights | moments)
     return moments
 
 
-def _prefixes(lm: LanguageModel, optimizer: torch.optim.Optimizer) -> list[tuple[torch.nn.Parameter, str]]:
-    """An optimizer's parameters, all or some of the model's, each with the prefix that the names of its state have."""
+def _prefixes(
+    lm: LanguageModel, optimizer: torch.optim.Optimizer
+) -> list[tuple[torch.nn.Parameter, str]]:
+    """An optimizer's parameters, all or some of the model's, each with the prefix that the names of
+    its state have.
+    """
     names = {id(p): name for name, p in lm.named_parameters()}
     kind = type(optimizer).__name__.lower()
-    return [(p, f"{kind}.{names[id(p)]}.") for group in optimizer.param_groups for p in group["params"]]
+    return [
+        (p, f"{kind}.{names[id(p)]}.") for group in optimizer.param_groups for p in group["params"]
+    ]
 
 
-def commit(checkpoints: Path, step: int, fill: Callable[[Path], None], keep_last: int, best_step: int | None) -> Path:
-    """Let `fill` write its files into a directory, and make it the checkpoint of this step: all or nothing.
+def commit(
+    checkpoints: Path,
+    step: int,
+    fill: Callable[[Path], None],
+    keep_last: int,
+    best_step: int | None,
+) -> Path:
+    """Let `fill` write its files into a directory, and make it the checkpoint of this step: all or
+    nothing.
 
     Raises InputError, with the earlier checkpoints as they were, if a write fails.
     """
     temporary = checkpoints / f"step_{step:08d}.tmp"
     try:
-        checkpoints.mkdir(exist_ok=True)  # not its parents: a run directory that was moved away is not made again
+        checkpoints.mkdir(
+            exist_ok=True
+        )  # not its parents: a run directory that was moved away is not made again
         shutil.rmtree(temporary, ignore_errors=True)
         (temporary / TRAINING).mkdir(parents=True)
         fill(temporary)
-        files = [path for path in sorted(temporary.rglob("*")) if path.is_file() and path.name != CARD]
+        files = [
+            path for path in sorted(temporary.rglob("*")) if path.is_file() and path.name != CARD
+        ]
         manifest = {file.relative_to(temporary).as_posix(): _size_and_hash(file) for file in files}
-        (temporary / TRAINING / MANIFEST).write_text(json.dumps(manifest, indent=2), encoding="utf-8")
+        (temporary / TRAINING / MANIFEST).write_text(
+            json.dumps(manifest, indent=2), encoding="utf-8"
+        )
         for file in [*files, temporary / TRAINING / MANIFEST]:
             with file.open("rb+") as stream:
                 os.fsync(stream.fileno())
@@ -212,12 +292,15 @@ def commit(checkpoints: Path, step: int, fill: Callable[[Path], None], keep_last
     except (OSError, SafetensorError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        raise InputError(f"the checkpoint of step {step:,} could not be written to {checkpoints}: {reason}") from error
+        raise InputError(
+            f"the checkpoint of step {step:,} could not be written to {checkpoints}: {reason}"
+        ) from error
 
 
 def tidy(checkpoints: Path, newest: Path, keep_last: int, best_step: int | None) -> Path:
-    """Give the newest checkpoint its name, point `latest` and `best` at what they name, and delete all but the newest
-    `keep_last` and the best one: after a save, and after a kill. Returns the newest one's path.
+    """Give the newest checkpoint its name, point `latest` and `best` at what they name, and delete
+    all but the newest `keep_last` and the best one: after a save, and after a kill. Returns the
+    newest one's path.
 
     A later one is damaged, and stays until its step is saved again.
     """
@@ -236,17 +319,22 @@ def tidy(checkpoints: Path, newest: Path, keep_last: int, best_step: int | None)
             pointer.unlink(missing_ok=True)
     for directory in complete:
         if directory not in remaining:
-            with suppress(OSError):  # renamed first: half of a checkpoint is not to be mistaken for a damaged one
+            with suppress(
+                OSError
+            ):  # renamed first: half of a checkpoint is not to be mistaken for a damaged one
                 shutil.rmtree(directory.rename(directory.with_suffix(".tmp")))
     return newest
 
 
-# ---------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # find and load
 
 
 def newest_intact(checkpoints: Path) -> Path | None:
-    """The newest checkpoint whose files match its manifest. A newer, damaged one is reported on stderr."""
+    """The newest checkpoint whose files match its manifest.
+
+    A newer, damaged one is reported on stderr.
+    """
     directories = [*checkpoints.glob(STEPS), *checkpoints.glob(STEPS + ".tmp")]
     for directory in sorted(directories, key=lambda path: (path.stem, path.suffix), reverse=True):
         problem = damage(directory)
@@ -258,7 +346,10 @@ def newest_intact(checkpoints: Path) -> Path | None:
 
 
 def damage(directory: Path) -> str | None:
-    """What is wrong with a checkpoint directory, in words, or None. Reads and hashes every file of its manifest."""
+    """What is wrong with a checkpoint directory, in words, or None.
+
+    Reads and hashes every file of its manifest.
+    """
     try:
         for name, expected in read_json(directory / TRAINING / MANIFEST).items():
             if not (directory / name).is_file() or _size_and_hash(directory / name) != expected:
@@ -270,24 +361,35 @@ def damage(directory: Path) -> str | None:
 
 def _size_and_hash(file: Path) -> dict[str, object]:
     with file.open("rb") as stream:
-        return {"bytes": file.stat().st_size, "sha256": hashlib.file_digest(stream, "sha256").hexdigest()}
+        return {
+            "bytes": file.stat().st_size,
+            "sha256": hashlib.file_digest(stream, "sha256").hexdigest(),
+        }
 
 
 def read_state(directory: Path) -> TrainerState:
-    """trainer_state.json of a checkpoint; a key that is missing there has its default. Raises InputError."""
+    """trainer_state.json of a checkpoint; a key that is missing there has its default.
+
+    Raises InputError.
+    """
     file = directory / TRAINING / STATE
     return checked(read_json(file), str(file), TrainerState, strict=None)
 
 
 def load_checkpoint(
-    directory: Path, lm: LanguageModel, optimizers: list[torch.optim.Optimizer], world: World = ALONE
+    directory: Path,
+    lm: LanguageModel,
+    optimizers: list[torch.optim.Optimizer],
+    world: World = ALONE,
 ) -> TrainerState:
-    """Restore weights, optimizer state and the random state. Every process reads the files and keeps its own share.
+    """Restore weights, optimizer state and the random state. Every process reads the files and
+    keeps its own share.
 
-    All return when all have read, so that one of them can tidy up then. Raises InputError, naming the tensor, if one is
-    missing, or does not belong to this run.
+    All return when all have read, so that one of them can tidy up then. Raises InputError, naming
+    the tensor, if one is missing, or does not belong to this run.
     """
-    state, tensors = read_state(directory), load_file(directory / TRAINING / OPTIMIZER)
+    state = read_state(directory)
+    tensors = load_file(directory / TRAINING / OPTIMIZER)
     if (directory / TRAINING / SHARDS).is_dir():
         tensors |= _load_shards(lm, optimizers, directory)
     else:
@@ -297,10 +399,15 @@ def load_checkpoint(
                 if name in weights:  # a tied lm_head is not: it is the embedding
                     target.copy_(share(weights[name], target))
     random = {name: tensors.pop(name) for name in list(tensors) if name.startswith("rng.")}
-    if tensors:  # optimizers that never took a step have no state: all answers earned the same, or all steps overflowed
+    # optimizers that never took a step have no state: all answers earned the same, or all steps
+    # overflowed
+    if tensors:
         _restore_optimizers(lm, optimizers, tensors, directory / TRAINING / OPTIMIZER)
-    # a process that did not exist when the run was saved gets a random stream of its own, always the same one
-    digest = hashlib.sha256(random["rng.cpu.0"].numpy().tobytes() + str(world.rank).encode()).digest()
+    # a process that did not exist when the run was saved gets a random stream of its own, always
+    # the same one
+    digest = hashlib.sha256(
+        random["rng.cpu.0"].numpy().tobytes() + str(world.rank).encode()
+    ).digest()
     torch.manual_seed(int.from_bytes(digest[:7], "big"))
     if f"rng.cpu.{world.rank}" in random:
         torch.set_rng_state(random[f"rng.cpu.{world.rank}"])
@@ -311,21 +418,31 @@ def load_checkpoint(
 
 
 def _restore_optimizers(
-    lm: LanguageModel, optimizers: list[torch.optim.Optimizer], tensors: dict[str, Tensor], file: Path
+    lm: LanguageModel,
+    optimizers: list[torch.optim.Optimizer],
+    tensors: dict[str, Tensor],
+    file: Path,
 ) -> None:
-    """Raises InputError that names a parameter without state, or a state that belongs to no parameter."""
+    """Raises InputError that names a parameter without state, or a state that belongs to no
+    parameter.
+    """
     for optimizer in optimizers:
         state = {}
         for number, (parameter, prefix) in enumerate(_prefixes(lm, optimizer)):
-            # copies, because load_file's tensors share one buffer, in which they may stand unaligned
+            # copies, because load_file's tensors share one buffer, in which they may stand
+            # unaligned
             names = [name for name in tensors if name.startswith(prefix)]
             saved = {name.removeprefix(prefix): tensors.pop(name).clone() for name in names}
             if not saved:
                 raise InputError(f"{file}: {prefix[:-1]} has no state")
-            state[number] = {  # of a moment this process's share; AdamW's step count is one number everywhere
-                key: share(value, parameter) if value.ndim == parameter.ndim else value for key, value in saved.items()
+            state[
+                number
+            ] = {  # of a moment this process's share; AdamW's step count is one number everywhere
+                key: share(value, parameter) if value.ndim == parameter.ndim else value
+                for key, value in saved.items()
             }
-        # load_state_dict puts each tensor where the optimizer wants it: fused AdamW counts steps on the device
+        # load_state_dict puts each tensor where the optimizer wants it: fused AdamW counts steps on
+        # the device
         optimizer.load_state_dict(optimizer.state_dict() | {"state": state})
     if tensors:
         raise InputError(f"{file}: {min(tensors)} is not part of this run")

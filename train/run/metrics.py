@@ -1,6 +1,8 @@
-"""Figures of a run: what each step measured, and where it goes: metrics.jsonl, a progress bar, wandb, TensorBoard.
+"""Figures of a run: what each step measured, and where it goes: metrics.jsonl, a progress bar,
+wandb, TensorBoard.
 
-None of these programs stops a run: one that raises is switched off, and the run continues without it.
+None of these programs stops a run: one that raises is switched off, and the run continues without
+it.
 """
 
 from __future__ import annotations
@@ -34,11 +36,14 @@ from train.machine.device import Device, known_peak
 from train.machine.processes import World
 from train.run.checkpoint import TrainerState
 
-SILENCE_S, SILENCE = 10.0, 0.05  # without a terminal, for so long and this share of the run nothing need be said
+SILENCE_S = 10.0
+SILENCE = 0.05  # without a terminal, for so long and this share of the run nothing need be said
 
 
 class Counts(NamedTuple):
-    """Of one step, over all processes: what the objective counts, tokens without padding, positions with it."""
+    """Of one step, over all processes: what the objective counts, tokens without padding, positions
+    with it.
+    """
 
     trained: int
     tokens: int
@@ -49,8 +54,9 @@ class Counts(NamedTuple):
 class StepFigures:
     """What one step measured, over all processes.
 
-    waited: seconds for the batch. scalars: `loss` (nats a token), `grad_norm`, both NaN where nothing was trained, and
-    the rest by name; they stay on the device until somebody needs them. values: the same, once read.
+    waited: seconds for the batch. scalars: `loss` (nats a token), `grad_norm`, both NaN where
+    nothing was trained, and the rest by name; they stay on the device until somebody needs them.
+    values: the same, once read.
     """
 
     step: int
@@ -64,7 +70,9 @@ class StepFigures:
 class Meter:
     """Speed, share of the peak, waiting, memory: figures since the last line of metrics.jsonl."""
 
-    def __init__(self, config: RunConfig, lm: LanguageModel, device: Device, world_size: int = 1) -> None:
+    def __init__(
+        self, config: RunConfig, lm: LanguageModel, device: Device, world_size: int = 1
+    ) -> None:
         self.device = device.device
         self.flops = flops_per_token(lm, config.data.sequence_length)
         peak = known_peak(device.device, device.dtype) if device.device.type == "cuda" else None
@@ -92,10 +100,17 @@ class Meter:
         self.waited += figures.waited
 
     def read_device(self) -> list[StepFigures]:
-        """The steps since the last call with their values: one wait for the device, however many steps."""
-        read, self._unread = self._unread, []
+        """The steps since the last call with their values: one wait for the device, however many
+        steps.
+        """
+        read = self._unread
+        self._unread = []
         if read:
-            values = iter(torch.stack([x.float() for figures in read for x in figures.scalars.values()]).tolist())
+            values = iter(
+                torch.stack(
+                    [x.float() for figures in read for x in figures.scalars.values()]
+                ).tolist()
+            )
             for figures in read:
                 figures.values.update(zip(figures.scalars, values, strict=False))
             self.last = read[-1]
@@ -104,7 +119,9 @@ class Meter:
     def line(self) -> dict[str, Any]:
         """A line of figures; the next one starts from zero."""
         assert self.last is not None
-        last, seconds, on_gpu = self.last, self.seconds(), self.device.type == "cuda"
+        last = self.last
+        seconds = self.seconds()
+        on_gpu = self.device.type == "cuda"
         flops_per_s = self.flops * self.positions / seconds
         values = {
             "loss": last.values["loss"],
@@ -115,9 +132,16 @@ class Meter:
             "data_wait_share": round(self.waited / seconds, 4),
             "tflops": round(flops_per_s / 1e12, 4),
             **({"mfu": round(flops_per_s / self.peak_flops, 4)} if self.peak_flops else {}),
-            # the most of the GPU so far, or what this process holds on a CPU, which gives nothing back in training
+            # the most of the GPU so far, or what this process holds on a CPU, which gives nothing
+            # back in training
             "memory_gb": round(
-                (torch.cuda.max_memory_allocated() if on_gpu else psutil.Process().memory_info().rss) / 1e9, 3
+                (
+                    torch.cuda.max_memory_allocated()
+                    if on_gpu
+                    else psutil.Process().memory_info().rss
+                )
+                / 1e9,
+                3,
             ),
             **{name: round(spent, 3) for name, spent in self.elsewhere.items()},
         }
@@ -130,7 +154,9 @@ class Tracker:
     """Where a run's figures go. writes=False: of a process that is not the first."""
 
     def __init__(self, config: RunConfig, state: TrainerState, writes: bool = True):
-        self.file, self.writes, self._disk_failed = config.directory / METRICS, writes, False
+        self.file = config.directory / METRICS
+        self.writes = writes
+        self._disk_failed = False
         self._minutes = config.train.max_minutes if config.max_steps is None else None
         self._total = config.max_steps or config.train.max_minutes or 0
         self._first = state.step if config.max_steps else state.seconds / 60
@@ -145,14 +171,21 @@ class Tracker:
             bar_format="{desc} {percentage:3.0f}%|{bar:20}| {n:.4g}/{total} {unit} [{elapsed}<{remaining}{postfix}]",
             disable=None if writes else True,  # None: only on a terminal
         )
-        chosen: dict[Any, bool] = {Wandb: config.tracking.wandb != "disabled", TensorBoard: config.tracking.tensorboard}
-        self._others: list[Wandb | TensorBoard] = [kind() for kind, is_on in chosen.items() if is_on and writes]
+        chosen: dict[Any, bool] = {
+            Wandb: config.tracking.wandb != "disabled",
+            TensorBoard: config.tracking.tensorboard,
+        }
+        self._others: list[Wandb | TensorBoard] = [
+            kind() for kind, is_on in chosen.items() if is_on and writes
+        ]
         self._tell("start", config, state)
         self._first_step = ExitStack()
 
     @contextmanager
     def first_step(self, step: int) -> Iterator[None]:
-        """While inside, say that this step is taken, until `first_step_is_taken`: it warms up, which may take long."""
+        """While inside, say that this step is taken, until `first_step_is_taken`: it warms up,
+        which may take long.
+        """
         with self._first_step as waiting:
             waiting.enter_context(self.doing(f"step {step:,}"))
             yield
@@ -169,24 +202,37 @@ class Tracker:
                 self._others.remove(other)
                 self.say(f"warning: {other.name} is off from here: {type(error).__name__}: {error}")
 
-    def log(self, split: str, step: int, tokens: int, time_s: float, values: dict[str, Any]) -> None:
+    def log(
+        self, split: str, step: int, tokens: int, time_s: float, values: dict[str, Any]
+    ) -> None:
         """One line of metrics.jsonl; the same figures go elsewhere as `train/loss`, `val/loss`, …"""
-        self.append(self.file, {"step": step, "tokens": tokens, "time_s": round(time_s, 3), "split": split, **values})
+        self.append(
+            self.file,
+            {"step": step, "tokens": tokens, "time_s": round(time_s, 3), "split": split, **values},
+        )
         self._tell("log", {f"{split}/{key}": value for key, value in values.items()}, step)
 
     def append(self, file: Path, record: dict[str, Any]) -> None:
-        """A line of a .jsonl file of the run; what is non-finite (NaN, infinity) is null. A failure to write is
-        reported once, and training continues."""
+        """A line of a .jsonl file of the run; what is non-finite (NaN, infinity) is null. A failure
+        to write is reported once, and training continues.
+        """
         if not self.writes:
             return
-        finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
+        finite = {
+            k: None if isinstance(v, float) and not math.isfinite(v) else v
+            for k, v in record.items()
+        }
         try:
             append_line(file, finite)
         except OSError as error:
             if not file.parent.exists():  # nothing of what it learns from here on could be saved
-                raise InputError(f"{file.parent} was moved or deleted while a run was writing into it") from None
+                raise InputError(
+                    f"{file.parent} was moved or deleted while a run was writing into it"
+                ) from None
             if not self._disk_failed:
-                self.say(f"warning: {file} cannot be written ({error.strerror}); training continues")
+                self.say(
+                    f"warning: {file} cannot be written ({error.strerror}); training continues"
+                )
             self._disk_failed = True
 
     def show(self, name: str, media: Path, step: int) -> None:
@@ -194,9 +240,11 @@ class Tracker:
         self._tell("show", name, media, step)
 
     def progress(self, step: int, seconds: float, **shown: str) -> None:
-        """Move the bar to this step (under max_minutes, to this time) and show these figures beside it.
+        """Move the bar to this step (under max_minutes, to this time) and show these figures beside
+        it.
 
-        Without a terminal: a line of its own where nothing was said for a while, so that nobody takes work for a hang.
+        Without a terminal: a line of its own where nothing was said for a while, so that nobody
+        takes work for a hang.
         """
         at = step if self._minutes is None else min(seconds / 60, self._minutes)
         self.bar.set_postfix(shown, refresh=False)
@@ -209,7 +257,8 @@ class Tracker:
 
     @contextmanager
     def doing(self, what: str, meter: Meter | None = None, figure: str = "") -> Iterator[None]:
-        """While inside, the bar says what keeps it from moving; without a terminal a line does, every few seconds.
+        """While inside, the bar says what keeps it from moving; without a terminal a line does,
+        every few seconds.
 
         meter, figure: its time is not training's, but that of "eval_s" or "save_s".
         """
@@ -224,8 +273,10 @@ class Tracker:
             self.bar.set_postfix_str("", refresh=False)
 
     def say(self, text: str) -> None:
-        """Print a line without tearing the progress bar. If nobody reads it any more, the run continues: Ctrl-C ends
-        both sides of `… | tee log`, and the checkpoint is still to be written."""
+        """Print a line without tearing the progress bar. If nobody reads it any more, the run
+        continues: Ctrl-C ends both sides of `… | tee log`, and the checkpoint is still to be
+        written.
+        """
         if self.writes:
             self._said = time.monotonic()
             try:
@@ -240,20 +291,32 @@ class Tracker:
         self._tell("finish", exit_code)
 
 
-def append_trace(tracker: Tracker, world: World, directory: Path, batch: Batch, figures: StepFigures) -> None:
-    """A line of trace.jsonl, which proves two runs equal to the last bit (`train.trace: true`): sha256 of the whole
-    batch, and the figures as hexadecimal floats. It waits for the device at every step, so it is not always on."""
-    rows = zip(batch.row_ids, *(tensor.cpu().numpy() for tensor in batch.tensors.values()), strict=True)
-    hashes = [sha256(str(number).encode() + b"".join(a.tobytes() for a in row)).hexdigest() for number, *row in rows]
+def append_trace(
+    tracker: Tracker, world: World, directory: Path, batch: Batch, figures: StepFigures
+) -> None:
+    """A line of trace.jsonl, which proves two runs equal to the last bit (`train.trace: true`):
+    sha256 of the whole batch, and the figures as hexadecimal floats. It waits for the device at
+    every step, so it is not always on.
+    """
+    rows = zip(
+        batch.row_ids, *(tensor.cpu().numpy() for tensor in batch.tensors.values()), strict=True
+    )
+    hashes = [
+        sha256(str(number).encode() + b"".join(a.tobytes() for a in row)).hexdigest()
+        for number, *row in rows
+    ]
     everywhere = "".join(row_hash for share in world.gather(hashes) for row_hash in share)
-    exact = {name: float(figures.scalars[name]).hex() for name in ("loss", "grad_norm")} | {"lr": figures.lr.hex()}
+    exact = {name: float(figures.scalars[name]).hex() for name in ("loss", "grad_norm")} | {
+        "lr": figures.lr.hex()
+    }
     record = {"step": figures.step + 1, "batch": sha256(everywhere.encode()).hexdigest(), **exact}
     tracker.append(directory / "trace.jsonl", record)
 
 
 class Wandb:
-    """Weights & Biases, which has a process of its own: a line costs training next to nothing. The runs of a sweep are
-    one group there (WANDB_RUN_GROUP, train/run/sweep.py)."""
+    """Weights & Biases, which has a process of its own: a line costs training next to nothing. The
+    runs of a sweep are one group there (WANDB_RUN_GROUP, train/run/sweep.py).
+    """
 
     name = "wandb"
 
@@ -269,10 +332,14 @@ class Wandb:
             mode=config.tracking.wandb,
             dir=str(config.directory.resolve()),  # its service may have another working directory
             config=config.model_dump(),
-            settings=wandb.Settings(silent=True, x_service_wait=300.0),  # a busy machine starts it slowly
+            settings=wandb.Settings(
+                silent=True, x_service_wait=300.0
+            ),  # a busy machine starts it slowly
         )
         self._run.define_metric("*", step_metric="step")
-        self._run.define_metric("val/loss", step_metric="step", summary="min")  # the table of runs shows the best
+        self._run.define_metric(
+            "val/loss", step_metric="step", summary="min"
+        )  # the table of runs shows the best
 
     def log(self, values: dict[str, Any], step: int) -> None:
         self._run.log({**values, "step": step})
@@ -291,7 +358,9 @@ class Wandb:
 
 
 class TensorBoard:
-    """Event files in `runs/<name>/tensorboard`, for `tensorboard --logdir runs`: figures and pictures."""
+    """Event files in `runs/<name>/tensorboard`, for `tensorboard --logdir runs`: figures and
+    pictures.
+    """
 
     name = "tensorboard"
 
@@ -312,7 +381,9 @@ class TensorBoard:
 
         if media.suffix == ".png":  # it has no place for a page
             with Image.open(media) as picture:
-                self._writer.add_image(name, np.asarray(picture.convert("RGB")), step, dataformats="HWC")
+                self._writer.add_image(
+                    name, np.asarray(picture.convert("RGB")), step, dataformats="HWC"
+                )
 
     def finish(self, exit_code: int) -> None:
         self._writer.close()

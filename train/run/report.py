@@ -26,11 +26,18 @@ from train.run.run import Run
 
 def opening(run: Run, checkpoint: Path | None = None) -> str:
     """What is about to happen, in a few lines: model, device, length, rows, text."""
-    c, world = run.config, run.world
-    active = f" ({num_active_parameters(run.lm):,} active for a token)" if c.model.num_experts else ""
-    length, epochs = f"{c.train.max_minutes} minutes by the clock (so never twice exactly the same) in steps", None
+    c = run.config
+    world = run.world
+    active = (
+        f" ({num_active_parameters(run.lm):,} active for a token)" if c.model.num_experts else ""
+    )
+    length = (
+        f"{c.train.max_minutes} minutes by the clock (so never twice exactly the same) in steps"
+    )
+    epochs = None
     if c.max_steps:
-        length, epochs = f"{c.max_steps:,} steps", run.source.epochs(c.max_steps)
+        length = f"{c.max_steps:,} steps"
+        epochs = run.source.epochs(c.max_steps)
     rows = run.source.rows_per_batch * run.rows_joined
     joined = f", {run.rows_joined} joined {run.source.joined}" if run.rows_joined > 1 else ""
     processes = f"{world.size} processes, {world.parallel}" if world.size > 1 else ""
@@ -47,22 +54,34 @@ def opening(run: Run, checkpoint: Path | None = None) -> str:
         describe(run.data),
         run.source.notes,
         too_long(run.held_out, c.data, "validation"),
-        f"resumed from {str(checkpoint).removesuffix('.tmp')}, step {run.state.step:,}" if checkpoint else "",
+        f"resumed from {str(checkpoint).removesuffix('.tmp')}, step {run.state.step:,}"
+        if checkpoint
+        else "",
         *map(exact_until, run.state.breaks),
     ]
     return "\n".join(filter(None, lines))
 
 
 def write(run: Run) -> None:
-    """Write loss.png, report.md and, last, result.json: with it the run counts as finished. For one process."""
-    directory, state = run.config.directory, run.state
+    """Write loss.png, report.md and, last, result.json: with it the run counts as finished.
+
+    For one process.
+    """
+    directory = run.config.directory
+    state = run.state
     metrics: list[dict[str, Any]] = []
     with suppress(DamagedFile):  # a folder, a pipe: the run has said that it cannot write there
-        metrics = read_lines(directory / METRICS, lambda problem: run.tracker.say(f"warning: {problem}"))
+        metrics = read_lines(
+            directory / METRICS, lambda problem: run.tracker.say(f"warning: {problem}")
+        )
     outcomes = run.hooks.outcomes(run, metrics)
     train = [line for line in metrics if line["split"] == "train"]
-    speed = median_high([line["tokens_per_s"] for line in train if line.get("tokens_per_s") is not None] or [0.0])
-    apart = sum(run.meter.elsewhere.values()) + sum((m.get("eval_s") or 0) + (m.get("save_s") or 0) for m in train)
+    speed = median_high(
+        [line["tokens_per_s"] for line in train if line.get("tokens_per_s") is not None] or [0.0]
+    )
+    apart = sum(run.meter.elsewhere.values()) + sum(
+        (m.get("eval_s") or 0) + (m.get("save_s") or 0) for m in train
+    )
     lines = [line for outcome in outcomes for line in outcome.lines]
     lines.append(
         f"{state.seconds / 60:.1f} minutes ({apart / 60:.1f} of them evaluating and saving), {state.tokens:,} tokens, "
@@ -81,7 +100,11 @@ def write(run: Run) -> None:
         f"python -m {run.script} {directory}/config.yaml\n"
         f"torch {torch.__version__}, Python {platform.python_version()}, {machine(run.device.device)}; {date.today()}"
     )
-    sample = ["A sample, as the model wrote it:", "", fenced(figures["sample"]), ""] if figures.get("sample") else []
+    sample = (
+        ["A sample, as the model wrote it:", "", fenced(figures["sample"]), ""]
+        if figures.get("sample")
+        else []
+    )
     page = [
         *(f"# {markdown(run.config.name)}", "", fenced(opening(run)), ""),
         *("## Result", "", fenced("\n".join(lines)), "", *sample),
@@ -91,16 +114,27 @@ def write(run: Run) -> None:
     ]
     plot_loss(metrics, directory / "loss.png")
     (directory / "report.md").write_text("\n".join(page), encoding="utf-8")
-    write_atomically(directory / RESULT, json.dumps(figures, indent=2) + "\n")  # with it, the run is finished
+    write_atomically(
+        directory / RESULT, json.dumps(figures, indent=2) + "\n"
+    )  # with it, the run is finished
 
 
 def summary(directory: Path) -> str:
     """The report of a finished run: a sample, the figures, where every file is, and what was seen."""
-    result, viewer = read_json(directory / RESULT), directory / "attention" / VIEWER
+    result = read_json(directory / RESULT)
+    viewer = directory / "attention" / VIEWER
     checkpoint = directory / "checkpoints" / f"step_{result['step']:08d}"
-    places = {"samples": directory / "samples.jsonl", "report": directory / "report.md", "checkpoint": checkpoint}
+    places = {
+        "samples": directory / "samples.jsonl",
+        "report": directory / "report.md",
+        "checkpoint": checkpoint,
+    }
     listed = [f"{label + ':':<12}{path}" for label, path in places.items() if path.exists()]
-    to_watch = [f"To watch every head while it learns, open {viewer} in a browser."] if viewer.exists() else []
+    to_watch = (
+        [f"To watch every head while it learns, open {viewer} in a browser."]
+        if viewer.exists()
+        else []
+    )
     seen = [result["seen"]] if result.get("seen") else []
     parts = [[result.get("sample", "")], result.get("summary", []), listed, seen + to_watch]
     return "\n".join(line for part in parts if part for line in ("", *part))
@@ -110,11 +144,18 @@ def plot_loss(metrics: list[dict[str, Any]], path: Path) -> None:
     """Training and validation loss against tokens seen."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7, 4), dpi=110)  # margins by hand: a layout engine draws everything twice
+    figure = Figure(
+        figsize=(7, 4), dpi=110
+    )  # margins by hand: a layout engine draws everything twice
     axes = figure.add_axes((0.12, 0.12, 0.86, 0.84))
-    for split, style in (("train", {"lw": 0.8, "alpha": 0.6}), ("val", {"ls": "none", "marker": "o"})):
+    for split, style in (
+        ("train", {"lw": 0.8, "alpha": 0.6}),
+        ("val", {"ls": "none", "marker": "o"}),
+    ):
         chosen = [m for m in metrics if m["split"] == split and m.get("loss") is not None]
-        axes.plot([m["tokens"] / 1e6 for m in chosen], [m["loss"] for m in chosen], label=split, **style)
+        axes.plot(
+            [m["tokens"] / 1e6 for m in chosen], [m["loss"] for m in chosen], label=split, **style
+        )
     axes.set(xlabel="million tokens seen", ylabel="loss (nats per token)")
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)

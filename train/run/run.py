@@ -1,4 +1,7 @@
-"""Run: everything that a training run holds. What changes while it trains is in run.state, and nowhere else."""
+"""Run: everything that a training run holds.
+
+What changes while it trains is in run.state, and nowhere else.
+"""
 
 from __future__ import annotations
 
@@ -73,13 +76,20 @@ class Run:
     tracker: Tracker
     meter: Meter
     state: RunState
-    memory: dict[str, Any] = field(default_factory=dict)  # of a hook that is a function, between two events
+    memory: dict[str, Any] = field(
+        default_factory=dict
+    )  # of a hook that is a function, between two events
 
     @property
     def gates_on_device(self) -> bool:
-        """Whether a bad step is skipped without the CPU looking at it: fused AdamW and Muon can, on CUDA. In fp16 the
-        loss scale is read at every step anyway."""
-        return self.device.device.type == "cuda" and not self.world.shares_model and not self.scaler.is_enabled()
+        """Whether a bad step is skipped without the CPU looking at it: fused AdamW and Muon can, on
+        CUDA. In fp16 the loss scale is read at every step anyway.
+        """
+        return (
+            self.device.device.type == "cuda"
+            and not self.world.shares_model
+            and not self.scaler.is_enabled()
+        )
 
     @property
     def rows_joined(self) -> int:
@@ -176,11 +186,14 @@ def resume(
     device: Device,
     world: World,
 ) -> RunState:
-    """The state to start from: a new one, or that of a checkpoint, with weights, moments and random state as they were.
+    """The state to start from: a new one, or that of a checkpoint, with weights, moments and random
+    state as they were.
 
-    Raises InputError if the checkpoint does not fit, or the text is not the one that the run was trained on.
+    Raises InputError if the checkpoint does not fit, or the text is not the one that the run was
+    trained on.
     """
-    state, rows = RunState(), micro_batch_rows(config, device, world.size)
+    state = RunState()
+    rows = micro_batch_rows(config, device, world.size)
     if start.checkpoint is not None:
         state = RunState(**vars(load_checkpoint(start.checkpoint, lm, optimizers, world)))
         source.restore(load_source_state(start.checkpoint, world))
@@ -192,9 +205,14 @@ def resume(
         before = (state.resolved.get("device"), state.resolved.get("world_size"))
         if config.train.micro_batch_size == "auto" and before == (device.device.type, world.size):
             # memory may have run out since
-            rows = min(state.resolved.get("micro_batch_size") or rows, config.rows_per_step // world.size)
-    state.identity = config.identity() | {CONTENTS: data.directory.name}  # from here on it is the continued run's
-    state.before, state.resolved = state.resolved, decided_by(device, rows, world.size)
+            rows = min(
+                state.resolved.get("micro_batch_size") or rows, config.rows_per_step // world.size
+            )
+    state.identity = config.identity() | {
+        CONTENTS: data.directory.name
+    }  # from here on it is the continued run's
+    state.before = state.resolved
+    state.resolved = decided_by(device, rows, world.size)
     joined_rows = rows * config.data.sequence_length // source.row_length
     state.micro_rows = max(1, min(joined_rows, source.rows_per_batch // world.size))
     state.forward = lm.outputs

@@ -1,10 +1,12 @@
 """Train one run for each value of a key, on the same data and budget, and compare them:
 
-    python -m train.sweep configs/demo.yaml model.num_key_value_heads=1,2,6 [section.key=value ...] [--seeds 3]
+    python -m train.sweep configs/demo.yaml model.num_key_value_heads=1,2,6 [section.key=value ...]
+    [--seeds 3]
 
-`key=a,b,c` is swept, `key=value` holds for all runs. The baseline is the config itself. A config may bring its variants
-along, under `rungs`: `python -m train.sweep configs/ladder.yaml --seeds 3`. Runs are named <name>-<value or
-rung>-seed<seed>. A finished run is not trained again, so the same command continues after a stop.
+`key=a,b,c` is swept, `key=value` holds for all runs. The baseline is the config itself. A config
+may bring its variants along, under `rungs`: `python -m train.sweep configs/ladder.yaml --seeds 3`.
+Runs are named <name>-<value or rung>-seed<seed>. A finished run is not trained again, so the same
+command continues after a stop.
 """
 
 from __future__ import annotations
@@ -33,8 +35,9 @@ REASONS = {2: " (bad input)", 3: " (its loss became non-finite)"}
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One run. label: its variant, a part of its name. changes: the variant's overrides, [] = the baseline. overrides:
-    all of them, as on the command line. folder: of the sweep."""
+    """One run. label: its variant, a part of its name. changes: the variant's overrides, [] = the
+    baseline. overrides: all of them, as on the command line. folder: of the sweep.
+    """
 
     label: str
     changes: list[str]
@@ -43,42 +46,66 @@ class PlannedRun:
     folder: Path
 
 
-def plan(path: str, arguments: Sequence[str], seeds: int, *, trust_hooks: bool = False) -> list[PlannedRun]:
+def plan(
+    path: str, arguments: Sequence[str], seeds: int, *, trust_hooks: bool = False
+) -> list[PlannedRun]:
     """Every run, baseline first, seed by seed. Trains and writes nothing.
 
-    arguments: `key=value` holds for all runs, `key=a,b,c` is swept; where none is, the config's `rungs` are. Raises
-    InputError for a key that does not exist, a value that does not fit, and if there is nothing to compare.
+    arguments: `key=value` holds for all runs, `key=a,b,c` is swept; where none is, the config's
+    `rungs` are. Raises InputError for a key that does not exist, a value that does not fit, and if
+    there is nothing to compare.
     """
-    fixed, swept = list[str](), dict[str, list[str]]()
+    fixed = list[str]()
+    swept = dict[str, list[str]]()
     for argument in arguments:
         key, _, text = argument.partition("=")
         values = list[str]()
-        with suppress(InputError):  # text that is no YAML, such as the path `[old] a.txt`, is one value
+        with suppress(
+            InputError
+        ):  # text that is no YAML, such as the path `[old] a.txt`, is one value
             # as in a YAML list: a comma within brackets or quotes belongs to the value
-            values = [json.dumps(value, ensure_ascii=False) for value in parse_yaml(f"[{text}]", f"`{argument}`")]
-        if len(values) < 2 and not text.rstrip().endswith(","):  # `key=1,` sweeps one value against the baseline
+            values = [
+                json.dumps(value, ensure_ascii=False)
+                for value in parse_yaml(f"[{text}]", f"`{argument}`")
+            ]
+        if len(values) < 2 and not text.rstrip().endswith(
+            ","
+        ):  # `key=1,` sweeps one value against the baseline
             fixed.append(argument)
         elif key == "seed":
-            raise InputError(f"`{argument}`: seeds are not swept: --seeds {len(values)} gives every variant as many")
+            raise InputError(
+                f"`{argument}`: seeds are not swept: --seeds {len(values)} gives every variant as many"
+            )
         else:
             swept[key] = swept.get(key, []) + values
     base = load_run_config(path, fixed, trust_hooks=trust_hooks)
     rungs = {} if swept else base.rungs or {}
     if not swept and not rungs and seeds == 1:
-        raise InputError("nothing is swept: give a key two values, for example train.cooldown=0.5,0.7, or --seeds 3")
+        raise InputError(
+            "nothing is swept: give a key two values, for example train.cooldown=0.5,0.7, or --seeds 3"
+        )
     if base.rungs is not None:
         fixed.append("rungs=null")  # a single run has none
 
-    # of one swept key the baseline is named after its value, so that the same run serves every sweep of that key
+    # of one swept key the baseline is named after its value, so that the same run serves every
+    # sweep of that key
     own_value = flatten(base.model_dump()).get(*swept) if len(swept) == 1 else None
-    variants = [("baseline" if own_value is None else json.dumps(own_value, ensure_ascii=False), list[str]())]
+    variants = [
+        (
+            "baseline" if own_value is None else json.dumps(own_value, ensure_ascii=False),
+            list[str](),
+        )
+    ]
     for key, values in swept.items():
         prefix = f"{key.rpartition('.')[2]}-" if len(swept) > 1 else ""
         variants += [(prefix + value, [f"{key}={value}"]) for value in values]
     for name, changed in rungs.items():
-        variants.append((name, [f"{key}={json.dumps(value)}" for key, value in flatten(changed).items()]))
+        variants.append(
+            (name, [f"{key}={json.dumps(value)}" for key, value in flatten(changed).items()])
+        )
 
-    changes_of, configs = dict[str, list[str]](), list[RunConfig]()
+    changes_of = dict[str, list[str]]()
+    configs = list[RunConfig]()
     for name, changes in variants:
         label = re.sub(r"[^\w.+-]+", "_", name).strip("_")[:60]  # part of a folder's name
         label = label or ("value" if changes else "baseline")
@@ -90,29 +117,48 @@ def plan(path: str, arguments: Sequence[str], seeds: int, *, trust_hooks: bool =
             configs.append(config)
             changes_of[f"{label}-{len(changes_of)}" if label in changes_of else label] = changes
 
-    folder = Path(base.output_dir) / "-".join([base.name, "sweep", *(key.rpartition(".")[2] for key in swept)])
+    folder = Path(base.output_dir) / "-".join(
+        [base.name, "sweep", *(key.rpartition(".")[2] for key in swept)]
+    )
     runs = []
     for seed in range(base.seed, base.seed + seeds):
         for label, changes in changes_of.items():
-            overrides = [*fixed, *changes, f"seed={seed}", f"name={json.dumps(f'{base.name}-{label}-seed{seed}')}"]
-            runs.append(PlannedRun(label, changes, load_run_config(path, overrides), overrides, folder))
+            overrides = [
+                *fixed,
+                *changes,
+                f"seed={seed}",
+                f"name={json.dumps(f'{base.name}-{label}-seed{seed}')}",
+            ]
+            runs.append(
+                PlannedRun(label, changes, load_run_config(path, overrides), overrides, folder)
+            )
     return runs
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m train.sweep", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m train.sweep", description=__doc__.split("\n")[0]
+    )
     parser.add_argument("config", help="the baseline, a YAML file, for example configs/demo.yaml")
-    parser.add_argument("overrides", nargs="*", metavar="key=a,b,c", help="swept; key=value holds for all runs")
+    parser.add_argument(
+        "overrides", nargs="*", metavar="key=a,b,c", help="swept; key=value holds for all runs"
+    )
     seeds = "runs of every variant, from the config's seed on"
     parser.add_argument("--seeds", type=integer("--seeds", 1), default=1, help=seeds)
-    parser.add_argument("--out", type=Path, help="folder of comparison.md; default: <output_dir>/<name>-sweep-<keys>")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        help="folder of comparison.md; default: <output_dir>/<name>-sweep-<keys>",
+    )
     parser.add_argument("--trust-hooks", action="store_true", help=TRUST_HELP)
     given = parser.parse_intermixed_args()
     runs = plan(given.config, given.overrides, given.seeds, trust_hooks=given.trust_hooks)
     out = given.out or runs[0].folder
     with own(out):
         waiting = [run for run in runs if not find_start(run.config).finished]
-        variants = {run.label: " ".join(run.changes) or f"the baseline, {given.config}" for run in runs}
+        variants = {
+            run.label: " ".join(run.changes) or f"the baseline, {given.config}" for run in runs
+        }
         print(f"sweep: {len(variants)} variants x {given.seeds} seeds = {len(runs)} runs,", end=" ")
         print(f"{len(runs) - len(waiting)} of them already trained")
         for label, changes in variants.items():
@@ -120,7 +166,9 @@ def main() -> int:
         failed = dict[str, int]()
         with stop_signals() as stopped:
             for run in waiting:
-                if code := train(run, [given.config, *["--trust-hooks"] * given.trust_hooks], out.name, stopped):
+                if code := train(
+                    run, [given.config, *["--trust-hooks"] * given.trust_hooks], out.name, stopped
+                ):
                     failed[run.config.name] = code
                 if stopped():
                     print("sweep: stopped; the same command continues from here", file=sys.stderr)
@@ -130,24 +178,41 @@ def main() -> int:
         from eval.compare.runs import read_runs
 
         paths = [run.config.directory for run in runs if run.config.name not in failed]
-        notes = [f"{name} is left out: exit code {code}{REASONS.get(code, '')}" for name, code in failed.items()]
+        notes = [
+            f"{name} is left out: exit code {code}{REASONS.get(code, '')}"
+            for name, code in failed.items()
+        ]
         if paths:
             print()
             compare(read_runs(paths), out, notes=notes)
-        return 3 if 3 in failed.values() else next((code if code > 0 else 128 - code for code in failed.values()), 0)
+        return (
+            3
+            if 3 in failed.values()
+            else next((code if code > 0 else 128 - code for code in failed.values()), 0)
+        )
 
 
 def train(run: PlannedRun, command: list[str], group: str, stopped: Callable[[], int]) -> int:
-    """Train a run in a new process, with fresh memory. Returns its exit code. group: of the sweep's runs in wandb."""
+    """Train a run in a new process, with fresh memory.
+
+    Returns its exit code. group: of the sweep's runs in wandb.
+    """
     print(f"sweep: {run.config.name}: training", flush=True)
     line = [sys.executable, "-m", script_of(run.config), *command, *run.overrides]
-    # a session of its own: Ctrl-C reaches the sweep alone, which passes it on once; twice would mean "stop at once"
-    process = subprocess.Popen(line, env={"WANDB_RUN_GROUP": group} | os.environ, start_new_session=True)
+    # a session of its own: Ctrl-C reaches the sweep alone, which passes it on once; twice would
+    # mean "stop at once"
+    process = subprocess.Popen(
+        line, env={"WANDB_RUN_GROUP": group} | os.environ, start_new_session=True
+    )
     while process.poll() is None and not stopped():
         time.sleep(0.1)
     if stopped() and os.name != "nt":  # Ctrl-C reaches every process of a console on Windows
         process.send_signal(stopped())
     code = process.wait()
-    what = f"FAILED, exit code {code}{REASONS.get(code, '')}; the others continue" if code else "trained"
+    what = (
+        f"FAILED, exit code {code}{REASONS.get(code, '')}; the others continue"
+        if code
+        else "trained"
+    )
     print(f"sweep: {run.config.name}: {'stopped' if stopped() else what}", flush=True)
     return code

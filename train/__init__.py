@@ -1,1 +1,1 @@
-"""How does it learn? The loop, and everything that only training needs."""
+"""Training: the loop, and everything that only training needs."""

@@ -203,7 +203,8 @@ class RunConfig(Section):
         if self.train.tokens_per_step % (together * length):
             below = max(1, rows // together) * together * length
             raise ValueError(
-                f"train.tokens_per_step ({self.train.tokens_per_step}) must be a multiple of data.sequence_length "
+                f"train.tokens_per_step ({self.train.tokens_per_step}) must be a multiple of "
+                "data.sequence_length "
                 f"({length}){why}: use {below} or {below + together * length}"
             )
         joined = self.data.rows_joined
@@ -213,7 +214,8 @@ class RunConfig(Section):
                 raise ValueError(f"{key} ({share}) must divide the {rows} rows of a step")
         if self.lora is not None and self.init_from is None:
             raise ValueError(
-                "lora trains beside the matrices of a trained model: set init_from, such as runs/demo"
+                "lora trains beside the matrices of a trained model: set init_from, such as "
+                "runs/demo"
             )
         if (
             (self.model.num_experts or 0) > 1
@@ -259,10 +261,7 @@ class RunConfig(Section):
         return Path(self.output_dir) / self.name
 
     def identity(self) -> dict[str, Any]:
-        """What makes a run what it is, by dotted key.
-
-        If one of these differs, it is another run.
-        """
+        """Return the values that identify a run, by dotted key. If one differs, it is another run."""
         values = flatten(self.model_dump())
         if self.init_from is not None:
             values["init_from"] = str(Path(self.init_from))  # whichever way its path is written
@@ -321,10 +320,7 @@ def load_run_config(
 
 
 def problem_of_name(name: str) -> str:
-    """What is wrong with the name of a run, "" for nothing.
-
-    It must do as a folder's name on every system.
-    """
+    """Return the problem with a run's name, "" if it can be a folder's name on every system."""
     is_plain = all(
         c in " _.+=-" or unicodedata.category(c)[0] in "LMN" for c in name
     )  # letters, their marks, numbers
@@ -335,7 +331,10 @@ def problem_of_name(name: str) -> str:
         and name[-1] not in " ."
     ):
         return ""
-    return "must be 1 to 100 letters, digits, spaces and _ . + = -, begin with a letter or digit and not end in a dot"
+    return (
+        "must be 1 to 100 letters, digits, spaces and _ . + = -, begin with a letter or digit and "
+        "not end in a dot"
+    )
 
 
 def _refuse_foreign_code(loaded: LoadedConfig, config: RunConfig) -> None:
@@ -363,9 +362,14 @@ def _refuse_foreign_code(loaded: LoadedConfig, config: RunConfig) -> None:
         )
         if not place.startswith("command line ") and not is_own:
             raise InputError(
-                f"{place}: `{'.'.join(key)}` names {code[:100]}, code that training would run, in a config "
-                "that came from elsewhere: name built-in ones instead, or read that code and give --trust-hooks"
+                f"{place}: `{'.'.join(key)}` names {code[:100]}, code that training would "
+                "run, in a "
+                "config that came from elsewhere: name built-in ones instead, or read that code "
+                "and give --trust-hooks"
             )
 
 
-TRUST_HELP = "run the code that eval.hooks, grpo.reward and model.my_attention name, also in a config that came from elsewhere"
+TRUST_HELP = (
+    "run the code that eval.hooks, grpo.reward and model.my_attention name, also in a config that "
+    "came from elsewhere"
+)

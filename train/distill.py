@@ -113,7 +113,7 @@ class Distillation:
 
 
 def divergence(student: Tensor, teacher: Tensor, beta: float, temperature: float = 1.0) -> Tensor:
-    """How far a student is from its teacher: logits (N, V) of both -> (N,), in nats.
+    """Return the distance of a student from its teacher in nats (N,), from logits (N, V) of both.
 
     beta 0: KL(teacher, student), the forward one. beta 1: KL(student, teacher), the reverse one.
     Between: both against their mixture m = beta teacher + (1 - beta) student, beta KL(teacher, m) +

@@ -51,7 +51,7 @@ EPSILON = 1e-4  # of the division by a standard deviation, as in TRL
 
 
 class Rollouts(AnswerBatches):
-    """Questions of the training text, each with a group of answers that the model samples itself."""
+    """Questions of the training text, each with a group of answers that the model samples."""
 
     def batch(self, k: int, lm: LanguageModel) -> Batch:
         """Sample, reward, compare. Nothing is remembered: what a trial asks for changes no run."""
@@ -93,7 +93,7 @@ class Rollouts(AnswerBatches):
     def sample(
         self, k: int, lm: LanguageModel, questions: Sequence[tuple[Question, list[int]]]
     ) -> list[Written]:
-        """A group of answers to each question, next to each other; with tools, their calls are run."""
+        """Sample a group of answers to each question; with tools, their calls are run."""
         size = self.settings.group_size
         rows = [number * size + copy for number in self.numbers for copy in range(size)]
         return write_answers(
@@ -109,10 +109,7 @@ class Rollouts(AnswerBatches):
 
 
 def advantages(rewards: Tensor, group_size: int, scaled: bool) -> Tensor:
-    """How much better than the mean of its group an answer is; scaled: in standard deviations.
-
-    Both (answers,).
-    """
+    """Return each reward minus the mean of its group; scaled: in standard deviations. Both (answers,)."""
     groups = rewards.view(-1, group_size)
     deviations = spread(rewards, group_size)[:, None]
     better = (groups - groups.mean(dim=1, keepdim=True)).where(deviations > 0, 0.0)
@@ -138,7 +135,7 @@ class GRPO:
         self.reference = reference
 
     def count(self, batch: Batch) -> int:
-        """Answers. batch["weights"] holds what a token counts for beside that."""
+        """Return the number of answers. batch["weights"] has the weight of each token."""
         return int(batch["copies"].sum())
 
     def loss(self, forward: Forward, batch: Batch) -> Loss:
@@ -178,8 +175,10 @@ class GRPO:
 def policy_loss(
     new: Tensor, old: Tensor, advantages: Tensor, settings: GRPOConfig
 ) -> tuple[Tensor, Tensor]:
-    """The loss of each token, and whether it was clipped: new and old log-probabilities (B, T),
-    advantages (B,).
+    """Return the loss of each token (B, T), and whether it was clipped.
+
+    new, old: log-probabilities (B, T). advantages (B,).
+
     """
     ratio = (new - old).exp()
     better = advantages[:, None]

@@ -1,4 +1,4 @@
-"""How do gradients become steps? Parameter groups, AdamW, Muon, and the learning rate over time.
+"""Optimizers: parameter groups, AdamW, Muon, and the learning rate over time.
 
 The learning rate is a pure function of progress, so there is nothing to save and nothing to
 restore.
@@ -29,11 +29,12 @@ FUSED = ("cpu", "cuda", "mps")  # devices on which PyTorch has AdamW as one kern
 
 
 def orthogonalize(matrices: Tensor, steps: int = 5, dtype: torch.dtype = torch.float32) -> Tensor:
-    """The nearest (semi-)orthogonal matrices, roughly: (N, rows, columns), no more rows than
-    columns -> the same shape.
+    """Return roughly the nearest (semi-)orthogonal matrices.
 
-    Newton-Schulz iteration X <- aX + b(XXᵀ)X + c(XXᵀ)²X, which drives every singular value to about
-    1.
+    matrices (N, rows, columns): no more rows than columns.
+
+    Newton-Schulz iteration X <- aX + b(XXᵀ)X + c(XXᵀ)²X, which drives all singular
+    values to about 1.
     """
     a, b, c = NEWTON_SCHULZ
     x = matrices.to(dtype)
@@ -114,8 +115,10 @@ class Muon(torch.optim.Optimizer):
     def _nesterov(
         self, parameters: list[nn.Parameter], momentum: float, happens: float | Tensor
     ) -> Tensor:
-        """Momentum moves towards the gradients; what Nesterov makes of both, whole and wide: (N,
-        rows, columns).
+        """Move the momentum towards the gradients, and return Nesterov's mix of both.
+
+        The result (N, rows, columns) is whole, and wide: columns >= rows.
+
         """
         grads = [_local(parameter.grad) for parameter in parameters]  # type: ignore[arg-type]
         if isinstance(happens, Tensor):
@@ -146,7 +149,7 @@ class Muon(torch.optim.Optimizer):
         decay: float,
         happens: float | Tensor,
     ) -> None:
-        """The parameters, of one shape, by their orthogonal matrices."""
+        """Move the parameters of one shape by their orthogonal matrices."""
         steps = []
         scales = []
         counts = [math.prod(parameter.shape[:-2]) for parameter in parameters]  # 1 for a matrix
@@ -164,7 +167,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def _local(x: Tensor) -> Tensor:
-    """This process's shard of a sharded tensor; any other tensor as it is."""
+    """Return this process's shard of a sharded tensor; any other tensor as it is."""
     return x.to_local() if isinstance(x, DTensor) else x
 
 
@@ -251,7 +254,7 @@ def set_learning_rate(optimizers: list[torch.optim.Optimizer], factor: float) ->
 
 
 def lr_factor(config: RunConfig, step: int, progress: float = 0.0) -> float:
-    """What the peak learning rate is multiplied by, in [0, 1].
+    """Return the factor of the peak learning rate, in [0, 1].
 
     progress: share of the minutes that are over, where a clock ends the run: its last step begins
     before the end, with a rate just above the final one. Else the step decides: the last one has

@@ -29,7 +29,8 @@ def find_initial_weights(config: RunConfig, checkpoint: Path | None) -> Path | N
     """
     if config.lora is not None and (parallel := config.train.parallel) != "ddp":
         raise InputError(
-            f"lora: train.parallel={parallel} spreads the frozen matrices, which nothing saves: use ddp"
+            f"lora: train.parallel={parallel} spreads the frozen matrices, which nothing "
+            "saves: use ddp"
         )
     if checkpoint is not None:
         return base_of(checkpoint) if config.lora is not None else None
@@ -74,7 +75,8 @@ def load_initial_weights(
     new = tokenizer.tokens_beyond(theirs)
     if rows > wanted or new is None:
         raise InputError(
-            f"init_from: {directory / 'tokenizer.json'} is not the tokenizer of this run's data: take it over with "
+            f"init_from: {directory / 'tokenizer.json'} is not the tokenizer of this run's "
+            "data: take it over with "
             f"'data.tokenizer={{kind: pretrained, path: {directory}}}'"
         )
     load_weights(lm, directory)

@@ -41,7 +41,8 @@ def open_reference(
     assert path is not None  # check_script
     if (parallel := config.train.parallel) != "ddp":
         raise InputError(
-            f"train.parallel: {parallel} leaves no process the whole head, which the loss needs: use ddp"
+            f"train.parallel: {parallel} leaves no process the whole head, which the loss "
+            "needs: use ddp"
         )
     its_tokenizer, lm = read_checkpoint(
         path, lambda directory: (load_tokenizer(directory), load(directory))

@@ -1,5 +1,4 @@
-"""What is asked in GRPO, what a reply earns, and how answers become a batch. The sampling is in
-train/grpo.py.
+"""GRPO's questions, the reward of a reply, and the batch of answers. train/grpo.py samples them.
 
 Batch k is a function of (seed, k, weights): questions and random numbers come from (seed, k, row),
 the answers from the weights. So nothing is saved, and a stopped run resumes exactly. With
@@ -78,7 +77,8 @@ class AnswerBatches(BatchSource):
         self.groups = self.rows_per_batch // self.settings.group_size
         if self.groups % world.size or world.shares_model:
             raise InputError(
-                f"{world.size} processes cannot share {self.groups} questions: set train.processes=1"
+                f"{world.size} processes cannot share {self.groups} questions: set "
+                "train.processes=1"
             )
         self.numbers = range(world.rank, self.groups, world.size)  # of this process's questions
         self.draw_question = questions_to_draw(config.data, self.settings.reward)
@@ -210,7 +210,8 @@ def questions_to_draw(data: DataConfig, reward: str) -> Draw:
         ]
         if not questions:
             raise InputError(
-                "data.source: no training conversation ends with an answer of the assistant to a question"
+                "data.source: no training conversation ends with an answer of the assistant to "
+                "a question"
             )
         reply, count = Counter(question.reply for question in questions).most_common(1)[0]
         if reward in REWARDS and len(questions) >= ENOUGH and count > NEARLY_ALL * len(questions):
@@ -222,7 +223,8 @@ def questions_to_draw(data: DataConfig, reward: str) -> Draw:
         return lambda rng: rng.choice(questions)
     if source.recall is not None:
         raise InputError(
-            "data.source.recall: train.grpo asks in conversations, and these are facts: set it to null"
+            "data.source.recall: train.grpo asks in conversations, and these are facts: set "
+            "it to null"
         )
     world = source.model_copy(
         update={"echoed": 0.0}
@@ -271,7 +273,8 @@ def rewards_of(
         if problem:
             text = question.messages[-1]["content"][-120:]
             return values, (
-                f"grpo.reward {problem} for row {row}, question {escape(text)!r}, reply {escape(reply[:120])!r}: it "
+                f"grpo.reward {problem} for row {row}, question {escape(text)!r}, reply "
+                f"{escape(reply[:120])!r}: it "
                 "must return a finite number; this step is not taken"
             )
     return values, ""

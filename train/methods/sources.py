@@ -1,6 +1,4 @@
-"""Where the batches of a step come from: prepared text, pairs of answers, or rows that a student
-writes itself.
-"""
+"""Sources of batches: prepared text, pairs of answers, or rows that a student writes itself."""
 
 from __future__ import annotations
 
@@ -52,7 +50,10 @@ class TextBatches(BatchSource):
         if wanted % world.size:
             enough = -(-wanted // world.size) * world.size * rows.length
             joined = " or data.rows_joined=1" if isinstance(rows, ConversationRows) else ""
-            problem = f"{world.size} processes cannot share the {wanted} {self.name_of_rows}s of a step evenly"
+            problem = (
+                f"{world.size} processes cannot share the {wanted} {self.name_of_rows}s "
+                "of a step evenly"
+            )
             raise InputError(f"{problem}: set train.tokens_per_step={enough}{joined}")
         restart = config.data.restart_positions or rows.length > config.data.sequence_length
         packed_as = (config.data.isolate_documents, restart)
@@ -65,13 +66,19 @@ class TextBatches(BatchSource):
         self._pin = device.type == "cuda"
         notes = [too_long(rows, config.data, "train"), self.notes]
         if rows.per_epoch < wanted:
-            name = f"{rows.per_epoch:,} {self.name_of_rows}{'s' * (rows.per_epoch != 1)} of {rows.length:,} tokens"
-            problem = f"the training text makes {name}, and a step has {wanted:,}, so it reads some of them again"
+            name = (
+                f"{rows.per_epoch:,} {self.name_of_rows}{'s' * (rows.per_epoch != 1)} of "
+                f"{rows.length:,} tokens"
+            )
+            problem = (
+                f"the training text makes {name}, and a step has {wanted:,}, so it reads "
+                "some of them again"
+            )
             notes += [f"{problem}: a smaller train.tokens_per_step makes quicker steps"]
         self.notes = "\n".join(filter(None, notes))
 
     def rows(self, config: RunConfig, data: PreparedData) -> Any:
-        """What an epoch reads (data.packing.Rows)."""
+        """Return the rows of an epoch (data.packing.Rows)."""
         return make_rows(config.data, data, "train", config.rows_per_step)
 
     def batch(self, k: int, lm: LanguageModel) -> Batch:
@@ -123,7 +130,10 @@ class PairSource(TextBatches):
         pairs = Pairs(data.stream("train"), config.data.sequence_length, data.tokenizer.bos_id)
         if pairs.left_out:
             number = f"{pairs.left_out:,} of {pairs.left_out + pairs.per_epoch:,} pairs"
-            self.notes = f"{number} are left out: longer than data.sequence_length, or with an answer of weight 0"
+            self.notes = (
+                f"{number} are left out: longer than data.sequence_length, or with an "
+                "answer of weight 0"
+            )
         return pairs
 
 
@@ -183,7 +193,7 @@ class OwnText(TextBatches):
         return Batch(tensors, rows.row_ids)
 
     def prompt(self, ids: Tensor, labels: Tensor) -> list[int]:
-        """A row (T,) from where its first document begins up to the first token that is trained on."""
+        """Cut a row (T,): from its first document's begin to the first token that is trained on."""
         starts = (ids == self.tokenizer.bos_id).nonzero()[:, 0].tolist()
         start = starts[0] if starts else 0
         trained = (labels[start + 1 :] != IGNORED).nonzero()[:, 0].tolist()

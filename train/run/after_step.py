@@ -94,7 +94,8 @@ def check_finite(run: Run, figures: StepFigures) -> None:
     )
     if state.skipped > run.config.train.skip_non_finite:
         raise NonFiniteLoss(
-            f"{step}; no step was taken. Lower train.optimizer.lr, use train.precision=fp32, look at "
+            f"{step}; no step was taken. Lower train.optimizer.lr, use train.precision=fp32, "
+            "look at "
             f"these rows, or skip them with train.skip_non_finite={state.skipped}"
         )
     run.tracker.say(f"skipped: {step}")
@@ -117,11 +118,15 @@ def evaluate_and_save(run: Run) -> None:
         with run.tracker.doing(name, run.meter, "eval_s"), run.device.autocast():
             loss = run.hooks.run(run)
         best = state.best_loss if state.best_tokens == config.eval.max_tokens else None
-        if state.step and loss is not None and math.isfinite(loss):
-            if best is None or loss < best:
-                state.best_loss = loss
-                state.best_step = state.step
-                state.best_tokens = config.eval.max_tokens
+        if (
+            state.step
+            and loss is not None
+            and math.isfinite(loss)
+            and (best is None or loss < best)
+        ):
+            state.best_loss = loss
+            state.best_step = state.step
+            state.best_tokens = config.eval.max_tokens
         state.evaluated_at = state.step
     every = config.train.checkpoint_every
     is_due = every and state.step % every == 0

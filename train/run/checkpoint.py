@@ -11,7 +11,7 @@ from these. A process that resumes reads the parts that it will hold, whoever wr
 
 A process that is killed at any moment loses no checkpoint:
 
-    files         ->  step_X.tmp   with training/manifest.json: sizes and sha256; all of it flushed to the disk
+    files         ->  step_X.tmp   with training/manifest.json: sizes and sha256; flushed to the disk
     step_X.tmp    ->  step_X       one rename
     latest, best                   small files that name a checkpoint; one rename replaces each
 
@@ -64,7 +64,7 @@ SOURCE = "source.safetensors"
 
 @dataclass
 class TrainerState:
-    """What a run needs besides tensors to resume: training/trainer_state.json, field by field."""
+    """The numbers that a run needs to resume: training/trainer_state.json, field by field."""
 
     step: int = 0
     tokens: int = 0
@@ -102,8 +102,7 @@ def save_checkpoint(
     world: World = ALONE,
     source_state: dict[str, Tensor] | None = None,
 ) -> Path:
-    """Write a checkpoint of this step, point `latest` (and `best`) at it, delete those that are no
-    longer kept.
+    """Write a checkpoint of this step, point `latest` and `best` at it, and delete old ones.
 
     source_state: what this process's batch source needs to continue. Every process calls it. All
     return once the first one has written. Raises InputError in all of them, with the earlier
@@ -346,10 +345,7 @@ def newest_intact(checkpoints: Path) -> Path | None:
 
 
 def damage(directory: Path) -> str | None:
-    """What is wrong with a checkpoint directory, in words, or None.
-
-    Reads and hashes every file of its manifest.
-    """
+    """Return the problem of a checkpoint directory, or None. Hashes every file of its manifest."""
     try:
         for name, expected in read_json(directory / TRAINING / MANIFEST).items():
             if not (directory / name).is_file() or _size_and_hash(directory / name) != expected:
@@ -449,7 +445,8 @@ def _restore_optimizers(
 
 
 def load_source_state(directory: Path, world: World = ALONE) -> dict[str, Tensor]:
-    """What this process's batch source kept; {} where another number of processes did, or none."""
+    """Return the saved state of this process's batch source; {} if there is none, or the number of
+    processes changed."""
     file = directory / TRAINING / SOURCE
     saved = load_file(file) if file.is_file() else {}
     if {name.rpartition(".")[2] for name in saved} != {str(rank) for rank in range(world.size)}:

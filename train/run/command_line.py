@@ -11,15 +11,15 @@ from train.config import TRUST_HELP, RunConfig, load_run_config
 MORE_HELP = """
 What people change most:
   name=mine seed=1 data.source=my.txt init_from=runs/demo eval.every=50
-  model.num_key_value_heads=mqa model.attn_implementation=eager model.hidden_size=384 model.num_hidden_layers=8
-  train.max_steps=500 train.tokens_per_step=16384 train.optimizer.lr=0.01 train.device=cpu
+    model.num_key_value_heads=mqa model.attn_implementation=eager model.hidden_size=384
+  model.num_hidden_layers=8 train.max_steps=500 train.tokens_per_step=16384 train.optimizer.lr=0.01 train.device=cpu
 
 All keys, a sentence each: docs/configuration.md. Every file in configs/ begins with what it trains.
 
-The run goes to runs/<name>, by default the config's name. It holds checkpoints, figures, samples, report.md and
-attention/viewer.html, which shows the heads also while it trains. To resume after Ctrl-C, a crash or a kill, type the
-same command again. A finished run prints its result again; name=… starts another one. To train longer, raise
-train.max_steps.
+The run goes to runs/<name>, by default the config's name. It holds checkpoints, figures, samples,
+report.md and attention/viewer.html, which shows the heads also while it trains. To resume after
+Ctrl-C, a crash or a kill, type the same command again. A finished run prints its result again;
+name=… starts another one. To train longer, raise train.max_steps.
 """
 
 
@@ -93,7 +93,8 @@ def check_script(config: RunConfig, script: str) -> None:
         raise InputError(f"{script} knows nothing of `{named}`: use python -m {own}")
     if section in ("grpo", "distill") and getattr(config, section) is None:
         raise InputError(
-            f"{section}: is null: {script} needs this section, as configs/{section}_demo.yaml has it"
+            f"{section}: is null: {script} needs this section, as "
+            f"configs/{section}_demo.yaml has it"
         )
     if records and config.data.records != records:
         instead = "" if own == script else f", or use python -m {own}"

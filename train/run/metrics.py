@@ -41,8 +41,12 @@ SILENCE = 0.05  # without a terminal, for so long and this share of the run noth
 
 
 class Counts(NamedTuple):
-    """Of one step, over all processes: what the objective counts, tokens without padding, positions
-    with it.
+    """The counts of one step, over all processes.
+
+    trained    what the objective counts
+    tokens     without padding
+    positions  with padding
+
     """
 
     trained: int
@@ -52,7 +56,7 @@ class Counts(NamedTuple):
 
 @dataclass(frozen=True)
 class StepFigures:
-    """What one step measured, over all processes.
+    """The figures of one step, over all processes.
 
     waited: seconds for the batch. scalars: `loss` (nats a token), `grad_norm`, both NaN where
     nothing was trained, and the rest by name; they stay on the device until somebody needs them.
@@ -83,26 +87,24 @@ class Meter:
         self.start()
 
     def start(self) -> None:
-        """A line begins now: what came before, for example compiling, does not count."""
+        """Begin a line now: the time before, for example of compiling, does not count."""
         self.tokens = self.positions = 0
         self.waited = 0.0
         self._began = time.perf_counter() - sum(self.elsewhere.values())
 
     def seconds(self) -> float:
-        """Of training since the last line, without evaluations and saves."""
+        """Return the seconds of training since the last line, without evaluations and saves."""
         return max(time.perf_counter() - self._began - sum(self.elsewhere.values()), 1e-9)
 
     def add(self, figures: StepFigures) -> None:
-        """Count a step, without a wait for the device."""
+        """Count a step, without waiting for the device."""
         self._unread.append(figures)
         self.tokens += figures.counts.tokens
         self.positions += figures.counts.positions
         self.waited += figures.waited
 
     def read_device(self) -> list[StepFigures]:
-        """The steps since the last call with their values: one wait for the device, however many
-        steps.
-        """
+        """Return the steps since the last call with their values. It waits for the device once."""
         read = self._unread
         self._unread = []
         if read:
@@ -117,7 +119,7 @@ class Meter:
         return read
 
     def line(self) -> dict[str, Any]:
-        """A line of figures; the next one starts from zero."""
+        """Return a line of figures; the next one starts from zero."""
         assert self.last is not None
         last = self.last
         seconds = self.seconds()
@@ -151,7 +153,7 @@ class Meter:
 
 
 class Tracker:
-    """Where a run's figures go. writes=False: of a process that is not the first."""
+    """The logs of a run: metrics.jsonl, the bar, wandb and TensorBoard. writes: on rank 0."""
 
     def __init__(self, config: RunConfig, state: TrainerState, writes: bool = True):
         self.file = config.directory / METRICS
@@ -168,7 +170,8 @@ class Tracker:
             unit="step" if config.max_steps else "min",
             dynamic_ncols=True,
             mininterval=0.5,
-            bar_format="{desc} {percentage:3.0f}%|{bar:20}| {n:.4g}/{total} {unit} [{elapsed}<{remaining}{postfix}]",
+            bar_format="{desc} {percentage:3.0f}%|{bar:20}| {n:.4g}/{total} {unit} "
+            "[{elapsed}<{remaining}{postfix}]",
             disable=None if writes else True,  # None: only on a terminal
         )
         chosen: dict[Any, bool] = {
@@ -194,7 +197,7 @@ class Tracker:
         self._first_step.close()
 
     def _tell(self, method: str, *arguments: Any) -> None:
-        """Call a method of every other program; one that raises is off from here."""
+        """Call a method of every other program; one that raises is switched off."""
         for other in list(self._others):
             try:
                 getattr(other, method)(*arguments)
@@ -205,7 +208,7 @@ class Tracker:
     def log(
         self, split: str, step: int, tokens: int, time_s: float, values: dict[str, Any]
     ) -> None:
-        """One line of metrics.jsonl; the same figures go elsewhere as `train/loss`, `val/loss`, …"""
+        """Write a line of metrics.jsonl; wandb gets the figures as `train/loss`, `val/loss`, …"""
         self.append(
             self.file,
             {"step": step, "tokens": tokens, "time_s": round(time_s, 3), "split": split, **values},
@@ -213,8 +216,10 @@ class Tracker:
         self._tell("log", {f"{split}/{key}": value for key, value in values.items()}, step)
 
     def append(self, file: Path, record: dict[str, Any]) -> None:
-        """A line of a .jsonl file of the run; what is non-finite (NaN, infinity) is null. A failure
-        to write is reported once, and training continues.
+        """Write a line of a .jsonl file of the run; NaN and infinity become null.
+
+        A failure to write is reported once, and training continues.
+
         """
         if not self.writes:
             return
@@ -236,7 +241,7 @@ class Tracker:
             self._disk_failed = True
 
     def show(self, name: str, media: Path, step: int) -> None:
-        """A picture (.png) or a page (.html) on the disk, sent elsewhere."""
+        """Send a picture (.png) or a page (.html) to the other programs."""
         self._tell("show", name, media, step)
 
     def progress(self, step: int, seconds: float, **shown: str) -> None:

@@ -1,4 +1,4 @@
-"""What does a run report? The first lines on the terminal, result.json, report.md and loss.png."""
+"""Reports of a run: the first lines on the terminal, result.json, report.md and loss.png."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from train.run.run import Run
 
 
 def opening(run: Run, checkpoint: Path | None = None) -> str:
-    """What is about to happen, in a few lines: model, device, length, rows, text."""
+    """Return a few lines about the run: model, device, length, rows, text."""
     c = run.config
     world = run.world
     active = (
@@ -84,7 +84,8 @@ def write(run: Run) -> None:
     )
     lines = [line for outcome in outcomes for line in outcome.lines]
     lines.append(
-        f"{state.seconds / 60:.1f} minutes ({apart / 60:.1f} of them evaluating and saving), {state.tokens:,} tokens, "
+        f"{state.seconds / 60:.1f} minutes ({apart / 60:.1f} of them evaluating and saving), "
+        f"{state.tokens:,} tokens, "
         f"{speed:,.0f} tokens/s (median), finished at step {state.step:,}"
     )
     figures: dict[str, Any] = {
@@ -98,7 +99,8 @@ def write(run: Run) -> None:
     }
     made_with = (
         f"python -m {run.script} {directory}/config.yaml\n"
-        f"torch {torch.__version__}, Python {platform.python_version()}, {machine(run.device.device)}; {date.today()}"
+        f"torch {torch.__version__}, Python {platform.python_version()}, "
+        f"{machine(run.device.device)}; {date.today()}"
     )
     sample = (
         ["A sample, as the model wrote it:", "", fenced(figures["sample"]), ""]
@@ -120,7 +122,7 @@ def write(run: Run) -> None:
 
 
 def summary(directory: Path) -> str:
-    """The report of a finished run: a sample, the figures, where every file is, and what was seen."""
+    """Return the summary of a finished run: a sample, figures, files, and what the heads did."""
     result = read_json(directory / RESULT)
     viewer = directory / "attention" / VIEWER
     checkpoint = directory / "checkpoints" / f"step_{result['step']:08d}"
@@ -141,7 +143,7 @@ def summary(directory: Path) -> str:
 
 
 def plot_loss(metrics: list[dict[str, Any]], path: Path) -> None:
-    """Training and validation loss against tokens seen."""
+    """Plot training and validation loss against tokens."""
     from matplotlib.figure import Figure
 
     figure = Figure(

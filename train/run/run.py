@@ -1,7 +1,4 @@
-"""Run: everything that a training run holds.
-
-What changes while it trains is in run.state, and nowhere else.
-"""
+"""Run: everything that a training run holds. All that changes while it trains is in run.state."""
 
 from __future__ import annotations
 
@@ -33,7 +30,7 @@ from train.run.run_directory import CONTENTS, Start, check_contents
 
 @dataclass
 class RunState(TrainerState):
-    """What changes: what checkpoints save (TrainerState), and what belongs to this process alone.
+    """The changing part of a run: TrainerState, which checkpoints save, and this process's own.
 
     before       `resolved` of the checkpoint
     micro_rows   rows of one forward pass
@@ -42,7 +39,7 @@ class RunState(TrainerState):
     progress     share of the run that is over, 0 … 1
     is_last      nothing is trained any more: what runs now is the last evaluation
     forward      what training calls: `LanguageModel.outputs`, or the model in DDP
-    non_finite   steps skipped so far, counted on the device; `skipped` is the part of it that has been read
+    non_finite   steps skipped so far, counted on the device; `skipped` is the part that was read
     stop_signal  the signal that asked this process to stop, 0 = none
     """
 
@@ -59,7 +56,7 @@ class RunState(TrainerState):
 
 @dataclass(frozen=True)
 class Run:
-    """One run, as one of its processes sees it. script: whose command it is."""
+    """One run, as one of its processes sees it. script: the module of its command."""
 
     config: RunConfig
     script: str
@@ -82,8 +79,10 @@ class Run:
 
     @property
     def gates_on_device(self) -> bool:
-        """Whether a bad step is skipped without the CPU looking at it: fused AdamW and Muon can, on
-        CUDA. In fp16 the loss scale is read at every step anyway.
+        """Return whether a bad step is skipped without the CPU waiting for it.
+
+        Fused AdamW and Muon can do so on CUDA. In fp16 the loss scale is read at every step anyway.
+
         """
         return (
             self.device.device.type == "cuda"
@@ -93,7 +92,7 @@ class Run:
 
     @property
     def rows_joined(self) -> int:
-        """How many rows of data.sequence_length a row of this run is made of."""
+        """Return how many rows of data.sequence_length are joined into a row of this run."""
         return max(1, self.source.row_length // self.config.data.sequence_length)
 
     # What hooks read: a Run is their event (EvalEvent in eval/hooks/hook.py).
@@ -186,8 +185,7 @@ def resume(
     device: Device,
     world: World,
 ) -> RunState:
-    """The state to start from: a new one, or that of a checkpoint, with weights, moments and random
-    state as they were.
+    """Return the state to start from: a new one, or that of a checkpoint with weights and moments.
 
     Raises InputError if the checkpoint does not fit, or the text is not the one that the run was
     trained on.

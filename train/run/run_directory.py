@@ -34,8 +34,10 @@ LOGS = (METRICS, SAMPLES, EXPERTS, "trace.jsonl", "attention/index.jsonl")
 
 @contextmanager
 def own(directory: Path) -> Iterator[None]:
-    """Be the one process that writes into a folder, which is made if it does not exist. The lock
-    ends with the process, however that ends. Raises InputError if another process has it.
+    """Be the only process that writes into a folder, which is made if it does not exist.
+
+    The lock ends with the process, however that ends. Raises InputError if another process has it.
+
     """
     lock = FileLock(directory / LOCK, timeout=PATIENCE_S)
     directory.mkdir(parents=True, exist_ok=True)
@@ -61,8 +63,7 @@ def own(directory: Path) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Start:
-    """Where a run begins: at a checkpoint, from scratch (None), or not at all because it is
-    finished.
+    """The begin of a run: at a checkpoint, from scratch (None), or not at all: it is finished.
 
     newest: the run's own newest checkpoint that is intact; it is not checked again.
     """
@@ -89,7 +90,8 @@ def find_start(config: RunConfig) -> Start:
     if directory.exists() and any(path.name not in before_config for path in directory.iterdir()):
         if config.resume == "never":
             raise InputError(
-                f"{directory} exists and resume=never: choose another name, or resume=auto to continue"
+                f"{directory} exists and resume=never: choose another name, or resume=auto to "
+                "continue"
             )
         try:
             begun_with = load_run_config(directory / "config.yaml")
@@ -136,7 +138,8 @@ def find_start(config: RunConfig) -> Start:
             (name for name in LIMITS[1:] if getattr(config.train, name) is not None), LIMITS[0]
         )
         raise InputError(
-            f"train.{limit} ends before step {state.step:,} of this run: raise it or choose another name"
+            f"train.{limit} ends before step {state.step:,} of this run: raise it or choose "
+            "another name"
         )
     is_over = checkpoint == newest and config.progress(state.step, state.seconds) >= 1
     # with another name for the text, the run continues until `check_contents` can compare the text
@@ -156,7 +159,8 @@ def check_contents(config: RunConfig, state: TrainerState, data: PreparedData) -
     if (state.identity or {}).get(CONTENTS, data.directory.name) != data.directory.name:
         _refuse(
             config,
-            "data.source: the text, or what generates it, is no longer what this run was trained on",
+            "data.source: the text, or what generates it, is no longer what this run was "
+            "trained on",
         )
 
 
@@ -204,9 +208,7 @@ def open_for(config: RunConfig, start: Start) -> None:
 
 
 def log_sizes(directory: Path) -> dict[str, int]:
-    """Bytes of each log, 0 where there is none yet; a checkpoint keeps them, and a resumed run goes
-    back to them.
-    """
+    """Return the bytes of each log. A checkpoint keeps them, and a resumed run goes back to them."""
     return {
         name: (directory / name).stat().st_size if (directory / name).is_file() else 0
         for name in LOGS

@@ -74,7 +74,8 @@ def plan(
             fixed.append(argument)
         elif key == "seed":
             raise InputError(
-                f"`{argument}`: seeds are not swept: --seeds {len(values)} gives every variant as many"
+                f"`{argument}`: seeds are not swept: --seeds {len(values)} gives every "
+                "variant as many"
             )
         else:
             swept[key] = swept.get(key, []) + values
@@ -82,7 +83,8 @@ def plan(
     rungs = {} if swept else base.rungs or {}
     if not swept and not rungs and seeds == 1:
         raise InputError(
-            "nothing is swept: give a key two values, for example train.cooldown=0.5,0.7, or --seeds 3"
+            "nothing is swept: give a key two values, for example train.cooldown=0.5,0.7, or "
+            "--seeds 3"
         )
     if base.rungs is not None:
         fixed.append("rungs=null")  # a single run has none

@@ -261,7 +261,10 @@ class RunConfig(Section):
         return Path(self.output_dir) / self.name
 
     def identity(self) -> dict[str, Any]:
-        """Return the values that identify a run, by dotted key. If one differs, it is another run."""
+        """Return the values that identify a run, by dotted key.
+
+        If one differs, it is another run.
+        """
         values = flatten(self.model_dump())
         if self.init_from is not None:
             values["init_from"] = str(Path(self.init_from))  # whichever way its path is written
@@ -338,9 +341,12 @@ def problem_of_name(name: str) -> str:
 
 
 def _refuse_foreign_code(loaded: LoadedConfig, config: RunConfig) -> None:
-    """A config is the user's own word on the command line, or in a file where they work. What lies
-    elsewhere may have come from others, and so may config.yaml, the name under which a run keeps
-    its own.
+    """Raise InputError for code that a config from elsewhere names.
+
+    Code named on the command line or in a config under the working directory is trusted. A config
+    from elsewhere may be someone else's, and so may a config.yaml, which is how a run keeps its
+    own.
+
     """
     named = [
         (("eval", "hooks"), hook if isinstance(hook, str) else hook.name)

@@ -109,7 +109,10 @@ class Rollouts(AnswerBatches):
 
 
 def advantages(rewards: Tensor, group_size: int, scaled: bool) -> Tensor:
-    """Return each reward minus the mean of its group; scaled: in standard deviations. Both (answers,)."""
+    """Return each reward minus the mean of its group; scaled: in standard deviations.
+
+    Both (answers,).
+    """
     groups = rewards.view(-1, group_size)
     deviations = spread(rewards, group_size)[:, None]
     better = (groups - groups.mean(dim=1, keepdim=True)).where(deviations > 0, 0.0)

@@ -72,7 +72,7 @@ class GRPOConfig(Section):
     read, not trained on, and belongs to max_new_tokens. [] = none.
     """
     temperature: float = Field(1.0, ge=1e-6)
-    """Of the sampled answers. The loss has it too."""
+    """Sampling temperature; the loss uses the same value."""
     num_iterations: int = Field(1, ge=1, le=1000)
     """Steps that learn from the same answers.
 

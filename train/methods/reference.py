@@ -41,8 +41,7 @@ def open_reference(
     assert path is not None  # check_script
     if (parallel := config.train.parallel) != "ddp":
         raise InputError(
-            f"train.parallel: {parallel} leaves no process the whole head, which the loss "
-            "needs: use ddp"
+            f"train.parallel: {parallel} shares out the head, and this loss needs it whole: use ddp"
         )
     its_tokenizer, lm = read_checkpoint(
         path, lambda directory: (load_tokenizer(directory), load(directory))

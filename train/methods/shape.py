@@ -23,7 +23,7 @@ FREE = {  # the weights of init_from mean the same with another value
 
 
 def shape_of(source: str, model: ModelConfig, named: set[str]) -> ModelConfig:
-    """`model:` as the model in `source` needs it, but for the keys that were named about it.
+    """Return `model:` with the shape of `source`; keys that the user set are kept.
 
     A source that cannot be read changes nothing here: the run that needs it says so.
     """

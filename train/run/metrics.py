@@ -36,8 +36,9 @@ from train.machine.device import Device, known_peak
 from train.machine.processes import World
 from train.run.checkpoint import TrainerState
 
+# Without a terminal, progress is a line every 10 s, or every 5 % of the run if that is longer.
 SILENCE_S = 10.0
-SILENCE = 0.05  # without a terminal, for so long and this share of the run nothing need be said
+SILENCE = 0.05
 
 
 class Counts(NamedTuple):
@@ -134,8 +135,7 @@ class Meter:
             "data_wait_share": round(self.waited / seconds, 4),
             "tflops": round(flops_per_s / 1e12, 4),
             **({"mfu": round(flops_per_s / self.peak_flops, 4)} if self.peak_flops else {}),
-            # the most of the GPU so far, or what this process holds on a CPU, which gives nothing
-            # back in training
+            # peak GPU memory, or this process's resident memory on a CPU
             "memory_gb": round(
                 (
                     torch.cuda.max_memory_allocated()

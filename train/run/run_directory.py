@@ -208,7 +208,10 @@ def open_for(config: RunConfig, start: Start) -> None:
 
 
 def log_sizes(directory: Path) -> dict[str, int]:
-    """Return the bytes of each log. A checkpoint keeps them, and a resumed run goes back to them."""
+    """Return the bytes of each log.
+
+    A checkpoint keeps them, and a resumed run goes back to them.
+    """
     return {
         name: (directory / name).stat().st_size if (directory / name).is_file() else 0
         for name in LOGS

@@ -70,7 +70,7 @@ REFUSED = [
     ("grpo", "raised KeyError", f"{REWARD}:raising"),
     ("grpo", "returned inf for row 0", f"{REWARD}:infinite"),
     ("grpo", "grpo.group_size (3)", "grpo.group_size=3"),
-    ("grpo", "and these are facts", FACTS),
+    ("grpo", "train.grpo needs conversations", FACTS),
     ("grpo", "no question fits beside grpo.max_new_tokens", "grpo.max_new_tokens=90"),
     ("grpo", "no question with its tools fits beside", "grpo.tools=[calculator]"),
     ("grpo", "ends with an answer of the assistant", "data.source.path=FOLDER/greetings.jsonl"),

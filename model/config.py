@@ -11,13 +11,10 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from configs.loader import PathText, Section, Tag
+from model.backends.names import AttentionImplementation
 from model.variants.config import RopeScaling, resolve_experts, resolve_latent
 
 Activation = Literal["silu", "gelu_new", "gelu", "gelu_pytorch_tanh", "relu"]  # as transformers names them
-# model/backends/choice.py says what each is; a JSON Schema needs the names written out
-AttentionImplementation = Literal[
-    "auto", "eager", "flash", "flex", "flash3", "flash4", "sdpa", "blocked", "varlen", "mine"
-]  # fmt: skip
 LayerType = Literal["full_attention", "sliding_attention"]
 KeyValueHeads = Annotated[int, Field(ge=0)] | Literal["mha", "gqa", "mqa"]
 Flag = Annotated[int, Field(ge=0, le=1)]

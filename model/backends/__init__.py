@@ -1,1 +1,1 @@
-"""Code that computes attention: which there is, and which serves where (choice.py), and what it does (kernels.py)."""
+"""Fast attention: the kernels (kernels.py) and the list of them, with limits (choice.py)."""

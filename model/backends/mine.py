@@ -1,9 +1,10 @@
-"""Attention that you wrote yourself: with `model.attn_implementation: mine`, a function of your own file computes it.
+"""Attention that you wrote yourself: set `model.attn_implementation: mine` and name your file.
 
-    def attention(q, k, v, mask):    # q, k, v (B, H, T, D); mask (B, 1, T, S), True = may look -> (B, H, T, D)
+    def attention(q, k, v, mask):    # q, k, v (B, H, T, D) -> (B, H, T, D)
+                                     # mask (B, 1, T, S), True = may look
 
-Training opens the file, because its command line says whose code may run (train/config.py). Opening a model runs none:
-what your function has trained loads everywhere, with any backend.
+Training runs the file, because its command line says whose code may run (train/config.py). Opening
+a model runs none: what your function has trained loads everywhere, with any backend.
 """
 
 from __future__ import annotations
@@ -23,14 +24,16 @@ from configs.command import InputError, is_out_of_memory
 from model.attention import eager, repeat_kv
 from model.masks import MaskSpec, boolean_mask
 
-EXACT = 1e-4  # what float32 may differ by, of numbers around 1
+EXACT = 1e-4  # Float32 may differ by this much, for numbers around 1.
 Attention = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # q, k, v, mask -> output
-_opened: dict[Path, Attention] = {}  # at most one: what this process trains with
+_opened: dict[Path, Attention] = {}  # At most one: the function that this process trains with.
 
 
 def open_file(path: str) -> str:
-    """Run a Python file and take its function `attention` from here on. Returns a sentence on how it compares with the
-    formula: it need not be the formula. Raises InputError for a function that is missing or fails on a small example.
+    """Run a Python file and train with its function `attention` from here on.
+
+    Returns a sentence on how it compares with the formula: it need not be the formula. Raises
+    InputError for a function that is missing or fails on a small example.
     """
     _opened.clear()
     file = Path(path).absolute()
@@ -38,53 +41,67 @@ def open_file(path: str) -> str:
         _opened[file] = run_file(file).attention
     except (Exception, SystemExit) as error:  # it is a user's code
         raise InputError(f"model.my_attention: {blame(error, file)}") from None
-    draw, places = torch.Generator().manual_seed(0), torch.arange(6)
+
+    # two packed rows, forward and backward, beside the formula
+    draw = torch.Generator().manual_seed(0)
+    positions = torch.arange(6)
     documents = torch.tensor([[0] * 6, [0, 0, 1, 1, 1, 2]])
-    mask = boolean_mask(MaskSpec(places, places, 2, document_ids=documents))
+    mask = boolean_mask(MaskSpec(positions, positions, 2, document_ids=documents))
     assert mask is not None
     q, k, v = inputs = [torch.randn(2, 2, 6, 8, generator=draw).requires_grad_() for _ in range(3)]
     results = []
     for function in (attend, eager):
         out = function(q, k, v, mask, 0.0)
         if not out.requires_grad:
-            raise InputError(f"model.my_attention: what {path} returns has no gradient, so nothing could be learned")
-        gradients = torch.autograd.grad(out.square().sum(), inputs, allow_unused=True, materialize_grads=True)
+            problem = f"what {path} returns has no gradient, so nothing could be learned"
+            raise InputError(f"model.my_attention: {problem}")
+        loss = out.square().sum()
+        gradients = torch.autograd.grad(loss, inputs, allow_unused=True, materialize_grads=True)
         results.append(torch.stack((out, *gradients)))
-    if (difference := (results[0] - results[1]).abs().max().item()) <= EXACT:
+    difference = (results[0] - results[1]).abs().max().item()
+    if difference <= EXACT:
         return f"attention is computed by {path}; it gives the formula's numbers and gradients"
-    not_shown = "so maps of attention weights would not be its own, and the attention hook will say so and stop"
-    return f"warning: attention is computed by {path}, which differs from the formula by {difference:.2g}: {not_shown}"
+    return (
+        f"warning: attention is computed by {path}, which differs from the formula by "
+        f"{difference:.2g}: so maps of attention weights would not be its own, and the attention "
+        "hook will say so and stop"
+    )
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, dropout: float) -> Tensor:
-    """The backend. Key/value heads are repeated before, so that the function sees as many as there are queries."""
+    """Call the user's function, with key/value heads repeated, as many as there are queries."""
     ((file, function),) = _opened.items()
     groups = q.shape[1] // k.shape[1]
     try:
-        out = function(q, repeat_kv(k, groups), repeat_kv(v, groups), mask.expand(len(q), -1, -1, -1))
+        keys, values = repeat_kv(k, groups), repeat_kv(v, groups)
+        out = function(q, keys, values, mask.expand(len(q), -1, -1, -1))
     except Exception as error:
         if is_out_of_memory(error):
             raise
         raise InputError(f"model.my_attention: {blame(error, file)}") from None
-    shape = (*q.shape[:3], v.shape[3])
-    if not isinstance(out, Tensor) or out.shape != shape:
-        given = f"shape {tuple(out.shape)}" if isinstance(out, Tensor) else f"type {type(out).__name__}"
-        raise InputError(f"model.my_attention: {file} returned something of {given} for queries of {tuple(q.shape)}")
-    return out.to(v.dtype)
+    if isinstance(out, Tensor) and out.shape == (*q.shape[:3], v.shape[3]):
+        return out.to(v.dtype)
+    kind = f"type {type(out).__name__}"
+    if isinstance(out, Tensor):
+        kind = f"shape {tuple(out.shape)}"
+    problem = f"{file} returned something of {kind} for queries of {tuple(q.shape)}"
+    raise InputError(f"model.my_attention: {problem}")
 
 
 def whole_mask(spec: MaskSpec) -> Tensor | None:
-    """Every rule written out, also where causality alone would say it all."""
+    """Write every rule out, even if causality alone would be enough."""
     return boolean_mask(replace(spec, all_visible=False))
 
 
 def problem() -> str | None:
-    """Why there is nothing to compute with; None if there is."""
-    return None if _opened else "is for training with a file of your own, which model.my_attention names"
+    """Return why there is nothing to compute with; None if there is."""
+    if _opened:
+        return None
+    return "is for training with a file of your own, which model.my_attention names"
 
 
 def run_file(file: Path) -> ModuleType:
-    """A Python file as a module, though it lies in no package. Raises what it raises."""
+    """Import a Python file that is in no package. Raises what it raises."""
     linecache.checkcache(str(file))
     spec = importlib.util.spec_from_file_location(file.stem, file)
     if spec is None or spec.loader is None:
@@ -95,13 +112,14 @@ def run_file(file: Path) -> ModuleType:
 
 
 def blame(error: BaseException, file: Path) -> str:
-    """What somebody's file did wrong, in one line, with its last line that led there."""
-    what = f"{type(error).__name__}: {error}".strip(": ").replace("\n", " ")
+    """Return what the file did wrong, in one line, with its last line in the traceback."""
+    problem = f"{type(error).__name__}: {error}".strip(": ").replace("\n", " ")
     if isinstance(error, SyntaxError) and error.filename == str(file):
         return f"{file}, line {error.lineno}: {type(error).__name__}: {error.msg}"
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
+    calls = traceback.extract_tb(error.__traceback__)
+    frames = [frame for frame in calls if frame.filename == str(file)]
     if frames:
-        return f"{file}, line {frames[-1].lineno}: `{frames[-1].line}` raises {what}"
+        return f"{file}, line {frames[-1].lineno}: `{frames[-1].line}` raises {problem}"
     if isinstance(error, AttributeError) and isinstance(error.obj, ModuleType):
         return f"{file} has no `{error.name}`"
-    return f"{file}: {what}"
+    return f"{file}: {problem}"

@@ -29,17 +29,9 @@ from model.accounting import flops_per_token
 from train.config import RunConfig
 from train.machine.budget import micro_batch_rows
 from train.machine.compilation import compile_layers
+from train.machine.cpu_processes import add_up_gradients, number_of_processes, on_processes, processes_in_words
 from train.machine.device import Device, known_peak, resolve_device, set_float32_products, synchronize
-from train.machine.processes import (
-    ALONE,
-    World,
-    add_up_gradients,
-    check_shares,
-    number_of_processes,
-    on_processes,
-    processes,
-    processes_in_words,
-)
+from train.machine.distributed import ALONE, World, check_shares, processes
 from train.optimizer import build_optimizers
 
 COUNTED = 0.25  # share of the time after which steps count

@@ -30,8 +30,8 @@ from data.packing import PreparedData
 from model import LanguageModel
 from model.loss import CHUNK, CHUNK_ELSEWHERE
 from train.config import RunConfig
+from train.machine.cpu_processes import joined
 from train.machine.device import Device
-from train.machine.processes import joined
 from train.methods.config import DistillConfig
 from train.methods.reference import open_reference
 from train.methods.sources import OwnText, TextBatches

@@ -21,7 +21,8 @@ from torch import Tensor, nn
 
 from configs.command import InputError, is_out_of_memory
 from data.batches import Batch
-from train.machine.processes import add_up_gradients, full_tensor, sync_gradients
+from train.machine.cpu_processes import add_up_gradients
+from train.machine.distributed import full_tensor, sync_gradients
 from train.objective import Figures
 from train.optimizer import lr_factor, set_learning_rate
 from train.run.after_step import after_step, agreed_progress

@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 
 from model import LanguageModel
 from train.config import OptimizerConfig, RunConfig
-from train.machine.processes import ALONE, World, share
+from train.machine.distributed import ALONE, World, share
 
 GROUPS = ("matrix", "expert", "embedding", "head", "vector", "adapter")
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # steepest slope at zero; Jordan's constants

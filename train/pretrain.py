@@ -25,14 +25,9 @@ from model import LanguageModel
 from model.backends import mine
 from train.config import RunConfig
 from train.machine.budget import check_memory
+from train.machine.cpu_processes import number_of_processes, on_processes
 from train.machine.device import keep_freed_memory, resolve_device, set_float32_products
-from train.machine.processes import (
-    check_shares,
-    number_of_processes,
-    on_processes,
-    processes,
-    shard,
-)
+from train.machine.distributed import check_shares, processes, shard
 from train.methods.init_from import find_initial_weights, load_initial_weights
 from train.methods.sources import TextBatches
 from train.objective import MakeObjective, NextToken

@@ -78,7 +78,7 @@ class EvalEvent(Protocol):
     @property
     def tracker(self) -> Any: ...  # train.run.metrics.Tracker: metrics.jsonl, the terminal, wandb
     @property
-    def world(self) -> Any: ...  # train.machine.processes.World
+    def world(self) -> Any: ...  # train.machine.distributed.World
     @property
     def writes(self) -> bool: ...
 

@@ -15,7 +15,7 @@ from data.tokenizer import train_tokenizer
 from model import LanguageModel
 from tests.conftest import tiny_config
 from train.config import OptimizerConfig
-from train.machine.processes import World
+from train.machine.distributed import World
 from train.optimizer import build_optimizers
 from train.run.checkpoint import TrainerState, load_checkpoint, save_checkpoint
 

@@ -14,7 +14,7 @@ from model import load
 from tests.train.helpers import pretrain, write_config
 from train.config import RunConfig, load_run_config
 from train.grpo import Rollouts
-from train.machine.processes import ALONE
+from train.machine.distributed import ALONE
 
 WORLD = {"kind": "storyworld", "documents": 40, "validation_documents": 8}
 ROWS = 8  # answers of a step

@@ -27,7 +27,7 @@ from tests.processes import print_to, run_main, start
 from tests.processes import run_module as run_module
 from train import distill, dpo, grpo, sft
 from train.config import load_run_config
-from train.machine.processes import full_tensor
+from train.machine.distributed import full_tensor
 from train.pretrain import main
 from train.run.run import Run
 

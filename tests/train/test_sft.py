@@ -17,7 +17,7 @@ from model.variants.surgery import add_rows
 from tests.train.foreign import foreign_directory
 from tests.train.helpers import at_each_step, losses, method_config, metrics, pretrain, refusal, write_config
 from train.config import load_run_config
-from train.machine.processes import World
+from train.machine.distributed import World
 from train.methods.sources import TextBatches
 from train.objective import NextToken
 from train.pretrain import main as pretrain_main

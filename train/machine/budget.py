@@ -22,8 +22,9 @@ from model.config import kv_heads_of
 from model.loss import CHUNK, CHUNK_ELSEWHERE
 from model.transformer import on_meta
 from train.config import RunConfig, load_run_config
+from train.machine.cpu_processes import largest_divisor
 from train.machine.device import CORE_FLOPS, Device, known_peak, memory_of, resolve_device, sized
-from train.machine.processes import largest_divisor, local_size
+from train.machine.distributed import local_size
 from train.optimizer import build_optimizers
 
 USABLE_SHARE = 0.6  # of the memory: the formula counts the least that a step needs, and kernels need room as well

@@ -34,8 +34,9 @@ from model.transformer import on_meta
 from train.config import RunConfig, load_run_config
 from train.machine import device as hardware
 from train.machine.budget import check_memory, size_in_words, with_vocabulary
+from train.machine.cpu_processes import number_of_processes
 from train.machine.device import DTYPES, Device, guessed_seconds, lacks, resolve_device, resolve_kind
-from train.machine.processes import World, check_shares, number_of_processes
+from train.machine.distributed import World, check_shares
 from train.pretrain import run as pretrain
 
 DEMO = Path(__file__).parents[2] / "configs/demo.yaml"

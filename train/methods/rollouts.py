@@ -37,7 +37,7 @@ from eval.questions import Question, is_right, question_of, questions_in
 from eval.tools import SCHEMAS, Written
 from model import LanguageModel
 from train.config import RunConfig
-from train.machine.processes import World
+from train.machine.distributed import World
 from train.objective import BatchSource
 
 COLUMNS = (

@@ -18,7 +18,7 @@ from data.packing import ConversationRows, Pairs, PreparedData
 from eval.tools import write_answers
 from model import LanguageModel
 from train.config import RunConfig
-from train.machine.processes import ALONE, World
+from train.machine.distributed import ALONE, World
 from train.objective import BatchSource
 
 CPU = torch.device("cpu")

@@ -11,7 +11,8 @@ import torch
 
 from train.loop import Attempts, Stopped, train
 from train.machine.device import differences, exact_until
-from train.machine.processes import stop_signals, wrap
+from train.machine.distributed import wrap
+from train.machine.signals import stop_signals
 from train.objective import NextToken
 from train.optimizer import lr_factor, set_learning_rate
 from train.run.after_step import NonFiniteLoss, evaluate_and_save, save

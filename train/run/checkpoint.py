@@ -53,7 +53,7 @@ from configs.files import (
 from data.tokenizer import Tokenizer
 from model import LanguageModel, save
 from model.files.checkpoint import model_card, read_weights, stored_names
-from train.machine.processes import ALONE, World, share
+from train.machine.distributed import ALONE, World, share
 
 STEPS = "step_????????"
 OPTIMIZER = "optimizer.safetensors"

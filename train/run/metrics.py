@@ -33,7 +33,7 @@ from model import LanguageModel
 from model.accounting import flops_per_token
 from train.config import RunConfig
 from train.machine.device import Device, known_peak
-from train.machine.processes import World
+from train.machine.distributed import World
 from train.run.checkpoint import TrainerState
 
 # Without a terminal, progress is a line every 10 s, or every 5 % of the run if that is longer.

@@ -19,8 +19,8 @@ from data.prepare import describe
 from eval.page.viewer import VIEWER
 from eval.run_files import METRICS, RESULT
 from model.accounting import num_active_parameters
+from train.machine.cpu_processes import processes_in_words
 from train.machine.device import exact_until, machine
-from train.machine.processes import processes_in_words
 from train.run.run import Run
 
 

@@ -21,7 +21,7 @@ from model import LanguageModel
 from train.config import RunConfig
 from train.machine.budget import micro_batch_rows
 from train.machine.device import Device, decided_by
-from train.machine.processes import World
+from train.machine.distributed import World
 from train.objective import BatchSource, Forward, Objective
 from train.run.checkpoint import TrainerState, load_checkpoint, load_source_state
 from train.run.metrics import Meter, Tracker

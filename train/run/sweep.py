@@ -26,7 +26,7 @@ from pathlib import Path
 from configs.command import InputError, integer
 from configs.loader import flatten, parse_yaml
 from train.config import TRUST_HELP, RunConfig, load_run_config
-from train.machine.processes import stop_signals
+from train.machine.signals import stop_signals
 from train.run.command_line import script_of
 from train.run.run_directory import find_start, own
 

@@ -33,8 +33,8 @@ from tests.train.helpers import (
     write_config,
 )
 from train.config import load_run_config
-from train.machine import processes
-from train.machine.processes import IN_MEMORY, SharedMemory, number_of_processes
+from train.machine import cpu_processes
+from train.machine.cpu_processes import IN_MEMORY, SharedMemory, number_of_processes
 from train.optimizer import orthogonalize
 from train.run.checkpoint import damage
 
@@ -310,7 +310,7 @@ def is_alive(pid: int) -> bool:
 
 
 def cannot_copy() -> None:
-    processes.CAN_COPY = False
+    cpu_processes.CAN_COPY = False
 
 
 def process_1_is_short_of_memory() -> None:

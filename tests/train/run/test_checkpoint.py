@@ -16,7 +16,7 @@ from tests.conftest import tiny_config
 from tests.train.checkpoints import Training, training
 from tests.train.helpers import in_a_group, run_world
 from train.config import RunConfig
-from train.machine.processes import World
+from train.machine.distributed import World
 from train.run.checkpoint import TrainerState, load_checkpoint, read_state
 
 

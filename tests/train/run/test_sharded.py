@@ -15,7 +15,7 @@ from tests.processes import little_room, start
 from tests.train.checkpoints import TOKENIZER, Training, training
 from tests.train.helpers import REPOSITORY, in_a_group, pretrain_rank, run_world, trace, write_config
 from train.config import OptimizerConfig
-from train.machine.processes import ALONE, World, full_tensor, processes, shard
+from train.machine.distributed import ALONE, World, full_tensor, processes, shard
 from train.optimizer import build_optimizers
 from train.run.checkpoint import TrainerState, damage, load_checkpoint, newest_intact, save_checkpoint
 

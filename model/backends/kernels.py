@@ -20,14 +20,7 @@ from torch.nn.attention.flex_attention import flex_attention as flex_kernel
 
 from model.attention import fused, in_kernel_dtype, repeat_kv
 from model.loss import compute_dtype
-from model.masks import (
-    MaskSpec,
-    boolean_mask,
-    causal,
-    not_padding,
-    same_document,
-    within_window,
-)
+from model.masks import MaskSpec, boolean_mask, causal, not_padding, same_document, within_window
 
 # From this version on, varlen_attn takes grouped heads.
 TAKES_GROUPS = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 12)
@@ -43,12 +36,11 @@ HIDDEN = -1e30  # A score whose weight is zero.
 # -------------------------------------------------------------------------------------------------
 # sdpa: PyTorch picks the kernel. On a CPU, a sliding window is computed chunk by chunk.
 #
-#   chunks of keys      0   1   2   3      A chunk of queries sees its own keys and those of the
-#   chunk of queries    x   .   .   .      chunk before, no others. So attention costs two chunks a
-#                       x   x   .   .      token, however long the row is. A boolean mask over the
-#                       .   x   x   .      whole row gives the same numbers, but computes every
-#                       .   .   x   x      product: five times the time for a window of 16 in 512
-#                                          tokens.
+#   chunks of keys    0 1 2 3      A chunk of queries sees its own keys and those of the chunk
+#   chunk of queries  x . . .      before, no others: two chunks a token, however long the row is. A
+#                     x x . .      boolean mask over the whole row gives the same numbers, but
+#                     . x x .      computes every product: five times the time for a window of 16
+#                     . . x x      in 512 tokens.
 
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
@@ -71,11 +63,9 @@ def _two_chunks(x: Tensor, size: int) -> Tensor:
 def chunks_or_mask(spec: MaskSpec) -> Tensor | None:
     """Return which of two chunks of keys each query of a chunk sees: (B N, 1, C, 2 C).
 
-    This is for rows on a CPU with a short window, and without padding or cached tokens. For all
-    others it returns a `boolean_mask`.
+    This needs a CPU, a short window, no padding and no cache. Else it is a `boolean_mask`.
     """
-    queries = spec.query_positions
-    keys = spec.key_positions
+    queries, keys = spec.query_positions, spec.key_positions
     window = spec.sliding_window
     if window is None or queries.device.type != "cpu" or spec.attention_mask is not None:
         return boolean_mask(spec)
@@ -102,12 +92,11 @@ def chunks_or_mask(spec: MaskSpec) -> Tensor | None:
 # say all that our masks say: no score is computed that a mask would forbid.
 #
 #   documents   0 0 1 1 1 | 3 3 3 3 3      two rows of five tokens, three documents
-#   starts      0 2 5 5   | 0 5 5 5        per row, filled up with the row's length
-#                                          (data.packing.document_starts)
-#   cu_seqlens  0 2 5 5 5 5 10 10 10 10 10   all rows end to end, each with its end; two equal
-#                                            numbers are an empty document, which costs nothing
-#   padding         . . a b c | d e f g h      real tokens come first in their row, padding is a
-#   of the queries  0 1 1 2 2                  document of its own
+#   starts      0 2 5 5   | 0 5 5 5        per row, filled up with its length (data/packing.py)
+#   cu_seqlens  0 2 5 5 5 5 10 10 10 10 10   rows end to end, each with its end; two equal numbers
+#                                            are an empty document, which costs nothing
+#   padding     . . a b c | d e f g h      real tokens come first in their row, and padding is a
+#                                          document of its own
 
 
 @dataclass(frozen=True)
@@ -171,11 +160,9 @@ def lengths_or_mask(spec: MaskSpec) -> FlashMask:
 def sequences(spec: MaskSpec) -> Sequences:
     """Return the predicates of a MaskSpec as lengths.
 
-    The tokens of a document must be neighbours: an id that returns later in a row begins a new
-    document here. A window counts real tokens, so padding must be at an end of the row.
-
-    Each row begins with its documents. Behind them is one document more, which no real token
-    belongs to: padding, and the free room of a static cache. So shapes are fixed, and nothing is
+    The tokens of a document must be neighbours: an id that returns later begins a new document. A
+    window counts real tokens, so padding must be at an end of the row. It is one document more,
+    behind the others, with the free room of a static cache. So shapes are fixed, and nothing is
     read back from the GPU. The kernel aligns the queries and keys of a document at their ends.
     """
     B = spec.batch_size
@@ -202,13 +189,9 @@ def sequences(spec: MaskSpec) -> Sequences:
 
 
 def _cumulative(starts: Tensor, real: Tensor) -> Tensor:
-    """Return the beginnings of all documents, rows end to end, and the end of the last.
-
-    starts: (B, N). real: (B, n).
-    """
+    """Return where documents begin, rows end to end, and the last end: (B, N), (B, n) -> 1-d."""
     rows, length = real.shape
-    hidden = real.sum(1, keepdim=True)  # where padding begins, behind the documents
-    starts = torch.cat((starts, hidden), dim=1)
+    starts = torch.cat((starts, real.sum(1, keepdim=True)), dim=1)  # padding is behind them
     starts = starts + torch.arange(rows, device=real.device)[:, None] * length
     return F.pad(starts.flatten(), (0, 1), value=rows * length).int()
 
@@ -222,8 +205,7 @@ def _real_first(real: Tensor) -> Tensor:
 def find_starts(document_ids: Tensor) -> Tensor:
     """Find where documents begin in each row, filled up with T: (B, T) -> (B, N).
 
-    It is for batches without `document_starts`. It waits for the GPU once, to learn N, the most of
-    a row. A compiled model must know N in advance: then N is T.
+    It waits for the GPU, to learn N, the most of a row. A compiled model must know N: then it is T.
     """
     T = document_ids.shape[1]
     begins = F.pad(document_ids[:, 1:] != document_ids[:, :-1], (1, 0), value=True)
@@ -279,12 +261,10 @@ def block_mask(spec: MaskSpec) -> FlexMask:
 
 @cache
 def flex_kernel_compiled() -> Any:
-    """Compile FlexAttention into one fused kernel; uncompiled, it writes out every score.
-
-    It is compiled for each kind of mask, and for each length until PyTorch takes the length as a
-    variable. After eight times PyTorch would stop.
-    """
+    """Compile FlexAttention into one fused kernel; uncompiled, it writes out every score."""
     config = torch._dynamo.config
+    # It is compiled for each kind of mask, and for each length until PyTorch takes the length as a
+    # variable. After eight times PyTorch would stop.
     config.recompile_limit = max(config.recompile_limit, 64)
     return torch.compile(flex_kernel)
 
@@ -293,15 +273,14 @@ def flex_kernel_compiled() -> Any:
 # blocked: causal attention as matrix products over blocks of queries, the fastest way to train on
 # a CPU.
 #
-#   key    0 1 2 3 | 4 5 6 7      A block of queries multiplies the keys up to its own end and no
-#   query  x . . .                others, so almost half of the square is never computed. The query
-#          x x . .                heads that share a key/value head are rows of one matrix: nothing
-#          x x x .                is repeated, and a few large products replace many small ones.
-#          x x x x                The weights are kept for the backward pass, T * T / 2 per head, so
-#          ---------------        this is for rows of at most LONGEST tokens. PyTorch's kernel keeps
-#          x x x x | x . . .      none. It takes over beyond that, in float32 without gradients, in
-#                                 other dtypes, and if queries and keys differ in number
-#                                 (FINDINGS.md#backends).
+#   key    0 1 2 3 | 4 5 6 7   A block of queries multiplies the keys up to its own end, so almost
+#   query  x . . .             half of the square is never computed. The query heads that share a
+#          x x . .             key/value head are rows of one matrix: nothing is repeated, and a few
+#          x x x .             large products replace many small ones. The weights are kept for the
+#          x x x x             backward pass, T * T / 2 per head, so rows have at most LONGEST
+#          ---------------     tokens. PyTorch's kernel keeps none. It takes over beyond that, in
+#          x x x x | x . . .   float32 without gradients, in other dtypes, and if queries and keys
+#                              differ in number (FINDINGS.md#backends).
 
 
 def blocked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
@@ -325,14 +304,7 @@ class _Blocked(torch.autograd.Function):
     """q (B, H, T, D), k and v (B, H_kv, T, D), bias (B or 1, 1, T, T) or None -> (B, H, T, D)."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        bias: Tensor | None,
-        dtype: torch.dtype,
-    ) -> Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Any, dtype: Any) -> Tensor:
         ctx.dtypes = [x.dtype for x in (q, k, v)]
         kv_heads = k.shape[1]
         groups = q.shape[1] // kv_heads
@@ -363,9 +335,9 @@ class _Blocked(torch.autograd.Function):
         rows, keys, values, *weights = ctx.saved_tensors
         (grad,) = grad_outputs
         batch, heads, length, _ = grad.shape
+        head_dim = keys.shape[2]
         kv_heads = keys.shape[0] // batch
         groups = heads // kv_heads
-        head_dim = keys.shape[2]
         grad = _as_rows(grad, kv_heads)
         row_grads = []
         key_grad = torch.zeros_like(keys)

@@ -147,10 +147,9 @@ def test_the_command_prints_tables_and_writes_nothing(tmp_path):
     text = run_module("train.budget", path, "--memory-gb", 80, "--tflops", 0.001, "--mfu", 0.01).stdout
     run, _ = with_vocabulary(load_run_config(path))
     assert f"{LanguageModel(run.model).num_parameters():,}" in text
-    (line,) = [line for line in text.splitlines() if "minutes at 1%" in line]
-    seconds = (
-        run.max_steps * run.train.tokens_per_step * flops_per_token(on_meta(run.model), 32) / (0.001 * 1e12 * 0.01)
-    )
+    (line,) = [line for line in text.splitlines() if "minutes at 1e-05 TFLOPS" in line]
+    flops = run.max_steps * run.train.tokens_per_step * flops_per_token(on_meta(run.model), 32)
+    seconds = flops / (0.001 * 1e12 * 0.01)
     assert float(line.split("|")[-2].replace(",", "")) == pytest.approx(seconds / 60, abs=0.05)
     assert "bf16 on cuda" in run_module("train.budget", path, "--device", "cuda", "train.precision=auto").stdout
     assert sorted(tmp_path.rglob("*")) == before

@@ -1,8 +1,9 @@
-"""Compile a layer and a chunk of the loss, not the whole model: all layers are alike, so one compiled serves them all.
+"""Compile a layer and a chunk of the loss, not the whole model: one compiled layer serves them all.
 
-On a GPU that takes a quarter of the time that the whole model takes, and steps are as quick (FINDINGS.md#gpu). What is
-left runs as it is written: the embedding, the masks, the last norm. Evaluation and generation never see the compiled
-calls (model/transformer.py), because their shapes change too often.
+On a GPU that takes a quarter of the time that the whole model takes, and steps are as quick
+(FINDINGS.md#gpu). The rest runs as it is written: the embedding, the masks, the last norm.
+Evaluation and generation never see the compiled calls (model/transformer.py), because their shapes
+change too often.
 """
 
 from __future__ import annotations
@@ -25,22 +26,26 @@ from train.run.run import Run
 
 
 def compile_layers(lm: LanguageModel, **options: Any) -> None:
-    """In training mode, lm runs compiled from its next forward pass on: a graph for each kind of layer and one for a
-    chunk of the loss, for each shape of a batch. options: of torch.compile."""
+    """Compile what lm calls in training mode. options: of torch.compile.
+
+    There is a graph for each kind of layer and one for a chunk of the loss, for each shape.
+    """
     compiled = partial(torch.compile, dynamic=False, **options)
     lm.model.call_layer = compiled(DecoderLayer.__call__)
     lm.sum_loss = partial(cross_entropy_sum, of_chunk=compiled(loss_of_chunk))
 
 
 def compile_and_try(run: Run, stopped: Callable[[], int] = lambda: 0) -> None:
-    """Compile, and take one micro-batch forward and backward. Where `auto` chose it and it fails, nothing is compiled.
+    """Compile, and take one micro-batch forward and backward.
 
-    stopped: the signal that asked the run to stop, or 0. Ctrl-C reaches the compiler too, and that is not its fault.
+    If `auto` chose it and it fails, nothing is compiled. stopped: the signal that asked the run to
+    stop, or 0. Ctrl-C reaches the compiler too, and that is not the compiler's fault.
     """
     if run.device.device.type == "cpu":
-        # Compiled kernels then add up in an order that is always the same. The loop turns it off
+        # Compiled kernels then add up in an order that is always the same. The loop turns it off.
         torch.use_deterministic_algorithms(True, warn_only=True)
-        deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # it only takes time
+        # To fill memory only takes time.
+        deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     compile_layers(run.lm)
     gpus = [torch.cuda.current_device()] if run.device.device.type == "cuda" else []
 
@@ -55,13 +60,14 @@ def compile_and_try(run: Run, stopped: Callable[[], int] = lambda: 0) -> None:
                     run.lm.train()
                     loss, _ = losses(run, batch.to(run.device.device))
                     loss.backward()
-                    synchronize(run.device.device)  # an error of a GPU is raised when something waits for it
+                    synchronize(run.device.device)  # a GPU's error is raised when something waits
     except Exception as error:
-        # asked for: the error is the answer; on a GPU that has failed, whatever this process asks of it fails as well
-        is_fatal = run.config.train.compile is True or isinstance(error, InputError | torch.AcceleratorError)
-        if is_fatal and not stopped():
+        # A GPU that has failed fails in everything that this process asks of it.
+        is_fatal = isinstance(error, InputError | torch.AcceleratorError)
+        if (is_fatal or run.config.train.compile is True) and not stopped():
             raise
-        run.lm.model.call_layer, run.lm.sum_loss = DecoderLayer.__call__, cross_entropy_sum
+        run.lm.model.call_layer = DecoderLayer.__call__
+        run.lm.sum_loss = cross_entropy_sum
         if not stopped():
             problem = f"{type(error).__name__}: {str(error).splitlines()[0][:120]}"
             run.tracker.say(f"compile is off: it failed here ({problem})")

@@ -15,12 +15,29 @@ from types import CodeType, FrameType
 from typing import Any
 
 from configs.command import exit_on_bad_input
+from docs.tools.plain import figures_of
 from train.pretrain import main
 
 ROOT = Path(__file__).resolve().parents[2]
-ROOMS = ("configs", "model", "storyworld", "data", "train", "eval", "serve", "benchmarks", "notebooks")
+ROOMS = (
+    "configs",
+    "model",
+    "storyworld",
+    "data",
+    "train",
+    "eval",
+    "serve",
+    "benchmarks",
+    "notebooks",
+)
 FEW = ("data.source.documents=60", "data.source.validation_documents=8", "tracking.wandb=disabled")
-TWO_STEPS = (str(ROOT / "configs/demo.yaml"), "train.max_steps=2", "train.processes=1", "eval.hooks=[]", *FEW)
+TWO_STEPS = (
+    str(ROOT / "configs/demo.yaml"),
+    "train.max_steps=2",
+    "train.processes=1",
+    "eval.hooks=[]",
+    *FEW,
+)
 
 
 def lines_run(run: Callable[[], object]) -> dict[str, set[int]]:
@@ -75,11 +92,19 @@ def two_steps(folder: Path) -> dict[str, set[int]]:
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
         path = two_steps(Path(folder))
-    print(f"\n{'room':12s} {'lines':>8s} {'files':>6s}")
-    total = 0
+    columns = ("lines", "files", "characters", "a line", "wide", "packed", "relative", "comments")
+    print("\nwide, packed, comments: per 1,000 lines that are not blank\n")
+    print(f"{'room':12s}" + "".join(f"{name:>11s}" for name in columns))
     for room in (*ROOMS, "tests"):
-        texts = [file.read_text(encoding="utf-8") for file in (ROOT / room).rglob("*.py")]
-        print(f"{room:12s} {sum(text.count(chr(10)) for text in texts):8,} {len(texts):6,}")
+        files = list((ROOT / room).rglob("*.py"))
+        lines = sum(file.read_text(encoding="utf-8").count("\n") for file in files)
+        plain = figures_of(files)
+        share = 1000 / plain.lines
+        print(
+            f"{room:12s}{lines:11,}{len(files):11,}{plain.characters:11,}"
+            f"{plain.characters / plain.lines:11.1f}{plain.wide * share:11.1f}"
+            f"{plain.packed * share:11.1f}{plain.relative:11,}{plain.comments * share:11.1f}"
+        )
     print(f"\ntwo steps of the demo: {len(path)} files, {sum(map(len, path.values())):,} lines")
     for file, numbers in path.items():
         print(f"{len(numbers):8,}  {file}")

@@ -200,8 +200,10 @@ def predicted(guess: float | str | None, truth: float | str, unit: str = "") -> 
             verdict = f"you said {in_words(number / truth)} times as much"
     line = f"You said {said}, {right}: {verdict}."
     if guess is None:
-        again = "Go back to `guess = None`: what you guess first, you remember."
-        line = f"You made no guess; {right}. {again}"
+        line = (
+            f"You made no guess; {right}. Go back to `guess = None`: "
+            "what you guess first, you remember."
+        )
     print(translated(line))
 
 

@@ -40,16 +40,16 @@ class Stopped(Exception):
 def train(run: Run) -> None:
     """Take the steps that are left of the run.
 
-    Raises Stopped or NonFiniteLoss between two of them.
+    Raises Stopped or NonFiniteLoss (train/run/after_step.py) between two of them.
     """
     state = run.state
     device = run.device.device
     run.lm.train()  # as opposed to eval(): dropout is on
     run.meter.start()
     state.progress = agreed_progress(run)
-    is_over = False  # if compiling took all the minutes, one step is still taken
-    # DDP and FSDP2 divide gradients by the number of processes; `add_up_gradients` only adds them
-    # up
+    is_over = False  # at least one step is taken, even if compiling used up max_minutes
+    # DDP and FSDP2 average gradients over the processes, which the loss makes up for; on the cores
+    # of one CPU, where processes share memory, gradients are only added up
     divisor = 1 if run.world.memory is not None else run.world.size
     upcoming = run.source.upcoming(state.step, run.config.max_steps or sys.maxsize, run.lm)
     with closing(upcoming) as batches, run.tracker.first_step(state.step + 1):
@@ -59,9 +59,9 @@ def train(run: Run) -> None:
             # that waits for data is half a GPU.
             batch, waited = next_batch(run, batches)
 
-            # How many tokens do all processes train on in this step? Its loss is divided by their
-            # number once, so that every token weighs the same, whatever row, micro-batch or process
-            # it is in.
+            # What do all processes train on in this step? Its loss is divided once, by what the
+            # objective counts (tokens; in DPO pairs), so that every token weighs the same, whatever
+            # row, micro-batch or process it is in.
             counts = agree_on_counts(run, batch)
             scalars = first_scalars(run, batch)
 
@@ -78,7 +78,7 @@ def train(run: Run) -> None:
                             # pass
                             is_last = micro_batch is micro_batches[-1]
                             sync_gradients(state.forward, run.lm, run.world, wanted=is_last)
-                            loss, figures = losses(run, micro_batch, counts)  # sums over tokens
+                            loss, figures = losses(run, micro_batch, counts)  # sums, not means
                             run.scaler.scale(loss * (divisor / counts.trained)).backward()
                             for name, value in figures.items():
                                 sums[name] += value.detach()
@@ -102,8 +102,8 @@ def train(run: Run) -> None:
                     run.scaler.step(optimizer)
             if counts.trained:
                 # In fp16 small gradients would be 0, so the loss is multiplied by a large number
-                # before the backward pass (Micikevicius et al. 2018, arXiv 1710.03740). An overflow
-                # has skipped this step, and halves that number here.
+                # before the backward pass (Micikevicius et al. 2018, arXiv 1710.03740). After an
+                # overflow, may_step has refused this step, and the number is halved here.
                 run.scaler.update()
             run.lm.zero_grad()  # or the next backward pass would add to these gradients
 
@@ -162,7 +162,7 @@ class Attempts:
     """
 
     def __init__(self, run: Run, agree: bool = True):
-        """agree: all processes attempt this together."""
+        """agree: all processes make these passes together. False: each by itself, before training."""
         self.run = run
         self.agree = agree and run.world.memory is not None
         self.succeeded = False
@@ -197,15 +197,15 @@ class Attempts:
         run.lm.zero_grad()
         if self.random_on_gpu is not None:
             torch.cuda.empty_cache()
-        is_apart = run.world.size > 1 and not self.agree
-        if rows == 1 or is_apart or run.config.train.micro_batch_size != "auto":
+        cannot_agree = run.world.size > 1 and not self.agree
+        if rows == 1 or cannot_agree or run.config.train.micro_batch_size != "auto":
             fewer = f"train.micro_batch_size={rows // 2} or auto, " if rows > 1 else ""
             message = (
                 f"out of memory with {rows} rows of {run.source.row_length} tokens at a time: try "
                 f"{fewer}train.activation_checkpointing=true, a shorter data.sequence_length or a "
                 "smaller model"
             )
-            if run.world.rank and is_apart:  # only rank 0 prints its errors, and it has none
+            if run.world.rank and cannot_agree:  # only rank 0 prints its errors, and it has none
                 print(f"error in process {run.world.rank}: {message}", file=sys.stderr)
             raise InputError(message) from None
         run.state.micro_rows = rows // 2
@@ -219,11 +219,11 @@ class Attempts:
 
 
 def losses(run: Run, batch: Batch, counts: Counts | None = None) -> tuple[Tensor, Figures]:
-    """Return what is minimised and its parts by name: the objective's loss and the auxiliary
-    losses.
+    """Return the loss that is minimised, and its parts by name.
 
-    All are sums, auxiliary losses over real tokens and the loss over trained ones; here they get
-    the same divisor. counts: of the step. None = as if all tokens were trained.
+    All are sums. The loop divides everything by the trained count, so auxiliary losses, which are
+    sums over all real tokens, are multiplied by trained / tokens first. counts: of the step; None =
+    as if all tokens were trained.
     """
     with run.device.autocast():
         loss = run.objective.loss(run.state.forward, batch)
@@ -256,8 +256,9 @@ def clip_gradients(run: Run) -> Tensor:
 def may_step(run: Run, loss: Tensor, grad_norm: Tensor) -> bool:
     """Return whether optimizers may move the parameters: loss and gradient are finite.
 
-    On a GPU the CPU does not wait for the answer. Optimizers get it as `found_inf` and do nothing
-    at 1. The number of these steps is read later, and one too many stops all that follow.
+    On a GPU the CPU does not wait for the answer (not in fp16, see `gates_on_device`). Optimizers get
+    it as `found_inf` and do nothing at 1. After more than skip_non_finite such steps none moves the
+    weights, until the CPU reads their number and stops the run.
     """
     is_finite = loss.isfinite() & grad_norm.isfinite()
     if not run.gates_on_device:

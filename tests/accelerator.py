@@ -1,10 +1,13 @@
-"""An accelerator made of Python, on any machine: its tensors are not on the CPU, and what they compute is real.
+"""An accelerator made of Python, on any machine: its tensors are not on the CPU, and what they
+compute is real.
 
-A tensor of device `accel` holds one of the CPU, on which every operator runs. So a model trains on it and gets the
-numbers of a CPU. Two things are as on a GPU: a tensor of the CPU cannot be mixed in, and a number comes to the CPU by
-a copy, for which the program has to wait. `Accelerator.reads` lists these waits, with the function that caused each.
+A tensor of device `accel` holds one of the CPU, on which every operator runs. So a model trains on
+it and gets the numbers of a CPU. Two things are as on a GPU: a tensor of the CPU cannot be mixed
+in, and a number comes to the CPU by a copy, for which the program has to wait. `Accelerator.reads`
+lists these waits, with the function that caused each.
 
-PyTorch keeps a device for the rest of the process, with a thread for gradients: use it in a process of its own.
+PyTorch keeps a device for the rest of the process, with a thread for gradients: use it in a process
+of its own.
 """
 
 from __future__ import annotations
@@ -36,9 +39,13 @@ class _Module(_DummyBackendModule):
 
 
 def register() -> None:
-    """Make the device known to this process. Under autocast its matrix products are in 16 bits, as on a GPU."""
+    """Make the device known to this process.
+
+    Under autocast its matrix products are in 16 bits, as on a GPU.
+    """
     _setup_privateuseone_for_python_backend(NAME, backend_module=_Module())
-    torch.__future__.set_swap_module_params_on_conversion(True)  # a tied matrix stays one, as on its way to a GPU
+    # a tied matrix stays one, as on its way to a GPU
+    torch.__future__.set_swap_module_params_on_conversion(True)
     below = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
     everything = torch.library.Library("_", "IMPL")
     everything.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
@@ -81,7 +88,8 @@ class OnDevice(Tensor):
 
 
 class Accelerator(TorchDispatchMode):
-    """While it is active there is an accelerator. recording: write down who waits for it, in `reads`.
+    """While it is active there is an accelerator. recording: write down who waits for it, in
+    `reads`.
 
     reads: (operator, file, function) of each wait; the innermost place in Headlight's own code.
     """
@@ -95,7 +103,8 @@ class Accelerator(TorchDispatchMode):
         Accelerator.active = self
 
     def __enter__(self) -> Accelerator:
-        torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(1.0, device=…) makes it on the CPU and copies it
+        # torch.tensor(1.0, device=…) makes it on the CPU and copies it
+        torch._C._set_only_lift_cpu_tensors(True)
         return super().__enter__()
 
     def __exit__(self, *error) -> None:
@@ -106,7 +115,9 @@ class Accelerator(TorchDispatchMode):
         return self.compute(func, args, kwargs or {})
 
     def compute(self, func, args, kwargs):
-        """Run an operator on the CPU's tensors inside; the result is on the device where operands or `device` are."""
+        """Run an operator on the CPU's tensors inside; the result is on the device where operands
+        or `device` are.
+        """
         tensors = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, Tensor)]
         there = any(isinstance(x, OnDevice) for x in tensors)
         wanted = kwargs.get("device")

@@ -6,8 +6,10 @@ import sys
 os.environ.update(
     HEADLIGHT_LANG="en", HF_HUB_OFFLINE="1", WANDB_MODE="offline", WANDB_SILENT="true", TOKENIZERS_PARALLELISM="true"
 )
-os.environ["OMP_NUM_THREADS"] = "1"  # tiny models are quickest so, and test processes do not get in each other's way
-os.environ["OMP_WAIT_POLICY"] = "passive"  # where a test asks for two threads, they do not spin while they wait
+# tiny models are quickest so, and test processes do not get in each other's way
+os.environ["OMP_NUM_THREADS"] = "1"
+# where a test asks for two threads, they do not spin while they wait
+os.environ["OMP_WAIT_POLICY"] = "passive"
 if kernels := os.environ.get("ATEN_CPU_CAPABILITY"):  # as configs.command does for every command
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"/tmp/torchinductor_{kernels}")
 
@@ -18,13 +20,16 @@ import torch
 
 from model import LanguageModel, ModelConfig
 
-# a shell that starts the tests in the background lets them ignore Ctrl-C, and their processes with them
+# a shell that starts the tests in the background lets them ignore Ctrl-C, and their processes with
+# them
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class _NoPip:
-    """Refuses the lookup of `pip`, which makes setuptools step aside for the rest of the process (Python 3.11,
-    `_distutils_hack.spec_for_pip`), so that torch.compile fails in whatever test comes later. Better fail here."""
+    """Refuses the lookup of `pip`, which makes setuptools step aside for the rest of the process
+    (Python 3.11, `_distutils_hack.spec_for_pip`), so that torch.compile fails in whatever test
+    comes later. Better fail here.
+    """
 
     @staticmethod
     def find_spec(name, path=None, target=None):
@@ -48,7 +53,9 @@ def _seeded():
 
 @pytest.fixture
 def no_pictures(monkeypatch):
-    """Runs that end without the pictures of their heads, which take seconds to draw; the viewer is written."""
+    """Runs that end without the pictures of their heads, which take seconds to draw; the viewer is
+    written.
+    """
     import eval.hooks.attention  # before the patch: what it imported meanwhile would stay there
     from eval.pictures import heads as pictures
 
@@ -82,8 +89,9 @@ def tiny_config(**changes) -> ModelConfig:
 
 
 def random_model(config: ModelConfig, scale: float = 0.3) -> LanguageModel:
-    """A model whose every weight is random: at initialisation the output projections are zero, and a test on
-    an attention that adds nothing to the stream would pass whatever attention does."""
+    """A model whose every weight is random: at initialisation the output projections are zero, and
+    a test on an attention that adds nothing to the stream would pass whatever attention does.
+    """
     lm = LanguageModel(config)
     with torch.no_grad():
         for parameter in lm.parameters():

@@ -1,5 +1,6 @@
-"""Commands run in this process; and processes, forked from a server that has imported everything already, so that one
-starts in a tenth of a second instead of four."""
+"""Commands run in this process; and processes, forked from a server that has imported everything
+already, so that one starts in a tenth of a second instead of four.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +28,9 @@ _server.set_forkserver_preload(
 
 
 def run_module(module: str, *arguments, stdin: str = "") -> subprocess.CompletedProcess:
-    """What `python -m module arguments…` prints, and its exit code; in this process, which has imported torch."""
+    """What `python -m module arguments…` prints, and its exit code; in this process, which has
+    imported torch.
+    """
     found = importlib.import_module(module)
     if hasattr(found, "__path__"):
         found = importlib.import_module(f"{module}.__main__")
@@ -36,7 +39,8 @@ def run_module(module: str, *arguments, stdin: str = "") -> subprocess.Completed
 
 def run_main(main: Callable[[], int | None], *arguments, stdin: str = "") -> subprocess.CompletedProcess:
     """The same of a function that reads the command line itself."""
-    out, err = io.StringIO(), io.StringIO()
+    out = io.StringIO()
+    err = io.StringIO()
     with (
         mock.patch.object(sys, "argv", [main.__module__, *map(str, arguments)]),
         mock.patch.object(sys, "stdin", io.StringIO(stdin)),
@@ -49,7 +53,10 @@ def run_main(main: Callable[[], int | None], *arguments, stdin: str = "") -> sub
 
 
 def start(function: Callable, *arguments, **options) -> BaseProcess:
-    """Start function(*arguments, **options) in a process of its own. It must be importable by its name."""
+    """Start function(*arguments, **options) in a process of its own.
+
+    It must be importable by its name.
+    """
     process = _server.Process(target=function, args=arguments, kwargs=options)
     with chdir(Path(__file__).parents[1]):  # the server imports from where it is started, this tree
         process.start()
@@ -57,7 +64,9 @@ def start(function: Callable, *arguments, **options) -> BaseProcess:
 
 
 def exit_code(function: Callable, *arguments, **options) -> int | None:
-    """Run function(*arguments, **options) to its end in a process of its own; minus the signal that killed it."""
+    """Run function(*arguments, **options) to its end in a process of its own; minus the signal that
+    killed it.
+    """
     process = start(function, *arguments, **options)
     process.join(timeout=300)
     return process.exitcode

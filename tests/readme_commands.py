@@ -8,22 +8,24 @@ Every fenced code block counts; its language says what becomes of it:
     python           the block is run as it stands by .venv/bin/python, in the repository's root
     yaml             the block is checked as a config; without `extends` of its own it extends base.yaml
 
-What cannot be run like that is tagged by HTML comments (a reader does not see them on the page), each on its own line
-directly above the fence:
+What cannot be run like that is tagged by HTML comments (a reader does not see them on the page),
+each on its own line directly above the fence:
 
     <!-- needs: gpu -->               or a network, Windows, a person, a file that one must bring: skipped
     <!-- slow: 7 minutes -->          takes more than a minute, or makes or changes .venv: --quick leaves it out
     <!-- not a command: a story -->   what a run prints, a folder, …: nothing to run
     <!-- slow: 7 minutes `make demo` -->   for those commands alone that contain this text
 
-A command that is neither tagged nor recognised (PROGRAMS below) is an error, and so is a tag that fits nothing.
+A command that is neither tagged nor recognised (PROGRAMS below) is an error, and so is a tag that
+fits nothing.
 
-All runs in a fresh copy of the working tree: your runs/ are neither used nor touched. Without --quick the copy makes
-its own .venv, as a newcomer would: packages are downloaded, and it takes hours (`make readme`). With --quick (`make
-readme-quick`, a part of CI) it borrows the .venv that this script runs in, and every training is a short one: the
-same command with the overrides SHORT.
+All runs in a fresh copy of the working tree: your runs/ are neither used nor touched. Without
+--quick the copy makes its own .venv, as a newcomer would: packages are downloaded, and it takes
+hours (`make readme`). With --quick (`make readme-quick`, a part of CI) it borrows the .venv that
+this script runs in, and every training is a short one: the same command with the overrides SHORT.
 
-One line a command: ok, skipped or failed, seconds, page and line, command, reason. The exit code is 1 if one failed.
+One line a command: ok, skipped or failed, seconds, page and line, command, reason. The exit code is
+1 if one failed.
 """
 
 from __future__ import annotations
@@ -42,7 +44,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ("README.md", "docs/install.md", "docs/runs.md", "docs/faq.md")
-PROGRAMS = r"([A-Z_]+=\S+ )*(make|\.venv/bin/\w+|python3? -m venv|torchrun|git|bash) "  # with a space after each
+# with a space after each
+PROGRAMS = r"([A-Z_]+=\S+ )*(make|\.venv/bin/\w+|python3? -m venv|torchrun|git|bash) "
 CHANGES_VENV = r"-m venv|pip install|make (clean|install)|\brm "
 TAG = re.compile(r"<!--\s*(needs|slow|not a command):\s*([^`]*?)\s*(?:`([^`]+)`)?\s*-->")
 MAKE_TRAINS = {
@@ -60,7 +63,10 @@ SECONDS = 2 * 3600  # a command that hangs ends here
 
 @dataclass
 class Command:
-    """One thing to run. kind: shell, python or yaml; skip, slow: why it is not run, or not with --quick."""
+    """One thing to run.
+
+    kind: shell, python or yaml; skip, slow: why it is not run, or not with --quick.
+    """
 
     kind: str
     text: str
@@ -121,7 +127,9 @@ def read(text: str, page: str) -> list[Command]:
 
 
 def in_short(command: Command) -> str:
-    """A training command with overrides that end it after three steps; "" for a command that does not train."""
+    """A training command with overrides that end it after three steps; "" for a command that does
+    not train.
+    """
     title = MAKE_TRAINS.get(command.title, command.title)
     if not re.search(r"-m train\.(pretrain|sft) \S+\.yaml", title):
         return ""
@@ -142,7 +150,9 @@ def arguments(command: Command, folder: Path, quick: bool) -> list[str]:
 
 
 def fresh_copy(folder: Path, quick: bool) -> dict[str, str]:
-    """What git knows of the working tree; returns a newcomer's environment, in which no venv is active."""
+    """What git knows of the working tree; returns a newcomer's environment, in which no venv is
+    active.
+    """
     listing = ["git", "-C", str(ROOT), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     for name in subprocess.run(listing, check=True, capture_output=True, text=True).stdout.split("\0"):
         if name and (ROOT / name).is_file():  # else deleted, and not committed yet
@@ -152,7 +162,9 @@ def fresh_copy(folder: Path, quick: bool) -> dict[str, str]:
     environment = {key: value for key, value in os.environ.items() if key not in ours}
     paths = os.environ.get("PATH", "").split(os.pathsep)
     environment["PATH"] = os.pathsep.join(path for path in paths if not (Path(path).parent / "pyvenv.cfg").exists())
-    if quick:  # a .venv of links to the one that runs this, which make takes for ready; its tree is that of the copy
+    # a .venv of links to the one that runs this, which make takes for ready; its tree is that of
+    # the copy
+    if quick:
         (folder / ".venv").mkdir()
         for entry in Path(sys.prefix).iterdir():
             if entry.name not in ("installed", "ready"):
@@ -177,7 +189,9 @@ def main() -> int:
         environment = {} if options.list else fresh_copy(folder, options.quick)
         for command in commands:
             reason = command.skip or (command.slow if options.quick and not in_short(command) else "")
-            status, seconds, said = "skipped" if reason else "ok", 0.0, ""
+            status = "skipped" if reason else "ok"
+            seconds = 0.0
+            said = ""
             if not reason and not options.list:
                 start = time.perf_counter()
                 done = subprocess.run(
@@ -186,7 +200,8 @@ def main() -> int:
                 )  # fmt: skip
                 seconds = time.perf_counter() - start
                 if done.returncode:
-                    failed, status = failed + 1, "failed"
+                    failed = failed + 1
+                    status = "failed"
                     said = "\n".join([*done.stdout.rstrip().splitlines()[-15:], f"exit code {done.returncode}"])
             why = f"   ({reason})" if reason else ""
             print(f"{status:8}{seconds:5.0f} s  {command.place:<19}  {command.title}{why}", flush=True)

@@ -16,7 +16,8 @@ def imports_in(folder: Path, *rooms: str) -> dict[str, set[str]]:
     names = {".".join(file.relative_to(folder).with_suffix("").parts).removesuffix(".__init__"): file for file in files}
     found: dict[str, set[str]] = {}
     for name, file in names.items():
-        package, named = name if file.stem == "__init__" else name.rpartition(".")[0], set()
+        package = name if file.stem == "__init__" else name.rpartition(".")[0]
+        named = set()
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Import):
                 named |= {alias.name for alias in node.names}
@@ -31,8 +32,10 @@ def imports_in(folder: Path, *rooms: str) -> dict[str, set[str]]:
 
 def test_no_circle_of_files():
     imports = imports_in(ROOT, *ROOMS)
-    assert sum(map(len, imports.values())) > 300  # the graph is not empty because nothing was resolved
-    TopologicalSorter(imports).prepare()  # raises CycleError, with the circle: move what both need into a third file
+    # the graph is not empty because nothing was resolved
+    assert sum(map(len, imports.values())) > 300
+    # raises CycleError, with the circle: move what both need into a third file
+    TopologicalSorter(imports).prepare()
 
 
 def test_a_circle_is_found_however_it_is_written(tmp_path):

@@ -1,7 +1,7 @@
 """Memory does not grow: not over 300 steps of training, not over 2,000 answers of the server.
 
-Live tensors are counted: one that is kept at every step is seen at once, however small it is. Resident memory shows
-what is kept elsewhere; malloc alone makes it differ by a few MB.
+Live tensors are counted: one that is kept at every step is seen at once, however small it is.
+Resident memory shows what is kept elsewhere; malloc alone makes it differ by a few MB.
 """
 
 import gc
@@ -18,7 +18,8 @@ from tests.train.helpers import at_each_step, pretrain_rank, run_world, write_co
 
 pytestmark = pytest.mark.slow
 
-MORE_TENSORS, MORE_MB = 8, 6  # a server may be in the middle of something
+MORE_TENSORS = 8
+MORE_MB = 6  # a server may be in the middle of something
 
 
 def memory() -> tuple[int, int]:
@@ -39,7 +40,8 @@ def watched_rank(config) -> None:
     looks = []
 
     def look(run) -> None:
-        if run.state.step > 100 and run.state.step % 50 == 1:  # the step before ended with an evaluation and a save
+        # the step before ended with an evaluation and a save
+        if run.state.step > 100 and run.state.step % 50 == 1:
             looks.append(memory())
             config.with_name("looks.json").write_text(json.dumps(looks))
 
@@ -56,7 +58,8 @@ def test_training(tmp_path):
 
 
 def test_serving(folder):  # noqa: F811
-    looks, said = [], [{"role": "user", "content": "Who has the ball?"}]
+    looks = []
+    said = [{"role": "user", "content": "Who has the ball?"}]
     many = httpx.Client(timeout=600, limits=httpx.Limits(max_connections=8))
     with serving(folder) as (address, _), many as client, ThreadPoolExecutor(8) as pool:
 

@@ -1,5 +1,5 @@
-"""Windows, macOS and terminals without UTF-8, as far as can be told from Linux: the branches for them, taken. What was
-never run on a Mac or on Windows is not proven by this, only made likely.
+"""Windows, macOS and terminals without UTF-8, as far as can be told from Linux: the branches for
+them, taken. What was never run on a Mac or on Windows is not proven by this, only made likely.
 """
 
 from __future__ import annotations

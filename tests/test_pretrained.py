@@ -1,4 +1,6 @@
-"""The models of pretrained/: small, whole, of today's configs, and as good as when they were trained."""
+"""The models of pretrained/: small, whole, of today's configs, and as good as when they were
+trained.
+"""
 
 from itertools import islice
 
@@ -15,7 +17,8 @@ from storyworld import tell
 from train.config import RunConfig
 
 RUNS = sorted(path.parent.name for path in PRETRAINED.glob("*/result.json"))
-FILES = ("*.*", "attention/*.npz", "attention/*.jsonl", "checkpoints/*", "checkpoints/*/*")  # .gitignore has the rest
+# .gitignore has the rest
+FILES = ("*.*", "attention/*.npz", "attention/*.jsonl", "checkpoints/*", "checkpoints/*/*")
 BITS = {"demo": 0.3090, "reader_sft": 5.7206, "small": 0.7610}  # a byte of 20 held-out stories
 MOST_BYTES = 15_000_000
 every_run = pytest.mark.parametrize("name", RUNS)
@@ -39,7 +42,8 @@ def test_each_is_of_todays_config(name):
 
 @every_run
 def test_each_is_whole_and_as_good_as_it_was(name):
-    run, problems = PRETRAINED / name, list[str]()
+    run = PRETRAINED / name
+    problems = list[str]()
     result = read_json(run / "result.json")
     assert [*checkpoints_of(run)] == [result["step"]]
     assert (

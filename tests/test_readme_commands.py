@@ -1,4 +1,6 @@
-"""The commands of README and of some guides: how they are read and run, and what the Makefile's own ones do."""
+"""The commands of README and of some guides: how they are read and run, and what the Makefile's own
+ones do.
+"""
 
 import re
 import shutil

@@ -1,8 +1,9 @@
-"""What PyTorch's two operators for attention over documents compute, by their documentation, on any device.
+"""What PyTorch's two operators for attention over documents compute, by their documentation, on any
+device.
 
-Rows of several documents laid end to end: query (total, H, D), key and value (total, H_kv, D), and cumulative lengths.
-The gradient is written out, because an operator below autograd has none of its own. What the kernel takes for granted,
-and reads beyond its memory without, is checked.
+Rows of several documents laid end to end: query (total, H, D), key and value (total, H_kv, D), and
+cumulative lengths. The gradient is written out, because an operator below autograd has none of its
+own. What the kernel takes for granted, and reads beyond its memory without, is checked.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ def exact(x: Tensor) -> Tensor:
 
 
 def documents(q: Tensor, k: Tensor, cu_q: Tensor, cu_k: Tensor, scale: float, window: list[int]) -> Iterator[Document]:
-    """Of each document that is not empty: its queries, its keys, its weights (H, queries, keys). Ends are aligned."""
+    """Of each document that is not empty: its queries, its keys, its weights (H, queries, keys).
+
+    Ends are aligned.
+    """
     ends = [cu.tolist() for cu in (cu_q, cu_k)]
     for q0, q1, k0, k1 in zip(ends[0], ends[0][1:], ends[1], ends[1][1:], strict=False):
         if q0 == q1:
@@ -34,13 +38,16 @@ def documents(q: Tensor, k: Tensor, cu_q: Tensor, cu_k: Tensor, scale: float, wi
 
 
 def forward(q, k, v, cu_q, cu_k, max_q, max_k, is_causal=False, scale=None, window=(-1, 0), enable_gqa=False, *rest):
-    """torch_attn::_varlen_attn: the output, the logarithm of the sums (unused here), the random state (unused)."""
+    """torch_attn::_varlen_attn: the output, the logarithm of the sums (unused here), the random
+    state (unused).
+    """
     for x, cu, longest in ((q, cu_q, max_q), (k, cu_k, max_k)):
         assert cu.dtype == torch.int32
         assert (cu[0], cu[-1]) == (0, len(x))
         assert 0 <= (cu[1:] - cu[:-1]).min() <= (cu[1:] - cu[:-1]).max() <= longest
     assert enable_gqa == (q.shape[1] != k.shape[1])
-    out, groups = torch.zeros_like(q), q.shape[1] // k.shape[1]
+    out = torch.zeros_like(q)
+    groups = q.shape[1] // k.shape[1]
     for queries, keys, weights in documents(q, k, cu_q, cu_k, scale or q.shape[-1] ** -0.5, window):
         values = exact(v[keys].repeat_interleave(groups, dim=1))
         out[queries] = torch.einsum("hqk,khd->qhd", weights, values).to(q.dtype)
@@ -49,10 +56,12 @@ def forward(q, k, v, cu_q, cu_k, max_q, max_k, is_causal=False, scale=None, wind
 
 def backward(grad, q, k, v, out, lse, cu_q, cu_k, max_q, max_k, is_causal, rng_state, scale=None, window=(-1, 0)):
     """torch_attn::_varlen_attn_backward: the gradients of query, key and value."""
-    scale, groups = scale or q.shape[-1] ** -0.5, q.shape[1] // k.shape[1]
+    scale = scale or q.shape[-1] ** -0.5
+    groups = q.shape[1] // k.shape[1]
     grads = [torch.zeros(x.shape) for x in (q, k, v)]
     for queries, keys, weights in documents(q, k, cu_q, cu_k, scale, window):
-        above, result = grad[queries].float(), out[queries].float()
+        above = grad[queries].float()
+        result = out[queries].float()
         repeated = [x[keys].repeat_interleave(groups, dim=1).float() for x in (k, v)]
         of_weights = torch.einsum("qhd,khd->hqk", above, repeated[1])
         of_scores = weights * (of_weights - (above * result).sum(-1).T[..., None]) * scale

@@ -34,7 +34,9 @@ def drawn(count: int) -> settings:
 
 @st.composite
 def mutated(draw: st.DrawFn, value: Any) -> Any:
-    """A copy with one value, anywhere in it, replaced, removed, put into a list or taken from another place."""
+    """A copy with one value, anywhere in it, replaced, removed, put into a list or taken from
+    another place.
+    """
     value = copy.deepcopy(value)
     places = list(_places(value))
     (inside, key), (other, place) = (places[draw(st.integers(0, len(places) - 1))] for _ in range(2))

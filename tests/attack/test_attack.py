@@ -1,6 +1,8 @@
-"""What comes from outside may be anything: a command does its work, or says in one line what is wrong (exit code 2).
+"""What comes from outside may be anything: a command does its work, or says in one line what is
+wrong (exit code 2).
 
-One test a boundary: YAML, records and their files, model directories of others, a damaged run, requests.
+One test a boundary: YAML, records and their files, model directories of others, a damaged run,
+requests.
 """
 
 import gzip
@@ -135,7 +137,9 @@ def trained(tmp_path_factory) -> Path:
 @given(DATA)
 @drawn(15)
 def test_a_damaged_run_continues_or_is_refused_in_one_line(trained, tmp_path, data):
-    """Its own files are trusted once their checksum is right: what is wrong is found before anything is lost."""
+    """Its own files are trusted once their checksum is right: what is wrong is found before
+    anything is lost.
+    """
     shutil.rmtree(tmp_path / "runs", ignore_errors=True)
     run = shutil.copytree(trained.parent / "runs", tmp_path / "runs") / "tiny"
     ours = (".json", ".jsonl", ".safetensors", ".yaml")

@@ -1,4 +1,6 @@
-"""Projects beside each other: a stand-in for nanoGPT, a program of its own that prints lines in nanoGPT's format."""
+"""Projects beside each other: a stand-in for nanoGPT, a program of its own that prints lines in
+nanoGPT's format.
+"""
 
 import json
 import math
@@ -43,7 +45,8 @@ def stand_in(given, broken=False):
 @pytest.fixture(autouse=True)
 def only_nanogpt(monkeypatch):
     """The others would take minutes."""
-    train, figures = compare.train, {"command": "", "seconds": 1.0}
+    train = compare.train
+    figures = {"command": "", "seconds": 1.0}
     monkeypatch.setattr(compare, "train", lambda p, *rest: train(p, *rest) if p.name == "nanoGPT" else figures)
 
 
@@ -56,10 +59,12 @@ def test_figures_are_read_from_what_a_project_prints(given):
     assert "--max_iters=2000" in run["command"]
     assert [nats for _, nats, _ in run["held_out"]] == [3.0, 2.0, 1.5]
     first, second, end = (seconds for seconds, *_ in run["held_out"])
-    assert second - first == pytest.approx(0.2, abs=0.15)  # three looks at its log and a busy machine
+    # three looks at its log and a busy machine
+    assert second - first == pytest.approx(0.2, abs=0.15)
     assert end <= run["seconds"]
     assert run["first_step_s"] == pytest.approx(first, abs=0.1)
-    assert 0.4 < run["tokens_per_s"] * 0.1 / (10 * 768) < 1.1  # ten steps of 12 rows of 64 in 0.1 s, or later
+    # ten steps of 12 rows of 64 in 0.1 s, or later
+    assert 0.4 < run["tokens_per_s"] * 0.1 / (10 * 768) < 1.1
     bits = 1.5 / math.log(2) * len(TEXT) / len(TEXT.encode())
     row = rows_of(done.stdout)["nanoGPT"]
     assert float(row[0]) == pytest.approx(bits, abs=0.02)
@@ -80,7 +85,9 @@ def test_a_broken_project_is_reported_in_its_row_and_the_others_go_on(given):
 
 
 def test_nanogpt_reads_the_same_characters_and_holds_out_the_same(tmp_path):
-    """Against the ids, the split and the vocabulary as its data/shakespeare_char/prepare.py defines them."""
+    """Against the ids, the split and the vocabulary as its data/shakespeare_char/prepare.py defines
+    them.
+    """
     (tmp_path / "text.txt").write_text(TEXT, encoding="utf-8")
     overrides = [f"data.source={tmp_path / 'text.txt'}", f"output_dir={tmp_path}"]
     data = prepare(load_run_config("configs/shakespeare_char.yaml", overrides).data, tmp_path)
@@ -115,6 +122,8 @@ def test_the_probabilities_of_what_may_follow_add_up_to_one():
 
 
 def test_two_characters_that_take_turns_are_predicted_as_the_formula_says():
-    """After "a" came "b", four times of four, so P(b) = (4 + 1 * P1(b)) / (4 + 1), where P1(b) is one half."""
+    """After "a" came "b", four times of four, so P(b) = (4 + 1 * P1(b)) / (4 + 1), where P1(b) is
+    one half.
+    """
     share = (4 + 0.5) / 5
     assert ngram.bits_per_byte("ab" * 4, "ab", 2) * 2 == pytest.approx(-math.log2(0.5) - math.log2(share))

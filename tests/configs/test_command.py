@@ -36,7 +36,8 @@ def test_a_command_ends_with_one_line_and_a_code(capsys, error, code, line):
 
 def test_a_command_whose_output_nobody_reads_ends_like_others(tmp_path):
     """`… | head -1`"""
-    script, pipe = tmp_path / "command.py", subprocess.PIPE
+    script = tmp_path / "command.py"
+    pipe = subprocess.PIPE
     script.write_text(
         "import sys\nfrom configs.command import *\ndef command():\n    sys.stdin.read()\n    print('x' * 500_000)\n"
         "exit_on_bad_input(command)\n"
@@ -50,7 +51,8 @@ def test_a_command_whose_output_nobody_reads_ends_like_others(tmp_path):
 def test_a_file_of_a_command_runs_like_its_module():
     """Python puts the folder of a file that it runs before its own modules."""
     names = {file.stem for room in ROOMS for file in (ROOT / room).rglob("*.py")}
-    assert names & {*sys.stdlib_module_names} <= {"__main__", "__future__"}  # data/inspect is a folder that gives way
+    # data/inspect is a folder that gives way
+    assert names & {*sys.stdlib_module_names} <= {"__main__", "__future__"}
     found = subprocess.run(
         [sys.executable, "data/prepare.py", "--help"], cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}
     )

@@ -36,11 +36,14 @@ def test_a_disk_that_fills_up_at_any_byte_of_a_line_leaves_the_lines_before_it(t
 
 
 def test_a_log_torn_at_any_byte_is_read_without_a_word(tmp_path):
-    whole, file, said = written(tmp_path / "log.jsonl"), tmp_path / "torn.jsonl", []
+    whole = written(tmp_path / "log.jsonl")
+    file = tmp_path / "torn.jsonl"
+    said = []
     ends = [i + 1 for i, byte in enumerate(whole) if byte == ord("\n")]
     for length in range(len(whole)):
         file.write_bytes(whole[:length])
-        complete = sum(end <= length for end in ends) + (length + 1 in ends)  # only the line end is missing
+        # only the line end is missing
+        complete = sum(end <= length for end in ends) + (length + 1 in ends)
         assert read_lines(file, said.append) == RECORDS[:complete]
     assert said == []
 
@@ -50,7 +53,8 @@ def test_a_log_torn_at_any_byte_is_read_without_a_word(tmp_path):
     [b'{"step": 4, "los{"step": 5}', b"\xff\xfe", b"[1]", b"1" * 5000, b"[" * 9000, b'{"step": -1}', b"\0" * 99],
 )
 def test_a_damaged_line_in_the_middle_is_named_and_skipped(tmp_path, damaged):
-    file, said = tmp_path / "log.jsonl", []
+    file = tmp_path / "log.jsonl"
+    said = []
     written(file, RECORDS[:2])
     file.write_bytes(file.read_bytes() + damaged + b"\n")
     written(file, RECORDS[2:])
@@ -85,14 +89,15 @@ def test_a_value_of_another_type_is_named_by_its_key(tmp_path):
         read_json(tmp_path / "a.json", dict[str, dict[str, int]])
 
 
-# ---------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # names of runs
 
 
 @pytest.fixture
 def shipped(tmp_path, monkeypatch):
     """A working directory beside a repository with pretrained/demo."""
-    repository, here = tmp_path / "repository", tmp_path / "here"
+    repository = tmp_path / "repository"
+    here = tmp_path / "here"
     (repository / "pretrained" / "demo").mkdir(parents=True)
     here.mkdir()
     monkeypatch.setattr("configs.files.ROOT", repository)
@@ -115,7 +120,8 @@ def test_of_several_processes_one_says_it(shipped, monkeypatch, capsys):
 
 
 def test_what_exists_is_never_diverted(shipped, capsys):
-    half, empty = Path("runs/demo"), Path("demo")
+    half = Path("runs/demo")
+    empty = Path("demo")
     half.mkdir(parents=True)
     assert run_path("demo") == run_path(half) == half
     empty.mkdir()

@@ -1,4 +1,6 @@
-"""No key does nothing: each one of `model:` changes the network, each one of `train:` and `eval:` the run."""
+"""No key does nothing: each one of `model:` changes the network, each one of `train:` and `eval:`
+the run.
+"""
 
 import json
 import zlib
@@ -71,7 +73,8 @@ def cases(text: str, prefix: str = "") -> dict[str, tuple[str, ...]]:
     return {prefix + change: tuple(given.split()) for given, changes in lines for change in changes.split()}
 
 
-MODEL_CASES, RUN_CASES = cases(MODEL, "model."), cases(RUN)
+MODEL_CASES = cases(MODEL, "model.")
+RUN_CASES = cases(RUN)
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +84,9 @@ def folder(tmp_path_factory) -> Path:
 
 @cache
 def network(config: Path, overrides: tuple[str, ...]) -> list:
-    """Shapes, logits with and without dropout, and the load-balancing loss, of a model whose weights are all random."""
+    """Shapes, logits with and without dropout, and the load-balancing loss, of a model whose
+    weights are all random.
+    """
     torch.manual_seed(0)
     lm = LanguageModel(load_run_config(config, ["model.vocab_size=192", *overrides]).model)
     if not any("mimetic" in one for one in overrides):
@@ -100,16 +105,20 @@ def network(config: Path, overrides: tuple[str, ...]) -> list:
 
 @pytest.mark.parametrize("change", MODEL_CASES)
 def test_a_key_of_the_model_changes_the_network(folder, change):
-    config, given = write_config(folder), MODEL_CASES[change]
+    config = write_config(folder)
+    given = MODEL_CASES[change]
     assert network(config, (*given, change)) != network(config, given)
 
 
 @cache
 def outcome(config: Path, overrides: tuple[str, ...]) -> list:
-    """All figures of a short run, the files that it leaves, and what it said about its samples and heads."""
+    """All figures of a short run, the files that it leaves, and what it said about its samples and
+    heads.
+    """
     run = config.parent / f"run{zlib.crc32(' '.join(overrides).encode())}"
     pretrain(config, f"name={run.name}", f"output_dir={config.parent}", *overrides)
-    samples, index = run / "samples.jsonl", run / "attention/index.jsonl"
+    samples = run / "samples.jsonl"
+    index = run / "attention/index.jsonl"
     heads = [json.loads(line) | {"time_s": 0} for line in index.read_text().splitlines()] if index.exists() else []
     maps = sorted((file.name, file.stat().st_size) for file in run.glob("attention/*.npz"))
     files = sorted(str(path.relative_to(run)) for path in run.rglob("*") if "png" not in path.suffix)
@@ -121,7 +130,8 @@ def outcome(config: Path, overrides: tuple[str, ...]) -> list:
 def test_a_key_of_the_run_changes_the_run(folder, no_pictures, change):
     train = {"checkpoint_every": 0, "keep_last": 9, "compile": False, "processes": 1}
     evaluation = {"every": 4, "sample_tokens": 6, "attention": {"every": 0, "max_tokens": 12}}
-    config, given = write_config(folder, train=train, eval=evaluation), RUN_CASES[change]
+    config = write_config(folder, train=train, eval=evaluation)
+    given = RUN_CASES[change]
     assert outcome(config, (*given, change)) != outcome(config, given)
 
 
@@ -129,7 +139,8 @@ def test_every_key_is_shown_by_a_test():
     shown = [case.partition("=")[0] for case in MODEL_CASES | RUN_CASES]
     keys = [".".join(path) for path, _ in fields(RunConfig)]
     assert [key for key in keys if not (
-        any(f"{other}.".startswith(f"{key}.") for other in shown)  # a section is shown by what is in it
+        # a section is shown by what is in it
+        any(f"{other}.".startswith(f"{key}.") for other in shown)
         or any(f"{key}.".startswith(f"{one}.") for one in SHOWN_ELSEWHERE)
     )] == []  # fmt: skip
 

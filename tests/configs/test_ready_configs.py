@@ -39,7 +39,8 @@ def test_tinystories(tmp_path, stories):
     write(tmp_path / "hub/train.jsonl", [{"text": text} for text in [*stories, stories[0]]])
     write(tmp_path / "hub/validation.jsonl", [{"text": text} for text in stories[:20]])
     directory, manifest = run("tinystories", tmp_path, f"data.source.name={tmp_path}/hub")
-    assert [manifest[part]["documents"] for part in ("train", "validation")] == [480, 20]  # no held-out story in both
+    # no held-out story in both
+    assert [manifest[part]["documents"] for part in ("train", "validation")] == [480, 20]
     assert manifest["read"]["duplicates"] == 21
     assert metrics(directory)
 
@@ -108,8 +109,10 @@ def test_minimind_pretraining_and_then_chat(tmp_path, stories):
     [("gqa_matched", "mha"), ("mqa_matched", "mha"), ("demo_gqa_matched", "demo"), ("demo_mqa_matched", "demo")],
 )
 def test_matched_configs_differ_in_heads_and_width_alone_and_have_as_many_parameters(matched, whole):
-    config, baseline = load_run_config(f"configs/{matched}.yaml"), load_run_config(f"configs/{whole}.yaml")
-    ours, theirs = config.identity(), baseline.identity()
+    config = load_run_config(f"configs/{matched}.yaml")
+    baseline = load_run_config(f"configs/{whole}.yaml")
+    ours = config.identity()
+    theirs = baseline.identity()
     differing = {key for key in ours if ours[key] != theirs[key]}
     assert differing == {"model.num_key_value_heads", "model.intermediate_size"}
     assert parameters(config) == pytest.approx(parameters(baseline), rel=0.005)
@@ -119,7 +122,8 @@ def test_the_three_models_differ_in_heads_and_width_alone_and_have_as_many_param
     baseline, *others = [run.config for run in plan("configs/three_models.yaml", [], seeds=1)]
     assert [config.model.kv_heads for config in (baseline, *others)] == [4, 2, 1]
     for config in others:
-        ours, theirs = config.identity(), baseline.identity()
+        ours = config.identity()
+        theirs = baseline.identity()
         differing = {key for key in ours if ours[key] != theirs[key]}
         assert differing == {"model.num_key_value_heads", "model.intermediate_size"}
         assert parameters(config) == pytest.approx(parameters(baseline), rel=0.003)

@@ -61,4 +61,5 @@ def test_names_that_a_run_may_have():
 def test_names_stand_left_and_figures_right_whatever_is_in_a_cell():
     page = table(["name", "x"], [["a|b", "1,000"], ["two\nlines", 2], ["中文", 3], ["e\u0301t", 4]]).splitlines()
     assert page[:3] == ["| name      |     x |", "| --------- | ----: |", "| a\\|b      | 1,000 |"]
-    assert {columns(line) for line in page} == {columns(page[0])}  # what a terminal shows, not characters
+    # what a terminal shows, not characters
+    assert {columns(line) for line in page} == {columns(page[0])}

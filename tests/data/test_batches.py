@@ -19,7 +19,8 @@ TOKENIZER = train_tokenizer(TokenizerConfig(kind="byte"), [])
 @pytest.fixture
 def stream(tmp_path):
     """20 documents whose tokens are all different, so that each can be followed: ids 20, 21, 22, …"""
-    ids, next_id = [], 20
+    ids = []
+    next_id = 20
     for length in range(1, 21):
         ids += [TOKENIZER.bos_id, *range(next_id, next_id + length), TOKENIZER.eos_id]
         next_id += length
@@ -36,7 +37,8 @@ def document_rows(stream, length=16, **order):
 
 
 def test_a_batch_is_a_pure_function_of_seed_and_k(stream):
-    one, other = batches(stream), batches(stream)
+    one = batches(stream)
+    other = batches(stream)
     forwards = [one.batch(k)["input_ids"] for k in range(12)]
     backwards = [other.batch(k)["input_ids"] for k in reversed(range(12))][::-1]
     assert all(torch.equal(a, b) for a, b in zip(forwards, backwards, strict=True))
@@ -44,7 +46,8 @@ def test_a_batch_is_a_pure_function_of_seed_and_k(stream):
 
 
 def test_every_token_appears_exactly_once_an_epoch_and_each_epoch_cuts_the_text_elsewhere(stream):
-    one_row, starts = batches(stream, rows=1), set()
+    one_row = batches(stream, rows=1)
+    starts = set()
     everything = Counter(stream.read(0, len(stream)).tolist())
     for epoch in range(3):
         first = epoch * one_row.rows.per_epoch
@@ -66,7 +69,8 @@ def test_labels_are_the_row_itself_but_for_document_starts_and_padding(stream):
 
 
 def test_document_ids_change_exactly_at_the_first_token_of_a_document_and_positions_start_again(stream):
-    source, seen_boundary = TrainBatches(document_rows(stream), TOKENIZER, 4, 0, True, True), False
+    source = TrainBatches(document_rows(stream), TOKENIZER, 4, 0, True, True)
+    seen_boundary = False
     for k in range(8):
         batch = source.batch(k)
         steps = batch["document_ids"][:, 1:] - batch["document_ids"][:, :-1]
@@ -83,7 +87,8 @@ def test_document_ids_change_exactly_at_the_first_token_of_a_document_and_positi
 
 
 def test_validation_asks_for_every_token_exactly_once_or_for_as_many_as_told(stream):
-    rows, asked = document_rows(stream, held_out=True), []
+    rows = document_rows(stream, held_out=True)
+    asked = []
     for batch in validation_batches(rows, TOKENIZER, 3):
         labels = batch["labels"][:, 1:]
         asked += labels[labels != IGNORED].tolist()
@@ -118,7 +123,8 @@ def test_items_come_in_order_and_an_error_in_its_turn():
 
 
 def test_stopping_early_ends_the_thread_and_the_iterator_which_was_not_far_ahead():
-    made, ended = [], []
+    made = []
+    ended = []
 
     def endless():
         try:

@@ -1,4 +1,6 @@
-"""Conversations: our rendering is the template's, exactly the assistant's words are trained on, text is only text."""
+"""Conversations: our rendering is the template's, exactly the assistant's words are trained on,
+text is only text.
+"""
 
 import json
 import re
@@ -93,13 +95,15 @@ def rendered(reference, record, count=None, **options):
 def test_exactly_the_assistant_s_words_are_trained_on_and_a_prompt_is_what_precedes_them(both, record):
     """By the template: an answer is what a message adds to the prompt that asks for it."""
     tokenizer, reference = both
-    conversation, decode = conversation_of(record), partial(tokenizer.decode, skip_special_tokens=False)
+    conversation = conversation_of(record)
+    decode = partial(tokenizer.decode, skip_special_tokens=False)
     [(ids, flags)] = encode_conversations(tokenizer, [conversation])
     assert decode(ids) == rendered(reference, record)
     assert len(flags) == len(ids)
     assert not set(flags.tolist()) - {0, TRAINED, MAY_END}
     starts = np.flatnonzero(np.diff(flags & TRAINED, prepend=0) == 1)
-    ends = np.flatnonzero(np.diff((flags & TRAINED).astype(int), append=0) == -1)  # where <|im_end|> is
+    # where <|im_end|> is
+    ends = np.flatnonzero(np.diff((flags & TRAINED).astype(int), append=0) == -1)
     may_end = np.flatnonzero(flags & MAY_END)
     answers = [i for i, message in enumerate(conversation.messages) if message.role == "assistant"]
     for start, end, line_end, i in zip(starts, ends, may_end, answers, strict=True):
@@ -119,9 +123,11 @@ def test_exactly_the_assistant_s_words_are_trained_on_and_a_prompt_is_what_prece
 @settings(STEADY, max_examples=100)
 @given(conversations(anything, anything | thoughts))
 def test_text_can_make_no_special_token(both, record):
-    tokenizer, conversation = both[0], conversation_of(record)
+    tokenizer = both[0]
+    conversation = conversation_of(record)
     [(ids, _)] = encode_conversations(tokenizer, [conversation])
-    messages, tools = conversation.messages, conversation.tools
+    messages = conversation.messages
+    tools = conversation.tools
     turns = len(messages) + (bool(tools) and messages[0].role != "system")
     thoughts = sum(bool(message.reasoning_content) for message in messages)
     calls = sum(len(message.tool_calls) for message in messages)
@@ -142,8 +148,9 @@ def test_text_can_make_no_special_token(both, record):
 @settings(STEADY, max_examples=100)
 @given(conversations(ordinary, ordinary))
 def test_ordinary_conversations_have_transformers_ids_and_mask(both, record):
-    """They can differ only where plain text holds special strings, and where an answer or a thought begins with
-    white space, which transformers may merge with the line end before it."""
+    """They can differ only where plain text holds special strings, and where an answer or a thought
+    begins with white space, which transformers may merge with the line end before it.
+    """
     tokenizer, reference = both
     conversation = conversation_of(record)
     [(ids, flags)] = encode_conversations(tokenizer, [conversation])
@@ -176,7 +183,8 @@ def test_parts_of_an_answer_have_weights_of_their_own(both):
     def read(content, **more):
         return conversation_of({"messages": [user, {"role": "assistant", "content": content, **more}]})
 
-    weighted, usual = read(parts), read("It was Tiko, and it was Belna")
+    weighted = read(parts)
+    usual = read("It was Tiko, and it was Belna")
     [(ids, flags), (other_ids, other_flags)] = encode_conversations(tokenizer, [weighted, usual])
     assert ids == other_ids
     trained = [token_id for token_id, flag in zip(ids, flags, strict=True) if flag & TRAINED]
@@ -190,13 +198,16 @@ def test_parts_of_an_answer_have_weights_of_their_own(both):
     assert prompt_ids(tokenizer, whole, add_generation_prompt=False) == ids
     trained = [token_id for token_id, flag in zip(ids, flags, strict=True) if flag & TRAINED]
     assert tokenizer.decode(trained) in ("es", " apples")
-    for bad in (parts, {"reasoning_content": "Hm."}), ([parts[0]], {}):  # thoughts and weights; nothing to learn
+    # thoughts and weights; nothing to learn
+    for bad in (parts, {"reasoning_content": "Hm."}), ([parts[0]], {}):
         with pytest.raises(BadRecord):
             read(bad[0], **bad[1])
 
 
 def sentencepiece_like(scheme: str) -> tokenizers.Tokenizer:
-    """As Llama 2 (prepend), Mistral v3 (first) and T5 (always) have it: a space stands before a text."""
+    """As Llama 2 (prepend), Mistral v3 (first) and T5 (always) have it: a space stands before a
+    text.
+    """
     bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
     words = ["\u2581", *"hi\u2581there,assistant\u2581user.", "hi", "\u2581hi", "\u2581there", "\u2581,"]
     vocabulary = {token: i for i, token in enumerate(dict.fromkeys(["<unk>", "<s>", "</s>", *bytes_, *words]))}
@@ -221,7 +232,8 @@ def test_a_tokenizer_with_a_space_before_a_text_gets_the_ids_of_the_whole_chat(t
     tokenizer = train_tokenizer(TokenizerConfig(kind="pretrained", path=str(tmp_path)), [])
     tokenizer.save(tmp_path / "ours")
     reference = AutoTokenizer.from_pretrained(tmp_path / "ours")
-    user, said = {"role": "user", "content": "hi, there"}, {"role": "assistant", "content": "hi"}
+    user = {"role": "user", "content": "hi, there"}
+    said = {"role": "assistant", "content": "hi"}
     thought = {"role": "assistant", "content": " there", "reasoning_content": "hi there"}
     record = {"messages": [user, said, user, thought]}
     [(ids, flags)] = encode_conversations(tokenizer, [conversation_of(record)])
@@ -230,7 +242,8 @@ def test_a_tokenizer_with_a_space_before_a_text_gets_the_ids_of_the_whole_chat(t
     assert (flags & TRAINED).tolist() == expected["assistant_masks"]
     prompt = prompt_ids(tokenizer, record["messages"][:3])
     assert prompt == theirs(reference, record, 3, add_generation_prompt=True, return_dict=False) == ids[: len(prompt)]
-    ends = np.flatnonzero(flags & MAY_END)  # a line end is several tokens here: the last one may end
+    # a line end is several tokens here: the last one may end
+    ends = np.flatnonzero(flags & MAY_END)
     start = tokenizer.special_id("<|im_start|>")
     assert [ids[end + 1 : end + 2] for end in ends] == [[start], []]
 

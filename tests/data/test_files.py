@@ -1,4 +1,6 @@
-"""Files of every kind: the same records come out, and every mistake is reported with its file and line."""
+"""Files of every kind: the same records come out, and every mistake is reported with its file and
+line.
+"""
 
 import gzip
 import json
@@ -94,7 +96,8 @@ def test_a_file_may_be_compressed_in_parts(tmp_path, name):
 
 
 def test_a_json_file_may_wrap_its_list_or_be_one_record(tmp_path):
-    listed, file = [{"text": text} for text in TEXTS], tmp_path / "x.json"
+    listed = [{"text": text} for text in TEXTS]
+    file = tmp_path / "x.json"
     file.write_text(json.dumps({"version": "1", "data": listed}))
     assert texts(file) == TEXTS
     file.write_text(json.dumps({"text": "alone", "tags": []}))
@@ -147,7 +150,8 @@ def test_a_folder_is_read_as_datasets_reads_it(tmp_path, names, read):
     [
         ("- {config_name: a, data_files: [{split: train, path: en/a.*}, {split: test, path: en/b.*}]}", ["en/a.txt"]),
         ("- {config_name: a, data_files: en/*}\n- {config_name: b, default: true, data_files: de/*}", ["de/a.txt"]),
-        ("- {config_name: a, data_files: en/*}\n- {config_name: b, data_files: de/*}", r"'a', 'b'"),  # which language?
+        # which language?
+        ("- {config_name: a, data_files: en/*}\n- {config_name: b, data_files: de/*}", r"'a', 'b'"),
         ("- {config_name: a, data_files: [{split: train_sft, path: en/a.*}]}", "train_sft"),
     ],
 )
@@ -175,7 +179,8 @@ def test_the_parts_of_a_folder_are_those_that_datasets_finds(tmp_path):
             put(folder, name.format("train"), name.format(word))
             theirs = DataFilesDict.from_patterns(get_data_patterns(str(folder)), base_path=str(folder))["train"]
             ours = search(str(folder), "key", train_only=True)
-            # the sharded name is taken literally by `datasets`: training-00000-of-00001 is a part of its own there
+            # the sharded name is taken literally by `datasets`: training-00000-of-00001 is a part
+            # of its own there
             assert set(map(str, ours)) == set(theirs) or (number, word) == (1, "training"), (name, word)
 
 
@@ -269,7 +274,9 @@ def test_a_separator_may_hold_line_ends_and_stand_anywhere(tmp_path, separator):
 
 
 def test_what_other_programs_write_can_be_read(tmp_path):
-    """pandas names no index column; `datasets` writes streams; gzip and zstd are programs of their own."""
+    """pandas names no index column; `datasets` writes streams; gzip and zstd are programs of their
+    own.
+    """
     (tmp_path / "a.csv").write_text(",text\n0,one\n1,two\n")  # what pandas.DataFrame.to_csv writes
     assert texts(tmp_path / "a.csv") == ["one", "two"]
     rows = datasets.Dataset.from_dict({"text": TEXTS})

@@ -1,4 +1,6 @@
-"""What data.inspect shows is what training sees: every token, every label, every count; and it cannot be tricked."""
+"""What data.inspect shows is what training sees: every token, every label, every count; and it
+cannot be tricked.
+"""
 
 import json
 import re
@@ -42,7 +44,9 @@ def plain_again(shown: str) -> str:
 
 
 def chat_row(tokenizer, texts=NASTY, padding=5):
-    """(ids, labels) of a row with one conversation a text, which stands in the question and in the answer."""
+    """(ids, labels) of a row with one conversation a text, which stands in the question and in the
+    answer.
+    """
     turns = [[("system", text), ("user", text), ("assistant", text + "!"), ("user", "more?")] for text in texts]
     records = [{"messages": [{"role": role, "content": text} for role, text in turn]} for turn in turns]
     pairs = encode_conversations(tokenizer, [conversation_of(record) for record in records])
@@ -57,7 +61,7 @@ def tokenizer(request):
     return train_tokenizer(TokenizerConfig(kind=request.param, vocab_size=448), texts)
 
 
-# ---------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # rows
 
 
@@ -82,13 +86,15 @@ def test_a_text_can_neither_drive_the_terminal_nor_pass_for_a_special_token(toke
     assert shown.count("<|im_end|>") == 3 + 4
 
 
-# ---------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # the command
 
 
 @pytest.fixture
 def corpus(tmp_path):
-    """150 texts: lengths 5 … 154 bytes and the two tokens around each, in a config with rows of 32 tokens."""
+    """150 texts: lengths 5 … 154 bytes and the two tokens around each, in a config with rows of 32
+    tokens.
+    """
     texts = [f"{i:03} {'x' * i}\n" for i in range(150)]
     (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     config = tmp_path / "c.yaml"

@@ -1,4 +1,6 @@
-"""Conversations packed whole; every trained token once; a document neither sees nor touches its neighbours."""
+"""Conversations packed whole; every trained token once; a document neither sees nor touches its
+neighbours.
+"""
 
 from itertools import pairwise, permutations
 from types import SimpleNamespace
@@ -88,16 +90,20 @@ def test_whole_conversations_share_rows_and_each_token_comes_once(tmp_path):
 
 @pytest.mark.parametrize("every", [1, 2])
 def test_a_conversation_without_a_trained_token_in_its_row_is_left_out_and_counted(tmp_path, every):
-    """Cut after an answer of weight 0, or too long for a row; of pairs, only the first of two is counted."""
+    """Cut after an answer of weight 0, or too long for a row; of pairs, only the first of two is
+    counted.
+    """
     read = Message("assistant", "no", weight=0)
     late = Conversation((Message("user", "a"), read, Message("user", "b" * 200), Message("assistant", "c")))
-    good, long = conversation("a", "b"), conversation("a" * 300, "b")
+    good = conversation("a", "b")
+    long = conversation("a" * 300, "b")
     measures = 100, TOKENIZER.bos_id, TOKENIZER.pad_id, "truncate", False, every
     rows = ConversationRows(stream_of([late, good, good, late, long, good], tmp_path), *measures)
     assert (rows.cut, rows.dropped, len(rows.sizes)) == ((0, 3, 6) if every == 1 else (0, 2, 3))
     for index in range(rows.per_epoch):
         ids, labels = rows.row(index)
-        assert (labels != IGNORED).sum() == 2 * (ids == TOKENIZER.bos_id).sum()  # "b" and the end of each turn
+        # "b" and the end of each turn
+        assert (labels != IGNORED).sum() == 2 * (ids == TOKENIZER.bos_id).sum()
     with pytest.raises(InputError, match="conversations has an answer to train on"):
         ConversationRows(stream_of([late, good] if every == 2 else [late], tmp_path), *measures)
 
@@ -137,7 +143,8 @@ def test_rows_are_joined_until_whole_conversations_fill_them(tmp_path):
     def real_share(rows) -> float:
         return float(np.mean([(rows.row(i)[0] != TOKENIZER.pad_id).mean() for i in range(rows.per_epoch)]))
 
-    alone, joined = rows(rows_joined=1), rows()
+    alone = rows(rows_joined=1)
+    joined = rows()
     assert real_share(alone) < 0.85
     assert real_share(joined) >= 0.95
     assert joined.sizes.max() <= 256  # what fits together is longer; a conversation is not
@@ -167,13 +174,15 @@ def test_packed_conversations_have_the_loss_that_they_have_alone(packed, backend
         batch = make_batch([rows.row(index)], [index], TOKENIZER, True, restart)
         with torch.no_grad():
             together, count = lm(**batch.tensors)
-        alone, counts = 0.0, 0
+        alone = 0.0
+        counts = 0
         for i in rows.members[index]:
             ((ids, flags),) = encode_conversations(TOKENIZER, [said[i]])
             targets = np.where(flags & TRAINED, ids, IGNORED)
             with torch.no_grad():
                 loss, n = lm(torch.tensor([list(ids)]), labels=torch.tensor([targets.tolist()]))
-            alone, counts = alone + float(loss), counts + int(n)
+            alone = alone + float(loss)
+            counts = counts + int(n)
         assert counts == int(count) > 0
         assert float(together) / counts == pytest.approx(alone / counts, abs=2e-6)
 

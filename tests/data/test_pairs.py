@@ -1,4 +1,6 @@
-"""Pairs of answers: every layout gives the pair that is meant, every fault a reason; the world's labels are exact."""
+"""Pairs of answers: every layout gives the pair that is meant, every fault a reason; the world's
+labels are exact.
+"""
 
 import json
 from pathlib import Path
@@ -19,18 +21,22 @@ from storyworld.conversations import OTHER_BOOK
 from storyworld.questions import KINDS
 
 USER, GOOD, BAD = ({"role": r, "content": c} for r, c in (("user", "Hi"), ("assistant", "Hello"), ("assistant", "Go")))
-HI, HELLO, GO = Message("user", "Hi"), Message("assistant", "Hello"), Message("assistant", "Go")
+HI = Message("user", "Hi")
+HELLO = Message("assistant", "Hello")
+GO = Message("assistant", "Go")
 PAIR = Pair(Conversation((HI, HELLO)), Conversation((HI, GO)), shared=1)
 
 
 @pytest.mark.parametrize(
     "record",
     [
-        {"chosen": [USER, GOOD], "rejected": [USER, BAD]},  # MiniMind's, and TRL's with the prompt in both
+        # MiniMind's, and TRL's with the prompt in both
+        {"chosen": [USER, GOOD], "rejected": [USER, BAD]},
         {"prompt": [USER], "chosen": [GOOD], "rejected": [BAD]},  # TRL's
         {"prompt": "Hi", "chosen": "Hello", "rejected": "Go"},
         {"prompt": "Hi", "chosen": [USER, GOOD], "rejected": [USER, BAD], "score_chosen": 8.0, "tools": None},
-        {"input": {"messages": [USER]}, "preferred_output": [GOOD], "non_preferred_output": [BAD]},  # OpenAI's
+        # OpenAI's
+        {"input": {"messages": [USER]}, "preferred_output": [GOOD], "non_preferred_output": [BAD]},
         {  # LLaMA-Factory's
             "conversations": [{"from": "human", "value": "Hi"}],
             "chosen": {"from": "gpt", "value": "Hello"},
@@ -68,12 +74,15 @@ def whole(*before: str) -> dict:
 @pytest.mark.parametrize(
     ("record", "prompt"),
     [
-        # the prompt is in a field of its own, whatever it is called; both texts begin with "I", which is no prompt
+        # the prompt is in a field of its own, whatever it is called; both texts begin with "I",
+        # which is no prompt
         ({"question": "Who?", "system": "Be kind.", **TEXTS}, ["S: Be kind.", "Who?"]),
         ({"instruction": "Say:", "input": "Who?", **TEXTS}, ["Say:\nWho?"]),
         ({"question": "Who?", "context": "Tiko sang.", **ALONE}, ["Who?\nTiko sang."]),
-        ({"instruction": "Who?", "prompt": "### Who?\n### Answer:", **TEXTS}, ["Who?"]),  # made of the instruction
-        ({"prompt": "Who?", "messages": talk("Who?", "I sang"), **whole("Who?")}, ["Who?"]),  # UltraFeedback
+        # made of the instruction
+        ({"instruction": "Who?", "prompt": "### Who?\n### Answer:", **TEXTS}, ["Who?"]),
+        # UltraFeedback
+        ({"prompt": "Who?", "messages": talk("Who?", "I sang"), **whole("Who?")}, ["Who?"]),
         # HH-RLHF writes a dialogue as one text
         ({"chosen": f"{HH} I sang", "rejected": f"{HH} I slept"}, ["Hi", "Hello", "Who?"]),
         ({"prompt": HH, **TEXTS}, ["Hi", "Hello", "Who?"]),
@@ -156,7 +165,9 @@ def record(i: int, good: str = "Hello", bad: str = "Go"):
 
 def test_a_stream_holds_both_answers_and_only_they_are_trained_on(tmp_path):
     _, data = prepared(tmp_path, [record(i) for i in range(100)])
-    pairs, decode, trained = Pairs(data.stream("train"), 200, data.tokenizer.bos_id), data.tokenizer.decode, 0
+    pairs = Pairs(data.stream("train"), 200, data.tokenizer.bos_id)
+    decode = data.tokenizer.decode
+    trained = 0
     assert pairs.per_epoch == data.manifest["train"]["documents"]
     for pair in map(pairs.row, range(pairs.per_epoch)):
         chosen, rejected = (
@@ -164,7 +175,8 @@ def test_a_stream_holds_both_answers_and_only_they_are_trained_on(tmp_path):
         )
         number = decode(chosen).removeprefix("Hello ")
         assert (decode(chosen), decode(rejected)) == (f"Hello {number}", f"Go {number}")
-        assert chosen[-1] == rejected[-1] == data.tokenizer.stop_ids[-1]  # the end of the turn is learned, too
+        # the end of the turn is learned, too
+        assert chosen[-1] == rejected[-1] == data.tokenizer.stop_ids[-1]
         assert f"user\n{number}. Hi" in decode(pair["chosen_input_ids"].tolist())
         trained += len(chosen) + len(rejected)
     assert trained == data.manifest["train"]["trained_tokens"]
@@ -181,8 +193,10 @@ def test_an_earlier_answer_in_the_prompt_is_not_trained_on(tmp_path):
 
 def test_pairs_too_long_for_a_row_are_counted_and_left_out(tmp_path):
     _, data = prepared(tmp_path, [record(i, bad="Go" * (40 if i % 4 == 0 else 1)) for i in range(200)])
-    stream, bos = data.stream("train"), data.tokenizer.bos_id
-    all_of_them, short = Pairs(stream, 1000, bos), Pairs(stream, 100, bos)
+    stream = data.stream("train")
+    bos = data.tokenizer.bos_id
+    all_of_them = Pairs(stream, 1000, bos)
+    short = Pairs(stream, 100, bos)
     assert all_of_them.left_out == 0
     assert short.left_out + short.per_epoch == all_of_them.per_epoch
     assert 0.15 * all_of_them.per_epoch < short.left_out < 0.35 * all_of_them.per_epoch

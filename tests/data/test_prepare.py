@@ -1,4 +1,6 @@
-"""Preparing: text in, shards out; nothing stale, nothing half-written, every mistake with file and line."""
+"""Preparing: text in, shards out; nothing stale, nothing half-written, every mistake with file and
+line.
+"""
 
 import errno
 import json
@@ -46,10 +48,12 @@ def test_every_token_is_in_the_shards_once_whatever_is_encoded_and_written_at_a_
     monkeypatch.setattr(tokenizer_module, "PIECE", 5)
     pieces = prepare(config(many), tmp_path / "b")
     assert len(pieces.manifest["train"]["shards"]) > 5
-    one, other = whole.stream("train"), pieces.stream("train")
+    one = whole.stream("train")
+    other = pieces.stream("train")
     assert len(one) == len(other) == whole.manifest["train"]["tokens"]
     assert one.read(0, len(one)).tolist() == other.read(0, len(other)).tolist() == expected
-    assert other.read(len(other) - 3, 6).tolist() == expected[-3:] + expected[:3]  # joined at the ends
+    # joined at the ends
+    assert other.read(len(other) - 3, 6).tolist() == expected[-3:] + expected[:3]
 
 
 def test_prepared_data_is_found_again_and_never_stale(text_file, tmp_path):
@@ -94,7 +98,7 @@ def test_a_bad_file_leaves_no_shards_behind(tmp_path):
         assert not list((tmp_path / "runs").rglob("*.bin"))
 
 
-# ---------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # preparing that is killed, meets a full disk, or is asked for twice: the shards are the same bytes
 
 
@@ -109,8 +113,9 @@ def small(monkeypatch):
 
 
 def prepare_child(config: DataConfig, out: Path, seconds: float | None = None, *, after_a_note: bool = False) -> None:
-    """prepare(), for a process of its own, which SIGPROF kills after so many seconds of work since its start or
-    since its first note. Work, not time: what else the machine does moves nothing."""
+    """prepare(), for a process of its own, which SIGPROF kills after so many seconds of work since
+    its start or since its first note. Work, not time: what else the machine does moves nothing.
+    """
     begin = lambda: signal.setitimer(signal.ITIMER_PROF, seconds or 0.0)  # noqa: E731
     after_the_first_note(begin) if after_a_note else begin()
     for module, name, value in SMALL:
@@ -167,15 +172,20 @@ def notes(out: Path) -> list[Path]:
 
 @pytest.mark.parametrize(("make", "kills"), [pytest.param(text_config, 20, marks=pytest.mark.slow), (chat_config, 4)])
 def test_killed_at_random_moments_it_ends_with_the_same_bytes(tmp_path, small, make, kills):
-    config, draw = make(tmp_path), random.Random(0)
+    config = make(tmp_path)
+    draw = random.Random(0)
     before = time.process_time()
     expected = contents(prepare(config, tmp_path / "whole").directory)
     work = time.process_time() - before
     assert len([name for name in expected if name.endswith(".bin")]) > 10
 
-    out, killed, went_on = tmp_path / "killed", 0, 0
+    out = tmp_path / "killed"
+    killed = 0
+    went_on = 0
     while killed < kills:
-        noted, from_the_start = notes(out), draw.random() < 0.25  # there it starts, or learns the tokenizer
+        # there it starts, or learns the tokenizer
+        noted = notes(out)
+        from_the_start = draw.random() < 0.25
         seconds = draw.uniform(0.0, 0.5 if from_the_start else 0.2) * work
         code = exit_code(prepare_child, config, out, max(seconds, 0.001), after_a_note=not from_the_start)
         killed += code == -signal.SIGPROF
@@ -202,7 +212,8 @@ def test_a_damaged_manifest_says_what_to_do_and_a_missing_one_is_made_again(tmp_
 def test_after_a_full_disk_the_work_is_kept(tmp_path, small, monkeypatch):
     config = text_config(tmp_path)
     expected = contents(prepare(config, tmp_path / "whole").directory)
-    real, written = prepare_module.write_atomically, 0
+    real = prepare_module.write_atomically
+    written = 0
 
     def write(path, content):
         nonlocal written
@@ -214,7 +225,8 @@ def test_after_a_full_disk_the_work_is_kept(tmp_path, small, monkeypatch):
     monkeypatch.setattr(prepare_module, "write_atomically", write)
     with pytest.raises(OSError, match="No space left on device") as caught:
         prepare(config, tmp_path / "full")
-    assert Path(caught.value.filename).parent == tmp_path / "full/.prepared"  # which a write that fails does not know
+    # which a write that fails does not know
+    assert Path(caught.value.filename).parent == tmp_path / "full/.prepared"
     assert not list(tmp_path.glob("full/.prepared/*/manifest.json"))
     monkeypatch.setattr(prepare_module, "write_atomically", real)
     assert json.loads(notes(tmp_path / "full")[0].read_text())["train"]["documents"] > 0
@@ -222,8 +234,9 @@ def test_after_a_full_disk_the_work_is_kept(tmp_path, small, monkeypatch):
 
 
 def one_of_several(config: DataConfig, out: Path, log: Path, killed_in: int | None = None) -> None:
-    """prepare() as `python -m data.prepare` calls it; it logs the shards that it writes. killed_in: its own n-th shard,
-    of which one file is on disk then."""
+    """prepare() as `python -m data.prepare` calls it; it logs the shards that it writes. killed_in:
+    its own n-th shard, of which one file is on disk then.
+    """
     prepare_module.SHARD_TOKENS = 500
     real = prepare_module.write_atomically
 
@@ -246,7 +259,8 @@ def test_two_processes_write_each_shard_once_and_one_takes_over_from_a_killed_on
     monkeypatch.setattr(prepare_module, "SHARD_TOKENS", 500)
     lines = [json.dumps({"text": f"This is document {i % 390}."}) + "\n" for i in range(400)]
     (tmp_path / "many.jsonl").write_text("".join(lines), encoding="utf-8")
-    out, read = tmp_path / "runs", config(tmp_path / "many.jsonl", drop_duplicates=True)
+    out = tmp_path / "runs"
+    read = config(tmp_path / "many.jsonl", drop_duplicates=True)
     expected = contents(prepare(read, tmp_path / "alone").directory)
     kills = (None, killed_in)
     both = [start(one_of_several, read, out, tmp_path / f"{n}.log", kills[n]) for n in (0, 1)]

@@ -17,7 +17,8 @@ SCHEMA = {"name": "now", "description": "The time.", "parameters": {"type": "obj
 CALL = {"name": "now", "arguments": {"tz": "UTC"}}
 OPENAI_TOOL = {"type": "function", "function": SCHEMA}
 OPENAI_CALL = {"id": "call_1", "type": "function", "function": CALL}
-USER, ASSISTANT = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}
+USER = {"role": "user", "content": "Hi"}
+ASSISTANT = {"role": "assistant", "content": "Hello"}
 NOTHING = dict.fromkeys(("reasoning_content", "tools", "tool_calls"))
 HELLO = ("Hel", "lo")
 DOCS = Path(__file__).parents[2] / "docs" / "data_formats.md"
@@ -35,7 +36,8 @@ DOCS = Path(__file__).parents[2] / "docs" / "data_formats.md"
         {"prompt": [USER], "completion": [ASSISTANT]},
         {"question": "Hi", "answer": "Hello"},
         {"instruction": "Hi", "input": "", "output": "Hello", "prompt": "### Hi\n### Response:"},
-        {"messages": [USER, ASSISTANT], "prompt": "Hi", "answer": "Hello", "context": ""},  # each said once more
+        # each said once more
+        {"messages": [USER, ASSISTANT], "prompt": "Hi", "answer": "Hello", "context": ""},
         {"messages": [], "conversations": [USER, ASSISTANT]},
         {"prompt": "Hi", "output": "", "response": "Hello"},
         {"messages": [USER, ASSISTANT | {"weight": 1}]},
@@ -52,7 +54,8 @@ def test_every_layout_gives_the_same_conversation(record):
     [
         {"instruction": "Add.", "input": "1 2", "output": "3", "system": "Be right."},
         {"prompt": "Add.", "query": "1 2", "response": "3", "system_prompt": "Be right."},
-        {"instruction": "Add.", "context": "1 2", "response": "3", "category": "sum", "system": "Be right."},  # Dolly
+        # Dolly
+        {"instruction": "Add.", "context": "1 2", "response": "3", "category": "sum", "system": "Be right."},
         {"question": "Add.", "passage": "1 2", "answer": "3", "system": "Be right.", "system_prompt": "Be right."},
         {"prompt": "Add.\n1 2", "document": "1 2", "completion": "3", "system": "Be right."},
     ],
@@ -68,15 +71,18 @@ def test_a_question_in_two_fields_is_joined_and_system_and_history_come_first(re
         ({"messages": "data"}, {"id": "0", "data": ["Hi", "Hello"]}),  # UltraChat's
         ({}, {"conversations": ["Hi", "Hello"], "source": "wikihow"}),  # LIMA's
         ({}, {"source": "x", "conversation": [{"input": "Hi", "output": "Hello"}]}),  # Capybara's
-        ({"question": "me", "answer": "moss"}, {"conversation": [{"me": "Hi", "moss": "Hello"}]}),  # MOSS
+        # MOSS
+        ({"question": "me", "answer": "moss"}, {"conversation": [{"me": "Hi", "moss": "Hello"}]}),
         ({"answer": "target"}, {"kind": "NLI", "input": "Hi", "target": "Hello"}),  # Firefly's
         ({"question": "problem", "answer": "solution"}, {"problem": "Hi", "solution": "Hello", "answer": "5"}),
         ({"messages": "a.b"}, {"a": {"b": [USER, ASSISTANT]}}),
-        ({"role": "who", "content": "text", "user": "bot", "assistant": "user"},  # roles that are others' names
+        # roles that are others' names
+        ({"role": "who", "content": "text", "user": "bot", "assistant": "user"},
          {"messages": [{"who": "bot", "text": "Hi"}, {"who": "user", "text": "Hello"}]}),
         ({"answer": "response", "context": None}, {"prompt": "Hi", "response": "Hello", "output": "5", "context": "x"}),
         ({"question": "output", "answer": "input"}, {"input": "Hello", "output": "Hi"}),
-        ({"system": "SYS"}, {"prompt": "Hi", "answer": "Hello", "system_prompt": ""}),  # a record without it
+        # a record without it
+        ({"system": "SYS"}, {"prompt": "Hi", "answer": "Hello", "system_prompt": ""}),
     ],
 )  # fmt: skip
 def test_names_of_one_s_own_are_read_as_the_usual_ones(names, record):
@@ -191,7 +197,8 @@ def test_other_names_of_weight_are_refused_wherever_they_are(name):
         conversation_of({"messages": [USER, ASSISTANT], name: False})
 
 
-DEEP = json.loads('{"a": ' * 500 + "1" + "}" * 500)  # a template that writes it reaches Python's limit
+# a template that writes it reaches Python's limit
+DEEP = json.loads('{"a": ' * 500 + "1" + "}" * 500)
 
 
 @pytest.mark.parametrize(

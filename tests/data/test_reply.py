@@ -36,7 +36,9 @@ def in_pieces(reply, ids):
 @settings(STEADY, max_examples=200)
 @given(conversations(anything, anything | thoughts))
 def test_what_was_rendered_comes_back_and_sent_back_it_is_training_s_ids(tokenizer, record):
-    """As a client has it: every answer of the model in OpenAI's form, as JSON, in the messages of the next request."""
+    """As a client has it: every answer of the model in OpenAI's form, as JSON, in the messages of
+    the next request.
+    """
     conversation = conversation_of(record)
     ((trained, _),) = encode_conversations(tokenizer, [conversation])
     messages = []
@@ -47,7 +49,8 @@ def test_what_was_rendered_comes_back_and_sent_back_it_is_training_s_ids(tokeniz
         before = conversation.messages[:number] or [Message("system", "")]
         ((ids, _),) = encode_conversations(tokenizer, [checked_conversation([*before, message])])
         prompt = prompt_ids(tokenizer, before)
-        answer, reply = ids[len(prompt) : -2], Reply(tokenizer, prompt, tools=True)
+        answer = ids[len(prompt) : -2]
+        reply = Reply(tokenizer, prompt, tools=True)
         reasoning, content = map("".join, zip(*in_pieces(reply, answer), strict=True))
         assert (reasoning, content) == (reply.reasoning_content, reply.content)
         assert (reasoning, content) == (message.reasoning_content, message.content)
@@ -55,7 +58,8 @@ def test_what_was_rendered_comes_back_and_sent_back_it_is_training_s_ids(tokeniz
             arguments = given_call["arguments"]
             assert call["name"] == given_call["name"]
             assert json.loads(call["arguments"]) == (json.loads(arguments) if isinstance(arguments, str) else arguments)
-        # an empty thought is none, so a literal one after it would be read as the thoughts of the message
+        # an empty thought is none, so a literal one after it would be read as the thoughts of the
+        # message
         assume(reasoning or not content.startswith("<think>"))
         calls = [{"id": "call_1", "type": "function", "function": call} for call in reply.tool_calls]
         sent = {"role": "assistant", "content": content, "reasoning_content": reasoning, "tool_calls": calls}
@@ -98,7 +102,8 @@ def test_whatever_stands_out_of_place_stays_text(tokenizer, answer, expected):
         (["<think>", "\n"], "Hm.\n", ("Hm.", "Yes.")),
         (["<think>", "\n"], "\nHm.", ("\nHm.", "Yes.")),  # the thoughts' own line end
         (["<think>", "\nI see"], " it.\n", (" it.", "Yes.")),  # an answer that is continued
-        (["<think>", "\nHm.\n", "</think>", "\n\n", "<|im_end|>"], None, ("", "\n\nYes.")),  # an earlier turn's
+        # an earlier turn's
+        (["<think>", "\nHm.\n", "</think>", "\n\n", "<|im_end|>"], None, ("", "\n\nYes.")),
     ],
 )
 def test_thoughts_may_be_opened_by_the_prompt(tokenizer, opened, written, expected):
@@ -114,9 +119,11 @@ def test_thoughts_may_be_opened_by_the_prompt(tokenizer, opened, written, expect
     st.lists(st.text(st.sampled_from("Tiko 🦊"), min_size=1, max_size=4), max_size=3),
 )
 def test_content_ends_at_the_first_stop_and_thoughts_do_not(tokenizer, text, stops):
-    stops = [one for one in stops if not any(other in one for other in stops if other != one)]  # "ab" ends before "abc"
+    # "ab" ends before "abc"
+    stops = [one for one in stops if not any(other in one for other in stops if other != one)]
     for thought in ([], ["<think>", "\nTiko 🦊\n", "</think>", "\n\n"]):
-        reply, shown = Reply(tokenizer, stops=stops, tools=True), []
+        reply = Reply(tokenizer, stops=stops, tools=True)
+        shown = []
         for token in [*ids_of(tokenizer, *thought), *tokenizer.encode(text)]:
             shown.append(reply.add(token))
             if reply.stopped:
@@ -131,17 +138,20 @@ def test_arguments_keep_their_letters_as_they_were_written():
     for text, arguments in (
         (CALL.replace("北京", r"\u5317\u4eac"), r'{"city": "\u5317\u4eac"}'),
         ('{"arguments": {"city":"北京"}, "name": "weather"}', '{"city": "北京"}'),
-        ('{"name": "weather", "arguments": "{\\"city\\": \\"北京\\"}"}', '{"city": "北京"}'),  # as OpenAI writes them
+        # as OpenAI writes them
+        ('{"name": "weather", "arguments": "{\\"city\\": \\"北京\\"}"}', '{"city": "北京"}'),
         ('{"name": "weather"}', "{}"),
     ):
         assert read_call(text) == {"name": "weather", "arguments": arguments}
 
 
-# ---------------------------------------------------------------------------------------------------------
-# text while it comes: the pieces are decode(ids), no half character is shown, and nothing is decoded anew
+# --------------------------------------------------------------------------------------------------
+# text while it comes: the pieces are decode(ids), no half character is shown, and nothing is
+# decoded anew
 
 
-TEXT = "Tiko 🦊 said 你好，世界。\n👩‍👩‍👧 é 🇨🇭\n"  # characters of one to four bytes, and pictures of several characters
+# characters of one to four bytes, and pictures of several characters
+TEXT = "Tiko 🦊 said 你好，世界。\n👩‍👩‍👧 é 🇨🇭\n"
 KINDS = {
     kind: train_tokenizer(TokenizerConfig(kind=kind, vocab_size=320), [TEXT.replace("🦊", "狐")] * 5)
     for kind in ("bpe", "byte", "char")
@@ -177,7 +187,9 @@ def test_any_ids_give_what_decode_gives(kind, ids):
 
 
 def test_byte_fallback_stays_in_step():
-    """There a byte makes the bytes before it invalid after they were shown: nothing can take them back."""
+    """There a byte makes the bytes before it invalid after they were shown: nothing can take them
+    back.
+    """
     tokenizer = Tokenizer(sentencepiece_like("prepend"), dict.fromkeys(("pad_token", "bos_token", "eos_token"), "<s>"))
     ids = [tokenizer.backend.token_to_id(word) for word in ("▁hi", "▁", "<0xE7>", "<0x8B>", "<0x90>", "▁hi")]
     assert pieces(tokenizer, ids) == (["hi", " ", "", "", "狐", " hi"], "")

@@ -1,4 +1,6 @@
-"""Sources: which documents a config leads to, in which split, in which shares; what happens to bad records."""
+"""Sources: which documents a config leads to, in which split, in which shares; what happens to bad
+records.
+"""
 
 import json
 import os
@@ -38,7 +40,8 @@ def test_adding_documents_moves_none_between_the_splits(tmp_path):
         before, after = (set(documents(config(source), split)) for source in (few, more))
         assert before
         assert before < after
-    assert fingerprint("Headlight") == 18192109848282000828  # whatever the version, the process and the machine
+    # whatever the version, the process and the machine
+    assert fingerprint("Headlight") == 18192109848282000828
 
 
 @pytest.mark.parametrize("wanted", [200_000, 8000])
@@ -48,10 +51,12 @@ def test_a_tokenizer_learns_from_as_much_as_was_asked_for_from_all_over(tmp_path
     (tmp_path / "books").mkdir()
     for i in range(6):  # of which it reads parts
         (tmp_path / "books" / f"{i}.md").write_text(f"{i} book has words\n" * 8000)
-    books, tokenizer = {"kind": "files", "path": str(tmp_path / "books")}, {"kind": "bpe", "train_bytes": wanted}
+    books = {"kind": "files", "path": str(tmp_path / "books")}
+    tokenizer = {"kind": "bpe", "train_bytes": wanted}
     for some, last in ((source, 0.8 * 3600), (books, 4 if wanted > 100_000 else 0)):
         data = config(some, tokenizer=tokenizer)
-        learned, train = list(tokenizer_texts(data)), "".join(documents(data, "train"))
+        learned = list(tokenizer_texts(data))
+        train = "".join(documents(data, "train"))
         assert 0.8 * wanted < sum(map(len, learned)) < 1.2 * wanted + (400 if some is source else 16_400)
         assert all(text in train for text in learned)
         numbers = [int(text.split()[0]) for text in learned]
@@ -132,7 +137,8 @@ def test_the_same_chats_are_the_same_tokens_in_whatever_they_are_kept(tmp_path, 
 
 def test_chats_are_read_by_the_names_that_the_config_gives(tmp_path):
     (tmp_path / "x.jsonl").write_text("".join(json.dumps({"data": ["Hi", f"Hello {i}"]}) + "\n" for i in range(20)))
-    source, names = {"kind": "files", "path": str(tmp_path / "x.jsonl")}, {"messages": "data"}
+    source = {"kind": "files", "path": str(tmp_path / "x.jsonl")}
+    names = {"messages": "data"}
     found = [document.content for document in read(config(source, records="conversations", chat_fields=names))]
     assert [conversation.messages[1].content for conversation in found] == [f"Hello {i}" for i in range(20)]
     with pytest.raises(ValueError, match="chat_fields"):
@@ -153,7 +159,8 @@ def test_the_validation_part_of_a_folder_is_left_out_and_may_be_held_out(tmp_pat
 def test_an_unreachable_hub_is_one_clear_error(tmp_path):
     (tmp_path / "c.yaml").write_text(f"output_dir: {tmp_path}\ndata: {{source: {{kind: hub, name: some/dataset}}}}\n")
     code = (
-        "import time; real = time.sleep; time.sleep = lambda s: real(0)\n"  # only the waiting is cut short
+        # only the waiting is cut short
+        "import time; real = time.sleep; time.sleep = lambda s: real(0)\n"
         "import sys; sys.argv[0] = 'prepare'\n"
         "from configs.command import exit_on_bad_input; from data.prepare import main; exit_on_bad_input(main)"
     )

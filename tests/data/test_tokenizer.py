@@ -38,7 +38,8 @@ HARD = ["你好，世界。中文分词，没有空格；标点！", "🦊🏳�
 HARD += ["\r\n\t \n x  y   z\n ", "\x00\x7f\x80\uffff\U0010ffff", "don't we'll I'M 12345 3.14 x=1_000"]
 
 
-# what looks like a special token is one for transformers, and hypothesis knows the constants of this project
+# what looks like a special token is one for transformers, and hypothesis knows the constants of
+# this project
 @given(text=st.text().filter(lambda text: not any(token in text for token in SPECIAL_TOKENS)) | st.sampled_from(HARD))
 @settings(
     derandomize=True, max_examples=500, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
@@ -53,7 +54,8 @@ def test_every_text_has_transformers_ids_and_comes_back_exactly(saved, text):
 
 def test_every_kind_of_tokenizer_knows_the_bytes_of_each_token():
     roles = dict.fromkeys(("pad_token", "bos_token", "eos_token"), "<s>")
-    fallback = Tokenizer(sentencepiece_like("prepend"), roles)  # as Llama 2, Mistral and Gemma have it
+    # as Llama 2, Mistral and Gemma have it
+    fallback = Tokenizer(sentencepiece_like("prepend"), roles)
     assert not fallback.can_cut  # it adds spaces
     text = "hi é 你 hi🦊"
     byte, char = (train_tokenizer(TokenizerConfig(kind=kind), [text]) for kind in ("byte", "char"))
@@ -69,7 +71,8 @@ def test_every_kind_of_tokenizer_knows_the_bytes_of_each_token():
 @given(st.text(alphabet="ab \n\t0'é你🦊<|>", max_size=80), st.integers(1, 9))
 @settings(derandomize=True, max_examples=300, deadline=None)
 def test_the_ids_of_the_pieces_of_a_text_are_the_ids_of_the_text(saved, text, length):
-    tokenizer, pieces = saved[0], cut(text, length)
+    tokenizer = saved[0]
+    pieces = cut(text, length)
     assert tokenizer.can_cut
     assert "".join(pieces) == text
     assert [i for piece in pieces for i in tokenizer.encode(piece)] == tokenizer.encode(text)
@@ -96,8 +99,9 @@ def test_a_long_word_is_cut_and_transformers_cuts_it_alike(saved, unit):
 
 
 def gpt2_like(folder, **roles):
-    """A byte-level tokenizer.json as others save it: one special token, no padding token, 300 and odd ids, and a first
-    token of its own."""
+    """A byte-level tokenizer.json as others save it: one special token, no padding token, 300 and
+    odd ids, and a first token of its own.
+    """
     backend = tokenizers.Tokenizer(models.BPE())
     backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = tokenizers.decoders.ByteLevel()
@@ -137,11 +141,13 @@ def test_a_pretrained_tokenizer_keeps_its_ids_and_gets_what_it_lacks(tmp_path, r
     assert tokenizer.encode("<|bos|><|im_start|>")[0] not in tokenizer.special_ids
     larger = train_tokenizer(TokenizerConfig(kind="pretrained", path=str(tmp_path), vocab_size=1000), [])
     assert larger.vocab_size == 1024
-    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": 10**30}))  # no model has rows for so many
+    # no model has rows for so many
+    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": 10**30}))
     assert train_tokenizer(TokenizerConfig(kind="pretrained", path=str(tmp_path)), []).vocab_size == 320
     (tmp_path / "config.json").unlink()
     tokenizer.save(tmp_path / "saved")
-    again, hub = load_tokenizer(tmp_path / "saved"), AutoTokenizer.from_pretrained(tmp_path / "saved")
+    again = load_tokenizer(tmp_path / "saved")
+    hub = AutoTokenizer.from_pretrained(tmp_path / "saved")
     assert (again.pad_id, again.bos_id, again.eos_id) == (hub.pad_token_id, hub.bos_token_id, hub.eos_token_id)
     assert hub(CORPUS[1]).input_ids == [again.bos_id, *again.encode(CORPUS[1])]
 
@@ -174,9 +180,12 @@ def test_a_damaged_directory_is_one_clear_line(tokenizer, tmp_path, name, conten
 
 
 def test_transformers_reads_the_directory_and_gives_the_ids_of_training(tokenizer, tmp_path):
-    """Every document of training begins with the bos token, so a text does; a rendered chat has one already."""
+    """Every document of training begins with the bos token, so a text does; a rendered chat has one
+    already.
+    """
     tokenizer.save(tmp_path, context_length=100)
-    theirs, again = AutoTokenizer.from_pretrained(tmp_path), load_tokenizer(tmp_path)
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    again = load_tokenizer(tmp_path)
     assert theirs.model_max_length == 100
     for text in [t for t in TEXTS if "<|" not in t]:
         ids = tokenizer.encode(text)
@@ -197,7 +206,9 @@ def test_transformers_reads_the_directory_and_gives_the_ids_of_training(tokenize
 
 @pytest.mark.parametrize("kind", ["bpe", "char", "byte"])
 def test_what_transformers_saves_is_the_same_tokenizer(kind, tmp_path):
-    """It adds how it padded last, how it cut, and (to a file without one) a post-processor: none of it decides ids."""
+    """It adds how it padded last, how it cut, and (to a file without one) a post-processor: none of
+    it decides ids.
+    """
     ours = train_tokenizer(TokenizerConfig(kind=kind), CORPUS)
     ours.save(tmp_path / "ours")
     theirs = AutoTokenizer.from_pretrained(tmp_path / "ours")
@@ -207,4 +218,5 @@ def test_what_transformers_saves_is_the_same_tokenizer(kind, tmp_path):
     assert again.sha256() == ours.sha256()
     assert again.encode_documents(CORPUS) == ours.encode_documents(CORPUS)
     other = train_tokenizer(TokenizerConfig(kind=kind), [*CORPUS, "ẞ" * 9])
-    assert (other.sha256() == ours.sha256()) == (kind == "byte")  # whose ids are the same for any text
+    # whose ids are the same for any text
+    assert (other.sha256() == ours.sha256()) == (kind == "byte")

@@ -1,6 +1,8 @@
-"""What a guide may get wrong about the code: its links, and every file, key, name, command and option in it.
+"""What a guide may get wrong about the code: its links, and every file, key, name, command and
+option in it.
 
-`mistakes(page)` takes a Markdown file, or the Markdown of a notebook, and returns one line for each.
+`mistakes(page)` takes a Markdown file, or the Markdown of a notebook, and returns one line for
+each.
 """
 
 from __future__ import annotations
@@ -55,7 +57,10 @@ READS_CONFIGS = ("train.pretrain", "train.sft", "train.budget", "benchmarks.trai
 
 @dataclass
 class Page:
-    """links, code (in a sentence): (line, text). blocks: (line, language, text). own_words: a notebook's own names."""
+    """links, code (in a sentence): (line, text).
+
+    blocks: (line, language, text). own_words: a notebook's own names.
+    """
 
     path: Path
     text: str
@@ -92,7 +97,10 @@ class Page:
 
 
 def read(path: Path) -> Page:
-    """path: of a .md or an .ipynb, from the repository's root. What was removed may be named and is left out."""
+    """path: of a .md or an .ipynb, from the repository's root.
+
+    What was removed may be named and is left out.
+    """
     text = (ROOT / path).read_text(encoding="utf-8")
     if path.suffix != ".ipynb":
         return Page(path, re.sub(r"(?ms)^### Removed$.*?(?=^#|\Z)", "", text))
@@ -158,7 +166,8 @@ def names(page: Page) -> Mistakes:
         for option in OPTION.findall(text) if text.startswith("--") else []:
             if not re.search(rf"{option}(?![\w-])", code()):
                 yield line, f"no command has the option {option}"
-        for word in NAME.findall(re.sub(r"\b(?:runs/|name=)\S+", "", text)):  # a run may have any name
+        # a run may have any name
+        for word in NAME.findall(re.sub(r"\b(?:runs/|name=)\S+", "", text)):
             if not any(word in known for known in (words(), page.own_words, EXAMPLES)):
                 yield line, f"nothing is called `{word}`{nearest(word, words())}"
 
@@ -171,7 +180,9 @@ def is_path(name: str) -> bool:
 
 
 def exists(name: str, page: Page) -> bool:
-    """In the tree, at the end of a path there, or written by a run or a command: its name stands in the code."""
+    """In the tree, at the end of a path there, or written by a run or a command: its name stands in
+    the code.
+    """
     plain = (
         name.removeprefix("./").rstrip("/").replace("notebooks/build/", "notebooks/solutions/")
     )  # the reader's own files
@@ -185,7 +196,9 @@ def exists(name: str, page: Page) -> bool:
 
 
 def commands(page: Page) -> Mistakes:
-    """`python -m x.y` runs and has these options; overrides are keys that the config takes; make has the target."""
+    """`python -m x.y` runs and has these options; overrides are keys that the config takes; make
+    has the target.
+    """
     lines = list(page.code)
     for line, language, text in page.blocks:
         if language in ("", "bash", "sh", "shell", "console"):
@@ -193,7 +206,8 @@ def commands(page: Page) -> Mistakes:
     targets = set(re.findall(r"^([\w./-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     for line, text in lines:
         if found := COMMAND.search(text):
-            arguments = re.split(r"(?:^|\s)#|\s[|>]\s|&&|;", found[2])[0]  # neither a comment, nor where output goes
+            # neither a comment, nor where output goes
+            arguments = re.split(r"(?:^|\s)#|\s[|>]\s|&&|;", found[2])[0]
             yield from ((line, problem) for problem in wrong_in(found[1], arguments))
         for target in re.findall(r"(?:^|[ ;&`])make ([a-z][\w-]*)", text):
             if target not in targets:
@@ -221,7 +235,9 @@ def wrong_in(module: str, arguments: str) -> Iterator[str]:
 
 
 def blocks(page: Page) -> Mistakes:
-    """A YAML block is (part of) a config, a list of sources, or a file of probes; Python's imports are there."""
+    """A YAML block is (part of) a config, a list of sources, or a file of probes; Python's imports
+    are there.
+    """
     for line, language, text in page.blocks:
         wrong = {"yaml": wrong_yaml, "python": wrong_python}.get(language, lambda text: ())
         yield from ((line, problem) for problem in wrong(text))
@@ -262,13 +278,15 @@ def wrong_python(text: str) -> Iterator[str]:
 
 def differences(text: str, translation: str) -> list[str]:
     """Where a translation is not its original: levels of headings, code without comments, numbers."""
-    ours, theirs = Page(Path(), text), Page(Path(), translation)
+    ours = Page(Path(), text)
+    theirs = Page(Path(), translation)
     levels = [[tag for tag, _ in page.headings] for page in (ours, theirs)]
     found = [] if levels[0] == levels[1] else [f"the headings differ: {levels[0]} and {levels[1]}"]
     code = [[re.sub(r"(?m)(^|\s+)# .*$", "", block) for _, _, block in page.blocks] for page in (ours, theirs)]
     found += [f"a code block differs:\n{a}\n-\n{b}" for a, b in zip(*code, strict=False) if a != b]
     found += [f"{len(code[0])} code blocks, and {len(code[1])}"] if len(code[0]) != len(code[1]) else []
-    ours_only, theirs_only = numbers(text) - numbers(translation), numbers(translation) - numbers(text)
+    ours_only = numbers(text) - numbers(translation)
+    theirs_only = numbers(translation) - numbers(text)
     found += [f"{number} is missing in the translation" for number in ours_only.elements()]
     return found + [f"{number} is only in the translation" for number in theirs_only.elements()]
 
@@ -324,7 +342,10 @@ def is_attribute(dotted: str) -> bool:
 
 
 def find(module: str) -> Any:
-    """Its spec or None. `pip` is not looked for: setuptools would step aside, and torch.compile fail afterwards."""
+    """Its spec or None.
+
+    `pip` is not looked for: setuptools would step aside, and torch.compile fail afterwards.
+    """
     with contextlib.suppress(ModuleNotFoundError):  # the parent of a dotted name is missing
         return True if module == "pip" else importlib.util.find_spec(module)
     return None

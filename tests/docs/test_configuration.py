@@ -1,4 +1,6 @@
-"""What is written about the config keys is what their fields say: docs/configuration.md, base.yaml, schema.json."""
+"""What is written about the config keys is what their fields say: docs/configuration.md, base.yaml,
+schema.json.
+"""
 
 import json
 import re
@@ -26,7 +28,8 @@ def test_the_committed_files_are_the_generated_ones():
 def test_every_key_of_a_run_has_a_row_with_a_sentence_and_what_it_takes():
     rows = re.findall(r"^\| `([a-z_.N]+)` \| (.*?) \|.*?\| (.*) \|$", configuration.tables(), re.MULTILINE)
     known = {".".join(path) for path, _ in fields(RunConfig)}
-    # what stands in a list has N in its path; parts of a mix and drills of a course are as those outside of it
+    # what stands in a list has N in its path; parts of a mix and drills of a course are as those
+    # outside of it
     like_others = ("data.source.parts.source.", "data.source.course.drills.")
     assert {key for key in known if not key.startswith(like_others)} <= {key.replace(".N", "") for key, _, _ in rows}
     assert [key for key, takes, sentence in rows if not takes or len(sentence.split()) < 2] == []
@@ -44,12 +47,16 @@ def test_a_row_says_type_range_and_default():
 
 
 def test_base_yaml_has_every_key_that_a_person_sets_and_says_of_it_what_its_field_says():
-    """Left out: what follows from other keys, what the tokenizer fills in, and what is of one run only."""
-    base, comments = load_config(BASE), " ".join(re.findall(r"(?:^|\s)# ?(.*)", BASE.read_text("utf-8"), re.MULTILINE))
+    """Left out: what follows from other keys, what the tokenizer fills in, and what is of one run
+    only.
+    """
+    base = load_config(BASE)
+    comments = " ".join(re.findall(r"(?:^|\s)# ?(.*)", BASE.read_text("utf-8"), re.MULTILINE))
     derived = {f"model.{key}_id" for key in ("bos_token", "eos_token", "pad_token")} | {"model.vocab_size"}
     derived |= {"model.intermediate_size", "model.head_dim", "name", "resume"}
     for path, field in fields(RunConfig):
-        key, above = ".".join(path), path[0] in ("dpo", "lora", "distill", "grpo") or "rope_scaling" in path
+        key = ".".join(path)
+        above = path[0] in ("dpo", "lora", "distill", "grpo") or "rope_scaling" in path
         if key.startswith(("data.source.", "eval.hooks.")) or (above and path[1:] and path[-1] != "rope_scaling"):
             continue  # kinds of a source, and sections that are null: they have no keys there
         if base.find(path)[1] is ...:

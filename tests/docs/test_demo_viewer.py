@@ -1,9 +1,11 @@
-"""docs/demo_viewer.html, which README links: a finished demo, and its model at five steps, in today's page. Made by
+"""docs/demo_viewer.html, which README links: a finished demo, and its model at five steps, in
+today's page. Made by
 
 python -m train.pretrain configs/demo.yaml train.checkpoint_every=100 train.keep_last=18
 python -m eval.attention runs/demo --compute 300,500,600,900,1800
 
-with the looks of pretrained/demo, whose last checkpoint this run gives again, bit by bit, on the same kind of CPU.
+with the looks of pretrained/demo, whose last checkpoint this run gives again, bit by bit, on the
+same kind of CPU.
 """
 
 import base64
@@ -62,10 +64,12 @@ def test_the_page_computes_what_capture_does_on_twenty_texts_and_asks_nobody():
             agrees(page, last, 1800, words)
         begin = page.input_value("#words")
         agrees(page, middle, 600, begin)
-        assert page.locator(".next td").first.inner_text() == "na"  # the name that the first text breaks off in
+        # the name that the first text breaks off in
+        assert page.locator(".next td").first.inner_text() == "na"
         page.locator(".own-off").first.click()
         page.locator(".own-all").first.wait_for()
-        assert float(page.locator(".next .number").first.inner_text().rstrip("%")) < 50  # without the head it is lost
+        # without the head it is lost
+        assert float(page.locator(".next .number").first.inner_text().rstrip("%")) < 50
         agrees(page, last, 1800, begin, [(1, 2)])
         page.locator(".step").first.fill("0")
         assert page.locator(".when").first.inner_text().startswith("step 300 ")

@@ -55,13 +55,16 @@ def test_transformers_peft_and_trl(hub, capsys):
 @pytest.mark.parametrize("program", ["TransformerLens", "nnsight", "BertViz", "CircuitsVis"])
 def test_tools_that_look_inside_see_what_we_see(hub, program):
     pytest.importorskip({"TransformerLens": "transformer_lens"}.get(program, program.lower()))
-    Path("lines.py").write_text(code(program), encoding="utf-8")  # nnsight reads the lines again from their file
+    # nnsight reads the lines again from their file
+    Path("lines.py").write_text(code(program), encoding="utf-8")
     found = runpy.run_path("lines.py")
-    lm, ids = load(hub), found["ids"]
+    lm = load(hub)
+    ids = found["ids"]
     assert ids[0, 0] == load_tokenizer(hub).bos_id
 
     def same(theirs, ours):
-        torch.testing.assert_close(theirs.detach(), ours, rtol=0, atol=1e-5)  # other kernels, in float32
+        # other kernels, in float32
+        torch.testing.assert_close(theirs.detach(), ours, rtol=0, atol=1e-5)
 
     with torch.no_grad():
         if "logits" in found:
@@ -87,7 +90,8 @@ def test_lm_evaluation_harness_counts_as_eval_tasks_does(hub):
         Path(f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     shutil.copytree(hub, "runs/demo/checkpoints/step_00000001")
     Path("runs/demo/checkpoints/latest").write_text("step_00000001\n")
-    commands, scores = code("lm-evaluation-harness").replace("eval/lm_eval", str(ROOT / "eval/lm_eval")), []
+    commands = code("lm-evaluation-harness").replace("eval/lm_eval", str(ROOT / "eval/lm_eval"))
+    scores = []
     with serving(Path("runs")) as (address, _):
         for out, command in enumerate(commands.replace("http://127.0.0.1:8000", address).split("\n\n")):
             command = [sys.executable, "-m", *shlex.split(command), "--log_samples", "--output_path", str(out)]
@@ -107,7 +111,8 @@ def test_onnx(hub):
     onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
     exec(code("ONNX"), {})
-    session, ids = onnxruntime.InferenceSession("demo.onnx"), torch.randint(0, 300, (3, 14))
+    session = onnxruntime.InferenceSession("demo.onnx")
+    ids = torch.randint(0, 300, (3, 14))
     found = torch.from_numpy(session.run(None, {"input_ids": ids.numpy()})[0])
     with torch.no_grad():
         assert (found - load(hub)(ids)).abs().max() < 1e-3  # other kernels add up in another order

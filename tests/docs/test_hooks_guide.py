@@ -1,4 +1,6 @@
-"""The hook of docs/measure.md, word for word, in a run: its figures are on the terminal, in log and report."""
+"""The hook of docs/measure.md, word for word, in a run: its figures are on the terminal, in log and
+report.
+"""
 
 import json
 import re
@@ -18,7 +20,8 @@ GUIDE = (ROOT / "docs/measure.md").read_text(encoding="utf-8")
 def with_hooks(tmp_path, monkeypatch):
     def train(module: str, code: str, every: int, *names: str):
         (tmp_path / f"{module}.py").write_text(code, encoding="utf-8")
-        monkeypatch.syspath_prepend(tmp_path)  # `python -m` does that with the folder in which you work
+        # `python -m` does that with the folder in which you work
+        monkeypatch.syspath_prepend(tmp_path)
         hooks = [f"{module}:{name}" for name in names]
         done = pretrain(write_config(tmp_path, eval={"every": every, "hooks": hooks}), "--trust-hooks")
         run = tmp_path / "runs/tiny"
@@ -35,7 +38,8 @@ def test_the_hook_of_the_guide_leaves_its_figures_everywhere(with_hooks):
     logged = [line for line in metrics(run) if line["split"] == "hooks/how_sure"]
     assert [line["step"] for line in logged] == [0, 6, 12]
     vocabulary = json.loads((run / "checkpoints/step_00000012/config.json").read_text())["vocab_size"]
-    assert vocabulary / 2 < logged[0]["choices"] <= vocabulary + 1  # untrained: all are about equally likely
+    # untrained: all are about equally likely
+    assert vocabulary / 2 < logged[0]["choices"] <= vocabulary + 1
     for line in logged:
         likeliest, choices = (f"{line[name]:.4g}" for name in ("likeliest", "choices"))
         assert f"step {line['step']:>6,}   how_sure: likeliest {likeliest}   choices {choices}\n" in terminal

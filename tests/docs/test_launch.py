@@ -1,4 +1,6 @@
-"""docs/launch: what starts a run on several machines is valid; the SLURM file trains on a machine that plays two."""
+"""docs/launch: what starts a run on several machines is valid; the SLURM file trains on a machine
+that plays two.
+"""
 
 import os
 import socket
@@ -15,7 +17,8 @@ from tests.train.helpers import metrics, write_config
 
 LAUNCH = ROOT / "docs/launch"
 SLURM = LAUNCH / "slurm.sh"
-# docs.skypilot.co/en/latest/reference/yaml-spec.html; skypilot 0.14.1's own schema took the file, too
+# docs.skypilot.co/en/latest/reference/yaml-spec.html; skypilot 0.14.1's own schema took the file,
+# too
 TASK = "name workdir num_nodes resources envs secrets file_mounts volumes setup run service config".split()
 RESOURCES = "infra accelerators cpus memory use_spot disk_size disk_tier network_tier image_id ports autostop".split()
 VARIABLES = ("NODE_IPS", "NUM_NODES", "NUM_GPUS_PER_NODE", "NODE_RANK", "TASK_ID")  # that it sets

@@ -1,4 +1,5 @@
-"""Every name in the guides exists: links, files, modules, options, keys, targets of make, YAML, imports.
+"""Every name in the guides exists: links, files, modules, options, keys, targets of make, YAML,
+imports.
 
 README.zh-CN.md has README's numbers and code.
 """

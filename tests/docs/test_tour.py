@@ -1,4 +1,6 @@
-"""The path of a run: docs/tour.md names at most twelve of its files, and README says how many there are in all."""
+"""The path of a run: docs/tour.md names at most twelve of its files, and README says how many there
+are in all.
+"""
 
 import re
 

@@ -20,7 +20,9 @@ def text(name: str) -> str:
 
 
 def rows(page: str) -> dict[str, list[str]]:
-    """First cell of every table row that begins with `code` -> its cells; `a`, `b` in a cell are two rows."""
+    """First cell of every table row that begins with `code` -> its cells; `a`, `b` in a cell are
+    two rows.
+    """
     found = {}
     for line in re.findall(r"^\| `.*$", page, re.MULTILINE):
         cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
@@ -29,7 +31,8 @@ def rows(page: str) -> dict[str, list[str]]:
 
 
 def test_every_head_score_is_explained_with_its_range_and_the_chance_that_is_computed():
-    page, T = text("docs/measure.md"), 64
+    page = text("docs/measure.md")
+    T = 64
     explained = rows(page.split("## Where a head looks")[1].split("## Controls")[0])
     assert set(explained) == set(SCORES)
     for name, score in SCORES.items():

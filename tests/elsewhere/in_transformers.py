@@ -1,4 +1,5 @@
-"""Run by the Python of another environment: what its transformers makes of directories that Headlight wrote.
+"""Run by the Python of another environment: what its transformers makes of directories that
+Headlight wrote.
 
 Reads a request as JSON, answers as JSON; the logits lie in files beside the models.
 """
@@ -29,7 +30,8 @@ def logits_of(directory: str, ids: torch.Tensor) -> str:
 
 def text_of(directory: str, asked: dict) -> dict:
     """Ids of texts, conversations as text, and what a batch of prompts goes on with, greedily."""
-    tokenizer, lm = AutoTokenizer.from_pretrained(directory), AutoModelForCausalLM.from_pretrained(directory)
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    lm = AutoModelForCausalLM.from_pretrained(directory)
     inputs = tokenizer(asked["prompts"], return_tensors="pt", padding=True)
     written = lm.generate(**inputs, max_new_tokens=asked["tokens"], do_sample=False)
     return {

@@ -1,6 +1,8 @@
-"""Run by the Python of another environment: what its vLLM makes of directories that Headlight wrote.
+"""Run by the Python of another environment: what its vLLM makes of directories that Headlight
+wrote.
 
-Reads a request as JSON, writes the answer as JSON to the file that it names: vLLM writes to the terminal itself.
+Reads a request as JSON, writes the answer as JSON to the file that it names: vLLM writes to the
+terminal itself.
 """
 
 import json
@@ -9,7 +11,8 @@ import sys
 from pathlib import Path
 
 os.environ["VLLM_CPU_KVCACHE_SPACE"] = "1"  # GB; otherwise it takes a share of the whole memory
-# no processes that import everything once more for each model; an error is raised here instead of there
+# no processes that import everything once more for each model; an error is raised here instead of
+# there
 os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_WORKER_MULTIPROCESSING_METHOD": "fork"}
 os.environ |= {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
 

@@ -1,7 +1,9 @@
-"""docs/ecosystem.md, The Hub: `hf upload` sends what model.export wrote, and transformers opens what arrived.
+"""docs/ecosystem.md, The Hub: `hf upload` sends what model.export wrote, and transformers opens
+what arrived.
 
-The clients are the real ones; the Hub is played by a small server on this machine, which answers what they ask. What
-the Hub itself would refuse (a name, a license, a card's metadata) it does not know.
+The clients are the real ones; the Hub is played by a small server on this machine, which answers
+what they ask. What the Hub itself would refuse (a name, a license, a card's metadata) it does not
+know.
 """
 
 import base64
@@ -30,7 +32,8 @@ from model.export import export
 from tests.train.checkpoints import TOKENIZER, training
 
 pytestmark = pytest.mark.slow  # three processes, two of which import torch
-NAME, COMMIT = "somebody/demo", "1" * 40
+NAME = "somebody/demo"
+COMMIT = "1" * 40
 FOUND = {"X-Repo-Commit": COMMIT, "Access-Control-Expose-Headers": "*"}
 OPEN = """
 import sys
@@ -56,7 +59,10 @@ torch.save(load(sys.argv[1])(ids).detach(), sys.argv[3])
 
 @dataclass
 class Hub:
-    """What was uploaded. files: path -> bytes; objects: hash -> bytes, of large ones; cards: to be checked."""
+    """What was uploaded.
+
+    files: path -> bytes; objects: hash -> bytes, of large ones; cards: to be checked.
+    """
 
     url: str
     files: dict[str, bytes] = field(default_factory=dict)
@@ -99,7 +105,8 @@ def hub_app(hub: Hub) -> FastAPI:
 
     @app.post(f"/api/models/{NAME}/commit/{{revision}}")
     async def commit(asked: Request) -> dict:
-        for line in map(json.loads, (await asked.body()).splitlines()):  # each is a file, or the hash of an object
+        # each is a file, or the hash of an object
+        for line in map(json.loads, (await asked.body()).splitlines()):
             value = line["value"]
             if line["key"] == "file":
                 hub.files[value["path"]] = base64.b64decode(value["content"])
@@ -161,7 +168,8 @@ def test_what_was_uploaded_opens_from_its_name(tmp_path):
             "HF_ENDPOINT": hub.url,
             "HF_HOME": str(tmp_path / "home"),
             "HF_TOKEN": "hf_" + "a" * 34,
-            "HF_HUB_DISABLE_XET": "1",  # the Hub's newer way to send large files is a service of its own
+            # the Hub's newer way to send large files is a service of its own
+            "HF_HUB_DISABLE_XET": "1",
             "NO_PROXY": "127.0.0.1",
         }
 

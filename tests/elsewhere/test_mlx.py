@@ -1,4 +1,6 @@
-"""What Headlight writes, opened by mlx-lm: the same logits, except where docs/ecosystem.md says otherwise."""
+"""What Headlight writes, opened by mlx-lm: the same logits, except where docs/ecosystem.md says
+otherwise.
+"""
 
 import numpy as np
 import pytest
@@ -27,7 +29,8 @@ def difference(changes, directory):
     """The largest one between its logits and ours."""
     from mlx_lm.utils import load_model
 
-    lm, ids = model(**changes), torch.randint(0, 300, (1, 30))
+    lm = model(**changes)
+    ids = torch.randint(0, 300, (1, 30))
     theirs, _ = load_model(save_with_tokenizer(lm, directory))
     with torch.no_grad():
         return np.abs(np.array(theirs(mx.array(ids.numpy()))) - lm(ids).numpy()).max()

@@ -23,7 +23,8 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not OLD, reason="HEADLIGHT_OLD_TRANSFORMERS names a Python with transformers 4"),
 ]
-OLDEST = "4.53.0"  # before, a window in some layers was computed as in others, and there was no smollm3
+# before, a window in some layers was computed as in others, and there was no smollm3
+OLDEST = "4.53.0"
 SINCE = dict.fromkeys(PARTS, OLDEST) | {"ministral": "4.57.1"}
 KINDS = ("bpe", "byte", "char")
 DRAWN = 8  # models of each family; the first has the first value of everything
@@ -43,7 +44,9 @@ IDS = torch.arange(48).mul(37).remainder(191).add(1).view(2, 24)
 
 @pytest.fixture(scope="module")
 def answered(tmp_path_factory):
-    """The folder of the models, in FAMILY/NUMBER and in KIND of tokenizer, and what the old one says of them."""
+    """The folder of the models, in FAMILY/NUMBER and in KIND of tokenizer, and what the old one
+    says of them.
+    """
     place = tmp_path_factory.mktemp("old")
     torch.manual_seed(0)
     for family in PARTS:
@@ -71,8 +74,9 @@ def test_this_version_is_one_that_we_support(answered):
 @pytest.mark.parametrize("number", range(DRAWN))
 @pytest.mark.parametrize("family", PARTS)
 def test_logits_are_equal(answered, family, number):
-    """Or the model is refused. Experts and the layers of gpt2 add up in another order there, and another torch has
-    other kernels: 1e-4 is allowed then, of logits of about 10."""
+    """Or the model is refused. Experts and the layers of gpt2 add up in another order there, and
+    another torch has other kernels: 1e-4 is allowed then, of logits of about 10.
+    """
     place, answer = answered
     problem = answer["problems"][f"{family}/{number}"]
     ours = load(place / family / str(number))
@@ -91,7 +95,9 @@ def test_logits_are_equal(answered, family, number):
 @pytest.mark.parametrize("kind", KINDS)
 def test_texts_conversations_and_greedy_answers_are_the_same(answered, kind):
     """A batch of prompts is padded on the left, and an answer that ends early on the right."""
-    lm, tokens, theirs = load(answered[0] / kind), tokenizer(kind), answered[1]["texts"][kind]
+    lm = load(answered[0] / kind)
+    tokens = tokenizer(kind)
+    theirs = answered[1]["texts"][kind]
     assert theirs["ids"] == [[tokens.bos_id, *tokens.encode(text)] for text in TEXTS]
     assert theirs["decoded"] == [tokens.decode(ids, skip_special_tokens=False) for ids in theirs["ids"]]
     assert theirs["roles"] == [tokens.bos_id, tokens.eos_id, tokens.pad_id, 64]

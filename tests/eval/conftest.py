@@ -14,7 +14,9 @@ from tests.train.helpers import pretrain, write_config
 
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory) -> Path:
-    """Two variants, mha with seeds 0 and 1 and mqa with seeds 0, 1 and 2: trained once for all tests."""
+    """Two variants, mha with seeds 0 and 1 and mqa with seeds 0, 1 and 2: trained once for all
+    tests.
+    """
     folder = tmp_path_factory.mktemp("runs")
     config = write_config(folder, train={"max_steps": 4, "checkpoint_every": 0}, eval={"every": 2})
     for name, heads, seeds in (("mha", 4, (0, 1)), ("mqa", 1, (0, 1, 2))):

@@ -1,4 +1,6 @@
-"""For the tests of `eval`: a command in this process, a run as a command sees it, a model that knows rows by heart."""
+"""For the tests of `eval`: a command in this process, a run as a command sees it, a model that
+knows rows by heart.
+"""
 
 import torch
 

@@ -1,4 +1,6 @@
-"""Commands that open a run while it trains and removes its checkpoints: each takes one that is whole."""
+"""Commands that open a run while it trains and removes its checkpoints: each takes one that is
+whole.
+"""
 
 import os
 import shutil
@@ -26,7 +28,8 @@ def test_commands_beside_a_run_open_a_whole_checkpoint(tmp_path, monkeypatch):
     steps = {"max_steps": 100_000, "checkpoint_every": 1, "keep_last": 1, "keep_best": False, "log_every": 1000}
     config = write_config(tmp_path, train=steps)
     monkeypatch.chdir(tmp_path)
-    process, until = start(pretrain, config, "eval.hooks=[]"), time.monotonic() + 120
+    process = start(pretrain, config, "eval.hooks=[]")
+    until = time.monotonic() + 120
     try:
         while not (tmp_path / RUN / "checkpoints/latest").exists():
             assert process.is_alive()

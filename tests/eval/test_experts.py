@@ -1,4 +1,6 @@
-"""Where the tokens go is counted right, an expert that gets none is named, and another choice costs what it costs."""
+"""Where the tokens go is counted right, an expert that gets none is named, and another choice costs
+what it costs.
+"""
 
 import numpy as np
 import pytest
@@ -28,10 +30,12 @@ def batches(number=2):
 
 
 def test_the_counts_are_those_of_the_tokens_one_by_one(lm):
-    texts, inside = batches(), {}
+    texts = batches()
+    inside = {}
     measured = routing(lm, texts, PAD)
     assert measured.layers == [0, 2]
-    counts, weights = np.zeros((2, 4, 192)), np.zeros((2, 4))
+    counts = np.zeros((2, 4, 192))
+    weights = np.zeros((2, 4))
     for i, layer in enumerate(measured.layers):
         lm.model.layers[layer].mlp.register_forward_pre_hook(lambda _, x, i=i: inside.update({i: x[0]}))
     for batch in texts:
@@ -59,7 +63,9 @@ def test_dead_experts_are_named(lm):
 
 
 def test_tokens_that_tell_an_expert_from_the_others():
-    """Expert 0 gets all of id 3, which is rare, and half of id 5, which is everywhere; expert 1 gets id 4 and id 5."""
+    """Expert 0 gets all of id 3, which is rare, and half of id 5, which is everywhere; expert 1
+    gets id 4 and id 5.
+    """
     ids = np.zeros((1, 2, 8), dtype=int)
     ids[0, 0, [3, 5]], ids[0, 1, [4, 5]] = [10, 50], [20, 50]
     best = log.characteristic_ids(Routing([0], np.array([[60, 70]]) / 130, np.ones((1, 2)), ids))
@@ -70,7 +76,8 @@ def test_tokens_that_tell_an_expert_from_the_others():
 
 def test_another_choice_is_the_choice_that_was_made(lm):
     """At random: other experts, the same weights, never one twice."""
-    seen, texts = {}, batches(1)
+    seen = {}
+    texts = batches(1)
     plain = loss_with(lm, texts)
     assert loss_with(lm, texts, lambda layer, routes: routes) == plain
     assert loss_with(lm, texts, at_random()) == loss_with(lm, texts, at_random()) != plain
@@ -83,7 +90,8 @@ def test_another_choice_is_the_choice_that_was_made(lm):
 
 
 def test_lines_are_written_and_read_back(lm, tmp_path):
-    lines, problems = [log.use_of(routing(lm, batches(1), PAD), step, 10 * step, BYTES) for step in (0, 5)], []
+    lines = [log.use_of(routing(lm, batches(1), PAD), step, 10 * step, BYTES) for step in (0, 5)]
+    problems = []
     for line in [line.model_dump(exclude_defaults=True) for line in lines] + [{"step": 7}]:
         append_line(tmp_path / "experts.jsonl", line)
     assert log.read(tmp_path, problems.append) == lines

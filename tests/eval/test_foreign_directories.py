@@ -1,4 +1,6 @@
-"""Directories as they stand on the Hub: opened with their own tokenizer and its settings, and talked to."""
+"""Directories as they stand on the Hub: opened with their own tokenizer and its settings, and
+talked to.
+"""
 
 import json
 from functools import partial
@@ -30,13 +32,14 @@ def byte_level(specials):
     merges = [("h", "i"), ("Ġ", "t"), ("Ċ", "Ċ"), ("Ċ", "h")]
     vocabulary = {token: i for i, token in enumerate([*letters, *map("".join, merges)])}
     backend = tokenizers.Tokenizer(models.BPE(vocabulary, merges))
-    backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens(list(specials))
     return backend
 
 
-# tokenizer_config.json, as far as it says anything about tokens; special tokens; and the roles that follow for bos, eos
-# and pad
+# tokenizer_config.json, as far as it says anything about tokens; special tokens; and the roles that
+# follow for bos, eos and pad
 IM = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 SETTINGS = {
     "Qwen3": ({"bos_token": None, "eos_token": "<|im_end|>", "pad_token": IM[0]}, IM, (IM[0], IM[2], IM[0])),
@@ -52,7 +55,8 @@ SETTINGS = {
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_foreign_tokenizer_has_the_roles_that_its_settings_say_and_can_be_talked_to(tmp_path, name):
     settings, specials, roles = SETTINGS[name]
-    backend, file = byte_level(specials), tmp_path / "tokenizer_config.json"
+    backend = byte_level(specials)
+    file = tmp_path / "tokenizer_config.json"
     ends = [backend.token_to_id(token) for token in specials[1:]]
     save(random_model(tiny_config(vocab_size=320, eos_token_id=ends)), tmp_path)
     backend.save(str(tmp_path / "tokenizer.json"))
@@ -70,7 +74,8 @@ def test_a_foreign_tokenizer_has_the_roles_that_its_settings_say_and_can_be_talk
         load_tokenizer(tmp_path)
 
 
-IN_TRL = Path(find_spec("trl").origin).parent / "chat_templates"  # as the models' own directories have them
+# as the models' own directories have them
+IN_TRL = Path(find_spec("trl").origin).parent / "chat_templates"
 TINYLLAMA = (  # TinyLlama/TinyLlama-1.1B-Chat-v1.0, Apache-2.0
     "{% for message in messages %}\n{% if message['role'] == 'user' %}\n{{ '<|user|>\n' + message['content'] + "
     "eos_token }}\n{% elif message['role'] == 'system' %}\n{{ '<|system|>\n' + message['content'] + eos_token }}\n"
@@ -81,8 +86,8 @@ LLAMA3 = [f"<|{name}|>" for name in "begin_of_text eot_id end_of_text start_head
 DEEPSEEK = [f"<｜{name}｜>" for name in "begin▁of▁sentence end▁of▁sentence User Assistant".split()]
 PHI3 = [AddedToken(f"<|{name}|>", rstrip=True, special=True) for name in ("user", "assistant", "system", "end")]
 GEMMA = ["<end_of_turn>", "<start_of_turn>"]
-# each: the template, or its file; special tokens; others that are added; bos, eos; whether tokenizer.json puts bos
-# first; whether a space stands before a text
+# each: the template, or its file; special tokens; others that are added; bos, eos; whether
+# tokenizer.json puts bos first; whether a space stands before a text
 FAMILIES = {
     "Qwen2.5": ("qwen2_5", IM, ["<tool_call>"], None, IM[2], False, False),
     "Qwen3": ("qwen3", IM, ["<think>", "</think>"], None, IM[2], False, False),
@@ -139,7 +144,10 @@ def family(tmp_path, request):
 
 
 def expected_of(render, messages):
-    """What transformers writes; for a template that wants arguments as JSON text, with such ones. None: refused."""
+    """What transformers writes; for a template that wants arguments as JSON text, with such ones.
+
+    None: refused.
+    """
     for given in (messages, [USER, *called('{"tz": "Köln"}')]):
         try:
             return render(given)
@@ -197,12 +205,14 @@ def test_every_template_that_trl_has_writes_what_it_writes_for_transformers(chat
 def test_a_chat_with_a_foreign_model_is_what_transformers_would_answer(family):
     directory, reference = family
     lm, tokenizer = open_model(directory, "cpu")
-    talk, messages = open_conversation(directory, device="cpu", max_new_tokens=8, temperature=0.0), []
+    talk = open_conversation(directory, device="cpu", max_new_tokens=8, temperature=0.0)
+    messages = []
     assert talk.is_chat
     for text in ("hi there", "你好", "hi, hi"):
         messages.append({"role": "user", "content": text})
         list(talk.answer(text))
-        prompt, answer = talk.last.ids[: talk.last.begin], tokenizer.decode(talk.last.ids[talk.last.begin :])
+        prompt = talk.last.ids[: talk.last.begin]
+        answer = tokenizer.decode(talk.last.ids[talk.last.begin :])
         assert prompt == reference.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
         if len(messages) == 1:
             assert complete(lm, tokenizer, text, 8, temperature=0.0, chat=True).content == answer

@@ -41,7 +41,8 @@ def test_bits_of_a_document_do_not_depend_on_the_others_in_its_batch(lm):
     for text, bits in zip(texts, token_bits(lm, TOKENIZER, texts), strict=True):
         ids = torch.tensor(TOKENIZER.encode_documents([text]))
         loss_sum, count = lm(ids, labels=ids)
-        assert len(bits) == int(count) == len(TOKENIZER.encode(text)) + 1  # the end token is paid for
+        # the end token is paid for
+        assert len(bits) == int(count) == len(TOKENIZER.encode(text)) + 1
         assert sum(bits) * math.log(2) == pytest.approx(loss_sum.item(), rel=1e-5)
     with pytest.raises(ValueError, match="more than max_position_embeddings"):
         token_bits(lm, TOKENIZER, [texts[0] * 20])

@@ -1,4 +1,6 @@
-"""Opening a model: one function for every command; which device `auto` is, and what cannot be opened."""
+"""Opening a model: one function for every command; which device `auto` is, and what cannot be
+opened.
+"""
 
 import shutil
 

@@ -39,9 +39,11 @@ def test_every_answer_stands_where_it_is_said_to_stand(tokenizer):
     assert (ids[:, 0] == tokenizer.bos_id).all()
     for number in range(5):
         words = tokenizer.decode(ids[number][ids[number] != tokenizer.pad_id].tolist()).split()
-        told = next(at for at, word in enumerate(words) if word in words[:at])  # then phrases come again
+        # then phrases come again
+        told = next(at for at, word in enumerate(words) if word in words[:at])
         asked = tokenizer.decode(ids[number, place[row == number]].tolist()).split(" ")[1:]
-        assert asked == [word for at, word in enumerate(words[told:]) if at % 4]  # not the first one of a phrase
+        # not the first one of a phrase
+        assert asked == [word for at, word in enumerate(words[told:]) if at % 4]
         quarters = {min(3, words.index(word) // (told // 4)) for word in asked[::3]}
         assert quarters == {0, 1, 2, 3}  # a phrase from each
     assert recall_texts(tokenizer, 100, 2) is None  # too short for the phrases
@@ -79,7 +81,8 @@ def test_the_command_from_end_to_end(run, tokenizer, tmp_path):
     out = run / "long_context"
     loss = json.loads((out / "long_context.json").read_text(encoding="utf-8"))["loss"]
     assert list(loss) == ["none", "linear", "yarn", "windows", "tuned"]
-    assert loss["none"][:2] == loss["windows"][:2] == loss["yarn"][:2]  # within the trained length all are the same
+    # within the trained length all are the same
+    assert loss["none"][:2] == loss["windows"][:2] == loss["yarn"][:2]
     assert len({each[2] for each in loss.values()}) == 5  # beyond it, none is
     page = (out / "report.md").read_text(encoding="utf-8")
     assert "(curves.png)" in page

@@ -1,4 +1,6 @@
-"""Right answers are counted right, whatever the tokenizer; where a head looks is summed over the right words."""
+"""Right answers are counted right, whatever the tokenizer; where a head looks is summed over the
+right words.
+"""
 
 import json
 
@@ -68,7 +70,8 @@ def test_the_figures_are_shares_of_each_sort_of_question():
 
 def test_attention_is_summed_over_each_sort_of_person_and_every_head_is_ablated():
     sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
-    lm, sums = random_model(ModelConfig(vocab_size=BYTES.vocab_size, **sizes)), {}
+    lm = random_model(ModelConfig(vocab_size=BYTES.vocab_size, **sizes))
+    sums = {}
     weights = capture(lm, EXAM.ids).weights
     several = [i for i, asked in enumerate(EXAM.questions) if asked.kind == "several"]
     for i in several:
@@ -77,7 +80,8 @@ def test_attention_is_summed_over_each_sort_of_person_and_every_head_is_ablated(
         text = ""
         for person in range(4):
             fact = document.words[3 * person : 3 * person + 3]
-            begin, text = len(text) + 1, text + "".join(f" {word}" for word in fact)
+            begin = len(text) + 1
+            text = text + "".join(f" {word}" for word in fact)
             sort = "right" if fact[0] == name else bool({*clues} & {*fact})
             share = weights[:, int(EXAM.row[i]), :, int(EXAM.first[i]) - 1, begin : len(text) + 1].sum(-1)
             sums.setdefault(sort, []).append(share)

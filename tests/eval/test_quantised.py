@@ -1,4 +1,6 @@
-"""`eval.quantised`: a row a variant, measured through the cache that it names; and `--quantise` of the commands."""
+"""`eval.quantised`: a row a variant, measured through the cache that it names; and `--quantise` of
+the commands.
+"""
 
 import pytest
 import torch
@@ -13,9 +15,11 @@ from tests.processes import run_main
 
 
 def test_inside_every_pass_reads_through_a_cache_of_the_kind():
-    lm, ids = random_model(tiny_config()), torch.randint(0, 192, (2, 12))
+    lm = random_model(tiny_config())
+    ids = torch.randint(0, 192, (2, 12))
     with torch.no_grad():
-        exact, rounded = lm(ids), lm(ids, kv_cache=QuantisedCache(lm.config))
+        exact = lm(ids)
+        rounded = lm(ids, kv_cache=QuantisedCache(lm.config))
         with quantised.reading_through(lm, "int8"):
             assert torch.equal(lm(ids), rounded)
             assert torch.equal(lm(input_ids=ids), rounded)
@@ -48,8 +52,12 @@ def test_a_model_is_opened_with_fewer_bits(tiny_directory):
 
 
 def test_the_first_pass_of_a_model_is_not_timed_and_a_slow_model_is_slower(monkeypatch):
-    """On a clock that moves when a model reads: 1 second a pass of one, 4 of the other, and the first one a minute."""
-    models, seen, now = {name: (random_model(tiny_config()), "dynamic") for name in ("quick", "slow")}, set(), [0.0]
+    """On a clock that moves when a model reads: 1 second a pass of one, 4 of the other, and the
+    first one a minute.
+    """
+    models = {name: (random_model(tiny_config()), "dynamic") for name in ("quick", "slow")}
+    seen = set()
+    now = [0.0]
     monkeypatch.setattr(quantised.time, "perf_counter", lambda: now[0])
 
     def reads(name: str, seconds: float) -> None:

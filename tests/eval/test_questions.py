@@ -1,4 +1,6 @@
-"""Exact answers: what is right, what chance gives, and that the model is asked just as it was trained."""
+"""Exact answers: what is right, what chance gives, and that the model is asked just as it was
+trained.
+"""
 
 import re
 from dataclasses import replace
@@ -49,7 +51,8 @@ def test_classes_are_counted_apart_and_together_beside_chance_and_the_best_guess
     found = figures([HAS, SAW, ALSO], ["Tiko had it.", "On the hill.", "Tiko"])
     assert (found["exact_match"], found["exact_match_who_has"], found["exact_match_where"]) == (1 / 3, 1 / 2, 0)
     assert (found["asked"], found["asked_who_has"], found["asked_where"]) == (3, 2, 1)
-    assert figures([HAS, SAW], [None, "By the river."])["asked"] == 1  # what could not be asked does not count
+    # what could not be asked does not count
+    assert figures([HAS, SAW], [None, "By the river."])["asked"] == 1
     found = figures([HAS, replace(HAS, candidates=("Tiko", "Belna", "Jurim")), SAW, SAW], ["x"] * 4)
     assert found["chance_who_has"] == pytest.approx((1 / 2 + 1 / 3) / 2)
     assert found["chance"] == pytest.approx((1 / 2 + 1 / 3 + 1 / 2 + 1 / 2) / 4)
@@ -95,8 +98,10 @@ def test_a_model_that_knows_two_conversations_by_heart_answers_all_their_questio
     lm = scoring.learned(config, rows, steps=100, lr=1e-2)
     replies = ask(lm, tokenizer, asked)
     assert figures(asked, replies)["exact_match"] == 1, replies
-    assert [reply for question in asked[:3] for reply in ask(lm, tokenizer, [question])] == replies[:3]  # alone
-    assert figures(asked, [replies[-1], *replies[:-1]])["exact_match"] < 0.5  # the right replies, to other questions
+    # alone
+    assert [reply for question in asked[:3] for reply in ask(lm, tokenizer, [question])] == replies[:3]
+    # the right replies, to other questions
+    assert figures(asked, [replies[-1], *replies[:-1]])["exact_match"] < 0.5
     lm.config = lm.config.model_copy(update={"max_position_embeddings": 300})
     lengths = [len([*prompt_ids(tokenizer, one.messages), *tokenizer.encode(one.reply)]) for one in asked]
     assert [reply is None for reply in ask(lm, tokenizer, asked)] == [length + 1 > 300 for length in lengths]
@@ -111,7 +116,8 @@ def test_a_run_is_asked_before_and_after_and_by_the_command(tmp_path):
     train = {"max_steps": 4, "tokens_per_step": 2048}
     pretrain(write_config(tmp_path, model=model, data=data, train=train, eval=asks))
     run = tmp_path / "runs/tiny"
-    lines, new = metrics(run, "questions"), metrics(run, "questions_new_names")
+    lines = metrics(run, "questions")
+    new = metrics(run, "questions_new_names")
     assert [line["step"] for line in lines] == [line["step"] for line in new] == [0, 4]
     assert all(line["asked"] == 5 == sum(line.get(f"asked_{kind}", 0) for kind in KINDS) for line in lines)
     report = (run / "report.md").read_text(encoding="utf-8")

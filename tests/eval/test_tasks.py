@@ -71,7 +71,8 @@ class Reference:
 
     def text(self, text, window, stride):
         """ln p of every token: the earliest window that holds it says what it may look at."""
-        ids, log_probs = self.ids(text), []
+        ids = self.ids(text)
+        log_probs = []
         for at in range(1, len(ids)):
             begin = next(begin for begin in range(0, len(ids), stride) if at < begin + window)
             log_probs.append(float(self.log_probs(ids[begin : at + 1])[-1]))
@@ -80,8 +81,11 @@ class Reference:
 
 @pytest.fixture(scope="module", params=MODELS)
 def checkpoint(request, tmp_path_factory):
-    """A directory with one kind of tokenizer, and a model of another kind for each, whose weights are random."""
-    folder, kind = tmp_path_factory.mktemp("checkpoints"), request.param
+    """A directory with one kind of tokenizer, and a model of another kind for each, whose weights
+    are random.
+    """
+    folder = tmp_path_factory.mktemp("checkpoints")
+    kind = request.param
     torch.manual_seed(7)
     tokenizer = train_tokenizer(TokenizerConfig(kind=kind, vocab_size=320 if kind == "bpe" else None), TEXTS * 3)
     return scoring.save_model(folder, tokenizer, max_position_embeddings=96, **MODELS[kind])
@@ -153,7 +157,8 @@ def test_a_twin_of_a_story_has_one_other_name_and_cannot_be_told():
         ((at, *words),) = [(n, one, two) for n, (one, two) in enumerate(zip(good, bad, strict=True)) if one != two]
         names = {name for name in story.people.values() for word in words if name in word}
         assert len(names) == 2
-        assert all(name in " ".join(good[:at]) for name in names)  # both can be copied; one is right
+        # both can be copied; one is right
+        assert all(name in " ".join(good[:at]) for name in names)
 
 
 def test_multiple_choice_is_that_of_the_reference(checkpoint, reference, tmp_path):
@@ -161,10 +166,12 @@ def test_multiple_choice_is_that_of_the_reference(checkpoint, reference, tmp_pat
     scores = scores_of(checkpoint, file, ChoiceRecord)
     right = {"acc": 0, "acc_norm": 0}
     for values, choice in zip(scores, CHOICES, strict=True):
-        context, endings = choice["ctx"], choice["endings"]
+        context = choice["ctx"]
+        endings = choice["endings"]
         joint = ["" if context.endswith(" ") or ending.startswith(" ") else " " for ending in endings]
         wholes = [context + space + ending for space, ending in zip(joint, endings, strict=True)]
-        begin = len(reference.ids(context.rstrip())) - 1  # as in lm-evaluation-harness: what follows the bare context
+        # as in lm-evaluation-harness: what follows the bare context
+        begin = len(reference.ids(context.rstrip())) - 1
         expected = [float(reference.log_probs(reference.ids(whole))[begin:].sum()) for whole in wholes]
         assert values == pytest.approx(expected, abs=CLOSE)
         norm = [value / len(ending.encode()) for value, ending in zip(expected, endings, strict=True)]
@@ -177,14 +184,17 @@ def test_multiple_choice_is_that_of_the_reference(checkpoint, reference, tmp_pat
 
 
 def test_length_is_counted_in_bytes_and_ties_are_shared():
-    accents = Question("here", "", ("ééé", "abc"), 0)  # é takes two bytes: a third of a nat a byte against half of one
+    # é takes two bytes: a third of a nat a byte against half of one
+    accents = Question("here", "", ("ééé", "abc"), 0)
     three = [Question("here", "", ("ééé", "abc", "abc"), 1)] * 2
     found = tasks.figures([accents, *three], [[-3.0, -2.0], [-4.0, -2.0, -2.0], [-1.0, -2.0, -2.0]])
     assert (found["acc"], found["acc_norm"], found["ties"]) == (0.5 / 3, (1 + 1 / 3) / 3, 1)
 
 
 def test_a_token_that_reaches_over_the_boundary_belongs_to_the_ending():
-    """`ab` + `c` may be one token: then everything after the shared beginning is scored, for all endings alike."""
+    """`ab` + `c` may be one token: then everything after the shared beginning is scored, for all
+    endings alike.
+    """
     vocabulary = {token: n for n, token in enumerate(["x", "a", "b", "c", "d", "ab", "bc", "abc"])}
     backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, [("b", "c"), ("a", "b"), ("a", "bc")]))
     backend.add_special_tokens(SPECIAL_TOKENS)
@@ -210,7 +220,8 @@ def test_a_text_is_scored_as_by_the_reference(checkpoint, reference, tmp_path, w
     expected = torch.tensor(reference.text(text, window, window // 2), dtype=torch.float64)
     log_probs = text_log_probs(open_model(checkpoint, "cpu")[0], reference.ids(text), window)
     assert log_probs.tolist() == pytest.approx(expected.tolist(), abs=CLOSE)
-    loss, per_byte = float(-expected.mean()), len(expected) / len(text.encode()) / math.log(2)
+    loss = float(-expected.mean())
+    per_byte = len(expected) / len(text.encode()) / math.log(2)
     assert (found["tokens"], found["bytes"]) == (len(expected), len(text.encode()))
     assert found["loss"] == pytest.approx(loss, abs=CLOSE)
     assert found["window"] == window
@@ -231,11 +242,13 @@ def test_a_model_that_diverged_is_an_error():
 def test_characters_that_the_tokenizer_does_not_know_are_reported(checkpoint, tmp_path):
     pairs = blimp(tmp_path / "pairs.jsonl", [("The cat ß.", "The cat Ü."), ("ß ran.", "The fox ran.")])
     assert command(checkpoint, "--minimal-pairs", pairs)[2].startswith("3 characters are unknown")
-    assert answer(checkpoint, "--minimal-pairs", pairs)["results"]["pairs.jsonl"]["ties"] == 1  # both unknown
+    # both unknown
+    assert answer(checkpoint, "--minimal-pairs", pairs)["results"]["pairs.jsonl"]["ties"] == 1
 
 
 def test_a_run_is_asked_about_its_own_world_and_knows_its_rows(tmp_path):
-    text, source = tmp_path / "text.txt", {"kind": "storyworld", "documents": 30, "validation_documents": 6}
+    text = tmp_path / "text.txt"
+    source = {"kind": "storyworld", "documents": 30, "validation_documents": 6}
     text.write_text(tell(0, 3, "validation").text)
     tokenizer = train_tokenizer(TokenizerConfig(kind="bpe", vocab_size=640), [text.read_text()])
     config = write_config(tmp_path, data={"source": source}).read_text()
@@ -246,7 +259,8 @@ def test_a_run_is_asked_about_its_own_world_and_knows_its_rows(tmp_path):
         assert answer(directory, "--text", text)["results"]["text.txt"]["window"] == 32
 
 
-GOOD, CHOICE = {"sentence_good": "a", "sentence_bad": "b"}, {"ctx": "a", "endings": ["b", "c"], "label": 1}
+GOOD = {"sentence_good": "a", "sentence_bad": "b"}
+CHOICE = {"ctx": "a", "endings": ["b", "c"], "label": 1}
 BAD_INPUT = [  # a file and its lines, options, what is said
     ("p.jsonl", [], ["--minimal-pairs"], "p.jsonl: is empty"),
     ("a.csv", [b"x"], ["--minimal-pairs"], "a.csv: is, or holds, no file"),

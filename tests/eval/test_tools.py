@@ -1,4 +1,6 @@
-"""Tools in a chat: what they answer, and that no call, however wrong, is run as code or ends the program."""
+"""Tools in a chat: what they answer, and that no call, however wrong, is run as code or ends the
+program.
+"""
 
 import json
 import shutil
@@ -47,7 +49,8 @@ def test_the_calculator_computes_and_everything_else_is_refused_at_once():
 def test_a_wrong_call_gets_one_line():
     for call, response in (
         (json.dumps(CALL), "42"),
-        (json.dumps(CALL | {"arguments": '{"expression": "6 * 7"}'}), "42"),  # as OpenAI writes arguments
+        # as OpenAI writes arguments
+        (json.dumps(CALL | {"arguments": '{"expression": "6 * 7"}'}), "42"),
         ("6 * 7", "error: the call is not JSON"),
         ("[" * 100_000, "error: "),
         ('{"name": "\\ud800", "arguments": {}}', "error: "),
@@ -126,7 +129,9 @@ def test_answers_with_calls_are_the_ids_of_training_and_what_a_tool_wrote_is_not
 
 
 def test_what_is_drawn_after_a_tool_is_drawn_with_the_models_probabilities(opened):
-    """Each log-probability is what one pass over the whole sequence gives: rounding, through a cache, is below 1e-4."""
+    """Each log-probability is what one pass over the whole sequence gives: rounding, through a
+    cache, is below 1e-4.
+    """
     lm, tokenizer = opened
     prompts = prompts_of(tokenizer, "How many?", "How many? How many?")
     settings = {**GREEDY, "temperature": 1.0, "copies": 3, "rngs": list(map(Random, range(6))), "tools": True}
@@ -144,18 +149,21 @@ def test_what_is_drawn_after_a_tool_is_drawn_with_the_models_probabilities(opene
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_an_answer_beside_longer_ones_is_what_it_is_alone(opened, temperature):
-    """Its random numbers are its own. Nor does a neighbour that fills the context cut it: the short one goes on in the
-    next round."""
+    """Its random numbers are its own. Nor does a neighbour that fills the context cut it: the short
+    one goes on in the next round.
+    """
     lm, tokenizer = opened
     prompts = prompts_of(tokenizer, "How many?", "How many? " * 12)
     room = lm.config.max_position_embeddings - len(prompts[0]) - 3
     prompts.append(prompts[0] + [tokenizer.pad_id] * room)  # three tokens are left
 
     def written(*numbers):
-        rngs, some = [Random(number) for number in numbers], [prompts[number] for number in numbers]
+        rngs = [Random(number) for number in numbers]
+        some = [prompts[number] for number in numbers]
         return write_answers(lm, tokenizer, some, **GREEDY, temperature=temperature, rngs=rngs, tools=True)
 
-    together, alone = written(0, 1, 2), [written(number)[0] for number in range(3)]
+    together = written(0, 1, 2)
+    alone = [written(number)[0] for number in range(3)]
     assert [answer.ids for answer in alone] == [answer.ids for answer in together]
     assert together[0].reply(tokenizer) == "It is 42." or temperature
     assert len(together[2].ids) <= 3
@@ -234,4 +242,5 @@ def test_the_last_question_of_a_conversation_is_what_the_user_said_last():
     assert is_right(question, "It is 42.")
     assert question.tools == SCHEMAS
     assert question_of(conversation_of({"messages": messages[1:2]})) is None
-    assert question_of(conversation_of({"messages": messages[:4]})) is None  # a call is not the last word
+    # a call is not the last word
+    assert question_of(conversation_of({"messages": messages[:4]})) is None

@@ -1,6 +1,8 @@
-"""The model straight from its formulas, in float64 and one query at a time: what every backend is measured against.
+"""The model straight from its formulas, in float64 and one query at a time: what every backend is
+measured against.
 
-Nothing here is shared with `model/`, nothing is quick, and no mask is ever built: a query asks which keys it may see.
+Nothing here is shared with `model/`, nothing is quick, and no mask is ever built: a query asks
+which keys it may see.
 """
 
 import math
@@ -19,7 +21,8 @@ def may_see(i, j, *, window=None, documents=None, real=None):
 
 
 def attention(q, k, v, visible):
-    """q (B, H, T, D), k and v (B, H_kv, S, D), visible(b, i, j) -> (B, H, T, D). A row that sees nothing is zero.
+    """q (B, H, T, D), k and v (B, H_kv, S, D), visible(b, i, j) -> (B, H, T, D). A row that sees
+    nothing is zero.
 
     Values may have another size than keys; then the output has theirs.
     """
@@ -35,7 +38,10 @@ def attention(q, k, v, visible):
 
 
 def rotate(x, positions, config):
-    """x (B, H, T, D) as complex numbers, each pair turned by its own angle. A pair: of two halves, or neighbours."""
+    """x (B, H, T, D) as complex numbers, each pair turned by its own angle.
+
+    A pair: of two halves, or neighbours.
+    """
     half = x.shape[-1] // 2
     angles = positions.double()[:, None, :, None] * torch.tensor(frequencies(config, half))
     pairs = (x[..., 0::2], x[..., 1::2]) if config.rope_interleave else (x[..., :half], x[..., half:])
@@ -44,8 +50,11 @@ def rotate(x, positions, config):
 
 
 def frequencies(config, half):
-    """Radians a position, pair by pair; YaRN as its paper writes it (section 3.2), with the bounds rounded outwards."""
-    scaling, found = config.rope_scaling, []
+    """Radians a position, pair by pair; YaRN as its paper writes it (section 3.2), with the bounds
+    rounded outwards.
+    """
+    scaling = config.rope_scaling
+    found = []
     for pair in range(half):
         plain = config.rope_theta ** (-pair / half)
         if scaling is None:
@@ -53,12 +62,14 @@ def frequencies(config, half):
         elif scaling.rope_type == "linear":
             found.append(plain / scaling.factor)
         elif scaling.rope_type == "llama3":
-            turns = scaling.original_max_position_embeddings * plain / (2 * math.pi)  # over a text of training
+            # over a text of training
+            turns = scaling.original_max_position_embeddings * plain / (2 * math.pi)
             share = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
             share = min(1, max(0, share))
             found.append(plain * share + plain / scaling.factor * (1 - share))
         else:
-            trained, log_base = scaling.original_max_position_embeddings, math.log(config.rope_theta)
+            trained = scaling.original_max_position_embeddings
+            log_base = math.log(config.rope_theta)
 
             def pair_of(turns, trained=trained, log_base=log_base):
                 return half * math.log(trained / (2 * math.pi * turns)) / log_base
@@ -84,14 +95,16 @@ def norm(x, weight, config, eps=None):
 def latent_heads(a, w, config, positions):
     """Queries, keys and values (B, H, T, ·) of one layer's latent attention, in the plain form."""
     B, T, H = *a.shape[:2], config.num_attention_heads
-    nope, rank = config.qk_nope_head_dim, config.kv_lora_rank
+    nope = config.qk_nope_head_dim
+    rank = config.kv_lora_rank
     if config.q_lora_rank is None:
         q = a @ w["q_proj.weight"].T
     else:
         q = norm(a @ w["q_a_proj.weight"].T, w["q_a_layernorm.weight"], config, 1e-6) @ w["q_b_proj.weight"].T
     q = q.view(B, T, H, -1).transpose(1, 2)
     both = a @ w["kv_a_proj_with_mqa.weight"].T
-    latent, position = norm(both[..., :rank], w["kv_a_layernorm.weight"], config, 1e-6), both[:, None, :, rank:]
+    latent = norm(both[..., :rank], w["kv_a_layernorm.weight"], config, 1e-6)
+    position = both[:, None, :, rank:]
     made = (latent @ w["kv_b_proj.weight"].T).view(B, T, H, -1).transpose(1, 2)
     position = rotate(position, positions, config).expand(B, H, T, -1)
     q = torch.cat((q[..., :nope], rotate(q[..., nope:], positions, config)), -1)
@@ -134,7 +147,8 @@ def experts(x, w, config):
 
 def logits(lm, input_ids, attention_mask=None, document_ids=None, position_ids=None):
     """Every logit of the model (B, T, V), in float64, from its weights as they are."""
-    config, weights = lm.config, {name: p.detach().double() for name, p in lm.state_dict().items()}
+    config = lm.config
+    weights = {name: p.detach().double() for name, p in lm.state_dict().items()}
     B, T = input_ids.shape
     positions = torch.arange(T).expand(B, T) if position_ids is None else position_ids.expand(B, T)
     x = weights["model.embed_tokens.weight"][input_ids]

@@ -1,7 +1,8 @@
-"""The model away from the CPU: every backend and mask gives the numbers of the formula, and nothing stays behind.
+"""The model away from the CPU: every backend and mask gives the numbers of the formula, and nothing
+stays behind.
 
-On the accelerator of tests/accelerator.py, forward and backward, in a process of its own. And on `meta`, where tensors
-have shapes and no numbers, so that reading one raises.
+On the accelerator of tests/accelerator.py, forward and backward, in a process of its own. And on
+`meta`, where tensors have shapes and no numbers, so that reading one raises.
 """
 
 import json
@@ -55,9 +56,12 @@ def loss_and_gradients(lm, kind: str, device: str) -> list[torch.Tensor]:
 
 @torch.no_grad()
 def read_in_pieces(lm, kind: str, device: str) -> list[torch.Tensor]:
-    """The logits of a text that is read with a cache: a part, then several tokens at once, then one by one."""
+    """The logits of a text that is read with a cache: a part, then several tokens at once, then one
+    by one.
+    """
     given = inputs_of("left padding" if "padding" in kind else "plain", device)
-    ids, real = given["input_ids"], given.get("attention_mask")
+    ids = given["input_ids"]
+    real = given.get("attention_mask")
     is_static = kind.startswith("static")
     cache = StaticCache(lm.config, 2, 24, device, torch.float32) if is_static else KVCache(lm.config)
     logits = []
@@ -107,13 +111,17 @@ def test_every_backend_and_mask_gives_the_numbers_of_the_formula(tmp_path):
     # only where it has to look for documents; PyTorch's kernel takes all else from the device
     assert {at for window in (False, True) for *_, at in found.pop(f"waits, window {window}")} == {"find_starts"}
     assert len(found) == 2 * len(ANYWHERE) * (len(MASKS) + len(CACHES))
-    assert {where: error for where, error in found.items() if not error < 1e-4} == {}  # float32; a wrong one is ~1
+    # float32; a wrong one is ~1
+    assert {where: error for where, error in found.items() if not error < 1e-4} == {}
 
 
 @pytest.fixture
 def meta(monkeypatch):
-    """`meta` as a device to train on: PyTorch has no autocast there, and FlexAttention asks for devices by name."""
-    asked, autocast = torch.is_autocast_enabled, torch.autocast
+    """`meta` as a device to train on: PyTorch has no autocast there, and FlexAttention asks for
+    devices by name.
+    """
+    asked = torch.is_autocast_enabled
+    autocast = torch.autocast
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: kind != "meta" and asked(kind))
     monkeypatch.setattr(
         torch, "autocast", lambda kind, *a, **k: nullcontext() if kind == "meta" else autocast(kind, *a, **k)
@@ -128,8 +136,9 @@ def meta(monkeypatch):
 @pytest.mark.parametrize("changes", [{}, MIXED], ids=["full", "windows"])
 @pytest.mark.parametrize("name", [name for name in BACKENDS if name != "mine"])  # code of a user
 def test_neither_a_step_nor_reading_with_a_cache_asks_the_device_for_a_number(meta, name, changes):
-    """Forward and backward in every backend under every mask. A mask that is made from numbers, or left on the CPU,
-    raises."""
+    """Forward and backward in every backend under every mask. A mask that is made from numbers, or
+    left on the CPU, raises.
+    """
     lm = random_model(tiny_config(**changes, attn_implementation=name)).to(meta)
     for kind in MASKS:
         looks = kind == "documents found" and BACKENDS[name].mask in (sequences, lengths_or_mask)

@@ -1,4 +1,6 @@
-"""Attention: every backend equals the formula, no token sees the future, only relative positions count."""
+"""Attention: every backend equals the formula, no token sees the future, only relative positions
+count.
+"""
 
 import pytest
 import torch
@@ -14,7 +16,8 @@ from tests.conftest import random_model, tiny_config
 from tests.model import reference
 
 CPU_BACKENDS = [name for name in BACKENDS if why_not(name, Situation("cpu", torch.float32, 16)) is None]
-# half a unit in the last place of 1, and twice that for 16 bits: what the last rounding alone may cost
+# half a unit in the last place of 1, and twice that for 16 bits: what the last rounding alone may
+# cost
 SLACK = {torch.float32: 1e-6, torch.bfloat16: 2**-8, torch.float16: 2**-11}
 
 
@@ -24,8 +27,11 @@ def test_the_backends_that_need_no_gpu_are_all_tested():
 
 @st.composite
 def cases(draw):
-    """Heads, groups, head size, lengths, window, documents, padding and dtype of one attention call."""
-    batch, queries = draw(st.integers(1, 3)), draw(st.integers(1, 20))
+    """Heads, groups, head size, lengths, window, documents, padding and dtype of one attention
+    call.
+    """
+    batch = draw(st.integers(1, 3))
+    queries = draw(st.integers(1, 20))
     kind = draw(st.sampled_from(["plain", "documents", "left padding", "right padding"]))
     cached = draw(st.integers(0, 12)) if kind != "documents" else 0
     keys = queries + cached
@@ -55,18 +61,21 @@ def cases(draw):
 
 
 def errors(name, inputs, spec, expected):
-    """Largest error of the output and of each gradient against float64, in units of the largest number of the case
-    (but at least 1): a gradient of MQA keys is a sum over all heads and rows and reaches 60, so its rounding does too,
-    and a flash kernel takes exp(score - logsumexp), which inherits the rounding of a score of 100.
+    """Largest error of the output and of each gradient against float64, in units of the largest
+    number of the case (but at least 1): a gradient of MQA keys is a sum over all heads and rows and
+    reaches 60, so its rounding does too, and a flash kernel takes exp(score - logsumexp), which
+    inherits the rounding of a score of 100.
     """
-    backend, gradients = BACKENDS[name], name != "flex"  # FlexAttention has no gradients on a CPU
+    backend = BACKENDS[name]
+    gradients = name != "flex"  # FlexAttention has no gradients on a CPU
     leaves = [x.clone().requires_grad_(gradients) for x in inputs]
     out = backend.compute(*leaves, backend.mask(spec), 0.0)
     found = [out.detach()]
     if gradients:
         found += torch.autograd.grad(out, leaves, weighting(out))
     assert all(torch.isfinite(x).all() for x in found)
-    q, k = inputs[0].float(), repeat_kv(inputs[1].float(), inputs[0].shape[1] // inputs[1].shape[1])
+    q = inputs[0].float()
+    k = repeat_kv(inputs[1].float(), inputs[0].shape[1] // inputs[1].shape[1])
     scores = q @ k.transpose(2, 3) / q.shape[-1] ** 0.5
     unit = max(1.0, *[x.abs().max().item() for x in (scores, *inputs, *expected)])
     error = [(a.double() - b).abs().max().item() / unit for a, b in zip(found, expected, strict=False)]
@@ -89,9 +98,12 @@ def test_every_backend_equals_the_formula_forward_and_backward(examples):
 
 
 def equals_the_formula(case) -> None:
-    """The measure is float64; a kernel may be at most twice as far from it as eager in the same dtype."""
+    """The measure is float64; a kernel may be at most twice as far from it as eager in the same
+    dtype.
+    """
     torch.manual_seed(case["seed"])
-    c, cached = case, case["keys"] - case["queries"]
+    c = case
+    cached = case["keys"] - case["queries"]
     value_dim = c["value_dim"] or c["head_dim"]
     of_keys, of_values = ((c["batch"], c["kv_heads"], c["keys"], size) for size in (c["head_dim"], value_dim))
     shapes = [(c["batch"], c["kv_heads"] * c["groups"], c["queries"], c["head_dim"]), of_keys, of_values]
@@ -120,7 +132,8 @@ def equals_the_formula(case) -> None:
 def test_a_row_that_sees_nothing_is_zero_and_so_are_its_gradients(name, dtype):
     places = torch.arange(6)
     real = torch.tensor([[0, 0, 0, 1, 1, 1], [0, 0, 0, 0, 0, 0]])
-    backend, spec = BACKENDS[name], MaskSpec(places, places, 2, real)
+    backend = BACKENDS[name]
+    spec = MaskSpec(places, places, 2, real)
     inputs = [torch.randn(2, heads, 6, 8, dtype=dtype).requires_grad_(name != "flex") for heads in (4, 2, 2)]
     out = backend.compute(*inputs, backend.mask(spec), 0.0)
     assert (out[0, :, :3] == 0).all()
@@ -140,7 +153,8 @@ def test_no_position_sees_its_future(backend):
     changed = ids.clone()
     changed[0, 12:] = (changed[0, 12:] + 1) % 192
     with torch.no_grad():
-        before, after = lm(ids), lm(changed)
+        before = lm(ids)
+        after = lm(changed)
     assert torch.equal(before[0, :12], after[0, :12])
     assert not torch.allclose(before[0, 12:], after[0, 12:], atol=1e-2)
 
@@ -163,7 +177,9 @@ def test_scores_that_are_not_divided_are_those_of_queries_longer_by_the_root(bac
         cache = KVCache(lm.config)
         cached = torch.cat([lm(part, kv_cache=cache) for part in ids.split([7, 12, 1], dim=1)], dim=1)
         assert torch.allclose(cached, lm(ids), atol=1e-3)  # logits of size ~5
-    seen, expected = capture(lm, ids), capture(longer, ids)  # weights @ v is what the backend returned
+    # weights @ v is what the backend returned
+    seen = capture(lm, ids)
+    expected = capture(longer, ids)
     assert torch.equal(seen.weights, expected.weights)
     assert torch.equal(seen.max_logits, expected.max_logits)
 

@@ -1,4 +1,6 @@
-"""Compile-clean: no graph break; training compiles a layer and the loss once, decoding the whole model."""
+"""Compile-clean: no graph break; training compiles a layer and the loss once, decoding the whole
+model.
+"""
 
 from dataclasses import replace
 
@@ -38,8 +40,8 @@ def _fresh_compiler():
 def assert_same_training(loss, expected, lm, of_loss, of_gradients):
     """The loss and every gradient: PyTorch 2.11 compiled gradients of zero, with the right loss.
 
-    Gradients may differ by that share of their largest entry, or of 0.1: that of a bias of the keys is zero but for
-    rounding, because a constant in all scores of a row changes nothing.
+    Gradients may differ by that share of their largest entry, or of 0.1: that of a bias of the keys
+    is zero but for rounding, because a constant in all scores of a row changes nothing.
     """
     assert torch.allclose(loss, expected, rtol=of_loss)
     parameters = list(lm.parameters())
@@ -53,7 +55,9 @@ CASES += [pytest.param(name, x, False, marks=pytest.mark.slow) for name in ("eag
 
 
 def compiled_for_training(lm, counter):
-    """A second model of the same weights, its layers compiled as training does, without a graph break."""
+    """A second model of the same weights, its layers compiled as training does, without a graph
+    break.
+    """
     other = with_config(lm).train()
     compile_layers(other, backend=counter, fullgraph=True)
     return other
@@ -80,12 +84,14 @@ def test_training_compiles_each_kind_of_layer_once_and_the_loss(backend, shape, 
         assert_same_training(loss, expected, lm, *((1e-3, 2e-2) if in_bfloat16 else (1e-5, 1e-4)))
     assert counter.frame_count <= kinds_of_layers(lm) + 1
     with torch.autocast("cpu", torch.bfloat16, enabled=in_bfloat16), torch.no_grad():
-        compiled.eval()(ids[:, :7], labels=ids[:, :7])  # evaluation, whose shapes change, is not compiled
+        # evaluation, whose shapes change, is not compiled
+        compiled.eval()(ids[:, :7], labels=ids[:, :7])
     assert counter.frame_count <= kinds_of_layers(lm) + 1
 
 
 def test_more_chunks_of_the_loss_are_no_more_to_compile(monkeypatch):
-    lm, nodes = random_model(tiny_config()).train(), []
+    lm = random_model(tiny_config()).train()
+    nodes = []
 
     def count(graph, inputs):
         nodes[-1] += len(graph.graph.nodes)
@@ -102,8 +108,11 @@ def test_more_chunks_of_the_loss_are_no_more_to_compile(monkeypatch):
 
 @pytest.fixture
 def lengths_on_a_cpu(monkeypatch):
-    """PyTorch's operator itself, as flash calls it on a GPU, with what its documentation says as its kernel here."""
-    monkeypatch.setitem(BACKENDS, "varlen", replace(BACKENDS["varlen"], limits=None))  # it would refuse a CPU
+    """PyTorch's operator itself, as flash calls it on a GPU, with what its documentation says as
+    its kernel here.
+    """
+    # it would refuse a CPU
+    monkeypatch.setitem(BACKENDS, "varlen", replace(BACKENDS["varlen"], limits=None))
     varlen._varlen_attn.register_kernel("cpu")(varlen_kernel.forward)
     varlen._varlen_attn_backward.register_kernel("cpu")(varlen_kernel.backward)
 
@@ -118,7 +127,8 @@ def test_lengths_in_place_of_a_mask_are_compiled_once_too(told, padded):
     compiled = compiled_for_training(lm, counter)
     lm.set_attn_implementation("eager")
     for i in range(3):
-        ids, documents = torch.randint(0, 192, (2, 32)), torch.randint(0, 4, (2, 32)).sort().values
+        ids = torch.randint(0, 192, (2, 32))
+        documents = torch.randint(0, 4, (2, 32)).sort().values
         real = torch.arange(32) < torch.tensor([[25 + i], [32]]) if padded else None
         labels = ids if real is None else ids.where(real, -100)
         starts = torch.from_numpy(document_starts(documents.numpy())) if told else None
@@ -171,7 +181,8 @@ def test_decoding_into_a_static_cache_is_one_graph(backend, changes, padded):
 @pytest.mark.parametrize("padded", [False, True], ids=["alone", "padded"])
 def test_prompts_of_every_length_share_the_compiled_step(padded, monkeypatch):
     """Through `generate`, as it is used; the cache has room for 64 tokens whatever the lengths are."""
-    lm, counter = random_model(tiny_config()), CompileCounter()
+    lm = random_model(tiny_config())
+    counter = CompileCounter()
     compiled = torch.compile(lambda lm, *a, **k: lm(*a, **k), backend=counter, fullgraph=True, dynamic=False)
     monkeypatch.setattr("model.generation.compiled_step", lambda kind: compiled)
     for length in (3, 5, 8):
@@ -195,7 +206,8 @@ def test_really_compiled_decoding_gives_the_same_tokens(changes):
 @pytest.mark.parametrize("shape", [(1, 1, 24), (1, 24), (4, 1, 24), (2, 3, 24), (40, 24)])
 @pytest.mark.parametrize("bias", [True, False])
 def test_products_of_few_rows_are_those_of_a_linear_layer(shape, bias):
-    layer, x = torch.nn.Linear(24, 40, bias=bias), torch.randn(shape)
+    layer = torch.nn.Linear(24, 40, bias=bias)
+    x = torch.randn(shape)
     with torch.no_grad(), FewRows():
         product = layer(x)
     torch.testing.assert_close(product, layer(x), rtol=1e-5, atol=1e-5)
@@ -204,7 +216,9 @@ def test_products_of_few_rows_are_those_of_a_linear_layer(shape, bias):
 @pytest.mark.slow
 @pytest.mark.parametrize(("length", "window", "packed"), [(200, None, False), (200, 50, True), (64, 5, True)])
 def test_the_fused_flex_kernel_equals_eager(length, window, packed):
-    """The C++ kernel that FlexAttention compiles on a CPU, by itself: inside a compiled model PyTorch 2.13 cannot."""
+    """The C++ kernel that FlexAttention compiles on a CPU, by itself: inside a compiled model
+    PyTorch 2.13 cannot.
+    """
     places = torch.arange(length)
     documents = (places // 40).expand(2, length).contiguous() if packed else None
     spec = MaskSpec(places, places, 2, None, documents, window)

@@ -1,4 +1,6 @@
-"""Decoding: greedy equals argmax of full forwards, whatever the cache, the batch or the way of asking."""
+"""Decoding: greedy equals argmax of full forwards, whatever the cache, the batch or the way of
+asking.
+"""
 
 import math
 
@@ -42,7 +44,8 @@ def test_every_cache_gives_the_same_tokens(cache, window, prompt):
 def test_prompts_of_different_lengths_are_continued_as_if_alone(lm, cache):
     prompts = [[5, 6, 7, 8, 9, 10, 11], [20], [30, 31, 32]]
     settings = {"temperature": 0, "repetition_penalty": 1.5}
-    # padded with the very id that comes next: a penalty that saw the padding would choose another one
+    # padded with the very id that comes next: a penalty that saw the padding would choose another
+    # one
     pad = int(generate(lm, torch.tensor([[20]]), 1, **settings)[0, -1])
     assert pad not in [token for prompt in prompts for token in prompt]
     ids, real = left_pad(prompts, pad_id=pad)
@@ -67,8 +70,9 @@ def test_two_streams_at_once_give_the_same_tokens_and_leave_the_mode_alone(lm, p
 
 
 def test_a_number_for_each_token_draws_it_with_its_probability():
-    """A thousand numbers, evenly spaced, fall on a token as often as it is likely; on an impossible one, not even the
-    first and the last number do."""
+    """A thousand numbers, evenly spaced, fall on a token as often as it is likely; on an impossible
+    one, not even the first and the last number do.
+    """
     logits = torch.tensor([-math.inf, 0.1, -math.inf, 0.4, 0.4, 0.1, -math.inf]).log().nan_to_num(-math.inf)
     uniform = torch.cat([(torch.arange(1000) + 0.5) / 1000, torch.tensor([0.0, 1 - 2**-24])])
     rows = logits.expand(len(uniform), -1)
@@ -259,6 +263,7 @@ def test_filters_keep_exactly_what_they_promise(filters, kept):
 
 
 def test_repetition_penalty_lowers_what_was_seen_whatever_its_sign():
-    logits, seen = torch.tensor([[2.0, -2.0, 1.0]]), torch.tensor([[0, 1]])
+    logits = torch.tensor([[2.0, -2.0, 1.0]])
+    seen = torch.tensor([[0, 1]])
     _, drawn_from = next_token(logits, seen, Sampling(repetition_penalty=2.0), torch.Generator())
     assert torch.allclose(drawn_from, torch.tensor([[1.0, -4.0, 1.0]]).softmax(-1))

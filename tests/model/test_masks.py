@@ -18,12 +18,14 @@ from tests.model import reference
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.data())
 def test_predicates_combine_to_the_boolean_mask(data):
-    length, window = data.draw(st.integers(1, 9)), data.draw(st.none() | st.integers(1, 10))
+    length = data.draw(st.integers(1, 9))
+    window = data.draw(st.none() | st.integers(1, 10))
     documents, real = (
         data.draw(st.none() | st.lists(st.lists(kind, min_size=length, max_size=length), min_size=2, max_size=2))
         for kind in (st.integers(0, 3), st.booleans())
     )
-    places, tensors = torch.arange(length), [None if x is None else torch.tensor(x) for x in (real, documents)]
+    places = torch.arange(length)
+    tensors = [None if x is None else torch.tensor(x) for x in (real, documents)]
     mask = boolean_mask(MaskSpec(places, places, 2, *tensors, window)).expand(2, 1, length, length)
 
     def may_see(b, i, j):
@@ -34,7 +36,8 @@ def test_predicates_combine_to_the_boolean_mask(data):
 
 
 def test_a_static_cache_may_be_longer_than_the_attention_mask():
-    places, real = torch.arange(5), torch.tensor([[0, 1, 1]])
+    places = torch.arange(5)
+    real = torch.tensor([[0, 1, 1]])
     assert MaskSpec(places, places, 1, real).real_keys.tolist() == [[0, 1, 1, 1, 1]]
     assert MaskSpec(places[2:3], places[1:3], 1, real).real_keys.tolist() == [[1, 1]]
 
@@ -46,8 +49,11 @@ def by_definition(*tensors, window_size, enable_gqa=False):
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(st.data())
 def test_lengths_say_the_same_as_the_boolean_mask(data):
-    """Everything around the varlen kernel, which needs CUDA; the kernel itself is replaced by its definition."""
-    length, cached = data.draw(st.integers(1, 8)), data.draw(st.sampled_from([0, 0, 3]))
+    """Everything around the varlen kernel, which needs CUDA; the kernel itself is replaced by its
+    definition.
+    """
+    length = data.draw(st.integers(1, 8))
+    cached = data.draw(st.sampled_from([0, 0, 3]))
     window = data.draw(st.none() | st.integers(1, 6))
     is_packed = data.draw(st.booleans())
     padding = data.draw(st.sampled_from(["none", "left", "right"] + ["anywhere"] * (window is None)))
@@ -82,12 +88,15 @@ def test_lengths_say_the_same_as_the_boolean_mask(data):
 
 
 def test_a_document_never_continues_in_the_next_row():
-    ids, places = torch.tensor([[0, 0, 1, 1], [1, 1, 2, 2]]), torch.arange(4)
+    ids = torch.tensor([[0, 0, 1, 1], [1, 1, 2, 2]])
+    places = torch.arange(4)
     assert sequences(MaskSpec(places, places, 2, None, ids)).cu_keys.tolist() == [0, 2, 4, 4, 6, 8, 8]
 
 
 def test_starts_are_filled_up_to_a_power_of_two():
-    """One long row among short ones; what is filled up becomes empty documents at the end of its row."""
+    """One long row among short ones; what is filled up becomes empty documents at the end of its
+    row.
+    """
     ids = torch.stack([torch.arange(20) // 2, torch.zeros(20, dtype=torch.long)])
     starts = document_starts(ids.numpy())
     assert starts.tolist() == [[*range(0, 20, 2), *[20] * 6], [0, *[20] * 15]]
@@ -100,7 +109,8 @@ def test_starts_are_filled_up_to_a_power_of_two():
 @pytest.mark.parametrize("changes", [{}, LATENT], ids=["heads", "latent"])
 def test_documents_packed_into_one_row_do_not_see_each_other(changes):
     lm = random_model(tiny_config(**changes))
-    first, second = torch.randint(0, 192, (1, 9)), torch.randint(0, 192, (1, 14))
+    first = torch.randint(0, 192, (1, 9))
+    second = torch.randint(0, 192, (1, 14))
     documents = torch.tensor([[0] * 9 + [1] * 14])
     positions = torch.tensor([[*range(9), *range(14)]])
     with torch.no_grad():
@@ -110,7 +120,8 @@ def test_documents_packed_into_one_row_do_not_see_each_other(changes):
         assert torch.allclose(packed[:, 9:], lm(second), atol=2e-4)
         assert torch.allclose(restarted[:, 9:], lm(second), atol=1e-5)
         leaking = lm(torch.cat((first, second), 1))
-        # the silent leak of guessing documents from positions: here positions alone isolate nothing, by design
+        # the silent leak of guessing documents from positions: here positions alone isolate
+        # nothing, by design
         only_positions = lm(torch.cat((first, second), 1), position_ids=positions)
     assert not torch.allclose(packed[:, 9:], leaking[:, 9:], atol=1e-1)
     assert not torch.allclose(packed[:, 9:], only_positions[:, 9:], atol=1e-1)

@@ -1,4 +1,6 @@
-"""Where a token stands: RoPE with every scaling, learned positions, and models that are read with other positions."""
+"""Where a token stands: RoPE with every scaling, learned positions, and models that are read with
+other positions.
+"""
 
 import pytest
 import torch
@@ -12,7 +14,8 @@ from model.variants.surgery import with_config, with_rope_scaling
 from tests.conftest import GPT2, LATENT, random_model, tiny_config
 from tests.model import reference
 
-FACTOR, TRAINED = {"factor": st.floats(1, 32)}, {"original_max_position_embeddings": st.integers(16, 4096)}
+FACTOR = {"factor": st.floats(1, 32)}
+TRAINED = {"original_max_position_embeddings": st.integers(16, 4096)}
 YARN = {"rope_type": st.just("yarn"), "attention_factor": st.none() | st.floats(0.5, 2.0)} | FACTOR | TRAINED
 LLAMA3 = {"rope_type": st.just("llama3"), "low_freq_factor": st.floats(0.5, 4.0)} | FACTOR | TRAINED
 SCALINGS = st.none() | st.one_of(
@@ -42,7 +45,9 @@ def test_turning_equals_complex_multiplication_far_beyond_the_training_length(sc
 
 
 def test_attention_depends_on_relative_positions_only():
-    lm, ids, places = random_model(tiny_config()), torch.randint(0, 192, (1, 20)), torch.arange(20)[None]
+    lm = random_model(tiny_config())
+    ids = torch.randint(0, 192, (1, 20))
+    places = torch.arange(20)[None]
     with torch.no_grad():
         here, there, far, stretched = (
             lm(ids, position_ids=p) for p in (places, places + 40, places + 5000, places * 2)
@@ -69,8 +74,10 @@ def test_a_text_that_is_longer_than_the_positions_is_refused():
 
 def test_packed_documents_count_from_their_own_beginning():
     """A row of two documents, longer than the positions: each document is what it is alone."""
-    lm, lengths = gpt2(), (18, 12)
-    ids, documents = IDS[:, :30], torch.tensor([[0] * 18 + [1] * 12])
+    lm = gpt2()
+    lengths = (18, 12)
+    ids = IDS[:, :30]
+    documents = torch.tensor([[0] * 18 + [1] * 12])
     places = torch.cat([torch.arange(length) for length in lengths])[None]
     with torch.no_grad():
         packed = lm(ids, document_ids=documents, position_ids=places)
@@ -78,7 +85,7 @@ def test_packed_documents_count_from_their_own_beginning():
     torch.testing.assert_close(packed, torch.cat(alone, dim=1), rtol=1e-4, atol=1e-4)
 
 
-# ---------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # a trained model, read with other positions: the same as one that was loaded with them
 
 PARTS = [{}, LATENT | {"kv_lora_rank": 8, "qk_rope_head_dim": 4}, {"tie_word_embeddings": False}]
@@ -104,8 +111,10 @@ def test_the_weights_are_shared_and_the_first_model_stays_as_it_was():
     scaling = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 8}
     lm, never_scaled = (random_model(tiny_config(rope_scaling=x)) for x in (scaling, None))
     never_scaled.load_state_dict(lm.state_dict())
-    before, plain = logits(lm), with_rope_scaling(lm, "none", 1, trained=8)
-    assert all(one is other for one, other in zip(lm.parameters(), plain.parameters(), strict=True))  # also a tied one
+    before = logits(lm)
+    plain = with_rope_scaling(lm, "none", 1, trained=8)
+    # also a tied one
+    assert all(one is other for one, other in zip(lm.parameters(), plain.parameters(), strict=True))
     assert torch.equal(logits(lm), before)
     for same in (plain, *(with_rope_scaling(plain, kind, 1, trained=16) for kind in ("linear", "yarn"))):
         assert torch.equal(logits(same), logits(never_scaled))  # a factor of one changes nothing

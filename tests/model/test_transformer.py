@@ -1,4 +1,6 @@
-"""LanguageModel: where it starts, what labels mean, losses in chunks, what modules say and what is counted."""
+"""LanguageModel: where it starts, what labels mean, losses in chunks, what modules say and what is
+counted.
+"""
 
 import copy
 import math
@@ -28,7 +30,8 @@ UNTIED = {"tie_word_embeddings": False, "qk_norm": False}
 )
 def test_the_loss_starts_at_ln_vocabulary(vocab, hidden, more, tied):
     shape = {"vocab_size": vocab, "hidden_size": hidden, "num_hidden_layers": 2, "num_attention_heads": 4}
-    lm, ids = LanguageModel(ModelConfig(**shape | more, tie_word_embeddings=tied)), torch.randint(0, vocab, (4, 64))
+    lm = LanguageModel(ModelConfig(**shape | more, tie_word_embeddings=tied))
+    ids = torch.randint(0, vocab, (4, 64))
     loss_sum, count = lm(ids, labels=ids)
     assert (loss_sum / count).item() == pytest.approx(math.log(vocab), rel=0.02)
 
@@ -53,13 +56,14 @@ def test_labels_are_aligned_and_shifted_inside():
         logits = lm(ids)
         assert torch.equal(lm.lm_head(lm.outputs(ids).hidden), logits)
     expected = F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), reduction="sum")
-    assert count == 7 + 11  # of 11 predictions a row, the first row trains on those of positions 5 … 11
+    # of 11 predictions a row, the first row trains on those of positions 5 … 11
+    assert count == 7 + 11
     assert loss_sum.item() == pytest.approx(expected.item(), rel=1e-6)
     loss_sum, count = lm(ids, labels=torch.full_like(ids, -100))
     assert (loss_sum.item(), count.item()) == (0.0, 0)  # not NaN
 
 
-# ---------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # losses in chunks, against PyTorch's
 
 
@@ -84,12 +88,17 @@ def plain_log_probs(hidden, weight, labels):
     ("ours", "plain"), [(chunked_cross_entropy, plain_cross_entropy), (log_probs, plain_log_probs)], ids=["sum", "each"]
 )
 def test_a_loss_in_chunks_equals_pytorchs_forward_and_backward(ours, plain, autocast, every, frozen, monkeypatch):
-    """Every position is weighed differently, as preferences and rewards do; tolerance: rounding of sums, 8 bits."""
+    """Every position is weighed differently, as preferences and rewards do; tolerance: rounding of
+    sums, 8 bits.
+    """
     monkeypatch.setitem(CHUNK, "cpu", 7)
-    hidden, weight, weights = torch.randn(3, 13, 16), torch.randn(50, 16), torch.randn(3, 13)
+    hidden = torch.randn(3, 13, 16)
+    weight = torch.randn(50, 16)
+    weights = torch.randn(3, 13)
     labels = torch.randint(0, 50, (3, 13))
     labels.view(-1)[::every] = -100  # 3: so many that the others are picked first
-    found, expected = [], []
+    found = []
+    expected = []
     for into, loss in ((found, ours), (expected, plain)):
         leaves = [hidden.clone().requires_grad_(), weight.clone().requires_grad_(not frozen)]
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
@@ -122,7 +131,7 @@ def test_rms_norms_own_backward_pass_is_autograds(shape, dtype, relative):
         assert (a - b).norm() < relative * b.norm()
 
 
-# ---------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # what modules say of themselves
 
 
@@ -137,7 +146,8 @@ class TwoExperts(nn.Module):
 
     def __init__(self, size):
         super().__init__()
-        self.experts, self.router = nn.Parameter(torch.randn(2, size, size) * 0.1), Router(size, 2, bias=True)
+        self.experts = nn.Parameter(torch.randn(2, size, size) * 0.1)
+        self.router = Router(size, 2, bias=True)
 
     def forward(self, x):
         share = self.router(x).softmax(-1)
@@ -154,12 +164,14 @@ def test_a_layer_of_ones_own_says_its_groups_and_adds_its_losses(checkpointing):
     lm.model.activation_checkpointing = checkpointing
     for layer in lm.model.layers:
         layer.mlp = TwoExperts(32)
-    groups, mlp = parameter_groups(lm), lm.model.layers[0].mlp
+    groups = parameter_groups(lm)
+    mlp = lm.model.layers[0].mlp
     for parameter, group in ((mlp.experts, "expert"), (mlp.router.weight, "matrix"), (mlp.router.bias, "vector")):
         assert any(p is parameter for p in groups[group])
     expected = lm.eval()(ids, labels=ids)
     output = lm.train().outputs(ids, labels=ids)
-    found, auxiliary = (output.loss_sum, output.token_count), output.auxiliary
+    found = (output.loss_sum, output.token_count)
+    auxiliary = output.auxiliary
     assert found == expected  # what is minimised besides stands apart
     assert auxiliary["size"] == ids.numel()  # 0.5 in each of two layers, times the tokens
     assert lm.outputs(ids, logits_to_keep=None).auxiliary == auxiliary
@@ -171,11 +183,15 @@ def test_a_layer_of_ones_own_says_its_groups_and_adds_its_losses(checkpointing):
 def test_with_mimetic_weights_keys_are_queries_and_what_is_read_is_written(kv_heads):
     lm = LanguageModel(tiny_config(num_attention_heads=4, num_key_value_heads=kv_heads, initialization="mimetic"))
     for attention in lm.attention_modules():
-        D, x, groups = attention.head_dim, torch.randn(3, 32), 4 // lm.config.kv_heads
-        queries, keys = attention.q_proj(x).unflatten(-1, (-1, D)), attention.k_proj(x).unflatten(-1, (-1, D))
+        D = attention.head_dim
+        x = torch.randn(3, 32)
+        groups = 4 // lm.config.kv_heads
+        queries = attention.q_proj(x).unflatten(-1, (-1, D))
+        keys = attention.k_proj(x).unflatten(-1, (-1, D))
         assert torch.equal(queries[:, ::groups], keys)
         read = attention.v_proj(x).unflatten(-1, (-1, D)).repeat_interleave(groups, dim=1).flatten(1)
-        along = (attention.o_proj(read) * x).sum(-1)  # of what is written, the part that is the token itself
+        # of what is written, the part that is the token itself
+        along = (attention.o_proj(read) * x).sum(-1)
         torch.testing.assert_close(along, MIMETIC_STRENGTH * read.square().sum(-1))
 
 
@@ -185,16 +201,23 @@ SHAPES = [{}, UNTIED, OLMO2, GPT2, LATENT | {"q_lora_rank": 9}, WINDOWS, {"head_
 
 @pytest.mark.parametrize("changes", SHAPES)
 def test_parameters_and_flops_are_counted_without_building_the_model(changes):
-    """FLOPs: two for each number of a matrix, and for each key that a token sees those of q · k and weights @ v."""
-    config, length, state = tiny_config(**changes), 9, torch.get_rng_state()
+    """FLOPs: two for each number of a matrix, and for each key that a token sees those of q · k and
+    weights @ v.
+    """
+    config = tiny_config(**changes)
+    length = 9
+    state = torch.get_rng_state()
     counted = on_meta(config)
     assert torch.equal(torch.get_rng_state(), state)
-    lm, counts = LanguageModel(config), parameter_counts(counted)
+    lm = LanguageModel(config)
+    counts = parameter_counts(counted)
     assert counts["total"] == lm.num_parameters() == sum(v for k, v in counts.items() if k != "total")
-    names, linears = dict(lm.named_parameters()), [m for m in lm.modules() if isinstance(m, nn.Linear)]
+    names = dict(lm.named_parameters())
+    linears = [m for m in lm.modules() if isinstance(m, nn.Linear)]
     for part, name in {"norm": "norm", "feed_forward": ".mlp.", "embedding": ".embed_", "head": "lm_head"}.items():
         assert counts[part] == sum(p.numel() for key, p in names.items() if name in key), part
-    keys = [min(i + 1, window or length) for window in config.windows for i in range(length)]  # of each token
+    # of each token
+    keys = [min(i + 1, window or length) for window in config.windows for i in range(length)]
     a_key = 2 * config.num_attention_heads * (config.head_size + config.value_size)
     forward = 2 * sum(m.weight.numel() for m in linears) + a_key * sum(keys) / length
     assert flops_per_token(counted, length, training=False) == pytest.approx(forward)

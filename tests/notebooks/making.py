@@ -27,7 +27,10 @@ tracking: {wandb: disabled}
 
 
 def tiny_config(folder: Path, steps: int = 2, *, watch: bool = False) -> Path:
-    """A config for a run that takes `steps` steps of a millisecond. watch: it looks at its heads, too."""
+    """A config for a run that takes `steps` steps of a millisecond.
+
+    watch: it looks at its heads, too.
+    """
     path = folder / "tiny.yaml"
     text = TINY.replace("STEPS", str(steps)).replace("HOOKS", "validation, attention" if watch else "validation")
     path.write_text(text, encoding="utf-8")
@@ -59,7 +62,9 @@ def write_notebook(path: Path, *cells: Any) -> Path:
 
 
 def run_cells(folder: Path, *sources: str) -> list[Any]:
-    """The code cells after they ran in a kernel whose working directory is `folder`; errors are left in them."""
+    """The code cells after they ran in a kernel whose working directory is `folder`; errors are
+    left in them.
+    """
     notebook = new_notebook(cells=[new_code_cell(source) for source in sources])
     place = {"metadata": {"path": str(folder)}}
     client = NotebookClient(notebook, kernel_name="python3", resources=place, allow_errors=True, timeout=900)

@@ -1,10 +1,14 @@
-"""What learners write into the exercises on attention: mistakes, and right answers that are written differently."""
+"""What learners write into the exercises on attention: mistakes, and right answers that are written
+differently.
+"""
 
-PLAIN = "(x @ k.mT / math.sqrt(x.shape[3])).softmax(dim=-1) @ v"  # attention for the queries x, without tiles
+# attention for the queries x, without tiles
+PLAIN = "(x @ k.mT / math.sqrt(x.shape[3])).softmax(dim=-1) @ v"
 WRONG = {
     "softmax": [
         ("(x - x.amax(dim=-1, keepdim=True)).exp()", "x.exp()"),  # overflows
-        ("x.amax(dim=-1, keepdim=True)", "x.max()"),  # of the whole tensor: rows far below it vanish
+        # of the whole tensor: rows far below it vanish
+        ("x.amax(dim=-1, keepdim=True)", "x.max()"),
         ("weights.sum(dim=-1, keepdim=True)", "weights.sum()"),
         ("weights.sum(dim=-1, keepdim=True)", "weights.sum(dim=0, keepdim=True)"),
         ("(x - x.amax(dim=-1, keepdim=True)).exp()", "x.sub_(x.amax(dim=-1, keepdim=True)).exp()"),
@@ -25,7 +29,8 @@ WRONG = {
         ("dim=-1", "dim=-2"),
         ("return weights @ v", "return weights.masked_fill(~mask, 0) @ v + 0 * scores.mean()"),
         ("-torch.inf", "-10.0"),  # a score like any other
-        ("torch.softmax(scores, dim=-1)", "scores.exp() / scores.exp().sum(dim=-1, keepdim=True)"),  # overflows
+        # overflows
+        ("torch.softmax(scores, dim=-1)", "scores.exp() / scores.exp().sum(dim=-1, keepdim=True)"),
         ("return weights @ v", "return weights.detach() @ v"),  # nothing for q and k to learn from
         ("return weights @ v", "return torch.tensor((weights @ v).tolist())"),
         (
@@ -50,11 +55,14 @@ WRONG = {
     "rope": [
         ("torch.arange(length)[:, None]", "torch.arange(1, length + 1)[:, None]"),
         ("torch.arange(0, size, 2) / size", "torch.arange(0, size // 2) / size"),
-        ("a * angle.cos() - b * angle.sin()", "a * angle.cos() + b * angle.sin()"),  # turns backwards
-        ("b * angle.cos() + a * angle.sin()", "a * angle.cos() + b * angle.sin()"),  # swapped halves
+        # turns backwards
+        ("a * angle.cos() - b * angle.sin()", "a * angle.cos() + b * angle.sin()"),
+        # swapped halves
+        ("b * angle.cos() + a * angle.sin()", "a * angle.cos() + b * angle.sin()"),
         ("x.unflatten(-1, (-1, 2))", "x.unflatten(-1, (2, -1)).transpose(-1, -2)"),  # half-split
         ("torch.view_as_real(turned).flatten(-2)", "torch.cat((turned.real, turned.imag), -1)"),
-        ("torch.stack((first, first + size // 2), dim=1).flatten()", "torch.cat((2 * first, 2 * first + 1))"),  # back
+        # back
+        ("torch.stack((first, first + size // 2), dim=1).flatten()", "torch.cat((2 * first, 2 * first + 1))"),
         ("torch.stack((first, first + size // 2), dim=1).flatten()", "torch.stack((first, first), dim=1).flatten()"),
     ],
     "masks": [
@@ -67,9 +75,11 @@ WRONG = {
         ("-torch.inf", "-1.0"),
         (
             "scores.masked_fill(~mask, -torch.inf).softmax(dim=-1)\n    return weights.masked_fill(~mask, 0.0)",
-            "scores.masked_fill(~mask, -1e9).softmax(dim=-1)\n    return weights",  # equal shares of nothing
+            # equal shares of nothing
+            "scores.masked_fill(~mask, -1e9).softmax(dim=-1)\n    return weights",
         ),
-        ("scores.masked_fill(~mask, -torch.inf)", "scores"),  # zeros after the softmax: rows do not sum to 1
+        # zeros after the softmax: rows do not sum to 1
+        ("scores.masked_fill(~mask, -torch.inf)", "scores"),
         (
             "scores.masked_fill(~mask, -torch.inf).softmax(dim=-1)\n    return weights.masked_fill(~mask, 0.0)",
             "scores.softmax(dim=-1) * mask\n    return weights / weights.sum(dim=-1, keepdim=True).clamp(min=1e-30)",
@@ -93,7 +103,8 @@ WRONG = {
         ("k.shape[2] - (self.window - 1)", "k.shape[2] - self.window"),  # keeps one too many
         ("torch.cat((self.v, v), dim=2)", "torch.cat((v, self.v), dim=2)"),
         ("        self.seen += k.shape[2]\n", "        self.seen = k.shape[2]\n"),
-        ("return k, v", "return self.k, self.v"),  # a prompt loses what its own first tokens look at
+        # a prompt loses what its own first tokens look at
+        ("return k, v", "return self.k, self.v"),
         ("start:], v[:, :, start:]", "start:], v"),
         ("self.k, self.v = k[:, :, start:], v[:, :, start:]", "self.k, self.v = k, v"),
         (

@@ -1,4 +1,6 @@
-"""What learners write into the exercises on training: mistakes, and right answers that are written differently."""
+"""What learners write into the exercises on training: mistakes, and right answers that are written
+differently.
+"""
 
 WRONG: dict[str, list[tuple[str, str]]] = {
     "sampling": [
@@ -6,17 +8,21 @@ WRONG: dict[str, list[tuple[str, str]]] = {
         ("    if temperature == 0:\n", "    if temperature == 0 and False:\n"),  # 0 / 0
         ("    if temperature == 0:\n", "    if temperature < 1e-3:\n"),  # small is not zero
         ("logits < kth", "logits <= kth"),
-        ("before >= top_p", "likeliest.cumsum(dim=-1) > top_p"),  # the token that reaches top_p is lost
+        # the token that reaches top_p is lost
+        ("before >= top_p", "likeliest.cumsum(dim=-1) > top_p"),
         ("before >= top_p", "before > 1 - top_p"),
-        (".scatter(1, order, before >= top_p)", ".logical_or(before >= top_p)"),  # not where the tokens stood
+        # not where the tokens stood
+        (".scatter(1, order, before >= top_p)", ".logical_or(before >= top_p)"),
         (".scatter(1, order, before", ".gather(1, order) | (before"),
-        ("logits.softmax(dim=-1).sort(", "(logits * temperature).softmax(dim=-1).sort("),  # temperature comes first
+        # temperature comes first
+        ("logits.softmax(dim=-1).sort(", "(logits * temperature).softmax(dim=-1).sort("),
         ("generator=generator", "generator=None"),
         ("torch.multinomial(probabilities, num_samples=1, generator=generator)[:, 0]", "probabilities.argmax(-1)"),
         ("generator=generator)[:, 0]", "generator=generator)"),
     ],
     "bpe": [
-        ("-counts[pair], ids[pair[0]], ids[pair[1]]", "-counts[pair], pair"),  # ties by the alphabet
+        # ties by the alphabet
+        ("-counts[pair], ids[pair[0]], ids[pair[1]]", "-counts[pair], pair"),
         ("-counts[pair], ids[pair[0]], ids[pair[1]]", "-counts[pair],"),  # the first one seen
         ("+ words[word]", "+ 1"),  # not as often as the word occurs
         ("i += 2", "i += 1"),
@@ -46,7 +52,8 @@ WRONG: dict[str, list[tuple[str, str]]] = {
         ("weight + (b @ a) * (alpha / a.shape[0])", "weight.add_((b @ a) * (alpha / a.shape[0]))"),
     ],
     "preference_loss": [
-        ("-torch.nn.functional.logsigmoid(margin)", "-torch.sigmoid(margin).log()"),  # inf far from 0
+        # inf far from 0
+        ("-torch.nn.functional.logsigmoid(margin)", "-torch.sigmoid(margin).log()"),
         ("-torch.nn.functional.logsigmoid(margin)", "torch.nn.functional.logsigmoid(margin)"),
         ("-torch.nn.functional.logsigmoid(margin)", "-torch.nn.functional.logsigmoid(margin).mean()"),
         ("torch.sigmoid(-margin)", "torch.sigmoid(margin)"),

@@ -1,4 +1,6 @@
-"""The break-it lab: every script breaks what it says, nothing else, and the answers are about these scripts."""
+"""The break-it lab: every script breaks what it says, nothing else, and the answers are about these
+scripts.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,8 @@ def tokens() -> torch.Tensor:
 
 
 def test_1_asks_for_the_token_after_the_next_one(script):
-    lm, ids = small_model(), tokens()
+    lm = small_model()
+    ids = tokens()
     logits = lm(ids)
     script(1).break_it()
     loss_sum, count = lm(ids, labels=ids)
@@ -63,13 +66,15 @@ def test_1_asks_for_the_token_after_the_next_one(script):
 
 
 def test_2_reads_other_heads_in_training_than_in_evaluation(script):
-    ids, healthy = tokens(), small_model()
+    ids = tokens()
+    healthy = small_model()
     script(2).break_it()
     broken = small_model()
     with torch.no_grad():
         torch.testing.assert_close(broken(ids), healthy(ids))
     assert (broken(ids) - healthy(ids)).abs().max() > 0.1
-    for layer in healthy.attention_modules():  # with its key/value heads the other way round the healthy one agrees
+    # with its key/value heads the other way round the healthy one agrees
+    for layer in healthy.attention_modules():
         for weight in (layer.k_proj.weight, layer.v_proj.weight):
             weight.data = weight.data.unflatten(0, (4, -1)).flip(0).flatten(0, 1)
     torch.testing.assert_close(broken(ids), healthy(ids))
@@ -89,18 +94,21 @@ def test_the_first_line_of_a_training_does_not_name_its_fault(monkeypatch, numbe
 
 def test_3_overflows_where_a_gradient_is_large(script):
     script(3).break_it()
-    scaler, weight = torch.amp.GradScaler("cpu", enabled=False), torch.nn.Parameter(torch.ones(2))
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    weight = torch.nn.Parameter(torch.ones(2))
     scaler.scale((weight * torch.tensor([0.01, 1e-4])).sum()).backward()
     scaler.unscale_(torch.optim.SGD([weight], lr=0.1))
     assert weight.grad.isinf().tolist() == [True, False]
     assert weight.grad[1].item() == pytest.approx(1e-4, rel=1e-3)
 
 
-@pytest.mark.parametrize(("breaks", "first"), [(False, 5), (True, 3)])  # one place in each of two layers
+# one place in each of two layers
+@pytest.mark.parametrize(("breaks", "first"), [(False, 5), (True, 3)])
 def test_4_sees_one_token_too_far(script, breaks, first):
     if breaks:
         script(4).break_it()
-    lm, ids = small_model(), tokens()
+    lm = small_model()
+    ids = tokens()
     other = ids.clone()
     other[:, 5] = (ids[:, 5] + 1) % 50
     with torch.no_grad():
@@ -109,7 +117,8 @@ def test_4_sees_one_token_too_far(script, breaks, first):
 
 
 def test_5_evaluates_with_a_head_of_its_own_and_ties_it_again(script, monkeypatch):
-    lm, seen = small_model(tie_word_embeddings=True), []
+    lm = small_model(tie_word_embeddings=True)
+    seen = []
     monkeypatch.setattr(Hooks, "run", lambda self, event: seen.append(event.lm.lm_head.weight.detach().clone()))
     script(5).break_it()
     Hooks.run(None, SimpleNamespace(lm=lm))
@@ -128,14 +137,17 @@ def test_6_has_ten_times_the_rate(script):
 def test_7_depends_on_where_a_text_stands(script, breaks):
     if breaks:
         script(7).break_it()
-    lm, ids, places = small_model(), tokens(), torch.arange(9)[None]
+    lm = small_model()
+    ids = tokens()
+    places = torch.arange(9)[None]
     with torch.no_grad():
         moved = (lm(ids, position_ids=places) - lm(ids, position_ids=places + 5)).abs().max()
     assert (moved > 0.05) == breaks
 
 
 def test_8_pads_on_the_right(script, monkeypatch, tmp_path):
-    module, rows = script(8), []
+    module = script(8)
+    rows = []
     monkeypatch.setattr(module, "generate", lambda lm, ids, *given, **options: rows.append(ids) or ids)
     tokenizer = SimpleNamespace(begin=lambda prompt: [1, *map(ord, prompt)], pad_id=0, decode=lambda ids: str(ids))
     settings = SimpleNamespace(prompts=["abcd", "ab"], temperature=0.0, top_p=None, sample_tokens=3)
@@ -146,7 +158,8 @@ def test_8_pads_on_the_right(script, monkeypatch, tmp_path):
 
 
 def test_every_script_has_an_answer_and_there_are_more_causes_than_scripts():
-    causes, trainings = answers()["causes"], answers()["trainings"]
+    causes = answers()["causes"]
+    trainings = answers()["trainings"]
     assert sorted(trainings) == SCRIPTS
     assert len({training["cause"] for training in trainings.values()}) == len(trainings)
     assert {training["cause"] for training in trainings.values()} < set(causes)
@@ -154,13 +167,17 @@ def test_every_script_has_an_answer_and_there_are_more_causes_than_scripts():
 
 @pytest.mark.parametrize("number", NUMBERS)
 def test_one_cause_is_right_and_no_other_gives_it_away(capsys, number):
-    training, causes, signs = answers()["trainings"][number], answers()["causes"], answers()["signs"]
+    training = answers()["trainings"][number]
+    causes = answers()["causes"]
+    signs = answers()["signs"]
     assert len(set(signs.values())) == len(causes)
     for letter in causes:
-        code, said = judge(number, letter.upper()), capsys.readouterr().out
+        code = judge(number, letter.upper())
+        said = capsys.readouterr().out
         assert (code, training["why"].strip() in said) == ((0, True) if letter == training["cause"] else (1, False))
         assert (causes[training["cause"]] in said) == (letter == training["cause"])
-        assert (signs[letter] in said) == (letter != training["cause"])  # each wrong letter has a sentence of its own
+        # each wrong letter has a sentence of its own
+        assert (signs[letter] in said) == (letter != training["cause"])
 
 
 @pytest.mark.parametrize("given", [("9",), ("3", "zz"), ("3", "a", "b"), ("three",)])

@@ -1,4 +1,6 @@
-"""Notebook 07: its folded solutions are those that it uses itself, and what it looks with sees what is there."""
+"""Notebook 07: its folded solutions are those that it uses itself, and what it looks with sees what
+is there.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ def test_the_folded_solutions_are_the_ones_that_the_notebook_uses():
 
 def test_a_letter_that_comes_twice_has_one_follower_in_the_repeated_block():
     probe = by_hand.repeated(rows=3, period=20)
-    first, second = probe.input_ids[:, 1:21], probe.input_ids[:, 21:]
+    first = probe.input_ids[:, 1:21]
+    second = probe.input_ids[:, 21:]
     assert torch.equal(first, second)
     assert all(len(set(row)) == 20 and 0 not in row for row in first.tolist())
     assert torch.equal(by_hand.tokens("".join(probe.labels[0])), probe.input_ids[:1])

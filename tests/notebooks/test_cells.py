@@ -1,4 +1,7 @@
-"""What a notebook's cells name exists today, and what they printed is of today's models. Nothing is run here."""
+"""What a notebook's cells name exists today, and what they printed is of today's models.
+
+Nothing is run here.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,8 @@ from train.config import load_run_config
 ROOMS = ("configs", "model", "storyworld", "data", "eval", "train", "serve", "benchmarks", "notebooks")
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
 CHINESE = sorted((ROOT / "notebooks" / "zh").glob("*.ipynb"))
-SHOWN = re.compile(r"^(?:runs|pretrained)/((small|demo): .*parameters.*)$", re.MULTILINE)  # notebooks.start.named
+# notebooks.start.named
+SHOWN = re.compile(r"^(?:runs|pretrained)/((small|demo): .*parameters.*)$", re.MULTILINE)
 every_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
 
@@ -33,7 +37,7 @@ def code(path: Path) -> list:
     return [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
 
 
-# ---------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # the reader's folders
 
 
@@ -68,11 +72,13 @@ def test_make_student_copies_what_is_missing_and_leaves_the_readers_work_alone(t
 
 @every_notebook
 def test_its_code_is_not_cut_in_jupyterlab(path):
-    """106 characters fit beside the file browser in a window of 1,280 pixels; the rest of a line would be hidden."""
+    """106 characters fit beside the file browser in a window of 1,280 pixels; the rest of a line
+    would be hidden.
+    """
     assert not [line for cell in code(path) for line in cell.source.splitlines() if len(line) > 106]
 
 
-# ---------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # the models that stored outputs show
 
 
@@ -112,16 +118,20 @@ def test_outputs_of_another_model_are_found(old, new):
     assert len(stale_outputs([cell])) == 1
 
 
-# ---------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # the names that cells use
 
 
 class Names(ast.NodeVisitor):
-    """Problems of what cells import from our rooms: names, keyword arguments, and attributes of what is returned."""
+    """Problems of what cells import from our rooms: names, keyword arguments, and attributes of
+    what is returned.
+    """
 
     def __init__(self) -> None:
-        self.known: dict[str, object] = {}  # a name of the notebook -> our module, function or class
-        self.types: dict[str, type] = {}  # a name of the notebook -> the class of ours that it holds
+        # a name of the notebook -> our module, function or class
+        self.known: dict[str, object] = {}
+        # a name of the notebook -> the class of ours that it holds
+        self.types: dict[str, type] = {}
         self.problems: list[str] = []
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
@@ -133,7 +143,8 @@ class Names(ast.NodeVisitor):
             self.problems.append(str(error))
             return
         for alias in node.names:
-            if not hasattr(module, alias.name):  # a module in a folder is no attribute before it is imported
+            # a module in a folder is no attribute before it is imported
+            if not hasattr(module, alias.name):
                 try:
                     importlib.import_module(f"{node.module}.{alias.name}")
                 except ModuleNotFoundError:
@@ -218,7 +229,9 @@ class Names(ast.NodeVisitor):
         return None if owner is None else getattr(owner, node.attr, None)
 
     def type_of(self, node: ast.expr) -> object:
-        """The annotation of what an expression gives, as far as calls and attributes of ours say it, or None."""
+        """The annotation of what an expression gives, as far as calls and attributes of ours say
+        it, or None.
+        """
         if isinstance(node, ast.Name):
             return self.types.get(node.id)
         if isinstance(node, ast.NamedExpr):
@@ -242,14 +255,17 @@ class Names(ast.NodeVisitor):
 
 def item_of(value: object, place: object = None) -> object:
     """What a list or a tuple of this annotation holds (at this place), or None."""
-    origin, items = typing.get_origin(value), typing.get_args(value)
+    origin = typing.get_origin(value)
+    items = typing.get_args(value)
     if origin is tuple and isinstance(place, int) and place < len(items) and ... not in items:
         return items[place]
     return items[0] if origin is list and items else None
 
 
 def has(holder: type, name: str) -> bool:
-    """Whether objects of this class have an attribute: its own, a field, or one that a method sets on `self`."""
+    """Whether objects of this class have an attribute: its own, a field, or one that a method sets
+    on `self`.
+    """
     fields = {field.name for field in dataclasses.fields(holder)} if dataclasses.is_dataclass(holder) else set()
     if hasattr(holder, name) or name in fields or name in getattr(holder, "model_fields", {}):
         return True

@@ -1,4 +1,6 @@
-"""`python -m notebooks.check`: it takes right code, refuses plausible wrong code, and says in one line what differs."""
+"""`python -m notebooks.check`: it takes right code, refuses plausible wrong code, and says in one
+line what differs.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,10 @@ from tests.notebooks import mistakes_attention, mistakes_training
 from tests.notebooks.making import ROOT
 
 CHECKS = check.CHECKS
-WRONG = mistakes_attention.WRONG | mistakes_training.WRONG  # exercise -> (what the solution has, what is wrong)
-RIGHT = mistakes_attention.RIGHT | mistakes_training.RIGHT  # exercise -> right answers, written differently
+# exercise -> (what the solution has, what is wrong)
+WRONG = mistakes_attention.WRONG | mistakes_training.WRONG
+# exercise -> right answers, written differently
+RIGHT = mistakes_attention.RIGHT | mistakes_training.RIGHT
 
 
 @pytest.fixture

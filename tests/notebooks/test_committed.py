@@ -1,4 +1,6 @@
-"""The notebooks as they are committed: what they hold, and what a person sees who opens one as a page."""
+"""The notebooks as they are committed: what they hold, and what a person sees who opens one as a
+page.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,8 @@ LINES = 24  # of a cell: more does not fit on a screen beside its output
 ABSOLUTE = r"(?<![\w.])/(tmp|home|work|root|Users|private|mnt|opt|content|usr)/|\b[A-Za-z]:\\"
 MIRROR = "https://cdnjs.cloudflare.com/"  # where nbconvert's pages look for MathJax and require.js
 IMAGES = (ROOT / "docs" / "images").as_uri()
-BY_NUMBER = re.compile(r"\d\d\.\d+").fullmatch  # a hint of a notebook; others are of `python -m notebooks.check`
+# a hint of a notebook; others are of `python -m notebooks.check`
+BY_NUMBER = re.compile(r"\d\d\.\d+").fullmatch
 every_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
 
@@ -56,7 +59,8 @@ def words(path: Path) -> str:
 
 @every_notebook
 def test_it_begins_with_a_question_and_the_first_cell_of_all_and_is_committed_as_it_runs(path):
-    first, cells = read(path).cells[0], code_cells(path)
+    first = read(path).cells[0]
+    cells = code_cells(path)
     assert re.match(r"# .+\?$", first.source.splitlines()[0])
     assert FIND_IT in first.source  # what to do where the first cell finds no module `notebooks`
     imported = re.search(r"from notebooks.start import (.+)", cells[0].source)
@@ -70,7 +74,8 @@ def test_it_begins_with_a_question_and_the_first_cell_of_all_and_is_committed_as
 @every_notebook
 def test_it_is_small_and_nothing_in_it_belongs_to_one_machine(path):
     assert path.stat().st_size <= LARGEST
-    said, metadata = words(path), read(path).metadata
+    said = words(path)
+    metadata = read(path).metadata
     assert not re.search(ABSOLUTE, said.replace("\\\\", "\\")), re.search(f".{{60}}({ABSOLUTE}).{{20}}", said)
     assert "widget-view" not in said
     assert "Warning" not in said
@@ -119,7 +124,8 @@ def test_the_recorded_three_models_are_whole_and_of_one_size():
     panels = {(one["settings"]["train.max_steps"], one["settings"]["data.sequence_length"]) for one in variants}
     assert panels == {(1200, 128), (2400, 128), (1200, 512)}
     assert [one["settings"]["model.num_key_value_heads"] for one in variants] == [4, 2, 1] * 3
-    assert {one["parameters"] for one in variants} == {401_856, 401_984}  # those of configs/three_models.yaml
+    # those of configs/three_models.yaml
+    assert {one["parameters"] for one in variants} == {401_856, 401_984}
     assert {tuple(run["seed"] for run in one["runs"]) for one in variants} == {tuple(range(5))}
     for one in variants:
         for run in one["runs"]:
@@ -139,7 +145,8 @@ def test_the_recorded_ladder_has_the_rungs_of_its_config_with_their_sizes():
         assert seeds == sorted(set(seeds))
         steps = [[look["step"] for look in run["looks"]] for run in recorded[name]["runs"]]
         whole = list(range(0, config.train.max_steps + 1, config.eval.attention.every))
-        assert all(watched == whole[: len(watched)] for watched in steps), name  # a run may be watched in part
+        # a run may be watched in part
+        assert all(watched == whole[: len(watched)] for watched in steps), name
 
 
 def test_no_notebook_shows_a_hint_before_the_first_try():
@@ -174,13 +181,15 @@ def test_its_cells_are_short_and_its_links_lead_somewhere(path):
     assert not re.search(r"\\(frac|sqrt|sum|text|cdot|left|mathrm|begin)\b", text), "TeX needs a network to be drawn"
 
 
-# ---------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # with a reader's own run
 
 
 @pytest.fixture(scope="module")
 def readers_folder(tmp_path_factory) -> Path:
-    """The repository with a run in which no head has formed yet, of another seed and with other tokens."""
+    """The repository with a run in which no head has formed yet, of another seed and with other
+    tokens.
+    """
     folder = tmp_path_factory.mktemp("reader")
     for entry in ROOT.iterdir():
         if entry.name not in ("runs", "mine", ".git"):
@@ -188,18 +197,23 @@ def readers_folder(tmp_path_factory) -> Path:
     short = ["seed=1", "train.max_steps=60", "data.source.documents=1500", "eval.attention.every=20"]
     short += ["eval.final_max_tokens=2048", "eval.floor_documents=1"]
     with chdir(folder), pytest.MonkeyPatch.context() as patch:
-        patch.setattr("eval.hooks.attention.render", lambda *_: [])  # pictures take longer than the training
+        # pictures take longer than the training
+        patch.setattr("eval.hooks.attention.render", lambda *_: [])
         pretrain(Path("configs/small.yaml"), *short)
     return folder
 
 
-OPENS = re.compile(r"\b(?:demo|small)\(\)")  # the reader's run, or the one that comes with Headlight
+# the reader's run, or the one that comes with Headlight
+OPENS = re.compile(r"\b(?:demo|small)\(\)")
 OWN = [path for path in NOTEBOOKS if OPENS.search(path.read_text(encoding="utf-8")) and path.stem[:2] != "13"]
 
 
-@pytest.mark.parametrize("path", OWN, ids=lambda path: path.stem)  # 13 trains on from the run, for minutes
+# 13 trains on from the run, for minutes
+@pytest.mark.parametrize("path", OWN, ids=lambda path: path.stem)
 def test_it_runs_on_another_run_than_the_one_that_it_tells_of(path, readers_folder, monkeypatch):
-    """`make notebooks` runs each on the models in pretrained/, so what a cell says of yours holds for any run."""
+    """`make notebooks` runs each on the models in pretrained/, so what a cell says of yours holds
+    for any run.
+    """
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     notebook = read(path)
     first = next(cell for cell in notebook.cells if cell.cell_type == "code")
@@ -209,7 +223,7 @@ def test_it_runs_on_another_run_than_the_one_that_it_tells_of(path, readers_fold
     execute(readers_folder / path.name, write=False)
 
 
-# ---------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # as a page
 
 
@@ -223,7 +237,8 @@ def as_page(notebook: Path, folder: Path) -> Path:
     from nbconvert import HTMLExporter
 
     html, _ = HTMLExporter().from_filename(str(notebook))
-    html = html.replace("<head>", f'<head><base href="{notebook.as_uri()}">', 1)  # a link means what it means there
+    # a link means what it means there
+    html = html.replace("<head>", f'<head><base href="{notebook.as_uri()}">', 1)
     page = folder / f"{notebook.stem}.html"
     page.write_text(html, encoding="utf-8")
     return page
@@ -247,9 +262,13 @@ LOOK = """() => {
 
 
 def look_at(path: Path, folder: Path, browser) -> dict:
-    """What is wrong with the notebook's page where there is no network: {what: found}; "images" counts them."""
+    """What is wrong with the notebook's page where there is no network: {what: found}; "images"
+    counts them.
+    """
     context = browser.new_context(viewport={"width": 1000, "height": 900}, offline=True)
-    page, console, requests = context.new_page(), [], []
+    page = context.new_page()
+    console = []
+    requests = []
     page.on("pageerror", lambda error: console.append(f"error: {error}"))
     page.on("console", lambda message: console.append(f"{message.text} ({message.location['url']})"))
     page.on("request", lambda request: requests.append(request.url))

@@ -1,4 +1,6 @@
-"""`python -m notebooks.execute` finds a cell that fails, and an exercise whose check or solution is wrong."""
+"""`python -m notebooks.execute` finds a cell that fails, and an exercise whose check or solution is
+wrong.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,8 @@ def test_a_notebook_is_run_proven_and_written_with_what_it_shows(execute, tmp_pa
     assert code[2].outputs[0].text.startswith("No answer yet")
     assert "widget" not in path.read_text(encoding="utf-8")
     (drawn,) = [cell for cell in code if cell.source.startswith("play(")]
-    assert [output.text for output in drawn.outputs] == ["3\n"]  # what the control drew at first, for the web
+    # what the control drew at first, for the web
+    assert [output.text for output in drawn.outputs] == ["3\n"]
     assert set(notebook.metadata) == {"kernelspec", "language_info"}
     assert all("execution" not in cell.metadata for cell in code)
 

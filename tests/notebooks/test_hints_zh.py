@@ -1,4 +1,6 @@
-"""notebooks/hints.zh.yaml: a hint for each exercise of a notebook in Chinese, which says what the English one says."""
+"""notebooks/hints.zh.yaml: a hint for each exercise of a notebook in Chinese, which says what the
+English one says.
+"""
 
 import re
 

@@ -1,4 +1,6 @@
-"""notebooks/one_file.py is the library written out: the same losses to the last bit, the same logits."""
+"""notebooks/one_file.py is the library written out: the same losses to the last bit, the same
+logits.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ from tests.notebooks.making import ROOT
 from tests.train.helpers import pretrain, trace, write_config
 
 FILE = ROOT / "notebooks" / "one_file.py"
-# the library's vocabulary also has the letters of its chat template: in a text that has them all, ids are the same
+# the library's vocabulary also has the letters of its chat template: in a text that has them all,
+# ids are the same
 TEXT = "\n".join(tell(0, i).text for i in range(60)) + "\nsystem user assistant tool\n"
 SMALL = {"sequence_length": 32, "tokens_per_step": 1024, "hidden_size": 32, "intermediate_size": 96}
 SMALL |= {"max_steps": 20, "warmup_steps": 5}
@@ -40,7 +43,10 @@ def model_config(config: one_file.Config, vocab_size: int | None = None) -> dict
 
 @pytest.fixture
 def one_thread():
-    """One core adds up in one order. With several, the libraries share out the work as they like."""
+    """One core adds up in one order.
+
+    With several, the libraries share out the work as they like.
+    """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -50,7 +56,8 @@ def one_thread():
 @pytest.mark.parametrize("kv_heads", trained, ids=["mha", "gqa", "mqa"])
 @every_model
 def test_twenty_losses_are_those_of_train_pretrain_bit_for_bit(kv_heads, attention, tmp_path, one_thread, monkeypatch):
-    config = small(kv_heads, attention, seed=7, grad_clip=0.5)  # which most of these gradients exceed
+    # which most of these gradients exceed
+    config = small(kv_heads, attention, seed=7, grad_clip=0.5)
     text = tmp_path / "my.txt"
     text.write_text(TEXT, encoding="utf-8")
     data = {"source": {"kind": "files", "path": str(text)}, "tokenizer": {"kind": "char"}, "isolate_documents": False}
@@ -62,7 +69,8 @@ def test_twenty_losses_are_those_of_train_pretrain_bit_for_bit(kv_heads, attenti
         tmp_path, seed=config.seed, model=model_config(config), train=train, eval={"hooks": []},
         data=data | {"sequence_length": config.sequence_length},
     )  # fmt: skip
-    # on AMD a run multiplies by another library, whose sums have other last bits (set_float32_products)
+    # on AMD a run multiplies by another library, whose sums have other last bits
+    # (set_float32_products)
     monkeypatch.setattr("train.pretrain.set_float32_products", lambda *args, **options: None)
     pretrain(yaml)
     theirs = [float.fromhex(line["loss"]) for line in trace(tmp_path / "runs/tiny")]
@@ -89,7 +97,8 @@ def test_a_text_that_is_learned_by_heart_is_told_with_the_best_step(text, steps,
 
 def random_pair(config: one_file.Config) -> tuple[one_file.LanguageModel, LanguageModel]:
     """Both models with the same weights, every one of them random: at first the layers add nothing."""
-    ours, library = one_file.LanguageModel(config, 128), LanguageModel(ModelConfig(**model_config(config, 128)))
+    ours = one_file.LanguageModel(config, 128)
+    library = LanguageModel(ModelConfig(**model_config(config, 128)))
     with torch.no_grad():
         for weight in ours.parameters():
             weight.add_(0.3 * torch.randn_like(weight))
@@ -108,7 +117,9 @@ def test_weights_fit_the_library_and_logits_are_the_same(kv_heads, attention, on
 
 @every_toggle
 def test_flash_is_eager(kv_heads):
-    """Sums of 8 products and of up to 32 shares in float32, in another order: logits of size 1 differ by some 1e-6."""
+    """Sums of 8 products and of up to 32 shares in float32, in another order: logits of size 1
+    differ by some 1e-6.
+    """
     flash, _ = random_pair(small(kv_heads, "flash"))
     eager = one_file.LanguageModel(small(kv_heads, "eager"), 128)
     eager.load_state_dict(flash.state_dict())

@@ -1,4 +1,6 @@
-"""How the notebooks draw a matrix: what is forbidden is empty, and the numbers written are the numbers given."""
+"""How the notebooks draw a matrix: what is forbidden is empty, and the numbers written are the
+numbers given.
+"""
 
 from __future__ import annotations
 

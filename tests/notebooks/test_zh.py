@@ -34,7 +34,8 @@ def words(text: str) -> str:
 
 
 def links(text: str, folder: Path) -> list[str]:
-    """Where it links to, from the root, the same for both languages; anchors only where there is no translation.
+    """Where it links to, from the root, the same for both languages; anchors only where there is no
+    translation.
 
     In Chinese a link leads to the Chinese page where one exists.
     """
@@ -65,7 +66,8 @@ def mistakes(english: str, chinese: str) -> list[str]:
     found += [f"only one has `{code}`" for code in ours ^ theirs]
     found += [] if re.search(r"[\u4e00-\u9fff]", chinese) else ["it is not in Chinese"]
     found += [f"in English: {text}" for text in IN_ENGLISH.findall(words(chinese))]
-    # **“a”**b is bold for a person, but not for Markdown: a mark between punctuation and a letter opens or ends nothing
+    # **“a”**b is bold for a person, but not for Markdown: a mark between punctuation and a letter
+    # opens or ends nothing
     texts = [part.content for token in MARKDOWN.parse(chinese) for part in token.children or [] if part.type == "text"]
     found += [f"stars are left: {text}" for text in texts if "*" in text]
     return found + [f"TeX needs a network to be drawn: {match[0]}" for match in TEX.finditer(chinese)]
@@ -74,7 +76,8 @@ def mistakes(english: str, chinese: str) -> list[str]:
 @pytest.mark.parametrize("path", CHINESE, ids=lambda path: path.stem)
 def test_it_says_and_shows_what_the_english_notebook_does(path):
     assert path.stat().st_size <= LARGEST
-    english, chinese = cells(FOLDER / path.name), cells(path)
+    english = cells(FOLDER / path.name)
+    chinese = cells(path)
     found = []
     for ours, theirs in zip(english, chinese, strict=False):
         if ours.cell_type == theirs.cell_type == "markdown":
@@ -88,7 +91,8 @@ def test_it_says_and_shows_what_the_english_notebook_does(path):
 
 @pytest.mark.parametrize("path", CHINESE, ids=lambda path: path.stem)
 def test_each_language_leads_to_the_other_and_the_first_line_asks(path):
-    first, original = cells(path)[0].source, cells(FOLDER / path.name)[0].source
+    first = cells(path)[0].source
+    original = cells(FOLDER / path.name)[0].source
     assert re.match(r"# .+？$", first.splitlines()[0])
     assert first.endswith(f"\n\n[English](../{path.name})")
     assert original.endswith(f"\n\n[中文](zh/{path.name})")
@@ -106,7 +110,8 @@ def test_who_reads_in_chinese_is_answered_in_chinese(folder, start, tmp_path):
 def test_code_and_outputs_come_from_the_english_notebook(tmp_path):
     (tmp_path / "zh").mkdir()
     output = nbformat.v4.new_output("stream", text="4\n")
-    text, code = new_markdown_cell("# Two?"), new_code_cell("print(2 + 2)", outputs=[output])
+    text = new_markdown_cell("# Two?")
+    code = new_code_cell("print(2 + 2)", outputs=[output])
     english = write_notebook(tmp_path / "01_a.ipynb", text, code)
     refresh(english)  # there is none in Chinese: nothing happens
     translated = [new_markdown_cell("# 二？", id=text.id), new_code_cell("1", id=code.id)]

@@ -1,4 +1,6 @@
-"""Runs to look into: two checkpoints, adapters, a run on texts; and how to ask the page's chat for things."""
+"""Runs to look into: two checkpoints, adapters, a run on texts; and how to ask the page's chat for
+things.
+"""
 
 import base64
 import json
@@ -23,7 +25,9 @@ WORLD = "data:\n  source: {kind: storyworld}\n"
 
 
 def make_runs(folder, at):
-    """The runs of the fixture `folder`, with a second checkpoint and with adapters for the run on chats."""
+    """The runs of the fixture `folder`, with a second checkpoint and with adapters for the run on
+    chats.
+    """
     runs = at / "runs"
     for name in ("chat", "text"):
         shutil.copytree(folder / name, runs / name)
@@ -32,7 +36,8 @@ def make_runs(folder, at):
     lm = load(steps / "step_00000010")
     lm.config = lm.config.model_copy(update={"max_position_embeddings": CONTEXT})
     save(lm, steps / "step_00000010")
-    lm, tokenizer = load(steps / "step_00000010"), load_tokenizer(steps / "step_00000010")
+    lm = load(steps / "step_00000010")
+    tokenizer = load_tokenizer(steps / "step_00000010")
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for matrix in (parameter for parameter in lm.parameters() if parameter.ndim == 2):
@@ -52,7 +57,9 @@ def make_runs(folder, at):
 
 
 def thoughtful(tokenizer):
-    """An answer to SAID with thoughts, content and a call; its ids, and those up to the answer to `and_then`."""
+    """An answer to SAID with thoughts, content and a call; its ids, and those up to the answer to
+    `and_then`.
+    """
     call = {"name": "look_up", "arguments": '{"name": "北京"}'}
     message = Message("assistant", "Let me look.", "Hm. Who?", (call,))
     ((ids, _),) = encode_conversations(tokenizer, [checked_conversation([*SAID, message])])
@@ -76,7 +83,9 @@ def ask(address, messages, model="chat", inspect=(), stream=True, **more):
 
 
 def answer(address, messages=SAID, new=8, **more):
-    """The prompt's ids, the answer's tokens, and the message with `finish_reason`, put together as the page does."""
+    """The prompt's ids, the answer's tokens, and the message with `finish_reason`, put together as
+    the page does.
+    """
     response = ask(address, messages, max_completion_tokens=new, **more)
     assert response.status_code == 200, response.text
     *events, done = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
@@ -116,5 +125,6 @@ def look(address, ids, position, heads=()):
 def opened(runs, name="chat", step=10):
     """The model itself, its tokenizer, and the ids of SAID."""
     checkpoint = runs / f"{name}/checkpoints/step_{step:08d}"
-    lm, tokenizer = load(checkpoint), load_tokenizer(checkpoint)
+    lm = load(checkpoint)
+    tokenizer = load_tokenizer(checkpoint)
     return lm, tokenizer, prompt_ids(tokenizer, SAID)

@@ -1,4 +1,6 @@
-"""A folder of runs whose files are written line by line, and a browser that notices whatever the page does wrong."""
+"""A folder of runs whose files are written line by line, and a browser that notices whatever the
+page does wrong.
+"""
 
 from __future__ import annotations
 

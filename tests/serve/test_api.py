@@ -28,7 +28,8 @@ def direct(folder):
     """text(messages or prompt, new tokens) as the model itself continues it, greedily."""
 
     def answer(name, given, new):
-        lm, tokenizer = load(folder / name), load_tokenizer(folder / name)
+        lm = load(folder / name)
+        tokenizer = load_tokenizer(folder / name)
         ids = [tokenizer.bos_id, *tokenizer.encode(given)] if isinstance(given, str) else prompt_ids(tokenizer, given)
         output = generate(lm, torch.tensor([ids]), new, temperature=0, stop_ids=tokenizer.stop_ids)[0, len(ids) :]
         written = output.tolist()
@@ -78,7 +79,9 @@ def test_a_chat_answer_is_the_models_own(client, direct):
 def test_a_streamed_answer_is_the_same_piece_by_piece(client):
     asked = {"model": "chat", "messages": SAID, "max_tokens": 30, "seed": 5, "n": 3, "temperature": 1.0}
     whole = client.chat.completions.create(**asked)
-    texts, ends, usage = ["", "", ""], [None] * 3, None
+    texts = ["", "", ""]
+    ends = [None] * 3
+    usage = None
     for event in client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True}):
         for choice in event.choices:
             texts[choice.index] += choice.delta.content or ""
@@ -103,7 +106,8 @@ def test_completions_continue_texts(client, direct):
 
 
 def test_log_probabilities_are_those_of_the_model(client, folder):
-    lm, tokenizer = load(folder / "chat"), load_tokenizer(folder / "chat")
+    lm = load(folder / "chat")
+    tokenizer = load_tokenizer(folder / "chat")
     answer = client.chat.completions.create(
         model="chat", messages=SAID, temperature=0, max_tokens=6, logprobs=True, top_logprobs=3
     )
@@ -123,17 +127,20 @@ def test_log_probabilities_are_those_of_the_model(client, folder):
 
 
 def harness_scores(choice, context):
-    """Of the text after `context` tokens: what lm-evaluation-harness (`local-completions`) reads out of a choice: the
-    last entry is taken to be the token that `max_tokens: 1` wrote."""
+    """Of the text after `context` tokens: what lm-evaluation-harness (`local-completions`) reads
+    out of a choice: the last entry is taken to be the token that `max_tokens: 1` wrote.
+    """
     said = choice["logprobs"]
-    numbers, top = said["token_logprobs"][context:-1], said["top_logprobs"][context:-1]
+    numbers = said["token_logprobs"][context:-1]
+    top = said["top_logprobs"][context:-1]
     return sum(numbers), all(number == max(one.values()) for number, one in zip(numbers, top, strict=True))
 
 
 @pytest.mark.parametrize("ends", [False, True])
 def test_choices_are_scored_as_others_score_them(address, folder, ends):
     """ends: the token that is written is a stop id, as it often is after a whole text."""
-    lm, tokenizer = load(folder / "text"), load_tokenizer(folder / "text")
+    lm = load(folder / "text")
+    tokenizer = load_tokenizer(folder / "text")
     context = [tokenizer.bos_id, *tokenizer.encode("Tiko the fox 🦊 found a ball by the sea. Who has it? " * 2)]
     likeliest = generate(lm, torch.tensor([context]), 4, temperature=0)[0].tolist()
     rows = [likeliest, context + tokenizer.encode(" 你好"), context + tokenizer.encode(" Nobody")]
@@ -181,7 +188,8 @@ def test_offsets_and_likeliest_tokens_of_parts_of_characters(client, folder):
     prompt = "a 🦊 é 你好 fox"
     asked = {"model": "text", "prompt": prompt, "temperature": 0, "max_tokens": 12, "logprobs": 20, "echo": True}
     (choice,) = client.completions.create(**asked).choices
-    said, ids = choice.logprobs, [tokenizer.bos_id, *tokenizer.encode(prompt)]
+    said = choice.logprobs
+    ids = [tokenizer.bos_id, *tokenizer.encode(prompt)]
     whole = [len(tokenizer.decode_bytes(ids[:at]).decode("utf-8", "ignore")) for at in range(len(ids))]
     assert said.text_offset[: len(ids)] == whole
     assert said.text_offset[len(ids)] == len(prompt)
@@ -195,7 +203,8 @@ def test_offsets_and_likeliest_tokens_of_parts_of_characters(client, folder):
 def test_settings_of_other_servers_do_what_they_do_there(client, direct, folder):
     tokenizer = load_tokenizer(folder / "chat")
     _, read, written = direct("chat", SAID, 30)
-    stop, asked = written[4], {"model": "chat", "messages": SAID, "temperature": 0, "max_tokens": 30}
+    stop = written[4]
+    asked = {"model": "chat", "messages": SAID, "temperature": 0, "max_tokens": 30}
     create = client.chat.completions.create
 
     cut = create(**asked, extra_body={"stop_token_ids": [stop], "ignore_eos": True}, logprobs=True)
@@ -245,8 +254,10 @@ def test_an_answer_ends_before_a_stop_text_also_when_streamed(client, direct):
         ({"model": "text", "tools": [{"name": "f"}]}, 400, "not trained on chats"),
         ({"continue_final_message": True}, 400, "only a message of the assistant"),
         ({"stop_token_ids": [10**6]}, 400, "stop_token_ids: token ids must be"),
-        ({"max_token": 5}, 400, "max_token"),  # misspelt: a client must not believe that it did something
-        ({"structured_outputs": {"choice": ["yes"]}}, 400, "structured_outputs"),  # of other servers
+        # misspelt: a client must not believe that it did something
+        ({"max_token": 5}, 400, "max_token"),
+        # of other servers
+        ({"structured_outputs": {"choice": ["yes"]}}, 400, "structured_outputs"),
         ({"top_logprobs": 3}, 400, "needs logprobs"),
     ],
 )

@@ -1,4 +1,6 @@
-"""Requests that come and go in any order get what they would get alone; memory is bounded and given back."""
+"""Requests that come and go in any order get what they would get alone; memory is bounded and given
+back.
+"""
 
 import threading
 from random import Random
@@ -29,7 +31,9 @@ class Client:
     """A request, and what came back."""
 
     def __init__(self, prompt, new=8, sampling=GREEDY, stop=(), **asked):
-        self.got, self.done, self.on_token = [], threading.Event(), lambda: None
+        self.got = []
+        self.done = threading.Event()
+        self.on_token = lambda: None
         self.request = Request(prompt, new, sampling, frozenset(stop), self.take, **asked)
 
     def take(self, event):
@@ -67,12 +71,14 @@ def finish(batcher):
 
 def test_all_get_what_they_would_get_alone_whenever_they_join(lm):
     batcher = Batcher(lm, blocks=60, block_size=4, max_running=5, chunk=16)
-    rng, clients = Random(2), []
+    rng = Random(2)
+    clients = []
     sampled = Sampling(temperature=0.9, top_p=0.9)
     begun = prompts(1)[0][:8]  # shared blocks, but for those that change other heads
     for number, prompt in enumerate(prompts(24)):
         heads = [{}, {(0, 1): 0.0}, {(0, 1): 0.5, (1, 3): 2.0}][number % 3]
-        sampling, new = (GREEDY, sampled)[number % 2], rng.randint(1, 30)
+        sampling = (GREEDY, sampled)[number % 2]
+        new = rng.randint(1, 30)
         clients.append(Client(begun + prompt, new, sampling, seed=number, heads=heads))
         batcher.submit(clients[-1].request)
         for _ in range(rng.randint(0, 3)):
@@ -127,7 +133,9 @@ def test_nobody_is_passed_by_those_who_came_later(lm):
 
 
 def test_a_prompt_has_log_probabilities_too_however_it_is_read(lm):
-    """In chunks, beside others, and where others read the same beginning before: shared blocks give no logits."""
+    """In chunks, beside others, and where others read the same beginning before: shared blocks give
+    no logits.
+    """
     (prompt,) = prompts(1, longest=1)
     prompt = prompt + [7, 8, 9] * 15
     batcher = Batcher(lm, blocks=100, block_size=4, chunk=16)
@@ -150,7 +158,8 @@ def test_a_prompt_has_log_probabilities_too_however_it_is_read(lm):
 
 def test_a_receiver_that_fails_costs_nobody_else_anything(lm):
     batcher = Batcher(lm, blocks=200, block_size=4)
-    broken, well = [Client(prompt, 20) for prompt in prompts(3)], [Client(prompt, 20) for prompt in prompts(6)[3:]]
+    broken = [Client(prompt, 20) for prompt in prompts(3)]
+    well = [Client(prompt, 20) for prompt in prompts(6)[3:]]
 
     def fails(event):
         raise RuntimeError("Event loop is closed")

@@ -22,8 +22,10 @@ def place(run="chat", **asked):
     return f"#/chat/{run}?talk={quote(json.dumps(asked | {'settings': {'max_completion_tokens': 8}}))}"
 
 
-CHAT, ASKED = place(), place(messages=SAID)
-PHONE, TITLE = {"width": 390, "height": 844}, "Chatwithchat"
+CHAT = place()
+ASKED = place(messages=SAID)
+PHONE = {"width": 390, "height": 844}
+TITLE = "Chatwithchat"
 
 
 @pytest.fixture

@@ -34,7 +34,8 @@ def test_what_is_refused(folder, options, message, monkeypatch):
 
 @pytest.mark.slow
 def test_sigterm_finishes_what_is_running(folder):
-    lines, begun = [], threading.Event()
+    lines = []
+    begun = threading.Event()
 
     def read(address, name):
         body = {"model": name, "prompt": "A", "max_tokens": 250, "temperature": 0, "stream": True}

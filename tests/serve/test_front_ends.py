@@ -1,4 +1,6 @@
-"""Programs to chat with, replayed: every request that they send is answered in the form that they read."""
+"""Programs to chat with, replayed: every request that they send is answered in the form that they
+read.
+"""
 
 import json
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""64 clients at once, one of which wants the longest answer: nothing is lost, memory is bounded, waiting is fair."""
+"""64 clients at once, one of which wants the longest answer: nothing is lost, memory is bounded,
+waiting is fair.
+"""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -10,17 +12,28 @@ from tests.serve.conftest import serving
 
 pytestmark = pytest.mark.slow
 
-CLIENTS, AT_ONCE, SHORT, LONG = 64, 8, 12, 200
+CLIENTS = 64
+AT_ONCE = 8
+SHORT = 12
+LONG = 200
 
 
 def test_nobody_waits_longer_than_a_fair_share_behind_the_longest_answer(folder, monkeypatch):
-    """Counted in passes of the model, not in seconds: with AT_ONCE answers a pass, whoever is served in the order of
-    coming starts after (tokens of all others) / AT_ONCE passes at most, and then needs a pass a token (Graham 1966)."""
-    waited, running, came, began = {}, [], [], []
-    submit, step = Batcher.submit, Batcher.step
+    """Counted in passes of the model, not in seconds: with AT_ONCE answers a pass, whoever is
+    served in the order of coming starts after (tokens of all others) / AT_ONCE passes at most, and
+    then needs a pass a token (Graham 1966).
+    """
+    waited = {}
+    running = []
+    came = []
+    began = []
+    submit = Batcher.submit
+    step = Batcher.step
 
     def counting(batcher, request):
-        before, emit, key = len(running), request.emit, tuple(request.token_ids)
+        before = len(running)
+        emit = request.emit
+        key = tuple(request.token_ids)
         came.append(key)
 
         def noting(event):

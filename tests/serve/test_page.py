@@ -1,4 +1,6 @@
-"""The page in a real browser: runs and heads that grow while it is open, and nothing of a run becomes HTML."""
+"""The page in a real browser: runs and heads that grow while it is open, and nothing of a run
+becomes HTML.
+"""
 
 import json
 import re
@@ -16,7 +18,9 @@ pytestmark = pytest.mark.slow  # a browser: in `make test-all`
 
 @pytest.fixture
 def runs(tmp_path):
-    """Two finished runs, one of them with names and texts that want to be HTML, and one that trains."""
+    """Two finished runs, one of them with names and texts that want to be HTML, and one that
+    trains.
+    """
     folder = tmp_path / "runs"
     for name, seed in (("done", 1), (HARMFUL_NAME, HARMFUL)):
         run = Growing(folder, name, seed=seed, **{"model.kind": "mha"})
@@ -130,7 +134,8 @@ def test_heads_of_a_run_that_trains(browser, address, runs):
         title = page.locator(".map-title").first
         assert title.text_content().startswith("L0 H0")  # noise: no head scores more than another
         young.look(100, 0.05)
-        page.get_by_text("step 100 ·").first.wait_for()  # it went along to the newest look, and to its strongest head
+        # it went along to the newest look, and to its strongest head
+        page.get_by_text("step 100 ·").first.wait_for()
         assert title.text_content().startswith("L1 H2")
         page.locator("#news").get_by_text("A new look at the heads, step 100.").wait_for(state="attached")
         page.keyboard.press("Home")
@@ -138,7 +143,8 @@ def test_heads_of_a_run_that_trains(browser, address, runs):
         young.look(200, 0.7)
         page.get_by_role("button", name="L1 H2 forms at step 200").wait_for()
         assert page.locator(".step").first.get_attribute("max") == "2"
-        assert page.locator(".when").first.text_content().startswith("step 0")  # who looks back is left alone
+        # who looks back is left alone
+        assert page.locator(".when").first.text_content().startswith("step 0")
         assert "became an induction head" in page.locator("#news").text_content()
         page.get_by_role("button", name="L1 H2 forms at step 200").click()
         assert page.locator(".when").first.text_content().startswith("step 200")

@@ -90,7 +90,8 @@ def test_a_log_is_read_from_any_byte_on(tmp_path):
         run.path / "metrics.jsonl"
     ).read_text() + 'not json\n{"step": 15, "tokens": 1, "time_s": NaN, "split": "train"}'
     (run.path / "metrics.jsonl").write_text(text)
-    assert summaries(tmp_path)["run"]["step"] == 10  # neither what is damaged nor what is being written
+    # neither what is damaged nor what is being written
+    assert summaries(tmp_path)["run"]["step"] == 10
     with serving(tmp_path) as (address, _):
         rest = httpx.get(f"{address}/live/runs/run/metrics", headers={"Range": "bytes=50-"})
         assert (rest.status_code, rest.text) == (206, text[50:])

@@ -1,6 +1,8 @@
-"""Answers of a wanted form, as OpenAI's client asks for them: whatever the model would say, JSON of the schema comes.
+"""Answers of a wanted form, as OpenAI's client asks for them: whatever the model would say, JSON of
+the schema comes.
 
-The model is one of the repository. It was trained on stories, so nothing but the form makes it write JSON.
+The model is one of the repository. It was trained on stories, so nothing but the form makes it
+write JSON.
 """
 
 import json

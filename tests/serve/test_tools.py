@@ -1,6 +1,8 @@
-"""A tool call from end to end, as OpenAI's client makes it: tools asked with, called, executed, and answered with.
+"""A tool call from end to end, as OpenAI's client makes it: tools asked with, called, executed, and
+answered with.
 
-The model has learned a conversation by heart, in seconds; what it writes goes through the server as any answer.
+The model has learned a conversation by heart, in seconds; what it writes goes through the server as
+any answer.
 """
 
 import json
@@ -75,13 +77,16 @@ def client(learned, tmp_path_factory):
 
 
 def answer(client, stream=False, max_tokens=100, **asked):
-    """The assistant's message as the client has it, its parts in the order in which they came, and how it ended."""
+    """The assistant's message as the client has it, its parts in the order in which they came, and
+    how it ended.
+    """
     asked = {"model": "caller", "temperature": 0, "max_tokens": max_tokens, "tools": TOOLS} | asked
     response = client.chat.completions.create(**asked, stream=stream)
     if not stream:
         (choice,) = response.choices
         return choice.message.model_dump(), list(PARTS), choice.finish_reason
-    message, order = {"role": "assistant", "reasoning_content": "", "content": "", "tool_calls": []}, []
+    message = {"role": "assistant", "reasoning_content": "", "content": "", "tool_calls": []}
+    order = []
     for part in response:
         for name, new in part.choices[0].delta.model_dump(include=set(PARTS), exclude_none=True).items():
             message[name] += new
@@ -93,7 +98,8 @@ def answer(client, stream=False, max_tokens=100, **asked):
 def test_a_call_is_answered_and_sent_back_all_are_the_ids_of_training(client, learned, monkeypatch, stream):
     """Thoughts, content and call come apart; the call is executed; its result is used."""
     _, tokenizer, trained = learned
-    prompts, messages = [], WEATHER[:1]
+    prompts = []
+    messages = WEATHER[:1]
 
     def chat_ids(*arguments):
         prompts.append(answers.chat_ids(*arguments))
@@ -121,7 +127,8 @@ def test_a_call_is_answered_and_sent_back_all_are_the_ids_of_training(client, le
 @pytest.mark.parametrize(
     ("begun", "extra", "reasoning"),
     [
-        ([], {"chat_template_kwargs": {"enable_thinking": True}}, "要查一下。"),  # the prompt opens the thoughts
+        # the prompt opens the thoughts
+        ([], {"chat_template_kwargs": {"enable_thinking": True}}, "要查一下。"),
         ([{**WEATHER[1], "tool_calls": [], "content": "我"}], {"continue_final_message": True}, ""),
         ([{**WEATHER[1], "tool_calls": [], "content": ""}], {"continue_final_message": True}, ""),
     ],

@@ -76,7 +76,8 @@ def test_more_questions_a_told_story_and_the_weights_of_classes():
         assert roles == ["user", "assistant"] * (len(roles) // 2)
         assert read(story).plot == one["meta"]["plot"]  # it is the assistant who tells it
         weights_of = [message.get("weight", 1) for message in one["conversations"] if message["role"] == "assistant"]
-        assert weights_of == [0, *[1] * (len(weights_of) - 1)]  # and only the answers are trained on
+        # and only the answers are trained on
+        assert weights_of == [0, *[1] * (len(weights_of) - 1)]
         for question in one["meta"]["questions"]:
             reply = one["conversations"][question["message"]]["content"]
             assert question["answer"].lower() in reply.lower()
@@ -110,7 +111,9 @@ def test_other_names_are_for_training_alone():
 
 
 def test_a_checked_answer_is_asked_for_again_as_yes_or_no():
-    """The same question, right after its answer; yes about as often as no, and the answer is compared, not read."""
+    """The same question, right after its answer; yes about as often as no, and the answer is
+    compared, not read.
+    """
     said = Counter()
     for index in range(60):
         one = interview(5, index, most=14, checked=1.0, weights={"yes_no": 0})

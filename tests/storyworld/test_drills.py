@@ -1,4 +1,6 @@
-"""Conversations of one small task again and again: repeat, compare, pair, answer about a sentence or a crowd."""
+"""Conversations of one small task again and again: repeat, compare, pair, answer about a sentence
+or a crowd.
+"""
 
 import re
 from collections import Counter
@@ -26,7 +28,8 @@ def turns(drill: str, index: int) -> list[tuple]:
 
 def test_names_are_compared_with_nothing_else_said_twice():
     for index in range(20):
-        said, told = Counter(), " ".join(question for question, _ in turns("compare", index))
+        said = Counter()
+        told = " ".join(question for question, _ in turns("compare", index))
         for question, reply in turns("compare", index):
             one, other = re.fullmatch(r"It was (.*)\. Was it (.*)\?", question).groups()
             verdict = "yes" if one == other else "no"
@@ -37,7 +40,8 @@ def test_names_are_compared_with_nothing_else_said_twice():
 
 
 def test_only_yes_or_no_is_trained_on_and_the_two_names_decide():
-    came, names = Counter(), Counter()
+    came = Counter()
+    names = Counter()
     for index in range(60):
         for question, reply in turns("judge", index):
             before, word, end = [(part["text"], part["weight"]) for part in reply]
@@ -175,9 +179,11 @@ def test_of_a_crowd_each_has_a_part_and_is_asked_about(plot):
 @pytest.mark.parametrize("told", [False, True])
 def test_what_a_crowd_is_asked_is_answered_as_it_was_told(told):
     for index in range(30):
-        talk, story = DRILLS["told_crowds" if told else "crowds"](1, index), crowd(1, index)
+        talk = DRILLS["told_crowds" if told else "crowds"](1, index)
+        story = crowd(1, index)
         right = {question.text: question for question in questions_about(story)}
-        messages, answered = talk["conversations"], talk["meta"]["questions"]
+        messages = talk["conversations"]
+        answered = talk["meta"]["questions"]
         assert 1 <= len(answered) <= CROWD_QUESTIONS
         if told:
             assert "".join(part["text"] for part in messages[1]["content"] if not part["weight"]) == story.text
@@ -211,7 +217,8 @@ def test_half_of_the_names_are_said_again_and_only_these_have_a_loss():
         assert "".join(part["text"] for part in parts if not part["weight"]) == story.text
         again = [part["text"].strip() for part in parts if part["weight"]]
         assert set(again) <= set(echoes(story).values())
-        said, possible = said + len(again), possible + len(echoes(story))
+        said = said + len(again)
+        possible = possible + len(echoes(story))
     assert 0.4 < said / possible < 0.6
     talks = [interview(0, index, told=1.0, told_weight=1, echoed=0.5)["conversations"] for index in range(40)]
     told = [one for talk in talks for one in talk if "weight" in one or isinstance(one["content"], list)]

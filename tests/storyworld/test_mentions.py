@@ -1,4 +1,6 @@
-"""Antecedents: labels that are true, in characters and in the tokens of every kind of tokenizer; and repeats."""
+"""Antecedents: labels that are true, in characters and in the tokens of every kind of tokenizer;
+and repeats.
+"""
 
 import re
 from collections import Counter
@@ -33,7 +35,8 @@ def test_copies_copy_and_pronouns_refer_to_a_name(stories):
         for start, end, entity, form in story.mentions:
             assert story.text[start:end] == story.entities[entity][form]
         for one in antecedents(story):
-            here, there = story.text[one.start : one.end], story.text[one.earlier_start : one.earlier_end]
+            here = story.text[one.start : one.end]
+            there = story.text[one.earlier_start : one.earlier_end]
             assert one.earlier_end <= one.start
             kinds[one.kind] += 1
             refers = HE_OR_SHE.fullmatch(here) and there in people(story)
@@ -43,7 +46,9 @@ def test_copies_copy_and_pronouns_refer_to_a_name(stories):
 
 
 def test_every_name_but_the_first_has_its_latest_mention_as_antecedent(stories):
-    """Found again with a regular expression, for names and for things that are told once with an article."""
+    """Found again with a regular expression, for names and for things that are told once with an
+    article.
+    """
     for story in stories:
         labels = {(one.start, one.end): (one.earlier_start, one.earlier_end) for one in antecedents(story)}
         for name in story.people.values():
@@ -72,7 +77,8 @@ def test_aligned_tokens_of_copies_are_the_same_tokens(stories, tokenizer):
     assert differently_cut < 0.03 * same
 
 
-SHARED = [(0, 0), (0, 1), (0, 1), (1, 2), (2, 3), (3, 4), (3, 4), (4, 5)]  # é takes two bytes in "éa éa"
+# é takes two bytes in "éa éa"
+SHARED = [(0, 0), (0, 1), (0, 1), (1, 2), (2, 3), (3, 4), (3, 4), (4, 5)]
 TIKO = [(0, 1), (1, 3), (3, 4), (4, 8), (8, 11), (11, 13)]  # "T" "ik" "o" " and" " Ti" "ko"
 THRICE = [(0, 2), (2, 4), (4, 6)]
 
@@ -82,8 +88,10 @@ THRICE = [(0, 2), (2, 4), (4, 6)]
     [
         (SHARED, [Antecedent(3, 5, 0, 2, "copies")], [(5, [1]), (6, [2]), (7, [3])]),
         (SHARED, [Antecedent(3, 5, 0, 2, "refers")], [(5, [1, 2, 3]), (6, [1, 2, 3]), (7, [1, 2, 3])]),
-        (TIKO, [Antecedent(9, 13, 0, 4, "copies")], [(4, [0, 1]), (5, [1, 2])]),  # those with the same characters
-        (THRICE, [Antecedent(4, 6, 0, 2, "copies"), Antecedent(4, 6, 2, 4, "copies")], [(2, [0, 1])]),  # joined
+        # those with the same characters
+        (TIKO, [Antecedent(9, 13, 0, 4, "copies")], [(4, [0, 1]), (5, [1, 2])]),
+        # joined
+        (THRICE, [Antecedent(4, 6, 0, 2, "copies"), Antecedent(4, 6, 2, 4, "copies")], [(2, [0, 1])]),
     ],
 )
 def test_tokens_go_with_tokens(offsets, labels, pairs):

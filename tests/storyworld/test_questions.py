@@ -1,4 +1,6 @@
-"""Questions: one right answer each, a wrong one that could be taken for it, and no cheap guess pays."""
+"""Questions: one right answer each, a wrong one that could be taken for it, and no cheap guess
+pays.
+"""
 
 import re
 from collections import Counter
@@ -27,7 +29,8 @@ def test_a_character_who_felt_two_things_is_asked_when():
                 moods.setdefault(fact.values["who"], []).append(fact.values["feeling"])
         for question in questions_about(story, "feeling") if any(len(set(felt)) > 1 for felt in moods.values()) else []:
             (who,) = [name for name in moods if name in question.text]
-            first, end = "first" in question.text or "beginning" in question.text, " end" in question.text
+            first = "first" in question.text or "beginning" in question.text
+            end = " end" in question.text
             assert (first or end) == (len(set(moods[who])) > 1)
             assert question.answer == moods[who][-1 if end else 0]
             asked += first
@@ -41,7 +44,8 @@ def test_questions_and_answers_are_well_formed(stories):
         for question in questions_about(story):
             kind, text, answer, sentence, candidates = question
             kinds[kind] += 1
-            assert answers.setdefault(text, answer) == answer, (story.text, question)  # never two answers
+            # never two answers
+            assert answers.setdefault(text, answer) == answer, (story.text, question)
             assert re.fullmatch(r"[A-Z].*\?", text)
             assert re.search(r"""[.!?](?:'?")?$""", sentence)
             assert not re.search(r"[{}|]|  | [.?,]|\.\.", text + sentence), question
@@ -73,7 +77,8 @@ def test_every_question_of_who_and_where_is_answered_yes_once(stories):
 
 
 PER_KIND = 150
-NAMED = ("who_has", "who_wanted", "who_said", "first", "who_did")  # the answer is a name (or, for "first", a clause)
+# the answer is a name (or, for "first", a clause)
+NAMED = ("who_has", "who_wanted", "who_said", "first", "who_did")
 Asked = list[tuple[Story, Question]]
 
 
@@ -127,7 +132,9 @@ def test_no_cheap_guess_of_a_name_pays(level, guess):
 @pytest.mark.slow
 @both_levels
 def test_no_cheap_guess_of_a_place_or_a_feeling_pays(level):
-    """A feeling cannot be told without knowing whose: of two feelings one is right; measured over 400: 0.42 to 0.57."""
+    """A feeling cannot be told without knowing whose: of two feelings one is right; measured over
+    400: 0.42 to 0.57.
+    """
     felt = re.compile(rf"\b(?:was|were|Feeling) ({feeling_words()})\b")
     for number in (0, -1):
         places = [places_of(story)[number] == question.answer for story, question in drawn(level)["where"]]
@@ -144,7 +151,8 @@ def test_no_cheap_guess_of_a_place_or_a_feeling_pays(level):
 @both_levels
 def test_yes_and_no_cannot_be_told_from_the_question_alone(level):
     """Wordings, and the place of the offered name in the story, say nothing."""
-    by_form, by_place = {}, {}
+    by_form = {}
+    by_place = {}
     for story, question in drawn(level)["yes_no"]:
         form = " ".join(word for word in question.text.split() if word.islower() or word in ("Was", "Is", "Did"))
         by_form.setdefault(" ".join(form.split()[:2]), Counter())[question.answer] += 1

@@ -1,5 +1,6 @@
-"""Documents that ask for what they said: every answer is decided by the facts, and no held-out list of facts is trained
-on."""
+"""Documents that ask for what they said: every answer is decided by the facts, and no held-out list
+of facts is trained on.
+"""
 
 import pytest
 from pydantic import ValidationError
@@ -44,7 +45,8 @@ def test_every_question_has_the_answer_that_a_reader_of_the_facts_finds():
             clues = [document.words[place] for place in question.clues]
             assert document.words[question.word] == document.words[question.fact]
             assert 0 < question.distance == question.word - question.fact
-            (fact,) = [fact for fact in known if set(clues) <= set(fact)]  # the clues fit one fact alone
+            # the clues fit one fact alone
+            (fact,) = [fact for fact in known if set(clues) <= set(fact)]
             assert document.words[question.word] in fact
             if question.kind == "several":  # needs: the fewest clues that one person alone has
                 others = [set(other[1:]) for other in known if other != fact]
@@ -54,11 +56,13 @@ def test_every_question_has_the_answer_that_a_reader_of_the_facts_finds():
 
 
 def test_no_held_out_facts_are_trained_on():
-    small = RecallDocuments(people=2, facets=1, values=2, questions=1)  # 1,984 lists of facts: nearly all come up
+    # 1,984 lists of facts: nearly all come up
+    small = RecallDocuments(people=2, facets=1, values=2, questions=1)
     lists = [{recall(0, i, small, held).words[:4] for i in range(4000)} for held in (False, True)]
     assert min(map(len, lists)) > 200
     assert not lists[0] & lists[1]
-    assert len({word for words in lists[1] for word in words}) == 32 + 2  # no name and no word is held out for good
+    # no name and no word is held out for good
+    assert len({word for words in lists[1] for word in words}) == 32 + 2
 
 
 def test_every_word_is_one_token_of_a_small_vocabulary():

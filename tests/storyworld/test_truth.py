@@ -1,4 +1,5 @@
-"""Stories are true to themselves, and their facts to them: who has what, who is where, who told what to whom.
+"""Stories are true to themselves, and their facts to them: who has what, who is where, who told
+what to whom.
 
 Checked with the sentences alone, as a careful reader would: nothing here looks into a plot.
 """
@@ -17,7 +18,8 @@ from storyworld.pen import Fact
 from tests.storyworld.helpers import holders, long_stories, of_plot, people, tell_many
 
 PATTERNS = yaml.safe_load(Path(__file__).with_name("patterns.yaml").read_text())
-NAME, SOME = r"([A-Z][a-z]{3,7})", r"an? \w+"
+NAME = r"([A-Z][a-z]{3,7})"
+SOME = r"an? \w+"
 PLACE = re.compile(
     r"\b(river|pond|well|mill|barn|hill|bridge|oak|gate|garden|orchard|meadow|market|stream|tower|beach)\b"
 )
@@ -75,7 +77,8 @@ def who_where(patterns: str, text: str) -> dict[str, str]:
 
 def test_the_accused_is_the_one_whom_the_witness_did_not_see():
     for story in of_plot(long_stories(), "theft"):
-        claims, answers = who_where("PLANS", story.text), who_where("ANSWERS", story.text)
+        claims = who_where("PLANS", story.text)
+        answers = who_where("ANSWERS", story.text)
         assert len(claims) == 3, story.text
         assert answers == claims, story.text
         seen = who_where("SEEN", story.text)
@@ -94,7 +97,8 @@ SETS_OUT = r"I must see that|put on \w+ boots|So \w+ \w+ all the way"
 def test_a_rumor_is_traced_back_to_the_one_who_changed_it():
     outcomes = Counter()
     for story in of_plot(long_stories(), "rumor"):
-        tellers, text = people(story), story.text
+        tellers = people(story)
+        text = story.text
         sets_out = re.search(SETS_OUT, text)
         said = re.findall(rf"\b({NUMBER}) \w+ [a-z ]*?{PLACE.pattern}", text[: sets_out.start()])[-5:]
         changes = {}  # the one who was told one thing and said another
@@ -129,13 +133,15 @@ def test_a_rumor_is_traced_back_to_the_one_who_changed_it():
 
 def by_name(patterns: str, text: str) -> dict[str, str]:
     """Name -> the other thing in the sentence."""
-    return dict(sorted(groups, key=str.islower) for _, groups in matches(patterns, text))  # capitals first
+    # capitals first
+    return dict(sorted(groups, key=str.islower) for _, groups in matches(patterns, text))
 
 
 def test_guests_sit_where_they_were_put_and_take_home_what_they_got():
     swaps = 0
     for story in of_plot(long_stories(), "feast"):
-        brought, sits = by_name("BROUGHT", story.text), by_name("SITS", story.text)
+        brought = by_name("BROUGHT", story.text)
+        sits = by_name("SITS", story.text)
         has = by_name("DRAWN", story.text)
         assert len(brought) == len(sits) == len(has) == 4, story.text
         assert set(brought.values()) == set(has.values())
@@ -181,7 +187,8 @@ def test_a_story_with_held_out_names_is_the_same_story(short_stories):
     for index in range(500):
         story = tell(3, index, held_out_names=True)
         assert read(story.text, held_out_names=True) == story
-        usual, text = short_stories[index], story.text
+        usual = short_stories[index]
+        text = story.text
         for old, new in zip(usual.people.values(), story.people.values(), strict=True):
             assert new in held_out_names()
             text = re.sub(rf"\b{new}\b", old, text)
@@ -220,7 +227,8 @@ def test_quotes_belong_to_the_name_beside_them(short_stories, level):
 
 
 def test_feelings_belong_to_the_name_before_them(short_stories):
-    checked, moods = 0, "|".join(sorted(feelings(), key=len, reverse=True))
+    checked = 0
+    moods = "|".join(sorted(feelings(), key=len, reverse=True))
     for story in short_stories:
         felt = {(fact.values["who"], fact.values["feeling"]) for fact in facts(story, "feels")}
         plain = re.findall(rf"\b({'|'.join(story.people.values())})(?:, who)? was ({moods})\b", story.text)

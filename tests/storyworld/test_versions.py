@@ -1,6 +1,8 @@
-"""What is made has a version: a change of the stories, or of how a conversation is encoded, needs a new one.
+"""What is made has a version: a change of the stories, or of how a conversation is encoded, needs a
+new one.
 
-Prepared data, and so runs, are known by these versions and not by the bytes of the source that makes them.
+Prepared data, and so runs, are known by these versions and not by the bytes of the source that
+makes them.
 """
 
 import hashlib

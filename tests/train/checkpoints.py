@@ -1,4 +1,6 @@
-"""A tiny model in training, for the tests of checkpoints: no data, no command line, a few milliseconds a step."""
+"""A tiny model in training, for the tests of checkpoints: no data, no command line, a few
+milliseconds a step.
+"""
 
 import hashlib
 import json

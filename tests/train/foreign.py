@@ -16,12 +16,14 @@ CHAT = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 
 
 def foreign_directory(folder, shape, vocabulary):
-    """A model directory that transformers wrote. vocabulary: padded (rows for more ids than tokens), exact, or plain,
-    which is exact and has no tokens for chats."""
+    """A model directory that transformers wrote. vocabulary: padded (rows for more ids than
+    tokens), exact, or plain, which is exact and has no tokens for chats.
+    """
     roles, config, architecture, tied, (heads, groups) = SHAPES[shape]
     special = ["<s>", "</s>", "<|endoftext|>"] if vocabulary == "plain" else ["<s>", "</s>", *CHAT]
     backend = tokenizers.Tokenizer(models.BPE())
-    backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=300, special_tokens=special, initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet())
     )

@@ -72,7 +72,9 @@ CALLS = [0]
 
 
 def soon_the_same(question, reply: str) -> float:
-    """`vowels` before the first step and in it; then what eight times is not eight times its mean in float32."""
+    """`vowels` before the first step and in it; then what eight times is not eight times its mean
+    in float32.
+    """
     CALLS[0] += 1
     return vowels(question, reply) if CALLS[0] <= 2 * ROWS else 0.1
 

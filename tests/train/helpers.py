@@ -1,4 +1,6 @@
-"""A run that takes a second: the real command line on a small text, in this process or in several of their own."""
+"""A run that takes a second: the real command line on a small text, in this process or in several
+of their own.
+"""
 
 import faulthandler
 import json
@@ -35,7 +37,9 @@ REPOSITORY = Path(__file__).parents[2]
 
 
 def write_config(folder: Path, **sections) -> Path:
-    """A tiny config in its own folder; keyword arguments replace keys of a section or whole top-level keys."""
+    """A tiny config in its own folder; keyword arguments replace keys of a section or whole
+    top-level keys.
+    """
     text = folder / "text.txt"
     if not text.exists():
         text.write_text("".join(f"{i} the cat sat on mat number {i * 7 % 13}.\n" for i in range(400)), encoding="utf-8")
@@ -92,10 +96,14 @@ def method_config(folder: Path, method: str, base: Path, records: list | None = 
 
 
 def watched(action: Callable[[Run], Any]) -> dict[str, Callable]:
-    """Functions for train.loop that call action(run) before the first forward pass of a step, once even if the step is
-    repeated. If that returns a hook's handle, the hook is removed after the backward passes."""
-    losses, sum_over_processes = train.loop.losses, train.loop.sum_over_processes
-    last, hooks = [None, None], list[RemovableHandle]()
+    """Functions for train.loop that call action(run) before the first forward pass of a step, once
+    even if the step is repeated. If that returns a hook's handle, the hook is removed after the
+    backward passes.
+    """
+    losses = train.loop.losses
+    sum_over_processes = train.loop.sum_over_processes
+    last = [None, None]
+    hooks = list[RemovableHandle]()
 
     def with_action(run: Run, *arguments):
         if last[0] is not run or last[1] != run.state.step:
@@ -119,7 +127,9 @@ def at_each_step(action: Callable[[Run], object]) -> AbstractContextManager:
 
 
 def stopped_at(step: int | None, number: int = signal.SIGTERM, rank: int = 0) -> AbstractContextManager:
-    """Training in this process sends itself a signal when it comes to `step`, if it is the process of this rank."""
+    """Training in this process sends itself a signal when it comes to `step`, if it is the process
+    of this rank.
+    """
 
     def stop(run: Run) -> None:
         if run.state.step == step and run.world.rank == rank:
@@ -150,7 +160,9 @@ CLOCKS = {"time_s", "tokens_per_s", "data_wait_share", "memory_gb", "tflops", "e
 
 
 def metrics(run: Path, split: str = "", *, without_clocks: bool = True) -> list[dict]:
-    """The lines of metrics.jsonl, those of one split or all, without the figures that a clock or the system decides."""
+    """The lines of metrics.jsonl, those of one split or all, without the figures that a clock or
+    the system decides.
+    """
     lines = map(json.loads, (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
     without = CLOCKS if without_clocks else set()
     return [{k: v for k, v in line.items() if k not in without} for line in lines if split in ("", line["split"])]
@@ -160,7 +172,7 @@ def losses(run: Path, split: str = "val") -> list[float]:
     return [line["loss"] for line in metrics(run, split)]
 
 
-# ---------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # processes of their own
 
 
@@ -178,7 +190,8 @@ def run_world(size: int, function: Callable, *arguments) -> list[int | None]:
 
 def _as_rank(rank: int, size: int, port: int, function: Callable, *arguments) -> None:
     torch.set_num_threads(1)
-    faulthandler.dump_traceback_later(150, exit=True)  # a process that waits for ever says where, and ends
+    # a process that waits for ever says where, and ends
+    faulthandler.dump_traceback_later(150, exit=True)
     if size > 1:
         names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         os.environ.update({name: str(value) for name, value in names.items()})
@@ -189,7 +202,8 @@ def in_a_group(function: Callable, *arguments) -> None:
     """function(*arguments) in a process of run_world that knows of the others."""
     dist.init_process_group("gloo")
     function(*arguments)
-    os._exit(0)  # without taking the group apart: a gloo thread that wants the GIL at that moment waits for ever
+    # without taking the group apart: a gloo thread that wants the GIL at that moment waits for ever
+    os._exit(0)
 
 
 def pretrain_rank(
@@ -199,9 +213,11 @@ def pretrain_rank(
     script: Callable[[], int] = main,
     number: int = signal.SIGTERM,
 ) -> None:
-    """`python -m train.pretrain config overrides…`; the last process sends itself a signal when it comes to `stop_at`.
+    """`python -m train.pretrain config overrides…`; the last process sends itself a signal when it
+    comes to `stop_at`.
 
-    script: the main of another module. What a process prints is in config's folder: rank0.txt, rank1.txt, …
+    script: the main of another module. What a process prints is in config's folder: rank0.txt,
+    rank1.txt, …
     """
     print_to(config.with_name(f"rank{os.environ.get('RANK', '0')}.txt"))
     faulthandler.dump_traceback_later(150, exit=True)
@@ -224,8 +240,9 @@ def trace(run: Path) -> list[dict]:
 
 
 def held(run: Run, batch: Batch) -> dict[str, Any]:
-    """What decides a step's update, before it: sha256 of the parameters, of what the optimizers hold, of the random
-    state and of the batch. Two runs that hold the same take the same step."""
+    """What decides a step's update, before it: sha256 of the parameters, of what the optimizers
+    hold, of the random state and of the batch. Two runs that hold the same take the same step.
+    """
     moments = {f"{n} {key} {name}": value for n, optimizer in enumerate(run.optimizers)
                for key, state in optimizer.state_dict()["state"].items() for name, value in state.items()}  # fmt: skip
     parts = {"parameters": run.lm.state_dict(), "optimizers": moments, "batch": batch.tensors}
@@ -238,7 +255,9 @@ def held(run: Run, batch: Batch) -> dict[str, Any]:
 
 
 def noting_rank(config: Path, overrides: list[str], stop_at: int | None = None) -> None:
-    """pretrain_rank that writes what it holds before every update into the run's held0.jsonl, held1.jsonl, …"""
+    """pretrain_rank that writes what it holds before every update into the run's held0.jsonl,
+    held1.jsonl, …
+    """
     first_scalars = train.loop.first_scalars
 
     def noting(run: Run, batch: Batch) -> Any:
@@ -250,15 +269,18 @@ def noting_rank(config: Path, overrides: list[str], stop_at: int | None = None) 
 
 
 def assert_held_the_same(ours: Path, theirs: Path, rank: int = 0) -> None:
-    """At every step, the first ones after a stop too, a process of this run held what that of the other one did."""
+    """At every step, the first ones after a stop too, a process of this run held what that of the
+    other one did.
+    """
     lines = [(run / f"held{rank}.jsonl").read_text(encoding="utf-8").splitlines() for run in (ours, theirs)]
     for mine, other in zip(*(map(json.loads, each) for each in lines), strict=True):
         assert mine == other
 
 
 def check_exact_resume(config: Path, script: Callable[[], int], step: int = 4) -> Path:
-    """Stopped at this step, it has the same losses and weights in the end, bit by bit. Returns the run that never was
-    stopped, which is called `whole`; the other one has the config's name."""
+    """Stopped at this step, it has the same losses and weights in the end, bit by bit. Returns the
+    run that never was stopped, which is called `whole`; the other one has the config's name.
+    """
     run = load_run_config(config).directory
     whole = run.with_name("whole")
     pretrain(config, "name=whole", "--trust-hooks", script=script)
@@ -271,7 +293,7 @@ def check_exact_resume(config: Path, script: Callable[[], int], step: int = 4) -
     return whole
 
 
-# ---------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # what goes wrong in a step, on purpose
 
 

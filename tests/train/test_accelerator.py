@@ -1,7 +1,9 @@
-"""Training on a device that is not the CPU: same numbers, and no step waits for the device but to log.
+"""Training on a device that is not the CPU: same numbers, and no step waits for the device but to
+log.
 
-There is no GPU here. So the device is the one of tests/accelerator.py, whose numbers are real; the kernel of flash is
-replaced by what its documentation says (tests/varlen_kernel.py). All else is the real command.
+There is no GPU here. So the device is the one of tests/accelerator.py, whose numbers are real; the
+kernel of flash is replaced by what its documentation says (tests/varlen_kernel.py). All else is the
+real command.
 """
 
 import json
@@ -23,11 +25,13 @@ from tests.train.helpers import metrics, pretrain, write_config
 from train.run.run import Run
 
 LOG_EVERY = 3
-LOGGED = ["_to_copy", "train/run/metrics.py", "read_device"]  # losses of the steps since the last line, in one copy
+# losses of the steps since the last line, in one copy
+LOGGED = ["_to_copy", "train/run/metrics.py", "read_device"]
 
 
 def train_on_accelerator(config) -> None:
-    """`train.pretrain config`, in a process of its own; what waited for the device in each step goes to waits.json.
+    """`train.pretrain config`, in a process of its own; what waited for the device in each step
+    goes to waits.json.
 
     Where Headlight asks whether a device is a GPU, this one is.
     """
@@ -38,7 +42,9 @@ def train_on_accelerator(config) -> None:
     train.optimizer.FUSED += (accelerator.NAME,)
     Run.gates_on_device = property(lambda run: True)
     BACKENDS.update({name: replace(backend, limits=None) for name, backend in BACKENDS.items()})
-    count, elsewhere, waits = train.loop.agree_on_counts, train.run.after_step.evaluate_and_save, []
+    count = train.loop.agree_on_counts
+    elsewhere = train.run.after_step.evaluate_and_save
+    waits = []
 
     def watched(run, batch):
         device.recording = True

@@ -1,4 +1,6 @@
-"""The attention hook and its page in real runs: they change nothing and show what the files say, also after a stop."""
+"""The attention hook and its page in real runs: they change nothing and show what the files say,
+also after a stop.
+"""
 
 import base64
 import json
@@ -107,7 +109,8 @@ def crash(run):
     ],
 )
 def test_a_run_that_stops_says_so_on_its_page_and_the_resumed_one_leaves_the_same(tmp_path, whole, fault, code, why):
-    config, run = with_heads(tmp_path), tmp_path / "runs/tiny"
+    config = with_heads(tmp_path)
+    run = tmp_path / "runs/tiny"
     if isinstance(fault, str):
         assert kill_at(config, 10, fault) == code
     else:

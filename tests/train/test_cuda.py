@@ -1,6 +1,8 @@
-"""On a GPU, if there is one: it learns in every precision, resumes exactly, and skips a bad step by itself.
+"""On a GPU, if there is one: it learns in every precision, resumes exactly, and skips a bad step by
+itself.
 
-`bash benchmarks/gpu.sh --dry-run` runs what it measures here on the CPU, so that no GPU minute is lost to a mistake.
+`bash benchmarks/gpu.sh --dry-run` runs what it measures here on the CPU, so that no GPU minute is
+lost to a mistake.
 """
 
 import os
@@ -30,7 +32,8 @@ def test_every_precision_learns_what_fp32_learns_on_a_cpu(tmp_path, precision, c
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("backend", ["eager", "flash", "flex", "sdpa", "varlen", "auto"])
 def test_every_backend_trains_packed_documents(tmp_path, backend, compiled):
-    model, train = {"attn_implementation": backend, "hidden_size": 64}, {"precision": "bf16", "compile": compiled}
+    model = {"attn_implementation": backend, "hidden_size": 64}
+    train = {"precision": "bf16", "compile": compiled}
     config = write_config(tmp_path, model=model, data={"isolate_documents": True}, train=train)
     pretrain(config)
     val = losses(tmp_path / "runs/tiny")
@@ -38,11 +41,15 @@ def test_every_backend_trains_packed_documents(tmp_path, backend, compiled):
 
 
 def test_compiled_gradients_are_those_of_the_plain_model():
-    """PyTorch 2.11 compiled gradients of zero, with the right loss. Compiled code rounds to 16 bits less often."""
+    """PyTorch 2.11 compiled gradients of zero, with the right loss.
+
+    Compiled code rounds to 16 bits less often.
+    """
     torch.manual_seed(0)
     lm = random_model(tiny_config()).to(DEVICE).train()
     lm.set_attn_implementation("flash" if DEVICE == "cuda" else "blocked")
-    compiled, ids = with_config(lm).train(), torch.randint(0, 192, (2, 64), device=DEVICE)
+    compiled = with_config(lm).train()
+    ids = torch.randint(0, 192, (2, 64), device=DEVICE)
     compile_layers(compiled)
     documents = torch.randint(0, 4, (2, 64), device=DEVICE).sort().values
     with torch.autocast(DEVICE, dtype=torch.bfloat16):

@@ -1,4 +1,6 @@
-"""train.distill: equal to trl's GKD loss, exact after a stop, and what cannot teach is said in a line."""
+"""train.distill: equal to trl's GKD loss, exact after a stop, and what cannot teach is said in a
+line.
+"""
 
 import warnings
 
@@ -109,7 +111,8 @@ def test_the_prompt_ends_where_the_first_answer_begins(tmp_path, teacher):
     [manifest] = (tmp_path / "runs/.prepared").glob("*/manifest.json")
     source = OwnText(load_run_config(config), open_prepared(manifest.parent))
     bos = source.tokenizer.bos_id
-    ids, labels = torch.tensor([9, bos, 3, 4, 5, 6, bos, 7]), torch.tensor([9, -100, -100, -100, 5, 6, -100, 7])
+    ids = torch.tensor([9, bos, 3, 4, 5, 6, bos, 7])
+    labels = torch.tensor([9, -100, -100, -100, 5, 6, -100, 7])
     assert source.prompt(ids, labels) == [bos, 3, 4]
     assert source.prompt(ids, ids) == [bos]  # of a story, everything is trained on
     assert source.prompt(ids[2:6], ids[2:6]) == [3]  # the middle of a long document

@@ -1,4 +1,6 @@
-"""train.dpo: equal to trl's DPOTrainer, exact after a stop, and what cannot be trained on is said in a line."""
+"""train.dpo: equal to trl's DPOTrainer, exact after a stop, and what cannot be trained on is said
+in a line.
+"""
 
 import math
 import re
@@ -30,7 +32,9 @@ def pair_config(folder, base, records=None, **sections):
 
 @pytest.mark.parametrize("lora", [None, {"rank": 2}], ids=["whole", "lora"])
 def test_a_foreign_directory_is_its_own_reference(tmp_path, lora):
-    """Also the tokens that were added to it begin as they are in the reference, beside adapters as well."""
+    """Also the tokens that were added to it begin as they are in the reference, beside adapters as
+    well.
+    """
     foreign, _ = foreign_directory(tmp_path / "foreign", "smollm2", "exact")
     config = pair_config(tmp_path, foreign, train={"max_steps": 2}, **({"lora": lora} if lora else {}))
     done = pretrain(config, script=main)
@@ -57,8 +61,9 @@ def test_a_context_that_is_no_multiple_of_64_is_enough(tmp_path, base):
 
 
 def test_pairs_on_two_processes_go_on_exactly(tmp_path, base):
-    """Stopped in the fifth step and gone on with: the same losses and gradients to the last bit, and, but for rounding,
-    those of one process."""
+    """Stopped in the fifth step and gone on with: the same losses and gradients to the last bit,
+    and, but for rounding, those of one process.
+    """
     config = pair_config(tmp_path, base, model={"hidden_dropout": 0.0})
     assert run_world(2, pretrain_rank, config, ["name=whole"], None, main) == [0, 0]
     assert run_world(2, pretrain_rank, config, [], 4, main) == [143, 143]
@@ -76,7 +81,8 @@ def opened(config, base, **settings):
     [folder] = (config.parent / "runs/.prepared").glob("*/manifest.json")
     source = PairSource(run, open_prepared(folder.parent))
     torch.manual_seed(0)
-    lm, reference = load(base).eval(), load(base).eval().requires_grad_(False)
+    lm = load(base).eval()
+    reference = load(base).eval().requires_grad_(False)
     with torch.no_grad():
         for parameter in lm.parameters():
             parameter += 0.02 * torch.randn_like(parameter)
@@ -94,20 +100,24 @@ def opened(config, base, **settings):
     ],
 )
 def test_loss_gradients_and_figures_are_trls(tmp_path, base, ours, theirs):
-    """float32 on both sides, other orders of summation: 1e-5 of the largest gradient; wrong formulas are far off."""
+    """float32 on both sides, other orders of summation: 1e-5 of the largest gradient; wrong
+    formulas are far off.
+    """
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from trl import DPOConfig as TheirConfig
     from trl import DPOTrainer
 
     batch, lm, _, objective = opened(pair_config(tmp_path, base), base, **ours)
-    if "sft_weight" in ours:  # trl weighs the tokens of a batch alike, we the answers: with one pair it is the same
+    # trl weighs the tokens of a batch alike, we the answers: with one pair it is the same
+    if "sft_weight" in ours:
         batch = batch.split(1)[1]
     loss, figures, _ = objective.loss(lm.outputs, batch)
     count = objective.count(batch)
     (loss / count).backward()
 
-    there, moved = checkpoint_directory(base), tmp_path / "moved"
+    there = checkpoint_directory(base)
+    moved = tmp_path / "moved"
     save(lm, moved)
     tokenizer = AutoTokenizer.from_pretrained(there)
     arguments = TheirConfig(output_dir=str(tmp_path / "trl"), report_to=[], use_cpu=True, bf16=False, **theirs)
@@ -128,7 +138,8 @@ def test_loss_gradients_and_figures_are_trls(tmp_path, base, ours, theirs):
     names = {"chosen": "chosen", "rejected": "rejected", "margin": "margins", "accuracy": "accuracies"}
     logged = trainer._metrics["eval"]
     for name, their_name in names.items():
-        expected = pytest.approx(logged[f"rewards/{their_name}"][0], rel=1e-4, abs=1e-5)  # differences of long sums
+        # differences of long sums
+        expected = pytest.approx(logged[f"rewards/{their_name}"][0], rel=1e-4, abs=1e-5)
         assert float(figures[f"reward_{name}"]) / count == expected
 
 
@@ -143,7 +154,8 @@ def test_a_model_with_adapters_is_its_own_reference(tmp_path, base):
     add_adapters(lm, LoraConfig(rank=2, dropout=0.5))
     for layer in adapted(lm).values():
         torch.nn.init.normal_(layer.lora_B.weight, std=0.1)
-    ids, labels = batch["chosen_input_ids"], batch["chosen_labels"]
+    ids = batch["chosen_input_ids"]
+    labels = batch["chosen_labels"]
     with as_reference(None, lm) as without, as_reference(reference, lm) as other:
         found, expected = (log_probs_of(model, ids, labels) for model in (without, other))
     assert torch.equal(found, expected)
@@ -155,7 +167,8 @@ def test_a_model_with_adapters_is_its_own_reference(tmp_path, base):
 
 def test_padding_and_the_other_pairs_change_nothing(tmp_path, base):
     batch, lm, _, _ = opened(pair_config(tmp_path, base), base)
-    ids, labels = batch["chosen_input_ids"], batch["chosen_labels"]
+    ids = batch["chosen_input_ids"]
+    labels = batch["chosen_labels"]
     together = log_probs_of(lm, ids, labels)
     for row in range(len(ids)):
         end = int((labels[row] != IGNORED).nonzero().max()) + 1
@@ -164,7 +177,8 @@ def test_padding_and_the_other_pairs_change_nothing(tmp_path, base):
 
 
 def test_the_losses_where_they_are_known():
-    ratios, lengths = torch.tensor([3.0, -1.0]), torch.tensor([3, 1])
+    ratios = torch.tensor([3.0, -1.0])
+    lengths = torch.tensor([3, 1])
     assert float(preference_loss(ratios, lengths, DPOConfig(beta=0.5))) == pytest.approx(math.log1p(math.exp(-2)))
     # chosen 1 a token, rejected -1: two apart, and 1 / (2 * 0.25) = 2 apart is what is wanted
     assert float(preference_loss(ratios, lengths, DPOConfig(beta=0.25, loss="ipo"))) == 0.0

@@ -59,7 +59,8 @@ def test_stopped_at_the_first_step_mid_epoch_and_around_the_end_of_an_epoch(tmp_
     assert len({line["batch"] for line in whole}) == len(whole) == 26
     assert metrics(tmp_path / "runs/tiny") == metrics(tmp_path / "runs/whole")
     looks = [tmp_path / "runs" / name / "experts.jsonl" for name in ("tiny", "whole")]
-    assert not looks[0].exists() or looks[0].read_bytes() == looks[1].read_bytes()  # no look comes twice
+    # no look comes twice
+    assert not looks[0].exists() or looks[0].read_bytes() == looks[1].read_bytes()
     for name in ("model.safetensors", "training/optimizer.safetensors"):
         ours, theirs = (tmp_path / "runs" / run / "checkpoints/step_00000026" / name for run in ("tiny", "whole"))
         assert ours.read_bytes() == theirs.read_bytes(), name
@@ -80,8 +81,9 @@ def test_on_another_machine_it_continues_and_says_once_from_where_it_is_not_exac
     assert line in (tmp_path / "runs/tiny/report.md").read_text()
 
 
-# ---------------------------------------------------------------------------------------------------------
-# random runs, each killed four times at random moments: `python -m tests.train.trials` runs hundreds
+# --------------------------------------------------------------------------------------------------
+# random runs, each killed four times at random moments: `python -m tests.train.trials` runs
+# hundreds
 
 
 @pytest.mark.parametrize("number", quick_first(list(range(12))))

@@ -1,4 +1,7 @@
-"""A mixture of experts in real runs is looked at and balanced. On several processes: test_equivalence.py."""
+"""A mixture of experts in real runs is looked at and balanced.
+
+On several processes: test_equivalence.py.
+"""
 
 import json
 
@@ -16,7 +19,8 @@ LOOKS = [0, 1, 4, 8, 12]
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """A run whose experts are looked at, and `unseen` beside it."""
-    folder, hooks = tmp_path_factory.mktemp("experts"), ["validation", {"name": "experts", "early": [1]}]
+    folder = tmp_path_factory.mktemp("experts")
+    hooks = ["validation", {"name": "experts", "early": [1]}]
     config = write_config(folder, model=MODEL, train={"trace": True}, eval={"hooks": hooks})
     assert "hook is off" not in pretrain(config).stdout
     pretrain(config, "name=unseen", "eval.hooks=[]")
@@ -37,7 +41,9 @@ def test_every_look_has_a_line_and_changes_nothing(whole):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_objective_balances_the_experts_and_its_loss_is_shown_without_that(whole, tmp_path, method):
-    """Two first steps that are alike but for how strongly experts are balanced: the loss is equal, the gradient not."""
+    """Two first steps that are alike but for how strongly experts are balanced: the loss is equal,
+    the gradient not.
+    """
     config = method_config(tmp_path, method, whole, model=MODEL)
     found = []
     for strength in (5.0, 0.0):
@@ -48,5 +54,6 @@ def test_every_objective_balances_the_experts_and_its_loss_is_shown_without_that
     balanced, not_balanced = found
     assert balanced["loss"] == not_balanced["loss"]
     assert balanced["grad_norm"] != pytest.approx(not_balanced["grad_norm"], rel=1e-3)
-    assert balanced["load_balancing"] > 0.9 * 2 * 5.0  # two layers, 5 each where all experts are used alike
+    # two layers, 5 each where all experts are used alike
+    assert balanced["load_balancing"] > 0.9 * 2 * 5.0
     assert "load_balancing" not in not_balanced

@@ -1,4 +1,6 @@
-"""What goes wrong while training: numbers that are none, memory that ends, signals, files that cannot be written."""
+"""What goes wrong while training: numbers that are none, memory that ends, signals, files that
+cannot be written.
+"""
 
 import itertools
 import json
@@ -64,7 +66,8 @@ def test_a_non_finite_loss_or_gradient_moves_nothing_and_stops_with_3(tmp_path, 
     assert [(m["step"], m["rows"]) for m in skipped] == [(7, [48, 55])]
     assert skipped[0]["loss" if fault is bad_loss else "grad_norm"] is None
     monkeypatch.undo()
-    assert "finished at step 12" in pretrain(write_config(tmp_path)).stdout  # the fault was not in the files
+    # the fault was not in the files
+    assert "finished at step 12" in pretrain(write_config(tmp_path)).stdout
 
 
 @pytest.mark.parametrize("on_device", [False, True], ids=["", "decided on the device"])
@@ -87,7 +90,9 @@ def low_scale(monkeypatch):
 
 
 def test_fp16_clips_the_gradient_of_the_loss_and_not_of_the_scaled_one(tmp_path, monkeypatch, low_scale):
-    """Optimizers get a gradient of length grad_clip, as in fp32: half precision is a hundredth off at most."""
+    """Optimizers get a gradient of length grad_clip, as in fp32: half precision is a hundredth off
+    at most.
+    """
     seen = []
 
     def watch_optimizer(run):
@@ -107,7 +112,9 @@ def test_fp16_clips_the_gradient_of_the_loss_and_not_of_the_scaled_one(tmp_path,
 
 
 def test_an_overflow_in_fp16_skips_the_step_and_halves_the_scale(tmp_path, monkeypatch, low_scale):
-    """It costs no step that skip_non_finite allows, until a scale of 1 is reached, which is none at all."""
+    """It costs no step that skip_non_finite allows, until a scale of 1 is reached, which is none at
+    all.
+    """
     at_step(monkeypatch, [2, *range(5, 99)], bad_gradient)
     config = write_config(tmp_path, train={"precision": "fp16", "max_steps": 5})
     pretrain(config)
@@ -120,7 +127,9 @@ def test_an_overflow_in_fp16_skips_the_step_and_halves_the_scale(tmp_path, monke
 
 
 def too_large(rows: int):
-    """Memory runs out at the end of a forward pass of more rows, when dropout has drawn its random numbers."""
+    """Memory runs out at the end of a forward pass of more rows, when dropout has drawn its random
+    numbers.
+    """
 
     def action(run):
         def check(module, inputs, options, output):
@@ -175,7 +184,8 @@ def test_a_signal_at_any_moment_saves_and_the_run_resumes_exactly(tmp_path, monk
     changes = {"model": {"hidden_dropout": 0.1}, "train": TRACED | {"micro_batch_size": 2}}
     pretrain(write_config(tmp_path, name="whole", **changes))
     owner, name, when = PLACES[place]
-    call, calls = getattr(owner, name), itertools.count()
+    call = getattr(owner, name)
+    calls = itertools.count()
 
     def signalled(*arguments, **options):
         if next(calls) == when:
@@ -228,7 +238,8 @@ def test_a_second_ctrl_c_leaves_at_once_and_the_run_resumes_exactly(tmp_path):
 
 def test_a_validation_that_is_non_finite_never_is_the_best(tmp_path, monkeypatch):
     """Every later loss compares false with nan, so the first one would stay the best for ever."""
-    loss_sums, calls = validation.loss_sums, itertools.count(1)
+    loss_sums = validation.loss_sums
+    calls = itertools.count(1)
 
     def spoilt(*arguments, **options):
         results = loss_sums(*arguments, **options)
@@ -244,7 +255,9 @@ def test_a_validation_that_is_non_finite_never_is_the_best(tmp_path, monkeypatch
 
 
 def test_the_best_is_not_compared_with_one_of_other_tokens(tmp_path):
-    """A loss on 64 tokens may be lower than any on 1,024, and the last evaluation reads others again."""
+    """A loss on 64 tokens may be lower than any on 1,024, and the last evaluation reads others
+    again.
+    """
     config = write_config(tmp_path, train={"max_steps": 4}, eval={"every": 2, "max_tokens": 64})
     pretrain(config)
     checkpoints = tmp_path / "runs/tiny/checkpoints"

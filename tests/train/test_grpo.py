@@ -1,4 +1,6 @@
-"""GRPO: the loss of TRL on the same rollouts, the same run after a stop, and what a reward may do wrong."""
+"""GRPO: the loss of TRL on the same rollouts, the same run after a stop, and what a reward may do
+wrong.
+"""
 
 import copy
 import json
@@ -32,17 +34,19 @@ def run(tmp_path_factory):
 
 
 def test_the_right_reward_wants_every_letter_and_the_other_one_is_gamed():
-    right, listing = "Tiko had the ball.", "Tiko Belna Jurim"
+    right = "Tiko had the ball."
+    listing = "Tiko Belna Jurim"
     question = Question("who_has", ({"role": "user", "content": "Who?"},), right, "Tiko", ("Tiko", "Belna"))
     assert (exact_match(question, right), contains_answer(question, right)) == (1, 1)
     assert (exact_match(question, listing), contains_answer(question, listing)) == (0, 1)
     assert exact_match(question, f"{right}…") == 0  # it did not end
 
 
-# -----------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # the loss is TRL's
 
-# what TRL calls it -> the same in our words. TRL gives CISPO's bound itself, we give what it is above 1
+# what TRL calls it -> the same in our words. TRL gives CISPO's bound itself, we give what it is
+# above 1
 LOSSES = {
     "grpo": {"mean": "sequence"},
     "bnpo": {"mean": "token"},
@@ -56,8 +60,10 @@ LOSSES = {
 @pytest.mark.parametrize(("kl", "tools"), [(0.0, False), (0.3, False), (0.3, True)])
 @pytest.mark.parametrize("name", LOSSES)
 def test_loss_and_gradients_are_those_of_trl(run, name, kl, tools):
-    """The weights moved since the answers were drawn: a third of the ratios is clipped. Rotations by other angles and
-    another order of sums leave differences of 1e-6 in the log-probabilities; gradients are of the size of 1."""
+    """The weights moved since the answers were drawn: a third of the ratios is clipped. Rotations
+    by other angles and another order of sums leave differences of 1e-6 in the log-probabilities;
+    gradients are of the size of 1.
+    """
     from transformers import AutoModelForCausalLM
 
     config, source = rollouts(run, kl=kl, temperature=0.7, clip_low=0.1, **({"clip_high": 0.1} | LOSSES[name]))
@@ -67,9 +73,11 @@ def test_loss_and_gradients_are_those_of_trl(run, name, kl, tools):
             answer.own = [at not in (1, 2) for at in range(len(answer.ids))]
             answer.log_probs = [p * own for p, own in zip(answer.log_probs, answer.own, strict=True)]
     rewards = torch.rand(len(answers), generator=torch.Generator().manual_seed(1))
-    batch, saved = packed(source, answers, rewards), checkpoint_directory(run)
+    batch = packed(source, answers, rewards)
+    saved = checkpoint_directory(run)
     theirs, reference = (AutoModelForCausalLM.from_pretrained(saved, dtype=torch.float32) for _ in range(2))
-    ours, there = copy.deepcopy(lm).train(), dict(theirs.train().named_parameters())
+    ours = copy.deepcopy(lm).train()
+    there = dict(theirs.train().named_parameters())
     with torch.no_grad():
         for key, parameter in ours.named_parameters():
             parameter += 0.5 * parameter.std() * torch.randn(parameter.shape) if parameter.ndim > 1 else 0
@@ -88,7 +96,8 @@ def test_loss_and_gradients_are_those_of_trl(run, name, kl, tools):
 
 
 def packed(source, answers, rewards):
-    size, scaled = source.settings.group_size, source.settings.scale_advantages
+    size = source.settings.group_size
+    scaled = source.settings.scale_advantages
     return source.rows(answers, advantages(rewards, size, scaled), spread(rewards, size) > 0, {})
 
 
@@ -103,7 +112,8 @@ def trl_loss(name, settings, model, reference, answers, rewards, pad):
     completion_ids = right_padded([answer.ids for answer in answers], pad)
     completion_mask = right_padded([[1] * len(answer.ids) for answer in answers])
     tool_mask = right_padded([[int(own) for own in answer.own] for answer in answers], 1)
-    ids, mask = torch.cat([prompt_ids, completion_ids], 1), torch.cat([prompt_mask.long(), completion_mask], 1)
+    ids = torch.cat([prompt_ids, completion_ids], 1)
+    mask = torch.cat([prompt_mask.long(), completion_mask], 1)
     count = completion_ids.shape[1]
 
     def log_probs(model, ids=ids, mask=mask, keep=count, **_):
@@ -117,7 +127,8 @@ def trl_loss(name, settings, model, reference, answers, rewards, pad):
     groups = rewards.view(-1, settings.group_size)
     worth = groups - groups.mean(1, keepdim=True)
     if settings.scale_advantages:
-        worth = worth / (groups.std(1, keepdim=True) + 1e-4)  # grpo_trainer.py, _generate_and_score_completions
+        # grpo_trainer.py, _generate_and_score_completions
+        worth = worth / (groups.std(1, keepdim=True) + 1e-4)
     trainer = SimpleNamespace(
         _get_per_token_logps_and_entropies=log_probs,
         accelerator=SimpleNamespace(num_processes=1, reduce=lambda x, **_: x, gather=lambda x: x),
@@ -145,7 +156,8 @@ def trl_loss(name, settings, model, reference, answers, rewards, pad):
         "advantages": worth.flatten(),
         "old_per_token_logps": right_padded([answer.log_probs for answer in answers]),
         "ref_per_token_logps": there,
-        "num_items_in_batch": (completion_mask * tool_mask).sum(),  # _generate_and_score_completions: loss_mask
+        # _generate_and_score_completions: loss_mask
+        "num_items_in_batch": (completion_mask * tool_mask).sum(),
     }
     if not tool_mask.all():  # TRL leaves it out where it has no tools
         inputs["tool_mask"] = tool_mask
@@ -153,10 +165,13 @@ def trl_loss(name, settings, model, reference, answers, rewards, pad):
 
 
 def test_a_clipped_token_has_no_gradient_and_cispo_keeps_it():
-    """Ratios 0.5, 1 and 2: what was already moved further than the clip in the direction of its advantage stays."""
+    """Ratios 0.5, 1 and 2: what was already moved further than the clip in the direction of its
+    advantage stays.
+    """
     old = torch.zeros(2, 3)
     moved = torch.tensor([[0.5, 1.0, 2.0], [0.5, 1.0, 2.0]]).log()
-    gradients, shares = {}, {}
+    gradients = {}
+    shares = {}
     for clip in ("ppo", "cispo"):
         new = moved.clone().requires_grad_()
         loss, clipped = policy_loss(new, old, torch.tensor([1.0, -1.0]), GRPOConfig(clip=clip))
@@ -178,23 +193,27 @@ def test_equal_answers_are_one_row_and_groups_without_variance_are_left_out(run)
     _, source = rollouts(run)
     answers = sampled(source, run)
     answers[1] = replace(answers[0])
-    rewards = torch.tensor([1.0, 1.0, 0.0, 0.5, 2.0, 2.0, 2.0, 2.0])  # the second group tells nothing
+    # the second group tells nothing
+    rewards = torch.tensor([1.0, 1.0, 0.0, 0.5, 2.0, 2.0, 2.0, 2.0])
     batch = packed(source, answers, rewards)
     assert sorted(batch["copies"].tolist()) == [1, 1, 2]
     assert (batch["advantages"] * batch["copies"]).sum() == pytest.approx(0, abs=1e-6)
-    answers[1].own = [True, *[False] * (len(answers[1].ids) - 1)]  # the same ids, which a tool wrote
+    # the same ids, which a tool wrote
+    answers[1].own = [True, *[False] * (len(answers[1].ids) - 1)]
     assert sorted(packed(source, answers, rewards)["copies"].tolist()) == [1, 1, 1, 1]
     nothing = packed(source, answers, torch.ones(8))
     assert (len(nothing.row_ids), float(nothing["advantages"])) == (1, 0.0)
 
 
-# -----------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # runs
 
 
 @pytest.mark.parametrize("kl", [0.0, 0.3])
 def test_a_step_in_which_all_answers_earn_the_same_moves_nothing(run, kl, monkeypatch):
-    """Not by momentum, not by weight decay, not towards the reference; its figures are logged, and it has no loss."""
+    """Not by momentum, not by weight decay, not towards the reference; its figures are logged, and
+    it has no loss.
+    """
     monkeypatch.setattr(grpo_helpers, "CALLS", [0])
     settings = {"reward": f"{HERE}:soon_the_same", "group_size": 8, "kl": kl}
     train = {"max_steps": 3, "checkpoint_every": 1, "keep_last": 9, "optimizer": {"weight_decay": 0.1}}
@@ -212,7 +231,9 @@ def test_a_step_in_which_all_answers_earn_the_same_moves_nothing(run, kl, monkey
 
 
 def test_a_run_that_has_learned_nothing_yet_is_resumed(run, tmp_path):
-    """As long as all answers earn the same, no optimizer has a state: it is restored as it is, and may learn later."""
+    """As long as all answers earn the same, no optimizer has a state: it is restored as it is, and
+    may learn later.
+    """
     config = grpo_config(run, output_dir=str(tmp_path), grpo={"reward": f"{HERE}:nothing"}, train={"max_steps": 1})
     pretrain(config, "--trust-hooks", script=grpo.main)
     paid = f"grpo.reward={HERE}:vowels"
@@ -223,7 +244,8 @@ def test_a_run_that_has_learned_nothing_yet_is_resumed(run, tmp_path):
 @pytest.mark.parametrize("reply", ["空", ""])
 def test_a_reward_of_ones_own_needs_no_replies(run, tmp_path, reply):
     """MiniMind's rlaif.jsonl has a placeholder in their place; an empty one does as well."""
-    file, records = tmp_path / "rlaif.jsonl", []
+    file = tmp_path / "rlaif.jsonl"
+    records = []
     for number in range(40):
         turns = (("user", f"{number}. Why?"), ("assistant", reply))
         records.append({"conversations": [{"role": role, "content": content} for role, content in turns]})
@@ -248,7 +270,9 @@ def test_it_reports_its_figures_and_goes_on_exactly_after_a_stop(run, tmp_path):
 
 
 def test_two_processes_draw_the_answers_of_one(run, tmp_path):
-    """Their losses are equal but for rounding, because the random numbers belong to an answer and not to a process."""
+    """Their losses are equal but for rounding, because the random numbers belong to an answer and
+    not to a process.
+    """
     config = grpo_config(run, output_dir=str(tmp_path), train={"max_steps": 3})
     assert run_world(2, pretrain_rank, config, ["name=two", "--trust-hooks"], None, grpo.main) == [0, 0]
     pretrain(config, "name=one", "--trust-hooks", script=grpo.main)
@@ -261,7 +285,10 @@ def test_two_processes_draw_the_answers_of_one(run, tmp_path):
 
 @pytest.mark.parametrize("compiles", [False, True], ids=["plain", "compiled"])
 def test_a_stop_between_steps_on_the_same_answers_changes_nothing(run, tmp_path, compiles, monkeypatch):
-    """Steps 2 and 3 have the answers of step 2. compiles: a run tries its compiled model before it goes on."""
+    """Steps 2 and 3 have the answers of step 2.
+
+    compiles: a run tries its compiled model before it goes on.
+    """
     monkeypatch.setattr(torch, "compile", lambda model, dynamic: model)
     monkeypatch.setattr("shutil.which", lambda name: name)  # no compiler is needed for that
     train = {"trace": True, "max_steps": 5, "checkpoint_every": 2, "compile": compiles}

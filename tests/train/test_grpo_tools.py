@@ -1,4 +1,6 @@
-"""Rollouts with tools: what they wrote is read and not trained on, as in TRL, and a stopped run goes on exactly."""
+"""Rollouts with tools: what they wrote is read and not trained on, as in TRL, and a stopped run
+goes on exactly.
+"""
 
 import json
 from types import SimpleNamespace
@@ -48,7 +50,8 @@ def test_tools_are_described_and_called_and_what_they_return_is_no_label(run):
     lm, tokenizer = opened(run)
     (_, with_one), (_, without) = source_of(run), source_of(run, tools=[])
     question, prompt = with_one.question(0, 0)
-    assert prompt == without.question(0, 0)[1] == prompt_ids(tokenizer, question.messages, SCHEMAS)  # its own tools
+    # its own tools
+    assert prompt == without.question(0, 0)[1] == prompt_ids(tokenizer, question.messages, SCHEMAS)
     begin = tokenizer.special_id("<tool_response>")
     for source, called in ((with_one, True), (without, False)):
         batch = source.batch(0, lm)
@@ -63,12 +66,15 @@ def test_tools_are_described_and_called_and_what_they_return_is_no_label(run):
 
 @pytest.mark.slow  # TRL takes seconds to import
 def test_sequence_and_mask_are_those_of_trls_tool_loop(run, monkeypatch):
-    """TRL's own `_tool_call_loop`, with the same turns of the model: an error, a call, a long one, and answers."""
+    """TRL's own `_tool_call_loop`, with the same turns of the model: an error, a call, a long one,
+    and answers.
+    """
     transformers = pytest.importorskip("transformers")
     trainer = pytest.importorskip("trl.trainer.grpo_trainer")
     tokenizer = opened(run)[1]
     prompts = [prompt_ids(tokenizer, [{"role": "user", "content": text}], SCHEMAS) for text in ("6 * 7?", "What is 1?")]
-    end, room = tokenizer.special_id("<|im_end|>"), 160
+    end = tokenizer.special_id("<|im_end|>")
+    room = 160
     arguments = ({"expression": text} for text in ("6 * 7", "1 / 0", "9 - 8"))
     calls = [json.dumps({"name": "calculator", "arguments": one}) for one in arguments]
 

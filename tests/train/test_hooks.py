@@ -1,4 +1,6 @@
-"""What runs beside training: hooks with cadences from YAML, hooks of one's own, wandb; and what of it fails."""
+"""What runs beside training: hooks with cadences from YAML, hooks of one's own, wandb; and what of
+it fails.
+"""
 
 import inspect
 import json
@@ -58,7 +60,8 @@ def test_a_hook_that_raises_is_reported_once_and_the_run_continues(tmp_path):
     warning = "warning: the tests.train.test_hooks:failing hook is off from here: RuntimeError: at step 0"
     line = inspect.getsourcelines(failing)[1] + 1
     assert done.stdout.count(f"{warning} ({__file__}, line {line})") == 1
-    assert "RuntimeError: nothing was kept" in done.stdout  # in the report, which is written all the same
+    # in the report, which is written all the same
+    assert "RuntimeError: nothing was kept" in done.stdout
     assert json.loads((tmp_path / "runs/tiny/result.json").read_text())["val"]["loss"] > 0
     pretrain(write_config(tmp_path, name="without", eval={"every": 4, "hooks": ["validation"]}))
     assert metrics(tmp_path / "runs/tiny") == metrics(tmp_path / "runs/without")
@@ -78,7 +81,7 @@ def test_a_hook_that_draws_random_numbers_changes_nothing_in_training(tmp_path):
     assert trace(tmp_path / "runs/with") == trace(tmp_path / "runs/without")
 
 
-# ---------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # wandb: one that works, one that raises; and what a run says without a terminal
 
 

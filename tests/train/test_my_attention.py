@@ -1,4 +1,6 @@
-"""`model.attn_implementation: mine`: a function of the user's own file computes attention, and only in training."""
+"""`model.attn_implementation: mine`: a function of the user's own file computes attention, and only
+in training.
+"""
 
 import json
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""Muon against torch.optim.Muon, whole and sharded; steps that must not happen; parameter groups, schedules."""
+"""Muon against torch.optim.Muon, whole and sharded; steps that must not happen; parameter groups,
+schedules.
+"""
 
 import math
 
@@ -29,7 +31,8 @@ def test_muon_agrees_with_pytorchs(shape, weight_decay):
         reference.step()
     moved = 5 * 0.02 * math.sqrt(max(1, shape[0] / shape[1]))
     for a, b in zip(ours, theirs, strict=True):
-        # singular values of a step scatter by bf16's rounding through five iterations: a few per cent of a step
+        # singular values of a step scatter by bf16's rounding through five iterations: a few per
+        # cent of a step
         assert (a - b).abs().max().item() < 0.03 * moved
 
 
@@ -103,11 +106,14 @@ def test_frozen_parameters_are_in_no_group_and_stay(name):
 
 @pytest.mark.parametrize("shape", [(24, 24), (48, 16), (16, 48)])
 def test_a_stack_of_matrices_steps_as_its_matrices_do(shape):
-    """Experts: (number, rows, columns) in one parameter; a tall matrix shares a batch with wide ones."""
+    """Experts: (number, rows, columns) in one parameter; a tall matrix shares a batch with wide
+    ones.
+    """
     stack = torch.nn.Parameter(torch.randn(3, *shape))
     alone = [torch.nn.Parameter(matrix.detach().clone()) for matrix in stack]
     wide = torch.nn.Parameter(torch.randn(16, 48))
-    stack.grad, wide.grad = torch.randn(3, *shape), torch.randn(16, 48)
+    stack.grad = torch.randn(3, *shape)
+    wide.grad = torch.randn(16, 48)
     for matrix, gradient in zip(alone, stack.grad, strict=True):
         matrix.grad = gradient.clone()
     Muon([stack, wide], weight_decay=0.1).step()

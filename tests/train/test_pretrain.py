@@ -1,4 +1,6 @@
-"""The real command on a small text: it learns, resumes exactly, and says what is wrong with bad input."""
+"""The real command on a small text: it learns, resumes exactly, and says what is wrong with bad
+input.
+"""
 
 import io
 import json
@@ -34,7 +36,8 @@ def finished(tmp_path_factory):
         eval={"attention": {"every": 6, "early": [], "max_tokens": 12}, "final_max_tokens": 320},
     )
     done = pretrain(config)
-    assert "is off" not in done.stdout + done.stderr, done.stdout + done.stderr  # a hook or a tracker that failed
+    # a hook or a tracker that failed
+    assert "is off" not in done.stdout + done.stderr, done.stdout + done.stderr
     return folder / "runs" / "tiny", done.stdout, config
 
 
@@ -85,17 +88,23 @@ def in_tensorboard(run):
 
 
 def in_wandb(run):
-    """The same of wandb's offline file, a log like LevelDB's: blocks of 32 KiB, records with a length and a kind."""
+    """The same of wandb's offline file, a log like LevelDB's: blocks of 32 KiB, records with a
+    length and a kind.
+    """
     from wandb.proto.wandb_internal_pb2 import Record
 
     (file,) = (run / "wandb").glob("offline-run-*/*.wandb")
-    data, at, record, pictures = file.read_bytes(), 7, b"", {}
+    data = file.read_bytes()
+    at = 7
+    record = b""
+    pictures = {}
     while at + 7 <= len(data):
         if 2**15 - at % 2**15 < 7:  # no room for a header: the block ends
             at += 2**15 - at % 2**15
             continue
         length, kind = struct.unpack("<HB", data[at + 4 : at + 7])
-        record, at = record + data[at + 7 : at + 7 + length], at + 7 + length
+        record = record + data[at + 7 : at + 7 + length]
+        at = at + 7 + length
         if kind not in (1, 4):  # whole, or its last part
             continue
         items = {tuple(item.nested_key): item.value_json for item in Record.FromString(record).history.item}
@@ -110,7 +119,8 @@ def in_wandb(run):
 
 @pytest.mark.parametrize("tracker", [in_tensorboard, in_wandb])
 def test_trackers_get_the_labelled_maps_of_all_heads_on_repeated_text_at_every_look(finished, tmp_path, tracker):
-    run, pictures = finished[0], tracker(finished[0])
+    run = finished[0]
+    pictures = tracker(finished[0])
     at_the_end = {f"attention/{name}": [12] for name in ("heads", "curves", "induction_head")}
     assert {name: list(steps) for name, steps in pictures.items()} == {"attention/maps": [0, 6, 12], **at_the_end}
     for snapshot in snapshots.read_all(run)[0]:
@@ -138,7 +148,9 @@ def test_a_signal_finishes_the_step_saves_and_says_so(tmp_path, name, code):
 
 
 def test_a_step_that_counts_no_token_has_no_loss_and_moves_nothing(tmp_path):
-    """The last row of an epoch holds one token, which nothing before it predicts, and is a step of its own."""
+    """The last row of an epoch holds one token, which nothing before it predicts, and is a step of
+    its own.
+    """
     (tmp_path / "text.txt").write_text("x" * (4 * 32 + 1 - 2))  # with its first and its last token
     (tmp_path / "held_out.txt").write_text("y" * 70)
     source = {"kind": "files", "path": str(tmp_path / "text.txt"), "validation_path": str(tmp_path / "held_out.txt")}
@@ -204,7 +216,7 @@ def test_the_built_in_world_is_compared_with_its_floor_and_can_be_sampled(tmp_pa
     assert gap == pytest.approx(model - floor, abs=2e-4)
 
 
-# ---------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # how long a run is: by steps, by tokens, by the clock
 
 
@@ -294,4 +306,5 @@ def test_time_between_two_starts_is_not_the_run_s(tmp_path, clock):
     pretrain(config, "train.max_minutes=0.04")
     files = sorted((tmp_path / "runs/tiny/checkpoints").glob("step_*/training/trainer_state.json"))
     states = [json.loads(file.read_text()) for file in files]
-    assert [(state["step"], state["seconds"]) for state in states] == [(10, 1.25), (20, 2.5)]  # not less than 1.2, 2.4
+    # not less than 1.2, 2.4
+    assert [(state["step"], state["seconds"]) for state in states] == [(10, 1.25), (20, 2.5)]

@@ -1,4 +1,6 @@
-"""What no command that trains can use: one line on stderr, exit code 2, and nothing is written; and `--help`."""
+"""What no command that trains can use: one line on stderr, exit code 2, and nothing is written; and
+`--help`.
+"""
 
 import json
 import re
@@ -88,13 +90,16 @@ COMMANDS = {"sweep": sweep.main, "budget": budget.main, "lora": METHODS["pretrai
 
 @pytest.fixture(scope="module")
 def sources(base, tmp_path_factory):
-    """A run with another tokenizer than the base, and chats in which one side is silent, speaks too late, or always
-    says the same, as in MiniMind's rlaif.jsonl."""
+    """A run with another tokenizer than the base, and chats in which one side is silent, speaks too
+    late, or always says the same, as in MiniMind's rlaif.jsonl.
+    """
     folder = tmp_path_factory.mktemp("sources")
     config = write_config(folder, train={"max_steps": 2}, eval={"hooks": []})
     pretrain(config, "name=char", "data.tokenizer={kind: char}")
-    question, answer = {"role": "user", "content": "And then? " * 40}, {"role": "assistant", "content": "Yes."}
-    late = [question | {"content": "Sure?"}, answer | {"weight": 0}, question, answer]  # cut at a turn: nothing is left
+    question = {"role": "user", "content": "And then? " * 40}
+    answer = {"role": "assistant", "content": "Yes."}
+    # cut at a turn: nothing is left
+    late = [question | {"content": "Sure?"}, answer | {"weight": 0}, question, answer]
     chats = {"questions": [question], "greetings": [answer], "late": late}
     chats["rlaif"] = [question | {"content": "?"}, answer | {"content": "空"}]
     for name, messages in chats.items():

@@ -1,4 +1,6 @@
-"""train.sft: architecture and tokenizer come from init_from, and what cannot be fine-tuned is said in a line."""
+"""train.sft: architecture and tokenizer come from init_from, and what cannot be fine-tuned is said
+in a line.
+"""
 
 import json
 import re
@@ -63,7 +65,8 @@ def chat(tmp_path_factory, base):
 def test_it_stops_at_the_end_of_a_turn_and_its_samples_are_answers(chat):
     folder, config = chat
     directory = folder / "runs/sft/checkpoints/step_00000016"
-    lm, tokenizer = load(directory), load_tokenizer(directory)
+    lm = load(directory)
+    tokenizer = load_tokenizer(directory)
     assert tokenizer.stop_ids == [tokenizer.eos_id, tokenizer.special_id("<|im_end|>")]
     theirs = AutoModelForCausalLM.from_pretrained(directory)
     assert theirs.generation_config.eos_token_id == lm.config.eos_token_id == tokenizer.stop_ids
@@ -85,7 +88,10 @@ def test_a_moved_tokenizer_is_the_same_run(chat):
 
 
 def test_conversations_fill_joined_rows_and_long_ones_are_cut_at_a_turn(chat):
-    """75 tokens in rows of 96: one each, a fifth padding; four rows joined hold five. An epoch is the same tokens."""
+    """75 tokens in rows of 96: one each, a fifth padding; four rows joined hold five.
+
+    An epoch is the same tokens.
+    """
     folder, config = chat
     for name, joined in (("alone", 1), ("joined", "auto")):
         small = ["data.sequence_length=96", "train.tokens_per_step=1536", "train.max_steps=3", "eval.every=3"]
@@ -100,7 +106,9 @@ def test_conversations_fill_joined_rows_and_long_ones_are_cut_at_a_turn(chat):
 
 
 def test_learned_positions_serve_rows_that_are_joined_and_end_in_padding(tmp_path):
-    """34 chats of 60 tokens, six in a row of 384: the last row has four, and 144 tokens of padding for 96 positions."""
+    """34 chats of 60 tokens, six in a row of 384: the last row has four, and 144 tokens of padding
+    for 96 positions.
+    """
     records = [{"messages": [{"role": role, "content": f"{i:03}{'?' * 16}"} for role in ("user", "assistant")]}
                for i in range(40)]  # fmt: skip
     file = tmp_path / "records.jsonl"
@@ -114,8 +122,11 @@ def test_learned_positions_serve_rows_that_are_joined_and_end_in_padding(tmp_pat
 
 
 def test_the_balance_of_experts_is_a_mean_over_all_tokens_where_few_are_trained_on(tmp_path, base):
-    """The loss is a mean over the trained tokens, the balance one over all: in the figures and in the gradient."""
-    turns, chats = (("user", "?" * 40), ("assistant", "Yes")), []
+    """The loss is a mean over the trained tokens, the balance one over all: in the figures and in
+    the gradient.
+    """
+    turns = (("user", "?" * 40), ("assistant", "Yes"))
+    chats = []
     for i in range(40):
         chats.append({"messages": [{"role": role, "content": f"{i} {text}"} for role, text in turns]})
     (tmp_path / "records.jsonl").write_text("".join(json.dumps(record) + "\n" for record in chats))
@@ -144,7 +155,9 @@ def test_the_balance_of_experts_is_a_mean_over_all_tokens_where_few_are_trained_
 
 @pytest.mark.parametrize("processes", [1, 2, 8])
 def test_a_step_is_as_large_where_the_text_does_not_fill_it(chat, processes):
-    """A user's first thirty chats, in a config for thousands: a step reads them again, on any number of processes."""
+    """A user's first thirty chats, in a config for thousands: a step reads them again, on any
+    number of processes.
+    """
     folder, config = chat
     few = folder / "few.jsonl"
     few.write_text("".join((folder / "records.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)[:30]))
@@ -158,7 +171,9 @@ def test_a_step_is_as_large_where_the_text_does_not_fill_it(chat, processes):
 
 
 def test_max_tokens_are_reached_where_the_text_does_not_fill_a_step(tmp_path):
-    """4,096 tokens in steps of 1,024, of a text of 700: rows of 32, of which the last of an epoch has 2 in padding."""
+    """4,096 tokens in steps of 1,024, of a text of 700: rows of 32, of which the last of an epoch
+    has 2 in padding.
+    """
     (tmp_path / "text.txt").write_text("a" * 698, encoding="utf-8")
     (tmp_path / "held_out.txt").write_text("b" * 98, encoding="utf-8")
     source = {"kind": "files", "path": str(tmp_path / "text.txt"), "validation_path": str(tmp_path / "held_out.txt")}
@@ -191,12 +206,14 @@ def test_a_foreign_directory_is_fine_tuned_and_talked_to(tmp_path, shape, vocabu
     val = losses(run)
     assert val[-1] < 0.2 * val[0]
 
-    lm, checkpoint = load(run), run / "checkpoints/step_00000060"
+    lm = load(run)
+    checkpoint = run / "checkpoints/step_00000060"
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
     assert len(tokenizer) == lm.config.vocab_size
     assert (lm.config.vocab_size == rows) == (vocabulary == "padded")
     if vocabulary == "plain":  # its chats begin turns with added tokens
-        assert len(lm.model.embed_tokens.weight[rows:].unique(dim=0)) > 1  # equal at first, and then trained
+        # equal at first, and then trained
+        assert len(lm.model.embed_tokens.weight[rows:].unique(dim=0)) > 1
     if lora is None:
         theirs = AutoModelForCausalLM.from_pretrained(checkpoint)
     else:
@@ -213,26 +230,32 @@ def test_a_foreign_directory_is_fine_tuned_and_talked_to(tmp_path, shape, vocabu
 
     resumed = pretrain(config, "train.max_steps=62", "train.optimizer.lr=0.05", script=main)
     assert "resumed from" in resumed.stdout
-    pretrain(config, "train.max_steps=1", f"init_from={run}", "lora=null", "name=on", script=main)  # merged
+    # merged
+    pretrain(config, "train.max_steps=1", f"init_from={run}", "lora=null", "name=on", script=main)
 
 
 def test_rows_are_added_without_changing_what_was_there(tmp_path):
     foreign, rows = foreign_directory(tmp_path / "foreign", "llama", "exact")
-    lm, ids = load(foreign), torch.arange(40)[None]
+    lm = load(foreign)
+    ids = torch.arange(40)[None]
     before = lm(ids)
     add_rows(lm, rows + 20)
-    torch.testing.assert_close(lm(ids)[..., :rows], before)  # a product of another size may round otherwise
+    # a product of another size may round otherwise
+    torch.testing.assert_close(lm(ids)[..., :rows], before)
     torch.testing.assert_close(lm(ids)[..., rows:], before.mean(-1, keepdim=True).expand(-1, -1, 20))
 
 
 def test_training_on_takes_shape_and_tokenizer_from_the_directory_unless_the_yaml_says_otherwise(tmp_path):
-    """A config that was written for another model: with init_from on the command line its shape and tokenizer yield."""
+    """A config that was written for another model: with init_from on the command line its shape and
+    tokenizer yield.
+    """
     foreign, _ = foreign_directory(tmp_path / "foreign", "smollm2", "exact")
     config = write_config(tmp_path, model={"hidden_dropout": 0.1}, train={"max_steps": 2})
     pretrain(config, f"init_from={foreign}", script=pretrain_main)
     lm = load(tmp_path / "runs/tiny")
     assert (lm.config.hidden_size, lm.config.num_attention_heads, lm.config.hidden_dropout) == (36, 9, 0.1)
-    pretrain(config, f"init_from={foreign}", "train.max_steps=3", script=pretrain_main)  # the run has both by now
+    # the run has both by now
+    pretrain(config, f"init_from={foreign}", "train.max_steps=3", script=pretrain_main)
     said = refusal(config, f"init_from={foreign}", "name=b", "model.num_attention_heads=4", script=pretrain_main)
     assert "init_from: num_attention_heads is 4 here and 9 in" in said
 
@@ -245,7 +268,8 @@ def test_the_gradient_is_that_of_the_sum_over_the_number_of_trained_tokens(tmp_p
     [manifest] = (tmp_path / "runs/.prepared").glob("*/manifest.json")
     lm = load(base).train()
     batch = TextBatches(run, open_prepared(manifest.parent)).batch(0, lm)
-    loss_sum, count = NextToken().loss(lm.outputs, batch).sum, NextToken().count(batch)
+    loss_sum = NextToken().loss(lm.outputs, batch).sum
+    count = NextToken().count(batch)
     (loss_sum / count).backward()
     norm = torch.stack([parameter.grad.norm() for parameter in lm.parameters()]).norm()
     (line,) = metrics(tmp_path / "runs/chat", "train")

@@ -1,8 +1,10 @@
-"""Does a run that is killed end as the run that never was? `python -m tests.train.trials 30 [--seed 0] [--compiled]`
+"""Does a run that is killed end as the run that never was? `python -m tests.train.trials 30 [--seed
+0] [--compiled]`
 
-A trial draws a small random run, kills it four times at random moments (SIGKILL mostly: while it prepares its data,
-trains, evaluates, saves, draws), lets it end, and compares its files with those of the run that nobody disturbed, but
-for what a clock decides. `max_minutes` is not among the settings: there the clock decides what is trained.
+A trial draws a small random run, kills it four times at random moments (SIGKILL mostly: while it
+prepares its data, trains, evaluates, saves, draws), lets it end, and compares its files with those
+of the run that nobody disturbed, but for what a clock decides. `max_minutes` is not among the
+settings: there the clock decides what is trained.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ from tests.train.helpers import CHATS, write_config
 KILLS = 4
 CLOCKS = {"time_s", "seconds", "tokens_per_s", "data_wait_share", "memory_gb", "tflops", "eval_s", "save_s", "logged"}
 CLOCKS |= {"attention_seconds", "training/trainer_state.json", "summary"}
-TEXT, STORIES = "{kind: files, path: text.txt}", "{kind: storyworld, documents: 40, validation_documents: 8}"
+TEXT = "{kind: files, path: text.txt}"
+STORIES = "{kind: storyworld, documents: 40, validation_documents: 8}"
 CHAT = "{kind: files, path: chats.jsonl}"
 DICE = "{name: 'tests.train.trials:Dice', every: %d}"
 SETTINGS = {
@@ -71,7 +74,8 @@ def draw(seed: int, number: int, compiled: bool = False) -> list[str]:
     """The overrides of trial `number`. Half of the runs on chats fine-tune another run."""
     dice = random.Random(f"{seed} {number}")
     drawn = {key: dice.choice(values) for key, values in SETTINGS.items()}
-    rows, length = dice.choice([4, 8]), 96 if drawn["data.source"] == CHAT else 32
+    rows = dice.choice([4, 8])
+    length = 96 if drawn["data.source"] == CHAT else 32
     drawn |= {"data.sequence_length": length, "train.tokens_per_step": rows * length, "train.compile": compiled}
     if compiled:
         drawn["train.precision"] = "fp32"
@@ -88,8 +92,10 @@ def draw(seed: int, number: int, compiled: bool = False) -> list[str]:
 
 
 def live(folder: Path, overrides: list[str], number: int | None, seconds: float) -> None:
-    """One life: the real command in this folder. A signal ends it after so many seconds of its own work, wherever it
-    is then: in Python, in a kernel of PyTorch, in a write. What work came before is in `NAME.work`."""
+    """One life: the real command in this folder. A signal ends it after so many seconds of its own
+    work, wherever it is then: in Python, in a kernel of PyTorch, in a write. What work came before
+    is in `NAME.work`.
+    """
     os.chdir(folder)
     print_to(folder.with_suffix(".out"))
     pictures.render = lambda *arguments, **options: []  # pictures take seconds
@@ -98,7 +104,8 @@ def live(folder: Path, overrides: list[str], number: int | None, seconds: float)
     if number is not None:
         signal.signal(signal.SIGPROF, lambda *_: os.kill(os.getpid(), number))
         if number == signal.SIGKILL:
-            signal.signal(signal.SIGPROF, signal.SIG_DFL)  # without a handler it kills at once, and not between two
+            # without a handler it kills at once, and not between two
+            signal.signal(signal.SIGPROF, signal.SIG_DFL)
         signal.setitimer(signal.ITIMER_PROF, max(seconds, 0.001))  # bytecodes
     began = time.process_time()
     sys.argv = ["train", "tiny.yaml", *overrides, "--trust-hooks"]
@@ -109,9 +116,14 @@ def live(folder: Path, overrides: list[str], number: int | None, seconds: float)
 
 
 def attempt(seed: int, number: int, folder: Path, compiled: bool = False) -> str:
-    """One trial, in words; they hold DIFFERS where the killed run did not end as the other. Its folder stays then."""
-    dice, overrides = random.Random(f"kills {seed} {number}"), draw(seed, number, compiled)
-    whole, killed = folder / "whole", folder / "killed"
+    """One trial, in words; they hold DIFFERS where the killed run did not end as the other.
+
+    Its folder stays then.
+    """
+    dice = random.Random(f"kills {seed} {number}")
+    overrides = draw(seed, number, compiled)
+    whole = folder / "whole"
+    killed = folder / "killed"
     whole.mkdir(parents=True)
     lines = [f"{i} die Füße der Katze 猫 sat on mat number {i * 7 % 13}.\n" for i in range(240)]
     (whole / "text.txt").write_text("<|endoftext|>".join(lines), encoding="utf-8")
@@ -127,7 +139,8 @@ def attempt(seed: int, number: int, folder: Path, compiled: bool = False) -> str
         assert run(whole, [*shape, "name=base", "train.max_steps=2", "train.tokens_per_step=192"]) == 0
     shutil.copytree(whole, killed)
     assert run(whole, overrides) == 0, whole.with_suffix(".out").read_text()
-    work, codes = float(whole.with_suffix(".work").read_text()), list[int | None]()
+    work = float(whole.with_suffix(".work").read_text())
+    codes = list[int | None]()
     while len(codes) < KILLS and 0 not in codes:
         end = dice.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGKILL, signal.SIGTERM])
         codes.append(run(killed, overrides, end, dice.uniform(0, work * 0.6)))
@@ -147,7 +160,8 @@ def difference(ours: Path, theirs: Path) -> str:
     if here != there:
         return f"files in one of them only: {sorted(here ^ there)[:5]}"
     for name in sorted(here):
-        a, b = (ours / name).read_bytes(), (theirs / name).read_bytes()
+        a = (ours / name).read_bytes()
+        b = (theirs / name).read_bytes()
         if name.endswith((".jsonl", ".json")):
             parts = (raw.splitlines() if name.endswith(".jsonl") else [raw] for raw in (a, b))
             x, y = ([_without_clocks(json.loads(line)) for line in lines] for lines in parts)
@@ -159,7 +173,9 @@ def difference(ours: Path, theirs: Path) -> str:
 
 
 def _files(run: Path) -> set[str]:
-    """All files of a run, but for checkpoints that neither `latest` nor `best` names: a stop saves one more."""
+    """All files of a run, but for checkpoints that neither `latest` nor `best` names: a stop saves
+    one more.
+    """
     checkpoints = run / "checkpoints"
     named = {file.read_text().strip() for file in checkpoints.iterdir() if file.is_file()}
     more = [directory for directory in checkpoints.glob("step_*") if directory.name not in named]
@@ -180,7 +196,8 @@ def main() -> int:
     parser.add_argument("--compiled", action="store_true", help="train with torch.compile")
     given = parser.parse_args()
     os.environ.update(OMP_WAIT_POLICY="passive", HF_HUB_OFFLINE="1", WANDB_MODE="offline")
-    folder, bad = Path(tempfile.mkdtemp(prefix="headlight-trials-")), 0
+    folder = Path(tempfile.mkdtemp(prefix="headlight-trials-"))
+    bad = 0
     for number in range(given.trials):
         verdict = attempt(given.seed, number, folder / str(number), given.compiled)
         bad += "DIFFERS" in verdict

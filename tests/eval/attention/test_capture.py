@@ -1,4 +1,6 @@
-"""Capture under everything that a model can be run with, and the check that bites: no wrong kernel gets through."""
+"""Capture under everything that a model can be run with, and the check that bites: no wrong kernel
+gets through.
+"""
 
 import sys
 
@@ -59,7 +61,10 @@ def test_weights_are_causal_distributions_and_the_same_for_every_backend_and_mas
 
 @pytest.mark.parametrize("steep", [3.0, 20.0])
 def test_large_scores_that_the_kernel_rounds_to_bf16_are_no_error(steep):
-    """`blocked` keeps scores in bfloat16: of 60, a quarter may be lost. Another kernel is found all the same."""
+    """`blocked` keeps scores in bfloat16: of 60, a quarter may be lost.
+
+    Another kernel is found all the same.
+    """
     sizes = {"num_key_value_heads": 4, "head_dim": 16, "qk_norm": False, "max_position_embeddings": 96}
     lm = random_model(tiny_config(num_attention_heads=4, **sizes))
     for module in lm.attention_modules():
@@ -77,7 +82,8 @@ def test_large_scores_that_the_kernel_rounds_to_bf16_are_no_error(steep):
 
 
 def test_chosen_layers_and_heads_keep_their_numbers(lm):
-    everything, some = capture(lm, IDS), capture(lm, IDS, layers=[1], heads=[2, 7])
+    everything = capture(lm, IDS)
+    some = capture(lm, IDS, layers=[1], heads=[2, 7])
     assert torch.equal(some.weights[0], everything.weights[1][:, [2, 7]])
     assert (some.layers, some.heads) == ([1], [2, 7])
     for wrong in ({"layers": [2]}, {"layers": []}, {"heads": [-1]}):
@@ -88,7 +94,8 @@ def test_chosen_layers_and_heads_keep_their_numbers(lm):
 def test_capture_leaves_everything_as_it_was(lm):
     lm.train()
     lm.model.layers[1].eval()  # one part in another mode
-    modes, state = [module.training for module in lm.modules()], torch.get_rng_state()
+    modes = [module.training for module in lm.modules()]
+    state = torch.get_rng_state()
     capture(lm, IDS)
     assert [module.training for module in lm.modules()] == modes
     assert torch.is_grad_enabled()
@@ -169,7 +176,9 @@ def test_rows_in_chunks_are_the_same_and_so_is_the_check(lm, monkeypatch):
 @pytest.mark.parametrize("form", ["full", "windows", "latent", "latent, absorbed"])
 @pytest.mark.parametrize("kind", ["dynamic", "static", "offloaded"])
 def test_with_a_cache_the_rows_are_those_of_the_whole_text(latent, kind, form):
-    """A latent read in the absorbed form, one token behind a cache, has other queries and keys: the same weights."""
+    """A latent read in the absorbed form, one token behind a cache, has other queries and keys: the
+    same weights.
+    """
     windows = {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]} if form == "windows" else {}
     lm = random_model(tiny_config(num_attention_heads=8, num_key_value_heads=2, head_dim=8, **windows))
     if form.startswith("latent"):

@@ -50,7 +50,8 @@ def test_copy_gain_compares_the_same_tokens_without_the_first_of_a_copy(lm, prob
     assert torch.equal(probe.input_ids[first], probe.input_ids[second])
     losses = token_losses(lm, probe)
     expected = losses[:, 2:7].mean() - losses[:, 8:13].mean()
-    # two float32 means of some 5 nats, each summed in an order of its own: a few roundings of eps x 5 in either
+    # two float32 means of some 5 nats, each summed in an order of its own: a few roundings of eps x
+    # 5 in either
     tolerance = 8 * torch.finfo(torch.float32).eps * losses[:, 1:].max().item()
     assert copy_gain(lm, probe) == pytest.approx(expected.item(), abs=tolerance)
     with torch.no_grad():  # a model that knows nothing gains nothing
@@ -92,7 +93,8 @@ def test_zero_is_a_model_without_the_heads_columns(lm, probe, heads):
 
 
 def test_ablation_is_the_rise_of_the_loss_on_second_copies(lm, probe):
-    rises, second = ablate_each(lm, lambda: second_copy_loss(lm, probe)), copied(probe)[1]
+    rises = ablate_each(lm, lambda: second_copy_loss(lm, probe))
+    second = copied(probe)[1]
     assert rises.shape == (2, 4)
     for heads in ([(0, 1), (1, 2)], [(0, 0)], [(0, 3)], [(1, 2)]):
         after, before = (token_losses(model, probe)[second].mean() for model in (without_columns(lm, heads), lm))
@@ -115,7 +117,8 @@ def test_heads_that_do_not_exist_are_refused_and_hooks_are_removed_after_an_erro
 def test_everything_is_left_as_it_was(lm, probe):
     lm.train()
     lm.model.layers[0].eval()  # one part in another mode
-    modes, states = [module.training for module in lm.modules()], (torch.get_rng_state(), random.getstate())
+    modes = [module.training for module in lm.modules()]
+    states = (torch.get_rng_state(), random.getstate())
     weights = [p.clone() for p in lm.parameters()]
     copy_gain(lm, probe)
     ablate_strongest(lm, probe, torch.rand(2, 4, generator=torch.Generator().manual_seed(1)))
@@ -137,9 +140,12 @@ def test_strongest_heads_are_compared_with_as_many_others(lm, probe):
 
 
 def test_no_random_draw_holds_a_head_of_the_circuit(lm, probe):
-    """The previous-token head feeds the induction head: what its ablation costs says nothing about random heads."""
+    """The previous-token head feeds the induction head: what its ablation costs says nothing about
+    random heads.
+    """
     induction = torch.tensor([[0.0, 0.1, 0.0, 0.0], [0.0, 0.0, 0.9, 0.2]])
-    previous = torch.tensor([[0.1, 0.0, 0.2, 0.9], [0.0, 1.0, 0.0, 0.0]])  # L1 H1 is beside the induction head
+    # L1 H1 is beside the induction head
+    previous = torch.tensor([[0.1, 0.0, 0.2, 0.9], [0.0, 1.0, 0.0, 0.0]])
     others = [{(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 3)}, {(0, 0), (0, 1), (1, 0), (1, 1)}]
     for k in (1, 2):
         strongest, feeding, *draws = ablate_strongest(lm, probe, induction, previous, k=k, draws=20)
@@ -148,8 +154,10 @@ def test_no_random_draw_holds_a_head_of_the_circuit(lm, probe):
 
 
 def test_a_model_that_learned_to_copy_shows_it_in_every_number():
-    """One layer, trained here on blocks of 8 tokens that come twice: copy gain, a head that looks where induction
-    says, far above chance, and its ablation, which costs more than that of the others."""
+    """One layer, trained here on blocks of 8 tokens that come twice: copy gain, a head that looks
+    where induction says, far above chance, and its ablation, which costs more than that of the
+    others.
+    """
     lm = LanguageModel(tiny_config(vocab_size=64, num_hidden_layers=1, num_key_value_heads=4))
     optimizer = torch.optim.AdamW(lm.parameters(), lr=1e-2)
     for _ in range(150):

@@ -1,4 +1,6 @@
-"""What is said of the heads: lines during training, when one begins to look somewhere, and report.md at the end."""
+"""What is said of the heads: lines during training, when one begins to look somewhere, and
+report.md at the end.
+"""
 
 import re
 from dataclasses import replace
@@ -12,7 +14,9 @@ LEARNED = "layer 2, head 1 learned to look at what followed the same token befor
 
 
 def snapshot(step: int, induction: float, others=(0.01, 0.02, 0.03), previous: float = 0.05, **scalars) -> Snapshot:
-    """Layers 0 and 2, heads 1 and 3; the induction head is layer 2, head 1; layer 0, head 1 looks at the one before."""
+    """Layers 0 and 2, heads 1 and 3; the induction head is layer 2, head 1; layer 0, head 1 looks
+    at the one before.
+    """
     scores = {"induction": np.array([others[:2], [induction, others[2]]]), "sink": np.full((2, 2), 0.01)}
     scores["previous_token"] = np.array([[previous, 0.05], [0.05, 0.05]])
     chance = {"induction": 0.02, "sink": 0.06, "previous_token": 0.052}
@@ -58,7 +62,8 @@ def test_what_the_ablation_costs():
     last.ablations.extend(Ablated(name, [(2, 0)], cost) for name, cost in costs.items())
     assert re.findall(r"by (\S+) ", without_them(last)) == ["3.69", "0.02"]
     last.ablations.pop(1)
-    assert re.findall(r"by (\S+) ", without_them(last)) == ["3.69", "0.00"]  # it falls without them: no rise
+    # it falls without them: no rise
+    assert re.findall(r"by (\S+) ", without_them(last)) == ["3.69", "0.00"]
     last.scores["induction"][:] = 0.1  # no induction head: nothing to say of it
     assert without_them(last) == ""
 
@@ -71,7 +76,8 @@ def lines(*looks: Snapshot) -> list[str]:
 
 
 def test_a_clear_change_is_told_once_from_the_value_told_before():
-    said = lines(*(snapshot(0, score) for score in (0.02, 0.10, 0.3, 0.4, 0.61, 0.05)))  # heads also forget
+    # heads also forget
+    said = lines(*(snapshot(0, score) for score in (0.02, 0.10, 0.3, 0.4, 0.61, 0.05)))
     for line, change in zip(said, ("0.02 → 0.30", "0.30 → 0.61", "0.61 → 0.05"), strict=True):
         assert line.startswith(f"layer 2, head 1: induction {change} (chance 0.02): ")
 

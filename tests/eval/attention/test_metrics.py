@@ -1,4 +1,6 @@
-"""Head scores: exact on maps whose answer is known, at chance on uniform attention, within their range on any."""
+"""Head scores: exact on maps whose answer is known, at chance on uniform attention, within their
+range on any.
+"""
 
 import math
 from dataclasses import replace
@@ -45,11 +47,13 @@ def maps_of(given: Probe, weights: torch.Tensor) -> AttentionMaps:
 
 def perfect(name: str, given: Probe) -> torch.Tensor:
     """The map (T, T) that scores the most."""
-    T, keys = given.input_ids.shape[1], {query: of_query[0] for query, of_query in TARGETS[0]}
+    T = given.input_ids.shape[1]
+    keys = {query: of_query[0] for query, of_query in TARGETS[0]}
     if name.startswith("entropy"):
         return uniform(T)
     if given.period:
-        shift, block = int(name != "duplicate_token"), range(1 + given.period, 1 + given.copies * given.period)
+        shift = int(name != "duplicate_token")
+        block = range(1 + given.period, 1 + given.copies * given.period)
         return pointing([i - given.period + shift if i in block else 0 for i in range(T)])
     if name == "previous_token":
         return pointing([max(0, i - 1) for i in range(T)])
@@ -73,7 +77,8 @@ def most(name: str, T: int) -> float:
 
 def by_formula(name: str, given: Probe) -> float:
     """Chance, written out with sums of 1 / (i + 1)."""
-    T, L = given.input_ids.shape[1], given.period or 0
+    T = given.input_ids.shape[1]
+    L = given.period or 0
     block = range(1 + L, 1 + given.copies * L)
     formulas = {
         "previous_token": lambda: mean(1 / (i + 1) for i in range(2, T)),
@@ -133,7 +138,8 @@ def test_targets_belong_to_their_row_and_a_head_without_any_is_missing_not_zero(
 def test_sink_rate_counts_heads_above_the_threshold():
     assert sink_rate(uniform(64).expand(2, 3, 4, 64, 64)) == 0
     weights = uniform(64).repeat(2, 3, 4, 1, 1)
-    weights[0, :, 1] = weights[1, 0, 0] = pointing([0] * 64).double()  # the second in one of three rows
+    # the second in one of three rows
+    weights[0, :, 1] = weights[1, 0, 0] = pointing([0] * 64).double()
     assert sink_rate(weights) == (3 + 1) / 24
 
 
@@ -142,7 +148,8 @@ def test_sink_rate_counts_heads_above_the_threshold():
 def test_scores_stay_within_their_range_and_change_nothing(sharpness, T):
     logits = sharpness * torch.randn(2, 2, 4, T, T)
     weights = torch.softmax(logits.masked_fill(torch.ones(T, T).triu(1).bool(), -math.inf), -1)
-    before, maps = weights.clone(), replace(maps_of(probe("text", T), uniform(T)), weights=weights)
+    before = weights.clone()
+    maps = replace(maps_of(probe("text", T), uniform(T)), weights=weights)
     for name in MEASURES:
         values = score(maps, probe_of(name, T))[name]
         values = values[~values.isnan()]

@@ -26,7 +26,8 @@ from eval.attention.probes import (
 from storyworld import tell
 
 REPEATED = ["repeated_2", "repeated_4"]
-STORYWORLD, FILES = StoryworldSource(), FilesSource(kind="files", path="x")
+STORYWORLD = StoryworldSource()
+FILES = FilesSource(kind="files", path="x")
 STORIES = [tell(0, index, "validation").text for index in range(40)]
 KINDS = ("bpe", "char", "byte")
 TOKENIZERS = {kind: train_tokenizer(TokenizerConfig(kind=kind, vocab_size=512), STORIES) for kind in KINDS}
@@ -77,8 +78,10 @@ def check(probe: Probe, tokenizer: Tokenizer, longest: int) -> None:
 
 @pytest.mark.parametrize("context", [1, 2, 3, 7, 20, 64, 512])
 def test_every_tokenizer_and_context_has_probes_that_fit_the_same_every_time(tokenizer, context):
-    config, held_out = DataConfig(source=STORYWORLD, sequence_length=512), stream(tokenizer, STORIES)
-    state, torch_state = random.getstate(), torch.get_rng_state()
+    config = DataConfig(source=STORYWORLD, sequence_length=512)
+    held_out = stream(tokenizer, STORIES)
+    state = random.getstate()
+    torch_state = torch.get_rng_state()
     built, again = (build_probes(tokenizer, config, context, held_out=held_out) for _ in range(2))
     assert random.getstate() == state
     assert torch.equal(torch.get_rng_state(), torch_state)
@@ -119,7 +122,9 @@ def test_blocks_are_repeated_and_hold_ordinary_tokens_once(tokenizer, copies):
 
 @pytest.mark.parametrize(("context", "period"), [(256, 25), (33, 8)])
 def test_blocks_are_shortened_to_the_context_and_shared_also_by_a_run_that_is_resumed(context, period):
-    """It is given those of repeated_2; with a block of its own, repeated_4 had other scores after a resume."""
+    """It is given those of repeated_2; with a block of its own, repeated_4 had other scores after a
+    resume.
+    """
     config = DataConfig(sequence_length=context)
     two, four = build_probes(BPE, config, context)[:2]
     assert four.period == period
@@ -130,7 +135,8 @@ def test_blocks_are_shortened_to_the_context_and_shared_also_by_a_run_that_is_re
 
 
 def test_blocks_are_drawn_from_what_is_in_use_if_that_is_enough():
-    used, few = (range(100, 130), range(100, 110))
+    used = range(100, 130)
+    few = range(100, 110)
     assert set(repeated_probe(BPE, 2, 256, [*used, BPE.bos_id]).input_ids[:, 1:].flatten().tolist()) <= set(used)
     assert torch.equal(repeated_probe(BPE, 2, 256, few).input_ids, repeated_probe(BPE, 2, 256).input_ids)
 
@@ -138,11 +144,13 @@ def test_blocks_are_drawn_from_what_is_in_use_if_that_is_enough():
 def test_text_is_how_held_out_documents_begin(tokenizer):
     probe = text_probe(tokenizer, stream(tokenizer, STORIES).ids, 256)
     assert probe.input_ids.tolist() == [ids[:64] for ids in tokenizer.encode_documents(STORIES)[:8]]
-    documents = ["", "A fox ran home to the hill.", "A hen sat by the river."]  # few and short: what there is
+    # few and short: what there is
+    documents = ["", "A fox ran home to the hill.", "A hen sat by the river."]
     few = text_probe(tokenizer, stream(tokenizer, documents).ids, 256)
     assert few.input_ids.shape == (2, min(len(ids) for ids in tokenizer.encode_documents(documents)[1:]))
     assert text_probe(tokenizer, stream(tokenizer, [""]).ids, 256) is None
-    everything = stream(tokenizer, [" ".join(STORIES)]).ids  # of a single text pieces, as training cuts them
+    # of a single text pieces, as training cuts them
+    everything = stream(tokenizer, [" ".join(STORIES)]).ids
     windows = np.lib.stride_tricks.sliding_window_view(everything, 64)
     pieces = text_probe(tokenizer, everything, 256).input_ids
     assert pieces.shape == (8, 64)
@@ -150,13 +158,17 @@ def test_text_is_how_held_out_documents_begin(tokenizer):
 
 
 def test_texts_of_ones_own():
-    held_out, config, fox = stream(BPE, STORIES), DataConfig(source=FILES), "The fox saw the bird."
+    held_out = stream(BPE, STORIES)
+    config = DataConfig(source=FILES)
+    fox = "The fox saw the bird."
     built = build_probes(BPE, config, 256, {"text": fox, "text_2": "A hen."}, held_out)
     assert [probe.name for probe in built] == ["text", "text_2", *REPEATED, "packed"]
     assert built[0].input_ids.tolist() == [[BPE.bos_id, *BPE.encode(fox)]]
     named = build_probes(BPE, config, 256, {"fox": fox}, held_out)
-    assert [probe.name for probe in named][:2] == ["text", "fox"]  # scores on text are still of held-out documents
-    long, total = build_probes(BPE, config, 16, {"text": STORIES[0]}, held_out)[0], len(BPE.encode(STORIES[0])) + 1
+    # scores on text are still of held-out documents
+    assert [probe.name for probe in named][:2] == ["text", "fox"]
+    long = build_probes(BPE, config, 16, {"text": STORIES[0]}, held_out)[0]
+    total = len(BPE.encode(STORIES[0])) + 1
     assert (long.input_ids.shape, long.left_out) == ((1, 16), f"tokens 16 to {total - 1} of {total}")
     with pytest.raises(ValueError, match="the text of the probe hen is empty"):
         build_probes(BPE, config, 256, {"hen": ""}, held_out)
@@ -196,10 +208,12 @@ def test_a_packed_row_knows_its_documents(tokenizer, isolated):
 
 
 def test_chinese_is_whole_however_it_is_cut():
-    byte, chinese = TOKENIZERS["byte"], "小猫看见一只鸟。鸟飞走了，小猫很伤心。"
+    byte = TOKENIZERS["byte"]
+    chinese = "小猫看见一只鸟。鸟飞走了，小猫很伤心。"
     ids = byte.encode("a你好 b")
     assert readable_tokens(byte, ids) == ["a", "⟨E4⟩", "⟨BD⟩", "你", "⟨E5⟩", "⟨A5⟩", "好", "␣", "b"]
-    cut = [byte.bos_id, *byte.encode("你")[:2], byte.eos_id, byte.encode("你")[2]]  # by the end of the document
+    # by the end of the document
+    cut = [byte.bos_id, *byte.encode("你")[:2], byte.eos_id, byte.encode("你")[2]]
     assert readable_tokens(byte, cut) == ["<bos>", "⟨E4⟩", "⟨BD⟩", "<eos>", "⟨A0⟩"]
     assert readable_tokens(byte, byte.encode("好")[1:] + byte.encode("你")) == ["⟨A5⟩", "⟨BD⟩", "⟨E4⟩", "⟨BD⟩", "你"]
     char = train_tokenizer(TokenizerConfig(kind="char"), [chinese, "é\ufffd"])

@@ -38,7 +38,9 @@ PATIENCE = 120  # seconds until a terminal that says nothing is a failure
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """A run that was trained on chats, as far as one can see, and one on texts; neither ends by itself."""
+    """A run that was trained on chats, as far as one can see, and one on texts; neither ends by
+    itself.
+    """
     folder = tmp_path_factory.mktemp("runs")
     tokenizer = train_tokenizer(TokenizerConfig(kind="bpe", vocab_size=320), ["Tiko saw the kite by the river. "] * 9)
     for name, ends in (("chats", [2, 5]), ("texts", 2)):
@@ -60,7 +62,8 @@ def said(*arguments, lines=(), new=4):
 def test_another_scaling_of_rope_answers_like_a_model_saved_with_it(runs, tmp_path):
     checkpoint = tmp_path / "step_00000010"
     shutil.copytree(runs / "texts/checkpoints/step_00000010", checkpoint)
-    save(with_rope_scaling(load(runs / "texts"), "yarn", 2, trained=256), checkpoint)  # 256: the default of a config
+    # 256: the default of a config
+    save(with_rope_scaling(load(runs / "texts"), "yarn", 2, trained=256), checkpoint)
     asked = {"lines": ["Tiko saw"], "new": 12}
     answers = {
         kind: said(runs / "texts", "--rope-scaling", kind, *factor, **asked)[1]
@@ -132,7 +135,8 @@ def test_at_a_terminal_a_model_of_the_built_in_world_shows_a_question_that_it_ca
 
 def test_each_adapter_answers_as_if_it_were_opened_alone(runs, tmp_path):
     """Beside the run on texts: a ends its turns as a chat, b does not."""
-    opened, greedy = {"a": tmp_path / "a", "b": tmp_path / "b", "base": runs / "texts"}, ("--temperature", 0)
+    opened = {"a": tmp_path / "a", "b": tmp_path / "b", "base": runs / "texts"}
+    greedy = ("--temperature", 0)
     for seed, (name, ends) in enumerate((("a", [2, 5]), ("b", 2))):
         lm = load(runs / "texts")
         torch.manual_seed(seed)
@@ -149,7 +153,8 @@ def test_each_adapter_answers_as_if_it_were_opened_alone(runs, tmp_path):
     lines = ["Tiko saw", "/adapter b", "Tiko saw", "/adapter base", "Tiko saw", "/adapter a", "Tiko saw"]
     code, out, _ = said(runs / "texts", *given, *greedy, lines=lines)
     assert (code, out) == (0, alone["a"] + alone["b"] + alone["base"] + alone["a"])
-    assert said(runs / "texts", "--adapter", f"base={opened['a']}")[:2] == (2, "")  # a name of its own
+    # a name of its own
+    assert said(runs / "texts", "--adapter", f"base={opened['a']}")[:2] == (2, "")
 
 
 # The map of an answer
@@ -203,7 +208,8 @@ def test_a_map_fits_and_draws_every_weight(width, tokens):
     assert columns(lines[0]) <= width
     for line in lines[-3:]:
         cells = line.split("│")[1]
-        assert (cells[0], cells.rstrip()[-2:].count(BLOCKS[6])) == (BLOCKS[2], 1)  # of 8: .25 and .75
+        # of 8: .25 and .75
+        assert (cells[0], cells.rstrip()[-2:].count(BLOCKS[6])) == (BLOCKS[2], 1)
         assert set(cells[1:].replace(BLOCKS[6], "").strip()) <= {BLOCKS[0]}
 
 
@@ -248,7 +254,8 @@ def test_ctrl_c_stops_an_answer_and_not_the_program(run):
     program = [sys.executable, "-c", HELD, run, "--max-new-tokens", "20"]
     process = subprocess.Popen(program, env=os.environ | {"TERM": "xterm", "PYTHONIOENCODING": "utf-8"}, **place)
     os.close(theirs)
-    screen, deadline = b"", time.monotonic() + PATIENCE
+    screen = b""
+    deadline = time.monotonic() + PATIENCE
 
     def until(text: str) -> str:
         """Read on until this text has come, and return all up to it."""

@@ -1,4 +1,6 @@
-"""A conversation: the cache changes what is computed and nothing else, and its ids are those of training."""
+"""A conversation: the cache changes what is computed and nothing else, and its ids are those of
+training.
+"""
 
 from contextlib import closing
 
@@ -16,7 +18,8 @@ from model.generation import Sampling
 from tests.conftest import random_model, tiny_config
 from tests.eval import scoring
 
-CHAT, TEXT = [2, 5], 2  # eos_token_id of a run that was trained on chats, and on texts
+CHAT = [2, 5]
+TEXT = 2  # eos_token_id of a run that was trained on chats, and on texts
 SAID = ("Who has the kite?", "And the 球?", "Who has nothing?")
 ANSWERS = ("Tiko has the kite.", "贝尔娜 has it 🦊.", "")
 TEXTS = [text for pair in zip(SAID, ANSWERS, strict=True) for text in pair]
@@ -26,7 +29,8 @@ WINDOWS = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_atten
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    ascii_only = [text.encode("ascii", "ignore").decode() for text in TEXTS]  # others take several tokens
+    # others take several tokens
+    ascii_only = [text.encode("ascii", "ignore").decode() for text in TEXTS]
     return train_tokenizer(TokenizerConfig(kind="bpe", vocab_size=320), ascii_only * 9)
 
 
@@ -41,21 +45,25 @@ def random_conversation(tokenizer, ends=CHAT, **changes) -> Conversation:
     fields = {"vocab_size": tokenizer.vocab_size, "max_position_embeddings": 256, "eos_token_id": ends}
     lm = random_model(tiny_config(**(fields | changes)))
     with torch.no_grad():
-        lm.lm_head.weight[list(tokenizer.special_ids)] = 0  # their logits are 0; of 300 others, some are larger
+        # their logits are 0; of 300 others, some are larger
+        lm.lm_head.weight[list(tokenizer.special_ids)] = 0
     return Conversation(lm, tokenizer, temperature=0.0, max_new_tokens=12)
 
 
 def without_cache(conversation: Conversation) -> list[int]:
     """The greedy answer to what the model saw last, with everything read anew at each token."""
-    last, stops = conversation.last, conversation.tokenizer.stop_ids
-    ids, most = torch.tensor([last.ids[: last.begin]]), conversation.max_new_tokens
+    last = conversation.last
+    stops = conversation.tokenizer.stop_ids
+    ids = torch.tensor([last.ids[: last.begin]])
+    most = conversation.max_new_tokens
     answer = generate(conversation.lm, ids, most, temperature=0.0, stop_ids=stops, kv_cache=None)
     return [token for token in answer[0, last.begin :].tolist() if token not in stops]
 
 
 @pytest.mark.parametrize("changes", [{}, WINDOWS, {"num_key_value_heads": 1}], ids=["gqa", "windows", "mqa"])
 def test_a_turn_is_prompted_as_training_has_it_and_answered_as_without_a_cache(tokenizer, changes):
-    conversation, messages = random_conversation(tokenizer, **changes), [{"role": "system", "content": "Be brief."}]
+    conversation = random_conversation(tokenizer, **changes)
+    messages = [{"role": "system", "content": "Be brief."}]
     conversation.set_system("Be brief.")
     for text in (*SAID, "Tiko?"):
         messages.append({"role": "user", "content": text})
@@ -73,11 +81,13 @@ def test_a_turn_is_prompted_as_training_has_it_and_answered_as_without_a_cache(t
 def test_a_turn_reads_only_its_new_tokens_and_the_ids_are_those_of_training(tokenizer):
     ((ids, flags),) = encode_conversations(tokenizer, [conversation_of({"messages": MESSAGES})])
     lm = learned(tokenizer.vocab_size, ids, (flags & TRAINED).astype(bool), CHAT)
-    conversation, seen = Conversation(lm, tokenizer, temperature=0.0), 0
+    conversation = Conversation(lm, tokenizer, temperature=0.0)
+    seen = 0
     for text, answer in zip(SAID, ANSWERS, strict=True):
         assert "".join(conversation.answer(text)) == answer
         assert conversation.last.reused == seen
-        seen = len(conversation.last.ids)  # the last token, too, was read: the end of the turn followed
+        # the last token, too, was read: the end of the turn followed
+        seen = len(conversation.last.ids)
     assert [conversation.last.ended, conversation.last.begin] == ["", len(conversation.last.ids)]
     assert [*conversation.last.ids, *ids_after_answer(tokenizer)] == ids
 
@@ -99,10 +109,12 @@ def test_an_answer_that_is_stopped_is_a_turn(tokenizer):
 def test_the_oldest_turns_go_when_the_context_is_full(tokenizer, changes):
     conversation = random_conversation(tokenizer, max_position_embeddings=128, **changes)
     conversation.set_system("Be brief.")
-    forgotten, before = 0, []
+    forgotten = 0
+    before = []
     for number in range(12):
         list(conversation.answer(f"Who has {number}?"))
-        last, forgotten = conversation.last, forgotten + conversation.forgotten
+        last = conversation.last
+        forgotten = forgotten + conversation.forgotten
         assert "Be brief." in tokenizer.decode(last.ids[: last.begin])
         assert conversation.turns[-2:-1] == before  # what was said just now is still there
         before = conversation.turns[-1:]

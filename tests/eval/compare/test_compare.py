@@ -1,4 +1,6 @@
-"""Runs side by side: the figures are those of the runs, seeds are put together, no more is claimed than they show."""
+"""Runs side by side: the figures are those of the runs, seeds are put together, no more is claimed
+than they show.
+"""
 
 import json
 import math
@@ -48,7 +50,8 @@ def change_lines(file: Path, **values) -> None:
 
 
 def test_a_difference_is_paired_by_seed_and_little_is_said_where_little_is_known():
-    found, reach = difference({0: 1.0, 1: 2.0, 2: 3.0}, {2: 3.6, 1: 2.4, 0: 1.5, 7: 9.0}), 4.303 * 0.1 / math.sqrt(3)
+    found = difference({0: 1.0, 1: 2.0, 2: 3.0}, {2: 3.6, 1: 2.4, 0: 1.5, 7: 9.0})
+    reach = 4.303 * 0.1 / math.sqrt(3)
     assert found == (pytest.approx(0.5), pytest.approx((0.5 - reach, 0.5 + reach)))
     assert difference({0: 1.0, 1: 1.2}, {0: 2.0, 2: 2.2}) == (pytest.approx(1.0), None)
     assert difference({}, {0: 2.0}) is None
@@ -87,7 +90,8 @@ def test_a_comparison_of_other_runs_is_never_overwritten(own):
     [
         ((1.0, 1.1, 1.2, 1.301), ("+0.2005 (+0.1941 to +0.2069)", "worse, by more than noise")),
         ((1.0, 1.1, 1.2, 1.15), ("+0.1250 (-0.8280 to +1.0780)", "within noise")),
-        ((1.0, 1.1, 1.5, 1.6), ("+0.5000 (+0.5000 to +0.5000)", "within noise")),  # seeds agree to the last digit
+        # seeds agree to the last digit
+        ((1.0, 1.1, 1.5, 1.6), ("+0.5000 (+0.5000 to +0.5000)", "within noise")),
         ((1.0, 0, 2.0, 0), ("+1.0000", "needs two seeds that both have")),
         ((1.0, 1.1, 1.2, None), ("-", "none: not in every seed")),
     ],
@@ -134,7 +138,8 @@ def test_an_unfinished_run_and_a_broken_snapshot_are_reported_and_under_a_clock_
         (run / "config.yaml").write_text(config.replace("max_minutes: null", "max_minutes: 2.0"))
     done = command(*pair)
     assert all(told in done.stderr for told in ("mha-seed0 is not finished", f"{broken}: not a whole"))
-    assert table(done.stdout)["copy gain (nats a token)"] == ["2.0000", "-"]  # of the last that can be read
+    # of the last that can be read
+    assert table(done.stdout)["copy gain (nats a token)"] == ["2.0000", "-"]
     assert "budget" not in done.stderr
 
 
@@ -165,7 +170,8 @@ def look(step: int, induction: float, gain: float | None, **scores) -> Snapshot:
 @pytest.fixture
 def looked_at(own) -> Path:
     """mha was looked at three times."""
-    entropy, undefined = np.arange(8, dtype=np.float32).reshape(2, 4), np.full((2, 4), math.nan, dtype=np.float32)
+    entropy = np.arange(8, dtype=np.float32).reshape(2, 4)
+    undefined = np.full((2, 4), math.nan, dtype=np.float32)
     entropy[0, 0] = math.nan
     for name, late in (("mha-seed0", 0.5), ("mha-seed1", 0.7)):
         for step, induction, gain in ((0, 0.01, None), (2, late / 2, 1.0), (4, late, 10 * late)):
@@ -210,13 +216,16 @@ def test_shared_keys_are_drawn_as_the_mean_of_the_seeds_with_its_interval_and_on
         runs = [{"seed": seed, "looks": look} for seed, look in enumerate(looks)]
         return {"settings": settings, "kv_bytes": 256 * heads, "query_heads": 4, "runs": runs}
 
-    mha, mqa = variant(4, 1200, [(0, 1, 4), (0, 3, 6, 7)]), variant(1, 2400, [(0, 0.5)])
+    mha = variant(4, 1200, [(0, 1, 4), (0, 3, 6, 7)])
+    mqa = variant(1, 2400, [(0, 0.5)])
     left, right = sharing_keys([mha, mqa]).axes
     assert [axes.get_title("left") for axes in (left, right)] == ["1,200 steps", "2,400 steps"]
     (mean,) = [line for line in left.lines if line.get_label() == "MHA (4): 1,024 bytes"]
-    assert mean.get_xydata().tolist() == [[0, 0], [1, 2], [2, 5]]  # as far as every seed was watched
+    # as far as every seed was watched
+    assert mean.get_xydata().tolist() == [[0, 0], [1, 2], [2, 5]]
     band = left.collections[0].get_paths()[0].vertices[:, 1]
-    assert (band.min(), band.max()) == pytest.approx((2 - 12.706, 5 + 12.706))  # two seeds, a standard error of 1
+    # two seeds, a standard error of 1
+    assert (band.min(), band.max()) == pytest.approx((2 - 12.706, 5 + 12.706))
     assert "MQA (1): 256 bytes" in [line.get_label() for line in right.lines]
     others = variant(2, 1200, [(0, 1)], **{"model.head_dim": 16}), variant(2, 1200, [()]), variant(2, 1200, [(None,)])
     assert [sharing_keys([mha, other]) for other in others] == [None] * 3

@@ -1,4 +1,6 @@
-"""Stages of one life: what is measured is what it says, and runs that start from each other are found."""
+"""Stages of one life: what is measured is what it says, and runs that start from each other are
+found.
+"""
 
 import json
 
@@ -28,7 +30,8 @@ def tiny(seed: int) -> LanguageModel:
 
 
 def test_divergence_and_change_are_torchs():
-    ours, theirs = tiny(0), tiny(1)
+    ours = tiny(0)
+    theirs = tiny(1)
     ids = torch.randint(0, 64, (5, 20), generator=torch.Generator().manual_seed(1))
     labels = torch.full_like(ids, IGNORED)
     labels[:, 3:9] = ids[:, 3:9]
@@ -76,13 +79,15 @@ def test_runs_that_start_from_each_other_are_stages_in_the_comparison(runs, tmp_
     for run, start in ((asked, told), (again, asked)):
         pretrain(write_config(tmp_path, name=run.name, init_from=str(start), data=chats, **both), script=sft.main)
 
-    done, out = command(told, asked, again, "--out", tmp_path / "out"), tmp_path / "out"
+    done = command(told, asked, again, "--out", tmp_path / "out")
+    out = tmp_path / "out"
     assert (out / "comparison_stages.png").is_file()
     first, second, third = json.loads((out / "histories.json").read_text())["stages"]
     assert (first["kl_answers"], first["moved"]) == (0, [])
     assert third["kl_answers"] > 0
     assert all(value > 0 for _, _, value in second["moved"])
-    assert stages.table([first, second, third]) in done.stdout  # from the numbers of the file, as notebook 13 does
+    # from the numbers of the file, as notebook 13 does
+    assert stages.table([first, second, third]) in done.stdout
     command(told, asked, again, "--out", out, "--skip-stages")
     assert not (out / "comparison_stages.png").exists()
 

@@ -1,4 +1,6 @@
-"""The page in Chinese: its table has every sentence of the page and every one that runs say, and no other."""
+"""The page in Chinese: its table has every sentence of the page and every one that runs say, and no
+other.
+"""
 
 import re
 from dataclasses import replace
@@ -68,7 +70,9 @@ def said_of_runs():
 
 
 def keys_of(words, used):
-    """Note which lines of the table translate this text, as translated() in language.js does; whether any does."""
+    """Note which lines of the table translate this text, as translated() in language.js does;
+    whether any does.
+    """
     for key in OF_RUNS:
         pattern = re.sub(r"\\\{\d\\\}", "(.+?)", re.escape(key))
         if found := re.fullmatch(pattern, words):

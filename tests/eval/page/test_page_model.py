@@ -44,12 +44,15 @@ def model_of(kind, **changes):
 
 def unpacked(network, raw):
     """The model whose weights the page has at a step."""
-    shapes, state = dict(network["shapes"]), {}
+    shapes = dict(network["shapes"])
+    state = {}
     for name, shape in shapes.items():
-        scales, raw = np.frombuffer(raw[: 4 * shape[0]], np.float32), raw[4 * shape[0] :]
+        scales = np.frombuffer(raw[: 4 * shape[0]], np.float32)
+        raw = raw[4 * shape[0] :]
         state[name] = torch.tensor(scales)
         if len(shape) > 1:
-            codes, raw = np.frombuffer(raw[: shape[0] * shape[1]], np.int8), raw[shape[0] * shape[1] :]
+            codes = np.frombuffer(raw[: shape[0] * shape[1]], np.int8)
+            raw = raw[shape[0] * shape[1] :]
             state[name] = torch.tensor(codes.reshape(shape) * scales[:, None])
     sizes = {"vocab_size": len(network["tokens"]), "intermediate_size": shapes["model.layers.0.mlp.up_proj.weight"][0]}
     lm = LanguageModel(ModelConfig(**network["config"], **sizes))
@@ -73,7 +76,8 @@ def test_the_page_has_the_rounded_weights_of_the_steps_that_were_asked_for(run):
     network, weights = read_models(run, [5, 2])
     assert list(weights) == [2, 5]
     for step, raw in weights.items():
-        lm, expected = unpacked(network, raw), rounded(load(run / f"checkpoints/step_{step:08}"))
+        lm = unpacked(network, raw)
+        expected = rounded(load(run / f"checkpoints/step_{step:08}"))
         assert lm.config.rms_norm_eps == expected.config.rms_norm_eps
         for name, weight in expected.state_dict().items():
             assert torch.equal(lm.state_dict()[name], weight), name
@@ -92,7 +96,8 @@ def test_a_model_that_the_page_cannot_compute_is_refused_by_the_name_of_the_key(
 
 
 def test_a_run_that_looked_at_some_heads_alone_gets_no_page_that_computes(run, tmp_path):
-    lm, tokenizer = load(run / "checkpoints/step_00000001"), load_tokenizer(run / "checkpoints/step_00000001")
+    lm = load(run / "checkpoints/step_00000001")
+    tokenizer = load_tokenizer(run / "checkpoints/step_00000001")
     probes = [probe_from_text(tokenizer, "the cat", 64)]
     for heads, code in ((None, 0), ([1], 2)):
         look = snapshots.take_snapshot(lm, probes, AttentionConfig(heads=heads), (1, 0, 0.0))
@@ -103,7 +108,10 @@ def test_a_run_that_looked_at_some_heads_alone_gets_no_page_that_computes(run, t
 
 
 def agrees(page, lm, step, words, off=()):
-    """Maps and logits of the page's first run are those of lm, without the heads that are off. Gives the ids."""
+    """Maps and logits of the page's first run are those of lm, without the heads that are off.
+
+    Gives the ids.
+    """
     ask = """([words, step, off]) => { const { own } = headlight.runs[0]; const ids = own.tokenizer.encode(words);
         const { weights, logits } = own.network(step).forward(ids, new Set(off));
         return [ids, Array.from(weights), Array.from(logits)]; }"""
@@ -116,7 +124,8 @@ def agrees(page, lm, step, words, off=()):
 
 
 def test_in_stories_the_pages_weights_move_the_likeliest_tokens_share_by_three_points_at_most():
-    lm, coarse = load(PRETRAINED), rounded(load(PRETRAINED))
+    lm = load(PRETRAINED)
+    coarse = rounded(load(PRETRAINED))
     tokenizer = load_tokenizer(PRETRAINED)
     for index in range(4):
         text = tell(0, index, "validation").text

@@ -1,4 +1,6 @@
-"""The viewer in a real browser: every control, the file that opens anywhere, what it is while a run trains."""
+"""The viewer in a real browser: every control, the file that opens anywhere, what it is while a run
+trains.
+"""
 
 import json
 import re
@@ -25,7 +27,8 @@ HOSTILE = [
     *("\ud83d", "\x00\u200b\u202e", "狐狸", "", "␣averyveryverylongtokenindeed" * 4, "-->", "&amp;", "x"),
 ]
 TRAINING = {"step": 40, "total": 80, "seconds": 5.0, "loss": 4.0, "state": "training", "stopped": "", "command": ""}
-INDUCTION = ("repeated_2", "induction")  # where a page opens: a text, and the score that is measured on it
+# where a page opens: a text, and the score that is measured on it
+INDUCTION = ("repeated_2", "induction")
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +89,8 @@ def test_the_slider_keys_and_play_choose_the_step(page, runs):
         page.keyboard.press(key)
         assert state(page)["views"][0]["at"] == at, key
     page.clock.install()
-    page.clock.pause_at(page.evaluate("Date.now()") + 60_000)  # from here on time passes only when we say so
+    # from here on time passes only when we say so
+    page.clock.pause_at(page.evaluate("Date.now()") + 60_000)
     page.locator(".play").first.click()
     page.clock.run_for(1000)
     assert state(page)["views"][0]["at"] == 2
@@ -99,7 +103,8 @@ def test_a_head_is_chosen_and_a_token_shows_what_it_looks_at_and_who_looks_at_it
     for key, title in [("ArrowRight", "L1 H1"), ("ArrowUp", "L0 H1"), ("ArrowLeft", "L0 H0")]:
         page.keyboard.press(f"Shift+{key}")
         assert page.locator(".map-title").first.inner_text() == title
-    tokens, readout = page.locator(".pane").first.locator(".token"), page.locator(".readout").first
+    tokens = page.locator(".pane").first.locator(".token")
+    readout = page.locator(".readout").first
     tokens.nth(5).hover()
     assert readout.inner_text() == "w5 (5) looks at w4 (4) 1. Looked at by w6 (6) 1."
     tokens.nth(5).click()
@@ -119,7 +124,8 @@ def test_two_steps_side_by_side(page):
     panes.nth(1).locator(".step").fill("3")
     page.keyboard.press("ArrowRight")  # keys act on the view that was used last
     assert [view["at"] for view in state(page)["views"]] == [0, 4]
-    panes.nth(0).locator(".step").fill("5")  # the early step stays on the left: the other one goes along
+    # the early step stays on the left: the other one goes along
+    panes.nth(0).locator(".step").fill("5")
     assert [panes.nth(i).locator(".when").inner_text()[:7] for i in (0, 1)] == ["step 20"] * 2
     choose_head(page, 0, 2)
     assert [panes.nth(i).locator(".map-title").inner_text() for i in (0, 1)] == ["L0 H2", "L0 H2"]
@@ -132,24 +138,30 @@ def test_a_page_of_two_runs_opens_on_both_though_they_differ_in_shape(browser, f
             assert pane.locator(".run-choice option:checked").inner_text() == run
             assert pane.locator(".map-title").inner_text()[:5] == best
             assert pane.locator(".thumbnail").count() == heads
-        choose_head(page, 0, 1, view=1)  # another run's heads are others: the first view keeps its own
+        # another run's heads are others: the first view keeps its own
+        choose_head(page, 0, 1, view=1)
         assert one.locator(".map-title").inner_text() == "L1 H3"
         one.locator(".step").fill("3")  # step 5; the nearest of the other is 4
         assert other.locator(".when").inner_text().startswith("step 4 ")
 
 
 def test_scores_with_their_chance_are_those_of_the_text_that_is_shown(page):
-    """One head, one truth: induction is measured on repeated tokens, so no other map bears its number."""
-    table, badges = page.locator(".pane").first.locator(".score-table tbody"), page.locator(".badge")
+    """One head, one truth: induction is measured on repeated tokens, so no other map bears its
+    number.
+    """
+    table = page.locator(".pane").first.locator(".score-table tbody")
+    badges = page.locator(".badge")
     choose_head(page, 0, 1)
     for name, (value, chance) in {"previous token": ("0.020", "0.050"), "copied mention": ("undefined", "–")}.items():
         assert table.locator("tr", has_text=name).locator("td").all_inner_texts()[:2] == [value, chance]
     assert (state(page)["probe"], state(page)["score"], badges.nth(7).inner_text()) == (*INDUCTION, "0.20")
     values = "bars => bars.map((bar) => Number(bar.style.getPropertyValue('--value')))"
     bars = table.locator(".gauge").evaluate_all(values)
-    assert bars[:2] == pytest.approx([0.02, 0.05])  # shares of attention have one scale, whatever the others score
+    # shares of attention have one scale, whatever the others score
+    assert bars[:2] == pytest.approx([0.02, 0.05])
     page.get_by_role("button", name="entropy", exact=True).first.click()
-    assert state(page)["probe"] == page.locator("#probe").input_value() == "text"  # where entropy is measured
+    # where entropy is measured
+    assert state(page)["probe"] == page.locator("#probe").input_value() == "text"
     assert badges.nth(1).inner_text() == "1.1"
     page.select_option("#probe", "packed")  # here nothing is measured
     assert not badges.first.is_visible()
@@ -228,7 +240,8 @@ def test_every_look_at_experts_is_shown_as_it_was_logged(browser, tmp_path):
     runs = [("dense", [snapshot(5)]), ("moe", [snapshot(0), snapshot(10)])]
     file = write_viewer(runs, tmp_path / "v.html", experts={"moe": for_viewer(looks)})
     with opened(browser, file) as page:
-        badges, rows = page.locator("[data-tab=experts] .badge"), page.locator(".words").first.locator("li")
+        badges = page.locator("[data-tab=experts] .badge")
+        rows = page.locator(".words").first.locator("li")
         page.get_by_role("tab", name="experts").click()
         badges.first.wait_for()
         assert badges.all_inner_texts() == ["1.6", "1.2", "1.2", "0.0080", "2.8", "0.40", "0.40", "0.40"]
@@ -270,7 +283,8 @@ def test_a_large_run_fits_and_the_page_says_what_is_missing(browser, tmp_path, m
     run = [snapshot(s, range(8), range(8), 8, 2, maps=maps) for s in (0, 1, 2, 5, 10, 20, *range(50, 1001, 50))]
     file = write_viewer([("large", run)], tmp_path / "v.html")
     with opened(browser, file) as page:
-        steps, notes = shown_steps(page), page.locator("#notes").inner_text()
+        steps = shown_steps(page)
+        notes = page.locator("#notes").inner_text()
         assert (steps[0], steps[-1]) == (0, 1000)
         assert len(steps) == 2 if most == 1 else 5 < len(steps) < len(run)
         assert f"the maps of {len(steps)} of {len(run)} steps of large, scores of all" in notes
@@ -291,7 +305,8 @@ def test_hostile_labels_are_text(browser, tmp_path):
 
 
 def test_what_is_undefined_breaks_nothing(browser, tmp_path):
-    scores, nothing = {"induction": np.full((2, 4), np.nan, np.float32)}, {"induction": None}
+    scores = {"induction": np.full((2, 4), np.nan, np.float32)}
+    nothing = {"induction": None}
     first = snapshot(0, scores=scores, chance=nothing, scalars={"x": None})
     last = replace(first, step=5, maps={"text": first.maps["text"]}, chance={}, scalars={})
     file = write_viewer([("odd", [first, snapshot(2, heads=(0, 1)), last])], tmp_path / "v.html")
@@ -329,7 +344,8 @@ def test_the_numbers_of_the_colour_bar_do_not_touch_on_a_short_text(browser, tmp
 
 def test_it_works_inside_a_notebook_and_a_sandbox(browser, tmp_path):
     file = write_viewer([('a "quoted" & run', [snapshot(0), snapshot(4)])], tmp_path / "v.html")
-    frame, host = Notebook(file)._repr_html_(), tmp_path / "host.html"
+    frame = Notebook(file)._repr_html_()
+    host = tmp_path / "host.html"
     frames = frame + frame.replace("<iframe ", '<iframe sandbox="allow-scripts" ')
     host.write_text(f"<!doctype html><meta charset=utf-8><div data-ready>{frames}</div>", encoding="utf-8")
     with opened(browser, host, wait="iframe", allowed=("about:srcdoc",)) as page:
@@ -351,7 +367,8 @@ def looks(*steps: int) -> Looks:
         scores = {"induction": np.full((2, 4), 0.01, np.float32)}
         scores["induction"][1, 2] = {0: 0.02, 40: 0.31, 80: 0.6}[step]
         run.add(snapshot(step, scores=scores))
-    assert not any(maps.weights.size for shot in run.snapshots for maps in shot.maps.values())  # not held
+    # not held
+    assert not any(maps.weights.size for shot in run.snapshots for maps in shot.maps.values())
     return run
 
 
@@ -371,7 +388,9 @@ def test_a_page_renews_itself_keeps_what_was_chosen_and_stops_when_the_run_ends(
 
 def test_a_page_that_no_longer_changes_says_so_and_how_to_go_on(browser, tmp_path, monkeypatch):
     (tmp_path / "attention").mkdir()
-    long_ago, now, goes_on = time.time() - 605, time.time(), "python -m train.pretrain <configs/small.yaml>"
+    long_ago = time.time() - 605
+    now = time.time()
+    goes_on = "python -m train.pretrain <configs/small.yaml>"
     for when, status, shown in (
         (long_ago, {"patience": 180}, True),
         (long_ago, {"patience": 700}, False),

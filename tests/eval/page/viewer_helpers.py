@@ -56,7 +56,10 @@ def snapshot(
 
 @contextmanager
 def chromium():
-    """The system's browser. Where there is none the test is skipped, and fails where one was promised (CI)."""
+    """The system's browser.
+
+    Where there is none the test is skipped, and fails where one was promised (CI).
+    """
     from playwright.sync_api import sync_playwright
 
     path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -72,9 +75,13 @@ def chromium():
 
 @contextmanager
 def watched(browser, url, allowed, wait="html[data-ready], #problem:not([hidden])", **more):
-    """A page, ready; afterwards: no error, no word in the console, no request but of what begins as allowed."""
+    """A page, ready; afterwards: no error, no word in the console, no request but of what begins as
+    allowed.
+    """
     context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **more})
-    page, problems, requests = context.new_page(), [], []
+    page = context.new_page()
+    problems = []
+    requests = []
     page.on("pageerror", lambda error: problems.append(f"error: {error}"))
     page.on("console", lambda message: problems.append(f"console: {message.text}"))
     page.on("dialog", lambda dialog: problems.append(f"dialog: {dialog.message}") or dialog.dismiss())
@@ -103,6 +110,8 @@ SHOWN = """() => { const shown = document.body.cloneNode(true), texts = [];
 
 
 def english_in(page) -> list[str]:
-    """What a page says in English, in three words or more: texts, titles and labels, but for terms in brackets."""
+    """What a page says in English, in three words or more: texts, titles and labels, but for terms
+    in brackets.
+    """
     texts = [re.sub("（[^）]*）", "", text) for text in page.evaluate(SHOWN)]
     return [text for text in texts if re.search(r"[A-Za-z]{2,},? [a-z]{2,},? [a-z]{2,}", text)]

@@ -1,4 +1,6 @@
-"""Pictures of attention show what the snapshots hold: every head in its place, one scale, frames, labels, moments."""
+"""Pictures of attention show what the snapshots hold: every head in its place, one scale, frames,
+labels, moments.
+"""
 
 import logging
 import math
@@ -83,14 +85,17 @@ def test_the_badge_is_the_pattern_that_stands_out_from_chance():
     for scores, expected in (
         ({"previous_token": 0.35, "sink": 0.4}, "previous token 0.35"),  # a sink counts half
         ({"previous_token": math.nan, "sink": 0.9}, "sink 0.90"),
-        ({"previous_token": 0.07, "sink": 0.05, "induction": 0.9, "entropy": 3.0}, ""),  # induction: on another text
+        # induction: on another text
+        ({"previous_token": 0.07, "sink": 0.05, "induction": 0.9, "entropy": 3.0}, ""),
     ):
         values = {name: np.full((1, 1), value, np.float32) for name, value in scores.items()}
         assert badge(snapshot(layers=1, heads=1, scores=values), "text", 0, 0) == expected
 
 
 def test_a_weight_has_the_same_colour_in_every_snapshot_and_picture(tmp_path):
-    """A map that is 0.25 everywhere, whatever else the snapshot holds, is one colour: that of the fixed scale."""
+    """A map that is 0.25 everywhere, whatever else the snapshot holds, is one colour: that of the
+    fixed scale.
+    """
     expected = np.array(drawing.colour_map()(drawing.weight_norm()(0.25), bytes=True)[:3])
     for step, other in ((1, 0.3), (2, 1.0)):
         weights = np.full((1, 2, 4, 4), 0.25, np.float32)

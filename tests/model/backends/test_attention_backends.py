@@ -1,4 +1,6 @@
-"""The choice of a backend: explicit means explicit, auto says why, and what cannot serve is refused first."""
+"""The choice of a backend: explicit means explicit, auto says why, and what cannot serve is refused
+first.
+"""
 
 import os
 import subprocess
@@ -50,7 +52,9 @@ def test_a_gpu_of_another_generation_is_named(monkeypatch):
 
 
 def situations(run, device: str) -> list[Situation]:
-    """What a backend meets in a run of this config: training, evaluation, generation with every cache."""
+    """What a backend meets in a run of this config: training, evaluation, generation with every
+    cache.
+    """
     model = run.model
     alone = Situation.of(model, device, HALF)
     packed = replace(alone, documents=run.data.isolate_documents)
@@ -104,7 +108,7 @@ def test_auto_on_a_gpu_takes_the_first_that_can_serve_and_says_what_it_skipped()
     assert choose_attention(replace(packed, dtype=torch.float32))[0] == "sdpa"
 
 
-# -------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # the seam: a function and an entry in BACKENDS is all that a new backend needs
 
 NEW = """

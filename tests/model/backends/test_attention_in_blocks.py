@@ -1,5 +1,6 @@
-"""Attention block by block: sliding windows in chunks (sdpa on a CPU), and `blocked`. test_attention.py compares short
-rows with the formula; here they have several blocks."""
+"""Attention block by block: sliding windows in chunks (sdpa on a CPU), and `blocked`.
+test_attention.py compares short rows with the formula; here they have several blocks.
+"""
 
 import pytest
 import torch
@@ -67,14 +68,16 @@ def test_where_chunks_do_not_serve_the_mask_is_written_out(name):
 def test_blocked_is_as_near_to_float64_as_eager_is(kind, length, block, kv_heads, dtype, monkeypatch):
     monkeypatch.setattr(kernels, "BLOCK", block)
     tensors = inputs(length, kv_heads=kv_heads)
-    real = torch.arange(length)[None] >= torch.tensor([[0], [length // 3]])  # left padding in the second row
+    # left padding in the second row
+    real = torch.arange(length)[None] >= torch.tensor([[0], [length // 3]])
     changes = {
         "documents": {"documents": torch.randint(0, 3, (2, length)).sort().values},
         "padding": {"attention_mask": real},
         "window": {"window": 7},
     }
     mask = None if kind == "causal" else boolean_mask(spec(length, **changes[kind]))
-    exact, rounded = results(eager, [x.double() for x in tensors], mask), [x.to(dtype) for x in tensors]
+    exact = results(eager, [x.double() for x in tensors], mask)
+    rounded = [x.to(dtype) for x in tensors]
     found = results(blocked, rounded, mask)
     if kind == "padding":  # a row that sees nothing is zero, in whatever block it is
         assert not found[0][1, :, : length // 3].any()
@@ -92,7 +95,8 @@ def test_under_autocast_it_computes_in_bfloat16_and_answers_in_the_values_dtype(
 
 
 def test_queries_are_scaled_before_they_are_rounded_to_bfloat16():
-    q, k, v = torch.randn(3, 2, 4, 20, 10).unbind()  # 1 / sqrt(10) is no power of two: rounding twice would show
+    # 1 / sqrt(10) is no power of two: rounding twice would show
+    q, k, v = torch.randn(3, 2, 4, 20, 10).unbind()
     with torch.autocast("cpu", dtype=HALF):
         out = blocked(q, k, v.to(HALF), None, 0.0)
     rows, keys, values = (x.to(HALF).flatten(0, 1) for x in (q * 10**-0.5, k, v))

@@ -54,7 +54,8 @@ def test_adapters_become_one_model(tmp_path):
         assert torch.equal(AutoModelForCausalLM.from_pretrained(tmp_path / "merged")(ids).logits, logits)
         assert not torch.equal(load(base)(ids), logits)
     card = (tmp_path / "merged/README.md").read_text()
-    assert ("AutoModelForCausalLM" in card, "LoRA" in card) == (True, False)  # it is no adapter any more
+    # it is no adapter any more
+    assert ("AutoModelForCausalLM" in card, "LoRA" in card) == (True, False)
     with pytest.raises(InputError, match="holds a whole model already"):
         export(base, "merged", tmp_path / "again")
 
@@ -95,7 +96,8 @@ def test_weights_in_16_bits(tmp_path, dtype):
 @pytest.mark.parametrize("target", ["gguf", "hub-folder"])
 @pytest.mark.parametrize("occupy", [Path.touch, Path.mkdir, lambda out: out.symlink_to("nowhere")])
 def test_what_is_there_is_never_replaced(tmp_path, target, occupy):
-    source, out = save_with_tokenizer(model(), tmp_path / "model"), tmp_path / "out"
+    source = save_with_tokenizer(model(), tmp_path / "model")
+    out = tmp_path / "out"
     occupy(out)
     with pytest.raises(InputError, match="exists: choose another name"):
         export(source, target, out)

@@ -1,4 +1,5 @@
-"""Every family is transformers' model of its name, to the last bit, on configs drawn at random; in both directions.
+"""Every family is transformers' model of its name, to the last bit, on configs drawn at random; in
+both directions.
 
 A new family adds its name to PARTS, with what its configs may have besides what every one has.
 """
@@ -22,7 +23,8 @@ from model.variants.caches import CACHES, make_cache
 from tests.conftest import random_model, tiny_config
 from tests.model.files.export_models import YARN
 
-TOKENS, HELD_BACK = 24, 5  # read in all; read one by one, after the others, with a cache
+TOKENS = 24
+HELD_BACK = 5  # read in all; read one by one, after the others, with a cache
 
 LINEAR = {"rope_type": "linear", "factor": 4.0}
 LLAMA3 = {"rope_type": "llama3", "factor": 4.0, "original_max_position_embeddings": 16, "low_freq_factor": 0.5,
@@ -85,7 +87,9 @@ def drawn(family: str, number: int) -> ModelConfig:
 def same(ours: LanguageModel, theirs, ids: torch.Tensor) -> None:
     """Equal logits, read at once and read with a cache, by both kernels that both have.
 
-    Within 1e-5 of the largest logit where GPT-2's products, and its tanh, are added up in another order than ours."""
+    Within 1e-5 of the largest logit where GPT-2's products, and its tanh, are added up in another
+    order than ours.
+    """
     exact = ours.config.position_embedding != "learned" and ours.config.hidden_act != "gelu_new"
     for attention in ours.attention_modules():
         attention.absorbs = False  # of latent attention: one token is read as transformers does
@@ -101,10 +105,13 @@ def same(ours: LanguageModel, theirs, ids: torch.Tensor) -> None:
 
 
 def same_with_a_cache(ours: LanguageModel, theirs, ids: torch.Tensor) -> None:
-    """Decoding with grouped heads, transformers has two ways: with a mask, the queries of a group are rows of one head;
-    without, the kernel groups them. The sums are the same, in another order. Headlight always takes the first way,
-    which is up to twice as fast; here transformers takes it too."""
-    cache, theirs_cache = make_cache("dynamic", ours.config, len(ids), TOKENS, ours.lm_head.weight), None
+    """Decoding with grouped heads, transformers has two ways: with a mask, the queries of a group
+    are rows of one head; without, the kernel groups them. The sums are the same, in another order.
+    Headlight always takes the first way, which is up to twice as fast; here transformers takes it
+    too.
+    """
+    cache = make_cache("dynamic", ours.config, len(ids), TOKENS, ours.lm_head.weight)
+    theirs_cache = None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sdpa_attention, "use_gqa_in_sdpa", lambda *_: False)
         for start, end in [(0, TOKENS - HELD_BACK), *((i, i + 1) for i in range(TOKENS - HELD_BACK, TOKENS))]:
@@ -146,9 +153,9 @@ def test_every_family_has_its_parts_here():
     assert {*PARTS, "headlight"} == {family.model_type for family in FAMILIES}
 
 
-# what stops transformers itself at its own defaults: no head_dim, a padding token outside of a small vocabulary, and
-# 128 experts in each layer, which would take minutes.
-# deepseek_v3: every head has keys and values of its own, and every layer is dense
+# what stops transformers itself at its own defaults: no head_dim, a padding token outside of a
+# small vocabulary, and 128 experts in each layer, which would take minutes. deepseek_v3: every head
+# has keys and values of its own, and every layer is dense
 OF_ITS_OWN = {
     "ministral": {"head_dim": 16},
     "smollm3": {"pad_token_id": 0},
@@ -172,13 +179,14 @@ def test_a_directory_of_transformers_alone_loads(tmp_path, family):
     same(ours, theirs, torch.randint(0, 192, (2, TOKENS)))
 
 
-# ---------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # everything else that a model can do
 
 
 @pytest.mark.parametrize("family", PARTS)
 def test_a_picture_shows_the_weights_that_were_used_and_an_ablated_head_adds_nothing(family):
-    lm, ids = random_model(first_of(family)), torch.randint(0, 192, (2, TOKENS))
+    lm = random_model(first_of(family))
+    ids = torch.randint(0, 192, (2, TOKENS))
     for implementation in ("sdpa", "eager"):
         lm.set_attn_implementation(implementation)
         maps = capture(lm, ids)  # raises unless weights @ v is what the kernel gave
@@ -197,15 +205,20 @@ def test_a_picture_shows_the_weights_that_were_used_and_an_ablated_head_adds_not
 @pytest.mark.parametrize("kind", CACHES)
 @pytest.mark.parametrize("family", PARTS)
 def test_every_cache_gives_what_reading_at_once_gives(family, kind):
-    """Also with padding on the left, and one by one, where latent attention takes its absorbed form."""
-    lm, ids = random_model(first_of(family)), torch.randint(0, 192, (2, TOKENS))
+    """Also with padding on the left, and one by one, where latent attention takes its absorbed
+    form.
+    """
+    lm = random_model(first_of(family))
+    ids = torch.randint(0, 192, (2, TOKENS))
     for real in (None, torch.arange(TOKENS) >= torch.tensor([[0], [3]])):
-        cache, parts = make_cache(kind, lm.config, 2, TOKENS, lm.lm_head.weight), []
+        cache = make_cache(kind, lm.config, 2, TOKENS, lm.lm_head.weight)
+        parts = []
         with torch.no_grad():
             for start, end in [(0, 9), *((i, i + 1) for i in range(9, TOKENS))]:
                 mask = None if real is None else real[:, :end]
                 parts.append(lm(ids[:, start:end], attention_mask=mask, kv_cache=cache))
-            found, expected = torch.cat(parts, dim=1), lm(ids, attention_mask=real)
+            found = torch.cat(parts, dim=1)
+            expected = lm(ids, attention_mask=real)
         seen = torch.ones(2, TOKENS).bool() if real is None else real
         torch.testing.assert_close(found[seen], expected[seen], rtol=1e-4, atol=1e-4)
 
@@ -213,7 +226,8 @@ def test_every_cache_gives_what_reading_at_once_gives(family, kind):
 @pytest.mark.parametrize("family", [family for family in PARTS if family not in ONE_KEY_PER_HEAD])
 def test_repeated_key_value_heads_compute_the_same(family):
     config = first_of(family)
-    lm, ids = random_model(config), torch.randint(0, 192, (2, TOKENS))
+    lm = random_model(config)
+    ids = torch.randint(0, 192, (2, TOKENS))
     wider = convert_kv_heads(lm, 4)
     with torch.no_grad():
         torch.testing.assert_close(wider(ids), lm(ids), rtol=1e-4, atol=1e-4)
@@ -223,7 +237,9 @@ def test_repeated_key_value_heads_compute_the_same(family):
 
 @pytest.mark.parametrize("family", PARTS)
 def test_a_new_model_is_its_embedding_and_its_head(family):
-    """Every layer adds nothing at first, and every one learns: each parameter gets a gradient within two steps."""
+    """Every layer adds nothing at first, and every one learns: each parameter gets a gradient
+    within two steps.
+    """
     lm = LanguageModel(first_of(family))
     ids = torch.randint(0, 192, (2, TOKENS))
     with torch.no_grad():
@@ -242,7 +258,8 @@ def test_a_new_model_is_its_embedding_and_its_head(family):
 
 
 def test_a_norm_behind_a_layer_makes_the_first_gradient_no_longer():
-    ids, found = torch.randint(0, 192, (2, TOKENS)), {}
+    ids = torch.randint(0, 192, (2, TOKENS))
+    found = {}
     for position in ("before", "after"):
         torch.manual_seed(1)
         lm = LanguageModel(tiny_config(norm_position=position, loadable_elsewhere=False))
@@ -253,7 +270,7 @@ def test_a_norm_behind_a_layer_makes_the_first_gradient_no_longer():
     assert (found["after"] > 0).all()
 
 
-# ---------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # what no family has
 
 GPT2 = {key: values[0] for key, values in PARTS["gpt2"].items()}
@@ -295,7 +312,8 @@ EXPERTS_OF_LLAMA = {"num_experts": 4, "qk_norm": False, "loadable_elsewhere": Fa
 
 @pytest.mark.parametrize("parts", [ONLY_HERE | {"sliding_window": 9, "rope_scaling": YARN}, EXPERTS_OF_LLAMA])
 def test_with_loadable_elsewhere_false_it_is_saved_for_headlight_alone(tmp_path, parts):
-    lm, ids = random_model(tiny_config(**parts)), torch.arange(24)[None]
+    lm = random_model(tiny_config(**parts))
+    ids = torch.arange(24)[None]
     save(lm, tmp_path)
     fields = json.loads((tmp_path / "config.json").read_text())
     assert fields["model_type"] == "headlight"

@@ -1,4 +1,6 @@
-"""A model directory that others wrote gives transformers' logits, to the last bit, or is refused in a line."""
+"""A model directory that others wrote gives transformers' logits, to the last bit, or is refused in
+a line.
+"""
 
 import json
 import random
@@ -145,7 +147,9 @@ VALUES = {name: OF_GPT2 if name == "GPT-2" else OTHERWISE for name in REAL}
 
 
 def directory_of(folder, fields):
-    """A directory as transformers would have written it: random weights of the shapes that these fields ask for."""
+    """A directory as transformers would have written it: random weights of the shapes that these
+    fields ask for.
+    """
     folder.mkdir(exist_ok=True)
     theirs = AutoModelForCausalLM.from_config(AutoConfig.for_model(**fields)).eval()
     theirs.save_pretrained(folder)
@@ -207,7 +211,8 @@ SPELLINGS = {
 @pytest.mark.parametrize(("spelling", "name"), [(key, name) for key, (_, names) in SPELLINGS.items() for name in names])
 def test_weights_in_other_spellings_are_read_as_transformers_reads_them(tmp_path, spelling, name):
     folder = directory_of(tmp_path / "a", REAL[name])
-    expected, weights = theirs_from(folder), load_file(folder / "model.safetensors")
+    expected = theirs_from(folder)
+    weights = load_file(folder / "model.safetensors")
     save_file(SPELLINGS[spelling][0](weights), folder / "model.safetensors", metadata={"format": "pt"})
     assert torch.equal(theirs_from(folder), expected)
     assert_same(logits_of(load(folder)), expected, REAL[name])
@@ -234,13 +239,18 @@ def test_weights_that_are_pickled_come_with_a_remedy(tmp_path, name):
 
 
 def assert_same(ours, theirs, fields):
-    """To the last bit; within 1e-5 for GPT-2, whose products are added up in another order than ours."""
+    """To the last bit; within 1e-5 for GPT-2, whose products are added up in another order than
+    ours.
+    """
     tolerance = 1e-5 if fields["model_type"] == "gpt2" else 0
     torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
 
 
 def check(folder, changes):
-    """Change fields of a directory: either the logits of transformers or a refusal. Returns whether it loaded."""
+    """Change fields of a directory: either the logits of transformers or a refusal.
+
+    Returns whether it loaded.
+    """
     fields = json.loads((folder / "config.json").read_text())
     changed = {key: value for key, value in (fields | changes).items() if value is not None or key not in changes}
     (folder / "config.json").write_text(json.dumps(changed))
@@ -251,7 +261,8 @@ def check(folder, changes):
             return False
         expected = theirs_from(folder)
         if expected is None:
-            # its Ministral crashes without a head_dim, its SmolLM3 at its own padding token and a small vocabulary
+            # its Ministral crashes without a head_dim, its SmolLM3 at its own padding token and a
+            # small vocabulary
             assert changes in ({"head_dim": None}, {"pad_token_id": None}), f"transformers refuses {changes}"
             return True
         assert_same(ours, expected, fields)
@@ -274,8 +285,11 @@ def test_each_field_is_understood_or_refused(tmp_path, name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", REAL)
 def test_fields_are_understood_together_or_refused(tmp_path, name):
-    """Several fields at a time, drawn at random; the weights fit what transformers builds from them, if it does."""
-    draw, loaded = random.Random(name), 0
+    """Several fields at a time, drawn at random; the weights fit what transformers builds from
+    them, if it does.
+    """
+    draw = random.Random(name)
+    loaded = 0
     for number in range(60):
         chosen = draw.sample(sorted(VALUES[name]), draw.randint(2, 4))
         changes = {field: draw.choice(VALUES[name][field]) for field in chosen}
@@ -309,7 +323,8 @@ def test_a_model_that_does_not_fit_into_memory_is_refused_before_it_is_built(tmp
 def test_openais_own_file_of_gpt2_loads(tmp_path):
     """Without the prefix of today's names, and with the causal mask of every layer as a tensor."""
     folder = directory_of(tmp_path / "a", REAL["GPT-2"])
-    expected, file = theirs_from(folder), folder / "model.safetensors"
+    expected = theirs_from(folder)
+    file = folder / "model.safetensors"
     theirs = {name.removeprefix("transformer."): value for name, value in load_file(file).items()}
     masks = {f"h.{layer}.attn.bias": torch.ones(1, 1, 64, 64).tril() for layer in range(2)}
     save_file(theirs | masks, file, metadata={"format": "pt"})

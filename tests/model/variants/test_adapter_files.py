@@ -36,7 +36,9 @@ def trained(base, **config):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_peft_loads_ours_with_equal_logits(tmp_path, family):
-    """==: the same products in the same order, once base and transformers agree to the last bit, as they do."""
+    """==: the same products in the same order, once base and transformers agree to the last bit, as
+    they do.
+    """
     base = base_in(tmp_path, **FAMILIES[family])
     lm = trained(base, alpha=12.0)
     save(lm, tmp_path / "ours")
@@ -68,7 +70,9 @@ def test_we_load_what_peft_wrote(tmp_path, targets):
 
 
 def test_adapters_of_gpt2_come_back(tmp_path):
-    """peft would put one adapter beside the matrix in which GPT-2 has queries, keys and values: only ours load here."""
+    """peft would put one adapter beside the matrix in which GPT-2 has queries, keys and values:
+    only ours load here.
+    """
     lm = trained(base_in(tmp_path, **GPT2))
     save(lm, tmp_path / "ours")
     merge(lm)
@@ -84,7 +88,8 @@ def test_another_base_is_refused_and_a_copy_of_the_same_is_not(tmp_path):
     base = base_in(tmp_path)
     save(trained(base), tmp_path / "ours")
     expected = load(tmp_path / "ours")(IDS)
-    AutoModelForCausalLM.from_pretrained(base).save_pretrained(tmp_path / "copy")  # another file, the same numbers
+    # another file, the same numbers
+    AutoModelForCausalLM.from_pretrained(base).save_pretrained(tmp_path / "copy")
     edited(tmp_path / "ours", base_model_name_or_path=str(tmp_path / "copy"))
     assert torch.equal(load(tmp_path / "ours")(IDS), expected)
     torch.manual_seed(1)
@@ -132,7 +137,8 @@ def test_adapters_as_peft_writes_them_and_broken_ones(tmp_path):
     for name in ("config.json", "generation_config.json"):
         (tmp_path / "ours" / name).unlink()  # peft writes none
     load(tmp_path / "ours")
-    save(random_model(tiny_config(num_hidden_layers=1)), base)  # another architecture, and layers that it has not
+    # another architecture, and layers that it has not
+    save(random_model(tiny_config(num_hidden_layers=1)), base)
     with pytest.raises(DamagedFile, match="another base"):
         load(tmp_path / "ours")
     (tmp_path / "ours/adapter_model.safetensors").write_bytes(b"no tensors")

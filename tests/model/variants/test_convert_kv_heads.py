@@ -1,4 +1,7 @@
-"""Fewer key/value heads: means of neighbours. More: the same function. And the command that writes the new model."""
+"""Fewer key/value heads: means of neighbours.
+
+More: the same function. And the command that writes the new model.
+"""
 
 import pytest
 import torch
@@ -27,9 +30,11 @@ def logits(lm: LanguageModel) -> torch.Tensor:
 
 @pytest.fixture
 def sums_row_by_row(monkeypatch):
-    """Linear layers that sum every output number by itself. A BLAS picks its kernel, and with it the order of
-    summation, by the width of the matrix: with it, a wider `k_proj` may round the same sum to another bit, by 8e-6 of
-    the largest logit at worst (of 3,960 pairs 436 differed; tests/model/files/test_families.py has one a family)."""
+    """Linear layers that sum every output number by itself. A BLAS picks its kernel, and with it
+    the order of summation, by the width of the matrix: with it, a wider `k_proj` may round the same
+    sum to another bit, by 8e-6 of the largest logit at worst (of 3,960 pairs 436 differed;
+    tests/model/files/test_families.py has one a family).
+    """
     monkeypatch.setattr(F, "linear", lambda x, weight, bias=None: (x[..., None, :] * weight).sum(-1))
 
 
@@ -49,7 +54,9 @@ def test_repeated_heads_give_the_same_logits(present, wanted, qk_norm, implement
 @pytest.mark.parametrize(("present", "wanted"), [(12, 6), (12, 4), (6, 2), (4, 1)])
 def test_a_pooled_head_is_the_mean_of_the_heads_of_its_group_and_all_else_stays(present, wanted):
     lm = twelve_heads(present)
-    before, pooled, group = lm.state_dict(), convert_kv_heads(lm, wanted).state_dict(), present // wanted
+    before = lm.state_dict()
+    pooled = convert_kv_heads(lm, wanted).state_dict()
+    group = present // wanted
     for name, rows in before.items():
         if not name.endswith(("k_proj.weight", "v_proj.weight")):
             assert torch.equal(pooled[name], rows), name
@@ -62,7 +69,8 @@ def test_a_pooled_head_is_the_mean_of_the_heads_of_its_group_and_all_else_stays(
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 def test_the_model_given_and_the_random_state_stay_as_they_are(tied):
     lm = twelve_heads(12, tie_word_embeddings=tied)
-    before, random_state = logits(lm), torch.get_rng_state()
+    before = logits(lm)
+    random_state = torch.get_rng_state()
     pooled = convert_kv_heads(lm, 2)
     assert torch.equal(torch.get_rng_state(), random_state)
     assert not pooled.training
@@ -86,7 +94,8 @@ def test_counts_that_do_not_fit_are_refused_and_the_ones_that_do_are_named(prese
 
 
 def test_the_command_writes_a_model_directory_that_can_be_trained_on(tmp_path):
-    source, out = save_with_tokenizer(model(num_key_value_heads=4), tmp_path / "mha"), tmp_path / "gqa"
+    source = save_with_tokenizer(model(num_key_value_heads=4), tmp_path / "mha")
+    out = tmp_path / "gqa"
     (source / "chat_template.jinja").write_text("{{ messages }}")
     (source / "optimizer.safetensors").write_text("not copied")
     done = run_module("model.convert_kv_heads", source, "--num-key-value-heads", 2, "--out", out)
@@ -103,7 +112,8 @@ def test_the_command_writes_a_model_directory_that_can_be_trained_on(tmp_path):
 
 
 def test_what_cannot_be_is_one_line_and_changes_nothing(tmp_path):
-    source, out = tmp_path / "mha", tmp_path / "out"
+    source = tmp_path / "mha"
+    out = tmp_path / "out"
     save(random_model(tiny_config(num_key_value_heads=4)), source)
 
     def refused(heads, target, reason):

@@ -1,5 +1,6 @@
-"""Latent attention (MLA): the absorbed form, a cache of latents, and the sizes. Its formula: test_kv_cache.py; parity
-with transformers: test_families.py."""
+"""Latent attention (MLA): the absorbed form, a cache of latents, and the sizes. Its formula:
+test_kv_cache.py; parity with transformers: test_families.py.
+"""
 
 import pytest
 import torch
@@ -15,12 +16,16 @@ def test_absorbed_matrices_give_what_the_plain_form_gives(number):
     """One layer in float64, where nothing but the order of the sums differs."""
     config = drawn("deepseek_v3", number)
     attention = random_model(config).double().attention_modules()[0]
-    H, S, rank, rotary = config.num_attention_heads, 13, config.kv_lora_rank, config.qk_rope_head_dim
+    H = config.num_attention_heads
+    S = 13
+    rank = config.kv_lora_rank
+    rotary = config.qk_rope_head_dim
     shapes = [(2, H, 1, config.qk_nope_head_dim), (2, H, 1, rotary), (2, 1, S, rank), (2, 1, S, rotary)]
     given = [torch.randn(shape, dtype=torch.float64) for shape in shapes]
     for mask in (None, torch.rand(2, 1, 1, S) > 0.4):
         with torch.no_grad():
-            plain, absorbed = attention.plain(*given, mask), attention.absorbed(*given, mask)
+            plain = attention.plain(*given, mask)
+            absorbed = attention.absorbed(*given, mask)
         assert plain.shape == (2, H, 1, config.v_head_dim)
         assert torch.allclose(plain, absorbed, rtol=1e-12, atol=1e-12)
 
@@ -28,7 +33,8 @@ def test_absorbed_matrices_give_what_the_plain_form_gives(number):
 @pytest.mark.parametrize("kind", CACHES)
 def test_the_cache_holds_the_latent_and_the_rotary_part_alone(kind):
     config = tiny_config(**LATENT, kv_lora_rank=12, qk_nope_head_dim=6, qk_rope_head_dim=4, v_head_dim=14)
-    lm, cache = random_model(config), make_cache(kind, config, 3, 20, torch.zeros(()))
+    lm = random_model(config)
+    cache = make_cache(kind, config, 3, 20, torch.zeros(()))
     with torch.no_grad():
         lm(torch.randint(0, 192, (3, 9)), kv_cache=cache)
     tokens = 20 if kind == "static" else 9

@@ -1,4 +1,6 @@
-"""LoRA: the base at first, less than all of it trained, switched off, merged, and what cannot have adapters."""
+"""LoRA: the base at first, less than all of it trained, switched off, merged, and what cannot have
+adapters.
+"""
 
 import pytest
 import torch
@@ -24,7 +26,8 @@ def with_adapters(lm: LanguageModel, **config) -> LanguageModel:
 
 def test_at_first_the_model_is_its_base_and_only_a_and_b_are_trained():
     lm = random_model(tiny_config())
-    expected, flops = lm(IDS), flops_per_token(lm, 12)
+    expected = lm(IDS)
+    flops = flops_per_token(lm, 12)
     add_adapters(lm, LoraConfig(rank=4))
     assert flops_per_token(lm, 12) == 2 / 3 * flops  # W has no gradient of its own
     assert torch.equal(lm(IDS), expected)
@@ -40,9 +43,11 @@ def test_at_first_the_model_is_its_base_and_only_a_and_b_are_trained():
 
 def test_switched_off_it_is_the_base_also_after_an_error():
     lm = random_model(tiny_config())
-    base, before = lm(IDS), {name: tensor.clone() for name, tensor in lm.state_dict().items()}
+    base = lm(IDS)
+    before = {name: tensor.clone() for name, tensor in lm.state_dict().items()}
     changed = with_adapters(lm)(IDS)
-    assert all(torch.equal(lm.state_dict()[name], tensor) for name, tensor in before.items())  # under the same names
+    # under the same names
+    assert all(torch.equal(lm.state_dict()[name], tensor) for name, tensor in before.items())
     assert not torch.allclose(changed, base, atol=0.1)
     with without_adapters(lm):
         assert torch.equal(lm(IDS), base)
@@ -60,11 +65,15 @@ def test_switched_off_it_is_the_base_also_after_an_error():
 
 @pytest.mark.parametrize("changes", [{}, LATENT, {"num_experts": 4}, {"qkv_bias": True}, GPT2], ids=str)
 def test_merged_it_computes_the_same(changes):
-    """Within rounding: W x + s B A x against (W + s B A) x. A sum of 32 numbers is exact to about 1e-6 of its size."""
+    """Within rounding: W x + s B A x against (W + s B A) x.
+
+    A sum of 32 numbers is exact to about 1e-6 of its size.
+    """
     lm = random_model(tiny_config(**changes))
     layers = {name.rpartition(".")[2] for name in adapted(with_adapters(lm))}
     assert "kv_b_proj" not in layers
-    assert ("gate_proj" in layers) == (changes.keys() <= {"qkv_bias"})  # peft takes it for an expert's
+    # peft takes it for an expert's
+    assert ("gate_proj" in layers) == (changes.keys() <= {"qkv_bias"})
     unmerged = lm(IDS)
     merge(lm)
     assert not adapted(lm)

@@ -1,4 +1,6 @@
-"""Pages change where keys and values are, never what is computed; memory is bounded, shared and given back."""
+"""Pages change where keys and values are, never what is computed; memory is bounded, shared and
+given back.
+"""
 
 import pytest
 import torch
@@ -107,7 +109,9 @@ def test_what_does_not_fit_is_refused_and_nothing_is_taken():
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 20), st.booleans()), max_size=40))
 def test_blocks_are_never_lost_nor_held_by_strangers(moves):
-    """Any order of beginning, reading and ending: every block is unused or used, and only equal tokens share one."""
+    """Any order of beginning, reading and ending: every block is unused or used, and only equal
+    tokens share one.
+    """
     cache = PagedCache(tiny_config(vocab_size=96), 12, torch.zeros(1), block_size=4)
     tables = []
     for which, length, ends in moves:

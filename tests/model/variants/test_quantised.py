@@ -1,4 +1,6 @@
-"""Weights of 8 and 4 bits: near the ones that were saved, smaller, and refused where they cannot be had."""
+"""Weights of 8 and 4 bits: near the ones that were saved, smaller, and refused where they cannot be
+had.
+"""
 
 import copy
 
@@ -24,7 +26,8 @@ def wide(**changes):
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])
 def test_a_layer_computes_nearly_what_it_did(kind):
-    lm, small = wide(), wide()
+    lm = wide()
+    small = wide()
     small.load_state_dict(lm.state_dict())
     quantise_weights(small, kind)
     for name, layer in quantisable(lm, kind).items():
@@ -39,32 +42,39 @@ def test_a_layer_computes_nearly_what_it_did(kind):
 @pytest.mark.parametrize("changes", [{}, EXPERTS, LATENT | {"kv_lora_rank": 32}, GPT2, {"tie_word_embeddings": True}])
 def test_every_architecture_still_writes(kind, changes):
     lm = wide(**changes)
-    before, like = weight_bytes(lm), copy.deepcopy(lm)
+    before = weight_bytes(lm)
+    like = copy.deepcopy(lm)
     quantise_weights(lm, kind)
     assert weight_bytes(lm) < before
     ids = torch.randint(0, 192, (1, 6))
     with torch.no_grad():
         expected = like(ids)
-        near = {"int8": 0.05, "int4": 0.5}[kind] if changes is not EXPERTS else 0.8  # another expert may be chosen
+        # another expert may be chosen
+        near = {"int8": 0.05, "int4": 0.5}[kind] if changes is not EXPERTS else 0.8
         assert (lm(ids).float() - expected).norm() < near * expected.norm()
     assert generate(lm, ids, 8, temperature=0, stop_ids=()).shape == (1, 14)
     assert not any(weight.requires_grad for weight in lm.parameters())
 
 
 def test_bytes_are_what_the_formats_take():
-    lm, small = wide(), wide()
+    lm = wide()
+    small = wide()
     layers = quantisable(lm, "int8").values()
-    numbers, rows = sum(layer.weight.numel() for layer in layers), sum(layer.out_features for layer in layers)
+    numbers = sum(layer.weight.numel() for layer in layers)
+    rows = sum(layer.out_features for layer in layers)
     rest = weight_bytes(lm) - 4 * numbers
     quantise_weights(lm, "int8")
-    assert weight_bytes(lm) == numbers + (4 + 1) * rows + rest  # a scale and a zero point, which is zero, for each row
+    # a scale and a zero point, which is zero, for each row
+    assert weight_bytes(lm) == numbers + (4 + 1) * rows + rest
     quantise_weights(small, "int4")
-    # half a byte a number; scale and zero point of every 32 numbers, and the rest of the model, are of two bytes each
+    # half a byte a number; scale and zero point of every 32 numbers, and the rest of the model, are
+    # of two bytes each
     assert weight_bytes(small) == numbers // 2 + 4 * numbers // 32 + rest // 2
 
 
 def test_what_cannot_be_quantised_is_refused_and_left_alone(monkeypatch):
-    lm, narrow = wide(), random_model(tiny_config(hidden_size=24, num_attention_heads=2, intermediate_size=40))
+    lm = wide()
+    narrow = random_model(tiny_config(hidden_size=24, num_attention_heads=2, intermediate_size=40))
     before = copy.deepcopy(lm.state_dict())
     add_adapters(lm, LoraConfig(rank=2))
     with pytest.raises(ValueError, match="this model has adapters: merge them first"):

@@ -1,4 +1,6 @@
-"""What a run costs, against the real thing: filled caches and the tensors of a step; and what cannot fit is refused."""
+"""What a run costs, against the real thing: filled caches and the tensors of a step; and what
+cannot fit is refused.
+"""
 
 from contextlib import nullcontext
 
@@ -41,15 +43,17 @@ SHAPES = [
 @pytest.mark.parametrize("changes", SHAPES, ids=str)
 def test_cache_bytes_are_those_of_a_filled_cache(changes, tokens, dtype):
     config = tiny_config(**changes)
-    lm, cache = LanguageModel(config).to(dtype).eval(), KVCache(config)
+    lm = LanguageModel(config).to(dtype).eval()
+    cache = KVCache(config)
     with torch.no_grad():
-        for ids in torch.randint(0, 192, (1, tokens)).split(11, dim=1):  # as a prompt and what follows
+        # as a prompt and what follows
+        for ids in torch.randint(0, 192, (1, tokens)).split(11, dim=1):
             lm(ids, kv_cache=cache)
     assert cache.length == tokens
     assert cache.nbytes == kv_cache_bytes(config, tokens, dtype.itemsize)
 
 
-# ---------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # memory of a training step
 
 
@@ -67,7 +71,8 @@ def on(kind: str, precision: str, attention: str = "sdpa") -> Device:
 
 GPT2 = {"gated_mlp": False, "norm": "layernorm", "position_embedding": "learned", "num_key_value_heads": "mha"}
 LATENT = {"attention": "mla", "num_key_value_heads": "mha", "kv_lora_rank": 16, "qk_rope_head_dim": 8}
-KEPT, STATE = "kept for the backward pass", "optimizer state"
+KEPT = "kept for the backward pass"
+STATE = "optimizer state"
 
 
 @pytest.mark.parametrize(
@@ -83,10 +88,15 @@ KEPT, STATE = "kept for the backward pass", "optimizer state"
     ids=["fp32", "bf16", "experts", "gpt2", "latent", "eager, adamw"],
 )
 def test_a_step_holds_what_the_formula_says(half, run):
-    """Weights, gradients and optimizer state exactly. Of what autograd keeps, the formula counts the greater part."""
-    rows, ids = 8, torch.randint(0, 320, (8, 64))
+    """Weights, gradients and optimizer state exactly.
+
+    Of what autograd keeps, the formula counts the greater part.
+    """
+    rows = 8
+    ids = torch.randint(0, 320, (8, 64))
     documents = (ids.cumsum(1) // 4000) if run.data.isolate_documents else None
-    lm, kept = LanguageModel(run.model).train(), dict[int, int]()
+    lm = LanguageModel(run.model).train()
+    kept = dict[int, int]()
     if half:
         lm.set_attn_implementation("blocked")
     mine = {parameter.untyped_storage().data_ptr() for parameter in lm.parameters()}
@@ -112,7 +122,8 @@ def test_a_step_holds_what_the_formula_says(half, run):
 
 
 def test_checkpointing_keeps_less_and_adapters_have_few_gradients():
-    run, device = run_config(num_hidden_layers=4), on("cuda", "bf16")
+    run = run_config(num_hidden_layers=4)
+    device = on("cuda", "bf16")
     saving = run.model_copy(update={"train": run.train.model_copy(update={"activation_checkpointing": True})})
     plain, less = (step_memory(one, 4, device) for one in (run, saving))
     assert less[KEPT] < 0.6 * plain[KEPT]
@@ -124,7 +135,7 @@ def test_checkpointing_keeps_less_and_adapters_have_few_gradients():
     assert fitting <= USABLE_SHARE * 10e6 < too_many
 
 
-# ---------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # what does not fit is refused
 
 
@@ -137,7 +148,7 @@ def test_the_limit_is_what_a_step_needs_of_memory_that_processes_share(tmp_path,
         check_memory(config, resolve_device(config), processes)
 
 
-# ---------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # the command
 
 

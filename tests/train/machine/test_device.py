@@ -1,4 +1,6 @@
-"""What `auto` stands for on this machine: what its processor says, what train.doctor found safe, what pays."""
+"""What `auto` stands for on this machine: what its processor says, what train.doctor found safe,
+what pays.
+"""
 
 import os
 import signal
@@ -70,7 +72,8 @@ def test_products_of_float32_are_as_exact_by_the_other_library(monkeypatch, as_b
     set_float32_products(Device(torch.device("cpu"), "fp32", False, "sdpa", ()), writes)
     assert torch.get_float32_matmul_precision() == setting
     for rows, inner, columns in ((1, 64, 64), (33, 100, 7), (256, 256, 704), (2048, 128, 384)):
-        a, b = torch.randn(rows, inner), torch.randn(inner, columns)
+        a = torch.randn(rows, inner)
+        b = torch.randn(inner, columns)
         assert ((a @ b).double() - a.double() @ b.double()).abs().max() < 2**-20 * inner
         assert (torch.bmm(a[None], b[None])[0].double() - a.double() @ b.double()).abs().max() < 2**-20 * inner
 
@@ -96,7 +99,7 @@ def test_a_run_that_has_begun_keeps_what_it_took_but_no_precision_that_this_mach
     assert resolve_device(on_mps, {"device": "mps", "precision": "bf16"}).precision == "fp32"
 
 
-# ---------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # memory, peaks
 
 
@@ -137,7 +140,7 @@ def test_the_quota_of_a_container_counts_as_cores_and_as_threads(tmp_path, monke
     assert threads == [cores]
 
 
-# ---------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # `compile: auto`; a compiler that fails, is interrupted or adds up in another order
 
 

@@ -1,4 +1,6 @@
-"""Several processes (DDP, FSDP2, the cores of one machine): the same run as one process, and what goes wrong."""
+"""Several processes (DDP, FSDP2, the cores of one machine): the same run as one process, and what
+goes wrong.
+"""
 
 import itertools
 import os
@@ -53,7 +55,9 @@ def parallel_config(folder, **sections):
     ],
 )
 def test_one_process_then_two_then_one_is_the_run_of_one(tmp_path, parallel, changes):
-    """The signal that ends the middle part reaches one of two processes only: both stop at the same step."""
+    """The signal that ends the middle part reaches one of two processes only: both stop at the same
+    step.
+    """
     config = parallel_config(tmp_path, train=changes)
     chosen = [f"train.parallel={parallel}"]
     assert run_world(1, pretrain_rank, config, ["name=whole"]) == [0]
@@ -64,7 +68,8 @@ def test_one_process_then_two_then_one_is_the_run_of_one(tmp_path, parallel, cha
     assert line.startswith("SIGTERM: saving after this step …")
     assert run_world(1, pretrain_rank, config, chosen) == [0]
 
-    ours, theirs = trace(tmp_path / "runs/tiny"), trace(tmp_path / "runs/whole")
+    ours = trace(tmp_path / "runs/tiny")
+    theirs = trace(tmp_path / "runs/whole")
     for key in ("step", "batch", "lr"):
         assert [line[key] for line in ours] == [line[key] for line in theirs]
     assert ours[:4] == theirs[:4]
@@ -83,7 +88,8 @@ def test_two_processes_share_the_validation_look_at_their_heads_and_are_scored_a
     assert run_world(1, pretrain_rank, config, ["name=one"]) == [0]
     assert run_world(2, pretrain_rank, config, ["name=two", f"train.parallel={parallel}"]) == [0, 0]
     one, two = (losses(tmp_path / "runs" / name) for name in ("one", "two"))
-    assert two[0] == (one[0] if parallel == "ddp" else pytest.approx(one[0], rel=1e-6))  # before the first step
+    # before the first step
+    assert two[0] == (one[0] if parallel == "ddp" else pytest.approx(one[0], rel=1e-6))
     assert two == pytest.approx(
         one, rel=1e-5
     )  # steps of two rows at a time are added up in another order: 4e-6 with AVX2
@@ -99,7 +105,8 @@ def test_two_processes_share_the_validation_look_at_their_heads_and_are_scored_a
 
 def failing_on_rank_1(config: Path, overrides: list[str]) -> None:
     """The same, but on rank 1 the second capture finds that its map is not the kernel's."""
-    capture, calls = snapshots.capture, itertools.count(1)
+    capture = snapshots.capture
+    calls = itertools.count(1)
 
     def wrong(*arguments, **options):
         if next(calls) == 2 and os.environ["RANK"] == "1":
@@ -130,8 +137,9 @@ def test_processes_that_cannot_share_a_step_are_refused_before_anything_is_writt
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
 def test_dropout_differs_between_processes_and_resumes_exactly(tmp_path, parallel):
-    """Killed by SIGTERM and resumed with as many processes: every random state is its own process's. Evaluated in
-    between, after which FSDP2 leaves some parameters gathered."""
+    """Killed by SIGTERM and resumed with as many processes: every random state is its own
+    process's. Evaluated in between, after which FSDP2 leaves some parameters gathered.
+    """
     evaluated = {"every": 3, "hooks": ["validation"]}
     train = {"trace": True, "checkpoint_every": 0, "parallel": parallel}
     config = write_config(tmp_path, train=train, eval=evaluated, model={"hidden_dropout": 0.3})
@@ -172,7 +180,9 @@ def short_of_memory_on_rank_1(config: Path, overrides: list[str]) -> None:
 
 
 def test_memory_that_runs_out_in_the_validation_of_one_fsdp2_process_ends_the_run(tmp_path):
-    """The forward passes of FSDP2 are made together, so a second try of one process would wait for ever."""
+    """The forward passes of FSDP2 are made together, so a second try of one process would wait for
+    ever.
+    """
     config = write_config(tmp_path, eval={"every": 0, "hooks": ["validation"]}, train={"max_steps": 1})
     codes = run_world(2, short_of_memory_on_rank_1, config, ["train.parallel=fsdp2"])
     assert codes[1] == 2
@@ -180,15 +190,18 @@ def test_memory_that_runs_out_in_the_validation_of_one_fsdp2_process_ends_the_ru
     assert "out of memory while evaluating" in config.with_name("rank1.txt").read_text()
 
 
-# ---------------------------------------------------------------------------------------------------------
-# what the processes on the cores of one machine add up in the memory that they share: the same bits in all of them
+# --------------------------------------------------------------------------------------------------
+# what the processes on the cores of one machine add up in the memory that they share: the same bits
+# in all of them
 
-SIZE, CALLS = 3, 6
+SIZE = 3
+CALLS = 6
 
 
 def tensors(call: int, rank: int = 0) -> list[torch.Tensor]:
-    """Two that a process brings to a call, more every time, so that the room has to grow; and two stacks of matrices,
-    of which one has fewer than there are processes."""
+    """Two that a process brings to a call, more every time, so that the room has to grow; and two
+    stacks of matrices, of which one has fewer than there are processes.
+    """
     draw = torch.Generator().manual_seed(100 * call + rank)
     shapes = [(3 + call, 5), (7 * call + 1,), (5, 4, 6), (2, 3, 3)]
     return [torch.randn(shape, generator=draw) for shape in shapes]
@@ -201,7 +214,8 @@ def add_up_and_put_together(folder: Path, quickest: int) -> None:
         own = tensors(call, rank)[:2]
         memory.add_up(own)
         if rank != quickest:
-            time.sleep(0.02)  # what it reads now must still be there when the quickest is in the next call
+            # what it reads now must still be there when the quickest is in the next call
+            time.sleep(0.02)
         torch.save(own + memory.in_shares(orthogonalize, tensors(call)[2:]), folder / f"{rank}_{call}.pt")
 
 
@@ -229,7 +243,7 @@ def test_without_room_every_process_says_so():
     assert run_world(2, in_a_group, without_room) == [0, 0]
 
 
-# ---------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # train.processes: equal to one, exact when it goes on, and gone when the first one is gone
 
 
@@ -237,8 +251,9 @@ TWO = "train.processes=2"
 
 
 def as_command(config: Path, overrides: list[str], kill_at: int | None = None, victim: int = 0, change=None) -> None:
-    """`python -m train.pretrain config overrides…`; it prints into rank0.txt. victim: the rank of the process that
-    kills itself before step `kill_at`. change: called first, to spoil something."""
+    """`python -m train.pretrain config overrides…`; it prints into rank0.txt. victim: the rank of
+    the process that kills itself before step `kill_at`. change: called first, to spoil something.
+    """
     torch.set_num_threads(1)
     if change is not None:
         change()
@@ -344,7 +359,8 @@ def test_auto_is_one_a_core_with_at_least_512_tokens_each_and_a_run_keeps_its_nu
         return number_of_processes(load_run_config(write_config(tmp_path, train={"tokens_per_step": 4096} | train)))
 
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    assert [number(cores) for cores in (1, 2, 6, 64)] == [1, 2, 4, 8]  # 128 rows, which 6 cannot share
+    # 128 rows, which 6 cannot share
+    assert [number(cores) for cores in (1, 2, 6, 64)] == [1, 2, 4, 8]
     assert number(2, tokens_per_step=512) == 1
     assert number(2, processes=4) == 4
     assert number(4, parallel="fsdp2") == 1
@@ -352,4 +368,5 @@ def test_auto_is_one_a_core_with_at_least_512_tokens_each_and_a_run_keeps_its_nu
     assert number(4) == 1  # torchrun's
     monkeypatch.delenv("WORLD_SIZE")
     assert command(config_of(tmp_path, tokens_per_step=1024), TWO)[0] == 0
-    assert [number(cores) for cores in (8, 1)] == [2, 1]  # a resumed run keeps its number where there are as many cores
+    # a resumed run keeps its number where there are as many cores
+    assert [number(cores) for cores in (8, 1)] == [2, 1]

@@ -1,4 +1,6 @@
-"""The doctor on this machine, and on one whose backends raise, compute something else or are not there."""
+"""The doctor on this machine, and on one whose backends raise, compute something else or are not
+there.
+"""
 
 import re
 import subprocess
@@ -61,7 +63,7 @@ def test_here_training_works_and_nothing_is_left_behind(config, tmp_path, monkey
     assert sorted(tmp_path.iterdir()) == before
 
 
-# ---------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # a machine that computes something else
 
 
@@ -105,7 +107,8 @@ def test_what_failed_is_not_recommended(config, monkeypatch):
 @pytest.fixture
 def wrong(monkeypatch):
     """Number formats in which the weights of attention are too large by a third."""
-    formats, dropout = set(), F.dropout
+    formats = set()
+    dropout = F.dropout
 
     def larger(weights, *arguments, **options):
         return dropout(weights, *arguments, **options) * (1.3 if weights.dtype in formats else 1)
@@ -168,7 +171,7 @@ def test_a_compiler_that_computes_something_else_is_seen(config, monkeypatch):
     assert doctor.compiling("cpu", model)[0] == "FAIL"
 
 
-# ---------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # what it recommends
 
 

@@ -28,12 +28,15 @@ from tests.train.helpers import (
 )
 from train.pretrain import main
 
-MHA, GQA = {"num_key_value_heads": 4}, {"num_key_value_heads": 2}
+MHA = {"num_key_value_heads": 4}
+GQA = {"num_key_value_heads": 2}
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory) -> Path:
-    """A finished run with one key/value head per query head, converted/ beside it with half as many."""
+    """A finished run with one key/value head per query head, converted/ beside it with half as
+    many.
+    """
     folder = tmp_path_factory.mktemp("trained")
     pretrain(write_config(folder, name="mha", model=MHA))
     write_converted(folder / "runs/mha", 2, folder / "converted")
@@ -58,13 +61,16 @@ def test_a_converted_model_is_trained_on(trained, here):
 def test_it_is_a_new_run_in_everything_but_the_weights(trained, here):
     """Its step, its schedule and its optimizer are those of a run that starts at random."""
     pretrain(write_config(here, name="on", model=MHA, init_from=str(trained / "runs/mha")))
-    on, mha = here / "runs/on", trained / "runs/mha"
-    assert losses(on)[0] == losses(mha, "val")[-1]  # the last evaluation of the run that it starts from
+    on = here / "runs/on"
+    mha = trained / "runs/mha"
+    # the last evaluation of the run that it starts from
+    assert losses(on)[0] == losses(mha, "val")[-1]
     for key in ("step", "lr"):
         assert [m.get(key) for m in metrics(on)] == [m.get(key) for m in metrics(mha)]
     directory = here / "fresh"
     save(load(mha), directory)
-    load_tokenizer(mha).save(directory)  # the weights alone, without the optimizer's state beside them
+    # the weights alone, without the optimizer's state beside them
+    load_tokenizer(mha).save(directory)
     pretrain(write_config(here, name="fresh", model=MHA, init_from=str(directory)))
     assert metrics(here / "runs/fresh") == metrics(on)
 
@@ -75,7 +81,8 @@ def test_a_directory_that_transformers_saved_is_a_start_as_well(trained, here, a
     model = MHA | {"qk_norm": architecture == "qwen3"} | (windows if architecture == "ministral" else {})
     config = write_config(here, name="ours", model=model, train={"max_steps": 2}, eval={"every": 2})
     pretrain(config)
-    ours, theirs = here / "runs/ours/checkpoints/step_00000002", here / "theirs"
+    ours = here / "runs/ours/checkpoints/step_00000002"
+    theirs = here / "theirs"
     AutoModelForCausalLM.from_pretrained(ours).save_pretrained(theirs)
     AutoTokenizer.from_pretrained(ours).save_pretrained(theirs)
     assert json.loads((theirs / "config.json").read_text())["model_type"] == architecture
@@ -118,7 +125,9 @@ def test_another_tokenizer_is_refused_and_the_remedy_works(here):
 
 
 def test_longer_sequences_are_learned_on_top_of_old_weights(trained, here):
-    """YaRN and windows may be added to weights that were trained without; nothing else about them may differ."""
+    """YaRN and windows may be added to weights that were trained without; nothing else about them
+    may differ.
+    """
     yarn = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 32}
     model = GQA | {"rope_scaling": yarn, "sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"]}
     pretrain(write_config(here, name="longer", model=model, init_from=str(here / "converted")))
@@ -129,8 +138,9 @@ def test_longer_sequences_are_learned_on_top_of_old_weights(trained, here):
     assert "rope_scaling is null here and" in refusal(back)
 
 
-# ---------------------------------------------------------------------------------------------------------
-# adapters: what is saved, exact resume, every command opens them, and what cannot be is said in a line
+# --------------------------------------------------------------------------------------------------
+# adapters: what is saved, exact resume, every command opens them, and what cannot be is said in a
+# line
 
 
 LORA = {"rank": 4, "dropout": 0.1}
@@ -158,9 +168,11 @@ def test_a_run_saves_adapters_alone_and_opens_with_its_base(tmp_path, base):
     assert torch.equal(lm(ids), peft(ids).logits)
     export(run, "merged", tmp_path / "merged")
     assert torch.equal(AutoModelForCausalLM.from_pretrained(tmp_path / "merged")(ids).logits, lm(ids))
-    pretrain(write_config(tmp_path, name="on", init_from=str(run), train={"max_steps": 1}))  # all of it, merged
+    # all of it, merged
+    pretrain(write_config(tmp_path, name="on", init_from=str(run), train={"max_steps": 1}))
     first = losses(tmp_path / "runs/on")[0]
-    assert first == pytest.approx(losses(run)[-1], rel=1e-4)  # a matrix with its adapter added is rounded once more
+    # a matrix with its adapter added is rounded once more
+    assert first == pytest.approx(losses(run)[-1], rel=1e-4)
     assert before == {file: file.read_bytes() for file in base.rglob("*") if file.is_file()}
 
 

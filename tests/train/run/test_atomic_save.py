@@ -1,4 +1,6 @@
-"""A kill at any step of saving, a full disk, a damaged file, a second start: a run finds its last whole checkpoint."""
+"""A kill at any step of saving, a full disk, a damaged file, a second start: a run finds its last
+whole checkpoint.
+"""
 
 import errno
 import itertools
@@ -40,7 +42,8 @@ FILES = "config.json generation_config.json model.safetensors tokenizer.json tok
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
     """Checkpoints of step 1 and step 2."""
-    checkpoints, run = tmp_path_factory.mktemp("two"), training()
+    checkpoints = tmp_path_factory.mktemp("two")
+    run = training()
     for _ in range(2):
         run.steps(1)
         run.save(checkpoints)
@@ -74,7 +77,9 @@ def content(checkpoints: Path) -> str:
 
 
 def killed_at(number: int, action, *arguments) -> None:
-    """action(*arguments), killed before operation `number` of those that change the disk, a write being half done."""
+    """action(*arguments), killed before operation `number` of those that change the disk, a write
+    being half done.
+    """
     count = itertools.count()
 
     def watch(owner, name: str, begin=None) -> None:
@@ -125,7 +130,8 @@ def test_killed_before_every_operation_of_a_save_the_old_checkpoint_counts_or_th
         for pointer in ("latest", "best"):
             assert (checkpoints / pointer).read_text() == f"step_{max(whole):08d}\n"
     assert number > 15
-    assert contents == sorted(contents, reverse=True)  # first always the old one, from some moment on the new one
+    # first always the old one, from some moment on the new one
+    assert contents == sorted(contents, reverse=True)
     assert contents.count("new") > 3
     assert steps_in(checkpoints) == sorted({4, step})
 
@@ -162,11 +168,13 @@ def pretrain_with_room_for(size: int, config: Path) -> None:
 
 def test_on_a_full_disk_a_run_trains_on_says_so_and_resumes_from_what_was_saved(tmp_path):
     sections = {"train": {"max_steps": 8, "checkpoint_every": 2}, "eval": {"every": 2, "sample_tokens": 2}}
-    config, run = write_config(tmp_path, **sections), tmp_path / "runs/tiny"
+    config = write_config(tmp_path, **sections)
+    run = tmp_path / "runs/tiny"
     pretrain(config, "name=whole")
     with stopped_at(3):
         pretrain(config, code=143)
-    assert exit_code(pretrain_with_room_for, 60_000, config) == 2  # room for figures, not for the weights
+    # room for figures, not for the weights
+    assert exit_code(pretrain_with_room_for, 60_000, config) == 2
     lines = (tmp_path / "rank0.txt").read_text().splitlines()
     assert sum(line.startswith("warning: the checkpoint of step 6 could not be written") for line in lines) == 1
     assert lines[-1].startswith("error: the checkpoint of step 8 could not be written")
@@ -205,7 +213,8 @@ def test_every_damage_to_every_file_is_found_and_the_checkpoint_before_it_is_use
 def test_a_run_continues_past_a_damaged_checkpoint_to_the_same_end(tmp_path):
     """The command itself: two damaged ones, and a `latest` that names nothing."""
     changes = {"eval": {"every": 4, "sample_tokens": 2}, "train": {"keep_last": 3}}
-    config, checkpoints = write_config(tmp_path, **changes), tmp_path / "runs/tiny/checkpoints"
+    config = write_config(tmp_path, **changes)
+    checkpoints = tmp_path / "runs/tiny/checkpoints"
     pretrain(config)
     whole = metrics(tmp_path / "runs/tiny")
     (checkpoints / "step_00000012/training/optimizer.safetensors").unlink()
@@ -231,7 +240,8 @@ def test_which_checkpoints_are_kept(keep_last, keep_best, tmp_path):
     for step in range(1, 6):
         run.steps(1)
         if step == 2:
-            run.state.best_step, run.state.best_loss = 2, 1.0
+            run.state.best_step = 2
+            run.state.best_loss = 1.0
         run.save(tmp_path, keep_last, keep_best)
         newest = set(range(max(1, step - keep_last + 1), step + 1))
         assert steps_in(tmp_path) == sorted(newest | ({2} if keep_best and step >= 2 else set()))
@@ -259,13 +269,14 @@ def test_settings_that_differ_are_named_and_may_be_allowed(tmp_path):
     assert [m["step"] for m in metrics(tmp_path / "runs/tiny", "train")] == list(range(1, 7))
     wrong = pretrain(config, *other, "train.max_steps=8", "model.hidden_size=64", "allow_mismatch=true", code=2)
     assert "model.embed_tokens.weight has shape [320, 32]" in wrong.stderr
-    text, other[-1] = tmp_path / "text.txt", "train.max_steps=8"  # the others are the run's settings from now on
+    # the others are the run's settings from now on
+    text, other[-1] = tmp_path / "text.txt", "train.max_steps=8"
     text.write_text(text.read_text() + "One more line.\n")
     assert "no longer what this run was" in pretrain(config, *other, code=2).stderr
     assert "trained on: continuing" in pretrain(config, *other, "allow_mismatch=true").stderr
 
 
-# ---------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # a run directory has one owner: double starts, killed owners
 
 
@@ -285,7 +296,8 @@ def take_and_leave(directory: Path) -> None:
 
 
 def test_a_folder_has_one_owner_and_at_rest_no_file_of_it(tmp_path):
-    run, flag = tmp_path / "runs/x", tmp_path / "flag"
+    run = tmp_path / "runs/x"
+    flag = tmp_path / "flag"
     take_and_leave(run)
     assert not run.exists()  # nothing was written, so nothing stays
     process = start(hold, run, flag)
@@ -302,7 +314,8 @@ def test_a_folder_has_one_owner_and_at_rest_no_file_of_it(tmp_path):
 
 
 def test_a_second_start_is_refused_in_every_process_by_one_line_and_changes_nothing(tmp_path):
-    config, run = write_config(tmp_path, **SHORT), tmp_path / "runs/tiny"
+    config = write_config(tmp_path, **SHORT)
+    run = tmp_path / "runs/tiny"
     with own(run):
         before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
         assert run_world(2, pretrain_rank, config, []) == [2, 2]
@@ -318,7 +331,8 @@ def test_a_run_whose_directory_goes_away_stops_with_one_line(tmp_path):
     assert not run.exists()
 
 
-# The same command started twice within seconds: one process trains, the other is refused, nothing is mixed
+# The same command started twice within seconds: one process trains, the other is refused, nothing
+# is mixed
 
 
 def start_after(seconds: float, config: Path, output: Path) -> None:

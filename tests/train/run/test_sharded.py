@@ -1,4 +1,6 @@
-"""A model that several processes share (FSDP2, HSDP): the run of one process, and checkpoints that fit any number."""
+"""A model that several processes share (FSDP2, HSDP): the run of one process, and checkpoints that
+fit any number.
+"""
 
 import os
 import subprocess
@@ -23,7 +25,8 @@ ODD = {"intermediate_size": 50, "vocab_size": 194}  # rows that four processes c
 
 
 def shared(parallel: str = "fsdp2", optimizer: str = "muon", seed: int = 0) -> tuple[Training, World]:
-    run, world = training(seed, **ODD), ALONE
+    run = training(seed, **ODD)
+    world = ALONE
     if dist.is_initialized():
         world = World(dist.get_rank(), dist.get_world_size(), parallel=parallel)
     if world.shares_model:
@@ -62,7 +65,8 @@ def save_shared(folder: Path, parallel: str, optimizer: str) -> None:
 def load_shared(folder: Path, parallel: str, optimizer: str) -> None:
     run, world = shared(parallel, optimizer, seed=1)
     load_checkpoint(folder / "checkpoints/step_00000002", run.lm, run.optimizers, world)
-    held, expected = tensors(run), torch.load(folder / "held.pt")
+    held = tensors(run)
+    expected = torch.load(folder / "held.pt")
     assert held.keys() == expected.keys()
     assert all(torch.equal(held[name], expected[name]) for name in expected)
 
@@ -113,7 +117,8 @@ def test_four_processes_on_two_machines_then_two_then_one_are_the_run_of_one(tmp
     assert run_world(4, on_machines_of_two, config, ["train.parallel=hsdp"], 3) == [143] * 4
     assert run_world(2, pretrain_rank, config, ["train.parallel=fsdp2"], 7) == [143] * 2
     assert run_world(1, pretrain_rank, config, []) == [0]
-    ours, theirs = trace(tmp_path / "runs/tiny"), trace(tmp_path / "runs/whole")
+    ours = trace(tmp_path / "runs/tiny")
+    theirs = trace(tmp_path / "runs/whole")
     for key in ("step", "batch", "lr"):
         assert [line[key] for line in ours] == [line[key] for line in theirs]
     ours_loss, theirs_loss = ([float.fromhex(line["loss"]) for line in lines] for lines in (ours, theirs))

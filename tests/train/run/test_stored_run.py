@@ -1,7 +1,9 @@
-"""Save with the last release, resume with this one: stored_run/ holds a run that commit 71ccd5fc stopped at step 8.
+"""Save with the last release, resume with this one: stored_run/ holds a run that commit 71ccd5fc
+stopped at step 8.
 
-Where this is red, what you changed keeps people from continuing their runs. If that is meant, say so in CHANGELOG.md,
-and store the run anew: `python -m tests.train.run.test_stored_run` (then put your commit's name above).
+Where this is red, what you changed keeps people from continuing their runs. If that is meant, say
+so in CHANGELOG.md, and store the run anew: `python -m tests.train.run.test_stored_run` (then put
+your commit's name above).
 """
 
 import json
@@ -16,7 +18,8 @@ from tests.train.checkpoints import edit_state
 from tests.train.helpers import metrics, pretrain, stopped_at, trace, write_config
 
 STORED = Path(__file__).parent / "stored_run"  # 95 KB
-BEFORE, STEPS = 8, 12
+BEFORE = 8
+STEPS = 12
 MODEL = {"hidden_size": 8, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8, "intermediate_size": 24}
 
 
@@ -34,7 +37,8 @@ def test_a_run_that_the_last_release_stopped_is_continued(tmp_path, monkeypatch)
     assert [line["step"] for line in metrics(tmp_path / "runs/stored", "train")] == list(range(1, STEPS + 1))
     assert [line["batch"] for line in steps] == [line["batch"] for line in expected]
     for number, (ours, theirs) in enumerate(zip(steps, expected, strict=True), 1):
-        # before the first update of today's: rounding alone, on whatever CPU; Muon enlarges it from then on
+        # before the first update of today's: rounding alone, on whatever CPU; Muon enlarges it from
+        # then on
         share = 0 if number <= BEFORE else 2e-6 if number == BEFORE + 1 else 2e-5
         for key in ("loss", "grad_norm", "lr"):
             wanted = pytest.approx(float.fromhex(theirs[key]), rel=share * (10 if key == "grad_norm" else 1), abs=0)

@@ -1,4 +1,6 @@
-"""One key at a time: which runs a sweep is made of, and that it trains them once, resumes, and ends in a comparison."""
+"""One key at a time: which runs a sweep is made of, and that it trains them once, resumes, and ends
+in a comparison.
+"""
 
 import os
 import signal
@@ -29,8 +31,10 @@ def command(*arguments, code: int = 0):
 @pytest.mark.parametrize(
     ("arguments", "seeds", "names"),
     [
-        ([f"{KEY}=1,4"], 2, "2-seed5 1-seed5 4-seed5 2-seed6 1-seed6 4-seed6"),  # the baseline first, seed by seed
-        ([f"{KEY}=mqa,2,gqa,4"], 1, "2-seed5 mqa-seed5 4-seed5"),  # a value is trained once, however it is written
+        # the baseline first, seed by seed
+        ([f"{KEY}=1,4"], 2, "2-seed5 1-seed5 4-seed5 2-seed6 1-seed6 4-seed6"),
+        # a value is trained once, however it is written
+        ([f"{KEY}=mqa,2,gqa,4"], 1, "2-seed5 mqa-seed5 4-seed5"),
         (
             [f"{KEY}=1,2", "train.optimizer.lr=0.02,1e-3"],
             1,
@@ -111,12 +115,15 @@ def test_a_run_that_fails_is_reported_at_the_end_and_the_others_continue(tmp_pat
 
 
 def until_a_signal(event: EvalEvent) -> None:
-    """From step 10 on, if the runs' folder has a file `hold`: `held` is written, and the run waits for a signal."""
+    """From step 10 on, if the runs' folder has a file `hold`: `held` is written, and the run waits
+    for a signal.
+    """
     hold = event.directory.parent / "hold"
     if event.step < 10 or not hold.exists():
         return
     hold.unlink()
-    came, handlers = threading.Event(), {}
+    came = threading.Event()
+    handlers = {}
 
     def note(number, frame) -> None:
         handlers[number](number, frame)  # the run's own
@@ -134,10 +141,13 @@ def until_a_signal(event: EvalEvent) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("send", "number"), [(os.kill, signal.SIGTERM), (os.killpg, signal.SIGINT)])
 def test_a_sweep_that_is_stopped_saves_and_resumes_exactly(send, number, tmp_path):
-    """SIGTERM reaches the sweep alone, which passes it on; Ctrl-C in a terminal must reach the run once as well."""
+    """SIGTERM reaches the sweep alone, which passes it on; Ctrl-C in a terminal must reach the run
+    once as well.
+    """
     hooks = ["validation", {"name": "tests.train.run.test_sweep:until_a_signal", "every": 10}]
     sections = {"train": {"max_steps": 100, "checkpoint_every": 0}, "eval": {"every": 50, "hooks": hooks}}
-    config, runs = write_config(tmp_path, **sections), tmp_path / "runs"
+    config = write_config(tmp_path, **sections)
+    runs = tmp_path / "runs"
     runs.mkdir()
     (runs / "hold").touch()
     process = subprocess.Popen(
@@ -163,7 +173,8 @@ def test_a_sweep_that_is_stopped_saves_and_resumes_exactly(send, number, tmp_pat
 
 
 def test_a_second_sweep_is_refused_and_trains_nothing(tmp_path):
-    config, folder = write_config(tmp_path), tmp_path / "runs/tiny-sweep-num_key_value_heads"
+    config = write_config(tmp_path)
+    folder = tmp_path / "runs/tiny-sweep-num_key_value_heads"
     with own(folder):
         done = command(config, f"{KEY}=1,2", code=2)
     assert "is in use by another process" in done.stderr

@@ -51,7 +51,13 @@ class EvalConfig(Section):
 
     hooks: list[str | HookConfig] = Field(
         ["validation", "questions", "samples", "attention"],
-        examples=[["validation", {"name": "samples", "every": 1000, "early": [0, 10]}, "your_package.module:function"]],
+        examples=[
+            [
+                "validation",
+                {"name": "samples", "every": 1000, "early": [0, 10]},
+                "your_package.module:function",
+            ]
+        ],
     )
     """What runs during training, in this order: a name, or {name: …, every: …, early: […]}. Code that a config from
     elsewhere names is refused without --trust-hooks."""

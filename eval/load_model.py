@@ -18,7 +18,10 @@ from model.backends.choice import choose_device
 
 
 def open_model(
-    path: str | Path, device: str = "auto", dtype: torch.dtype | None = None, quantise: str | None = None
+    path: str | Path,
+    device: str = "auto",
+    dtype: torch.dtype | None = None,
+    quantise: str | None = None,
 ) -> tuple[LanguageModel, Tokenizer]:
     """The model, in evaluation mode, and the tokenizer of a run (its newest checkpoint) or a checkpoint directory.
 
@@ -29,14 +32,21 @@ def open_model(
 
 
 def open_checkpoint(
-    path: str | Path, device: str = "auto", dtype: torch.dtype | None = None, quantise: str | None = None
+    path: str | Path,
+    device: str = "auto",
+    dtype: torch.dtype | None = None,
+    quantise: str | None = None,
 ) -> tuple[LanguageModel, Tokenizer, Path]:
     """The same, and the checkpoint directory that all of it was read from: a run that trains has soon another one."""
     place = choose_device(device)
     try:
-        lm, tokenizer, directory = read_checkpoint(path, lambda at: (load(at).to(place, dtype), load_tokenizer(at), at))
+        lm, tokenizer, directory = read_checkpoint(
+            path, lambda at: (load(at).to(place, dtype), load_tokenizer(at), at)
+        )
     except torch.OutOfMemoryError:
-        raise InputError(f"{path}: the model does not fit into the memory of {place}: use --device cpu") from None
+        raise InputError(
+            f"{path}: the model does not fit into the memory of {place}: use --device cpu"
+        ) from None
     except (OSError, ValueError) as error:
         raise InputError(str(error)) from None
     if tokenizer.vocab_size > lm.lm_head.out_features:
@@ -64,13 +74,17 @@ def ends_turns(lm: LanguageModel, tokenizer: Tokenizer) -> bool:
 def add_device_option(parser: argparse.ArgumentParser) -> None:
     """`--device` of a command line."""
     parser.add_argument(
-        "--device", default="auto", help="cpu, cuda, cuda:1 or mps; default: auto, a GPU if there is one"
+        "--device",
+        default="auto",
+        help="cpu, cuda, cuda:1 or mps; default: auto, a GPU if there is one",
     )
 
 
 def add_quantise_option(parser: argparse.ArgumentParser) -> None:
     """`--quantise` of a command line."""
-    parser.add_argument("--quantise", choices=("int8", "int4"), help="fewer bits a weight; default: as it was saved")
+    parser.add_argument(
+        "--quantise", choices=("int8", "int4"), help="fewer bits a weight; default: as it was saved"
+    )
 
 
 def run_folder(path: str | Path) -> Path:

@@ -56,7 +56,9 @@ def held_out(source: StoryworldSource, tokenizer: Tokenizer, documents: int = 64
         questions += document.questions
         row_of += [row] * len(document.questions)
     padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=tokenizer.pad_id)
-    first, last = torch.tensor([words[row][question.word] for row, question in zip(row_of, questions, strict=True)]).T
+    first, last = torch.tensor(
+        [words[row][question.word] for row, question in zip(row_of, questions, strict=True)]
+    ).T
     return Exam(padded, words, questions, torch.tensor(row_of), first, last, source.recall.people)
 
 
@@ -98,14 +100,21 @@ def lookups(lm: LanguageModel, exam: Exam) -> tuple[Tensor, Tensor]:
     when the head is ablated.
     """
     chosen = [i for i, question in enumerate(exam.questions) if question.kind == "several"]
-    weights = capture(lm, exam.ids.to(next(lm.parameters()).device)).weights  # (layer, B, head, query, key)
+    weights = capture(
+        lm, exam.ids.to(next(lm.parameters()).device)
+    ).weights  # (layer, B, head, query, key)
     sums, counts = torch.zeros(weights.shape[0], weights.shape[2], 3), torch.zeros(3)
     for i in chosen:
         question, row = exam.questions[i], int(exam.row[i])
-        words, from_answer = exam.words[row], weights[:, row, :, int(exam.first[i]) - 1]  # (layer, head, key)
+        words, from_answer = (
+            exam.words[row],
+            weights[:, row, :, int(exam.first[i]) - 1],
+        )  # (layer, head, key)
         word_ids = [exam.ids[row, first : last + 1].tolist() for first, last in words]
         clues, facets = [word_ids[clue] for clue in question.clues], len(question.clues)
-        for start in range(0, exam.people * (1 + facets), 1 + facets):  # a name and its facets: the fact of a person
+        for start in range(
+            0, exam.people * (1 + facets), 1 + facets
+        ):  # a name and its facets: the fact of a person
             end = start + facets
             shares_some = any(word in clues for word in word_ids[start + 1 : end + 1])
             group = 0 if start == question.fact else 1 if shares_some else 2
@@ -119,19 +128,30 @@ def lookups(lm: LanguageModel, exam: Exam) -> tuple[Tensor, Tensor]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Which head of a run looks up facts, and what is lost without it?")
+    parser = argparse.ArgumentParser(
+        description="Which head of a run looks up facts, and what is lost without it?"
+    )
     parser.add_argument("run", help="a run of configs/recall.yaml, or a checkpoint of it")
-    parser.add_argument("--documents", type=integer("--documents", 1), default=16, help="held-out documents (16)")
+    parser.add_argument(
+        "--documents", type=integer("--documents", 1), default=16, help="held-out documents (16)"
+    )
     add_device_option(parser)
     given = parser.parse_args()
     source = source_of(given.run)
     lm, tokenizer = open_model(given.run, given.device)
     attention, without = lookups(lm, held_out(source, tokenizer, given.documents))
     rows = [
-        [f"layer {layer} head {head}", *(f"{share:.1%}" for share in (*attention[layer, head], without[layer, head]))]
+        [
+            f"layer {layer} head {head}",
+            *(f"{share:.1%}" for share in (*attention[layer, head], without[layer, head])),
+        ]
         for layer, head in product(*map(range, without.shape))
     ]
-    print(table(["looks at", "right person", "shares a word", "shares none", "right without it"], rows))
+    print(
+        table(
+            ["looks at", "right person", "shares a word", "shares none", "right without it"], rows
+        )
+    )
 
 
 if __name__ == "__main__":

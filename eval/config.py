@@ -20,7 +20,7 @@ class HookConfig(Section):
     """Extra steps at which it runs; null = none (eval.attention.early)."""
 
     def is_due(self, step: int, is_last: bool) -> bool:
-        """Whether it runs after this step: each `every` steps, at the steps of `early`, and at the end."""
+        """Return True every `every` steps, at the steps of `early`, and at the end."""
         every = self.every or 0
         return is_last or step in (self.early or ()) or (every > 0 and step % every == 0)
 

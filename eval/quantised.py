@@ -6,12 +6,12 @@ A row each for float32, bfloat16, weights of 8 and of 4 bits, and a key-value ca
     cache           bytes of the key-value cache a token
     tokens/s        greedy decoding of one row, medians; the rows take turns
     gap             bits per byte above the entropy floor, on held-out stories
-    copy gain       what telling random tokens twice is worth, nats a token
+    copy gain       gain on the second copy of random tokens, nats a token
     exact match     share of held-out questions answered right
-    drift           how far attention moves from float32: half the sum of |difference| over the keys
-                    of a token (0 = equal maps, 1 = nothing in common), mean of heads and tokens
+    drift           change of attention against float32: half the sum of |difference| over a token's
+                    keys (0 = equal maps, 1 = nothing in common), mean of heads and tokens
 
-A run on other texts than the built-in world has no gap, one on texts, not chats, no exact match.
+Only a run on the built-in world has a gap, and only one on chats an exact match.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ VARIANTS: dict[str, tuple[torch.dtype, str | None, str]] = {  # name -> dtype, w
     "int4 weights": (torch.float32, "int4", "dynamic"),
     "int8 cache": (torch.float32, None, "int8"),
 }
-DOCUMENTS = 50  # Quality is measured on so many held-out stories, and conversations.
-PROMPT = 16  # Decoding is timed after a prompt of so many tokens,
-DECODED = 128  # for so many tokens,
-ROUNDS = 5  # so often.
+DOCUMENTS = 50  # held-out stories and conversations
+PROMPT = 16  # tokens before those that are timed
+DECODED = 128  # tokens that are timed
+ROUNDS = 5
 
 
 def main() -> None:
@@ -76,7 +76,7 @@ def main() -> None:
         except InputError as error:
             if not models:
                 raise
-            # no torchao, or no layer that it could change
+            # no torchao, or no layer that it can change
             print(f"{name} left out: {error}", flush=True)
             continue
         longest = lm.config.max_position_embeddings
@@ -108,7 +108,7 @@ def main() -> None:
 
 @contextmanager
 def reading_through(lm: LanguageModel, cache: str) -> Iterator[None]:
-    """Inside, every forward pass without a cache reads through a new one of this kind."""
+    """Give every forward pass a new cache of this kind, within this context."""
 
     def add_cache(module: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
         if kwargs.get("kv_cache") is None:
@@ -124,9 +124,9 @@ def reading_through(lm: LanguageModel, cache: str) -> Iterator[None]:
 
 
 def decode_speeds(models: Mapping[str, tuple[LanguageModel, str]]) -> dict[str, float]:
-    """Return tokens/s of greedy decoding, one row, for each model and its kind of key-value cache.
+    """Return tokens/s of greedy decoding, one row, for each model and its kind of cache.
 
-    Each round times all models, so that whatever else the machine does slows all of them alike.
+    Each round times all models, so that other programs slow all of them alike.
     """
     longest = min(lm.config.max_position_embeddings for lm, _ in models.values())
     prompt = min(PROMPT, longest // 2)
@@ -137,14 +137,14 @@ def decode_speeds(models: Mapping[str, tuple[LanguageModel, str]]) -> dict[str, 
             ids = torch.arange(prompt, device=next(lm.parameters()).device)[None]
             start = time.perf_counter()
             output = generate(lm, ids, new, temperature=0, stop_ids=(), kv_cache=cache)
-            output.cpu()  # waits for a GPU
+            output.cpu()  # note: this waits for the GPU
             seconds[name].append(time.perf_counter() - start)
     # the first round only warms up
     return {name: new / median(times[1:]) for name, times in seconds.items()}
 
 
 def cache_bytes(lm: LanguageModel, cache: str) -> float:
-    """Return the bytes of a token in a cache, counted after eight."""
+    """Return a cache's bytes a token, measured after eight tokens."""
     like = next(lm.parameters())
     filled = make_cache(cache, lm.config, 1, 8, like)
     with torch.no_grad():

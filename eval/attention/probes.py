@@ -94,7 +94,7 @@ class ProbeFile(Section):
     """A YAML file of texts: `texts: {fox: The fox saw the bird.}`."""
 
     texts: dict[Name, Annotated[str, Field(min_length=1)]] = Field(min_length=1)
-    """What the heads look at, by name; a name has letters, digits, - and _, since it names files."""
+    """Texts for the heads, by name. Names of letters, digits, - and _, since they name files."""
 
 
 def read_probe_file(path: str | Path) -> dict[str, str]:

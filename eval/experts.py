@@ -99,8 +99,9 @@ def routing(
 
     def count(layer: int, routes: Routes) -> Routes:
         i = layers.index(layer)
-        real = tokens != pad_id
+        real = tokens != pad_id  # (N,)
         _, weight, experts = (x[real.to(x.device)].cpu() for x in routes)
+        # one bin for each pair of expert and id
         ids[i] += torch.bincount((experts * V + tokens[real, None]).flatten(), minlength=E * V)
         weights[i] += torch.bincount(experts.flatten(), weight.flatten().double(), minlength=E)
         return routes
@@ -128,12 +129,12 @@ def loss_with(
 
 def at_random(seed: int = 0) -> Change:
     """Draw every token's experts at random, and keep its weights."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)  # its own: training's random state stays
 
     def change(layer: int, routes: Routes) -> Routes:
         probabilities, weights, experts = routes
         noise = torch.rand(probabilities.shape, generator=generator)
-        drawn = noise.topk(experts.shape[1], dim=-1).indices
+        drawn = noise.topk(experts.shape[1], dim=-1).indices  # (N, k), k different experts
         return probabilities, weights, drawn.to(experts.device)
 
     return change

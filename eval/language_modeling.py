@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 Autocast = Callable[[], AbstractContextManager]
 LOGITS = 2**25  # At most so many logits are in memory at a time: 128 MB.
+ROWS = 32  # `losses_of` reads so many sequences at a time.
 
 
 class OutOfStep(InputError):
@@ -46,7 +47,7 @@ def mean_loss(
     lm: LanguageModel, batches: Iterable[Batch], autocast: Autocast = nullcontext
 ) -> float:
     """Return the mean of -ln p over the labels of all batches, in nats a token."""
-    sums = []
+    sums: list[tuple[float, int]] = []
     for parts in loss_sums(lm, batches, autocast):
         sums += parts
     return mean(sums)[0]
@@ -123,23 +124,22 @@ def predictions(
             documents = None if document_ids is None else document_ids[chunk].to(device)
             logits = lm(ids, document_ids=documents)[:, :-1].float()  # (rows, T - 1, V)
             targets = ids[:, 1:]
+            # cross_entropy takes the classes in dimension 1
             chunk_losses = F.cross_entropy(logits.transpose(1, 2), targets, reduction="none")
             losses[chunk, 1:] = chunk_losses.cpu()
             likeliest[chunk, 1:] = (logits.argmax(-1) == targets).cpu()
     return losses, likeliest
 
 
-def losses_of(
-    lm: LanguageModel, sequences: Sequence[Sequence[int]], rows: int = 32
-) -> list[Tensor]:
+def losses_of(lm: LanguageModel, sequences: Sequence[Sequence[int]]) -> list[Tensor]:
     """Return -ln p of every token but the first of each sequence: (T - 1,) in nats, on the CPU.
 
     Raises ValueError for a sequence longer than max_position_embeddings.
     """
     order = sorted(range(len(sequences)), key=lambda i: len(sequences[i]))  # little padding
     losses: dict[int, Tensor] = {}
-    for start in range(0, len(order), rows):
-        chosen = order[start : start + rows]
+    for start in range(0, len(order), ROWS):
+        chosen = order[start : start + ROWS]
         tensors = [torch.tensor(sequences[i]) for i in chosen]
         padded = torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True)
         padded_losses, _ = predictions(lm, padded)
@@ -169,6 +169,7 @@ def compare_with_floor(
     stories = [s for s in stories if len(tokenizer.encode(s.text)) + 2 <= longest]
     if not stories:
         return 0, math.nan, math.nan
+    # full precision and one backend, so that the figure does not depend on the run's settings
     backend = lm.attn_implementation
     lm.set_attn_implementation("sdpa")
     try:

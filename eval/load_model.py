@@ -60,7 +60,7 @@ def open_checkpoint(
             f"{path}: the tokenizer has {tokenizer.vocab_size:,} ids, the model "
             f"{lm.lm_head.out_features:,}: they do not belong together"
         )
-    tokenizer.model_ends = lm.config.end_ids
+    tokenizer.model_ends = lm.config.end_ids  # the config may name more than the tokenizer
     if quantise is not None:
         from model.variants.quantised import quantise_weights
 

@@ -94,7 +94,9 @@ def study(
     None if a text is too short for the phrases.
     """
     (first, (lm, tokenizer)), *others = models.items()
-    trained, longest, last = config.sequence_length, lengths[-1], lengths[0] // 2
+    trained = config.sequence_length
+    longest = lengths[-1]
+    last = lengths[0] // 2
     makers = ways(lm, trained)
     for path, (other, its_tokenizer) in others:
         if its_tokenizer.sha256() != tokenizer.sha256():
@@ -109,16 +111,17 @@ def study(
     for name, make in makers.items():
         for length in lengths:
             model = make(length)
-            # a document's first token, and the end of the text
+            # A document's first token, and the end of the text. So all lengths predict the same
+            # tokens, after more or less context.
             end = torch.cat((text[:, :1], text[:, longest - length + 1 :]), dim=1)
-            losses, _ = predictions(model, end)
+            losses, _ = predictions(model, end)  # (texts, length)
             stretches = losses.tensor_split(POSITIONS, dim=1)
             figures: dict[str, Any] = {"loss": losses[:, -last:].mean().item()}
             figures |= {"recall": None, "copy_gain": None}
             figures["loss_by_position"] = [part.nanmean().item() for part in stretches]
             exam = exams[length]
             if exam is not None:
-                ids, row, copy, source = exam
+                ids, row, copy, source = exam  # (texts, T), then (questions,) each
                 losses, right = predictions(model, ids)
                 figures["recall"] = right[row, copy].float().mean().item()
                 figures["copy_gain"] = (losses[row, source] - losses[row, copy]).mean().item()

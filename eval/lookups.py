@@ -72,7 +72,8 @@ def held_out(source: StoryworldSource, tokenizer: Tokenizer, documents: int = 64
 def right(lm: LanguageModel, exam: Exam) -> Tensor:
     """Return True for each question that the model answers right: (questions,) bool."""
     _, is_likeliest = predictions(lm, exam.ids)  # (B, T)
-    wrong_until = (~is_likeliest).long().cumsum(1)
+    # an answer is right if no token from its first to its last adds to this count
+    wrong_until = (~is_likeliest).long().cumsum(1)  # (B, T)
     return wrong_until[exam.row, exam.last] == wrong_until[exam.row, exam.first - 1]
 
 
@@ -118,6 +119,7 @@ def lookups(lm: LanguageModel, exam: Exam) -> tuple[Tensor, Tensor]:
         question = exam.questions[i]
         row = int(exam.row[i])
         words = exam.words[row]
+        # the token before the answer predicts it
         from_answer = weights[:, row, :, int(exam.first[i]) - 1]  # (layer, head, key)
         word_ids = [exam.ids[row, first : last + 1].tolist() for first, last in words]
         clues = [word_ids[clue] for clue in question.clues]

@@ -61,7 +61,9 @@ def main() -> None:
     add_device_option(parser)
     args = parser.parse_args()
     config = data_config(args.run)
-    world, stories, questions = None, [], []
+    world = None
+    stories = []
+    questions = []
     if config and isinstance(config.source, StoryworldSource) and config.source.recall is None:
         world = config.source.model_copy(update={"validation_documents": DOCUMENTS})
         stories = [tell(world.seed, i, "validation", world.level) for i in range(DOCUMENTS)]
@@ -79,13 +81,13 @@ def main() -> None:
             # no torchao, or no layer that it can change
             print(f"{name} left out: {error}", flush=True)
             continue
+        device = next(lm.parameters()).device
         longest = lm.config.max_position_embeddings
         probe = world and story_probe(tokenizer, world, longest, "stories")
         probe = probe or probe_from_text(tokenizer, TEXT, longest)
         repeated = repeated_probe(tokenizer, 2, longest)
         with reading_through(lm, cache):
-            inputs = probe.for_model(next(lm.parameters()).device)["input_ids"]
-            maps = capture(lm, inputs).weights  # (layer, B, head, query, key)
+            maps = capture(lm, probe.input_ids.to(device)).weights  # (layer, B, head, query, key)
             gain = copy_gain(lm, repeated) if repeated else None
             _, bits, floor = compare_with_floor(lm, tokenizer, stories)
         exact = None
@@ -94,7 +96,11 @@ def main() -> None:
         if maps_in_float32 is None:
             maps_in_float32 = maps
         drift = 0.5 * (maps - maps_in_float32).abs().sum(-1).mean().item()
-        row = rows[name] = [name, f"{weight_bytes(lm):,}", f"{cache_bytes(lm, cache):,.0f}"]
+        # the bytes of a token, measured after eight
+        filled = make_cache(cache, lm.config, 1, 8, next(lm.parameters()))
+        with torch.no_grad():
+            lm(torch.zeros(1, 8, dtype=torch.long, device=device), kv_cache=filled)
+        row = rows[name] = [name, f"{weight_bytes(lm):,}", f"{filled.nbytes / 8:,.0f}"]
         values = ((bits - floor, "+.4f"), (gain, ".3f"), (exact, ".1%"), (drift, ".4f"))
         for value, form in values:
             is_missing = value is None or value != value
@@ -141,15 +147,6 @@ def decode_speeds(models: Mapping[str, tuple[LanguageModel, str]]) -> dict[str, 
             seconds[name].append(time.perf_counter() - start)
     # the first round only warms up
     return {name: new / median(times[1:]) for name, times in seconds.items()}
-
-
-def cache_bytes(lm: LanguageModel, cache: str) -> float:
-    """Return a cache's bytes a token, measured after eight tokens."""
-    like = next(lm.parameters())
-    filled = make_cache(cache, lm.config, 1, 8, like)
-    with torch.no_grad():
-        lm(torch.zeros(1, 8, dtype=torch.long, device=like.device), kv_cache=filled)
-    return filled.nbytes / 8
 
 
 if __name__ == "__main__":

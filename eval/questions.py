@@ -116,7 +116,7 @@ def ask(
     """
     prompts = [prompt_ids(tokenizer, question.messages) for question in questions]
     right_replies = tokenizer.encode_many([question.reply for question in questions])
-    room = [len(ids) + 1 for ids in right_replies]
+    room = [len(ids) + 1 for ids in right_replies]  # + 1: the end of the turn
     longest = lm.config.max_position_embeddings
     order = [i for i in range(len(prompts)) if len(prompts[i]) + room[i] <= longest]
     order.sort(key=lambda i: len(prompts[i]))  # like lengths together: little padding
@@ -152,6 +152,7 @@ def guesses(question: Question) -> list[str]:
     answers = [candidates[0], candidates[-1]]
     for measure in (text.rfind, text.count):
         values = {candidate: measure(words[candidate]) for candidate in candidates}
+        # rfind: mentioned last, or least late; count: most often, or most rarely
         answers.append(max(candidates, key=values.__getitem__))
         answers.append(min(candidates, key=values.__getitem__))
     return answers
@@ -181,6 +182,7 @@ def figures(questions: Sequence[Question], replies: Sequence[str | None]) -> dic
         classes[kind] = {
             "exact_match": sum(right) / count,
             "chance": sum(1 / len(question.candidates) for question in chosen) / count,
+            # the best rule is chosen on these very questions, so it is a strong opponent
             "guess": max(same_answer, *map(sum, zip(*hits, strict=True))) / count,
             "asked": count,
         }

@@ -48,6 +48,7 @@ def complete(
     if len(ids) >= longest:
         raise InputError(f"the prompt has {len(ids)} tokens, the context {longest}: shorten it")
     row = torch.tensor([ids], device=next(lm.parameters()).device)
+    # the prompt and what follows it
     tokens = generate(
         lm,
         row,
@@ -88,7 +89,7 @@ def main() -> None:
     add("--top-p", type=number("--top-p", 1e-6, 1), default=0.95)
     add("--seed", type=integer("--seed", 0), default=0)
     add_device_option(parser)
-    args = parser.parse_intermixed_args()
+    args = parser.parse_intermixed_args()  # options may come between run and prompt
     lm, tokenizer = open_model(args.run, args.device)
     options = (args.max_new_tokens, args.temperature, args.top_p, args.seed)
     try:

@@ -170,7 +170,8 @@ class ChoiceRecord(BaseModel):
     label: int | Annotated[str, Field(pattern=r"^\d+$")]  # some copies hold "3"
 
     def question(self, where: str) -> Question:
-        label, last = int(self.label), len(self.endings) - 1
+        label = int(self.label)
+        last = len(self.endings) - 1
         if not 0 <= label <= last:
             raise InputError(f"{where}: `label` is {label}: it must be a number from 0 to {last}")
         return Question(where, self.ctx, tuple(self.endings), label)
@@ -333,6 +334,7 @@ def score(
             is_open = question.context and not any(map(str.isspace, joint))
             texts.append(question.context + (delimiter if is_open else "") + ending)
         context, *endings = [[tokenizer.bos_id, *ids] for ids in tokenizer.encode_many(texts)]
+        # refuse a long ending before the model reads anything
         for number, ids in enumerate(endings):
             if len(ids) > longest:
                 raise InputError(

@@ -148,16 +148,16 @@ class _Recorder:
     def keep(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor, tolerance: float
     ) -> None:
-        mask = boolean_mask(self.specs[layer])
+        mask = boolean_mask(self.specs[layer])  # (B or 1, 1, T, S)
         assert mask is not None
         B, H, T, _ = q.shape
         groups = H // k.shape[1]
-        q = q[:, self.heads]
-        k = repeat_kv(k, groups)[:, self.heads]
+        q = q[:, self.heads]  # (B, heads, T, D)
+        k = repeat_kv(k, groups)[:, self.heads]  # (B, heads, S, D)
         v = repeat_kv(v, groups)[:, self.heads]
         weights = torch.zeros(B, len(self.heads), T, self.key_count)
         max_logits = torch.empty(B, len(self.heads))
-        columns = self.specs[layer].key_positions.cpu()
+        columns = self.specs[layer].key_positions.cpu()  # (S,)
         present = columns < self.key_count  # a static cache has room for later tokens
         first = int(columns[0])  # a sliding window may have dropped the first keys
         last = int(columns[present][-1]) + 1
@@ -166,9 +166,9 @@ class _Recorder:
             chunk = slice(start, start + rows)
             allowed = mask.expand(B, -1, -1, -1)[chunk]
             values = v[chunk]
-            scores = attention_scores(q[chunk], k[chunk], allowed)
-            recomputed = normalise(scores, allowed)  # (rows, heads, T, S), in float32
-            expected = recomputed @ values
+            scores = attention_scores(q[chunk], k[chunk], allowed)  # (rows, heads, T, S)
+            recomputed = normalise(scores, allowed)  # float32
+            expected = recomputed @ values  # (rows, heads, T, D)
             returned = out[chunk][:, self.heads].float()
             limit = tolerance * max(returned.abs().max().item(), 1e-6)
             if out.dtype == torch.bfloat16:  # a rounded large score gives another weight

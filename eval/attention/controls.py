@@ -29,7 +29,7 @@ def copy_gain(lm: LanguageModel, probe: Probe) -> float:
     leave out the first token of a copy, because nothing announces it.
     Olsson et al. 2022 (arXiv 2209.11895).
     """
-    losses = token_losses(lm, probe)
+    losses = token_losses(lm, probe)  # (B, T)
     first, second = copied(probe)
     return (losses[first].mean() - losses[second].mean()).item()
 
@@ -38,6 +38,7 @@ def copied(probe: Probe) -> tuple[Tensor, Tensor]:
     """Masks (B, T) of the tokens that copy_gain compares: first copy, second copy."""
     first, second = torch.zeros(2, *probe.input_ids.shape, dtype=torch.bool)
     if probe.period is not None:
+        # The row is: bos, block, block. The first token of each block is left out.
         first[:, 2 : 1 + probe.period] = True
         second[:, 2 + probe.period : 1 + 2 * probe.period] = True
         return first, second
@@ -80,7 +81,7 @@ def scaled(lm: LanguageModel, factors: Mapping[Head, float | Tensor]) -> Iterato
         for (factor_layer, head), factor in factors.items():
             if factor_layer == layer:
                 x[..., head, :] *= factor
-        return (x.flatten(-2),)
+        return (x.flatten(-2),)  # (…, H * D)
 
     handles = []
     for layer in {layer for layer, _ in factors}:
@@ -108,6 +109,7 @@ def ablation(lm: LanguageModel, probe: Probe, heads: Sequence[Head]) -> float:
 def ablate_each(lm: LanguageModel, loss: Callable[[], float]) -> Tensor:
     """Ablate one head at a time, and return the rise of `loss` for each: (layer, head)."""
     before = loss()
+    # Heads are ablated alone: two heads that do the same job both seem to be useless.
     rises = torch.zeros(lm.config.num_hidden_layers, lm.config.num_attention_heads)
     for layer, head in torch.ones_like(rises).nonzero().tolist():
         with ablated(lm, [(layer, head)]):
@@ -151,7 +153,7 @@ def ablate_strongest(
     feeding = feeding[:k]
     groups = {"strongest induction heads": strongest, "previous-token heads below them": feeding}
     rest = sorted(set(ranking) - {*strongest, *feeding})
-    rng = Random("ablation 0")
+    rng = Random("ablation 0")  # the same draws in every run
     drawn: list[list[Head]] = []
     while len(drawn) < min(draws, math.comb(len(rest), k)):
         heads = sorted(rng.sample(rest, k))

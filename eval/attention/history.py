@@ -74,7 +74,8 @@ def phase_change(snapshots: Sequence[Snapshot]) -> PhaseChange | None:
     moment = next(s for s in ordered if s.scores["induction"][best] >= final / 2)
     if final < (10 * chance if chance else 0.1) or moment is ordered[0]:
         return None
-    layer, head = last.layers[best[0]], last.heads[best[1]]
+    layer = last.layers[best[0]]
+    head = last.heads[best[1]]
     return PhaseChange(layer, head, moment.step, moment.tokens, moment.seconds)
 
 
@@ -142,8 +143,10 @@ def changes(snapshots: Sequence[Snapshot]) -> Iterator[tuple[int, str]]:
                 continue
             level = snapshot.chance.get(name) or 0.0
             before = reported.setdefault(name, now.copy())
+            # a score may be undefined at first
             before[:] = np.where(np.isnan(before), now, before)
             change = np.abs(np.nan_to_num(now - before))
+            # below chance, a change means little
             change[np.fmax(before, now) < LEAST_TIMES_CHANCE * level] = 0
             clear = change >= LEAST_CHANGE
             if clear.any():
@@ -156,7 +159,7 @@ def changes(snapshots: Sequence[Snapshot]) -> Iterator[tuple[int, str]]:
                 meaning = meaning[0].lower() + meaning[1:]
                 title = SCORES[name].title
                 yield snapshot.step, f"{head}: {title} {values}{chance}{more}: {meaning}"
-            before[clear] = now[clear]
+            before[clear] = now[clear]  # also of the heads that "more" counts
 
 
 def findings(snapshots: Sequence[Snapshot]) -> list[str]:

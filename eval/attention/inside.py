@@ -33,7 +33,8 @@ def logit_lens(lm: LanguageModel, input_ids: Tensor) -> Tensor:
     nostalgebraist 2020, "interpreting GPT: the logit lens".
     """
     passes = passing(lm, input_ids, [*lm.model.layers, lm.model.norm])
-    streams = [stream for stream, _ in passes]
+    streams = [stream for stream, _ in passes]  # (B, T, hidden_size) each
+    # the norm is not linear, so it is applied to each stream anew
     return lm.lm_head(lm.model.norm(torch.stack(streams)))
 
 
@@ -86,8 +87,8 @@ def direct_logit_attribution(
     heads = []
     biases = torch.zeros_like(stream)
     for layer, o_proj, (z, out) in zip(layers, o_projs, attention_passes, strict=True):
-        bias = o_proj(torch.zeros_like(z))
-        masks = columns(lm.config.num_attention_heads, z)[:, None, None]
+        bias = o_proj(torch.zeros_like(z))  # its output for the input 0
+        masks = columns(lm.config.num_attention_heads, z)[:, None, None]  # (H, 1, 1, H * D)
         parts = o_proj(z * masks) - bias  # (H, B, T, hidden_size)
         if norm_after:
             post = layer.post_attention_layernorm
@@ -132,7 +133,7 @@ def patch_activations(
     positions = where.to(input_ids.device).bool()[..., None]  # (N, T, 1)
 
     def answer(ids: Tensor) -> Tensor:
-        logits = lm(ids, logits_to_keep=1)[:, -1]
+        logits = lm(ids, logits_to_keep=1)[:, -1]  # (N, V)
         return logits[:, token] - logits[:, instead_of]
 
     def patch(_: nn.Module, inputs: tuple, clean: Tensor, part: Tensor) -> tuple:
@@ -149,6 +150,7 @@ def patch_activations(
             for part in columns(H, clean).bool():
                 hook = partial(patch, clean=clean, part=part)
                 with site.register_forward_pre_hook(hook):
+                    # N copies of the other text, each with its own patch
                     answers.append(answer(other_ids.expand(len(positions), -1)))
         begin = answer(other_ids)
         end = answer(input_ids)

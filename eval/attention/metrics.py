@@ -39,7 +39,7 @@ def previous_token(weights: Tensor) -> Tensor:
 
 def sink(weights: Tensor) -> Tensor:
     """mean over i ≥ 1 of A[i, 0]. Xiao et al. 2023 (arXiv 2309.17453)."""
-    return weights[..., 1:, 0].mean(-1)
+    return weights[..., 1:, 0].mean(-1)  # row 0 sees nothing else
 
 
 def sink_rate(weights: Tensor) -> float:
@@ -66,8 +66,8 @@ def entropy_sink_free(weights: Tensor) -> Tensor:
 
     A head with a sink looks focused otherwise. Rows with nothing but a sink are skipped.
     """
-    without_first = weights[..., 2:, 1:]
-    total = without_first.sum(-1, keepdim=True)
+    without_first = weights[..., 2:, 1:]  # (..., T - 2, T - 1)
+    total = without_first.sum(-1, keepdim=True)  # (..., T - 2, 1)
     rows = torch.special.entr(without_first / total.clamp_min(WITHOUT_SINK)).sum(-1)
     return rows.masked_fill(total[..., 0] < WITHOUT_SINK, math.nan).nanmean(-1)
 
@@ -102,7 +102,7 @@ def mass_on_copies(weights: Tensor, probe: Probe, shift: int, each_entry: bool =
         for back in range(1, (i - 1) // period + 1):  # in copies
             rows.append(i)
             keys.append(i - back * period + shift)
-    mass = weights[..., rows, keys]
+    mass = weights[..., rows, keys]  # (layer, B, head, entries)
     return mass.mean(-1) if each_entry else mass.sum(-1) / len(later)
 
 
@@ -117,6 +117,7 @@ def mass_on_targets(weights: Tensor, probe: Probe, kind: str) -> Tensor:
     total = weights.new_zeros(B, L, H)
     if entries:
         rows, queries, keys_ = torch.tensor(entries).T
+        # several entries may belong to one row, so they are added up
         total.index_add_(0, rows, weights[:, rows, :, queries, keys_])
     counts = torch.tensor([len(pairs) for pairs in targets], dtype=weights.dtype)
     return (total / counts[:, None, None]).transpose(0, 1)  # 0 / 0 is NaN

@@ -133,7 +133,7 @@ def build_probes(
     ids = np.empty(0, np.int64)
     if held_out is not None:
         ids = held_out.read(0, min(len(held_out), SCAN))
-        if "text" not in texts:
+        if "text" not in texts:  # mosaic draws the first probe
             probes.insert(0, text_probe(tokenizer, ids, longest))
     # Both repeat the same blocks: a resumed run, which gets these blocks, measures the same.
     for copies in (2, 4):
@@ -158,7 +158,7 @@ def build_probes(
 def probe_from_text(tokenizer: Tokenizer, text: str, longest: int, name: str = "text") -> Probe:
     """Build a probe of one text, cut to `longest` tokens. Raises ValueError for an empty text."""
     ids = [tokenizer.bos_id, *tokenizer.encode(text)]
-    if len(ids) == 1:
+    if len(ids) == 1:  # only the first token of a document
         raise ValueError(f"the text of the probe {name} is empty: give a few words")
     left_out = ""
     if len(ids) > longest:
@@ -271,7 +271,7 @@ def packed_probe(
     if not rows:
         return None
     documents = torch.arange(PACKED_DOCUMENTS).repeat_interleave(len(pieces[0]))
-    documents = documents.expand(len(rows), -1).contiguous()
+    documents = documents.expand(len(rows), -1).contiguous()  # (B, T)
     return _probe("packed", tokenizer, rows, document_ids=documents, isolated=isolated)
 
 
@@ -299,6 +299,7 @@ def _probe(name: str, tokenizer: Tokenizer, rows: list[list[int]], **structure: 
     """Pad the rows on the right and make a probe of them."""
     length = max(map(len, rows))
     ids = torch.tensor([row + [tokenizer.pad_id] * (length - len(row)) for row in rows])
+    # (B, T): position < length of the row
     real = torch.arange(length) < torch.tensor([[len(row)] for row in rows])
     labels = [readable_tokens(tokenizer, row) for row in ids.tolist()]
     return Probe(name, ids, labels, real=None if bool(real.all()) else real, **structure)

@@ -27,7 +27,7 @@ from eval.attention.probes import BUILT_IN_PROBES, Probe
 from eval.config import AttentionConfig
 from model import LanguageModel
 
-# The maps of these probes are kept, besides those of texts. They have some fifty tokens.
+# The maps of these probes and of texts are stored. These have some fifty tokens.
 MAPS = ("repeated_2", "packed")
 # The model's figure is the largest of the heads' scores for some scores, the mean for others.
 STRONGEST = (
@@ -96,6 +96,7 @@ def take_snapshot(
     figures: dict[str, float | None] = {}
     for probe in probes:
         inputs: dict[str, Any] = probe.for_model(device)
+        # One process must not raise alone: first all agree.
         problem = None
         try:
             captured = capture(lm, **inputs, layers=config.layers, heads=config.heads)
@@ -122,6 +123,7 @@ def take_snapshot(
             documents = None
             if probe.document_ids is not None:
                 documents = probe.document_ids[0, :count].tolist()
+            # the map of the first row only: (layer, head, query, key)
             weights = captured.weights[:, 0, :, :count, :count].numpy()
             labels = probe.labels[0][:count]
             maps[probe.name] = ProbeMap(weights, labels, documents, ", ".join(left_out))
@@ -178,6 +180,7 @@ def write(snapshot: Snapshot, folder: Path) -> Path:
     arrays: dict[str, Any] = {}
     maps = {}
     for name, probe_map in snapshot.maps.items():
+        # float16 halves the file; a picture does not show the difference
         arrays[f"map.{name}"] = probe_map.weights.astype(np.float16)
         maps[name] = {**vars(probe_map), "weights": None}
     for name, values in snapshot.scores.items():
@@ -226,7 +229,8 @@ def read(file: Path) -> Snapshot:
 
 def read_all(run: Path) -> tuple[list[Snapshot], list[str]]:
     """Read a run's snapshots, by step; and a line for each that cannot be read."""
-    snapshots, problems = [], []
+    snapshots = []
+    problems = []
     for file in sorted((run / "attention").glob("step_????????.npz")):
         try:
             snapshots.append(read(file))

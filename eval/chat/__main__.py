@@ -39,11 +39,6 @@ from model.variants.config import SCALINGS
 HELP = __doc__[__doc__.index("    /attention") :].rstrip("\n")
 COMMANDS = [line.split()[0] for line in HELP.splitlines()]
 BASE = "base"  # This name means the model without adapters.
-ENDED = {  # The remark for an answer that did not end by itself.
-    "stopped": "(stopped)",
-    "cut": "(cut after {:,} tokens: --max-new-tokens gives it more)",
-    "full": "(cut: the model's context of {:,} tokens is full)",
-}
 
 
 def main() -> None:
@@ -238,10 +233,14 @@ class Chat:
             remark(f"(thinks: {thought})")
         calls = conversation.reply.calls
         ended = conversation.last.ended if conversation.last else ""
-        if ended == "cut":
-            remark(ENDED[ended].format(conversation.max_new_tokens))
-        elif ended:
-            remark(ENDED[ended].format(conversation.context_length))
+        if ended == "stopped":
+            remark("(stopped)")
+        elif ended == "cut":
+            tokens = conversation.max_new_tokens
+            remark(f"(cut after {tokens:,} tokens: --max-new-tokens gives it more)")
+        elif ended == "full":
+            tokens = conversation.context_length
+            remark(f"(cut: the model's context of {tokens:,} tokens is full)")
         elif not answer.strip() and not calls:
             remark("(an empty answer)")
         elif not conversation.is_chat and self.is_interactive:

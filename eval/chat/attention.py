@@ -43,7 +43,7 @@ def look_back(conversation: Conversation) -> AnswerMaps:
     if last is None or last.begin == len(last.ids):
         raise ValueError("there is no answer yet to look at: ask something first")
     start = max(0, len(last.ids) - MOST_TOKENS)
-    maps = capture_from(conversation.lm, last.ids, start)
+    maps = capture_from(conversation.lm, last.ids, start)  # note: this runs the model again
     labels = readable_tokens(conversation.tokenizer, last.ids)
     return AnswerMaps(maps, labels, max(last.begin - 1, start))
 
@@ -52,7 +52,7 @@ def capture_from(lm: LanguageModel, ids: Sequence[int], start: int) -> Attention
     """Capture the rows of the tokens from `start` on; keys are all tokens."""
     row = torch.tensor([ids], device=next(lm.parameters()).device)
     cache = KVCache(lm.config)
-    if start:
+    if start:  # read the text before into the cache, without its weights
         with torch.no_grad():
             lm(row[:, :start], kv_cache=cache, logits_to_keep=1)
     return capture(lm, row[:, start:], kv_cache=cache)
@@ -114,9 +114,10 @@ def attention_map(
             name = name[:-1]
         names[key] = name + " " * (label_width - columns(name))
     room = max(1, width - 2 * label_width - 8)  # two edges, three blanks and a number such as .71
-    pool = -(-end // room)
+    pool = -(-end // room)  # keys in a column, rounded up
     lines = []
     for key in range(first, end):
+        # row 0 of the weights belongs to key len(labels) - len(weights)
         row = weights[key - (len(labels) - len(weights)), : key + 1]
         cells = ""
         for start in range(0, len(row), pool):

@@ -150,7 +150,7 @@ class Conversation:
         message = Message(role, text)
         prompt = self._prompt(turns, message)
         while len(prompt) + room > longest and turns:
-            del turns[0]
+            del turns[0]  # the oldest one
             prompt = self._prompt(turns, message)
         if len(prompt) >= longest:
             raise ValueError(
@@ -180,6 +180,7 @@ class Conversation:
         cached = self.cache.token_ids
         if cached is not None:  # keep the common beginning; the last token is read for its logits
             count = min(cached.shape[1], len(prompt) - 1)
+            # the cumulative product is 1 up to the first difference
             self.cache.crop(int((cached[0, :count] == row[0, :count]).cumprod(0).sum()))
         reused = self.cache.length
         ended = "stopped"
@@ -195,7 +196,7 @@ class Conversation:
             self.seed + self._answered,
             kv_cache=self.cache,
         )
-        self._answered += 1
+        self._answered += 1  # so that a repeated question may get another answer
         try:
             for step in steps:
                 token = int(step)

@@ -135,7 +135,9 @@ def _draw_copy_gain(axes: Any, variant: Mapping[str, Any], number: int) -> None:
     for run in variant["runs"]:
         y = [gains[step][run["seed"]] for step in steps]
         drawing.draw_curve(axes, x, y, number, lw=0.6, marker="", alpha=0.5)
-    means, lows, highs = [], [], []
+    means = []
+    lows = []
+    highs = []
     for step in steps:
         mean = difference(dict.fromkeys(gains[step], 0.0), gains[step])
         assert mean is not None
@@ -180,7 +182,7 @@ def life(stages: Sequence[Mapping[str, Any]]) -> Any:
         top.set_yticks(rows, kinds if stage is stages[0] else [""] * len(kinds), fontsize=8)
         top.invert_yaxis()
         title = f"{stage['name']}\n{right['exact_match']:.0%} right"
-        top.set_title(title, fontsize=10, **drawing.words())
+        top.set_title(title, fontsize=10, **drawing.text_style())
         heads = _counted("H", len(rises[0]))
         needs = drawing.draw_map(middle, rises, _counted("L", len(rises)), heads, scale_of_needs)
         if not stage["moved"]:  # it began with random weights
@@ -195,7 +197,7 @@ def life(stages: Sequence[Mapping[str, Any]]) -> Any:
         columns = range(len(matrices)), [name.removesuffix("_proj") for name in matrices]
         moves = drawing.draw_map(bottom, changes, _counted("L", layers), columns, scale_of_moves)
         bottom.tick_params(axis="x", rotation=90)
-        bottom.set_title(f"from {stage['started_from']}", fontsize=8, **drawing.words())
+        bottom.set_title(f"from {stage['started_from']}", fontsize=8, **drawing.text_style())
     titles = ("answers right", "needed by right answers", "weights moved")
     for axes, title in zip(panels[:, 0], titles, strict=True):
         axes.set_ylabel(title)

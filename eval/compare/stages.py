@@ -145,7 +145,7 @@ def divergence(lm: LanguageModel, base: LanguageModel, text: Sequence[Batch]) ->
         for row in text:
             ids = row["input_ids"].to(device)
             has_label = (row["labels"][:, 1:] != IGNORED).to(device)
-            ours = F.log_softmax(lm(ids)[:, :-1][has_label].float(), -1)
+            ours = F.log_softmax(lm(ids)[:, :-1][has_label].float(), -1)  # (labels, V)
             theirs = F.log_softmax(base(ids)[:, :-1][has_label].float(), -1)
             total += (ours.exp() * (ours - theirs)).sum().item()
             count += int(has_label.sum())

@@ -34,7 +34,7 @@ class Validation(Hook):
         counts = event.data.manifest["validation"]
         values = {
             "loss": loss,
-            "perplexity": math.exp(min(loss, 700)),
+            "perplexity": math.exp(min(loss, 700)),  # exp(710) overflows
             "bits_per_byte": bits_per_byte(loss, counts["trained_tokens"], counts["bytes"]),
             "held_out_tokens": tokens,
         }

@@ -193,6 +193,7 @@ class FunctionHook(Hook):
             return Outcome()
         last = figures_in(lines[-1])
         rows = []
+        # evenly spaced lines, with the first and the last
         for i in sorted({round(row * (len(lines) - 1) / (ROWS - 1)) for row in range(ROWS)}):
             row = [f"{lines[i]['step']:,}"]
             for name in last:

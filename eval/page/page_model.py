@@ -54,6 +54,7 @@ def read_models(run: Path, steps: Sequence[int] = ()) -> tuple[dict[str, Any], d
             f"{run}/checkpoints: the page needs a checkpoint of each step; there are {there}"
         )
     if not steps:
+        # evenly spaced, with the first and the last
         count = min(MOST_STEPS, len(checkpoints))
         indices = np.linspace(0, len(checkpoints) - 1, count).round().astype(int)
         steps = [sorted(checkpoints)[i] for i in indices]
@@ -104,6 +105,7 @@ def packed(lm: LanguageModel) -> list[np.ndarray]:
     for tensor in tensors(lm).values():
         if tensor.ndim > 1:
             scales = scales_of(tensor)
+            # scales (rows, 1), codes (rows, columns)
             arrays += [scales.numpy(), (tensor / scales).round().to(torch.int8).numpy()]
         else:
             arrays.append(tensor.numpy())

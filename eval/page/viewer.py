@@ -84,7 +84,7 @@ def quantise(weights: np.ndarray) -> np.ndarray:
     Returns the lower triangle, row by row: (..., T(T+1)/2). A weight w = (code / 255)² has an error
     of at most sqrt(w) / 255 + 4e-6, so 0.01 has 0.0004 and 1 has 0.004. Non-finite weights give 0.
     """
-    rows, columns = np.tril_indices(weights.shape[-1])
+    rows, columns = np.tril_indices(weights.shape[-1])  # a query sees no later key
     triangle = np.nan_to_num(weights[..., rows, columns].astype(np.float32), nan=0.0)
     return np.round(LEVELS * np.sqrt(triangle.clip(0, 1))).astype(np.uint8)
 
@@ -188,13 +188,13 @@ def _run(
                 address: str | int | None = f"{snapshot.step}/{probe}"
             else:
                 address = lines.get((r, snapshot.step, probe))
-            if address is not None:
+            if address is not None:  # else page() left this map out
                 text = {
                     "labels": [escape(label) for label in item.labels],
                     "documents": item.documents,
                     "left_out": item.left_out,
                 }
-                if text not in texts:
+                if text not in texts:  # most steps share their texts
                     texts.append(text)
                 maps[probe] = [texts.index(text), address]
         steps.append(
@@ -308,7 +308,7 @@ def page(
                     maps.append(runs[r].packed[snapshot.step, probe])
         if most <= 2 or sum(map(len, maps)) <= max_bytes:
             break
-        most = max(2, most * 9 // 10)
+        most = max(2, most * 9 // 10)  # at least the first and the last
     data = described(runs, {key: line for line, key in enumerate(keys, start=1)})
     data["status"] = status
     for run, snapshots in zip(runs, chosen, strict=True):

@@ -56,7 +56,7 @@ def new_figure(width: float, height: float, title: str = ""):
     figure.set_layout_engine("constrained")
     FigureCanvasAgg(figure)
     if title:
-        figure.suptitle(readable(title), x=0.01, ha="left", fontsize=12, **words())
+        figure.suptitle(readable(title), x=0.01, ha="left", fontsize=12, **text_style())
     return figure
 
 
@@ -84,25 +84,26 @@ def draw_map(
     """
     norm = norm or weight_norm()
     image = axes.imshow(values, colour_map(), norm, interpolation="none", aspect="auto")
-    axes.set_yticks(*rows, fontsize=size, **words())
+    axes.set_yticks(*rows, fontsize=size, **text_style())
     if columns:
-        axes.set_xticks(*columns, fontsize=size, **words())
+        axes.set_xticks(*columns, fontsize=size, **text_style())
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
     return image
 
 
-def write_number(axes, image, value: float, place, text: str, size: float) -> None:
+def write_number(axes, image, value: float, point, text: str, size: float) -> None:
     """Write a value into its cell, dark on light or white on dark."""
     red, green, blue, _ = image.cmap(image.norm(value))
+    # The eye sees green as brighter than red, and red as brighter than blue.
     colour = INK if 0.3 * red + 0.59 * green + 0.11 * blue > 0.5 else "white"
-    axes.text(*place, text, ha="center", va="center", fontsize=size, color=colour)
+    axes.text(*point, text, ha="center", va="center", fontsize=size, color=colour)
 
 
 def draw_scale(axes, image, ticks, label: str = "", mark: float | None = None) -> None:
     """Draw the colour bar of a map. mark: a line across it, such as chance."""
     width, height = axes.bbox.size
-    share = min(1, 420 / height)
+    share = min(1, 420 / height)  # at most 420 pixels high
     bar_axes = axes.inset_axes((1 + 14 / width, 1 - share, 12 / width, share))
     bar = axes.figure.colorbar(image, cax=bar_axes)
     bar.set_ticks(list(ticks), labels=[short(tick) for tick in ticks])
@@ -123,7 +124,7 @@ def draw_curve(axes, x: Any, y: Any, number: int = 0, label: str = "", **style: 
 def frame_curves(axes, title: str, over: str = "tokens seen") -> None:
     """Draw a quiet frame around curves. over: label of the horizontal axis."""
     axes.xaxis.set_major_formatter(lambda count, _: amount(count))
-    axes.set_title(title, fontsize=9, loc="left", color="#333333", pad=4, **words())
+    axes.set_title(title, fontsize=9, loc="left", color="#333333", pad=4, **text_style())
     axes.set_xlabel(over, fontsize=9)
     axes.tick_params(labelsize=8, color="#999999")
     axes.margins(x=0.02, y=0.12)
@@ -144,7 +145,7 @@ def legend_below(figure, axes, title: str | None = None) -> None:
 # text
 
 
-def words() -> dict[str, Any]:
+def text_style() -> dict[str, Any]:
     """Style of text from a user: may be Chinese, and `$x_1$` is no formula."""
     return {"family": fonts(), "parse_math": False}
 

@@ -59,7 +59,8 @@ def render(
         paths.append(curves(ordered, folder / "curves.png", title, history.phase_change(ordered)))
     best = best_head(last, "induction")
     if best and probe == "repeated_2":
-        layer, head = last.layers[best[0]], last.heads[best[1]]
+        layer = last.layers[best[0]]
+        head = last.heads[best[1]]
         file = folder / "induction_head.png"
         paths.append(one_head(last, layer, head, file, title=name, probe=probe))
     paths.append(timelapse(ordered, folder / "timelapse.gif", probe))
@@ -88,10 +89,12 @@ def tile(weights: np.ndarray, cell: int) -> np.ndarray:
     """
     layers, heads, tokens, _ = weights.shape  # (layer, head, query, key)
     side = tokens * cell
+    # NaN has its own colour, so the future does not look like a weight of 0
     causal = np.where(np.tril(np.ones((tokens, tokens), bool)), weights, np.nan)
     pixels = causal.repeat(cell, axis=2).repeat(cell, axis=3)
     canvas = np.full((layers, side + GAP, heads, side + GAP), BETWEEN, np.float32)
     canvas[:, :side, :, :side] = pixels.transpose(0, 2, 1, 3)
+    # without the gap behind the last row and column
     return canvas.reshape(layers * (side + GAP), heads * (side + GAP))[:-GAP, :-GAP]
 
 
@@ -111,13 +114,15 @@ def draw_heads(snapshot: Snapshot, probe: str, cell: int) -> Any:
     title = f"{moment(snapshot)} · probe: {probe}"
     size = max(left + heads * pitch, 9 * len(title)), top + layers * pitch
     picture = Image.new("RGB", size, "white")
-    colour_map, norm = drawing.colour_map(), drawing.weight_norm()
+    colour_map = drawing.colour_map()
+    norm = drawing.weight_norm()
     pen = ImageDraw.Draw(picture)
     pen.font = ImageFont.truetype(findfont("DejaVu Sans"), 13)
     bold = ImageFont.truetype(findfont("DejaVu Sans:bold"), min(16, side // 8))
     pen.text((left, 4), title, fill=drawing.INK)
     for i, j in np.ndindex(layers, heads):
-        x, y = left + j * pitch, top + i * pitch
+        x = left + j * pitch
+        y = top + i * pitch
         cells = norm(tile(weights[i : i + 1, j : j + 1], cell=1))
         head = Image.fromarray(colour_map(cells, bytes=True)[..., :3])
         picture.paste(head.resize((side, side), Image.Resampling.NEAREST), (x, y))
@@ -130,6 +135,7 @@ def draw_heads(snapshot: Snapshot, probe: str, cell: int) -> Any:
         if side >= 90:  # room for text
             lines = badge(snapshot, probe, i, j).replace(" ", "\n")
             corner = x + side - 3, y + 2
+            # one word a line, so that it covers little of the map
             pen.text(corner, lines, drawing.BADGE, bold, anchor="ra", align="right")
     return picture
 
@@ -220,17 +226,18 @@ def mosaic(snapshot: Snapshot, path: Path, title: str = "", probe: str | None = 
     drawing.draw_scale(axes, image, ticks, "attention weight")
     when = " · ".join(filter(None, [moment(snapshot), f"probe: {probe}"]))
     heading = drawing.readable("\n".join(filter(None, [title, when])))
-    axes.set_title(heading, loc="left", weight="bold", pad=9, **drawing.words())
+    axes.set_title(heading, loc="left", weight="bold", pad=9, **drawing.text_style())
     note = "row: the token that looks\ncolumn: the token looked at"
     if probe_map.left_out:
         note += f"\nnot shown: {probe_map.left_out}"
-    axes.set_xlabel(note, loc="left", fontsize=8, color=drawing.GREY, **drawing.words())
+    axes.set_xlabel(note, loc="left", fontsize=8, color=drawing.GREY, **drawing.text_style())
     return drawing.save_figure(figure, path)
 
 
 def one_head(snapshot: Snapshot, layer: int, head: int, path: Path, **options: Any) -> Path:
     """Draw one head, by its numbers in the model. options: of `mosaic`."""
-    i, j = snapshot.layers.index(layer), snapshot.heads.index(head)
+    i = snapshot.layers.index(layer)
+    j = snapshot.heads.index(head)
     maps = {}
     for name, probe_map in snapshot.maps.items():
         weights = probe_map.weights[i : i + 1, j : j + 1]
@@ -249,7 +256,8 @@ def score_maps(snapshot: Snapshot, path: Path, title: str = "") -> Path:
     from matplotlib.colors import Normalize, PowerNorm
 
     names = [name for name in SCORES if name in snapshot.scores]
-    layers, heads = len(snapshot.layers), len(snapshot.heads)
+    layers = len(snapshot.layers)
+    heads = len(snapshot.heads)
     cell = max(4, min(44, 300 // max(layers, heads)))  # pixels
     width = max(heads * cell, 90) + 120  # with labels and colour bar
     height = layers * cell + 84  # with its title
@@ -263,7 +271,9 @@ def score_maps(snapshot: Snapshot, path: Path, title: str = "") -> Path:
     columns = range(0, heads, every), [f"H{head}" for head in snapshot.heads[::every]]
     for number, name in enumerate(names, start=1):
         axes = figure.add_subplot(down, across, number)
-        score, values, chance = SCORES[name], snapshot.scores[name], snapshot.chance.get(name)
+        score = SCORES[name]
+        values = snapshot.scores[name]  # (layer, head)
+        chance = snapshot.chance.get(name)
         norm: Normalize
         if score.low is None or score.high is None:
             limits = [0.0, 1e-6, chance or 0, *values[np.isfinite(values)]]
@@ -314,8 +324,9 @@ def curves(
         if chance is not None:
             colour = drawing.group_colour(number)
             top.axhline(chance, color=colour, lw=1, ls=(0, (5, 4)))
-    place = {"loc": "upper left", "bbox_to_anchor": (1.015, 1), "borderaxespad": 0}
-    top.legend(**place, fontsize=8, frameon=False)
+    top.legend(
+        loc="upper left", bbox_to_anchor=(1.015, 1), borderaxespad=0, fontsize=8, frameon=False
+    )
     over = "" if gains else "tokens seen"
     drawing.frame_curves(top, "share of the attention; dashed: chance", over)
     top.set_ylim(bottom=0)

@@ -19,7 +19,8 @@ from configs.command import exit_on_bad_input, integer
 from eval.tools import SCHEMAS, calculate
 
 WORDINGS = ("What is {}?", "How much is {}?", "Compute {}.", "{} is how much?")
-LEAST, MOST = 10, 999  # of a number
+LEAST = 10
+MOST = 999
 
 
 def sums_chat(seed: int, index: int, calls: float) -> dict[str, Any]:

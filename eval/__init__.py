@@ -1,1 +1,1 @@
-"""What does it know? Look at what a model learned; this room reads models and data and changes neither."""
+"""Evaluation: scores and pictures of what a model learned. Reads models and data, changes none."""

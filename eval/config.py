@@ -13,20 +13,21 @@ class HookConfig(Section):
     """One hook and when it runs."""
 
     name: str
-    """validation | questions | samples | attention | experts | recall, or your own as `module:function`."""
+    """validation | questions | samples | attention | experts | recall, or your own as
+    `module:function`."""
     every: int | None = Field(None, ge=0)
     """Steps between two runs; 0 = only at the end; null = eval.every (eval.attention.every)."""
     early: list[NonNegativeInt] | None = None
     """Extra steps at which it runs; null = none (eval.attention.early)."""
 
     def is_due(self, step: int, is_last: bool) -> bool:
-        """Whether it runs after this step: each `every` steps, at the steps of `early`, and at the end."""
+        """Return True every `every` steps, at the steps of `early`, and at the end."""
         every = self.every or 0
         return is_last or step in (self.early or ()) or (every > 0 and step % every == 0)
 
 
 class AttentionConfig(Section):
-    """What is recorded of every attention head during training: maps and scores."""
+    """Maps and scores of every attention head during training."""
 
     every: int = Field(200, ge=0)
     """Steps between two looks at every head, also at the end. 0 = never."""
@@ -51,10 +52,16 @@ class EvalConfig(Section):
 
     hooks: list[str | HookConfig] = Field(
         ["validation", "questions", "samples", "attention"],
-        examples=[["validation", {"name": "samples", "every": 1000, "early": [0, 10]}, "your_package.module:function"]],
+        examples=[
+            [
+                "validation",
+                {"name": "samples", "every": 1000, "early": [0, 10]},
+                "your_package.module:function",
+            ]
+        ],
     )
-    """What runs during training, in this order: a name, or {name: …, every: …, early: […]}. Code that a config from
-    elsewhere names is refused without --trust-hooks."""
+    """What runs during training, in this order: a name, or {name: …, every: …, early: […]}. Code
+    that a config from elsewhere names is refused without --trust-hooks."""
     every: int = Field(200, ge=0)
     """Steps between two runs of a hook without its own cadence. 0 = only at the end."""
     max_tokens: int | None = Field(32768, ge=2)
@@ -64,8 +71,8 @@ class EvalConfig(Section):
     floor_documents: int = Field(200, ge=0)
     """storyworld: held-out stories compared at the end with the lowest possible loss."""
     prompts: list[str] = Field([""])
-    """Texts that the model continues at every evaluation, or questions where it learns conversations. "" begins a new
-    document, or asks a held-out question of the data."""
+    """Texts that the model continues at every evaluation, or questions where it learns
+    conversations. "" begins a new document, or asks a held-out question of the data."""
     sample_tokens: int = Field(200, ge=1)
     """Longest continuation in tokens."""
     temperature: float = Field(0.8, ge=0, le=100)

@@ -1,4 +1,4 @@
-"""The experts of a mixture: how many tokens each gets, and what the router's choice is worth.
+"""The experts of a mixture: the share of tokens of each, and the value of the router's choice.
 
     used = routing(lm, batches, pad_id)       shares, mean weights and ids of every expert
     loss_with(lm, batches, at_random())       the loss if tokens go to other experts
@@ -35,10 +35,10 @@ from model import LanguageModel, ModelConfig
 if TYPE_CHECKING:
     from model.variants.experts import Router  # loads the compiler, which takes a second
 
-TOKENS = 8192  # Each look reads so many held-out tokens.
+TOKENS = 8192  # Each evaluation reads so many held-out tokens.
 WORDS = 8  # The page shows so many tokens of each expert.
-DEAD = 0.01  # An expert with less than this part of a fair share is dead.
-STARVED = 0.25  # The page marks an expert with less than this part of a fair share.
+DEAD = 0.01  # An expert is dead below this part of a fair share,
+STARVED = 0.25  # and the page marks it below this part.
 # A router returns probabilities (N, E), weights (N, k) and experts (N, k).
 Routes = tuple[Tensor, Tensor, Tensor]
 Change = Callable[[int, Routes], Routes]  # layer, routes -> other routes
@@ -46,29 +46,29 @@ Change = Callable[[int, Routes], Routes]  # layer, routes -> other routes
 
 @dataclass(frozen=True)
 class Routing:
-    """The choices of all routers on some text: L layers with experts, E experts, V ids."""
+    """The choices of all routers on a text: L layers with experts, E experts, V ids."""
 
     layers: list[int]
     share: np.ndarray  # (L, E) of the layer's choices; a row adds up to 1
-    weight: np.ndarray  # (L, E) mean weight of the expert where it was chosen; NaN: never
-    ids: np.ndarray  # (L, E, V) how often a token with this id chose the expert
+    weight: np.ndarray  # (L, E) mean weight of the chosen expert; NaN: never chosen
+    ids: np.ndarray  # (L, E, V) number of tokens with this id
 
 
 def routers(lm: LanguageModel) -> dict[int, Router]:
     """Return layer -> router, for the layers that have one."""
     from model.variants.experts import Router
 
-    found = {}
+    layer_routers = {}
     for number, layer in enumerate(lm.model.layers):
         for part in layer.modules():
             if isinstance(part, Router):
-                found[number] = part
-    return found
+                layer_routers[number] = part
+    return layer_routers
 
 
 @contextmanager
 def through(lm: LanguageModel, change: Change) -> Iterator[None]:
-    """Within this context, replace the routes of every layer by change(layer, routes)."""
+    """Replace the routes of every layer by change(layer, routes), within this context."""
     handles = []
     for layer, router in routers(lm).items():
         hook = partial(lambda layer, _module, _x, routes: change(layer, routes), layer)
@@ -87,8 +87,9 @@ def routing(
     pad_id: int,
     autocast: Autocast = nullcontext,
 ) -> Routing:
-    """Count the choices of all tokens but padding. Raises ValueError if there are no experts."""
-    E, V = lm.config.num_experts, lm.model.embed_tokens.num_embeddings
+    """Count the choices of all real tokens. Raises ValueError for a model without experts."""
+    E = lm.config.num_experts
+    V = lm.model.embed_tokens.num_embeddings
     if E is None:
         raise ValueError("this model has no experts (num_experts is null)")
     layers = list(routers(lm))
@@ -98,8 +99,9 @@ def routing(
 
     def count(layer: int, routes: Routes) -> Routes:
         i = layers.index(layer)
-        real = tokens != pad_id
+        real = tokens != pad_id  # (N,)
         _, weight, experts = (x[real.to(x.device)].cpu() for x in routes)
+        # one bin for each pair of expert and id
         ids[i] += torch.bincount((experts * V + tokens[real, None]).flatten(), minlength=E * V)
         weights[i] += torch.bincount(experts.flatten(), weight.flatten().double(), minlength=E)
         return routes
@@ -120,29 +122,29 @@ def loss_with(
     change: Change | None = None,
     autocast: Autocast = nullcontext,
 ) -> float:
-    """Return the mean loss in nats a token, with the routers' own choice or a changed one."""
+    """Return the mean loss in nats a token, with a changed choice of the routers."""
     with through(lm, change) if change else nullcontext():
         return mean_loss(lm, batches, autocast)
 
 
 def at_random(seed: int = 0) -> Change:
-    """Return a change: every token goes to experts drawn at random, with the weights of its own."""
-    generator = torch.Generator().manual_seed(seed)
+    """Draw every token's experts at random, and keep its weights."""
+    generator = torch.Generator().manual_seed(seed)  # its own: training's random state stays
 
     def change(layer: int, routes: Routes) -> Routes:
         probabilities, weights, experts = routes
         noise = torch.rand(probabilities.shape, generator=generator)
-        drawn = noise.topk(experts.shape[1], dim=-1).indices
+        drawn = noise.topk(experts.shape[1], dim=-1).indices  # (N, k), k different experts
         return probabilities, weights, drawn.to(experts.device)
 
     return change
 
 
 def characteristic_ids(routing: Routing) -> np.ndarray:
-    """Return the ids that tell an expert from the others: (L, E, WORDS), best first, or -1.
+    """Return the most typical ids of each expert: (L, E, WORDS), best first, or -1.
 
-    Their score is p(id | expert) ln( p(id | expert) / p(id) ), what an id adds to the divergence
-    between the expert's tokens and all tokens.
+    The score p(id | expert) ln( p(id | expert) / p(id) ) is the id's part in the divergence between
+    the expert's tokens and all tokens.
     """
     counts = routing.ids
     in_expert = counts / np.maximum(1, counts.sum(-1, keepdims=True))
@@ -157,7 +159,7 @@ class ExpertUse(BaseModel):
     """A line of experts.jsonl.
 
     share, weight: as in Routing; null = never chosen
-    words:         the tokens that tell each expert from the others
+    words:         the most typical tokens of each expert
     loss:          with learned and with random routing, in nats a token
     """
 
@@ -171,16 +173,16 @@ class ExpertUse(BaseModel):
 
     @property
     def fair_shares(self) -> np.ndarray:
-        """Return every share in parts of a fair share: 1 is as much as the others have. (L, E)"""
+        """Shares as parts of a fair share: 1 is as much as the others have. (L, E)"""
         return np.array(self.share) * len(self.share[0])
 
     def figures(self) -> dict[str, float]:
-        """Return what the log and result.json hold."""
+        """Return the figures for the log and result.json."""
         shares = self.fair_shares
         return {"weakest": float(shares.min()), "strongest": float(shares.max()), **self.loss}
 
     def in_words(self) -> str:
-        """Say how evenly the tokens are shared out, and which experts are dead."""
+        """Describe the weakest expert and the dead ones."""
         shares = self.fair_shares
         layer, expert = np.unravel_index(shares.argmin(), shares.shape)
         weakest = f"L{self.layers[layer]} E{expert} with {shares.min():.2f} of a fair share"
@@ -190,7 +192,7 @@ class ExpertUse(BaseModel):
 
 
 def use_of(routing: Routing, step: int, tokens: int, tokenizer: Tokenizer) -> ExpertUse:
-    """Return the line for this routing, without losses."""
+    """Make a line of this routing, without losses."""
     weight = [[None if np.isnan(x) else round(float(x), 4) for x in row] for row in routing.weight]
     words = []
     for layer in characteristic_ids(routing):
@@ -201,20 +203,22 @@ def use_of(routing: Routing, step: int, tokens: int, tokenizer: Tokenizer) -> Ex
 
 
 def read(directory: Path, warn: Warn) -> list[ExpertUse]:
-    """Return the lines of a run, in order; none without the file."""
+    """Read the lines of a run; none without the file."""
     return read_log(directory / EXPERTS, ExpertUse, warn)
 
 
 class Experts(Hook):
-    """Write a line of experts.jsonl at every look; the last one has the cost of random routing."""
+    """Write lines of experts.jsonl; the last one has the loss with random routing."""
 
     def check(self, config: EvalConfig, model: ModelConfig) -> None:
         if model.num_experts is None:
-            remedy = "set it, or take experts off the list"
-            raise InputError(f"eval.hooks: experts needs model.num_experts (null): {remedy}")
+            raise InputError(
+                "eval.hooks: experts needs model.num_experts (null): "
+                "set it, or take experts off the list"
+            )
 
     def evaluate(self, event: EvalEvent) -> None:
-        """Read the same text in every process: each may hold a part of the model."""
+        """Read the same text in every process, because each may have a part of the model."""
         data = event.data_config
         options = event.rows_per_batch, data.isolate_documents, data.restart_positions, TOKENS
         batches = list(validation_batches(event.held_out, event.tokenizer, *options))
@@ -238,7 +242,7 @@ class Experts(Hook):
 
 
 def findings(last: ExpertUse) -> list[str]:
-    """Return lines of Markdown: each layer's balance, and what the router's choice is worth."""
+    """Return the section of report.md: each layer's balance, and the loss with random routing."""
     count = f"{len(last.share[0])} in each of {len(last.layers)} layers"
     page = ["## Experts", "", f"{count}: {last.in_words()}.", ""]
     page += ["Shares are parts of a fair share: 1 = as many tokens as every other expert.", ""]
@@ -254,7 +258,7 @@ def findings(last: ExpertUse) -> list[str]:
 
 
 def for_viewer(lines: Sequence[ExpertUse]) -> dict[str, Any] | None:
-    """Return what the page shows, ready for JSON; None for no line."""
+    """Return the page's data, for JSON; None for no line."""
     if not lines:
         return None
     steps = []

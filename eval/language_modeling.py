@@ -1,5 +1,7 @@
-"""How well does it predict a text? Loss over batches, bits of whole documents; and how far they are above the entropy
-floor: the built-in world knows the entropy of its own stories."""
+"""Loss over batches, bits of whole documents, and their distance from the entropy floor.
+
+The built-in world computes the entropy of its own stories, which is the lowest possible loss.
+"""
 
 from __future__ import annotations
 
@@ -21,16 +23,17 @@ if TYPE_CHECKING:
     from storyworld import Story
 
 Autocast = Callable[[], AbstractContextManager]
-LOGITS = 2**25  # that are in memory at a time: 128 MB
+LOGITS = 2**25  # At most so many logits are in memory at a time: 128 MB.
+ROWS = 32  # `losses_of` reads so many sequences at a time.
 
 
 class OutOfStep(InputError):
-    """One process cannot continue and the others would wait for it forever: the run must end."""
+    """A process cannot continue, and the others would wait for it forever: the run must end."""
 
 
 @contextmanager
 def evaluating(lm: nn.Module) -> Iterator[None]:
-    """Within this context lm is in evaluation mode; afterwards every module is in its old mode."""
+    """Put lm into evaluation mode, and afterwards every module back into its old mode."""
     modes = {module: module.training for module in lm.modules()}
     lm.eval()
     try:
@@ -40,27 +43,37 @@ def evaluating(lm: nn.Module) -> Iterator[None]:
             module.training = was_training
 
 
-def mean_loss(lm: LanguageModel, batches: Iterable[Batch], autocast: Autocast = nullcontext) -> float:
-    """Mean of -ln p over every token that the batches ask for, in nats a token."""
-    return mean(part for parts in loss_sums(lm, batches, autocast) for part in parts)[0]
+def mean_loss(
+    lm: LanguageModel, batches: Iterable[Batch], autocast: Autocast = nullcontext
+) -> float:
+    """Return the mean of -ln p over the labels of all batches, in nats a token."""
+    sums: list[tuple[float, int]] = []
+    for parts in loss_sums(lm, batches, autocast):
+        sums += parts
+    return mean(sums)[0]
 
 
 def mean(sums: Iterable[tuple[float, int]]) -> tuple[float, int]:
-    """Sums of losses and their counts, added in their order -> the mean loss and the whole count; NaN for none."""
-    total, count = 0.0, 0
-    for loss_sum, counted in sums:
-        total, count = total + loss_sum, count + counted
+    """Add (sum, count) pairs in their order; return the mean (NaN for none) and the count."""
+    total = 0.0
+    count = 0
+    for loss_sum, tokens in sums:
+        total += loss_sum
+        count += tokens
     return total / count if count else math.nan, count
 
 
 @torch.no_grad()
 def loss_sums(
-    lm: LanguageModel, batches: Iterable[Batch], autocast: Autocast = nullcontext, may_retry: bool = True
+    lm: LanguageModel,
+    batches: Iterable[Batch],
+    autocast: Autocast = nullcontext,
+    may_retry: bool = True,
 ) -> list[list[tuple[float, int]]]:
-    """For every batch, the sum of -ln p in nats and the number of tokens that it asks for.
+    """Return (sum of -ln p in nats, number of labels) for the parts of every batch.
 
-    may_retry: where memory runs out, a batch is read again in halves, and has a sum for each part. Where processes make
-    each forward pass together (FSDP2), one cannot do that alone: OutOfStep is raised.
+    may_retry: if memory runs out, split the batch into halves. Under FSDP2 one process cannot do
+               this alone, so OutOfStep is raised.
     """
     device = next(lm.parameters()).device
     with evaluating(lm), autocast():
@@ -74,71 +87,97 @@ def _loss_sum(lm: LanguageModel, batch: Batch, may_retry: bool) -> list[tuple[fl
         return [(float(loss_sum), int(count))]
     except RuntimeError as error:
         if is_out_of_memory(error) and not may_retry:
-            raise OutOfStep(f"out of memory while evaluating {rows} rows: lower train.micro_batch_size") from None
+            raise OutOfStep(
+                f"out of memory while evaluating {rows} rows: lower train.micro_batch_size"
+            ) from None
         if not is_out_of_memory(error) or rows == 1:
             raise
-    return [part for half in batch.split(-(-rows // 2)) for part in _loss_sum(lm, half, may_retry)]
+    # outside of `except`, whose traceback keeps the failed tensors in memory
+    parts = []
+    for half in batch.split(-(-rows // 2)):
+        parts += _loss_sum(lm, half, may_retry)
+    return parts
 
 
 def bits_per_byte(loss: float, predicted_tokens: int, text_bytes: int) -> float:
-    """Nats a token -> bits a byte of text: comparable between tokenizers, as loss and perplexity are not."""
+    """Convert nats a token to bits a byte, which are comparable between tokenizers."""
     return loss / math.log(2) * predicted_tokens / text_bytes
 
 
 @torch.no_grad()
-def predictions(lm: LanguageModel, input_ids: Tensor, document_ids: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """How well every token is foreseen by those before it: -ln p of it in nats, and whether it was the likeliest one.
+def predictions(
+    lm: LanguageModel, input_ids: Tensor, document_ids: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return -ln p of every token in nats, and True where it was the likeliest one.
 
-    input_ids (B, T) -> (B, T) float32 and bool, on the CPU; NaN and False for the first token, which nothing precedes.
-    Rows of unlike lengths are padded on the right, without a mask: nothing looks to the right.
+    input_ids (B, T) -> (B, T) float32 and bool, on the CPU; NaN and False for the first token.
+    Shorter rows are padded on the right, where no token looks, so they need no mask.
     """
-    device, shape = next(lm.parameters()).device, input_ids.shape
-    losses, likeliest = torch.full(shape, math.nan), torch.zeros(shape, dtype=torch.bool)
-    rows = max(1, LOGITS // (shape[1] * lm.lm_head.out_features))
+    device = next(lm.parameters()).device
+    losses = torch.full(input_ids.shape, math.nan)
+    likeliest = torch.zeros(input_ids.shape, dtype=torch.bool)
+    rows = max(1, LOGITS // (input_ids.shape[1] * lm.lm_head.out_features))
     with evaluating(lm):
         for start in range(0, len(input_ids), rows):
-            some = slice(start, start + rows)
-            ids = input_ids[some].to(device)
-            documents = None if document_ids is None else document_ids[some].to(device)
+            chunk = slice(start, start + rows)
+            ids = input_ids[chunk].to(device)
+            documents = None if document_ids is None else document_ids[chunk].to(device)
             logits = lm(ids, document_ids=documents)[:, :-1].float()  # (rows, T - 1, V)
-            losses[some, 1:] = F.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none").cpu()
-            likeliest[some, 1:] = (logits.argmax(-1) == ids[:, 1:]).cpu()
+            targets = ids[:, 1:]
+            # cross_entropy takes the classes in dimension 1
+            chunk_losses = F.cross_entropy(logits.transpose(1, 2), targets, reduction="none")
+            losses[chunk, 1:] = chunk_losses.cpu()
+            likeliest[chunk, 1:] = (logits.argmax(-1) == targets).cpu()
     return losses, likeliest
 
 
-def losses_of(lm: LanguageModel, sequences: Sequence[Sequence[int]], rows: int = 32) -> list[Tensor]:
-    """-ln p of every token of each sequence but its first: (T - 1,) in nats, on the CPU. So many rows are read at a
-    time, like lengths together. Raises ValueError for a sequence longer than max_position_embeddings."""
-    order = sorted(range(len(sequences)), key=lambda i: len(sequences[i]))
+def losses_of(lm: LanguageModel, sequences: Sequence[Sequence[int]]) -> list[Tensor]:
+    """Return -ln p of every token but the first of each sequence: (T - 1,) in nats, on the CPU.
+
+    Raises ValueError for a sequence longer than max_position_embeddings.
+    """
+    order = sorted(range(len(sequences)), key=lambda i: len(sequences[i]))  # little padding
     losses: dict[int, Tensor] = {}
-    for start in range(0, len(order), rows):
-        chosen = order[start : start + rows]
-        padded = torch.nn.utils.rnn.pad_sequence([torch.tensor(sequences[i]) for i in chosen], batch_first=True)
-        read, _ = predictions(lm, padded)
-        losses |= {i: row[1 : len(sequences[i])].clone() for i, row in zip(chosen, read, strict=True)}
+    for start in range(0, len(order), ROWS):
+        chosen = order[start : start + ROWS]
+        tensors = [torch.tensor(sequences[i]) for i in chosen]
+        padded = torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True)
+        padded_losses, _ = predictions(lm, padded)
+        for i, row in zip(chosen, padded_losses, strict=True):
+            losses[i] = row[1 : len(sequences[i])].clone()
     return [losses[i] for i in range(len(sequences))]
 
 
 def token_bits(lm: LanguageModel, tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[float]]:
-    """-log2 p of every token of whole documents, each read alone from its first token: a list a text, one number per
-    token and one for the end token. Raises ValueError for a document longer than max_position_embeddings."""
-    return [(losses / math.log(2)).tolist() for losses in losses_of(lm, tokenizer.encode_documents(texts))]
+    """Return -log2 p of every token of each document, and of its end token.
+
+    Raises ValueError for a document longer than max_position_embeddings.
+    """
+    losses = losses_of(lm, tokenizer.encode_documents(texts))
+    return [(row / math.log(2)).tolist() for row in losses]
 
 
-def compare_with_floor(lm: LanguageModel, tokenizer: Tokenizer, stories: Sequence[Story]) -> tuple[int, float, float]:
-    """How many stories the model can read whole, with a token before and one behind; its bits per byte on these, and
-    the entropy of the choices that made them: on average no model can do better. NaN where there is no such story."""
+def compare_with_floor(
+    lm: LanguageModel, tokenizer: Tokenizer, stories: Sequence[Story]
+) -> tuple[int, float, float]:
+    """Compare the model with the entropy of the choices that made the stories.
+
+    Return the number of stories that fit into the context, the model's bits per byte on these,
+    and the entropy, which no model can beat on average. NaN without such a story.
+    """
     longest = lm.config.max_position_embeddings
-    stories = [story for story in stories if len(tokenizer.encode(story.text)) + 2 <= longest]
+    stories = [s for s in stories if len(tokenizer.encode(s.text)) + 2 <= longest]
     if not stories:
         return 0, math.nan, math.nan
+    # full precision and one backend, so that the figure does not depend on the run's settings
     backend = lm.attn_implementation
     lm.set_attn_implementation("sdpa")
     try:
         with torch.autocast(next(lm.parameters()).device.type, enabled=False):
-            all_bits = token_bits(lm, tokenizer, [story.text for story in stories])
+            bits = token_bits(lm, tokenizer, [story.text for story in stories])
     finally:
         lm.set_attn_implementation(backend)
     text_bytes = sum(len(story.text.encode("utf-8")) for story in stories)
-    model, floor = sum(sum(bits) for bits in all_bits), sum(story.bits for story in stories)
+    model = sum(sum(row) for row in bits)
+    floor = sum(story.bits for story in stories)
     return len(stories), model / text_bytes, floor / text_bytes

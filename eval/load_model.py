@@ -1,4 +1,4 @@
-"""How does a command open a model? One function for all of them: `lm, tokenizer = open_model("runs/demo")`."""
+"""Open the model of a run: `lm, tokenizer = open_model("runs/demo")`."""
 
 from __future__ import annotations
 
@@ -18,31 +18,49 @@ from model.backends.choice import choose_device
 
 
 def open_model(
-    path: str | Path, device: str = "auto", dtype: torch.dtype | None = None, quantise: str | None = None
+    path: str | Path,
+    device: str = "auto",
+    dtype: torch.dtype | None = None,
+    quantise: str | None = None,
 ) -> tuple[LanguageModel, Tokenizer]:
-    """The model, in evaluation mode, and the tokenizer of a run (its newest checkpoint) or a checkpoint directory.
+    """Open a run (its newest checkpoint) or a checkpoint directory, in evaluation mode.
 
-    device: see `model.backends.choice.choose_device`. dtype: of the weights; default: float32, as they are saved.
-    quantise: int8 or int4 weights (model/variants/quantised.py), which can be read and not trained. Raises InputError.
+    device:   see `model.backends.choice.choose_device`
+    dtype:    of the weights; default float32
+    quantise: int8 or int4 weights, which cannot be trained (model/variants/quantised.py)
+
+    Raises InputError.
     """
     return open_checkpoint(path, device, dtype, quantise)[:2]
 
 
 def open_checkpoint(
-    path: str | Path, device: str = "auto", dtype: torch.dtype | None = None, quantise: str | None = None
+    path: str | Path,
+    device: str = "auto",
+    dtype: torch.dtype | None = None,
+    quantise: str | None = None,
 ) -> tuple[LanguageModel, Tokenizer, Path]:
-    """The same, and the checkpoint directory that all of it was read from: a run that trains has soon another one."""
-    place = choose_device(device)
+    """As open_model, with the checkpoint directory: a run in training soon has a newer one."""
+    chosen_device = choose_device(device)
+
+    def read(directory: Path) -> tuple[LanguageModel, Tokenizer, Path]:
+        lm = load(directory).to(chosen_device, dtype)
+        return lm, load_tokenizer(directory), directory
+
     try:
-        lm, tokenizer, directory = read_checkpoint(path, lambda at: (load(at).to(place, dtype), load_tokenizer(at), at))
+        lm, tokenizer, directory = read_checkpoint(path, read)
     except torch.OutOfMemoryError:
-        raise InputError(f"{path}: the model does not fit into the memory of {place}: use --device cpu") from None
+        raise InputError(
+            f"{path}: the model does not fit into the memory of {chosen_device}: use --device cpu"
+        ) from None
     except (OSError, ValueError) as error:
         raise InputError(str(error)) from None
     if tokenizer.vocab_size > lm.lm_head.out_features:
-        sizes = f"{tokenizer.vocab_size:,} ids, the model {lm.lm_head.out_features:,}"
-        raise InputError(f"{path}: the tokenizer has {sizes}: they do not belong together")
-    tokenizer.model_ends = lm.config.end_ids
+        raise InputError(
+            f"{path}: the tokenizer has {tokenizer.vocab_size:,} ids, the model "
+            f"{lm.lm_head.out_features:,}: they do not belong together"
+        )
+    tokenizer.model_ends = lm.config.end_ids  # the config may name more than the tokenizer
     if quantise is not None:
         from model.variants.quantised import quantise_weights
 
@@ -54,7 +72,7 @@ def open_checkpoint(
 
 
 def ends_turns(lm: LanguageModel, tokenizer: Tokenizer) -> bool:
-    """Whether the model was trained on chats: then it may end a turn by itself. Raises InputError."""
+    """Return True if the model was trained on chats, and may end a turn. Raises InputError."""
     try:
         return tokenizer.turn_end is not None and tokenizer.turn_end in lm.config.end_ids
     except CannotRender as error:
@@ -62,30 +80,34 @@ def ends_turns(lm: LanguageModel, tokenizer: Tokenizer) -> bool:
 
 
 def add_device_option(parser: argparse.ArgumentParser) -> None:
-    """`--device` of a command line."""
     parser.add_argument(
-        "--device", default="auto", help="cpu, cuda, cuda:1 or mps; default: auto, a GPU if there is one"
+        "--device",
+        default="auto",
+        help="cpu, cuda, cuda:1 or mps; default: auto, a GPU if there is one",
     )
 
 
 def add_quantise_option(parser: argparse.ArgumentParser) -> None:
-    """`--quantise` of a command line."""
-    parser.add_argument("--quantise", choices=("int8", "int4"), help="fewer bits a weight; default: as it was saved")
+    parser.add_argument(
+        "--quantise",
+        choices=("int8", "int4"),
+        help="fewer bits a weight; default: as it was saved",
+    )
 
 
 def run_folder(path: str | Path) -> Path:
-    """The folder of the run that a path or its checkpoint is in; for any other model directory, that directory."""
+    """Return the folder of the run of a path or checkpoint; else the model directory itself."""
     directory = checkpoint_directory(path).resolve()
     return directory.parents[1] if directory.parent.name == "checkpoints" else directory
 
 
 def data_config(path: str | Path) -> DataConfig | None:
-    """What a model was trained on: `data:` of its run's config.yaml. None for a model directory without one."""
+    """Read `data:` of the run's config.yaml; None for a model directory without one."""
     file = run_folder(path) / "config.yaml"
     return validate(DataConfig, load_config(file), "data") if file.is_file() else None
 
 
 def trained_length(path: str | Path) -> int | None:
-    """The row length in tokens that a model was trained with; None for a model directory outside of a run."""
+    """Return the row length in training, in tokens; None for a model directory without a run."""
     config = data_config(path)
     return config.sequence_length if config else None

@@ -1,9 +1,9 @@
 """Texts longer than those of training: `python -m eval.long_context runs/demo`
 
-Reads held-out text and random words of growing length in several ways: as it is, with RoPE scaled
+Reads held-out text and random words of growing length in several ways: unchanged, with scaled RoPE
 (linear: Chen et al. 2023, arXiv 2306.15595; yarn: Peng et al. 2023, arXiv 2309.00071), and with
-windows; further runs as they are. Writes report.md, curves.png and long_context.json into the run's
-long_context/. docs/long_context.md explains it.
+windows. Further runs are read unchanged. Writes report.md, curves.png and long_context.json into
+the run's long_context/. docs/long_context.md explains them.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from storyworld.lexicon import lexicon
 from storyworld.names import held_out_names
 
 LENGTHS = [128, 256, 512, 1024]
-PARTS = 4  # A recall text repeats a phrase from each quarter of it.
-PHRASE = 4  # A phrase has four words.
-POSITIONS = 16  # Mean losses are taken in so many stretches of a text.
+PARTS = 4  # A recall text repeats a phrase from each quarter.
+PHRASE = 4  # words of a phrase
+POSITIONS = 16  # A loss curve has so many points.
 Make = Callable[[int], LanguageModel]  # length in tokens -> the model for it
 
 
@@ -84,22 +84,26 @@ def study(
     lengths: Sequence[int],
     count: int,
 ) -> dict[str, Any]:
-    """Return the figures of `count` texts of each length: name -> way -> an entry a length.
+    """Return the figures of `count` texts of each length: name -> way -> a value for each length.
 
-    loss:              of the same last tokens of every held-out text, whatever is before them
-    loss_by_position:  its mean in stretches from the first token to the last
-    recall, copy_gain: of the tokens asked for: the share that are the likeliest; how much their
-                       loss falls, in nats. None where the text is too short for the phrases
+    loss:             on the same last tokens of every text, after more or less context
+    loss_by_position: means of stretches, from the first token to the last
+    recall:           share of repeated tokens that are the likeliest
+    copy_gain:        fall of their loss, in nats
+
+    None if a text is too short for the phrases.
     """
     (first, (lm, tokenizer)), *others = models.items()
-    trained, longest, last = config.sequence_length, lengths[-1], lengths[0] // 2
+    trained = config.sequence_length
+    longest = lengths[-1]
+    last = lengths[0] // 2
     makers = ways(lm, trained)
     for path, (other, its_tokenizer) in others:
         if its_tokenizer.sha256() != tokenizer.sha256():
             raise InputError(f"{path}: has another tokenizer than {first}: give runs of one")
         name = Path(path).resolve().name
         makers[path if name in makers else name] = partial(longer, other)
-    makers["none"](longest)  # a length that cannot be read is refused before anything is measured
+    makers["none"](longest)  # raises InputError early if the model cannot read this length
     text = held_out_rows(tokenizer, config, longest, count)
     exams = {length: recall_texts(tokenizer, length, len(text)) for length in lengths}
     measured: dict[str, Any] = {"run": first, "trained_length": trained}
@@ -107,26 +111,27 @@ def study(
     for name, make in makers.items():
         for length in lengths:
             model = make(length)
-            # a document's first token, and the end of the text
+            # A document's first token, and the end of the text. So all lengths predict the same
+            # tokens, after more or less context.
             end = torch.cat((text[:, :1], text[:, longest - length + 1 :]), dim=1)
-            losses, _ = predictions(model, end)
+            losses, _ = predictions(model, end)  # (texts, length)
             stretches = losses.tensor_split(POSITIONS, dim=1)
             figures: dict[str, Any] = {"loss": losses[:, -last:].mean().item()}
             figures |= {"recall": None, "copy_gain": None}
             figures["loss_by_position"] = [part.nanmean().item() for part in stretches]
             exam = exams[length]
             if exam is not None:
-                ids, row, place, source = exam
+                ids, row, copy, source = exam  # (texts, T), then (questions,) each
                 losses, right = predictions(model, ids)
-                figures["recall"] = right[row, place].float().mean().item()
-                figures["copy_gain"] = (losses[row, source] - losses[row, place]).mean().item()
+                figures["recall"] = right[row, copy].float().mean().item()
+                figures["copy_gain"] = (losses[row, source] - losses[row, copy]).mean().item()
             for key, value in figures.items():
                 measured.setdefault(key, {}).setdefault(name, []).append(value)
     return measured
 
 
 def ways(lm: LanguageModel, trained: int) -> dict[str, Make]:
-    """Return the ways to read a longer text with a model trained on rows of `trained` tokens."""
+    """Return the ways to read a longer text; the model was trained on rows of `trained` tokens."""
     makers: dict[str, Make] = {}
     plain = lm
     if any(lm.config.rotates):
@@ -146,13 +151,15 @@ def ways(lm: LanguageModel, trained: int) -> dict[str, Make]:
 
 
 def longer(lm: LanguageModel, length: int) -> LanguageModel:
-    """Return the model, allowed to read so many tokens; learned positions raise InputError."""
+    """Let the model read `length` tokens. Raises InputError for learned positions."""
     longest = lm.config.max_position_embeddings
     if length <= longest:
         return lm
     if lm.config.position_embedding == "learned":
-        message = f"this model has learned a vector for {longest:,} positions"
-        raise InputError(f"--lengths: {length:,} is too long: {message}")
+        raise InputError(
+            f"--lengths: {length:,} is too long: "
+            f"this model has learned a vector for {longest:,} positions"
+        )
     return with_config(lm, max_position_embeddings=length)
 
 
@@ -161,9 +168,9 @@ def longer(lm: LanguageModel, length: int) -> LanguageModel:
 
 
 def held_out_rows(tokenizer: Tokenizer, config: DataConfig, length: int, count: int) -> Tensor:
-    """Return up to `count` pieces of the joined held-out documents: (N, length).
+    """Cut the joined held-out documents into up to `count` pieces: (N, length).
 
-    Each begins with a document's first token. Raises InputError if there is not one piece.
+    Each begins with a document's first token. Raises InputError if the text is too short.
     """
     ids = list[int]()
     for text in chain.from_iterable(map(plain_texts, documents(config, "validation"))):
@@ -172,8 +179,10 @@ def held_out_rows(tokenizer: Tokenizer, config: DataConfig, length: int, count: 
             break
     pieces = min(count, len(ids) // (length - 1))
     if not pieces:
-        size = f"the held-out text has {len(ids):,} tokens, so none is {length:,} long"
-        raise InputError(f"--lengths: {size}: give less")
+        raise InputError(
+            f"--lengths: the held-out text has {len(ids):,} tokens, "
+            f"so none is {length:,} long: give less"
+        )
     rows = torch.tensor(ids[: pieces * (length - 1)]).view(pieces, length - 1)
     return torch.cat((torch.full((pieces, 1), tokenizer.bos_id), rows), dim=1)
 
@@ -181,9 +190,9 @@ def held_out_rows(tokenizer: Tokenizer, config: DataConfig, length: int, count: 
 def recall_texts(tokenizer: Tokenizer, length: int, count: int) -> tuple[Tensor, ...] | None:
     """Return texts of random words that repeat phrases at the end; None if `length` is too short.
 
-    ids:                (count, length), padded on the right; the same at every call
-    row, place, source: (questions,) each: token `place` of text `row` repeats that at `source`. The
-                        first word of a phrase is not asked for: nothing says which phrase comes.
+    ids:               (count, length), padded on the right; the same at every call
+    row, copy, source: (questions,) each: token `copy` of text `row` repeats that at `source`. The
+                       first word of a phrase does not count, because nothing announces the phrase.
     """
     words = [tokenizer.encode(f" {word}") for word in (*held_out_names(), *lexicon().song_words)]
     ids = torch.full((count, length), tokenizer.pad_id)
@@ -210,7 +219,7 @@ def recall_texts(tokenizer: Tokenizer, length: int, count: int) -> tuple[Tensor,
                     text += shuffled[number]
             if len(text) <= length:
                 break
-            fitting -= 1  # the phrases need the room of some words
+            fitting -= 1  # make room for the phrases
         ids[row, : len(text)] = torch.tensor(text)
         questions += answers
     return ids, *torch.tensor(questions).T
@@ -221,7 +230,7 @@ def recall_texts(tokenizer: Tokenizer, length: int, count: int) -> tuple[Tensor,
 
 
 def table_of(measured: dict[str, Any]) -> str:
-    """Return the figures of each way to read, and each length, as a Markdown table."""
+    """Return a Markdown table: a row for each way to read."""
     header = [""]
     rows = {name: [name] for name in measured["loss"]}
     for key in ("loss", "recall", "copy_gain"):
@@ -232,7 +241,7 @@ def table_of(measured: dict[str, Any]) -> str:
 
 
 def draw_curves(measured: dict[str, Any], file: Path) -> None:
-    """Draw the loss over the position in the longest texts, a line for each way to read."""
+    """Draw the loss over the position in the longest texts, a line for each way."""
     length = measured["lengths"][-1]
     figure = drawing.new_figure(760, 400)
     axes = figure.subplots()

@@ -1,7 +1,8 @@
-"""Does it recall what it has just read, and which head looks it up? `python -m eval.lookups runs/recall`
+"""Recall of facts, and the heads that look them up: `python -m eval.lookups runs/recall`
 
-Held-out documents of facts and questions, every answer of which is known. An answer is right when each of its tokens is
-the likeliest one, given all text before it. The hook `recall` counts right answers while a model learns.
+Held-out documents have facts and questions with known answers. An answer is right if each of its
+tokens is the likeliest one, given all text before it. The hook `recall` counts right answers during
+training.
 """
 
 from __future__ import annotations
@@ -29,56 +30,68 @@ from storyworld.recall import RecallQuestion
 
 
 class Exam(NamedTuple):
-    """Documents as tokens, and the questions in them."""
+    """Documents as tokens, and their questions."""
 
     ids: Tensor  # (B, T), padded on the right
-    words: list[list[tuple[int, int]]]  # of each row: the tokens (first, last) of each of its words
+    words: list[list[tuple[int, int]]]  # for each row, the first and last token of each word
     questions: list[RecallQuestion]
-    row: Tensor  # of each question,
-    first: Tensor  # and the tokens of its answer
+    row: Tensor  # of each question
+    first: Tensor  # and last token of each answer
     last: Tensor
     people: int
 
 
 def held_out(source: StoryworldSource, tokenizer: Tokenizer, documents: int = 64) -> Exam:
-    """The first held-out documents of a source. Raises InputError where it has none of recall."""
+    """Make an exam of the first held-out documents. Raises InputError without facts."""
     if source.recall is None:
-        raise InputError("data.source.recall is null: this source asks nothing")
-    rows, words, questions, row_of = [], [], list[RecallQuestion](), list[int]()
+        raise InputError("data.source.recall is null: this source has no questions")
+    rows = []
+    words: list[list[tuple[int, int]]] = []
+    questions: list[RecallQuestion] = []
+    question_rows = []
+    answers = []
     for row in range(documents):
         document = recall(source.seed, row, source.recall, held_out=True)
-        ids, spans = [tokenizer.bos_id], []
+        ids = [tokenizer.bos_id]
+        spans = []
         for piece in tokenizer.encode_many([f" {word}" for word in document.words]):
             spans.append((len(ids), len(ids) + len(piece) - 1))
             ids += piece
         rows.append(torch.tensor(ids))
         words.append(spans)
-        questions += document.questions
-        row_of += [row] * len(document.questions)
+        for question in document.questions:
+            questions.append(question)
+            question_rows.append(row)
+            answers.append(spans[question.word])
     padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=tokenizer.pad_id)
-    first, last = torch.tensor([words[row][question.word] for row, question in zip(row_of, questions, strict=True)]).T
-    return Exam(padded, words, questions, torch.tensor(row_of), first, last, source.recall.people)
+    first, last = torch.tensor(answers).T
+    row_numbers = torch.tensor(question_rows)
+    return Exam(padded, words, questions, row_numbers, first, last, source.recall.people)
 
 
 def right(lm: LanguageModel, exam: Exam) -> Tensor:
-    """Which of the questions are answered right: (questions,) bool."""
+    """Return True for each question that the model answers right: (questions,) bool."""
     _, is_likeliest = predictions(lm, exam.ids)  # (B, T)
-    wrong_until = (~is_likeliest).long().cumsum(1)
+    # an answer is right if no token from its first to its last adds to this count
+    wrong_until = (~is_likeliest).long().cumsum(1)  # (B, T)
     return wrong_until[exam.row, exam.last] == wrong_until[exam.row, exam.first - 1]
 
 
 def figures(exam: Exam, answers: Tensor) -> dict[str, float]:
-    """Share of right answers: accuracy, and that of every sort of question. answers: (questions,) bool.
+    """Return the share of right answers (questions,), also for each sort of question.
 
-    one: a name is given. several: all words of a fact are given; needs_2: two of them decide, at least. distance_32:
-    the fact is 17 to 32 words before the answer. chance: of naming any of the people.
+    one:         a name is given
+    several:     all words of a fact are given; needs_2: at least two of them decide
+    distance_32: the fact is 17 to 32 words before the answer
+    chance:      of naming any of the people
     """
-    groups: dict[tuple[str, int], list[bool]] = defaultdict(list)  # of a sort, and its number
+    groups: dict[tuple[str, int], list[bool]] = defaultdict(list)  # (sort, its number)
     for question, is_right in zip(exam.questions, answers.tolist(), strict=True):
         next_power_of_two = 1 << (question.distance - 1).bit_length()
-        needs = [("needs", question.needs)] * (question.kind == "several")
-        for sort in (question.kind, -1), ("distance", next_power_of_two), *needs:
-            groups[sort].append(is_right)
+        groups[question.kind, -1].append(is_right)
+        groups["distance", next_power_of_two].append(is_right)
+        if question.kind == "several":
+            groups["needs", question.needs].append(is_right)
     values = {"accuracy": sum(answers.tolist()) / len(answers)}
     for (name, number), group in sorted(groups.items()):
         values[name if number < 0 else f"{name}_{number}"] = sum(group) / len(group)
@@ -86,29 +99,40 @@ def figures(exam: Exam, answers: Tensor) -> dict[str, float]:
 
 
 def half_at(lines: list[dict[str, Any]]) -> int | None:
-    """The step of the phase change: of the first line of the log with more than half of the answers right, if any."""
+    """Return the step of the phase change: the first with more than half of the answers right."""
     return next((line["step"] for line in lines if line["accuracy"] > 0.5), None)
 
 
 def lookups(lm: LanguageModel, exam: Exam) -> tuple[Tensor, Tensor]:
-    """What every head does where a name is asked for by words: (layer, head, 3) and (layer, head).
+    """Measure every head where words of a fact ask for its name.
 
-    First the mean weight that it gives to the fact of one person: of the right one; of one who shares some of the
-    words; of one who shares none. Heads of a group that look alike share one lookup. Then the share of right answers
-    when the head is ablated.
+    Returns (layer, head, 3): its mean weight on the fact of the right person, of a person who
+    shares some of the words, and of one who shares none; and (layer, head): the share of right
+    answers without the head. Heads of a group that look alike share one lookup.
     """
     chosen = [i for i, question in enumerate(exam.questions) if question.kind == "several"]
-    weights = capture(lm, exam.ids.to(next(lm.parameters()).device)).weights  # (layer, B, head, query, key)
-    sums, counts = torch.zeros(weights.shape[0], weights.shape[2], 3), torch.zeros(3)
+    device = next(lm.parameters()).device
+    weights = capture(lm, exam.ids.to(device)).weights  # (layer, B, head, query, key)
+    sums = torch.zeros(weights.shape[0], weights.shape[2], 3)
+    counts = torch.zeros(3)
     for i in chosen:
-        question, row = exam.questions[i], int(exam.row[i])
-        words, from_answer = exam.words[row], weights[:, row, :, int(exam.first[i]) - 1]  # (layer, head, key)
+        question = exam.questions[i]
+        row = int(exam.row[i])
+        words = exam.words[row]
+        # the token before the answer predicts it
+        from_answer = weights[:, row, :, int(exam.first[i]) - 1]  # (layer, head, key)
         word_ids = [exam.ids[row, first : last + 1].tolist() for first, last in words]
-        clues, facets = [word_ids[clue] for clue in question.clues], len(question.clues)
-        for start in range(0, exam.people * (1 + facets), 1 + facets):  # a name and its facets: the fact of a person
+        clues = [word_ids[clue] for clue in question.clues]
+        facets = len(clues)
+        # a person's fact is a name and its facets
+        for start in range(0, exam.people * (1 + facets), 1 + facets):
             end = start + facets
-            shares_some = any(word in clues for word in word_ids[start + 1 : end + 1])
-            group = 0 if start == question.fact else 1 if shares_some else 2
+            if start == question.fact:
+                group = 0
+            elif any(word in clues for word in word_ids[start + 1 : end + 1]):
+                group = 1
+            else:
+                group = 2
             sums[..., group] += from_answer[..., words[start][0] : words[end][1] + 1].sum(-1)
             counts[group] += 1
     without = torch.zeros(sums.shape[:2])
@@ -119,19 +143,25 @@ def lookups(lm: LanguageModel, exam: Exam) -> tuple[Tensor, Tensor]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Which head of a run looks up facts, and what is lost without it?")
+    parser = argparse.ArgumentParser(description="Find the heads of a run that look up facts.")
     parser.add_argument("run", help="a run of configs/recall.yaml, or a checkpoint of it")
-    parser.add_argument("--documents", type=integer("--documents", 1), default=16, help="held-out documents (16)")
+    parser.add_argument(
+        "--documents",
+        type=integer("--documents", 1),
+        default=16,
+        help="held-out documents (16)",
+    )
     add_device_option(parser)
-    given = parser.parse_args()
-    source = source_of(given.run)
-    lm, tokenizer = open_model(given.run, given.device)
-    attention, without = lookups(lm, held_out(source, tokenizer, given.documents))
-    rows = [
-        [f"layer {layer} head {head}", *(f"{share:.1%}" for share in (*attention[layer, head], without[layer, head]))]
-        for layer, head in product(*map(range, without.shape))
-    ]
-    print(table(["looks at", "right person", "shares a word", "shares none", "right without it"], rows))
+    args = parser.parse_args()
+    source = source_of(args.run)
+    lm, tokenizer = open_model(args.run, args.device)
+    attention, without = lookups(lm, held_out(source, tokenizer, args.documents))
+    rows = []
+    for layer, head in product(*map(range, without.shape)):
+        shares = (*attention[layer, head], without[layer, head])
+        rows.append([f"layer {layer} head {head}", *(f"{share:.1%}" for share in shares)])
+    header = ["looks at", "right person", "shares a word", "shares none", "right without it"]
+    print(table(header, rows))
 
 
 if __name__ == "__main__":

@@ -6,12 +6,12 @@ A row each for float32, bfloat16, weights of 8 and of 4 bits, and a key-value ca
     cache           bytes of the key-value cache a token
     tokens/s        greedy decoding of one row, medians; the rows take turns
     gap             bits per byte above the entropy floor, on held-out stories
-    copy gain       what telling random tokens twice is worth, nats a token
+    copy gain       gain on the second copy of random tokens, nats a token
     exact match     share of held-out questions answered right
-    drift           how far attention moves from float32: half the sum of |difference| over the keys
-                    of a token (0 = equal maps, 1 = nothing in common), mean of heads and tokens
+    drift           change of attention against float32: half the sum of |difference| over a token's
+                    keys (0 = equal maps, 1 = nothing in common), mean of heads and tokens
 
-A run on other texts than the built-in world has no gap, one on texts, not chats, no exact match.
+Only a run on the built-in world has a gap, and only one on chats an exact match.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ VARIANTS: dict[str, tuple[torch.dtype, str | None, str]] = {  # name -> dtype, w
     "int4 weights": (torch.float32, "int4", "dynamic"),
     "int8 cache": (torch.float32, None, "int8"),
 }
-DOCUMENTS = 50  # Quality is measured on so many held-out stories, and conversations.
-PROMPT = 16  # Decoding is timed after a prompt of so many tokens,
-DECODED = 128  # for so many tokens,
-ROUNDS = 5  # so often.
+DOCUMENTS = 50  # held-out stories and conversations
+PROMPT = 16  # tokens before those that are timed
+DECODED = 128  # tokens that are timed
+ROUNDS = 5
 
 
 def main() -> None:
@@ -61,7 +61,9 @@ def main() -> None:
     add_device_option(parser)
     args = parser.parse_args()
     config = data_config(args.run)
-    world, stories, questions = None, [], []
+    world = None
+    stories = []
+    questions = []
     if config and isinstance(config.source, StoryworldSource) and config.source.recall is None:
         world = config.source.model_copy(update={"validation_documents": DOCUMENTS})
         stories = [tell(world.seed, i, "validation", world.level) for i in range(DOCUMENTS)]
@@ -76,16 +78,16 @@ def main() -> None:
         except InputError as error:
             if not models:
                 raise
-            # no torchao, or no layer that it could change
+            # no torchao, or no layer that it can change
             print(f"{name} left out: {error}", flush=True)
             continue
+        device = next(lm.parameters()).device
         longest = lm.config.max_position_embeddings
         probe = world and story_probe(tokenizer, world, longest, "stories")
         probe = probe or probe_from_text(tokenizer, TEXT, longest)
         repeated = repeated_probe(tokenizer, 2, longest)
         with reading_through(lm, cache):
-            inputs = probe.for_model(next(lm.parameters()).device)["input_ids"]
-            maps = capture(lm, inputs).weights  # (layer, B, head, query, key)
+            maps = capture(lm, probe.input_ids.to(device)).weights  # (layer, B, head, query, key)
             gain = copy_gain(lm, repeated) if repeated else None
             _, bits, floor = compare_with_floor(lm, tokenizer, stories)
         exact = None
@@ -94,7 +96,11 @@ def main() -> None:
         if maps_in_float32 is None:
             maps_in_float32 = maps
         drift = 0.5 * (maps - maps_in_float32).abs().sum(-1).mean().item()
-        row = rows[name] = [name, f"{weight_bytes(lm):,}", f"{cache_bytes(lm, cache):,.0f}"]
+        # the bytes of a token, measured after eight
+        filled = make_cache(cache, lm.config, 1, 8, next(lm.parameters()))
+        with torch.no_grad():
+            lm(torch.zeros(1, 8, dtype=torch.long, device=device), kv_cache=filled)
+        row = rows[name] = [name, f"{weight_bytes(lm):,}", f"{filled.nbytes / 8:,.0f}"]
         values = ((bits - floor, "+.4f"), (gain, ".3f"), (exact, ".1%"), (drift, ".4f"))
         for value, form in values:
             is_missing = value is None or value != value
@@ -108,7 +114,7 @@ def main() -> None:
 
 @contextmanager
 def reading_through(lm: LanguageModel, cache: str) -> Iterator[None]:
-    """Inside, every forward pass without a cache reads through a new one of this kind."""
+    """Give every forward pass a new cache of this kind, within this context."""
 
     def add_cache(module: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
         if kwargs.get("kv_cache") is None:
@@ -124,9 +130,9 @@ def reading_through(lm: LanguageModel, cache: str) -> Iterator[None]:
 
 
 def decode_speeds(models: Mapping[str, tuple[LanguageModel, str]]) -> dict[str, float]:
-    """Return tokens/s of greedy decoding, one row, for each model and its kind of key-value cache.
+    """Return tokens/s of greedy decoding, one row, for each model and its kind of cache.
 
-    Each round times all models, so that whatever else the machine does slows all of them alike.
+    Each round times all models, so that other programs slow all of them alike.
     """
     longest = min(lm.config.max_position_embeddings for lm, _ in models.values())
     prompt = min(PROMPT, longest // 2)
@@ -137,19 +143,10 @@ def decode_speeds(models: Mapping[str, tuple[LanguageModel, str]]) -> dict[str, 
             ids = torch.arange(prompt, device=next(lm.parameters()).device)[None]
             start = time.perf_counter()
             output = generate(lm, ids, new, temperature=0, stop_ids=(), kv_cache=cache)
-            output.cpu()  # waits for a GPU
+            output.cpu()  # note: this waits for the GPU
             seconds[name].append(time.perf_counter() - start)
     # the first round only warms up
     return {name: new / median(times[1:]) for name, times in seconds.items()}
-
-
-def cache_bytes(lm: LanguageModel, cache: str) -> float:
-    """Return the bytes of a token in a cache, counted after eight."""
-    like = next(lm.parameters())
-    filled = make_cache(cache, lm.config, 1, 8, like)
-    with torch.no_grad():
-        lm(torch.zeros(1, 8, dtype=torch.long, device=like.device), kv_cache=filled)
-    return filled.nbytes / 8
 
 
 if __name__ == "__main__":

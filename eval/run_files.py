@@ -1,7 +1,7 @@
-"""What do the files of a run say? metrics.jsonl, samples.jsonl and result.json, read back.
+"""Read the files of a run: metrics.jsonl, samples.jsonl and result.json.
 
-Any of them may be missing, cut off or written by somebody else. `warn` gets a line that names what cannot be used and
-says why, and what is left counts.
+Any of them may be missing, cut off or written by another program. `warn` gets a line for each
+problem, and the rest is used.
 """
 
 from __future__ import annotations
@@ -15,11 +15,14 @@ from pydantic import BaseModel, Field, FiniteFloat, NonNegativeInt
 from configs.files import DamagedFile, read_json, read_lines
 
 Warn = Callable[[str], None]
-METRICS, SAMPLES, RESULT, EXPERTS = "metrics.jsonl", "samples.jsonl", "result.json", "experts.jsonl"
+METRICS = "metrics.jsonl"
+SAMPLES = "samples.jsonl"
+RESULT = "result.json"
+EXPERTS = "experts.jsonl"
 
 
 class Metric(BaseModel, extra="allow"):
-    """A line of metrics.jsonl: where the run was, and the figures of one split."""
+    """A line of metrics.jsonl; its other keys are the figures of one split."""
 
     step: NonNegativeInt
     tokens: NonNegativeInt
@@ -28,7 +31,7 @@ class Metric(BaseModel, extra="allow"):
 
 
 def read_log(file: Path, kind: Any, warn: Warn) -> list[Any]:
-    """The lines of a log, each of this kind; none without the file."""
+    """Return the lines of a log, each of this kind; none without the file."""
     try:
         return read_lines(file, warn, kind)
     except DamagedFile as error:
@@ -45,7 +48,7 @@ def read_samples(run: Path, warn: Warn) -> list[dict[str, Any]]:
 
 
 def read_result(run: Path, warn: Warn) -> dict[str, Any] | None:
-    """result.json; None if there is none, or none that can be read."""
+    """Read result.json; None if there is none, or it cannot be read."""
     try:
         return read_json(run / RESULT) if (run / RESULT).exists() else None
     except DamagedFile as error:

@@ -1,4 +1,4 @@
-"""How does it continue a prompt? `python -m eval.samples runs/demo "Once upon a time"`"""
+"""Continue a prompt: `python -m eval.samples runs/demo "Once upon a time"`"""
 
 from __future__ import annotations
 
@@ -28,59 +28,76 @@ def complete(
     begin_document: bool = True,
     chat: bool = False,
 ) -> Message:
-    """The prompt and its continuation, up to the end of the document; or, chat: the answer to the prompt, taken apart.
+    """Return the prompt and its continuation, up to the end of the document.
 
-    begin_document puts the first token of a document in front, if the model has one; an empty prompt needs it. A prompt
-    of ids is taken as it is.
+    prompt:         text, or ids, which are taken as they are
+    begin_document: put the first token of a document in front; an empty prompt always has it
+    chat:           return the answer to the prompt instead, parsed
+
     Raises InputError for a prompt that fills the context.
     """
     if not isinstance(prompt, str):
         ids = prompt
     elif chat and prompt:
         ids = prompt_ids(tokenizer, [{"role": "user", "content": prompt}])
+    elif begin_document or not prompt:
+        ids = tokenizer.begin(prompt)
     else:
-        ids = tokenizer.begin(prompt) if begin_document or not prompt else tokenizer.encode(prompt)
+        ids = tokenizer.encode(prompt)
     longest = lm.config.max_position_embeddings
     if len(ids) >= longest:
         raise InputError(f"the prompt has {len(ids)} tokens, the context {longest}: shorten it")
     row = torch.tensor([ids], device=next(lm.parameters()).device)
-    sampling = (temperature, None, top_p)
-    written = generate(lm, row, max_new_tokens, *sampling, stop_ids=tokenizer.stop_ids, seed=seed)[0].tolist()
+    # the prompt and what follows it
+    tokens = generate(
+        lm,
+        row,
+        max_new_tokens,
+        temperature,
+        top_p=top_p,
+        stop_ids=tokenizer.stop_ids,
+        seed=seed,
+    )[0].tolist()
     if chat and prompt:
-        return read_reply(tokenizer, written[len(ids) :], ids).message
-    return Message("assistant", tokenizer.decode(written))
+        return read_reply(tokenizer, tokens[len(ids) :], ids).message
+    return Message("assistant", tokenizer.decode(tokens))
 
 
 def thinks(message: Message) -> str:
-    """An answer's thoughts as they are shown beside it; "" without any."""
+    """Format an answer's thoughts; "" without any."""
     return f"(thinks: {message.reasoning_content})" if message.reasoning_content else ""
 
 
 def no_token_for(letters: str) -> str:
-    """A line about characters of a prompt that a `char` model never saw."""
+    """Warn of characters of a prompt that a `char` model never saw."""
     return f"this model has no token for {escape(letters)} and reads an unknown character instead"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Let a run continue a prompt.")
-    parser.add_argument("run", help="a run or a checkpoint directory, for example runs/demo")
-    parser.add_argument("prompt", nargs="?", default="", help="text to continue; default: a document's beginning")
-    parser.add_argument("--chat", action="store_true", help="the prompt is a question: print the answer")
-    parser.add_argument("--max-new-tokens", type=integer("--max-new-tokens", 0), default=200)
-    parser.add_argument(
-        "--temperature", type=number("--temperature", 0), default=0.8, help="0 = always the likeliest token"
+    add = parser.add_argument
+    add("run", help="a run or a checkpoint directory, for example runs/demo")
+    add("prompt", nargs="?", default="", help="text to continue; default: a document's beginning")
+    add("--chat", action="store_true", help="the prompt is a question: print the answer")
+    add("--max-new-tokens", type=integer("--max-new-tokens", 0), default=200)
+    add(
+        "--temperature",
+        type=number("--temperature", 0),
+        default=0.8,
+        help="0 = always the likeliest token",
     )
-    parser.add_argument("--top-p", type=number("--top-p", 1e-6, 1), default=0.95)
-    parser.add_argument("--seed", type=integer("--seed", 0), default=0)
+    add("--top-p", type=number("--top-p", 1e-6, 1), default=0.95)
+    add("--seed", type=integer("--seed", 0), default=0)
     add_device_option(parser)
-    given = parser.parse_intermixed_args()
-    lm, tokenizer = open_model(given.run, given.device)
-    options = (given.max_new_tokens, given.temperature, given.top_p, given.seed)
+    args = parser.parse_intermixed_args()  # options may come between run and prompt
+    lm, tokenizer = open_model(args.run, args.device)
+    options = (args.max_new_tokens, args.temperature, args.top_p, args.seed)
     try:
-        reply = complete(lm, tokenizer, given.prompt, *options, chat=given.chat)
+        reply = complete(lm, tokenizer, args.prompt, *options, chat=args.chat)
     except ValueError as error:
         raise InputError(str(error)) from None
-    if unknown := tokenizer.unknown_in(given.prompt):
+    unknown = tokenizer.unknown_in(args.prompt)
+    if unknown:
         print(translated(no_token_for(unknown)), file=sys.stderr)
     if reply.reasoning_content:
         print(thinks(reply), file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Test sets of other people, and your own: minimal pairs, multiple choice, the loss of a text.
+"""Known test sets, and your own: minimal pairs, multiple choice, the loss of a text.
 
     python -m eval.tasks runs/demo --minimal-pairs pairs.jsonl
 
@@ -36,7 +36,7 @@ from model import LanguageModel
 from storyworld import Story, read, tell
 
 Text = Annotated[str, Field(min_length=1)]
-# These figures are printed so; all others are counts or shares.
+# All other figures are counts or shares.
 FORMATS = {"loss": ",.4f", "perplexity": ",.3f", "bits_per_byte": ",.4f"}
 
 
@@ -71,7 +71,7 @@ def main() -> None:
     unk_id = -1 if tokenizer.unk_id is None else tokenizer.unk_id
     unknown = sum(ids.count(unk_id) for ids in tokenizer.encode_many(texts))
     if unknown:
-        warning = f"{unknown} characters are unknown to the tokenizer: one token stands for them"
+        warning = f"{unknown} characters are unknown to the tokenizer, and share one token"
         print(warning, file=sys.stderr)
 
 
@@ -80,7 +80,7 @@ def question_task(
     tokenizer: Tokenizer,
     args: argparse.Namespace,
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return file -> acc and acc_norm on its questions, and all texts that were read."""
+    """Return file -> figures of its questions, and all texts."""
     if args.minimal_pairs == "storyworld":
         files = {"held-out stories": storyworld_pairs(source_of(args.run), args.limit)}
     elif args.minimal_pairs:
@@ -109,14 +109,14 @@ def text_task(
     tokenizer: Tokenizer,
     args: argparse.Namespace,
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return file -> loss (nats a token), perplexity and bits per byte, and the text.
+    """Return file -> loss (nats a token), perplexity and bits per byte; and the text.
 
-    Chance is a model to which all ids of the vocabulary are equally likely.
+    Chance: all ids of the vocabulary are equally likely.
     """
     file = Path(args.text)
     text = "".join(islice(io.StringIO(text_of(file)), args.limit))
     size = len(text.encode())
-    # beyond the rows of training, positions are new to the model
+    # The model has not seen positions beyond the rows of training.
     longest = lm.config.max_position_embeddings
     window = min(trained_length(args.run) or longest, longest)
     log_probs = text_log_probs(lm, [tokenizer.bos_id, *tokenizer.encode(text)], window)
@@ -131,7 +131,7 @@ def text_task(
 
 
 def table(results: dict[str, dict[str, Any]]) -> str:
-    """Return the figures as a Markdown table: a row for each file."""
+    """Return a Markdown table: a row for each file."""
     first = next(iter(results.values()))
     keys = [key for key in first if not key.endswith(("_stderr", "_chance"))]
     rows = []
@@ -170,7 +170,8 @@ class ChoiceRecord(BaseModel):
     label: int | Annotated[str, Field(pattern=r"^\d+$")]  # some copies hold "3"
 
     def question(self, where: str) -> Question:
-        label, last = int(self.label), len(self.endings) - 1
+        label = int(self.label)
+        last = len(self.endings) - 1
         if not 0 <= label <= last:
             raise InputError(f"{where}: `label` is {label}: it must be a number from 0 to {last}")
         return Question(where, self.ctx, tuple(self.endings), label)
@@ -208,11 +209,13 @@ def read_questions(
     record_type: type[ChoiceRecord | PairRecord],
     limit: int | None = None,
 ) -> dict[str, list[Question]]:
-    """Return name -> the first `limit` questions, of a file or of each file of a folder.
+    """Read the first `limit` questions of a file, or of each file of a folder, by its name.
 
-    .jsonl and .json hold records; .txt holds Zorro's pairs. Raises InputError.
+    .jsonl and .json have records; .txt has Zorro's pairs. Raises InputError.
     """
-    kinds = [".jsonl", ".json"] + [".txt"] * (record_type is PairRecord)
+    kinds = [".jsonl", ".json"]
+    if record_type is PairRecord:
+        kinds.append(".txt")
     paths = [path]
     if path.is_dir():
         paths = sorted(file for file in path.iterdir() if kind_of(file) in kinds)
@@ -234,21 +237,22 @@ def read_questions(
 
 
 def read_zorro(file: Path) -> list[Question]:
-    """Return the pairs of Zorro's lines, where a bad sentence stands before each good one."""
+    """Read Zorro's pairs of lines: a bad sentence, then its good twin."""
     lines = [line.strip() for line in text_of(file).rstrip().split("\n")]
     if len(lines) % 2 or "" in lines:
         number = lines.index("") + 1 if "" in lines else len(lines)
-        message = "lines must come in pairs, a bad sentence and its good twin"
-        raise InputError(f"{file}:{number}: {message}")
+        raise InputError(
+            f"{file}:{number}: lines must come in pairs, a bad sentence and its good twin"
+        )
     pairs = zip(lines[1::2], lines[::2], strict=True)
     return [Question(f"{file}:{1 + 2 * n}", "", pair) for n, pair in enumerate(pairs)]
 
 
 def storyworld_pairs(source: StoryworldSource, limit: int | None = None) -> list[Question]:
-    """Return held-out stories of the built-in world, and twins with one other name.
+    """Return held-out stories, and twins with one wrong name.
 
-    A twin is broken for sure: the world's own reader refuses it. A story with a single name has
-    no twin.
+    The world's own reader refuses a twin, so it is surely wrong. A story with a single name has no
+    twin.
     """
     pairs = []
     for number in range(source.validation_documents):
@@ -262,12 +266,9 @@ def storyworld_pairs(source: StoryworldSource, limit: int | None = None) -> list
 
 
 def _twin(number: int, story: Story, level: int) -> str | None:
-    """Return the story with a repeated name replaced by another one that came before.
-
-    The story's number chooses among the names that could be replaced.
-    """
+    """Replace a repeated name by another earlier one; the number chooses among the swaps."""
     swaps = []
-    named = list[int]()  # people named so far
+    named: list[int] = []  # people named so far
     for mention in story.mentions:
         if mention.form == "" and mention.entity in story.people:
             others = [person for person in named if person != mention.entity]
@@ -291,10 +292,10 @@ def _twin(number: int, story: Story, level: int) -> str | None:
 
 
 def token_log_probs(lm: LanguageModel, sequences: Sequence[Sequence[int]]) -> list[Tensor]:
-    """Return ln p of every token but the first, given those before it: (T - 1,) float64 on the CPU.
+    """Return ln p of every token but the first: (T - 1,) float64 on the CPU.
 
     Equal sequences are read once, so that their numbers are equal. Raises ValueError for a
-    sequence without a second token, and for a model whose logits are non-finite.
+    sequence of one token, and for non-finite logits.
     """
     if any(len(ids) < 2 for ids in sequences):
         raise ValueError("a text has no tokens for this tokenizer: leave it out")
@@ -302,8 +303,10 @@ def token_log_probs(lm: LanguageModel, sequences: Sequence[Sequence[int]]) -> li
     log_probs = {}
     for ids, losses in zip(unique, losses_of(lm, unique), strict=True):
         if not losses.isfinite().all():
-            reason = "its weights are damaged, or its training diverged"
-            raise ValueError(f"the model's logits are non-finite: {reason}")
+            raise ValueError(
+                "the model's logits are non-finite: its weights are damaged, "
+                "or its training diverged"
+            )
         log_probs[ids] = -losses.double()
     return [log_probs[tuple(ids)] for ids in sequences]
 
@@ -316,13 +319,13 @@ def score(
 ) -> list[list[float]]:
     """Return ln p of every ending of every question, given its context.
 
-    Context and ending are encoded as one text, with `delimiter` between them where neither brings
-    white space. All endings are scored after the tokens that the context (without its last white
-    space) and every whole text begin with: white space between the two, and a token that reaches
-    from one into the other, belong to the ending. Raises InputError for a text that is too long.
+    Context and ending are encoded as one text, with `delimiter` between them if neither has white
+    space there. Scoring starts behind the tokens that the context (without its last white space)
+    and all whole texts share. So white space between the two, and a token that spans both, belong
+    to the ending. Raises InputError for a text that is too long.
     """
-    sequences = list[list[int]]()
-    shared = list[int]()  # tokens that all endings of a question begin with
+    sequences: list[list[int]] = []
+    shared: list[int] = []  # for each sequence, the tokens that its question's texts share
     longest = lm.config.max_position_embeddings
     for question in questions:
         texts = [question.context.rstrip()]
@@ -331,10 +334,13 @@ def score(
             is_open = question.context and not any(map(str.isspace, joint))
             texts.append(question.context + (delimiter if is_open else "") + ending)
         context, *endings = [[tokenizer.bos_id, *ids] for ids in tokenizer.encode_many(texts)]
+        # refuse a long ending before the model reads anything
         for number, ids in enumerate(endings):
             if len(ids) > longest:
-                sizes = f"{len(ids) - 1} tokens, and this model has room for {longest - 1}"
-                raise InputError(f"{question.where}: ending {number} with its context has {sizes}")
+                raise InputError(
+                    f"{question.where}: ending {number} with its context has {len(ids) - 1} "
+                    f"tokens, and this model has room for {longest - 1}"
+                )
         alike = [len(set(column)) == 1 for column in zip(context, *endings, strict=False)]
         sequences += endings
         shared += [[*alike, False].index(False)] * len(endings)
@@ -346,8 +352,10 @@ def score(
 def figures(questions: Sequence[Question], scores: Sequence[Sequence[float]]) -> dict[str, Any]:
     """Return questions, acc, acc_norm, their standard errors √(p (1 - p) / n), ties and chance.
 
-    acc: the right ending has the largest ln p; acc_norm: the largest ln p a byte of the ending.
-    Where n endings tie, the right one among them, each counts 1/n.
+    acc:      share of questions whose right ending has the largest ln p
+    acc_norm: the same with ln p a byte of the ending
+
+    If the right ending ties with others, n in all, it counts 1/n.
     """
     credits: dict[str, list[float]] = {"acc": [], "acc_norm": []}
     for question, values in zip(questions, scores, strict=True):
@@ -358,8 +366,8 @@ def figures(questions: Sequence[Question], scores: Sequence[Sequence[float]]) ->
             credits[name].append(is_best[question.label] / sum(is_best))
     count = len(questions)
     result: dict[str, Any] = {"questions": count}
-    for name, of_questions in credits.items():
-        share = sum(of_questions) / count
+    for name, numbers in credits.items():
+        share = sum(numbers) / count
         result |= {name: share, f"{name}_stderr": math.sqrt(share * (1 - share) / count)}
     result["ties"] = sum(0 < credit < 1 for credit in credits["acc"])
     result["chance"] = sum(1 / len(question.endings) for question in questions) / count
@@ -369,14 +377,14 @@ def figures(questions: Sequence[Question], scores: Sequence[Sequence[float]]) ->
 def text_log_probs(lm: LanguageModel, ids: Sequence[int], window: int) -> Tensor:
     """Return ln p of every token of a text but the first: (T - 1,) float64.
 
-    Each window begins half a window after the one before, and scores its new tokens:
+    Windows overlap by half, and each one scores its new tokens:
 
         . x x x
             . . x x
                 . . x x
     """
     step = window // 2
-    old = window - step  # tokens that the window before has scored
+    old = window - step  # already scored by the window before
     begins = range(0, max(1, len(ids) - old), step)
     first, *others = token_log_probs(lm, [ids[begin : begin + window] for begin in begins])
     return torch.cat([first, *(log_p[old - 1 :] for log_p in others)])

@@ -1,4 +1,4 @@
-"""What does every head look at? `python -m eval.attention runs/demo --text "..."` draws it."""
+"""Attention of every head: `python -m eval.attention runs/demo --text "..."` draws it."""
 
 from eval.attention.capture import AttentionMaps, capture
 

@@ -1,6 +1,7 @@
-"""Which weights did the fast kernel use? It returns none, so q and k are kept and the weights computed again.
+"""Attention weights of every head, also where the kernel returns none.
 
-A picture cannot lie: weights @ v must equal what the kernel returned, or the capture raises.
+The fast kernels never store their weights. So `capture` keeps q and k, computes the weights
+again, and checks that weights @ v is what the kernel returned.
 """
 
 from __future__ import annotations
@@ -17,21 +18,29 @@ from model.attention import attention_scores, normalise, repeat_kv
 from model.kv_cache import KVCache
 from model.masks import MaskSpec, boolean_mask
 
-# largest |weights @ v - kernel output|, as a share of the largest |output|
-TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-4, torch.bfloat16: 3e-2, torch.float16: 5e-3}
-TF32_TOLERANCE = 5e-3  # of float32 on a GPU whose kernels may round to 10 bits (train.precision: tf32); not run yet
-SCORE_ROUNDING = 2**-9  # of a score that is kept in bfloat16, as `blocked` does: its weight is wrong by score * this
-CHUNK = 2**22  # scores that are computed at a time: 16 MB
+# The largest allowed |weights @ v - kernel output|, as a share of the largest |output|.
+TOLERANCE = {
+    torch.float32: 1e-4,
+    torch.float64: 1e-4,
+    torch.bfloat16: 3e-2,
+    torch.float16: 5e-3,
+}
+# For float32 where kernels may round to 10 bits (train.precision: tf32); not run yet.
+TF32_TOLERANCE = 5e-3
+# The backend `blocked` keeps scores in bfloat16: a weight is wrong by its score times this.
+SCORE_ROUNDING = 2**-9
+CHUNK = 2**22  # Scores are computed in chunks of 16 MB.
 
 
 @dataclass(frozen=True)
 class AttentionMaps:
-    """weights (layer, B, head, query, key) float32 on the CPU; rows sum to 1 over the keys (0 for padding).
+    """Attention weights of some layers and heads.
 
-    layers, heads: the true numbers of what is kept. num_attention_heads, num_key_value_heads: of the model. attention:
-    heads, or mla, as in ModelConfig.
-    max_logits (layer, B, head): the largest q · k / sqrt(D) among the keys that may be seen.
-    With a cache, keys are all tokens so far, and queries the last ones: T queries, S keys.
+    weights:     (layer, B, head, query, key) float32 on the CPU. A row sums to 1, or 0 for padding.
+                 With a cache there are more keys than queries.
+    layers, heads: the numbers of the captured ones in the model
+    max_logits:  (layer, B, head), the largest q · k / sqrt(D) of a visible key
+    num_attention_heads, num_key_value_heads, attention: as in ModelConfig
     """
 
     weights: Tensor
@@ -55,26 +64,32 @@ def capture(
 ) -> AttentionMaps:
     """Run input_ids (B, T) through the model once and return every head's attention weights.
 
-    lm: a LanguageModel, also compiled or inside DDP (then the plain model within runs). layers, heads: which ones to
-    keep; default all. kv_cache: tokens that were read before; it grows by T. attention_mask, document_ids: as for
-    LanguageModel. Leaves mode, gradients and random state as they were.
-    Raises ValueError for a layer or head that does not exist, and RuntimeError, naming the layer, if the recomputed
-    weights do not give what the kernel gave.
+    lm:            a LanguageModel, also compiled or inside DDP (then the plain model runs)
+    layers, heads: the ones to capture; default all
+    kv_cache:      tokens that were read before; it grows by T
+    attention_mask, document_ids: as for LanguageModel
+
+    Mode, gradients and random state do not change. Raises ValueError for a layer or head that
+    does not exist, and RuntimeError if the weights do not reproduce the kernel's output.
     """
     lm = getattr(lm, "module", lm)  # inside DDP
     lm = getattr(lm, "_orig_mod", lm)  # inside torch.compile
     if not isinstance(lm, LanguageModel):
         raise TypeError(f"capture reads a LanguageModel, not a {type(lm).__name__}")
     config = lm.config
-    layer_numbers = _chosen("layer", layers, config.num_hidden_layers)
-    head_numbers = _chosen("head", heads, config.num_attention_heads)
-    # the masks are built again here, written out, whatever form the backend uses
-    (B, T), cache = input_ids.shape, kv_cache if kv_cache is not None else KVCache()
+    layer_numbers = _check("layer", layers, config.num_hidden_layers)
+    head_numbers = _check("head", heads, config.num_attention_heads)
+    # Backends have masks of their own form; here each layer's mask is built as a tensor.
+    B, T = input_ids.shape
+    cache = KVCache() if kv_cache is None else kv_cache
     positions = cache.positions(T, input_ids.device)
-    by_window = MaskSpec(positions, positions, B, attention_mask, document_ids).of_layers(config.windows, cache)
-    specs = {i: replace(by_window[window], all_visible=False) for i, window in enumerate(config.windows)}
+    spec = MaskSpec(positions, positions, B, attention_mask, document_ids)
+    by_window = spec.of_layers(config.windows, cache)
+    specs = {}
+    for layer, window in enumerate(config.windows):
+        specs[layer] = replace(by_window[window], all_visible=False)
     recorder = _Recorder(head_numbers, specs, cache.length + T)
-    modules = [lm.attention_modules()[i] for i in layer_numbers]
+    modules = [lm.attention_modules()[layer] for layer in layer_numbers]
     try:
         for module in modules:
             module.recorder = recorder
@@ -85,23 +100,31 @@ def capture(
             module.recorder = None
     if recorder.problem:
         raise recorder.problem
-    weights, max_logits = (torch.stack([x[i] for i in layer_numbers]) for x in (recorder.weights, recorder.max_logits))
-    shape = config.num_attention_heads, config.kv_heads, max_logits, config.attention
-    return AttentionMaps(weights, layer_numbers, head_numbers, *shape)
+    return AttentionMaps(
+        torch.stack([recorder.weights[layer] for layer in layer_numbers]),
+        layer_numbers,
+        head_numbers,
+        config.num_attention_heads,
+        config.kv_heads,
+        torch.stack([recorder.max_logits[layer] for layer in layer_numbers]),
+        config.attention,
+    )
 
 
-def _chosen(what: str, numbers: Sequence[int] | None, count: int) -> list[int]:
+def _check(name: str, numbers: Sequence[int] | None, count: int) -> list[int]:
     numbers = list(range(count)) if numbers is None else list(numbers)
     if not numbers or not set(numbers) <= set(range(count)):
-        raise ValueError(f"{what}s {numbers}: at least one of them does not exist: there are {what}s 0 to {count - 1}")
+        raise ValueError(
+            f"{name}s {numbers}: at least one does not exist: there are {name}s 0 to {count - 1}"
+        )
     return numbers
 
 
 @dataclass
 class _Recorder:
-    """Hangs in the layers during one forward pass: recomputes a layer's weights, and keeps those of some heads.
+    """Recompute a layer's weights in the forward pass, and keep those of some heads.
 
-    It never raises there: under FSDP2 the other processes would wait forever for this one.
+    A problem is raised only after the pass: under FSDP2 the other processes would wait forever.
     """
 
     heads: list[int]
@@ -115,40 +138,55 @@ class _Recorder:
         precision = torch.get_float32_matmul_precision()
         is_tf32 = precision != "highest" and out.is_cuda and out.dtype == torch.float32
         tolerance = TF32_TOLERANCE if is_tf32 else TOLERANCE[out.dtype]
-        torch.set_float32_matmul_precision("highest")  # tf32, like autocast, would round the products that follow
+        torch.set_float32_matmul_precision("highest")  # tf32 and autocast would round
         try:
             with torch.autocast(q.device.type, enabled=False):
                 self.keep(layer, q.float(), k.float(), v.float(), out, tolerance)
         finally:
             torch.set_float32_matmul_precision(precision)
 
-    def keep(self, layer: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor, tolerance: float) -> None:
-        mask = boolean_mask(self.specs[layer])
+    def keep(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor, tolerance: float
+    ) -> None:
+        mask = boolean_mask(self.specs[layer])  # (B or 1, 1, T, S)
         assert mask is not None
-        groups, (B, _, T, _) = q.shape[1] // k.shape[1], q.shape
-        q_heads, k_heads, v_heads = (x[:, self.heads] for x in (q, repeat_kv(k, groups), repeat_kv(v, groups)))
-        weights, largest = torch.zeros(B, len(self.heads), T, self.key_count), torch.empty(B, len(self.heads))
-        columns = self.specs[layer].key_positions.cpu()
-        present = columns < self.key_count  # a static cache has room for tokens that are still to come
-        first, last = int(columns[0]), int(columns[present][-1]) + 1  # a sliding window may have forgotten the first
+        B, H, T, _ = q.shape
+        groups = H // k.shape[1]
+        q = q[:, self.heads]  # (B, heads, T, D)
+        k = repeat_kv(k, groups)[:, self.heads]  # (B, heads, S, D)
+        v = repeat_kv(v, groups)[:, self.heads]
+        weights = torch.zeros(B, len(self.heads), T, self.key_count)
+        max_logits = torch.empty(B, len(self.heads))
+        columns = self.specs[layer].key_positions.cpu()  # (S,)
+        present = columns < self.key_count  # a static cache has room for later tokens
+        first = int(columns[0])  # a sliding window may have dropped the first keys
+        last = int(columns[present][-1]) + 1
         rows = max(1, CHUNK // (len(self.heads) * T * k.shape[2]))
         for start in range(0, B, rows):
-            some = slice(start, start + rows)
-            allowed, values = mask.expand(B, -1, -1, -1)[some], v_heads[some]
-            scores = attention_scores(q_heads[some], k_heads[some], allowed)
-            recomputed = normalise(scores, allowed)  # (rows, heads, T, S), in float32
-            expected, returned = recomputed @ values, out[some][:, self.heads].float()
+            chunk = slice(start, start + rows)
+            allowed = mask.expand(B, -1, -1, -1)[chunk]
+            values = v[chunk]
+            scores = attention_scores(q[chunk], k[chunk], allowed)  # (rows, heads, T, S)
+            recomputed = normalise(scores, allowed)  # float32
+            expected = recomputed @ values  # (rows, heads, T, D)
+            returned = out[chunk][:, self.heads].float()
             limit = tolerance * max(returned.abs().max().item(), 1e-6)
-            if out.dtype == torch.bfloat16:  # a large score is rounded to what may be another weight
-                limit += SCORE_ROUNDING * (scores.masked_fill(~allowed, 0).abs().max() * values.abs().max()).item()
+            if out.dtype == torch.bfloat16:  # a rounded large score gives another weight
+                largest_score = scores.masked_fill(~allowed, 0).abs().max()
+                limit += SCORE_ROUNDING * (largest_score * values.abs().max()).item()
             error = (expected - returned).abs().max().item()
-            if not (error <= limit or self.problem):  # of several layers, the first is named
+            # NaN fails this comparison. The first wrong layer is the one to report.
+            if not (error <= limit or self.problem):
                 self.problem = RuntimeError(
-                    f"layer {layer}: the recomputed attention weights do not give the kernel's output (difference "
-                    f"{error:.2e}, allowed {limit:.2e}): mask, scale, RoPE or the order of key/value heads differ"
+                    f"layer {layer}: the recomputed attention weights do not give the kernel's "
+                    f"output (difference {error:.2e}, allowed {limit:.2e}): mask, scale, RoPE or "
+                    f"the order of key/value heads differ"
                 )
-                if not expected.isfinite().all():  # q, k or v, whatever the kernel made of them
-                    self.problem = ValueError("activations are non-finite: weights are damaged, or training diverged")
-            weights[some, :, :, first:last] = recomputed[..., present.to(recomputed.device)].cpu()
-            largest[some] = scores.amax((2, 3)).cpu()
-        self.weights[layer], self.max_logits[layer] = weights, largest
+                if not expected.isfinite().all():  # then q, k or v are the problem
+                    self.problem = ValueError(
+                        "activations are non-finite: weights are damaged, or training diverged"
+                    )
+            weights[chunk, :, :, first:last] = recomputed[..., present.to(recomputed.device)].cpu()
+            max_logits[chunk] = scores.amax((2, 3)).cpu()
+        self.weights[layer] = weights
+        self.max_logits[layer] = max_logits

@@ -1,6 +1,6 @@
-"""Does a head matter? A pattern in a picture does not prove that the model uses it; the loss tells.
+"""Tests of whether the model uses a head, by its loss.
 
-Copy gain: is a text easier when it comes again? Ablation: is it still, when a head's output is taken away?
+Copy gain: is a text easier when it comes again? Ablation: is it still, without some heads?
 """
 
 from __future__ import annotations
@@ -23,62 +23,70 @@ Head = tuple[int, int]  # layer, head
 
 
 def copy_gain(lm: LanguageModel, probe: Probe) -> float:
-    """Mean loss on the first copy minus mean loss on the second, in nats a token; NaN if nothing comes twice.
+    """Mean loss on the first copy minus mean loss on the second, in nats a token.
 
-    probe: repeated tokens, or songs. Both means are over the same tokens. The first token of a copy counts in neither:
-    nothing says that a copy begins there. 0 means that nothing is copied. Perfect copying of random tokens gives the
-    whole loss of the first copy. After Olsson et al. 2022 (arXiv 2209.11895).
+    probe: repeated tokens, or songs; NaN if it repeats nothing. 0: nothing is copied. Both means
+    leave out the first token of a copy, because nothing announces it.
+    Olsson et al. 2022 (arXiv 2209.11895).
     """
-    losses, (first, second) = token_losses(lm, probe), copied(probe)
+    losses = token_losses(lm, probe)  # (B, T)
+    first, second = copied(probe)
     return (losses[first].mean() - losses[second].mean()).item()
 
 
 def copied(probe: Probe) -> tuple[Tensor, Tensor]:
-    """Where the tokens are that copy_gain compares: (B, T) bool of the first copy, and of the second."""
+    """Masks (B, T) of the tokens that copy_gain compares: first copy, second copy."""
     first, second = torch.zeros(2, *probe.input_ids.shape, dtype=torch.bool)
     if probe.period is not None:
+        # The row is: bos, block, block. The first token of each block is left out.
         first[:, 2 : 1 + probe.period] = True
         second[:, 2 + probe.period : 1 + 2 * probe.period] = True
-    else:
-        for row, pairs in enumerate(probe.targets["song"]):
-            for query, keys in pairs:
-                if len(keys) == 1:  # the second singing: the token behind the query is the one at the key
-                    first[row, keys[0]] = second[row, query + 1] = True
+        return first, second
+    for row, pairs in enumerate(probe.targets["song"]):
+        for query, keys in pairs:
+            if len(keys) == 1:  # the second singing repeats the token at the key
+                first[row, keys[0]] = True
+                second[row, query + 1] = True
     return first, second
 
 
 def token_losses(lm: LanguageModel, probe: Probe) -> Tensor:
-    """-ln p of every token of the probe, in nats: (B, T) on the CPU; NaN for the first one, which nothing precedes."""
+    """Return -ln p of every token in nats, (B, T) on the CPU; NaN for the first one."""
     return predictions(lm, **probe.for_model())[0]
 
 
 def second_copy_loss(lm: LanguageModel, probe: Probe) -> float:
-    """Mean -ln p on second copies, as `copy_gain` counts it, in nats a token."""
+    """Mean loss on the second copy, over the tokens of `copy_gain`."""
     return token_losses(lm, probe)[copied(probe)[1]].mean().item()
 
 
 @contextmanager
 def scaled(lm: LanguageModel, factors: Mapping[Head, float | Tensor]) -> Iterator[None]:
-    """Within this context the outputs of these heads, (layer, head) each, are multiplied by a factor.
+    """Multiply the outputs of these (layer, head) by a factor, within this context.
 
-    A head's output is its slice of what goes into o_proj: 0 is as if its columns there were zero. Raises ValueError for
-    a head that does not exist.
+    A head's output is its slice of the input of o_proj, so 0 removes the head.
+    Raises ValueError for a head that does not exist.
     """
-    config, modules = lm.config, lm.attention_modules()
+    config = lm.config
+    modules = lm.attention_modules()
     for layer, head in factors:
         if not (0 <= layer < len(modules) and 0 <= head < config.num_attention_heads):
-            there = f"{len(modules)} layers of {config.num_attention_heads} heads"
-            raise ValueError(f"layer {layer} has no head {head}: this model has {there}, counted from 0")
+            raise ValueError(
+                f"layer {layer} has no head {head}: this model has {len(modules)} layers "
+                f"of {config.num_attention_heads} heads, counted from 0"
+            )
 
-    def change(layer: int, _module: nn.Module, given: tuple[Tensor]) -> tuple[Tensor]:
-        x = given[0].unflatten(-1, (-1, config.value_size)).clone()  # (…, H, D)
-        for (at, head), factor in factors.items():
-            if at == layer:
+    def scale(layer: int, _module: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
+        x = inputs[0].unflatten(-1, (-1, config.value_size)).clone()  # (…, H, D)
+        for (factor_layer, head), factor in factors.items():
+            if factor_layer == layer:
                 x[..., head, :] *= factor
-        return (x.flatten(-2),)
+        return (x.flatten(-2),)  # (…, H * D)
 
-    changed = {layer: modules[layer].o_proj for layer, _ in factors}
-    handles = [o_proj.register_forward_pre_hook(partial(change, layer)) for layer, o_proj in changed.items()]
+    handles = []
+    for layer in {layer for layer, _ in factors}:
+        hook = partial(scale, layer)
+        handles.append(modules[layer].o_proj.register_forward_pre_hook(hook))
     try:
         yield
     finally:
@@ -87,66 +95,80 @@ def scaled(lm: LanguageModel, factors: Mapping[Head, float | Tensor]) -> Iterato
 
 
 def ablated(lm: LanguageModel, heads: Sequence[Head]) -> AbstractContextManager[None]:
-    """Within this context the outputs of these heads, (layer, head) each, are zero."""
+    """Set the outputs of these (layer, head) to zero, within this context."""
     return scaled(lm, dict.fromkeys(heads, 0.0))
 
 
 def ablation(lm: LanguageModel, probe: Probe, heads: Sequence[Head]) -> float:
-    """How much the mean loss on second copies rises, in nats a token, when these heads are ablated."""
+    """Rise of the second copy's loss without these heads, in nats a token."""
     before = second_copy_loss(lm, probe)
     with ablated(lm, heads):
         return second_copy_loss(lm, probe) - before
 
 
 def ablate_each(lm: LanguageModel, loss: Callable[[], float]) -> Tensor:
-    """How much a loss, such as `second_copy_loss`, rises when a head is ablated, one head at a time: (layer, head)
-    float32."""
+    """Ablate one head at a time, and return the rise of `loss` for each: (layer, head)."""
     before = loss()
+    # Heads are ablated alone: two heads that do the same job both seem to be useless.
     rises = torch.zeros(lm.config.num_hidden_layers, lm.config.num_attention_heads)
-    for layer, head in torch.cartesian_prod(*(torch.arange(size) for size in rises.shape)).tolist():
+    for layer, head in torch.ones_like(rises).nonzero().tolist():
         with ablated(lm, [(layer, head)]):
             rises[layer, head] = loss() - before
     return rises
 
 
 class Ablated(NamedTuple):
-    """What happens without some heads. what: in words, such as "random draw 1"; rise: of the loss on second copies, in
-    nats a token."""
+    """The rise of the second copy's loss, in nats a token, without some heads."""
 
-    what: str
+    what: str  # a name of the heads, such as "random draw 1"
     heads: list[Head]
     rise: float
 
 
 def ablate_strongest(
-    lm: LanguageModel, probe: Probe, scores: Tensor, previous_token: Tensor | None = None, k: int = 2, draws: int = 5
+    lm: LanguageModel,
+    probe: Probe,
+    scores: Tensor,
+    previous_token: Tensor | None = None,
+    k: int = 2,
+    draws: int = 5,
 ) -> list[Ablated]:
-    """Ablate the k heads with the highest score, the k heads that feed them, and k of the others, `draws` times.
+    """Ablate the k strongest heads, the k heads that feed them, and k random others.
 
-    scores, previous_token (layer, head): `induction` of all heads, and that score; NaN counts as lowest. An induction
-    head needs a previous-token head in a layer below, so the k heads with most of it there belong to the circuit: no
-    random draw holds one of them. In a small model k is at most a third of the heads (but at least 1).
+    scores:         `induction` of every head, (layer, head); NaN counts as lowest
+    previous_token: that score. An induction head needs a previous-token head in a layer below,
+                    so the k strongest of those feed it, and no random draw contains them.
+    k:              at most a third of the heads, at least 1
+    draws:          number of different random draws
     """
-
-    def ranked(scores: Tensor) -> list[Head]:
-        order = scores.nan_to_num(-math.inf).flatten().argsort(descending=True, stable=True).tolist()
-        return [divmod(place, scores.shape[1]) for place in order]
-
     k = max(1, min(k, scores.numel() // 3))
-    strongest = ranked(scores)[:k]
-    below = max(layer for layer, _ in strongest)
-    fed_by = [] if previous_token is None else [head for head in ranked(previous_token) if head[0] < below]
-    feeding = [head for head in fed_by if head not in strongest][:k]
+    ranking = _ranked(scores)
+    strongest = ranking[:k]
+    last_layer = max(layer for layer, _ in strongest)
+    feeding = []
+    if previous_token is not None:
+        for head in _ranked(previous_token):
+            if head[0] < last_layer and head not in strongest:
+                feeding.append(head)
+    feeding = feeding[:k]
     groups = {"strongest induction heads": strongest, "previous-token heads below them": feeding}
-    others, rng = sorted(set(ranked(scores)) - {*strongest, *feeding}), Random("ablation 0")
+    rest = sorted(set(ranking) - {*strongest, *feeding})
+    rng = Random("ablation 0")  # the same draws in every run
     drawn: list[list[Head]] = []
-    while len(drawn) < min(draws, math.comb(len(others), k)):
-        if (heads := sorted(rng.sample(others, k))) not in drawn:
+    while len(drawn) < min(draws, math.comb(len(rest), k)):
+        heads = sorted(rng.sample(rest, k))
+        if heads not in drawn:
             drawn.append(heads)
-    groups |= {f"random draw {number}": heads for number, heads in enumerate(drawn, start=1)}
-    before, ablations = second_copy_loss(lm, probe), []
-    for what, heads in groups.items():
+            groups[f"random draw {len(drawn)}"] = heads
+    before = second_copy_loss(lm, probe)
+    ablations = []
+    for name, heads in groups.items():
         if heads:
             with ablated(lm, heads):
-                ablations.append(Ablated(what, heads, second_copy_loss(lm, probe) - before))
+                ablations.append(Ablated(name, heads, second_copy_loss(lm, probe) - before))
     return ablations
+
+
+def _ranked(scores: Tensor) -> list[Head]:
+    order = scores.nan_to_num(-math.inf).flatten().argsort(descending=True, stable=True)
+    return [divmod(index, scores.shape[1]) for index in order.tolist()]

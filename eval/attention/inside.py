@@ -1,16 +1,18 @@
-"""Where in the network does an answer come from? Three ways to look inside one prediction.
+"""Three ways to look inside one prediction.
 
-    logit_lens                 what would the model say after each layer?
-    direct_logit_attribution   what does each head add to the logit of a token?
-    patch_activations          which activations carry what two texts differ in?
+    logit_lens                 the model's prediction after each layer
+    direct_logit_attribution   the part of each head in the logit of a token
+    patch_activations          the activations that carry the difference between two texts
 
-They serve every model that Headlight has (MHA, GQA, MQA, MLA, experts, norms before or after), and leave it as it was.
+They work for every model of Headlight (MHA, GQA, MQA, MLA, experts, norms before or after), and
+do not change it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -24,23 +26,25 @@ from model.norm import LayerNorm, RMSNorm
 
 @torch.no_grad()
 def logit_lens(lm: LanguageModel, input_ids: Tensor) -> Tensor:
-    """The logits if the model ended here: (layer + 1, B, T, V); the first are of the embedding alone, before layer 0.
+    """Return the logits as if the model ended after each layer: (layer + 1, B, T, V).
 
-    input_ids (B, T). The residual stream goes through the last norm and the head. Both were trained for what the last
-    layer gives them; there the logits are the model's. nostalgebraist 2020, "interpreting GPT: the logit lens".
+    input_ids: (B, T). The first logits are of the embedding alone. Final norm and head were
+    trained for the last layer's output, so only the last logits are the model's own.
+    nostalgebraist 2020, "interpreting GPT: the logit lens".
     """
-    streams = [given for given, _ in passing(lm, input_ids, [*lm.model.layers, lm.model.norm])]
+    passes = passing(lm, input_ids, [*lm.model.layers, lm.model.norm])
+    streams = [stream for stream, _ in passes]  # (B, T, hidden_size) each
+    # the norm is not linear, so it is applied to each stream anew
     return lm.lm_head(lm.model.norm(torch.stack(streams)))
 
 
 class Attribution(NamedTuple):
-    """What each part adds to a logit, at every position: heads (layer, head, B, T), mlps (layer, B, T), embedding and
-    biases (B, T). Biases are nobody's, and 0 in most families. total (B, T) is the logit."""
+    """The summands of a logit at every position. `total` is the logit, (B, T)."""
 
-    heads: Tensor
-    mlps: Tensor
-    embedding: Tensor
-    biases: Tensor
+    heads: Tensor  # (layer, head, B, T)
+    mlps: Tensor  # (layer, B, T)
+    embedding: Tensor  # (B, T)
+    biases: Tensor  # (B, T), belong to no head or MLP; 0 in most families
 
     @property
     def total(self) -> Tensor:
@@ -49,40 +53,54 @@ class Attribution(NamedTuple):
 
 @torch.no_grad()
 def direct_logit_attribution(
-    lm: LanguageModel, input_ids: Tensor, token: int | Tensor, instead_of: int | Tensor | None = None
+    lm: LanguageModel,
+    input_ids: Tensor,
+    token: int | Tensor,
+    instead_of: int | Tensor | None = None,
 ) -> Attribution:
-    """What each head, each MLP and the embedding add to the logit of a token, or to how far it is above another's.
+    """Split the logit of a token into the parts of heads, MLPs and embedding.
 
-    input_ids (B, T); token, instead_of: an id, or ids (B, 1) or (B, T). A norm divides a part by what it divided the
-    whole by, so the parts sum to the logit. What a head does by way of later layers is counted as theirs. Elhage et al.
-    2021, "A Mathematical Framework for Transformer Circuits".
+    input_ids:  (B, T)
+    token:      an id, or ids (B, 1) or (B, T)
+    instead_of: subtract the logit of this token
+
+    Each norm divides a part as it divided the whole, so the parts sum to the logit. A head's
+    effect through later layers counts as theirs. Elhage et al. 2021, "A Mathematical Framework
+    for Transformer Circuits".
     """
     direction = lm.lm_head.weight[token]  # (hidden_size,), or (B, 1 or T, hidden_size)
     if instead_of is not None:
         direction = direction - lm.lm_head.weight[instead_of]
     layers: list[DecoderLayer] = list(lm.model.layers)  # type: ignore[arg-type]
-    norm, norm_after = lm.model.norm, lm.config.norm_position == "after"
+    norm = lm.model.norm
+    norm_after = lm.config.norm_position == "after"
     o_projs = [module.o_proj for module in lm.attention_modules()]
     mlps = [layer.post_feedforward_layernorm if norm_after else layer.mlp for layer in layers]
-    (embedding, _), (stream, _), *passed = passing(lm, input_ids, [layers[0], norm, *o_projs, *mlps])
-    of_attention, of_mlps = passed[: len(layers)], passed[len(layers) :]
+    passes = passing(lm, input_ids, [layers[0], norm, *o_projs, *mlps])
+    (embedding, _), (stream, _), *passes = passes
+    attention_passes = passes[: len(layers)]
+    mlp_passes = passes[len(layers) :]
 
     def logit(part: Tensor) -> Tensor:
         return (part_of_norm(norm, stream, part) * direction).sum(-1)
 
-    heads, biases = [], torch.zeros_like(stream)
-    for layer, o_proj, (z, whole) in zip(layers, o_projs, of_attention, strict=True):
-        bias = o_proj(torch.zeros_like(z))
-        wrote = o_proj(z * columns(lm.config.num_attention_heads, z)[:, None, None]) - bias  # (H, B, T, hidden_size)
+    heads = []
+    biases = torch.zeros_like(stream)
+    for layer, o_proj, (z, out) in zip(layers, o_projs, attention_passes, strict=True):
+        bias = o_proj(torch.zeros_like(z))  # its output for the input 0
+        masks = columns(lm.config.num_attention_heads, z)[:, None, None]  # (H, 1, 1, H * D)
+        parts = o_proj(z * masks) - bias  # (H, B, T, hidden_size)
         if norm_after:
             post = layer.post_attention_layernorm
-            wrote, bias = (part_of_norm(post, whole, part) for part in (wrote, bias))
-            bias = bias + bias_of(post)
-        heads.append(logit(wrote))
+            parts = part_of_norm(post, out, parts)
+            bias = part_of_norm(post, out, bias) + bias_of(post)
+        heads.append(logit(parts))
         biases += bias
-    added = [out[0] if isinstance(out, tuple) else out for _, out in of_mlps]  # experts return a tuple
-    of_biases = logit(biases) + (bias_of(norm) * direction).sum(-1)
-    return Attribution(torch.stack(heads), logit(torch.stack(added)), logit(embedding), of_biases)
+    outputs = [out[0] if isinstance(out, tuple) else out for _, out in mlp_passes]  # experts: tuple
+    bias_logit = logit(biases) + (bias_of(norm) * direction).sum(-1)
+    return Attribution(
+        torch.stack(heads), logit(torch.stack(outputs)), logit(embedding), bias_logit
+    )
 
 
 @torch.no_grad()
@@ -95,63 +113,78 @@ def patch_activations(
     what: Literal["heads", "stream"] = "stream",
     where: Tensor | None = None,
 ) -> Tensor:
-    """Which activations carry what two texts (1, T) differ in? The share of the answer that comes back with each.
+    """Return the share of an answer that comes back with each activation of another text.
 
-    The answer is how far the logit of `token` is above that of `instead_of` at the last position. The model reads
-    other_ids, but one activation is what it was in input_ids. 0: the answer stays as it is in other_ids, 1: it becomes
-    that of input_ids. heads -> (layer, head, N); stream -> (layer + 1, N), before each layer and after the last one.
-    where (N, T) bool: positions that are patched together; default: each alone, N = T. Raises ValueError for texts of
-    different lengths. Meng et al. 2022 (arXiv 2202.05262), Wang et al. 2022 (2211.00593).
+    The answer is the logit of `token` minus that of `instead_of` at the last position. The model
+    reads other_ids (1, T), with one activation from input_ids (1, T). 0: the answer stays that of
+    other_ids; 1: it becomes that of input_ids.
+
+    what:   "heads" -> (layer, head, N); "stream" -> (layer + 1, N), before each layer and after
+    where:  (N, T) bool, positions that are patched together; default: each alone, N = T
+
+    Raises ValueError for texts of different lengths.
+    Meng et al. 2022 (arXiv 2202.05262), Wang et al. 2022 (2211.00593).
     """
     if input_ids.shape != other_ids.shape or len(input_ids) != 1:
-        raise ValueError(f"give two texts of one length, not of {[*input_ids.shape]} and {[*other_ids.shape]} tokens")
-    places = (torch.eye(input_ids.shape[1]) if where is None else where).to(input_ids.device).bool()[..., None]
+        shapes = f"{[*input_ids.shape]} and {[*other_ids.shape]}"
+        raise ValueError(f"give two texts of one length, not of {shapes} tokens")
+    if where is None:
+        where = torch.eye(input_ids.shape[1])
+    positions = where.to(input_ids.device).bool()[..., None]  # (N, T, 1)
 
     def answer(ids: Tensor) -> Tensor:
-        logits = lm(ids, logits_to_keep=1)[:, -1]
+        logits = lm(ids, logits_to_keep=1)[:, -1]  # (N, V)
         return logits[:, token] - logits[:, instead_of]
 
-    H, sites = 1, [*lm.model.layers, lm.model.norm]
+    def patch(_: nn.Module, inputs: tuple, clean: Tensor, part: Tensor) -> tuple:
+        return clean.where(positions & part, inputs[0]), *inputs[1:]
+
+    H = 1
+    sites = [*lm.model.layers, lm.model.norm]
     if what == "heads":
-        H, sites = lm.config.num_attention_heads, [module.o_proj for module in lm.attention_modules()]
+        H = lm.config.num_attention_heads
+        sites = [module.o_proj for module in lm.attention_modules()]
     answers = []
     with evaluating(lm):
         for site, (clean, _) in zip(sites, passing(lm, input_ids, sites), strict=True):
             for part in columns(H, clean).bool():
-
-                def put(_: nn.Module, given: tuple, clean: Tensor = clean, part: Tensor = part) -> tuple:
-                    return clean.where(places & part, given[0]), *given[1:]
-
-                with site.register_forward_pre_hook(put):
-                    answers.append(answer(other_ids.expand(len(places), -1)))
-        begin, end = answer(other_ids), answer(input_ids)
+                hook = partial(patch, clean=clean, part=part)
+                with site.register_forward_pre_hook(hook):
+                    # N copies of the other text, each with its own patch
+                    answers.append(answer(other_ids.expand(len(positions), -1)))
+        begin = answer(other_ids)
+        end = answer(input_ids)
     shares = (torch.stack(answers) - begin) / (end - begin)  # (layer * head, N), or (layer + 1, N)
-    return shares.view(-1, H, len(places)) if what == "heads" else shares
+    return shares.view(-1, H, len(positions)) if what == "heads" else shares
 
 
-def passing(lm: LanguageModel, input_ids: Tensor, modules: Sequence[nn.Module]) -> list[tuple[Tensor, Any]]:
-    """What goes into each of these modules and what comes out, while the model reads input_ids (B, T)."""
-    passed: dict[nn.Module, tuple[Tensor, Any]] = {}
+def passing(
+    lm: LanguageModel, input_ids: Tensor, modules: Sequence[nn.Module]
+) -> list[tuple[Tensor, Any]]:
+    """Return (input, output) of each module while the model reads input_ids (B, T)."""
+    passes: dict[nn.Module, tuple[Tensor, Any]] = {}
 
-    def keep(module: nn.Module, given: tuple, out: Any) -> None:
-        passed[module] = given[0], out
+    def keep(module: nn.Module, inputs: tuple, out: Any) -> None:
+        passes[module] = inputs[0], out
 
     with evaluating(lm), ExitStack() as hooks:
         for module in modules:
             hooks.enter_context(module.register_forward_hook(keep))
         lm(input_ids, logits_to_keep=1)
-    return [passed[module] for module in modules]
+    return [passes[module] for module in modules]
 
 
 def columns(heads: int, z: Tensor) -> Tensor:
-    """Whose are the numbers that go into o_proj, z (…, heads * D)? (head, heads * D) of 0 and 1."""
-    return torch.eye(heads, device=z.device, dtype=z.dtype).repeat_interleave(z.shape[-1] // heads, dim=1)
+    """Map each column of o_proj's input z (…, heads * D) to its head: (head, heads * D), 0 or 1."""
+    size = z.shape[-1] // heads
+    return torch.eye(heads, device=z.device, dtype=z.dtype).repeat_interleave(size, dim=1)
 
 
 def part_of_norm(norm: RMSNorm | LayerNorm, whole: Tensor, part: Tensor) -> Tensor:
-    """What a norm makes of a part of its input, divided by what it divides the whole by: linear, and without bias."""
+    """Norm of a part, with the divisor of the whole and without bias, so that parts sum up."""
     if isinstance(norm, LayerNorm):
-        whole, part = (x - x.mean(-1, keepdim=True) for x in (whole, part))
+        whole = whole - whole.mean(-1, keepdim=True)
+        part = part - part.mean(-1, keepdim=True)
     return part * torch.rsqrt(whole.pow(2).mean(-1, keepdim=True) + norm.eps) * norm.weight
 
 

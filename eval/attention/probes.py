@@ -1,13 +1,13 @@
-"""On which texts are heads measured? Probes: fixed token sequences, the same at every step of a run.
+"""Probes: the token sequences on which heads are measured, the same at every step of a run.
 
-    text         texts of your own, or how the first held-out documents begin: what a head does in ordinary reading
-    repeated_2   random tokens, and the same again: a model predicts the second block only if it looks back
-    repeated_4   the same blocks four times (Olsson et al. 2022, arXiv 2209.11895)
-    songs        held-out stories of the built-in world in which a nonsense song comes back word for word
-    stories      held-out stories with the earlier mention that every name, noun and pronoun stands for
-    packed       several documents in one row: whether they see each other
+    text         your own texts, or the beginnings of held-out documents: ordinary reading
+    repeated_2   random tokens, twice: only a model that looks back predicts the second block
+    repeated_4   random tokens, four times (Olsson et al. 2022, arXiv 2209.11895)
+    songs        held-out stories in which a nonsense song comes back word for word
+    stories      held-out stories, with the earlier mention of every name, noun and pronoun
+    packed       several documents in one row: do they see each other?
 
-Nothing here draws from the global random state, and none of it was trained on.
+Nothing here draws from the global random state, and no probe was trained on.
 """
 
 from __future__ import annotations
@@ -33,12 +33,17 @@ from data.packing import TokenStream
 from data.tokenizer import Tokenizer
 from storyworld import Story, align, antecedents, tell
 
-TEXT_ROWS, TEXT_TOKENS = 8, 64  # 64: the length at which Gu et al. 2024 measure sinks
-BLOCK_ROWS, BLOCK_TOKENS = {2: 16, 4: 8}, 25  # copies -> rows; 25: the block of Olsson et al. 2022
-STORIES, CANDIDATES = 4, 24  # few and short: they are read at every evaluation
-PACKED_ROWS, PACKED_DOCUMENTS, PACKED_TOKENS = 2, 3, 16
-LONGEST = 256  # tokens of any probe; its maps grow with the square
-SCAN = 1 << 17  # held-out tokens that are looked through
+TEXT_ROWS = 8
+TEXT_TOKENS = 64  # Gu et al. 2024 measure sinks at this length.
+BLOCK_ROWS = {2: 16, 4: 8}  # copies -> rows
+BLOCK_TOKENS = 25  # Olsson et al. 2022 repeat blocks of this length.
+STORIES = 4  # Every evaluation reads them, so they are few and short.
+CANDIDATES = 24
+PACKED_ROWS = 2
+PACKED_DOCUMENTS = 3
+PACKED_TOKENS = 16
+LONGEST = 256  # The maps of a probe grow with the square of its tokens.
+SCAN = 1 << 17  # At most so many held-out tokens are read.
 BUILT_IN_PROBES = ("repeated_2", "repeated_4", "songs", "stories", "packed")
 
 Pairs = list[tuple[int, list[int]]]  # query position, key positions
@@ -46,18 +51,21 @@ Pairs = list[tuple[int, list[int]]]  # query position, key positions
 
 @dataclass(frozen=True)
 class Probe:
-    """Rows of tokens, and what is known about them.
+    """Rows of tokens, and their known structure.
 
-    input_ids:    (B, T) int64; labels: a readable string for every token of every row
-    real:         (B, T) bool, False for padding, which is on the right: no token looks at it, so that the model needs
-                  no attention_mask; None = no padding
-    document_ids: (B, T) int64 of a packed row, else None; isolated: whether the model keeps documents apart
-    period, copies: of a block that begins behind the first token: its tokens (None: no block), how often it is there
-    targets:      kind -> for each row its (query position, [key positions]):
-                  "song": a token of a later singing, and what followed the same token in each earlier one;
-                  "copies", "refers": a token of a mention, and the earlier tokens that it copies or refers to;
-                  "writes": as "copies", for the token before, where the model is about to write the mention
-    left_out:     what of a text is not here, in words, or ""
+    input_ids:    (B, T) int64
+    labels:       a readable string for every token of every row
+    real:         (B, T) bool, False for padding; None: no padding. It is on the right, where no
+                  token looks at it, so the model needs no attention_mask.
+    document_ids: (B, T) int64 of packed rows, else None
+    isolated:     True if the model keeps documents apart
+    period:       tokens of the block that begins behind the first token; None: no block
+    copies:       how often the block is there
+    targets:      kind -> for each row its (query position, [key positions]).
+                  "song": from a token of a later singing to what followed it in earlier ones.
+                  "copies", "refers": from a token of a mention to the tokens that it copies or
+                  refers to. "writes": as "copies", from the token before the mention.
+    left_out:     the part of a text that is cut off, in words, or ""
     """
 
     name: str
@@ -72,9 +80,11 @@ class Probe:
     left_out: str = ""
 
     def for_model(self, device: torch.device | str = "cpu") -> dict[str, Tensor]:
-        """What `capture` and LanguageModel are to be given."""
-        documents = {"document_ids": self.document_ids} if self.isolated and self.document_ids is not None else {}
-        return {name: values.to(device) for name, values in {"input_ids": self.input_ids, **documents}.items()}
+        """Return the arguments for `capture` and LanguageModel."""
+        tensors = {"input_ids": self.input_ids.to(device)}
+        if self.isolated and self.document_ids is not None:
+            tensors["document_ids"] = self.document_ids.to(device)
+        return tensors
 
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,40}$")]
@@ -84,14 +94,17 @@ class ProbeFile(Section):
     """A YAML file of texts: `texts: {fox: The fox saw the bird.}`."""
 
     texts: dict[Name, Annotated[str, Field(min_length=1)]] = Field(min_length=1)
-    """What the heads look at, by name; a name has letters, digits, - and _, since it names files."""
+    """Texts for the heads, by name. Names of letters, digits, - and _, since they name files."""
 
 
 def read_probe_file(path: str | Path) -> dict[str, str]:
-    """The texts of a YAML file, by name. Raises InputError, with file, line and key."""
+    """Read the texts of a YAML file, by name. Raises InputError, with file, line and key."""
     texts = validate(ProbeFile, load_config(path)).texts
-    if taken := texts.keys() & set(BUILT_IN_PROBES):
-        raise InputError(f"{path}: the name {min(taken)} is taken by a built-in probe: choose another")
+    taken = texts.keys() & set(BUILT_IN_PROBES)
+    if taken:
+        raise InputError(
+            f"{path}: the name {min(taken)} is taken by a built-in probe: choose another"
+        )
     return texts
 
 
@@ -103,158 +116,210 @@ def build_probes(
     held_out: TokenStream | None = None,
     blocks: Sequence[Sequence[int]] = (),
 ) -> list[Probe]:
-    """Every probe that this run can have, text first; what does not fit the context is shortened or left out.
+    """Build every probe that this run can have, text first, shortened to the context.
 
-    texts: to look at, by name. If none is called text, `text` is how the documents of held_out
-    (`data.stream("validation")`) begin. blocks: what repeated_2 and repeated_4 repeat, if it is given: a run that
-    starts from another one looks at the same. Raises ValueError for an empty text.
+    texts:    your own, by name
+    held_out: `data.stream("validation")`; its documents make `text`, unless texts has that name
+    blocks:   tokens for repeated_2 and repeated_4, from the run that this one starts from
+
+    Raises ValueError for an empty text.
     """
-    longest = min(context_length, data_config.sequence_length, LONGEST)
-    built: list[Probe | None] = [
-        probe_from_text(tokenizer, text, min(context_length, LONGEST), name) for name, text in (texts or {}).items()
-    ]
-    ids = np.empty(0, np.int64) if held_out is None else held_out.read(0, min(len(held_out), SCAN))
-    if held_out is not None and "text" not in (texts or {}):
-        built.insert(0, text_probe(tokenizer, ids, longest))
-    for copies in (2, 4):  # both repeat the same blocks, so that a resumed run, which is given them, looks at the same
-        built.append(probe := repeated_probe(tokenizer, copies, longest, ids.tolist(), blocks))
-        blocks = blocks or (probe.input_ids[:, 1 : 1 + (probe.period or 0)].tolist() if probe else ())
-    source = data_config.source
-    parts = [part.source for part in source.parts] if isinstance(source, MixSource) else [source]
-    for part in [part for part in parts if isinstance(part, StoryworldSource)][:1]:
-        built += [story_probe(tokenizer, part, longest, "songs"), story_probe(tokenizer, part, longest, "stories")]
+    texts = texts or {}
+    limit = min(context_length, LONGEST)
+    longest = min(limit, data_config.sequence_length)
+    probes: list[Probe | None] = []
+    for name, text in texts.items():
+        probes.append(probe_from_text(tokenizer, text, limit, name))
+    ids = np.empty(0, np.int64)
     if held_out is not None:
-        built.append(packed_probe(tokenizer, ids, longest, data_config.isolate_documents))
-    return [probe for probe in built if probe is not None]
+        ids = held_out.read(0, min(len(held_out), SCAN))
+        if "text" not in texts:  # mosaic draws the first probe
+            probes.insert(0, text_probe(tokenizer, ids, longest))
+    # Both repeat the same blocks: a resumed run, which gets these blocks, measures the same.
+    for copies in (2, 4):
+        probe = repeated_probe(tokenizer, copies, longest, ids.tolist(), blocks)
+        probes.append(probe)
+        if probe and not blocks:
+            blocks = probe.input_ids[:, 1 : 1 + (probe.period or 0)].tolist()
+    source = data_config.source
+    sources = [source]
+    if isinstance(source, MixSource):
+        sources = [part.source for part in source.parts]
+    for source in sources:
+        if isinstance(source, StoryworldSource):
+            probes.append(story_probe(tokenizer, source, longest, "songs"))
+            probes.append(story_probe(tokenizer, source, longest, "stories"))
+            break
+    if held_out is not None:
+        probes.append(packed_probe(tokenizer, ids, longest, data_config.isolate_documents))
+    return [probe for probe in probes if probe is not None]
 
 
 def probe_from_text(tokenizer: Tokenizer, text: str, longest: int, name: str = "text") -> Probe:
-    """One text, with the first token of a document before it; what is longer is cut. Raises ValueError for an empty
-    text."""
+    """Build a probe of one text, cut to `longest` tokens. Raises ValueError for an empty text."""
     ids = [tokenizer.bos_id, *tokenizer.encode(text)]
-    if len(ids) == 1:
+    if len(ids) == 1:  # only the first token of a document
         raise ValueError(f"the text of the probe {name} is empty: give a few words")
-    left_out = f"tokens {longest} to {len(ids) - 1} of {len(ids)}" if len(ids) > longest else ""
+    left_out = ""
+    if len(ids) > longest:
+        left_out = f"tokens {longest} to {len(ids) - 1} of {len(ids)}"
     return _probe(name, tokenizer, [ids[:longest]], left_out=left_out)
 
 
 def text_probe(tokenizer: Tokenizer, held_out: np.ndarray, longest: int) -> Probe | None:
-    """How held-out documents begin: up to 8 rows of one length, at most 64 tokens, so that nothing is padding."""
+    """Beginnings of up to 8 held-out documents, equally long, of at most 64 tokens."""
     rows = _beginnings(held_out, tokenizer.bos_id, TEXT_ROWS, min(TEXT_TOKENS, longest))
     return _probe("text", tokenizer, rows) if rows else None
 
 
 def repeated_probe(
-    tokenizer: Tokenizer, copies: int, longest: int, in_use: Iterable[int] = (), blocks: Sequence[Sequence[int]] = ()
+    tokenizer: Tokenizer,
+    copies: int,
+    longest: int,
+    in_use: Iterable[int] = (),
+    blocks: Sequence[Sequence[int]] = (),
 ) -> Probe | None:
-    """The first token of a document, and a block of random tokens, no two alike, `copies` times: 16 or 8 rows.
+    """Rows of a document's first token and a block of random tokens, `copies` times.
 
-    Special and reserved tokens are never in it. in_use: draw from these, if there are enough: what training never
-    shows (a quarter of a small BPE vocabulary) no head can have learned to handle. The block has 25 tokens, or as
-    many as context and vocabulary allow. Always the same for the same tokenizer and in_use. blocks: take these.
+    in_use: draw from these tokens, if there are enough. No head can handle a token that training
+            never shows (a quarter of a small BPE vocabulary).
+    blocks: use these instead of drawing
+
+    A block has 25 different tokens, or as many as context and vocabulary allow; none is special.
+    The same tokenizer and in_use always give the same rows.
     """
-    ordinary = [token for token in range(tokenizer.vocab_size) if token not in tokenizer.special_ids]
+    ordinary = [
+        token for token in range(tokenizer.vocab_size) if token not in tokenizer.special_ids
+    ]
     common = sorted(set(in_use).intersection(ordinary))
     pool = common if len(common) >= BLOCK_TOKENS else ordinary
     size = min(BLOCK_TOKENS, (longest - 1) // copies, len(blocks[0] if blocks else pool))
     if size < 2:
         return None
-    rng = Random("repeated tokens")
-    blocks = blocks or [rng.sample(pool, size) for _ in range(BLOCK_ROWS[copies])]
-    rows = [[tokenizer.bos_id, *list(block[:size]) * copies] for block in blocks[: BLOCK_ROWS[copies]]]
+    row_count = BLOCK_ROWS[copies]
+    if not blocks:
+        rng = Random("repeated tokens")
+        blocks = [rng.sample(pool, size) for _ in range(row_count)]
+    rows = [[tokenizer.bos_id, *list(block[:size]) * copies] for block in blocks[:row_count]]
     return _probe(f"repeated_{copies}", tokenizer, rows, period=size, copies=copies)
 
 
 def story_probe(
-    tokenizer: Tokenizer, source: StoryworldSource, longest: int, kind: Literal["songs", "stories"]
+    tokenizer: Tokenizer,
+    source: StoryworldSource,
+    longest: int,
+    kind: Literal["songs", "stories"],
 ) -> Probe | None:
-    """Four held-out stories in which a song is sung two or three times, or four without a song, padded on the right.
+    """Build a probe of four held-out stories with a song, or four without.
 
-    Of those that have targets within the context, the ones with most pronouns, which are rare, and among equal ones
-    the shortest.
+    Of the stories with targets within the context, it takes those with the most pronouns, which
+    are rare, and among equals the shortest.
     """
     plot = "song" if kind == "songs" else None
     candidates: list[tuple[list[int], dict[str, Pairs]]] = []
-    for story in (tell(source.seed, index, "validation", source.level, plot=plot) for index in range(CANDIDATES)):
+    for index in range(CANDIDATES):
+        story = tell(source.seed, index, "validation", source.level, plot=plot)
         if kind == "stories" and story.plot == "song":
             continue
         encoding = tokenizer.backend.encode(story.text, add_special_tokens=False)
         ids = [tokenizer.bos_id, *encoding.ids]
-        end = min(len(ids), longest) - 2  # the last token that is shown has no next one to take the loss of
-        targets = {  # counted with the first token
-            name: [(query + 1, [key + 1 for key in keys]) for query, keys in pairs if query < end]
-            for name, pairs in story_pairs(story, encoding.offsets, kind).items()
-        }
+        end = min(len(ids), longest) - 2  # the last token of a row has no next one to predict
+        targets: dict[str, Pairs] = {}
+        for name, pairs in story_pairs(story, encoding.offsets, kind).items():
+            targets[name] = []
+            for query, keys in pairs:
+                if query < end:  # + 1: the row begins with a document's first token
+                    targets[name].append((query + 1, [key + 1 for key in keys]))
         if any(targets.values()):
             candidates.append((ids, targets))
-    chosen = sorted(candidates, key=lambda each: (-len(each[1].get("refers", ())), len(each[0])))[:STORIES]
+    candidates.sort(key=lambda pair: (-len(pair[1].get("refers", ())), len(pair[0])))
+    chosen = candidates[:STORIES]
     if not chosen:
         return None
-    targets_of = {name: [targets[name] for _, targets in chosen] for name in chosen[0][1]}
-    return _probe(kind, tokenizer, [ids[:longest] for ids, _ in chosen], targets=targets_of)
+    rows = [ids[:longest] for ids, _ in chosen]
+    row_targets = {name: [targets[name] for _, targets in chosen] for name in chosen[0][1]}
+    return _probe(kind, tokenizer, rows, targets=row_targets)
 
 
 def story_pairs(story: Story, offsets: Sequence[tuple[int, int]], kind: str) -> dict[str, Pairs]:
-    """The targets of a story, in tokens of its text alone: see Probe. A head may look at any earlier mention."""
+    """Return a story's targets (see Probe), in tokens of its text alone."""
     labels = antecedents(story, "all")
     if kind == "songs":
         song = " ".join(choice.option for choice in story.choices if choice.kind == "song")
-        sung = dict(align((label for label in labels if story.text[label.start : label.end] == song), offsets))
-        # the last token of a singing is followed by something else
-        return {"song": [(token, [key + 1 for key in keys]) for token, keys in sung.items() if token + 1 in sung]}
-    pairs = {name: align((label for label in labels if label.kind == name), offsets) for name in ("copies", "refers")}
-    return pairs | {"writes": [(query - 1, keys) for query, keys in pairs["copies"]]}
+        in_song = [label for label in labels if story.text[label.start : label.end] == song]
+        sung = dict(align(in_song, offsets))
+        pairs = []
+        for token, keys in sung.items():
+            if token + 1 in sung:  # the last token of a singing is followed by something else
+                pairs.append((token, [key + 1 for key in keys]))
+        return {"song": pairs}
+    copies = align((label for label in labels if label.kind == "copies"), offsets)
+    refers = align((label for label in labels if label.kind == "refers"), offsets)
+    writes = [(query - 1, keys) for query, keys in copies]
+    return {"copies": copies, "refers": refers, "writes": writes}
 
 
-def packed_probe(tokenizer: Tokenizer, held_out: np.ndarray, longest: int, isolated: bool) -> Probe | None:
+def packed_probe(
+    tokenizer: Tokenizer, held_out: np.ndarray, longest: int, isolated: bool
+) -> Probe | None:
     """Two rows of three held-out documents' beginnings, 16 tokens each."""
     size = min(PACKED_TOKENS, longest // PACKED_DOCUMENTS)
     pieces = _beginnings(held_out, tokenizer.bos_id, PACKED_ROWS * PACKED_DOCUMENTS, size)
-    starts = range(0, len(pieces) - PACKED_DOCUMENTS + 1, PACKED_DOCUMENTS)
-    rows = [list(chain(*pieces[at : at + PACKED_DOCUMENTS])) for at in starts]
+    rows = []
+    for start in range(0, len(pieces) - PACKED_DOCUMENTS + 1, PACKED_DOCUMENTS):
+        rows.append(list(chain(*pieces[start : start + PACKED_DOCUMENTS])))
     if not rows:
         return None
-    documents = torch.arange(PACKED_DOCUMENTS).repeat_interleave(len(pieces[0])).expand(len(rows), -1).contiguous()
+    documents = torch.arange(PACKED_DOCUMENTS).repeat_interleave(len(pieces[0]))
+    documents = documents.expand(len(rows), -1).contiguous()  # (B, T)
     return _probe("packed", tokenizer, rows, document_ids=documents, isolated=isolated)
 
 
 def _beginnings(ids: np.ndarray, bos_id: int, count: int, length: int) -> list[list[int]]:
-    """How up to `count` documents begin, all equally long, at most `length`; of a single text, pieces of it.
+    """Return equally long beginnings of up to `count` documents, or pieces of a single text.
 
-    Where documents are few or short, there are as many rows, of such a length, as give the most tokens.
+    If documents are few or short, rows and length are chosen for the most tokens.
     """
     starts = np.flatnonzero(ids == bos_id)
-    if len(starts) < 2:  # training cuts such a text anywhere, so its pieces begin with any token
-        length = min(length, len(ids) // count)
-        starts = np.arange(count) * (len(ids) // count)
+    if len(starts) < 2:  # training cuts such a text anywhere, so pieces begin with any token
+        size = len(ids) // count
+        length = min(length, size)
+        starts = np.arange(count) * size
     else:
         sizes = np.diff(starts, append=len(ids))
         lengths = np.minimum(length, np.sort(sizes)[::-1][:count])  # of 1, 2, … rows
         length = int(lengths[np.argmax(lengths * np.arange(1, len(lengths) + 1))])
         starts = starts[sizes >= length][:count]
-    return [ids[at : at + length].tolist() for at in starts.tolist()] if length >= 2 else []
+    if length < 2:
+        return []
+    return [ids[start : start + length].tolist() for start in starts.tolist()]
 
 
-def _probe(name: str, tokenizer: Tokenizer, rows: list[list[int]], **known: Any) -> Probe:
-    """Rows of any lengths -> a probe; the shorter ones are padded on the right."""
+def _probe(name: str, tokenizer: Tokenizer, rows: list[list[int]], **structure: Any) -> Probe:
+    """Pad the rows on the right and make a probe of them."""
     length = max(map(len, rows))
     ids = torch.tensor([row + [tokenizer.pad_id] * (length - len(row)) for row in rows])
+    # (B, T): position < length of the row
     real = torch.arange(length) < torch.tensor([[len(row)] for row in rows])
     labels = [readable_tokens(tokenizer, row) for row in ids.tolist()]
-    return Probe(name, ids, labels, real=None if bool(real.all()) else real, **known)
+    return Probe(name, ids, labels, real=None if bool(real.all()) else real, **structure)
 
 
 def readable_tokens(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
-    """One readable string an id. Where a character is spread over several tokens, the last of them shows it whole,
-    the others the bytes that they hold: 你 in two tokens is ⟨E4⟩⟨BD⟩ and 你."""
+    """Return one readable string an id.
+
+    If several tokens share a character, the last one shows it and the others show their bytes:
+    你 in two tokens is ⟨E4⟩⟨BD⟩ and 你.
+    """
     labels = tokenizer.token_labels(ids)
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    for place, token in enumerate(ids):
+    for i, token in enumerate(ids):
         if token in tokenizer.special_ids or "\ufffd" not in tokenizer.decode([token]):
-            decoder.reset()  # a whole token: what stood open before it is no character
+            decoder.reset()  # this token is whole, so bytes before it make no character
             continue
-        begun, text = decoder.getstate()[0], decoder.decode(tokenizer.decode_bytes([token]))
-        if begun and text and "\ufffd" not in text:
+        pending = decoder.getstate()[0]
+        text = decoder.decode(tokenizer.decode_bytes([token]))
+        if pending and text and "\ufffd" not in text:
             rest = re.sub("(..)", r"⟨\1⟩", decoder.getstate()[0].hex().upper())
-            labels[place] = text.replace(" ", "␣").replace("\n", "⏎").replace("\t", "⇥") + rest
+            labels[i] = text.replace(" ", "␣").replace("\n", "⏎").replace("\t", "⇥") + rest
     return labels

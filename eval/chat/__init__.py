@@ -1,1 +1,1 @@
-"""How do I talk to it? A chat in the terminal, or completion for a model that was only pretrained."""
+"""A chat in the terminal, or completion for a model that was only pretrained."""

@@ -1,7 +1,7 @@
-"""How do you talk to a run? In the terminal: `python -m eval.chat runs/sft_demo`.
+"""Talk to a run in the terminal: `python -m eval.chat runs/sft_demo`.
 
-A run that was trained on texts, not on chats, continues what you type. Piped lines are answered one after the other.
-Within the program:
+A run that was trained on texts, not on chats, continues what you type. Piped lines are answered
+one after the other. Within the program:
 
     /attention [L,H]   what one head (layer, head) looked at while it wrote the last answer
     /temperature [T]   how random the answers are: 0 = always the likeliest token
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import re
 import shutil
 import sys
 from contextlib import closing, nullcontext, suppress
@@ -27,7 +28,7 @@ from configs.language import translated
 from configs.text import escape, plain
 from data.chat import CALL
 from data.reading.messages import Role
-from eval.chat.attention import attention_map, head_to_show, look_back, read_head
+from eval.chat.attention import attention_map, head_to_show, look_back
 from eval.chat.session import first_line, open_conversation
 from eval.load_model import add_device_option, add_quantise_option
 from eval.questions import Question, one_question, source_of
@@ -37,43 +38,72 @@ from model.variants.config import SCALINGS
 
 HELP = __doc__[__doc__.index("    /attention") :].rstrip("\n")
 COMMANDS = [line.split()[0] for line in HELP.splitlines()]
-BASE = "base"  # the name of the model without adapters
-ENDED = {  # how an answer ended, if not by itself
-    "stopped": "(stopped)",
-    "cut": "(cut after {:,} tokens: --max-new-tokens gives it more)",
-    "full": "(cut: the model's context of {:,} tokens is full)",
-}
+BASE = "base"  # This name means the model without adapters.
 
 
 def main() -> None:
-    form = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(prog="python -m eval.chat", description=__doc__, formatter_class=form)
+    parser = argparse.ArgumentParser(
+        prog="python -m eval.chat",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     add = parser.add_argument
     add("run", type=run_path, help="a run or a checkpoint directory, for example runs/sft_demo")
-    add("--temperature", type=number("--temperature", 0), help="0 = always the likeliest token; default: as the run's")
-    add("--max-new-tokens", type=integer("--max-new-tokens", 1), default=256, metavar="N", help="of an answer (256)")
+    add(
+        "--temperature",
+        type=number("--temperature", 0),
+        help="0 = always the likeliest token; default: as the run's",
+    )
+    add(
+        "--max-new-tokens",
+        type=integer("--max-new-tokens", 1),
+        default=256,
+        metavar="N",
+        help="of an answer (256)",
+    )
     add("--system", default="", metavar="TEXT", help="a message before all others")
-    add("--seed", type=integer("--seed", 0), default=0, help="the same seed and lines give the same answers (0)")
-    add("--tools", action="store_true", help="a calculator in the chat, when it calls it")
-    adapter = "a run with adapters (LoRA) of this base; may be given several times, and /adapter switches"
-    add("--adapter", action="append", default=[], metavar="NAME=RUN", help=adapter)
-    add("--rope-scaling", choices=SCALINGS, help="read texts longer than those of training; default: as it was saved")
-    factor = "longest text from now on / longest text in training (4)"
-    add("--rope-factor", type=number("--rope-factor", 1), metavar="N", help=factor)
+    add(
+        "--seed",
+        type=integer("--seed", 0),
+        default=0,
+        help="the same seed and lines give the same answers (0)",
+    )
+    add("--tools", action="store_true", help="a calculator that the model can call")
+    add(
+        "--adapter",
+        action="append",
+        default=[],
+        metavar="NAME=RUN",
+        help="a run with adapters (LoRA) of this base; several may be given, /adapter switches",
+    )
+    add(
+        "--rope-scaling",
+        choices=SCALINGS,
+        help="read texts longer than those of training; default: as it was saved",
+    )
+    add(
+        "--rope-factor",
+        type=number("--rope-factor", 1),
+        metavar="N",
+        help="longest text from now on / longest text in training (4)",
+    )
     add_quantise_option(parser)
     add_device_option(parser)
-    given = parser.parse_args()
-    if given.quantise and given.adapter:
-        raise InputError("--quantise and --adapter: adapters belong to the weights as they were saved: leave one out")
-    if given.rope_factor is not None and given.rope_scaling in (None, "none"):
-        raise InputError("--rope-factor is for --rope-scaling linear or yarn: give one of them as well")
+    args = parser.parse_args()
+    if args.quantise and args.adapter:
+        raise InputError(
+            "--quantise and --adapter: adapters belong to the weights as they were saved: "
+            "leave one out"
+        )
+    if args.rope_factor is not None and args.rope_scaling in (None, "none"):
+        raise InputError("--rope-factor is for --rope-scaling linear or yarn: give one as well")
     if isinstance(sys.stdin, io.TextIOWrapper):
-        sys.stdin.reconfigure(errors="replace")  # whatever is piped in
-    Chat(given).run()
+        sys.stdin.reconfigure(errors="replace")  # piped bytes may not be UTF-8
+    Chat(args).run()
 
 
 def remark(text: str) -> None:
-    """A line about the chat: apart from the answers, if those are piped on."""
+    """Print a line about the chat to stderr, so that piped answers stay clean."""
     print(plain(translated(text)), file=sys.stderr, flush=True)
 
 
@@ -82,54 +112,49 @@ def is_short(question: Question) -> bool:
 
 
 class Chat:
-    """The program around a Conversation. A command is the method of its name, and is given what stands behind it."""
+    """The program around a Conversation. A command calls the method of its name."""
 
-    def __init__(self, given: argparse.Namespace):
-        self.run_directory, self.is_interactive = given.run, sys.stdin.isatty()
-        rope = (given.rope_scaling, given.rope_factor or 4.0) if given.rope_scaling else None
-        settings = {"max_new_tokens": given.max_new_tokens, "seed": given.seed}
-        opened = open_conversation(given.run, given.temperature, given.device, rope, given.quantise, **settings)
-        self.conversation = opened
+    def __init__(self, args: argparse.Namespace):
+        self.run_directory = args.run
+        self.is_interactive = sys.stdin.isatty()
+        rope = (args.rope_scaling, args.rope_factor or 4.0) if args.rope_scaling else None
+        self.conversation = open_conversation(
+            args.run,
+            args.temperature,
+            args.device,
+            rope,
+            args.quantise,
+            max_new_tokens=args.max_new_tokens,
+            seed=args.seed,
+        )
         self.adapters: dict[str, str | None] = {BASE: None}
-        for text in given.adapter:
+        for text in args.adapter:
             name, _, run = text.partition("=")
             if not (name and run) or name in self.adapters:
-                raise InputError(f"--adapter {text}: give NAME=RUN, each with a name of its own other than {BASE!r}")
+                raise InputError(
+                    f"--adapter {text}: give NAME=RUN, each with another name than {BASE!r}"
+                )
             self.adapters[name] = run
         self.adapter_in_use = BASE
-        for name in [*self.adapters][1:2]:
-            self.use(name)
+        if args.adapter:
+            self.use([*self.adapters][1])
         try:
-            if given.tools:
-                opened.tools = SCHEMAS
-                opened.tokenizer.special_id(CALL)  # raises where the tokenizer knows no calls
-            if given.system or given.tools:
-                opened.set_system(given.system)
+            if args.tools:
+                self.conversation.tools = SCHEMAS
+                # raises ValueError for a tokenizer without calls
+                self.conversation.tokenizer.special_id(CALL)
+            if args.system or args.tools:
+                self.conversation.set_system(args.system)
         except ValueError as error:
-            raise InputError(f"{'--tools' if given.tools else '--system'}: {error}") from None
+            raise InputError(f"{'--tools' if args.tools else '--system'}: {error}") from None
 
     def run(self) -> None:
-        """Answer line by line, until there are no more, or /quit."""
-        opened = self.conversation
-        if self.is_interactive:
-            with suppress(ImportError):  # there is none on Windows, whose terminal edits lines itself
-                import readline  # noqa: F401  # from now on input() uses it
-            size = f"{opened.lm.num_parameters() / 1e6:.2f} M parameters, it sees {opened.context_length:,} tokens"
-            remark(f"{self.run_directory}: {size}, temperature {opened.sampling.temperature:g}")
-            remark("/help lists the commands; Ctrl-C stops an answer, Ctrl-D leaves.")
-        if not opened.is_chat:
-            remark("This run was trained on texts, not on chats: it continues what you type.")
-            if self.is_interactive and (suggested := first_line(self.run_directory)):
-                remark(f"Begin as its texts do, for example: {suggested}")
-        elif self.is_interactive:
-            with suppress(InputError, ValueError):  # of the built-in world, it knows nothing else
-                *_, example = one_question(source_of(self.run_directory), 0, is_short).messages
-                remark("It was trained on stories and questions about them, and knows no other talk. Try this line:")
-                remark(example["content"])
+        """Answer line by line, until the end of input or /quit."""
+        self.welcome()
         while True:
             try:
-                line = input("> " if self.is_interactive else "")
-                command, _, rest = line.strip().partition(" ")
+                line = input("> " if self.is_interactive else "").strip()
+                command, _, rest = line.partition(" ")
                 if command == "/quit":
                     return
                 if command in COMMANDS:
@@ -137,30 +162,64 @@ class Chat:
                 elif command.startswith("/"):
                     remark(f"unknown command {escape(command)}: /help lists the commands")
                 else:
-                    self.answer(line.strip())
+                    self.answer(line)
             except (ValueError, OSError, InputError) as error:
                 remark(escape(str(error)))
             except EOFError:
-                return print() if self.is_interactive else None
+                if self.is_interactive:
+                    print()
+                return
             except KeyboardInterrupt:
                 if not self.is_interactive:
                     raise
                 print()
                 remark("(Ctrl-D or /quit leaves)")
 
-    def answer(self, text: str, role: Role = "user", calls_left: int = MOST_CALLS) -> None:
-        """Write one answer while it comes; and as long as the model calls tools, go on with what these give.
+    def welcome(self) -> None:
+        """Introduce the model, and suggest a first line."""
+        conversation = self.conversation
+        if self.is_interactive:
+            with suppress(ImportError):  # Windows has none: its terminal edits lines itself
+                import readline  # noqa: F401  # from now on input() uses it
+            size = conversation.lm.num_parameters() / 1e6
+            remark(
+                f"{self.run_directory}: {size:.2f} M parameters, it sees "
+                f"{conversation.context_length:,} tokens, "
+                f"temperature {conversation.sampling.temperature:g}"
+            )
+            remark("/help lists the commands; Ctrl-C stops an answer, Ctrl-D leaves.")
+        if not conversation.is_chat:
+            remark("This run was trained on texts, not on chats: it continues what you type.")
+            text = first_line(self.run_directory) if self.is_interactive else ""
+            if text:
+                remark(f"Begin as its texts do, for example: {text}")
+        elif self.is_interactive:
+            with suppress(InputError, ValueError):  # raised for a run of other data
+                question = one_question(source_of(self.run_directory), 0, is_short)
+                remark(
+                    "It was trained on stories and questions about them, and knows no other talk. "
+                    "Try this line:"
+                )
+                remark(question.messages[-1]["content"])
 
-        Ctrl-C ends an answer, and what was written stays in the conversation.
+    def answer(self, text: str, role: Role = "user", calls_left: int = MOST_CALLS) -> None:
+        """Print one answer while it comes; run the tools that it calls, and go on.
+
+        Ctrl-C ends an answer; its text stays in the conversation.
         """
-        conversation, thought, answer = self.conversation, "", ""
+        conversation = self.conversation
         pieces = conversation.answer(text, role)
-        if unknown := conversation.tokenizer.unknown_in(text):
+        unknown = conversation.tokenizer.unknown_in(text)
+        if unknown:
             remark(no_token_for(unknown))
-        if count := conversation.forgotten:
-            turns = "the oldest turn is" if count == 1 else f"the {count} oldest turns are"
+        if conversation.forgotten:
+            turns = f"the {conversation.forgotten} oldest turns are"
+            if conversation.forgotten == 1:
+                turns = "the oldest turn is"
             remark(f"(more than {conversation.context_length:,} tokens by now: {turns} forgotten)")
-        with closing(pieces), suppress(KeyboardInterrupt) if self.is_interactive else nullcontext():
+        thought = answer = ""
+        interrupts = suppress(KeyboardInterrupt) if self.is_interactive else nullcontext()
+        with closing(pieces), interrupts:
             for piece in pieces:
                 thought += conversation.thought
                 if piece and thought:
@@ -172,9 +231,16 @@ class Chat:
             print(flush=True)
         if thought:
             remark(f"(thinks: {thought})")
-        calls, ended = conversation.reply.calls, conversation.last.ended if conversation.last else ""
-        if ended:
-            remark(ENDED[ended].format(conversation.max_new_tokens if ended == "cut" else conversation.context_length))
+        calls = conversation.reply.calls
+        ended = conversation.last.ended if conversation.last else ""
+        if ended == "stopped":
+            remark("(stopped)")
+        elif ended == "cut":
+            tokens = conversation.max_new_tokens
+            remark(f"(cut after {tokens:,} tokens: --max-new-tokens gives it more)")
+        elif ended == "full":
+            tokens = conversation.context_length
+            remark(f"(cut: the model's context of {tokens:,} tokens is full)")
         elif not answer.strip() and not calls:
             remark("(an empty answer)")
         elif not conversation.is_chat and self.is_interactive:
@@ -186,25 +252,46 @@ class Chat:
 
     def attention(self, rest: str) -> None:
         answer = look_back(self.conversation)
-        layer, head, why = (*read_head(rest, answer), "") if rest else head_to_show(self.run_directory, answer)
+        if rest:
+            layers = answer.maps.layers
+            heads = answer.maps.heads
+            numbers = [int(digits) for digits in re.findall(r"\d+", rest)]  # 2,0 or L2 H0
+            if len(numbers) != 2 or numbers[0] not in layers or numbers[1] not in heads:
+                raise ValueError(
+                    f"/attention takes a layer, 0 to {layers[-1]}, and a head, 0 to {heads[-1]}, "
+                    f"for example 1,0"
+                )
+            layer, head = numbers
+            title = f"L{layer} H{head}"
+        else:
+            layer, head, reason = head_to_show(self.run_directory, answer)
+            title = f"L{layer} H{head}, {reason}"
         size = shutil.get_terminal_size((80, 24))
         most_rows = max(8, size.lines - 8) if sys.stdout.isatty() else None
         weights = answer.maps.weights[layer, 0, head].numpy()
-        rows = attention_map(weights, answer.labels, answer.first, max(20, size.columns - 1), most_rows)
-        more = len(answer.labels) - answer.first - len(rows)
-        print(translated(f"L{layer} H{head}{f', {why}' if why else ''}"), *rows, sep="\n")
-        print(translated("a row: a token that looks; in it, from left to right, the tokens so far (█ = 1)"))
-        end = f"at its end: the token with most{f'; {more} more rows are not shown' if more > 0 else ''}"
+        width = max(20, size.columns - 1)
+        rows = attention_map(weights, answer.labels, answer.first, width, most_rows)
+        end = "at its end: the token with most"
+        hidden = len(answer.labels) - answer.first - len(rows)
+        if hidden > 0:
+            end += f"; {hidden} more rows are not shown"
+        print(translated(title), *rows, sep="\n")
+        print(
+            translated(
+                "a row: a token that looks; in it, from left to right, the tokens so far (█ = 1)"
+            )
+        )
         print(translated(end), flush=True)
 
     def temperature(self, rest: str) -> None:
         if rest:
-            self.conversation.sampling = replace(self.conversation.sampling, temperature=float(rest))
+            sampling = self.conversation.sampling
+            self.conversation.sampling = replace(sampling, temperature=float(rest))
         remark(f"temperature {self.conversation.sampling.temperature:g}")
 
     def system(self, rest: str) -> None:
         self.conversation.set_system(rest)
-        remark("this stands before all messages now" if rest else "no system message")
+        remark("this comes before all messages now" if rest else "no system message")
 
     def adapter(self, rest: str) -> None:
         if rest:
@@ -213,10 +300,13 @@ class Chat:
         remark(f"adapters in use: {self.adapter_in_use}{new} ({', '.join(self.adapters)})")
 
     def use(self, name: str) -> None:
-        """Switch to the adapters of this name, in a new conversation. Raises InputError for what does not fit."""
+        """Switch to the adapters of this name, in a new conversation. Raises InputError."""
         if name not in self.adapters:
-            raise InputError(f"no adapters are named {name!r}: use {', '.join(self.adapters)} (--adapter NAME=RUN)")
-        self.adapter_in_use = BASE
+            raise InputError(
+                f"no adapters are named {name!r}: use {', '.join(self.adapters)} "
+                f"(--adapter NAME=RUN)"
+            )
+        self.adapter_in_use = BASE  # what remains if the next line raises
         try:
             self.conversation.use_adapters(self.adapters[name])
         except InputError as error:

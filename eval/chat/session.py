@@ -1,5 +1,8 @@
-"""How does a conversation continue? Its template writes all messages anew at every turn, as training had them; what the
-key-value cache holds of the same beginning is not read again."""
+"""A conversation with a model.
+
+The chat template writes all messages anew at every turn, as in training. The model reads only the
+tokens behind the common beginning, which the key-value cache holds.
+"""
 
 from __future__ import annotations
 
@@ -26,17 +29,17 @@ from model.kv_cache import KVCache
 from model.variants.lora import load_adapters, remove_adapters
 from model.variants.surgery import with_rope_scaling
 
-FREE = 8  # an eighth of the context, if not max_new_tokens, is kept free for an answer
+FREE = 8  # At least an eighth of the context, or max_new_tokens, is kept free for an answer.
 
 
 @dataclass(frozen=True)
 class Turn:
-    """What the last answer took.
+    """The tokens of the last answer.
 
     ids:    all that the model saw, and the answer, without the token that ended it
-    begin:  where the answer begins in ids
-    reused: tokens whose keys and values the cache had
-    ended:  "" by itself | "stopped" by the reader | "cut" after max_new_tokens | "full": no context left
+    begin:  index in ids where the answer begins
+    reused: tokens whose keys and values were in the cache
+    ended:  "" by itself | "stopped" by the reader | "cut" after max_new_tokens | "full": no context
     """
 
     ids: list[int]
@@ -46,12 +49,16 @@ class Turn:
 
 
 class Conversation:
-    """Messages and answers, or, for a model that was not trained on chats, one text that both write.
+    """Messages and answers; or, for a model trained on texts, one text that both write.
 
-    is_chat: whether the model was trained on chats, and may end a turn by itself. It may be set. turns: the messages of
-    each turn. last: the Turn of the last answer, None before one. reply: that answer, taken apart. thought: what came
-    of its thoughts with the newest piece. forgotten: how many of the oldest turns the last `answer` left out, since the
-    context was full. Settings may be changed between two answers: `sampling`, max_new_tokens, seed, tools.
+    is_chat:   True if the model was trained on chats and may end a turn by itself; can be set
+    turns:     the messages of each turn
+    last:      the Turn of the last answer, or None
+    reply:     that answer, parsed
+    thought:   the thoughts in the newest piece of an answer
+    forgotten: oldest turns that `answer` left out because the context was full
+
+    Settings may change between two answers: `sampling`, max_new_tokens, seed, tools.
     Raises ValueError for a temperature out of range.
     """
 
@@ -64,11 +71,16 @@ class Conversation:
         max_new_tokens: int = 256,
         seed: int = 0,
     ):
-        self.lm, self.tokenizer, self.max_new_tokens, self.seed = lm, tokenizer, max_new_tokens, seed
+        self.lm = lm
+        self.tokenizer = tokenizer
+        self.max_new_tokens = max_new_tokens
+        self.seed = seed
         self.sampling = Sampling(temperature, top_p=0.95)
-        self.is_chat, self.system = ends_turns(lm, tokenizer), ""
+        self.is_chat = ends_turns(lm, tokenizer)
+        self.system = ""
         self.tools: tuple[dict, ...] = ()
-        self.cache, self._base_ends = KVCache(lm.config), lm.config.eos_token_id
+        self.cache = KVCache(lm.config)
+        self._base_ends = lm.config.eos_token_id
         self.reset()
 
     @property
@@ -77,27 +89,31 @@ class Conversation:
         return self.lm.config.max_position_embeddings
 
     def reset(self) -> None:
-        """Start again; system message and settings stay. The same questions get the same answers again."""
+        """Start again, with the same system message, settings and random numbers."""
         self.turns: list[list[Message]] = []
         self.last: Turn | None = None
-        self.reply, self.thought = Reply(self.tokenizer), ""
-        self.forgotten, self._answered = 0, 0
+        self.reply = Reply(self.tokenizer)
+        self.thought = ""
+        self.forgotten = 0
+        self._answered = 0
         self.cache.crop(0)
 
     def set_system(self, text: str) -> None:
-        """Put a system message before all turns; "" takes it away. Raises ValueError where there can be none."""
+        """Put a system message before all turns; "" removes it. Raises ValueError."""
         if (text or self.tools) and not self.is_chat:
-            what = "tools" if self.tools else "system message"
-            raise ValueError(f"this model was trained on texts, not on chats: it has no {what}")
+            part = "tools" if self.tools else "system message"
+            raise ValueError(f"this model was trained on texts, not on chats: it has no {part}")
         self.system = text
 
     def use_adapters(self, run: str | Path | None) -> None:
-        """Switch to the adapters (LoRA) of a run, None = none, and begin a new conversation: what is in the cache is of
-        other weights. The base is in memory once. Raises InputError for what does not fit; then none are in use."""
+        """Switch to the adapters (LoRA) of a run, or to none, and begin a new conversation.
+
+        The base stays in memory once. Raises InputError, and then no adapters are in use.
+        """
 
         def load(directory: Path) -> int | list[int] | None:
             if not is_adapter(directory):
-                raise InputError(f"{directory}: holds a whole model, not adapters: chat with it by itself")
+                raise InputError(f"{directory}: holds a whole model: chat with it by itself")
             load_adapters(self.lm, directory)
             return read_config(directory).eos_token_id
 
@@ -105,62 +121,86 @@ class Conversation:
             remove_adapters(self.lm)
         ends = self._base_ends
         try:
-            ends = read_checkpoint(run, load) if run is not None else ends
+            if run is not None:
+                ends = read_checkpoint(run, load)
         except (OSError, ValueError) as error:
             raise InputError(str(error)) from None
-        finally:  # fine-tuned on chats, a model ends its turns; its base does not
+        finally:  # adapters trained on chats end their turns; the base does not
             self.lm.config = self.lm.config.model_copy(update={"eos_token_id": ends})
             self.is_chat = ends_turns(self.lm, self.tokenizer)
-            self.system = self.system if self.is_chat else ""
+            if not self.is_chat:
+                self.system = ""
             self.reset()
 
     def answer(self, text: str, role: Role = "user") -> Generator[str, None, None]:
-        """The answer to a message, or the text's continuation, piece by piece as decoded. Closing it ends the turn.
+        """Yield the answer to a message, or the text's continuation, in decoded pieces.
 
-        A piece is content: without thoughts, and without calls if there are tools. It is "" while only thoughts come.
-        role: "user", or "tool" for what the model's calls gave.
+        role: "user", or "tool" for the results of the model's calls
 
-        Raises ValueError, before anything is read, for an empty message and one that the context has no room for.
+        A piece is content, without thoughts and calls; "" while only thoughts come. Closing the
+        generator ends the turn. Raises ValueError for an empty message, and for one that does not
+        fit into the context, before anything is read.
         """
         if not text.strip():
-            raise ValueError(f"there is nothing to {'answer: type a message' if self.is_chat else 'continue'}")
-        turns, longest = list(self.turns), self.context_length
+            rest = "answer: type a message" if self.is_chat else "continue"
+            raise ValueError(f"there is nothing to {rest}")
+        turns = list(self.turns)
+        longest = self.context_length
         room = min(self.max_new_tokens, longest // FREE)
         message = Message(role, text)
-        while len(prompt := self._prompt(turns, message)) + room > longest and turns:
-            del turns[0]
+        prompt = self._prompt(turns, message)
+        while len(prompt) + room > longest and turns:
+            del turns[0]  # the oldest one
+            prompt = self._prompt(turns, message)
         if len(prompt) >= longest:
-            tokens = f"that makes {len(prompt):,} tokens, and the model sees {longest:,}"
-            raise ValueError(f"{tokens}, its answer included: shorten it")
-        self.forgotten, self.turns = len(self.turns) - len(turns), turns
+            raise ValueError(
+                f"that makes {len(prompt):,} tokens, and the model sees {longest:,}, "
+                f"its answer included: shorten it"
+            )
+        self.forgotten = len(self.turns) - len(turns)
+        self.turns = turns
         return self._pieces(prompt, message)
 
     def _prompt(self, turns: list[list[Message]], message: Message) -> list[int]:
-        """The ids of all that was said, up to where the answer to this message begins; or of one text."""
         messages = [*chain(*turns), message]
         if self.is_chat:
-            system = [Message("system", self.system)] if self.system or self.tools else []
-            return prompt_ids(self.tokenizer, [*system, *messages], self.tools)
+            if self.system or self.tools:
+                messages.insert(0, Message("system", self.system))
+            return prompt_ids(self.tokenizer, messages, self.tools)
         text = ""
         for part in messages:
-            ends_in_word = text[-1:].isascii() and not text[-1:].isspace()  # a Chinese one needs no space
+            # Latin words need a space between them, Chinese ones do not
+            ends_in_word = text[-1:].isascii() and not text[-1:].isspace()
             begins_word = text and part.role == "user" and part.content[0].isalnum()
             text += f" {part.content}" if ends_in_word and begins_word else part.content
         return self.tokenizer.begin(text)
 
     def _pieces(self, prompt: list[int], message: Message) -> Generator[str, None, None]:
-        row, cached = torch.tensor([prompt], device=next(self.lm.parameters()).device), self.cache.token_ids
-        if cached is not None:  # keep what is the same from the beginning; at least one token is read, for its logits
+        row = torch.tensor([prompt], device=next(self.lm.parameters()).device)
+        cached = self.cache.token_ids
+        if cached is not None:  # keep the common beginning; the last token is read for its logits
             count = min(cached.shape[1], len(prompt) - 1)
+            # the cumulative product is 1 up to the first difference
             self.cache.crop(int((cached[0, :count] == row[0, :count]).cumprod(0).sum()))
-        reused, ended, stop_ids = self.cache.length, "stopped", self.tokenizer.stop_ids
+        reused = self.cache.length
+        ended = "stopped"
+        stop_ids = self.tokenizer.stop_ids
         self.reply = Reply(self.tokenizer, prompt, tools=bool(self.tools), is_chat=self.is_chat)
-        ids, seed = self.reply.ids, self.seed + self._answered
-        self._answered += 1
-        steps = stream(self.lm, row, self.max_new_tokens, self.sampling, stop_ids, seed, kv_cache=self.cache)
+        ids = self.reply.ids
+        steps = stream(
+            self.lm,
+            row,
+            self.max_new_tokens,
+            self.sampling,
+            stop_ids,
+            self.seed + self._answered,
+            kv_cache=self.cache,
+        )
+        self._answered += 1  # so that a repeated question may get another answer
         try:
             for step in steps:
-                if (token := int(step)) in stop_ids:
+                token = int(step)
+                if token in stop_ids:
                     ended = ""
                     break
                 self.thought, piece = self.reply.add(token)
@@ -172,10 +212,10 @@ class Conversation:
             self.cache.crop(0)
             raise
         finally:
-            steps.close()  # type: ignore[attr-defined]  # a generator: now the cache knows what it has read
+            steps.close()  # type: ignore[attr-defined]  # updates the tokens of the cache
             self.thought, rest = self.reply.end()
             if not ended and not self.is_chat:
-                self.turns = []  # the document ends here: the next line begins a new one
+                self.turns = []  # the document ends: the next line begins a new one
             elif ids or not ended:
                 self.turns.append([message, self.reply.message])
             self.last = Turn([*prompt, *ids], len(prompt), reused, ended)
@@ -191,29 +231,34 @@ def open_conversation(
     quantise: str | None = None,
     **settings: Any,
 ) -> Conversation:
-    """A conversation with a run or a checkpoint directory. temperature: default, that of the run's own samples.
+    """Open a conversation with a run or a checkpoint directory. Raises InputError.
 
-    rope: another scaling of RoPE than the saved one, and its factor. quantise: of the weights, as
-    `eval.load_model.open_model` takes it. settings: those of Conversation. Raises InputError for what cannot be read,
-    and settings out of range.
+    temperature: default, that of the run's own samples
+    rope:        another scaling of RoPE than the saved one, and its factor
+    quantise:    as in `eval.load_model.open_model`
+    settings:    of Conversation
     """
     lm, tokenizer = open_model(run, device, quantise=quantise)
     file = run_folder(run) / "config.yaml"
     if temperature is None and file.is_file():
         temperature = (load_config(file).values.get("eval") or {}).get("temperature")
+    if temperature is None:
+        temperature = 0.8
     try:
         if rope is not None:
             scaling = lm.config.rope_scaling
-            of_scaling = scaling.original_max_position_embeddings if scaling else None
-            lm = with_rope_scaling(lm, *rope, of_scaling or trained_length(run) or lm.config.max_position_embeddings)
-        return Conversation(lm, tokenizer, temperature=0.8 if temperature is None else float(temperature), **settings)
+            length = scaling.original_max_position_embeddings if scaling else None
+            length = length or trained_length(run) or lm.config.max_position_embeddings
+            lm = with_rope_scaling(lm, *rope, length)
+        return Conversation(lm, tokenizer, temperature=float(temperature), **settings)
     except ValueError as error:
         raise InputError(str(error)) from None
 
 
 def first_line(run: str | Path) -> str:
-    """What you could type to a run that continues texts: the prompt of its newest sample, or the first words of it; ""
-    where it has no samples."""
-    for sample in read_samples(run_folder(run), lambda problem: None)[-1:]:
-        return " ".join((sample["prompt"] or " ".join(sample["text"].split()[:6])).split())[:60].strip()
-    return ""
+    """Suggest a line for a run that continues texts, from its newest sample; "" without any."""
+    samples = read_samples(run_folder(run), lambda problem: None)
+    if not samples:
+        return ""
+    text = samples[-1]["prompt"] or " ".join(samples[-1]["text"].split()[:6])
+    return " ".join(text.split())[:60].strip()

@@ -1,9 +1,9 @@
 """Compare runs: `python -m eval.compare runs/mha runs/gqa runs/mqa [--out FOLDER]`
 
-Writes a folder of its own, runs/compare-mha-gqa-mqa: comparison.md with one table and the
-differences against the first variant, figures, a page of heads, and histories.json, the curves as
-numbers. Runs that differ only in their seed are one variant: mean ± standard deviation. Comparing
-the same runs again replaces their folder; a comparison of other runs is never overwritten.
+Writes a new folder, runs/compare-mha-gqa-mqa: comparison.md (a table, and differences against the
+first variant), figures, a page of heads, and histories.json (the curves as numbers). Runs that
+differ only in their seed are one variant: mean ± standard deviation. The same runs replace their
+folder; a comparison of other runs is never overwritten.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from eval.compare.pictures import draw
 from eval.compare.runs import Variant, caveats, histories, read_runs, rows_of, same_tokenizer
 from eval.load_model import add_device_option
 
-RUNS = "runs.json"  # This file of a comparison's folder names its runs.
-# The terminal shows the rows whose labels begin so.
+RUNS = "runs.json"  # This file of a comparison names its runs.
+# The terminal shows only the rows with these labels.
 SHORT: tuple[str, ...] = ("parameters", "KV-cache", "train tokens", "validation", "gap to")
 SHORT += ("difference in bits", "recall", "copies from", "copy gain", "induction, best")
 NOTES = """
@@ -67,10 +67,10 @@ def compare(
     life: Sequence[stages.Stage] = (),
     notes: Sequence[str] = (),
 ) -> None:
-    """Write comparison.md and figures into `out`, a folder for them alone; print the main rows.
+    """Write comparison.md and figures into the folder `out`, and print the main rows.
 
-    - life: the stages of training, where runs start from each other
-    - notes: the caller's warnings
+    life:  stages of training, if runs start from each other
+    notes: the caller's warnings
     """
     baseline, *others = variants
     warnings = list(notes)
@@ -83,7 +83,7 @@ def compare(
         for caveat in caveats(baseline, other):
             warnings.append(f"{other.name} against {baseline.name}: {caveat}")
 
-    # six digits suffice; JSON has no word for what is not a number but null
+    # Six digits suffice, and JSON has no NaN.
     text = json.dumps({"variants": histories(variants), "stages": life})
     recorded = json.loads(
         text,

@@ -1,4 +1,4 @@
-"""The figures of a comparison: curves, what sharing keys costs, stages, and a page of heads."""
+"""Figures of a comparison: curves, the cost of shared keys, stages, and a page of heads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from eval.page.viewer import write_viewer
 from eval.pictures import drawing
 from storyworld.questions import KINDS
 
-# A training curve is averaged until about this many points are left.
+# A training curve is averaged to about this many points.
 SMOOTHED_OVER = 40
 CURVES = {
     "bits_per_byte": "validation bits per byte",
@@ -22,16 +22,17 @@ CURVES = {
     "induction": "best head's induction score",
     "copy_gain": "copy gain (nats)",
 }
-# Models in a panel of sharing_keys may differ in these keys, and panels in the training.
+# In sharing_keys, models of a panel may differ in SHARING, and panels in TRAINING.
 SHARING = {"model.num_key_value_heads", "model.intermediate_size"}
 TRAINING = {"train.max_steps": "{:,} steps", "data.sequence_length": "rows of {:,}"}
 
 
 def draw(variants: Sequence[Variant], histories: Mapping[str, Any], out: Path) -> dict[str, str]:
-    """Draw all that these runs have figures for and return {title: file in `out`}.
+    """Draw all figures of these runs, remove older ones, and return {title: file in `out`}.
 
-    histories: the content of histories.json. Figures of an earlier comparison are removed.
-    comparison.html has the heads of every variant's first run, at the end.
+    histories: the content of histories.json
+
+    comparison.html has the last heads of every variant's first run.
     """
     for old in (*out.glob("comparison_*.png"), *out.glob("comparison.html")):
         old.unlink()
@@ -55,7 +56,7 @@ def draw(variants: Sequence[Variant], histories: Mapping[str, Any], out: Path) -
 
 
 def curves(variants: Sequence[Variant], histories: Mapping[str, Any]) -> Any:
-    """Draw a line for each run over tokens seen; where tokens differ, only bits per byte."""
+    """Draw a line for each run over tokens seen; only bits per byte if tokenizers differ."""
     keys = list(CURVES) if same_tokenizer(variants) else ["bits_per_byte"]
     across = min(2, len(keys))
     down = -(-len(keys) // 2)
@@ -70,7 +71,7 @@ def curves(variants: Sequence[Variant], histories: Mapping[str, Any]) -> Any:
                 for line in logs.get(key, history["looks"]):
                     if line.get(key) is not None:
                         curve.append((line["tokens"], line[key]))
-                # the training loss of a single batch is noisy: average neighbouring lines
+                # The loss of a single batch is noisy: average neighbouring lines.
                 width = max(1, len(curve) // SMOOTHED_OVER) if key == "loss" else 1
                 points = np.reshape(curve, (-1, 2))[len(curve) % width :]
                 x, y = points.reshape(-1, width, 2).mean(1).T
@@ -87,10 +88,10 @@ def curves(variants: Sequence[Variant], histories: Mapping[str, Any]) -> Any:
 def sharing_keys(variants: Sequence[Mapping[str, Any]]) -> Any:
     """Draw copy gain over training for each number of key/value heads.
 
-    A panel for each length of training and of rows, with a thin line for each seed, their mean, and
-    its 95 % interval. None where other keys differ too, or where a run was not looked at.
+    There is a panel for each length of training and of rows, with a thin line for each seed, their
+    mean, and its 95 % interval. None if other keys differ, or if a run has no snapshots.
 
-    variants: of histories.json alone, so notebooks 03 and 04 need no run.
+    variants: of histories.json, so notebooks 03 and 04 need no run
     """
     panels: dict[str, list[Mapping[str, Any]]] = {}
     for variant in variants:
@@ -110,7 +111,7 @@ def sharing_keys(variants: Sequence[Mapping[str, Any]]) -> Any:
             _draw_copy_gain(axes, model, number)
         drawing.frame_curves(axes, title)
         axes.locator_params(axis="x", nbins=4)
-    # the interval of few seeds may be far wider than the lines
+    # The interval of few seeds may be far wider than the lines, so these set the limits.
     gains = np.concatenate([line.get_ydata() for axes in every_axes for line in axes.lines])
     for axes in every_axes:
         axes.axhline(ENOUGH_TO_COPY, color="grey", lw=0.8, ls=":")
@@ -128,13 +129,15 @@ def _draw_copy_gain(axes: Any, variant: Mapping[str, Any], number: int) -> None:
         for look in run["looks"]:
             tokens[look["step"]] = look["tokens"]
             gains.setdefault(look["step"], {})[run["seed"]] = look["copy_gain"]
-    # as far as every seed was watched
+    # Only steps that every seed has.
     steps = [step for step in sorted(gains) if len(gains[step]) == len(variant["runs"])]
     x = [tokens[step] for step in steps]
     for run in variant["runs"]:
         y = [gains[step][run["seed"]] for step in steps]
         drawing.draw_curve(axes, x, y, number, lw=0.6, marker="", alpha=0.5)
-    means, lows, highs = [], [], []
+    means = []
+    lows = []
+    highs = []
     for step in steps:
         mean = difference(dict.fromkeys(gains[step], 0.0), gains[step])
         assert mean is not None
@@ -149,15 +152,11 @@ def _draw_copy_gain(axes: Any, variant: Mapping[str, Any], number: int) -> None:
     axes.fill_between(x, lows, highs, color=drawing.group_colour(number), alpha=0.15, lw=0)
 
 
-# -------------------------------------------------------------------------------------------------
-# Stages of one life.
-
-
 def life(stages: Sequence[Mapping[str, Any]]) -> Any:
     """Draw a column for each stage, in three rows.
 
-    Answers right by class, with a mark for the best rule that does not read; the heads that right
-    answers need; the matrices that moved.
+    Right answers by class, with a mark for the best rule that does not read; heads that right
+    answers need; matrices that moved.
     """
     from matplotlib.colors import Normalize
 
@@ -183,7 +182,7 @@ def life(stages: Sequence[Mapping[str, Any]]) -> Any:
         top.set_yticks(rows, kinds if stage is stages[0] else [""] * len(kinds), fontsize=8)
         top.invert_yaxis()
         title = f"{stage['name']}\n{right['exact_match']:.0%} right"
-        top.set_title(title, fontsize=10, **drawing.words())
+        top.set_title(title, fontsize=10, **drawing.text_style())
         heads = _counted("H", len(rises[0]))
         needs = drawing.draw_map(middle, rises, _counted("L", len(rises)), heads, scale_of_needs)
         if not stage["moved"]:  # it began with random weights
@@ -198,7 +197,7 @@ def life(stages: Sequence[Mapping[str, Any]]) -> Any:
         columns = range(len(matrices)), [name.removesuffix("_proj") for name in matrices]
         moves = drawing.draw_map(bottom, changes, _counted("L", layers), columns, scale_of_moves)
         bottom.tick_params(axis="x", rotation=90)
-        bottom.set_title(f"from {stage['started_from']}", fontsize=8, **drawing.words())
+        bottom.set_title(f"from {stage['started_from']}", fontsize=8, **drawing.text_style())
     titles = ("answers right", "needed by right answers", "weights moved")
     for axes, title in zip(panels[:, 0], titles, strict=True):
         axes.set_ylabel(title)

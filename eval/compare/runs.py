@@ -1,4 +1,4 @@
-"""Runs, the variants that they are seeds of, and how far variants differ: a comparison as text."""
+"""Compare runs: variants with several seeds, their differences, and the table."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from model.transformer import on_meta
 BITS = "validation bits per byte"
 GAP = "gap to the entropy floor (bits per byte)"
 KV_BYTES = "KV-cache bytes per token"
-# Rows that begin so compare between runs of any tokenizer; in all others a token must be the same.
+# Rows with these labels are comparable between tokenizers.
 ANY_TOKENIZER = ("parameters", KV_BYTES, "tokens trained on", "train tokens/s", BITS, GAP, "recall")
-# Runs may differ in these parts of a config and still be seeds of one variant.
+# Runs of one variant may differ in these parts of a config.
 NOT_COMPARED = {"seed", "name", "output_dir", "resume", "allow_mismatch", "rungs", "tracking"}
-# The table has the mean over all heads of these scores; of every other score, the largest.
+# The table has the mean of these scores over all heads, and the largest of other scores.
 MEAN_OVER_HEADS = {"sink", "entropy", "entropy_normalised", "entropy_sink_free"}
 MEAN_OVER_HEADS |= {"distance", "saturated_rows"}
-# The 97.5 % quantiles of Student's t for 1 to 10 degrees of freedom; later ones hardly differ.
+# The 97.5 % quantiles of Student's t for 1 to 10 degrees of freedom; more hardly differ.
 T_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 
 
@@ -44,11 +44,11 @@ T_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2
 class RunResult:
     """One run.
 
-    - settings: config.yaml by dotted key, without NOT_COMPARED
-    - tokenizer: a hash of it
-    - lines: those of metrics.jsonl, by split
-    - figures: rows of the table; None stands for a number that is not finite, or never came
-    - budget: the tokens of all steps, padding included, or the minutes if these limit the run
+    settings:  config.yaml by dotted key, without NOT_COMPARED
+    tokenizer: a hash
+    lines:     of metrics.jsonl, by split
+    figures:   rows of the table; None: not finite, or not reached
+    budget:    tokens of all steps with padding, or minutes if these limit the run
     """
 
     path: Path
@@ -67,14 +67,14 @@ class RunResult:
 
 
 class Variant(NamedTuple):
-    """Runs that differ in nothing but their seed, by seed."""
+    """Runs that differ only in their seed, ordered by seed."""
 
     name: str
     settings: dict[str, Any]
     runs: list[RunResult]
 
     def by_seed(self, label: str) -> dict[int, float]:
-        """Return a row of the table as {seed: value}, without the runs that have no value."""
+        """Return a row of the table, {seed: value}, without missing values."""
         values = {run.seed: run.figures.get(label) for run in self.runs}
         return {seed: value for seed, value in values.items() if value is not None}
 
@@ -84,10 +84,10 @@ class Variant(NamedTuple):
 
 
 def read_runs(paths: Sequence[Path]) -> list[Variant]:
-    """Return the variants in the order in which their first run was named.
+    """Return the variants, ordered by their first run.
 
-    Raises InputError for a directory that is not a run, a run without checkpoint or evaluation, and
-    a run named twice.
+    Raises InputError for a directory that is not a run, for a run without checkpoint or evaluation,
+    and for a run named twice.
     """
     groups: dict[str, dict[int, RunResult]] = {}
     for path in paths:
@@ -95,7 +95,8 @@ def read_runs(paths: Sequence[Path]) -> list[Variant]:
         by_seed = groups.setdefault(repr(sorted(run.settings.items())), {})
         if run.seed in by_seed:
             raise InputError(
-                f"{by_seed[run.seed].path} and {path} are the same run: all settings and seed {run.seed} are equal"
+                f"{by_seed[run.seed].path} and {path} are the same run: "
+                f"all settings and seed {run.seed} are equal"
             )
         by_seed[run.seed] = run
     variants = []
@@ -104,7 +105,7 @@ def read_runs(paths: Sequence[Path]) -> list[Variant]:
         name = re.sub(r"[-_.]?seed\d+$", "", runs[0].name) or runs[0].name
         variants.append(Variant(name, runs[0].settings, runs))
     if len({variant.name for variant in variants}) < len(variants):
-        # runs of the same name in different folders
+        # runs in different folders may have the same name
         variants = [variant._replace(name=str(variant.runs[0].path)) for variant in variants]
     return variants
 
@@ -131,7 +132,7 @@ def _read_run(path: Path) -> RunResult:
     if settings.get("train.max_minutes") is not None:
         budget = f"{settings['train.max_minutes']:g} minutes"
 
-    # the rows of the table; one is missing where nothing was measured
+    # A row is missing if nothing was measured.
     model = read_checkpoint(path, read_config)
     tokenizer = read_checkpoint(path, load_tokenizer).sha256()
     figures: dict[str, float | None] = {
@@ -164,7 +165,7 @@ def _read_run(path: Path) -> RunResult:
 
 
 def _head_figures(last: Snapshot) -> dict[str, float | None]:
-    """Return the rows of a snapshot: its heads' scores, and the figures of the whole model."""
+    """Return the rows of a snapshot: scores of heads, and figures of the whole model."""
     figures: dict[str, float | None] = {}
     for name, score in SCORES.items():
         if name in last.scores:
@@ -188,12 +189,12 @@ def _head_figures(last: Snapshot) -> dict[str, float | None]:
 
 
 def same_tokenizer(variants: Sequence[Variant]) -> bool:
-    """Say whether losses a token compare: all runs have the same tokenizer."""
+    """Return True if losses a token are comparable: all runs have one tokenizer."""
     return len({run.tokenizer for variant in variants for run in variant.runs}) == 1
 
 
 def differing_keys(variants: Sequence[Variant]) -> list[str]:
-    """Return the dotted keys of the config in which the variants differ, in the config's order."""
+    """Return the dotted config keys in which the variants differ."""
     keys: dict[str, set[str]] = {}
     for key in dict.fromkeys(key for variant in variants for key in variant.settings):
         keys[key] = {repr(variant.settings.get(key, "not set")) for variant in variants}
@@ -201,7 +202,7 @@ def differing_keys(variants: Sequence[Variant]) -> list[str]:
 
 
 def caveats(baseline: Variant, other: Variant) -> list[str]:
-    """Return what else differs between two variants: their text, or their number of tokens."""
+    """Return reasons why two variants do not compare: other data, or another budget."""
     reasons = []
     differing = differing_keys([baseline, other])
     data = [key for key in differing if key.startswith(("data.source", "data.records"))]
@@ -214,16 +215,16 @@ def caveats(baseline: Variant, other: Variant) -> list[str]:
 
 
 class Difference(NamedTuple):
-    """other - baseline, and its 95 % interval (Student's t) where two seeds or more are in both."""
+    """other - baseline, and its 95 % interval (Student's t) for two or more common seeds."""
 
     value: float
     interval: tuple[float, float] | None = None
 
 
 def difference(baseline: Mapping[int, float], other: Mapping[int, float]) -> Difference | None:
-    """Return the difference of two variants' figures (by seed); None where one has no figures.
+    """Return the difference of two variants' figures, {seed: value}; None if one is empty.
 
-    It is paired over the seeds that both have: data order and first weights have much in common.
+    Common seeds are paired, because data order and first weights are alike.
     """
     if not baseline or not other:
         return None
@@ -236,7 +237,7 @@ def difference(baseline: Mapping[int, float], other: Mapping[int, float]) -> Dif
 
 
 def spread(values: Collection[float], digits: int = 4) -> str:
-    """Write `mean ± standard deviation`. Equal values have no ±, and no value is a dash."""
+    """Write `mean ± standard deviation`; without ± for equal values, "-" for none."""
     if not values:
         return "-"
     text = f"{mean(values):,.{digits}f}"
@@ -248,7 +249,7 @@ def spread(values: Collection[float], digits: int = 4) -> str:
 
 
 def rows_of(variants: Sequence[Variant]) -> list[list[str]]:
-    """Return a row for each figure: its label, and a cell for each variant."""
+    """Return a row for each figure: label, and a cell for each variant."""
     rows = [["runs (seeds)"]]
     for variant in variants:
         rows[0].append(f"{len(variant.runs)} ({', '.join(str(run.seed) for run in variant.runs)})")
@@ -281,7 +282,7 @@ def rows_of(variants: Sequence[Variant]) -> list[list[str]]:
 
 
 def _difference_and_verdict(baseline: Variant, other: Variant) -> tuple[str, str]:
-    """Return the difference in bits per byte with its interval, and if it is more than noise."""
+    """Return the difference in bits per byte, and if it is more than noise."""
     before = baseline.by_seed(BITS)
     after = other.by_seed(BITS)
     change = difference(before, after)
@@ -293,20 +294,20 @@ def _difference_and_verdict(baseline: Variant, other: Variant) -> tuple[str, str
         low, high = change.interval
         text += f" ({low:+.4f} to {high:+.4f})"
         verdict = "within noise"
-        if low < high and low * high > 0:  # seeds that agree to the last digit show nothing
+        if low < high and low * high > 0:  # equal seeds show nothing
             verdict = f"{'worse' if low > 0 else 'better'}, by more than noise"
     return text, "none: see the warnings" if caveats(baseline, other) else verdict
 
 
 def histories(variants: Sequence[Variant]) -> list[dict[str, Any]]:
-    """Return the courses of all runs, for histories.json; notebooks 03 and 04 draw from it.
+    """Return the curves of all runs, for histories.json; notebooks 03 and 04 draw from it.
 
-    - a variant: name, settings (keys that differ), parameters, kv_bytes, query_heads, runs
-    - a run: seed, loss (nats a token), bits_per_byte, floor_gap (bits per byte above the entropy
-      floor), looks at its heads, and recall: [step, share of right answers]
-    - a look: step, tokens, copy_gain (nats), and the largest induction and previous_token of a head
+    variant: name, settings (differing keys), parameters, kv_bytes, query_heads, runs
+    run:     seed, loss (nats a token), bits_per_byte, floor_gap (bits per byte above the entropy
+             floor), looks, recall: [step, share of right answers]
+    look:    step, tokens, copy_gain (nats), and the largest induction and previous_token of a head
 
-    None stands for what was not measured.
+    None: not measured.
     """
     keys = differing_keys(variants)
     recorded = []

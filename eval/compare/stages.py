@@ -1,8 +1,8 @@
-"""The stages of one life: runs that start from each other, and the change that each training made.
+"""Stages of training: runs that start from each other, and the changes in each.
 
-Measured on held-out conversations and stories of the built-in world, where the right answer is
-known. A stage is compared with the first one (what was gained, what was forgotten) and with the run
-that it started from (what moved).
+Measured on held-out conversations and stories of the built-in world, whose right answers are known.
+A stage is compared with the first one (gained, forgotten) and with the run that it started from
+(weights moved).
 """
 
 from __future__ import annotations
@@ -38,28 +38,27 @@ from model import LanguageModel
 from storyworld import interview, tell
 from storyworld.questions import KINDS
 
-# Each stage is measured on so many of these.
+# The size of the held-out sample for each stage.
 QUESTIONS = 200
 CONVERSATIONS = 24
 STORIES = 60
 MATRIX = re.compile(r"\blayers\.(\d+)\.(\S+?)\.weight$")
-# The table names so many of the heads that right answers need most.
+# The table names so many heads that right answers need.
 NAMED_HEADS = 2
 Stage = dict[str, Any]
 
 
 def measure(variants: Sequence[Variant], device: str = "auto") -> list[Stage]:
-    """Return the stages in the order of the runs.
+    """Return the stages in the order of the runs, as in histories.json (null: not measured).
 
-    There are none where no run started from another, or not in the built-in world. A stage, as
-    histories.json has it (null: not measured):
+    name, started_from: the run, and the run whose weights it began with
+    right, new:   share of right answers by class (eval.questions.figures); new: names of a new form
+    kl_answers, kl_stories: KL(stage || first stage), nats a token, over right answers and stories
+    gap:          bits per byte above the entropy floor, on stories
+    needed:       [layer][head], rise of the loss on right answers without the head, nats a token
+    moved:        [layer, matrix, |W - W of started_from| / |W of started_from|]
 
-    - name, started_from: the run, and the run whose weights it began with
-    - right, new: share of right answers by class (eval.questions.figures); with names of a new form
-    - kl_answers, kl_stories: KL(stage || first stage), nats a token, over right answers and stories
-    - gap: bits per byte above the entropy floor, on stories
-    - needed: [layer][head]: rise of the loss on right answers without that head, nats a token
-    - moved: [layer, matrix, |W - W of started_from| / |W of started_from|]
+    [] if no run started from another, or for other data than the built-in world.
     """
     life = chain(variants)
     if not life:
@@ -94,9 +93,9 @@ def measure(variants: Sequence[Variant], device: str = "auto") -> list[Stage]:
 
 
 def chain(variants: Sequence[Variant]) -> list[tuple[RunResult, RunResult | None]]:
-    """Return each variant's first run, with the compared run that it started from.
+    """Return (run, the compared run that it started from) for each variant's first run.
 
-    Runs that neither started from another nor were started from are left out.
+    Runs without such a link are left out.
     """
     runs = {variant.runs[0].path.resolve(): variant.runs[0] for variant in variants}
     origins: dict[Path, RunResult | None] = {}
@@ -104,7 +103,7 @@ def chain(variants: Sequence[Variant]) -> list[tuple[RunResult, RunResult | None
         origins[path] = None
         if run.settings.get("init_from"):
             start = run_path(run.settings["init_from"]).resolve()
-            folders = (start, *start.parents[:2])  # it may be a checkpoint in a run
+            folders = (start, *start.parents[:2])  # a run, or a checkpoint in it
             origins[path] = next((runs[folder] for folder in folders if folder in runs), None)
     starts = [origin.path for origin in origins.values() if origin]
     pairs = [(run, origins[path]) for path, run in runs.items()]
@@ -125,7 +124,7 @@ def right_answers(tokenizer: Tokenizer, source: StoryworldSource, longest: int) 
 
 
 def whole_texts(tokenizer: Tokenizer, texts: Sequence[str], longest: int) -> list[Batch]:
-    """Return documents of at most `longest` tokens, from their first token to their end."""
+    """Return whole documents of at most `longest` tokens."""
     documents = tokenizer.encode_documents(texts)
     return [_row(ids, [True] * len(ids)) for ids in documents if len(ids) <= longest]
 
@@ -138,14 +137,15 @@ def _row(ids: Sequence[int], has_label: Sequence[bool]) -> Batch:
 
 @torch.no_grad()
 def divergence(lm: LanguageModel, base: LanguageModel, text: Sequence[Batch]) -> float:
-    """Return KL(lm || base) of the next token in nats, mean over the labels; NaN for no text."""
-    total, count = 0.0, 0
+    """Return the mean KL(lm || base) over the labels, in nats; NaN for no text."""
+    total = 0.0
+    count = 0
     device = next(lm.parameters()).device
     with evaluating(lm), evaluating(base):
         for row in text:
             ids = row["input_ids"].to(device)
             has_label = (row["labels"][:, 1:] != IGNORED).to(device)
-            ours = F.log_softmax(lm(ids)[:, :-1][has_label].float(), -1)
+            ours = F.log_softmax(lm(ids)[:, :-1][has_label].float(), -1)  # (labels, V)
             theirs = F.log_softmax(base(ids)[:, :-1][has_label].float(), -1)
             total += (ours.exp() * (ours - theirs)).sum().item()
             count += int(has_label.sum())
@@ -153,7 +153,7 @@ def divergence(lm: LanguageModel, base: LanguageModel, text: Sequence[Batch]) ->
 
 
 def moved(lm: LanguageModel, before: LanguageModel) -> list[tuple[int, str, float]]:
-    """Return (layer, name of a matrix, Frobenius norm of its change as a share of its norm)."""
+    """Return (layer, matrix, Frobenius norm of its change / its norm)."""
     old = before.state_dict()
     shares = []
     for name, weight in lm.state_dict().items():
@@ -165,7 +165,7 @@ def moved(lm: LanguageModel, before: LanguageModel) -> list[tuple[int, str, floa
 
 
 def table(life: Sequence[Stage]) -> str:
-    """Return a Markdown table with a column for each stage, from `measure` or histories.json."""
+    """Return a Markdown table of `measure` or histories.json, a column for each stage."""
 
     def cells(values: Iterable[float | None], form: str = ".1%") -> list[str]:
         return ["–" if value is None or value != value else f"{value:{form}}" for value in values]

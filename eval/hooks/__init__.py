@@ -1,15 +1,25 @@
-"""What runs during training? Hooks: each looks at the model now and then, and says what it saw.
+"""Hooks look at the model during training, at some steps.
 
-Write one of your own as a function of one event, or as a subclass of `Hook`, and name it in YAML (docs/measure.md):
+Write your own as a function of one event, or as a subclass of `Hook`, and name it in YAML
+(docs/measure.md):
 
     eval:
       hooks: [validation, {name: "my_package.my_module:my_function", every: 500}]
 
-A hook that raises is reported and switched off; the run continues. Random numbers that a hook draws change nothing in
-training: PyTorch's random state is put back after it, and training draws from no other.
+A hook that raises is reported and switched off; the run continues. A hook may draw random numbers:
+PyTorch's random state is restored after it, and training uses no other.
 """
 
 from eval.hooks.hook import EvalEvent, Hook, Outcome, figures_in, lines_of
 from eval.hooks.registry import Hooks, cadences_of, import_named
 
-__all__ = ["EvalEvent", "Hook", "Hooks", "Outcome", "cadences_of", "figures_in", "import_named", "lines_of"]
+__all__ = [
+    "EvalEvent",
+    "Hook",
+    "Hooks",
+    "Outcome",
+    "cadences_of",
+    "figures_in",
+    "import_named",
+    "lines_of",
+]

@@ -1,4 +1,4 @@
-"""Hooks look at the model during training: what they may read, and what they give to the report."""
+"""Hooks look at the model during training, and add figures to the report."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from eval.config import EvalConfig
 from eval.language_modeling import evaluating
 from model import LanguageModel, ModelConfig
 
-ROWS = 12  # of a function's table in report.md
-LINE = ("step", "tokens", "time_s", "split")  # what every line of metrics.jsonl has
+ROWS = 12  # A function's table in report.md has at most so many rows.
+LINE = ("step", "tokens", "time_s", "split")  # Every line of metrics.jsonl has these keys.
 
 
 class EvalEvent(Protocol):
-    """What a hook may read. The event is the run itself (train/run/run.py), at this moment.
+    """The run (train/run/run.py) as a hook sees it.
 
     step, tokens, seconds   of training so far
     total_steps             None where a clock ends the run
-    is_last                 the last evaluation
+    is_last                 True at the last evaluation
     loss                    of the last step, in nats a token; None before the first one
     lm, tokenizer           the uncompiled model
     data, held_out          the prepared text, and rows that the model is not trained on
@@ -35,10 +35,10 @@ class EvalEvent(Protocol):
     directory               of the run
     base                    the run or model directory that it started from
     command                 the command that continues the run after a stop
-    memory                  for functions that must remember something between two events; a Hook has itself
+    memory                  a dict that a function keeps between two events; a Hook has itself
 
-    Where a run has several processes, every one runs every hook, because each may hold only a share of the model. Rank
-    0, which `writes`, leaves the files.
+    Every process runs every hook, because each may hold only a share of the model. Files are
+    written where `writes` is True, on rank 0.
     """
 
     @property
@@ -87,7 +87,7 @@ class EvalEvent(Protocol):
         ...
 
     def alone(self) -> Self:
-        """Return the event for what only rank 0 does: it knows no others that a hook could ask and wait for."""
+        """Return the event for rank 0 alone, without other processes to wait for."""
         ...
 
     def with_memory(self, memory: dict[str, Any]) -> Self:
@@ -95,7 +95,7 @@ class EvalEvent(Protocol):
         ...
 
     def any_process(self, here: bool) -> bool:
-        """Return whether something is true in one of the processes. Each of them must ask."""
+        """Return True if `here` is true in any process. Every process must call it."""
         ...
 
     def log(self, split: str, values: dict[str, Any]) -> None:
@@ -109,10 +109,12 @@ class EvalEvent(Protocol):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a hook adds to the end of a run.
+    """The part of a hook in the end of a run.
 
-    figures: for result.json. Of these, "sample" is text that the model wrote, and "seen" a sentence that closes the
-    summary on the terminal. lines: for the summary. sections: Markdown for report.md.
+    figures:  for result.json. "sample" is text that the model wrote; "seen" is a sentence that
+              closes the summary on the terminal.
+    lines:    for that summary
+    sections: Markdown for report.md
     """
 
     figures: dict[str, Any] = field(default_factory=dict)
@@ -124,46 +126,48 @@ class Hook:
     """Something that looks at the model during training. Only `evaluate` must be written."""
 
     def check(self, config: EvalConfig, model: ModelConfig) -> None:
-        """What can be wrong, before any text is read. Raises InputError."""
+        """Check the settings before any text is read. Raises InputError."""
 
     def evaluate(self, event: EvalEvent) -> float | None:
-        """Look, log, say. A hook that returns a loss decides with it which checkpoint is the best one."""
+        """Measure and log. A returned loss decides which checkpoint is the best one."""
         raise NotImplementedError
 
     def finish(self, event: EvalEvent) -> None:
-        """After the last step, when everything is saved: draw what is drawn once. It may raise."""
+        """Draw the final pictures, after the last step, when everything is saved. It may raise."""
 
     def stop(self, event: EvalEvent, why: str) -> None:
-        """The run stops before its last step. why: what happened, in one sentence. It may raise."""
+        """React to a stop before the last step. why: the reason, one sentence. It may raise."""
 
     def outcome(self, directory: Path, lines: list[dict[str, Any]]) -> Outcome:
-        """What the run's files say about this hook, at the end. lines: of metrics.jsonl."""
+        """Summarise at the end, from the run's files. lines: of metrics.jsonl."""
         return Outcome()
 
 
 def lines_of(lines: list[dict[str, Any]], split: str) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl that a hook logged under this split."""
+    """Return the lines of metrics.jsonl of this split."""
     return [line for line in lines if line["split"] == split]
 
 
 def figures_in(line: dict[str, Any]) -> dict[str, Any]:
-    """What a hook logged, of a line of metrics.jsonl."""
+    """Return a line of metrics.jsonl without the keys that every line has."""
     return {name: value for name, value in line.items() if name not in LINE}
 
 
 class FunctionHook(Hook):
-    """Calls a function of one event, with the model in evaluation mode.
+    """Call a function of one event, with the model in evaluation mode.
 
-    It may return figures, {name: number}: a line of metrics.jsonl under `hooks/<function>`, a line on the terminal, and
-    a table in report.md. Raises ValueError or TypeError for a value that is not a number, and for a name that is taken.
+    The figures that it returns, {name: number}, are logged under `hooks/<function>`, printed, and
+    put in a table of report.md. Raises ValueError or TypeError for a value that is not a number,
+    and for a name that is taken.
     """
 
     def __init__(self, function: Callable[[EvalEvent], Any], name: str):
-        self.function, self.name = function, name
+        self.function = function
+        self.name = name
         self.memory: dict[str, Any] = {}
 
     def evaluate(self, event: EvalEvent) -> None:
-        if not event.world.shares_model:  # then the first process can do it alone
+        if not event.world.shares_model:  # then rank 0 can do it alone
             if not event.writes:
                 return
             event = event.alone()
@@ -171,20 +175,30 @@ class FunctionHook(Hook):
             result = self.function(event.with_memory(self.memory))
         if not isinstance(result, Mapping):
             return
-        figures = {str(name): torch.as_tensor(value, dtype=torch.float64).item() for name, value in result.items()}
-        if taken := set(LINE) & figures.keys():
-            raise ValueError(f"{min(taken)} is in every line of metrics.jsonl: give the figure another name")
+        figures = {}
+        for name, value in result.items():
+            figures[str(name)] = torch.as_tensor(value, dtype=torch.float64).item()
+        taken = set(LINE) & figures.keys()
+        if taken:
+            raise ValueError(
+                f"{min(taken)} is in every line of metrics.jsonl: give the figure another name"
+            )
         event.log(f"hooks/{self.name}", figures)
-        shown = "   ".join(f"{escape(name)} {value:.4g}" for name, value in figures.items())
-        event.say(f"{escape(self.name)}: {shown}")
+        values = "   ".join(f"{escape(name)} {value:.4g}" for name, value in figures.items())
+        event.say(f"{escape(self.name)}: {values}")
 
     def outcome(self, directory: Path, lines: list[dict[str, Any]]) -> Outcome:
         lines = lines_of(lines, f"hooks/{self.name}")
         if not lines:
             return Outcome()
-        last, rows = figures_in(lines[-1]), []
-        for i in sorted({round(place * (len(lines) - 1) / (ROWS - 1)) for place in range(ROWS)}):
-            values = [lines[i].get(name) for name in last]  # null where one was no finite number
-            rows.append([f"{lines[i]['step']:,}", *("none" if value is None else f"{value:.4g}" for value in values)])
+        last = figures_in(lines[-1])
+        rows = []
+        # evenly spaced lines, with the first and the last
+        for i in sorted({round(row * (len(lines) - 1) / (ROWS - 1)) for row in range(ROWS)}):
+            row = [f"{lines[i]['step']:,}"]
+            for name in last:
+                value = lines[i].get(name)  # null if it was not finite
+                row.append("none" if value is None else f"{value:.4g}")
+            rows.append(row)
         sections = [f"## {escape(self.name)}", "", table(["step", *last], rows), ""]
         return Outcome({f"hooks/{self.name}": last}, sections=sections)

@@ -1,4 +1,4 @@
-"""Which hooks does a run have, and when does each of them run?"""
+"""The hooks of a run, and when each of them runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from eval.hooks.hook import EvalEvent, FunctionHook, Hook, Outcome
 from eval.language_modeling import OutOfStep
 from model import ModelConfig
 
-BUILT_IN = {  # name in YAML -> module and class; imported when a run names it
+# Name in YAML -> module and class. A module is imported only when a run names its hook.
+BUILT_IN = {
     "validation": "eval.hooks.held_out:Validation",
     "questions": "eval.hooks.held_out:Questions",
     "samples": "eval.hooks.held_out:Samples",
@@ -28,21 +29,29 @@ BUILT_IN = {  # name in YAML -> module and class; imported when a run names it
 
 
 def cadences_of(config: EvalConfig) -> dict[str, HookConfig]:
-    """The hooks that run, by their names, in their order, each with `every` and `early` of its own.
+    """Return the hooks that run, by name and in order, with `every` and `early` filled in.
 
     Raises InputError if one is named twice.
     """
     cadences: dict[str, HookConfig] = {}
-    defaults = {  # the questions are also asked before the first step
-        "questions": (config.every, [0]),
+    defaults = {
+        "questions": (config.every, [0]),  # also before the first step
         "attention": (config.attention.every, config.attention.early),
     }
-    for hook in (HookConfig(name=hook) if isinstance(hook, str) else hook for hook in config.hooks):
+    for item in config.hooks:
+        hook = HookConfig(name=item) if isinstance(item, str) else item
         if hook.name in cadences:
-            raise InputError(f"eval.hooks: {hook.name} is named twice: name it once, and give more steps with `early`")
+            raise InputError(
+                f"eval.hooks: {hook.name} is named twice: name it once, "
+                f"and give more steps with `early`"
+            )
         every, early = defaults.get(hook.name, (config.every, []))
-        every, early = every if hook.every is None else hook.every, early if hook.early is None else hook.early
-        if every or hook.early or hook.name != "attention":  # eval.attention.every=0: never
+        if hook.every is not None:
+            every = hook.every
+        if hook.early is not None:
+            early = hook.early
+        # eval.attention.every=0 means never; for other hooks 0 means at the end
+        if every or hook.early or hook.name != "attention":
             cadences[hook.name] = HookConfig(name=hook.name, every=every, early=early)
     return cadences
 
@@ -51,75 +60,94 @@ class Hooks:
     """The hooks of one run, in the order of the YAML."""
 
     def __init__(self, config: EvalConfig, model: ModelConfig):
-        """Raises InputError for a hook that does not exist, and for what a hook finds wrong before any text is read."""
+        """Import and check the hooks. Raises InputError."""
         self.cadences = cadences_of(config)
-        self.hooks = {name: _load(name) for name in self.cadences}
+        self.hooks: dict[str, Hook] = {}
         self.off: set[str] = set()
+        for name in self.cadences:
+            function = import_named("eval.hooks", name, BUILT_IN)
+            if inspect.isclass(function) and issubclass(function, Hook):
+                self.hooks[name] = function()
+            else:
+                self.hooks[name] = FunctionHook(function, name.rpartition(":")[2])
         for hook in self.hooks.values():
             hook.check(config, model)
 
     def are_due(self, step: int, is_last: bool = False) -> bool:
-        """Whether any hook runs after this step."""
+        """Return True if any hook runs after this step."""
         return any(cadence.is_due(step, is_last) for cadence in self.cadences.values())
 
     def run(self, event: EvalEvent) -> float | None:
-        """Run the hooks that are due. Returns the loss that one of them measured."""
-        due = [name for name, cadence in self.cadences.items() if cadence.is_due(event.step, event.is_last)]
-        results = [self._attempt(name, "evaluate", event, event) for name in due if name not in self.off]
-        return next((result for result in reversed(results) if isinstance(result, float)), None)
+        """Run the hooks that are due, and return the last loss that one of them returned."""
+        loss = None
+        for name, cadence in self.cadences.items():
+            if name not in self.off and cadence.is_due(event.step, event.is_last):
+                result = self._attempt(name, "evaluate", event, event)
+                if isinstance(result, float):
+                    loss = result
+        return loss
 
     def on_rank0(self, method: str, event: EvalEvent, *more: Any) -> None:
-        """`finish` or `stop` of every hook, which only the first process does."""
+        """Call `finish` or `stop` of every hook, on rank 0 only."""
         if event.writes:
-            for name in [name for name in self.hooks if name not in self.off]:
-                self._attempt(name, method, event.alone(), event.alone(), *more)
+            for name in self.hooks:
+                if name not in self.off:
+                    self._attempt(name, method, event.alone(), event.alone(), *more)
 
     def outcomes(self, event: EvalEvent, lines: list[dict[str, Any]]) -> list[Outcome]:
-        """What each hook adds to the report, also one that is off by now."""
-        results = [self._attempt(name, "outcome", event.alone(), event.directory, lines) for name in self.hooks]
-        return [result for result in results if result is not None]
+        """Return each hook's part of the report, also of a hook that was switched off."""
+        results = []
+        for name in self.hooks:
+            result = self._attempt(name, "outcome", event.alone(), event.directory, lines)
+            if result is not None:
+                results.append(result)
+        return results
 
     def _attempt(self, name: str, method: str, event: EvalEvent, *arguments: Any) -> Any:
-        """Call a hook's method; if it raises in any process, the hook is off in all of them."""
-        result, problem = None, ""
+        """Call a hook's method; if it raises in any process, switch the hook off in all."""
+        result = None
+        problem = ""
+        devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
         try:
-            with torch.random.fork_rng([torch.cuda.current_device()] if torch.cuda.is_initialized() else []):
+            with torch.random.fork_rng(devices):
                 result = getattr(self.hooks[name], method)(*arguments)
         except OutOfStep as error:
-            if event.world.rank:  # only the first process prints the errors that end a run
+            if event.world.rank:  # only rank 0 prints the errors that end a run
                 print(f"error in process {event.world.rank}: {error}", file=sys.stderr)
             raise
-        except Exception as error:  # and the last line of the hook's own file that led to it
+        except Exception as error:
+            # name the last line of the hook's own file, where its author can look
             file = sys.modules[BUILT_IN.get(name, name).partition(":")[0]].__file__
             frames = traceback.extract_tb(error.__traceback__)
-            frame = ([frame for frame in frames if frame.filename == file] or frames)[-1]
-            problem = f"{type(error).__name__}: {error} ({frame.filename}, line {frame.lineno})"
+            own_frames = [frame for frame in frames if frame.filename == file]
+            frame = (own_frames or frames)[-1]
+            where = f"{frame.filename}, line {frame.lineno}"
+            problem = f"{type(error).__name__}: {error} ({where})"
         if event.any_process(bool(problem)):
             self.off.add(name)
-            event.tracker.say(f"warning: the {name} hook is off from here: {problem or 'it failed in another process'}")
+            problem = problem or "it failed in another process"
+            event.tracker.say(f"warning: the {name} hook is off from here: {problem}")
             return None
         return result
 
 
-def _load(name: str) -> Hook:
-    function = import_named("eval.hooks", name, BUILT_IN)
-    if inspect.isclass(function) and issubclass(function, Hook):
-        return function()
-    return FunctionHook(function, name.rpartition(":")[2])
-
-
 def import_named(key: str, name: str, built_in: Mapping[str, str]) -> Any:
-    """What a config key names: one of ours, name -> `module:attribute`, or one of your own, written like that.
+    """Import the function that a config key names: a built-in name, or `module:attribute`.
 
     Raises InputError.
     """
     module, _, attribute = built_in.get(name, name).partition(":")
     if not attribute:
-        raise InputError(f"{key}: {name!r} is not known: use {', '.join(built_in)}, or your own as module:function")
+        raise InputError(
+            f"{key}: {name!r} is not known: use {', '.join(built_in)}, "
+            f"or your own as module:function"
+        )
     try:
         function = getattr(importlib.import_module(module), attribute)
-    except Exception as error:  # it is a user's code
-        raise InputError(f"{key}: {name} cannot be imported: {type(error).__name__}: {error}") from None
+    except Exception as error:  # a user's code may raise anything
+        raise InputError(
+            f"{key}: {name} cannot be imported: {type(error).__name__}: {error}"
+        ) from None
     if not callable(function):
         raise InputError(f"{key}: {name} is {function!r:.40}: it must be a function")
     return function

@@ -1,1 +1,1 @@
-"""The page: one HTML file that shows a run's heads, and the server's page."""
+"""The page: an HTML file with a run's heads, and the server's page."""

@@ -1,6 +1,6 @@
-"""A model that computes in the page: its weights at some steps, its tokenizer, and what network.js must know of it.
+"""A model that computes in the page: its weights at some steps, its tokenizer, and its sizes.
 
-A matrix is stored as whole numbers of 8 bits, with a number for each row that scales it; vectors stay float32. The page
+A matrix is stored as integers of 8 bits and a scale for each row; vectors stay float32. The page
 computes with exactly these weights, so its maps are those of `capture` on `rounded(lm)`.
 """
 
@@ -22,53 +22,70 @@ from eval.load_model import open_checkpoint
 from model import LanguageModel
 
 MOST_STEPS = 12
-# On each side of 0. Against the demo's checkpoint, the share of the likeliest token is off by at most 2.9 points over
-# 928 positions of held-out stories (0.4 at 95 % of them), and by at most 8.7 (2.1) over 723 positions of other texts.
-# With 31 levels the page is a quarter smaller, and these are 5.6 (2.0) and 15.8 (7.2).
+# Levels on each side of 0. Against the demo's checkpoint, the share of the likeliest token is off
+# by at most 2.9 points over 928 positions of held-out stories (0.4 at 95 % of them), and by at most
+# 8.7 (2.1) over 723 positions of other texts. With 31 levels the page is a quarter smaller, and
+# these are 5.6 (2.0) and 15.8 (7.2).
 LEVELS = 127
-NEEDED = {  # what network.js can do: one kind of block, on bytes or characters
-    "gated_mlp": True, "hidden_act": "silu", "mlp_bias": False, "attention_bias": False, "qkv_bias": False,
-    "num_experts": None, "attention": "heads", "scale_attn_weights": True, "norm_position": "before", "norm": "rmsnorm",
-    "position_embedding": "rope", "rope_scaling": None, "sliding_window": None,
+# network.js computes only one kind of block.
+NEEDED = {
+    "gated_mlp": True, "hidden_act": "silu", "mlp_bias": False, "attention_bias": False,
+    "qkv_bias": False, "num_experts": None, "attention": "heads", "scale_attn_weights": True,
+    "norm_position": "before", "norm": "rmsnorm", "position_embedding": "rope",
+    "rope_scaling": None, "sliding_window": None,
 }  # fmt: skip
-SIZES = ["hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "rope_theta"]
-SIZES += ["max_position_embeddings"]
+SIZES = (
+    "hidden_size num_hidden_layers num_attention_heads num_key_value_heads head_dim rope_theta "
+    "max_position_embeddings rms_norm_eps"
+).split()
 
 
 def read_models(run: Path, steps: Sequence[int] = ()) -> tuple[dict[str, Any], dict[int, bytes]]:
-    """What the page must know of a run's model, and its weights at these steps, or at up to MOST_STEPS checkpoints.
+    """Return a run's model as JSON, and step -> weights.
 
-    Raises InputError for a run without such a checkpoint, and for a model that the page cannot compute.
+    steps: default, up to MOST_STEPS checkpoints
+
+    Raises InputError for a missing checkpoint, and for a model that the page cannot compute.
     """
     checkpoints = checkpoints_of(run)
     if not checkpoints or set(steps) - set(checkpoints):
         there = ", ".join(map(str, sorted(checkpoints))) or "none: train it first"
-        raise InputError(f"{run}/checkpoints: the page needs a checkpoint of each step; there are {there}")
-    places = np.linspace(0, len(checkpoints) - 1, min(MOST_STEPS, len(checkpoints))).round().astype(int)
+        raise InputError(
+            f"{run}/checkpoints: the page needs a checkpoint of each step; there are {there}"
+        )
+    if not steps:
+        # evenly spaced, with the first and the last
+        count = min(MOST_STEPS, len(checkpoints))
+        indices = np.linspace(0, len(checkpoints) - 1, count).round().astype(int)
+        steps = [sorted(checkpoints)[i] for i in indices]
     weights = {}
-    for step in sorted(steps) or [sorted(checkpoints)[place] for place in places]:
+    for step in sorted(steps):
         lm, tokenizer, _ = open_checkpoint(checkpoints[step], "cpu")
-        about = described(lm, tokenizer)
-        weights[step] = b"".join(tensor.tobytes() for tensor in packed(lm))
-    return about, weights
+        model = described(lm, tokenizer)
+        weights[step] = b"".join(array.tobytes() for array in packed(lm))
+    return model, weights
 
 
 def described(lm: LanguageModel, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Sizes, names and shapes of the tensors in the order of `packed`, and the tokenizer."""
+    """Return sizes, names and shapes of the tensors in the order of `packed`, and the tokenizer."""
     config = lm.config
-    missing = [f"model.{name}" for name, value in NEEDED.items() if getattr(config, name) != value]
-    missing += ["model.qk_norm"] * (config.qk_norm == "whole")
-    missing += ["model.no_rope_layers"] * (0 in (config.no_rope_layers or []))
-    if missing:
-        raise InputError(f"the page cannot compute this model, because of {', '.join(missing)}")
+    problems = [f"model.{name}" for name, value in NEEDED.items() if getattr(config, name) != value]
+    if config.qk_norm == "whole":
+        problems.append("model.qk_norm")
+    if 0 in (config.no_rope_layers or []):
+        problems.append("model.no_rope_layers")
+    if problems:
+        raise InputError(f"the page cannot compute this model, because of {', '.join(problems)}")
     parts = json.loads(tokenizer.backend.to_str())
-    words = json.loads(pre_tokenizer().__getstate__())
-    is_bpe = parts["model"]["type"] == "BPE" and parts["pre_tokenizer"] == words
+    ours = json.loads(pre_tokenizer().__getstate__())
+    is_bpe = parts["model"]["type"] == "BPE" and parts["pre_tokenizer"] == ours
     if not is_bpe and parts["model"]["type"] != "WordLevel":
-        raise InputError("the page cannot compute this model, because of data.tokenizer: it must be bpe or char")
-    names = {id_: token for token, id_ in tokenizer.backend.get_vocab().items()}
+        raise InputError(
+            "the page cannot compute this model, because of data.tokenizer: it must be bpe or char"
+        )
+    names = {token_id: token for token, token_id in tokenizer.backend.get_vocab().items()}
     return {
-        "config": {name: getattr(config, name) for name in [*SIZES, "rms_norm_eps"]},
+        "config": {name: getattr(config, name) for name in SIZES},
         "shapes": [[name, list(tensor.shape)] for name, tensor in tensors(lm).items()],
         "tokens": [names.get(i, "") for i in range(tokenizer.vocab_size)],
         "merges": [" ".join(pair) for pair in parts["model"]["merges"]] if is_bpe else None,
@@ -78,15 +95,17 @@ def described(lm: LanguageModel, tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def tensors(lm: LanguageModel) -> dict[str, Tensor]:
-    return {name: tensor.detach().float() for name, tensor in lm.state_dict().items() if name.endswith(".weight")}
+    state = lm.state_dict()
+    return {name: state[name].detach().float() for name in state if name.endswith(".weight")}
 
 
 def packed(lm: LanguageModel) -> list[np.ndarray]:
-    """Of each matrix its scales, float32, and codes, int8; each vector, float32."""
+    """Return each matrix as scales, float32, and codes, int8; each vector as float32."""
     arrays = []
     for tensor in tensors(lm).values():
         if tensor.ndim > 1:
             scales = scales_of(tensor)
+            # scales (rows, 1), codes (rows, columns)
             arrays += [scales.numpy(), (tensor / scales).round().to(torch.int8).numpy()]
         else:
             arrays.append(tensor.numpy())
@@ -99,8 +118,9 @@ def scales_of(matrix: Tensor) -> Tensor:
 
 @torch.no_grad()
 def rounded(lm: LanguageModel) -> LanguageModel:
-    """The model, changed in place, with the weights that the page has."""
-    for matrix in (weight for weight in lm.parameters() if weight.ndim > 1):
-        scales = scales_of(matrix.float())
-        matrix.copy_((matrix / scales).round() * scales)
+    """Change the model in place to the weights that the page has."""
+    for matrix in lm.parameters():
+        if matrix.ndim > 1:
+            scales = scales_of(matrix.float())
+            matrix.copy_((matrix / scales).round() * scales)
     return lm

@@ -1,6 +1,6 @@
-"""The parts of all pictures: colours, maps, curves, colour bars, and text in any language.
+"""Parts of all pictures: colours, maps, curves, colour bars, and text in any language.
 
-matplotlib's Figure and Agg canvas, never pyplot: nothing is shared with a notebook.
+Uses matplotlib's Figure and Agg canvas, not pyplot, whose global state a notebook shares.
 """
 
 from __future__ import annotations
@@ -14,37 +14,36 @@ import numpy as np
 
 from configs.text import columns
 
-# The colour is weight ** GAMMA: on a linear scale one token that takes 0.9 would leave everything
-# else white.
+# The colour is weight ** GAMMA. On a linear scale, one weight of 0.9 leaves all others white.
 GAMMA = 0.4
-NOTHING = "#e4e4e8"  # This is the colour of NaN: a key after the query, an undefined score.
+NOTHING = "#e4e4e8"  # for NaN: a key after the query, an undefined score
 GROUP_COLOURS = "#0072B2 #D55E00 #009E73 #CC79A7 #56B4E9 #E69F00 #8c6bb1 #555555".split()
-MARKERS = "os^Dv*PX"  # Curves of like colours in greyscale differ by these.
+MARKERS = "os^Dv*PX"  # Curves differ by these in greyscale.
 BADGE = "#8c1d40"
 CHANCE = "#1f9bcf"
 INK = "#222222"
 GREY = "#555555"
 DPI = 100
-# The file of a font with Chinese characters has one of these in its name.
+# Fonts with Chinese characters have one of these in their file names.
 CJK = "cjk sourcehan wqy droidsansfallback pingfang hiragino msyh simhei".split()
 
 
 def colour_map():
-    """Return a perceptually even map from light to dark; below the scale it is white."""
+    """Perceptually even colours from light to dark; white below the scale."""
     from matplotlib import colormaps
 
     return colormaps["magma_r"].with_extremes(bad=NOTHING, under="white")
 
 
 def weight_norm():
-    """Return the scale of attention weights in every picture: 0 … 1, power law."""
+    """Scale of attention weights in every picture: 0 … 1, power law."""
     from matplotlib.colors import PowerNorm
 
     return PowerNorm(GAMMA, 0, 1)
 
 
 def group_colour(number: int) -> str:
-    """Return the colour of a key/value head or a curve; they repeat after eight."""
+    """Colour of a key/value head or a curve; they repeat after eight."""
     return GROUP_COLOURS[number % len(GROUP_COLOURS)]
 
 
@@ -57,12 +56,13 @@ def new_figure(width: float, height: float, title: str = ""):
     figure.set_layout_engine("constrained")
     FigureCanvasAgg(figure)
     if title:
-        figure.suptitle(readable(title), x=0.01, ha="left", fontsize=12, **words())
+        figure.suptitle(readable(title), x=0.01, ha="left", fontsize=12, **text_style())
     return figure
 
 
 def save_figure(figure, path: Path) -> Path:
-    """Write PNG or SVG, by the suffix. Labels beside axes that were placed by hand are kept."""
+    """Write PNG or SVG, by the suffix."""
+    # keep labels beside axes that were placed by hand
     box = "tight" if figure.get_layout_engine() is None else None
     metadata = {"Date": None} if path.suffix == ".svg" else None
     figure.savefig(path, metadata=metadata, bbox_inches=box)
@@ -77,32 +77,33 @@ def draw_map(
     norm: Any = None,
     size: float = 8,
 ):
-    """Draw values (row, column) as colours and return the image. NaN has the colour NOTHING.
+    """Draw values (row, column) as colours and return the image.
 
-    rows, columns: positions of the labels, and the labels
-    norm:          the scale; default: that of attention weights
+    rows, columns: positions and texts of the labels
+    norm:          default, the scale of attention weights
     """
     norm = norm or weight_norm()
     image = axes.imshow(values, colour_map(), norm, interpolation="none", aspect="auto")
-    axes.set_yticks(*rows, fontsize=size, **words())
+    axes.set_yticks(*rows, fontsize=size, **text_style())
     if columns:
-        axes.set_xticks(*columns, fontsize=size, **words())
+        axes.set_xticks(*columns, fontsize=size, **text_style())
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
     return image
 
 
-def write_number(axes, image, value: float, place, text: str, size: float) -> None:
-    """Write a value's text into its cell: dark on a light cell, white on a dark one."""
+def write_number(axes, image, value: float, point, text: str, size: float) -> None:
+    """Write a value into its cell, dark on light or white on dark."""
     red, green, blue, _ = image.cmap(image.norm(value))
+    # The eye sees green as brighter than red, and red as brighter than blue.
     colour = INK if 0.3 * red + 0.59 * green + 0.11 * blue > 0.5 else "white"
-    axes.text(*place, text, ha="center", va="center", fontsize=size, color=colour)
+    axes.text(*point, text, ha="center", va="center", fontsize=size, color=colour)
 
 
 def draw_scale(axes, image, ticks, label: str = "", mark: float | None = None) -> None:
-    """Draw the colour bar of a map, right of its axes. mark: a line across it, such as chance."""
+    """Draw the colour bar of a map. mark: a line across it, such as chance."""
     width, height = axes.bbox.size
-    share = min(1, 420 / height)
+    share = min(1, 420 / height)  # at most 420 pixels high
     bar_axes = axes.inset_axes((1 + 14 / width, 1 - share, 12 / width, share))
     bar = axes.figure.colorbar(image, cax=bar_axes)
     bar.set_ticks(list(ticks), labels=[short(tick) for tick in ticks])
@@ -115,15 +116,15 @@ def draw_scale(axes, image, ticks, label: str = "", mark: float | None = None) -
 
 
 def draw_curve(axes, x: Any, y: Any, number: int = 0, label: str = "", **style: Any) -> None:
-    """Draw a curve in the colour and with the marker of this number."""
+    """Draw a curve with the colour and marker of this number."""
     usual = {"color": group_colour(number), "marker": MARKERS[number % len(MARKERS)]}
     axes.plot(x, y, **{"ms": 4, "lw": 1.6} | usual | style, label=label)
 
 
 def frame_curves(axes, title: str, over: str = "tokens seen") -> None:
-    """Draw a quiet frame around curves. over: the label of the horizontal axis."""
+    """Draw a quiet frame around curves. over: label of the horizontal axis."""
     axes.xaxis.set_major_formatter(lambda count, _: amount(count))
-    axes.set_title(title, fontsize=9, loc="left", color="#333333", pad=4, **words())
+    axes.set_title(title, fontsize=9, loc="left", color="#333333", pad=4, **text_style())
     axes.set_xlabel(over, fontsize=9)
     axes.tick_params(labelsize=8, color="#999999")
     axes.margins(x=0.02, y=0.12)
@@ -133,7 +134,7 @@ def frame_curves(axes, title: str, over: str = "tokens seen") -> None:
 
 
 def legend_below(figure, axes, title: str | None = None) -> None:
-    """Draw the legend of these axes in a row below the figure."""
+    """Draw the legend of these axes below the figure."""
     handles, labels = axes.get_legend_handles_labels()
     style = {"loc": "outside lower center", "frameon": False, "title_fontsize": 9}
     font = {"family": fonts(), "size": 9}
@@ -144,13 +145,13 @@ def legend_below(figure, axes, title: str | None = None) -> None:
 # text
 
 
-def words() -> dict[str, Any]:
-    """Return how text is set: a name may be Chinese, and `$x_1$` in it is no formula."""
+def text_style() -> dict[str, Any]:
+    """Style of text from a user: may be Chinese, and `$x_1$` is no formula."""
     return {"family": fonts(), "parse_math": False}
 
 
 def amount(count: float) -> str:
-    """Return a number of tokens as people say it: 532, 41 k, 5.3 M, 1.2 B."""
+    """Format a number of tokens: 532, 41 k, 5.3 M, 1.2 B."""
     for size, unit in ((1e9, " B"), (1e6, " M"), (1e3, " k")):
         if count >= size:
             return f"{count / size:.3g}{unit}"
@@ -158,14 +159,14 @@ def amount(count: float) -> str:
 
 
 def short(value: float) -> str:
-    """Return a number in three characters: .07, .53, 1, 12."""
+    """Format a number in three characters: .07, .53, 1, 12."""
     if value == round(value) or abs(value) >= 10:
         return f"{value:.0f}"
     return f"{value:.1f}" if abs(value) >= 0.995 else f"{value:.2f}".replace("0.", ".", 1)
 
 
 def shorten(label: str, longest: int = 12) -> str:
-    """Return a label of at most this many columns; a Chinese character takes two."""
+    """Cut a label to so many columns; a Chinese character has two."""
     text = readable(label)
     if columns(text) <= longest:
         return text
@@ -175,7 +176,7 @@ def shorten(label: str, longest: int = 12) -> str:
 
 
 def readable(text: str) -> str:
-    """Replace every character that no installed font draws by its number, such as U+597D."""
+    """Replace characters that no installed font has by their number, such as U+597D."""
     return "".join(c if c == "\n" or ord(c) in _drawable() else f"U+{ord(c):04X}" for c in text)
 
 
@@ -192,8 +193,7 @@ def _drawable() -> frozenset[int]:
 def fonts() -> list[str]:
     """Return matplotlib's own font, then those with Chinese characters.
 
-    The first that has a letter draws it. matplotlib does not notice a font that was installed after
-    its list of fonts was made, so it is added here.
+    matplotlib caches its list of fonts, so newly installed ones are added here.
     """
     from matplotlib.font_manager import findSystemFonts, fontManager
 

@@ -1,7 +1,7 @@
-"""Pictures of attention snapshots: the maps and scores of all heads, curves, a time-lapse.
+"""Pictures of attention snapshots: maps and scores of all heads, curves, a time-lapse.
 
-A row of a map is a query (the token that looks), a column is a key (the token looked at).
-All pictures use one colour scale, so a colour is the same weight in each of them.
+A row of a map is a query (the token that looks), a column is a key (the token looked at). A colour
+means the same weight in all pictures.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from eval.attention.snapshots import Snapshot, file_of
 from eval.page.viewer import VIEWER, experts_of, write_viewer
 from eval.pictures import drawing
 
-PICTURES = {  # file names that hold no step -> what the file shows
+PICTURES = {  # file name -> title
     "timelapse.gif": "every head while it learns",
     "curves.png": "the heads' scores over training",
     "heads.png": "the scores of every head, at the last look",
     "induction_head.png": "the strongest induction head, on random repeated tokens",
 }
-MOST_FRAMES = 24  # The time-lapse has at most these.
-GAP = 8  # Two heads are so many pixels apart.
-BETWEEN = -1.0  # The gaps have this value: it is below the colour scale, so they are white.
+MOST_FRAMES = 24  # of the time-lapse
+GAP = 8  # Heads are so many pixels apart.
+BETWEEN = -1.0  # Gaps have this value; it is below the colour scale, so they are white.
 
 
 def render(
@@ -40,7 +40,7 @@ def render(
 ) -> list[Path]:
     """Draw all pictures of a run, and viewer.html, into `folder` (default: attention/).
 
-    Only the viewer has snapshots that looked at other heads or texts than the last one.
+    Snapshots of other heads or texts than the last one's are only in the viewer.
     """
     if not snapshots:
         return []
@@ -59,7 +59,8 @@ def render(
         paths.append(curves(ordered, folder / "curves.png", title, history.phase_change(ordered)))
     best = best_head(last, "induction")
     if best and probe == "repeated_2":
-        layer, head = last.layers[best[0]], last.heads[best[1]]
+        layer = last.layers[best[0]]
+        head = last.heads[best[1]]
         file = folder / "induction_head.png"
         paths.append(one_head(last, layer, head, file, title=name, probe=probe))
     paths.append(timelapse(ordered, folder / "timelapse.gif", probe))
@@ -72,33 +73,35 @@ def render(
 
 
 def cell_size(weights: np.ndarray, room: int, largest: int) -> int:
-    """Return the pixels of a token so that all heads (layer, head, query, key) fit into `room`.
+    """Return the pixels of a token, so that all heads fit into `room` pixels.
 
-    At most `largest`, but heads of few tokens are made 150 pixels wide; at least 1.
+    At most `largest`, or 150 pixels a head of few tokens; at least 1.
     """
-    layers, heads, tokens, _ = weights.shape
+    layers, heads, tokens, _ = weights.shape  # (layer, head, query, key)
     side = room // max(layers, heads) - GAP
     return max(1, min(side // tokens, max(largest, 150 // tokens)))
 
 
 def tile(weights: np.ndarray, cell: int) -> np.ndarray:
-    """Return all heads (layer, head, query, key) as one array: layers down, heads to the right.
+    """Return all heads as one array of pixels: layers down, heads to the right.
 
-    A token has cell x cell pixels. Keys after the query are NaN: they do not exist.
+    A token has cell x cell pixels. Keys after the query are NaN.
     """
-    layers, heads, tokens, _ = weights.shape
+    layers, heads, tokens, _ = weights.shape  # (layer, head, query, key)
     side = tokens * cell
+    # NaN has its own colour, so the future does not look like a weight of 0
     causal = np.where(np.tril(np.ones((tokens, tokens), bool)), weights, np.nan)
     pixels = causal.repeat(cell, axis=2).repeat(cell, axis=3)
     canvas = np.full((layers, side + GAP, heads, side + GAP), BETWEEN, np.float32)
     canvas[:, :side, :, :side] = pixels.transpose(0, 2, 1, 3)
+    # without the gap behind the last row and column
     return canvas.reshape(layers * (side + GAP), heads * (side + GAP))[:-GAP, :-GAP]
 
 
 def draw_heads(snapshot: Snapshot, probe: str, cell: int) -> Any:
-    """Draw every head on one probe, with its pattern; heads of one key/value head have one colour.
+    """Draw every head on one probe, with its pattern; the frame's colour is its key/value head.
 
-    Pillow draws it in some milliseconds, so a run can do so at every look.
+    Pillow needs some milliseconds for this, so a run can do it often.
     """
     from matplotlib.font_manager import findfont
     from PIL import Image, ImageDraw, ImageFont
@@ -107,17 +110,19 @@ def draw_heads(snapshot: Snapshot, probe: str, cell: int) -> Any:
     layers, heads, tokens, _ = weights.shape
     side = tokens * cell
     pitch = side + GAP
-    left, top = 38, 46
+    left, top = 38, 46  # pixels for labels
     title = f"{moment(snapshot)} · probe: {probe}"
     size = max(left + heads * pitch, 9 * len(title)), top + layers * pitch
     picture = Image.new("RGB", size, "white")
-    colour_map, norm = drawing.colour_map(), drawing.weight_norm()
+    colour_map = drawing.colour_map()
+    norm = drawing.weight_norm()
     pen = ImageDraw.Draw(picture)
     pen.font = ImageFont.truetype(findfont("DejaVu Sans"), 13)
     bold = ImageFont.truetype(findfont("DejaVu Sans:bold"), min(16, side // 8))
     pen.text((left, 4), title, fill=drawing.INK)
     for i, j in np.ndindex(layers, heads):
-        x, y = left + j * pitch, top + i * pitch
+        x = left + j * pitch
+        y = top + i * pitch
         cells = norm(tile(weights[i : i + 1, j : j + 1], cell=1))
         head = Image.fromarray(colour_map(cells, bytes=True)[..., :3])
         picture.paste(head.resize((side, side), Image.Resampling.NEAREST), (x, y))
@@ -130,33 +135,34 @@ def draw_heads(snapshot: Snapshot, probe: str, cell: int) -> Any:
         if side >= 90:  # room for text
             lines = badge(snapshot, probe, i, j).replace(" ", "\n")
             corner = x + side - 3, y + 2
+            # one word a line, so that it covers little of the map
             pen.text(corner, lines, drawing.BADGE, bold, anchor="ra", align="right")
     return picture
 
 
 def quick_mosaic(snapshot: Snapshot, file: Path, probe: str = "") -> None:
-    """Write `draw_heads` of one probe (default: `shown_probe`) as a PNG."""
+    """Write `draw_heads` as a PNG. probe: default, `shown_probe`."""
     probe = probe or shown_probe(snapshot)
     cell = cell_size(snapshot.maps[probe].weights, 1200, 4)
     draw_heads(snapshot, probe, cell).save(file, "PNG", compress_level=1)
 
 
 def timelapse(snapshots: Sequence[Snapshot], path: Path, probe: str | None = None) -> Path:
-    """Write an animated GIF of all heads, a frame for each snapshot, over a curve of the copy gain.
+    """Write an animated GIF of all heads over a curve of the copy gain.
 
-    snapshots: in order of steps
+    snapshots: ordered by step; MOST_FRAMES of them become frames
     """
     from PIL import Image
 
     chosen = choose(snapshots, MOST_FRAMES)
     probe = probe or next(iter(chosen[0].maps))
-    cell = cell_size(chosen[0].maps[probe].weights, 760, 8)  # the file has 2 or 3 MB
+    cell = cell_size(chosen[0].maps[probe].weights, 760, 8)  # gives a file of 2 to 3 MB
     tokens = [snapshot.tokens for snapshot in snapshots]
     gains = copy_gains(snapshots)
     frames = []
     for snapshot in chosen:
         maps = draw_heads(snapshot, probe, cell)
-        if gains:  # the whole curve in grey, and over it the part up to this frame
+        if gains:  # the whole curve in grey; the part up to this frame in colour
             figure = drawing.new_figure(maps.width, 150)
             axes = figure.subplots()
             end = tokens.index(snapshot.tokens) + 1
@@ -178,21 +184,22 @@ def timelapse(snapshots: Sequence[Snapshot], path: Path, probe: str | None = Non
 def mosaic(snapshot: Snapshot, path: Path, title: str = "", probe: str | None = None) -> Path:
     """Draw every head on one probe (default: the first) with its tokens, as PNG or SVG.
 
-    A single head is drawn large. Where a token has 28 pixels, the weights are written in the cells.
+    A single head is large, with its weights as numbers if a token has 28 pixels.
     """
     probe = probe or next(iter(snapshot.maps))
-    shown = snapshot.maps[probe]
-    layers, heads, tokens, _ = shown.weights.shape
+    probe_map = snapshot.maps[probe]
+    weights = probe_map.weights
+    layers, heads, tokens, _ = weights.shape
     is_alone = layers * heads == 1
-    cell = cell_size(shown.weights, 900, 34) if is_alone else cell_size(shown.weights, 2100, 11)
+    cell = cell_size(weights, 900, 34) if is_alone else cell_size(weights, 2100, 11)
     side = tokens * cell
     pitch = side + GAP
-    canvas = tile(shown.weights, cell)
+    canvas = tile(weights, cell)
     figure = drawing.new_figure(canvas.shape[1], canvas.shape[0])
-    figure.set_layout_engine(None)  # a token keeps its whole number of pixels
+    figure.set_layout_engine(None)  # another layout would blur the pixels of a token
     axes = figure.add_axes((0, 0, 1, 1))
     every = math.ceil(9 / cell)  # a label needs nine pixels
-    labels = [drawing.shorten(label) for label in shown.labels[::every]]
+    labels = [drawing.shorten(label) for label in probe_map.labels[::every]]
     middles = (np.arange(0, tokens, every) + 0.5) * cell
     rows = np.add.outer(np.arange(layers) * pitch, middles).ravel(), labels * layers
     columns = np.add.outer(np.arange(heads) * pitch, middles).ravel(), labels * heads
@@ -210,8 +217,8 @@ def mosaic(snapshot: Snapshot, path: Path, title: str = "", probe: str | None = 
         lines += badge(snapshot, probe, i, j).split()
         axes.text(j * pitch + side - 3, i * pitch + 3, "\n".join(lines), **style)
     if is_alone and cell >= 28:
-        for row, column in np.argwhere(shown.weights[0, 0] >= 0.05):
-            value = shown.weights[0, 0, row, column]
+        for row, column in np.argwhere(weights[0, 0] >= 0.05):
+            value = weights[0, 0, row, column]
             middle = (column + 0.5) * cell, (row + 0.5) * cell
             drawing.write_number(axes, image, value, middle, drawing.short(value), 9)
 
@@ -219,20 +226,22 @@ def mosaic(snapshot: Snapshot, path: Path, title: str = "", probe: str | None = 
     drawing.draw_scale(axes, image, ticks, "attention weight")
     when = " · ".join(filter(None, [moment(snapshot), f"probe: {probe}"]))
     heading = drawing.readable("\n".join(filter(None, [title, when])))
-    axes.set_title(heading, loc="left", weight="bold", pad=9, **drawing.words())
+    axes.set_title(heading, loc="left", weight="bold", pad=9, **drawing.text_style())
     note = "row: the token that looks\ncolumn: the token looked at"
-    if shown.left_out:
-        note += f"\nnot shown: {shown.left_out}"
-    axes.set_xlabel(note, loc="left", fontsize=8, color=drawing.GREY, **drawing.words())
+    if probe_map.left_out:
+        note += f"\nnot shown: {probe_map.left_out}"
+    axes.set_xlabel(note, loc="left", fontsize=8, color=drawing.GREY, **drawing.text_style())
     return drawing.save_figure(figure, path)
 
 
 def one_head(snapshot: Snapshot, layer: int, head: int, path: Path, **options: Any) -> Path:
-    """Draw one head, named by its true numbers. options: those of `mosaic`."""
-    i, j = snapshot.layers.index(layer), snapshot.heads.index(head)
+    """Draw one head, by its numbers in the model. options: of `mosaic`."""
+    i = snapshot.layers.index(layer)
+    j = snapshot.heads.index(head)
     maps = {}
-    for name, shown in snapshot.maps.items():
-        maps[name] = replace(shown, weights=shown.weights[i : i + 1, j : j + 1])
+    for name, probe_map in snapshot.maps.items():
+        weights = probe_map.weights[i : i + 1, j : j + 1]
+        maps[name] = replace(probe_map, weights=weights)
     scores = {name: values[i : i + 1, j : j + 1] for name, values in snapshot.scores.items()}
     alone = replace(snapshot, layers=[layer], heads=[head], maps=maps, scores=scores)
     return mosaic(alone, path, **options)
@@ -243,25 +252,28 @@ def one_head(snapshot: Snapshot, layer: int, head: int, path: Path, **options: A
 
 
 def score_maps(snapshot: Snapshot, path: Path, title: str = "") -> Path:
-    """Draw every score as a map (layer x head); a mark on its colour bar is the chance level."""
+    """Draw every score as a map (layer x head), with chance marked on its colour bar."""
     from matplotlib.colors import Normalize, PowerNorm
 
     names = [name for name in SCORES if name in snapshot.scores]
-    layers, heads = len(snapshot.layers), len(snapshot.heads)
+    layers = len(snapshot.layers)
+    heads = len(snapshot.heads)
     cell = max(4, min(44, 300 // max(layers, heads)))  # pixels
     width = max(heads * cell, 90) + 120  # with labels and colour bar
     height = layers * cell + 84  # with its title
-    across = min(len(names), max(1, 960 // width))  # a wider picture would be shrunk on a page
+    across = min(len(names), max(1, 960 // width))  # a page shrinks wider pictures
     down = math.ceil(len(names) / across)
     counts = f"{snapshot.num_attention_heads} heads, {snapshot.num_key_value_heads} key/value heads"
     heading = " · ".join(filter(None, [title, moment(snapshot), counts]))
     figure = drawing.new_figure(across * width, 40 + down * height, heading)
-    every = math.ceil(22 / cell)  # as many names as there is room for
+    every = math.ceil(22 / cell)  # a name needs 22 pixels
     rows = range(0, layers, every), [f"L{layer}" for layer in snapshot.layers[::every]]
     columns = range(0, heads, every), [f"H{head}" for head in snapshot.heads[::every]]
     for number, name in enumerate(names, start=1):
         axes = figure.add_subplot(down, across, number)
-        score, values, chance = SCORES[name], snapshot.scores[name], snapshot.chance.get(name)
+        score = SCORES[name]
+        values = snapshot.scores[name]  # (layer, head)
+        chance = snapshot.chance.get(name)
         norm: Normalize
         if score.low is None or score.high is None:
             limits = [0.0, 1e-6, chance or 0, *values[np.isfinite(values)]]
@@ -290,11 +302,9 @@ def curves(
     title: str = "",
     mark: PhaseChange | None = None,
 ) -> Path:
-    """Draw the pattern scores over the tokens seen, and the copy gain below.
+    """Draw the pattern scores of the heads that are best at the end, and the copy gain below.
 
-    Each score is that of the head with most of it at the end; chance is dashed.
-
-    snapshots: in order of steps
+    snapshots: ordered by step
     mark:      the phase change, a vertical line
     """
     gains = copy_gains(snapshots)
@@ -314,8 +324,9 @@ def curves(
         if chance is not None:
             colour = drawing.group_colour(number)
             top.axhline(chance, color=colour, lw=1, ls=(0, (5, 4)))
-    place = {"loc": "upper left", "bbox_to_anchor": (1.015, 1), "borderaxespad": 0}
-    top.legend(**place, fontsize=8, frameon=False)
+    top.legend(
+        loc="upper left", bbox_to_anchor=(1.015, 1), borderaxespad=0, fontsize=8, frameon=False
+    )
     over = "" if gains else "tokens seen"
     drawing.frame_curves(top, "share of the attention; dashed: chance", over)
     top.set_ylim(bottom=0)
@@ -338,13 +349,15 @@ def curves(
 
 
 def badge(snapshot: Snapshot, probe: str, layer: int, head: int) -> str:
-    """Return the pattern that stands out in a head (by its index), such as "induction 0.53", or "".
+    """Return a head's clearest pattern on this probe, such as "induction 0.53", or "".
 
-    Only scores measured on this probe count, so that the number belongs to the map. A score counts
-    from twice and 0.05 above chance. A sink counts half, because heads rest on the first token
-    whatever else they do (Xiao et al. 2023, arXiv 2309.17453).
+    layer, head: index in the snapshot
+
+    A score must be twice chance, and 0.05 above it. A sink counts half, because most heads rest on
+    the first token (Xiao et al. 2023, arXiv 2309.17453).
     """
-    best, best_excess = "", 0.0
+    best = ""
+    best_excess = 0.0
     for name in PATTERNS:
         chance = snapshot.chance.get(name)
         if name not in snapshot.scores or SCORES[name].probe != probe or chance is None:
@@ -352,19 +365,20 @@ def badge(snapshot: Snapshot, probe: str, layer: int, head: int) -> str:
         value = float(snapshot.scores[name][layer, head])
         excess = (value - chance) * (0.5 if name == "sink" else 1)
         if value >= 2 * chance and value >= chance + 0.05 and excess > best_excess:
-            best, best_excess = f"{SCORES[name].title} {value:.2f}", excess
+            best = f"{SCORES[name].title} {value:.2f}"
+            best_excess = excess
     return best
 
 
 def shown_probe(snapshot: Snapshot) -> str:
-    """Return the repeated text if there is one, since a head that copies draws a stripe there."""
+    """Prefer the repeated tokens, on which a head that copies draws a stripe."""
     return "repeated_2" if "repeated_2" in snapshot.maps else next(iter(snapshot.maps))
 
 
 def moment(snapshot: Snapshot) -> str:
-    """Return step and tokens seen, for titles; "" for maps that belong to no step (-1)."""
+    """Return step and tokens seen, for titles; "" without a step (-1)."""
     if snapshot.step < 0:
         return ""
-    if snapshot.step and not snapshot.tokens:  # drawn from a checkpoint, which counts no tokens
+    if snapshot.step and not snapshot.tokens:  # a checkpoint counts no tokens
         return f"step {snapshot.step:,}"
     return f"step {snapshot.step:,} · {drawing.amount(snapshot.tokens)} tokens seen"

@@ -1,6 +1,7 @@
-"""Does it call, and does that help? `python -m eval.tools runs/sums_grpo`
+"""Count right answers with and without a calculator: `python -m eval.tools runs/sums_grpo`
 
-The last question of each held-out conversation is asked twice: with the calculator, whose calls are run, and without.
+The last question of each held-out conversation is asked twice: with the calculator, whose calls are
+run, and without.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from eval.load_model import add_device_option, open_model
 from eval.questions import data_config_of, is_right, question_of
 from eval.tools import SCHEMAS, Written, write_answers
 
-ROWS = 64  # questions that are answered at a time
+ROWS = 64  # So many questions are answered at a time.
 
 
 def main() -> None:
@@ -24,30 +25,46 @@ def main() -> None:
     add = parser.add_argument
     add("run", help="a run that was trained on conversations of a file")
     add("--questions", type=integer("--questions", 1), default=400, help="how many (400)")
-    length = integer("--max-new-tokens", 1)
-    add("--max-new-tokens", type=length, default=96, metavar="N", help="of an answer, responses of tools included (96)")
+    add(
+        "--max-new-tokens",
+        type=integer("--max-new-tokens", 1),
+        default=96,
+        metavar="N",
+        help="of an answer, responses of tools included (96)",
+    )
     add_device_option(parser)
-    given = parser.parse_args()
-    data = data_config_of(given.run)
+    args = parser.parse_args()
+    data = data_config_of(args.run)
     if data.records != "conversations":
-        raise InputError(f"{given.run}: data.records is {data.records}: only conversations hold questions with answers")
-    with_answers = filter(None, map(question_of, documents(data, "validation")))
-    questions = list(islice(with_answers, given.questions))
+        raise InputError(
+            f"{args.run}: data.records is {data.records}: "
+            f"only conversations hold questions with answers"
+        )
+    all_questions = filter(None, map(question_of, documents(data, "validation")))
+    questions = list(islice(all_questions, args.questions))
     if not questions:
-        raise InputError(f"{given.run}: no held-out conversation ends with an answer of the assistant")
-    lm, tokenizer = open_model(given.run, given.device)
+        raise InputError(
+            f"{args.run}: no held-out conversation ends with an answer of the assistant"
+        )
+    lm, tokenizer = open_model(args.run, args.device)
     rows = []
     for heading, tools in (("calculator", SCHEMAS), ("no tools", ())):
-        answers = list[Written]()
+        answers: list[Written] = []
         for start in range(0, len(questions), ROWS):
-            prompts = [prompt_ids(tokenizer, question.messages, tools) for question in questions[start : start + ROWS]]
-            longest = given.max_new_tokens
-            answers += write_answers(lm, tokenizer, prompts, max_new_tokens=longest, tools=bool(tools))
-        right = sum(map(is_right, questions, [answer.reply(tokenizer) for answer in answers]))
-        calling, calls = sum(answer.calls > 0 for answer in answers), sum(answer.calls for answer in answers)
+            chunk = questions[start : start + ROWS]
+            answers += write_answers(
+                lm,
+                tokenizer,
+                [prompt_ids(tokenizer, question.messages, tools) for question in chunk],
+                max_new_tokens=args.max_new_tokens,
+                tools=bool(tools),
+            )
+        replies = [answer.reply(tokenizer) for answer in answers]
+        right = sum(map(is_right, questions, replies)) / len(questions)
+        calling = sum(answer.calls > 0 for answer in answers) / len(questions)
+        calls = sum(answer.calls for answer in answers)
         failed = sum(answer.errors for answer in answers) / max(1, calls)
-        shares = right / len(questions), calling / len(questions), failed
-        rows.append([heading, *(f"{share:.1%}" for share in shares)])
+        rows.append([heading, f"{right:.1%}", f"{calling:.1%}", f"{failed:.1%}"])
     print(table([f"{len(questions)} questions", "right", "calling", "failed calls"], rows))
 
 

@@ -1,4 +1,4 @@
-"""Answers to many prompts at once, in any number of turns: a chat and train.grpo run calls with it.
+"""Answers to many prompts at once, with the calls of tools run; train.grpo uses it too.
 
 A turn that calls a tool, its response, and the answer:
 
@@ -22,7 +22,7 @@ from eval.tools.calculator import ERROR, respond
 from model import LanguageModel, generate, left_pad
 from model.generation import random_numbers
 
-MOST_CALLS = 4  # The model must answer after so many calls, one after the other.
+MOST_CALLS = 4  # After so many calls in a row the model must answer.
 
 
 @dataclass
@@ -31,19 +31,19 @@ class Written:
 
     prompt: Sequence[int] = ()
     room: int = 0  # tokens that may follow
-    ids: list[int] = field(default_factory=list)  # those that do, with the end of each turn
+    ids: list[int] = field(default_factory=list)  # with the end of each turn
     own: list[bool] = field(default_factory=list)  # written by the model, not by a tool
-    log_probs: list[float] = field(default_factory=list)  # of drawing each; 0 where it was not
+    log_probs: list[float] = field(default_factory=list)  # 0 for tokens of a tool
     begin: int = 0  # index in ids of the last turn
-    rounds: int = 0  # how often responses of tools were added
-    waits: bool = False  # the last turn calls, and gets no response
+    rounds: int = 0  # of responses
+    waits: bool = False  # the last turn calls, without a response
     calls: int = 0
     errors: int = 0  # calls that failed
     # the random number that draws each token; None at temperature 0
     uniform: Tensor | None = field(default=None, repr=False, compare=False)
 
     def add(self, ids: Sequence[int], log_probs: Sequence[float] | None) -> None:
-        """Add tokens; without log_probs they are not the model's."""
+        """Add tokens of the model, or of a tool (without log_probs)."""
         self.ids += ids
         self.own += [log_probs is not None] * len(ids)
         self.log_probs += [0.0] * len(ids) if log_probs is None else log_probs
@@ -77,11 +77,11 @@ def write_answers(
     tools: bool = False,
     kv_cache: str = "dynamic",
 ) -> list[Written]:
-    """Return `copies` answers to each prompt, next to each other; all prompts are read together.
+    """Return `copies` answers to each prompt, next to each other.
 
     max_new_tokens: of an answer, responses of tools included
-    rngs:           a generator for each answer, so that none depends on others; none if greedy
-    tools:          run calls; else a call is an answer like any other
+    rngs:           a generator for each answer, so that answers are independent; none if greedy
+    tools:          run calls; otherwise a call is an answer
     """
     longest = lm.config.max_position_embeddings
     device = next(lm.parameters()).device
@@ -126,7 +126,7 @@ def _goes_on(answer: Written, tokenizer: Tokenizer, tools: bool) -> bool:
     """Return True if an answer needs another round; add the responses if its last turn called."""
     turn = answer.ids[answer.begin :]
     if not turn or turn[-1] not in tokenizer.stop_ids:
-        # a longer prompt beside it may have taken the room
+        # in a batch, a longer prompt may have cut this answer early
         return len(answer.ids) < answer.room
     if not tools or turn[-1] != tokenizer.turn_end:
         return False
@@ -138,7 +138,7 @@ def _goes_on(answer: Written, tokenizer: Tokenizer, tools: bool) -> bool:
         return False
     responses = list(map(respond, calls))
     response = {"role": "tool", "content": "\n".join(responses)}
-    # the turn has ended already
+    # leave out the end of the turn, which the model wrote
     _, *message = ids_after_answer(tokenizer, [response], add_generation_prompt=True)
     if len(answer.ids) + len(message) >= answer.room:
         return False  # no room for an answer to it

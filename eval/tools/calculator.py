@@ -1,7 +1,7 @@
-"""A calculator that a model can call, and that never runs code.
+"""A calculator that a model can call. It never runs code.
 
-A call is JSON: {"name": "calculator", "arguments": {"expression": "6 * 7"}}. A wrong one gets an
-error of one line as its response, so the model may try again.
+A call is JSON: {"name": "calculator", "arguments": {"expression": "6 * 7"}}. The response to a
+wrong one is an error of one line, so the model may try again.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any
 
 from data.chat import read_call
 
-LONGEST = 200  # An expression or an error has at most so many characters.
-LARGEST = 1e30  # No number on the way is larger.
-ERROR = "error: "  # The response to a wrong call begins with it.
+LONGEST = 200  # characters of an expression or an error
+LARGEST = 1e30  # the limit of intermediate results, too
+ERROR = "error: "  # begins the response to a wrong call
 OPERATORS: dict[type[ast.AST], Any] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -40,14 +40,14 @@ SCHEMAS: tuple[dict[str, Any], ...] = (  # for the chat template
 
 
 def calculate(expression: str) -> str:
-    """Return the value of + - * / // % ** and brackets over numbers.
+    """Compute + - * / // % ** and brackets over numbers. Raises ValueError for anything else.
 
-    The expression is parsed, and each node must be one of these: nothing is evaluated as code.
-    Raises ValueError for everything else.
+    The expression is only parsed, never evaluated as code.
     """
     if len(expression) > LONGEST:
-        size = f"{len(expression):,} characters, and {LONGEST} are allowed"
-        raise ValueError(f"the expression has {size}")
+        raise ValueError(
+            f"the expression has {len(expression):,} characters, and {LONGEST} are allowed"
+        )
     try:
         value = _value(ast.parse(expression.strip(), mode="eval").body)
     except (SyntaxError, RecursionError, MemoryError):
@@ -63,25 +63,26 @@ def _value(node: ast.AST) -> int | float:
     elif isinstance(node, ast.UnaryOp) and type(node.op) in OPERATORS:
         value = OPERATORS[type(node.op)](_value(node.operand))
     elif isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
-        left, right = _value(node.left), _value(node.right)
+        left = _value(node.left)
+        right = _value(node.right)
         if isinstance(node.op, ast.Pow) and left:
             digits = right * math.log10(abs(left))
             if abs(digits) > math.log10(LARGEST):
                 raise ValueError("a power is too large")  # before it is computed
         value = OPERATORS[type(node.op)](left, right)
     else:
-        allowed = "use numbers and + - * / // % **"
-        raise ValueError(f"{type(node).__name__} is not allowed: {allowed}")
+        raise ValueError(f"{type(node).__name__} is not allowed: use numbers and + - * / // % **")
     if isinstance(value, complex) or not abs(value) <= LARGEST:
         raise ValueError("a number is too large, or not real")
     return value
 
 
 def respond(call: str) -> str:
-    """Return the response to one call, the JSON text between its tokens; an error is a response."""
+    """Answer a call, the JSON text between its tokens, with a result or an error."""
     try:
         checked_call = read_call(call)
-        name, arguments = checked_call["name"], json.loads(checked_call["arguments"])
+        name = checked_call["name"]
+        arguments = json.loads(checked_call["arguments"])
         if name != "calculator":
             raise ValueError(f"no tool is called {name!r}: use calculator")
         if [*arguments] != ["expression"] or not isinstance(arguments["expression"], str):

@@ -1,9 +1,9 @@
 """Chats in which a calculator helps: `python -m eval.tools.sums sums.jsonl`
 
-    user: What is 347 * 26?    assistant: calls the calculator    tool: 9022    assistant: It is 9022.
+    user: What is 347 * 26?   assistant: calls the calculator   tool: 9022   assistant: It is 9022.
 
-In the other chats the assistant answers at once. Every answer is right, so a small model learns when to call, or to
-guess. Sums of three digits are too hard for it alone.
+In half of the chats the assistant answers at once. Every answer is right, so a small model learns
+when to call, or to guess: sums of three digits are too hard for it alone.
 """
 
 from __future__ import annotations
@@ -19,15 +19,20 @@ from configs.command import exit_on_bad_input, integer
 from eval.tools import SCHEMAS, calculate
 
 WORDINGS = ("What is {}?", "How much is {}?", "Compute {}.", "{} is how much?")
-LEAST, MOST = 10, 999  # of a number
+LEAST = 10
+MOST = 999
 
 
 def sums_chat(seed: int, index: int, calls: float) -> dict[str, Any]:
-    """Chat `index`, as a record of a file: {"messages": […], "tools": […]}. calls: how likely it calls."""
+    """Return chat `index` as a record, {"messages": […], "tools": […]}.
+
+    calls: probability that the assistant calls the calculator
+    """
     rng = Random(f"sums {seed} {index}")
     expression = f"{rng.randint(LEAST, MOST)} {rng.choice('+-*')} {rng.randint(LEAST, MOST)}"
     value = calculate(expression)
-    messages: list[dict[str, Any]] = [{"role": "user", "content": rng.choice(WORDINGS).format(expression)}]
+    question = rng.choice(WORDINGS).format(expression)
+    messages: list[dict[str, Any]] = [{"role": "user", "content": question}]
     if rng.random() < calls:
         call = {"name": "calculator", "arguments": {"expression": expression}}
         messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
@@ -37,15 +42,19 @@ def sums_chat(seed: int, index: int, calls: float) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m eval.tools.sums", description="Write chats about sums.")
+    parser = argparse.ArgumentParser(
+        prog="python -m eval.tools.sums", description="Write chats about sums."
+    )
     parser.add_argument("file", type=Path, help="the .jsonl file to write")
-    parser.add_argument("--chats", type=integer("--chats", 1), default=20_000, help="how many (20000)")
-    given = parser.parse_args()
-    given.file.parent.mkdir(parents=True, exist_ok=True)
-    with given.file.open("x", encoding="utf-8") as out:  # never instead of a file that is there
-        for index in range(given.chats):
+    parser.add_argument(
+        "--chats", type=integer("--chats", 1), default=20_000, help="how many (20000)"
+    )
+    args = parser.parse_args()
+    args.file.parent.mkdir(parents=True, exist_ok=True)
+    with args.file.open("x", encoding="utf-8") as out:  # "x": never overwrite a file
+        for index in range(args.chats):
             print(json.dumps(sums_chat(0, index, 0.5)), file=out)
-    print(f"{given.file}: {given.chats:,} chats, half of them with a call", file=sys.stderr)
+    print(f"{args.file}: {args.chats:,} chats, half of them with a call", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What does it read? Text in, batches out: this room never sees a network."""
+"""Text in, batches out: this room never sees a network."""
 
 from data.config import DataConfig
 from data.tokenizer import Tokenizer, load_tokenizer

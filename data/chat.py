@@ -1,10 +1,10 @@
-"""Conversations -> ids and which of them are trained on; an answer's ids -> thoughts, text and calls.
+"""Encode conversations, with flags for training; split an answer's ids into its parts.
 
     <|bos|><|im_start|>user⏎Hi!<|im_end|>⏎<|im_start|>assistant⏎Hello!<|im_end|>⏎
                                                                 ~~~~~~~~~~~~~~~~      trained on
 
-A chat template writes the text, and it is encoded once. Training uses our own template
-(chat_template.jinja); a prompt is written by the template that the model brings.
+A chat template renders the text, which is encoded once. Training uses our own template
+(chat_template.jinja), prompts the template of the model.
 """
 
 from __future__ import annotations
@@ -25,10 +25,14 @@ from data.reading.records import Conversation, checked_conversation
 from data.tokenizer import ROLES, SPECIAL_TOKENS, Tokenizer
 
 # Flags of a token: it is a target; a conversation may be cut after it.
-TRAINED, MAY_END = 1, 2
+TRAINED = 1
+MAY_END = 2
 OURS = ChatTemplate({"default": CHAT_TEMPLATE}, ROLES, SPECIAL_TOKENS)
-THINK, THINK_END, CALL, CALL_END = "<think>", "</think>", "<tool_call>", "</tool_call>"
-# So many line ends after the mark belong to it.
+THINK = "<think>"
+THINK_END = "</think>"
+CALL = "<tool_call>"
+CALL_END = "</tool_call>"
+# This many line ends after a mark belong to it.
 LINE_ENDS = {THINK: 1, THINK_END: 2}
 
 
@@ -38,7 +42,8 @@ def segments(conversation: Conversation, chat: ChatTemplate = OURS) -> list[Piec
     result: list[Piece] = []
     before = None
     for piece in _pieces(chat, conversation):
-        if piece.block is None:  # the line end behind an answer
+        # after an answer comes a line end
+        if piece.block is None:
             result.append(piece._replace(flags=0 if before is None else MAY_END))
         else:
             answer = answers[piece.block]
@@ -53,31 +58,28 @@ def segments(conversation: Conversation, chat: ChatTemplate = OURS) -> list[Piec
 def _pieces(
     chat: ChatTemplate,
     conversation: Conversation,
-    given: Sequence[Message | dict] = (),
+    raw_messages: Sequence[Message | dict] = (),
     tools: Sequence[dict] = (),
     **variables: Any,
 ) -> list[Piece]:
-    """Render a conversation. Where an answer begins, and what follows "<think>⏎", is a piece of its
-    own, as prompts end there.
-
-    given, tools: as a client sent them, where they may hold more than was checked. Raises BadRecord.
-    """
+    """Render a conversation. raw_messages, tools: a client's input, with extra fields."""
     tools = tools or conversation.tools
     source = chat.source(tools)
-    # Where <think> is special, a template cannot see it in a message: thoughts are given apart, if
-    # it looks for them.
+    # If <think> is special, a template cannot see it in a message: thoughts have a field of their
+    # own, if the template reads it.
     splits_thoughts = "<think>" in chat.specials and "reasoning_content" in source
-    # Most templates want arguments as an object; some join them with +, as JSON text; some take both.
+    # Most templates need arguments as an object; some join them with +, as text; some take both.
     takes_both = re.search(r"arguments['\"\]]* is (not )?string", source) is not None
     takes_text = not takes_both and re.search(r"arguments['\"\]]* *\+", source) is not None
     messages = []
-    for message, raw in zip(conversation.messages, given or conversation.messages, strict=True):
-        others = raw if isinstance(raw, dict) else {}
+    raw_messages = raw_messages or conversation.messages
+    for message, raw in zip(conversation.messages, raw_messages, strict=True):
+        extra = raw if isinstance(raw, dict) else {}
         fields: dict[str, Any] = {"role": message.role, "content": message.content}
         for name in ("name", "tool_call_id"):
-            if others.get(name) is not None:
-                fields[name] = others[name]
-        content = others.get("content")
+            if extra.get(name) is not None:
+                fields[name] = extra[name]
+        content = extra.get("content")
         if content is not None and not splits_thoughts:
             is_text = isinstance(content, str)
             fields["content"] = content if is_text else "".join(part["text"] for part in content)
@@ -91,14 +93,15 @@ def _pieces(
             elif isinstance(arguments, dict) and takes_text:
                 arguments = json.dumps(arguments, ensure_ascii=False)
             calls.append({"type": "function", "function": call | {"arguments": arguments}})
-        if isinstance(others.get("tool_calls"), list):
-            for call, own in zip(calls, others["tool_calls"], strict=True):
+        if isinstance(extra.get("tool_calls"), list):
+            for call, own in zip(calls, extra["tool_calls"], strict=True):
                 if own.get("id"):
                     call["id"] = own["id"]
         if calls:
             fields["tool_calls"] = calls
         messages.append(fields)
 
+    # prompts end before an answer and after "<think>⏎", so a piece must end there
     result: list[Piece] = []
     for piece in chat.render(messages, tools, **variables):
         has_begun = len(result) > 1 and result[-1].text == THINK and result[-2].block is None
@@ -112,28 +115,24 @@ def _pieces(
 def encode_conversations(
     tokenizer: Tokenizer, conversations: Sequence[Conversation]
 ) -> list[tuple[list[int], np.ndarray]]:
-    """Return (ids, flags) of each conversation.
-
-    flags is a uint8 array of TRAINED and MAY_END, one per token.
-    """
+    """Return (ids, flags) of each conversation. flags: (T,) uint8, of TRAINED and MAY_END."""
     rendered = [segments(conversation, tokenizer.our_chat) for conversation in conversations]
     result = []
     for pieces, (ids, piece_of) in zip(rendered, tokenizer.encode_pieces(rendered), strict=True):
         piece_flags = np.array([piece.flags for piece in pieces], dtype=np.uint8)
         flags = piece_flags[piece_of] & TRAINED
         ends = np.flatnonzero(piece_flags & MAY_END)
-        flags[np.searchsorted(piece_of, ends, "right") - 1] |= MAY_END  # their last tokens
+        # a conversation may end after the last token of such a piece
+        flags[np.searchsorted(piece_of, ends, "right") - 1] |= MAY_END
         result.append((ids.tolist(), flags))
     return result
 
 
 def encode_pairs(tokenizer: Tokenizer, pairs: Sequence[Pair]) -> list[tuple[list[int], np.ndarray]]:
-    """Return (ids, flags) of each pair: of its chosen conversation, then of the rejected one.
-
-    Only the answers are marked as trained. An answer that is part of the common prompt is not.
-    """
+    """Return (ids, flags) of each pair: of its chosen conversation, then of the rejected one."""
     conversations = []
     for pair in pairs:
+        # answers in the common prompt are not trained on
         prompt = tuple(replace(m, weight=0) for m in pair.chosen.messages[: pair.shared])
         for side in (pair.chosen, pair.rejected):
             messages = prompt + side.messages[pair.shared :]
@@ -146,20 +145,18 @@ def encode_pairs(tokenizer: Tokenizer, pairs: Sequence[Pair]) -> list[tuple[list
 
 
 def plain_texts(content: str | Conversation | Pair, flag: int = 0) -> list[str]:
-    """Return the text of a document.
-
-    Of a conversation: what is not special and has the flag. Of a pair: likewise of both answers, and
-    without a flag of the prompt.
-    """
+    """Return the texts of a document; of a chat only those with the flag, without special ones."""
     if isinstance(content, str):
         return [content]
     if isinstance(content, Conversation):
         pieces = [piece for piece in segments(content) if not piece.special]
         return [piece.text for piece in pieces if piece.flags & flag == flag]
-    chosen, rejected, shared = content.chosen, content.rejected, content.shared
-    texts = [] if flag else plain_texts(Conversation(chosen.messages[:shared], chosen.tools))
-    for side in (chosen, rejected):
-        texts += plain_texts(Conversation(side.messages[shared:]), flag)
+    texts = []
+    if not flag:
+        prompt = content.chosen.messages[: content.shared]
+        texts = plain_texts(Conversation(prompt, content.chosen.tools))
+    for side in (content.chosen, content.rejected):
+        texts += plain_texts(Conversation(side.messages[content.shared :]), flag)
     return texts
 
 
@@ -170,14 +167,14 @@ def prompt_ids(
     continued: bool = False,
     **variables: Any,
 ) -> list[int]:
-    """Return the ids of a conversation up to where the assistant answers.
+    """Return the ids of a conversation up to the assistant's answer.
 
-    The model's own chat template writes it. For Headlight's own models they are exactly the ids that
-    precede this answer in training.
+    For Headlight's own models they are exactly the ids before this answer in training.
 
-    variables: for the template; ours knows enable_thinking, which begins the thoughts.
-    continued: the last message is an answer to be continued.
-    Raises BadRecord; InputError for a model that has neither a template nor our special tokens.
+    - continued: the last message is an answer to continue.
+    - variables: for the template; ours has enable_thinking, which begins the thoughts.
+
+    Raises BadRecord; InputError for a model without a template and our special tokens.
     """
     conversation = checked_conversation(messages, tools)
     variables = {"add_generation_prompt": not continued} | variables
@@ -185,22 +182,26 @@ def prompt_ids(
     pieces = _pieces(tokenizer.chat, conversation, messages, tools, **variables)
     if continued:
         if conversation.messages[-1].role != "assistant" or variables.get("enable_thinking"):
-            raise BadRecord("only a message of the assistant can be continued, and without enable_thinking")
+            raise BadRecord(
+                "only a message of the assistant can be continued, and without enable_thinking"
+            )
         end = tokenizer.turn_end and tokenizer.backend.id_to_token(tokenizer.turn_end)
         ends = [i for i, piece in enumerate(pieces) if piece.special and piece.text == end]
-        pieces = pieces[: ends[-1]] if ends else pieces  # without the end of its turn
+        # without the end of its turn
+        pieces = pieces[: ends[-1]] if ends else pieces
     return tokenizer.encode_pieces([pieces])[0][0].tolist()
 
 
-def ids_after_answer(tokenizer: Tokenizer, messages: Sequence[dict] = (), **variables: Any) -> list[int]:
-    """Return what the template writes behind an answer: the end of its turn, and these messages.
+def ids_after_answer(
+    tokenizer: Tokenizer, messages: Sequence[dict] = (), **variables: Any
+) -> list[int]:
+    """Return the ids after an answer: the end of its turn, and these messages. Raises BadRecord.
 
-    The model writes the end of its turn itself, so what was read and written so far keeps its ids.
-    Raises BadRecord.
+    So the ids before them stay the same.
     """
     answer = f"{PRIVATE}."
-    asked = {"role": "user", "content": "."}
-    messages = [asked, {"role": "assistant", "content": answer}, *messages]
+    question = {"role": "user", "content": "."}
+    messages = [question, {"role": "assistant", "content": answer}, *messages]
     pieces = _pieces(tokenizer.chat, checked_conversation(messages), messages, **variables)
     pieces = [*itertools.dropwhile(lambda piece: answer not in piece.text, pieces)]
     if not pieces:
@@ -214,32 +215,30 @@ def ids_after_answer(tokenizer: Tokenizer, messages: Sequence[dict] = (), **vari
 
 
 class TextStream:
-    """The text of ids that come one after another: `add` each, then `end`.
-
-    The pieces joined are `decode(ids)`. A piece holds whole characters only: a character may take
-    several tokens, and the last of them brings it. So each token is decoded with those since the last
-    whole character, and with the ones before that, because a tokenizer may drop the space that a text
-    begins with.
-    """
+    """Decode ids one by one: `add` each, then `end`. The pieces joined are `decode(ids)`."""
 
     def __init__(self, tokenizer: Tokenizer):
         self.tokenizer = tokenizer
-        self._before = list[int]()  # the ids of the last whole characters
-        self._new = list[int]()  # ids that wait
+        # A character may take several tokens, so ids wait in `_new` until it is whole. They are
+        # decoded after the ids before, because a tokenizer may drop the space at the beginning.
+        self._before: list[int] = []
+        self._new: list[int] = []
 
     def add(self, token: int) -> str:
-        """Take the next token -> text that is whole by now and new; "" for a special token."""
+        """Add a token; return the new whole characters, "" for a special token."""
         if token in self.tokenizer.special_ids:
             return ""
         self._new.append(token)
         text = self.end()
-        if not text or text.endswith("\ufffd"):  # part of a character
+        # part of a character
+        if not text or text.endswith("\ufffd"):
             return ""
-        self._before, self._new = self._new, []
+        self._before = self._new
+        self._new = []
         return text
 
     def end(self) -> str:
-        """The rest, when no more tokens come: half a character, as replacement characters."""
+        """Return the rest after the last token: replacement characters for half a character."""
         if not self._new:
             return ""
         length = len(self.tokenizer.decode(self._before))
@@ -247,30 +246,25 @@ class TextStream:
 
 
 class Delta(NamedTuple):
-    """New text of an answer that is certain."""
+    """New text of an answer."""
 
     reasoning_content: str
     content: str
 
 
 class Reply:
-    """An answer while its tokens come: `add` each, without the one that ends the turn, then `end`.
+    """An answer, token by token: `add` each, without the one that ends the turn, then `end`.
 
         <think>⏎Six sevens.⏎</think>⏎⏎Let me see.⏎<tool_call>⏎{"name": …}⏎</tool_call><|im_end|>
                  reasoning_content      content                calls
 
-    The ids of the special tokens, which no text can have, say where a part begins. A special token
-    that is out of place, a call that was cut and one that cannot be read stay in the content, as text.
+    The ids of special tokens, which no text can have, begin a part. A special token in a wrong place
+    and a call that cannot be read stay in the content, as text.
 
-    reasoning_content, content: all of them so far. ids: all that were added.
-    calls: the text of each whole tool call.
-    tool_calls: those that can be read, {"name": …, "arguments": JSON text, as it was written} each.
-    thinking: thoughts have begun and not ended. stopped: one of `stops` was met.
-
-    prompt: the ids before the answer; they may have opened the thoughts.
-    stops: texts at which the content ends; they are not part of it.
-    tools: take calls out of the content.
-    is_chat: False for a text's continuation, which is all content.
+    - prompt: the ids before the answer; they may have begun the thoughts.
+    - stops: texts at which the content ends; they are not part of it.
+    - tools: take calls out of the content.
+    - is_chat: False for a text's continuation, which is all content.
     """
 
     def __init__(
@@ -282,27 +276,37 @@ class Reply:
         tools: bool = False,
         is_chat: bool = True,
     ):
-        self.tokenizer, self.stops, self.tools = tokenizer, stops, tools
-        self.ids = list[int]()
-        self.calls = list[str]()
-        self.tool_calls = list[dict[str, str]]()
-        self.reasoning_content = self.content = ""
+        self.tokenizer = tokenizer
+        self.stops = stops
+        self.tools = tools
+        self.ids: list[int] = []
+        # the text of each whole call, and {"name": …, "arguments": JSON text} of the valid ones
+        self.calls: list[str] = []
+        self.tool_calls: list[dict[str, str]] = []
+        self.reasoning_content = ""
+        self.content = ""
+        # one of `stops` was met
         self.stopped = False
         self._text = TextStream(tokenizer)
-        self._call: str | None = None  # the text of a call that has begun
-        self._given = [0, 0]  # characters of the thoughts and of the content
+        # the text of a call that has begun
+        self._call: str | None = None
+        # the characters of thoughts and content that were returned
+        self._returned = [0, 0]
         self._marks: dict[int, str] = {}
         for mark in (THINK, THINK_END, CALL, CALL_END) if is_chat else ():
             token = tokenizer.backend.token_to_id(mark)
-            if token is not None:  # foreign models lack some
+            # foreign models lack some
+            if token is not None:
                 self._marks[token] = mark
 
         special = tokenizer.special_ids | self._marks.keys()
         rest = [*itertools.takewhile(lambda token: token not in special, reversed(prompt))]
         opening = prompt[-len(rest) - 1] if len(rest) < len(prompt) else -1
         mark = self._marks.get(opening, "")
-        self.thinking = self._has_thoughts = mark == THINK
-        self._line_ends = 0  # so many, if they come next, belong to the mark before them
+        self.thinking = mark == THINK
+        self._has_thoughts = self.thinking
+        # this many of the next line ends belong to the mark before them
+        self._line_ends = 0
         after = tokenizer.decode(rest[::-1])
         if not after.strip("\n"):
             self._line_ends = max(0, LINE_ENDS.get(mark, 0) - len(after))
@@ -314,7 +318,7 @@ class Reply:
         return Message("assistant", self.content, self.reasoning_content, calls)
 
     def add(self, token: int) -> Delta:
-        """Take the next token -> what is certain by now and new."""
+        """Add a token; return the text that is certain now."""
         self.ids.append(token)
         if self.stopped:
             return Delta("", "")
@@ -327,16 +331,16 @@ class Reply:
         return self._new(is_end=False)
 
     def end(self) -> Delta:
-        """Return the rest, when no more tokens come."""
+        """Return the rest after the last token."""
         if self.stopped:
             return Delta("", "")
         self._write(self._text.end())
-        if self._call is not None:  # it was cut
+        # a call that was cut
+        if self._call is not None:
             self.content += CALL + self._call
         return self._new(is_end=True)
 
     def _write(self, text: str) -> None:
-        """Add text to the part that has begun."""
         while self._line_ends and text.startswith("\n"):
             text = text[1:]
             self._line_ends -= 1
@@ -350,11 +354,14 @@ class Reply:
             self.content += text
 
     def _write_mark(self, mark: str) -> None:
-        """Begin another part, or add the mark as text where it is out of place."""
-        has_begun = self._has_thoughts or self.content.strip() or self.calls or self._call is not None
+        # a mark begins another part; in a wrong place it is text
+        has_begun = (
+            self._has_thoughts or self.content.strip() or self.calls or self._call is not None
+        )
         self._line_ends = 0
         if mark == THINK and not has_begun:
-            self.thinking = self._has_thoughts = True
+            self.thinking = True
+            self._has_thoughts = True
             self._line_ends = LINE_ENDS[mark]
         elif mark == THINK_END and self.thinking:
             self.thinking = False
@@ -365,40 +372,47 @@ class Reply:
                 self.content += CALL + self._call
             self._call = ""
         elif mark == CALL_END and self._call is not None:
-            call, self._call = self._call, None
+            call = self._call
+            self._call = None
             self.calls.append(call.strip())
             try:
                 self.tool_calls.append(read_call(call))
-                self.content = self.content.removesuffix("\n")  # it separates content and calls
+                # a line end separates content and calls
+                self.content = self.content.removesuffix("\n")
             except (ValueError, RecursionError):
                 self.content += CALL + call + CALL_END
         else:
             self._write(mark)
 
     def _new(self, is_end: bool) -> Delta:
-        """Return what is certain and was not returned yet."""
-        begins = self._given
+        # text that is certain and was not returned yet
+        begins = self._returned
         for stop in self.stops:
             at = self.content.find(stop, max(0, begins[1] - len(stop) + 1))
             if at >= 0:
                 self.content = self.content[:at]
                 self.stopped = True
         ends = [len(self.reasoning_content), len(self.content)]
-        if not is_end:  # a line end, if the part ends here, belongs to the special token
+        # a line end belongs to the special token after it, if there is one
+        if not is_end:
             ends[0] -= self.thinking and self.reasoning_content.endswith("\n")
         if not is_end and not self.stopped:
             uncertain = [int(self.tools and self.content.endswith("\n"))]
-            for stop in self.stops:  # one may have begun
+            # a stop may have begun
+            for stop in self.stops:
                 uncertain += [n for n in range(1, len(stop)) if self.content.endswith(stop[:n])]
             ends[1] -= max(uncertain)
-        self._given = [max(*lengths) for lengths in zip(begins, ends, strict=True)]
+        self._returned = [max(*lengths) for lengths in zip(begins, ends, strict=True)]
         reasoning = self.reasoning_content[begins[0] : ends[0]]
         return Delta(reasoning, self.content[begins[1] : ends[1]])
 
 
-def read_reply(tokenizer: Tokenizer, ids: Sequence[int], prompt: Sequence[int] = (), *, tools: bool = False) -> Reply:
-    """A whole answer, up to the token that ends its turn; see Reply."""
-    reply, stops = Reply(tokenizer, prompt, tools=tools), tokenizer.stop_ids
+def read_reply(
+    tokenizer: Tokenizer, ids: Sequence[int], prompt: Sequence[int] = (), *, tools: bool = False
+) -> Reply:
+    """Read a whole answer, up to the token that ends its turn."""
+    reply = Reply(tokenizer, prompt, tools=tools)
+    stops = tokenizer.stop_ids
     for token in itertools.takewhile(lambda token: token not in stops, ids):
         reply.add(token)
     reply.end()
@@ -406,18 +420,19 @@ def read_reply(tokenizer: Tokenizer, ids: Sequence[int], prompt: Sequence[int] =
 
 
 def read_call(text: str) -> dict[str, str]:
-    """The text of a tool call -> {"name": …, "arguments": JSON text}. Raises ValueError, or BadRecord, which is one.
-
-    The arguments keep the letters in which they were written, so that the call is rendered as it was.
-    """
+    """Read a tool call: {"name": …, "arguments": JSON text}. Raises ValueError."""
     text = text.strip()
     (call,) = read_calls([json.loads(text)])
-    name, arguments = call["name"], call["arguments"]
-    if not isinstance(arguments, str):
-        written = text.removeprefix(f'{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": ')[:-1]
-        try:
-            json.loads(written)
-        except ValueError:  # the call has another form than the chat template's
-            written = json.dumps(arguments, ensure_ascii=False)
-        arguments = written
-    return {"name": name, "arguments": arguments}
+    name = call["name"]
+    arguments = call["arguments"]
+    if isinstance(arguments, str):
+        return {"name": name, "arguments": arguments}
+    # the arguments keep their spelling, so that rendering the call gives the same text
+    prefix = f'{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": '
+    spelled = text.removeprefix(prefix)[:-1]
+    try:
+        json.loads(spelled)
+    except ValueError:
+        # the call has another form than the chat template's
+        spelled = json.dumps(arguments, ensure_ascii=False)
+    return {"name": name, "arguments": spelled}

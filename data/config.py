@@ -11,24 +11,33 @@ from configs.loader import PathText, Section, Tag
 from data.reading.records import ROLES, USUAL
 from storyworld.recall import RecallDocuments
 
-MOST_TOKENS = 2**20  # of a vocabulary: the largest known ones have some 260,000
+# A vocabulary has at most this many tokens: the largest known ones have some 260,000.
+MOST_TOKENS = 2**20
 Split = Literal["train", "validation"]
 Name = Annotated[str, Field(min_length=1)]
 OnePath = Annotated[PathText, Field(min_length=1)]
 Paths = OnePath | Annotated[list[OnePath], Field(min_length=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Weight = Annotated[int, Field(ge=0, le=100)]
-# What is asked about a story, and the small tasks of storyworld/drills.py; docs/data_formats.md shows each.
-QuestionClass = Literal["who_has", "where", "who_wanted", "who_said", "first", "feeling", "yes_no", "who_did"]
+# The classes of questions about a story, and the small tasks of storyworld/drills.py.
+# docs/data_formats.md shows each.
+QuestionClass = Literal[
+    "who_has", "where", "who_wanted", "who_said", "first", "feeling", "yes_no", "who_did"
+]
 Drill = Literal[
-    "words", "pairs", "ask_pairs", "by_name", "ask_by_name", "crowds", "told_crowds", "compare", "judge", "one_fact"
+    "words", "pairs", "ask_pairs", "by_name", "ask_by_name",
+    "crowds", "told_crowds", "compare", "judge", "one_fact",
 ]  # fmt: skip
 
 
 def _check_shares(drills: dict[str, float]) -> dict[str, float]:
-    if (total := sum(drills.values())) > 1:
-        raise ValueError(f"drills are shares of all chats, and these are {total:g} in all: make them 1 at most")
-    return {name: drills[name] for name in get_args(Drill) if name in drills}  # the order decides which chat is which
+    total = sum(drills.values())
+    if total > 1:
+        raise ValueError(
+            f"drills are shares of all chats, and these are {total:g} in all: make them 1 at most"
+        )
+    # the order decides which chat is of which drill
+    return {name: drills[name] for name in get_args(Drill) if name in drills}
 
 
 Drills = Annotated[dict[Drill, Share], AfterValidator(_check_shares)]
@@ -40,11 +49,11 @@ class CourseStep(Section):
     weight: float = Field(1.0, ge=1e-6)
     """Share of the documents, relative to the other steps."""
     drills: Drills = Field({})
-    """Instead of the drills of the source."""
+    """Drills of this step, in place of those of the source."""
 
 
 class StoryworldSource(Section):
-    """The built-in corpus: stories that are made while you wait. Their entropy, the lowest possible loss, is known."""
+    """The built-in corpus: generated stories. Their entropy, the lowest possible loss, is known."""
 
     kind: Literal["storyworld"] = "storyworld"
     """The built-in world."""
@@ -57,50 +66,57 @@ class StoryworldSource(Section):
     level: Literal[1, 2] = 1
     """1 = short stories of three friends | 2 = longer stories, more friends."""
     chats: Literal["mixed", "questions"] = "mixed"
-    """With records: conversations. mixed = stories on request, questions, longer talks | questions = many about each
-    story, to answer well after little training."""
+    """With records: conversations. mixed = stories on request, questions, longer talks | questions
+    = many about each story, to answer well after little training."""
     questions: int = Field(8, ge=1, le=100)
     """chats: questions. Questions about each story, at most."""
     told: Share = 0.0
-    """chats: questions. Share of conversations in which the assistant tells the story. In the others it is given."""
+    """chats: questions. Share of conversations in which the assistant tells the story. In the
+    others, the user gives it."""
     told_weight: Literal[0, 1] = 0
     """chats: questions. 1: the stories that the assistant tells are trained on as well."""
     echoed: Share = 0.0
-    """chats: questions. Share of the told stories that say names again, next to what is said of them, to train on."""
+    """chats: questions. Share of the told stories in which names are repeated after facts about
+    them; only these names are trained on."""
     class_weights: dict[QuestionClass, Weight] = Field({}, examples=[{"yes_no": 3, "feeling": 6}])
-    """chats: questions. How often which class of questions is asked, after the first. Those that are not named: 3 for
+    """chats: questions. Weight of each class of questions, after the first question. Default: 3 for
     who_has and where, 1 for the others."""
     repeats: float = Field(0.0, ge=0, lt=1)
-    """Share of documents that are random words, told repeatedly: heads learn to copy. Chats, too."""
+    """Share of documents (or chats) of repeated random words, from which heads learn to copy."""
     drills: Drills = Field({}, examples=[{"words": 0.2, "pairs": 0.4}])
-    """With records: conversations. Chats that train one small skill, each with its share of all chats."""
+    """With records: conversations. Chats that train one small skill, each with its share of all
+    chats."""
     course: list[CourseStep] = Field([], max_length=100)
-    """Steps from easy to difficult, each with drills of its own. Empty = the same drills all the way. Needs
-    data.shuffle: false."""
+    """Steps from easy to difficult, each with drills of its own. Empty = the same drills all the
+    way. Needs data.shuffle: false."""
     checked: Share = 0.0
     """With chats: questions, share of the answers after which the same is asked as yes or no."""
     other_names: Share = 0.0
-    """Share of training documents with names of other forms (Ubora, Bororuzi), so that the model copies any name."""
+    """Share of training documents with names of other forms (Ubora, Bororuzi), so that the model
+    copies any name."""
     recall: RecallDocuments | None = Field(
-        None, examples=[{"people": 6, "facets": 2, "values": 8, "questions": 12, "several": 0.5}]
+        None,
+        examples=[{"people": 6, "facets": 2, "values": 8, "questions": 12, "several": 0.5}],
     )
-    """Instead of stories: facts, then questions about them with exact answers. null = stories."""
+    """In place of stories: facts, then questions about them with exact answers. null = stories."""
 
     @model_validator(mode="after")
     def _check_recall(self) -> StoryworldSource:
         if self.recall is not None and self.repeats:
-            raise ValueError("repeats and recall are two kinds of documents: set repeats: 0.0, or recall: null")
+            raise ValueError(
+                "repeats and recall are two kinds of documents: set repeats: 0.0, or recall: null"
+            )
         return self
 
 
 class _WithText(Section):
-    """What files and datasets share: records with a field of text."""
+    """Keys of files and datasets: records with a field of text."""
 
     text_field: str = "text"
     """Key of a record that holds its text (a.b for one inside another)."""
     document_start: str | None = Field(None, max_length=1000)
-    """Regular expression for the text of a record that begins a document; the records up to the next one belong to
-    it."""
+    """Regular expression for the text of a record that begins a document; the records up to the
+    next one belong to it."""
     max_records: int | None = Field(None, ge=1)
     """Read only this many records. null = all."""
 
@@ -150,7 +166,10 @@ class HubSource(_WithText):
     @model_validator(mode="after")
     def _check_splits(self) -> HubSource:
         if self.split == self.validation_split:
-            raise ValueError(f"validation_split is {self.split}, the split that is trained on: name another, or null")
+            raise ValueError(
+                f"validation_split is {self.split}, the split that is trained on: name another, "
+                "or null"
+            )
         return self
 
 
@@ -160,22 +179,24 @@ class MixPart(Section):
     weight: float = Field(1.0, ge=1e-6)
     """Share of the mix's text, relative to the other weights."""
     source: Annotated[StoryworldSource | FilesSource | HubSource, Field(discriminator="kind")]
-    """Where this part comes from."""
+    """Source of this part."""
 
 
 class MixSource(Section):
-    """Several sources, mixed document by document. The weights say how much of the text comes from each."""
+    """Several sources, mixed document by document. The weights are their shares of the text."""
 
     kind: Literal["mix"]
     """Several sources."""
     parts: list[MixPart] = Field(min_length=1)
     """The sources: [{weight: 3, source: {kind: …}}, …]."""
     stopping_strategy: Literal["first_exhausted", "all_exhausted"] = "first_exhausted"
-    """first_exhausted: the mix ends with the first part that ends, nothing is repeated | all_exhausted: a part that
-    ends begins again, until the last one has ended."""
+    """first_exhausted: the mix ends with the first part that ends, nothing is repeated |
+    all_exhausted: a part that ends begins again, until the last one has ended."""
 
 
-Source = Annotated[StoryworldSource | FilesSource | HubSource | MixSource, Field(discriminator="kind")]
+Source = Annotated[
+    StoryworldSource | FilesSource | HubSource | MixSource, Field(discriminator="kind")
+]
 
 
 class TokenizerConfig(Section):
@@ -183,20 +204,24 @@ class TokenizerConfig(Section):
     pretrained: an existing tokenizer.json."""
 
     kind: Literal["bpe", "char", "byte", "pretrained"] = "bpe"
-    """bpe: pieces of words, learned from the text | char: one token per character | byte: one per byte | pretrained: an
-    existing one."""
+    """bpe: pieces of words, learned from the text | char: one token per character | byte: one per
+    byte | pretrained: an existing one."""
     vocab_size: int | None = Field(None, ge=320, le=MOST_TOKENS)
-    """bpe: number of tokens to learn (null: 2048), rounded up to a multiple of 64. pretrained: the least number of
-    tokens."""
+    """bpe: number of tokens to learn (null: 2048), rounded up to a multiple of 64. pretrained: the
+    least number of tokens."""
     train_bytes: int = Field(8_000_000, ge=1000)
     """Bytes of text, from all over the corpus, that bpe learns from."""
     path: Annotated[PathText | None, Tag.RUNTIME] = None
-    """pretrained: a tokenizer.json, or a directory or run that holds one. null = that of init_from."""
+    """pretrained: a tokenizer.json, or a directory or run that holds one. null = that of
+    init_from."""
 
     @model_validator(mode="after")
     def _check_path(self) -> TokenizerConfig:
         if (self.path is None) == (self.kind == "pretrained"):
-            raise ValueError("path: name a tokenizer.json (or set init_from) with kind: pretrained, and only then")
+            raise ValueError(
+                "path: name a tokenizer.json (or set init_from) with kind: pretrained, and only "
+                "then"
+            )
         return self
 
 
@@ -210,14 +235,16 @@ class DataConfig(Section):
             {"kind": "hub", "name": "roneneldan/TinyStories", "validation_split": "validation"},
         ],
     )
-    """Where the text comes from: a path such as my.txt or a folder, or {kind: storyworld | files | hub | mix, …}
+    """The text: a path such as my.txt or a folder, or {kind: storyworld | files | hub | mix, …}
     (docs/data_formats.md)."""
     records: Literal["text", "conversations", "pairs"] = "text"
-    """text: train on every token | conversations: only on what the assistant says | pairs: a better and a worse answer
-    to one prompt (train.dpo)."""
-    chat_fields: dict[str, Name | None] = Field({}, examples=[{"messages": "data", "user": "customer"}])
-    """Conversations and pairs: what your records call a field or a role, where it has no usual name. null = leave it
-    out."""
+    """text: train on every token | conversations: only on the assistant's messages | pairs: a
+    better and a worse answer to one prompt (train.dpo)."""
+    chat_fields: dict[str, Name | None] = Field(
+        {}, examples=[{"messages": "data", "user": "customer"}]
+    )
+    """Conversations and pairs: the names of fields and roles in your records, if they are unusual.
+    null = ignore the field."""
     tokenizer: TokenizerConfig = TokenizerConfig()
     """How text becomes numbers (tokens)."""
     sequence_length: int = Field(256, ge=2)
@@ -231,8 +258,8 @@ class DataConfig(Section):
     validation_fraction: float = Field(0.1, gt=0, lt=1)
     """Share of files and datasets that is held out, to test the model on."""
     rows_joined: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"
-    """Conversations: this many rows become one long row, so that less of it is padding. auto = the fewest that fill 95
-    % of it (needs isolate_documents) | 1 = none."""
+    """Conversations: this many rows become one long row, so that less of it is padding. auto = the
+    fewest that fill 95 % of it (needs isolate_documents) | 1 = none."""
     too_long: Literal["truncate", "drop"] = "truncate"
     """Conversations longer than a row: truncate (to whole turns) | drop."""
     drop_duplicates: bool = False
@@ -242,20 +269,37 @@ class DataConfig(Section):
 
     @model_validator(mode="after")
     def _check_together(self) -> DataConfig:
-        parts = [part.source for part in self.source.parts] if isinstance(self.source, MixSource) else [self.source]
-        if self.shuffle and any(isinstance(part, StoryworldSource) and part.course for part in parts):
-            raise ValueError("source.course goes from easy to difficult, in that order: set data.shuffle: false")
-        if self.chat_fields and (self.records == "text" or not self.chat_fields.keys() <= USUAL.keys() | ROLES.keys()):
-            raise ValueError(f"chat_fields can name {', '.join(USUAL)} and roles, of chats and pairs (data.records)")
+        sources: list = [self.source]
+        if isinstance(self.source, MixSource):
+            sources = [part.source for part in self.source.parts]
+        if self.shuffle:
+            for source in sources:
+                if isinstance(source, StoryworldSource) and source.course:
+                    raise ValueError(
+                        "source.course goes from easy to difficult, in that order: set "
+                        "data.shuffle: false"
+                    )
+        unknown = self.chat_fields.keys() - USUAL.keys() - ROLES.keys()
+        if self.chat_fields and (self.records == "text" or unknown):
+            raise ValueError(
+                f"chat_fields can name {', '.join(USUAL)} and roles, of chats and pairs "
+                "(data.records)"
+            )
         if self.restart_positions and not self.isolate_documents:
-            raise ValueError("restart_positions needs isolate_documents: true, or two tokens have the same position")
+            raise ValueError(
+                "restart_positions needs isolate_documents: true, or two tokens have the same "
+                "position"
+            )
         if self.rows_joined not in ("auto", 1) and not self.isolate_documents:
-            raise ValueError("rows_joined needs isolate_documents: true, or a document sees further back than a row")
+            raise ValueError(
+                "rows_joined needs isolate_documents: true, or a document sees further back than "
+                "a row"
+            )
         return self
 
 
 class CorpusConfig(Section, extra="ignore"):
-    """What data.prepare and data.inspect read of a run's config. RunConfig in train/config.py describes the keys."""
+    """The keys of a run's config that data.prepare and data.inspect read; see train/config.py."""
 
     output_dir: PathText = "runs"
     seed: int = Field(0, ge=0, lt=2**63)

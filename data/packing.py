@@ -1,10 +1,9 @@
-"""Documents -> fixed-length rows that know their document boundaries.
+"""Cut documents into fixed-length rows that keep their document boundaries.
 
 The shards of a split are one long stream:   bos doc eos  bos doc eos  bos doc …
-Pretraining cuts it into rows of T tokens, wherever the cuts fall; if all documents have T tokens, between them. Every
-document begins with the bos token, and plain text never produces one. So a row needs no index: a boundary is where a
-bos token is.
-Conversations stay whole: several share a row where they fit, and padding fills the rest.
+Pretraining cuts it into rows of T tokens, anywhere in a document. Plain text never produces a bos
+token, so a row needs no index: a bos token is a boundary. Conversations stay whole: several share a
+row if they fit, and padding fills the rest.
 """
 
 from __future__ import annotations
@@ -23,17 +22,15 @@ from data.config import Split
 from data.tokenizer import Tokenizer
 
 SIDES = ("chosen", "rejected")
-NEIGHBORS = 64  # conversations that are packed together where their order is kept
+# This many neighbours are packed together if conversations keep their order.
+NEIGHBORS = 64
 
 
 class TokenStream:
-    """The shards of one split, read as if they were one array of `len(stream)` token ids.
-
-    The files are memory-mapped: the system reads what is needed, and keeps what is read again. They stay readable when
-    they are deleted. (Cut off while it is mapped, a file would kill the process; nothing here does that.)
-    """
+    """The shards of one split, read as if they were one array of `len(stream)` token ids."""
 
     def __init__(self, shards: list[Path], dtype: str, flags: list[Path] | None = None):
+        # memory-mapped: the system reads parts on demand and caches them
         self._shards = [np.memmap(path, dtype, "r") for path in shards]
         self._flags = [np.memmap(path, "uint8", "r") for path in flags or []]
         self._ends = np.cumsum([len(shard) for shard in self._shards])
@@ -42,32 +39,37 @@ class TokenStream:
         return int(self._ends[-1]) if len(self._ends) else 0
 
     def read(self, start: int, length: int) -> np.ndarray:
-        """int64 ids of positions start … start + length - 1; the end of the stream joins its beginning."""
+        """Read ids (length,) int64. The stream is a circle."""
         return self._read(self._shards, start, length).astype(np.int64)
 
     def read_flags(self, start: int, length: int) -> np.ndarray:
-        """uint8 flags (data.chat) of the same positions, where the stream holds conversations."""
+        """Read uint8 flags (data.chat) of conversations."""
         return self._read(self._flags, start, length)
 
     def read_labels(self, start: int, length: int) -> np.ndarray:
-        """The ids of the same positions, those that are trained on; else IGNORED."""
-        return np.where(self.read_flags(start, length) & TRAINED, self.read(start, length), IGNORED)
+        """Read the ids that are trained on; the others are IGNORED."""
+        is_trained = self.read_flags(start, length) & TRAINED
+        return np.where(is_trained, self.read(start, length), IGNORED)
 
     def documents(self, bos_id: int) -> tuple[np.ndarray, np.ndarray]:
-        """Where documents begin, which is where a bos token is, and their sizes, each (N,)."""
+        """Find the starts of documents (their bos tokens) and their sizes, each (N,)."""
         begins = [0, *self._ends[:-1]]
-        parts = [np.flatnonzero(shard == bos_id) + begin for shard, begin in zip(self._shards, begins, strict=True)]
+        parts = []
+        for shard, begin in zip(self._shards, begins, strict=True):
+            parts.append(np.flatnonzero(shard == bos_id) + begin)
         starts = np.concatenate(parts)
         return starts, np.diff(starts, append=len(self))
 
     def _read(self, arrays: Sequence[np.ndarray], start: int, length: int) -> np.ndarray:
-        pieces, total = [], len(self)
+        pieces = []
         while length > 0:
-            start %= total
+            start %= len(self)
             shard = int(np.searchsorted(self._ends, start, side="right"))
+            # a negative start: counted from the end of this shard
             piece = arrays[shard][start - int(self._ends[shard]) :][:length]
             pieces.append(piece)
-            start, length = start + len(piece), length - len(piece)
+            start += len(piece)
+            length -= len(piece)
         return np.concatenate(pieces)
 
 
@@ -75,8 +77,8 @@ class TokenStream:
 class PreparedData:
     """A prepared corpus: its tokenizer, the manifest, and two streams of tokens.
 
-    manifest[split] holds: documents; tokens; trained_tokens, those that can be targets; bytes, of the text that these
-    stand for; bytes_per_token; shards, file name -> sha256.
+    manifest[split] has the numbers of documents, tokens, trained_tokens (those that can be
+    targets) and their bytes; bytes_per_token; and shards, file name -> sha256.
     """
 
     directory: Path
@@ -84,51 +86,68 @@ class PreparedData:
     tokenizer: Tokenizer
 
     def stream(self, split: Split) -> TokenStream:
-        """The tokens of a split."""
+        """Open the tokens of a split."""
         shards = [self.directory / name for name in self.manifest[split]["shards"]]
-        ids, flags = ([shard for shard in shards if shard.suffix == kind] for kind in (".bin", ".flags"))
+        ids = [shard for shard in shards if shard.suffix == ".bin"]
+        flags = [shard for shard in shards if shard.suffix == ".flags"]
         return TokenStream(ids, self.manifest["dtype"], flags)
 
 
 class DocumentRows:
-    """The stream cut into rows of T tokens: every token exactly once an epoch, padding in the last row only.
+    """The stream cut into rows of T tokens: each token once an epoch, padding in the last row only.
 
-    An epoch has `per_epoch` rows of `length` tokens. Row `index` is (ids, labels), each (T,) int64. The stream is a
-    circle, and each epoch starts at another of its `offsets` places. So each epoch has other rows. in_order: each
-    starts at its beginning. held_out: as well, and rows overlap by one token, so that each token is predicted exactly
-    once: a row's first token has nothing before it, and is predicted as the last label of the row before.
+    An epoch has `per_epoch` rows. It starts at one of `offsets` places of the circle, so epochs
+    have different rows. in_order: each starts at the beginning. held_out: so does each.
     """
 
     def __init__(
-        self, stream: TokenStream, length: int, bos_id: int, pad_id: int, in_order: bool = False, held_out: bool = False
+        self,
+        stream: TokenStream,
+        length: int,
+        bos_id: int,
+        pad_id: int,
+        in_order: bool = False,
+        held_out: bool = False,
     ):
-        self.stream, self.length, self.bos_id, self.pad_id, self.stride = stream, length, bos_id, pad_id, length
-        self.per_epoch, self.offsets = -(-len(stream) // length), 1 if in_order or held_out else len(stream)
+        self.stream = stream
+        self.length = length
+        self.bos_id = bos_id
+        self.pad_id = pad_id
+        # Held-out rows overlap by one token. The first token of a row has no context, so the row
+        # before predicts it as its last label: each token is predicted once.
+        self.stride = length - 1 if held_out else length
+        self.offsets = 1 if in_order or held_out else len(stream)
+        self.per_epoch = -(-len(stream) // length)  # rounded up
         if held_out:
-            self.per_epoch, self.stride = rows_within(len(stream), length), length - 1
+            self.per_epoch = rows_within(len(stream), length)
 
     def row(self, index: int, offset: int = 0) -> tuple[np.ndarray, np.ndarray]:
+        """Return (ids, labels) of a row, each (T,) int64."""
         start = index * self.stride
         length = min(self.length, len(self.stream) - start)
-        ids = np.pad(self.stream.read(offset + start, length), (0, self.length - length), constant_values=self.pad_id)
+        ids = self.stream.read(offset + start, length)
+        ids = np.pad(ids, (0, self.length - length), constant_values=self.pad_id)
         # nothing predicts where the next document starts
-        return ids, np.where((ids == self.bos_id) | (ids == self.pad_id), IGNORED, ids)
+        is_ignored = (ids == self.bos_id) | (ids == self.pad_id)
+        return ids, np.where(is_ignored, IGNORED, ids)
 
 
 def rows_within(tokens: int, length: int) -> int:
-    """How many held-out rows this many tokens make; at least one."""
+    """Return the number of held-out rows for this many tokens; at least one."""
     return max(1, -(-(tokens - 1) // (length - 1)))
 
 
 class ConversationRows:
-    """Conversations, packed whole. One that is longer than a row is cut after the last assistant turn that fits.
-    It is left out where no token that is trained on is left, or with too_long="drop". in_order: a row holds
-    conversations that (nearly) follow each other. every: 2 reads only the first of two conversations, the better
-    answer of a pair. Raises InputError when no conversation is left.
+    """Conversations, packed whole; row `index` is (ids, labels), each (T,) int64.
 
-    `cut`, `dropped`: how many. `sizes`: the tokens of each that are in a row. `trained`: how many of all are trained
-    on. `members`: the conversations of each row.
+    - in_order: a row holds conversations that (nearly) follow each other.
+    - every: 2 reads only the first of two conversations, the better answer of a pair.
+    - noun: names the conversations in the error.
+
+    Raises InputError if no conversation has an answer to train on.
     """
+
+    offsets = 1
 
     def __init__(
         self,
@@ -139,34 +158,45 @@ class ConversationRows:
         too_long: Literal["truncate", "drop"],
         in_order: bool = False,
         every: int = 1,
-        what: str = "conversations",
+        noun: str = "conversations",
     ):
-        self.stream, self.pad_id, self.offsets, self.every = stream, pad_id, 1, every
-        self._longest, self._in_order = length, in_order
+        self.stream = stream
+        self.pad_id = pad_id
+        self.every = every
+        self._longest = length
+        self._in_order = in_order
         starts, sizes = (array[::every] for array in stream.documents(bos_id))
+        # a conversation longer than a row is cut after the last assistant turn that fits
         long = np.flatnonzero(sizes > length)
         for i in long:
             ends = np.flatnonzero(stream.read_flags(int(starts[i]), length) & MAY_END)
             sizes[i] = ends[-1] + 1 if len(ends) and too_long == "truncate" else 0
         trained = trained_tokens(stream, starts, sizes)
-        sizes[trained == 0] = 0  # a row of these alone would have a loss of 0 / 0
+        # a row of these alone would have a loss of 0 / 0
+        sizes[trained == 0] = 0
+        if not sizes.any():
+            raise InputError(
+                f"data.sequence_length: none of {len(sizes):,} {noun} has an answer to train on "
+                f"within a row of {length} tokens: raise it"
+            )
+        # numbers of conversations
         self.dropped = int((sizes == 0).sum())
         self.cut = int((sizes[long] > 0).sum())
-        if not sizes.any():
-            problem = f"none of {len(sizes):,} {what} has an answer to train on within a row of {length} tokens"
-            raise InputError(f"data.sequence_length: {problem}: raise it")
-        self._starts, self.sizes, self.trained = starts, sizes, int(trained.sum())
+        # the trained tokens of all, and the tokens of each conversation that are in a row
+        self.trained = int(trained.sum())
+        self.sizes = sizes  # (N,)
+        self._starts = starts
         self.join(1)
 
     def join(self, rows: int) -> float:
-        """Join this many rows into one from now on. Returns the share of real tokens in an epoch."""
+        """Join this many rows into one. Returns the share of tokens that are not padding."""
         self.length = self._longest * rows
         together = NEIGHBORS if self._in_order else len(self.sizes)
-        self.members = [
-            [first + item for item in row]
-            for first in range(0, len(self.sizes), together)
-            for row in best_fit(self.sizes[first : first + together], self.length)
-        ]
+        # the conversations of each row
+        self.members = []
+        for first in range(0, len(self.sizes), together):
+            for row in best_fit(self.sizes[first : first + together], self.length):
+                self.members.append([first + item for item in row])
         self.per_epoch = len(self.members)
         return float(self.sizes.sum()) / (self.per_epoch * self.length)
 
@@ -175,30 +205,39 @@ class ConversationRows:
         ids = np.concatenate([self.stream.read(*span) for span in spans])
         labels = np.concatenate([self.stream.read_labels(*span) for span in spans])
         padding = (0, self.length - len(ids))
-        return np.pad(ids, padding, constant_values=self.pad_id), np.pad(labels, padding, constant_values=IGNORED)
+        ids = np.pad(ids, padding, constant_values=self.pad_id)
+        return ids, np.pad(labels, padding, constant_values=IGNORED)
 
 
 Rows = DocumentRows | ConversationRows
 
 
 class Pairs:
-    """The pairs of a stream of which both conversations fit into `longest` tokens and have an answer to train on.
-    left_out: how many do not. Raises InputError if none does.
+    """The pairs of a stream with two answers to train on, each within `longest` tokens.
+
+    left_out: the number of other pairs. Raises InputError if no pair is left.
     """
 
     offsets = 1
 
     def __init__(self, stream: TokenStream, longest: int, bos_id: int):
         starts, sizes = stream.documents(bos_id)
-        spans = np.stack([starts, sizes], axis=1).reshape(-1, 2, 2)
-        fits = ((sizes <= longest) & (trained_tokens(stream, starts, sizes) > 0)).reshape(-1, 2).all(axis=1)
+        spans = np.stack([starts, sizes], axis=1).reshape(-1, 2, 2)  # pair, answer, (start, size)
+        has_answer = trained_tokens(stream, starts, sizes) > 0
+        fits = ((sizes <= longest) & has_answer).reshape(-1, 2).all(axis=1)
         if not fits.any():
-            raise InputError(f"data.sequence_length: none of {len(spans):,} pairs fits into {longest} tokens: raise it")
-        self._stream, self._spans = stream, spans[fits]  # pair, answer, (start, size)
-        self.length, self.per_epoch, self.left_out = 2 * longest, len(self._spans), int((~fits).sum())
+            raise InputError(
+                f"data.sequence_length: none of {len(spans):,} pairs fits into {longest} tokens: "
+                "raise it"
+            )
+        self._stream = stream
+        self._spans = spans[fits]
+        self.length = 2 * longest
+        self.per_epoch = len(self._spans)
+        self.left_out = int((~fits).sum())
 
     def row(self, index: int, offset: int = 0) -> dict[str, np.ndarray]:
-        """chosen_input_ids, chosen_labels, rejected_input_ids and rejected_labels of a pair, each (t,) int64."""
+        """Return input_ids and labels of both sides, "chosen_input_ids" …, each (t,)."""
         row: dict[str, np.ndarray] = {}
         for side, (start, size) in zip(SIDES, self._spans[index].tolist(), strict=True):
             row[f"{side}_input_ids"] = self._stream.read(start, size)
@@ -207,42 +246,51 @@ class Pairs:
 
 
 def trained_tokens(stream: TokenStream, starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """(N,) how many tokens of each conversation are trained on, of its first `sizes` tokens."""
+    """Count the trained tokens in the first `sizes` tokens of each conversation: (N,)."""
     flags = np.append(stream.read_flags(0, len(stream)) & TRAINED, np.uint8(0))
     bounds = np.stack([starts, starts + sizes], axis=1).ravel()
+    # reduceat also sums between conversations: every second sum is one of ours
     return np.where(sizes > 0, np.add.reduceat(flags, bounds, dtype=np.int64)[::2], 0)
 
 
 def best_fit(sizes: np.ndarray, capacity: int) -> list[list[int]]:
-    """The items in each row; those of size 0 are left out. Best-fit decreasing: the longest first, each into the
-    fullest row that still has room. Within a row, and among rows, the order is that of the items."""
+    """Pack items into rows; return the items of each row, without those of size 0.
+
+    Best-fit decreasing: the longest first, each into the fullest row that still has room.
+    """
     rows: list[list[int]] = []
-    with_room: list[list[int]] = [[] for _ in range(capacity + 1)]  # room -> rows with exactly that much
-    has_room = np.zeros(capacity + 1, dtype=bool)  # whether there is such a row
-    has_room[capacity] = True  # a new one
+    # rows_with[room]: the rows with exactly this much room; has_row[room]: there is one
+    rows_with: list[list[int]] = [[] for _ in range(capacity + 1)]
+    has_row = np.zeros(capacity + 1, dtype=bool)
+    has_row[capacity] = True  # a new row
     for item in np.argsort(-sizes, kind="stable").tolist():
-        if (size := int(sizes[item])) == 0:
+        size = int(sizes[item])
+        if size == 0:
             break
-        room = size + int(has_room[size:].argmax())
+        room = size + int(has_row[size:].argmax())
         if room == capacity:
             rows.append([])
             row = len(rows) - 1
         else:
-            row = with_room[room].pop()
-            has_room[room] = bool(with_room[room])
+            row = rows_with[room].pop()
+            has_row[room] = bool(rows_with[room])
         rows[row].append(item)
-        with_room[room - size].append(row)
-        has_room[room - size] = True
+        rows_with[room - size].append(row)
+        has_row[room - size] = True
     return sorted(sorted(row) for row in rows)
 
 
 def document_starts(documents: np.ndarray) -> np.ndarray:
-    """(B, T) document numbers -> (B, N) int32 places at which documents begin in each row, filled up with T.
+    """Return the starts of documents, (B, N) int32, for document numbers (B, T).
 
-    0 0 1 1 1 -> 0 2 5 5 5 5 5 5. N is a power of two, 8 or more, so that a compiled model meets few shapes.
+    0 0 1 1 1 -> 0 2 5 5 5 5 5 5, filled up with T.
     """
-    begins = np.diff(documents, axis=1, prepend=documents[:, :1] - 1) != 0
-    most, length = int(begins.sum(axis=1).max()), documents.shape[1]
-    starts = np.sort(np.where(begins, np.arange(length, dtype=np.int32), np.int32(length)), axis=1)
-    wanted = max(8, 1 << (most - 1).bit_length())
-    return np.pad(starts[:, :wanted], ((0, 0), (0, max(0, wanted - length))), constant_values=length)
+    length = documents.shape[1]
+    begins = np.diff(documents, axis=1, prepend=documents[:, :1] - 1) != 0  # (B, T)
+    places = np.where(begins, np.arange(length, dtype=np.int32), np.int32(length))
+    starts = np.sort(places, axis=1)
+    # N is a power of two, 8 or more, so that a compiled model meets few shapes
+    most = int(begins.sum(axis=1).max())
+    width = max(8, 1 << (most - 1).bit_length())
+    missing = max(0, width - length)
+    return np.pad(starts[:, :width], ((0, 0), (0, missing)), constant_values=length)

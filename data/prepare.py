@@ -1,14 +1,12 @@
-"""Documents -> token shards on disk, with a manifest. `python -m data.prepare configs/x.yaml`
+"""Tokenize documents into shards on disk, with a manifest: `python -m data.prepare configs/x.yaml`
 
-Prepared data is in <output_dir>/.prepared/<key>/. The key is a hash of everything that the shards depend on, the
-text included. So a changed file or tokenizer makes a new entry, and nothing stale is read. A shard is a plain array of
-token ids. For conversations, a second array holds flags, one byte a token. The shards of both splits end at the same
-document. manifest.json comes last: without it the data is unfinished.
+Prepared data is in <output_dir>/.prepared/<key>/. The key is a hash of everything that the shards
+depend on, the text included. A shard is a plain array of token ids; for conversations, a second
+array holds flags, one byte a token. manifest.json comes last: without it the data is unfinished.
 
-The same command on several machines with one disk shares the work. Each reads all of the text, because where a shard
-ends depends on what is before it, and encodes the shards that no other process is at: 00007.lock is held while shard 7
-is encoded, and 00007.json is written when it is on disk. A lock ends with its process, so the shard of a killed one is
-taken over, and whoever comes last writes the manifest. The bytes are those of one process.
+The same command on several machines with one disk shares the work, and writes the same bytes. Each
+reads all of the text, because the end of a shard depends on the text before it, and encodes the
+shards that no other process works on.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext, suppress
 from dataclasses import asdict
-from itertools import chain, groupby
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,19 +42,25 @@ from storyworld import STORYWORLD_VERSION
 
 FORMAT_VERSION = 7
 SPLITS: tuple[Split, ...] = ("train", "validation")
-SHARD_TOKENS = 20_000_000  # about, which wait in memory, 4 or 5 bytes each
-BATCH = 1 << 20  # characters encoded at a time, on all cores
+# A shard has about this many tokens. They are kept in memory, at 4 or 5 bytes each.
+SHARD_TOKENS = 20_000_000
+# All cores together encode this many characters at a time.
+BATCH = 1 << 20
 MANIFEST = "manifest.json"
-EXCERPT = 1 << 14  # characters of a long document that a tokenizer learns from at a time
-PACKED = 4  # how much larger than its file a compressed text may be, about
+# A tokenizer learns from excerpts of this many characters of a long document.
+EXCERPT = 1 << 14
+# A compressed text is about this many times larger than its file.
+PACKED = 4
 
 
-def prepare(config: DataConfig, output_dir: Path, show_progress: bool = True, together: bool = False) -> PreparedData:
-    """Tokenize the corpus, continue where this was interrupted, or find it prepared.
+def prepare(
+    config: DataConfig, output_dir: Path, show_progress: bool = True, together: bool = False
+) -> PreparedData:
+    """Tokenize the corpus, continue where this was interrupted, or open it if it is prepared.
 
-    Every process of a run may call this at the same time: the first one prepares, the others wait for it at a lock.
-    show_progress: say that it waits. together: do not wait, but take a part of the work: for other machines, because
-    one process encodes on all cores. Raises InputError for a source that cannot be read or holds too little.
+    Every process of a run may call this: the first one prepares, the others wait at a lock.
+    together: take a part of the work instead, on another machine (one process uses all cores).
+    Raises InputError for a source that cannot be read or holds too little.
     """
     tokenizer = config.tokenizer.model_dump()
     if config.tokenizer.path is not None:
@@ -65,12 +69,18 @@ def prepare(config: DataConfig, output_dir: Path, show_progress: bool = True, to
         "format": FORMAT_VERSION,
         "source": source_identity(config.source),
         "tokenizer": tokenizer,
-        # texts do not depend on it: their runs can be continued whatever it is
+        # texts do not depend on it: their runs can be continued with any version
         "chat_template": 1 if config.records == "text" else CHAT_TEMPLATE_VERSION,
-        **config.model_dump(include={"records", "validation_fraction", "drop_duplicates", "on_bad_record"}),
-        **({"chat_fields": config.chat_fields} if config.chat_fields else {}),  # older runs have none
+        "records": config.records,
+        "validation_fraction": config.validation_fraction,
+        "drop_duplicates": config.drop_duplicates,
+        "on_bad_record": config.on_bad_record,
     }
-    key = hashlib.sha256(json.dumps(depends_on, sort_keys=True).encode()).hexdigest()[:16]
+    # older runs have no such key
+    if config.chat_fields:
+        depends_on["chat_fields"] = config.chat_fields
+    text = json.dumps(depends_on, sort_keys=True)
+    key = hashlib.sha256(text.encode()).hexdigest()[:16]
     directory = output_dir / ".prepared" / key
     if not (directory / MANIFEST).is_file():
         lock = FileLock(f"{directory}.lock")
@@ -79,6 +89,7 @@ def prepare(config: DataConfig, output_dir: Path, show_progress: bool = True, to
             held = lock.acquire()
         with writing_to(directory), held:
             if not directory.is_dir():
+                # a tokenizer that is saved halfway must not look finished
                 partial = directory.with_name(f"{directory.name}.partial")
                 shutil.rmtree(partial, ignore_errors=True)
                 with still_busy("reading the text that the tokenizer learns from, and learning"):
@@ -93,32 +104,37 @@ def prepare(config: DataConfig, output_dir: Path, show_progress: bool = True, to
 
 
 def open_prepared(directory: Path) -> PreparedData:
-    """Read a prepared corpus. Raises InputError unless every file of it is as it was written."""
+    """Open a prepared corpus. Raises InputError if a file has changed since it was written."""
     try:
-        manifest, tokenizer = read_json(directory / MANIFEST), load_tokenizer(directory)
-        written = {directory / name: digest for split in SPLITS for name, digest in manifest[split]["shards"].items()}
-        for file, digest in hashes(written).items():
-            if digest != written[file]:
+        manifest = read_json(directory / MANIFEST)
+        tokenizer = load_tokenizer(directory)
+        shards = manifest["train"]["shards"] | manifest["validation"]["shards"]
+        for file, digest in hashes(directory / name for name in shards).items():
+            if digest != shards[file.name]:
                 raise InputError(f"{file}: its bytes have changed since it was written")
     except InputError as error:
-        raise InputError(f"{error}: the prepared data is damaged: delete {directory}, then it is made again") from None
+        raise InputError(
+            f"{error}: the prepared data is damaged: delete {directory}, then it is made again"
+        ) from None
     return PreparedData(directory, manifest, tokenizer)
 
 
-# ---------------------------------------------------------------------------------------------------------
+# ---------------------------------------------------------------------------------------------
 # the key: what the shards depend on
 
 
 def source_identity(source: Any) -> dict[str, Any]:
-    """What makes a source itself, contents included: two sources with equal identity give equal text."""
+    """Describe a source and its contents: equal identities give equal text."""
     described = source.model_dump()
     if isinstance(source, MixSource):
-        described["parts"] = [{"weight": part.weight, "source": source_identity(part.source)} for part in source.parts]
+        described["parts"] = [
+            {"weight": part.weight, "source": source_identity(part.source)} for part in source.parts
+        ]
     elif isinstance(source, FilesSource):
-        for key, paths in (("path", files_of(source)), ("validation_path", files_of(source, held_out=True))):
-            digests = hashes(paths).items()  # their place does not matter
-            described["separator"] = source.separator.replace("\n", "\r?\n")  # as it is searched for
-            described[key] = [f"{''.join(path.suffixes[-2:])} {digest}" for path, digest in digests]
+        # as it is searched for
+        described["separator"] = source.separator.replace("\n", "\r?\n")
+        described["path"] = _digests(files_of(source))
+        described["validation_path"] = _digests(files_of(source, held_out=True))
     elif isinstance(source, StoryworldSource):
         described["version"] = STORYWORLD_VERSION
     else:
@@ -126,8 +142,13 @@ def source_identity(source: Any) -> dict[str, Any]:
     return described
 
 
+def _digests(paths: list[Path]) -> list[str]:
+    # the directory does not matter, only the kind of file
+    return [f"{''.join(path.suffixes[-2:])} {digest}" for path, digest in hashes(paths).items()]
+
+
 def hashes(paths: Iterable[Path]) -> dict[Path, str]:
-    """SHA-256 of every file, on all cores: about 1.4 GB/s each."""
+    """Return the SHA-256 of every file, on all cores: about 1.4 GB/s each."""
 
     def sha256(path: Path) -> tuple[Path, str]:
         with path.open("rb") as raw:
@@ -137,70 +158,97 @@ def hashes(paths: Iterable[Path]) -> dict[Path, str]:
         return dict(pool.map(sha256, paths))
 
 
-# ---------------------------------------------------------------------------------------------------------
+# ---------------------------------------------------------------------------------------------
 # writing
 
 
 def _write(config: DataConfig, directory: Path, depends_on: dict[str, Any]) -> None:
-    """Write the shards that are not there and that no other process is at, until all are there; then the manifest."""
-    tokenizer, notes = load_tokenizer(directory), list[Path]()
+    # the missing shards that no other process works on; after the last, the manifest
+    tokenizer = load_tokenizer(directory)
     dtype = "uint16" if tokenizer.vocab_size <= 2**16 else "uint32"
-    # a shard's end is found without encoding: a token of a learned vocabulary is about four characters
+    # A shard's end is found without encoding: a learned token has about four characters.
     characters = SHARD_TOKENS * (1 if config.tokenizer.kind in ("byte", "char") else 4)
+    notes: list[Path] = []
+    # Each round reads the text again, as long as another process may have left a shard unfinished.
     while not (directory / MANIFEST).is_file():
-        documents, place, ledger, notes = 0, "the first", Ledger(), []
+        documents = 0
+        place = "the first"
+        ledger = Ledger()
+        notes = []
         batches = prefetched(_batches(read(config, ledger), characters))
-        with closing(batches), still_busy(lambda: f"preparing: {documents:,} documents, up to {place}"):  # noqa: B023
+
+        def progress() -> str:
+            return f"preparing: {documents:,} documents, up to {place}"  # noqa: B023
+
+        with closing(batches), still_busy(progress):
             for number, of_shard in groupby(batches, key=lambda batch: batch[0]):
-                notes.append(directory / f"{number:05d}.json")
-                with suppress(Timeout), FileLock(notes[-1].with_suffix(".lock"), blocking=False):
+                note = directory / f"{number:05d}.json"
+                notes.append(note)
+                # a lock ends with its process, so another one takes over
+                with suppress(Timeout), FileLock(note.with_suffix(".lock"), blocking=False):
                     # in this order: the notes are removed after the manifest was written
-                    if notes[-1].is_file() or (directory / MANIFEST).is_file():
+                    if note.is_file() or (directory / MANIFEST).is_file():
                         continue
-                    shard = list[Encoded]()
+                    shard: list[Encoded] = []
                     for _, batch in of_shard:
                         shard += _encoded(batch, tokenizer)
-                        documents, place = documents + len(batch), batch[-1].where
+                        documents += len(batch)
+                        place = batch[-1].where
                     counts = _write_shard(shard, directory, dtype, number)
-                    write_atomically(notes[-1], json.dumps(counts, indent=1) + "\n")
+                    write_atomically(note, json.dumps(counts, indent=1) + "\n")
         with FileLock(directory / "manifest.lock"):
             if not (directory / MANIFEST).is_file() and all(map(_is_written, notes)):
                 _write_manifest(directory, notes, depends_on, dtype, tokenizer.vocab_size, ledger)
-    for file in (*notes, *(note.with_suffix(".lock") for note in notes), directory / "manifest.lock"):
-        with suppress(OSError):  # another process was quicker, or Windows keeps what is open there
+    locks = [note.with_suffix(".lock") for note in notes]
+    for file in (*notes, *locks, directory / "manifest.lock"):
+        # another process was quicker, or Windows keeps an open file
+        with suppress(OSError):
             file.unlink()
 
 
 def _is_written(note: Path) -> bool:
-    """Whether a shard is on disk, when no process is at it any more."""
+    # the lock waits for a process that still encodes this shard
     with FileLock(note.with_suffix(".lock")):
         return note.is_file()
 
 
 def _write_manifest(
-    directory: Path, notes: list[Path], depends_on: dict[str, Any], dtype: str, vocab_size: int, ledger: Ledger
+    directory: Path,
+    notes: list[Path],
+    depends_on: dict[str, Any],
+    dtype: str,
+    vocab_size: int,
+    ledger: Ledger,
 ) -> None:
-    """Add up what the notes of all shards say. Raises InputError if a split is empty."""
+    # the counts of all shards are added up
     names = ("documents", "tokens", "trained_tokens", "bytes")
-    manifest: dict[str, Any] = {split: dict.fromkeys(names, 0) | {"shards": {}} for split in SPLITS}
-    for split, counts in ((split, counts) for note in notes for split, counts in read_json(note).items()):
-        manifest[split]["shards"] |= counts["shards"]
-        for name in names:
-            manifest[split][name] += counts[name]
+    manifest: dict[str, Any] = {}
     for split in SPLITS:
-        if not (counts := manifest[split])["documents"]:
+        manifest[split] = dict.fromkeys(names, 0) | {"shards": {}}
+    for note in notes:
+        for split, counts in read_json(note).items():
+            manifest[split]["shards"] |= counts["shards"]
+            for name in names:
+                manifest[split][name] += counts[name]
+    for split in SPLITS:
+        counts = manifest[split]
+        if not counts["documents"]:
             number = sum(manifest[split]["documents"] for split in SPLITS)
             raise InputError(
-                f"data.source: none of {number:,} documents falls into the {split} part, which their hashes decide: "
-                "give more, try another data.validation_fraction, or name held-out files or a held-out split"
+                f"data.source: none of {number:,} documents falls into the {split} part, which "
+                "their hashes decide: give more, change data.validation_fraction, or name held-out "
+                "files or a held-out split"
             )
         counts["bytes_per_token"] = round(counts["bytes"] / max(1, counts["trained_tokens"]), 4)
-    manifest |= {"depends_on": depends_on, "dtype": dtype, "vocab_size": vocab_size, "read": asdict(ledger)}
+    manifest["depends_on"] = depends_on
+    manifest["dtype"] = dtype
+    manifest["vocab_size"] = vocab_size
+    manifest["read"] = asdict(ledger)
     write_atomically(directory / MANIFEST, json.dumps(manifest, indent=1) + "\n")
 
 
 class Encoded(NamedTuple):
-    """A document as tokens. flags: of conversations. bytes: of the text that is trained on."""
+    """A document as tokens, with flags if it is a conversation. bytes: of the trained text."""
 
     split: Split
     where: str
@@ -209,122 +257,169 @@ class Encoded(NamedTuple):
     bytes: int
 
 
-def _write_shard(documents: list[Encoded], directory: Path, dtype: str, number: int) -> dict[str, Any]:
-    """Write a shard of each split that has documents in it -> what is in it, as the manifest says it."""
-    counts: dict[str, Any] = {}
+def _write_shard(
+    documents: list[Encoded], directory: Path, dtype: str, number: int
+) -> dict[str, Any]:
+    # one file (with flags: two) of each split that has documents; returns the counts
+    result: dict[str, Any] = {}
     for split in SPLITS:
-        if not (part := [document for document in documents if document.split == split]):
+        part = [document for document in documents if document.split == split]
+        if not part:
             continue
-        ids, shards = np.concatenate([document.ids for document in part]), {}
+        ids = np.concatenate([document.ids for document in part])
         flags = [document.flags for document in part if document.flags is not None]
-        arrays = {"bin": ids.astype(dtype)} | ({"flags": np.concatenate(flags)} if flags else {})
+        arrays = {"bin": ids.astype(dtype)}
+        # the first token of a text is not predicted
+        trained = len(ids) - len(part)
+        if flags:
+            arrays["flags"] = np.concatenate(flags)
+            trained = int(np.count_nonzero(arrays["flags"] & TRAINED))
+        shards = {}
         for kind, values in arrays.items():
-            file, raw = directory / f"{split}_{number:05d}.{kind}", values.tobytes()
+            file = directory / f"{split}_{number:05d}.{kind}"
+            raw = values.tobytes()
             write_atomically(file, raw)
             shards[file.name] = hashlib.sha256(raw).hexdigest()
-        counts[split] = {
+        result[split] = {
             "documents": len(part),
             "tokens": len(ids),
-            # a text's first token is given, not predicted
-            "trained_tokens": int(np.count_nonzero(arrays["flags"] & TRAINED)) if flags else len(ids) - len(part),
+            "trained_tokens": trained,
             "bytes": sum(document.bytes for document in part),
             "shards": shards,
         }
-    return counts
+    return result
 
 
-def _batches(documents: Iterable[Document], characters: int) -> Iterator[tuple[int, list[Document]]]:
-    """Documents of about BATCH characters together, each batch with the number of its shard, which has about so many
-    characters; a long book is a batch of its own."""
-    number, batch, size, earlier = 0, list[Document](), 0, 0
+def _batches(
+    documents: Iterable[Document], characters: int
+) -> Iterator[tuple[int, list[Document]]]:
+    """Yield batches of about BATCH characters, each with the number of its shard."""
+    shard = 0
+    shard_size = 0
+    batch: list[Document] = []
+    size = 0
     for document in documents:
+        content = document.content
         batch.append(document)
-        size += len(document.content if isinstance(document.content, str) else repr(document.content))
-        if size >= BATCH or earlier + size >= characters:
-            yield number, batch
-            batch, size, earlier = [], 0, earlier + size
-            if earlier >= characters:
-                number, earlier = number + 1, 0
+        size += len(content if isinstance(content, str) else repr(content))
+        if size >= BATCH or shard_size + size >= characters:
+            yield shard, batch
+            shard_size += size
+            batch = []
+            size = 0
+            if shard_size >= characters:
+                shard += 1
+                shard_size = 0
     if batch:
-        yield number, batch
+        yield shard, batch
 
 
 def _encoded(batch: list[Document], tokenizer: Tokenizer) -> list[Encoded]:
     contents: list[Any] = [document.content for document in batch]
-    if is_text := isinstance(contents[0], str):
-        first, last = [tokenizer.bos_id], [tokenizer.eos_id]
-        encoded: Any = [(np.concatenate([first, ids, last]), None) for ids in tokenizer.encode_arrays(contents)]
+    weight = TRAINED
+    encoded: list[Any]
+    if isinstance(contents[0], str):
+        weight = 0
+        begin = [tokenizer.bos_id]
+        end = [tokenizer.eos_id]
+        arrays = tokenizer.encode_arrays(contents)
+        encoded = [(np.concatenate([begin, ids, end]), None) for ids in arrays]
+    elif isinstance(contents[0], Conversation):
+        encoded = encode_conversations(tokenizer, contents)
     else:
-        encode = encode_conversations if isinstance(contents[0], Conversation) else encode_pairs
-        encoded = encode(tokenizer, contents)
+        encoded = encode_pairs(tokenizer, contents)
     result = []
     for (content, split, where), (ids, flags) in zip(batch, encoded, strict=True):
-        texts = plain_texts(content, 0 if is_text else TRAINED)
+        texts = plain_texts(content, weight)
         size = sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
         result.append(Encoded(split, where, np.array(ids, np.uint32), flags, size))
     return result
 
 
 def tokenizer_texts(config: DataConfig) -> Iterator[str]:
-    """What a tokenizer learns from: for char everything; for bpe about train_bytes of the training part. From files
-    they are spread evenly over all of the text; from other sources they are the first ones, of the built-in world
-    without its drills."""
-    kind, wanted, source = config.tokenizer.kind, config.tokenizer.train_bytes, config.source
+    """Yield the texts that a tokenizer learns from: for char all, for bpe about train_bytes."""
+    kind = config.tokenizer.kind
+    source = config.source
     if kind in ("byte", "pretrained"):
         return
     if kind == "bpe" and isinstance(source, StoryworldSource):
-        # drills are the same few words again and again: cut by what they hold, a story would be in crumbs
-        stories = source.model_copy(update={"drills": {}, "course": [], "validation_documents": 0})
+        # Drills repeat the same few words. A tokenizer of these would cut stories into crumbs.
+        without = {"drills": {}, "course": [], "validation_documents": 0}
+        stories = source.model_copy(update=without)
         config = config.model_copy(update={"source": stories})
+    # Of files, bpe learns from pieces that are evenly spread; of other sources, from the first.
     share = 1.0
     if kind == "bpe" and isinstance(source, FilesSource) and source.max_records is None:
         paths = files_of(source)
-        is_packed = any(path.suffix.lower() in {*files.COMPRESSED, ".parquet"} for path in paths)
-        share = wanted / max(1, sum(path.stat().st_size for path in paths) * (PACKED if is_packed else 1))
-    seen = taken = 0
+        size = sum(path.stat().st_size for path in paths)
+        if any(path.suffix.lower() in {*files.COMPRESSED, ".parquet"} for path in paths):
+            size *= PACKED
+        share = config.tokenizer.train_bytes / max(1, size)
+    seen = 0
+    taken = 0
     for document in read(config):
         if kind == "bpe" and document.split != "train":
             continue
-        for piece in chain.from_iterable(cut(text, EXCERPT) for text in plain_texts(document.content)):
-            size = len(piece.encode("utf-8", "surrogatepass"))
-            if kind == "char" or taken <= share * seen:
-                yield piece
-                taken += size
-            seen += size
-        if kind == "bpe" and taken >= wanted:
+        for text in plain_texts(document.content):
+            for piece in cut(text, EXCERPT):
+                size = len(piece.encode("utf-8", "surrogatepass"))
+                if kind == "char" or taken <= share * seen:
+                    yield piece
+                    taken += size
+                seen += size
+        if kind == "bpe" and taken >= config.tokenizer.train_bytes:
             return
 
 
-# ---------------------------------------------------------------------------------------------------------
+# ---------------------------------------------------------------------------------------------
 # the command
 
 
 def describe(prepared: PreparedData) -> str:
-    """Two lines, what was read and how many tokens it made; then what was left out, if any. Of conversations, bytes
-    are those of the answers."""
-    manifest, ledger, lines = prepared.manifest, prepared.manifest["read"], []
-    what = {"text": "document", "conversations": "conversation", "pairs": "pair"}[manifest["depends_on"]["records"]]
+    """Return a line about each split, then lines about omitted records."""
+    manifest = prepared.manifest
+    ledger = manifest["read"]
+    nouns = {"text": "document", "conversations": "conversation", "pairs": "pair"}
+    noun = nouns[manifest["depends_on"]["records"]]
+    lines = []
     for split in SPLITS:
-        c = manifest[split]
-        text = f"{c['bytes'] / 1e6:.2f} MB, {c['tokens']:,} tokens"
-        if what != "document":
-            text = f"{c['tokens']:,} tokens; trained on: {c['trained_tokens']:,}, {c['bytes'] / 1e6:.2f} MB of answers"
-        number = f"{c['documents']:,} {what}{'s' * (c['documents'] != 1)}"
-        lines.append(f"{split}: {number}, {text} ({c['bytes_per_token']:.2f} bytes per token)")
-    duplicates = "left out" if manifest["depends_on"]["drop_duplicates"] else "kept"
-    notes = {"duplicates": f"exact duplicates {duplicates}", "empty": "empty texts left out"}
-    notes["bad"] = "bad records left out (listed in manifest.json)"
-    return "\n".join([*lines, *(f"{ledger[name]:,} {note}" for name, note in notes.items() if ledger[name])])
+        counts = manifest[split]
+        megabytes = counts["bytes"] / 1e6
+        documents = f"{counts['documents']:,} {noun}{'s' * (counts['documents'] != 1)}"
+        tokens = f"{counts['tokens']:,} tokens"
+        if noun == "document":
+            size = f"{megabytes:.2f} MB, {tokens}"
+        else:
+            trained = counts["trained_tokens"]
+            size = f"{tokens}; trained on: {trained:,}, {megabytes:.2f} MB of answers"
+        ratio = counts["bytes_per_token"]
+        lines.append(f"{split}: {documents}, {size} ({ratio:.2f} bytes per token)")
+    if ledger["duplicates"]:
+        action = "left out" if manifest["depends_on"]["drop_duplicates"] else "kept"
+        lines.append(f"{ledger['duplicates']:,} exact duplicates {action}")
+    if ledger["empty"]:
+        lines.append(f"{ledger['empty']:,} empty texts left out")
+    if ledger["bad"]:
+        lines.append(f"{ledger['bad']:,} bad records left out (listed in manifest.json)")
+    return "\n".join(lines)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Tokenize the corpus of a config, without training.")
+    parser = argparse.ArgumentParser(
+        description="Tokenize the corpus of a config, without training."
+    )
     parser.add_argument("config", help="a YAML file, for example configs/demo.yaml")
-    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="for example data.records=text")
-    arguments = parser.parse_args()
-    config = validate(CorpusConfig, load_config(arguments.config, arguments.overrides, CorpusConfig))
+    parser.add_argument(
+        "overrides",
+        nargs="*",
+        metavar="section.key=value",
+        help="for example data.records=text",
+    )
+    args = parser.parse_args()
+    config = validate(CorpusConfig, load_config(args.config, args.overrides, CorpusConfig))
     prepared = prepare(config.data, Path(config.output_dir), together=True)
-    print(f"{prepared.directory}\n{describe(prepared)}")
+    print(prepared.directory)
+    print(describe(prepared))
 
 
 if __name__ == "__main__":

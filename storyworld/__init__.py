@@ -1,13 +1,13 @@
 """The built-in world: short children's stories whose entropy is known exactly.
 
-`tell(seed, index)` writes a story. `read(text)` recovers every choice that made it, and what each one cost in
-bits. On average over stories, no language model can pay less than that sum, so a loss curve has a floor.
-Names and songs are invented at random: predicting them means looking back and copying.
+`tell(seed, index)` writes a story. `read(text)` recovers the choices that made it, with their cost
+in bits. On average no language model can do better, so a loss curve has a floor. Names and songs
+are random: to predict them, a model must look back and copy.
 
-A story knows what is true in it (`facts`), so there are questions with known answers (`questions_about`,
-`draw_question`), conversations about them (`converse`, `interview`), and pairs of a right and a wrong answer
-(`prefer`). It knows which word stands for which (`antecedents`, and `align` for any tokenizer). `repeated` gives
-documents for finding induction heads, `recall` documents that ask for what they said.
+A story has `facts`, so there are questions with known answers (`questions_about`, `draw_question`),
+conversations about them (`converse`, `interview`), and pairs of a right and a wrong answer
+(`prefer`). Its mentions are known (`antecedents`, and `align` for any tokenizer). `repeated` makes
+documents for finding induction heads, `recall` documents of facts and questions.
 """
 
 from .conversations import converse, interview, prefer
@@ -18,14 +18,14 @@ from .questions import Question, draw_question, questions_about
 from .recall import REPEATED_WORDS, Recall, recall, repeated
 from .story import Story, read, tell
 
-# Which stories does this world tell? Runs and prepared data remember the version. Raise it when any story, question or
-# conversation changes, and record the new digest; tests/storyworld/test_versions.py says which. A docstring or a faster
-# way to the same text needs no new version.
+# Runs and prepared data remember the version. Raise it when any story, question or conversation
+# changes, and record the new digest, which tests/storyworld/test_versions.py prints. A docstring or
+# a faster way to the same text needs no new version.
 STORYWORLD_VERSION = 6
 STORYWORLD_DIGESTS = {6: "e2537cad1de03529"}
 
 __all__ = [
-    "DRILLS", "REPEATED_WORDS", "Antecedent", "Question", "Recall", "Story", "align", "antecedents", "converse",
-    "draw_question", "interview", "prefer", "questions_about", "read", "recall", "renamed", "repeated",
-    "say_again", "tell",
+    "DRILLS", "REPEATED_WORDS", "Antecedent", "Question", "Recall", "Story", "align",
+    "antecedents", "converse", "draw_question", "interview", "prefer", "questions_about", "read",
+    "recall", "renamed", "repeated", "say_again", "tell",
 ]  # fmt: skip

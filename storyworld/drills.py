@@ -1,6 +1,6 @@
-"""Conversations of one small task again and again, which stories show too seldom: copy, pair, compare, answer shortly.
+"""Conversations of one small task, many times: copy, pair, compare, answer shortly.
 
-docs/data_formats.md shows what the user and the assistant say in each of DRILLS.
+Stories train these skills too seldom. docs/data_formats.md shows an example of each of DRILLS.
 """
 
 from collections.abc import Callable, Iterator
@@ -8,45 +8,60 @@ from functools import cache, partial
 from random import Random
 from typing import Any
 
-from .conversations import AGAIN, Talk, first_word, in_prompt, many_questions, weighted, with_echoes
+from .conversations import (
+    AGAIN,
+    Talk,
+    first_word,
+    in_prompt,
+    many_questions,
+    weighted,
+    with_echoes,
+)
 from .lexicon import Pool, feelings, lexicon, place_sorts, wordings, words_of
-from .names import held_out_names, names, pick, some
+from .names import held_out_names, names, pick, sample
 from .pen import Entity, Pen
 from .plots import GAVE
 from .questions import judged, questions_about
 from .recall import REPEATED_WORDS, repeated
 from .story import Split, Story, finished
 
-COPIES = 5  # how often the assistant repeats words in one conversation
-KNOWN_WORDS = range(3, 17)  # how many words it repeats, where these are known ones
-COMPARED = 14  # how often it compares two names, or two places
-FEW = 4  # names, or places, where they come again
-FACTS = 12  # how often it answers a question about one sentence
-PAIRS = 8  # people, each with a thing or in a place
-CROWD = 4  # people of whom the same is said
+# The assistant repeats words this many times in a conversation, this many words of stories.
+COPIES = 5
+KNOWN_WORDS = range(3, 17)
+# It compares two names or places this many times; a few names, if they come again.
+COMPARED = 14
+FEW = 4
+# It answers this many questions about one sentence each.
+FACTS = 12
+# This many people each have a thing, or are at a place.
+PAIRS = 8
+# A crowd of this many people has the same facts.
+CROWD = 4
 CROWD_QUESTIONS = 14
 CROWD_WEIGHTS = {"who_has": 2, "where": 4, "who_wanted": 6, "yes_no": 6}
-Names = tuple[str, ...]  # those that texts of a split may hold
+# The names that texts of a split may hold.
+Names = tuple[str, ...]
 
 
 def say_again(seed: int, index: int, split: Split = "train") -> dict[str, Any]:
-    """The assistant repeats random words, COPIES times others: it can only copy."""
+    """Make a conversation in which the assistant repeats random words: it can only copy."""
     talk = Talk()
+    held_out = split == "validation"
     for number in range(COPIES):
-        words = repeated(seed, COPIES * index + number, REPEATED_WORDS, held_out=split == "validation").words
+        words = repeated(seed, COPIES * index + number, REPEATED_WORDS, held_out).words
         talk.turn(" ".join(words), " ".join(words))
     return talk.finished("again")
 
 
-def drill(name: str, seed: int, index: int, split: Split = "train") -> dict[str, Any]:
-    """Conversation number `index` of one of TASKS."""
-    kind, talk = name.replace("_", " "), Talk()
-    TASKS[name](talk, Random(f"{kind} {split} {seed} {index}"), held_out_names() if split == "validation" else names())
+def _drill(name: str, seed: int, index: int, split: Split = "train") -> dict[str, Any]:
+    kind = name.replace("_", " ")
+    talk = Talk()
+    rng = Random(f"{kind} {split} {seed} {index}")
+    TASKS[name](talk, rng, held_out_names() if split == "validation" else names())
     return talk.finished(kind)
 
 
-def places() -> list[str]:
-    """Every place, as it answers "where": "by the river"."""
+def _places() -> list[str]:
     return sorted(frozenset.union(*place_sorts().values()))
 
 
@@ -54,137 +69,159 @@ def places() -> list[str]:
 
 
 @cache
-def known_words() -> tuple[str, ...]:
-    """Every single word that stories may have for somebody or something: "fox", "kite", "red", "river"."""
-    pools = [pool for parts in lexicon().roles.values() for pool in parts.values() if isinstance(pool, Pool)]
-    return tuple(sorted({word for pool in pools for word in pool.texts if word.isalpha() and word.islower()}))
+def _known_words() -> tuple[str, ...]:
+    # "fox", "kite", "red", "river"
+    words: set[str] = set()
+    for pools in lexicon().roles.values():
+        for pool in pools.values():
+            if isinstance(pool, Pool):
+                words |= pool.texts.keys()
+    return tuple(sorted(word for word in words if word.isalpha() and word.islower()))
 
 
-def say_words(talk: Talk, rng: Random, pool: Names) -> None:
-    """The assistant repeats words of the stories, COPIES times others.
-
-    Most are one token, and no two are alike, so the token before says which one comes next. A name is three tokens, and
-    its first one stands for many names. From words, heads learn to copy in half of the steps.
-    """
+def _say_words(talk: Talk, rng: Random, pool: Names) -> None:
+    """The assistant repeats words of the stories."""
+    # Most are one token, and no two are alike, so the token before decides the next one. A name is
+    # three tokens, and many names share the first. With words, heads learn to copy in half of the
+    # steps.
     for _ in range(COPIES):
-        words = some(known_words(), pick(rng, KNOWN_WORDS), rng)
+        words = sample(_known_words(), pick(rng, KNOWN_WORDS), rng)
         talk.turn(" ".join(words), " ".join(words))
 
 
-def compare(talk: Talk, rng: Random, pool: Names) -> None:
-    """The assistant says whether two names are the same, or two places.
+def _compare(talk: Talk, rng: Random, pool: Names) -> None:
+    """The assistant compares two names, or two places."""
+    # nothing else is repeated, so a head that finds earlier words is enough
+    for candidate, actual, is_place in _to_compare(rng, pool, few=False):
+        question = f"It was {actual}. Was it {candidate}?"
+        talk.turn(question, judged(candidate, actual, is_place))
 
-    Nothing else in it is said twice, so that a head which finds what was said before can do it.
-    """
-    for candidate, actual, is_place in to_compare(rng, pool, few=False):
-        talk.turn(f"It was {actual}. Was it {candidate}?", judged(candidate, actual, is_place))
 
-
-def judge(talk: Talk, rng: Random, pool: Names) -> None:
-    """The same question about what the assistant has just said, which cannot be known: "It was Belna. Tiko? No."
-
-    Only "yes" and "no" are trained on, and only the two names side by side say which it is. In most of these
-    conversations the same few names come again and again, as in a story. What `compare` teaches is not enough there: in
-    stories it is a coin (FINDINGS.md#reader).
-    """
+def _judge(talk: Talk, rng: Random, pool: Names) -> None:
+    """The assistant compares in its own, invented statement: "It was Belna. Tiko? No." """
+    # Only "yes" and "no" are trained on. In most conversations the same few names come again, as in
+    # a story: after `compare` alone, a model guesses in stories (FINDINGS.md#reader).
     questions = wordings("conversations")["judged"]
-    for candidate, actual, is_place in to_compare(rng, pool, few=rng.random() < 0.7):
-        before, _, word = judged(candidate, actual, is_place).removesuffix(".").rpartition(" ")
-        question = pick(rng, questions[:2] if is_place else questions).format(candidate=candidate)
-        talk.turn(question, weighted([(before, 0), (f" {word}", 1), (".", 0)]))
+    for candidate, actual, is_place in _to_compare(rng, pool, few=rng.random() < 0.7):
+        sentence = judged(candidate, actual, is_place)
+        before, _, word = sentence.removesuffix(".").rpartition(" ")
+        question = pick(rng, questions[:2] if is_place else questions)
+        answer = weighted([(before, 0), (f" {word}", 1), (".", 0)])
+        talk.turn(question.format(candidate=candidate), answer)
 
 
-def to_compare(rng: Random, pool: Names, few: bool) -> Iterator[tuple[str, str, bool]]:
-    """(who is asked about, who it was, whether they are places), half of them equal. few: the same names again."""
-    people, everywhere = (some(words, FEW if few else 2 * COMPARED, rng) for words in (pool, places()))
+def _to_compare(rng: Random, pool: Names, few: bool) -> Iterator[tuple[str, str, bool]]:
+    # (candidate, actual, is_place), half of them equal; few: the same names again
+    count = FEW if few else 2 * COMPARED
+    people = sample(pool, count, rng)
+    places = sample(_places(), count, rng)
     for number in range(COMPARED):
-        is_place, same = rng.random() < 1 / 4, rng.random() < 1 / 2
-        words = everywhere if is_place else people
-        actual, other = some(words, 2, rng) if few else words[2 * number : 2 * number + 2]
-        yield actual if same else other, actual, is_place
+        is_place = rng.random() < 1 / 4
+        is_same = rng.random() < 1 / 2
+        words = places if is_place else people
+        actual, other = sample(words, 2, rng) if few else words[2 * number : 2 * number + 2]
+        yield actual if is_same else other, actual, is_place
 
 
-def one_fact(talk: Talk, rng: Random, pool: Names) -> None:
-    """The assistant answers questions about one sentence each, two of three in a few words.
-
-    So it learns how words of a story begin an answer, where they are cut otherwise (" sleepy", but "s", "leepy"), and
-    that who runs to the barn is in the barn.
-    """
+def _one_fact(talk: Talk, rng: Random, pool: Names) -> None:
+    """The assistant answers questions about one sentence each, two of three in a few words."""
+    # It learns the tokens of an answer (" sleepy" is one, "sleepy" alone is "s", "leepy"), and that
+    # someone who runs to the barn is in the barn.
     facts = wordings("conversations")["facts"]
-    for name in some(pool, FACTS, rng):
+    for name in sample(pool, FACTS, rng):
         who = pick(rng, (name, f"{name} the {pick(rng, list(words_of('friend', 'kind')))}"))
-        values, kind = {"name": name, "who": who}, pick(rng, ("feeling", "stays", "race"))
+        values = {"name": name, "who": who}
+        kind = pick(rng, ("feeling", "stays", "race"))
         subject = kind
         if kind == "feeling":
             short = pick(rng, feelings())
         elif kind == "stays":
-            short = values["place"] = pick(rng, sorted(place_sorts()[pick(rng, list(place_sorts()))]))
+            sort = pick(rng, list(place_sorts()))
+            short = pick(rng, sorted(place_sorts()[sort]))
+            values["place"] = short
         else:
-            ends = words_of("place", "at")
-            start, end = (ends[place] for place in some(list(ends), 2, rng))
-            values |= {"start": start[""], "end": end[""]}
+            places = words_of("place", "at")
+            start, end = sample(list(places), 2, rng)
+            values |= {"start": places[start][""], "end": places[end][""]}
             subject = pick(rng, ("start", "end"))
-            short = (start if subject == "start" else end)["at"]
+            short = places[start if subject == "start" else end]["at"]
         question = pick(rng, facts[f"asked_{subject}"]).format(**values)
         if kind == "feeling":
-            statement, reply = f"{who} was {short}.", f"{name} was {short}."
+            statement = f"{who} was {short}."
+            reply = f"{name} was {short}."
         else:
             reply = f"{short.capitalize()}."
             statement = pick(rng, facts[kind]).format(**values, Place=short.capitalize())
         shortly = rng.random() < 2 / 3
-        talk.turn(in_prompt(statement, question, shortly, rng), short if shortly else reply)
+        prompt = in_prompt(statement, question, shortly, rng)
+        talk.turn(prompt, short if shortly else reply)
 
 
-# Who goes with what
+# Pairs of a name and a thing
 
 
-def pair(talk: Talk, rng: Random, pool: Names, task: str) -> None:
-    """The assistant says who goes with what, and then it asks and answers in another order.
-
-    In a story the name comes first ("Folen had a ladder"), and the ladder is what is asked about. An induction head
-    finds what comes *after* a word. To find what came before takes two heads, each of no use without the other. So in
-    half of the sentences, and of the questions, the answer is said again where it can first be known, which takes only
-    one of the two. Only the names (or what is asked for) are trained on. Which thing comes next cannot be known, and a
-    loss on it hides what is to be learned. Without what is said again neither is learned, but for a course in small
-    steps, and then not with every seed. What a name goes with is learned after whose a thing is, and bare before it is
-    asked in words (FINDINGS.md#reader).
-    """
+def _pair(talk: Talk, rng: Random, pool: Names, task: str) -> None:
+    """The assistant pairs names with things, then asks and answers in another order."""
+    # In a story the name comes first ("Folen had a ladder"), and questions ask about the ladder. An
+    # induction head finds the word *after* an earlier one. To find the word before takes two heads,
+    # each of no use without the other. So in half of the sentences and questions, the answer is
+    # repeated at the first word where it can be known, which takes only one of the two
+    # (FINDINGS.md#reader). Only names and answers are trained on: nothing predicts the next thing,
+    # and a loss on it would hide the task.
     texts = wordings("conversations")["pairs"]
-    bare, plain, hidden = texts["bare"][:1], texts["told"][:1], False
+    bare = texts["bare"][:1]
+    plain = texts["told"][:1]
+    hidden = False
     if task == "pairs":
-        statements, questions = pick(rng, (bare, plain)), ["{thing}"]
+        statements = pick(rng, (bare, plain))
+        questions = ["{thing}"]
     elif task == "ask_pairs":
-        statements, questions = pick(rng, (bare, plain, texts["told"], texts["told"])), texts["back"]
-    elif task == "by_name":  # what comes right after a name is not always the thing
-        statements, questions = texts["bare"], ["{name}"]
-    elif hidden := rng.random() < 1 / 2:
-        statements, questions = texts["hid"], texts["where"]
+        statements = pick(rng, (bare, plain, texts["told"], texts["told"]))
+        questions = texts["back"]
+    elif task == "by_name":
+        # the word right after a name is not always the thing
+        statements = texts["bare"]
+        questions = ["{name}"]
     else:
-        statements, questions = pick(rng, (texts["told"], texts["bare"])), texts["had"]
-
-    things = [] if hidden else some(sorted(words_of("thing", "")), PAIRS, rng)
-    people = some(pool, PAIRS, rng)
-    pairs = []
-    for name, thing in zip(people, some(places(), PAIRS, rng) if hidden else things, strict=True):
+        hidden = rng.random() < 1 / 2
         if hidden:
-            wording, values = pick(rng, statements), described(name, rng)
+            statements = texts["hid"]
+            questions = texts["where"]
         else:
-            values, wording = described(name, rng), pick(rng, statements)
+            statements = pick(rng, (texts["told"], texts["bare"]))
+            questions = texts["had"]
+
+    # the order of the draws decides the text: people come between things and places
+    things = [] if hidden else sample(sorted(words_of("thing", "")), PAIRS, rng)
+    people = sample(pool, PAIRS, rng)
+    if hidden:
+        things = sample(_places(), PAIRS, rng)
+    pairs = []
+    for name, thing in zip(people, things, strict=True):
+        if hidden:
+            wording = pick(rng, statements)
+            values = _described(name, rng)
+        else:
+            values = _described(name, rng)
+            wording = pick(rng, statements)
         values |= {"thing": thing, "place": thing}
-        pairs.append((wording.format(**values), pick(rng, questions).format(**values), name, thing))
+        question = pick(rng, questions).format(**values)
+        pairs.append((wording.format(**values), question, name, thing))
 
     parts: list[tuple[str, int]] = []
 
     def say(text: str, at: int, again: str) -> None:
-        """A text, in which half of the time something is said again at this character, if it does not end there."""
-        parts.append((" " * bool(parts) + text[:at], 0))
+        # half of the time, a name is repeated at this character, except at the end
+        space = " " if parts else ""
+        parts.append((space + text[:at], 0))
         if at < len(text) and rng.random() < AGAIN:
             parts.append((f" {again}", 1))
         parts.append((text[at:], 0))
 
     for statement, _, name, thing in pairs:
-        # The name comes after the thing, or *in* the place at its first word: there what is noted of it can be found.
-        say(statement, statement.rindex(thing) + len(first_word(thing) if hidden else thing), name)
+        # after the thing, or after the first word of a place: a head can find its notes there
+        end = len(first_word(thing)) if hidden else len(thing)
+        say(statement, statement.rindex(thing) + end, name)
     while pairs:
         _, question, name, thing = pairs.pop(int(rng.random() * len(pairs)))
         about, answer = (name, thing) if "by_name" in task else (thing, name)
@@ -193,8 +230,8 @@ def pair(talk: Talk, rng: Random, pool: Names, task: str) -> None:
     talk.turn(texts["request"], weighted(parts))
 
 
-def described(name: str, rng: Random) -> dict[str, str]:
-    """A name with a kind, a trait and a colour, in all their forms."""
+def _described(name: str, rng: Random) -> dict[str, str]:
+    # with a kind, a trait and a colour, in all their forms
     values = {"name": name}
     for role, part in (("friend", "kind"), ("friend", "trait"), ("thing", "colour")):
         forms = words_of(role, part)
@@ -205,8 +242,8 @@ def described(name: str, rng: Random) -> dict[str, str]:
 # Crowds
 
 
-def crowds(seed: int, index: int, split: Split = "train", told: bool = False) -> dict[str, Any]:
-    """Questions about a crowd. told: the assistant tells it, and says names again (`echoes`)."""
+def _crowds(seed: int, index: int, split: Split = "train", told: bool = False) -> dict[str, Any]:
+    """Ask about a crowd. told: the assistant tells it, with repeated names (`echoes`)."""
     rng = Random(f"{'tell' if told else 'ask'} crowd {split} {seed} {index}")
     story = crowd(seed, index, split)
     kind = pick(rng, sorted({question.kind for question in questions_about(story)}))
@@ -224,19 +261,20 @@ def crowds(seed: int, index: int, split: Split = "train", told: bool = False) ->
 
 
 def crowd(seed: int, index: int, split: Split = "train") -> Story:
-    """A text of nothing but one sentence of a plot, said of CROWD people, with its facts.
+    """Write one sentence of a plot about each of CROWD people, with its facts.
 
-    In a whole story two people have the same part (two hide, two wish, two help), and a guess is right half of the
-    time. Here it is right a quarter of the time, and the text is a third as long.
+    In a story two people have the same part, and a guess is right half of the time; here, a quarter.
     """
     rng = Random(f"crowd {split} {seed} {index}")
     plots = wordings("conversations")["crowds"]
     plot = pick(rng, list(plots))
-    pen, cast = Pen(rng, held_out=split == "validation"), dict[str, Entity]()
+    pen = Pen(rng, held_out=split == "validation")
+    cast: dict[str, Entity] = {}
     if plot == "soup":
-        cast["cook"] = pen.new("friend")
-        pen.say("soup.opening", dish=pen.new("dish"), one=pen.new("food"), two=pen.new("food"), **cast)
-        pen.noted.clear()  # nobody is asked about what the cook wants
+        cast = pen.cast(cook="friend", dish="dish", one="food", two="food")
+        pen.say("soup.opening", **cast)
+        # the wishes of the cook are not asked for
+        pen.noted.clear()
     for _ in range(CROWD // 2 if plot == "wish" else CROWD):
         for beat, roles in plots[plot].items():
             cast |= pen.cast(**roles)
@@ -246,10 +284,20 @@ def crowd(seed: int, index: int, split: Split = "train") -> Story:
     return finished(pen, plot)
 
 
-TASKS: dict[str, Callable[[Talk, Random, Names], None]]
-TASKS = {"words": say_words, "compare": compare, "judge": judge, "one_fact": one_fact}
-TASKS |= {task: partial(pair, task=task) for task in ("pairs", "ask_pairs", "by_name", "ask_by_name")}
+TASKS: dict[str, Callable[[Talk, Random, Names], None]] = {
+    "words": _say_words,
+    "compare": _compare,
+    "judge": _judge,
+    "one_fact": _one_fact,
+    "pairs": partial(_pair, task="pairs"),
+    "ask_pairs": partial(_pair, task="ask_pairs"),
+    "by_name": partial(_pair, task="by_name"),
+    "ask_by_name": partial(_pair, task="ask_by_name"),
+}
 
-# data.source.drills names them.
-DRILLS: dict[str, Callable[..., dict[str, Any]]] = {name: partial(drill, name) for name in TASKS}
-DRILLS |= {"crowds": crowds, "told_crowds": partial(crowds, told=True)}
+# The names are those of data.source.drills.
+DRILLS: dict[str, Callable[..., dict[str, Any]]] = {
+    **{name: partial(_drill, name) for name in TASKS},
+    "crowds": _crowds,
+    "told_crowds": partial(_crowds, told=True),
+}

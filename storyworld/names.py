@@ -1,7 +1,7 @@
 """Invented words: names for the characters, nonsense for the songs.
 
-A name that no reader has met before can only be written down again by looking back to where it first
-appeared. That is what makes it worth inventing them: copying is the first thing attention learns.
+A new name can only be written again by looking back to its first mention. So it teaches copying,
+the first skill of attention.
 """
 
 import re
@@ -13,64 +13,82 @@ from typing import TypeVar
 from .lexicon import wordings
 
 T = TypeVar("T")
-CONSONANTS, VOWELS, CODAS = "bdfghjklmnprstvwz", "aeiou", "nlrm"  # what may close a syllable of a name
+CONSONANTS = "bdfghjklmnprstvwz"
+VOWELS = "aeiou"
+# The consonants that may end a syllable of a name.
+CODAS = "nlrm"
 LETTERS = {"C": CONSONANTS, "V": VOWELS, "N": CODAS}
 SYLLABLES = [c + v for c in CONSONANTS for v in VOWELS]
-HELD_OUT_STRIDE = 211  # of the three-syllable names every 211th is used: a prime, so that all syllables come
-# Forms of names that neither the stories nor the held-out questions have. Shorter ones are words.
+# Every 211th of the three-syllable names is used: a prime, so that all syllables occur.
+HELD_OUT_STRIDE = 211
+# Forms of names that neither stories nor held-out questions have. Shorter ones are words.
 OTHER_FORMS = ("VCVCV", "VCVCVN", "CVNCVN", "CVCVCVN", "CVCVNCV", "CVNCVCV", "CVCVCVCV")
 
 
 @cache
 def names() -> tuple[str, ...]:
-    """All names, each as likely as any other: two syllables, such as Tiko, Belna or Jurim."""
-    pool = [a + b for a in SYLLABLES for b in SYLLABLES if b[1] != "e"]  # "Gave" and "Fire" would be words
-    pool += [a + coda + b for a in SYLLABLES for coda in CODAS for b in SYLLABLES]
-    pool += [a + b + coda for a in SYLLABLES for b in SYLLABLES for coda in CODAS]
-    return tuple(name.capitalize() for name in pool if is_usable(name, "unkind_pieces"))
+    """All names, each equally likely. They have two syllables, such as Tiko, Belna or Jurim."""
+    pairs = [(a, b) for a in SYLLABLES for b in SYLLABLES]
+    # "Gave" and "Fire" would be words
+    pool = [a + b for a, b in pairs if b[1] != "e"]
+    for a in SYLLABLES:
+        for coda in CODAS:
+            pool += [a + coda + b for b in SYLLABLES]
+    for a, b in pairs:
+        pool += [a + b + coda for coda in CODAS]
+    return tuple(name.capitalize() for name in pool if _is_usable(name, "unkind_pieces"))
 
 
 @cache
 def held_out_names() -> tuple[str, ...]:
-    """Names that no training text holds, for they have a third open syllable: Belora, Timovu, Zunide.
+    """Names of three open syllables, which no training text holds: Belora, Timovu, Zunide.
 
-    They are for questions and conversations that ask whether a model copies, or only knows its names by heart.
+    With them, questions test whether a model copies, or only memorised its names.
     """
-    pool = [a + b + c for a in SYLLABLES for b in SYLLABLES for c in SYLLABLES if c[1] != "e"][::HELD_OUT_STRIDE]
-    pool = [name for name in pool if len({name[0], name[2], name[4]}) == 3]  # no Bababa
-    return tuple(name.capitalize() for name in pool if is_usable(name, "unkind_pieces", "more_unkind_pieces"))
+    pool = []
+    for a in SYLLABLES:
+        for b in SYLLABLES:
+            pool += [a + b + c for c in SYLLABLES if c[1] != "e"]
+    pool = pool[::HELD_OUT_STRIDE]
+    # no Bababa
+    pool = [name for name in pool if len({name[0], name[2], name[4]}) == 3]
+    pieces = ("unkind_pieces", "more_unkind_pieces")
+    return tuple(name.capitalize() for name in pool if _is_usable(name, *pieces))
 
 
 @cache
 def name_set(held_out: bool = False) -> frozenset[str]:
-    """The same as `names` or `held_out_names`, for looking up."""
+    """The same as `names` or `held_out_names`, for quick lookups."""
     return frozenset(held_out_names() if held_out else names())
 
 
-def is_usable(name: str, *pieces: str) -> bool:
-    """Whether this is no word, and holds none of the pieces of these lists in words.yaml."""
-    return name not in unwanted("real_words") and not any(piece in name for key in pieces for piece in unwanted(key))
+def _is_usable(name: str, *lists: str) -> bool:
+    # it is no word, and contains no piece of these lists in words.yaml
+    if name in _unwanted("real_words"):
+        return False
+    return not any(piece in name for key in lists for piece in _unwanted(key))
 
 
 @cache
-def unwanted(key: str) -> frozenset[str]:
+def _unwanted(key: str) -> frozenset[str]:
     return frozenset(wordings("words")[key].split())
 
 
 def pick(rng: Random, options: Sequence[T]) -> T:
-    """One of the options, each equally likely: the same one on every machine, which random.choice does not promise."""
+    """Draw an option. Unlike random.choice, it is the same one in every version of Python."""
     return options[int(rng.random() * len(options))]
 
 
 def another(pool: Sequence[str], used: Collection[str], rng: Random) -> str:
-    """A word of the pool that is not used yet, each equally likely."""
-    while (word := pick(rng, pool)) in used:
-        pass
-    return word
+    """Draw a word of the pool that is not used yet."""
+    while True:
+        word = pick(rng, pool)
+        if word not in used:
+            return word
 
 
-def some(pool: Sequence[str], count: int, rng: Random) -> list[str]:
-    """`count` of the pool, no two alike."""
+def sample(pool: Sequence[str], count: int, rng: Random) -> list[str]:
+    """Draw `count` different words of the pool."""
     words: list[str] = []
     for _ in range(count):
         words.append(another(pool, words, rng))
@@ -78,20 +96,20 @@ def some(pool: Sequence[str], count: int, rng: Random) -> list[str]:
 
 
 def renamed(texts: list[str], rng: Random) -> list[str]:
-    """The texts with a name of another form for every name: Tamil becomes Ubora, Selvakun or Bororuzi.
+    """Replace every name by one of another form, the same in all texts: Tamil becomes Ubora.
 
-    The same name becomes the same one in all texts, and no two become one. A model that has met names of many
-    forms must copy what is there; one that has met a single form may copy only what looks like it.
+    A model that has seen a single form may copy only words of this form.
     """
     new: dict[str, str] = {}
 
     def other(match: re.Match[str]) -> str:
         name = match[0]
         while name in name_set() and name not in new:
-            made = "".join(pick(rng, LETTERS[sort]) for sort in pick(rng, OTHER_FORMS))
-            is_new = made.capitalize() not in new.values()
-            if is_new and is_usable(made, "unkind_pieces", "more_unkind_pieces"):
-                new[name] = made.capitalize()
+            word = "".join(pick(rng, LETTERS[sort]) for sort in pick(rng, OTHER_FORMS))
+            if word.capitalize() in new.values():
+                continue
+            if _is_usable(word, "unkind_pieces", "more_unkind_pieces"):
+                new[name] = word.capitalize()
         return new.get(name, name)
 
     return [re.sub(r"\b[A-Z][a-z]+\b", other, text) for text in texts]

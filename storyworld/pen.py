@@ -1,11 +1,10 @@
-"""What story programs write with, and the choices that are recorded while they do.
+"""The pen writes a story and records its choices; a reader recovers them from the text.
 
-A story program (plots.py) never draws a random number. It asks its pen to say a beat; the pen chooses the
-wording and, at first mention, the name, kind, colour or place of whatever is mentioned. Every choice shows
-itself in the very next characters. So a Reader that runs the same program over a finished text sees at every
-choice which option was taken, because exactly one option's *head* (what it would write up to the next choice)
-stands at the cursor. If two did, the text could be told in two ways and its probability would not be the
-product of its choices; the Reader refuses such a text, and the tests look for one.
+A story program (plots.py) calls its pen to write a beat; the pen chooses the wording and, at first
+mention, the name, kind, colour or place. Every choice is visible in the very next characters. So a
+Reader can run the same program over a finished text: at every choice, exactly one option's *head*
+(its text up to the next choice) fits. If two did, the probability of the text would not be the
+product of its choices; the Reader refuses such a text.
 """
 
 import re
@@ -20,28 +19,29 @@ from typing import NamedTuple
 from .lexicon import Beat, Part, Pool, Slot, lexicon
 from .names import held_out_names, name_set, names
 
-SONG_LENGTHS = range(16, 29)  # words
+# The number of words in a song.
+SONG_LENGTHS = range(16, 29)
 WORD = re.compile(r"[a-zA-Z]*")
-Heads = Callable[[str], Iterable[str]]  # how the text may go on with an option
+# A function that returns the heads of an option.
+Heads = Callable[[str], Iterable[str]]
 
 
 class Choice(NamedTuple):
-    """One choice in a story, and its price under the generator.
+    """One choice in a story.
 
-    kind:   "plot"; "branch", what happens next; "beat:hide.first", how that is said; "word", a choice inside
-            a sentence; "who" of several; at first mention "name" or the facet of a pool in words.yaml ("kind",
-            "place"); "song", a nonsense word; "song:end", whether the song stops there
-    option: what was chosen: a word, the key of a branch, the number of a wording
-    bits:   -log2 of its probability, given all that stands before it
+    bits: -log2 of its probability, given the text before it.
     """
 
+    # "plot", "branch" (the next event), "beat:hide.first" (its wording), "word" (in a sentence),
+    # "who", "name", a facet in words.yaml ("kind"), "song" (a nonsense word), "song:end"
     kind: str
+    # a word, the key of a branch, or the number of a wording
     option: str
     bits: float
 
 
 class Fact(NamedTuple):
-    """Something that is true in a story from character `at` on; see Pen.fact for the kinds and their values."""
+    """A fact that is true from character `at` on; see Pen.fact for the kinds and their values."""
 
     at: int
     kind: str
@@ -49,7 +49,7 @@ class Fact(NamedTuple):
 
 
 class Mention(NamedTuple):
-    """Characters `start` to `end` of a story were written for a form of its entity number `entity`."""
+    """Characters `start` to `end` of a story mention its entity number `entity`."""
 
     start: int
     end: int
@@ -58,16 +58,16 @@ class Mention(NamedTuple):
 
 
 class Entity:
-    """Somebody or something in a story. Its texts are settled one facet at a time, when first needed."""
+    """A person, thing or place of a story. Its texts are chosen one facet at a time."""
 
     def __init__(self, role: Mapping[str, Pool | str]):
-        self.role = role  # form -> the pool that settles it
+        self.role = role  # form -> the pool that it is chosen from
         self.texts: dict[str, str] = {}  # form -> text
         self.chosen: Entity = self
 
 
 class OneOf(Entity):
-    """One of several entities, chosen when it is first mentioned; `chosen` tells which, after that."""
+    """One of several entities. The first mention sets `chosen`."""
 
     def __init__(self, *candidates: Entity):
         super().__init__({})
@@ -75,77 +75,77 @@ class OneOf(Entity):
 
 
 class Pen:
-    """Writes: it draws every choice and keeps the text. A Reader finds the choices of a text that is written."""
+    """The writer: it draws every choice and keeps the text."""
 
     def __init__(self, rng: Random, held_out: bool = False):
         self.random = rng.random
         self.held_out = held_out
         self.lexicon = lexicon()
         self.text = ""
-        self.at = 0  # characters written or read so far
+        # The number of characters written or read so far.
+        self.at = 0
         self.choices: list[Choice] = []
         self.entities: list[Entity] = []
         self.noted: list[tuple[int, str, Mapping[str, Entity | str], Mapping[str, Entity]]] = []
         self.mentioned: list[tuple[int, int, Entity, str]] = []
-        self.taken: dict[str, set[str]] = defaultdict(set)  # facet -> words in use
-        self.untold: dict[str, list[str]] = {}  # beat -> wordings not yet used in this story
+        # Words of each facet that the story uses, and wordings of each beat that it has not used.
+        self.taken: dict[str, set[str]] = defaultdict(set)
+        self.unused: dict[str, list[str]] = {}
 
     def write(self, text: str) -> None:
-        """Put down literal text."""
         self.text += text
         self.at += len(text)
 
     def choose(self, options: Sequence[str], cumulative: Sequence[float], heads: Heads) -> int:
-        """The number of the option that is taken, by the sums of their weights."""
+        """Choose an option by the sums of the weights; return its number."""
         return bisect(cumulative, self.random() * cumulative[-1])
 
     def choose_invented(self, kind: str, words: Sequence[str], taken: Collection[str]) -> str:
-        """One of the `words` of this kind ("name" or "song") that is not `taken`, each equally likely."""
-        while (word := words[int(self.random() * len(words))]) in taken:
-            pass
-        return word
+        """Choose a "name" or a "song" word that is not taken, each equally likely."""
+        while True:
+            word = words[int(self.random() * len(words))]
+            if word not in taken:
+                return word
 
     def new(self, role: str) -> Entity:
-        """Someone or something of a role in words.yaml, with everything about it still open."""
+        """Create an entity of a role in words.yaml; all its texts are still open."""
         self.entities.append(Entity(self.lexicon.roles[role]))
         return self.entities[-1]
 
     def cast(self, **roles: str) -> dict[str, Entity]:
-        """New entities under the names that a plot gives them: `cast(hero="friend", toy="thing")`."""
+        """Create entities under the names of a plot: `cast(hero="friend", toy="thing")`."""
         return {name: self.new(role) for name, role in roles.items()}
 
     def fact(self, kind: str, **values: Entity | str) -> None:
-        """Note what is true in the story from here on. Draws nothing and writes nothing.
+        """Note a fact that is true from here on. Draws nothing and writes nothing.
 
-        Most facts stand in the YAML of a beat, under `facts`. kind and values (an entity stands for its usual
-        text, a name or a noun; in a string {key} stands for the text of another value, or of a role of the beat):
-        has    who, thing    from now on who holds the thing, and nobody else does
-        at     what, place   from now on a thing or a character is at the place, until somebody has the thing
-                             or another "at" moves it
-        lost   what          from now on the thing's owner is unknown (its place may be noted with "at")
-        wants  who, thing    who would like to have the thing
-        did    who, deed     a deed in the past tense without its subject, in the order of the story:
-                             "found the {toy}" (with toy=toy). Without `deed` it is not put in order with
-                             others, for what is told later may have happened before or meanwhile
-        feels  who, feeling  "sad", "full of joy": fits after "{who} was". This and the next note themselves
-        said   who, words    the words between the quotes (said_and_felt in story.py)
+        Most facts are in the YAML of a beat, under `facts`. A value that is an entity is recorded
+        as its usual text. In a string, {key} is the text of another value or of a role of the beat.
 
-        `asked`, for has, at, wants and did: the only ways to ask for this fact, where the general ones ("Where
-        was {what} at the end of the story?") would not do, separated by bars. They begin with "Who" or "Where":
-        "Where did {what} hide?|Where was {what} hiding?" For did they ask for the order ("Who helped first?");
-        `who_did` holds those that do not ("Who broke the seal?").
+        - has (who, thing): who alone holds the thing now.
+        - at (what, place): a thing or character is there, until another "at" or "has" moves it.
+        - lost (what): nobody knows the thing's owner; "at" may note its place.
+        - wants (who, thing)
+        - did (who, deed): "found the {toy}". Deeds are in the order of the story; one that may have
+          happened earlier has no `deed`.
+        - feels (who, feeling): "sad", "full of joy"; said (who, words). story.py finds them.
+
+        `asked`: the only questions about this fact, separated by bars, if the general ones do not
+        fit: "Where did {what} hide?|Where was {what} hiding?" For did they ask for the order ("Who
+        helped first?"); `who_did` has the others ("Who broke the seal?").
         """
-        self.noted.append((self.at, kind, values, {k: v for k, v in values.items() if isinstance(v, Entity)}))
+        roles = {key: value for key, value in values.items() if isinstance(value, Entity)}
+        self.noted.append((self.at, kind, values, roles))
 
     def say(self, *keys: str, **cast: Entity) -> None:
-        """Write one beat after the other, each a sentence or two."""
+        """Write these beats, each a sentence or two."""
         for key in keys:
             if self.at:
                 self.write(" ")
             self._tell(key, cast)
 
     def say_either(self, weights: Mapping[str, float], **cast: Entity) -> str:
-        """Let chance decide which of several beats happens, and write it. Returns its key."""
+        """Draw one of several beats, write it, and return its key."""
         if self.at:
             self.write(" ")
         key = self.decide("branch", weights, lambda key: self.heads(key, cast))
@@ -153,7 +153,7 @@ class Pen:
         return key
 
     def decide(self, kind: str, weights: Mapping[str, float], heads: Heads) -> str:
-        """Choose an option, as often as the weights say, and record it."""
+        """Draw an option by its weight, and record the choice."""
         options = [option for option, weight in weights.items() if weight]
         cumulative = list(accumulate(weights[option] for option in options))
         option = options[self.choose(options, cumulative, heads)]
@@ -161,29 +161,35 @@ class Pen:
         return option
 
     def heads(self, key: str, cast: Mapping[str, Entity]) -> list[str]:
-        """How a beat may begin, given what is known about its cast."""
+        """Return the possible beginnings of a beat for this cast."""
         templates = self.lexicon.beats[key].templates
-        labels = self.untold.get(key) or list(templates)
-        return [text for label in labels for text in heads_of(templates[label], cast)]
+        heads: list[str] = []
+        for label in self.unused.get(key) or templates:
+            heads += heads_of(templates[label], cast)
+        return heads
 
     def _tell(self, key: str, cast: Mapping[str, Entity]) -> None:
         beat = self.lexicon.beats[key]
-        fresh = self.untold.get(key) or list(beat.templates)  # told again, it is told in other words
-        label = self._say(beat, fresh, cast)
-        self.untold[key] = [other for other in fresh if other != label]
+        # a repeated beat gets another wording
+        labels = self.unused.get(key) or list(beat.templates)
+        used = self._say(beat, labels, cast)
+        self.unused[key] = [label for label in labels if label != used]
         for kind, values in beat.facts:
-            self.noted.append((self.at, kind, {key: cast.get(value, value) for key, value in values.items()}, cast))
+            entities = {name: cast.get(value, value) for name, value in values.items()}
+            self.noted.append((self.at, kind, entities, cast))
 
     def _say(self, beat: Beat, labels: Iterable[str], cast: Mapping[str, Entity]) -> str:
-        """Choose one of these templates and write it: literal text, mentions, and small choices of words."""
-        label = self.decide(beat.kind, dict.fromkeys(labels, 1), lambda label: heads_of(beat.templates[label], cast))
-        for part in beat.templates[label]:
+        templates = beat.templates
+        weights = dict.fromkeys(labels, 1)
+        label = self.decide(beat.kind, weights, lambda label: heads_of(templates[label], cast))
+        for part in templates[label]:
             if isinstance(part, str):
                 self.write(part)
             elif isinstance(part, Beat):
                 self._say(part, part.templates, cast)
             else:
-                entity, start = cast[part.role], self.at
+                entity = cast[part.role]
+                start = self.at
                 if part.form in entity.texts:
                     self.write(entity.texts[part.form])
                 else:
@@ -192,26 +198,32 @@ class Pen:
         return label
 
     def _settle(self, entity: Entity, form: str) -> None:
-        """Choose and write what this mention needs and is not known yet."""
+        # an open text: it is chosen here, at first mention
         if isinstance(entity, OneOf) and not entity.role:
             candidates = {candidate.texts[form]: candidate for candidate in entity.candidates}
             text = self.decide("who", dict.fromkeys(candidates, 1), lambda text: (text,))
             entity.chosen = candidates[text].chosen
-            entity.role, entity.texts = entity.chosen.role, entity.chosen.texts
-        elif isinstance(pool := entity.role[form], Pool):  # a word of it that nothing else in the story has
-            taken = self.taken[pool.facet]
-            weights = {word: 1 for word in pool.texts if word not in taken}
-            word = self.decide(pool.facet, weights, lambda word: (pool.texts[word][form],))
-            if pool.facet != "gender":
-                taken.add(word)
-            entity.texts.update(pool.texts[word])
-        elif pool == "song":
+            entity.role = entity.chosen.role
+            entity.texts = entity.chosen.texts
+            self.write(text)
+            return
+        pool = entity.role[form]
+        if pool == "song":
             entity.texts[form] = self._song()
             return
+        if isinstance(pool, Pool):
+            texts = pool.texts
+            taken = self.taken[pool.facet]
+            weights = {word: 1 for word in texts if word not in taken}
+            word = self.decide(pool.facet, weights, lambda word: (texts[word][form],))
+            entity.texts.update(texts[word])
+            if pool.facet != "gender":
+                taken.add(word)
         else:
             taken = self.taken["name"]
-            entity.texts[form] = self._invent("name", held_out_names() if self.held_out else names(), taken)
-            taken.add(entity.texts[form])
+            name = self._invent("name", held_out_names() if self.held_out else names(), taken)
+            entity.texts[form] = name
+            taken.add(name)
         self.write(entity.texts[form])
 
     def _invent(self, kind: str, words: Sequence[str], taken: Collection[str]) -> str:
@@ -220,24 +232,29 @@ class Pen:
         return word
 
     def _song(self) -> str:
-        """Every length of SONG_LENGTHS is equally likely. A full stop always follows a song, so its end shows."""
         song: list[str] = []
+        # A full stop always follows a song, so that its end is visible. The weights make all of
+        # SONG_LENGTHS equally likely.
         heads = {"end": (".",), "on": (" ",)}
         while True:
             song.append(self._invent("song", self.lexicon.song_words, ()))
             self.write(song[-1])
-            longer = SONG_LENGTHS[-1] - len(song)  # how many greater lengths there are
-            weights, may_end = {"end": 1, "on": longer}, len(song) >= SONG_LENGTHS.start
-            if not longer or (may_end and self.decide("song:end", weights, heads.__getitem__) == "end"):
-                return " ".join(song)
+            longer = SONG_LENGTHS[-1] - len(song)  # the number of greater lengths
+            if not longer:
+                break
+            if len(song) >= SONG_LENGTHS.start:
+                weights = {"end": 1, "on": longer}
+                if self.decide("song:end", weights, heads.__getitem__) == "end":
+                    break
             self.write(" ")
+        return " ".join(song)
 
 
 class Reader(Pen):
-    """Follows the text with a finger, `at`. Raises ValueError where no option stands, or more than one."""
+    """The reader of a finished text. Raises ValueError unless exactly one option fits."""
 
     def __init__(self, text: str, held_out: bool = False):
-        super().__init__(Random(0), held_out)  # from which nothing is drawn
+        super().__init__(Random(0), held_out)  # nothing is drawn
         self.text = text
 
     def write(self, text: str) -> None:
@@ -246,7 +263,10 @@ class Reader(Pen):
         self.at += len(text)
 
     def choose(self, options: Sequence[str], cumulative: Sequence[float], heads: Heads) -> int:
-        fitting = [n for n, option in enumerate(options) if any(self._stands_here(text) for text in heads(option))]
+        fitting = []
+        for number, option in enumerate(options):
+            if any(self._fits(text) for text in heads(option)):
+                fitting.append(number)
         if len(fitting) == 1:
             return fitting[0]
         expected = " or ".join(repr(text) for option in options for text in heads(option))
@@ -254,15 +274,16 @@ class Reader(Pen):
 
     def choose_invented(self, kind: str, words: Sequence[str], taken: Collection[str]) -> str:
         word = WORD.match(self.text, self.at)[0]  # type: ignore[index]
-        if word not in (name_set(self.held_out) if kind == "name" else words) or word in taken:
+        possible = name_set(self.held_out) if kind == "name" else words
+        if word not in possible or word in taken:
             raise self.error("a new name or a word of a song")
         return word
 
-    def _stands_here(self, text: str) -> bool:
-        """Whether this text stands at the finger in whole words: "ball" does not stand in "balloon"."""
+    def _fits(self, text: str) -> bool:
+        # in whole words: "ball" does not fit at "balloon"
         end = self.at + len(text)
-        in_a_word = text[-1:].isalpha() and self.text[end : end + 1].isalpha()
-        return self.text.startswith(text, self.at) and not in_a_word
+        ends_in_word = text[-1:].isalpha() and self.text[end : end + 1].isalpha()
+        return self.text.startswith(text, self.at) and not ends_in_word
 
     def error(self, expected: str) -> ValueError:
         rest = self.text[self.at : self.at + 30] or "the end of the text"
@@ -270,19 +291,21 @@ class Reader(Pen):
 
 
 def heads_of(parts: Sequence[Part], cast: Mapping[str, Entity]) -> Iterable[str]:
-    """How a template may begin: its text up to the next choice or, if that stands first, its options."""
-    known = ""
+    """Return the heads of a template: its text up to the next choice, or the options of that."""
+    head = ""
     for part in parts:
         if isinstance(part, str):
-            known += part
-        elif isinstance(part, Slot):
+            head += part
+            continue
+        if isinstance(part, Slot):
             entity = cast.get(part.role)
-            text = entity.texts.get(part.form) if entity else None
-            if text is not None:
-                known += text
+            if entity and part.form in entity.texts:
+                head += entity.texts[part.form]
                 continue
-            pool = entity.role.get(part.form) if entity and not known else None
-            return [texts[part.form] for texts in pool.texts.values()] if isinstance(pool, Pool) else (known,)
-        else:
-            return (known,) if known else [t for option in part.templates.values() for t in heads_of(option, cast)]
-    return (known,)
+            pool = entity.role.get(part.form) if entity else None
+            if not head and isinstance(pool, Pool):
+                return [texts[part.form] for texts in pool.texts.values()]
+        elif not head:
+            return [text for option in part.templates.values() for text in heads_of(option, cast)]
+        break
+    return (head,)

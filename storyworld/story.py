@@ -1,4 +1,4 @@
-"""Stories and what they cost: `tell` writes one, `read` recovers its choices from the text alone."""
+"""Write stories with `tell`, and recover their choices from the text with `read`."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -14,65 +14,77 @@ from .pen import Choice, Fact, Mention, Pen, Reader
 from .plots import PLOT_WEIGHTS, PLOTS
 
 Split = Literal["train", "validation"]
-LEVELS = {1: (PLOTS, PLOT_WEIGHTS), 2: (LONG_PLOTS, LONG_PLOT_WEIGHTS)}  # and how often each plot is told
+# The plots of each level and their weights.
+LEVELS = {1: (PLOTS, PLOT_WEIGHTS), 2: (LONG_PLOTS, LONG_PLOT_WEIGHTS)}
 
 
 @dataclass(frozen=True)
 class Story:
     """A story and the choices that made it.
 
-    The bits add up to -log2 of the probability of exactly this text under the generator. No model can expect
-    to pay less, so their mean over held-out stories is the entropy floor of the corpus.
-
-    noted:    what the plot says is true, in order: who has what, who is where (see Pen.fact for the kinds)
-    mentions: every place where the text names or describes somebody or something that the story keeps track of
-    entities: these somebodies and somethings, by the numbers in `mentions`: form -> text, "" the usual form
+    The bits add up to -log2 of the probability of exactly this text under the generator. No model
+    can do better, so their mean over held-out stories is the entropy floor of the corpus.
     """
 
     text: str
     choices: tuple[Choice, ...]
     plot: str
+    # the facts of the plot, in order; see Pen.fact
     noted: tuple[Fact, ...] = field(default=(), hash=False)
+    # each place where the text names or describes an entity
     mentions: tuple[Mention, ...] = ()
+    # form -> text of each entity, by the numbers in `mentions`; "" is the usual form
     entities: tuple[Mapping[str, str], ...] = field(default=(), hash=False)
 
     @cached_property
     def facts(self) -> tuple[Fact, ...]:
-        """All that is known to be true: what the plot noted, who said what, and who felt how, in order."""
+        """All facts in order: those of the plot, and those in the text (said and felt)."""
         known = {(fact.kind, *fact.values.values()) for fact in self.noted}
-        new = [fact for fact in said_and_felt(self) if (fact.kind, *fact.values.values()) not in known]
-        return tuple(sorted([*self.noted, *new], key=lambda fact: fact.at))
+        facts = list(self.noted)
+        for fact in said_and_felt(self):
+            if (fact.kind, *fact.values.values()) not in known:
+                facts.append(fact)
+        return tuple(sorted(facts, key=lambda fact: fact.at))
 
     @cached_property
     def people(self) -> dict[int, str]:
-        """The names of all that have one, by number of the entity, in the order in which the story names them."""
-        numbers = {texts[""]: number for number, texts in enumerate(self.entities) if "" in texts}
-        return {numbers[choice.option]: choice.option for choice in self.choices if choice.kind == "name"}
+        """Number of the entity -> name, in the order in which the story names them."""
+        numbers = {texts[""]: n for n, texts in enumerate(self.entities) if "" in texts}
+        names = [choice.option for choice in self.choices if choice.kind == "name"]
+        return {numbers[name]: name for name in names}
 
     @property
     def bits(self) -> float:
-        """The whole price of the text, in bits."""
         return fsum(choice.bits for choice in self.choices)
 
 
 def tell(
-    seed: int, index: int, split: Split = "train", level: int = 1, held_out_names: bool = False, plot: str | None = None
+    seed: int,
+    index: int,
+    split: Split = "train",
+    level: int = 1,
+    held_out_names: bool = False,
+    plot: str | None = None,
 ) -> Story:
-    """Story number `index` of the endless book that `seed` opens; the two splits are two different books.
+    """Write story number `index` of this seed and split; the same one on every machine.
 
-    level: 1, nine plots, or 2, which adds longer ones. held_out_names: the same story with names of another
-    shape, which no other text of the world holds. plot: the only plot that it may have (then it is another
-    story than without). The same arguments give the same story on every machine.
+    - level: 1, nine plots, or 2, which adds longer ones.
+    - held_out_names: the same story with names of another shape, which no training text holds.
+    - plot: choose this plot. The story differs from the one without this argument.
     """
-    book = f"storyworld {split} {seed} {index}" + (f" level {level}" if level > 1 else "")
-    return tell_with(Pen(Random(book if plot is None else f"{book} {plot}"), held_out_names), level, plot)
+    book = f"storyworld {split} {seed} {index}"
+    if level > 1:
+        book += f" level {level}"
+    if plot is not None:
+        book += f" {plot}"
+    return tell_with(Pen(Random(book), held_out_names), level, plot)
 
 
 def read(text: str, level: int = 1, held_out_names: bool = False) -> Story:
-    """The whole story behind a text, with its choices, facts and mentions: `read(story.text) == story`.
+    """Recover the whole story from a text: `read(story.text) == story`.
 
-    Raises ValueError naming the character position and what was expected there, if the text is not a story of
-    this level and these names (or, which the tests look for, could have been told in two ways).
+    Raises ValueError with the character position and the expected text, if it is not a story of
+    this level and these names.
     """
     reader = Reader(text, held_out_names)
     story = tell_with(reader, level)
@@ -82,83 +94,98 @@ def read(text: str, level: int = 1, held_out_names: bool = False) -> Story:
 
 
 def tell_with(pen: Pen, level: int = 1, plot: str | None = None) -> Story:
-    """Choose a plot of this level (or take the one given), and tell it with this pen."""
+    """Draw a plot of this level, unless there is one, and write it with this pen."""
     plots, weights = LEVELS[level]
     if plot is None:
         plot = pen.decide("plot", weights, lambda plot: pen.heads(f"{plot}.opening", {}))
-    else:  # not drawn, but as dear as ever: the price of a text is that under `tell`
+    else:
+        # not drawn, but it costs the same: the bits of a text are those under `tell`
         pen.choices.append(Choice("plot", plot, log2(sum(weights.values()) / weights[plot])))
     plots[plot](pen)
     return finished(pen, plot)
 
 
 def finished(pen: Pen, plot: str) -> Story:
-    """What the pen kept of a story, with every entity replaced by its number or its usual text."""
+    """Return the story of a pen; entities become numbers in mentions, and texts in facts."""
     numbers = {id(entity): number for number, entity in enumerate(pen.entities)}
-    mentions = tuple(Mention(start, end, numbers[id(who.chosen)], form) for start, end, who, form in pen.mentioned)
+    mentions = []
+    for start, end, entity, form in pen.mentioned:
+        mentions.append(Mention(start, end, numbers[id(entity.chosen)], form))
     facts = []
     for at, kind, values, cast in pen.noted:
         words = {role: who.texts[""] for role, who in cast.items() if "" in who.texts}
-        texts = {key: v.format(**words) if isinstance(v, str) else v.texts[""] for key, v in values.items()}
+        texts = {}
+        for key, value in values.items():
+            texts[key] = value.format(**words) if isinstance(value, str) else value.texts[""]
         facts.append(Fact(at, kind, texts))
     entities = tuple(entity.texts for entity in pen.entities)
-    return Story(pen.text, tuple(pen.choices), plot, tuple(facts), mentions, entities)
+    return Story(pen.text, tuple(pen.choices), plot, tuple(facts), tuple(mentions), entities)
 
 
-# Who said what, and who felt how
+# Speech and feelings, found in the text
 
-VERBS = "said cried whispered called laughed shouted sighed groaned moaned mumbled asked wondered begged told promised"
+VERBS = "said cried whispered called laughed shouted sighed groaned moaned mumbled asked wondered"
+VERBS += " begged told promised"
 SAYING = f"(?:{'|'.join(VERBS.split())})"
 QUOTE = re.compile(r'"([^"]+)"')
-SAID_BY = re.compile(f" {SAYING} ")  # "Oh!" said Tiko
-DID_SAY = re.compile(rf" (?:\w+ly )?{SAYING}\b")  # "Oh!" Tiko proudly said
-LEADS_IN = re.compile(rf"(?<!was ){SAYING}, $")  # Tiko the fox said, "Oh!"
-# What may stand between somebody and the verb; and what else may if nobody else is in the sentence.
+# "Oh!" said Tiko
+SAID_BY = re.compile(f" {SAYING} ")
+# "Oh!" Tiko proudly said
+DID_SAY = re.compile(rf" (?:\w+ly )?{SAYING}\b")
+# Tiko the fox said, "Oh!"
+LEADS_IN = re.compile(rf"(?<!was ){SAYING}, $")
+# The text between a subject and its verb; and the longer text if the sentence has one subject only.
 BEFORE_SAID = re.compile(r" (?:\w+ly )?"), re.compile(r"[a-z, ]+")
 BEFORE_WAS = re.compile(r"(?:, who| the (?:\w+ )?\w+)? "), re.compile(r" [a-z ]+ and ")
 
 
 def said_and_felt(story: Story) -> Iterator[Fact]:
-    """Reads from a told story who said what, and then who felt how.
+    """Find the facts of the kinds said and feels; unclear ones are left out."""
+    # A quote belongs to the mention (a name or "she") that a verb of saying connects it to, a
+    # feeling to the mention before "was".
+    text = story.text
+    people = story.people
+    subjects = [m for m in story.mentions if m.entity in people and m.form in ("", "he", "He")]
+    by_start = {mention.start: mention for mention in subjects}
 
-    A mention tells whom the pen meant, be it by name or by "she". A quote belongs to the mention that a verb of
-    saying ties it to, a feeling to the mention before "was". Where the text ties them to no one, no question is asked.
-    """
-    text, people = story.text, story.people
-    subjects = [m for m in story.mentions if m.entity in people and m.form in ("", "he", "He")]  # of a sentence
-    starting = {m.start: m for m in subjects}
-
-    def since(start: int, end: int) -> list[Mention]:
-        return [m for m in subjects if start <= m.start < end]
+    def between(start: int, end: int) -> list[Mention]:
+        return [mention for mention in subjects if start <= mention.start < end]
 
     def sentence_start(at: int) -> int:
         return 1 + max(text.rfind(mark, 0, at) for mark in '.!?"')
 
-    def subject_of(verb: int, next_to: re.Pattern[str], alone: re.Pattern[str]) -> list[Mention]:
-        """Who does what the verb at this character says; nobody where the text leaves that open."""
-        possible = since(sentence_start(verb), verb)
-        between = (next_to, alone) if len({m.entity for m in possible}) == 1 else (next_to,)
-        return [m for m in possible[-1:] if any(words.fullmatch(text, m.end, verb) for words in between)]
+    def subject_of(verb: int, patterns: tuple[re.Pattern[str], ...]) -> list[Mention]:
+        # the subject of the verb at this character; [] if it is unclear
+        possible = between(sentence_start(verb), verb)
+        if len({mention.entity for mention in possible}) != 1:
+            patterns = patterns[:1]
+        last = possible[-1:]
+        return [m for m in last if any(p.fullmatch(text, m.end, verb) for p in patterns)]
 
     for quote in QUOTE.finditer(text):
-        if verb := SAID_BY.match(text, quote.end()):
-            speaker = starting.get(verb.end())
-        elif speaker := starting.get(quote.end() + 1):
-            speaker = speaker if DID_SAY.match(text, speaker.end) else None
-        elif verb := LEADS_IN.search(text[: quote.start()]):
-            speaker = next(iter(subject_of(verb.start(), *BEFORE_SAID)), None)
+        said_by = SAID_BY.match(text, quote.end())
+        speaker = by_start.get(said_by.end() if said_by else quote.end() + 1)
+        if said_by is None and speaker is not None:
+            if not DID_SAY.match(text, speaker.end):
+                speaker = None
+        elif said_by is None:
+            leads_in = LEADS_IN.search(text[: quote.start()])
+            if leads_in:
+                speaker = next(iter(subject_of(leads_in.start(), BEFORE_SAID)), None)
         if speaker is not None:
             yield Fact(quote.end(), "said", {"who": people[speaker.entity], "words": quote[1]})
 
     for felt in re.finditer(rf"\b(was|were|Feeling) ({feeling_words()})\b", text):
         start = felt.start()
-        if felt[1] == "Feeling":  # Feeling tired, she lay down
-            who = since(felt.end() + len(", "), felt.end() + len(", ") + 1)
+        if felt[1] == "Feeling":
+            # Feeling tired, she lay down
+            after_comma = felt.end() + len(", ")
+            who = between(after_comma, after_comma + 1)
         elif text.endswith("everyone ", 0, start):
-            who = since(0, start)
+            who = between(0, start)
         elif text.endswith("both ", 0, start):
-            who = since(sentence_start(start), start)
+            who = between(sentence_start(start), start)
         else:
-            who = subject_of(start, *BEFORE_WAS)
-        for entity in dict.fromkeys(m.entity for m in who):
+            who = subject_of(start, BEFORE_WAS)
+        for entity in dict.fromkeys(mention.entity for mention in who):
             yield Fact(felt.end(), "feels", {"who": people[entity], "feeling": felt[2]})

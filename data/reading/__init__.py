@@ -1,1 +1,1 @@
-"""Where does text come from? Local files, datasets of the Hugging Face Hub, and mixes of them."""
+"""Readers of local files, datasets of the Hugging Face Hub, and mixes of them."""

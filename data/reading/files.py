@@ -1,8 +1,7 @@
-"""Which records does a local file hold, or a dataset? .txt .md .jsonl .json .csv .tsv .parquet .arrow, plain or as .gz
-or .zst; and what `datasets` reads from the Hugging Face Hub or a local folder.
+"""Read the records of local files and of the Hugging Face Hub.
 
-Every record comes with its place (`file:line`). So does one that cannot be read: the caller decides whether to stop or
-to skip it. Whatever makes the rest of a file unreadable (a truncated .gz) raises InputError at once.
+Each record has its place (`file:line`), also one that cannot be read: the caller decides whether to
+skip it. A file whose rest cannot be read (a truncated .gz) raises InputError at once.
 """
 
 from __future__ import annotations
@@ -29,82 +28,101 @@ if TYPE_CHECKING:
 
 PLAIN = (".txt", ".md")
 KINDS = [".txt", ".md", ".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".arrow"]
-COMPRESSED = {".gz": "gzip", ".zst": "zstd"}  # pyarrow's names; unlike others it notices a file that ends too early
-BLOCK = 1 << 20  # bytes read at a time
-ROWS = 1000  # rows of a table read at a time
+# pyarrow's names. Unlike other libraries it notices a file that ends too early.
+COMPRESSED = {".gz": "gzip", ".zst": "zstd"}
+# Bytes are read in blocks of this size, and tables in batches of this many rows.
+BLOCK = 1 << 20
+ROWS = 1000
 
-# What a folder holds beside its records: what `datasets` and the Hub write there. cache-….arrow: rows that `map` made.
-DESCRIPTIONS = re.compile(r"(config|dataset_infos?|dataset_dict|state)\.json|cache-.*\.arrow", re.IGNORECASE)
-# The names of parts that `datasets` knows: a word of a folder's or a file's name, between these signs.
+# Files that `datasets` and the Hub write beside the records. `map` makes cache-….arrow.
+DESCRIPTIONS = re.compile(
+    r"(config|dataset_infos?|dataset_dict|state)\.json|cache-.*\.arrow", re.IGNORECASE
+)
+# The names of parts that `datasets` recognises: a word in a folder's or a file's name.
 HELD_OUT = "validation|valid|dev|val|test|testing|eval|evaluation"
 PART = re.compile(rf"(?:^|[-._ 0-9])(?:train|training|({HELD_OUT}))(?:$|[-._ 0-9])", re.IGNORECASE)
 
-csv.field_size_limit((1 << 31) - 1)  # the library's own limit, 128 kB, is shorter than many documents
+# The library's own limit, 128 kB, is shorter than many documents.
+csv.field_size_limit((1 << 31) - 1)
 
 
 class Record(NamedTuple):
-    """`value`: a text or a dict; None if it could not be read, and `problem` says why."""
+    """A text or a dict. If it could not be read, `value` is None and `problem` has the reason."""
 
     where: str
     value: Any
     problem: str = ""
 
 
-# ---------------------------------------------------------------------------------------------------------
+# ---------------------------------------------------------------------------------------------
 # which files
 
 
 def search(paths: str | list[str], key: str, train_only: bool = False) -> list[Path]:
-    """The files that a path, a folder, a pattern or a list of these names: in a fixed order, each once. Of a folder,
-    what describes records is left out; train_only: so are the parts that it names as validation or test.
-    Raises InputError, with the config key, for a path that leads to no file.
+    """Find the files of a path, a folder, a pattern or a list of these, in a fixed order.
+
+    train_only: without parts whose names mean validation or test. Raises InputError with the key.
     """
     files: dict[Path, Path] = {}
     for path in [paths] if isinstance(paths, str) else paths:
-        given = Path(path).expanduser()
-        # what exists is no pattern: of `books [old]/*.txt` only the last part is one
-        existing = next(part for part in (given, *given.parents) if part.exists())
-        parts = (glob.escape(str(existing)), given.relative_to(existing), "**" if given.is_dir() else "")
-        with still_busy(f"looking for the files of {key}"):  # links are followed, and nothing that is hidden
-            found = glob.glob(str(Path(*parts)), recursive=True)  # noqa: PTH207 (it knows absolute patterns)
-            matching = [Path(name) for name in found]
+        root = Path(path).expanduser()
+        is_folder = root.is_dir()
+        # an existing path is no pattern: in `books [old]/*.txt` only the last part is one
+        existing = next(part for part in (root, *root.parents) if part.exists())
+        rest = root.relative_to(existing)
+        pattern = str(Path(glob.escape(str(existing)), rest, "**" if is_folder else ""))
+        with still_busy(f"looking for the files of {key}"):
+            # glob follows links and skips hidden files; pathlib refuses absolute patterns
+            matching = [Path(name) for name in glob.glob(pattern, recursive=True)]  # noqa: PTH207
             readable = [file for file in matching if kind_of(file) in KINDS and file.is_file()]
-            longest_first = sorted(readable, key=lambda file: -len(file.parts))  # a link may lead back
-            some = sorted({file.resolve(): file for file in longest_first}.values(), key=Path.as_posix)
-        if given.is_dir():
-            is_all_notes = all(kind_of(file) == ".md" for file in some)  # then a README is one of them
-            some = [file for file in some if is_all_notes or file.name.lower() != "readme.md"]
-            some = [file for file in some if not DESCRIPTIONS.fullmatch(file.name)]
-            some = [file for file in some if not (train_only and is_other_part(file.relative_to(given)))]
-            for card in (file for file in readable if train_only and file.name == "README.md"):
-                some = declared(some, card, key)
-        if not some:
-            hint = f"give a file of a kind that can be read ({' '.join(KINDS)}), a folder of such files, or a pattern"
+            # a link may lead back to a parent: the shortest name of a file wins
+            longest_first = sorted(readable, key=lambda file: -len(file.parts))
+            unique = {file.resolve(): file for file in longest_first}
+            chosen = sorted(unique.values(), key=Path.as_posix)
+        if is_folder:
+            # in a folder of notes, a README is one of them
+            if any(kind_of(file) != ".md" for file in chosen):
+                chosen = [file for file in chosen if file.name.lower() != "readme.md"]
+            chosen = [file for file in chosen if not DESCRIPTIONS.fullmatch(file.name)]
+            if train_only:
+                chosen = [file for file in chosen if not _is_held_out(file.relative_to(root))]
+                for file in readable:
+                    if file.name == "README.md":
+                        chosen = _declared(chosen, file, key)
+        if not chosen:
+            problem = "this kind of file cannot be read:" if matching else "no such file:"
+            if is_folder:
+                problem = "no file that can be read and is no validation or test part in"
+            kinds = " ".join(KINDS)
+            remedy = f"give a file of a kind that can be read ({kinds}), a folder or a pattern"
             if "shakespeare" in path.lower():
-                hint = "fetch input.txt, 1.1 MB, from data/tinyshakespeare of the GitHub repository karpathy/char-rnn"
-            what = "this kind of file cannot be read:" if matching else "no such file:"
-            what = "no file that can be read and is no validation or test part in" if given.is_dir() else what
-            raise InputError(f"{key}: {what} {path}: {hint}")
-        for file in some:
+                remedy = (
+                    "fetch input.txt, 1.1 MB, from data/tinyshakespeare of the GitHub repository "
+                    "karpathy/char-rnn"
+                )
+            raise InputError(f"{key}: {problem} {path}: {remedy}")
+        for file in chosen:
             files.setdefault(file.resolve(), file)
     return list(files.values())
 
 
-def is_other_part(file: Path) -> bool:
-    """Whether the name of a folder on the way to a file says that it is a validation or test part, or its own does."""
-    match = next(filter(None, map(PART.search, file.parts)), None)
-    return match is not None and match[1] is not None
+def _is_held_out(file: Path) -> bool:
+    # the first name on the way that matches decides
+    for name in file.parts:
+        match = PART.search(name)
+        if match is not None:
+            return match[1] is not None
+    return False
 
 
-def declared(files: list[Path], card: Path, key: str) -> list[Path]:
-    """The files without those that the README.md of a copy from the Hub does not declare (`configs:` in its head) as
-    the part `train`. `datasets` reads it. Raises InputError where there is a choice to make."""
+def _declared(files: list[Path], card: Path, key: str) -> list[Path]:
+    # the README.md of a copy from the Hub may name the files of `train` (`configs:` in its head)
     text = card.read_text(encoding="utf-8", errors="replace")
     if not re.match(r"---\r?\n(?:(?!---).*\n)*configs:", text):
         return files
     source = f"data.source={{kind: hub, name: {card.parent}, subset: …, split: …}}"
-    with _datasets(f"{key}: {card} does not say which files to train on (choose: {source})") as datasets:
-        parts = datasets.load_dataset_builder(str(card.parent)).config.data_files
+    with _datasets(f"{key}: {card} does not name the files to train on (choose: {source})") as hub:
+        parts = hub.load_dataset_builder(str(card.parent)).config.data_files
         if "train" not in parts:
             raise ValueError(f"Its parts are {', '.join(parts)}")
     train = {Path(file).resolve() for file in parts["train"]}
@@ -112,18 +130,18 @@ def declared(files: list[Path], card: Path, key: str) -> list[Path]:
 
 
 def kind_of(file: Path) -> str:
-    """.jsonl for stories.jsonl, stories.JSONL, stories.jsonl.gz and stories.ndjson."""
+    """Return .jsonl for stories.jsonl, stories.JSONL, stories.jsonl.gz and stories.ndjson."""
     name = file.stem if file.suffix.lower() in COMPRESSED else file.name
     return Path(name).suffix.lower().replace(".ndjson", ".jsonl")
 
 
-# ---------------------------------------------------------------------------------------------------------
+# ---------------------------------------------------------------------------------------------
 # which records
 
 
 @contextmanager
 def opened(file: Path) -> Iterator[Any]:
-    """The bytes of a file, decompressed. Raises InputError for a compressed file that is damaged."""
+    """Open the decompressed bytes of a file. Raises InputError if compressed data is damaged."""
     compression = COMPRESSED.get(file.suffix.lower())
     if compression is None:
         with file.open("rb", BLOCK) as stream:
@@ -136,11 +154,13 @@ def opened(file: Path) -> Iterator[Any]:
             raise OSError("it is empty")
         yield io.BufferedReader(pyarrow.input_stream(str(file), compression), BLOCK)
     except OSError as error:
-        raise InputError(f"{file}: is truncated or damaged ({error}): fetch it or compress it again") from None
+        raise InputError(
+            f"{file}: is truncated or damaged ({error}): fetch it or compress it again"
+        ) from None
 
 
 def records(file: Path, separator: str = "", column: str | None = None) -> Iterator[Record]:
-    """The records of one file. column: the only one that is needed of a table."""
+    """Yield the records of one file. column: read only this column of a table."""
     kind = kind_of(file)
     with opened(file) as stream:
         if kind in PLAIN:
@@ -156,33 +176,40 @@ def records(file: Path, separator: str = "", column: str | None = None) -> Itera
 
 
 def _plain(file: Path, stream: BinaryIO, separator: str) -> Iterator[Record]:
-    """The documents between separators (line ends next to one belong to it). Without any, the file is one document.
-    A line end of the separator stands for one of Windows, too."""
+    # Line ends next to a separator belong to it. Its own line ends match those of Windows, too.
     is_mapped = file.suffix.lower() not in COMPRESSED and file.stat().st_size > 0
     raw = mmap(stream.fileno(), 0, access=ACCESS_READ) if is_mapped else stream.read()
     if raw.find(b"\0") >= 0:
-        raise InputError(f"{file}: holds zero bytes, so it is a binary file, not text: give a UTF-8 text file")
-    lines = [re.escape(part) for part in separator.encode("utf-8").replace(b"\r\n", b"\n").split(b"\n")]
-    ends = [match.span() for match in re.finditer(b"\r?\n".join(lines), raw)]
-    line, at = 1, 3 if raw[:3] == b"\xef\xbb\xbf" else 0
-    for end, after in [*ends, (len(raw), len(raw))]:
-        piece = raw[at:end]
+        raise InputError(
+            f"{file}: holds zero bytes, so it is a binary file, not text: give a UTF-8 text file"
+        )
+    lines = separator.encode("utf-8").replace(b"\r\n", b"\n").split(b"\n")
+    pattern = b"\r?\n".join(map(re.escape, lines))
+    ends = [match.span() for match in re.finditer(pattern, raw)]
+    line = 1
+    start = 3 if raw[:3] == b"\xef\xbb\xbf" else 0  # a byte order mark
+    for end, next_start in [*ends, (len(raw), len(raw))]:
+        piece = raw[start:end]
         if end == len(raw) and not piece.strip():
             return
         try:
             text = piece.decode("utf-8")
-            bare = text.lstrip("\r\n") if ends else text
-            place = line + text[: len(text) - len(bare)].count("\n")
-            yield Record(f"{file}:{place}", bare.rstrip("\r\n") if ends else bare)
+            first_line = line
+            if ends:
+                stripped = text.lstrip("\r\n")
+                first_line += text[: len(text) - len(stripped)].count("\n")
+                text = stripped.rstrip("\r\n")
+            yield Record(f"{file}:{first_line}", text)
         except UnicodeDecodeError as error:
-            yield Record(f"{file}:{line + piece[: error.start].count(10)}", None, _why_no_text(piece, error.start))
-        line, at = line + raw[at:after].count(b"\n"), after
+            bad_line = line + piece[: error.start].count(b"\n")
+            yield Record(f"{file}:{bad_line}", None, _not_utf8(piece, error.start))
+        line += raw[start:next_start].count(b"\n")
+        start = next_start
 
 
-def _why_no_text(raw: bytes, at: int) -> str:
-    """Why these bytes are not text, with the place in their line."""
-    byte = at - raw.rfind(b"\n", 0, at) - 1
-    return f"byte {byte} (0x{raw[at]:02x}) is not valid UTF-8: save the file as UTF-8"
+def _not_utf8(raw: bytes, position: int) -> str:
+    byte = position - raw.rfind(b"\n", 0, position) - 1  # in its line
+    return f"byte {byte} (0x{raw[position]:02x}) is not valid UTF-8: save the file as UTF-8"
 
 
 def _jsonl(file: Path, stream: BinaryIO) -> Iterator[Record]:
@@ -191,37 +218,42 @@ def _jsonl(file: Path, stream: BinaryIO) -> Iterator[Record]:
         try:
             line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
             if number == 1 and (line.lstrip().startswith("[") or line.strip() == "{"):
-                raise InputError(f"{file}: holds one JSON value, not one in each line: name it .json")
+                raise InputError(
+                    f"{file}: holds one JSON value, not one in each line: name it .json"
+                )
             if line.strip():
                 yield Record(where, json.loads(line))
         except UnicodeDecodeError as error:
-            yield Record(where, None, _why_no_text(raw, error.start))
+            yield Record(where, None, _not_utf8(raw, error.start))
         except (ValueError, RecursionError) as error:
             yield Record(where, None, f"is not valid JSON: {error}")
 
 
 def _json(file: Path, stream: Any) -> Iterator[Record]:
-    """[record, record, …]; or {"any key": [record, …]}; or {"data": [record, …], …}, whatever is beside it; or one
-    record."""
+    # [record, …], {"any key": [record, …]} or {"data": [record, …], …}; else the value is a record
     raw = stream.read()
     try:
         value = json.loads(raw.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
-        if "Extra data: line 2 column 1" in str(error):  # an object in each line
+        # an object in each line
+        if "Extra data: line 2 column 1" in str(error):
             yield from _jsonl(file, io.BytesIO(raw))
             return
         raise InputError(f"{file}: is not valid JSON in UTF-8: {error}") from None
     if isinstance(value, dict):
-        data, (name, *others) = value.get("data"), [*value, ""]
+        data = value.get("data")
         if isinstance(data, list) and data and all(isinstance(record, dict) for record in data):
             value = data
-        elif others == [""] and isinstance(value[name], list) and name not in LISTS:
-            value = value[name]
+        elif len(value) == 1:
+            (name,) = value
+            if isinstance(value[name], list) and name not in LISTS:
+                value = value[name]
     for number, record in enumerate(value if isinstance(value, list) else [value], 1):
         yield Record(f"{file}, record {number}", record)
 
 
 def _csv(file: Path, stream: BinaryIO, delimiter: str) -> Iterator[Record]:
+    # bytes that are not UTF-8 become surrogates, so that a bad row does not end the file
     text = io.TextIOWrapper(stream, "utf-8-sig", "surrogateescape", newline="")
     reader = csv.DictReader(text, delimiter=delimiter, strict=True)
     line = 1
@@ -231,87 +263,104 @@ def _csv(file: Path, stream: BinaryIO, delimiter: str) -> Iterator[Record]:
             raise InputError(f"{file}: its first line is not valid UTF-8: save the file as UTF-8")
         line = reader.line_num + 1
         for row in reader:
-            where, line = f"{file}:{line}", reader.line_num + 1
+            where = f"{file}:{line}"
+            # a field may hold line ends
+            line = reader.line_num + 1
             if None in row or None in row.values():
-                yield Record(where, None, f"has another number of fields than the first line has names ({len(names)})")
+                yield Record(
+                    where, None, f"has more or fewer fields than the {len(names)} of the first line"
+                )
             elif any(re.search("[\udc80-\udcff]", value) for value in row.values()):
                 yield Record(where, None, "is not valid UTF-8: save the file as UTF-8")
             else:
                 yield Record(where, row)
     except csv.Error as error:
-        remedy = 'double a quote inside a field ("") and end each field that begins with one'
-        raise InputError(f"{file}:{line}: is not valid CSV: {error}: {remedy}") from None
+        raise InputError(
+            f"{file}:{line}: is not valid CSV: {error}: double a quote inside a field, and end "
+            "each field that begins with one"
+        ) from None
 
 
 def as_json(value: Any, kind: pyarrow.DataType) -> Any:
-    """A value of a table as the JSON that it was made from.
-
-    A table has every key in every row: in one that did not have it, its value is null. Such keys are left out. Values
-    that `datasets` keeps as JSON text (its feature Json) are read, and nulls of their own stay.
-    """
+    """Return a value of a table as the JSON that it was made from."""
     from pyarrow import types
 
     if value is None:
         return None
+    # `datasets` keeps some values as JSON text, with nulls of their own (its feature Json)
     if getattr(kind, "extension_name", "") == "arrow.json":
         return json.loads(value)
     if types.is_struct(kind):
-        return {field.name: as_json(value[field.name], field.type) for field in kind if value[field.name] is not None}
+        # a table has every key in every row: null where a row did not have it
+        present = [field for field in kind if value[field.name] is not None]
+        return {field.name: as_json(value[field.name], field.type) for field in present}
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
         return [as_json(item, kind.value_type) for item in value]
     return value
 
 
-# ---------------------------------------------------------------------------------------------------------
+# ---------------------------------------------------------------------------------------------
 # what `datasets` reads: tables, datasets of the Hub, and local folders of its kind
 
 
 def dataset_records(source: HubSource, split: str) -> Iterator[Record]:
-    """Every row of a split, in order. Raises InputError if the Hub cannot be reached (its library retries five times)
-    or has no such dataset, subset or split."""
+    """Yield every row of a split. Raises InputError if the dataset or the Hub is not there."""
     where = f"{source.name} ({split})"
     with _datasets(f"data.source: {where} cannot be read from the Hugging Face Hub") as datasets:
-        yield from _rows(datasets.load_dataset(**_named(source), split=split, streaming=source.streaming), where)
+        rows = datasets.load_dataset(**_named(source), split=split, streaming=source.streaming)
+        yield from _rows(rows, where)
 
 
 def dataset_identity(source: HubSource) -> str:
-    """Changes when the dataset's files change: a hash of the commit on the Hub, or of the local files' dates."""
-    with _datasets(f"data.source: {source.name} cannot be read from the Hugging Face Hub") as datasets:
+    """Return a hash of the commit on the Hub, or of the local files' dates."""
+    problem = f"data.source: {source.name} cannot be read from the Hugging Face Hub"
+    with _datasets(problem) as datasets:
         return datasets.load_dataset_builder(**_named(source)).hash
 
 
 def _named(source: HubSource) -> dict[str, Any]:
-    return {"path": source.name, "name": source.subset, "data_files": source.data_files, "revision": source.revision}
+    return {
+        "path": source.name,
+        "name": source.subset,
+        "data_files": source.data_files,
+        "revision": source.revision,
+    }
 
 
 def _table(file: Path, kind: str, column: str | None) -> Iterator[Record]:
     with _datasets(f"{file}: is not a readable {kind} file") as datasets:
         if kind == ".arrow":
+            # a file that is cut between two batches could be read: look at its end
             with file.open("rb") as raw:
                 raw.seek(-4, io.SEEK_END)
-                if raw.read() not in (b"\0\0\0\0", b"ROW1"):  # one that is cut between two batches can be read as well
+                if raw.read() not in (b"\0\0\0\0", b"ROW1"):
                     raise ValueError("the file ends too early")
-        rows = datasets.load_dataset(kind[1:], data_files=glob.escape(str(file)), split="train", streaming=True)
-        yield from _rows(rows.select_columns(column) if column in (rows.column_names or []) else rows, str(file))
+        rows = datasets.load_dataset(
+            kind[1:], data_files=glob.escape(str(file)), split="train", streaming=True
+        )
+        if column in (rows.column_names or []):
+            rows = rows.select_columns(column)
+        yield from _rows(rows, str(file))
 
 
 def _rows(rows: Any, where: str) -> Iterator[Record]:
     number = 0
     for table in rows.with_format("arrow").iter(batch_size=ROWS):
-        columns = [(field.name, field.type) for field in table.schema]
         for row in table.to_pylist():
             number += 1
-            yield Record(f"{where}, row {number}", {name: as_json(row[name], kind) for name, kind in columns})
+            value = {field.name: as_json(row[field.name], field.type) for field in table.schema}
+            yield Record(f"{where}, row {number}", value)
 
 
 @contextmanager
 def _datasets(problem: str) -> Iterator[Any]:
-    """The library; whatever it raises becomes one line."""
+    # whatever the library raises becomes one line
+    # without a home, the library would make a folder named ~
     cache = os.environ.get("HF_HOME") or os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    try:  # without a home it would make a folder named ~
+    try:
         Path(cache).expanduser().mkdir(parents=True, exist_ok=True)
     except (OSError, RuntimeError) as error:
-        raise InputError(f"{problem}: no folder for the cache ({error}): set HF_HOME to one") from None
+        raise InputError(f"{problem}: no folder for the cache ({error}): set HF_HOME") from None
     import datasets
 
     if not sys.stderr.isatty():
@@ -321,5 +370,8 @@ def _datasets(problem: str) -> Iterator[Any]:
     except Exception as error:
         reason = " ".join(str(error).splitlines()[:2])[:300] or type(error).__name__
         if isinstance(error, ConnectionError):
-            reason += ": check the network and HF_HUB_OFFLINE, or give local files (data.source.kind=files)"
+            reason += (
+                ": check the network and HF_HUB_OFFLINE, or give local files "
+                "(data.source.kind=files)"
+            )
         raise InputError(f"{problem}: {reason}") from None

@@ -30,19 +30,17 @@ class BadRecord(ValueError):
 
 @dataclass(frozen=True)
 class Message:
-    """One turn.
-
-    tool_calls: {"name": …, "arguments": a dict, or the JSON text that the record holds} each.
-    weight: 0 for an answer that is read but not trained on, as in OpenAI's files.
-    parts: (text, weight) of each part of the content, where parts have weights of their own.
-    """
+    """One turn."""
 
     role: Role
     content: str
     reasoning_content: str = ""
+    # {"name": …, "arguments": a dict or JSON text} each
     tool_calls: tuple[dict, ...] = ()
-    # Weights are not in `repr`, of which the hash of a conversation is made.
+    # 0 for an answer that is not trained on, as in OpenAI's files. Weights are not in `repr`, from
+    # which the hash of a conversation is made.
     weight: int = field(default=1, repr=False)
+    # (text, weight) of each part of the content, if parts have weights of their own
     parts: tuple[tuple[str, int], ...] = field(default=(), repr=False)
 
 
@@ -55,12 +53,18 @@ def read_message(raw: Any) -> Message:
         raise BadRecord(f"is of type {type(raw).__name__}: use an object with role and content")
     fields = {name: value for name, value in raw.items() if value is not None}
     is_sharegpt = "from" in fields and "role" not in fields
-    role_field, body = ("from", "value") if is_sharegpt else ("role", "content")
-    name, value = fields.get(role_field), fields.get(body, "")
+    role_field = "from" if is_sharegpt else "role"
+    body = "value" if is_sharegpt else "content"
+    name = fields.get(role_field)
+    value = fields.get(body, "")
     if not isinstance(name, str) or name not in ROLES:
         raise BadRecord(f"{role_field} {name!r} is not known: use one of {', '.join(ROLES)}")
-    role, is_call = ROLES[name], name == "function_call"  # whose content is the call
-    calls = read_calls(value if is_call else fields.get("tool_calls") or fields.get("function_call"))
+    role = ROLES[name]
+    # the content of a function_call is the call
+    is_call = name == "function_call"
+    calls = read_calls(
+        value if is_call else fields.get("tool_calls") or fields.get("function_call")
+    )
     if not calls and (is_call or body not in fields):
         raise BadRecord(f'has no `{body}` (it has {names_of(fields)}): give a text, or ""')
     if is_call:
@@ -85,12 +89,14 @@ def read_message(raw: Any) -> Message:
     if all(part.get("weight") is None for part in parts):
         weights = ()
     elif role != "assistant" or reasoning or calls:
-        raise BadRecord("a part has a `weight`: only answers without thoughts and calls can have it")
+        raise BadRecord(
+            "a part has a `weight`: only answers without thoughts and calls can have it"
+        )
     return Message(role, content, reasoning, calls, _weight(fields), weights)
 
 
 def _weight(fields: dict) -> int:
-    """Return 0 if a message, or a part of one, is not trained on, else 1."""
+    # of a message, or of a part of one
     for name in ("weight", *SWITCHES):
         value = fields.get(name)
         if value is not None and (name in SWITCHES or value not in (0, 1)):
@@ -99,11 +105,9 @@ def _weight(fields: dict) -> int:
 
 
 def split_thinking(content: str) -> tuple[str, str]:
-    """Split an answer that begins with <think>…</think> -> (reasoning, the rest).
-
-    Line ends around the tags belong to them and are dropped, nothing else. Where a prompt has begun
-    the thoughts, only </think> is left, on a line of its own.
-    """
+    """Split an answer that begins with <think>…</think> into (reasoning, the rest)."""
+    # Line ends around the tags belong to them. If the prompt has begun the thoughts, only </think>
+    # is left, on a line of its own.
     before, end, rest = content.partition("</think>")
     is_whole = before.lstrip("\n").startswith("<think>")
     is_alone = "<think>" not in before and before.endswith("\n") and rest[:1] in ("", "\n")
@@ -120,7 +124,8 @@ def read_calls(raw: Any) -> tuple[dict, ...]:
     """Return tool calls as {"name", "arguments"} each. Raises BadRecord."""
     calls = []
     for call in _functions(raw, "`tool_calls`"):
-        name, arguments = call["name"], call.get("arguments")
+        name = call["name"]
+        arguments = call.get("arguments")
         if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
             arguments = {}
         if not isinstance(_parsed(arguments, f"the arguments of {name}"), dict):
@@ -145,13 +150,15 @@ def untagged(message: Message) -> Message:
 
 
 def _call(text: str) -> Any:
-    """Read a call that is written as JSON, or in Python's quotes. Raises BadRecord."""
+    # as JSON, or in Python's quotes
     with suppress(ValueError, RecursionError):
         return json.loads(text)
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError) as error:
-        raise BadRecord(f"a <tool_call> is not JSON, repair it or remove the tags: {error}") from None
+        raise BadRecord(
+            f"a <tool_call> is not JSON, repair it or remove the tags: {error}"
+        ) from None
 
 
 def read_tools(holders: Iterable[dict]) -> tuple[dict, ...]:
@@ -164,15 +171,17 @@ def read_tools(holders: Iterable[dict]) -> tuple[dict, ...]:
 
 
 def _functions(raw: Any, name: str) -> tuple[dict, ...]:
-    """Return tools or calls without OpenAI's {"function": …} around them."""
-    value, functions = _parsed(raw, name), []
+    # tools or calls, without OpenAI's {"function": …} around them
+    value = _parsed(raw, name)
+    functions = []
     for entry in [value] if isinstance(value, dict) else read_list(value, name):
         if isinstance(entry, dict):
             entry = entry.get("function") or entry
         if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
             raise BadRecord(f'{name} must hold objects with a "name" each')
         functions.append(entry)
-    try:  # a table can hold dates and bytes, which JSON cannot
+    # a table can hold dates and bytes, which JSON cannot
+    try:
         read_text(json.dumps(functions, ensure_ascii=False), name)
     except (TypeError, RecursionError) as error:
         raise BadRecord(f"{name} cannot be written as JSON: {error}") from None
@@ -192,7 +201,6 @@ def read_list(value: Any, name: str) -> list:
 
 
 def _parsed(value: Any, name: str) -> Any:
-    """Return a value that may be JSON text; [] for null."""
     if isinstance(value, str):
         try:
             value = json.loads(value) if value.strip() else None

@@ -27,8 +27,7 @@ class Pair:
 def pair_of(record: Any, names: Names = None) -> Pair:
     """Return the pair in a record. names: data.chat_fields. Raises BadRecord.
 
-    The answers are texts or messages. The prompt stands beside them, as in a conversation, or they
-    hold it, or both.
+    The answers are texts or messages. The prompt is in other fields, or in both answers, or both.
     """
     fields = records.usual_fields(record, names)
     sides = SIDES[1] if fields.keys().isdisjoint(SIDES[0]) else SIDES[0]
@@ -40,9 +39,11 @@ def pair_of(record: Any, names: Names = None) -> Pair:
     answers = [fields.pop(name) for name in sides]
     if all(isinstance(answer, str) for answer in answers):
         dialogues = [records.read_dialogue(answer) for answer in answers]
-        if all(dialogues):  # HH-RLHF writes each side as one text
+        # HH-RLHF has each side as one text
+        if all(dialogues):
             answers = dialogues
-    if isinstance(fields.get("input"), dict):  # OpenAI's holds the prompt and its tools
+    # OpenAI's `input` holds the prompt and its tools
+    if isinstance(fields.get("input"), dict):
         fields |= records.usual_fields(fields.pop("input"), names)
     fields = {name: value for name, value in fields.items() if value != ""}
     prompt, tools = _prompt_beside(fields, answers[0], names)
@@ -50,7 +51,9 @@ def pair_of(record: Any, names: Names = None) -> Pair:
         if _turns(prompt):
             question = re.escape(prompt[-1].content.strip())
             if all(re.match(rf"\s*{question}\s", answer) for answer in answers):
-                raise BadRecord("both answers begin with the prompt that is beside them: keep one")
+                raise BadRecord(
+                    "both answers begin with the prompt, which has its own field: keep one"
+                )
         else:
             question, answers = _common_question(fields, answers)
             prompt = (*prompt, Message("user", question))
@@ -69,10 +72,10 @@ def pair_of(record: Any, names: Names = None) -> Pair:
         shared += 1
     common = chosen[:shared]
     if not _turns(common) or _transcript(_turns(prompt)) not in _transcript(common):
-        raise BadRecord("has no common prompt before the place where the answers differ: add one")
+        raise BadRecord("has no common prompt before the answers differ: add one")
     for name, messages in zip(sides, (chosen, rejected), strict=True):
         if len(messages) == shared or messages[shared].role != "assistant":
-            raise BadRecord(f"`{name}` has no answer of the assistant behind the common prompt")
+            raise BadRecord(f"`{name}` has no answer of the assistant after the common prompt")
     return Pair(
         Conversation(tuple(map(untagged, chosen)), tools),
         Conversation(tuple(map(untagged, rejected)), tools),
@@ -81,10 +84,11 @@ def pair_of(record: Any, names: Names = None) -> Pair:
 
 
 def _prompt_beside(fields: dict, answer: Any, names: Names) -> tuple[Messages, tuple[dict, ...]]:
-    """Take the prompt that stands beside the answers, and its tools, out of the fields."""
+    # the prompt in other fields, which are removed, and its tools
     messages = records.take_question(fields)
     listed = records.take_listed(fields, names)
-    if listed == answer:  # UltraFeedback lists the chosen conversation once more
+    # UltraFeedback lists the chosen conversation twice
+    if listed == answer:
         listed = []
     if messages and listed:
         raise BadRecord("has its prompt as messages and in a field of its own: keep one of them")
@@ -94,12 +98,12 @@ def _prompt_beside(fields: dict, answer: Any, names: Names) -> tuple[Messages, t
         return system, tools
     prompt = records.checked_conversation(messages or listed, tools, names)
     if prompt.messages[-1].role == "assistant":
-        raise BadRecord("the prompt ends with an answer: leave it out, or ask something behind it")
+        raise BadRecord("the prompt ends with an answer: leave it out, or add a question")
     return (*system, *prompt.messages), prompt.tools
 
 
 def _common_question(fields: dict, answers: Sequence[str]) -> tuple[str, list[str]]:
-    """Split two texts into what both begin with, up to white space, and their answers."""
+    # the common beginning of two texts, up to white space, and the rest of both
     for name in fields.keys() - {*records.SYSTEMS, *records.TOOLS}:
         if isinstance(fields[name], str) and " " in fields[name].strip():
             raise BadRecord(f"has no prompt but a text in `{name}`: name it `prompt`, or remove it")
@@ -113,13 +117,15 @@ def _common_question(fields: dict, answers: Sequence[str]) -> tuple[str, list[st
 
 
 def _joined(prompt: Messages, answer: Messages, name: str) -> Messages:
-    """Join a prompt and an answer, which may hold the prompt, or a longer one."""
-    question, turns = _turns(prompt), _turns(answer)
+    # an answer may repeat the prompt, or hold a longer one
+    question = _turns(prompt)
+    turns = _turns(answer)
     system = prompt[: len(prompt) - len(question)]
     own_system = answer[: len(answer) - len(turns)]
     if system and own_system and _transcript(system) != _transcript(own_system):
         raise BadRecord(f"`{name}` begins with another system message than the prompt: keep one")
-    if not turns or turns[0].role == "assistant":  # the answer alone
+    # the answer alone
+    if not turns or turns[0].role == "assistant":
         turns = question + turns
     elif _transcript(question) not in _transcript(turns[:-1]):
         raise BadRecord(f"`{name}` begins with another question than the prompt: give it alone")
@@ -127,11 +133,11 @@ def _joined(prompt: Messages, answer: Messages, name: str) -> Messages:
 
 
 def _turns(messages: Messages) -> Messages:
-    """Return the messages without the system messages at the beginning."""
+    # without the system messages at the beginning
     return tuple(dropwhile(lambda message: message.role == "system", messages))
 
 
 def _transcript(messages: Messages) -> str:
-    """Return a text that is `in` another one if that holds the same messages in a row."""
+    # a text that is `in` another one if that holds the same messages in a row
     lines = [f"{m.role} {m.content.strip()} {m.reasoning_content.strip()}" for m in messages]
     return "\0".join(["", *lines, ""])

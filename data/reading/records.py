@@ -1,7 +1,7 @@
-"""Read an object of a file or a dataset as a text or a conversation; pairs.py reads pairs.
+"""Read a record as a text or a conversation; pairs.py reads pairs.
 
-The layouts are recognised by their field names; docs/data_formats.md shows one of each. A field
-that is null counts as missing: tables have a null in every column that a row does not use.
+Layouts are recognised by their field names; docs/data_formats.md shows one of each. A field that is
+null counts as missing: tables have a null in every column that a row does not use.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ QUESTIONS = {
     **{"instruction": ("input", "query"), "prompt": ("query",)},
     **{"question": (), "query": (), "input": ()},
 }
-CONTEXTS = ("context", "passage", "document", "article", "schema")  # what the question is about
+CONTEXTS = ("context", "passage", "document", "article", "schema")
 ANSWERS = ("output", "completion", "answer", "response")
 SYSTEMS = ("system", "system_prompt")
 SPEAKERS = ("role", "from")
@@ -79,7 +79,7 @@ def text_of(record: Any, text_field: str = "text") -> str:
 
 
 def _field(record: dict, path: str) -> Any:
-    """Return the field of this name, or of the path `a.b`; None if there is none."""
+    # path: a name, or `a.b`
     value = record.get(path)
     if value is None:
         value = record
@@ -92,14 +92,16 @@ def conversation_of(record: Any, names: Names = None) -> Conversation:
     """Return the conversation in a record. names: data.chat_fields. Raises BadRecord."""
     fields = usual_fields(record, names)
     if "chosen" in fields and "rejected" in fields:
-        raise BadRecord("is a pair: set data.records: pairs for train.dpo, or keep the chosen answers")
+        raise BadRecord(
+            "is a pair: set data.records: pairs for train.dpo, or keep the chosen answers"
+        )
     messages = take_listed(fields, names)
     if not messages:
         name, answer = _take(fields, ANSWERS)
         if answer is None or fields.keys().isdisjoint(QUESTIONS):
             raise BadRecord(
-                f"holds no conversation (it has {names_of(record)}): set data.records: text, or say "
-                "which are question and answer, data.chat_fields={question: …, answer: …}"
+                f"holds no conversation (it has {names_of(record)}): set data.records: text, or name "
+                "question and answer with data.chat_fields={question: …, answer: …}"
             )
         messages = [*take_question(fields), *as_messages(answer, name)]
     conversation = checked_conversation(messages, read_tools([fields]), names)
@@ -119,7 +121,9 @@ def conversation_of(record: Any, names: Names = None) -> Conversation:
     return Conversation((*system, *map(untagged, conversation.messages)), conversation.tools)
 
 
-def checked_conversation(messages: Sequence[Message | dict], tools: Any = (), names: Names = None) -> Conversation:
+def checked_conversation(
+    messages: Sequence[Message | dict], tools: Any = (), names: Names = None
+) -> Conversation:
     """Check messages in any of the known spellings; an answer may be missing. Raises BadRecord."""
     if not messages:
         raise BadRecord("holds no messages: give some, or leave the record out")
@@ -152,10 +156,7 @@ def usual_fields(record: Any, names: Names) -> dict:
 
 
 def _renamed(fields: Any, names: Names) -> Any:
-    """Return a record or a message with its fields by their usual names.
-
-    A field that `names` names replaces other fields of the same meaning.
-    """
+    # Fields get their usual names. A field in `names` replaces others of the same meaning.
     if not isinstance(fields, dict) or not names:
         return fields
     replaced: set[str] = set()
@@ -175,7 +176,7 @@ def _renamed(fields: Any, names: Names) -> Any:
 
 
 def _take(fields: dict, names: Sequence[str]) -> tuple[str, Any]:
-    """Remove the first of these fields that is not empty, or else the first that is there."""
+    # the first of these fields that is not empty, or else the first
     present = [name for name in names if name in fields]
     if not present:
         return names[0], None
@@ -184,18 +185,16 @@ def _take(fields: dict, names: Sequence[str]) -> tuple[str, Any]:
 
 
 def take_listed(fields: dict, names: Names) -> list:
-    """Return the messages of a record that lists them.
-
-    An entry may be a text: the user and the assistant take turns. Or an object with a question and
-    its answer.
-    """
+    """Return the messages of a record that lists them."""
     name, value = _take(fields, LISTS)
     entries = read_list(value, f"field `{name}`")
+    # of texts, every second is an answer
     if all(isinstance(entry, str) for entry in entries):
         roles: list[Role] = ["user", "assistant"]
         return [Message(roles[i % 2], text) for i, text in enumerate(entries)]
     messages: list[Any] = []
     for entry in entries:
+        # an entry may be an object with a question and its answer
         keys = _renamed(entry, names).keys() if isinstance(entry, dict) else set()
         if not keys.isdisjoint(ANSWERS) and keys.isdisjoint({*LISTS, *SPEAKERS}):
             messages += conversation_of(entry, names).messages
@@ -224,7 +223,8 @@ def take_question(fields: dict) -> list:
         if key in second_half or text.strip() not in question:
             question = f"{question}\n{text}" if question else text
     dialogue = read_dialogue(question)
-    if dialogue and not dialogue[-1].content:  # "Assistant:", behind which the answer begins
+    # it ends with "Assistant:"
+    if dialogue and not dialogue[-1].content:
         dialogue.pop()
     return [*messages, *(dialogue or [Message("user", question)])]
 
@@ -252,16 +252,14 @@ def as_messages(value: Any, name: str) -> list:
 
 
 def check_rest(fields: dict, messages: Messages, names: Sequence[str]) -> None:
-    """Check that known fields which are left repeat the messages: nothing is lost.
-
-    Only a `prompt` may be a template with the question in it. Raises BadRecord.
-    """
+    """Check that the remaining fields repeat the messages. Raises BadRecord if text is lost."""
     questions = [m.content.strip() for m in messages if m.role == "user" and m.content.strip()]
     contents = [message.content for message in messages]
     contents += [message.reasoning_content for message in messages]
-    known = (*names, *QUESTIONS, *CONTEXTS, *SYSTEMS, *LISTS, *REASONING)
-    for name in (*known, "tool_calls", "function_call", "history"):
+    text_fields = (*names, *QUESTIONS, *CONTEXTS, *SYSTEMS, *LISTS, *REASONING)
+    for name in (*text_fields, "tool_calls", "function_call", "history"):
         text = str(fields.get(name) or "").strip()
+        # a prompt may be a template with the question in it
         is_template = name == "prompt" and questions and questions[-1] in text
         if not is_template and not any(text in content for content in contents):
             usual = next((key for key, names in USUAL.items() if name in names), "messages")

@@ -79,7 +79,6 @@ bench: $(VENV)/ready
 	$(RUN) -m benchmarks.training --versus transformers
 	$(RUN) -m benchmarks.decoding --versus transformers
 	$(RUN) -m benchmarks.decoding --kv-heads 8,2,1
-	$(RUN) -m benchmarks.busy
 
 # Two stamps, each written last, so that an interrupted install starts again. installed: what running needs.
 # ready: what tests, notebooks and benchmarks need as well.

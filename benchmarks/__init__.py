@@ -1,1 +1,1 @@
-"""How fast is it here? Speed and memory, beside others."""
+"""Measure speed and memory on this machine, beside other projects."""

@@ -1,14 +1,13 @@
 """Train each project on the same text: `python -m benchmarks.compare --peers FOLDER`
 
 FOLDER has checkouts of nanoGPT and minimind, each optional; transformers' Trainer needs none. Each
-project is trained by its own script, with its own shape, optimizer and schedule, in a copy of its
-checkout, one after the other. All figures come from the lines of its log, and when each line came.
-A project measures held-out loss in its own way: nanoGPT on 20 random batches, the Trainer on all,
-ours on as much as `eval` says.
+project runs its own recipe, in a copy of its checkout, one after the other. All figures come from
+its log, and from when each line came. nanoGPT measures held-out loss on 20 random batches, the
+Trainer and MiniMind on all of it, ours on as much as `eval` sets.
 
-A file is read by characters, a folder as pieces of words. nanoGPT and the Trainer get the token ids
-of our data. MiniMind has its own tokenizer, so compare bits per byte and bytes/s there. It reads
-the text a whole number of times; its loss is measured at the end (benchmarks/minimind.py).
+A file is read by characters, a folder as pieces of words. nanoGPT and the Trainer get our token
+ids. MiniMind has its own tokenizer, so compare bits per byte and bytes/s. It reads the text a whole
+number of times.
 """
 
 from __future__ import annotations
@@ -50,10 +49,10 @@ CHECKOUTS = {"nanoGPT": "train.py", "minimind": "trainer/train_pretrain.py"}
 # The patterns of nanoGPT and of benchmarks/trainer.py, of ours, and of MiniMind.
 STEP = re.compile(r'^iter (\d+): loss|"step": (\d+),.*"split": "train"|^Epoch:\[.*?\]\((\d+)/')
 HELD_OUT = re.compile(r'^step \d+: .*val loss ([\d.]+)|"split": "val", "loss": ([\d.]+)')
-LOOK_S = 0.02  # between two looks at a log
-MEMORY_S = 0.5  # between two looks at memory
+LOG_S = 0.02  # The log is read so often,
+MEMORY_S = 0.5  # and the memory so often.
 NGRAM = 5  # This n is the best of 2 to 8 on Shakespeare's held-out part.
-TRIED = 60  # A first training of so many steps tells how many fit into --minutes.
+TRIAL = 60  # A first training of so many steps shows how many fit into --minutes.
 NANOGPT = """train.py config/train_shakespeare_char.py --dataset=headlight --device=cpu
     --compile=False --eval_iters=20 --block_size=64 --batch_size=12 --n_layer=4 --n_head=4
     --n_embd=128 --dropout=0.0 --max_iters=STEPS --lr_decay_iters=STEPS
@@ -74,22 +73,15 @@ COLUMNS = {
 
 @dataclass(frozen=True)
 class Project:
-    """A project and its recipe.
-
-    - folder: its script starts here
-    - command: the script and its options, with STEPS and EVERY or EPOCHS
-    - steps: of its recipe, for MiniMind of one epoch
-    - bytes_per_token: of the text
-    - log: a file; None means that it prints its log
-    """
+    """A project and its recipe."""
 
     name: str
-    folder: Path
-    command: list[str]
-    steps: int
+    folder: Path  # The command starts here.
+    command: list[str]  # It has STEPS and EVERY or EPOCHS for these numbers.
+    steps: int  # MiniMind's are those of one epoch.
     tokens_per_step: int
     bytes_per_token: float
-    log: Path | None = None
+    log: Path | None = None  # None: it prints its log.
 
 
 def main() -> None:
@@ -113,18 +105,22 @@ def main() -> None:
         for project in projects_of(args, work):
             steps = project.steps
             if args.minutes and project.log is None:  # our config knows minutes
-                speed = train(project, TRIED, work).get("tokens_per_s", 0.0)
-                steps = max(TRIED, round(60 * args.minutes * speed / project.tokens_per_step))
+                speed = train(project, TRIAL, work).get("tokens_per_s", 0.0)
+                steps = max(TRIAL, round(60 * args.minutes * speed / project.tokens_per_step))
             print(f"{project.name} …", flush=True)
             records.append({"project": project.name} | train(project, steps, work))
-        if args.text.is_file():
-            records.append(count_characters(args.text))
+        if args.text.is_file():  # a baseline that learns nothing
+            began = time.perf_counter()
+            bits = ngram.held_out_bits(args.text.read_text(encoding="utf-8"), NGRAM)
+            name = f"{NGRAM}-gram of characters"
+            command = shlex.join(["python", "-m", "benchmarks.ngram", str(args.text)])
+            baseline = {"project": name, "command": command, "bits_per_byte": bits}
+            records.append(baseline | {"seconds": time.perf_counter() - began})
         page = report(records, args.text.name).replace(str(work), "WORK")
     lines = "".join(json.dumps(record) + "\n" for record in records)
     (args.out / "compare.jsonl").write_text(lines, encoding="utf-8")
-    (args.out / "compare.md").write_text(page, encoding="utf-8")
     draw(records, args.out / "compare.png")
-    print(f"\n{page}\n{args.out}: compare.md, compare.png, compare.jsonl")
+    print(f"\n{page}\n{args.out}: compare.png, compare.jsonl")
 
 
 def projects_of(args: argparse.Namespace, work: Path) -> list[Project]:
@@ -168,15 +164,12 @@ def projects_of(args: argparse.Namespace, work: Path) -> list[Project]:
 
 
 def write_ids(data: PreparedData, folder: Path, by_characters: bool) -> int:
-    """Write our ids as nanoGPT's train.bin, val.bin and meta.pkl; return the vocabulary's size.
-
-    Characters are renumbered by their order, as nanoGPT does it, without our first and last token.
-    """
+    """Write our ids as nanoGPT's train.bin, val.bin and meta.pkl; return the vocabulary's size."""
     folder.mkdir()
     size = data.tokenizer.vocab_size
     numbers = np.arange(size)
     parts = [data.stream(split).read(0, len(data.stream(split))) for split in SPLITS]
-    if by_characters:
+    if by_characters:  # nanoGPT numbers them by their order, without a first and a last token
         parts = [ids[1:-1] for ids in parts]
         used = np.unique(np.concatenate(parts)).tolist()
         used.sort(key=lambda token: data.tokenizer.decode([token]))
@@ -206,7 +199,7 @@ def minimind(data: PreparedData, folder: Path) -> Project:
 
 def train(project: Project, steps: int, work: Path) -> dict[str, Any]:
     """Train once and return the figures; `failed` is the reason why there are none."""
-    lengths = {"STEPS": steps, "EVERY": steps // 8 if steps > TRIED else steps}
+    lengths = {"STEPS": steps, "EVERY": steps // 8 if steps > TRIAL else steps}
     lengths["EPOCHS"] = max(1, round(steps / max(1, project.steps)))
     command = project.command
     for key, length in lengths.items():
@@ -217,16 +210,13 @@ def train(project: Project, steps: int, work: Path) -> dict[str, Any]:
     printed = work / "printed.txt"
     log = None
     steps_at: dict[float, int] = {}  # seconds -> step
-    peak, next_sample = 0, 0.0
+    peak = 0
+    next_sample = 0.0
+    options: dict[str, Any] = {"cwd": project.folder, "stderr": subprocess.STDOUT}
+    options["env"] = os.environ | {"PYTHONUNBUFFERED": "1"}
     with printed.open("wb") as output:
         began = time.perf_counter()
-        process = psutil.Popen(
-            [sys.executable, *command],
-            cwd=project.folder,
-            env=os.environ | {"PYTHONUNBUFFERED": "1"},
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        )
+        process = psutil.Popen([sys.executable, *command], stdout=output, **options)
     try:
         is_running = True
         while is_running:
@@ -235,19 +225,19 @@ def train(project: Project, steps: int, work: Path) -> dict[str, Any]:
             if log is None and (project.log or printed).exists():
                 log = (project.log or printed).open(encoding="utf-8", errors="replace")
             for line in iter(log.readline, "") if log else ():
-                match = STEP.search(line)
-                if match:
-                    steps_at[now] = int(match[match.lastindex or 0])
-                match = HELD_OUT.search(line)
-                if match:
-                    nats = float(match[match.lastindex or 0])
+                step_line = STEP.search(line)
+                loss_line = HELD_OUT.search(line)
+                if step_line:
+                    steps_at[now] = int(step_line[step_line.lastindex or 0])
+                if loss_line:
+                    nats = float(loss_line[loss_line.lastindex or 0])
                     bits = nats / math.log(2) / project.bytes_per_token
                     record["held_out"].append([now, nats, bits])
                     record["bits_per_byte"] = bits
             if now >= next_sample:
                 peak = max(peak, memory_of(process))
                 next_sample = now + MEMORY_S
-            time.sleep(LOOK_S)
+            time.sleep(LOG_S)
     finally:
         with suppress(psutil.NoSuchProcess):
             process.terminate()
@@ -275,40 +265,29 @@ def memory_of(process: psutil.Process) -> int:
     return total
 
 
-def count_characters(file: Path) -> dict[str, Any]:
-    """Measure a baseline that learns nothing: it counts characters (benchmarks/ngram.py)."""
-    began = time.perf_counter()
-    bits = ngram.held_out_bits(file.read_text(encoding="utf-8"), NGRAM)
-    return {
-        "project": f"{NGRAM}-gram of characters",
-        "command": shlex.join(["python", "-m", "benchmarks.ngram", str(file)]),
-        "bits_per_byte": bits,
-        "seconds": time.perf_counter() - began,
-    }
-
-
 def report(records: list[dict[str, Any]], title: str) -> str:
     """Return the table in Markdown, and below it why a project failed and each command."""
-    goal = -math.inf
-    for record in records:
-        if record["project"] == "nanoGPT":
-            goal = record.get("bits_per_byte", goal)
-    rows, notes = [], []
+    nanogpt = [record for record in records if record["project"] == "nanoGPT"]
+    goal = nanogpt[0].get("bits_per_byte", -math.inf) if nanogpt else -math.inf
+    rows = []
+    notes = ""
     for record in records:
         for seconds, _, bits in reversed(record.get("held_out", [])):
             if bits <= goal:
                 record["reached"] = seconds
-        name, failed = record["project"], "failed" in record
-        cells = []
+        name = record["project"]
+        figures = record
+        if "failed" in record:
+            notes += f"- {name} **failed**: {markdown(record['failed'])}\n"
+            name, figures = f"{name} (failed)", {}
+        row = [name]
         for key, (_, form) in COLUMNS.items():
-            cells.append(f"{record[key]:{form}}" if key in record and not failed else "–")
-        rows.append([f"{name} (failed)" if failed else name, *cells])
-        if failed:
-            notes.append(f"- {name} **failed**: {markdown(record['failed'])}\n")
-    notes += [f"- {record['project']}: `{record['command']}`\n" for record in records]
+            row.append(f"{figures[key]:{form}}" if key in figures else "–")
+        rows.append(row)
+    notes += "".join(f"- {record['project']}: `{record['command']}`\n" for record in records)
     here = f"{machine(torch.device('cpu'))}, torch {torch.__version__}"
     header = ["", *(label for label, _ in COLUMNS.values())]
-    return f"{title}; {here}\n\n{table(header, rows)}\n\n{''.join(notes)}"
+    return f"{title}; {here}\n\n{table(header, rows)}\n\n{notes}"
 
 
 def draw(records: list[dict[str, Any]], file: Path) -> None:

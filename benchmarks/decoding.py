@@ -1,15 +1,17 @@
-"""How fast does it write, and when does sharing keys pay? `python -m benchmarks.decoding [config] [key=value …]`
+"""Measure writing and shared keys: `python -m benchmarks.decoding [config] [section.key=value …]`
 
-Greedy decoding with random weights in float32: tokens/s without a cache and with each one.
+It decodes greedily with random weights in float32, without a cache and with each one: tokens/s.
 
-    --versus transformers    its `generate` on the same weights, in turns
-    --kv-heads 8,2,1         instead: the first token behind a context, and the next one, for each number of key/value
-                             heads, beside what the machine could do at most (measured first):
-                             first = operations / rate; next = (bytes of weights + bytes of the cache) / bandwidth
+    --versus transformers    also time its `generate` on the same weights, in turns
+    --kv-heads 8,2,1         instead, time the first token after a context and the next one, for
+                             each number of key/value heads. Beside them is the machine's limit:
+                             first = operations / rate
+                             next = (bytes of weights + bytes of the cache) / bandwidth
 """
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable
 from functools import partial
 
@@ -33,9 +35,9 @@ WAYS: dict[str, dict] = {
     "static, compiled": {"kv_cache": "static", "compile": True},
     "offloaded": {"kv_cache": "offloaded"},
 }
-READ = 2**28  # bytes of the array that measures the bandwidth: larger than a processor's caches are, mostly
-SIDE = 1024  # of the matrices that measure the rate
-LONGEST_PROMPT = 8192  # tokens of a batch that are read to measure the first token; more take minutes
+READ = 2**28  # The array for the bandwidth has so many bytes, more than most processors cache.
+SIDE = 1024  # The matrices for the rate are so wide.
+LONGEST_PROMPT = 8192  # With more tokens in a batch, the first token would take minutes.
 
 
 def main() -> None:
@@ -47,19 +49,22 @@ def main() -> None:
     ):
         listed = f" ({','.join(map(str, default))})" if default else ""
         read = numbers(option, 1)
-        parser.add_argument(option, type=read, default=default, metavar="N,N", help=f"{meaning}{listed}")
-    parser.add_argument("--tokens", type=integer("--tokens", 1), default=256, help="new ones of an answer (256)")
-    given = parser.parse_intermixed_args()
-    run, device = measured_config(given)
+        parser.add_argument(
+            option, type=read, default=default, metavar="N,N", help=f"{meaning}{listed}"
+        )
+    count = integer("--tokens", 1)
+    parser.add_argument("--tokens", type=count, default=256, help="new ones of an answer (256)")
+    args = parser.parse_intermixed_args()
+    run, device = measured_config(args)
     print(f"{run.model.in_words()}, greedy, float32")
-    if given.kv_heads:
-        compare_kv_heads(run.model, device, given.kv_heads, given.batches, given.contexts, given.rounds)
+    if args.kv_heads:
+        compare_kv_heads(run.model, device, args)
     else:
-        compare_caches(run.model, device, given.batches, given.tokens, given.rounds, bool(given.versus))
+        compare_caches(run.model, device, args)
 
 
 def random_weights(config: ModelConfig) -> LanguageModel:
-    """A model whose every layer does something; at initialisation the blocks add nothing."""
+    """Return a model whose layers all contribute; a new one's layers add nothing."""
     torch.manual_seed(0)
     lm = LanguageModel(config).eval()
     with torch.no_grad():
@@ -68,89 +73,90 @@ def random_weights(config: ModelConfig) -> LanguageModel:
     return lm
 
 
-def compare_caches(
-    config: ModelConfig, device: torch.device, batches: list[int], tokens: int, rounds: int, versus: bool
-) -> None:
-    """Print tokens/s; without a cache only one row at a time."""
-    lm, new_tokens = random_weights(config).to(device), min(tokens, config.max_position_embeddings - PROMPT)
+def compare_caches(config: ModelConfig, device: torch.device, args: argparse.Namespace) -> None:
+    """Print tokens/s with each cache; without a cache for one row only."""
+    lm = random_weights(config).to(device)
+    new_tokens = min(args.tokens, config.max_position_embeddings - PROMPT)
     rows = []
-    for batch in batches:
+    for batch in args.batches:
         ids = torch.randint(0, lm.lm_head.out_features, (batch, PROMPT), device=device)
-        calls: dict[str, Callable[[], Tensor]] = {
-            name: partial(generate, lm, ids, new_tokens, temperature=0, stop_ids=(), **settings)
-            for name, settings in WAYS.items()
-            if not (name == "no cache" and batch > 1)
-        }
-        if versus:
+        options = {"temperature": 0, "stop_ids": ()}
+        calls: dict[str, Callable[[], Tensor]] = {}
+        for name, settings in WAYS.items():
+            if name != "no cache" or batch == 1:
+                calls[name] = partial(generate, lm, ids, new_tokens, **options | settings)
+        if args.versus:
             other = in_transformers(lm).to(device)
-            other.generation_config.eos_token_id, other.generation_config.pad_token_id = None, 0
-            real = torch.ones_like(ids)
-            theirs = partial(other.generate, ids, attention_mask=real, max_new_tokens=new_tokens, do_sample=False)
+            other.generation_config.eos_token_id = None
+            other.generation_config.pad_token_id = 0
+            options = {"attention_mask": torch.ones_like(ids), "do_sample": False}
+            theirs = partial(other.generate, ids, max_new_tokens=new_tokens, **options)
             calls["transformers"] = torch.no_grad()(theirs)
         outputs = {name: call() for name, call in calls.items()}
-        seconds = alternate(calls, rounds, device, 240)
+        seconds = alternate(calls, args.rounds, device, 240)
         for name, took in seconds.items():
-            others = [seconds.get(other) for other in ("transformers", "no cache")]
-            against = [f"{other / took:.2f}x" if other else "" for other in others]
-            # two likely tokens may swap places under another kernel, and then the rest differs
+            row = [f"batch {batch}, {new_tokens} new: {name}", f"{batch * new_tokens / took:,.0f}"]
+            for peer in ("transformers", "no cache"):
+                row.append(f"{seconds[peer] / took:.2f}x" if peer in seconds else "")
+            # another kernel may swap two likely tokens, and then the rest differs
             same = (outputs[name] == outputs["dynamic"]).float().mean().item()
-            label, speed = f"batch {batch}, {new_tokens} new: {name}", f"{batch * new_tokens / took:,.0f}"
-            rows.append([label, speed, *against, f"{same:.0%}"])
+            rows.append([*row, f"{same:.0%}"])
     header = ["", "tokens/s", "against transformers", "against no cache", "same tokens"]
     print("\n" + table(header, rows))
 
 
-def compare_kv_heads(
-    config: ModelConfig, device: torch.device, kv_heads: list[int], batches: list[int], contexts: list[int], rounds: int
-) -> None:
-    """Print milliseconds of the first and of the next token, measured and predicted. What takes longer than predicted
-    is the program: Python, small kernels, copies. Raises InputError."""
-    bandwidth, rate = machine_limits(device, rounds)
+def compare_kv_heads(config: ModelConfig, device: torch.device, args: argparse.Namespace) -> None:
+    """Print milliseconds of the first and the next token, measured and predicted.
+
+    The difference is the program: Python, small kernels, copies. Raises InputError.
+    """
+    # the machine's limits: read a large array, multiply two matrices
+    ones = torch.ones(READ // 4, device=device)
+    matrix = torch.randn(SIDE, SIDE, device=device)
+    limits: dict[str, Callable[[], object]] = {}
+    limits["read"] = ones.sum
+    limits["multiply"] = partial(torch.mm, matrix, matrix)
+    seconds = alternate(limits, args.rounds, device)
+    bandwidth = READ / seconds["read"]
+    rate = 2 * SIDE**3 / seconds["multiply"]
     print(f"this machine: {bandwidth / 1e9:.1f} GB/s, {rate / 1e9:.0f} GFLOP/s", flush=True)
     rows = []
-    for batch in batches:
-        for context in sorted(contexts):
+    for batch in args.batches:
+        for context in sorted(args.contexts):
             models: dict[str, LanguageModel] = {}
-            for number in kv_heads:
+            for number in args.kv_heads:
                 changes = {"num_key_value_heads": number, "max_position_embeddings": context + 1}
                 shape = ModelConfig.model_validate(config.model_dump() | changes)
                 models[f"{number}"] = random_weights(shape).to(device)
             caches = {heads: filled(lm, batch, context) for heads, lm in models.items()}
-            steps = {heads: partial(next_token, lm, caches[heads], batch) for heads, lm in models.items()}
-            after = alternate(steps, rounds, device)
+            steps = {h: partial(next_token, lm, caches[h], batch) for h, lm in models.items()}
+            after = alternate(steps, args.rounds, device)
             first: dict[str, float] = {}
             if batch * context <= LONGEST_PROMPT:
-                reads = {heads: partial(first_token, lm, batch, context) for heads, lm in models.items()}
-                first = alternate(reads, rounds, device)
-            most = after[max(models, key=int)]
+                reads = {h: partial(first_token, lm, batch, context) for h, lm in models.items()}
+                first = alternate(reads, args.rounds, device)
+            slowest = after[max(models, key=int)]
             for heads, lm in models.items():
-                held = caches[heads].nbytes
+                size = caches[heads].nbytes
                 operations = batch * context * flops_per_token(lm, context, training=False)
-                figures = [
-                    f"{1e3 * first[heads]:,.1f}" if first else "–",
-                    f"{1e3 * operations / rate:,.1f}",
-                    f"{1e3 * after[heads]:,.2f}",
-                    f"{1e3 * (weight_bytes(lm) + held) / bandwidth:,.2f}",
-                    f"{after[heads] / most:.2f}",
-                ]
-                rows.append([f"{batch} x {context:,}", heads, f"{held / 1e6:,.1f}", *figures])
-    header = ["batch x context", "H_kv", "cache, MB", "first, ms", "predicted", "next, ms", "predicted", "next, share"]
-    print("\n" + table(header, rows))
-
-
-def machine_limits(device: torch.device, rounds: int) -> tuple[float, float]:
-    """Bytes read a second, and floating-point operations a second: read a large array, multiply two matrices."""
-    ones, side = torch.ones(READ // 4, device=device), torch.randn(SIDE, SIDE, device=device)
-    calls: dict[str, Callable[[], object]] = {"read": ones.sum, "multiply": partial(torch.mm, side, side)}
-    seconds = alternate(calls, rounds, device)
-    return READ / seconds["read"], 2 * SIDE**3 / seconds["multiply"]
+                row = [f"{batch} x {context:,}", heads, f"{size / 1e6:,.1f}"]
+                row.append(f"{1e3 * first[heads]:,.1f}" if first else "–")
+                row.append(f"{1e3 * operations / rate:,.1f}")
+                row.append(f"{1e3 * after[heads]:,.2f}")
+                row.append(f"{1e3 * (weight_bytes(lm) + size) / bandwidth:,.2f}")
+                rows.append([*row, f"{after[heads] / slowest:.2f}"])
+    header = ["batch x context", "H_kv", "cache, MB", "first, ms", "predicted", "next, ms"]
+    print("\n" + table([*header, "predicted", "next, share"], rows))
 
 
 def filled(lm: LanguageModel, batch: int, context: int) -> KVCache:
-    """A cache that holds random keys and values, as if a prompt of `context` tokens had been read."""
-    cache, like = KVCache(lm.config), next(lm.parameters())
+    """Return a cache of random keys and values, as after a prompt of `context` tokens."""
+    cache = KVCache(lm.config)
+    device = next(lm.parameters()).device
+    k_shape, v_shape = [(batch, heads, context, width) for heads, width in lm.config.cache_shapes]
     for layer in range(lm.config.num_hidden_layers):
-        k, v = (torch.randn(batch, heads, context, size, device=like.device) for heads, size in lm.config.cache_shapes)
+        k = torch.randn(k_shape, device=device)
+        v = torch.randn(v_shape, device=device)
         cache.update(layer, k, v)
     cache.advance(context)
     return cache
@@ -158,15 +164,16 @@ def filled(lm: LanguageModel, batch: int, context: int) -> KVCache:
 
 @torch.inference_mode()
 def first_token(lm: LanguageModel, batch: int, context: int) -> Tensor:
-    """Read a prompt, and choose the token behind it."""
+    """Read a prompt and choose the token after it."""
     ids = torch.ones(batch, context, dtype=torch.long, device=next(lm.parameters()).device)
     return lm(ids, kv_cache=KVCache(lm.config), logits_to_keep=1).argmax(-1)
 
 
 @torch.inference_mode()
 def next_token(lm: LanguageModel, cache: KVCache, batch: int) -> Tensor:
-    """Read one token behind what the cache holds, and choose the next; the cache is as before afterwards."""
-    ids, before = torch.ones(batch, 1, dtype=torch.long, device=next(lm.parameters()).device), cache.length
+    """Read one token after the cached ones and choose the next. The cache is as before then."""
+    ids = torch.ones(batch, 1, dtype=torch.long, device=next(lm.parameters()).device)
+    before = cache.length
     chosen = lm(ids, kv_cache=cache, logits_to_keep=1).argmax(-1)
     cache.crop(before)
     return chosen

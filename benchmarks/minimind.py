@@ -1,4 +1,4 @@
-"""MiniMind's own script, and then the held-out loss, which it does not log.
+"""Run MiniMind's own script, and then measure the held-out loss, which it does not log.
 
 benchmarks/compare.py starts it in MiniMind's folder trainer/:
 
@@ -13,14 +13,16 @@ import torch
 
 _, validation, *options = sys.argv
 sys.argv = ["train_pretrain.py", *options]
-sys.path[0] = str(Path("..").resolve())  # it has a package named model, as we have
+sys.path[0] = str(Path("..").resolve())  # its package is named model, like ours
 script = runpy.run_path("train_pretrain.py", run_name="__main__")
-model, tokenizer, args = script["model"].eval(), script["tokenizer"], script["args"]
+model = script["model"].eval()
+tokenizer = script["tokenizer"]
+args = script["args"]
 nats = 0.0
 tokens = 0
 with torch.no_grad():
     for ids, labels in script["PretrainDataset"](validation, tokenizer, args.max_seq_len):
-        # it ends every row with a token that is not of the text
+        # the last token of every row is not in the text
         labels[labels == tokenizer.eos_token_id] = -100
         count = int((labels[1:] != -100).sum())
         nats += float(model(ids[None], labels=labels[None]).loss) * count

@@ -1,9 +1,10 @@
-"""The sceptic's baseline: how far does counting come? `python -m benchmarks.ngram [FILE]`
+"""The sceptic's baseline: only count characters. `python -m benchmarks.ngram [FILE]`
 
-An interpolated n-gram over characters, after Witten and Bell (1991). The probability of a character is a weighted mean
-of two: its share among what followed the last n-1 characters, and what the same model says with one character less. The
-more different characters followed the longer context, the more the shorter one counts. The first 90 % of the file are
-counted, and the rest is predicted. A network should beat it: this table sees n-1 characters and generalises to nothing.
+An interpolated n-gram over characters (Witten and Bell 1991). The probability of a character is a
+weighted mean of two: its share among the characters that followed the last n-1 ones, and its
+probability in the same model with one character less. The more different characters followed the
+longer context, the more the shorter one counts. 90 % of the file are counted, the rest predicted. A
+network should beat it: this table sees n-1 characters and cannot generalise.
 """
 
 from __future__ import annotations
@@ -18,19 +19,20 @@ from configs.text import table
 
 
 def held_out_bits(text: str, n: int) -> float:
-    """Bits per byte of the last tenth of a text, by an n-gram of the rest."""
+    """Return the bits per byte of the last tenth of a text, by an n-gram of the rest."""
     boundary = int(0.9 * len(text))
     return bits_per_byte(text[:boundary], text[boundary:], n)
 
 
 def bits_per_byte(train: str, held_out: str, n: int) -> float:
-    """Bits that an n-gram of the characters of train needs for a byte (UTF-8) of held_out."""
-    followed_by = [Counter[str]() for _ in range(n)]  # context + character -> how often, by length of the context
+    """Return the bits that an n-gram of train needs for a UTF-8 byte of held_out."""
+    # Each list is by the length of the context.
+    followed_by = [Counter[str]() for _ in range(n)]  # context + character -> how often
     for length, counts in enumerate(followed_by):
         counts.update(train[i - length : i + 1] for i in range(length, len(train)))
 
-    seen = [Counter[str]() for _ in range(n)]  # context -> how often something followed it
-    kinds = [Counter[str]() for _ in range(n)]  # context -> how many different characters did
+    seen = [Counter[str]() for _ in range(n)]  # context -> how often any character followed it
+    kinds = [Counter[str]() for _ in range(n)]  # context -> how many different ones did
     for length, counts in enumerate(followed_by):
         for key, count in counts.items():
             seen[length][key[:-1]] += count
@@ -53,7 +55,8 @@ def bits_per_byte(train: str, held_out: str, n: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=form)
     default = Path("data/tinyshakespeare/input.txt")
     parser.add_argument("file", nargs="?", type=Path, default=default, help=f"text ({default})")
     parser.add_argument("--most", type=integer("--most", 2, 12), default=6, help="largest n (6)")

@@ -1,7 +1,7 @@
-"""Clients that `python -m serve` answers at once: `python -m benchmarks.serving runs/demo`
+"""Measure the server with many clients: `python -m benchmarks.serving runs/demo`
 
-Starts the server as a process on a free port and asks it over HTTP: all clients one after another,
-then all at once. Prompts differ and share no beginning.
+It starts `python -m serve` on a free port and asks it over HTTP: all clients one after another,
+then all at once. No two prompts share their beginning.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -39,25 +38,28 @@ def main() -> None:
     prompts = [f"Once there was a fox named {chr(65 + i % 26)}{i}. " for i in range(args.clients)]
     rows = []
     with served(args.run, args.device) as (address, name):
-        answer = partial(complete, address, name, args.tokens)
-        answer(prompts[0])  # the first one warms up
-        for way, workers in (("one after another", 1), ("all at once", args.clients)):
+
+        def answer(prompt: str) -> tuple[float, int]:
+            body = {"model": name, "prompt": prompt, "max_tokens": args.tokens, "temperature": 0}
+            began = time.perf_counter()
+            usage = fetch(f"{address}/completions", body)["usage"]
+            return time.perf_counter() - began, usage["completion_tokens"]
+
+        answer(prompts[0])  # warms up
+        for label, workers in (("one after another", 1), ("all at once", args.clients)):
             began = time.perf_counter()
             with ThreadPoolExecutor(workers) as pool:
                 seconds, tokens = zip(*pool.map(answer, prompts), strict=True)
             speed = sum(tokens) / (time.perf_counter() - began)
             late = sorted(seconds)[int(0.95 * len(seconds))]
-            rows.append([way, f"{speed:,.0f}", f"{median(seconds):.2f}", f"{late:.2f}"])
+            rows.append([label, f"{speed:,.0f}", f"{median(seconds):.2f}", f"{late:.2f}"])
     title = f"{args.clients} clients, {args.tokens} tokens each"
     print(table([title, "tokens/s", "seconds, median", "seconds, 95 %"], rows))
 
 
 @contextmanager
 def served(run: Path, device: str) -> Iterator[tuple[str, str]]:
-    """Run `python -m serve` as a process and yield the address of its API and the model's name.
-
-    Raises InputError if it ends before it answers.
-    """
+    """Run the server; yield the address of its API and the model's name. Raises InputError."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -78,19 +80,11 @@ def served(run: Path, device: str) -> Iterator[tuple[str, str]]:
         server.wait()
 
 
-def complete(address: str, model: str, tokens: int, prompt: str) -> tuple[float, int]:
-    """Return the seconds and tokens of one answer."""
-    body = {"model": model, "prompt": prompt, "max_tokens": tokens, "temperature": 0}
-    began = time.perf_counter()
-    answer = fetch(f"{address}/completions", body)
-    return time.perf_counter() - began, answer["usage"]["completion_tokens"]
-
-
 def fetch(address: str, body: dict[str, Any] | None = None) -> Any:
     data = json.dumps(body).encode() if body else None
     request = urllib.request.Request(address, data, {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request) as answer:
-        return json.load(answer)
+    with urllib.request.urlopen(request) as response:
+        return json.load(response)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
-"""How do we measure fairly on a noisy machine? What is compared takes turns within one run, and medians are printed.
+"""Measure fairly on a noisy machine: candidates take turns within one run, and medians are printed.
 
-Here is what every benchmark shares: the command line, the clock, and transformers' model with our weights.
+All benchmarks of a config share this: the command line, the clock, and transformers' model with
+our weights.
 """
 
 from __future__ import annotations
@@ -20,38 +21,47 @@ from train.config import RunConfig, load_run_config
 from train.machine.budget import with_vocabulary
 from train.machine.device import keep_freed_memory, machine, synchronize
 
+Call = Callable[[], object]
+
 
 def command_line(description: str | None, rounds: int) -> argparse.ArgumentParser:
-    """The options of a benchmark of a config: which one, how often, beside whom."""
+    """Return the parser for a config, the rounds, and the peer."""
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=description, formatter_class=form)
-    parser.add_argument("config", nargs="?", default="configs/base.yaml", help="a YAML file (configs/base.yaml)")
-    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="for example train.device=cuda")
-    parser.add_argument("--versus", choices=["transformers"], help="beside transformers' model with the same weights")
-    parser.add_argument("--rounds", type=integer("--rounds", 1), default=rounds, help=f"turns of each ({rounds})")
+    add = parser.add_argument
+    base = "configs/base.yaml"
+    add("config", nargs="?", default=base, help=f"a YAML file ({base})")
+    add("overrides", nargs="*", metavar="section.key=value", help="such as train.device=cuda")
+    peers = ["transformers"]
+    add("--versus", choices=peers, help="beside transformers' model with the same weights")
+    turns = integer("--rounds", 1)
+    add("--rounds", type=turns, default=rounds, help=f"turns of each ({rounds})")
     return parser
 
 
-def measured_config(given: argparse.Namespace) -> tuple[RunConfig, torch.device]:
-    """The config with its vocabulary, and where it computes; printed, with the machine. Raises InputError."""
-    run, known = with_vocabulary(load_run_config(given.config, given.overrides))
-    on_gpu = run.train.device == "cuda" or (run.train.device == "auto" and torch.cuda.is_available())
-    device = torch.device("cuda" if on_gpu else "cpu")
+def measured_config(args: argparse.Namespace) -> tuple[RunConfig, torch.device]:
+    """Return the config with its vocabulary, and the device. Prints both. Raises InputError."""
+    run, source = with_vocabulary(load_run_config(args.config, args.overrides))
+    use_gpu = run.train.device == "cuda"
+    if run.train.device == "auto":
+        use_gpu = torch.cuda.is_available()
+    device = torch.device("cuda" if use_gpu else "cpu")
     keep_freed_memory()
-    print(f"{machine(device)}, torch {torch.__version__}\nvocabulary {run.model.vocab_size:,}: {known}", flush=True)
+    print(f"{machine(device)}, torch {torch.__version__}")
+    print(f"vocabulary {run.model.vocab_size:,}: {source}", flush=True)
     return run, device
 
 
 def alternate(
-    candidates: Mapping[str, Callable[[], object]],
+    candidates: Mapping[str, Call],
     rounds: int,
     device: torch.device,
     patience_s: float = 60.0,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, float]:
-    """Median seconds of one call of each, `rounds` times in turn after a first call that does not count.
+    """Return the median seconds of each candidate, called in turns. A first call does not count.
 
-    Stops after whole rounds once patience_s is spent, so that the slowest one does not take an hour.
+    It ends after the round in which patience_s is spent, so that a slow one does not take an hour.
     """
     for call in candidates.values():
         call()
@@ -62,13 +72,13 @@ def alternate(
             seconds[name].append(seconds_of(call, device, clock))
         if clock() - began > patience_s:
             break
-    return {name: statistics.median(turns) for name, turns in seconds.items()}
+    return {name: statistics.median(times) for name, times in seconds.items()}
 
 
 def seconds_of(
-    call: Callable[[], object], device: torch.device, clock: Callable[[], float] = time.perf_counter
+    call: Call, device: torch.device, clock: Callable[[], float] = time.perf_counter
 ) -> float:
-    """Seconds of one call, the GPU's work included."""
+    """Return the seconds of one call, including the GPU's work."""
     synchronize(device)
     before = clock()
     call()
@@ -76,21 +86,8 @@ def seconds_of(
     return clock() - before
 
 
-def peak_bytes(call: Callable[[], object], device: torch.device) -> int:
-    """How many bytes of a GPU a call holds at its fullest moment, beyond what is held before it."""
-    torch.cuda.synchronize(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_allocated(device)
-    call()
-    torch.cuda.synchronize(device)
-    return torch.cuda.max_memory_allocated(device) - before
-
-
 def in_transformers(lm: LanguageModel, **options: Any) -> Any:
-    """transformers' model with identical weights, read from the directory that Headlight saves.
-
-    options: of `from_pretrained`. It needs requirements-dev.txt.
-    """
+    """Return transformers' model with the same weights. options: of its `from_pretrained`."""
     from transformers import AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
 

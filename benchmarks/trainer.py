@@ -1,10 +1,10 @@
-"""transformers' Trainer with its defaults, which prints nanoGPT's lines.
+"""Train with transformers' Trainer and its defaults, and print nanoGPT's lines.
 
 benchmarks/compare.py starts it; FOLDER has nanoGPT's train.bin and val.bin:
 
     python benchmarks/trainer.py FOLDER VOCAB_SIZE STEPS EVERY
 
-The network is GPT-2 in the shape of nanoGPT's recipe, because the Trainer has none of its own.
+The network is a GPT-2 of the size in nanoGPT's recipe, because the Trainer has none of its own.
 """
 
 import sys
@@ -12,13 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import (
-    GPT2Config,
-    GPT2LMHeadModel,
-    Trainer,
-    TrainerCallback,
-    TrainingArguments,
-)
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 
 
 class Lines(TrainerCallback):
@@ -31,7 +25,8 @@ class Lines(TrainerCallback):
 
 def rows(name):
     ids = torch.from_numpy(np.fromfile(folder / name, np.uint16).astype(np.int64))
-    return [{"input_ids": row, "labels": row} for row in ids[: len(ids) // 128 * 128].view(-1, 128)]
+    ids = ids[: len(ids) // 128 * 128].view(-1, 128)
+    return [{"input_ids": row, "labels": row} for row in ids]
 
 
 folder = Path(sys.argv[1])
@@ -49,6 +44,5 @@ arguments = TrainingArguments(
     report_to="none",
     disable_tqdm=True,
 )
-train, val = rows("train.bin"), rows("val.bin")
-model = GPT2LMHeadModel(shape)
-Trainer(model, arguments, train_dataset=train, eval_dataset=val, callbacks=[Lines()]).train()
+data = {"train_dataset": rows("train.bin"), "eval_dataset": rows("val.bin")}
+Trainer(GPT2LMHeadModel(shape), arguments, callbacks=[Lines()], **data).train()

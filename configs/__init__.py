@@ -1,3 +1,4 @@
-"""What do I want to train? One YAML file is one run; `loader` reads it."""
+"""Read the YAML file of a run: `loader` turns it into checked values."""
 
-IGNORED = -100  # the label of a token that is not trained on, in every room (torch's own default)
+# The label of a token that is not trained on, in every room; it is torch's default, too.
+IGNORED = -100

@@ -1,17 +1,18 @@
-"""How does a command begin and end? With an exit code and at most one line of error, never with a traceback.
+"""Run a command: it ends with an exit code and at most one line of error, never with a traceback.
 
     0      done
-    1      a fault of Headlight; the line names the file that holds the traceback (HEADLIGHT_TRACEBACK=1 prints it)
-    2      bad input; the memory does not suffice
+    1      a fault of Headlight; the traceback is in a file (HEADLIGHT_TRACEBACK=1 prints it)
+    2      bad input, or too little memory
     130    stopped by Ctrl-C
 
-`InputError` is the one exception for bad input: a command prints its message, one line, and exits with code 2.
+Bad input raises `InputError`: a command prints its message, one line, and exits with code 2.
 """
 
 from __future__ import annotations
 
 import math
 import os
+import re
 import sys
 import tempfile
 import threading
@@ -27,23 +28,28 @@ from pydantic import ValidationError
 from configs.language import translated
 from configs.text import escape, plain
 
-CGROUP = Path("/sys/fs/cgroup")  # the limits of a container on Linux
-BUSY_S = 8.0  # between two lines that say what takes so long
+CGROUP = Path("/sys/fs/cgroup")  # Linux keeps the limits of a container here.
+BUSY_S = 8.0  # `still_busy` prints a line after so many seconds.
+Reader = Callable[[str], Any]  # This is for `type=` of argparse; it raises InputError.
 
 
 class InputError(Exception):
-    """Something that the user gave is wrong. The message says what, where, and what to do."""
+    """Bad input of the user. The message has what is wrong, where, and what to do."""
 
 
 def exit_on_bad_input(command: Callable[[], int | None]) -> None:
     """Run a command and end the process: one clear line and exit code 2 for bad input."""
-    if spec := sys.modules["__main__"].__spec__:  # what argparse calls the program; from Python 3.14 on by itself
+    spec = sys.modules["__main__"].__spec__
+    if spec:  # argparse prints this name; from Python 3.14 on it finds it by itself
         sys.argv[0] = f"python -m {spec.name.removesuffix('.__main__')}"
-    # PyTorch 2.13 keeps what it compiles for any kernels in one folder: with code of others a loss came out at half
-    if kernels := os.environ.get("ATEN_CPU_CAPABILITY"):
-        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor_{kernels}")
-    stdout, code, line = sys.stdout, 0, ""
+    # PyTorch 2.13 keeps compiled code for all CPUs in one folder: with another's, a loss was half.
+    kernels = os.environ.get("ATEN_CPU_CAPABILITY")
+    if kernels:
+        cache = f"{tempfile.gettempdir()}/torchinductor_{kernels}"
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", cache)
+    stdout = sys.stdout
     sys.stdout = Plain(stdout)
+    code, line = 0, ""
     try:
         code = command() or 0
         sys.stdout.flush()
@@ -51,37 +57,36 @@ def exit_on_bad_input(command: Callable[[], int | None]) -> None:
         code, line = 2, f"error: {error}"
     except KeyboardInterrupt:
         code, line = 130, "stopped; run the same command again to continue"
-    except BrokenPipeError:  # `… | head -1`: the reader has what they wanted, and what still waits goes nowhere
+    except BrokenPipeError:  # `… | head -1`: the reader has enough, so drop what is still buffered
         code = 141
         os.dup2(os.open(os.devnull, os.O_WRONLY), stdout.fileno())
     except OSError as error:  # no permission, a full disk
-        code, line = 2, f"error: {f'{error.filename}: ' if error.filename else ''}{error.strerror or error}"
+        file = f"{error.filename}: " if error.filename else ""
+        code, line = 2, f"error: {file}{error.strerror or error}"
     except Exception as error:
         code, line = 1, f"error: {type(error).__name__}: {error}"
         if is_out_of_memory(error):
-            code, line = 2, "error: out of memory: use a smaller model, shorter rows or smaller batches"
+            code = 2
+            line = "error: out of memory: use a smaller model, shorter rows or smaller batches"
         elif os.environ.get("HEADLIGHT_TRACEBACK"):
             traceback.print_exc()
         else:
-            with tempfile.NamedTemporaryFile("wb", prefix="headlight-", suffix=".txt", delete=False) as file:
-                file.write(traceback.format_exc().encode("utf-8", "backslashreplace"))
-            line += f" (traceback: {file.name})"
+            descriptor, file = tempfile.mkstemp(".txt", "headlight-")
+            os.write(descriptor, traceback.format_exc().encode("utf-8", "backslashreplace"))
+            line += f" (traceback: {file})"
     finally:
         sys.stdout = stdout
-    if line and os.environ.get("RANK", "0") == "0":  # under torchrun every process finds the same
+    if line and os.environ.get("RANK", "0") == "0":  # under torchrun every process has the error
         print(escape(line), file=sys.stderr)
     sys.exit(code)
 
 
 class Plain:
-    """A standard output on which text of others stays text: no control characters but line ends and tabs.
-
-    stream: the output itself, for a command that writes colours.
-    """
+    """A standard output without control characters. `stream` itself still writes colours."""
 
     def __init__(self, stream: TextIO):
         self.stream = stream
-        if hasattr(stream, "reconfigure"):  # a terminal without some letter still gets the line
+        if hasattr(stream, "reconfigure"):  # print a line even if the terminal lacks a letter
             stream.reconfigure(errors="backslashreplace")
 
     def write(self, text: str) -> int:
@@ -92,25 +97,26 @@ class Plain:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Python's MemoryError, torch's on a GPU, and what torch raises on a CPU: a plain RuntimeError that says so."""
+    """Recognise Python's MemoryError, torch's on a GPU, and torch's RuntimeError on a CPU."""
     names = {kind.__name__ for kind in type(error).__mro__}
-    words = ("DefaultCPUAllocator", "Storage size calculation overflowed", "Overflow when unpacking long")
-    return bool(names & {"MemoryError", "OutOfMemoryError"}) or any(part in str(error) for part in words)
+    on_cpu = "DefaultCPUAllocator|Storage size calculation overflowed|Overflow when unpacking long"
+    is_named = bool(names & {"MemoryError", "OutOfMemoryError"})
+    return is_named or re.search(on_cpu, str(error)) is not None
 
 
 @contextmanager
 def still_busy(doing: str | Callable[[], str]) -> Iterator[None]:
-    """Say on stderr, every few seconds, what is being done. doing: what, or a function that says how far it is."""
+    """Print to stderr every few seconds what takes so long. doing: text, or a function of it."""
     done = threading.Event()
 
-    def say() -> None:
-        spent = 0.0
+    def report() -> None:
+        seconds = 0.0
         while not done.wait(BUSY_S):
-            spent += BUSY_S
-            line = f"… {doing if isinstance(doing, str) else doing()}, for {spent:.0f} s now"
-            print(translated(line), file=sys.stderr)
+            seconds += BUSY_S
+            task = doing if isinstance(doing, str) else doing()
+            print(translated(f"… {task}, for {seconds:.0f} s now"), file=sys.stderr)
 
-    thread = threading.Thread(target=say, name="still busy", daemon=True)
+    thread = threading.Thread(target=report, name="still busy", daemon=True)
     thread.start()
     try:
         yield
@@ -120,8 +126,10 @@ def still_busy(doing: str | Callable[[], str]) -> Iterator[None]:
 
 
 def usable_cores() -> int:
-    """Cores that this process may use: those that it is bound to, and no more than its container's quota pays for."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # not on macOS
+    """Return the cores of this process: those it is bound to, within its container's quota."""
+    cores = os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):  # not on macOS
+        cores = len(os.sched_getaffinity(0))
     for files in (["cpu.max"], ["cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"]):  # cgroup v2, v1
         with suppress(OSError, ValueError):  # no such file; "max", which is no quota
             text = " ".join((CGROUP / file).read_text(encoding="ascii") for file in files)
@@ -131,27 +139,24 @@ def usable_cores() -> int:
     return cores
 
 
-# ---------------------------------------------------------------------------------------------------------
-# for `type=` of an option; each raises InputError
-
-
-def number(option: str, least: float, most: float = math.inf, kind: type = float) -> Callable[[str], Any]:
-    """Reads a finite number of this range. kind: int for whole numbers."""
+def number(option: str, least: float, most: float = math.inf, kind: type = float) -> Reader:
+    """Return a reader of finite numbers in this range. kind: int for whole numbers."""
 
     def read(text: str) -> Any:
         with suppress(ValueError):
             value = kind(text)
             if least <= value <= most and not math.isinf(value):
                 return value
-        what, upper = "a whole number" if kind is int else "a number", f" to {most:,}" if most < math.inf else ""
-        raise InputError(f"{option} is {text[:40]!r}: it must be {what} from {least:,}{upper}")
+        noun = "a whole number" if kind is int else "a number"
+        upper = f" to {most:,}" if most < math.inf else ""
+        raise InputError(f"{option} is {text[:40]!r}: it must be {noun} from {least:,}{upper}")
 
     return read
 
 
-integer = partial(number, kind=int)  # a whole number of this range
+integer = partial(number, kind=int)
 
 
 def numbers(option: str, least: int) -> Callable[[str], list[int]]:
-    """Reads whole numbers from `least` on, with commas between them."""
+    """Return a reader of whole numbers with commas between them."""
     return lambda text: [integer(option, least)(part) for part in text.split(",")]

@@ -1,1 +1,1 @@
-"""Nine notebooks, each with a question, a figure and a check; `start` is what they begin with."""
+"""Notebooks, each with questions, figures and checks. Each begins with `start`."""

@@ -1,13 +1,12 @@
 """Run notebooks: `python -m notebooks.execute [--write | --refresh] [notebooks …]`.
 
-Each exercise is proven right after its check. The check must accept the solution that is folded
-below it, and refuse the wrong answer in the exercise's metadata. Each mistake that hints.yaml names
-must get its own hint. `--write` puts what was printed and drawn into the files. `play` draws once
-instead of showing controls, because a page without a kernel could not show them.
+Each exercise is tested after its check. The check must accept the solution below it, and refuse the
+wrong answer in the exercise's metadata. Each mistake in hints.yaml must get its own hint. `--write`
+saves the outputs in the files. `play` draws once, because a page without a kernel has no controls.
 
-notebooks/zh/NN_….ipynb is a notebook in Chinese. Its Markdown cells are its own; all else is copied
-from the English notebook by `--write`, or by `--refresh`, which runs nothing. So change code in the
-English notebook only.
+notebooks/zh/NN_….ipynb is a notebook in Chinese with its own Markdown cells. `--write` copies the
+other cells from the English notebook, and so does `--refresh`, which runs nothing. So change code
+only in the English notebook.
 """
 
 from __future__ import annotations
@@ -30,11 +29,10 @@ from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernel
 from configs.command import InputError, exit_on_bad_input
 
 FOLDER = Path(__file__).parent
-# A line that is written over while something trains.
+# A line that is overwritten during a training.
 PROGRESS = re.compile(r"\r(?:[^\r\n]* … (?=\r|$))?")
-LARGEST_PAGE = 100_000  # characters of HTML in one output
-# A cell that hangs ends after so long; on a slow machine no cell takes this time.
-CELL_SECONDS = 900
+LARGEST_PAGE = 100_000  # An output may have so many characters of HTML.
+CELL_SECONDS = 900  # A cell that hangs is stopped; no cell takes so long, even on a slow machine.
 # The cell of an exercise names its answer: `answer = None  # what it is`.
 ANSWER = re.compile(r"^(\w+) = None  # ", re.MULTILINE)
 SOLUTION = re.compile(r"<details>.*?```python\n(.*?)```", re.DOTALL)
@@ -79,7 +77,7 @@ def execute(path: Path, *, write: bool) -> int:
     except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
         problem = str(error)
         if isinstance(error, CellExecutionError):
-            print(error, file=sys.stderr)  # an InputError's one line has no room for the traceback
+            print(error, file=sys.stderr)  # its traceback does not fit into an InputError's line
             problem = f"{error.ename}: {error.evalue}"
         raise InputError(f"{path.name}, cell {started[-1] + 1} failed: {problem}") from None
     if write:
@@ -92,7 +90,7 @@ def execute(path: Path, *, write: bool) -> int:
 
 
 def add_proofs(cells: list[Any], name: str) -> int:
-    """Append to the check of each exercise a proof that it works, and return their number."""
+    """Append a proof to the check of each exercise, and return their number."""
     exercises = [i for i, cell in enumerate(cells) if "exercise" in cell.metadata.get("tags", [])]
     for start, end in pairwise([*exercises, len(cells)]):
         checks = [cell for cell in cells[start:end] if "check" in cell.metadata.get("tags", [])]
@@ -113,8 +111,8 @@ def add_proofs(cells: list[Any], name: str) -> int:
 def prove(variables: dict[str, Any], answer: str, check: str, solution: str, wrong: str) -> None:
     """Assert that a check accepts the solution and refuses wrong answers, each with its own hint.
 
-    It runs in the notebook's kernel, on copies of its variables: no later cell may live on a
-    solution that the reader did not write.
+    It runs in the notebook's kernel, but on copies of its variables. So no later cell can depend on
+    a solution that the reader did not write.
     """
     from notebooks.start import HINTS
 
@@ -134,20 +132,20 @@ def prove(variables: dict[str, Any], answer: str, check: str, solution: str, wro
         if mistake != "else":
             problem = problem_of(f"import math, torch\n{answer} = {mistake}\n{check}")
             assert hint in problem, f"its check does not give {mistake} its own hint: {problem}"
-    # a check that prints nothing would also accept an answer that is missing
+    # a check that prints nothing would also accept a missing answer
     is_set = f"assert {answer} is not None, 'the solution sets no {answer}'"
     problem = problem_of(f"{answer} = None\n{solution}\n{check}\n{is_set}")
     assert not problem, f"its check does not accept the solution: {problem}"
 
 
 def tidy(notebook: Any) -> None:
-    """Remove what differs from run to run, progress, and large pages."""
+    """Remove progress, large pages, and all that differs from run to run."""
     for cell in notebook.cells:
         for output in cell.get("outputs", []):
             if "text" in output:
                 output.text = PROGRESS.sub("", output.text)
             if len(output.get("data", {}).get("text/html", "")) > LARGEST_PAGE:
-                del output["data"]["text/html"]  # its text says where to find it
+                del output["data"]["text/html"]  # its text has the file's name
         if "outputs" in cell:
             cell.outputs = [output for output in cell.outputs if output.get("text") != ""]
     notebook.metadata = {
@@ -157,10 +155,10 @@ def tidy(notebook: Any) -> None:
 
 
 def refresh(path: Path) -> None:
-    """Give zh/<name> every cell of the notebook, but leave the text of its Markdown cells.
+    """Copy every cell of the notebook to zh/<name>, except for the text of Markdown cells.
 
-    Cells belong together if they have the same id. Raises InputError where a Markdown cell has no
-    translation.
+    Cells with the same id belong together. Raises InputError for a Markdown cell that is not
+    translated.
     """
     chinese = path.parent / "zh" / path.name
     if not chinese.is_file():

@@ -1,4 +1,4 @@
-"""How the notebooks draw a matrix: one look for masks, scores and attention weights."""
+"""Draw a matrix: a mask, scores or attention weights."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from eval.pictures import drawing
 
 MAY = "#0072B2"
-LINES_UP_TO = 24  # rows: with more of them, white lines between the cells would be all that one sees
+LINES_UP_TO = 24  # With more rows, the white lines between the cells would hide them.
 
 
 def heatmap(
@@ -24,34 +24,40 @@ def heatmap(
 ) -> Any:
     """Draw a matrix (queries, keys) and return the mesh, for a colour bar.
 
-    rows, columns: what to write beside them; decimals: write the numbers, too.
+    - rows, columns: their labels
+    - decimals: of the numbers; None: no numbers
 
-    A boolean matrix is a mask: blue = may attend. Numbers from 0 to 1 are attention weights, in the colours of all
-    pictures of eval.attention: grey = none. Others are scores: red above 0, blue below, grey = minus infinity.
+    A boolean matrix is a mask: blue = may attend. Numbers from 0 to 1 are attention weights, in the
+    colours of eval.attention: grey = none. Other numbers are scores: red above 0, blue below, grey
+    = minus infinity.
     """
     from matplotlib.colors import ListedColormap
 
     matrix = matrix.detach().cpu()
     style: dict[str, Any]
     if matrix.dtype == torch.bool:
-        hidden, style = ~matrix, {"cmap": ListedColormap([MAY]), "vmin": 0, "vmax": 1}
+        hidden = ~matrix
+        style = {"cmap": ListedColormap([MAY]), "vmin": 0, "vmax": 1}
     elif float(matrix.min()) >= 0 and float(matrix.max()) <= 1 + 1e-5:
-        hidden, style = matrix == 0, {"cmap": drawing.colour_map(), "norm": drawing.weight_norm()}
+        hidden = matrix == 0
+        style = {"cmap": drawing.colour_map(), "norm": drawing.weight_norm()}
     else:
         hidden = matrix.isinf()
         top = float(matrix[~hidden].abs().max())
         style = {"cmap": "RdBu_r", "vmin": -top, "vmax": top}
     lines = 0.5 if len(matrix) <= LINES_UP_TO else 0
     axes.set_facecolor(drawing.NOTHING)
-    mesh = axes.pcolormesh(matrix.float().masked_fill(hidden, torch.nan), edgecolor="white", linewidth=lines, **style)
+    numbers = matrix.float().masked_fill(hidden, torch.nan)
+    mesh = axes.pcolormesh(numbers, edgecolor="white", linewidth=lines, **style)
     axes.invert_yaxis()
     axes.set_aspect("equal")
     axes.set_title(title, fontsize=10)
     axes.set_xticks([i + 0.5 for i in range(len(columns))], columns, rotation=90, fontsize=8)
     axes.set_yticks([i + 0.5 for i in range(len(rows))], rows, fontsize=8)
     axes.tick_params(length=0)
-    for row, column in (~hidden).nonzero().tolist() if decimals is not None else ():
-        number = float(matrix[row, column])
-        text = f"{round(number, decimals) + 0.0:.{decimals}f}"  # + 0.0: no "-0.0"
-        drawing.write_number(axes, mesh, number, (column + 0.5, row + 0.5), text, 7)
+    if decimals is not None:
+        for row, column in (~hidden).nonzero().tolist():
+            number = float(matrix[row, column])
+            text = f"{round(number, decimals) + 0.0:.{decimals}f}"  # + 0.0: no "-0.0"
+            drawing.write_number(axes, mesh, number, (column + 0.5, row + 0.5), text, 7)
     return mesh

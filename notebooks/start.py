@@ -1,9 +1,9 @@
-"""The beginning of every notebook: a run to look at, controls to play with, checks that can fail.
+"""Begin a notebook: a run to look at, controls to play with, checks that can fail.
 
     from notebooks.start import check, demo, play, same
 
-Importing it makes the repository the working directory, so that `runs/demo` is the same from
-everywhere. A notebook shows an InputError as its one sentence, without a traceback.
+Importing it makes the repository the working directory, so `runs/demo` is found from everywhere. A
+notebook shows an InputError as one sentence, without a traceback.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from notebooks.checks.verdict import judged
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIG = "configs/small.yaml"
-PROGRESS_SECONDS = 2  # between two looks at how far a training is
-YOUR_CELL = "Your cell"  # A sentence calls the reader's code so.
+PROGRESS_SECONDS = 2  # A training prints its step so often.
+YOUR_CELL = "Your cell"  # This is the name of the reader's code in sentences.
 if Path.cwd().name == "zh" and not os.environ.get("HEADLIGHT_LANG"):
     os.environ["HEADLIGHT_LANG"] = "zh"  # a notebook in Chinese answers in Chinese
-HINTS: dict[str, Any] = {}  # an exercise, such as "01.2" -> its hint
+HINTS: dict[str, Any] = {}  # exercise, such as "01.2" -> hint
 for name in ("hints.yaml", "hints.zh.yaml") if language() == "zh" else ("hints.yaml",):
     HINTS |= parse_yaml((ROOT / "notebooks" / name).read_text(encoding="utf-8"), name)
 
@@ -52,17 +52,17 @@ def small() -> Path:
 
 
 def shipped(name: str) -> Path:
-    """Return pretrained/<name>: a notebook tells its numbers, and `demo()` may be another run."""
+    """Return pretrained/<name>, for text that has its numbers; `demo()` may be another run."""
     return described(Path("pretrained") / name)
 
 
 def is_finished(name: str) -> bool:
-    """Say if runs/<name> was trained to its end: result.json is the last file that a run writes."""
+    """Return True if runs/<name> has result.json, the last file that a run writes."""
     return (ROOT / "runs" / name / "result.json").is_file()
 
 
 def finished(name: str) -> Path | None:
-    """Return runs/<name> if it was trained to its end, else pretrained/<name> if there is one."""
+    """Return runs/<name> if it is finished, else pretrained/<name> if there is one."""
     if is_finished(name):
         return Path("runs") / name
     run = Path("pretrained") / name
@@ -73,7 +73,7 @@ def finished(name: str) -> Path | None:
 
 
 def described(run: Path) -> Path:
-    """Print which model a notebook's outputs show; a test compares the line with today's config."""
+    """Print which model the outputs are of. A test compares this line with today's config."""
     from train.config import load_run_config
 
     result = json.loads((ROOT / run / "result.json").read_text(encoding="utf-8"))
@@ -84,10 +84,7 @@ def described(run: Path) -> Path:
 
 
 def trained(name: str, *command: str) -> Path:
-    """Return runs/<name>, which `python -m command` trains where it is missing.
-
-    Raises InputError if it cannot.
-    """
+    """Return runs/<name>. If it is missing, `python -m command` trains it. Raises InputError."""
     run = Path("runs") / name
     if not is_finished(name):
         print(translated(f"training {run.as_posix()}: a minute or so …"))
@@ -96,7 +93,7 @@ def trained(name: str, *command: str) -> Path:
 
 
 def train(command: list[str], run: Path) -> None:
-    """Train a run in a process of its own, which ends with its cell; print how far it is."""
+    """Train a run in a process that ends with its cell, and print its steps."""
     began = time.perf_counter()
     process = subprocess.Popen(
         [sys.executable, "-m", *command],
@@ -113,16 +110,17 @@ def train(command: list[str], run: Path) -> None:
             try:
                 output, _ = process.communicate(timeout=PROGRESS_SECONDS)
             except subprocess.TimeoutExpired:
-                lines = read_metrics(ROOT / run, lambda problem: None)
-                step = lines[-1]["step"] if lines else 0
+                metrics = read_metrics(ROOT / run, lambda problem: None)
+                step = metrics[-1]["step"] if metrics else 0
                 print(f"\r{run.name}: step {step:,}", end=" … ", flush=True)
     finally:
-        if process.poll() is None:  # it saves its step and ends; another call continues
+        if process.poll() is None:  # it saves its step and ends; the next call continues
             process.terminate()
             process.communicate()
     if process.returncode:
-        said = output.strip().splitlines() or ["it output nothing"]
-        reason = ([line for line in said if "error: " in line] or said)[-1]
+        lines = output.strip().splitlines() or ["it output nothing"]
+        errors = [line for line in lines if "error: " in line]
+        reason = (errors or lines)[-1]
         code = process.returncode
         raise InputError(f"training {run.as_posix()} stopped with code {code}: {reason}")
     print("\r" + translated(f"done in {time.perf_counter() - began:.0f} seconds"))
@@ -131,7 +129,7 @@ def train(command: list[str], run: Path) -> None:
 def play(draw: Callable[..., Any], **controls: Any) -> None:
     """Show a control for each argument of `draw`, which is called again when one moves.
 
-    Without ipywidgets, one sentence says how to install it; the figures above stay.
+    If ipywidgets is missing, print how to install it. The figures above stay.
     """
     try:
         from ipywidgets import interact, interactive
@@ -155,16 +153,16 @@ def check(exercise: str, answer: Any, judge: Any, within: float = 0.0) -> None:
     """Print that an answer is right, or raise InputError with the difference and a hint.
 
     - exercise: such as "01.2". Its hint is in hints.yaml, so nobody reads it before the first try
-    - answer: None stands for no answer yet
-    - judge: the right value, or a function of the answer that asserts what must be (`same` helps)
-    - within: how far a number may be off
+    - answer: None means no answer yet
+    - judge: the right value, or a function of the answer with asserts (`same` helps)
+    - within: the largest error of a number
     """
     hints = HINTS[exercise]
     if answer is None:
         print(translated("No answer yet: change the cell above, and run it and this one."))
         return
     code = getattr(answer, "__code__", None)  # of a function: each cell is a file of its own
-    test = judge if callable(judge) else partial(is_value, wanted=judge, tolerance=within)
+    test = judge if callable(judge) else partial(is_value, expected=judge, tolerance=within)
     file = Path(code.co_filename if code else YOUR_CELL)
     is_right, sentence, hint = judged(test, answer, hints, file, YOUR_CELL)
     if not is_right:
@@ -175,40 +173,28 @@ def check(exercise: str, answer: Any, judge: Any, within: float = 0.0) -> None:
 def predicted(guess: float | str | None, truth: float | str, unit: str = "") -> None:
     """Print the reader's guess beside the truth: a number, or one of a few words.
 
-    Raises InputError for a guess that is no number where the truth is one.
+    Raises InputError for a guess that is no number if the truth is one.
     """
     if isinstance(truth, str):
-        said = f'"{guess}"'
         right = f'it is "{truth}"'
-        verdict = "as you said" if str(guess).lower() == truth.lower() else "a surprise"
+        your_guess = f'"{guess}"'
     else:
+        right = f"it is {in_words(truth)} {unit}".rstrip()
         try:
-            number = float(guess or 0)
+            your_guess = in_words(float(guess or 0))
         except (TypeError, ValueError):
             raise InputError(f"A guess is a number here, not {guess!r}.") from None
-        said = in_words(number)
-        right = f"it is {in_words(truth)} {unit}".rstrip()
-        if number == truth:
-            verdict = "exactly"
-        elif number * truth <= 0:
-            verdict = "far from it"
-        elif truth / number >= 1.25:
-            verdict = f"{in_words(truth / number)} times as much"
-        elif truth / number > 0.8:
-            verdict = "close"
-        else:
-            verdict = f"you said {in_words(number / truth)} times as much"
-    line = f"You said {said}, {right}: {verdict}."
+    line = f"You said {your_guess}, {right}."
     if guess is None:
         line = (
-            f"You made no guess; {right}. Go back to `guess = None`: "
-            "what you guess first, you remember."
+            f"You made no guess; {right}. "
+            "Go back to `guess = None`: what you guess first, you remember."
         )
     print(translated(line))
 
 
 def in_words(number: float) -> str:
-    """Write a number with two or three digits that count: 0.0412, 3.6, 12, 1,234."""
+    """Write a number with three significant digits: 0.0412, 3.6, 12, 1,234."""
     return f"{number:,.0f}" if abs(number) >= 100 else f"{number:.3g}"
 
 
@@ -216,5 +202,5 @@ os.chdir(ROOT)
 with suppress(ModuleNotFoundError):
     from IPython import get_ipython
 
-    if get_ipython() is not None:  # one line for an InputError, as on a command line
+    if get_ipython() is not None:  # show an InputError as one line, as a command line does
         InputError._render_traceback_ = lambda error: [str(error)]  # type: ignore[attr-defined]

@@ -1,1 +1,1 @@
-"""How do I talk to it, and watch it?"""
+"""Watch your runs on a page, and talk to your models."""

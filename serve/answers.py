@@ -1,4 +1,4 @@
-"""From a request to its answer: text to ids, into the batch, and back as pieces of text."""
+"""Turn a request into its answer: text to ids, into the batch, and back to pieces of text."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class Answer:
     index: int
     request: Request
     reply: Reply
-    begun: int = 0  # so many of the last ids that are read belong to the answer: it continues
-    shows_prompt: bool = False  # the tokens before it are listed in `prompt`, with their text
-    echo: str = ""  # the prompt's text, if it is part of the answer's
+    begun: int = 0  # The last ids of the prompt begin the answer: so many.
+    shows_prompt: bool = False  # True: `prompt` lists the prompt's tokens, with their text.
+    echo: str = ""  # the prompt's text, if the answer repeats it
     tokens: list[Token] = field(default_factory=list)
     prompt: list[Token] = field(default_factory=list)
     end: list[Token] = field(default_factory=list)  # the stop id, which is no token of the answer
-    finish_reason: str | None = None  # None until its end, then stop, length or tool_calls
+    finish_reason: str | None = None  # stop, length or tool_calls at the end
 
     def __post_init__(self) -> None:
         self.text = TextStream(self.reply.tokenizer)
@@ -39,23 +39,25 @@ class Answer:
         """Add a token, or the end. Raises ApiError 500 for damaged weights."""
         if isinstance(event, End) and event.reason == "error":
             raise ApiError(500, event.message)
-        is_first, before = not (self.tokens or self.end), len(self.tokens)
+        is_first = not (self.tokens or self.end)
+        before = len(self.tokens)
         new = []
         if is_first and self.shows_prompt:
             read = self.request.read or [Token(token) for token in self.request.token_ids]
+            start = len(read) - self.begun
             offset = 0
-            for token in read[: len(read) - self.begun]:
+            for token in read[:start]:
                 text = self.text.add(token.id)
                 self.prompt.append(token._replace(offset=offset, text=text))
                 offset += len(text)
-            new += [self._add(token) for token in read[len(read) - self.begun :]]
+            new += [self._add(token) for token in read[start:]]
         last = event if isinstance(event, Token) else event.token
         if last is not None:
             new.append(self._add(last))
         is_call = self.request.form is not None and self.request.form.is_call
         if isinstance(event, End):
             new.append(self.reply.end())
-            if is_call and event.reason == "stop" and not self.end:  # the call is whole
+            if is_call and event.reason == "stop" and not self.end:  # the call is complete
                 self.reply.tool_calls = [read_call(self.reply.content)]
                 self.reply.content = ""
             if event.reason == "length" and not self.end:
@@ -65,14 +67,15 @@ class Answer:
         elif self.reply.stopped:
             self.finish_reason = "stop"
         reasoning, content = map("".join, zip(*new, strict=True))
-        if is_call:  # its text is content only where it was cut
+        if is_call:  # its text is content only if it was cut
             content = self.reply.content if self.finish_reason else ""
         return Piece(self, Delta(reasoning, content), self.tokens[before:], is_first)
 
     def _add(self, token: Token) -> Delta:
         """Add a token of the answer, or the one that ends it."""
         is_end = token.id in self.request.stop_ids
-        offset, was_thinking = len(self.reply.content), self.reply.thinking
+        offset = len(self.reply.content)
+        was_thinking = self.reply.thinking
         new = Delta("", "") if is_end else self.reply.add(token.id)
         text = self.text.add(token.id) if self.shows_prompt else ""
         is_thought = was_thinking or self.reply.thinking
@@ -82,7 +85,7 @@ class Answer:
 
 
 class Piece(NamedTuple):
-    """New text of an answer, and the tokens of this text. is_first: no piece came before it."""
+    """New text of an answer, and its tokens."""
 
     answer: Answer
     new: Delta
@@ -90,12 +93,15 @@ class Piece(NamedTuple):
     is_first: bool = True
 
 
-async def answer_all(batcher: Batcher, answers: Sequence[Answer], seconds: float) -> AsyncGenerator[Piece]:
-    """All answers at once, piece by piece as the tokens come.
+async def answer_all(
+    batcher: Batcher, answers: Sequence[Answer], seconds: float
+) -> AsyncGenerator[Piece]:
+    """Yield all answers at once, in pieces. Closing it cancels those that still run.
 
-    Closing it cancels what still runs. Raises TooManyRequests, TimeoutError, and ApiError 500 for damaged weights.
+    Raises TooManyRequests, TimeoutError, and ApiError 500 for damaged weights.
     """
-    loop, events = asyncio.get_running_loop(), asyncio.Queue[tuple[Answer, Event]]()
+    loop = asyncio.get_running_loop()
+    events = asyncio.Queue[tuple[Answer, Event]]()
     until = loop.time() + seconds
 
     def emit(answer: Answer, event: Event) -> None:  # in the batcher's thread
@@ -111,7 +117,7 @@ async def answer_all(batcher: Batcher, answers: Sequence[Answer], seconds: float
             if answer.finish_reason is None:
                 piece = answer.take(event)
                 if answer.finish_reason is not None:
-                    answer.request.cancelled = True  # a stop text was met: nothing more is wanted
+                    answer.request.cancelled = True  # it may have met a stop text
                 yield piece
     finally:
         for answer in answers:
@@ -119,22 +125,21 @@ async def answer_all(batcher: Batcher, answers: Sequence[Answer], seconds: float
 
 
 def chat_ids(model: Model, body: ChatRequest) -> list[int]:
-    """Return the ids of a conversation up to where the assistant answers.
+    """Return the ids of a conversation, to be answered. Raises ApiError.
 
-    A model that was not trained on chats continues the text of the messages. Raises ApiError for
-    messages of another form, and for what this model's template does not have.
+    A model that was not trained on chats continues the text of the messages.
     """
-    known = model.tokenizer.chat.variables if model.is_chat else ()
+    variables = model.tokenizer.chat.variables if model.is_chat else ()
     for name, value in body.template.items():
-        if name not in known or (name == "enable_thinking" and not isinstance(value, bool)):
+        if name not in variables or (name == "enable_thinking" and not isinstance(value, bool)):
             reason = "has none, as it was not trained on chats"
-            if known:
-                reason = f"knows {', '.join(known)} only, true or false"
+            if variables:
+                reason = f"has only {', '.join(variables)}, true or false"
             message = f"chat_template_kwargs: {name[:100]!r} is not for this model, which {reason}"
             raise ApiError(400, message)
     tools = body.usable_tools
     if tools and not model.is_chat:
-        raise ApiError(400, "tools: this model was not trained on chats and calls none: leave them out")
+        raise ApiError(400, "tools: this model was not trained on chats: leave them out")
     try:
         if model.is_chat:
             is_begun = body.continue_final_message
@@ -146,7 +151,7 @@ def chat_ids(model: Model, body: ChatRequest) -> list[int]:
 
 
 def text_ids(model: Model, prompt: str | list[int], field: str = "prompt") -> list[int]:
-    """A prompt to be continued: the first token, then the text; or the very ids that were given. Raises ApiError."""
+    """Return the ids of a text, after the first token; or check ids. Raises ApiError."""
     if isinstance(prompt, str):
         try:
             return model.tokenizer.begin(prompt)
@@ -158,11 +163,15 @@ def text_ids(model: Model, prompt: str | list[int], field: str = "prompt") -> li
     return prompt
 
 
-def room_for(model: Model, token_ids: Sequence[int], wanted: int | None, most: int) -> int:
-    """How many tokens may be written: what is wanted, within the context and the server's limit. Raises ApiError."""
+def room_for(model: Model, token_ids: Sequence[int], number: int | None, most: int) -> int:
+    """Return how many tokens may be written. Raises ApiError if they do not fit.
+
+    number: of tokens that must fit; None: at least one. most: the upper bound.
+    """
     left = model.context_length - len(token_ids)
-    if left < (wanted != 0) or (wanted is not None and wanted > left):
-        sizes = f"{len(token_ids)} are read" + ("" if wanted is None else f", and {wanted} are to be written")
+    least = 1 if number is None else number
+    if least > left:
+        sizes = f"{len(token_ids)} to read and {least} to write"
         message = f"This model's maximum context length is {model.context_length} tokens: {sizes}"
         raise ApiError(400, message, "context_length_exceeded")
-    return min(left if wanted is None else wanted, most)
+    return min(left if number is None else number, most)

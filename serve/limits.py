@@ -1,4 +1,4 @@
-"""What a client may not do: come without the key, or send too much. Errors are in OpenAI's form."""
+"""Refuse clients without the key, and requests that are too large. Errors have OpenAI's form."""
 
 from __future__ import annotations
 
@@ -16,39 +16,45 @@ from configs.text import escape
 from serve.batching import TooManyRequests
 
 TOO_LONG = "the answer took too long: ask for fewer tokens, or try again later"
-COOKIE = "headlight"  # of the page, after the key was typed into it
+COOKIE = "headlight"  # The page has this cookie after the key was typed into it.
 Bearer = Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))]
 Cookie = Annotated[str | None, Depends(APIKeyCookie(name=COOKIE, auto_error=False))]
+# OpenAI's type of an error, by HTTP status.
+KINDS = dict.fromkeys((500, 503), "server_error")
+KINDS |= {401: "authentication_error", 429: "rate_limit_error"}
 
 
 @dataclass(frozen=True)
 class Limits:
-    """body: bytes of a request. seconds: of an answer. max_new_tokens: of an answer. api_key: None: none is needed."""
+    """Limits of a request."""
 
-    body: int = 1_000_000
-    seconds: float = 120.0
+    body: int = 1_000_000  # bytes
+    seconds: float = 120.0  # of an answer
     max_new_tokens: int = 2048
-    api_key: str | None = None
+    api_key: str | None = None  # None: no key is required.
 
     @property
     def cookie(self) -> str | None:
-        """What the page's cookie holds in place of the key: who reads it does not learn the key."""
-        return self.api_key and hmac.new(self.api_key.encode(), b"headlight page", "sha256").hexdigest()
+        """The value of the page's cookie, from which nobody can learn the key."""
+        if not self.api_key:
+            return self.api_key
+        return hmac.new(self.api_key.encode(), b"headlight page", "sha256").hexdigest()
 
     def check_key(self, bearer: Bearer, cookie: Cookie) -> None:
-        """A dependency of every route that tells something of the runs. Raises ApiError 401."""
-        header = bearer.credentials if bearer else ""
-        if not (equal(header.encode("latin-1"), self.api_key) or equal((cookie or "").encode(), self.cookie)):
-            raise ApiError(401, "Incorrect API key: send the header Authorization: Bearer KEY", "invalid_api_key")
+        """Raise ApiError 401 without the key. Every route that shows a run depends on this."""
+        header = (bearer.credentials if bearer else "").encode("latin-1")
+        if not equal(header, self.api_key) and not equal((cookie or "").encode(), self.cookie):
+            message = "Incorrect API key: send the header Authorization: Bearer KEY"
+            raise ApiError(401, message, "invalid_api_key")
 
 
-def equal(given: bytes, right: str | None) -> bool:
-    """Whether this is the key (None: none is needed); in constant time, so that nobody learns it letter by letter."""
-    return right is None or hmac.compare_digest(given, right.encode())
+def equal(text: bytes, key: str | None) -> bool:
+    """Compare with the key in constant time, so timing leaks nothing. None: no key is required."""
+    return key is None or hmac.compare_digest(text, key.encode())
 
 
 class ApiError(StarletteHTTPException):
-    """An HTTP status, a sentence, and OpenAI's word for what is wrong."""
+    """An HTTP status, a sentence, and OpenAI's code."""
 
     def __init__(self, status: int, message: str, code: str | None = None):
         super().__init__(status, message)
@@ -56,28 +62,33 @@ class ApiError(StarletteHTTPException):
 
 
 def error_body(error: StarletteHTTPException, param: str | None = None) -> dict[str, Any]:
-    """An error as OpenAI writes it."""
-    kinds = {401: "authentication_error", 429: "rate_limit_error", 500: "server_error", 503: "server_error"}
-    kind = kinds.get(error.status_code, "invalid_request_error")
-    return {"error": {"message": error.detail, "type": kind, "param": param, "code": getattr(error, "code", None)}}
+    """Return an error in OpenAI's form."""
+    kind = KINDS.get(error.status_code, "invalid_request_error")
+    code = getattr(error, "code", None)
+    return {"error": {"message": error.detail, "type": kind, "param": param, "code": code}}
 
 
 def handle_errors(app: FastAPI) -> None:
-    """Every error of this application has OpenAI's form. One of the program's own has no details in it."""
+    """Give every error OpenAI's form. An error of our own shows no details."""
 
     @app.exception_handler(StarletteHTTPException)
     async def refused(request: Request, error: StarletteHTTPException) -> JSONResponse:
-        headers = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "1"}, 503: {"Retry-After": "1"}}
-        return JSONResponse(error_body(error), error.status_code, headers.get(error.status_code))
+        headers = {"WWW-Authenticate": "Bearer"} if error.status_code == 401 else None
+        if error.status_code in (429, 503):
+            headers = {"Retry-After": "1"}
+        return JSONResponse(error_body(error), error.status_code, headers)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-        first = error.errors()[0]
-        where = escape(".".join(str(part) for part in first["loc"] if part != "body"))  # a key may be half a character
-        message = escape(str(first["msg"]).removeprefix("Value error, "))
-        if first["type"] == "extra_forbidden":
+        problem = error.errors()[0]
+        path = [str(part) for part in problem["loc"] if part != "body"]
+        field = escape(".".join(path))  # a key may be half a character
+        message = escape(str(problem["msg"]).removeprefix("Value error, "))
+        if problem["type"] == "extra_forbidden":
             message = "is not supported here: leave it out"
-        return JSONResponse(error_body(ApiError(400, f"{where}: {message}" if where else message), where or None), 400)
+        if field:
+            message = f"{field}: {message}"
+        return JSONResponse(error_body(ApiError(400, message), field or None), 400)
 
     @app.exception_handler(InputError)
     @app.exception_handler(TooManyRequests)
@@ -91,14 +102,15 @@ def handle_errors(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def failed(request: Request, error: Exception) -> JSONResponse:
-        return await refused(request, ApiError(500, "the server made a mistake: its terminal has the details"))
+        return await refused(request, ApiError(500, "the server failed: its terminal has details"))
 
 
 class BodyLimit:
-    """Around the application: a body is refused as soon as it is too long, whatever its headers say."""
+    """Middleware that refuses a body as soon as it is too long, whatever its headers claim."""
 
     def __init__(self, app: Any, most: int):
-        self.app, self.most = app, most
+        self.app = app
+        self.most = most
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         size = 0
@@ -108,7 +120,7 @@ class BodyLimit:
             message = await receive()
             size += len(message.get("body", b""))
             if size > self.most:
-                raise ApiError(413, f"the request has more than {self.most:,} bytes: make it shorter")
+                raise ApiError(413, f"the request is longer than {self.most:,} bytes")
             return message
 
         await self.app(scope, receive_counted, send)

@@ -1,6 +1,6 @@
-"""OpenAI's API: /v1/models, /v1/chat/completions, /v1/completions. Its clients can use this server.
+"""Serve OpenAI's API: /v1/models, /v1/chat/completions and /v1/completions.
 
-The page's chat asks here too, with one field more, `inspect` (serve/requests.py). Then `logprobs`
+The page's chat uses it too, with one more field, `inspect` (serve/requests.py). Then `logprobs`
 also has the ids of tokens, and the first part of an answer has the tokens of the prompt.
 """
 
@@ -30,14 +30,13 @@ from serve.limits import TOO_LONG, ApiError, Limits, error_body
 from serve.requests import ChatRequest, CompletionRequest, Inspect
 from serve.structured import make_form
 
-# The difference between the seeds of two answers to one prompt.
-SEED_STEP = 1_000_003
+SEED_STEP = 1_000_003  # The seeds of two answers to one prompt differ by this.
 Body = ChatRequest | CompletionRequest
 Factors = dict[Head, float]
 
 
 def router(library: Library, limits: Limits) -> APIRouter:
-    """The routes of models, chats and texts."""
+    """Return the routes of models, chats and texts."""
     routes = APIRouter(prefix="/v1")
 
     @routes.get("/models")
@@ -57,14 +56,16 @@ def router(library: Library, limits: Limits) -> APIRouter:
         ids = text_ids(model, [*chat_ids(model, body), *body.answer_ids], "answer_ids")
         completion = Completion(model, body, [ids], heads, limits)
         if body._form is not None:
-            field, schema, functions = body._form
-            make = partial(make_form, model.tokenizer, model.lm.lm_head.out_features, ids)
+            wanted = body._form
+            rows = model.lm.lm_head.out_features
+            make = partial(make_form, model.tokenizer, rows, ids, wanted.schema, wanted.functions)
             try:
-                form = await asyncio.to_thread(make, schema, functions)
+                form = await asyncio.to_thread(make)
             except ImportError:
-                raise ApiError(400, f"{field} needs llguidance: pip install llguidance") from None
+                problem = f"{wanted.field} needs llguidance: pip install llguidance"
+                raise ApiError(400, problem) from None
             except (ValueError, RecursionError) as error:
-                raise ApiError(400, f"{field}: {error}") from None
+                raise ApiError(400, f"{wanted.field}: {error}") from None
             for answer in completion.answers:
                 answer.request.form = replace(form, matcher=form.matcher.deep_copy())
         return await completion.respond(request)
@@ -91,8 +92,12 @@ def router(library: Library, limits: Limits) -> APIRouter:
 class Completion:
     """The answers to one request, n to each prompt, in OpenAI's form. Raises ApiError."""
 
-    def __init__(self, model: Model, body: Body, prompts: list[list[int]], heads: Factors, limits: Limits):
-        self.body, self.tokenizer, self.answers = body, model.tokenizer, list[Answer]()
+    def __init__(
+        self, model: Model, body: Body, prompts: list[list[int]], heads: Factors, limits: Limits
+    ):
+        self.body = body
+        self.tokenizer = model.tokenizer
+        self.answers: list[Answer] = []
         self.is_inspected = isinstance(body, ChatRequest) and body.inspect is not None
         if isinstance(body, ChatRequest):
             self.top = body.top_logprobs if body.logprobs else None
@@ -101,13 +106,15 @@ class Completion:
             tools = self.is_inspected or bool(body.usable_tools)
         else:
             self.top = body.logprobs
-            begun, scores_prompt, tools = 0, body.echo, False
+            begun = 0
+            scores_prompt = body.echo
+            tools = False
         least, most = body.most_tokens(limits.max_new_tokens)
         stop_ids = set() if body.ignore_eos else {*self.tokenizer.stop_ids}
         if body.stop_token_ids:
             stop_ids.update(text_ids(model, body.stop_token_ids, "stop_token_ids"))
         if begun and prompts[0][-1] in stop_ids:  # the answer has ended
-            least, most = 0, 0
+            least = most = 0
         is_chat = isinstance(body, ChatRequest) and model.is_chat
         stops = [body.stop] if isinstance(body.stop, str) else body.stop
         for ids in prompts:
@@ -117,7 +124,8 @@ class Completion:
                 request = batching.Request(ids, room, body._sampling, frozenset(stop_ids))
                 if body.seed is not None:
                     request.seed = (body.seed + SEED_STEP * number) % 2**63
-                request.top_log_probs, request.of_prompt = self.top, scores_prompt
+                request.top_log_probs = self.top
+                request.of_prompt = scores_prompt
                 request.heads = heads
                 reply = Reply(self.tokenizer, prompt, stops=stops, tools=tools, is_chat=is_chat)
                 shows_prompt = scores_prompt or self.is_inspected
@@ -125,7 +133,7 @@ class Completion:
         self.pieces = answer_all(model.batcher, self.answers, limits.seconds)
 
     async def respond(self, request: Request) -> Response:
-        """Send the answers. An error after the first event of a stream is an event too."""
+        """Send the answers. A stream sends an error as an event."""
         is_chat = isinstance(self.body, ChatRequest)
         head: dict[str, Any] = {
             "id": f"{'chatcmpl' if is_chat else 'cmpl'}-{secrets.token_hex(12)}",
@@ -140,7 +148,7 @@ class Completion:
         async with aclosing(self.pieces):
             async for _ in self.pieces:
                 if await request.is_disconnected():
-                    raise ApiError(499, "the client went away")  # nobody reads it
+                    raise ApiError(499, "the client went away")
         choices = []
         for answer in self.answers:
             whole = Delta(answer.reply.reasoning_content, answer.reply.content)
@@ -165,7 +173,7 @@ class Completion:
 
     def _usage(self) -> dict[str, int]:
         read = sum(len(a.request.token_ids) - a.begun for a in self.answers[:: self.body.n])
-        written = sum(len(answer.tokens) for answer in self.answers)
+        written = sum(len(a.tokens) for a in self.answers)
         return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
 
     def _choice(self, piece: Piece, is_whole: bool = False) -> dict[str, Any]:
@@ -188,12 +196,11 @@ class Completion:
         return choice
 
     def _text_log_probs(self, piece: Piece) -> dict[str, list]:
-        # The token that ended the answer is listed too: lm-evaluation-harness takes the last entry
-        # to be what was written after its text, whatever that was.
         answer = piece.answer
-        echoed, tokens = len(answer.echo), [*answer.prompt] if piece.is_first else []
+        tokens = [*answer.prompt] if piece.is_first else []
+        # lm-evaluation-harness drops the last entry, so the ending token is listed too
         for token in (*piece.tokens, *answer.end):
-            tokens.append(token._replace(offset=echoed + token.offset))
+            tokens.append(token._replace(offset=len(answer.echo) + token.offset))
         return {
             "tokens": [_name(self.tokenizer, token.id) for token in tokens],
             "token_logprobs": [token.log_prob for token in tokens],
@@ -202,7 +209,7 @@ class Completion:
         }
 
     def _top(self, token: Token) -> dict[str, float] | None:
-        """The likeliest tokens by their text; by its id where a likelier one has the same text."""
+        # of two tokens with the same text, the less likely one is listed under its id
         top: dict[str, float] = {}
         for token_id, log_prob in token.top:
             name = _name(self.tokenizer, token_id)
@@ -210,15 +217,15 @@ class Completion:
         return None if token.log_prob is None else top
 
     def _listed(self, token: Token) -> dict[str, Any]:
-        """A token with its log-probability and the likeliest ones, as OpenAI lists them.
+        """Return a token and the likeliest ones with log-probabilities, in OpenAI's form.
 
-        For the page also ids, labels, and the text that the token adds: "" for a special token, and
-        for a part of a character until its last one.
+        The page also gets ids, labels, and the text that the token adds.
         """
 
         def entry(token_id: int, log_prob: float) -> dict[str, Any]:
-            name, raw = _name(self.tokenizer, token_id), self.tokenizer.decode_bytes([token_id])
-            values: dict[str, Any] = {"token": name, "logprob": log_prob, "bytes": list(raw)}
+            name = _name(self.tokenizer, token_id)
+            raw = [*self.tokenizer.decode_bytes([token_id])]
+            values: dict[str, Any] = {"token": name, "logprob": log_prob, "bytes": raw}
             if self.is_inspected:
                 values["id"] = token_id
                 values["label"] = self.tokenizer.token_labels([token_id])[0]
@@ -226,12 +233,13 @@ class Completion:
 
         values = entry(token.id, token.log_prob or 0.0)
         values["top_logprobs"] = [entry(*likely) for likely in token.top]
-        own = {"text": token.text, "is_thought": token.is_thought}
-        return values | own if self.is_inspected else values
+        if self.is_inspected:
+            values |= {"text": token.text, "is_thought": token.is_thought}
+        return values
 
 
 def _message(piece: Piece, is_whole: bool) -> dict[str, Any]:
-    """The assistant's message, or what the piece adds to it."""
+    """Return the assistant's message, or the part that the piece adds."""
     answer = piece.answer
     message: dict[str, Any] = {"role": "assistant", "content": ""} if piece.is_first else {}
     for name, text in piece.new._asdict().items():
@@ -250,7 +258,7 @@ def _message(piece: Piece, is_whole: bool) -> dict[str, Any]:
 
 
 def _name(tokenizer: Tokenizer, token_id: int) -> str:
-    """A token as text. One that holds a part of a character is named by its bytes, as by OpenAI."""
+    """Return a token as text; a part of a character by its bytes, as OpenAI does."""
     if token_id in tokenizer.special_ids:
         return tokenizer.decode([token_id], skip_special_tokens=False)
     raw = tokenizer.decode_bytes([token_id])

@@ -1,6 +1,6 @@
-"""The routes of the page: its own files, the runs, their figures, their heads, and its chat.
+"""Serve the page: its files, the runs with their figures and heads, and the models of its chat.
 
-The chat asks /v1/chat/completions; what it needs apart from that is under /live/models.
+The chat itself uses /v1/chat/completions.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from serve.limits import COOKIE, ApiError, Limits, equal
 from serve.requests import WhichModel
 from serve.run_folder import settings, summaries, watched_runs
 
-# Scripts, styles and answers come from this server alone; there is no script within the page.
+# Scripts, styles and answers come only from this server. The page itself has no script.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src 'self' data: blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -46,15 +46,16 @@ POLICY = (
 HEAD = """<title>Headlight</title>
 <link rel="stylesheet" href="/page/page.css">
 <script defer src="/page/page.js"></script>"""
-# Limits of a text of one's own, because its maps are sent whole.
-CONFIG, MOST_CHECKPOINTS = AttentionConfig(max_tokens=96), 12
+# The maps of your own text are sent at once, so there are limits.
+CONFIG = AttentionConfig(max_tokens=96)
+MOST_CHECKPOINTS = 12
 OwnText = Annotated[str, Body(embed=True, min_length=1, max_length=2000)]
 
 
 def page(limits: Limits) -> APIRouter:
-    """The page itself, and where it gives the key. They are open to everybody."""
+    """Return the routes that need no key: the page itself, and the one that takes the key."""
     routes = APIRouter()
-    files = {  # a file that is not in this list does not exist
+    files = {  # no other file is served
         "page.html": ("text/html", viewer.with_parts(HEAD, "")),
         "page.css": ("text/css", (viewer.PAGE / "page.css").read_text(encoding="utf-8")),
         "page.js": ("text/javascript", viewer.script(viewer.ON_SERVER)),
@@ -68,30 +69,31 @@ def page(limits: Limits) -> APIRouter:
         kind, content = files[name]
         return Response(content, media_type=kind, headers={"content-security-policy": POLICY})
 
-    @routes.post("/page/key")  # once, where the server has one
+    @routes.post("/page/key")
     def key(key: Annotated[str, Body(embed=True, max_length=1000)]) -> Response:
         if not equal(key.encode(), limits.api_key):
             raise ApiError(401, "this is not the key of this server", "invalid_api_key")
-        answer = JSONResponse({})
+        response = JSONResponse({})
         if limits.cookie is not None:
-            answer.set_cookie(COOKIE, limits.cookie, httponly=True, samesite="strict")
-        return answer
+            response.set_cookie(COOKIE, limits.cookie, httponly=True, samesite="strict")
+        return response
 
     return routes
 
 
 class AttentionRequest(WhichModel):
-    """The ids of a text, and the position of the token whose prediction is looked into."""
+    """A text, and the position of a token in it. The heads that predicted the token are shown."""
 
     ids: list[int] = Field(min_length=2)
     position: int = Field(ge=1)
 
 
 class Live:
-    """The routes under /live, for those who have the key. The page asks for them."""
+    """The routes under /live, which need the key."""
 
     def __init__(self, library: Library, limits: Limits):
-        self.library, self.limits = library, limits
+        self.library = library
+        self.limits = limits
         self.opens_many = asyncio.Lock()  # held while many checkpoints are opened one by one
         self.routes = APIRouter(prefix="/live")
         self.routes.get("/runs")(self.runs)
@@ -112,23 +114,23 @@ class Live:
         return run
 
     def runs(self) -> dict[str, Any]:
-        """Every run in a few figures."""
+        """Return a few figures of every run."""
         return {"runs": [*summaries(self.library.folder).values()]}
 
     def config(self, name: str) -> dict[str, str]:
-        """The settings of a run by dotted key."""
+        """Return the settings of a run by dotted key."""
         values = settings(self._run(name))
         return {k: v if isinstance(v, str) else json.dumps(v) for k, v in values.items()}
 
     def metrics(self, name: str) -> FileResponse:
-        """metrics.jsonl, or a range of its bytes."""
+        """Send metrics.jsonl, or a range of its bytes."""
         file = self._run(name) / METRICS
         if file.is_symlink() or not file.is_file():
             raise ApiError(404, "nothing is written yet")
         return FileResponse(file, media_type="application/x-ndjson")
 
     def attention(self, name: str) -> dict[str, Any]:
-        """Every snapshot of the run's heads, without the maps."""
+        """Return every snapshot of the run's heads, without the maps."""
         run = self._run(name)
         looks = viewer.Looks(name, experts=viewer.experts_of(run))
         problems = []
@@ -140,15 +142,15 @@ class Live:
         return viewer.described([looks]) | {"notes": problems}
 
     def maps(self, name: str, step: int, probe: str) -> Response:
-        """The maps of one snapshot on one text."""
+        """Return the maps of one snapshot on one text."""
         try:
             weights = read(file_of(self._run(name) / "attention", step)).maps[probe].weights
         except (KeyError, InputError):
-            raise ApiError(404, "there is no such look at the heads") from None
+            raise ApiError(404, "there is no such snapshot of the heads") from None
         return Response(viewer.quantise(weights).tobytes(), media_type="application/octet-stream")
 
     async def look(self, name: str, text: OwnText) -> dict[str, Any]:
-        """The maps of your own text, at every checkpoint, or evenly spread ones of many."""
+        """Return the maps of your own text, at every checkpoint or evenly spread ones."""
         steps = sorted(checkpoints_of(self.library.run(name)).items())
         number = min(len(steps), MOST_CHECKPOINTS)
 
@@ -157,29 +159,36 @@ class Live:
             probe = probe_from_text(tokenizer, text, lm.config.max_position_embeddings)
             return take_snapshot(lm, [probe], CONFIG, (step, 0, 0.0))
 
-        snapshots, frames = list[Snapshot](), dict[str, str]()
+        snapshots: list[Snapshot] = []
         async with asyncio.timeout(self.limits.seconds), self.opens_many:
             for i in np.linspace(0, len(steps) - 1, number).round().astype(int):
                 snapshots.append(await asyncio.to_thread(take, *steps[i]))
+        frames = {}
         for snapshot in snapshots:
             for probe, maps in snapshot.maps.items():
                 frames[f"{snapshot.step}/{probe}"] = _base64(viewer.quantise(maps.weights))
         return viewer.described([viewer.Looks(name, snapshots)]) | {"frames": frames}
 
     def models(self) -> dict[str, Any]:
-        """The runs that have checkpoints, their steps, and the adapters for each."""
-        bases, models = self.library.bases(), []
+        """List runs with their checkpoints and adapters."""
+        bases = self.library.bases()
+        models = []
         for name, run in self.library.runs().items():
             adapters = [adapter for adapter, base in bases.items() if base == name]
-            models.append({"name": name, "steps": sorted(checkpoints_of(run)), "adapters": adapters})
+            models.append(
+                {"name": name, "steps": sorted(checkpoints_of(run)), "adapters": adapters}
+            )
         return {"models": models}
 
-    def model(self, name: str, step: int | None = None, adapter: str | None = None) -> dict[str, Any]:
-        """One model, opened: its layers and heads, and if it was trained on chats."""
-        model, run = self.library.find(name, step, adapter), self.library.run(name)
+    def model(
+        self, name: str, step: int | None = None, adapter: str | None = None
+    ) -> dict[str, Any]:
+        """Load a model and return its shape."""
+        model = self.library.find(name, step, adapter)
+        run = self.library.run(name)
         knows_questions = False
         with suppress(InputError):
-            knows_questions = bool(source_of(run))  # it was trained on the built-in world
+            knows_questions = bool(source_of(run))  # of the built-in world
         steps = {path: number for number, path in checkpoints_of(run).items()}
         return {
             "run": name,
@@ -196,7 +205,7 @@ class Live:
     def question(
         self, name: str, number: Annotated[int, Query(ge=0, le=2**40)], step: int | None = None
     ) -> dict[str, Any]:
-        """A story of the built-in world, a question about it, and the right answer."""
+        """Return a story of the built-in world, a question about it, and the right answer."""
         model = self.library.find(name, step)
 
         def fits(question: Question) -> bool:
@@ -211,27 +220,28 @@ class Live:
         return {"messages": messages, "reply": question.reply, "answer": question.answer}
 
     async def row(self, name: str, body: AttentionRequest) -> dict[str, Any]:
-        """The attention of every head where one token was predicted.
+        """Return the attention of every head at the query that predicted one token.
 
-        Its weights are float32, little-endian, base64: of each layer, of each head, one number for
-        each token before.
+        weights: (layers, heads, keys), float32, little-endian, base64.
         """
         model, factors = await body.find(self.library, name)
-        ids, position, limit = text_ids(model, body.ids, "ids"), body.position, model.context_length
+        ids = text_ids(model, body.ids, "ids")
+        position = body.position
+        limit = model.context_length
         if position >= len(ids) or len(ids) > limit:
             raise ApiError(400, f"ids: position {position} of {len(ids)}, and context {limit}")
         rows = rows_around(model.lm, ids, position)
         capture = partial(_maps, model, tuple(ids), rows, frozenset(factors.items()))
         async with asyncio.timeout(self.limits.seconds):
             maps = await asyncio.wrap_future(model.batcher.do(capture))
-        queries, keys = maps.weights.shape[3:]
+        queries, keys = maps.weights.shape[3:]  # (layers, B, heads, queries, keys)
         row = maps.weights[:, 0, :, position - 1 - (keys - queries), :position]
         layers, heads, keys = row.shape
         weights = _base64(row.numpy().astype(np.dtype("<f4")))
         return {"layers": layers, "heads": heads, "keys": keys, "weights": weights}
 
 
-@lru_cache(maxsize=1)  # the token that is looked at next is most often of the same text
+@lru_cache(maxsize=1)  # the next token is most often one of the same text
 def _maps(
     model: Model, ids: tuple[int, ...], rows: tuple[int, int], heads: frozenset[tuple[Head, float]]
 ) -> AttentionMaps:
@@ -241,7 +251,7 @@ def _maps(
 
 @lru_cache(maxsize=4096)
 def _without_maps(file: Path, modified: int) -> Snapshot:
-    """Read the scores and texts of a snapshot; read them again where the file was modified."""
+    """Read the scores and texts of a snapshot, again only if the file was modified."""
     return viewer.without_weights(read(file))
 
 

@@ -1,7 +1,7 @@
-"""The requests of OpenAI's API, checked before anything is computed.
+"""Check the requests of OpenAI's API before anything is computed.
 
-A field that this server does not know is refused, never ignored: a client that asks for JSON must
-not believe that it has it. Excepted are `IGNORED`, and null, which means that a field is not set.
+Unknown fields are refused, because a client that asks for JSON must not believe that it gets it.
+Only null, which means that a field is not set, and `IGNORED` are left out.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ from serve.limits import ApiError
 from serve.structured import WantedForm
 
 MOST_ANSWERS = 16
-# As with OpenAI, so many likely tokens are listed beside each token.
-MOST_TOP = 20
-# Fields that some clients always send, and the value with which they change nothing. A request may
-# have them with this value, and no other. ANY: these never change an answer.
+MOST_TOP = 20  # OpenAI lists as many likely tokens beside a token.
+# Some clients always send these fields. Each is accepted with the value that changes nothing, or
+# with ANY value.
 ANY: Any = object()
 IGNORED = {
     **{"user": ANY, "metadata": ANY, "store": ANY, "service_tier": ANY, "prediction": ANY},
@@ -36,7 +35,7 @@ Factor = Annotated[float, Field(ge=-10, le=10)]
 
 
 class GenerationRequest(BaseModel):
-    """The fields that both kinds of request have."""
+    """Fields shared by chat and completion requests."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -52,8 +51,8 @@ class GenerationRequest(BaseModel):
     top_k: int | None = Field(None, ge=1)
     min_p: float | None = Field(None, ge=0, le=1)
     repetition_penalty: float = Field(1.0, gt=0, le=100)
-    stop_token_ids: list[TokenId] = Field(default=[], max_length=100)  # beside the model's own
-    ignore_eos: bool = False  # the model's own stop ids end nothing
+    stop_token_ids: list[TokenId] = Field(default=[], max_length=100)  # added to the model's own
+    ignore_eos: bool = False  # True: the model's own stop ids do not end an answer.
     _sampling: Sampling
 
     @model_validator(mode="before")
@@ -65,41 +64,37 @@ class GenerationRequest(BaseModel):
 
     @model_validator(mode="after")
     def _set_sampling(self) -> GenerationRequest:
-        """Raise ValueError for numbers that are too small to compute with."""
-        temperature = 0.0 if self.top_p == 0 else self.temperature  # only the likeliest token is left
+        temperature = self.temperature if self.top_p else 0.0  # 0 leaves only the likeliest token
         top_p = self.top_p if 0 < self.top_p < 1 else None
-        filters = self.top_k, top_p, self.min_p
-        self._sampling = Sampling(temperature, *filters, self.repetition_penalty)
+        penalty = self.repetition_penalty
+        self._sampling = Sampling(temperature, self.top_k, top_p, self.min_p, penalty)
         return self
 
 
 class WhichModel(BaseModel):
-    """A checkpoint of a run, adapters for it, and changes of its heads, for the page."""
+    """The page's choice of a checkpoint, of adapters, and of changed heads."""
 
     model_config = ConfigDict(extra="forbid")
 
     step: int | None = None  # None: the newest checkpoint
     adapter: str | None = None  # a run
-    heads: list[tuple[int, int, Factor]] = []  # layer, head, and the factor of its output, 0 = off
+    heads: list[tuple[int, int, Factor]] = []  # layer, head, factor of its output (0: off)
 
     async def find(self, library: Library, name: str) -> tuple[Model, dict[Head, float]]:
-        """Load the model if need be; return it and the factors of its heads. Raises ApiError."""
+        """Return the model, loaded if need be, and its heads' factors. Raises ApiError."""
         model = await asyncio.to_thread(library.find, name, self.step, self.adapter)
-        config = model.lm.config
+        layers = range(model.lm.config.num_hidden_layers)
+        heads = range(model.lm.config.num_attention_heads)
         for layer, head, _ in self.heads:
-            layers, heads = range(config.num_hidden_layers), range(config.num_attention_heads)
             if layer not in layers or head not in heads:
                 raise ApiError(400, f"heads: layer {layer} of this model has no head {head}")
         return model, {(layer, head): factor for layer, head, factor in self.heads}
 
 
 class Inspect(WhichModel):
-    """The field `inspect`, with which the page's chat asks; it is not OpenAI's.
+    """The field `inspect` of the page's chat, which is not OpenAI's."""
 
-    answer_ids: tokens with which the answer begins. With max_completion_tokens: 0 nothing is added.
-    """
-
-    answer_ids: list[int] = []
+    answer_ids: list[int] = []  # the beginning of the answer, or with no new tokens all of it
 
 
 class ChatRequest(GenerationRequest):
@@ -114,7 +109,7 @@ class ChatRequest(GenerationRequest):
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] = "auto"
     parallel_tool_calls: bool = True
     response_format: dict[str, Any] | None = None
-    chat_template_kwargs: dict[str, Any] = {}  # this and the next one: as vLLM has them
+    chat_template_kwargs: dict[str, Any] = {}  # this one and the next are vLLM's
     continue_final_message: bool = False
     reasoning_effort: str | None = Field(None, max_length=100)
     inspect: Inspect | None = None
@@ -128,7 +123,7 @@ class ChatRequest(GenerationRequest):
             raise ValueError("max_completion_tokens: 0 leaves nothing to answer")
         self._form = self._wanted_form()
         if self._form and (self.inspect or self.continue_final_message):
-            raise ValueError(f"{self._form.field} is for whole answers, and this one is begun")
+            raise ValueError(f"{self._form.field} is for new answers, and this one is begun")
         return self
 
     def _wanted_form(self) -> WantedForm | None:
@@ -153,7 +148,9 @@ class ChatRequest(GenerationRequest):
             case {"type": "json_object", **others} if not others:
                 schema = {"type": "object"}
             case dict():
-                raise ValueError("response_format: use text, json_object, or json_schema and a schema")
+                raise ValueError(
+                    "response_format: use text, json_object, or json_schema and a schema"
+                )
         if must_call:
             return WantedForm("tool_choice", None, functions)
         return None if schema is None else WantedForm("response_format", schema, functions)
@@ -168,7 +165,7 @@ class ChatRequest(GenerationRequest):
 
     @property
     def template(self) -> dict[str, Any]:
-        """Values of the chat template's variables. No effort means no thinking."""
+        """The values of the chat template's variables. Effort none means no thinking."""
         effort: dict[str, Any] = {}
         if self.reasoning_effort == "none":  # templates have a switch for it
             effort = {"enable_thinking": False}
@@ -177,8 +174,8 @@ class ChatRequest(GenerationRequest):
         return effort | self.chat_template_kwargs
 
     def most_tokens(self, limit: int) -> tuple[int | None, int]:
-        """Return how many tokens there must be room for (None: any number), and the upper bound."""
-        # max_completion_tokens is a bound alone: front-ends send 1,000 for a title, whatever the model
+        """Return how many tokens must fit (None: at least one), and the upper bound."""
+        # max_completion_tokens is only a bound: front-ends send 1,000 for a title
         if self.max_completion_tokens is None:
             return self.max_tokens, limit
         return None if self.max_completion_tokens else 0, min(self.max_completion_tokens, limit)
@@ -187,7 +184,9 @@ class ChatRequest(GenerationRequest):
 class CompletionRequest(GenerationRequest):
     """POST /v1/completions."""
 
-    prompt: str | list[str] | list[int] | list[list[int]] | None = None  # None: as a document begins
+    prompt: str | list[str] | list[int] | list[list[int]] | None = (
+        None  # None: as a document begins
+    )
     max_tokens: int = Field(16, ge=0)
     logprobs: int | None = Field(None, ge=0, le=MOST_TOP)
     echo: bool = False

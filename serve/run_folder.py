@@ -1,7 +1,7 @@
-"""What is known of the runs in a folder, while they train and afterwards? Read from their files, and from nothing else.
+"""Read the runs of a folder from their files, while they train and afterwards.
 
-A run that trains only writes its files; it never waits for a reader. A name is looked up in the list of runs and never
-joined to a path, so no name leads out of the folder.
+A run never waits for a reader. A name is looked up in the list of runs and never joined to a path,
+so no name leads out of the folder.
 """
 
 from __future__ import annotations
@@ -20,16 +20,18 @@ from configs.loader import flatten, parse_yaml
 from eval.run_files import METRICS, RESULT, Metric
 from train.run.run_directory import LOCK
 
-MARKS = ("config.yaml", METRICS, "checkpoints/latest")  # a folder with one of them is a run
-TAIL = 200_000  # bytes at the end of a log, in which its newest figures are
-WRITTEN = (METRICS, "config.yaml", "attention/index.jsonl", "checkpoints/latest")  # what a summary is made of
+# A folder with one of these files is a run.
+MARKS = ("config.yaml", METRICS, "checkpoints/latest")
+# A summary is made of these files.
+SOURCES = (METRICS, "config.yaml", "attention/index.jsonl", "checkpoints/latest")
+TAIL = 200_000  # The newest figures are in the last bytes of a log.
 
 
 def runs_in(folder: Path, is_run: Callable[[Path], bool]) -> dict[str, Path]:
-    """Name -> the runs in a folder, in the order of their names; or the folder itself, if it is one."""
+    """Return the runs of a folder by name, or the folder itself if it is one."""
 
     def has_address(path: Path) -> bool:
-        with suppress(OSError, UnicodeEncodeError):  # a name that is not text has none
+        with suppress(OSError, UnicodeEncodeError):  # a name may not be text
             path.name.encode()
             return is_run(path)
         return False
@@ -42,20 +44,20 @@ def runs_in(folder: Path, is_run: Callable[[Path], bool]) -> dict[str, Path]:
 
 
 def watched_runs(folder: Path) -> dict[str, Path]:
-    """Name -> run directory: also of runs that have no checkpoint yet."""
+    """Return run directories by name, also those without a checkpoint."""
     return runs_in(folder, lambda path: any((path / mark).is_file() for mark in MARKS))
 
 
 def summaries(folder: Path) -> dict[str, dict[str, Any]]:
-    """Of every run what the page lists; a run whose files are as before is not read again."""
-    return {
-        name: _summary(name, run, *(_stamp(run / file) for file in WRITTEN)) | {"state": _state(run)}
-        for name, run in watched_runs(folder).items()
-    }
+    """Return the summary of every run. Unchanged files are not read again."""
+    result = {}
+    for name, run in watched_runs(folder).items():
+        stamps = [_stamp(run / file) for file in SOURCES]
+        result[name] = _summary(name, run, *stamps) | {"state": _state(run)}
+    return result
 
 
 def _stamp(file: Path) -> tuple[int, int, int] | None:
-    """What changes when something is written; None where there is no such file."""
     with suppress(OSError):
         stat = file.stat()
         return stat.st_ino, stat.st_size, stat.st_mtime_ns
@@ -77,6 +79,9 @@ def _summary(name: str, run: Path, *stamps: tuple[int, int, int] | None) -> dict
     train, val, floor = (newest.get(split, {}) for split in ("train", "val", "floor"))
     last = max(newest.values(), key=lambda line: line["step"], default={})
     total = settings(run).get("train.max_steps")
+    gap = None
+    if floor.get("model") is not None and floor.get("floor") is not None:
+        gap = floor["model"] - floor["floor"]
     return {
         "name": name,
         "step": last.get("step"),
@@ -84,7 +89,7 @@ def _summary(name: str, run: Path, *stamps: tuple[int, int, int] | None) -> dict
         "seconds": last.get("time_s"),
         "loss": train.get("loss"),
         "val_loss": val.get("loss"),
-        "gap": None if None in (floor.get("model"), floor.get("floor")) else floor["model"] - floor["floor"],
+        "gap": gap,
         "tokens_per_s": train.get("tokens_per_s"),
         "has_model": (run / "checkpoints/latest").is_file(),
         "looks": [len([*(run / "attention").glob("step_????????.npz")]), looks],
@@ -94,19 +99,19 @@ def _summary(name: str, run: Path, *stamps: tuple[int, int, int] | None) -> dict
 
 
 def _state(run: Path) -> str:
-    """training, finished or stopped. A run holds a lock while it works; a kill releases it."""
+    """Return training, finished or stopped. A run holds a lock; a kill releases it."""
     if (run / LOCK).exists():
         try:
             FileLock(run / LOCK, timeout=0).acquire().lock.release()
         except Timeout:
             return "training"
-        except OSError:  # a folder that may only be read
+        except OSError:  # the folder may be read-only
             pass
     return "finished" if (run / RESULT).is_file() else "stopped"
 
 
 def settings(run: Path) -> dict[str, Any]:
-    """config.yaml by dotted key, as the run wrote it; nothing of other files. {} where it cannot be read."""
+    """Return config.yaml by dotted key, without other files; {} if it cannot be read."""
     try:
         file = run / "config.yaml"
         values = parse_yaml(read_text(file), str(file))

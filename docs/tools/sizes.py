@@ -1,7 +1,7 @@
-"""How large is the house, and how much of it is one training run? `make sizes`
+"""Print the size of the code, and of the part that one training run executes: `make sizes`
 
-Lines are those of a text editor, comments and docstrings included. The run is two steps of the demo on text that is
-prepared already; of it, a line counts if it stands in a function and was executed.
+Comments and docstrings count as lines. The run is two steps of the demo on prepared text. It counts
+the lines in functions that were executed.
 """
 
 from __future__ import annotations
@@ -19,31 +19,15 @@ from docs.tools.plain import figures_of
 from train.pretrain import main
 
 ROOT = Path(__file__).resolve().parents[2]
-ROOMS = (
-    "configs",
-    "model",
-    "storyworld",
-    "data",
-    "train",
-    "eval",
-    "serve",
-    "benchmarks",
-    "notebooks",
-)
-FEW = ("data.source.documents=60", "data.source.validation_documents=8", "tracking.wandb=disabled")
-TWO_STEPS = (
-    str(ROOT / "configs/demo.yaml"),
-    "train.max_steps=2",
-    "train.processes=1",
-    "eval.hooks=[]",
-    *FEW,
-)
+ROOMS = "configs model storyworld data train eval serve benchmarks notebooks".split()
+TWO_STEPS = f"""{ROOT}/configs/demo.yaml train.max_steps=2 train.processes=1 eval.hooks=[]
+    data.source.documents=60 data.source.validation_documents=8 tracking.wandb=disabled""".split()
 
 
 def lines_run(run: Callable[[], object]) -> dict[str, set[int]]:
-    """The files of the rooms that `run` enters, in this order, each with the lines of its functions that were executed.
+    """Return the files that `run` enters, in this order, with the executed lines of functions.
 
-    What runs while a module is imported does not count: call `run` once before, so that it imports nothing.
+    Imports do not count: call `run` once before, so that it imports nothing.
     """
     lines: dict[str, set[int]] = defaultdict(set)
     names: dict[CodeType, str | None] = {}
@@ -75,7 +59,7 @@ def lines_run(run: Callable[[], object]) -> dict[str, set[int]]:
 
 
 def two_steps(folder: Path) -> dict[str, set[int]]:
-    """Files and lines of two steps of the demo; a first run prepares the text and imports what is needed."""
+    """Return files and lines of two steps of the demo. A first run prepares the text."""
 
     def train(name: str) -> None:
         sys.argv = ["pretrain", *TWO_STEPS, f"output_dir={folder}", f"name={name}"]

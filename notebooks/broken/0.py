@@ -2,7 +2,7 @@ from notebooks.broken import train
 
 
 def break_it() -> None:
-    """Nothing: this is what the others look like when they are well."""
+    """Break nothing, to compare the others with a healthy training."""
 
 
 if __name__ == "__main__":

@@ -9,13 +9,15 @@ from notebooks.broken import train
 
 
 def break_it() -> None:
-    """The labels are shifted here, and once more in the model: it learns the token after the next one."""
+    """Shift the labels, as the model does once more: it learns the token after the next one."""
     forward = LanguageModel.forward
 
-    def shifted(self: LanguageModel, *inputs: Tensor, labels: Tensor | None = None, **more: Any) -> Any:
+    def shifted(
+        self: LanguageModel, *inputs: Tensor, labels: Tensor | None = None, **options: Any
+    ) -> Any:
         if labels is not None:
             labels = F.pad(labels[:, 1:], (0, 1), value=IGNORED)
-        return forward(self, *inputs, labels=labels, **more)
+        return forward(self, *inputs, labels=labels, **options)
 
     LanguageModel.forward = shifted  # type: ignore[assignment]
 

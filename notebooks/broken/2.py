@@ -7,13 +7,14 @@ from notebooks.broken import train
 
 
 def break_it() -> None:
-    """In training, query heads 0 1 2 3 read the keys and values 3 2 1 0. Whoever loads the weights reads 0 1 2 3."""
+    """Let query heads 0 1 2 3 read the keys and values 3 2 1 0, in training only."""
     choose = LanguageModel.set_attn_implementation
 
     def reversed_heads(attend: AttentionFunction) -> AttentionFunction:
         def compute(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
             if torch.is_grad_enabled():  # in training
-                k, v = k.flip(1), v.flip(1)
+                k = k.flip(1)
+                v = v.flip(1)
             return attend(q, k, v, mask, dropout)
 
         return compute

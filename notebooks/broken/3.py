@@ -4,22 +4,26 @@ import torch
 
 from notebooks.broken import train
 
-SCALE = 2.0**24  # a gradient above 65504 / SCALE = 0.004 overflows in fp16
+SCALE = 2.0**24  # A gradient above 65504 / SCALE = 0.004 overflows in fp16.
 
 
 class FixedScale:
-    """A loss scale for fp16 that nothing lowers. Gradients are rounded to fp16 here; the rest is computed in float32,
-    because a CPU is far too slow in fp16."""
+    """A loss scale for fp16 that is never lowered.
 
-    def __init__(self, *given: Any, **settings: Any):
+    Only the gradients are rounded to fp16 here, because a CPU is far too slow in fp16.
+    """
+
+    def __init__(self, *args: Any, **settings: Any):
         pass
 
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
         return loss * SCALE
 
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
-        for parameter in (p for group in optimizer.param_groups for p in group["params"] if p.grad is not None):
-            parameter.grad.copy_(parameter.grad.half().float() / SCALE)
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.grad.copy_(parameter.grad.half().float() / SCALE)
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
         optimizer.step()
@@ -28,14 +32,14 @@ class FixedScale:
         """A scale that overflows should be halved here. This one stays."""
 
     def is_enabled(self) -> bool:
-        return False  # nobody asks whether it overflowed
+        return False  # so overflows are not looked for
 
     def state_dict(self) -> dict[str, Any]:
         return {}
 
 
 def break_it() -> None:
-    """The loss is scaled too far: the first gradients, the largest, overflow, and every step is skipped."""
+    """Scale the loss too far: the first gradients overflow, and every step is skipped."""
     torch.amp.GradScaler = FixedScale  # type: ignore[misc, assignment]
 
 

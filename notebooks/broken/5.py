@@ -5,12 +5,14 @@ from notebooks.broken import train
 
 
 def break_it() -> None:
-    """The file holds one matrix for embedding and head. Whoever loads it forgets to tie them: the head is random."""
+    """Forget to tie the head to the embedding after loading: the head is random."""
     run = Hooks.run
 
     def after_loading(self: Hooks, event: EvalEvent) -> float | None:
-        head, embedding = event.lm.lm_head, event.lm.model.embed_tokens
-        head.weight = nn.Parameter(nn.init.normal_(head.weight.detach().clone(), std=0.1 * head.in_features**-0.5))
+        head = event.lm.lm_head
+        embedding = event.lm.model.embed_tokens
+        weight = nn.init.normal_(head.weight.detach().clone(), std=0.1 * head.in_features**-0.5)
+        head.weight = nn.Parameter(weight)
         try:
             return run(self, event)
         finally:

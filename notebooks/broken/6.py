@@ -5,11 +5,11 @@ from train import loop
 
 
 def break_it() -> None:
-    """The learning rate is ten times as high as the config says."""
+    """Make the learning rate ten times as high as in the config."""
     factor = loop.lr_factor
 
-    def ten_times(*given: Any) -> float:
-        return 10 * factor(*given)
+    def ten_times(*args: Any) -> float:
+        return 10 * factor(*args)
 
     loop.lr_factor = ten_times
 

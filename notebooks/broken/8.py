@@ -10,15 +10,17 @@ from notebooks.broken import train
 
 
 def all_at_once(self: Samples, event: EvalEvent) -> None:
-    """Prompts of different lengths in one batch: filled up on the right, so that the new tokens stand behind a gap."""
-    settings, tokenizer = event.eval_config, event.tokenizer
+    """Pad prompts of different lengths on the right, so that new tokens come after a gap."""
+    settings = event.eval_config
+    tokenizer = event.tokenizer
     prompts = [torch.tensor(tokenizer.begin(prompt)) for prompt in settings.prompts]
     rows = pad_sequence(prompts, batch_first=True, padding_value=tokenizer.pad_id)  # (B, longest)
-    options = {"temperature": settings.temperature, "top_p": settings.top_p, "stop_ids": (), "seed": 0}
-    written = generate(event.lm, rows, settings.sample_tokens, **options)
-    for prompt, ids in zip(settings.prompts, written.tolist(), strict=True):
+    options = {"temperature": settings.temperature, "top_p": settings.top_p, "seed": 0}
+    texts = generate(event.lm, rows, settings.sample_tokens, stop_ids=(), **options)
+    for prompt, ids in zip(settings.prompts, texts.tolist(), strict=True):
         text = tokenizer.decode([token for token in ids if token != tokenizer.pad_id])
-        append_line(event.directory / SAMPLES, {"step": event.step, "prompt": prompt, "text": text})
+        record = {"step": event.step, "prompt": prompt, "text": text}
+        append_line(event.directory / SAMPLES, record)
 
 
 def break_it() -> None:

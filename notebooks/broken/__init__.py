@@ -1,7 +1,7 @@
-"""The break-it lab: eight trainings, each with one fault. `python -m notebooks.broken 3` trains the third one.
+"""The break-it lab: eight trainings, each with one fault. `python -m notebooks.broken 3` runs one.
 
-notebooks/broken/README.md says how to play. 0 is the same training without a fault. A file breaks what `break_it`
-names, in a few lines of its own; nothing in the product has a switch for it.
+notebooks/broken/README.md has the rules. Training 0 has no fault. The function `break_it` of a file
+puts the fault in; the product has no switch for it.
 """
 
 from __future__ import annotations
@@ -14,24 +14,27 @@ from train.config import RunConfig, load_run_config
 from train.pretrain import run
 
 PROMPTS = [
-    "piffo nimmy Lemiza end mizz hoom vibby Pibuto piffo nimmy Lemiza",  # healthy: end mizz hoom vibby …
-    "Once upon a time there was a fox named Tiko. Tiko was a very small fox. One day, Tiko went to the lake. "
-    "There he met a frog named Lalal. Lalal had lost her red ball",
-    "Vabelo past Darazi fire tired may Gubepu Lohuzu Vabelo past Darazi",  # healthy: fire tired may …
+    # A healthy model writes: end mizz hoom vibby …
+    "piffo nimmy Lemiza end mizz hoom vibby Pibuto piffo nimmy Lemiza",
+    "Once upon a time there was a fox named Tiko. Tiko was a very small fox. One day, "
+    "Tiko went to the lake. There he met a frog named Lalal. Lalal had lost her red ball",
+    # A healthy model writes: fire tired may …
+    "Vabelo past Darazi fire tired may Gubepu Lohuzu Vabelo past Darazi",
 ]
-SETTINGS = ["train.processes=1", "eval.floor_documents=0", "eval.max_tokens=8192", "eval.final_max_tokens=8192"]
-SETTINGS += ["eval.every=300", "eval.attention.early=[]", "eval.sample_tokens=40", "eval.temperature=0"]
-SETTINGS += ["tracking.wandb=disabled"]
+SETTINGS = """train.processes=1 eval.floor_documents=0 eval.max_tokens=8192
+    eval.final_max_tokens=8192 eval.every=300 eval.attention.early=[] eval.sample_tokens=40
+    eval.temperature=0 tracking.wandb=disabled""".split()
 
 
 def config_of(number: int, *changes: str, config: str = "configs/small.yaml") -> RunConfig:
-    """What the lab trains: the small config, which looks at the loss on new text now and then. changes: of its keys."""
+    """Return the small config with the lab's settings and more changes."""
     prompts = "[" + ", ".join(f'"{prompt}"' for prompt in PROMPTS) + "]"
-    return load_run_config(config, [f"name=broken-{number}", *SETTINGS, f"eval.prompts={prompts}", *changes])
+    own = [f"name=broken-{number}", f"eval.prompts={prompts}"]
+    return load_run_config(config, [*own, *SETTINGS, *changes])
 
 
 def train(number: int, break_it: Callable[[], None], *changes: str) -> None:
-    """Break it, train, and end the program. More changes stand on the command line, such as train.max_steps=600."""
+    """Break it, train, and end the program. The command line may have more changes."""
 
     def main() -> int:
         break_it()

@@ -1,4 +1,4 @@
-"""`python -m notebooks.broken 3` trains the third of the broken models; 0 is healthy."""
+"""Train a broken model: `python -m notebooks.broken 3`; 0 is healthy."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m notebooks.broken", description=__doc__)
     parser.add_argument("training", choices=SCRIPTS)
     parser.add_argument("changes", nargs="*", metavar="section.key=value", help="of the config")
-    given = parser.parse_args()
-    sys.argv = [given.training, *given.changes]  # the script's own command line
-    runpy.run_module(f"notebooks.broken.{given.training}", run_name="__main__")
+    args = parser.parse_args()
+    sys.argv = [args.training, *args.changes]  # the script's own command line
+    runpy.run_module(f"notebooks.broken.{args.training}", run_name="__main__")
     return 0
 
 

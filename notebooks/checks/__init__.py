@@ -1,5 +1,6 @@
-"""What an answer is compared with, and what is said of it: `python -m notebooks.check` has a check for every exercise.
+"""The checks of the exercises: each compares an answer and explains the difference.
 
-A check takes the reader's module. It raises AssertionError with a sentence about what differs, or returns a sentence
-about what the reader has now. A notebook's check takes a function instead, and stands in the notebook.
+A check of `python -m notebooks.check` takes the reader's module. It raises AssertionError with a
+sentence about the difference, or returns a sentence about the achievement. A notebook's check takes
+a function instead, and is in the notebook.
 """

@@ -1,4 +1,4 @@
-"""How a check compares: with float64 numbers, and a sentence that shows shapes and the first numbers that differ."""
+"""Compare with float64 numbers, and name shapes and the first different number in a sentence."""
 
 from __future__ import annotations
 
@@ -9,90 +9,104 @@ import torch
 from torch import Tensor
 
 
-def shape_of(what: str, got: Any, wanted: tuple[int, ...]) -> None:
-    """Assert that this is a tensor of this shape. what: how the reader wrote it, "softmax(x)"."""
-    is_there(what, got)
-    assert isinstance(got, Tensor), f"{what} is a {type(got).__name__}, and must be a tensor."
-    assert got.shape == wanted, f"{what} has the shape {tuple(got.shape)}, and must have the shape {tuple(wanted)}."
+def shape_of(call: str, got: Any, shape: tuple[int, ...]) -> None:
+    """Assert that this is a tensor of this shape. call: as the reader wrote it, "softmax(x)"."""
+    is_there(call, got)
+    assert isinstance(got, Tensor), f"{call} is a {type(got).__name__}, and must be a tensor."
+    problem = f"{call} has the shape {tuple(got.shape)}, and must have the shape {tuple(shape)}."
+    assert got.shape == shape, problem
 
 
-def is_there(what: str, got: Any) -> None:
+def is_there(call: str, got: Any) -> None:
     """Assert that a function returned something."""
-    assert got is not None, f"{what} returns None: is there a `return`? To print a result is not to return it."
+    lesson = "is there a `return`? To print a result is not to return it."
+    assert got is not None, f"{call} returns None: {lesson}"
 
 
-def same(what: str, got: Any, wanted: Any, tolerance: float = 1e-4, lesson: str = "") -> None:
-    """Assert that a function returned what is wanted: a tensor, a number, several of them in a tuple, or a list.
+def same(call: str, got: Any, expected: Any, tolerance: float = 1e-4, lesson: str = "") -> None:
+    """Assert that a function returned a tensor, a number, a tuple of them, or a list.
 
-    tolerance: of a number's size, and of 1 for small ones: float32 errs by about 1e-6. Booleans must be equal.
-    lesson: what it means if the numbers differ.
+    - tolerance: a share of a number, or absolute for small ones; float32 errs by about 1e-6
+    - lesson: the meaning of different numbers
     """
-    if wanted is not None:
-        is_there(what, got)
-    if isinstance(wanted, tuple):
-        is_right = isinstance(got, tuple | list) and len(got) == len(wanted)
-        assert is_right, f"{what} must return {len(wanted)} results, as in `return a, b`."
-        for place, (mine, right) in enumerate(zip(got, wanted, strict=True), 1):
-            same(f"result {place} of {what}", mine, right, tolerance, lesson)
-    elif isinstance(wanted, Tensor) and wanted.ndim:
-        same_numbers(what, got, wanted, tolerance, lesson)
-    elif isinstance(wanted, int | float | Tensor):
+    if expected is not None:
+        is_there(call, got)
+    if isinstance(expected, tuple):
+        is_right = isinstance(got, tuple | list) and len(got) == len(expected)
+        assert is_right, f"{call} must return {len(expected)} results, as in `return a, b`."
+        for i, (mine, right) in enumerate(zip(got, expected, strict=True), start=1):
+            same(f"result {i} of {call}", mine, right, tolerance, lesson)
+    elif isinstance(expected, Tensor) and expected.ndim:
+        same_numbers(call, got, expected, tolerance, lesson)
+    elif isinstance(expected, int | float | Tensor):
         number = number_of(got)
-        assert number is not None, f"{what} is {described(got)}, and must be one number."
-        is_right = math.isclose(number, wanted, rel_tol=tolerance, abs_tol=tolerance)
-        assert is_right, f"{what} is {in_digits(number)}, and must be {in_digits(float(wanted))}. {lesson}".strip()
+        assert number is not None, f"{call} is {described(got)}, and must be one number."
+        is_right = math.isclose(number, expected, rel_tol=tolerance, abs_tol=tolerance)
+        figures = f"{call} is {in_digits(number)}, and must be {in_digits(float(expected))}."
+        assert is_right, f"{figures} {lesson}".strip()
     else:
-        got = list(got) if isinstance(wanted, list) else got  # a range will do
-        assert got == wanted, f"{what} is {got!r}, and must be {wanted!r}. {lesson}".strip()
+        if isinstance(expected, list):  # a range will do
+            got = list(got)
+        assert got == expected, f"{call} is {got!r}, and must be {expected!r}. {lesson}".strip()
 
 
-def same_numbers(what: str, got: Any, wanted: Tensor, tolerance: float, lesson: str) -> None:
-    shape_of(what, got, wanted.shape)
-    if wanted.dtype == torch.bool:
-        assert got.dtype == torch.bool, f"{what} holds {str(got.dtype).removeprefix('torch.')}, and must hold booleans."
-        differs = got != wanted
+def same_numbers(call: str, got: Any, expected: Tensor, tolerance: float, lesson: str) -> None:
+    shape_of(call, got, expected.shape)
+    if expected.dtype == torch.bool:
+        kind = str(got.dtype).removeprefix("torch.")
+        assert got.dtype == torch.bool, f"{call} holds {kind}, and must hold booleans."
+        differs = got != expected
     else:
-        differs = ~torch.isclose(got.double(), wanted.double(), tolerance, tolerance, equal_nan=True)
+        close = torch.isclose(got.double(), expected.double(), tolerance, tolerance, equal_nan=True)
+        differs = ~close
     if differs.any():
         first = tuple(differs.nonzero()[0].tolist())
-        place, count = ", ".join(map(str, first)), f"{int(differs.sum())} of {differs.numel()}"
-        numbers = f"[{place}] is {show(got[first])}, and must be {show(wanted[first])}"
-        shape = tuple(got.shape)
-        problem = f"{what}: the shape {shape} is right, {count} numbers are not. The first: {numbers}."
-        raise AssertionError(f"{problem} {lesson}".strip())
+        place = ", ".join(map(str, first))
+        problem = (
+            f"{call}: the shape {tuple(got.shape)} is right, "
+            f"{int(differs.sum())} of {differs.numel()} numbers are not. The first: "
+            f"[{place}] is {show(got[first])}, and must be {show(expected[first])}. {lesson}"
+        )
+        raise AssertionError(problem.strip())
 
 
-def is_value(answer: Any, wanted: Any, tolerance: float) -> None:
-    """Assert that an answer is this number, word or tuple, in a sentence that does not give it away."""
-    if isinstance(wanted, str | tuple):
-        answer = tuple(answer) if isinstance(answer, list) else answer
-        assert type(answer) is type(wanted), f"Your answer is {described(answer)}, and must be {described(wanted)}."
-        assert answer == wanted, f"Your answer is {answer!r}, and that is not it."
+def is_value(answer: Any, expected: Any, tolerance: float) -> None:
+    """Assert that an answer is this number, word or tuple. The sentence does not give it away."""
+    if isinstance(expected, str | tuple):
+        if isinstance(answer, list):
+            answer = tuple(answer)
+        is_right = type(answer) is type(expected)
+        problem = f"Your answer is {described(answer)}, and must be {described(expected)}."
+        assert is_right, problem
+        assert answer == expected, f"Your answer is {answer!r}, and that is not it."
         return
     number = number_of(answer)
-    assert number is not None, f"Your answer is {described(answer)}, and must be one number."
-    shown = f"Your answer is {in_digits(number)}"
-    assert number >= wanted - tolerance, f"{shown}, and that is too small."
-    assert number <= wanted + tolerance, f"{shown}, and that is too large."
+    problem = f"Your answer is {described(answer)}, and must be one number."
+    assert number is not None, problem
+    digits = in_digits(number)
+    assert number >= expected - tolerance, f"Your answer is {digits}, and that is too small."
+    assert number <= expected + tolerance, f"Your answer is {digits}, and that is too large."
 
 
-def number_of(got: Any) -> float | None:
-    """A Python number, NumPy's, or a tensor of one element as a float; else None."""
+def number_of(value: Any) -> float | None:
+    """Return a number of Python or NumPy, or a tensor of one element, as a float; else None."""
+    if isinstance(value, str | bool):
+        return None
     try:
-        return None if isinstance(got, str | bool) else float(got)
+        return float(value)
     except (TypeError, ValueError, RuntimeError):
         return None
 
 
-def described(got: Any) -> str:
-    """A noun for it: a function, a tensor of the shape (2, 3), 3 values, a value of the type str."""
-    if callable(got):
+def described(value: Any) -> str:
+    """Name a value: a function, a tensor of the shape (2, 3), 3 values, a value of the type str."""
+    if callable(value):
         return "a function"
-    if isinstance(got, Tensor):
-        return f"a tensor of the shape {tuple(got.shape)}"
-    if isinstance(got, tuple | list):
-        return f"{len(got)} value{'s' * (len(got) != 1)}"
-    return f"a value of the type {type(got).__name__}"
+    if isinstance(value, Tensor):
+        return f"a tensor of the shape {tuple(value.shape)}"
+    if isinstance(value, tuple | list):
+        return f"{len(value)} value{'s' * (len(value) != 1)}"
+    return f"a value of the type {type(value).__name__}"
 
 
 def show(number: Tensor) -> str:

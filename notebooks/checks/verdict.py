@@ -1,4 +1,4 @@
-"""Says whether an answer is right: the one checker of the notebooks and of `python -m notebooks.check`."""
+"""Judge an answer, for the notebooks and for `python -m notebooks.check`."""
 
 from __future__ import annotations
 
@@ -15,15 +15,19 @@ from model.backends.mine import blame
 
 class Verdict(NamedTuple):
     is_right: bool
-    sentence: str  # what the reader has now, or what differs
+    sentence: str  # the reader's achievement, or the difference
     hint: str = ""
 
 
-def judged(check: Callable[[Any], Any], answer: Any, hints: str | Mapping[str, str], file: Path, name: str) -> Verdict:
-    """Give the answer to its check, which raises AssertionError with a sentence where something differs.
+Check = Callable[[Any], Any]
+Hints = str | Mapping[str, str]
 
-    - hints: one for every mistake, or wrong answers (Python) with a hint for each, and "else" for all others
-    - file: where the reader's code is; name: what a sentence calls it
+
+def judged(check: Check, answer: Any, hints: Hints, file: Path, name: str) -> Verdict:
+    """Run a check, which raises AssertionError with a sentence if something differs.
+
+    - hints: one for every mistake, or a hint for each wrong answer (Python), and "else"
+    - file: of the reader's code; name: its name in a sentence
     """
     try:
         return Verdict(True, check(answer) or "")
@@ -32,7 +36,7 @@ def judged(check: Callable[[Any], Any], answer: Any, hints: str | Mapping[str, s
 
 
 def explain(error: BaseException, file: Path, name: str) -> str:
-    """What went wrong, in one sentence with the line of the reader's file; of a check, what it found."""
+    """Return the sentence of a check, or the error with the line of the reader's file."""
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [frame for frame in frames if frame.filename == str(file)]
     if isinstance(error, AssertionError) and frames[-1] not in theirs:
@@ -42,14 +46,15 @@ def explain(error: BaseException, file: Path, name: str) -> str:
     return blame(error, file).replace(str(file), name)
 
 
-def hint_for(problem: str, check: Callable[[Any], Any], hints: str | Mapping[str, str]) -> str:
-    """The hint of the wrong answer that has the same problem."""
+def hint_for(problem: str, check: Check, hints: Hints) -> str:
+    """Return the hint of the wrong answer that has the same problem."""
     if isinstance(hints, str):
         return hints
     for wrong, hint in hints.items():
+        if wrong == "else":
+            continue
         try:
-            if wrong != "else":
-                check(eval(wrong, {"torch": torch, "math": math}))
+            check(eval(wrong, {"torch": torch, "math": math}))
         except Exception as error:
             if str(error) == problem:
                 return hint

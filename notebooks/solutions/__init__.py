@@ -1,1 +1,1 @@
-"""The exercises of `python -m notebooks.check`, solved: the lines between the `solution` marks are the reader's."""
+"""Solutions of `python -m notebooks.check`. The reader writes the lines between the marks."""

@@ -38,7 +38,7 @@ from torch import Tensor
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """q (B, H, T, D), k and v (B, H, S, D), mask (B or 1, 1, T, S), True = may look -> (B, H, T, D)."""
+    """q (B, H, T, D), k and v (B, H, S, D), mask (B or 1, 1, T, S), True = see -> (B, H, T, D)."""
     # <solution>
     scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])  # (B, H, T, S)
     scores = scores.masked_fill(~mask, -torch.inf)

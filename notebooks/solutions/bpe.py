@@ -43,7 +43,7 @@ def ids_of(letters: list[str], merges: list[Pair]) -> dict[str, int]:
 
 
 def joined(tokens: list[str], pair: Pair) -> list[str]:
-    """The tokens of a word with every such pair joined, from left to right: a a a with (a, a) -> aa a."""
+    """Join every such pair of a word, from left to right: a a a with (a, a) -> aa a."""
     # <solution>
     result: list[str] = []
     i = 0

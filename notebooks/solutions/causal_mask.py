@@ -32,7 +32,7 @@ from torch import Tensor
 
 
 def causal_mask(queries: int, keys: int) -> Tensor:
-    """Which of `keys` tokens each of the last `queries` of them may look at: (T, S), boolean, True = may look."""
+    """Return the keys that the last `queries` tokens may attend to: (T, S), True = may attend."""
     # <solution>
     query_positions = torch.arange(keys - queries, keys)[:, None]  # (T, 1)
     return query_positions >= torch.arange(keys)  # (T, S)

@@ -32,7 +32,7 @@ from torch import Tensor
 
 
 class KVCache:
-    """Keys and values of one layer. window: how many tokens a token sees, itself included; None = all."""
+    """Keys and values of one layer. window: tokens that a token sees, with itself; None = all."""
 
     def __init__(self, window: int | None = None):
         self.window = window
@@ -41,7 +41,7 @@ class KVCache:
         self.seen = 0  # tokens read so far, also those that are forgotten
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Keep k and v (B, H_kv, T, D); returns all that the T tokens may look at, each (B, H_kv, S, D)."""
+        """Keep k and v (B, H_kv, T, D); return all that they may attend to, (B, H_kv, S, D)."""
         # <solution>
         self.seen += k.shape[2]
         if self.k is not None and self.v is not None:

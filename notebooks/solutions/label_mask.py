@@ -34,7 +34,7 @@ IGNORED = -100
 
 
 def label_mask(ids: list[int], header: list[int], end: int) -> list[int]:
-    """The labels of a conversation: the id where the assistant writes, else IGNORED. As long as ids.
+    """Return labels as long as ids: the id where the assistant writes, else IGNORED.
 
     header: the ids of <|im_start|>assistant⏎. end: the id of <|im_end|>.
     """
@@ -46,6 +46,6 @@ def label_mask(ids: list[int], header: list[int], end: int) -> list[int]:
             labels[i] = token
             is_answer = token != end
         else:
-            is_answer = ids[max(0, i + 1 - len(header)) : i + 1] == header  # this token ends a header
+            is_answer = ids[max(0, i + 1 - len(header)) : i + 1] == header  # its end
     return labels
     # </solution>

@@ -35,7 +35,7 @@ from torch import Tensor
 
 
 def adapted(x: Tensor, weight: Tensor, a: Tensor, b: Tensor, alpha: float) -> Tensor:
-    """The layer with its adapter: x (…, in), weight (out, in), a (r, in), b (out, r) -> (…, out)."""
+    """Compute the layer with its adapter: x (…, in), weight (out, in), a (r, in), b (out, r)."""
     # <solution>
     return x @ weight.T + (x @ a.T @ b.T) * (alpha / a.shape[0])
     # </solution>

@@ -48,7 +48,7 @@ def combined_mask(real: Tensor) -> Tensor:
 
 
 def masked_softmax(scores: Tensor, mask: Tensor) -> Tensor:
-    """scores (B, H, T, S), mask (B, 1, T, S) -> shares (B, H, T, S); zeros in a row that may see nothing."""
+    """scores (B, H, T, S), mask (B, 1, T, S) -> shares (B, H, T, S); an empty row is 0."""
     # <solution>
     weights = scores.masked_fill(~mask, -torch.inf).softmax(dim=-1)
     return weights.masked_fill(~mask, 0.0)  # NaN, too, becomes 0

@@ -37,7 +37,7 @@ from torch import Tensor
 
 
 def attention_in_tiles(q: Tensor, k: Tensor, v: Tensor, tile: int) -> Tensor:
-    """q (B, H, T, D), k and v (B, H, S, D) -> (B, H, T, D); reads `tile` keys and values at a time."""
+    """q (B, H, T, D), k and v (B, H, S, D) -> (B, H, T, D), `tile` keys and values at a time."""
     m = torch.full((*q.shape[:-1], 1), -torch.inf)  # (B, H, T, 1)
     total = torch.zeros(*q.shape[:-1], 1)  # l
     out = torch.zeros_like(q)  # o

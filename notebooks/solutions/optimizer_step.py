@@ -55,7 +55,7 @@ def adamw(
     eps: float,
     weight_decay: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """One step: the new weight, mean and square. betas: beta1 and beta2. step: 1 for the first one."""
+    """Return the new weight, mean and square. betas: beta1 and beta2. step: 1 for the first."""
     # <solution>
     beta1, beta2 = betas
     weight = weight * (1 - lr * weight_decay)

@@ -52,7 +52,7 @@ def preference_loss(
 def gradient(
     chosen: Tensor, rejected: Tensor, reference_chosen: Tensor, reference_rejected: Tensor, beta: float
 ) -> tuple[Tensor, Tensor]:
-    """d loss / d chosen and d loss / d rejected of each pair, by the formula, without autograd: (B,) each."""
+    """Return d loss / d chosen and d loss / d rejected, by the formula, without autograd: (B,)."""
     # <solution>
     margin = beta * ((chosen - reference_chosen) - (rejected - reference_rejected))
     push = beta * torch.sigmoid(-margin)

@@ -52,10 +52,10 @@ def half_split(x: Tensor, angle: Tensor) -> Tensor:
 
 
 def interleaved(x: Tensor, angle: Tensor) -> Tensor:
-    """Turn the pairs (2i, 2i + 1), as complex numbers: x (B, H, T, D), angle (T, D/2) -> (B, H, T, D)."""
+    """Turn the pairs (2i, 2i + 1), as complex numbers: x (B, H, T, D), angle (T, D/2)."""
     # <solution>
     pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous())  # (B, H, T, D/2)
-    turned = pairs * torch.polar(torch.ones_like(angle), angle)  # (T, D/2) fits the last two dimensions
+    turned = pairs * torch.polar(torch.ones_like(angle), angle)  # (B, H, T, D/2)
     return torch.view_as_real(turned).flatten(-2)
     # </solution>
 

@@ -37,7 +37,7 @@ from torch import Tensor
 def probabilities(
     logits: Tensor, temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None
 ) -> Tensor:
-    """What each token is drawn with: logits (B, V) -> (B, V), each row adds up to 1. None: no such filter."""
+    """Return each token's probability: logits (B, V) -> (B, V). Rows sum to 1. None: no filter."""
     # <solution>
     if temperature == 0:
         return torch.nn.functional.one_hot(logits.argmax(dim=-1), logits.shape[-1]).to(logits.dtype)

@@ -126,13 +126,6 @@ def test_a_step_reads_behind_the_cache_and_leaves_it_as_it_was():
     assert (cache.length, cache.nbytes) == (7, before)
 
 
-@pytest.mark.slow
-def test_training_is_compared_beside_busy_programs(tmp_path):
-    done = run_module("benchmarks.busy", write_config(tmp_path), "--busy", "1", "--seconds", "1")
-    assert done.returncode == 0, done.stderr
-    assert min(float(cell.replace(",", "")) for cell in rows_of(done.stdout)["1"]) > 0
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -1,4 +1,4 @@
-"""The terminal's sentences in Chinese: each is what the code still says, and a run's lines come out in Chinese."""
+"""The terminal's sentences in Chinese: each English one is in the code, and a run's lines are translated."""
 
 import ast
 import re
@@ -30,8 +30,8 @@ Around step 800 (1,638,400 tokens, 40 seconds), layer 1, head 2 learned to look 
 before, which is how a model copies (induction 0.61, chance 0.03). The loss on the second copy of random words rises \
 by 3.58 without the strongest induction heads (L1 H2, L1 H0) and by 2.10 without the previous-token heads below them \
 (L0 H1, L0 H3), in nats a token; without as many random heads by 0.10 at most.
-You said 3, it is 9 bytes: 3 times as much.
-You said 5, it is 4 of 11: you said 1.25 times as much.
+You said 3, it is 9 bytes.
+You said 5, it is 4 of 11.
 … preparing: 5,093 documents, up to storyworld, train 4792, for 8 s now
 … drawing, for 40 s now"""
 
@@ -60,11 +60,12 @@ def piece(part: ast.expr) -> str:
     return "s" if "'s'" in ast.unparse(part) else "{}"  # rows, threads
 
 
-def test_every_english_sentence_is_one_that_the_code_says():
-    said = templates().lower()
+def test_every_english_sentence_is_in_the_code():
+    """Change a sentence in the code without its line in the table, and this fails."""
+    code = templates().lower()
     fragments = {part for block in TABLE for part in re.split(r"\{\w+\}|[:;()“”,]", block.split("\n")[0])}
-    stale = sorted(part for part in fragments if len(part.strip()) > 3 and part.strip().lower() not in said)
-    assert not stale, f"configs/sentences.zh.txt translates what nobody says any more: {stale}"
+    stale = sorted(part for part in fragments if len(part.strip()) > 3 and part.strip().lower() not in code)
+    assert not stale, f"configs/sentences.zh.txt: not in the code, so change it there as well: {stale}"
 
 
 def test_both_lines_of_a_sentence_have_the_same_parts():

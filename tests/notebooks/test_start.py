@@ -246,14 +246,10 @@ def test_a_known_mistake_gets_its_own_hint(start, monkeypatch):
 @pytest.mark.parametrize(
     ("guess", "truth", "line"),
     [
-        (0.4, 3.6, "You said 0.4, it is 3.6 nats: 9 times as much.\n"),
-        (72, 3.6, "You said 72, it is 3.6 nats: you said 20 times as much.\n"),
-        (3.5, 3.6, "You said 3.5, it is 3.6 nats: close.\n"),
-        (0, 3.6, "You said 0, it is 3.6 nats: far from it.\n"),
-        (-1, 3.6, "You said -1, it is 3.6 nats: far from it.\n"),
-        (401_856, 401_856, "You said 401,856, it is 401,856 nats: exactly.\n"),
-        ("mqa", "MQA", 'You said "mqa", it is "MQA": as you said.\n'),
-        ("MHA", "MQA", 'You said "MHA", it is "MQA": a surprise.\n'),
+        (0.4, 3.6, "You said 0.4, it is 3.6 nats.\n"),
+        (0, 3.6, "You said 0, it is 3.6 nats.\n"),
+        (401_856, 401_856, "You said 401,856, it is 401,856 nats.\n"),
+        ("mqa", "MQA", 'You said "mqa", it is "MQA".\n'),
     ],
 )
 def test_a_guess_stands_beside_the_truth(start, capsys, guess, truth, line):

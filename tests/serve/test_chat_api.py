@@ -172,8 +172,8 @@ def test_heads_that_are_off_answer_as_ablated_and_weigh_the_first_answer(address
     [
         ({"model": "nothing"}, 404, "does not exist"),
         ({"inspect": {"step": 15}}, 404, "There are: 10, 20"),
-        ({"inspect": {"adapter": "text"}}, 404, "not a run with adapters for chat"),
-        ({"model": "text", "inspect": {"adapter": "adapters"}}, 404, "not a run with adapters for text"),
+        ({"inspect": {"adapter": "text"}}, 404, "no run with adapters for chat"),
+        ({"model": "text", "inspect": {"adapter": "adapters"}}, 404, "no run with adapters for text"),
         ({"inspect": {"head": []}}, 400, "inspect.head"),
         ({"inspect": {"answer_ids": [9999]}}, 400, "answer_ids: token ids must be"),
         ({"inspect": {"answer_ids": [1] * CONTEXT}}, 400, f"maximum context length is {CONTEXT}"),

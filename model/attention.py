@@ -13,7 +13,7 @@ Fewer key/value heads mean a smaller cache while decoding: 2 * H_kv * D numbers 
 Vaswani et al. 2017 (arXiv 1706.03762), Shazeer 2019 (1911.02150), Ainslie et al. 2023 (2305.13245);
 QK-norm: Henry et al. 2020 (2010.04245), per head as in Qwen3, or over all heads as in OLMo 2.
 
-`eager` below is the formula, `fused` the same numbers from a fast kernel. model/backends/ has more of those.
+`eager` is the formula, `fused` the same numbers from a fast kernel; model/backends/ has more.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from model.masks import Mask
 from model.norm import HeadsNorm, RMSNorm, initialize
 from model.rope import apply_rotary
 
-QK_NORM_GAIN = 1.5  # with 1, no score exceeds sqrt(D), which is too flat to look at one token alone
-MIMETIC_STRENGTH = 0.7  # of what is copied, beside the token itself
+QK_NORM_GAIN = 1.5  # With 1, no score exceeds sqrt(D), too flat to attend to one token alone.
+MIMETIC_STRENGTH = 0.7  # The copied token has this weight, the token itself 1.
 
-# attend(q, k, v, mask, dropout) -> output (B, H, T, D); the mask is of the kind that this backend reads
+# attend(q, k, v, mask, dropout) -> output (B, H, T, D), with a mask in this backend's form
 AttentionFunction = Callable[[Tensor, Tensor, Tensor, Any, float], Tensor]
-# recorder(layer_index, q, k, v, output): eval.attention.capture puts one into a layer
+# recorder(layer_index, q, k, v, output), which eval.attention.capture puts into a layer
 Recorder = Callable[[int, Tensor, Tensor, Tensor, Tensor], None]
 
 
@@ -55,20 +55,20 @@ def repeat_kv(x: Tensor, groups: int) -> Tensor:
 
 
 def attention_scores(q: Tensor, k: Tensor, mask: Tensor) -> Tensor:
-    """q kᵀ / sqrt(D), with the lowest number of the dtype where the mask forbids: (B, H, T, S)."""
-    k = repeat_kv(k, q.shape[1] // k.shape[1])
-    scores = (q @ k.transpose(2, 3)) * q.shape[-1] ** -0.5
+    """Return q kᵀ / sqrt(D), with the dtype's lowest number for hidden keys: (B, H, T, S)."""
+    k = repeat_kv(k, q.shape[1] // k.shape[1])  # (B, H, S, D)
+    scores = (q @ k.transpose(2, 3)) * q.shape[-1] ** -0.5  # (B, H, T, S)
     return scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
 
 
 def normalise(scores: Tensor, mask: Tensor) -> Tensor:
-    """softmax over the keys, in float32 or better; zeros in a row that may attend to nothing, never NaN."""
+    """Softmax over the keys, in float32 or better; zeros, not NaN, if a row sees no key."""
     weights = scores.softmax(dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32))
     return weights.masked_fill(~mask.any(dim=-1, keepdim=True), 0.0)
 
 
 def attention_weights(q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
-    """The softmax of the scores in float32, with zeros where the mask (None: causal) forbids: (B, H, T, S)."""
+    """Return the softmax of the scores in float32 (B, H, T, S). mask: None = causal."""
     if mask is None:
         queries, keys = q.shape[2], k.shape[2]
         mask = torch.ones(queries, keys, dtype=torch.bool, device=q.device).tril(keys - queries)
@@ -76,40 +76,51 @@ def attention_weights(q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def eager(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
-    """The formula, line by line. q (B, H, T, D), k and v (B, H_kv, S, D), mask (B or 1, 1, T, S) -> (B, H, T, D)."""
-    weights = attention_weights(q, k, mask).to(q.dtype)
+    """The formula: q (B, H, T, D), k, v (B, H_kv, S, D), mask (B or 1, 1, T, S) -> (B, H, T, D)."""
+    weights = attention_weights(q, k, mask).to(q.dtype)  # (B, H, T, S)
     weights = F.dropout(weights, dropout, training=dropout > 0)
     return weights @ repeat_kv(v, q.shape[1] // v.shape[1])
 
 
 def fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
-    """The same numbers from PyTorch's kernels, of which flash attention never writes the T x S scores down (Dao et al.
-    2022, arXiv 2205.14135). Without a mask it is causal; grouped heads go in as they are.
+    """The same numbers from PyTorch's kernels. Without a mask they are causal.
+
+    Flash attention never stores the T x S scores (Dao et al. 2022, arXiv 2205.14135).
     """
-    (batch, heads, queries, head_dim), (kv_heads, keys) = q.shape, k.shape[1:3]
-    shape, out_dtype, groups = (*q.shape[:3], v.shape[3]), v.dtype, heads // kv_heads
+    batch, heads, queries, head_dim = q.shape
+    kv_heads, keys = k.shape[1:3]
+    groups = heads // kv_heads
+    shape = (batch, heads, queries, v.shape[3])
+    out_dtype = v.dtype
     with torch.autocast(q.device.type, enabled=False):
         q, k, v = in_kernel_dtype(q, k, v)
-        if queries == 1 < keys and groups > 1:  # decoding: the queries of a group become rows of one head
-            q, groups = q.reshape(batch, kv_heads, groups, head_dim), 1
+        if queries == 1 < keys and groups > 1:
+            # decoding: the queries of a group become rows of one head
+            q = q.reshape(batch, kv_heads, groups, head_dim)  # (B, H_kv, H / H_kv, D)
+            groups = 1
         elif q.is_cuda and (mask is not None or q.dtype == torch.float32):
-            # no fast kernel of a GPU takes grouped heads here; PyTorch would fall back to the formula
-            k, v, groups = repeat_kv(k, groups), repeat_kv(v, groups), 1
+            # no fast kernel of a GPU takes grouped heads here; PyTorch would use the formula
+            k = repeat_kv(k, groups)  # (B, H, S, D)
+            v = repeat_kv(v, groups)
+            groups = 1
         is_causal = mask is None and queries > 1
-        out = F.scaled_dot_product_attention(q, k, v, mask, dropout, is_causal, enable_gqa=groups > 1)
+        out = F.scaled_dot_product_attention(
+            q, k, v, mask, dropout, is_causal, enable_gqa=groups > 1
+        )
     return out.reshape(shape).to(out_dtype)
 
 
 def in_kernel_dtype(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """One dtype for all three; under autocast, RoPE leaves q and k in float32 and v in bfloat16. On a GPU it is
-    autocast's, on a CPU float32, where PyTorch's kernel is two to three times faster than in bfloat16
-    (FINDINGS.md#backends)."""
-    dtype = torch.promote_types(q.dtype, torch.float32) if q.device.type == "cpu" else compute_dtype(v)
+    """Cast all three to one dtype: under autocast, RoPE leaves q and k in float32."""
+    dtype = compute_dtype(v)
+    if q.device.type == "cpu":
+        # PyTorch's kernel is two to three times faster than in bfloat16 (FINDINGS.md#backends)
+        dtype = torch.promote_types(q.dtype, torch.float32)
     return q.to(dtype), k.to(dtype), v.to(dtype)
 
 
 class Attention(nn.Module):
-    """Project, normalise, rotate, attend, project back. Shapes: B batch, T tokens, H heads, D head_dim."""
+    """Project, normalise, rotate, attend, project back: B batch, T tokens, H heads, D head_dim."""
 
     def __init__(self, config: ModelConfig, layer_index: int):
         super().__init__()
@@ -119,8 +130,7 @@ class Attention(nn.Module):
         self.divides = config.scale_attn_weights
         self.mimetic = config.initialization == "mimetic"
         self.attention_dropout = config.attention_dropout
-        # the choice; LanguageModel.set_attn_implementation makes it in a model, and model/backends has more
-        self.attend: AttentionFunction = fused if config.attn_implementation == "flash" else eager
+        self.attend: AttentionFunction = eager  # LanguageModel.set_attn_implementation chooses
         self.recorder: Recorder | None = None
         query_size = config.num_attention_heads * self.head_dim
         kv_size = config.kv_heads * self.head_dim
@@ -132,11 +142,12 @@ class Attention(nn.Module):
         self.q_norm: nn.Module = nn.Identity()
         self.k_norm: nn.Module = nn.Identity()
         if config.qk_norm:
-            # one norm over all heads of a token, as in OLMo 2, or one that every head shares, as in Qwen3
-            over_all_heads = config.qk_norm == "whole"
-            norm, eps = (HeadsNorm if over_all_heads else RMSNorm), config.rms_norm_eps
-            self.q_norm = norm(query_size if over_all_heads else self.head_dim, eps, QK_NORM_GAIN)
-            self.k_norm = norm(kv_size if over_all_heads else self.head_dim, eps, QK_NORM_GAIN)
+            norm = RMSNorm  # for each head, with a weight that all heads share, as in Qwen3
+            query_norm_size = key_norm_size = self.head_dim
+            if config.qk_norm == "whole":  # over all heads of a token, as in OLMo 2
+                norm, query_norm_size, key_norm_size = HeadsNorm, query_size, kv_size
+            self.q_norm = norm(query_norm_size, config.rms_norm_eps, QK_NORM_GAIN)
+            self.k_norm = norm(key_norm_size, config.rms_norm_eps, QK_NORM_GAIN)
 
     def forward(
         self,
@@ -146,33 +157,38 @@ class Attention(nn.Module):
         mask: Mask,
         kv_cache: KVCache | None = None,
     ) -> Tensor:
-        """-> (B, T, hidden_size). With a cache, the T tokens also see what it holds of this layer: S keys in all."""
+        """Return (B, T, hidden_size). With a cache, the T tokens see S ≥ T keys."""
         B, T, _ = x.shape
         q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
         q = self.q_norm(q.view(B, T, -1, self.head_dim)).transpose(1, 2)  # (B, H, T, D)
         k = self.k_norm(k.view(B, T, -1, self.head_dim)).transpose(1, 2)  # (B, H_kv, T, D)
         v = v.view(B, T, -1, self.head_dim).transpose(1, 2)  # (B, H_kv, T, D)
-        if self.rotates:  # a layer without RoPE sees positions by the mask alone (NoPE, arXiv 2305.19466)
-            q, k = apply_rotary(q, cos, sin), apply_rotary(k, cos, sin)
+        if self.rotates:  # without RoPE, only the mask shows the order (NoPE, arXiv 2305.19466)
+            q = apply_rotary(q, cos, sin)
+            k = apply_rotary(k, cos, sin)
         if not self.divides:
-            q = q * math.sqrt(self.head_dim)  # cancels the 1 / sqrt(D) of every backend: what is left is q kᵀ alone
+            q = q * math.sqrt(self.head_dim)  # cancels the 1 / sqrt(D) of every backend
         if kv_cache is not None:
-            k, v = kv_cache.update(self.layer_index, k, v)  # now S ≥ T tokens
-        out = self.attend(q, k, v, mask, self.attention_dropout if self.training else 0.0)  # (B, H, T, D)
+            k, v = kv_cache.update(self.layer_index, k, v)  # (B, H_kv, S, D)
+        dropout = self.attention_dropout if self.training else 0.0
+        out = self.attend(q, k, v, mask, dropout)  # (B, H, T, D)
         if self.recorder is not None:
             self.recorder(self.layer_index, q, k, v, out)
         return self.o_proj(out.transpose(1, 2).reshape(B, T, -1))
 
     def reset_parameters(self) -> None:
-        """mimetic: keys begin as the queries of the first head that they serve, what a head writes as what it reads. So
-        heads look at tokens like their own and copy them before anything is learned, as trained heads do (Trockman &
-        Kolter 2023, arXiv 2305.09828).
+        """Draw the matrices. mimetic: heads attend to similar tokens and copy them from the start.
+
+        Keys begin as the queries of the first head that they serve, the output as the transposed
+        values (Trockman & Kolter 2023, arXiv 2305.09828).
         """
         initialize(self, output="o_proj")
         if self.mimetic:
             q, k, v, out = self.q_proj, self.k_proj, self.v_proj, self.o_proj
             groups = q.out_features // k.out_features
             with torch.no_grad():
-                k.weight.copy_(q.weight.unflatten(0, (-1, groups, self.head_dim))[:, 0].flatten(0, 1))
-                of_heads = v.weight.unflatten(0, (-1, self.head_dim)).repeat_interleave(groups, dim=0).flatten(0, 1)
-                out.weight.copy_(MIMETIC_STRENGTH * of_heads.T)
+                queries = q.weight.unflatten(0, (-1, groups, self.head_dim))
+                k.weight.copy_(queries[:, 0].flatten(0, 1))
+                values = v.weight.unflatten(0, (-1, self.head_dim))  # (H_kv, D, in)
+                values = values.repeat_interleave(groups, dim=0).flatten(0, 1)  # (H * D, in)
+                out.weight.copy_(MIMETIC_STRENGTH * values.T)

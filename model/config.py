@@ -1,7 +1,7 @@
 """ModelConfig: every architectural number, validated, under Hugging Face's field names.
 
-What follows from other keys is written out here, once (`gqa` as a number, a kind for every layer), and what cannot be
-is refused with what would work. Everything behind reads plain numbers.
+A value that follows from other keys is computed here, once (`gqa` as a number, a kind for every
+layer). An impossible shape is refused, with a remedy. All other code reads plain numbers.
 """
 
 from __future__ import annotations
@@ -12,52 +12,56 @@ from pydantic import Field, model_validator
 
 from configs.loader import PathText, Section, Tag
 from model.backends.names import AttentionImplementation
-from model.variants.config import RopeScaling, resolve_experts, resolve_latent
+from model.variants.config import (
+    EXPERT_KEYS,
+    LATENT_KEYS,
+    RopeScaling,
+    resolve_experts,
+    resolve_latent,
+    resolve_layers,
+)
 
-Activation = Literal["silu", "gelu_new", "gelu", "gelu_pytorch_tanh", "relu"]  # as transformers names them
+Activation = Literal["silu", "gelu_new", "gelu", "gelu_pytorch_tanh", "relu"]  # transformers' names
 LayerType = Literal["full_attention", "sliding_attention"]
 KeyValueHeads = Annotated[int, Field(ge=0)] | Literal["mha", "gqa", "mqa"]
 Flag = Annotated[int, Field(ge=0, le=1)]
-TokenId = Annotated[int, Field(ge=-1, lt=1 << 31)]  # -1: none, in some of Llama's configs
-
-EXPERT_KEYS = ("num_experts_per_tok", "moe_intermediate_size", "decoder_sparse_step", "mlp_only_layers")
-LATENT_KEYS = ("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "rope_interleave")
+TokenId = Annotated[int, Field(ge=-1, lt=1 << 31)]  # -1 means none in some of Llama's configs
 
 
 class ModelConfig(Section):
     """The shape of a decoder-only transformer, and its parts (docs/families.md).
 
-    The one toggle that this project is about is `num_key_value_heads`: how many query heads share a key and a value
-    (drawn in model/attention.py).
+    This project is about `num_key_value_heads`, the number of heads that have keys and values of
+    their own (drawn in model/attention.py).
 
-    `gqa` is the divisor of the query heads that is nearest to a quarter of them, strictly between 1 and all: of two
-    equally near, the larger (8 -> 2, 4 -> 2, 6 -> 2, 12 -> 3, 18 -> 6). So no two of the words are the same model.
+    `gqa` is a divisor of the query heads between 1 and all, the nearest to a quarter of them: of
+    two equally near, the larger (8 -> 2, 4 -> 2, 6 -> 2, 12 -> 3, 18 -> 6).
     """
 
     vocab_size: Annotated[int | None, Tag.RUNTIME] = Field(None, ge=1)
     """Number of different tokens. The tokenizer sets it."""
     hidden_size: int = Field(256, ge=1)
-    """Width of the network: how many numbers stand for a token inside it."""
+    """Width of the network: the size of a token's vector."""
     intermediate_size: int | None = Field(None, ge=1)
     """Inner width of feed-forward layers. null = 8/3 of hidden_size, ungated 4 times."""
     gated_mlp: bool = True
-    """true: feed-forward layers of three matrices, one a gate (SwiGLU) | false: two, as in GPT-2."""
+    """true: feed-forward layers with a gate, three matrices (SwiGLU) | false: two, as in GPT-2."""
     hidden_act: Activation = "silu"
-    """Function between the matrices: silu | gelu_new (GPT-2) | gelu | gelu_pytorch_tanh | relu."""
+    """Activation function: silu | gelu_new (GPT-2) | gelu | gelu_pytorch_tanh | relu."""
     mlp_bias: bool = False
     """Add a learned vector to the output of each matrix of the feed-forward layers."""
     num_experts: int | None = Field(None, ge=1)
-    """Mixture of experts: feed-forward parts; a router picks a few a token. null = one."""
+    """Mixture of experts: feed-forward networks in a layer. null = one, without a router."""
     num_experts_per_tok: int = Field(2, ge=1)
-    """Experts that a token goes to."""
+    """Experts that the router chooses for each token."""
     moe_intermediate_size: int | None = Field(None, ge=1)
-    """Inner width of an expert. null = a token costs what it costs without experts."""
+    """Inner width of an expert. null = a token costs as much as without experts."""
     norm_topk_prob: bool = True
-    """true: the weights of a token's experts add up to 1. Several experts need it, one forbids it."""
+    """true: the weights of a token's experts add up to 1. With one expert per token: false."""
     router_aux_loss_coef: float = Field(0.01, ge=0)
-    """How strongly the load-balancing loss makes the router use all experts. 0 = not at all."""
+    """Weight of the load-balancing loss, which makes the router use all experts. 0 = off."""
     decoder_sparse_step: int = Field(1, ge=1)
-    """Every how many layers there are experts: 1 = in all, 2 = in every second."""
+    """Every n-th layer has experts: 1 = all, 2 = every second."""
     mlp_only_layers: list[Annotated[int, Field(ge=0)]] = Field([])
     """Layers without experts, counted from 0."""
     num_hidden_layers: int = Field(6, ge=1, le=10_000)
@@ -65,7 +69,7 @@ class ModelConfig(Section):
     num_attention_heads: int = Field(8, ge=1, le=10_000)
     """Query heads in a layer. Each one learns to look at the text in its own way."""
     num_key_value_heads: KeyValueHeads = "gqa"
-    """Key/value heads, shared by query heads: mha = one each | gqa = about a quarter (≥ 2) | mqa = 1 | or a divisor."""
+    """Key/value heads: mha = one per query head | gqa = a quarter | mqa = 1 | or any divisor."""
     head_dim: int | None = Field(None, ge=2)
     """Size of one head, an even number. null = hidden_size / num_attention_heads."""
     attention: Literal["heads", "mla"] = "heads"
@@ -81,25 +85,25 @@ class ModelConfig(Section):
     v_head_dim: int | None = Field(None, ge=1)
     """mla: size of a value. null = head_dim."""
     rope_interleave: bool | None = None
-    """mla: RoPE turns neighbours together (true, null) or numbers of two halves (false)."""
+    """mla: RoPE rotates neighbours together (true, null) or numbers of two halves (false)."""
     qk_norm: bool | Literal["whole"] = True
-    """Normalise each query and key, as Qwen3: higher learning rates stay stable. whole: all heads as one, as OLMo 2."""
+    """Normalise queries and keys, for stable training: true = each head | whole = all as one."""
     attention_bias: bool = False
     """Add a learned vector to queries, keys, values and the output of attention."""
     qkv_bias: bool = False
     """Add a learned vector to queries, keys and values, as Qwen2 does."""
     scale_attn_weights: bool = True
-    """Divide scores by the square root of head_dim. false = not, to see what that is for."""
+    """Divide scores by the square root of head_dim. false shows what that is for."""
     norm_position: Literal["before", "after"] = "before"
-    """Normalise what goes into a part of a layer | after: what comes out, as in OLMo 2."""
+    """Normalise before attention and feed-forward | after: their outputs, as in OLMo 2."""
     position_embedding: Literal["rope", "learned", "none"] = "rope"
-    """What a place is: rope = queries and keys rotate | learned = a vector, as GPT-2 | none = the causal mask alone."""
+    """Positions: rope = rotate queries and keys | learned = add a vector (GPT-2) | none."""
     no_rope_layers: list[Flag] | None = Field(None, min_length=1, examples=[[1, 1, 1, 0]])
-    """Which layers rotate: 1 = with RoPE, 0 = without, as in SmolLM3. A shorter list is repeated. null = all."""
+    """Layers with RoPE (1) and without (0), as in SmolLM3. A short list is repeated. null = all."""
     max_position_embeddings: int = Field(512, ge=1)
     """Longest text in tokens, in training and in generation."""
     rope_theta: float = Field(10000.0, gt=1, le=1e12)
-    """Base of RoPE, which tells the model where a token stands."""
+    """Base of RoPE. A larger one turns queries and keys more slowly."""
     rope_scaling: RopeScaling | None = Field(
         None,
         examples=[
@@ -107,29 +111,33 @@ class ModelConfig(Section):
             {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512},
         ],
     )
-    """Stretch RoPE to texts longer than those of training. null = do not."""
+    """Scale RoPE for longer texts than in training. null = off."""
     sliding_window: int | None = Field(None, ge=1)
     """Tokens that a sliding_attention layer sees, its own included. null = no window."""
-    layer_types: list[LayerType] | None = Field(None, examples=[["sliding_attention", "full_attention"]])
-    """full_attention or sliding_attention. A shorter list is repeated. null = sliding if sliding_window is set."""
+    layer_types: list[LayerType] | None = Field(
+        None, examples=[["sliding_attention", "full_attention"]]
+    )
+    """full_attention | sliding_attention. A short list repeats. null: sliding_window decides."""
     norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
     """rmsnorm: scale a token to one size (Llama) | layernorm: with mean and bias (GPT-2)."""
     rms_norm_eps: float = Field(1e-06, ge=1e-30, le=1)
     """Keeps the norm from dividing by zero."""
     tie_word_embeddings: bool = False
-    """true: embedding and head share one matrix: smaller, but it learns to copy later."""
+    """true: embedding and head share one matrix. Smaller, but the model learns to copy later."""
     attention_dropout: float = Field(0.0, ge=0, lt=1)
     """Share of attention weights set to zero at random in training."""
     hidden_dropout: float = Field(0.0, ge=0, lt=1)
-    """Share of the embedding's and the layers' output set to zero in training."""
+    """Share of the embedding's and the layers' output set to zero at random in training."""
     initialization: Literal["random", "mimetic"] = "random"
-    """First weights of attention: random | mimetic: keys are queries, so that heads copy tokens like theirs sooner."""
+    """First attention weights: random | mimetic: keys equal queries; heads copy similar tokens."""
     loadable_elsewhere: bool = True
     """true: parts of one architecture of transformers | false: any, for Headlight alone."""
     attn_implementation: Annotated[AttentionImplementation, Tag.RUNTIME] = "auto"
-    """Code of attention, same numbers: auto | eager (the formula) | flash | flex | others in docs/attention.md."""
-    my_attention: Annotated[PathText | None, Tag.RUNTIME] = Field(None, examples=["notebooks/build/attention.py"])
-    """attn_implementation mine: a Python file of your own with a function attention(q, k, v, mask)."""
+    """Code of attention, same numbers: auto | eager (formula) | flash | … (docs/attention.md)."""
+    my_attention: Annotated[PathText | None, Tag.RUNTIME] = Field(
+        None, examples=["notebooks/build/attention.py"]
+    )
+    """attn_implementation mine: your Python file with a function attention(q, k, v, mask)."""
     bos_token_id: Annotated[TokenId | None, Tag.RUNTIME] = None
     """First token of every document. The tokenizer sets it."""
     eos_token_id: Annotated[TokenId | list[TokenId] | None, Tag.RUNTIME] = None
@@ -139,66 +147,57 @@ class ModelConfig(Section):
 
     @model_validator(mode="after")
     def _resolve(self) -> ModelConfig:
-        """Write out what follows from other keys, so that a resolved config shows every value; refuse the rest."""
-        values = self.__dict__  # the config is frozen for everybody else
-        hidden, heads, layers = self.hidden_size, self.num_attention_heads, self.num_hidden_layers
-        is_mla, position = self.attention == "mla", self.position_embedding
-        for keys, switch, is_on in (
-            (LATENT_KEYS, "attention: mla", is_mla),
-            (EXPERT_KEYS, "num_experts", self.num_experts is not None),
-            (("no_rope_layers", "rope_scaling"), "position_embedding: rope", position == "rope"),
-        ):
-            for key in keys:
-                if not is_on and getattr(self, key) != type(self).model_fields[key].default:
-                    raise ValueError(f"{key} is for {switch}: set that, or leave {key} out")
+        """Fill in every value that follows from others, and refuse impossible shapes."""
+        values = self.__dict__  # to write here: the config is frozen
+        heads = self.num_attention_heads
+        is_mla = self.attention == "mla"
+        has_rope = self.position_embedding == "rope"
+        self._refuse_keys_without(LATENT_KEYS, "attention: mla", is_mla)
+        self._refuse_keys_without(EXPERT_KEYS, "num_experts", self.num_experts is not None)
+        rope_keys = ("no_rope_layers", "rope_scaling")
+        self._refuse_keys_without(rope_keys, "position_embedding: rope", has_rope)
 
-        # attention
+        # 1. attention: head sizes, and the number of key/value heads
         if (self.attn_implementation == "mine") != (self.my_attention is not None):
-            raise ValueError("attn_implementation mine and my_attention, the file with your code, go together")
-        nope, rotary = self.qk_nope_head_dim, self.qk_rope_head_dim  # None but for mla
-        if self.head_dim is None and nope is not None and rotary is not None:
-            values["head_dim"] = nope + rotary
-        elif self.head_dim is None:
-            if hidden % heads:
-                raise ValueError(f"num_attention_heads ({heads}) must divide hidden_size ({hidden}), or set head_dim")
-            values["head_dim"] = hidden // heads
+            raise ValueError("attn_implementation: mine and my_attention, your file, go together")
+        if self.head_dim is None:
+            if self.qk_nope_head_dim is not None and self.qk_rope_head_dim is not None:  # mla
+                values["head_dim"] = self.qk_nope_head_dim + self.qk_rope_head_dim
+            elif self.hidden_size % heads:
+                problem = f"must divide hidden_size ({self.hidden_size}), or set head_dim"
+                raise ValueError(f"num_attention_heads ({heads}) {problem}")
+            else:
+                values["head_dim"] = self.hidden_size // heads
         values["num_key_value_heads"] = kv_heads_of(self.num_key_value_heads, heads)
         if is_mla:
             resolve_latent(values, is_set=self.model_fields_set)
-        if position == "rope" and (size := self.rotary_size) % 2:
-            key = "qk_rope_head_dim" if is_mla else "head_dim"  # a key that is named shows its line in the YAML
-            use = f"change num_attention_heads, or use {size + 1}"
-            raise ValueError(f"{key} ({size}) must be even, RoPE rotates pairs: {use}")
+        size = self.rotary_size
+        if has_rope and size % 2:
+            key = "qk_rope_head_dim" if is_mla else "head_dim"  # the error shows this key's line
+            remedy = f"change num_attention_heads, or use {size + 1}"
+            raise ValueError(f"{key} ({size}) must be even, RoPE rotates pairs: {remedy}")
 
-        # kinds of layers: a pattern is repeated
-        if self.layer_types is None:
-            values["layer_types"] = ["full_attention" if self.sliding_window is None else "sliding_attention"]
-        for key in ("layer_types", "no_rope_layers"):
-            if (pattern := values[key]) is not None:
-                if not pattern or layers % len(pattern):
-                    wanted = "give a pattern whose length divides that"
-                    raise ValueError(f"{key} has {len(pattern)} entries for {layers} layers: {wanted}")
-                values[key] = pattern * (layers // len(pattern))
-        if 0 not in (self.no_rope_layers or []):
-            values["no_rope_layers"] = None  # all of them: as without this key
-        elif not any(self.rotates):
-            raise ValueError("no_rope_layers leaves no layer with RoPE: use position_embedding: none instead")
-        slides = "sliding_attention" in (self.layer_types or [])
-        if slides and self.sliding_window is None:
-            raise ValueError("layer_types has sliding_attention, so set sliding_window: the tokens such a layer sees")
-        if self.sliding_window is not None and not slides:
-            raise ValueError(f"sliding_window ({self.sliding_window}) is set, but no layer is of sliding_attention")
+        # 2. kinds of layers: a short pattern is repeated
+        resolve_layers(values)
 
-        # the feed-forward part
+        # 3. the feed-forward part
         if self.intermediate_size is None:
-            values["intermediate_size"] = -(-hidden * 8 // (3 * 32)) * 32 if self.gated_mlp else 4 * hidden
+            width = 4 * self.hidden_size
+            if self.gated_mlp:  # 8/3, so that three matrices are as large as two; rounded up to 32
+                width = -(-self.hidden_size * 8 // (3 * 32)) * 32
+            values["intermediate_size"] = width
         if self.num_experts is not None:
             resolve_experts(values)
             if not any(self.has_experts):
-                raise ValueError("decoder_sparse_step and mlp_only_layers leave no layer with experts")
+                raise ValueError("decoder_sparse_step, mlp_only_layers leave no layer with experts")
         return self
 
-    # What may be left open in YAML and is always there in a built config.
+    def _refuse_keys_without(self, keys: tuple[str, ...], switch: str, is_on: bool) -> None:
+        for key in keys:
+            if not is_on and getattr(self, key) != type(self).model_fields[key].default:
+                raise ValueError(f"{key} is for {switch}: set that, or leave {key} out")
+
+    # Values that YAML may leave open and a built config always has.
 
     @property
     def kv_heads(self) -> int:
@@ -207,75 +206,88 @@ class ModelConfig(Section):
 
     @property
     def head_size(self) -> int:
-        """D: `head_dim` as a number: the size of a query and of a key."""
+        """D: the size of a query and of a key."""
         return self.head_dim or 0
 
     @property
     def value_size(self) -> int:
-        """Size of a value, and of what a head writes: D, but for mla."""
+        """The size of a value: D, or v_head_dim with mla."""
         return self.v_head_dim or self.head_size
 
     @property
     def rotary_size(self) -> int:
-        """How many numbers of a query and of a key RoPE turns: D, but for mla."""
+        """The part of a query and of a key that RoPE turns: D, or qk_rope_head_dim with mla."""
         return self.qk_rope_head_dim or self.head_size
 
     @property
     def cache_shapes(self) -> tuple[tuple[int, int], tuple[int, int]]:
-        """What a layer's cache keeps of a token: (heads, numbers each) of keys and of values.
-
-        mla: of the latent and of the rotary part, which all heads share.
-        """
+        """(heads, size) of a layer's cached keys and values; with mla, of its two latent parts."""
         if self.attention == "mla":
             return (1, self.kv_lora_rank or 0), (1, self.rotary_size)
         return (self.kv_heads, self.head_size), (self.kv_heads, self.head_size)
 
     @property
     def cache_numbers(self) -> int:
-        """How many numbers a layer's cache keeps of a token."""
+        """Numbers that a layer's cache keeps for a token."""
         return sum(heads * size for heads, size in self.cache_shapes)
 
     @property
     def windows(self) -> list[int | None]:
-        """For every layer, how many tokens it sees, itself included; None = all."""
-        return [self.sliding_window if kind == "sliding_attention" else None for kind in self.layer_types or []]
+        """The window of every layer, in tokens; None = all tokens."""
+        types = self.layer_types or []
+        return [self.sliding_window if kind == "sliding_attention" else None for kind in types]
 
     @property
     def has_experts(self) -> list[bool]:
-        """For every layer, whether its feed-forward part is a mixture of experts."""
-        step, dense, layers = self.decoder_sparse_step, self.mlp_only_layers, range(self.num_hidden_layers)
-        return [self.num_experts is not None and (i + 1) % step == 0 and i not in dense for i in layers]
+        """True for every layer whose feed-forward part is a mixture of experts."""
+        layers, step = range(self.num_hidden_layers), self.decoder_sparse_step
+        if self.num_experts is None:
+            return [False for _ in layers]
+        return [(i + 1) % step == 0 and i not in self.mlp_only_layers for i in layers]
 
     @property
     def rotates(self) -> list[bool]:
-        """For every layer, whether RoPE rotates its queries and keys."""
+        """True for every layer with RoPE."""
         flags = self.no_rope_layers or [1] * self.num_hidden_layers
         return [flag == 1 and self.position_embedding == "rope" for flag in flags]
 
     @property
     def end_ids(self) -> list[int]:
         """The tokens that end a text: of a document, then of a turn."""
-        ends = self.eos_token_id
-        return ends if isinstance(ends, list) else [] if ends is None else [ends]
+        if self.eos_token_id is None:
+            return []
+        return self.eos_token_id if isinstance(self.eos_token_id, list) else [self.eos_token_id]
 
     def in_words(self) -> str:
-        """The shape in a line: "4 layers x 128, 4 query heads / 1 key-value heads (MQA)"."""
-        toggle = {self.num_attention_heads: "MHA", 1: "MQA"}.get(self.kv_heads, "GQA")
-        heads = f"{self.num_attention_heads} query heads / {self.kv_heads} key-value heads ({toggle})"
+        """Return a line such as "4 layers x 128, 4 query heads / 1 key-value heads (MQA)"."""
+        layers = f"{self.num_hidden_layers} layers x {self.hidden_size}"
+        query = self.num_attention_heads
+        name = {query: "MHA", 1: "MQA"}.get(self.kv_heads, "GQA")
+        heads = f"{query} query heads / {self.kv_heads} key-value heads ({name})"
         if self.attention == "mla":
-            heads = f"{self.num_attention_heads} heads (MLA, latent {self.kv_lora_rank} + rotary {self.rotary_size})"
-        experts = f", {self.num_experts_per_tok} of {self.num_experts} experts a token" if self.num_experts else ""
-        return f"{self.num_hidden_layers} layers x {self.hidden_size}, {heads}{experts}"
+            heads = f"{query} heads (MLA, latent {self.kv_lora_rank} + rotary {self.rotary_size})"
+        if self.num_experts is None:
+            return f"{layers}, {heads}"
+        return (
+            f"{layers}, {heads}, {self.num_experts_per_tok} of {self.num_experts} experts a token"
+        )
 
 
 def kv_heads_of(toggle: int | str, heads: int) -> int:
-    """mha, gqa, mqa or a number as a number of key/value heads. Raises ValueError for a number that does not divide the
-    query heads, and for a word that another word is already."""
-    divisors = [d for d in range(1, heads + 1) if heads % d == 0]
-    if toggle == "gqa" and (between := divisors[1:-1]):
-        return min(between, key=lambda divisor: (abs(divisor - heads / 4), -divisor))
-    number = heads if toggle == "mha" else 1 if toggle == "mqa" and heads > 1 else toggle
+    """Return mha, gqa, mqa or a divisor as a number. Raises ValueError, also if a word has none."""
+    divisors = [divisor for divisor in range(1, heads + 1) if heads % divisor == 0]
+    between = divisors[1:-1]
+    number = toggle
+    if toggle == "gqa" and between:
+        number = min(between, key=lambda divisor: (abs(divisor - heads / 4), -divisor))
+    elif toggle == "mha":
+        number = heads
+    elif toggle == "mqa" and heads > 1:
+        number = 1
     if isinstance(number, int) and number in divisors:
         return number
-    use = f"use {', '.join(map(str, divisors))}. gqa is a divisor between 1 and all, mqa shares 1 among several"
-    raise ValueError(f"num_key_value_heads ({toggle}) must divide num_attention_heads ({heads}): {use}")
+    raise ValueError(
+        f"num_key_value_heads ({toggle}) must divide num_attention_heads ({heads}): use "
+        f"{', '.join(map(str, divisors))}. gqa is a divisor between 1 and all, mqa shares 1 "
+        "among several"
+    )

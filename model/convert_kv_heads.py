@@ -1,4 +1,7 @@
-"""MHA -> GQA by mean-pooling, and back: `python -m model.convert_kv_heads RUN --num-key-value-heads 2 --out DIR`"""
+"""MHA -> GQA by mean-pooling, and back.
+
+python -m model.convert_kv_heads RUN --num-key-value-heads 2 --out DIR
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,10 @@ from model.variants.surgery import convert_kv_heads
 
 
 def write_converted(source: Path, num_key_value_heads: int, out: Path) -> str:
-    """Convert the model in `source` (a run or a model directory) and write a model directory; returns what to print.
-    `out` must be new, and appears whole or not at all. Raises InputError."""
+    """Convert the model of a run or a model directory; return what to print.
+
+    `out` must be new, and appears complete or not at all. Raises InputError.
+    """
 
     def convert(directory: Path) -> tuple[LanguageModel, LanguageModel]:
         lm = load(directory)
@@ -29,25 +34,32 @@ def write_converted(source: Path, num_key_value_heads: int, out: Path) -> str:
 
     models = read_checkpoint(source, convert)
     parameters = " -> ".join(f"{lm.num_parameters():,}" for lm in models)
-    cache = " -> ".join(f"{4 * lm.config.num_hidden_layers * lm.config.cache_numbers:,}" for lm in models)
-    # trained on with the run's own config if there is one: data and tokenizer must be the same
+    sizes = [4 * lm.config.num_hidden_layers * lm.config.cache_numbers for lm in models]
+    cache = " -> ".join(f"{size:,}" for size in sizes)
+    # training must continue with the same data and tokenizer: those of the run's own config
     config = source / "config.yaml" if (source / "config.yaml").is_file() else "configs/YOURS.yaml"
-    changes = f"name={out.resolve().name}_trained init_from={out} model.num_key_value_heads={num_key_value_heads}"
+    heads = f"num_key_value_heads={num_key_value_heads}"
     return (
-        f"{models[0].config.kv_heads} -> {num_key_value_heads} key-value heads; {parameters} parameters; {cache} bytes "
-        f"of key-value cache per token (float32)\ntrain on:  python -m train.pretrain {config} {changes} seed=1 "
-        "train.max_steps=N   (another seed, other rows; Ainslie et al.: N = 5 % of the steps so far)"
+        f"{models[0].config.kv_heads} -> {num_key_value_heads} key-value heads; {parameters} "
+        f"parameters; {cache} bytes of key-value cache per token (float32)\n"
+        f"train on:  python -m train.pretrain {config} name={out.resolve().name}_trained "
+        f"init_from={out} model.{heads} seed=1 train.max_steps=N   "
+        "(another seed, other rows; Ainslie et al.: N = 5 % of the steps so far)"
     )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Give a trained model fewer or more key/value heads.")
-    parser.add_argument("source", type=Path, help="a run (its newest checkpoint) or a model directory")
-    heads = integer("--num-key-value-heads", 1)
-    parser.add_argument("--num-key-value-heads", type=heads, required=True, metavar="N", help="heads afterwards")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the directory to write; must be new")
-    given = parser.parse_args()
-    print(write_converted(given.source, given.num_key_value_heads, given.out))
+    parser = argparse.ArgumentParser(description="Give a model fewer or more key/value heads.")
+    parser.add_argument(
+        "source", type=Path, help="a run (its newest checkpoint) or a model directory"
+    )
+    option = "--num-key-value-heads"
+    heads = integer(option, 1)
+    parser.add_argument(option, type=heads, required=True, metavar="N", help="heads afterwards")
+    out_help = "the directory to write; must be new"
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help=out_help)
+    args = parser.parse_args()
+    print(write_converted(args.source, args.num_key_value_heads, args.out))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""Write a model as other programs want it: `python -m model.export runs/demo --to gguf --out demo-gguf`
+"""Write a model for other programs: `python -m model.export runs/demo --to gguf --out demo-gguf`
 
-    gguf         model.gguf for llama.cpp and all that is built on it, and a Modelfile for Ollama
-    hub-folder   what belongs on the Hugging Face Hub: the checkpoint without the state of its training
-    merged       one whole model of adapters (LoRA) and their base
+    gguf         model.gguf for llama.cpp and programs with it, and a Modelfile for Ollama
+    hub-folder   a checkpoint without its training state, for the Hugging Face Hub
+    merged       one whole model, made of adapters (LoRA) and their base
 
-A checkpoint is a Hugging Face model directory as it is, so transformers and vLLM need none of these.
-Weights are written as they were saved, or in `--dtype`: f32, f16 and bf16, and for gguf also q8_0.
+A checkpoint is a Hugging Face model directory, so transformers and vLLM need none of these. Weights
+keep their dtype, or get `--dtype`: f32, f16 or bf16, and for gguf also q8_0.
 """
 
 from __future__ import annotations
@@ -20,30 +20,31 @@ import torch
 
 from configs.command import InputError, exit_on_bad_input
 from configs.files import CARD, STATE, TRAINING, is_adapter, read_checkpoint, read_json
-from model.files.checkpoint import copy_tokenizer, load, model_card, new_directory, run_name, save
+from model.files.card import model_card
+from model.files.checkpoint import copy_tokenizer, load, new_directory, run_name, save
 from model.files.gguf import write_gguf
 
 FORMATS = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 
 
-def write_hub_folder(directory: Path, out: Path, dtype: str | None = None) -> str:
-    """Copy a checkpoint, with its card, without the state of its training."""
+def write_hub_folder(directory: Path, out: Path, dtype: str | None) -> str:
     if dtype is not None and is_adapter(directory):
         raise InputError(f"--dtype: {directory} holds adapters: merge them first (--to merged)")
     with new_directory(out) as folder:
         if dtype is not None:
             save(load(directory).to(FORMATS[dtype]), folder)
         for file in filter(Path.is_file, directory.iterdir()):  # not the folder `training`
-            if dtype is None or not re.search(r"^config\.json$|\.safetensors", file.name):
+            is_weights = re.search(r"^config\.json$|\.safetensors", file.name)
+            if dtype is None or not is_weights:
                 shutil.copyfile(file, folder / file.name)
     return f"{out}: choose a license in its {CARD}, then: hf upload NAME {out}"
 
 
-def write_merged(directory: Path, out: Path, dtype: str | None = None) -> str:
-    """Write adapters and their base as one model, with a card of its own."""
+def write_merged(directory: Path, out: Path, dtype: str | None) -> str:
     if not is_adapter(directory):
         raise InputError(f"{directory}: holds a whole model already, not adapters")
-    lm, state = load(directory).to(FORMATS[dtype or "f32"]), directory / TRAINING / STATE
+    lm = load(directory).to(FORMATS[dtype or "f32"])
+    state = directory / TRAINING / STATE
     with new_directory(out) as folder:
         save(lm, folder)
         copy_tokenizer(directory, folder)
@@ -61,21 +62,28 @@ TARGETS: dict[str, Callable[[Path, Path, str | None], str]] = {
 
 
 def export(source: Path, target: str, out: Path, dtype: str | None = None) -> str:
-    """Write the model of `source`, a run (its newest checkpoint) or a model directory, and say what was written.
-    `out` appears whole or not at all. Raises InputError, also if something is there already."""
+    """Write the model of a run (its newest checkpoint) or a model directory; return what to print.
+
+    `out` must be new, and appears complete or not at all. Raises InputError.
+    """
     if dtype not in (None, *FORMATS) and target != "gguf":
         raise InputError(f"--dtype {dtype}: is for --to gguf only: use {', '.join(FORMATS)}")
     return read_checkpoint(source, lambda directory: TARGETS[target](directory, out, dtype))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Write a model as other programs want it.")
-    parser.add_argument("source", type=Path, help="a run (its newest checkpoint) or a model directory")
-    parser.add_argument("--to", choices=TARGETS, required=True, help="for llama.cpp and Ollama | the Hub | one model")
-    parser.add_argument("--out", type=Path, required=True, metavar="PATH", help="the directory to write; must be new")
-    parser.add_argument("--dtype", choices=[*FORMATS, "q8_0"], help="of the weights; default: as saved, gguf: f32")
-    given = parser.parse_args()
-    print(export(given.source, given.to, given.out, given.dtype))
+    parser = argparse.ArgumentParser(description="Write a model for other programs.")
+    parser.add_argument(
+        "source", type=Path, help="a run (its newest checkpoint) or a model directory"
+    )
+    to_help = "for llama.cpp and Ollama | the Hub | one model"
+    parser.add_argument("--to", choices=TARGETS, required=True, help=to_help)
+    out_help = "the directory to write; must be new"
+    parser.add_argument("--out", type=Path, required=True, metavar="PATH", help=out_help)
+    dtype_help = "dtype of the weights; default: as saved, gguf: f32"
+    parser.add_argument("--dtype", choices=[*FORMATS, "q8_0"], help=dtype_help)
+    args = parser.parse_args()
+    print(export(args.source, args.to, args.out, args.dtype))
 
 
 if __name__ == "__main__":

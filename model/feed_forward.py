@@ -1,4 +1,4 @@
-"""The feed-forward part of a layer: what is done to every token by itself, after attention has mixed them."""
+"""The feed-forward part of a layer: it changes every token alone, after attention mixed them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from model.config import ModelConfig
 from model.norm import initialize
 
-# GELU: x times the probability that a normal number is below x (Hendrycks & Gimpel 2016, arXiv 1606.08415). GPT-2 has
-# the approximation by a tanh, under two names.
+# GELU: x times the probability that a normal number is below x (Hendrycks & Gimpel 2016, arXiv
+# 1606.08415). GPT-2 approximates it by a tanh; transformers has two names for that.
 GELU_BY_TANH = partial(F.gelu, approximate="tanh")
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
@@ -24,20 +24,23 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class FeedForward(nn.Module):
-    """A two-layer network on every token by itself, (B, T, hidden_size) both ways.
+    """A network of two layers, for one token at a time: (B, T, hidden_size) in and out.
 
-    gated     down( act(gate(x)) * up(x) ): with silu it is SwiGLU, with gelu GEGLU (Shazeer 2020, arXiv 2002.05202)
-    plain     down( act(up(x)) ), as in GPT-2
+    gated   down( act(gate(x)) * up(x) ): with silu SwiGLU, with gelu GEGLU (arXiv 2002.05202)
+    plain   down( act(up(x)) ), as in GPT-2
     """
 
     def __init__(self, config: ModelConfig):
         super().__init__()
-        hidden, inner, bias = config.hidden_size, config.intermediate_size or 0, config.mlp_bias
-        if config.gated_mlp:
+        hidden = config.hidden_size
+        inner = config.intermediate_size or 0
+        bias = config.mlp_bias
+        self.gated = config.gated_mlp
+        self.act = ACTIVATIONS[config.hidden_act]
+        if self.gated:
             self.gate_proj = nn.Linear(hidden, inner, bias=bias)
         self.up_proj = nn.Linear(hidden, inner, bias=bias)
         self.down_proj = nn.Linear(inner, hidden, bias=bias)
-        self.gated, self.act = config.gated_mlp, ACTIVATIONS[config.hidden_act]
 
     def forward(self, x: Tensor) -> Tensor:
         if self.gated:

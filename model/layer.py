@@ -14,7 +14,7 @@ from model.kv_cache import KVCache
 from model.masks import Mask
 from model.norm import make_norm
 
-if TYPE_CHECKING:  # optional: a model without them does not load them
+if TYPE_CHECKING:  # loaded only by a model that needs them
     from model.variants.experts import MixtureOfExperts
     from model.variants.latent_attention import LatentAttention
 
@@ -22,17 +22,16 @@ if TYPE_CHECKING:  # optional: a model without them does not load them
 class DecoderLayer(nn.Module):
     """Attention, then the feed-forward part, each added to the stream (B, T, hidden_size).
 
-    norm_position   before   x + f(norm(x))    the stream is never touched (Xiong et al. 2020, arXiv 2002.04745)
-                    after    x + norm(f(x))    what is added has a known size (OLMo 2: Walsh et al. 2025, 2501.00656)
-
-    After: what comes out of f is zero at first. There RMSNorm multiplies by gain / sqrt(eps), and gradients with it:
-    with a gain of 1 the first gradient was 240 times too long. At a gain of sqrt(eps) it is that without the norm.
+    norm_position   before   x + f(norm(x))    the stream is never normalised (arXiv 2002.04745)
+                    after    x + norm(f(x))    the sum has a known size (OLMo 2, arXiv 2501.00656)
     """
 
     def __init__(self, config: ModelConfig, layer_index: int):
         super().__init__()
         self.norm_after = config.norm_position == "after"
         self.has_experts = config.has_experts[layer_index]
+        # "after": f is zero at first, where RMSNorm multiplies gradients by gain / sqrt(eps). With
+        # gain 1 the first gradient was 240 times too long.
         gain = math.sqrt(config.rms_norm_eps) if self.norm_after else 1.0
         if not self.norm_after:
             self.input_layernorm = make_norm(config)
@@ -56,15 +55,24 @@ class DecoderLayer(nn.Module):
         self.dropout = nn.Dropout(config.hidden_dropout)
 
     def forward(
-        self, x: Tensor, cos: Tensor, sin: Tensor, mask: Mask, kv_cache: KVCache | None, real: Tensor | None = None
+        self,
+        x: Tensor,  # (B, T, hidden_size)
+        cos: Tensor,  # (B, 1, T, rotary size), as sin
+        sin: Tensor,
+        mask: Mask,
+        kv_cache: KVCache | None,
+        real: Tensor | None = None,  # (B, T): the tokens that are not padding; None: all
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """-> the stream, and the auxiliary losses of the feed-forward part, if it has any. real (B, T): the tokens that
-        are not padding, which experts ask for; None: all."""
-        out = x if self.norm_after else self.input_layernorm(x)
+        """Return the stream, and the auxiliary losses of the feed-forward part."""
+        out = x if self.norm_after else self.input_layernorm(x)  # (B, T, hidden_size)
         out = self.self_attn(out, cos, sin, mask, kv_cache)
-        x = x + self.dropout(self.post_attention_layernorm(out) if self.norm_after else out)
+        if self.norm_after:
+            out = self.post_attention_layernorm(out)
+        x = x + self.dropout(out)
 
         out = x if self.norm_after else self.post_attention_layernorm(x)
         out = self.mlp(out, real) if self.has_experts else self.mlp(out)
         out, losses = out if isinstance(out, tuple) else (out, {})
-        return x + self.dropout(self.post_feedforward_layernorm(out) if self.norm_after else out), losses
+        if self.norm_after:
+            out = self.post_feedforward_layernorm(out)
+        return x + self.dropout(out), losses

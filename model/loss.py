@@ -1,7 +1,8 @@
-"""Cross-entropy over the vocabulary, without holding the logits of all positions in memory at once.
+"""Cross-entropy over the vocabulary, without the logits of all positions in memory at once.
 
-The head's logits are the largest tensor of a small model: B * T * V numbers, and autograd keeps several copies. Here
-one chunk of positions at a time goes through head, softmax and gradient, and only the gradients stay.
+The head's logits are the largest tensor of a small model: B * T * V numbers, and autograd keeps
+several copies. Here one chunk of positions at a time goes through head, softmax and gradient, and
+only the gradients stay.
 """
 
 from __future__ import annotations
@@ -17,99 +18,131 @@ from torch.utils.checkpoint import checkpoint
 
 from configs import IGNORED
 
-CHUNK = {"cpu": 512}  # positions; on a CPU a chunk's logits then stay in its cache
+CHUNK = {"cpu": 512}  # This many positions at a time; on a CPU their logits stay in its cache.
 CHUNK_ELSEWHERE = 8192
-WORTH_IT = 0.75  # share of trained positions below which the others are left out first
-OfChunk = Callable[[Tensor, Tensor, Tensor, Tensor | None, bool], tuple[Tensor, Tensor]]
+WORTH_IT = 0.75  # If a smaller share of the positions is trained, the others are left out first.
+ChunkLoss = Callable[[Tensor, Tensor, Tensor, Tensor | None, bool], tuple[Tensor, Tensor]]
 
 
-def cross_entropy_sum(hidden: Tensor, weight: Tensor, labels: Tensor, of_chunk: OfChunk | None = None) -> Tensor:
-    """Sum of -ln softmax(hidden @ weightᵀ)[label] over the labels that are not -100.
-    hidden (N, D), weight (V, D), labels (N,) -> scalar float32. Matrix products run in autocast's dtype, the
-    softmax in float32. Gradients are computed in the forward pass, so a backward pass costs one multiplication.
-    of_chunk: `loss_of_chunk`, compiled (train/machine/compilation.py)."""
-    plain = of_chunk is None and not torch.compiler.is_compiling()
-    if plain and hidden.device.type == "cpu":  # on a GPU, counting would be a sync point; compiled, another shape
+def cross_entropy_sum(
+    hidden: Tensor, weight: Tensor, labels: Tensor, chunk_loss: ChunkLoss | None = None
+) -> Tensor:
+    """Sum -ln softmax(hidden @ weightᵀ)[label] over the labels that are not -100.
+
+    hidden (N, D), weight (V, D), labels (N,) -> scalar float32. chunk_loss: `loss_of_chunk`,
+    compiled. Matrix products run in autocast's dtype, the softmax in float32. Gradients are
+    computed in the forward pass, so a backward pass costs one multiplication.
+    """
+    is_plain = chunk_loss is None and not torch.compiler.is_compiling()
+    # on a GPU, counting would be a sync point; compiled, every count would be another shape
+    if is_plain and hidden.device.type == "cpu":
         trained = labels != IGNORED
-        if trained.sum() < len(labels) * WORTH_IT:  # fine-tuning: most positions are asked for nothing
-            hidden, labels = hidden[trained], labels[trained]
-    return _CrossEntropySum.apply(hidden, weight, labels, of_chunk or loss_of_chunk, torch.is_grad_enabled())
+        if trained.sum() < len(labels) * WORTH_IT:  # as in fine-tuning
+            hidden = hidden[trained]
+            labels = labels[trained]
+    chunk_loss = chunk_loss or loss_of_chunk
+    return _CrossEntropySum.apply(hidden, weight, labels, chunk_loss, torch.is_grad_enabled())
 
 
 class _CrossEntropySum(torch.autograd.Function):
-    """Goes through the chunks; their gradients are known as soon as their losses are, and backward only scales them."""
+    """Compute loss and gradients chunk by chunk; backward only scales them."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, of_chunk: OfChunk, gradients: bool) -> Tensor:
-        device, dtype = hidden.device.type, compute_dtype(hidden)
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        labels: Tensor,
+        chunk_loss: ChunkLoss,
+        gradients: bool,
+    ) -> Tensor:
+        device = hidden.device.type
+        dtype = compute_dtype(hidden)
+        size = CHUNK.get(device, CHUNK_ELSEWHERE)
         loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
-        hidden_grads, weight_grad = [], None
-        if gradients and ctx.needs_input_grad[1]:  # that of the head (V, D) a frozen head does not have
-            weight_grad = torch.zeros_like(weight, dtype=torch.promote_types(weight.dtype, torch.float32))
+        hidden_grads = []  # of each chunk, (up to size, D)
+        weight_grad = None  # (V, D); a frozen head has none
+        if gradients and ctx.needs_input_grad[1]:
+            grad_dtype = torch.promote_types(weight.dtype, torch.float32)
+            weight_grad = torch.zeros_like(weight, dtype=grad_dtype)
         with torch.autocast(device, enabled=False):
-            head, size = weight.to(dtype), CHUNK.get(device, CHUNK_ELSEWHERE)
+            head = weight.to(dtype)  # (V, D)
             for chunk, label in zip(hidden.to(dtype).split(size), labels.split(size), strict=True):
-                loss_here, hidden_grad = of_chunk(chunk, head, label, weight_grad, gradients)
-                loss = loss + loss_here  # not in place: PyTorch 2.11 compiles a sum in place to gradients of zero
+                part, hidden_grad = chunk_loss(chunk, head, label, weight_grad, gradients)
+                # not in place: PyTorch 2.11 compiles a sum in place to gradients of zero
+                loss = loss + part
                 hidden_grads.append(hidden_grad)
         if gradients:
-            weight_grad = None if weight_grad is None else weight_grad.to(weight.dtype)
+            if weight_grad is not None:
+                weight_grad = weight_grad.to(weight.dtype)
             ctx.save_for_backward(torch.cat(hidden_grads).to(hidden.dtype), weight_grad)
         return loss
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
-        (scale,), (hidden_grad, weight_grad) = grad_outputs, ctx.saved_tensors
-        return hidden_grad * scale, None if weight_grad is None else weight_grad * scale, None, None, None
+    def backward(
+        ctx: Any, *grad_outputs: Tensor
+    ) -> tuple[Tensor | None, Tensor | None, None, None, None]:
+        (scale,) = grad_outputs  # dL / d loss, a scalar
+        hidden_grad, weight_grad = ctx.saved_tensors
+        if weight_grad is not None:
+            weight_grad = weight_grad * scale
+        return hidden_grad * scale, weight_grad, None, None, None
 
 
 def loss_of_chunk(
     chunk: Tensor, head: Tensor, labels: Tensor, weight_grad: Tensor | None, gradients: bool
 ) -> tuple[Tensor, Tensor]:
-    """chunk (N, D), head (V, D), labels (N,) -> the sum of their losses and its gradient (N, D), or else the chunk.
-    That for the head is added to weight_grad (V, D). d loss / d logits = softmax - one_hot(label)."""
+    """Return the sum of the losses and its gradient (N, D); without gradients, the chunk instead.
+
+    chunk (N, D), head (V, D), labels (N,). The head's gradient is accumulated into weight_grad
+    (V, D). d loss / d logits = softmax - one_hot(label).
+    """
     logits = (chunk @ head.T).float()  # (N, V)
-    wanted = (labels != IGNORED)[:, None].float()
-    target = labels.clamp(min=0)[:, None]
-    largest, of_target = logits.amax(dim=-1, keepdim=True), logits.gather(1, target)
-    exponentials = logits.sub_(largest).exp_()
-    total = exponentials.sum(dim=-1, keepdim=True)
-    loss = ((total.log() + largest - of_target) * wanted).sum()
+    is_trained = (labels != IGNORED)[:, None].float()  # (N, 1)
+    target = labels.clamp(min=0)[:, None]  # (N, 1); -100 becomes 0, and counts nothing
+    largest = logits.amax(dim=-1, keepdim=True)  # (N, 1)
+    target_logit = logits.gather(1, target)  # (N, 1)
+    exponentials = logits.sub_(largest).exp_()  # (N, V); the largest is 1, so nothing overflows
+    total = exponentials.sum(dim=-1, keepdim=True)  # (N, 1)
+    loss = ((total.log() + largest - target_logit) * is_trained).sum()
     if not gradients:
         return loss, chunk
     # zero where the label is ignored
-    gradient = exponentials.mul_(wanted / total).scatter_add_(1, target, -wanted).to(head.dtype)
+    gradient = exponentials.mul_(is_trained / total).scatter_add_(1, target, -is_trained)
+    gradient = gradient.to(head.dtype)  # (N, V)
     if weight_grad is not None:
         weight_grad += gradient.T @ chunk
     return loss, gradient @ head
 
 
 def log_probs(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
-    """ln p of each label, one by one: hidden (B, T, D), weight (V, D), labels (B, T) -> (B, T) float32.
+    """Return ln p of each label: hidden (B, T, D), weight (V, D), labels (B, T) -> (B, T) float32.
 
-    Aligned with the labels: at t stands ln p(labels[:, t]), which the hidden state of t - 1 predicts; 0 where the label
-    is -100, and at t = 0. What each position weighs is known only later (preferences, rewards), so the backward pass
-    computes the logits of each chunk again.
+    Entry t is ln p(labels[:, t]), which the hidden state of t - 1 predicts; 0 if the label is -100,
+    and at t = 0. The weight of each position is known only later (preferences, rewards), so the
+    backward pass computes the logits of each chunk again.
     """
-    targets = labels[:, 1:]
-    is_label = targets != IGNORED  # most positions of a prompt with an answer are not
-    dtype, size = compute_dtype(hidden), CHUNK.get(hidden.device.type, CHUNK_ELSEWHERE)
+    targets = labels[:, 1:]  # (B, T - 1)
+    is_label = targets != IGNORED  # few positions of a prompt with an answer
+    dtype = compute_dtype(hidden)
+    size = CHUNK.get(hidden.device.type, CHUNK_ELSEWHERE)
     chunks = zip(hidden[:, :-1][is_label].split(size), targets[is_label].split(size), strict=True)
-    # the backward pass goes from the last chunk to the first: made in this order, it adds them up as the text stands
+    # backward goes from the last chunk to the first: in reverse order, the gradients of the chunks
+    # are added up in the order of the text
     again = partial(checkpoint, _chunk_log_probs, use_reentrant=False, preserve_rng_state=False)
     parts = [again(*chunk, weight, dtype) for chunk in reversed(list(chunks))]
-    of_labels = torch.zeros_like(targets, dtype=torch.float32).masked_scatter(is_label, torch.cat(parts[::-1]))
-    return F.pad(of_labels, (1, 0))
+    result = torch.zeros_like(targets, dtype=torch.float32)  # (B, T - 1)
+    result = result.masked_scatter(is_label, torch.cat(parts[::-1]))
+    return F.pad(result, (1, 0))  # (B, T)
 
 
 def _chunk_log_probs(hidden: Tensor, labels: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """ln p of each label; none of them is -100."""
     with torch.autocast(hidden.device.type, enabled=False):
         logits = (hidden.to(dtype) @ weight.to(dtype).T).float()  # (N, V)
         return logits.gather(1, labels[:, None])[:, 0] - logits.logsumexp(-1)
 
 
 def compute_dtype(x: Tensor) -> torch.dtype:
-    """That of x in matrix products: autocast's, where it is on."""
+    """Return the dtype of matrix products with x: autocast's if it is on, else x's own."""
     device = x.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype

@@ -1,11 +1,11 @@
 """Attention masks: small predicates that combine. Boolean everywhere, `True` = may attend.
 
-`MaskSpec` says which predicates apply to a forward pass; each backend turns it into what it needs: `boolean_mask`
-below, or a form of its own (model/backends/kernels.py). A row that may attend to nothing (padding, as a query) gets
-zeros from every backend, never NaN.
+A `MaskSpec` names the predicates of a forward pass. Each backend turns it into the form that it
+needs: `boolean_mask` below, or another (model/backends/kernels.py). A query that may attend to
+nothing (padding) gets zeros from every backend, never NaN.
 
-Positions here are places in the sequence, cached tokens included. They are not `position_ids`, which only rotate RoPE:
-only `document_ids` separate documents. They are never guessed from positions that start again.
+Positions here are places in the sequence, cached tokens included. `position_ids` only rotate RoPE;
+documents are separated by `document_ids`, never by positions that start again.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from torch import Tensor
 from model.config import ModelConfig
 from model.kv_cache import KVCache
 
-Mask = Any  # a boolean tensor (B or 1, 1, T, S), or what else a backend makes of a MaskSpec; None = causal alone
+# A boolean tensor (B or 1, 1, T, S), or another form that a backend needs; None = causal alone.
+Mask = Any
 
 
 def causal(query_positions: Tensor, key_positions: Tensor) -> Tensor:
-    """A token sees itself and what came before.
+    """Let a token see itself and all earlier ones.
 
         key   0 1 2 3
     query 0   x . . .
@@ -36,13 +37,13 @@ def causal(query_positions: Tensor, key_positions: Tensor) -> Tensor:
 
 
 def within_window(query_positions: Tensor, key_positions: Tensor, sliding_window: int) -> Tensor:
-    """A token sees the last `sliding_window` tokens, itself included; drawn with causality, window 2.
+    """Let a token see the last `sliding_window` tokens, itself included; drawn with `causal`.
 
-        key   0 1 2 3
-    query 0   x . . .
-          1   x x . .
-          2   . x x .
-          3   . . x x
+    window 2, key   0 1 2 3
+          query 0   x . . .
+                1   x x . .
+                2   . x x .
+                3   . . x x
 
     Beltagy et al. 2020, Longformer (arXiv 2004.05150); Jiang et al. 2023, Mistral (2310.06825).
     """
@@ -50,7 +51,7 @@ def within_window(query_positions: Tensor, key_positions: Tensor, sliding_window
 
 
 def same_document(query_documents: Tensor, key_documents: Tensor) -> Tensor:
-    """Equal document ids may see each other.
+    """Let tokens with equal document ids see each other.
 
     documents   0 0 1 1
             0   x x . .
@@ -62,7 +63,7 @@ def same_document(query_documents: Tensor, key_documents: Tensor) -> Tensor:
 
 
 def not_padding(attention_mask: Tensor) -> Tensor:
-    """Keys that are real tokens (1 or True), for every query.
+    """Hide padding (0 or False) from every query.
 
     right padding   1 1 1 0      left padding   0 1 1 1
                     x x x .                     . x x x
@@ -72,12 +73,15 @@ def not_padding(attention_mask: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class MaskSpec:
-    """Which predicates limit one kind of layer in one forward pass of B rows, T queries over S keys each.
+    """The predicates of one kind of layer in one forward pass: B rows, T queries over S keys each.
 
-    query_positions (T,), key_positions (S,): places in the sequence. attention_mask (B, tokens so far): 1 = real token.
-    document_ids (B, T): packed rows, T = S. document_starts (B, most of a row): where each begins, filled up with T;
-    None = look for it. sliding_window: tokens seen, or None.
-    all_visible: every query sees every key up to itself, so that a kernel's own causal flag says it all.
+    query_positions  (T,): places in the sequence
+    key_positions    (S,)
+    attention_mask   (B, tokens so far): 1 = real token
+    document_ids     (B, T): packed rows, T = S
+    sliding_window   visible tokens, or None
+    all_visible      every query sees every key up to itself: a kernel's causal flag is enough
+    document_starts  (B, N): beginnings of documents, filled up with T; None = search for them
     """
 
     query_positions: Tensor
@@ -89,72 +93,105 @@ class MaskSpec:
     all_visible: bool = False
     document_starts: Tensor | None = None
 
-    def of_layers(self, windows: Sequence[int | None], cache: KVCache | None) -> dict[int | None, MaskSpec]:
-        """This, with keys and window of each kind of layer, by its window. windows: of every layer."""
+    def of_layers(
+        self, windows: Sequence[int | None], cache: KVCache | None
+    ) -> dict[int | None, MaskSpec]:
+        """Complete this with the keys of each kind of layer: window -> spec. windows: by layer."""
+        queries = self.query_positions
+        count = len(queries)
+        has_spare_keys = cache is not None and cache.has_room
+        is_plain = self.attention_mask is None and self.document_ids is None and not has_spare_keys
         specs: dict[int | None, MaskSpec] = {}
-        queries, real, documents = self.query_positions, self.attention_mask, self.document_ids
-        count, plain = len(queries), real is None and documents is None and (cache is None or not cache.has_room)
         for layer, window in enumerate(windows):
-            if window not in specs:
-                keys = queries if cache is None else cache.key_positions(layer, count, queries.device)
-                fits = window is None or len(keys) < window or (count == 1 and len(keys) <= window)
-                causal_alone, starts = plain and fits and count in (1, len(keys)), self.document_starts
-                specs[window] = MaskSpec(queries, keys, self.batch_size, real, documents, window, causal_alone, starts)
+            if window in specs:
+                continue
+            keys = queries
+            if cache is not None:
+                keys = cache.key_positions(layer, count, queries.device)
+            # the window hides no key: with one query, it may be as long as the keys
+            fits = window is None or len(keys) < window + (count == 1)
+            # a causal flag is right for one query, or for as many queries as keys
+            all_visible = is_plain and fits and count in (1, len(keys))
+            specs[window] = MaskSpec(
+                queries, keys, self.batch_size, self.attention_mask, self.document_ids, window,
+                all_visible, self.document_starts,
+            )  # fmt: skip
         return specs
 
     @property
     def real_keys(self) -> Tensor | None:
-        """The columns of attention_mask that belong to these keys: (B, S); None = all are real tokens."""
+        """The columns of attention_mask for these keys: (B, S); None = all are real tokens."""
         if self.attention_mask is None:
             return None
-        to_come = len(self.key_positions) - self.attention_mask.shape[1]  # room of a static cache; causality hides it
-        mask = F.pad(self.attention_mask, (0, max(0, to_come)), value=1)
-        return mask if mask.shape[1] == len(self.key_positions) else mask[:, self.key_positions]
+        # a static cache has room for later tokens; causality hides them
+        missing = len(self.key_positions) - self.attention_mask.shape[1]
+        mask = F.pad(self.attention_mask, (0, max(0, missing)), value=1)
+        if mask.shape[1] == len(self.key_positions):
+            return mask
+        return mask[:, self.key_positions]
 
 
 def boolean_mask(spec: MaskSpec) -> Tensor | None:
-    """Every predicate that applies, written out: (B or 1, 1, T, S), or None if the causal flag says it all."""
+    """Combine the predicates: (B or 1, 1, T, S), or None if the causal flag is enough."""
     if spec.all_visible:
         return None
-    queries, keys = spec.query_positions[:, None], spec.key_positions[None, :]
-    mask = causal(queries, keys)
+    queries = spec.query_positions[:, None]  # (T, 1)
+    keys = spec.key_positions[None, :]  # (1, S)
+    mask = causal(queries, keys)  # (T, S)
     if spec.sliding_window is not None:
         mask = mask & within_window(queries, keys, spec.sliding_window)
     mask = mask[None, None]  # (1, 1, T, S)
-    if (real := spec.real_keys) is not None:
-        mask = mask & not_padding(real)[:, None, None, :]
-    if (documents := spec.document_ids) is not None:
+    real_keys = spec.real_keys
+    if real_keys is not None:
+        mask = mask & not_padding(real_keys)[:, None, None, :]  # (B, 1, T, S)
+    documents = spec.document_ids  # (B, T), and T = S
+    if documents is not None:
         mask = mask & same_document(documents[:, :, None], documents[:, None, :])[:, None]
     return mask
+
+
+def real_tokens(
+    config: ModelConfig, input_ids: Tensor, attention_mask: Tensor | None
+) -> Tensor | None:
+    """Mark the tokens that are not padding, (B, T), for experts; None: all, or no experts."""
+    if not config.num_experts:
+        return None
+    if attention_mask is not None:
+        return attention_mask[:, -input_ids.shape[1] :]
+    return None if config.pad_token_id is None else input_ids != config.pad_token_id
 
 
 def check_inputs(
     config: ModelConfig,
     input_ids: Tensor,
-    kv_cache: KVCache | None,
     attention_mask: Tensor | None,
     document_ids: Tensor | None,
     position_ids: Tensor | None,
+    kv_cache: KVCache | None,
 ) -> None:
-    """Raise ValueError for shapes and ids that a kernel would read without a word."""
+    """Raise ValueError for shapes and ids that a kernel would read without an error."""
     B, T = input_ids.shape
     longest = config.max_position_embeddings
-    total = T if kv_cache is None else T + kv_cache.length
-    # packed rows may be longer: no document in them is, where each counts its own positions
+    total = T if kv_cache is None else T + kv_cache.length  # cached tokens included
+    # a packed row may be longer, because each of its documents counts its own positions
     if total > longest and (document_ids is None or position_ids is None):
-        raise ValueError(f"the sequence has {total} tokens, more than max_position_embeddings ({longest})")
+        raise ValueError(
+            f"the sequence has {total} tokens, more than max_position_embeddings ({longest})"
+        )
     if document_ids is not None and kv_cache is not None:
-        raise ValueError("document_ids are for packed rows, a kv_cache is for one document: give one of them")
-    capacity = getattr(kv_cache, "capacity", total)
+        raise ValueError("document_ids are for packed rows, a kv_cache for one document: give one")
+    capacity = getattr(kv_cache, "capacity", total)  # a mask may be as wide as a static cache
     for name, tensor, shapes in (
         ("attention_mask", attention_mask, ((B, total), (B, capacity))),
         ("document_ids", document_ids, ((B, T),)),
         ("position_ids", position_ids, ((B, T), (1, T))),
     ):
         if tensor is not None and (tensor.shape not in shapes or tensor.is_floating_point()):
-            raise ValueError(f"{name} has shape {tuple(tensor.shape)}: give integers or booleans {shapes[0]}")
-    if input_ids.device.type == "cpu":  # on a GPU this would wait for it
+            shape = tuple(tensor.shape)
+            raise ValueError(f"{name} has shape {shape}: give integers or booleans {shapes[0]}")
+    if input_ids.device.type == "cpu":  # on a GPU this would be a sync point
         vocab_size = config.vocab_size or 0
         wrong = input_ids[(input_ids < 0) | (input_ids >= vocab_size)]
         if len(wrong):
-            raise ValueError(f"token id {int(wrong[0])} is outside the vocabulary (0 to {vocab_size - 1})")
+            limit = vocab_size - 1
+            raise ValueError(f"token id {int(wrong[0])} is outside the vocabulary (0 to {limit})")

@@ -13,8 +13,9 @@ from model.config import ModelConfig
 
 
 class RMSNorm(nn.Module):
-    """x / sqrt(mean(x²) + eps) * weight over the last dimension, computed in float32 (Zhang & Sennrich 2019, arXiv
-    1910.07467). Order of operations as in transformers: cast, then multiply. gain: where the learned weight starts.
+    """x / sqrt(mean(x²) + eps) * weight over the last dimension (Zhang et al., arXiv 1910.07467).
+
+    Computed in float32, then cast, then multiplied, as in transformers. gain: the first weight.
     """
 
     optimizer_group = "vector"
@@ -22,7 +23,8 @@ class RMSNorm(nn.Module):
     def __init__(self, size: int, eps: float, gain: float = 1.0):
         super().__init__()
         self.weight = nn.Parameter(torch.full((size,), gain))
-        self.eps, self.gain = eps, gain
+        self.eps = eps
+        self.gain = gain
 
     def reset_parameters(self) -> None:
         nn.init.constant_(self.weight, self.gain)
@@ -34,14 +36,14 @@ class RMSNorm(nn.Module):
 
 
 class HeadsNorm(RMSNorm):
-    """One norm over the numbers of all heads of a token, as in OLMo 2: x (B, T, H, D), weight (H * D,)."""
+    """One norm over all heads of a token, as in OLMo 2: x (B, T, H, D), weight (H * D,)."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.flatten(2)).view(x.shape)
 
 
 class LayerNorm(nn.LayerNorm):
-    """(x - mean(x)) / sqrt(variance(x) + eps) * weight + bias: GPT-2's norm (Ba et al. 2016, arXiv 1607.06450)."""
+    """(x - mean(x)) / sqrt(variance(x) + eps) * weight + bias, GPT-2's norm (arXiv 1607.06450)."""
 
     optimizer_group = "vector"
 
@@ -55,8 +57,10 @@ class LayerNorm(nn.LayerNorm):
 
 
 def initialize(module: nn.Module, output: str | tuple[()] = ()) -> None:
-    """Random matrices whose products are of the size of what goes in; a zero one that makes the `output`, so that the
-    module adds nothing at first; zero biases; norms at their gain."""
+    """Draw matrices with std 1 / sqrt(inputs), which keeps activations at their scale.
+
+    The `output` projection is zero, so the module starts as a no-op; biases are zero as well.
+    """
     for name, parameter in module.named_parameters():
         if parameter.ndim > 1 and not name.startswith(output):
             nn.init.normal_(parameter, std=1 / math.sqrt(parameter.shape[-1]))
@@ -73,16 +77,17 @@ def make_norm(config: ModelConfig, gain: float = 1.0) -> RMSNorm | LayerNorm:
 
 
 def _normalized(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """x with a mean square of 1, in its own dtype, and the float32 factor that made it so."""
+    """Return x with a mean square of 1, in its own dtype, and the float32 factor."""
     x32 = x.float()
-    factor = torch.rsqrt(x32.pow(2).mean(-1, keepdim=True) + eps)
+    factor = torch.rsqrt(x32.pow(2).mean(-1, keepdim=True) + eps)  # (…, 1)
     return (x32 * factor).to(x.dtype), factor
 
 
 class _RMSNorm(torch.autograd.Function):
-    """The same numbers, with a backward pass of a third of autograd's operations: for small models they are the cost.
+    """The same numbers with a third of autograd's backward operations, which small models feel.
 
-    With n = x * factor and y = weight * n:   dL/dx = factor * (d - n * mean(d * n)),  where d = weight * dL/dy
+    With n = x * factor, y = weight * n and d = weight * dL/dy:
+        dL/dx = factor * (d - n * mean(d * n))
     """
 
     @staticmethod
@@ -95,8 +100,9 @@ class _RMSNorm(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
         normalized, factor, weight = ctx.saved_tensors
-        (gradient,) = gradients
+        (gradient,) = gradients  # dL/dy
         product = gradient * normalized
-        along = product @ weight.to(product.dtype) / weight.shape[0]  # mean of weight * gradient * n
-        x_grad = torch.addcmul(gradient * weight, normalized, along[..., None], value=-1).mul_(factor)
+        mean = product @ weight.to(product.dtype) / weight.shape[0]  # mean(d * n)
+        x_grad = torch.addcmul(gradient * weight, normalized, mean[..., None], value=-1)
+        x_grad = x_grad.mul_(factor)
         return x_grad.to(normalized.dtype), product.flatten(0, -2).sum(0).to(weight.dtype), None

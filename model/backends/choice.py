@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -17,14 +17,19 @@ from configs.command import InputError, usable_cores
 from model.attention import AttentionFunction, eager
 from model.backends import kernels, mine, names
 from model.config import ModelConfig
+from model.kv_cache import KVCache
+from model.loss import compute_dtype
 from model.masks import Mask, MaskSpec, boolean_mask
+
+if TYPE_CHECKING:
+    from model.transformer import Decoder
 
 HALF = (torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True)
 class Situation:
-    """What a backend has to serve.
+    """The demands on a backend in one forward pass.
 
     dtype: in which the kernel computes (autocast's, if that is enabled). value_dim: None is as
     head_dim. padding: also the tokens of a cache, because both need a mask, or lengths.
@@ -143,6 +148,32 @@ def why_not(name: str, here: Situation) -> str | None:
         return "is unknown"
     limits = BACKENDS[name].limits
     return limits(here) if limits is not None else None
+
+
+def masks_for(decoder: Decoder, spec: MaskSpec, kv_cache: KVCache | None) -> dict[int | None, Mask]:
+    """Return the mask of each kind of layer: window -> mask, in the form of the model's backend.
+
+    Raises ValueError, before anything is computed, if the backend cannot serve this pass.
+    """
+    name = decoder.backend
+    config = decoder.config
+    weight = decoder.embed_tokens.weight
+    here = Situation.of(
+        config,
+        spec.query_positions.device.type,
+        compute_dtype(weight),
+        dropout=config.attention_dropout if decoder.training else 0.0,
+        gradients=torch.is_grad_enabled() and any(p.requires_grad for p in decoder.parameters()),
+        documents=spec.document_ids is not None,
+        padding=spec.attention_mask is not None or kv_cache is not None,
+        compiled=torch.compiler.is_compiling(),
+    )
+    problem = why_not(name, here)
+    if problem is not None:
+        remedy = "use sdpa, which serves everything"
+        raise ValueError(f"attn_implementation: {name} {problem}: {remedy}")
+    specs = spec.of_layers(config.windows, kv_cache)
+    return {window: BACKENDS[name].mask(layer_spec) for window, layer_spec in specs.items()}
 
 
 def choose_attention(here: Situation) -> tuple[str, str]:

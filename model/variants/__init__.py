@@ -1,1 +1,1 @@
-"""Other attention, experts, adapters, rounded weights, a server's cache: parts that a plain model does not load."""
+"""Parts that a plain model does not load: latent attention, experts, adapters, other caches."""

@@ -1,18 +1,17 @@
-r"""LoRA: leave every matrix as it is, and train two thin ones beside it. Hu et al. 2021, arXiv 2106.09685.
+r"""LoRA: freeze every matrix and train two thin ones beside it. Hu et al. 2021, arXiv 2106.09685.
 
          ┌───────── W (out × in), frozen ──────────┐
-    x ───┤                                         + ─── y        y = W x + (alpha / rank) · B A x
+    x ───┤                                         + ─── y     y = W x + (alpha / rank) · B A x
          └── A (rank × in) ── B (out × rank) ── × ─┘
                                             alpha / rank
 
-Fine-tuning changes a matrix in few directions: B A has `rank` of them, and rank · (in + out) numbers instead of
-in · out. A starts at random and B at zero, so the model begins exactly as it was. The optimizer keeps its state for A
-and B only, and only they are saved: a file of a few per cent, of which many fit beside one base.
+Fine-tuning changes a matrix in few directions. B A has `rank` of them, and rank · (in + out)
+numbers instead of in · out. A starts at random and B at zero, so the model begins exactly as it
+was. The optimizer keeps state for A and B only, and only they are saved: a few per cent of a model.
 
-Afterwards B A can be added to W: the merged model is as quick as the base. Names and arithmetic are those of the `peft`
-library, so that each reads what the other wrote: adapter_config.json and adapter_model.safetensors. They name the base
-and do not hold it. Only one base is right for them, so the file has a hash of its weights (in the metadata, where peft
-takes no notice).
+Afterwards B A can be added to W, and the merged model is as fast as the base. Names and arithmetic
+are those of the `peft` library, so each can read the other's files. The files name the base and do
+not contain it; a hash of its weights proves that it is the right one.
 """
 
 from __future__ import annotations
@@ -35,28 +34,29 @@ from model.files.weight_files import check_tensors, read_tensors
 from model.transformer import LanguageModel
 from model.variants.config import LoraConfig
 
-NOT_CALLED = "kv_b_proj"  # LatentAttention reads this matrix itself while it decodes, past any module around it
+NOT_CALLED = "kv_b_proj"  # While decoding, LatentAttention reads this matrix without its module.
 TENSORS = "adapter_model.safetensors"
-PREFIX = "base_model.model."  # peft's wrapper around the model
-HASH = "base_sha256"
-# added rows of the embedding or the head (AddedRows): our name, and peft's
-ROWS, PEFT_ROWS = "parametrizations.weight.0.lora_rows", "token_adapter.trainable_tokens_delta"
-# keys of kinds of LoRA that are not computed here: they must be null, false, empty, or one of these values
+PREFIX = "base_model.model."  # peft wraps the model in two modules.
+HASH = "base_sha256"  # It is in the file's metadata, which peft ignores.
+# These are the added rows of the embedding or the head (AddedRows): our name, and peft's.
+ROWS = "parametrizations.weight.0.lora_rows"
+PEFT_ROWS = "token_adapter.trainable_tokens_delta"
+# Kinds of LoRA that are not built here. Their keys must be null, false, empty, or one of these.
 PLAIN_LORA: dict[str, tuple[object, ...]] = {
     "peft_type": ("LORA",),
     "bias": ("none",),
     "init_lora_weights": (True, "gaussian", "orthogonal", "eva"),  # others change the base as well
 }
 OTHER_KINDS = (
-    "alora_invocation_tokens alpha_pattern arrow_config fan_in_fan_out kasa_config layer_replication lora_bias "
-    "modules_to_save monteclora_config rank_pattern target_parameters use_bdlora use_dora use_qalora use_rslora "
-    "velora_config"
+    "alora_invocation_tokens alpha_pattern arrow_config fan_in_fan_out kasa_config "
+    "layer_replication lora_bias modules_to_save monteclora_config rank_pattern target_parameters "
+    "use_bdlora use_dora use_qalora use_rslora velora_config"
 ).split()
 
 
 @dataclass
 class Adapters:
-    """What a model with adapters remembers. base: its directory, and `weights_hash`; on: whether they are in use."""
+    """The adapters of a model. base: its directory, with its `weights_hash`; on: a switch."""
 
     config: LoraConfig
     base: str = ""
@@ -65,93 +65,120 @@ class Adapters:
 
 
 class Thin(nn.Linear):
-    """A or B. Its optimizer is AdamW, also in a run with Muon (train/optimizer.py)."""
+    """One LoRA factor, A or B. AdamW trains it, also in a run with Muon (train/optimizer.py)."""
 
     optimizer_group = "adapter"
 
 
 class LoraLinear(nn.Linear):
-    """A linear layer with an adapter beside its frozen matrix."""
+    """A frozen linear layer with an adapter."""
 
     def __init__(self, linear: nn.Linear, adapters: Adapters):
-        super().__init__(linear.in_features, linear.out_features, linear.bias is not None, device="meta")
-        self.weight, self.bias = linear.weight, linear.bias  # the same tensors, not copies
-        config, place = adapters.config, {"device": linear.weight.device, "dtype": linear.weight.dtype}
-        self.lora_A = Thin(self.in_features, config.rank, bias=False, **place)  # uniform, ± 1 / sqrt(in)
-        self.lora_B = Thin(config.rank, self.out_features, bias=False, **place)
+        super().__init__(linear.in_features, linear.out_features, linear.bias is not None, "meta")
+        self.weight = linear.weight  # the same tensors, not copies
+        self.bias = linear.bias
+        rank = adapters.config.rank
+        where = {"device": linear.weight.device, "dtype": linear.weight.dtype}
+        self.lora_A = Thin(self.in_features, rank, bias=False, **where)  # uniform, ± 1 / sqrt(in)
+        self.lora_B = Thin(rank, self.out_features, bias=False, **where)
         nn.init.zeros_(self.lora_B.weight)
-        self.dropout = nn.Dropout(config.dropout)
-        self.adapters, self.scaling = adapters, config.alpha / config.rank
+        self.dropout = nn.Dropout(adapters.config.dropout)
+        self.adapters = adapters
+        self.scaling = adapters.config.alpha / rank
         self.train(linear.training)
 
     def forward(self, x: Tensor) -> Tensor:
         y = super().forward(x)
-        return y + self.lora_B(self.lora_A(self.dropout(x))) * self.scaling if self.adapters.on else y
+        if self.adapters.on:
+            y = y + self.lora_B(self.lora_A(self.dropout(x))) * self.scaling
+        return y
 
 
 class AddedRows(nn.Module):
-    """Rows of the embedding or the head for tokens that the base does not know, trained in place of frozen ones.
-    A parametrization of `weight`: the frozen rows, then these. Off: all the frozen ones."""
+    """Trained rows of the embedding or the head, for tokens that the base does not have.
+
+    A parametrization of `weight`: these rows replace the last frozen ones while adapters are on.
+    """
 
     optimizer_group = "adapter"
 
     def __init__(self, weight: Tensor, start: int, adapters: Adapters):
         super().__init__()
-        self.lora_rows, self.adapters = nn.Parameter(weight[start:].detach().clone()), adapters
+        self.lora_rows = nn.Parameter(weight[start:].detach().clone())
+        self.adapters = adapters
 
     def forward(self, weight: Tensor) -> Tensor:
-        return torch.cat([weight[: -len(self.lora_rows)], self.lora_rows]) if self.adapters.on else weight
+        if not self.adapters.on:
+            return weight
+        return torch.cat([weight[: -len(self.lora_rows)], self.lora_rows])
 
 
 def add_adapters(
-    lm: LanguageModel, config: LoraConfig, base: str = "", base_sha256: str = "", rows: int | None = None
+    lm: LanguageModel,
+    config: LoraConfig,
+    base: str = "",
+    base_sha256: str = "",
+    rows: int | None = None,
 ) -> None:
-    """Freeze the model and put adapters beside the matrices that the config names.
+    """Freeze the model and add adapters to the matrices that the config names.
 
-    rows: tokens of the base, where others were added: their rows are trained too. Raises ValueError for a model that
-    has adapters and for a module that is not there; then nothing was changed."""
+    rows: the number of the base's tokens, if more were added; the rows of those are trained too.
+    Raises ValueError, before anything is changed, for a model that has adapters already and for a
+    module that does not exist.
+    """
     if lm.adapters is not None:
         raise ValueError("this model has adapters already: remove or merge them first")
-    layers = {f".{name}": linear for name, linear in adaptable(lm).items()}
-    targets = [f".{target}" for target in config.target_modules or []] or [""]
-    for target in targets:  # as in peft: the last part of a name, or several of its last parts
-        if not any(name.endswith(target) for name in layers):
+    layers = adaptable(lm)
+    # as in peft, a target is the end of a name, from a dot on; "" is the end of every name
+    targets = tuple(f".{target}" for target in config.target_modules or []) or ("",)
+    for target in targets:
+        if not any(f".{name}".endswith(target) for name in layers):
             names = ", ".join(sorted({name.rpartition(".")[2] for name in layers}))
-            raise ValueError(f"target_modules: no layer of the blocks is named {target[1:]!r}: use some of {names}")
-    lm.requires_grad_(False)
-    lm.adapters = adapters = Adapters(config, base, base_sha256)
+            raise ValueError(
+                f"target_modules: no layer of the blocks is named {target[1:]!r}: "
+                f"use some of {names}"
+            )
+    lm.requires_grad_(False)  # before the adapters exist, which are trained
+    adapters = Adapters(config, base, base_sha256)
+    lm.adapters = adapters
     for name, linear in layers.items():
-        if name.endswith(tuple(targets)):
-            lm.set_submodule(name[1:], LoraLinear(linear, adapters))
+        if f".{name}".endswith(targets):
+            lm.set_submodule(name, LoraLinear(linear, adapters))
     if rows is not None and rows < lm.lm_head.out_features:
-        embedding, head = lm.model.embed_tokens, lm.lm_head
-        of_head = AddedRows(head.weight, rows, adapters)
-        of_embedding = of_head if lm.config.tie_word_embeddings else AddedRows(embedding.weight, rows, adapters)
-        parametrize.register_parametrization(embedding, "weight", of_embedding)
-        parametrize.register_parametrization(head, "weight", of_head)
+        head_rows = AddedRows(lm.lm_head.weight, rows, adapters)
+        embedding_rows = head_rows
+        if not lm.config.tie_word_embeddings:
+            embedding_rows = AddedRows(lm.model.embed_tokens.weight, rows, adapters)
+        parametrize.register_parametrization(lm.model.embed_tokens, "weight", embedding_rows)
+        parametrize.register_parametrization(lm.lm_head, "weight", head_rows)
 
 
 def adaptable(lm: LanguageModel) -> dict[str, nn.Linear]:
-    """The linear layers of the blocks that may have an adapter, by name. Left out: experts and their router.
-    In an architecture that may have experts, peft takes gate_proj, up_proj and down_proj for theirs, also where a layer
-    has none. So there only attention may have adapters."""
+    """Return the linear layers of the blocks, by name, without experts and their router."""
+    # If an architecture may have experts, peft takes every gate_proj, up_proj and down_proj for
+    # theirs, also in a dense layer. So only attention may have adapters there.
     may_have_experts = lm.config.num_experts is not None or lm.config.attention == "mla"
-    only = ".self_attn." if may_have_experts and lm.config.loadable_elsewhere else ""
-    linears = {name: x for name, x in lm.model.named_modules(prefix="model") if type(x) is nn.Linear}
-    return {name: x for name, x in linears.items() if only in name and not name.endswith(NOT_CALLED)}
+    part = ".self_attn." if may_have_experts and lm.config.loadable_elsewhere else ""
+    layers = {}
+    for name, module in lm.model.named_modules(prefix="model"):
+        if type(module) is nn.Linear and part in name and not name.endswith(NOT_CALLED):
+            layers[name] = module
+    return layers
 
 
 def adapted(lm: LanguageModel) -> dict[str, LoraLinear]:
-    """The layers with an adapter, by name."""
+    """Return the layers that have an adapter, by name."""
     return {name: module for name, module in lm.named_modules() if isinstance(module, LoraLinear)}
 
 
 @contextmanager
 def without_adapters(lm: LanguageModel) -> Iterator[None]:
-    """While inside, the model computes what its base computes: the reference of a preference, without a second copy."""
-    if (adapters := lm.adapters) is None:
+    """Switch the adapters off: the model is its own reference, without a second copy (DPO)."""
+    if lm.adapters is None:
         raise ValueError("this model has no adapters: it would be compared with itself")
-    before, adapters.on = adapters.on, False
+    adapters = lm.adapters
+    before = adapters.on
+    adapters.on = False
     try:
         yield
     finally:
@@ -160,17 +187,19 @@ def without_adapters(lm: LanguageModel) -> Iterator[None]:
 
 @torch.no_grad()
 def merge(lm: LanguageModel) -> None:
-    """Add every adapter to its matrix, W + (alpha / rank) · B A, and take it away: an ordinary model is left."""
+    """Add every adapter to its matrix, W + (alpha / rank) · B A, and remove it."""
     for layer in adapted(lm).values():
         layer.weight += (layer.lora_B.weight @ layer.lora_A.weight) * layer.scaling
     remove_adapters(lm, keep_rows=True)
 
 
 def remove_adapters(lm: LanguageModel, keep_rows: bool = False) -> None:
-    """The base, as it was before `add_adapters`, trainable again. keep_rows: with the rows that were added to it."""
+    """Undo `add_adapters`: the model is trainable again. keep_rows: keep the rows of new tokens."""
     for name, layer in adapted(lm).items():
-        linear = nn.Linear(layer.in_features, layer.out_features, layer.bias is not None, device="meta")
-        linear.weight, linear.bias = layer.weight, layer.bias
+        has_bias = layer.bias is not None
+        linear = nn.Linear(layer.in_features, layer.out_features, has_bias, device="meta")
+        linear.weight = layer.weight
+        linear.bias = layer.bias
         lm.set_submodule(name, linear.train(layer.training))
     for module in (lm.model.embed_tokens, lm.lm_head):
         if parametrize.is_parametrized(module, "weight"):
@@ -179,12 +208,12 @@ def remove_adapters(lm: LanguageModel, keep_rows: bool = False) -> None:
     lm.adapters = None
 
 
-# ---------------------------------------------------------------------------------------------------------
+# -----------------------------------------------------------------------------------------------
 # files: as peft writes and reads them
 
 
 def weights_hash(lm: LanguageModel) -> str:
-    """sha256 of all weights but adapters, by name: the same for every file that holds the same numbers."""
+    """Return the sha256 of all weights without adapters: equal numbers have an equal hash."""
     digest = hashlib.sha256()
     for name, tensor in sorted(lm.state_dict().items()):
         if ".lora_" in name or (name == "lm_head.weight" and lm.config.tie_word_embeddings):
@@ -195,10 +224,11 @@ def weights_hash(lm: LanguageModel) -> str:
 
 
 def save_adapters(lm: LanguageModel, directory: Path, weights: dict[str, Tensor]) -> None:
-    """Write both files for a model with adapters. weights: the adapters' tensors by the model's names, others too."""
-    config, vocab = lm.adapters.config, lm.lm_head.out_features
-    tensors = {name: weights[name].contiguous() for name in weights if name in _adapter_shapes(lm)}
-    rows = {name.split(".")[-5]: [*range(vocab - len(x), vocab)] for name, x in tensors.items() if ROWS in name}
+    """Write both files. weights: tensors by the model's names; those of the base are ignored."""
+    config = lm.adapters.config
+    vocab_size = lm.lm_head.out_features
+    names = [name for name in weights if name in _adapter_shapes(lm)]
+    targets = config.target_modules
     values = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -206,61 +236,89 @@ def save_adapters(lm: LanguageModel, directory: Path, weights: dict[str, Tensor]
         "r": config.rank,
         "lora_alpha": int(config.alpha) if config.alpha.is_integer() else config.alpha,
         "lora_dropout": config.dropout,
-        "target_modules": config.target_modules or sorted({name.rpartition(".")[2] for name in adapted(lm)}),
+        "target_modules": targets or sorted({name.rpartition(".")[2] for name in adapted(lm)}),
         "inference_mode": True,
-    } | ({"trainable_token_indices": rows} if rows else {})
+    }
+    tensors = {}
+    rows = {}
+    for name in names:
+        tensors[PREFIX + name.replace(ROWS, PEFT_ROWS)] = weights[name].contiguous()
+        if ROWS in name:
+            module = name.split(".")[-5]  # embed_tokens or lm_head
+            rows[module] = [*range(vocab_size - len(weights[name]), vocab_size)]
+    if rows:
+        values["trainable_token_indices"] = rows
     (directory / ADAPTER).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
-    tensors = {PREFIX + name.replace(ROWS, PEFT_ROWS): x for name, x in tensors.items()}
-    # one entry: safetensors writes several in any order, and the files of two equal runs are equal
+    # one entry: safetensors writes several in any order, and equal runs should have equal files
     save_file(tensors, directory / TENSORS, metadata={HASH: lm.adapters.base_sha256})
 
 
 def load_adapters(lm: LanguageModel, directory: Path) -> None:
-    """Put the adapters of a directory, ours or peft's, beside the matrices of their base. Raises DamagedFile."""
-    file, names = directory / ADAPTER, _tensors_in(directory)
+    """Add the adapters of a directory, ours or peft's, to their base. Raises DamagedFile."""
+    file = directory / ADAPTER
     fields = read_json(file)
+    tensors = _read_adapter_tensors(directory)
     for key in [*PLAIN_LORA, *OTHER_KINDS]:
-        if fields.get(key) and fields[key] not in PLAIN_LORA.get(key, ()):
-            raise DamagedFile(f"{file}: {key} is {fields[key]!r:.60}, and Headlight computes plain LoRA only")
-    added = checked(fields.get("trainable_token_indices") or {}, str(file), dict[str, list[int]])
-    vocab = lm.lm_head.out_features
-    rows = sorted({row for indices in added.values() for row in indices})
-    if rows != [*range(vocab - len(rows), vocab)]:
-        raise DamagedFile(f"{file}: trainable_token_indices must be the last rows, up to {vocab - 1}")
-    check_base(directory, sha256 := weights_hash(lm))
-    keys = {"rank": "r", "alpha": "lora_alpha", "dropout": "lora_dropout"}
-    values = {ours: fields[theirs] for ours, theirs in keys.items() if theirs in fields}
-    values["target_modules"] = sorted({name.partition(".lora_")[0] for name in names if ROWS not in name})
+        value = fields.get(key)
+        if value and value not in PLAIN_LORA.get(key, ()):
+            raise DamagedFile(
+                f"{file}: {key} is {value!r:.60}, and Headlight computes plain LoRA only"
+            )
+    key = "trainable_token_indices"
+    indices = checked(fields.get(key) or {}, str(file), dict[str, list[int]])
+    rows = sorted(set().union(*indices.values()))
+    vocab_size = lm.lm_head.out_features
+    if rows != [*range(vocab_size - len(rows), vocab_size)]:
+        raise DamagedFile(f"{file}: {key} must be the last rows, up to {vocab_size - 1}")
+    sha256 = weights_hash(lm)  # of the base: lm has no adapters yet
+    check_base(directory, sha256)
+    values = {
+        "target_modules": sorted(
+            {name.partition(".lora_")[0] for name in tensors if ROWS not in name}
+        )
+    }
+    for ours, theirs in (("rank", "r"), ("alpha", "lora_alpha"), ("dropout", "lora_dropout")):
+        if theirs in fields:
+            values[ours] = fields[theirs]
     config = checked(values, str(file), LoraConfig)
     try:
         add_adapters(lm, config, base_sha256=sha256, rows=rows[0] if rows else None)
     except ValueError as error:
         raise DamagedFile(f"{file}: {error}") from None
+    # not strict: the file has no tensor of the base
     lm.load_state_dict(read_adapters(lm, directory), strict=False)
 
 
 def check_base(directory: Path, sha256: str) -> None:
-    """Raises DamagedFile if adapters were trained beside other weights than those of this hash; peft records none."""
+    """Raise DamagedFile if adapters were trained with another base; peft records no hash."""
     with safe_open(directory / TENSORS, "pt") as file:
-        trained_beside = (file.metadata() or {}).get(HASH, sha256)
-    if trained_beside != sha256:
-        hashes = f"those that they were trained beside have the hash {trained_beside[:12]}, and these {sha256[:12]}"
-        raise DamagedFile(f"{directory}: these adapters belong to another base: {hashes}")
+        recorded = (file.metadata() or {}).get(HASH, sha256)
+    if recorded != sha256:
+        raise DamagedFile(
+            f"{directory}: these adapters belong to another base: the weights that they were "
+            f"trained with have the hash {recorded[:12]}, and these {sha256[:12]}"
+        )
 
 
 def read_adapters(lm: LanguageModel, directory: Path) -> dict[str, Tensor]:
-    """The tensors of a directory under the model's own names, checked against its adapters. Raises DamagedFile."""
+    """Read the tensors of a directory, by the names of this model. Raises DamagedFile."""
     check_base(directory, lm.adapters.base_sha256)
-    tensors = _tensors_in(directory)
+    tensors = _read_adapter_tensors(directory)
     check_tensors(tensors, _adapter_shapes(lm), directory / TENSORS)
     return tensors
 
 
 def _adapter_shapes(lm: LanguageModel) -> dict[str, list[int]]:
-    """What the file holds of a model; tied, the rows of the head are those of the embedding."""
-    tied = "lm_head." + ROWS if lm.config.tie_word_embeddings else ""
-    return {name: list(x.shape) for name, x in lm.state_dict().items() if ".lora_" in name and name != tied}
+    """Return the shapes of the tensors in the file; tied rows are stored once."""
+    tied = f"lm_head.{ROWS}" if lm.config.tie_word_embeddings else ""
+    shapes = {}
+    for name, tensor in lm.state_dict().items():
+        if ".lora_" in name and name != tied:
+            shapes[name] = list(tensor.shape)
+    return shapes
 
 
-def _tensors_in(directory: Path) -> dict[str, Tensor]:
-    return read_tensors(directory / TENSORS, lambda name: name.removeprefix(PREFIX).replace(PEFT_ROWS, ROWS))
+def _read_adapter_tensors(directory: Path) -> dict[str, Tensor]:
+    return read_tensors(
+        directory / TENSORS, lambda name: name.removeprefix(PREFIX).replace(PEFT_ROWS, ROWS)
+    )

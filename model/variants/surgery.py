@@ -1,4 +1,4 @@
-"""Changes to a model that is trained already: more tokens, other positions, fewer or more key/value heads."""
+"""Changes to a trained model: more tokens, other positions, another number of key/value heads."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from model.transformer import LanguageModel
 
 @torch.no_grad()
 def add_rows(lm: LanguageModel, vocab_size: int) -> None:
-    """Make room for more token ids: rows of the embedding and of the head, each at first the mean of the others.
+    """Add rows for new token ids to embedding and head, each the mean of the other rows.
 
-    So the new tokens start where an average one is, and none of them is likely (Hewitt 2021,
-    https://nlp.stanford.edu/~johnhew/vocab-expansion.html). The logits of the earlier ids stay the same.
+    So the new tokens start as average ones, and none of them is likely (Hewitt 2021,
+    https://nlp.stanford.edu/~johnhew/vocab-expansion.html). Logits of earlier ids do not change.
     """
-    embedding, head = lm.model.embed_tokens, lm.lm_head
+    embedding = lm.model.embed_tokens
+    head = lm.lm_head
     for module, size in ((embedding, "num_embeddings"), (head, "out_features")):
         old = module.weight
         mean = old.double().mean(0, keepdim=True).to(old.dtype)  # double: the same on every machine
@@ -32,12 +33,14 @@ def add_rows(lm: LanguageModel, vocab_size: int) -> None:
 
 
 def with_config(lm: LanguageModel, **changes: Any) -> LanguageModel:
-    """Return a second model with the same weights and other values for keys that no weight needs.
+    """Return a second model with the same weights and a config with `changes`.
 
-    Such keys are a window, scaled RoPE, more positions.
+    No weight may depend on them: a window, scaled RoPE, more positions.
     """
     config = ModelConfig.model_validate(lm.config.model_dump() | changes)
-    other = copy.deepcopy(lm, {id(weight): weight for weight in lm.parameters()})  # these are shared
+    other = copy.deepcopy(
+        lm, {id(weight): weight for weight in lm.parameters()}
+    )  # these are shared
     other.config = other.model.config = config
     rotary_emb = RotaryEmbedding(config.rotary_size, config.rope_theta, config.rope_scaling)
     other.model.rotary_emb = rotary_emb.to(next(lm.parameters()).device)
@@ -45,20 +48,23 @@ def with_config(lm: LanguageModel, **changes: Any) -> LanguageModel:
 
 
 def with_rope_scaling(lm: LanguageModel, kind: str, factor: float, trained: int) -> LanguageModel:
-    """Return the same weights, read with RoPE scaled for texts longer than those of training (docs/long_context.md).
+    """Return a model that shares the weights, with RoPE scaled for longer texts.
 
-    kind     `none`: as if it had never been scaled
+    kind     a rope_type; `none`: not scaled
     factor   longest text from now on / longest text in training
     trained  longest text in training, in tokens
 
-    Raises ValueError.
+    Raises ValueError. See docs/long_context.md.
     """
     if kind == "none":
         return with_config(lm, rope_scaling=None)
     if not any(lm.config.rotates):
         raise ValueError("this model has no RoPE: leave it out")
-    if not 1 <= factor <= 2**24 / trained:  # float32 counts no further
-        raise ValueError(f"the factor is {factor:g}: for texts of {trained:,} tokens use 1 to {2**24 / trained:,g}")
+    largest = 2**24 / trained  # float32 counts no further
+    if not 1 <= factor <= largest:
+        raise ValueError(
+            f"the factor is {factor:g}: for texts of {trained:,} tokens use 1 to {largest:,g}"
+        )
     scaling: dict[str, Any] = {"rope_type": kind, "factor": float(factor)}
     if kind == "yarn":
         scaling["original_max_position_embeddings"] = trained
@@ -67,44 +73,53 @@ def with_rope_scaling(lm: LanguageModel, kind: str, factor: float, trained: int)
 
 
 def convert_kv_heads(lm: LanguageModel, num_key_value_heads: int) -> LanguageModel:
-    """Return a new model with another number of key/value heads; the one given stays as it is.
+    """Return a new model with another number of key/value heads.
 
-    Fewer heads: the heads that will share a key/value become one, whose `k_proj` and `v_proj` rows
-    are their mean (Ainslie et al. 2023, arXiv 2305.13245, section 2.1). Training must continue from
-    there: the paper spends another 5 % of the steps. More heads: each head's rows are repeated, which
-    computes the same.
+    Fewer heads: a group of heads becomes one, with the mean of their rows of `k_proj` and `v_proj`
+    (Ainslie et al. 2023, arXiv 2305.13245, section 2.1). Training must continue from there: the
+    paper spends another 5 % of the steps. More heads: rows are repeated, which computes the same.
 
         4 -> 2   k0, k1 -> (k0 + k1) / 2          2 -> 4   k0 -> k0, k0
                  k2, k3 -> (k2 + k3) / 2                   k1 -> k1, k1
 
-    Without QK-norm a key is linear in x, so the pooled head's score is the mean of the scores that the
-    query had with each head of the group. With QK-norm, the mean is taken before the norm, which brings
-    it back to full length; but a head with longer raw keys outweighs the others. With qk_norm: whole,
-    `k_norm.weight` has a gain for every head, which is pooled in the same way.
+    Without QK-norm a key is linear in x, so the new score is the mean of the group's scores. With
+    QK-norm, the norm brings the mean back to full length, but a head with longer raw keys outweighs
+    the others. With qk_norm: whole, the gains in `k_norm.weight` are pooled as well.
 
-    Device, dtype, attention backend and training mode are those of `lm`; no random number is drawn. Raises ValueError
-    unless every query head keeps one key/value head, made of whole old ones.
+    No random number is drawn. Raises ValueError unless every query head keeps one key/value head,
+    made of whole old ones.
     """
-    old, wanted = lm.config, num_key_value_heads
-    heads, present = old.num_attention_heads, old.kv_heads
-    allowed = [n for n in range(1, heads + 1) if heads % n == 0 and (present % n == 0 or n % present == 0)]
-    if old.attention == "mla" or (old.loadable_elsewhere and old.position_embedding == "learned"):  # gpt2
-        allowed = [present]  # every query head has a key and a value of its own there
-    if wanted not in allowed:
-        use = ", ".join(map(str, allowed))
-        raise ValueError(f"num_key_value_heads ({wanted}) does not fit {heads} query heads, {present} keys: use {use}")
+    config = lm.config
+    query_heads = config.num_attention_heads
+    old = config.kv_heads
+    new = num_key_value_heads
+    allowed = [old]
+    is_gpt2 = config.loadable_elsewhere and config.position_embedding == "learned"
+    if config.attention != "mla" and not is_gpt2:  # in those, every query head has its own
+        divisors = [n for n in range(1, query_heads + 1) if query_heads % n == 0]
+        allowed = [n for n in divisors if old % n == 0 or n % old == 0]
+    if new not in allowed:
+        numbers = ", ".join(map(str, allowed))
+        raise ValueError(
+            f"num_key_value_heads ({new}) does not fit {query_heads} query heads, {old} keys: "
+            f"use {numbers}"
+        )
     tensors = lm.state_dict()
-    parts: tuple[str, ...] = ("k_proj.weight", "k_proj.bias", "v_proj.weight", "v_proj.bias")
-    parts += ("k_norm.weight",) if old.qk_norm == "whole" else ()
-    for name in [name for name in tensors if name.endswith(parts)]:
-        by_head = tensors[name].unflatten(0, (present, -1))  # (present, D, …): rows, or numbers of a bias
-        if wanted > present:  # query head h reads key head h // groups: copies lie side by side, 0 0 1 1, not 0 1 0 1
-            by_head = by_head.repeat_interleave(wanted // present, dim=0)
+    parts = ["k_proj.weight", "k_proj.bias", "v_proj.weight", "v_proj.bias"]
+    if config.qk_norm == "whole":
+        parts.append("k_norm.weight")
+    for name in [name for name in tensors if name.endswith(tuple(parts))]:
+        heads = tensors[name].unflatten(0, (old, -1))  # (old, D, …): rows, or numbers of a bias
+        if new > old:
+            # query head h reads key head h // groups: copies are neighbours, 0 0 1 1, not 0 1 0 1
+            heads = heads.repeat_interleave(new // old, dim=0)
         else:
-            by_head = by_head.unflatten(0, (wanted, -1)).mean(dim=1)
-        tensors[name] = by_head.flatten(0, 1)
-    with torch.random.fork_rng(devices=[]):  # its random weights are overwritten: the global generator stays as it is
-        converted = LanguageModel(ModelConfig(**(old.model_dump() | {"num_key_value_heads": wanted})))
+            heads = heads.unflatten(0, (new, -1)).mean(dim=1)  # (new, old / new, D, …)
+        tensors[name] = heads.flatten(0, 1)
+    # the new model draws weights, which are replaced: protect the global generator
+    with torch.random.fork_rng(devices=[]):
+        values = config.model_dump() | {"num_key_value_heads": new}
+        converted = LanguageModel(ModelConfig(**values))
     converted.load_state_dict(tensors)
     converted.set_attn_implementation(lm.attn_implementation)
     return converted.to(next(lm.parameters())).train(lm.training)

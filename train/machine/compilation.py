@@ -32,7 +32,7 @@ def compile_layers(lm: LanguageModel, **options: Any) -> None:
     """
     compiled = partial(torch.compile, dynamic=False, **options)
     lm.model.call_layer = compiled(DecoderLayer.__call__)
-    lm.sum_loss = partial(cross_entropy_sum, of_chunk=compiled(loss_of_chunk))
+    lm.sum_loss = partial(cross_entropy_sum, chunk_loss=compiled(loss_of_chunk))
 
 
 def compile_and_try(run: Run, stopped: Callable[[], int] = lambda: 0) -> None:

@@ -52,7 +52,8 @@ from configs.files import (
 )
 from data.tokenizer import Tokenizer
 from model import LanguageModel, save
-from model.files.checkpoint import model_card, read_weights, stored_names
+from model.files.card import model_card
+from model.files.checkpoint import read_weights, stored_names
 from train.machine.distributed import ALONE, World, share
 
 STEPS = "step_????????"

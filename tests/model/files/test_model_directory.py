@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from model import LanguageModel, load, save
 from model.files import families
 from model.files.checkpoint import load_weights
-from model.files.families import Family
+from model.files.family import Family
 from tests.conftest import random_model, tiny_config
 
 

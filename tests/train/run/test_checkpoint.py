@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from configs.command import InputError
 from data.config import DataConfig
 from model import LanguageModel
-from model.files.checkpoint import model_card
+from model.files.card import model_card
 from tests.conftest import tiny_config
 from tests.train.checkpoints import Training, training
 from tests.train.helpers import in_a_group, run_world

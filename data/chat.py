@@ -258,8 +258,8 @@ class Reply:
         <think>⏎Six sevens.⏎</think>⏎⏎Let me see.⏎<tool_call>⏎{"name": …}⏎</tool_call><|im_end|>
                  reasoning_content      content                calls
 
-    The ids of special tokens, which no text can have, begin a part. A special token in a wrong place
-    and a call that cannot be read stay in the content, as text.
+    The ids of special tokens, which no text can have, begin a part. A special token in a wrong
+    place and a call that cannot be read stay in the content, as text.
 
     - prompt: the ids before the answer; they may have begun the thoughts.
     - stops: texts at which the content ends; they are not part of it.

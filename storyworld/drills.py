@@ -263,7 +263,8 @@ def _crowds(seed: int, index: int, split: Split = "train", told: bool = False) -
 def crowd(seed: int, index: int, split: Split = "train") -> Story:
     """Write one sentence of a plot about each of CROWD people, with its facts.
 
-    In a story two people have the same part, and a guess is right half of the time; here, a quarter.
+    In a story two people have the same part, and a guess is right half of the time; here, a
+    quarter.
     """
     rng = Random(f"crowd {split} {seed} {index}")
     plots = wordings("conversations")["crowds"]

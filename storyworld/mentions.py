@@ -62,10 +62,10 @@ def align(
 ) -> list[tuple[int, list[int]]]:
     """Return the labels in tokens: pairs of a token and the earlier tokens that it goes with.
 
-    offsets: the characters of every token (`tokenizers`: Encoding.offsets) in the text of the story.
-    A pronoun goes with all tokens of the name; a copy token by token. With i copying j, a head's
-    A[i, j] is its attention to the same word; A[i, j + 1], induction, to the word after that;
-    A[i - 1, j], to the word that comes next.
+    offsets: the characters of every token (`tokenizers`: Encoding.offsets) in the text of the
+    story. A pronoun goes with all tokens of the name; a copy token by token. With i copying j, a
+    head's A[i, j] is its attention to the same word; A[i, j + 1], induction, to the word after
+    that; A[i - 1, j], to the word that comes next.
     """
 
     def tokens_in(start: int, end: int) -> list[int]:

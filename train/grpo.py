@@ -7,7 +7,7 @@ place of PPO's value network.
 
     advantage = reward - mean(rewards of the group)                      / their standard deviation
     ratio     = p(token) now / p(token) when it was drawn
-    loss      = - min(ratio * advantage, clip(ratio) * advantage)        + kl * KL(model || reference)
+    loss      = - min(ratio * advantage, clip(ratio) * advantage)     + kl * KL(model || reference)
 
 Its relatives are settings (configs/grpo_demo.yaml names them): DAPO clips higher up and weighs all
 tokens alike (Yu et al. 2025, arXiv 2503.14476); Dr. GRPO divides by no deviation and no length (Liu

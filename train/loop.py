@@ -162,7 +162,7 @@ class Attempts:
     """
 
     def __init__(self, run: Run, agree: bool = True):
-        """agree: all processes make these passes together. False: each by itself, before training."""
+        """agree: all processes make these passes together, as in a step."""
         self.run = run
         self.agree = agree and run.world.memory is not None
         self.succeeded = False
@@ -256,9 +256,9 @@ def clip_gradients(run: Run) -> Tensor:
 def may_step(run: Run, loss: Tensor, grad_norm: Tensor) -> bool:
     """Return whether optimizers may move the parameters: loss and gradient are finite.
 
-    On a GPU the CPU does not wait for the answer (not in fp16, see `gates_on_device`). Optimizers get
-    it as `found_inf` and do nothing at 1. After more than skip_non_finite such steps none moves the
-    weights, until the CPU reads their number and stops the run.
+    On a GPU the CPU does not wait for the answer (except in fp16, see `gates_on_device`).
+    Optimizers get it as `found_inf` and do nothing at 1. After more than skip_non_finite such steps
+    none moves the weights, until the CPU reads their number and stops the run.
     """
     is_finite = loss.isfinite() & grad_norm.isfinite()
     if not run.gates_on_device:

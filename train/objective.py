@@ -34,8 +34,8 @@ class Loss(NamedTuple):
 
     sum         over what `Objective.count` counts
     figures     more figures by name, summed likewise; they are logged as means
-    auxiliary   losses of the model's own layers (`Output.auxiliary`), as experts have them. The loop
-                minimises and logs them
+    auxiliary   losses of the model's own layers (`Output.auxiliary`), as experts have them. The
+                loop minimises and logs them
     """
 
     sum: Tensor

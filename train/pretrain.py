@@ -57,8 +57,9 @@ def run(
     script     the module of the command
     objective  (config, data, lm, device) -> an Objective; default: the next token
     source     (config, data, world, device) -> a BatchSource; default: rows of the prepared text
-    parts      of a step, that can be computed by themselves; default: its rows, or 1 with an objective
-               or a source of your own. On a CPU each core gets a process, if there are parts to share
+    parts      of a step, that can be computed by themselves; default: its rows, or 1 with an
+               objective or a source of your own. On a CPU each core gets a process, if there are
+               parts to share
     """
     if parts is None and (objective, source) != (None, TextBatches):
         parts = 1

@@ -8,8 +8,8 @@ masked with -100, which the loss leaves out. So the model learns to answer, and 
     input_ids   <|im_start|> user ⏎ Hi ! <|im_end|> ⏎ <|im_start|> assistant ⏎ Hel lo ! <|im_end|> ⏎
     labels      -100 -100 -100 -100 … -100                                     Hel lo ! <|im_end|> ⏎
 
-    labels = np.where(flags & TRAINED, ids, -100)          data/packing.py; the template sets the flags (data/chat.py)
-    loss   = Σ -ln p(label) / number of labels             over labels that are not -100 (train/objective.py: NextToken)
+    labels = np.where(flags & TRAINED, ids, -100)      data/packing.py; data/chat.py sets the flags
+    loss   = Σ -ln p(label) / number of labels         NextToken in train/objective.py
 """
 
 from __future__ import annotations

@@ -164,7 +164,8 @@ def main() -> None:
     print(f"prepared data    {escape(str(data.directory))}")
     print(f"tokenizer        {config.tokenizer.kind}, {data.tokenizer.vocab_size:,} ids")
     print(
-        f"row              {config.sequence_length:,} tokens, {rows['train'].length:,} in training\n"
+        f"row              {config.sequence_length:,} tokens, "
+        f"{rows['train'].length:,} in training\n"
     )
     columns = [summary(config, data, split, rows[split]) for split in SPLITS]
     cells = [[name, *(column[name] for column in columns)] for name in columns[0]]

@@ -100,7 +100,8 @@ def conversation_of(record: Any, names: Names = None) -> Conversation:
         name, answer = _take(fields, ANSWERS)
         if answer is None or fields.keys().isdisjoint(QUESTIONS):
             raise BadRecord(
-                f"holds no conversation (it has {names_of(record)}): set data.records: text, or name "
+                f"holds no conversation (it has {names_of(record)}): set data.records: text, "
+                "or name "
                 "question and answer with data.chat_fields={question: …, answer: …}"
             )
         messages = [*take_question(fields), *as_messages(answer, name)]
@@ -264,6 +265,7 @@ def check_rest(fields: dict, messages: Messages, names: Sequence[str]) -> None:
         if not is_template and not any(text in content for content in contents):
             usual = next((key for key, names in USUAL.items() if name in names), "messages")
             raise BadRecord(
-                f"has a field `{name}` that would be lost, because no message holds it: put it into "
+                f"has a field `{name}` that would be lost, because no message holds it: put "
+                "it into "
                 f"one, or ignore it with data.chat_fields={{{usual}: null}}"
             )

@@ -39,7 +39,9 @@ Pair = tuple[str, str]
 
 def ids_of(letters: list[str], merges: list[Pair]) -> dict[str, int]:
     """token -> id: the letters first, then what the merges make."""
-    return {token: i for i, token in enumerate([*letters, *(left + right for left, right in merges)])}
+    return {
+        token: i for i, token in enumerate([*letters, *(left + right for left, right in merges)])
+    }
 
 
 def joined(tokens: list[str], pair: Pair) -> list[str]:

@@ -51,7 +51,9 @@ def newton_schulz(matrix: Tensor, steps: int = 5) -> Tensor:
     # </solution>
 
 
-def muon(weight: Tensor, grad: Tensor, buffer: Tensor, lr: float, momentum: float) -> tuple[Tensor, Tensor]:
+def muon(
+    weight: Tensor, grad: Tensor, buffer: Tensor, lr: float, momentum: float
+) -> tuple[Tensor, Tensor]:
     """One step: the new weight and the new buffer. The given tensors stay as they are."""
     # <solution>
     rows, columns = weight.shape

@@ -36,7 +36,9 @@ from __future__ import annotations
 from torch import Tensor
 
 
-def sgd(weight: Tensor, grad: Tensor, buffer: Tensor, lr: float, momentum: float) -> tuple[Tensor, Tensor]:
+def sgd(
+    weight: Tensor, grad: Tensor, buffer: Tensor, lr: float, momentum: float
+) -> tuple[Tensor, Tensor]:
     """One step: the new weight and the new buffer. The given tensors stay as they are."""
     # <solution>
     buffer = momentum * buffer + grad

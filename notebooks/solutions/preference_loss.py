@@ -40,7 +40,11 @@ from torch import Tensor
 
 
 def preference_loss(
-    chosen: Tensor, rejected: Tensor, reference_chosen: Tensor, reference_rejected: Tensor, beta: float
+    chosen: Tensor,
+    rejected: Tensor,
+    reference_chosen: Tensor,
+    reference_rejected: Tensor,
+    beta: float,
 ) -> Tensor:
     """The loss of each pair: four tensors (B,) of log-probabilities -> (B,)."""
     # <solution>
@@ -50,7 +54,11 @@ def preference_loss(
 
 
 def gradient(
-    chosen: Tensor, rejected: Tensor, reference_chosen: Tensor, reference_rejected: Tensor, beta: float
+    chosen: Tensor,
+    rejected: Tensor,
+    reference_chosen: Tensor,
+    reference_rejected: Tensor,
+    beta: float,
 ) -> tuple[Tensor, Tensor]:
     """Return d loss / d chosen and d loss / d rejected, by the formula, without autograd: (B,)."""
     # <solution>

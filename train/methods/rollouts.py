@@ -222,9 +222,7 @@ def questions_to_draw(data: DataConfig, reward: str) -> Draw:
             )
         return lambda rng: rng.choice(questions)
     if source.recall is not None:
-        raise InputError(
-            "data.source.recall: train.grpo needs conversations: set recall to null"
-        )
+        raise InputError("data.source.recall: train.grpo needs conversations: set recall to null")
     world = source.model_copy(
         update={"echoed": 0.0}
     )  # names that are said again would give answers away

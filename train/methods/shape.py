@@ -15,11 +15,20 @@ ADDED = {
     "sliding_window",
     "layer_types",
 }  # a model that has none learns to live with them
-FREE = {  # the weights of init_from mean the same with another value
-    "router_aux_loss_coef", "max_position_embeddings", "attention_dropout", "hidden_dropout", "initialization",
-    "loadable_elsewhere", "attn_implementation", "my_attention", "vocab_size", "bos_token_id", "eos_token_id",
+FREE = {  # Another value of these leaves the meaning of the weights of init_from as it is.
+    "router_aux_loss_coef",
+    "max_position_embeddings",
+    "attention_dropout",
+    "hidden_dropout",
+    "initialization",
+    "loadable_elsewhere",
+    "attn_implementation",
+    "my_attention",
+    "vocab_size",
+    "bos_token_id",
+    "eos_token_id",
     "pad_token_id",
-}  # fmt: skip
+}
 
 
 def shape_of(source: str, model: ModelConfig, named: set[str]) -> ModelConfig:

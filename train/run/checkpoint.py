@@ -11,7 +11,7 @@ from these. A process that resumes reads the parts that it will hold, whoever wr
 
 A process that is killed at any moment loses no checkpoint:
 
-    files         ->  step_X.tmp   with training/manifest.json: sizes and sha256; flushed to the disk
+    files         ->  step_X.tmp   with training/manifest.json: sizes, sha256; flushed to the disk
     step_X.tmp    ->  step_X       one rename
     latest, best                   small files that name a checkpoint; one rename replaces each
 

@@ -12,7 +12,8 @@ MORE_HELP = """
 What people change most:
   name=mine seed=1 data.source=my.txt init_from=runs/demo eval.every=50
     model.num_key_value_heads=mqa model.attn_implementation=eager model.hidden_size=384
-  model.num_hidden_layers=8 train.max_steps=500 train.tokens_per_step=16384 train.optimizer.lr=0.01 train.device=cpu
+  model.num_hidden_layers=8 train.max_steps=500 train.tokens_per_step=16384
+  train.optimizer.lr=0.01 train.device=cpu
 
 All keys, a sentence each: docs/configuration.md. Every file in configs/ begins with what it trains.
 

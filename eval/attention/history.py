@@ -204,10 +204,15 @@ def formed(snapshots: Sequence[Snapshot]) -> str:
     first = float(snapshots[0].scores.get("induction", last.scores["induction"])[best])
     if len(snapshots) > 1:
         numbers += f", was {first:.2f} at step {snapshots[0].step:,}"
-    followed = "what followed the same token before"
     if level and max(first, score) >= 10 * level:
-        return f"From the first look on, {name} looked at {followed} ({numbers})."
-    return f"No head has learned yet to look at {followed} (the best: {name}, {numbers})."
+        return (
+            f"From the first look on, {name} looked at what followed the same token before "
+            f"({numbers})."
+        )
+    return (
+        "No head has learned yet to look at what followed the same token before "
+        f"(the best: {name}, {numbers})."
+    )
 
 
 def without_them(last: Snapshot) -> str:

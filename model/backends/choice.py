@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -20,9 +20,6 @@ from model.config import ModelConfig
 from model.kv_cache import KVCache
 from model.loss import compute_dtype
 from model.masks import Mask, MaskSpec, boolean_mask
-
-if TYPE_CHECKING:
-    from model.transformer import Decoder
 
 HALF = (torch.float16, torch.bfloat16)
 
@@ -150,8 +147,10 @@ def why_not(name: str, here: Situation) -> str | None:
     return limits(here) if limits is not None else None
 
 
-def masks_for(decoder: Decoder, spec: MaskSpec, kv_cache: KVCache | None) -> dict[int | None, Mask]:
+def masks_for(decoder: Any, spec: MaskSpec, kv_cache: KVCache | None) -> dict[int | None, Mask]:
     """Return the mask of each kind of layer: window -> mask, in the form of the model's backend.
+
+    decoder: a Decoder of model/transformer.py, which imports this file.
 
     Raises ValueError, before anything is computed, if the backend cannot serve this pass.
     """

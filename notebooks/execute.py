@@ -22,10 +22,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import nbformat
-from nbclient import NotebookClient
-from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
-
 from configs.command import InputError, exit_on_bad_input
 
 FOLDER = Path(__file__).parent
@@ -60,6 +56,10 @@ def execute(path: Path, *, write: bool) -> int:
 
     Raises InputError where a cell fails, or an exercise proves nothing.
     """
+    import nbformat  # slow to import, and `--help` does not need it
+    from nbclient import NotebookClient
+    from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
+
     notebook = nbformat.read(path, as_version=4)
     sources = [cell.source for cell in notebook.cells]
     exercises = add_proofs(notebook.cells, path.name)
@@ -160,6 +160,8 @@ def refresh(path: Path) -> None:
     Cells with the same id belong together. Raises InputError for a Markdown cell that is not
     translated.
     """
+    import nbformat
+
     chinese = path.parent / "zh" / path.name
     if not chinese.is_file():
         return

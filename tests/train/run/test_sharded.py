@@ -122,7 +122,8 @@ def test_four_processes_on_two_machines_then_two_then_one_are_the_run_of_one(tmp
     for key in ("step", "batch", "lr"):
         assert [line[key] for line in ours] == [line[key] for line in theirs]
     ours_loss, theirs_loss = ([float.fromhex(line["loss"]) for line in lines] for lines in (ours, theirs))
-    assert ours_loss == pytest.approx(theirs_loss, abs=1e-5)  # sums in another order
+    # Sums in another order: a Xeon with AMX differed by 2.0e-5 after seven steps, an EPYC by less than 1e-5.
+    assert ours_loss == pytest.approx(theirs_loss, abs=5e-5)
     assert ours_loss != theirs_loss
     assert "Warning" not in config.with_name("rank0.txt").read_text()
 

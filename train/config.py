@@ -346,7 +346,6 @@ def _refuse_foreign_code(loaded: LoadedConfig, config: RunConfig) -> None:
     Code named on the command line or in a config under the working directory is trusted. A config
     from elsewhere may be someone else's, and so may a config.yaml, which is how a run keeps its
     own.
-
     """
     named = [
         (("eval", "hooks"), hook if isinstance(hook, str) else hook.name)

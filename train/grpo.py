@@ -181,7 +181,6 @@ def policy_loss(
     """Return the loss of each token (B, T), and whether it was clipped.
 
     new, old: log-probabilities (B, T). advantages (B,).
-
     """
     ratio = (new - old).exp()
     better = advantages[:, None]

@@ -118,7 +118,6 @@ class Muon(torch.optim.Optimizer):
         """Move the momentum towards the gradients, and return Nesterov's mix of both.
 
         The result (N, rows, columns) is whole, and wide: columns >= rows.
-
         """
         grads = [_local(parameter.grad) for parameter in parameters]  # type: ignore[arg-type]
         if isinstance(happens, Tensor):

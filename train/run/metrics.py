@@ -47,7 +47,6 @@ class Counts(NamedTuple):
     trained    what the objective counts
     tokens     without padding
     positions  with padding
-
     """
 
     trained: int
@@ -219,7 +218,6 @@ class Tracker:
         """Write a line of a .jsonl file of the run; NaN and infinity become null.
 
         A failure to write is reported once, and training continues.
-
         """
         if not self.writes:
             return

@@ -82,7 +82,6 @@ class Run:
         """Return whether a bad step is skipped without the CPU waiting for it.
 
         Fused AdamW and Muon can do so on CUDA. In fp16 the loss scale is read at every step anyway.
-
         """
         return (
             self.device.device.type == "cuda"

@@ -37,7 +37,6 @@ def own(directory: Path) -> Iterator[None]:
     """Be the only process that writes into a folder, which is made if it does not exist.
 
     The lock ends with the process, however that ends. Raises InputError if another process has it.
-
     """
     lock = FileLock(directory / LOCK, timeout=PATIENCE_S)
     directory.mkdir(parents=True, exist_ok=True)

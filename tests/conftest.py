@@ -40,7 +40,7 @@ sys.meta_path.insert(0, _NoPip)
 
 
 def pytest_collection_modifyitems(items):
-    """What needs a browser is slow: it takes seconds to start, and not every machine has one."""
+    """Mark tests that need a browser as slow: it starts in seconds, and some machines have none."""
     for item in items:
         if "browser" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.slow)

@@ -28,8 +28,9 @@ _server.set_forkserver_preload(
 
 
 def run_module(module: str, *arguments, stdin: str = "") -> subprocess.CompletedProcess:
-    """What `python -m module arguments…` prints, and its exit code; in this process, which has
-    imported torch.
+    """Return the output and exit code of `python -m module arguments…`.
+
+    It runs in this process, which has imported torch.
     """
     found = importlib.import_module(module)
     if hasattr(found, "__path__"):

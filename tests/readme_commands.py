@@ -150,9 +150,7 @@ def arguments(command: Command, folder: Path, quick: bool) -> list[str]:
 
 
 def fresh_copy(folder: Path, quick: bool) -> dict[str, str]:
-    """What git knows of the working tree; returns a newcomer's environment, in which no venv is
-    active.
-    """
+    """Copy the tracked files, and return a newcomer's environment, in which no venv is active."""
     listing = ["git", "-C", str(ROOT), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     for name in subprocess.run(listing, check=True, capture_output=True, text=True).stdout.split("\0"):
         if name and (ROOT / name).is_file():  # else deleted, and not committed yet

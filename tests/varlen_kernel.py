@@ -1,9 +1,8 @@
-"""What PyTorch's two operators for attention over documents compute, by their documentation, on any
-device.
+"""PyTorch's two operators for attention over documents, by their documentation, on any device.
 
 Rows of several documents laid end to end: query (total, H, D), key and value (total, H_kv, D), and
 cumulative lengths. The gradient is written out, because an operator below autograd has none of its
-own. What the kernel takes for granted, and reads beyond its memory without, is checked.
+own. The kernel's unchecked requirements, without which it reads beyond its memory, are checked.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ def exact(x: Tensor) -> Tensor:
 
 
 def documents(q: Tensor, k: Tensor, cu_q: Tensor, cu_k: Tensor, scale: float, window: list[int]) -> Iterator[Document]:
-    """Of each document that is not empty: its queries, its keys, its weights (H, queries, keys).
+    """Yield each non-empty document's queries, keys and weights (H, queries, keys).
 
     Ends are aligned.
     """

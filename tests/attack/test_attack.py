@@ -1,8 +1,7 @@
-"""What comes from outside may be anything: a command does its work, or says in one line what is
-wrong (exit code 2).
+"""Attack the boundaries: a command does its work, or refuses in one line with exit code 2.
 
-One test a boundary: YAML, records and their files, model directories of others, a damaged run,
-requests.
+One test for each boundary: YAML, records and their files, foreign model directories, a damaged
+run, requests.
 """
 
 import gzip
@@ -64,7 +63,7 @@ def test_any_config_is_read_or_refused_in_one_line(tmp_path, raw):
 
 
 def prepared(folder: Path, file: Path, records: str = "text", *overrides: str) -> None:
-    """What file holds is prepared, or refused."""
+    """Assert that the records of this file are prepared, or refused."""
     shutil.rmtree(folder / "runs", ignore_errors=True)
     data = {"source": {"kind": "files", "path": str(file)}, "records": records}
     ends_well("data.prepare", write_config(folder, data=data), *overrides)

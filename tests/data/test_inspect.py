@@ -1,6 +1,4 @@
-"""What data.inspect shows is what training sees: every token, every label, every count; and it
-cannot be tricked.
-"""
+"""data.inspect shows exactly the tokens, labels and counts that training uses, for any input."""
 
 import json
 import re

@@ -166,7 +166,7 @@ def contents(directory: Path) -> dict[str, bytes]:
 
 
 def notes(out: Path) -> list[Path]:
-    """Of the shards that are written; a kill at the very end may leave some."""
+    """Return the shards that are written; a kill at the very end may leave some."""
     return sorted(out.glob(".prepared/*/[0-9]*.json"))
 
 

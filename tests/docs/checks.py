@@ -1,5 +1,4 @@
-"""What a guide may get wrong about the code: its links, and every file, key, name, command and
-option in it.
+"""Find mistakes of a guide: its links, and every file, key, name, command and option in it.
 
 `mistakes(page)` takes a Markdown file, or the Markdown of a notebook, and returns one line for
 each.
@@ -90,7 +89,7 @@ class Page:
 
     @property
     def anchors(self) -> set[str]:
-        """Those that GitHub gives the headings (-1 … where one comes again), and <a id="…">."""
+        """Return GitHub's anchors of the headings (-1 … for a repeated one), and <a id="…">."""
         slugs = [re.sub(r"[^\w\- ]", "", text.strip().lower()).replace(" ", "-") for _, text in self.headings]
         again = {f"{slug}-{n}" for slug, count in Counter(slugs).items() for n in range(1, count)}
         return again | {*slugs, *re.findall(r"""<a\b[^>]*?\b(?:id|name)=["']([^"']+)""", self.text)}
@@ -150,7 +149,7 @@ def links(page: Page) -> Mistakes:
 
 
 def names(page: Page) -> Mistakes:
-    """What stands in `code` exists: a file, a key of a config, an option, a name in the source."""
+    """Check that `code` names a file, a key of a config, an option or a name in the source."""
     for line, text in page.code:
         path = text.strip().rstrip(",;")
         key = re.sub(r"\.(N|\d+)(?=\.|$)", "", found[1]) if (found := KEY.match(text)) else ""
@@ -277,7 +276,7 @@ def wrong_python(text: str) -> Iterator[str]:
 
 
 def differences(text: str, translation: str) -> list[str]:
-    """Where a translation is not its original: levels of headings, code without comments, numbers."""
+    """Return where a translation differs: levels of headings, code without comments, numbers."""
     ours = Page(Path(), text)
     theirs = Page(Path(), translation)
     levels = [[tag for tag, _ in page.headings] for page in (ours, theirs)]
@@ -335,7 +334,7 @@ def config_keys() -> frozenset[str]:
 
 @cache
 def is_attribute(dotted: str) -> bool:
-    """Whether a dotted name is a module, or something in one: eval.page.viewer.notebook."""
+    """Return True for a module's dotted name, or a name in one: eval.page.viewer.notebook."""
     with contextlib.suppress(ImportError, AttributeError, ValueError):
         return find(dotted) is not None or pkgutil.resolve_name(dotted) is not None
     return False
@@ -352,7 +351,7 @@ def find(module: str) -> Any:
 
 
 def is_command(module: str) -> bool:
-    """Whether `python -m module` runs something."""
+    """Return True if `python -m module` runs something."""
     spec = find(module)
     if spec is None or module.split(".")[0] not in ROOMS:
         return spec is not None

@@ -1,6 +1,4 @@
-"""What is written about the config keys is what their fields say: docs/configuration.md, base.yaml,
-schema.json.
-"""
+"""docs/configuration.md, base.yaml and schema.json agree with the fields of the config."""
 
 import json
 import re

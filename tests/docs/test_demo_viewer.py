@@ -46,7 +46,7 @@ def test_the_demos_viewer_is_todays_page_and_needs_no_file_beside_it():
 
 
 def lines():
-    """Of the file: what is known of the run, then maps and weights."""
+    """Return the run's facts in the file, then its maps and weights."""
     first, *rest = [
         zlib.decompress(base64.b64decode(line), -zlib.MAX_WBITS) for line in DATA.search(FILE.read_text())[0].split()
     ]

@@ -7,9 +7,7 @@ from pathlib import Path
 
 
 def ask_other(python: str, script: str, request: dict, answer: Path, timeout: float = 600) -> dict:
-    """What a script of this folder, run by another Python, writes to `answer` when it is given the
-    request.
-    """
+    """Run a script of this folder with another Python, and return its answer to the request."""
     # its own packages alone
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     command = [python, Path(__file__).with_name(script)]

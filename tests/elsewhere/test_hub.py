@@ -59,7 +59,7 @@ torch.save(load(sys.argv[1])(ids).detach(), sys.argv[3])
 
 @dataclass
 class Hub:
-    """What was uploaded.
+    """The uploaded files.
 
     files: path -> bytes; objects: hash -> bytes, of large ones; cards: to be checked.
     """

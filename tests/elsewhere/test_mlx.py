@@ -1,6 +1,4 @@
-"""What Headlight writes, opened by mlx-lm: the same logits, except where docs/ecosystem.md says
-otherwise.
-"""
+"""mlx-lm opens Headlight's models: the same logits, except where docs/ecosystem.md names a case."""
 
 import numpy as np
 import pytest

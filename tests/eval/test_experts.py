@@ -1,6 +1,4 @@
-"""Where the tokens go is counted right, an expert that gets none is named, and another choice costs
-what it costs.
-"""
+"""Tokens of each expert are counted right, an idle expert is named, and other choices are priced."""
 
 import numpy as np
 import pytest
@@ -53,7 +51,7 @@ def test_the_counts_are_those_of_the_tokens_one_by_one(lm):
 
 
 def test_dead_experts_are_named(lm):
-    """Of layer 0 every token goes to experts 1 and 2."""
+    """Send every token of layer 0 to experts 1 and 2."""
     routers(lm)[0].register_forward_hook(lambda _, x, routes: (*routes[:2], torch.tensor([1, 2]).expand_as(routes[2])))
     measured = routing(lm, batches(), PAD)
     assert measured.share[0].tolist() == [0, 0.5, 0.5, 0]

@@ -144,9 +144,9 @@ def family(tmp_path, request):
 
 
 def expected_of(render, messages):
-    """What transformers writes; for a template that wants arguments as JSON text, with such ones.
+    """Return the text that transformers renders, or None if it refuses.
 
-    None: refused.
+    A template that expects arguments as JSON text gets them as JSON text.
     """
     for given in (messages, [USER, *called('{"tz": "Köln"}')]):
         try:

@@ -53,7 +53,7 @@ MODELS = {
 
 
 class Reference:
-    """What transformers says about a checkpoint directory: no batches, no padding."""
+    """Return transformers' scores of a checkpoint directory: no batches, no padding."""
 
     def __init__(self, directory):
         from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -107,7 +107,7 @@ def answer(*arguments):
 
 
 def scores_of(directory, path, kind):
-    """What the model finds of the endings of each question of a file or folder."""
+    """Return the model's scores of the endings of each question of a file or folder."""
     questions = [question for in_file in tasks.read_questions(path, kind).values() for question in in_file]
     return tasks.score(*open_model(directory, "cpu"), questions)
 

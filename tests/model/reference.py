@@ -11,7 +11,7 @@ import torch
 
 
 def may_see(i, j, *, window=None, documents=None, real=None):
-    """Whether the token at place i of one row may attend to the one at place j."""
+    """Return True if the token at place i of a row may attend to the one at place j."""
     return (
         j <= i
         and (window is None or i - j < window)

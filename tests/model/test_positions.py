@@ -1,6 +1,4 @@
-"""Where a token stands: RoPE with every scaling, learned positions, and models that are read with
-other positions.
-"""
+"""Positions: RoPE with every scaling, learned ones, and models that are read with others."""
 
 import pytest
 import torch

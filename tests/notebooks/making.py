@@ -38,7 +38,7 @@ def tiny_config(folder: Path, steps: int = 2, *, watch: bool = False) -> Path:
 
 
 def environment(**changes: str) -> dict[str, str]:
-    """Of a kernel or a program that finds this tree, wherever it works."""
+    """Environment of a kernel or a program that imports this tree from any working directory."""
     return os.environ | {"PYTHONPATH": str(ROOT)} | changes
 
 
@@ -77,6 +77,6 @@ def printed(cell: Any) -> str:
 
 
 def shown_error(cell: Any) -> str:
-    """What a page shows of the cell's error, all of it."""
+    """Return all text of the cell's error that a page shows."""
     (error,) = [output for output in cell.outputs if output.output_type == "error"]
     return "\n".join(error.traceback)

@@ -1,6 +1,4 @@
-"""What learners write into the exercises on attention: mistakes, and right answers that are written
-differently.
-"""
+"""Learners' answers to the exercises on attention: mistakes, and other right answers."""
 
 # attention for the queries x, without tiles
 PLAIN = "(x @ k.mT / math.sqrt(x.shape[3])).softmax(dim=-1) @ v"

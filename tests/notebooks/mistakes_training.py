@@ -1,6 +1,4 @@
-"""What learners write into the exercises on training: mistakes, and right answers that are written
-differently.
-"""
+"""Learners' answers to the exercises on training: mistakes, and other right answers."""
 
 WRONG: dict[str, list[tuple[str, str]]] = {
     "sampling": [

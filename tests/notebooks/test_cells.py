@@ -1,4 +1,4 @@
-"""What a notebook's cells name exists today, and what they printed is of today's models.
+"""Names in the notebooks' cells exist today, and stored outputs come from today's models.
 
 Nothing is run here.
 """
@@ -83,7 +83,7 @@ def test_its_code_is_not_cut_in_jupyterlab(path):
 
 
 def todays_line(name: str) -> str:
-    """What `small()` or `demo()` prints of a run of today's config."""
+    """Return the line that `small()` or `demo()` prints for a run of today's config."""
     config = load_run_config(ROOT / "configs" / f"{name}.yaml")
     words = config.data.tokenizer.vocab_size or DEFAULT_VOCAB_SIZE
     parameters = on_meta(config.model.model_copy(update={"vocab_size": words})).num_parameters()
@@ -254,7 +254,7 @@ class Names(ast.NodeVisitor):
 
 
 def item_of(value: object, place: object = None) -> object:
-    """What a list or a tuple of this annotation holds (at this place), or None."""
+    """Return the element type of an annotated list or tuple (at this place), or None."""
     origin = typing.get_origin(value)
     items = typing.get_args(value)
     if origin is tuple and isinstance(place, int) and place < len(items) and ... not in items:
@@ -263,9 +263,7 @@ def item_of(value: object, place: object = None) -> object:
 
 
 def has(holder: type, name: str) -> bool:
-    """Whether objects of this class have an attribute: its own, a field, or one that a method sets
-    on `self`.
-    """
+    """Return True if objects of this class have an attribute: its own, a field, or set on `self`."""
     fields = {field.name for field in dataclasses.fields(holder)} if dataclasses.is_dataclass(holder) else set()
     if hasattr(holder, name) or name in fields or name in getattr(holder, "model_fields", {}):
         return True

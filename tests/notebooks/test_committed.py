@@ -262,9 +262,7 @@ LOOK = """() => {
 
 
 def look_at(path: Path, folder: Path, browser) -> dict:
-    """What is wrong with the notebook's page where there is no network: {what: found}; "images"
-    counts them.
-    """
+    """Return the problems of the notebook's page without a network; "images" counts pictures."""
     context = browser.new_context(viewport={"width": 1000, "height": 900}, offline=True)
     page = context.new_page()
     console = []

@@ -1,6 +1,4 @@
-"""How the notebooks draw a matrix: what is forbidden is empty, and the numbers written are the
-numbers given.
-"""
+"""Matrices drawn by the notebooks: forbidden fields are empty, and written numbers are right."""
 
 from __future__ import annotations
 

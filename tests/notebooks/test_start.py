@@ -1,4 +1,4 @@
-"""What every notebook begins with: it finds or trains a run, and says in one sentence what to do where it cannot."""
+"""notebooks.start finds or trains a run, or prints one sentence with the remedy."""
 
 from __future__ import annotations
 

@@ -34,8 +34,7 @@ def words(text: str) -> str:
 
 
 def links(text: str, folder: Path) -> list[str]:
-    """Where it links to, from the root, the same for both languages; anchors only where there is no
-    translation.
+    """Return its links from the root, alike in both languages; anchors only without a translation.
 
     In Chinese a link leads to the Chinese page where one exists.
     """
@@ -58,7 +57,7 @@ def links(text: str, folder: Path) -> list[str]:
 
 
 def mistakes(english: str, chinese: str) -> list[str]:
-    """What a Markdown cell lost, or says differently."""
+    """Return the differences of a translated Markdown cell."""
     # a drawing or a formula in words is translated, Python is not
     english, chinese = (re.sub(r"```text\n(.*?)```", r"\1", text, flags=re.DOTALL) for text in (english, chinese))
     found = differences(english, chinese)

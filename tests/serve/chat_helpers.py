@@ -105,7 +105,7 @@ def ids_of(tokens):
 
 
 def weigh(address, begun, heads=()):
-    """What the model, with heads changed, thinks of an answer to SAID that is there."""
+    """Return the scores of an existing answer to SAID, with heads changed."""
     inspect = {"answer_ids": begun, "heads": list(heads)}
     response = ask(address, SAID, inspect=inspect, stream=False, max_completion_tokens=0)
     assert response.status_code == 200, response.text
@@ -113,7 +113,7 @@ def weigh(address, begun, heads=()):
 
 
 def look(address, ids, position, heads=()):
-    """What POST /live/models/chat/attention says: (layer, head, key)."""
+    """Return the answer of POST /live/models/chat/attention: (layer, head, key)."""
     body = {"ids": ids, "position": position, "heads": list(heads)}
     response = client.post(f"{address}/live/models/chat/attention", json=body)
     assert response.status_code == 200, response.text

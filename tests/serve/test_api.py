@@ -127,8 +127,9 @@ def test_log_probabilities_are_those_of_the_model(client, folder):
 
 
 def harness_scores(choice, context):
-    """Of the text after `context` tokens: what lm-evaluation-harness (`local-completions`) reads
-    out of a choice: the last entry is taken to be the token that `max_tokens: 1` wrote.
+    """Return the scores of the text after `context` tokens, as lm-evaluation-harness reads them.
+
+    Its `local-completions` takes the last entry for the token that `max_tokens: 1` wrote.
     """
     said = choice["logprobs"]
     numbers = said["token_logprobs"][context:-1]

@@ -1,4 +1,4 @@
-"""What the page reads from the server: files of its list and runs of the folder."""
+"""The page's requests: files of its list, and runs of the folder."""
 
 import base64
 

@@ -1,4 +1,4 @@
-"""What the tests of the built-in world share."""
+"""Helpers that the tests of the built-in world share."""
 
 from functools import cache
 

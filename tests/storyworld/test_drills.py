@@ -21,7 +21,7 @@ from tests.train.helpers import refusal, write_config
 
 
 def turns(drill: str, index: int) -> list[tuple]:
-    """What the user and the assistant say in a conversation of a drill, turn by turn."""
+    """Return the turns of the user and the assistant in a drill's conversation."""
     contents = [message["content"] for message in DRILLS[drill](0, index)["conversations"]]
     return list(zip(contents[::2], contents[1::2], strict=True))
 
@@ -74,7 +74,7 @@ def test_drills_and_repeats_are_shares_of_the_chats_and_other_names_stand_in_eve
         return list(documents(DataConfig(source=source, records="conversations"), "train"))
 
     def count(**settings):
-        """How many of 60 compare, and how many repeat."""
+        """Count those of 60 that compare, and those that repeat."""
         first = [[message.content for message in talk.messages[:2]] for talk in chats(**settings)]
         compared = sum(bool(re.fullmatch(r"It was [^.]*\. Was it [^.]*\?", user)) for user, _ in first)
         return compared, sum(user == reply for user, reply in first)

@@ -34,7 +34,7 @@ def filled(pattern: str) -> str:
 
 
 def matches(key: str, text: str) -> list[tuple[str, tuple[str, ...]]]:
-    """What the patterns of a key find, in the order of the text: (key of the pattern, groups)."""
+    """Return the matches of a key's patterns in the order of the text: (pattern's key, groups)."""
     patterns = PATTERNS[key] if isinstance(PATTERNS[key], dict) else {"": PATTERNS[key]}
     lines = [(inner, line) for inner, several in patterns.items() for line in several.splitlines()]
     found = [(match.start(), key, match.groups()) for key, line in lines for match in re.finditer(filled(line), text)]
@@ -42,7 +42,7 @@ def matches(key: str, text: str) -> list[tuple[str, tuple[str, ...]]]:
 
 
 def only(key: str, text: str) -> tuple[str, ...]:
-    """What the one sentence says that fits one of the patterns."""
+    """Return the groups of the only sentence that fits one of the patterns."""
     ((_, groups),) = matches(key, text)
     return groups
 

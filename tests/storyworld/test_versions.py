@@ -1,8 +1,6 @@
-"""What is made has a version: a change of the stories, or of how a conversation is encoded, needs a
-new one.
+"""A change of the stories, or of the encoding of conversations, needs a new version.
 
-Prepared data, and so runs, are known by these versions and not by the bytes of the source that
-makes them.
+Prepared data and runs are identified by these versions, not by the bytes of the source code.
 """
 
 import hashlib

@@ -59,7 +59,7 @@ def rollouts(run: Path, config: Path | None = None, **grpo) -> tuple[RunConfig, 
 
 
 def sampled(source: Rollouts, run: Path) -> list[Written]:
-    """What the run's model answers in step 0."""
+    """Return the answers of the run's model in step 0."""
     return source.sample(0, opened(run)[0], [source.question(0, number) for number in range(source.groups)])
 
 

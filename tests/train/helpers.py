@@ -149,7 +149,7 @@ def pretrain(config: Path, *overrides, code: int = 0, script: Callable[[], int] 
 
 
 def refusal(config: Path, *overrides, script: Callable[[], int] = main) -> str:
-    """What a run says that is refused: exit code 2, and one line that begins with "error: "."""
+    """Return a refused run's message: exit code 2, and one line that begins with "error: "."""
     said = pretrain(config, *overrides, code=2, script=script).stderr
     assert said.startswith("error: ")
     assert said.count("\n") == 1
@@ -240,8 +240,9 @@ def trace(run: Path) -> list[dict]:
 
 
 def held(run: Run, batch: Batch) -> dict[str, Any]:
-    """What decides a step's update, before it: sha256 of the parameters, of what the optimizers
-    hold, of the random state and of the batch. Two runs that hold the same take the same step.
+    """Return sha256 of all that decides a step's update; equal runs take the same step.
+
+    The parameters, the optimizers' state, the random state and the batch.
     """
     moments = {f"{n} {key} {name}": value for n, optimizer in enumerate(run.optimizers)
                for key, state in optimizer.state_dict()["state"].items() for name, value in state.items()}  # fmt: skip

@@ -1,6 +1,4 @@
-"""What goes wrong while training: numbers that are none, memory that ends, signals, files that
-cannot be written.
-"""
+"""Faults while training: non-finite numbers, no memory, signals, files that cannot be written."""
 
 import itertools
 import json

@@ -1,6 +1,4 @@
-"""What runs beside training: hooks with cadences from YAML, hooks of one's own, wandb; and what of
-it fails.
-"""
+"""Hooks: cadences from YAML, the reader's own hooks, wandb, and their failures."""
 
 import inspect
 import json

@@ -164,7 +164,7 @@ def test_a_step_that_counts_no_token_has_no_loss_and_moves_nothing(tmp_path):
 
 
 def test_a_name_that_is_taken_is_not_overwritten_and_a_run_is_not_shortened(finished):
-    """That settings which differ are named: test_atomic_save.py."""
+    """Different settings are named: test_atomic_save.py."""
     run, _, config = finished
     before = (run / "config.yaml").read_bytes()
     assert "resume=never" in pretrain(config, "resume=never", code=2).stderr
@@ -299,7 +299,7 @@ def test_evaluating_and_saving_is_no_time_of_training(tmp_path, monkeypatch, clo
 
 
 def test_time_between_two_starts_is_not_the_run_s(tmp_path, clock):
-    """What was spent is stored with the checkpoint."""
+    """The time spent is stored with the checkpoint."""
     config = write_config(tmp_path, train=MINUTES | {"max_minutes": 0.02}, eval={"every": 0})
     pretrain(config)
     clock[0] += 3600

@@ -1,6 +1,4 @@
-"""What no command that trains can use: one line on stderr, exit code 2, and nothing is written; and
-`--help`.
-"""
+"""Refusals of every training command: one line on stderr, exit code 2, no file. And `--help`."""
 
 import json
 import re

@@ -1,6 +1,4 @@
-"""What is said of the heads: lines during training, when one begins to look somewhere, and
-report.md at the end.
-"""
+"""Reports of the heads: a line when a head's pattern begins, and report.md at the end."""
 
 import re
 from dataclasses import replace

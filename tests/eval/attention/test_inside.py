@@ -46,7 +46,7 @@ def twins(vocabulary: int = 192, length: int = 9, place: int = 3) -> tuple[torch
 
 
 def close(ours: torch.Tensor, theirs: torch.Tensor, atol: float = 2e-5) -> None:
-    """Of numbers around 1 that are summed in another order, in float32."""
+    """Tolerance for numbers around 1 that are summed in another order, in float32."""
     torch.testing.assert_close(ours, theirs.detach(), rtol=0, atol=atol)
 
 

@@ -57,7 +57,7 @@ def tokenizer(request) -> Tokenizer:
 
 
 def check(probe: Probe, tokenizer: Tokenizer, longest: int) -> None:
-    """What holds for every probe."""
+    """Assert the properties of every probe."""
     B, T = probe.input_ids.shape
     assert 2 <= T <= longest
     assert [len(row) for row in probe.labels] == [T] * B
@@ -185,7 +185,7 @@ def test_a_bad_probe_file_says_where(tmp_path):
 
 
 def test_targets_are_what_followed_the_same_token_in_an_earlier_singing_and_what_a_copy_copies(tokenizer):
-    """Which mention a name or a pronoun stands for: tests/storyworld/test_mentions.py."""
+    """Names and pronouns refer to their mentions: tests/storyworld/test_mentions.py."""
     songs, stories = (story_probe(tokenizer, STORYWORLD, 2000, name) for name in ("songs", "stories"))
     for ids, pairs in zip(songs.input_ids.tolist(), songs.targets["song"], strict=True):
         assert {len(keys) for _, keys in pairs} <= {1, 2}

@@ -28,7 +28,7 @@ OF_PAGE, OF_RUNS = (
 
 
 class Words(HTMLParser):
-    """What page.html says: its texts, titles and labels."""
+    """Return the texts, titles and labels of page.html."""
 
     def __init__(self):
         super().__init__()

@@ -110,8 +110,9 @@ SHOWN = """() => { const shown = document.body.cloneNode(true), texts = [];
 
 
 def english_in(page) -> list[str]:
-    """What a page says in English, in three words or more: texts, titles and labels, but for terms
-    in brackets.
+    """Return a page's English texts, titles and labels of at least three words.
+
+    Terms in brackets are left out.
     """
     texts = [re.sub("（[^）]*）", "", text) for text in page.evaluate(SHOWN)]
     return [text for text in texts if re.search(r"[A-Za-z]{2,},? [a-z]{2,},? [a-z]{2,}", text)]

@@ -52,9 +52,7 @@ def test_a_gpu_of_another_generation_is_named(monkeypatch):
 
 
 def situations(run, device: str) -> list[Situation]:
-    """What a backend meets in a run of this config: training, evaluation, generation with every
-    cache.
-    """
+    """Return the situations of a run of this config: training, evaluation, every cache."""
     model = run.model
     alone = Situation.of(model, device, HALF)
     packed = replace(alone, documents=run.data.isolate_documents)

@@ -348,7 +348,7 @@ def test_with_loadable_elsewhere_false_it_is_saved_for_headlight_alone(tmp_path,
     ],
 )
 def test_a_config_json_that_it_cannot_be_is_refused(tmp_path, family, change, message):
-    """What test_foreign_models.py, where each field has other values, does not have."""
+    """Configs beyond those of test_foreign_models.py, which changes one field at a time."""
     save(random_model(first_of(family)), tmp_path)
     fields = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(fields | change))

@@ -34,7 +34,7 @@ def test_the_model_is_its_formula(changes):
 
 
 def test_the_gradients_are_those_of_the_formula():
-    """Of every matrix, of the router and of what goes in."""
+    """Gradients of every matrix, of the router and of the input."""
     lm = random_model(tiny_config(**EXPERTS, num_hidden_layers=1))
     mixture = lm.model.layers[0].mlp
     x, wanted = torch.randn(2, 7, 32, requires_grad=True), torch.randn(2, 7, 32)

@@ -1,6 +1,4 @@
-"""What a run costs, against the real thing: filled caches and the tensors of a step; and what
-cannot fit is refused.
-"""
+"""Estimated costs equal measured ones: filled caches, a step's tensors. Too large runs are refused."""
 
 from contextlib import nullcontext
 

@@ -1,6 +1,4 @@
-"""What `auto` stands for on this machine: what its processor says, what train.doctor found safe,
-what pays.
-"""
+"""`auto` resolves by this machine's processor, by train.doctor's findings and by speed."""
 
 import os
 import signal

@@ -284,7 +284,7 @@ def config_of(folder: Path, **train) -> Path:
 
 
 def test_a_killed_run_of_two_processes_goes_on_exactly(tmp_path):
-    """That two are the run of one: test_equivalence.py."""
+    """Two processes equal one: test_equivalence.py."""
     config = config_of(tmp_path)
     assert command(config, "name=two", TWO)[0] == 0
     assert command(config, "name=killed", TWO, kill_at=7)[0] == -signal.SIGKILL

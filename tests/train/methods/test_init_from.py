@@ -93,7 +93,7 @@ def test_a_directory_that_transformers_saved_is_a_start_as_well(trained, here, a
 
 
 def test_a_name_of_the_hub_is_the_folder_in_its_cache(trained, here, monkeypatch):
-    """What `hf download` or transformers fetched before; the network is not asked (HF_HUB_OFFLINE)."""
+    """Models in the Hub's cache, from `hf download` or transformers; no network (HF_HUB_OFFLINE)."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(here / "hub"))
     monkeypatch.chdir(here)
     place = here / "hub/models--somebody--gqa"

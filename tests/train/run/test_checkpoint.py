@@ -1,4 +1,4 @@
-"""What a checkpoint holds, and what of it does not fit is named. That a run resumes exactly: test_exactness.py."""
+"""A checkpoint's contents; differences are named. Exact resumption: test_exactness.py."""
 
 import re
 from pathlib import Path

@@ -4,6 +4,10 @@ The first call writes notebooks/build/NAME.py, a file with a gap, and explains t
 gap and run the same command again: it compares your code with float64 numbers. Without a NAME it
 lists the exercises. `--again` starts an exercise again, and keeps your old file.
 
+    python -m notebooks.check assemble
+
+builds notebooks/mine/my_model.py from your parts, a language model that trains and writes.
+
     0      your code is right
     1      not yet
     2      bad input: there is no such exercise
@@ -17,6 +21,7 @@ import argparse
 import ast
 import io
 import re
+import sys
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -25,16 +30,24 @@ from types import ModuleType
 from configs.command import InputError, exit_on_bad_input
 from configs.text import did_you_mean
 from model.backends.mine import run_file
+from notebooks import assemble
 from notebooks.broken.judge import judge
-from notebooks.checks import attention, training
+from notebooks.checks import attention, parts, training
 from notebooks.checks.verdict import Verdict, judged
 from notebooks.start import HINTS, ROOT
 
-# The exercises are in this order.
-CHECKS: dict[str, Callable[[ModuleType], str]] = {**attention.CHECKS, **training.CHECKS}
+CHECKS: dict[str, Callable[[ModuleType], str]] = attention.CHECKS | parts.CHECKS | training.CHECKS
+# The exercises are in this order: the model first, in the order in which its parts need each other.
+ORDER = (
+    "softmax causal_mask attention repeat_kv rope kv_cache tokenizer embedding rmsnorm mlp block "
+    "loss model batches loop sampling bpe masks online_softmax optimizer_step muon label_mask lora "
+    "preference_loss group_advantage"
+)
+CHECKS = {name: CHECKS[name] for name in ORDER.split()}
 # notebooks.start makes the repository the working directory.
 BUILD = Path("notebooks/build")
 SOLUTIONS = Path("notebooks/solutions")
+MY_MODEL = Path("notebooks/mine/my_model.py")
 GAP_ENDS = "# your code"
 GAP = re.compile(r"^( *)# <solution>\n.*?^ *# </solution>$", re.DOTALL | re.MULTILINE)
 
@@ -53,6 +66,8 @@ def main() -> int:
         return list_exercises()
     if args.name == "broken":  # the break-it lab, notebooks/broken/README.md
         return judge(*args.answer)
+    if args.name == "assemble":
+        return assemble_model()
     if args.answer:
         raise InputError(f"an exercise has one name: {command} {args.name}")
     if args.name not in CHECKS:
@@ -61,10 +76,7 @@ def main() -> int:
         raise InputError(f"there is no exercise {args.name!r}{hint}. There are: {names}")
     path = BUILD / f"{args.name}.py"
     if args.again and path.exists():
-        number = 1
-        while path.with_suffix(f".{number}.py").exists():
-            number += 1
-        old = path.rename(path.with_suffix(f".{number}.py"))
+        old = assemble.set_aside(path)
         print(f"Your old file is now {old.as_posix()}.\n")
     return try_it(args.name, path) if path.exists() else begin(args.name, path)
 
@@ -73,12 +85,11 @@ def list_exercises() -> int:
     """List all exercises. An exercise is done if its check accepts the current file."""
     unfinished = []
     for name in CHECKS:
-        path = BUILD / f"{name}.py"
         with redirect_stdout(io.StringIO()):  # the reader's code may print
-            is_done = path.exists() and attempt(name, path).is_right
-        if not is_done:
+            is_right = is_done(name)
+        if not is_right:
             unfinished.append(name)
-        print(f"{'done' if is_done else 'open'}   {name:<16} {text_of(name).splitlines()[0]}")
+        print(f"{'done' if is_right else 'open'}   {name:<16} {text_of(name).splitlines()[0]}")
     print(f"\n{len(CHECKS) - len(unfinished)} of {len(CHECKS)} are done.", end=" ")
     if unfinished:
         print(f"Next: python -m notebooks.check {unfinished[0]}")
@@ -113,12 +124,62 @@ def try_it(name: str, path: Path) -> int:
 
 
 def attempt(name: str, path: Path) -> Verdict:
-    """Run the reader's file and its check."""
+    """Run the reader's file and its check. The parts that it imports must be right, too."""
+    build = ModuleType("notebooks.build")
+    build.__path__ = [str(path.parent)]
+    for module in [key for key in sys.modules if key.startswith("notebooks.build")]:
+        del sys.modules[module]  # the reader may have changed it
+    sys.modules["notebooks.build"] = build
+    for part in sorted(needs(path), key=list(CHECKS).index):
+        file = path.with_name(f"{part}.py")
+        if not file.exists() or not attempt(part, file).is_right:
+            command = f"python -m notebooks.check {part}"
+            return Verdict(False, f"{name} uses your {part}, which is not right yet: {command}")
 
     def check(file: Path) -> str:
         return CHECKS[name](run_file(file))
 
     return judged(check, path.absolute(), HINTS[f"build.{name}"], path.absolute(), path.as_posix())
+
+
+def needs(path: Path) -> list[str]:
+    """Return the exercises whose code this file imports from the same folder."""
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+    except SyntaxError:
+        return []  # the check reports it, with its line
+    return [name for name in assemble.imported_parts(tree) if name in CHECKS]
+
+
+def assemble_model() -> int:
+    """Write notebooks/mine/my_model.py from the reader's parts, and compare it with one_file.py."""
+    ending = SOLUTIONS / "ending.py"
+    needed = assemble.needed_parts(ending)
+    with redirect_stdout(io.StringIO()):  # the reader's code may print
+        is_right = {name: is_done(name) for name in CHECKS}
+    missing = [name for name in CHECKS if name in needed and not is_right[name]]
+    if missing:
+        print(f"Not yet. A model needs {len(needed)} parts. These are open: {', '.join(missing)}.")
+        print(f"Next: python -m notebooks.check {missing[0]}")
+        return 1
+    files = {name: BUILD / f"{name}.py" for name in CHECKS if is_right[name]}
+    lines = assemble.write_model({**files, "ending": ending}, MY_MODEL)
+    print(f"{MY_MODEL.as_posix()}: {lines} lines, from {len(files)} parts of yours.\n")
+    try:
+        print(*assemble.compare(run_file(MY_MODEL.absolute())), sep="\n")
+    except AssertionError as error:
+        print(f"Not yet. {error}")
+        return 1
+    module = "python -m notebooks.mine.my_model"
+    print("\nThis is one_file.py's model, and every part of it is yours. Now:\n")
+    print(f"    {module} write pretrained/small/checkpoints/step_00001200")
+    print(f"    {module} train README.md")
+    return 0
+
+
+def is_done(name: str) -> bool:
+    path = BUILD / f"{name}.py"
+    return path.exists() and attempt(name, path).is_right
 
 
 def text_of(name: str) -> str:
@@ -130,6 +191,7 @@ def text_of(name: str) -> str:
 def stub(name: str) -> str:
     """Return the solution with a gap for the reader's code."""
     code = (SOLUTIONS / f"{name}.py").read_text(encoding="utf-8")
+    code = code.replace("from notebooks.solutions.", "from notebooks.build.")
     code = GAP.sub(rf"\1raise NotImplementedError  {GAP_ENDS}", code)
     if "\nimport torch\n" not in code:  # the reader may need it
         code = code.replace("\nfrom torch import", "\nimport torch\nfrom torch import")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib.util
 import linecache
+import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
@@ -103,10 +104,12 @@ def problem() -> str | None:
 def run_file(file: Path) -> ModuleType:
     """Import a Python file that is in no package. Raises what it raises."""
     linecache.checkcache(str(file))
-    spec = importlib.util.spec_from_file_location(file.stem, file)
+    # Named by its path: a file model.py must not take the place of the package `model`.
+    spec = importlib.util.spec_from_file_location(str(file), file)
     if spec is None or spec.loader is None:
         raise ImportError(f"{file} is not a Python file: its name must end in .py")
     module = importlib.util.module_from_spec(spec)
+    sys.modules[str(file)] = module  # a dataclass looks for its module there
     spec.loader.exec_module(module)
     return module
 

@@ -47,7 +47,18 @@ def same(call: str, got: Any, expected: Any, tolerance: float = 1e-4, lesson: st
     else:
         if isinstance(expected, list):  # a range will do
             got = list(got)
+            same_items(call, got, expected, lesson)
         assert got == expected, f"{call} is {got!r}, and must be {expected!r}. {lesson}".strip()
+
+
+def same_items(call: str, got: list[Any], expected: list[Any], lesson: str) -> None:
+    """Assert that two lists are equal, and name the first place that differs in long ones."""
+    if len(expected) < 12:
+        return
+    for i, (mine, right) in enumerate(zip(got, expected, strict=False)):
+        assert mine == right, f"{call}: [{i}] is {mine!r}, and must be {right!r}. {lesson}".strip()
+    problem = f"{call} has {len(got)} values, and must have {len(expected)}. {lesson}"
+    assert len(got) == len(expected), problem.strip()
 
 
 def same_numbers(call: str, got: Any, expected: Tensor, tolerance: float, lesson: str) -> None:
@@ -93,7 +104,7 @@ def number_of(value: Any) -> float | None:
     if isinstance(value, str | bool):
         return None
     try:
-        return float(value)
+        return float(value.detach() if isinstance(value, Tensor) else value)
     except (TypeError, ValueError, RuntimeError):
         return None
 

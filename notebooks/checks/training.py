@@ -172,29 +172,29 @@ def bpe(mine: ModuleType) -> str:
         ({"aaa": 1, "ba": 1, "b": 3}, "ab", [("a", "a")]),  # counted twice in aaa
     ]
     for words, letters, merges in cases:
-        call = f"train({words}, {list(letters)}, {len(merges)})"
-        same_merges(call, mine.train(words, list(letters), len(merges)), merges)
-    call = "train({'ab': 1}, ['a', 'b'], 9)"
-    same_merges(call, mine.train({"ab": 1}, ["a", "b"], 9), [("a", "b")])
+        call = f"learn_merges({words}, {list(letters)}, {len(merges)})"
+        same_merges(call, mine.learn_merges(words, list(letters), len(merges)), merges)
+    call = "learn_merges({'ab': 1}, ['a', 'b'], 9)"
+    same_merges(call, mine.learn_merges({"ab": 1}, ["a", "b"], 9), [("a", "b")])
     for word, merges, ids in [
         ("abcb", [("a", "b"), ("ab", "c")], [4, 1]),
         ("", [("a", "b")], []),
         ("abc", [("b", "c"), ("a", "b")], [0, 3]),  # the merge that was learned first, not leftmost
         ("abcbc", [("b", "c"), ("bc", "bc"), ("a", "bc")], [0, 4]),
     ]:
-        got = [*mine.encode(word, ["a", "b", "c"], merges)]
-        call = f"encode({word!r}, ['a', 'b', 'c'], {merges})"
+        got = [*mine.encode_word(word, ["a", "b", "c"], merges)]
+        call = f"encode_word({word!r}, ['a', 'b', 'c'], {merges})"
         assert got == ids, f"{call} is {got}, and must be {ids}."
 
     # The library learns from stories of the built-in world.
     backend, words, merges = from_stories()
     vocabulary = [*SPECIAL_TOKENS, *sorted(BYTES)]
-    call = f"train({len(words)} words of stories, {len(vocabulary)} letters, {len(merges)})"
-    same_merges(call, mine.train(words, vocabulary, len(merges)), merges)
+    call = f"learn_merges({len(words)} words of stories, {len(vocabulary)} letters, {len(merges)})"
+    same_merges(call, mine.learn_merges(words, vocabulary, len(merges)), merges)
     for word in words:
-        got = [*mine.encode(word, vocabulary, merges)]
+        got = [*mine.encode_word(word, vocabulary, merges)]
         ids = [token.id for token in backend.model.tokenize(word)]
-        call = f"encode({word!r}) with {len(merges)} merges"
+        call = f"encode_word({word!r}) with {len(merges)} merges"
         assert got == ids, f"{call} is {got}, and must be {ids}."
     count = f"{len(merges)} merges, and the ids of {len(words)} words"
     return f"Your {count}, are those of the library `tokenizers`."

@@ -26,7 +26,8 @@ Hints = str | Mapping[str, str]
 def judged(check: Check, answer: Any, hints: Hints, file: Path, name: str) -> Verdict:
     """Run a check, which raises AssertionError with a sentence if something differs.
 
-    - hints: one for every mistake, or a hint for each wrong answer (Python), and "else"
+    - hints: one for every mistake, or hints by symptom: a piece of the sentence or a wrong answer
+      in Python, and "else"
     - file: of the reader's code; name: its name in a sentence
     """
     try:
@@ -47,12 +48,14 @@ def explain(error: BaseException, file: Path, name: str) -> str:
 
 
 def hint_for(problem: str, check: Check, hints: Hints) -> str:
-    """Return the hint of the wrong answer that has the same problem."""
+    """Return the hint whose key is in the sentence, or is a wrong answer with the same problem."""
     if isinstance(hints, str):
         return hints
     for wrong, hint in hints.items():
         if wrong == "else":
             continue
+        if wrong in problem:
+            return hint
         try:
             check(eval(wrong, {"torch": torch, "math": math}))
         except Exception as error:

@@ -31,8 +31,6 @@ have written it.
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -40,7 +38,7 @@ from torch import Tensor
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     """q (B, H, T, D), k and v (B, H, S, D), mask (B or 1, 1, T, S), True = see -> (B, H, T, D)."""
     # <solution>
-    scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])  # (B, H, T, S)
+    scores = (q @ k.transpose(-2, -1)) * q.shape[-1] ** -0.5  # (B, H, T, S)
     scores = scores.masked_fill(~mask, -torch.inf)
     weights = torch.softmax(scores, dim=-1)  # each row sums to 1
     return weights @ v

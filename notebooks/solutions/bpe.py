@@ -23,7 +23,7 @@ An example: letters a, b, c with the ids 0, 1, 2, and the words {"abc": 3, "bc":
     encode     "abcb" -> a b c b -> ab c b -> abc b -> the ids 4, 1
 
 In a a a the pair (a, a) stands twice, and both count. Joining goes from left to right: aa a.
-You write `joined` (one pair in one word), then `train` and `encode`, which use it.
+You write `joined` (one pair in one word), then `learn_merges` and `encode_word`, which use it.
 
 The same in Headlight: `train_tokenizer` in data/tokenizer.py. It calls the library `tokenizers`,
 which follows the same rule for ties; your merges and ids are compared with its own.
@@ -60,7 +60,7 @@ def joined(tokens: list[str], pair: Pair) -> list[str]:
     # </solution>
 
 
-def train(words: dict[str, int], letters: list[str], count: int) -> list[Pair]:
+def learn_merges(words: dict[str, int], letters: list[str], count: int) -> list[Pair]:
     """Learn `count` merges, or fewer if no pair is left. words: word -> how often it occurs."""
     # <solution>
     merges: list[Pair] = []
@@ -80,7 +80,7 @@ def train(words: dict[str, int], letters: list[str], count: int) -> list[Pair]:
     # </solution>
 
 
-def encode(word: str, letters: list[str], merges: list[Pair]) -> list[int]:
+def encode_word(word: str, letters: list[str], merges: list[Pair]) -> list[int]:
     """The ids of a word."""
     # <solution>
     rank = {pair: i for i, pair in enumerate(merges)}

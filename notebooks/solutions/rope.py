@@ -38,7 +38,7 @@ from torch import Tensor
 def angles(length: int, size: int, theta: float) -> Tensor:
     """The angle of every pair at positions 0 … T - 1: (T, D/2)."""
     # <solution>
-    frequencies = theta ** (-torch.arange(0, size, 2) / size)  # (D/2,)
+    frequencies = 1.0 / theta ** (torch.arange(0, size, 2) / size)  # (D/2,)
     return torch.arange(length)[:, None] * frequencies
     # </solution>
 

@@ -18,8 +18,8 @@ WRONG = {
         ("query_positions >= torch.arange(keys)", "(query_positions >= torch.arange(keys)).float()"),
     ],
     "attention": [
-        (" / math.sqrt(q.shape[-1])", ""),
-        ("math.sqrt(q.shape[-1])", "q.shape[-1]"),
+        (" * q.shape[-1] ** -0.5", ""),
+        ("q.shape[-1] ** -0.5", "q.shape[-1] ** -1"),
         ("q.shape[-1]", "k.shape[-2]"),  # the number of keys
         ("~mask, ", "mask, "),  # True = may *not* look, as in torch.nn.MultiheadAttention
         ("scores.masked_fill(~mask, -torch.inf)", "scores"),

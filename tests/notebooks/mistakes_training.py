@@ -142,7 +142,7 @@ def joined(tokens, pair):
     return out
 
 
-def train(words, letters, count):
+def learn_merges(words, letters, count):
     from collections import Counter
 
     merges, pieces = [], {word: list(word) for word in words}
@@ -159,7 +159,7 @@ def train(words, letters, count):
     return merges
 
 
-def encode(word, letters, merges):
+def encode_word(word, letters, merges):
     tokens = list(word)
     for pair in merges:
         tokens = joined(tokens, pair)

@@ -3,14 +3,13 @@
     used = routing(lm, batches, pad_id)       shares, mean weights and ids of every expert
     loss_with(lm, batches, at_random())       the loss if tokens go to other experts
 
-PyTorch's forward hooks read and replace what a router returns, so model/ has no code for it. The
-hook `experts` writes experts.jsonl, which the terminal, report.md and a tab of the page show.
+The hook `experts` writes experts.jsonl, which the terminal, report.md and a tab of the page show.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -37,8 +36,8 @@ if TYPE_CHECKING:
 
 TOKENS = 8192  # Each evaluation reads so many held-out tokens.
 WORDS = 8  # The page shows so many tokens of each expert.
-DEAD = 0.01  # An expert is dead below this part of a fair share,
-STARVED = 0.25  # and the page marks it below this part.
+DEAD = 0.01  # An expert with less than this part of a fair share is dead.
+STARVED = 0.25  # The page marks an expert below this part.
 # A router returns probabilities (N, E), weights (N, k) and experts (N, k).
 Routes = tuple[Tensor, Tensor, Tensor]
 Change = Callable[[int, Routes], Routes]  # layer, routes -> other routes
@@ -46,7 +45,7 @@ Change = Callable[[int, Routes], Routes]  # layer, routes -> other routes
 
 @dataclass(frozen=True)
 class Routing:
-    """The choices of all routers on a text: L layers with experts, E experts, V ids."""
+    """The choices of all routers on a text, for L layers with E experts and V ids."""
 
     layers: list[int]
     share: np.ndarray  # (L, E) of the layer's choices; a row adds up to 1
@@ -55,7 +54,6 @@ class Routing:
 
 
 def routers(lm: LanguageModel) -> dict[int, Router]:
-    """Return layer -> router, for the layers that have one."""
     from model.variants.experts import Router
 
     layer_routers = {}
@@ -69,15 +67,12 @@ def routers(lm: LanguageModel) -> dict[int, Router]:
 @contextmanager
 def through(lm: LanguageModel, change: Change) -> Iterator[None]:
     """Replace the routes of every layer by change(layer, routes), within this context."""
-    handles = []
-    for layer, router in routers(lm).items():
-        hook = partial(lambda layer, _module, _x, routes: change(layer, routes), layer)
-        handles.append(router.register_forward_hook(hook))
-    try:
+    # PyTorch's forward hooks replace what a router returns, so model/ has no code for this.
+    with ExitStack() as hooks:
+        for layer, router in routers(lm).items():
+            hook = partial(lambda layer, _module, _x, routes: change(layer, routes), layer)
+            hooks.enter_context(router.register_forward_hook(hook))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @torch.no_grad()
@@ -100,7 +95,7 @@ def routing(
     def count(layer: int, routes: Routes) -> Routes:
         i = layers.index(layer)
         real = tokens != pad_id  # (N,)
-        _, weight, experts = (x[real.to(x.device)].cpu() for x in routes)
+        _, weight, experts = (x[real.to(x.device)].cpu() for x in routes)  # (real tokens, k)
         # one bin for each pair of expert and id
         ids[i] += torch.bincount((experts * V + tokens[real, None]).flatten(), minlength=E * V)
         weights[i] += torch.bincount(experts.flatten(), weight.flatten().double(), minlength=E)
@@ -108,7 +103,7 @@ def routing(
 
     with evaluating(lm), autocast(), through(lm, count):
         for batch in batches:
-            tokens = batch["input_ids"].flatten()
+            tokens = batch["input_ids"].flatten()  # (N,), which `count` reads
             lm(**batch.to(device).tensors)
     by_id = ids.view(len(layers), E, V)
     counts = by_id.sum(-1)
@@ -123,13 +118,15 @@ def loss_with(
     autocast: Autocast = nullcontext,
 ) -> float:
     """Return the mean loss in nats a token, with a changed choice of the routers."""
+    # None: the learned one
     with through(lm, change) if change else nullcontext():
         return mean_loss(lm, batches, autocast)
 
 
-def at_random(seed: int = 0) -> Change:
+def at_random() -> Change:
     """Draw every token's experts at random, and keep its weights."""
-    generator = torch.Generator().manual_seed(seed)  # its own: training's random state stays
+    # its own generator: training's random state stays
+    generator = torch.Generator().manual_seed(0)
 
     def change(layer: int, routes: Routes) -> Routes:
         probabilities, weights, experts = routes
@@ -143,9 +140,9 @@ def at_random(seed: int = 0) -> Change:
 def characteristic_ids(routing: Routing) -> np.ndarray:
     """Return the most typical ids of each expert: (L, E, WORDS), best first, or -1.
 
-    The score p(id | expert) ln( p(id | expert) / p(id) ) is the id's part in the divergence between
-    the expert's tokens and all tokens.
+    The score is p(id | expert) ln( p(id | expert) / p(id) ).
     """
+    # The scores of an expert add up to the KL divergence between its tokens and all tokens.
     counts = routing.ids
     in_expert = counts / np.maximum(1, counts.sum(-1, keepdims=True))
     in_all = counts.sum(1, keepdims=True) / np.maximum(1, counts.sum((1, 2), keepdims=True))
@@ -156,20 +153,16 @@ def characteristic_ids(routing: Routing) -> np.ndarray:
 
 
 class ExpertUse(BaseModel):
-    """A line of experts.jsonl.
-
-    share, weight: as in Routing; null = never chosen
-    words:         the most typical tokens of each expert
-    loss:          with learned and with random routing, in nats a token
-    """
+    """A line of experts.jsonl."""
 
     step: NonNegativeInt
     tokens: NonNegativeInt
     layers: Annotated[list[int], Field(min_length=1)]
+    # As in Routing; null = never chosen.
     share: list[list[Annotated[FiniteFloat, Field(ge=0, le=1)]]]
     weight: list[list[FiniteFloat | None]]
-    words: list[list[list[str]]] = []
-    loss: dict[str, FiniteFloat] = {}
+    words: list[list[list[str]]] = []  # the most typical tokens of each expert
+    loss: dict[str, FiniteFloat] = {}  # with learned and with random routing, in nats a token
 
     @property
     def fair_shares(self) -> np.ndarray:
@@ -177,7 +170,6 @@ class ExpertUse(BaseModel):
         return np.array(self.share) * len(self.share[0])
 
     def figures(self) -> dict[str, float]:
-        """Return the figures for the log and result.json."""
         shares = self.fair_shares
         return {"weakest": float(shares.min()), "strongest": float(shares.max()), **self.loss}
 
@@ -203,7 +195,6 @@ def use_of(routing: Routing, step: int, tokens: int, tokenizer: Tokenizer) -> Ex
 
 
 def read(directory: Path, warn: Warn) -> list[ExpertUse]:
-    """Read the lines of a run; none without the file."""
     return read_log(directory / EXPERTS, ExpertUse, warn)
 
 
@@ -218,13 +209,13 @@ class Experts(Hook):
             )
 
     def evaluate(self, event: EvalEvent) -> None:
-        """Read the same text in every process, because each may have a part of the model."""
+        # Every process reads the same text, because each may have a part of the model.
         data = event.data_config
         options = event.rows_per_batch, data.isolate_documents, data.restart_positions, TOKENS
         batches = list(validation_batches(event.held_out, event.tokenizer, *options))
         measured = routing(event.lm, batches, event.tokenizer.pad_id, event.autocast)
         use = use_of(measured, event.step, event.tokens, event.tokenizer)
-        if event.is_last:
+        if event.is_last:  # once, because it reads the text twice more
             for name, choice in {"learned": None, "random": at_random()}.items():
                 use.loss[name] = loss_with(event.lm, batches, choice, event.autocast)
         if event.writes:

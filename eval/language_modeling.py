@@ -28,12 +28,13 @@ ROWS = 32  # `losses_of` reads so many sequences at a time.
 
 
 class OutOfStep(InputError):
-    """A process cannot continue, and the others would wait for it forever: the run must end."""
+    """One process cannot continue, and the others would wait for it: the run must end."""
 
 
 @contextmanager
 def evaluating(lm: nn.Module) -> Iterator[None]:
     """Put lm into evaluation mode, and afterwards every module back into its old mode."""
+    # of each module: some may already be in evaluation mode
     modes = {module: module.training for module in lm.modules()}
     lm.eval()
     try:
@@ -72,8 +73,7 @@ def loss_sums(
 ) -> list[list[tuple[float, int]]]:
     """Return (sum of -ln p in nats, number of labels) for the parts of every batch.
 
-    may_retry: if memory runs out, split the batch into halves. Under FSDP2 one process cannot do
-               this alone, so OutOfStep is raised.
+    may_retry: if memory runs out, split the batch into halves; otherwise raise OutOfStep
     """
     device = next(lm.parameters()).device
     with evaluating(lm), autocast():
@@ -87,6 +87,7 @@ def _loss_sum(lm: LanguageModel, batch: Batch, may_retry: bool) -> list[tuple[fl
         return [(float(loss_sum), int(count))]
     except RuntimeError as error:
         if is_out_of_memory(error) and not may_retry:
+            # under FSDP2 one process cannot read its batch in more passes than the others
             raise OutOfStep(
                 f"out of memory while evaluating {rows} rows: lower train.micro_batch_size"
             ) from None
@@ -122,9 +123,10 @@ def predictions(
             chunk = slice(start, start + rows)
             ids = input_ids[chunk].to(device)
             documents = None if document_ids is None else document_ids[chunk].to(device)
+            # a token predicts the next one, and the last one has none
             logits = lm(ids, document_ids=documents)[:, :-1].float()  # (rows, T - 1, V)
             targets = ids[:, 1:]
-            # cross_entropy takes the classes in dimension 1
+            # cross_entropy takes the classes in dimension 1: (rows, V, T - 1)
             chunk_losses = F.cross_entropy(logits.transpose(1, 2), targets, reduction="none")
             losses[chunk, 1:] = chunk_losses.cpu()
             likeliest[chunk, 1:] = (logits.argmax(-1) == targets).cpu()
@@ -136,7 +138,8 @@ def losses_of(lm: LanguageModel, sequences: Sequence[Sequence[int]]) -> list[Ten
 
     Raises ValueError for a sequence longer than max_position_embeddings.
     """
-    order = sorted(range(len(sequences)), key=lambda i: len(sequences[i]))  # little padding
+    # like lengths together: little padding
+    order = sorted(range(len(sequences)), key=lambda i: len(sequences[i]))
     losses: dict[int, Tensor] = {}
     for start in range(0, len(order), ROWS):
         chosen = order[start : start + ROWS]
@@ -166,10 +169,11 @@ def compare_with_floor(
     and the entropy, which no model can beat on average. NaN without such a story.
     """
     longest = lm.config.max_position_embeddings
+    # + 2: the first token of a document, and its end
     stories = [s for s in stories if len(tokenizer.encode(s.text)) + 2 <= longest]
     if not stories:
         return 0, math.nan, math.nan
-    # full precision and one backend, so that the figure does not depend on the run's settings
+    # Full precision and one backend: the figure does not depend on the run's settings.
     backend = lm.attn_implementation
     lm.set_attn_implementation("sdpa")
     try:

@@ -26,7 +26,7 @@ def open_model(
     """Open a run (its newest checkpoint) or a checkpoint directory, in evaluation mode.
 
     device:   see `model.backends.choice.choose_device`
-    dtype:    of the weights; default float32
+    dtype:    type of the weights; default float32
     quantise: int8 or int4 weights, which cannot be trained (model/variants/quantised.py)
 
     Raises InputError.
@@ -40,9 +40,10 @@ def open_checkpoint(
     dtype: torch.dtype | None = None,
     quantise: str | None = None,
 ) -> tuple[LanguageModel, Tokenizer, Path]:
-    """As open_model, with the checkpoint directory: a run in training soon has a newer one."""
+    """Open a model with its checkpoint directory: a run that trains soon has a newer one."""
     chosen_device = choose_device(device)
 
+    # training may delete a checkpoint while it is read: then read_checkpoint tries the newer one
     def read(directory: Path) -> tuple[LanguageModel, Tokenizer, Path]:
         lm = load(directory).to(chosen_device, dtype)
         return lm, load_tokenizer(directory), directory
@@ -60,7 +61,8 @@ def open_checkpoint(
             f"{path}: the tokenizer has {tokenizer.vocab_size:,} ids, the model "
             f"{lm.lm_head.out_features:,}: they do not belong together"
         )
-    tokenizer.model_ends = lm.config.end_ids  # the config may name more than the tokenizer
+    # The config may name more tokens that end a text than the tokenizer does.
+    tokenizer.model_ends = lm.config.end_ids
     if quantise is not None:
         from model.variants.quantised import quantise_weights
 
@@ -98,6 +100,7 @@ def add_quantise_option(parser: argparse.ArgumentParser) -> None:
 def run_folder(path: str | Path) -> Path:
     """Return the folder of the run of a path or checkpoint; else the model directory itself."""
     directory = checkpoint_directory(path).resolve()
+    # runs/<name>/checkpoints/step_00001000
     return directory.parents[1] if directory.parent.name == "checkpoints" else directory
 
 

@@ -28,8 +28,9 @@ from data.config import DataConfig
 from data.reading.documents import documents
 from data.tokenizer import Tokenizer
 from eval.language_modeling import predictions
-from eval.load_model import add_device_option, data_config, open_model, run_folder
+from eval.load_model import add_device_option, open_model, run_folder
 from eval.pictures import drawing
+from eval.questions import data_config_of
 from model import LanguageModel
 from model.variants.surgery import with_config, with_rope_scaling
 from storyworld.lexicon import lexicon
@@ -37,7 +38,7 @@ from storyworld.names import held_out_names
 
 LENGTHS = [128, 256, 512, 1024]
 PARTS = 4  # A recall text repeats a phrase from each quarter.
-PHRASE = 4  # words of a phrase
+PHRASE = 4  # A phrase has so many words.
 POSITIONS = 16  # A loss curve has so many points.
 Make = Callable[[int], LanguageModel]  # length in tokens -> the model for it
 
@@ -54,9 +55,7 @@ def main() -> None:
     if sorted(set(args.lengths)) != args.lengths or len(args.lengths) < 2:
         raise InputError("--lengths: give two or more, growing, for example 128,256,512")
     run = args.runs[0]
-    config = data_config(run)
-    if config is None:
-        raise InputError(f"{run}: has no config.yaml beside it: name a run")
+    config = data_config_of(run)
     models = {path: open_model(path, args.device) for path in args.runs}
     measured = study(models, config, args.lengths, args.texts)
     out = run_folder(run) / "long_context"
@@ -86,13 +85,9 @@ def study(
 ) -> dict[str, Any]:
     """Return the figures of `count` texts of each length: name -> way -> a value for each length.
 
-    loss:             on the same last tokens of every text, after more or less context
-    loss_by_position: means of stretches, from the first token to the last
-    recall:           share of repeated tokens that are the likeliest
-    copy_gain:        fall of their loss, in nats
-
     None if a text is too short for the phrases.
     """
+    # The first model is read in all ways, the others unchanged.
     (first, (lm, tokenizer)), *others = models.items()
     trained = config.sequence_length
     longest = lengths[-1]
@@ -103,18 +98,20 @@ def study(
             raise InputError(f"{path}: has another tokenizer than {first}: give runs of one")
         name = Path(path).resolve().name
         makers[path if name in makers else name] = partial(longer, other)
-    makers["none"](longest)  # raises InputError early if the model cannot read this length
-    text = held_out_rows(tokenizer, config, longest, count)
+    # raises InputError early if the model cannot read this length
+    makers["none"](longest)
+    text = held_out_rows(tokenizer, config, longest, count)  # (texts, longest)
     exams = {length: recall_texts(tokenizer, length, len(text)) for length in lengths}
     measured: dict[str, Any] = {"run": first, "trained_length": trained}
     measured |= {"lengths": list(lengths), "texts": len(text)}
     for name, make in makers.items():
         for length in lengths:
             model = make(length)
-            # A document's first token, and the end of the text. So all lengths predict the same
+            # A document's first token, and the end of the text: all lengths predict the same last
             # tokens, after more or less context.
             end = torch.cat((text[:, :1], text[:, longest - length + 1 :]), dim=1)
             losses, _ = predictions(model, end)  # (texts, length)
+            # from the first token to the last
             stretches = losses.tensor_split(POSITIONS, dim=1)
             figures: dict[str, Any] = {"loss": losses[:, -last:].mean().item()}
             figures |= {"recall": None, "copy_gain": None}
@@ -123,6 +120,7 @@ def study(
             if exam is not None:
                 ids, row, copy, source = exam  # (texts, T), then (questions,) each
                 losses, right = predictions(model, ids)
+                # share of repeated tokens that are the likeliest, and fall of their loss in nats
                 figures["recall"] = right[row, copy].float().mean().item()
                 figures["copy_gain"] = (losses[row, source] - losses[row, copy]).mean().item()
             for key, value in figures.items():
@@ -134,6 +132,7 @@ def ways(lm: LanguageModel, trained: int) -> dict[str, Make]:
     """Return the ways to read a longer text; the model was trained on rows of `trained` tokens."""
     makers: dict[str, Make] = {}
     plain = lm
+    # Only a model with RoPE in some layer has something to scale.
     if any(lm.config.rotates):
         plain = with_rope_scaling(lm, "none", 1, trained)
 
@@ -163,14 +162,13 @@ def longer(lm: LanguageModel, length: int) -> LanguageModel:
     return with_config(lm, max_position_embeddings=length)
 
 
-# -------------------------------------------------------------------------------------------------
-# texts
+# Texts.
 
 
 def held_out_rows(tokenizer: Tokenizer, config: DataConfig, length: int, count: int) -> Tensor:
     """Cut the joined held-out documents into up to `count` pieces: (N, length).
 
-    Each begins with a document's first token. Raises InputError if the text is too short.
+    Raises InputError if the text is too short.
     """
     ids = list[int]()
     for text in chain.from_iterable(map(plain_texts, documents(config, "validation"))):
@@ -180,9 +178,10 @@ def held_out_rows(tokenizer: Tokenizer, config: DataConfig, length: int, count: 
     pieces = min(count, len(ids) // (length - 1))
     if not pieces:
         raise InputError(
-            f"--lengths: the held-out text has {len(ids):,} tokens, "
-            f"so none is {length:,} long: give less"
+            f"--lengths: the held-out text has only {len(ids):,} tokens, "
+            f"fewer than {length:,}: give less"
         )
+    # - 1: each row begins with a document's first token
     rows = torch.tensor(ids[: pieces * (length - 1)]).view(pieces, length - 1)
     return torch.cat((torch.full((pieces, 1), tokenizer.bos_id), rows), dim=1)
 
@@ -191,8 +190,7 @@ def recall_texts(tokenizer: Tokenizer, length: int, count: int) -> tuple[Tensor,
     """Return texts of random words that repeat phrases at the end; None if `length` is too short.
 
     ids:               (count, length), padded on the right; the same at every call
-    row, copy, source: (questions,) each: token `copy` of text `row` repeats that at `source`. The
-                       first word of a phrase does not count, because nothing announces the phrase.
+    row, copy, source: (questions,) each: token `copy` of text `row` repeats that at `source`
     """
     words = [tokenizer.encode(f" {word}") for word in (*held_out_names(), *lexicon().song_words)]
     ids = torch.full((count, length), tokenizer.pad_id)
@@ -200,19 +198,22 @@ def recall_texts(tokenizer: Tokenizer, length: int, count: int) -> tuple[Tensor,
     for row in range(count):
         rng = Random(f"recall {length} {row}")
         shuffled = rng.sample(words, len(words))
-        begins = list(accumulate(map(len, shuffled), initial=1))  # behind a document's first token
+        # the index of each word; 1: behind a document's first token
+        begins = list(accumulate(map(len, shuffled), initial=1))
         offsets = [rng.random() for _ in range(PARTS)]
         order = rng.sample(range(PARTS), PARTS)
         fitting = sum(end <= length for end in begins[1:])
         while True:
-            part = fitting // PARTS
+            part = fitting // PARTS  # words
             if part < PHRASE:
                 return None
             text = [tokenizer.bos_id, *chain(*shuffled[:fitting])]
             answers = []
-            for k in order:  # a phrase of each part of the text
+            for k in order:
+                # a phrase of part k of the text
                 first = int(k * part + offsets[k] * (part - PHRASE + 1))
                 for number in range(first, first + PHRASE):
+                    # nothing announces the first word of a phrase
                     if number > first:
                         size = len(shuffled[number])
                         answers += [(row, len(text) + i, begins[number] + i) for i in range(size)]
@@ -225,12 +226,11 @@ def recall_texts(tokenizer: Tokenizer, length: int, count: int) -> tuple[Tensor,
     return ids, *torch.tensor(questions).T
 
 
-# -------------------------------------------------------------------------------------------------
-# results
+# Results.
 
 
 def table_of(measured: dict[str, Any]) -> str:
-    """Return a Markdown table: a row for each way to read."""
+    # a row for each way to read, a column for each figure and length
     header = [""]
     rows = {name: [name] for name in measured["loss"]}
     for key in ("loss", "recall", "copy_gain"):
@@ -241,10 +241,10 @@ def table_of(measured: dict[str, Any]) -> str:
 
 
 def draw_curves(measured: dict[str, Any], file: Path) -> None:
-    """Draw the loss over the position in the longest texts, a line for each way."""
     length = measured["lengths"][-1]
     figure = drawing.new_figure(760, 400)
     axes = figure.subplots()
+    # a point in the middle of each stretch
     middles = (np.arange(POSITIONS) + 0.5) * length / POSITIONS
     for number, (name, by_length) in enumerate(measured["loss_by_position"].items()):
         drawing.draw_curve(axes, middles, by_length[-1], number, drawing.shorten(name, 40))

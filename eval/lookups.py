@@ -1,8 +1,7 @@
 """Recall of facts, and the heads that look them up: `python -m eval.lookups runs/recall`
 
-Held-out documents have facts and questions with known answers. An answer is right if each of its
-tokens is the likeliest one, given all text before it. The hook `recall` counts right answers during
-training.
+Held-out documents have facts and questions with known answers. The hook `recall` counts right
+answers during training.
 """
 
 from __future__ import annotations
@@ -72,7 +71,8 @@ def held_out(source: StoryworldSource, tokenizer: Tokenizer, documents: int = 64
 def right(lm: LanguageModel, exam: Exam) -> Tensor:
     """Return True for each question that the model answers right: (questions,) bool."""
     _, is_likeliest = predictions(lm, exam.ids)  # (B, T)
-    # an answer is right if no token from its first to its last adds to this count
+    # An answer is right if each of its tokens is the likeliest one, given all text before it. Then
+    # no token from its first to its last adds to this count.
     wrong_until = (~is_likeliest).long().cumsum(1)  # (B, T)
     return wrong_until[exam.row, exam.last] == wrong_until[exam.row, exam.first - 1]
 
@@ -80,17 +80,18 @@ def right(lm: LanguageModel, exam: Exam) -> Tensor:
 def figures(exam: Exam, answers: Tensor) -> dict[str, float]:
     """Return the share of right answers (questions,), also for each sort of question.
 
-    one:         a name is given
-    several:     all words of a fact are given; needs_2: at least two of them decide
-    distance_32: the fact is 17 to 32 words before the answer
-    chance:      of naming any of the people
+    one:     a name is given
+    several: all words of a fact are given
+    chance:  the share if any of the people is named
     """
     groups: dict[tuple[str, int], list[bool]] = defaultdict(list)  # (sort, its number)
     for question, is_right in zip(exam.questions, answers.tolist(), strict=True):
-        next_power_of_two = 1 << (question.distance - 1).bit_length()
         groups[question.kind, -1].append(is_right)
+        # distance_32: the fact is 17 to 32 words before the answer
+        next_power_of_two = 1 << (question.distance - 1).bit_length()
         groups["distance", next_power_of_two].append(is_right)
         if question.kind == "several":
+            # needs_2: at least two of the words decide
             groups["needs", question.needs].append(is_right)
     values = {"accuracy": sum(answers.tolist()) / len(answers)}
     for (name, number), group in sorted(groups.items()):
@@ -108,7 +109,7 @@ def lookups(lm: LanguageModel, exam: Exam) -> tuple[Tensor, Tensor]:
 
     Returns (layer, head, 3): its mean weight on the fact of the right person, of a person who
     shares some of the words, and of one who shares none; and (layer, head): the share of right
-    answers without the head. Heads of a group that look alike share one lookup.
+    answers without the head.
     """
     chosen = [i for i, question in enumerate(exam.questions) if question.kind == "several"]
     device = next(lm.parameters()).device
@@ -136,6 +137,7 @@ def lookups(lm: LanguageModel, exam: Exam) -> tuple[Tensor, Tensor]:
             sums[..., group] += from_answer[..., words[start][0] : words[end][1] + 1].sum(-1)
             counts[group] += 1
     without = torch.zeros(sums.shape[:2])
+    # note: heads that do the same lookup can replace each other
     for layer, head in product(*map(range, without.shape)):
         with ablated(lm, [(layer, head)]):
             without[layer, head] = right(lm, exam)[chosen].float().mean()

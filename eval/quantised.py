@@ -41,16 +41,18 @@ from storyworld import tell
 
 TEXT = "Once there was a fox. The fox saw a bird, and the bird saw the fox."  # without stories
 HEADER = "weights, bytes|cache, bytes a token|tokens/s|gap|copy gain|exact match|drift".split("|")
-VARIANTS: dict[str, tuple[torch.dtype, str | None, str]] = {  # name -> dtype, weights, cache
+# Name -> dtype, weights, cache.
+VARIANTS: dict[str, tuple[torch.dtype, str | None, str]] = {
     "float32": (torch.float32, None, "dynamic"),
     "bfloat16": (torch.bfloat16, None, "dynamic"),
     "int8 weights": (torch.float32, "int8", "dynamic"),
     "int4 weights": (torch.float32, "int4", "dynamic"),
     "int8 cache": (torch.float32, None, "int8"),
 }
-DOCUMENTS = 50  # held-out stories and conversations
-PROMPT = 16  # tokens before those that are timed
-DECODED = 128  # tokens that are timed
+DOCUMENTS = 50  # So many held-out stories and conversations are read.
+# Decoding is timed over so many tokens after a prompt, so many times.
+PROMPT = 16
+DECODED = 128
 ROUNDS = 5
 
 
@@ -76,13 +78,14 @@ def main() -> None:
         try:
             lm, tokenizer = open_model(args.run, args.device, dtype, weights)
         except InputError as error:
-            if not models:
+            if not models:  # not even float32
                 raise
-            # no torchao, or no layer that it can change
+            # torchao is missing, or no layer can be quantised
             print(f"{name} left out: {error}", flush=True)
             continue
         device = next(lm.parameters()).device
         longest = lm.config.max_position_embeddings
+        # a story if the run has stories
         probe = world and story_probe(tokenizer, world, longest, "stories")
         probe = probe or probe_from_text(tokenizer, TEXT, longest)
         repeated = repeated_probe(tokenizer, 2, longest)
@@ -93,8 +96,9 @@ def main() -> None:
         exact = None
         if questions:
             exact = figures(questions, ask(lm, tokenizer, questions, cache))["exact_match"]
-        if maps_in_float32 is None:
+        if maps_in_float32 is None:  # the first variant
             maps_in_float32 = maps
+        # the total variation distance of two rows, between 0 and 1
         drift = 0.5 * (maps - maps_in_float32).abs().sum(-1).mean().item()
         # the bytes of a token, measured after eight
         filled = make_cache(cache, lm.config, 1, 8, next(lm.parameters()))
@@ -103,7 +107,7 @@ def main() -> None:
         row = rows[name] = [name, f"{weight_bytes(lm):,}", f"{filled.nbytes / 8:,.0f}"]
         values = ((bits - floor, "+.4f"), (gain, ".3f"), (exact, ".1%"), (drift, ".4f"))
         for value, form in values:
-            is_missing = value is None or value != value
+            is_missing = value is None or value != value  # NaN
             row.append("–" if is_missing else format(value, form))
         models[name] = lm, cache
         print(f"{name} measured", flush=True)
@@ -122,23 +126,18 @@ def reading_through(lm: LanguageModel, cache: str) -> Iterator[None]:
             kwargs["kv_cache"] = make_cache(cache, lm.config, B, T, next(lm.parameters()))
         return args, kwargs
 
-    handle = lm.register_forward_pre_hook(add_cache, with_kwargs=True)
-    try:
+    with lm.register_forward_pre_hook(add_cache, with_kwargs=True):
         yield
-    finally:
-        handle.remove()
 
 
 def decode_speeds(models: Mapping[str, tuple[LanguageModel, str]]) -> dict[str, float]:
-    """Return tokens/s of greedy decoding, one row, for each model and its kind of cache.
-
-    Each round times all models, so that other programs slow all of them alike.
-    """
+    """Return tokens/s of greedy decoding, one row, for each model and its kind of cache."""
     longest = min(lm.config.max_position_embeddings for lm, _ in models.values())
     prompt = min(PROMPT, longest // 2)
     new = min(DECODED, longest - prompt)
     seconds: dict[str, list[float]] = {name: [] for name in models}
     for _ in range(1 + ROUNDS):
+        # each round times all models, so that other programs slow all of them alike
         for name, (lm, cache) in models.items():
             ids = torch.arange(prompt, device=next(lm.parameters()).device)[None]
             start = time.perf_counter()

@@ -1,8 +1,8 @@
 """Questions about stories that a model has never seen: `python -m eval.questions runs/sft_demo`
 
-The questions come from the built-in world's held-out conversations. A reply is right if it equals
-the reply there to the letter. Each question is asked twice: with names as in training (Tiko, Belna,
-Jurim), and with names of a form that training does not have (Belora, Timovu).
+They come from the built-in world's held-out conversations. A reply is right if it equals the reply
+there to the letter. Questions are asked with names as in training (Tiko, Belna, Jurim), and with
+names of a form that training does not have (Belora, Timovu).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from storyworld import converse
 from storyworld.questions import KINDS
 
 TRIES = 64  # `one_question` tries so many stories.
-ROWS = 32  # So many questions are answered at a time.
+ROWS = 32  # `ask` answers so many questions at a time.
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,10 @@ def held_out_questions(source: StoryworldSource, *, new_names: bool = False) -> 
     new_names: use names that no training text has
     """
     for index in range(source.validation_documents):
-        yield from questions_in(
-            converse(source.seed, index, "validation", source.level, held_out_names=new_names)
+        conversation = converse(
+            source.seed, index, "validation", source.level, held_out_names=new_names
         )
+        yield from questions_in(conversation)
 
 
 def questions_in(conversation: dict[str, Any]) -> Iterator[Question]:
@@ -85,17 +86,16 @@ def question_of(conversation: Conversation) -> Question | None:
 def one_question(
     source: StoryworldSource,
     number: int,
-    fits: Callable[[Question], bool] = lambda _: True,
-    *,
-    new_names: bool = False,
+    fits: Callable[[Question], bool],
 ) -> Question:
     """Return a held-out story and a question that fits, the same for the same number.
 
     Raises ValueError if none of TRIES stories fits.
     """
+    # each number has stories of its own
     for index in range(number * TRIES, (number + 1) * TRIES):
         story = converse(
-            source.seed, index, "validation", source.level, "question", held_out_names=new_names
+            source.seed, index, "validation", source.level, "question", held_out_names=False
         )
         question = next(questions_in(story))
         if fits(question):
@@ -109,10 +109,9 @@ def ask(
     questions: Sequence[Question],
     kv_cache: str = "dynamic",
 ) -> list[str | None]:
-    """Return the model's greedy reply to each question.
+    """Return the model's greedy reply to each question; "…" ends one that was cut.
 
-    None if prompt and right reply do not fit into the context. A reply longer than the longest
-    right one is cut, and ends in "…".
+    None if prompt and right reply do not fit into the context.
     """
     prompts = [prompt_ids(tokenizer, question.messages) for question in questions]
     right_replies = tokenizer.encode_many([question.reply for question in questions])
@@ -127,6 +126,7 @@ def ask(
             lm,
             tokenizer,
             [prompts[i] for i in chosen],
+            # a reply longer than all right ones is wrong: do not wait for its end
             max_new_tokens=max(room[i] for i in chosen),
             kv_cache=kv_cache,
         )
@@ -141,10 +141,7 @@ def is_right(question: Question, reply: str | None) -> bool:
 
 
 def guesses(question: Question) -> list[str]:
-    """Answer without understanding: by a candidate's place in the list or in the text.
-
-    The first candidate; the last; the one mentioned last, least late, most often, most rarely.
-    """
+    """Answer without understanding: by a candidate's place in the list or in the text."""
     text = "\n".join(message["content"] for message in question.messages)
     candidates = question.candidates
     # for "by the river" search "river": a story also has "to the river"
@@ -152,7 +149,7 @@ def guesses(question: Question) -> list[str]:
     answers = [candidates[0], candidates[-1]]
     for measure in (text.rfind, text.count):
         values = {candidate: measure(words[candidate]) for candidate in candidates}
-        # rfind: mentioned last, or least late; count: most often, or most rarely
+        # the latest or the earliest last mention; most or fewest mentions
         answers.append(max(candidates, key=values.__getitem__))
         answers.append(min(candidates, key=values.__getitem__))
     return answers
@@ -162,7 +159,7 @@ def figures(questions: Sequence[Question], replies: Sequence[str | None]) -> dic
     """Return a line of metrics.jsonl, over all questions and for each class (`_where`).
 
     exact_match: share of right replies
-    asked:       number of questions; those without a reply (None) do not count
+    asked:       number of questions with a reply
     chance:      expected share of a random pick among the candidates
     guess:       share of the best of `guesses`, or of always the same answer
     """
@@ -233,10 +230,7 @@ def data_config_of(run: str | Path) -> DataConfig:
     """Read the `data:` section of a run's config.yaml. Raises InputError."""
     data = data_config(run)
     if data is None:
-        raise InputError(
-            f"{run}: there is no config.yaml of its run, so the held-out stories are unknown: "
-            f"name a run"
-        )
+        raise InputError(f"{run}: there is no config.yaml of its run: name a run")
     return data
 
 

@@ -1,7 +1,7 @@
 """Read the files of a run: metrics.jsonl, samples.jsonl and result.json.
 
-Any of them may be missing, cut off or written by another program. `warn` gets a line for each
-problem, and the rest is used.
+Any of them may be missing, cut off or written by another program. `warn` is called with a line
+about each problem, and the rest is used.
 """
 
 from __future__ import annotations

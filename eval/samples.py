@@ -30,7 +30,7 @@ def complete(
 ) -> Message:
     """Return the prompt and its continuation, up to the end of the document.
 
-    prompt:         text, or ids, which are taken as they are
+    prompt:         text, or ids
     begin_document: put the first token of a document in front; an empty prompt always has it
     chat:           return the answer to the prompt instead, parsed
 
@@ -47,8 +47,8 @@ def complete(
     longest = lm.config.max_position_embeddings
     if len(ids) >= longest:
         raise InputError(f"the prompt has {len(ids)} tokens, the context {longest}: shorten it")
-    row = torch.tensor([ids], device=next(lm.parameters()).device)
-    # the prompt and what follows it
+    row = torch.tensor([ids], device=next(lm.parameters()).device)  # (1, T)
+    # generate returns the prompt too
     tokens = generate(
         lm,
         row,
@@ -74,7 +74,7 @@ def no_token_for(letters: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Let a run continue a prompt.")
+    parser = argparse.ArgumentParser(description="Continue a prompt with the model of a run.")
     add = parser.add_argument
     add("run", help="a run or a checkpoint directory, for example runs/demo")
     add("prompt", nargs="?", default="", help="text to continue; default: a document's beginning")
@@ -89,7 +89,8 @@ def main() -> None:
     add("--top-p", type=number("--top-p", 1e-6, 1), default=0.95)
     add("--seed", type=integer("--seed", 0), default=0)
     add_device_option(parser)
-    args = parser.parse_intermixed_args()  # options may come between run and prompt
+    # options may come between run and prompt
+    args = parser.parse_intermixed_args()
     lm, tokenizer = open_model(args.run, args.device)
     options = (args.max_new_tokens, args.temperature, args.top_p, args.seed)
     try:

@@ -68,7 +68,7 @@ def main() -> None:
         print(json.dumps(about | {"results": results}, ensure_ascii=False))
     else:
         print(table(results), flush=True)
-    unk_id = -1 if tokenizer.unk_id is None else tokenizer.unk_id
+    unk_id = -1 if tokenizer.unk_id is None else tokenizer.unk_id  # -1: no token has it
     unknown = sum(ids.count(unk_id) for ids in tokenizer.encode_many(texts))
     if unknown:
         warning = f"{unknown} characters are unknown to the tokenizer, and share one token"
@@ -92,11 +92,13 @@ def question_task(
     results = {}
     for name, in_file in files.items():
         results[name] = figures(in_file, list(islice(scores, len(in_file))))
-    if len(files) > 1:  # each file counts alike, as in BLiMP's overall figure
+    if len(files) > 1:
+        # each file counts alike, as in BLiMP's overall figure
         each = list(results.values())
         mean = {key: sum(values[key] for values in each) for key in each[0]}
         for key in ("acc", "acc_norm", "chance"):
             mean[key] /= len(each)
+        # errors of independent files add up in squares
         for key in ("acc_stderr", "acc_norm_stderr"):
             mean[key] = math.hypot(*(values[key] for values in each)) / len(each)
         results[f"mean of {len(each)} files"] = mean
@@ -109,29 +111,26 @@ def text_task(
     tokenizer: Tokenizer,
     args: argparse.Namespace,
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return file -> loss (nats a token), perplexity and bits per byte; and the text.
-
-    Chance: all ids of the vocabulary are equally likely.
-    """
+    """Return file -> loss (nats a token), perplexity and bits per byte; and the text."""
     file = Path(args.text)
-    text = "".join(islice(io.StringIO(text_of(file)), args.limit))
+    text = "".join(islice(io.StringIO(text_of(file)), args.limit))  # its first lines
     size = len(text.encode())
-    # The model has not seen positions beyond the rows of training.
+    # Training showed the model no positions beyond its rows.
     longest = lm.config.max_position_embeddings
     window = min(trained_length(args.run) or longest, longest)
     log_probs = text_log_probs(lm, [tokenizer.bos_id, *tokenizer.encode(text)], window)
     count = len(log_probs)
     values: dict[str, Any] = {"tokens": count, "bytes": size, "window": window}
+    # Chance: all ids of the vocabulary are equally likely.
     losses = {"": -float(log_probs.mean()), "_chance": math.log(lm.lm_head.out_features)}
     for ending, loss in losses.items():
         values[f"loss{ending}"] = loss
-        values[f"perplexity{ending}"] = math.exp(min(loss, 700))
+        values[f"perplexity{ending}"] = math.exp(min(loss, 700))  # exp(710) overflows
         values[f"bits_per_byte{ending}"] = bits_per_byte(loss, count, size)
     return {file.name: values}, [text]
 
 
 def table(results: dict[str, dict[str, Any]]) -> str:
-    """Return a Markdown table: a row for each file."""
     first = next(iter(results.values()))
     keys = [key for key in first if not key.endswith(("_stderr", "_chance"))]
     rows = []
@@ -149,8 +148,7 @@ def table(results: dict[str, dict[str, Any]]) -> str:
     return markdown_table(["file", *keys], rows)
 
 
-# -------------------------------------------------------------------------------------------------
-# questions
+# Questions.
 
 
 class Question(NamedTuple):
@@ -167,7 +165,7 @@ class ChoiceRecord(BaseModel):
 
     ctx: str
     endings: Annotated[list[Text], Field(min_length=2)]
-    label: int | Annotated[str, Field(pattern=r"^\d+$")]  # some copies hold "3"
+    label: int | Annotated[str, Field(pattern=r"^\d+$")]  # some copies have "3"
 
     def question(self, where: str) -> Question:
         label = int(self.label)
@@ -249,16 +247,12 @@ def read_zorro(file: Path) -> list[Question]:
 
 
 def storyworld_pairs(source: StoryworldSource, limit: int | None = None) -> list[Question]:
-    """Return held-out stories, and twins with one wrong name.
-
-    The world's own reader refuses a twin, so it is surely wrong. A story with a single name has no
-    twin.
-    """
+    """Return held-out stories, and twins with one wrong name."""
     pairs = []
     for number in range(source.validation_documents):
         story = tell(source.seed, number, "validation", source.level)
         twin = _twin(number, story, source.level)
-        if twin:
+        if twin:  # a story with a single name has none
             pairs.append(Question(f"held-out story {number}", "", (story.text, twin)))
         if len(pairs) == limit:
             break
@@ -266,9 +260,9 @@ def storyworld_pairs(source: StoryworldSource, limit: int | None = None) -> list
 
 
 def _twin(number: int, story: Story, level: int) -> str | None:
-    """Replace a repeated name by another earlier one; the number chooses among the swaps."""
     swaps = []
     named: list[int] = []  # people named so far
+    # Replace a repeated name by another earlier one; the number chooses among the swaps.
     for mention in story.mentions:
         if mention.form == "" and mention.entity in story.people:
             others = [person for person in named if person != mention.entity]
@@ -280,6 +274,7 @@ def _twin(number: int, story: Story, level: int) -> str | None:
         return None
     mention, name = swaps[number % len(swaps)]
     twin = story.text[: mention.start] + name + story.text[mention.end :]
+    # A twin is surely wrong if the world's own reader refuses it.
     try:
         read(twin, level)
     except ValueError:
@@ -287,18 +282,18 @@ def _twin(number: int, story: Story, level: int) -> str | None:
     return None
 
 
-# -------------------------------------------------------------------------------------------------
-# log-probabilities
+# Log-probabilities.
 
 
 def token_log_probs(lm: LanguageModel, sequences: Sequence[Sequence[int]]) -> list[Tensor]:
     """Return ln p of every token but the first: (T - 1,) float64 on the CPU.
 
-    Equal sequences are read once, so that their numbers are equal. Raises ValueError for a
-    sequence of one token, and for non-finite logits.
+    Raises ValueError for a sequence of one token, and for non-finite logits.
     """
     if any(len(ids) < 2 for ids in sequences):
         raise ValueError("a text has no tokens for this tokenizer: leave it out")
+    # Equal sequences are read once. In another batch they might differ in the last bits, and then
+    # they would not tie.
     unique = list(dict.fromkeys(tuple(ids) for ids in sequences))
     log_probs = {}
     for ids, losses in zip(unique, losses_of(lm, unique), strict=True):
@@ -319,10 +314,7 @@ def score(
 ) -> list[list[float]]:
     """Return ln p of every ending of every question, given its context.
 
-    Context and ending are encoded as one text, with `delimiter` between them if neither has white
-    space there. Scoring starts behind the tokens that the context (without its last white space)
-    and all whole texts share. So white space between the two, and a token that spans both, belong
-    to the ending. Raises InputError for a text that is too long.
+    Raises InputError for a text that is too long.
     """
     sequences: list[list[int]] = []
     shared: list[int] = []  # for each sequence, the tokens that its question's texts share
@@ -330,6 +322,7 @@ def score(
     for question in questions:
         texts = [question.context.rstrip()]
         for ending in question.endings:
+            # one text, with the delimiter if neither part has white space where they meet
             joint = question.context[-1:] + ending[0]
             is_open = question.context and not any(map(str.isspace, joint))
             texts.append(question.context + (delimiter if is_open else "") + ending)
@@ -341,6 +334,8 @@ def score(
                     f"{question.where}: ending {number} with its context has {len(ids) - 1} "
                     f"tokens, and this model has room for {longest - 1}"
                 )
+        # Scores start behind the tokens that the context and all whole texts share. So white space
+        # between context and ending, and a token that spans both, belong to the ending.
         alike = [len(set(column)) == 1 for column in zip(context, *endings, strict=False)]
         sequences += endings
         shared += [[*alike, False].index(False)] * len(endings)
@@ -354,14 +349,13 @@ def figures(questions: Sequence[Question], scores: Sequence[Sequence[float]]) ->
 
     acc:      share of questions whose right ending has the largest ln p
     acc_norm: the same with ln p a byte of the ending
-
-    If the right ending ties with others, n in all, it counts 1/n.
     """
     credits: dict[str, list[float]] = {"acc": [], "acc_norm": []}
     for question, values in zip(questions, scores, strict=True):
         sizes = [len(ending.encode()) for ending in question.endings]
         per_byte = [value / size for value, size in zip(values, sizes, strict=True)]
         for name, numbers in (("acc", values), ("acc_norm", per_byte)):
+            # if n endings tie, the right one among them counts 1/n
             is_best = [value == max(numbers) for value in numbers]
             credits[name].append(is_best[question.label] / sum(is_best))
     count = len(questions)
@@ -387,6 +381,7 @@ def text_log_probs(lm: LanguageModel, ids: Sequence[int], window: int) -> Tensor
     old = window - step  # already scored by the window before
     begins = range(0, max(1, len(ids) - old), step)
     first, *others = token_log_probs(lm, [ids[begin : begin + window] for begin in begins])
+    # - 1: a window's first token has no ln p
     return torch.cat([first, *(log_p[old - 1 :] for log_p in others)])
 
 

@@ -59,7 +59,8 @@ def main() -> None:
     if args.compute is not None and args.text is not None:
         raise InputError("--compute makes a page that reads any text: leave --text out")
     out = args.out
-    if out is None:  # nothing is written into a checkpoint directory
+    if out is None:
+        # nothing is written into a checkpoint directory
         is_run = (args.run / "checkpoints").is_dir()
         out = args.run / "attention" if is_run else Path()
     try:
@@ -71,7 +72,7 @@ def main() -> None:
 
 
 def from_snapshots(args: argparse.Namespace, out: Path) -> list[Path]:
-    """Draw the pictures of training again; a broken snapshot is reported and skipped."""
+    # Draw the pictures of training again.
     if args.head or args.svg:
         raise InputError("--head and --svg are for a --text: give one")
     snapshots, problems = read_all(args.run)
@@ -87,6 +88,7 @@ def from_snapshots(args: argparse.Namespace, out: Path) -> list[Path]:
         raise InputError(f"--compute {args.compute}: give steps, such as 300,600,900, or nothing")
     steps = [int(step) for step in args.compute.split(",") if step]
     network, weights = read_models(args.run, steps)
+    # the page draws computed and stored maps on one grid
     layers = network["config"]["num_hidden_layers"]
     heads = network["config"]["num_attention_heads"]
     for snapshot in snapshots:
@@ -101,7 +103,6 @@ def from_snapshots(args: argparse.Namespace, out: Path) -> list[Path]:
 
 
 def from_text(args: argparse.Namespace, out: Path) -> list[Path]:
-    """Draw every head of a checkpoint on one text, and the head that --head names."""
     choice = args.head or ""
     numbers = re.fullmatch(r"(\d+),(\d+)", choice)
     score = choice.replace("-", "_")
@@ -116,11 +117,12 @@ def from_text(args: argparse.Namespace, out: Path) -> list[Path]:
         probes = [probe_from_text(tokenizer, args.text, longest)]
     except ValueError as error:  # empty
         raise InputError(f"--text: {error}") from None
-    if score in SCORES and SCORES[score].probe != "text":  # measure it as training does
+    if score in SCORES and SCORES[score].probe != "text":
+        # measure it on the texts of training
         built_in = build_probes(tokenizer, data_config(args.run) or DataConfig(), longest)
         probes += [probe for probe in built_in if probe.name == SCORES[score].probe]
     step = re.search(r"step_(\d{8})$", directory.name)
-    moment = (int(step[1]) if step else -1, 0, 0.0)
+    moment = (int(step[1]) if step else -1, 0, 0.0)  # a checkpoint has no count of tokens
     snapshot = take_snapshot(lm, probes, AttentionConfig(max_tokens=args.max_tokens), moment)
     name = str(args.run)
     suffix = ".svg" if args.svg else ".png"
@@ -137,7 +139,7 @@ def from_text(args: argparse.Namespace, out: Path) -> list[Path]:
                     f"--head {score}: this score cannot be measured here: "
                     f"give another, or LAYER,HEAD"
                 )
-            # the reason for this head: its score may be of another probe than the map
+            # the reason for this head: its score may be of another probe than the map's
             value = f"{snapshot.scores[score][head]:.2f} on {SCORES[score].probe}"
             title = f"{name} · {SCORES[score].title} {value}"
         layer, number = head

@@ -25,29 +25,27 @@ TOLERANCE = {
     torch.bfloat16: 3e-2,
     torch.float16: 5e-3,
 }
-# For float32 where kernels may round to 10 bits (train.precision: tf32); not run yet.
+# With train.precision: tf32, kernels round float32 to 10 bits. Not run yet.
 TF32_TOLERANCE = 5e-3
-# The backend `blocked` keeps scores in bfloat16: a weight is wrong by its score times this.
+# The backend `blocked` keeps scores in bfloat16, so the error of a weight grows with its score.
 SCORE_ROUNDING = 2**-9
 CHUNK = 2**22  # Scores are computed in chunks of 16 MB.
 
 
 @dataclass(frozen=True)
 class AttentionMaps:
-    """Attention weights of some layers and heads.
+    """Attention weights of some layers and heads."""
 
-    weights:     (layer, B, head, query, key) float32 on the CPU. A row sums to 1, or 0 for padding.
-                 With a cache there are more keys than queries.
-    layers, heads: the numbers of the captured ones in the model
-    max_logits:  (layer, B, head), the largest q · k / sqrt(D) of a visible key
-    num_attention_heads, num_key_value_heads, attention: as in ModelConfig
-    """
-
+    # (layer, B, head, query, key) float32 on the CPU. A row sums to 1, or 0 for padding.
+    # With a cache there are more keys than queries.
     weights: Tensor
+    # Numbers in the model of the captured layers and heads.
     layers: list[int]
     heads: list[int]
+    # As in ModelConfig.
     num_attention_heads: int
     num_key_value_heads: int
+    # (layer, B, head), the largest q · k / sqrt(D) of a visible key.
     max_logits: Tensor
     attention: str = "heads"
 
@@ -64,7 +62,6 @@ def capture(
 ) -> AttentionMaps:
     """Run input_ids (B, T) through the model once and return every head's attention weights.
 
-    lm:            a LanguageModel, also compiled or inside DDP (then the plain model runs)
     layers, heads: the ones to capture; default all
     kv_cache:      tokens that were read before; it grows by T
     attention_mask, document_ids: as for LanguageModel
@@ -72,6 +69,7 @@ def capture(
     Mode, gradients and random state do not change. Raises ValueError for a layer or head that
     does not exist, and RuntimeError if the weights do not reproduce the kernel's output.
     """
+    # The recorder needs the plain model, not the ones around it.
     lm = getattr(lm, "module", lm)  # inside DDP
     lm = getattr(lm, "_orig_mod", lm)  # inside torch.compile
     if not isinstance(lm, LanguageModel):
@@ -87,6 +85,7 @@ def capture(
     by_window = spec.of_layers(config.windows, cache)
     specs = {}
     for layer, window in enumerate(config.windows):
+        # With all_visible the kernel needs no mask, but the recorder does.
         specs[layer] = replace(by_window[window], all_visible=False)
     recorder = _Recorder(head_numbers, specs, cache.length + T)
     modules = [lm.attention_modules()[layer] for layer in layer_numbers]
@@ -94,6 +93,7 @@ def capture(
         for module in modules:
             module.recorder = recorder
         with evaluating(lm):
+            # Only the attention is of interest, so the head computes one position.
             lm(input_ids, attention_mask, document_ids, kv_cache=kv_cache, logits_to_keep=1)
     finally:
         for module in modules:
@@ -122,23 +122,22 @@ def _check(name: str, numbers: Sequence[int] | None, count: int) -> list[int]:
 
 @dataclass
 class _Recorder:
-    """Recompute a layer's weights in the forward pass, and keep those of some heads.
-
-    A problem is raised only after the pass: under FSDP2 the other processes would wait forever.
-    """
+    """Recompute a layer's weights in the forward pass, and keep those of some heads."""
 
     heads: list[int]
     specs: dict[int, MaskSpec]
     key_count: int
     weights: dict[int, Tensor] = field(default_factory=dict)
     max_logits: dict[int, Tensor] = field(default_factory=dict)
+    # Raised after the pass: within it, under FSDP2 the other processes would wait forever.
     problem: Exception | None = None
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
         precision = torch.get_float32_matmul_precision()
         is_tf32 = precision != "highest" and out.is_cuda and out.dtype == torch.float32
         tolerance = TF32_TOLERANCE if is_tf32 else TOLERANCE[out.dtype]
-        torch.set_float32_matmul_precision("highest")  # tf32 and autocast would round
+        # tf32 and autocast would round
+        torch.set_float32_matmul_precision("highest")
         try:
             with torch.autocast(q.device.type, enabled=False):
                 self.keep(layer, q.float(), k.float(), v.float(), out, tolerance)
@@ -158,8 +157,9 @@ class _Recorder:
         weights = torch.zeros(B, len(self.heads), T, self.key_count)
         max_logits = torch.empty(B, len(self.heads))
         columns = self.specs[layer].key_positions.cpu()  # (S,)
-        present = columns < self.key_count  # a static cache has room for later tokens
-        first = int(columns[0])  # a sliding window may have dropped the first keys
+        # A static cache has room for later tokens, and a sliding window drops the first keys.
+        present = columns < self.key_count
+        first = int(columns[0])
         last = int(columns[present][-1]) + 1
         rows = max(1, CHUNK // (len(self.heads) * T * k.shape[2]))
         for start in range(0, B, rows):
@@ -171,7 +171,8 @@ class _Recorder:
             expected = recomputed @ values  # (rows, heads, T, D)
             returned = out[chunk][:, self.heads].float()
             limit = tolerance * max(returned.abs().max().item(), 1e-6)
-            if out.dtype == torch.bfloat16:  # a rounded large score gives another weight
+            if out.dtype == torch.bfloat16:
+                # a rounded large score gives another weight
                 largest_score = scores.masked_fill(~allowed, 0).abs().max()
                 limit += SCORE_ROUNDING * (largest_score * values.abs().max()).item()
             error = (expected - returned).abs().max().item()
@@ -182,7 +183,8 @@ class _Recorder:
                     f"output (difference {error:.2e}, allowed {limit:.2e}): mask, scale, RoPE or "
                     f"the order of key/value heads differ"
                 )
-                if not expected.isfinite().all():  # then q, k or v are the problem
+                # With such q, k or v the comparison proves nothing.
+                if not expected.isfinite().all():
                     self.problem = ValueError(
                         "activations are non-finite: weights are damaged, or training diverged"
                     )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from random import Random
 from typing import NamedTuple
@@ -25,8 +25,7 @@ Head = tuple[int, int]  # layer, head
 def copy_gain(lm: LanguageModel, probe: Probe) -> float:
     """Mean loss on the first copy minus mean loss on the second, in nats a token.
 
-    probe: repeated tokens, or songs; NaN if it repeats nothing. 0: nothing is copied. Both means
-    leave out the first token of a copy, because nothing announces it.
+    probe: repeated tokens, or songs; NaN if it repeats nothing. 0: nothing is copied.
     Olsson et al. 2022 (arXiv 2209.11895).
     """
     losses = token_losses(lm, probe)  # (B, T)
@@ -38,7 +37,7 @@ def copied(probe: Probe) -> tuple[Tensor, Tensor]:
     """Masks (B, T) of the tokens that copy_gain compares: first copy, second copy."""
     first, second = torch.zeros(2, *probe.input_ids.shape, dtype=torch.bool)
     if probe.period is not None:
-        # The row is: bos, block, block. The first token of each block is left out.
+        # The row is: bos, block, block. Without each block's first token: nothing announces it.
         first[:, 2 : 1 + probe.period] = True
         second[:, 2 + probe.period : 1 + 2 * probe.period] = True
         return first, second
@@ -62,9 +61,8 @@ def second_copy_loss(lm: LanguageModel, probe: Probe) -> float:
 
 @contextmanager
 def scaled(lm: LanguageModel, factors: Mapping[Head, float | Tensor]) -> Iterator[None]:
-    """Multiply the outputs of these (layer, head) by a factor, within this context.
+    """Multiply the outputs of these (layer, head) by a factor, within this context; 0 removes one.
 
-    A head's output is its slice of the input of o_proj, so 0 removes the head.
     Raises ValueError for a head that does not exist.
     """
     config = lm.config
@@ -77,21 +75,18 @@ def scaled(lm: LanguageModel, factors: Mapping[Head, float | Tensor]) -> Iterato
             )
 
     def scale(layer: int, _module: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
+        # a head's output is its slice of the input of o_proj
         x = inputs[0].unflatten(-1, (-1, config.value_size)).clone()  # (…, H, D)
         for (factor_layer, head), factor in factors.items():
             if factor_layer == layer:
                 x[..., head, :] *= factor
         return (x.flatten(-2),)  # (…, H * D)
 
-    handles = []
-    for layer in {layer for layer, _ in factors}:
-        hook = partial(scale, layer)
-        handles.append(modules[layer].o_proj.register_forward_pre_hook(hook))
-    try:
+    with ExitStack() as hooks:
+        for layer in {layer for layer, _ in factors}:
+            o_proj = modules[layer].o_proj
+            hooks.enter_context(o_proj.register_forward_pre_hook(partial(scale, layer)))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def ablated(lm: LanguageModel, heads: Sequence[Head]) -> AbstractContextManager[None]:
@@ -109,7 +104,7 @@ def ablation(lm: LanguageModel, probe: Probe, heads: Sequence[Head]) -> float:
 def ablate_each(lm: LanguageModel, loss: Callable[[], float]) -> Tensor:
     """Ablate one head at a time, and return the rise of `loss` for each: (layer, head)."""
     before = loss()
-    # Heads are ablated alone: two heads that do the same job both seem to be useless.
+    # note: of two heads that do the same job, each alone seems useless
     rises = torch.zeros(lm.config.num_hidden_layers, lm.config.num_attention_heads)
     for layer, head in torch.ones_like(rises).nonzero().tolist():
         with ablated(lm, [(layer, head)]):
@@ -136,14 +131,13 @@ def ablate_strongest(
     """Ablate the k strongest heads, the k heads that feed them, and k random others.
 
     scores:         `induction` of every head, (layer, head); NaN counts as lowest
-    previous_token: that score. An induction head needs a previous-token head in a layer below,
-                    so the k strongest of those feed it, and no random draw contains them.
-    k:              at most a third of the heads, at least 1
+    previous_token: that score, to find the heads that feed them
     draws:          number of different random draws
     """
-    k = max(1, min(k, scores.numel() // 3))
+    k = max(1, min(k, scores.numel() // 3))  # at most a third, so that others are left to draw
     ranking = _ranked(scores)
     strongest = ranking[:k]
+    # An induction head needs a previous-token head in a layer below.
     last_layer = max(layer for layer, _ in strongest)
     feeding = []
     if previous_token is not None:
@@ -155,6 +149,7 @@ def ablate_strongest(
     rest = sorted(set(ranking) - {*strongest, *feeding})
     rng = Random("ablation 0")  # the same draws in every run
     drawn: list[list[Head]] = []
+    # a small model may not have so many different draws
     while len(drawn) < min(draws, math.comb(len(rest), k)):
         heads = sorted(rng.sample(rest, k))
         if heads not in drawn:

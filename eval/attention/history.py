@@ -11,7 +11,7 @@ from configs.text import table
 from eval.attention.metrics import PATTERNS, SCORES
 from eval.attention.snapshots import Snapshot
 
-# A copy gain of 1 nat: the second copy's tokens are e times as likely as the first's.
+# In nats. At 1 the second copy's tokens are e times as likely as the first's.
 ENOUGH_TO_COPY = 1.0
 # Smaller changes of a score may be noise, which reaches 0.08 in the demo.
 LEAST_CHANGE = 0.15
@@ -34,20 +34,19 @@ def best_head(snapshot: Snapshot, score: str) -> tuple[int, int] | None:
     values = snapshot.scores.get(score)
     if values is None or not np.isfinite(values).any():
         return None
+    # of equal scores, the first; NaN counts as lowest
     layer, head = np.unravel_index(np.nanargmax(values), values.shape)
     return int(layer), int(head)
 
 
 def like_the_last(snapshots: Sequence[Snapshot]) -> list[Snapshot]:
-    """Return the snapshots of the same heads and texts as the last one, ordered by step.
-
-    A resumed run may have other layers, texts or lengths, and these do not make one curve.
-    """
+    """Return the snapshots of the same heads and texts as the last one, ordered by step."""
 
     def heads_and_texts(snapshot: Snapshot) -> tuple:
         texts = {name: probe.labels for name, probe in snapshot.maps.items()}
         return snapshot.layers, snapshot.heads, texts
 
+    # After a resume they may be others, which do not make one curve.
     ordered = sorted(snapshots, key=lambda snapshot: snapshot.step)
     return [s for s in ordered if heads_and_texts(s) == heads_and_texts(ordered[-1])]
 
@@ -55,12 +54,9 @@ def like_the_last(snapshots: Sequence[Snapshot]) -> list[Snapshot]:
 def phase_change(snapshots: Sequence[Snapshot]) -> PhaseChange | None:
     """Return when the run's best induction head formed, or None if none did.
 
-    It is the head with the largest last score, which must be 10 times its chance level (0.1 if
-    there is none). It formed at the first snapshot with half of that score, unless that is the
-    run's first snapshot. The precision is the distance between two snapshots.
-
-    Olsson et al. 2022 (arXiv 2209.11895) call the sudden appearance of induction heads a phase
-    change. They read it off the curves and give no formula.
+    It formed at the first snapshot with half of its last score. The precision is the distance
+    between two snapshots. Olsson et al. 2022 (arXiv 2209.11895) read this phase change off the
+    curves, without a formula.
     """
     ordered = sorted(snapshots, key=lambda snapshot: snapshot.step)
     ordered = [snapshot for snapshot in ordered if best_head(snapshot, "induction")]
@@ -72,6 +68,7 @@ def phase_change(snapshots: Sequence[Snapshot]) -> PhaseChange | None:
     chance = last.chance.get("induction")
     final = float(last.scores["induction"][best])
     moment = next(s for s in ordered if s.scores["induction"][best] >= final / 2)
+    # ten times chance, or it is no induction head; at the first snapshot, it did not form here
     if final < (10 * chance if chance else 0.1) or moment is ordered[0]:
         return None
     layer = last.layers[best[0]]
@@ -82,21 +79,19 @@ def phase_change(snapshots: Sequence[Snapshot]) -> PhaseChange | None:
 def copies_from(snapshots: Sequence[Snapshot]) -> int | None:
     """Return the first step with a copy gain of ENOUGH_TO_COPY, or None.
 
-    This measures the model, not a head, so models of unlike parts can be compared.
+    It belongs to no head, so unlike models can be compared.
     """
     steps = [s.step for s in snapshots if (s.scalars.get("copy_gain") or 0.0) >= ENOUGH_TO_COPY]
     return min(steps, default=None)
 
 
 def choose(snapshots: Sequence[Snapshot], most: int) -> list[Snapshot]:
-    """Choose at most `most` of the ordered snapshots, dense early, with the first and the last.
-
-    They are evenly spaced in log(1 + 20 x step / last step). A plain logarithm would take steps
-    1, 2 and 5, which look the same.
-    """
+    """Choose at most `most` of the ordered snapshots, dense early, with the first and the last."""
     if len(snapshots) <= most:
         return [*snapshots]
-    first, last = snapshots[0].step, snapshots[-1].step
+    first = snapshots[0].step
+    last = snapshots[-1].step
+    # Even in log(1 + 20 x progress). A plain logarithm takes steps 1, 2 and 5, which look alike.
     position = np.log1p([20 * (snapshot.step - first) / (last - first) for snapshot in snapshots])
     chosen = {0, len(snapshots) - 1}
     for target in np.linspace(0, position[-1], most)[1:-1]:
@@ -114,12 +109,10 @@ def copy_gains(snapshots: Sequence[Snapshot]) -> list[float]:
 
 
 def of_best_head(snapshots: Sequence[Snapshot], score: str) -> tuple[str, list[float]]:
-    """Return the last snapshot's best head, such as "L1 H3", and its score in each snapshot.
-
-    NaN where the score is undefined; "" and NaN if the last snapshot lacks it.
-    """
+    """Return the last snapshot's best head, such as "L1 H3", and its score in each snapshot."""
     last = snapshots[-1]
     best = best_head(last, score)
+    # NaN for a snapshot without this score
     values = [float("nan")] * len(snapshots)
     if best is None:
         return "", values
@@ -132,10 +125,10 @@ def of_best_head(snapshots: Sequence[Snapshot], score: str) -> tuple[str, list[f
 def changes(snapshots: Sequence[Snapshot]) -> Iterator[tuple[int, str]]:
     """Yield (step, line), such as "layer 2, head 0: induction 0.02 → 0.61".
 
-    One line a score at most, about the head that changed most. A head is compared with its last
-    reported value, so that a slow change is reported too, once.
+    A line is about the head that changed most; a step has one for each score at most.
     """
-    reported: dict[str, np.ndarray] = {}  # score -> (layer, head)
+    # Score -> (layer, head), the values last reported: so a slow change is reported too, once.
+    reported: dict[str, np.ndarray] = {}
     for snapshot in like_the_last(snapshots):
         for name in ("previous_token", "induction"):  # the two halves of copying
             now = snapshot.scores.get(name)
@@ -165,7 +158,8 @@ def changes(snapshots: Sequence[Snapshot]) -> Iterator[tuple[int, str]]:
 def findings(snapshots: Sequence[Snapshot]) -> list[str]:
     """Return the paragraphs about attention in report.md."""
     snapshots = like_the_last(snapshots)
-    first, last = snapshots[0], snapshots[-1]
+    first = snapshots[0]
+    last = snapshots[-1]
     parts = [formed(snapshots) or "Induction was not measured."]
     for name, text in (
         ("copy_gain", "random tokens"),
@@ -201,9 +195,11 @@ def formed(snapshots: Sequence[Snapshot]) -> str:
             f"seconds), {name} learned to look at what followed the same token before, "
             f"which is how a model copies ({numbers})."
         )
+    # the first snapshot may lack this score
     first = float(snapshots[0].scores.get("induction", last.scores["induction"])[best])
     if len(snapshots) > 1:
         numbers += f", was {first:.2f} at step {snapshots[0].step:,}"
+    # It did not form within the run: it is fine-tuned, or was first measured too late.
     if level and max(first, score) >= 10 * level:
         return (
             f"From the first look on, {name} looked at what followed the same token before "
@@ -218,12 +214,13 @@ def formed(snapshots: Sequence[Snapshot]) -> str:
 def without_them(last: Snapshot) -> str:
     """One sentence: the rise of the loss without the induction circuit; "" if there is none."""
     best = best_head(last, "induction")
-    least = 10 * (last.chance.get("induction") or 0.01)
+    least = 10 * (last.chance.get("induction") or 0.01)  # as in phase_change
     if best is None or last.scores["induction"][best] < least:
         return ""
     draws = []
     rises = []
     for ablation in last.ablations:
+        # the random draws show that any heads, removed, cost something
         if ablation.what.startswith("random"):
             draws.append(ablation.rise)
         else:

@@ -4,8 +4,7 @@
     direct_logit_attribution   the part of each head in the logit of a token
     patch_activations          the activations that carry the difference between two texts
 
-They work for every model of Headlight (MHA, GQA, MQA, MLA, experts, norms before or after), and
-do not change it.
+They work for every model of Headlight and do not change it.
 """
 
 from __future__ import annotations
@@ -28,13 +27,12 @@ from model.norm import LayerNorm, RMSNorm
 def logit_lens(lm: LanguageModel, input_ids: Tensor) -> Tensor:
     """Return the logits as if the model ended after each layer: (layer + 1, B, T, V).
 
-    input_ids: (B, T). The first logits are of the embedding alone. Final norm and head were
-    trained for the last layer's output, so only the last logits are the model's own.
+    input_ids: (B, T). The first logits are of the embedding alone.
     nostalgebraist 2020, "interpreting GPT: the logit lens".
     """
     passes = passing(lm, input_ids, [*lm.model.layers, lm.model.norm])
     streams = [stream for stream, _ in passes]  # (B, T, hidden_size) each
-    # the norm is not linear, so it is applied to each stream anew
+    # Norm and head were trained for the last layer's output: only these logits are the model's own.
     return lm.lm_head(lm.model.norm(torch.stack(streams)))
 
 
@@ -64,10 +62,10 @@ def direct_logit_attribution(
     token:      an id, or ids (B, 1) or (B, T)
     instead_of: subtract the logit of this token
 
-    Each norm divides a part as it divided the whole, so the parts sum to the logit. A head's
-    effect through later layers counts as theirs. Elhage et al. 2021, "A Mathematical Framework
-    for Transformer Circuits".
+    The parts sum to the logit. A head's effect through later layers counts as theirs.
+    Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits".
     """
+    # A logit is the final stream's product with the token's row of the head.
     direction = lm.lm_head.weight[token]  # (hidden_size,), or (B, 1 or T, hidden_size)
     if instead_of is not None:
         direction = direction - lm.lm_head.weight[instead_of]
@@ -82,21 +80,25 @@ def direct_logit_attribution(
     mlp_passes = passes[len(layers) :]
 
     def logit(part: Tensor) -> Tensor:
+        # the final norm divides a part as it divided the whole stream
         return (part_of_norm(norm, stream, part) * direction).sum(-1)
 
     heads = []
     biases = torch.zeros_like(stream)
     for layer, o_proj, (z, out) in zip(layers, o_projs, attention_passes, strict=True):
         bias = o_proj(torch.zeros_like(z))  # its output for the input 0
+        # z is the heads' outputs beside each other: keep one head's columns at a time
         masks = columns(lm.config.num_attention_heads, z)[:, None, None]  # (H, 1, 1, H * D)
         parts = o_proj(z * masks) - bias  # (H, B, T, hidden_size)
         if norm_after:
+            # as in OLMo 2, whose norms follow attention and MLP
             post = layer.post_attention_layernorm
             parts = part_of_norm(post, out, parts)
             bias = part_of_norm(post, out, bias) + bias_of(post)
         heads.append(logit(parts))
         biases += bias
-    outputs = [out[0] if isinstance(out, tuple) else out for _, out in mlp_passes]  # experts: tuple
+    # experts return a tuple
+    outputs = [out[0] if isinstance(out, tuple) else out for _, out in mlp_passes]
     bias_logit = logit(biases) + (bias_of(norm) * direction).sum(-1)
     return Attribution(
         torch.stack(heads), logit(torch.stack(outputs)), logit(embedding), bias_logit
@@ -115,12 +117,11 @@ def patch_activations(
 ) -> Tensor:
     """Return the share of an answer that comes back with each activation of another text.
 
-    The answer is the logit of `token` minus that of `instead_of` at the last position. The model
-    reads other_ids (1, T), with one activation from input_ids (1, T). 0: the answer stays that of
-    other_ids; 1: it becomes that of input_ids.
+    The model reads other_ids (1, T) with one activation from input_ids (1, T). The answer is the
+    logit of `token` minus that of `instead_of` at the last position.
 
-    what:   "heads" -> (layer, head, N); "stream" -> (layer + 1, N), before each layer and after
-    where:  (N, T) bool, positions that are patched together; default: each alone, N = T
+    what:  "heads" -> (layer, head, N); "stream" -> (layer + 1, N), before each layer and after
+    where: (N, T) bool, positions that are patched together; default: each alone, N = T
 
     Raises ValueError for texts of different lengths.
     Meng et al. 2022 (arXiv 2202.05262), Wang et al. 2022 (2211.00593).
@@ -137,9 +138,10 @@ def patch_activations(
         return logits[:, token] - logits[:, instead_of]
 
     def patch(_: nn.Module, inputs: tuple, clean: Tensor, part: Tensor) -> tuple:
+        # positions (N, T, 1) and part (columns,): what this patch replaces
         return clean.where(positions & part, inputs[0]), *inputs[1:]
 
-    H = 1
+    H = 1  # the stream is patched as a whole
     sites = [*lm.model.layers, lm.model.norm]
     if what == "heads":
         H = lm.config.num_attention_heads
@@ -152,6 +154,7 @@ def patch_activations(
                 with site.register_forward_pre_hook(hook):
                     # N copies of the other text, each with its own patch
                     answers.append(answer(other_ids.expand(len(positions), -1)))
+        # 0: the answer stays that of other_ids; 1: it becomes that of input_ids
         begin = answer(other_ids)
         end = answer(input_ids)
     shares = (torch.stack(answers) - begin) / (end - begin)  # (layer * head, N), or (layer + 1, N)
@@ -181,7 +184,7 @@ def columns(heads: int, z: Tensor) -> Tensor:
 
 
 def part_of_norm(norm: RMSNorm | LayerNorm, whole: Tensor, part: Tensor) -> Tensor:
-    """Norm of a part, with the divisor of the whole and without bias, so that parts sum up."""
+    """Norm of a part, with the divisor of the whole and without bias, so that parts add up."""
     if isinstance(norm, LayerNorm):
         whole = whole - whole.mean(-1, keepdim=True)
         part = part - part.mean(-1, keepdim=True)

@@ -30,15 +30,13 @@ WITHOUT_SINK = 1e-6
 
 
 def previous_token(weights: Tensor) -> Tensor:
-    """mean over i ≥ 2 of A[i, i-1]. In row 1 this would be a sink (see `sink`).
-
-    Olsson et al. 2022 (arXiv 2209.11895).
-    """
+    """Mean over i ≥ 2 of A[i, i-1]. Olsson et al. 2022 (arXiv 2209.11895)."""
+    # the diagonal below the main one: A[1, 0], A[2, 1], …; A[1, 0] may be a sink
     return weights.diagonal(-1, -2, -1)[..., 1:].mean(-1)
 
 
 def sink(weights: Tensor) -> Tensor:
-    """mean over i ≥ 1 of A[i, 0]. Xiao et al. 2023 (arXiv 2309.17453)."""
+    """Mean over i ≥ 1 of A[i, 0]. Xiao et al. 2023 (arXiv 2309.17453)."""
     return weights[..., 1:, 0].mean(-1)  # row 0 sees nothing else
 
 
@@ -51,31 +49,34 @@ def sink_rate(weights: Tensor) -> float:
 
 
 def entropy(weights: Tensor) -> Tensor:
-    """mean over i ≥ 1 of a row's entropy, in nats. Vig & Belinkov 2019 (arXiv 1906.04284)."""
+    """Mean over i ≥ 1 of a row's entropy, in nats. Vig & Belinkov 2019 (arXiv 1906.04284)."""
+    # entr(x) = -x ln x
     return torch.special.entr(weights).sum(-1)[..., 1:].mean(-1)
 
 
 def entropy_normalised(weights: Tensor) -> Tensor:
-    """mean over i ≥ 1 of a row's entropy / ln(i+1), its largest possible value."""
+    """Mean over i ≥ 1 of a row's entropy / ln(i+1), its largest possible value."""
+    # row i sees i + 1 tokens
     largest = torch.arange(2, weights.shape[-1] + 1, dtype=torch.float64).log().to(weights)
     return (torch.special.entr(weights).sum(-1)[..., 1:] / largest).mean(-1)
 
 
 def entropy_sink_free(weights: Tensor) -> Tensor:
-    """mean over i ≥ 2 of the entropy over keys j ≥ 1, renormalised, in nats.
+    """Mean over i ≥ 2 of the entropy over keys j ≥ 1, renormalised, in nats.
 
-    A head with a sink looks focused otherwise. Rows with nothing but a sink are skipped.
+    A head with a sink looks focused otherwise.
     """
     without_first = weights[..., 2:, 1:]  # (..., T - 2, T - 1)
     total = without_first.sum(-1, keepdim=True)  # (..., T - 2, 1)
     rows = torch.special.entr(without_first / total.clamp_min(WITHOUT_SINK)).sum(-1)
+    # skip rows with nothing but a sink
     return rows.masked_fill(total[..., 0] < WITHOUT_SINK, math.nan).nanmean(-1)
 
 
 def distance(weights: Tensor) -> Tensor:
     """Σ A[i, j] (i - j) / Σ A[i, j] over all i, j, in tokens. Vig & Belinkov 2019, equation 7."""
     positions = torch.arange(weights.shape[-1], dtype=weights.dtype)
-    back = (positions[:, None] - positions[None, :]).clamp_min(0)
+    back = (positions[:, None] - positions[None, :]).clamp_min(0)  # (T, T)
     return (weights * back).sum((-2, -1)) / weights.sum((-2, -1))
 
 
@@ -91,9 +92,9 @@ def mass_on_copies(weights: Tensor, probe: Probe, shift: int, each_entry: bool =
     """Mass on the same token in earlier copies of a block; mean over the rows of later copies.
 
     shift:      0, or 1: mass on the token behind it (induction)
-    each_entry: mean over all entries, as Olsson et al. count. In the fourth copy three entries
-                share a row's mass of 1, so four copies give at most 0.5 (75 rows, 150 entries).
+    each_entry: mean over all entries, as Olsson et al. count
     """
+    # Row 0 is a document's first token, rows 1 to `period` are the first copy.
     period = probe.period or 0
     later = range(1 + period, 1 + probe.copies * period)
     rows = []
@@ -103,6 +104,8 @@ def mass_on_copies(weights: Tensor, probe: Probe, shift: int, each_entry: bool =
             rows.append(i)
             keys.append(i - back * period + shift)
     mass = weights[..., rows, keys]  # (layer, B, head, entries)
+    # In the fourth copy three entries share a row's mass of 1. So over all entries four copies
+    # give at most 0.5 (75 rows, 150 entries).
     return mass.mean(-1) if each_entry else mass.sum(-1) / len(later)
 
 
@@ -125,7 +128,7 @@ def mass_on_targets(weights: Tensor, probe: Probe, kind: str) -> Tensor:
 
 def cross_document(weights: Tensor, probe: Probe) -> Tensor:
     """Mass on tokens of other documents, mean over the tokens that have such before them."""
-    ids = probe.document_ids
+    ids = probe.document_ids  # (B, T)
     assert ids is not None
     other = (ids[:, :, None] != ids[:, None, :]).tril()  # (B, T, T)
     tokens = other.any(-1).sum(-1).to(weights.dtype)  # (B,)
@@ -143,7 +146,7 @@ class Score:
     measure: Callable[[Tensor, Probe], Tensor] | None
     meaning: str  # one plain sentence for a learner
     looks_at: str = ""  # ends the sentence "This head looks at …", if it scores high
-    low: float | None = 0  # of its range; None: no bound
+    low: float | None = 0  # the range; None: no bound
     high: float | None = 1
     unit: str = ""
 
@@ -184,8 +187,8 @@ ALL_SCORES = [
           partial(mass_on_targets, kind="copies"), "Attention to the mention being copied."),
     Score("antecedent_writes", "mention to come", "stories",
           partial(mass_on_targets, kind="writes"),
-          "Attention, just before a mention is written again, to where it stood.",
-          looks_at="the word that comes next, where it stood before"),
+          "Attention, just before a mention is written again, to where it was.",
+          looks_at="the word that comes next, where it was before"),
     Score("antecedent_refers", "referent", "stories", partial(mass_on_targets, kind="refers"),
           "Attention from a pronoun to its name."),
     Score("cross_document", "other documents", "packed", cross_document,
@@ -200,13 +203,11 @@ PATTERNS = (
 
 
 def score(maps: AttentionMaps, probe: Probe) -> dict[str, Tensor]:
-    """Compute every score of this probe: name -> (layer, head), the mean over the probe's rows.
-
-    Rows in which a score has nothing to measure are skipped; NaN if all are.
-    """
+    """Compute every score of this probe: name -> (layer, head), the mean over the probe's rows."""
     scores = {}
     for metric in ALL_SCORES:
         if metric.probe == probe.name and metric.measure:
+            # skip rows in which it has nothing to measure; NaN if that is all of them
             scores[metric.name] = metric.measure(maps.weights, probe).nanmean(dim=1)
         elif metric.probe == probe.name:
             scores[metric.name] = maps.max_logits.amax(dim=1)

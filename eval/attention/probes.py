@@ -37,7 +37,8 @@ TEXT_ROWS = 8
 TEXT_TOKENS = 64  # Gu et al. 2024 measure sinks at this length.
 BLOCK_ROWS = {2: 16, 4: 8}  # copies -> rows
 BLOCK_TOKENS = 25  # Olsson et al. 2022 repeat blocks of this length.
-STORIES = 4  # Every evaluation reads them, so they are few and short.
+# Every evaluation reads the stories, so they are few, and short ones of these candidates.
+STORIES = 4
 CANDIDATES = 24
 PACKED_ROWS = 2
 PACKED_DOCUMENTS = 3
@@ -51,33 +52,24 @@ Pairs = list[tuple[int, list[int]]]  # query position, key positions
 
 @dataclass(frozen=True)
 class Probe:
-    """Rows of tokens, and their known structure.
-
-    input_ids:    (B, T) int64
-    labels:       a readable string for every token of every row
-    real:         (B, T) bool, False for padding; None: no padding. It is on the right, where no
-                  token looks at it, so the model needs no attention_mask.
-    document_ids: (B, T) int64 of packed rows, else None
-    isolated:     True if the model keeps documents apart
-    period:       tokens of the block that begins behind the first token; None: no block
-    copies:       how often the block is there
-    targets:      kind -> for each row its (query position, [key positions]).
-                  "song": from a token of a later singing to what followed it in earlier ones.
-                  "copies", "refers": from a token of a mention to the tokens that it copies or
-                  refers to. "writes": as "copies", from the token before the mention.
-    left_out:     the part of a text that is cut off, in words, or ""
-    """
+    """Rows of tokens, and their known structure."""
 
     name: str
-    input_ids: Tensor
-    labels: list[list[str]]
+    input_ids: Tensor  # (B, T) int64
+    labels: list[list[str]]  # a readable string for every token of every row
+    # (B, T) bool, False for padding; None: no padding. It is on the right, where no token looks at
+    # it, so the model needs no attention_mask.
     real: Tensor | None = None
-    document_ids: Tensor | None = None
-    isolated: bool = False
-    period: int | None = None
-    copies: int = 1
+    document_ids: Tensor | None = None  # (B, T) int64, for packed rows
+    isolated: bool = False  # True if the model keeps documents apart
+    period: int | None = None  # tokens of the block behind the first token; None: no block
+    copies: int = 1  # of the block
+    # Kind -> for each row its (query position, [key positions]).
+    # song:           from a token of a later singing to what followed it in earlier ones
+    # copies, refers: from a token of a mention to the tokens that it copies or refers to
+    # writes:         as copies, but from the token before the mention
     targets: dict[str, list[Pairs]] = field(default_factory=dict)
-    left_out: str = ""
+    left_out: str = ""  # the part of a text that is cut off, in words
 
     def for_model(self, device: torch.device | str = "cpu") -> dict[str, Tensor]:
         """Return the arguments for `capture` and LanguageModel."""
@@ -119,7 +111,7 @@ def build_probes(
     """Build every probe that this run can have, text first, shortened to the context.
 
     texts:    your own, by name
-    held_out: `data.stream("validation")`; its documents make `text`, unless texts has that name
+    held_out: `data.stream("validation")`
     blocks:   tokens for repeated_2 and repeated_4, from the run that this one starts from
 
     Raises ValueError for an empty text.
@@ -133,7 +125,8 @@ def build_probes(
     ids = np.empty(0, np.int64)
     if held_out is not None:
         ids = held_out.read(0, min(len(held_out), SCAN))
-        if "text" not in texts:  # mosaic draws the first probe
+        if "text" not in texts:
+            # first, because mosaic draws the first probe
             probes.insert(0, text_probe(tokenizer, ids, longest))
     # Both repeat the same blocks: a resumed run, which gets these blocks, measures the same.
     for copies in (2, 4):
@@ -158,7 +151,7 @@ def build_probes(
 def probe_from_text(tokenizer: Tokenizer, text: str, longest: int, name: str = "text") -> Probe:
     """Build a probe of one text, cut to `longest` tokens. Raises ValueError for an empty text."""
     ids = [tokenizer.bos_id, *tokenizer.encode(text)]
-    if len(ids) == 1:  # only the first token of a document
+    if len(ids) == 1:
         raise ValueError(f"the text of the probe {name} is empty: give a few words")
     left_out = ""
     if len(ids) > longest:
@@ -181,20 +174,18 @@ def repeated_probe(
 ) -> Probe | None:
     """Rows of a document's first token and a block of random tokens, `copies` times.
 
-    in_use: draw from these tokens, if there are enough. No head can handle a token that training
-            never shows (a quarter of a small BPE vocabulary).
+    in_use: draw from these tokens, if there are enough
     blocks: use these instead of drawing
 
     A block has 25 different tokens, or as many as context and vocabulary allow; none is special.
     The same tokenizer and in_use always give the same rows.
     """
-    ordinary = [
-        token for token in range(tokenizer.vocab_size) if token not in tokenizer.special_ids
-    ]
+    ordinary = sorted({*range(tokenizer.vocab_size)} - {*tokenizer.special_ids})
+    # No head can handle a token that training never shows: a quarter of a small BPE vocabulary.
     common = sorted(set(in_use).intersection(ordinary))
     pool = common if len(common) >= BLOCK_TOKENS else ordinary
     size = min(BLOCK_TOKENS, (longest - 1) // copies, len(blocks[0] if blocks else pool))
-    if size < 2:
+    if size < 2:  # one token alone has nothing that follows it
         return None
     row_count = BLOCK_ROWS[copies]
     if not blocks:
@@ -210,11 +201,7 @@ def story_probe(
     longest: int,
     kind: Literal["songs", "stories"],
 ) -> Probe | None:
-    """Build a probe of four held-out stories with a song, or four without.
-
-    Of the stories with targets within the context, it takes those with the most pronouns, which
-    are rare, and among equals the shortest.
-    """
+    """Build a probe of four held-out stories with a song, or four without."""
     plot = "song" if kind == "songs" else None
     candidates: list[tuple[list[int], dict[str, Pairs]]] = []
     for index in range(CANDIDATES):
@@ -228,10 +215,12 @@ def story_probe(
         for name, pairs in story_pairs(story, encoding.offsets, kind).items():
             targets[name] = []
             for query, keys in pairs:
-                if query < end:  # + 1: the row begins with a document's first token
+                if query < end:
+                    # + 1: the row begins with a document's first token
                     targets[name].append((query + 1, [key + 1 for key in keys]))
         if any(targets.values()):
             candidates.append((ids, targets))
+    # First the stories with most pronouns, which are rare; among equals the shortest.
     candidates.sort(key=lambda pair: (-len(pair[1].get("refers", ())), len(pair[0])))
     chosen = candidates[:STORIES]
     if not chosen:
@@ -250,11 +239,13 @@ def story_pairs(story: Story, offsets: Sequence[tuple[int, int]], kind: str) -> 
         sung = dict(align(in_song, offsets))
         pairs = []
         for token, keys in sung.items():
-            if token + 1 in sung:  # the last token of a singing is followed by something else
+            # something else follows the last token of a singing
+            if token + 1 in sung:
                 pairs.append((token, [key + 1 for key in keys]))
         return {"song": pairs}
     copies = align((label for label in labels if label.kind == "copies"), offsets)
     refers = align((label for label in labels if label.kind == "refers"), offsets)
+    # the token before the mention predicts it
     writes = [(query - 1, keys) for query, keys in copies]
     return {"copies": copies, "refers": refers, "writes": writes}
 
@@ -276,18 +267,17 @@ def packed_probe(
 
 
 def _beginnings(ids: np.ndarray, bos_id: int, count: int, length: int) -> list[list[int]]:
-    """Return equally long beginnings of up to `count` documents, or pieces of a single text.
-
-    If documents are few or short, rows and length are chosen for the most tokens.
-    """
+    """Return equally long beginnings of up to `count` documents, or pieces of a single text."""
     starts = np.flatnonzero(ids == bos_id)
-    if len(starts) < 2:  # training cuts such a text anywhere, so pieces begin with any token
+    if len(starts) < 2:
+        # Training cuts a single text anywhere, so pieces begin with any token.
         size = len(ids) // count
         length = min(length, size)
         starts = np.arange(count) * size
     else:
         sizes = np.diff(starts, append=len(ids))
-        lengths = np.minimum(length, np.sort(sizes)[::-1][:count])  # of 1, 2, … rows
+        # lengths[n - 1]: the length that n documents have. The best n gives the most tokens.
+        lengths = np.minimum(length, np.sort(sizes)[::-1][:count])
         length = int(lengths[np.argmax(lengths * np.arange(1, len(lengths) + 1))])
         starts = starts[sizes >= length][:count]
     if length < 2:
@@ -296,11 +286,9 @@ def _beginnings(ids: np.ndarray, bos_id: int, count: int, length: int) -> list[l
 
 
 def _probe(name: str, tokenizer: Tokenizer, rows: list[list[int]], **structure: Any) -> Probe:
-    """Pad the rows on the right and make a probe of them."""
     length = max(map(len, rows))
     ids = torch.tensor([row + [tokenizer.pad_id] * (length - len(row)) for row in rows])
-    # (B, T): position < length of the row
-    real = torch.arange(length) < torch.tensor([[len(row)] for row in rows])
+    real = torch.arange(length) < torch.tensor([[len(row)] for row in rows])  # (B, T)
     labels = [readable_tokens(tokenizer, row) for row in ids.tolist()]
     return Probe(name, ids, labels, real=None if bool(real.all()) else real, **structure)
 
@@ -317,9 +305,10 @@ def readable_tokens(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
         if token in tokenizer.special_ids or "\ufffd" not in tokenizer.decode([token]):
             decoder.reset()  # this token is whole, so bytes before it make no character
             continue
-        pending = decoder.getstate()[0]
+        pending = decoder.getstate()[0]  # bytes that wait for the rest of their character
         text = decoder.decode(tokenizer.decode_bytes([token]))
         if pending and text and "\ufffd" not in text:
+            # the first bytes of the next character may follow
             rest = re.sub("(..)", r"⟨\1⟩", decoder.getstate()[0].hex().upper())
             labels[i] = text.replace(" ", "␣").replace("\n", "⏎").replace("\t", "⇥") + rest
     return labels

@@ -55,12 +55,15 @@ class ProbeMap:
 class Snapshot:
     """All heads at one step."""
 
+    # Of training so far.
     step: int
     tokens: int
-    seconds: float  # of training
-    layers: list[int]  # numbers in the model of the captured layers and heads
+    seconds: float
+    # Numbers in the model of the captured layers and heads.
+    layers: list[int]
     heads: list[int]
-    num_attention_heads: int  # of the model
+    # As in ModelConfig.
+    num_attention_heads: int
     num_key_value_heads: int
     maps: dict[str, ProbeMap]  # by probe, in their order
     scores: dict[str, np.ndarray]  # name -> (layer, head) float32; NaN if undefined
@@ -68,7 +71,8 @@ class Snapshot:
     scalars: dict[str, float | None] = field(default_factory=dict)  # figures of the whole model
     ablations: list[Ablated] = field(default_factory=list)  # at the end of a run
     attention: str = "heads"  # or mla
-    blocks: list[list[int]] = field(default_factory=list)  # tokens that repeated_2 repeats, by row
+    # The tokens that repeated_2 repeats, by row. Fine-tuning measures on the same ones.
+    blocks: list[list[int]] = field(default_factory=list)
 
     def group(self, head: int) -> int:
         """Return the key/value head that this query head reads."""
@@ -85,8 +89,7 @@ def take_snapshot(
     """Capture every probe: score all heads, and keep the maps of some probes.
 
     moment: step, tokens, seconds
-    agree:  returns True if its argument is true in any process. If a capture fails in one, all
-            stop there: under FSDP2 the others would wait forever in the next forward pass.
+    agree:  returns True if its argument is true in any process
     """
     device = next(lm.parameters()).device
     blocks: list[list[int]] = []
@@ -96,7 +99,8 @@ def take_snapshot(
     figures: dict[str, float | None] = {}
     for probe in probes:
         inputs: dict[str, Any] = probe.for_model(device)
-        # One process must not raise alone: first all agree.
+        # One process must not raise alone: under FSDP2 the others would wait forever in the next
+        # forward pass. So first all agree.
         problem = None
         try:
             captured = capture(lm, **inputs, layers=config.layers, heads=config.heads)
@@ -123,8 +127,8 @@ def take_snapshot(
             documents = None
             if probe.document_ids is not None:
                 documents = probe.document_ids[0, :count].tolist()
-            # the map of the first row only: (layer, head, query, key)
-            weights = captured.weights[:, 0, :, :count, :count].numpy()
+            # The map of the first row only. Only scores need the others.
+            weights = captured.weights[:, 0, :, :count, :count].numpy()  # (layer, head, query, key)
             labels = probe.labels[0][:count]
             maps[probe.name] = ProbeMap(weights, labels, documents, ", ".join(left_out))
     summary: dict[str, float | None] = {}
@@ -153,6 +157,7 @@ def _reduce(reduce: Callable[[np.ndarray], Any], values: np.ndarray) -> float | 
 def ablate(lm: LanguageModel, probes: Sequence[Probe], snapshot: Snapshot) -> None:
     """Ablate the strongest induction heads, and random ones; add the results to the snapshot."""
     probe = next((probe for probe in probes if probe.name == "repeated_2"), None)
+    # The strongest head may be one that was not captured: then nothing is ablated.
     all_heads = (lm.config.num_hidden_layers, lm.config.num_attention_heads)
     induction = snapshot.scores.get("induction", np.empty(0))
     if probe is None or induction.shape != all_heads:
@@ -173,9 +178,11 @@ def file_of(folder: Path, step: int) -> Path:
 
 def write(snapshot: Snapshot, folder: Path) -> Path:
     """Write the snapshot atomically, and its line in index.jsonl."""
-    folder.mkdir(exist_ok=True)  # not its parents: the run directory may have been moved away
+    # not its parents: the run directory may have been moved away
+    folder.mkdir(exist_ok=True)
     scalars = {}
-    for key, value in snapshot.scalars.items():  # JSON has no NaN
+    for key, value in snapshot.scalars.items():
+        # JSON has no NaN
         scalars[key] = value if value is not None and math.isfinite(value) else None
     arrays: dict[str, Any] = {}
     maps = {}
@@ -220,10 +227,11 @@ def read(file: Path) -> Snapshot:
             fields |= {"maps": maps, "ablations": ablations}
             fields["scores"] = {name: arrays[f"score.{name}"] for name in about["scores"]}
             return Snapshot(**fields)
-    except Exception as error:  # a damaged archive raises zlib.error, BadZipFile, KeyError, …
+    except Exception as error:
+        # a damaged archive raises zlib.error, BadZipFile, KeyError, …
         problem = f"{type(error).__name__}: {error}"[:200]
         raise InputError(
-            f"{file}: not a whole snapshot ({problem}): delete it, the others still open"
+            f"{file}: the snapshot is damaged ({problem}): delete it, the others still open"
         ) from None
 
 

@@ -97,7 +97,7 @@ def main() -> None:
         )
     if args.rope_factor is not None and args.rope_scaling in (None, "none"):
         raise InputError("--rope-factor is for --rope-scaling linear or yarn: give one as well")
-    if isinstance(sys.stdin, io.TextIOWrapper):
+    if isinstance(sys.stdin, io.TextIOWrapper):  # not in a notebook
         sys.stdin.reconfigure(errors="replace")  # piped bytes may not be UTF-8
     Chat(args).run()
 
@@ -149,7 +149,6 @@ class Chat:
             raise InputError(f"{'--tools' if args.tools else '--system'}: {error}") from None
 
     def run(self) -> None:
-        """Answer line by line, until the end of input or /quit."""
         self.welcome()
         while True:
             try:
@@ -170,17 +169,17 @@ class Chat:
                     print()
                 return
             except KeyboardInterrupt:
-                if not self.is_interactive:
+                if not self.is_interactive:  # Ctrl-C ends a script
                     raise
                 print()
                 remark("(Ctrl-D or /quit leaves)")
 
     def welcome(self) -> None:
-        """Introduce the model, and suggest a first line."""
         conversation = self.conversation
         if self.is_interactive:
-            with suppress(ImportError):  # Windows has none: its terminal edits lines itself
-                import readline  # noqa: F401  # from now on input() uses it
+            with suppress(ImportError):
+                # From now on input() edits lines. Windows has no readline, but does it itself.
+                import readline  # noqa: F401
             size = conversation.lm.num_parameters() / 1e6
             remark(
                 f"{self.run_directory}: {size:.2f} M parameters, it sees "
@@ -194,19 +193,14 @@ class Chat:
             if text:
                 remark(f"Begin as its texts do, for example: {text}")
         elif self.is_interactive:
-            with suppress(InputError, ValueError):  # raised for a run of other data
+            # a run of other data raises: then nothing is suggested
+            with suppress(InputError, ValueError):
                 question = one_question(source_of(self.run_directory), 0, is_short)
-                remark(
-                    "It was trained on stories and questions about them, and knows no other talk. "
-                    "Try this line:"
-                )
+                remark("It was trained only on stories and questions about them. Try this line:")
                 remark(question.messages[-1]["content"])
 
     def answer(self, text: str, role: Role = "user", calls_left: int = MOST_CALLS) -> None:
-        """Print one answer while it comes; run the tools that it calls, and go on.
-
-        Ctrl-C ends an answer; its text stays in the conversation.
-        """
+        """Print one answer while it comes; run the tools that it calls, and go on."""
         conversation = self.conversation
         pieces = conversation.answer(text, role)
         unknown = conversation.tokenizer.unknown_in(text)
@@ -218,10 +212,12 @@ class Chat:
                 turns = "the oldest turn is"
             remark(f"(more than {conversation.context_length:,} tokens by now: {turns} forgotten)")
         thought = answer = ""
+        # Ctrl-C ends an answer; its text stays in the conversation.
         interrupts = suppress(KeyboardInterrupt) if self.is_interactive else nullcontext()
         with closing(pieces), interrupts:
             for piece in pieces:
                 thought += conversation.thought
+                # thoughts come before the answer: print them as a whole when it begins
                 if piece and thought:
                     remark(f"(thinks: {thought})")
                     thought = ""
@@ -237,7 +233,7 @@ class Chat:
             remark("(stopped)")
         elif ended == "cut":
             tokens = conversation.max_new_tokens
-            remark(f"(cut after {tokens:,} tokens: --max-new-tokens gives it more)")
+            remark(f"(cut after {tokens:,} tokens: raise --max-new-tokens for more)")
         elif ended == "full":
             tokens = conversation.context_length
             remark(f"(cut: the model's context of {tokens:,} tokens is full)")

@@ -25,16 +25,11 @@ BLOCKS = "·▁▂▃▄▅▆▇█"  # A weight from 0 to 1; later tokens are 
 
 
 class AnswerMaps(NamedTuple):
-    """The weights of the last answer.
+    """The weights of the last answer."""
 
-    maps:   weights (layer, 1, head, query, key); queries are the last tokens, at most 256
-    labels: a readable string a key
-    first:  the key that wrote the answer's first token; a map begins with its row
-    """
-
-    maps: AttentionMaps
-    labels: list[str]
-    first: int
+    maps: AttentionMaps  # (layer, 1, head, query, key); queries are the last tokens, at most 256
+    labels: list[str]  # a readable string a key
+    first: int  # the key that wrote the answer's first token; a drawn map begins with its row
 
 
 def look_back(conversation: Conversation) -> AnswerMaps:
@@ -52,17 +47,16 @@ def capture_from(lm: LanguageModel, ids: Sequence[int], start: int) -> Attention
     """Capture the rows of the tokens from `start` on; keys are all tokens."""
     row = torch.tensor([ids], device=next(lm.parameters()).device)
     cache = KVCache(lm.config)
-    if start:  # read the text before into the cache, without its weights
+    if start:
+        # read the text before into the cache, without its weights
         with torch.no_grad():
             lm(row[:, :start], kv_cache=cache, logits_to_keep=1)
     return capture(lm, row[:, start:], kv_cache=cache)
 
 
 def rows_around(lm: LanguageModel, ids: Sequence[int], position: int) -> tuple[int, int]:
-    """Return the range of rows to capture with the one that predicted the token at `position`.
-
-    In a short text it has all rows, so that one capture is enough for every token.
-    """
+    """Return the range of rows to capture with the one that predicted the token at `position`."""
+    # In a short text these are all rows: one capture is enough for every token.
     heads = lm.config.num_hidden_layers * lm.config.num_attention_heads
     rows = max(1, min(MOST_TOKENS, NUMBERS // (heads * len(ids))))
     first = (position - 1) // rows * rows
@@ -103,18 +97,19 @@ def attention_map(
     first:     first key whose row is drawn
     most_rows: leave out later rows, and the keys that only they can see
 
-    If there are more keys than columns, a column shows the largest weight of several keys. A line
-    ends with the token with most weight, and this weight.
+    A line ends with the token with most weight, and this weight.
     """
     end = len(labels) if most_rows is None else min(len(labels), first + most_rows)
     names = [escape(label) for label in labels[:end]]
     label_width = min(max(map(columns, names)), max(4, width // 6))
-    for key, name in enumerate(names):  # Chinese is two columns wide
+    for key, name in enumerate(names):
+        # Chinese is two columns wide, so a label is cut by columns, not by characters
         while columns(name) > label_width:
             name = name[:-1]
         names[key] = name + " " * (label_width - columns(name))
     room = max(1, width - 2 * label_width - 8)  # two edges, three blanks and a number such as .71
-    pool = -(-end // room)  # keys in a column, rounded up
+    # With more keys than columns, a column shows the largest weight of `pool` keys.
+    pool = -(-end // room)
     lines = []
     for key in range(first, end):
         # row 0 of the weights belongs to key len(labels) - len(weights)

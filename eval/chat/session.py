@@ -34,31 +34,18 @@ FREE = 8  # At least an eighth of the context, or max_new_tokens, is kept free f
 
 @dataclass(frozen=True)
 class Turn:
-    """The tokens of the last answer.
+    """The tokens of the last answer."""
 
-    ids:    all that the model saw, and the answer, without the token that ended it
-    begin:  index in ids where the answer begins
-    reused: tokens whose keys and values were in the cache
-    ended:  "" by itself | "stopped" by the reader | "cut" after max_new_tokens | "full": no context
-    """
-
-    ids: list[int]
-    begin: int
-    reused: int
+    ids: list[int]  # all that the model saw, and the answer, without the token that ended it
+    begin: int  # index in ids where the answer begins
+    reused: int  # tokens whose keys and values were in the cache
+    # "" by itself | "stopped" by the reader | "cut" after max_new_tokens | "full": no context
     ended: str
 
 
 class Conversation:
     """Messages and answers; or, for a model trained on texts, one text that both write.
 
-    is_chat:   True if the model was trained on chats and may end a turn by itself; can be set
-    turns:     the messages of each turn
-    last:      the Turn of the last answer, or None
-    reply:     that answer, parsed
-    thought:   the thoughts in the newest piece of an answer
-    forgotten: oldest turns that `answer` left out because the context was full
-
-    Settings may change between two answers: `sampling`, max_new_tokens, seed, tools.
     Raises ValueError for a temperature out of range.
     """
 
@@ -73,12 +60,14 @@ class Conversation:
     ):
         self.lm = lm
         self.tokenizer = tokenizer
+        # These four may change between two answers.
         self.max_new_tokens = max_new_tokens
         self.seed = seed
         self.sampling = Sampling(temperature, top_p=0.95)
+        self.tools: tuple[dict, ...] = ()
+        # True if the model was trained on chats and may end a turn by itself; can be set.
         self.is_chat = ends_turns(lm, tokenizer)
         self.system = ""
-        self.tools: tuple[dict, ...] = ()
         self.cache = KVCache(lm.config)
         self._base_ends = lm.config.eos_token_id
         self.reset()
@@ -90,11 +79,11 @@ class Conversation:
 
     def reset(self) -> None:
         """Start again, with the same system message, settings and random numbers."""
-        self.turns: list[list[Message]] = []
-        self.last: Turn | None = None
-        self.reply = Reply(self.tokenizer)
-        self.thought = ""
-        self.forgotten = 0
+        self.turns: list[list[Message]] = []  # the messages of each turn
+        self.last: Turn | None = None  # the tokens of the last answer
+        self.reply = Reply(self.tokenizer)  # that answer, parsed
+        self.thought = ""  # the thoughts in the newest piece of an answer
+        self.forgotten = 0  # oldest turns that `answer` left out because the context was full
         self._answered = 0
         self.cache.crop(0)
 
@@ -108,7 +97,7 @@ class Conversation:
     def use_adapters(self, run: str | Path | None) -> None:
         """Switch to the adapters (LoRA) of a run, or to none, and begin a new conversation.
 
-        The base stays in memory once. Raises InputError, and then no adapters are in use.
+        Raises InputError, and then no adapters are in use.
         """
 
         def load(directory: Path) -> int | list[int] | None:
@@ -125,7 +114,8 @@ class Conversation:
                 ends = read_checkpoint(run, load)
         except (OSError, ValueError) as error:
             raise InputError(str(error)) from None
-        finally:  # adapters trained on chats end their turns; the base does not
+        finally:
+            # Adapters trained on chats end their turns; their base may not.
             self.lm.config = self.lm.config.model_copy(update={"eos_token_id": ends})
             self.is_chat = ends_turns(self.lm, self.tokenizer)
             if not self.is_chat:
@@ -138,8 +128,7 @@ class Conversation:
         role: "user", or "tool" for the results of the model's calls
 
         A piece is content, without thoughts and calls; "" while only thoughts come. Closing the
-        generator ends the turn. Raises ValueError for an empty message, and for one that does not
-        fit into the context, before anything is read.
+        generator ends the turn. Raises ValueError for a message that is empty or too long.
         """
         if not text.strip():
             rest = "answer: type a message" if self.is_chat else "continue"
@@ -149,8 +138,9 @@ class Conversation:
         room = min(self.max_new_tokens, longest // FREE)
         message = Message(role, text)
         prompt = self._prompt(turns, message)
+        # without room for an answer, forget the oldest turns
         while len(prompt) + room > longest and turns:
-            del turns[0]  # the oldest one
+            del turns[0]
             prompt = self._prompt(turns, message)
         if len(prompt) >= longest:
             raise ValueError(
@@ -177,8 +167,9 @@ class Conversation:
 
     def _pieces(self, prompt: list[int], message: Message) -> Generator[str, None, None]:
         row = torch.tensor([prompt], device=next(self.lm.parameters()).device)
-        cached = self.cache.token_ids
-        if cached is not None:  # keep the common beginning; the last token is read for its logits
+        cached = self.cache.token_ids  # (1, S)
+        if cached is not None:
+            # keep the common beginning; - 1: the last token is read for its logits
             count = min(cached.shape[1], len(prompt) - 1)
             # the cumulative product is 1 up to the first difference
             self.cache.crop(int((cached[0, :count] == row[0, :count]).cumprod(0).sum()))
@@ -208,10 +199,12 @@ class Conversation:
                     yield piece
             else:
                 ended = "full" if len(prompt) + len(ids) >= self.context_length else "cut"
-        except KeyboardInterrupt:  # within a forward pass: the cache may hold half a token
+        except KeyboardInterrupt:
+            # within a forward pass: some layers of the cache may have the token, others not
             self.cache.crop(0)
             raise
         finally:
+            # also when the caller closes this generator
             steps.close()  # type: ignore[attr-defined]  # updates the tokens of the cache
             self.thought, rest = self.reply.end()
             if not ended and not self.is_chat:

@@ -23,7 +23,7 @@ from eval.compare.runs import Variant, caveats, histories, read_runs, rows_of, s
 from eval.load_model import add_device_option
 
 RUNS = "runs.json"  # This file of a comparison names its runs.
-# The terminal shows only the rows with these labels.
+# The terminal shows only the rows with labels that begin so.
 SHORT: tuple[str, ...] = ("parameters", "KV-cache", "train tokens", "validation", "gap to")
 SHORT += ("difference in bits", "recall", "copies from", "copy gain", "induction, best")
 NOTES = """
@@ -83,7 +83,7 @@ def compare(
         for caveat in caveats(baseline, other):
             warnings.append(f"{other.name} against {baseline.name}: {caveat}")
 
-    # Six digits suffice, and JSON has no NaN.
+    # Written and read again: six digits suffice, and JSON has no NaN.
     text = json.dumps({"variants": histories(variants), "stages": life})
     recorded = json.loads(
         text,

@@ -28,12 +28,11 @@ TRAINING = {"train.max_steps": "{:,} steps", "data.sequence_length": "rows of {:
 
 
 def draw(variants: Sequence[Variant], histories: Mapping[str, Any], out: Path) -> dict[str, str]:
-    """Draw all figures of these runs, remove older ones, and return {title: file in `out`}.
+    """Draw all figures of these runs, and return {title: file in `out`}.
 
     histories: the content of histories.json
-
-    comparison.html has the last heads of every variant's first run.
     """
+    # The last comparison may have had more figures.
     for old in (*out.glob("comparison_*.png"), *out.glob("comparison.html")):
         old.unlink()
     figures = {"curves": curves(variants, histories)}
@@ -46,6 +45,7 @@ def draw(variants: Sequence[Variant], histories: Mapping[str, Any], out: Path) -
             files[name] = drawing.save_figure(figure, out / f"comparison_{name}.png").name
     pages = []
     for variant in variants:
+        # the last heads of its first run
         snapshots = variant.runs[0].snapshots[-1:]
         if snapshots and snapshots[0].maps:
             pages.append((variant.name, snapshots))
@@ -59,12 +59,13 @@ def curves(variants: Sequence[Variant], histories: Mapping[str, Any]) -> Any:
     """Draw a line for each run over tokens seen; only bits per byte if tokenizers differ."""
     keys = list(CURVES) if same_tokenizer(variants) else ["bits_per_byte"]
     across = min(2, len(keys))
-    down = -(-len(keys) // 2)
+    down = -(-len(keys) // 2)  # rounded up
     figure = drawing.new_figure(500 * across, 50 + 330 * down)
     for axes, key in zip(figure.subplots(down, across, squeeze=False).flat, keys, strict=True):
         for number, variant in enumerate(variants):
             recorded = histories["variants"][number]["runs"]
             for run, history in zip(variant.runs, recorded, strict=True):
+                # the loss before the first step would flatten the curve
                 val = [line for line in run.lines["val"] if line["step"] > 0] or run.lines["val"]
                 logs = {"bits_per_byte": val, "loss": run.lines["train"]}
                 curve = []
@@ -73,9 +74,10 @@ def curves(variants: Sequence[Variant], histories: Mapping[str, Any]) -> Any:
                         curve.append((line["tokens"], line[key]))
                 # The loss of a single batch is noisy: average neighbouring lines.
                 width = max(1, len(curve) // SMOOTHED_OVER) if key == "loss" else 1
+                # whole groups of `width` points, the newest among them
                 points = np.reshape(curve, (-1, 2))[len(curve) % width :]
                 x, y = points.reshape(-1, width, 2).mean(1).T
-                label = variant.name if run is variant.runs[0] else ""
+                label = variant.name if run is variant.runs[0] else ""  # one line in the legend
                 marks = [-1] if key == "loss" else None
                 drawing.draw_curve(axes, x, y, number, label, lw=1.2, markevery=marks)
         drawing.frame_curves(axes, CURVES[key])
@@ -88,11 +90,11 @@ def curves(variants: Sequence[Variant], histories: Mapping[str, Any]) -> Any:
 def sharing_keys(variants: Sequence[Mapping[str, Any]]) -> Any:
     """Draw copy gain over training for each number of key/value heads.
 
-    There is a panel for each length of training and of rows, with a thin line for each seed, their
-    mean, and its 95 % interval. None if other keys differ, or if a run has no snapshots.
-
     variants: of histories.json, so notebooks 03 and 04 need no run
+
+    None if other keys differ, or if a run has no snapshots.
     """
+    # A panel for each length of training and of rows.
     panels: dict[str, list[Mapping[str, Any]]] = {}
     for variant in variants:
         settings = variant["settings"]
@@ -132,6 +134,7 @@ def _draw_copy_gain(axes: Any, variant: Mapping[str, Any], number: int) -> None:
     # Only steps that every seed has.
     steps = [step for step in sorted(gains) if len(gains[step]) == len(variant["runs"])]
     x = [tokens[step] for step in steps]
+    # A thin line for each seed, then their mean and its 95 % interval.
     for run in variant["runs"]:
         y = [gains[step][run["seed"]] for step in steps]
         drawing.draw_curve(axes, x, y, number, lw=0.6, marker="", alpha=0.5)
@@ -139,6 +142,7 @@ def _draw_copy_gain(axes: Any, variant: Mapping[str, Any], number: int) -> None:
     lows = []
     highs = []
     for step in steps:
+        # the difference to zero is the mean
         mean = difference(dict.fromkeys(gains[step], 0.0), gains[step])
         assert mean is not None
         low, high = mean.interval or (mean.value, mean.value)
@@ -163,7 +167,9 @@ def life(stages: Sequence[Mapping[str, Any]]) -> Any:
     asked = set().union(*(stage["right"] for stage in stages))
     kinds = [kind for kind in KINDS if f"exact_match_{kind}" in asked]
     matrices = list(dict.fromkeys(name for stage in stages for _, name, _ in stage["moved"]))
-    needed = [np.array(stage["needed"], float).clip(min=0) for stage in stages]  # NaN: not measured
+    # (layer, head); NaN: not measured
+    needed = [np.array(stage["needed"], float).clip(min=0) for stage in stages]
+    # all columns share one scale
     largest = max(1e-6, *(np.nanmax(rises) for rises in needed))
     scale_of_needs = Normalize(0, largest)
     moved = [share for stage in stages for *_, share in stage["moved"]]
@@ -185,7 +191,8 @@ def life(stages: Sequence[Mapping[str, Any]]) -> Any:
         top.set_title(title, fontsize=10, **drawing.text_style())
         heads = _counted("H", len(rises[0]))
         needs = drawing.draw_map(middle, rises, _counted("L", len(rises)), heads, scale_of_needs)
-        if not stage["moved"]:  # it began with random weights
+        if not stage["moved"]:
+            # it began with random weights
             bottom.set_axis_off()
             style = {"ha": "center", "va": "center", "fontsize": 9}
             bottom.text(0.5, 0.5, "the first stage", transform=bottom.transAxes, **style)

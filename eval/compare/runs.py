@@ -31,7 +31,7 @@ GAP = "gap to the entropy floor (bits per byte)"
 KV_BYTES = "KV-cache bytes per token"
 # Rows with these labels are comparable between tokenizers.
 ANY_TOKENIZER = ("parameters", KV_BYTES, "tokens trained on", "train tokens/s", BITS, GAP, "recall")
-# Runs of one variant may differ in these parts of a config.
+# Runs of one variant may differ in these keys and sections of a config.
 NOT_COMPARED = {"seed", "name", "output_dir", "resume", "allow_mismatch", "rungs", "tracking"}
 # The table has the mean of these scores over all heads, and the largest of other scores.
 MEAN_OVER_HEADS = {"sink", "entropy", "entropy_normalised", "entropy_sink_free"}
@@ -42,23 +42,16 @@ T_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2
 
 @dataclass(frozen=True)
 class RunResult:
-    """One run.
-
-    settings:  config.yaml by dotted key, without NOT_COMPARED
-    tokenizer: a hash
-    lines:     of metrics.jsonl, by split
-    figures:   rows of the table; None: not finite, or not reached
-    budget:    tokens of all steps with padding, or minutes if these limit the run
-    """
+    """One run."""
 
     path: Path
     seed: int
-    settings: dict[str, Any]
-    tokenizer: str
-    lines: dict[str, list[dict[str, Any]]]
+    settings: dict[str, Any]  # config.yaml by dotted key, without NOT_COMPARED
+    tokenizer: str  # a hash
+    lines: dict[str, list[dict[str, Any]]]  # of metrics.jsonl, by split
     snapshots: list[Snapshot]
-    figures: dict[str, float | None]
-    budget: str
+    figures: dict[str, float | None]  # rows of the table; None: not finite, or not reached
+    budget: str  # tokens of all steps with padding, or minutes if these limit the run
     warnings: list[str]
 
     @property
@@ -79,7 +72,6 @@ class Variant(NamedTuple):
         return {seed: value for seed, value in values.items() if value is not None}
 
 
-# -------------------------------------------------------------------------------------------------
 # Reading runs.
 
 
@@ -89,7 +81,7 @@ def read_runs(paths: Sequence[Path]) -> list[Variant]:
     Raises InputError for a directory that is not a run, for a run without checkpoint or evaluation,
     and for a run named twice.
     """
-    groups: dict[str, dict[int, RunResult]] = {}
+    groups: dict[str, dict[int, RunResult]] = {}  # settings -> seed -> run
     for path in paths:
         run = _read_run(path)
         by_seed = groups.setdefault(repr(sorted(run.settings.items())), {})
@@ -102,6 +94,7 @@ def read_runs(paths: Sequence[Path]) -> list[Variant]:
     variants = []
     for by_seed in groups.values():
         runs = [by_seed[seed] for seed in sorted(by_seed)]
+        # mha_seed1 and mha_seed2 are the variant mha
         name = re.sub(r"[-_.]?seed\d+$", "", runs[0].name) or runs[0].name
         variants.append(Variant(name, runs[0].settings, runs))
     if len({variant.name for variant in variants}) < len(variants):
@@ -132,7 +125,7 @@ def _read_run(path: Path) -> RunResult:
     if settings.get("train.max_minutes") is not None:
         budget = f"{settings['train.max_minutes']:g} minutes"
 
-    # A row is missing if nothing was measured.
+    # The order of the figures is that of the table. A row is missing if nothing was measured.
     model = read_checkpoint(path, read_config)
     tokenizer = read_checkpoint(path, load_tokenizer).sha256()
     figures: dict[str, float | None] = {
@@ -165,8 +158,8 @@ def _read_run(path: Path) -> RunResult:
 
 
 def _head_figures(last: Snapshot) -> dict[str, float | None]:
-    """Return the rows of a snapshot: scores of heads, and figures of the whole model."""
     figures: dict[str, float | None] = {}
+    # Scores of heads, then figures of the whole model.
     for name, score in SCORES.items():
         if name in last.scores:
             values = last.scores[name]
@@ -178,13 +171,13 @@ def _head_figures(last: Snapshot) -> dict[str, float | None]:
             if not np.isnan(values).all():
                 figures[label] = float(np.nanmean(values) if is_mean else np.nanmax(values))
     for name, value in last.scalars.items():
+        # "_max" and "_mean" are figures of the scores above
         if not name.endswith(("_max", "_mean")) and name not in SCORES:
             unit = " (nats a token)" if "gain" in name or "ablation" in name else ""
             figures[name.replace("_", " ") + unit] = value
     return figures
 
 
-# -------------------------------------------------------------------------------------------------
 # Differences.
 
 
@@ -194,8 +187,7 @@ def same_tokenizer(variants: Sequence[Variant]) -> bool:
 
 
 def differing_keys(variants: Sequence[Variant]) -> list[str]:
-    """Return the dotted config keys in which the variants differ."""
-    keys: dict[str, set[str]] = {}
+    keys: dict[str, set[str]] = {}  # dotted key -> its values, as text: lists have no hash
     for key in dict.fromkeys(key for variant in variants for key in variant.settings):
         keys[key] = {repr(variant.settings.get(key, "not set")) for variant in variants}
     return [key for key, values in keys.items() if len(values) > 1]
@@ -222,12 +214,10 @@ class Difference(NamedTuple):
 
 
 def difference(baseline: Mapping[int, float], other: Mapping[int, float]) -> Difference | None:
-    """Return the difference of two variants' figures, {seed: value}; None if one is empty.
-
-    Common seeds are paired, because data order and first weights are alike.
-    """
+    """Return the difference of two variants' figures, {seed: value}; None if one is empty."""
     if not baseline or not other:
         return None
+    # Common seeds are paired, because their data order and first weights are alike.
     changes = [other[seed] - baseline[seed] for seed in baseline.keys() & other.keys()]
     if len(changes) < 2:
         return Difference(mean(other.values()) - mean(baseline.values()))
@@ -244,7 +234,6 @@ def spread(values: Collection[float], digits: int = 4) -> str:
     return f"{text} ± {stdev(values):,.{digits}f}" if len({*values}) > 1 else text
 
 
-# -------------------------------------------------------------------------------------------------
 # The table, and its numbers.
 
 
@@ -265,6 +254,7 @@ def rows_of(variants: Sequence[Variant]) -> list[list[str]]:
             continue
         by_variant = [variant.by_seed(label) for variant in variants]
         values = [value for by_seed in by_variant for value in by_seed.values()]
+        # counts, steps and speeds need no decimals
         digits = 0 if all(isinstance(value, int) or value > 100 for value in values) else 4
         row = [label]
         for variant, by_seed in zip(variants, by_variant, strict=True):
@@ -282,10 +272,10 @@ def rows_of(variants: Sequence[Variant]) -> list[list[str]]:
 
 
 def _difference_and_verdict(baseline: Variant, other: Variant) -> tuple[str, str]:
-    """Return the difference in bits per byte, and if it is more than noise."""
     before = baseline.by_seed(BITS)
     after = other.by_seed(BITS)
     change = difference(before, after)
+    # a loss that is non-finite counts for no seed
     if change is None or len(before) < len(baseline.runs) or len(after) < len(other.runs):
         return "-", "none: not in every seed"
     text = f"{change.value:+.4f}"
@@ -294,18 +284,14 @@ def _difference_and_verdict(baseline: Variant, other: Variant) -> tuple[str, str
         low, high = change.interval
         text += f" ({low:+.4f} to {high:+.4f})"
         verdict = "within noise"
-        if low < high and low * high > 0:  # equal seeds show nothing
+        # zero is outside the interval; equal values in all seeds show nothing
+        if low < high and low * high > 0:
             verdict = f"{'worse' if low > 0 else 'better'}, by more than noise"
     return text, "none: see the warnings" if caveats(baseline, other) else verdict
 
 
 def histories(variants: Sequence[Variant]) -> list[dict[str, Any]]:
     """Return the curves of all runs, for histories.json; notebooks 03 and 04 draw from it.
-
-    variant: name, settings (differing keys), parameters, kv_bytes, query_heads, runs
-    run:     seed, loss (nats a token), bits_per_byte, floor_gap (bits per byte above the entropy
-             floor), looks, recall: [step, share of right answers]
-    look:    step, tokens, copy_gain (nats), and the largest induction and previous_token of a head
 
     None: not measured.
     """
@@ -316,6 +302,7 @@ def histories(variants: Sequence[Variant]) -> list[dict[str, Any]]:
         recorded.append(
             {
                 "name": variant.name,
+                # the keys in which the variants differ
                 "settings": {key: variant.settings.get(key) for key in keys},
                 "parameters": figures["parameters"],
                 "kv_bytes": figures[KV_BYTES],
@@ -330,16 +317,18 @@ def _history(run: RunResult) -> dict[str, Any]:
     looks = []
     for snapshot in like_the_last(run.snapshots):
         look: dict[str, Any] = {"step": snapshot.step, "tokens": snapshot.tokens}
+        # the largest of a head
         for name in ("induction", "previous_token"):
             head = best_head(snapshot, name)
             look[name] = float(snapshot.scores[name][head]) if head else None
-        look["copy_gain"] = snapshot.scalars.get("copy_gain")
+        look["copy_gain"] = snapshot.scalars.get("copy_gain")  # nats
         looks.append(look)
     return {
         "seed": run.seed,
-        "loss": run.lines["val"][-1]["loss"],
+        "loss": run.lines["val"][-1]["loss"],  # nats a token
         "bits_per_byte": run.figures[BITS],
-        "floor_gap": run.figures.get(GAP),
+        "floor_gap": run.figures.get(GAP),  # bits per byte above the entropy floor
         "looks": looks,
+        # [step, share of right answers]
         "recall": [[line["step"], line["accuracy"]] for line in run.lines["recall"]],
     }

@@ -1,8 +1,6 @@
 """Stages of training: runs that start from each other, and the changes in each.
 
-Measured on held-out conversations and stories of the built-in world, whose right answers are known.
-A stage is compared with the first one (gained, forgotten) and with the run that it started from
-(weights moved).
+They are measured on held-out conversations and stories of the built-in world.
 """
 
 from __future__ import annotations
@@ -51,13 +49,6 @@ Stage = dict[str, Any]
 def measure(variants: Sequence[Variant], device: str = "auto") -> list[Stage]:
     """Return the stages in the order of the runs, as in histories.json (null: not measured).
 
-    name, started_from: the run, and the run whose weights it began with
-    right, new:   share of right answers by class (eval.questions.figures); new: names of a new form
-    kl_answers, kl_stories: KL(stage || first stage), nats a token, over right answers and stories
-    gap:          bits per byte above the entropy floor, on stories
-    needed:       [layer][head], rise of the loss on right answers without the head, nats a token
-    moved:        [layer, matrix, |W - W of started_from| / |W of started_from|]
-
     [] if no run started from another, or for other data than the built-in world.
     """
     life = chain(variants)
@@ -69,42 +60,49 @@ def measure(variants: Sequence[Variant], device: str = "auto") -> list[Stage]:
         return []
     if source.recall is not None:
         return []
+    # note: all models are in memory at once
     models = {run.path: open_model(run.path, device) for run, _ in life}
     first, tokenizer = models[life[0][0].path]
+    # every stage reads the same texts
     longest = min(lm.config.max_position_embeddings for lm, _ in models.values())
     stories = [tell(source.seed, i, "validation", source.level) for i in range(STORIES)]
     answers = right_answers(tokenizer, source, longest)
     texts = whole_texts(tokenizer, [story.text for story in stories], longest)
+    # A stage is compared with the first one (gained, forgotten) and with its origin (moved).
     stages = []
     for run, origin in life:
         lm, its_tokenizer = models[run.path]
         stage: Stage = {"name": run.name, "started_from": origin.name if origin else None}
+        # Figures of eval.questions; new: with names of a form that training does not have.
         for key, new_names in (("right", False), ("new", True)):
             questions = list(islice(held_out_questions(source, new_names=new_names), QUESTIONS))
             stage[key] = figures(questions, ask(lm, its_tokenizer, questions))
+        # KL(stage || first stage), in nats a token.
         stage["kl_answers"] = divergence(lm, first, answers)
         stage["kl_stories"] = divergence(lm, first, texts)
+        # Bits per byte above the entropy floor, on stories.
         _, bits, floor = compare_with_floor(lm, its_tokenizer, stories)
         stage["gap"] = bits - floor
+        # [layer][head]: rise of the loss on right answers without the head, in nats a token.
         stage["needed"] = ablate_each(lm, partial(mean_loss, lm, answers)).tolist()
+        # [layer, matrix, |W - W of the origin| / |W of the origin|]
         stage["moved"] = moved(lm, models[origin.path][0]) if origin else []
         stages.append(stage)
     return stages
 
 
 def chain(variants: Sequence[Variant]) -> list[tuple[RunResult, RunResult | None]]:
-    """Return (run, the compared run that it started from) for each variant's first run.
-
-    Runs without such a link are left out.
-    """
+    """Return (run, the compared run that it started from) for each variant's first run."""
     runs = {variant.runs[0].path.resolve(): variant.runs[0] for variant in variants}
     origins: dict[Path, RunResult | None] = {}
     for path, run in runs.items():
         origins[path] = None
         if run.settings.get("init_from"):
+            # a run, or a checkpoint in it
             start = run_path(run.settings["init_from"]).resolve()
-            folders = (start, *start.parents[:2])  # a run, or a checkpoint in it
+            folders = (start, *start.parents[:2])
             origins[path] = next((runs[folder] for folder in folders if folder in runs), None)
+    # without the runs that neither start from another nor begin one
     starts = [origin.path for origin in origins.values() if origin]
     pairs = [(run, origins[path]) for path, run in runs.items()]
     return [(run, origin) for run, origin in pairs if origin or run.path in starts]
@@ -124,13 +122,12 @@ def right_answers(tokenizer: Tokenizer, source: StoryworldSource, longest: int) 
 
 
 def whole_texts(tokenizer: Tokenizer, texts: Sequence[str], longest: int) -> list[Batch]:
-    """Return whole documents of at most `longest` tokens."""
     documents = tokenizer.encode_documents(texts)
     return [_row(ids, [True] * len(ids)) for ids in documents if len(ids) <= longest]
 
 
 def _row(ids: Sequence[int], has_label: Sequence[bool]) -> Batch:
-    row = torch.tensor([ids])
+    row = torch.tensor([ids])  # (1, T)
     labels = row.masked_fill(~torch.tensor([has_label]), IGNORED)
     return Batch({"input_ids": row, "labels": labels}, [0])
 
@@ -144,6 +141,7 @@ def divergence(lm: LanguageModel, base: LanguageModel, text: Sequence[Batch]) ->
     with evaluating(lm), evaluating(base):
         for row in text:
             ids = row["input_ids"].to(device)
+            # position t predicts the label at t + 1
             has_label = (row["labels"][:, 1:] != IGNORED).to(device)
             ours = F.log_softmax(lm(ids)[:, :-1][has_label].float(), -1)  # (labels, V)
             theirs = F.log_softmax(base(ids)[:, :-1][has_label].float(), -1)
@@ -158,6 +156,7 @@ def moved(lm: LanguageModel, before: LanguageModel) -> list[tuple[int, str, floa
     shares = []
     for name, weight in lm.state_dict().items():
         match = MATRIX.search(name)
+        # a stage may have new matrices, such as adapters
         if match and weight.dim() == 2 and name in old:
             change = (weight - old[name]).norm() / old[name].norm().clamp_min(1e-12)
             shares.append((int(match[1]), match[2].rsplit(".", 1)[-1], change.item()))

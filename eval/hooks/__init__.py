@@ -6,8 +6,7 @@ Write your own as a function of one event, or as a subclass of `Hook`, and name 
     eval:
       hooks: [validation, {name: "my_package.my_module:my_function", every: 500}]
 
-A hook that raises is reported and switched off; the run continues. A hook may draw random numbers:
-PyTorch's random state is restored after it, and training uses no other.
+A hook that raises is reported and switched off; the run continues.
 """
 
 from eval.hooks.hook import EvalEvent, Hook, Outcome, figures_in, lines_of

@@ -1,8 +1,7 @@
 """The hook `attention`: maps and scores of all heads while they learn.
 
-During training it draws one quick picture of all heads at a time, and rewrites viewer.html
-(eval/page/viewer.py). Larger pictures, curves and time-lapse are drawn from snapshots at the end
-(eval/pictures/heads.py).
+During training it draws quick pictures and rewrites viewer.html (eval/page/viewer.py). Larger
+pictures, curves and time-lapse are drawn from snapshots at the end (eval/pictures/heads.py).
 """
 
 from __future__ import annotations
@@ -30,6 +29,7 @@ from model import ModelConfig
 class Attention(Hook):
     """Score every head on the probes, and write attention/step_XXXXXXXX.npz and its picture."""
 
+    # Both are made at the first evaluation.
     probes: Sequence[Probe] = ()
     page: Looks | None = None
 
@@ -55,18 +55,19 @@ class Attention(Hook):
             read_probe_file(settings.probe_file)
 
     def evaluate(self, event: EvalEvent) -> None:
-        """Capture in every process, since each may hold a share of the model; write on rank 0."""
+        # Every process captures, since each may hold a share of the model; rank 0 writes.
         start = time.perf_counter()
         is_first = not self.probes
         self.probes = self.probes or _probes_of(event)
         settings = event.eval_config.attention
         moment = (event.step, event.tokens, event.seconds)
         snapshot = take_snapshot(event.lm, self.probes, settings, moment, event.any_process)
-        if event.is_last:
+        if event.is_last:  # only once, because each group of heads takes a forward pass
             ablate(event.lm, self.probes, snapshot)
         if event.writes:
             page = self.so_far(event.directory)
             page.add(snapshot)
+            # all changes are found again, and only the newest are printed
             for step, line in changes(page.snapshots):
                 if step == event.step:
                     event.say(line)
@@ -85,13 +86,13 @@ class Attention(Hook):
         event.log("attention", snapshot.scalars | {"attention_seconds": seconds})
 
     def finish(self, event: EvalEvent) -> None:
-        """Draw every picture, write the viewer, and show a few to the trackers."""
         all_snapshots, problems = snapshots.read_all(event.directory)
         for problem in problems:
             event.tracker.say(f"warning: {problem}")
         if not all_snapshots:
             return
-        self._write_page(event, "finished")  # first, as drawing may fail
+        # first, as drawing may fail
+        self._write_page(event, "finished")
         *_, viewer = render(event.directory, all_snapshots)
         for name in PICTURES:
             file = event.directory / "attention" / name
@@ -141,6 +142,7 @@ class Attention(Hook):
         )
         scalars = {}
         if looks:
+            # the log has other keys, too
             scalars = {name: looks[-1][name] for name in last.scalars if name in looks[-1]}
         seen = " ".join(filter(None, (formed(all_snapshots), without_them(last))))
         figures = {"attention": scalars, "attention_seconds": cost, "seen": seen}
@@ -152,7 +154,6 @@ class Attention(Hook):
 
 
 def _probes_of(event: EvalEvent) -> list[Probe]:
-    """Build the run's probes, the same at every step."""
     settings = event.eval_config.attention
     texts = {}
     for number, text in enumerate(settings.texts, start=1):
@@ -160,7 +161,7 @@ def _probes_of(event: EvalEvent) -> list[Probe]:
     if settings.probe_file is not None:
         texts |= read_probe_file(settings.probe_file)
     # Fine-tuning keeps the random tokens of its base model. Its own text may have a few dozen
-    # tokens, learned by heart, on which a head that copies would seem to have forgotten it.
+    # tokens, learned by heart, and on these a head that copies seems to have lost its score.
     begin = snapshots.newest(event.directory)
     if begin is None and event.base:
         begin = snapshots.newest(run_folder(event.base))

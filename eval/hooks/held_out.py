@@ -39,7 +39,8 @@ class Validation(Hook):
             "held_out_tokens": tokens,
         }
         comparable = loss
-        if max_tokens != config.max_tokens:  # the best checkpoint is chosen on the same tokens
+        if max_tokens != config.max_tokens:
+            # the best checkpoint is chosen on the same tokens
             comparable, _ = held_out_loss(event, config.max_tokens)
             values["loss_comparable"] = comparable
         event.log("val", values)
@@ -57,8 +58,7 @@ class Validation(Hook):
             figures["val"] = val
             if val["loss"] is None:
                 summary.append(
-                    "validation loss is non-finite, and so are the weights "
-                    "(skipped steps: metrics.jsonl)"
+                    "validation loss and weights are non-finite (skipped steps: metrics.jsonl)"
                 )
             else:
                 summary.append(
@@ -79,10 +79,7 @@ class Validation(Hook):
 
 
 def held_out_loss(event: EvalEvent, max_tokens: int | None) -> tuple[float, int]:
-    """Return the mean loss in nats a token, and the number of tokens.
-
-    The loss is equal to the last bit for any number of processes.
-    """
+    """Return the mean loss in nats a token, and the number of tokens."""
     rows = validation_batches(
         event.held_out,
         event.tokenizer,
@@ -94,7 +91,8 @@ def held_out_loss(event: EvalEvent, max_tokens: int | None) -> tuple[float, int]
     )
     sums = loss_sums(event.lm, rows, event.autocast, may_retry=not event.world.shares_model)
     gathered = event.world.gather(sums)
-    ordered = []  # as one process would read the rows: floats are added in the same order
+    # Rows in the order of one process: so the sum of the floats is equal to the last bit.
+    ordered = []
     for turn in zip(*gathered, strict=True):
         for part in turn:
             ordered += part
@@ -112,8 +110,8 @@ def log_floor(event: EvalEvent) -> None:
     count = min(event.eval_config.floor_documents, source.validation_documents)
     stories = [tell(source.seed, index, "validation", source.level) for index in range(count)]
     documents, model, floor = compare_with_floor(event.lm, event.tokenizer, stories)
-    if documents:  # that fit into the context
-        left_out = count - documents
+    if documents:
+        left_out = count - documents  # too long for the context
         values = {"documents": documents, "left_out": left_out, "model": model, "floor": floor}
         event.log("floor", values)
 
@@ -151,8 +149,9 @@ class Samples(Hook):
             if number == 0:
                 text = escape(" ".join((reply.content or thinks(reply)).split()))
                 text = text[:90] + "…" * (len(text) > 90)
+                # a question is at the end of its prompt: a story may come before it
                 question = escape(" ".join(prompt.split()))
-                question = "…" * (len(question) > 60) + question[-60:]  # a story may come before it
+                question = "…" * (len(question) > 60) + question[-60:]
                 event.say(f"asked “{question}”, writes “{text}”" if is_chat else f"writes “{text}”")
 
     def outcome(self, directory: Path, lines: list[dict[str, Any]]) -> Outcome:
@@ -161,8 +160,9 @@ class Samples(Hook):
             return Outcome()
         # the sample that was on the terminal: the first one of the last step
         sample = next(line for line in samples if line["step"] == samples[-1]["step"])
-        prompt, text = sample["prompt"], sample["text"]
-        if not text.startswith(prompt):
+        prompt = sample["prompt"]
+        text = sample["text"]
+        if not text.startswith(prompt):  # an answer
             text = f"asked:   {prompt}\nwrites:  {text}"
         if "expected" in sample:
             text += f"\nthe data's answer: {sample['expected']}"
@@ -172,25 +172,25 @@ class Samples(Hook):
 def held_out_question(rows: Rows, tokenizer: Tokenizer) -> tuple[list[int], str, str]:
     """Return a held-out conversation's first prompt, as ids; its question; and the answer."""
     ids, labels = (array.tolist() for array in rows.row(0))
+    # the first tokens with labels are the assistant's first answer
     start = next(i for i, label in enumerate(labels) if label != IGNORED)
     end = next((i for i in range(start, len(ids)) if labels[i] == IGNORED), len(ids))
     prompt = ids[:start]
     turn_start = tokenizer.special_id("<|im_start|>")
     turn_starts = [i for i, token in enumerate(prompt) if token == turn_start]
+    # the prompt ends with the header of the answer; the turn before it is the question
     *_, question_start, answer_start = [0, *turn_starts]
     question = tokenizer.decode(prompt[question_start:answer_start]).partition("\n")[2]
     answer = read_reply(tokenizer, ids[start:end], prompt).content
     return prompt, question.strip(), answer.strip()
 
 
-SPLITS = {"questions": False, "questions_new_names": True}  # split -> names unlike training's
+# Split of metrics.jsonl -> True if the questions have names of a form that training does not have.
+SPLITS = {"questions": False, "questions_new_names": True}
 
 
 class Questions(Hook):
-    """Exact match for each class of questions, also before the first step.
-
-    They are asked twice: with names as in training, and with names of a new form.
-    """
+    """Exact match for each class of questions, with names as in training and of a new form."""
 
     def evaluate(self, event: EvalEvent) -> None:
         source = event.data_config.source
@@ -217,6 +217,7 @@ class Questions(Hook):
 
         columns = {"after": old_names[-1], "after, names of a new form": new_names[-1]}
         if len(old_names) > 1 and old_names[0]["step"] == 0:
+            # they were also asked before the first step
             columns = {"before": old_names[0], **columns}
         heading = "## Questions about held-out stories, answered to the letter"
         figures = {split: lines_of(lines, split)[-1]["exact_match"] for split in SPLITS}
@@ -224,12 +225,9 @@ class Questions(Hook):
 
 
 class Recalls(Hook):
-    """Share of right answers about held-out facts, by sort of question and distance.
+    """Share of right answers about held-out facts, by sort of question and distance."""
 
-    The report also has the step of the phase change: the first with more than half right.
-    """
-
-    exam: Exam | None = None
+    exam: Exam | None = None  # the same at every evaluation
 
     def evaluate(self, event: EvalEvent) -> None:
         from eval.lookups import figures, held_out, right
@@ -249,8 +247,8 @@ class Recalls(Hook):
         if not lines:
             return Outcome()
         last = figures_in(lines[-1])
-        step = half_at(lines)
-        half = "never more than half at a look"
+        step = half_at(lines)  # of the phase change
+        half = "never more than half"
         if step is not None:
             half = f"more than half from step {step:,}"
         summary = f"recall {last['accuracy']:.1%} of held-out answers right, {half}"

@@ -25,38 +25,31 @@ LINE = ("step", "tokens", "time_s", "split")  # Every line of metrics.jsonl has 
 class EvalEvent(Protocol):
     """The run (train/run/run.py) as a hook sees it.
 
-    step, tokens, seconds   of training so far
-    total_steps             None where a clock ends the run
-    is_last                 True at the last evaluation
-    loss                    of the last step, in nats a token; None before the first one
-    lm, tokenizer           the uncompiled model
-    data, held_out          the prepared text, and rows that the model is not trained on
-    rows_per_batch          rows that fit into memory in one forward pass
-    directory               of the run
-    base                    the run or model directory that it started from
-    command                 the command that continues the run after a stop
-    memory                  a dict that a function keeps between two events; a Hook has itself
-
-    Every process runs every hook, because each may hold only a share of the model. Files are
-    written where `writes` is True, on rank 0.
+    Every process runs every hook, because each may hold only a share of the model.
     """
 
+    # Of training so far.
     @property
     def step(self) -> int: ...
     @property
     def tokens(self) -> int: ...
     @property
     def seconds(self) -> float: ...
+    # None if a clock ends the run.
     @property
     def total_steps(self) -> int | None: ...
+    # True at the last evaluation.
     @property
     def is_last(self) -> bool: ...
+    # Of the last step, in nats a token; None before the first one.
     @property
     def loss(self) -> float | None: ...
+    # The uncompiled model.
     @property
     def lm(self) -> LanguageModel: ...
     @property
     def tokenizer(self) -> Tokenizer: ...
+    # The prepared text, and rows that the model is not trained on.
     @property
     def data(self) -> PreparedData: ...
     @property
@@ -65,20 +58,27 @@ class EvalEvent(Protocol):
     def data_config(self) -> DataConfig: ...
     @property
     def eval_config(self) -> EvalConfig: ...
+    # Rows that fit into memory in one forward pass.
     @property
     def rows_per_batch(self) -> int: ...
+    # The directory of the run, and the run or model directory that it started from.
     @property
     def directory(self) -> Path: ...
     @property
     def base(self) -> Path | None: ...
+    # Continues the run after a stop.
     @property
     def command(self) -> str: ...
+    # A function keeps things here between two events; a Hook keeps them in itself.
     @property
     def memory(self) -> dict[str, Any]: ...
+    # A train.run.metrics.Tracker: metrics.jsonl, the terminal, wandb.
     @property
-    def tracker(self) -> Any: ...  # train.run.metrics.Tracker: metrics.jsonl, the terminal, wandb
+    def tracker(self) -> Any: ...
+    # A train.machine.distributed.World.
     @property
-    def world(self) -> Any: ...  # train.machine.distributed.World
+    def world(self) -> Any: ...
+    # True on rank 0, which writes all files.
     @property
     def writes(self) -> bool: ...
 
@@ -109,17 +109,13 @@ class EvalEvent(Protocol):
 
 @dataclass(frozen=True)
 class Outcome:
-    """The part of a hook in the end of a run.
+    """The part of a hook in the end of a run."""
 
-    figures:  for result.json. "sample" is text that the model wrote; "seen" is a sentence that
-              closes the summary on the terminal.
-    lines:    for that summary
-    sections: Markdown for report.md
-    """
-
+    # For result.json. "sample" is text that the model wrote, "seen" a sentence that closes the
+    # summary on the terminal.
     figures: dict[str, Any] = field(default_factory=dict)
-    lines: list[str] = field(default_factory=list)
-    sections: list[str] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)  # of that summary
+    sections: list[str] = field(default_factory=list)  # Markdown for report.md
 
 
 class Hook:
@@ -144,7 +140,6 @@ class Hook:
 
 
 def lines_of(lines: list[dict[str, Any]], split: str) -> list[dict[str, Any]]:
-    """Return the lines of metrics.jsonl of this split."""
     return [line for line in lines if line["split"] == split]
 
 
@@ -157,8 +152,7 @@ class FunctionHook(Hook):
     """Call a function of one event, with the model in evaluation mode.
 
     The figures that it returns, {name: number}, are logged under `hooks/<function>`, printed, and
-    put in a table of report.md. Raises ValueError or TypeError for a value that is not a number,
-    and for a name that is taken.
+    put in a table of report.md.
     """
 
     def __init__(self, function: Callable[[EvalEvent], Any], name: str):
@@ -167,7 +161,8 @@ class FunctionHook(Hook):
         self.memory: dict[str, Any] = {}
 
     def evaluate(self, event: EvalEvent) -> None:
-        if not event.world.shares_model:  # then rank 0 can do it alone
+        if not event.world.shares_model:
+            # rank 0 has the whole model, and can do it alone
             if not event.writes:
                 return
             event = event.alone()
@@ -193,7 +188,7 @@ class FunctionHook(Hook):
             return Outcome()
         last = figures_in(lines[-1])
         rows = []
-        # evenly spaced lines, with the first and the last
+        # evenly spaced lines, with the first and the last; a set, as there may be fewer than ROWS
         for i in sorted({round(row * (len(lines) - 1) / (ROWS - 1)) for row in range(ROWS)}):
             row = [f"{lines[i]['step']:,}"]
             for name in last:

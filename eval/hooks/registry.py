@@ -60,21 +60,20 @@ class Hooks:
     """The hooks of one run, in the order of the YAML."""
 
     def __init__(self, config: EvalConfig, model: ModelConfig):
-        """Import and check the hooks. Raises InputError."""
         self.cadences = cadences_of(config)
         self.hooks: dict[str, Hook] = {}
-        self.off: set[str] = set()
+        self.off: set[str] = set()  # hooks that raised
         for name in self.cadences:
             function = import_named("eval.hooks", name, BUILT_IN)
             if inspect.isclass(function) and issubclass(function, Hook):
-                self.hooks[name] = function()
+                self.hooks[name] = function()  # one object for the whole run: it keeps its state
             else:
                 self.hooks[name] = FunctionHook(function, name.rpartition(":")[2])
+        # before any text is read, so that a mistake costs no time
         for hook in self.hooks.values():
             hook.check(config, model)
 
     def are_due(self, step: int, is_last: bool = False) -> bool:
-        """Return True if any hook runs after this step."""
         return any(cadence.is_due(step, is_last) for cadence in self.cadences.values())
 
     def run(self, event: EvalEvent) -> float | None:
@@ -83,6 +82,7 @@ class Hooks:
         for name, cadence in self.cadences.items():
             if name not in self.off and cadence.is_due(event.step, event.is_last):
                 result = self._attempt(name, "evaluate", event, event)
+                # validation returns the loss that chooses the best checkpoint
                 if isinstance(result, float):
                     loss = result
         return loss
@@ -95,24 +95,25 @@ class Hooks:
                     self._attempt(name, method, event.alone(), event.alone(), *more)
 
     def outcomes(self, event: EvalEvent, lines: list[dict[str, Any]]) -> list[Outcome]:
-        """Return each hook's part of the report, also of a hook that was switched off."""
+        """Return each hook's part of the report."""
         results = []
-        for name in self.hooks:
+        for name in self.hooks:  # also one that was switched off: it may have lines in the log
             result = self._attempt(name, "outcome", event.alone(), event.directory, lines)
             if result is not None:
                 results.append(result)
         return results
 
     def _attempt(self, name: str, method: str, event: EvalEvent, *arguments: Any) -> Any:
-        """Call a hook's method; if it raises in any process, switch the hook off in all."""
         result = None
         problem = ""
         devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
         try:
+            # A hook may draw random numbers: restore PyTorch's state, as training uses no other.
             with torch.random.fork_rng(devices):
                 result = getattr(self.hooks[name], method)(*arguments)
         except OutOfStep as error:
-            if event.world.rank:  # only rank 0 prints the errors that end a run
+            if event.world.rank:
+                # rank 0 alone prints the errors that end a run
                 print(f"error in process {event.world.rank}: {error}", file=sys.stderr)
             raise
         except Exception as error:
@@ -123,6 +124,7 @@ class Hooks:
             frame = (own_frames or frames)[-1]
             where = f"{frame.filename}, line {frame.lineno}"
             problem = f"{type(error).__name__}: {error} ({where})"
+        # if it raises in one process, it is off in all: they must stay in step
         if event.any_process(bool(problem)):
             self.off.add(name)
             problem = problem or "it failed in another process"
@@ -144,7 +146,8 @@ def import_named(key: str, name: str, built_in: Mapping[str, str]) -> Any:
         )
     try:
         function = getattr(importlib.import_module(module), attribute)
-    except Exception as error:  # a user's code may raise anything
+    except Exception as error:
+        # a user's code may raise anything
         raise InputError(
             f"{key}: {name} cannot be imported: {type(error).__name__}: {error}"
         ) from None

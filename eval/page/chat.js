@@ -3,7 +3,7 @@
 const WAIT = { change: 250, hover: 40 }; // milliseconds after the last change of a head; that the pointer rests on a token
 const SETTINGS = { // name in a request -> words, usual, least, most, step, what it means
   temperature: [t("Temperature"), 0, 0, 2, 0.1, t("0: always the likeliest token")],
-  top_p: [t("Top p"), 1, 0.01, 1, 0.01, t("draw from the likeliest tokens that reach p together")],
+  top_p: [t("Top p"), 1, 0.01, 1, 0.01, t("draw from the likeliest tokens whose probabilities add up to p")],
   seed: [t("Seed"), 0, 0, 999999999, 1, t("the same seed draws the same tokens")],
   max_completion_tokens: [t("Most tokens"), 128, 1, 4096, 1, t("of an answer")],
 };

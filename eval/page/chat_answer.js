@@ -1,6 +1,6 @@
 // One answer: its tokens as they come, as running text that can be pointed at, and what is said about it.
 
-const ENDS = { stop: t("ended by itself"), tool_calls: t("ended by itself"), length: t("cut: “Most tokens” gives it more"), stopped: t("stopped by you"), broken: t("cut off") };
+const ENDS = { stop: t("ended by itself"), tool_calls: t("ended by itself"), length: t("cut: raise “Most tokens” for longer answers"), stopped: t("stopped by you"), broken: t("cut off") };
 const TURN = "<im_start>"; // the label of the token that begins a turn
 const LARGE_DIFFERENCE = 3; // nats; it is drawn in full colour
 const HIDDEN = /[\u0000-\u0009\u000b-\u001f\u007f-\u009f\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufffe\uffff]/g;

@@ -29,7 +29,7 @@ class Composer {
     this.stop = button(t("Stop"), () => chat.job?.abort(), { hidden: true });
     const story = button(t("Story question"), () => chat.askStory((chat.asked.question ?? -1) + 1), {
       disabled: !model.knows_questions,
-      title: model.knows_questions ? t("A story that no training text holds, a question about it, and the right answer") : t("This run was not trained on the built-in world"),
+      title: model.knows_questions ? t("A story that is in no training text, a question about it, and the right answer") : t("This run was not trained on the built-in world"),
     });
     const again = button(t("Start again"), () => chat.reopen({ messages: [], question: null }));
     this.root = element("form", "composer", "", {}, [this.field, element("div", "composer-buttons", "", {}, [this.send, this.stop, story, again])]);

@@ -33,7 +33,7 @@ class HeadGrid {
     this.changed = element("div", "changed-heads");
     this.root = element("section", "card", "", { "aria-label": t("Heads") }, [
       element("h2", "", t("Heads")), this.mean, grid,
-      element("p", "soft", t("A stronger colour: more of its attention is on one token, the first one left out.")),
+      element("p", "soft", t("A stronger colour: more of its attention is on one token (not counting the first one).")),
       this.hint, this.strength, this.changed,
     ]);
   }

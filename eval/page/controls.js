@@ -2,7 +2,7 @@
 
 // keys as the help names them, what they do, {key: act}, and where: on every page, in both tabs, or only where maps are
 const KEYS = [
-  ["← →", t("one step of training back, on"), { ArrowLeft: () => move(-1), ArrowRight: () => move(1) }, "tabs"],
+  ["← →", t("one training step back, forward"), { ArrowLeft: () => move(-1), ArrowRight: () => move(1) }, "tabs"],
   ["Home End", t("first, last step"), { Home: () => move(-Infinity), End: () => move(Infinity) }, "tabs"],
   [t("Space"), t("play, pause"), { " ": () => togglePlay(state.active) }, "tabs"],
   ["Shift + ← →", t("head or expert to the left, to the right"),
@@ -11,7 +11,7 @@ const KEYS = [
     { "Shift ArrowUp": () => moveHead(-1, 0), "Shift ArrowDown": () => moveHead(1, 0) }, "tabs"],
   ["[ ]", t("token before, after (in the row of tokens also ↑ ↓)"),
     { "[": () => moveToken(state.active, -1), "]": () => moveToken(state.active, 1) }, "maps"],
-  ["Escape", t("let go of the token; back from the large map"),
+  ["Escape", t("release the token; close the large map"),
     { Escape: () => (state.token ? letGo() : change({ wide: false })) }, "maps"],
   ["F", t("large map over the whole width"), { f: () => change({ wide: !state.wide }) }, "maps"],
   ["T", t("next text"), { t: () => chooseText(after(about.probes.map((probe) => probe.name), state.probe)) }, "maps"],

@@ -12,7 +12,7 @@ function asExperts(data) {
     ...data, head: null, notes: [], probes: [],
     scores: [
       { ...plain, name: "share", title: t("share of the tokens"), meaning: t("1 is a fair share: as many as every other expert.") },
-      { ...plain, name: "weight", title: t("mean weight"), meaning: t("What the router multiplies its output by.") },
+      { ...plain, name: "weight", title: t("mean weight"), meaning: t("The router multiplies its output by this.") },
     ],
     runs: some.map(({ name, experts }) => {
       const { layers, steps, experts: count } = experts;
@@ -31,7 +31,7 @@ function expertsInWords(run, step) {
   const all = step.share.flatMap((row, layer) => row.map((share, expert) => ({ name: headName(run, layer, expert), share })));
   const dead = all.filter(({ share }) => share < run.mixture.dead).map(({ name }) => name);
   const weakest = all.reduce((least, other) => (other.share < least.share ? other : least));
-  const words = dead.length ? t("Dead, with hardly a token: {0}.", dead.join(", "))
+  const words = dead.length ? t("Dead, with almost no tokens: {0}.", dead.join(", "))
     : t("The weakest expert, {0}, has {1} of a fair share. None is dead.", weakest.name, number(weakest.share));
   const last = run.steps.at(-1);
   const worth = last.loss.random - last.loss.learned;

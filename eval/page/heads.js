@@ -68,7 +68,7 @@ function growHeads(data) {
   const last = run.shown.length - 1;
   const { formed } = run;
   const words = formed && !wasFormed ? t(" Layer {0}, head {1} became an induction head.", formed.layer, formed.head) : "";
-  announce(t("A new look at the heads, step {0}.", run.steps[run.shown[last]].step) + words);
+  announce(t("A new snapshot of the heads, step {0}.", run.steps[run.shown[last]].step) + words);
 }
 
 // How far a run is, what its heads came to do, and what changed at which step.
@@ -89,8 +89,8 @@ class Progress {
     this.bar.hidden = !now?.total || now.state === "finished";
     if (!now) return;
     const isDone = now.total && now.step >= now.total; // evaluated and drawn last; that can take minutes
-    const words = { finished: t("Finished"), stopped: t("Stopped before its end"),
-      training: isDone ? t("Trained: evaluating once more, then drawing") : t("Training: new looks arrive by themselves") }[now.state];
+    const words = { finished: t("Finished"), stopped: t("Stopped early"),
+      training: isDone ? t("Trained: evaluating once more, then drawing") : t("Training: new snapshots appear by themselves") }[now.state];
     const loss = now.state === "training" && Number.isFinite(now.loss) && t("training loss {0}", figure(now.loss));
     const step = now.total ? t("step {0} of {1}", now.step ?? 0, now.total) : t("step {0}", now.step ?? 0);
     this.line.className = `line state ${now.state}`;

@@ -1,7 +1,7 @@
 """A model that computes in the page: its weights at some steps, its tokenizer, and its sizes.
 
-A matrix is stored as integers of 8 bits and a scale for each row; vectors stay float32. The page
-computes with exactly these weights, so its maps are those of `capture` on `rounded(lm)`.
+A matrix is stored as integers of 8 bits and a scale for each row. The page computes with exactly
+these weights, so its maps are those of `capture` on `rounded(lm)`.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from eval.load_model import open_checkpoint
 from model import LanguageModel
 
 MOST_STEPS = 12
-# Levels on each side of 0. Against the demo's checkpoint, the share of the likeliest token is off
-# by at most 2.9 points over 928 positions of held-out stories (0.4 at 95 % of them), and by at most
-# 8.7 (2.1) over 723 positions of other texts. With 31 levels the page is a quarter smaller, and
-# these are 5.6 (2.0) and 15.8 (7.2).
+# Levels on each side of 0. Against the demo's checkpoint, the probability of the likeliest token is
+# off by at most 2.9 points over 928 positions of held-out stories (0.4 at 95 % of them), and by at
+# most 8.7 (2.1) over 723 positions of other texts. With 31 levels the page is a quarter smaller,
+# and these are 5.6 (2.0) and 15.8 (7.2).
 LEVELS = 127
-# network.js computes only one kind of block.
+# network.js computes only one kind of layer.
 NEEDED = {
     "gated_mlp": True, "hidden_act": "silu", "mlp_bias": False, "attention_bias": False,
     "qkv_bias": False, "num_experts": None, "attention": "heads", "scale_attn_weights": True,
@@ -54,7 +54,7 @@ def read_models(run: Path, steps: Sequence[int] = ()) -> tuple[dict[str, Any], d
             f"{run}/checkpoints: the page needs a checkpoint of each step; there are {there}"
         )
     if not steps:
-        # evenly spaced, with the first and the last
+        # evenly spaced checkpoints, with the first and the last
         count = min(MOST_STEPS, len(checkpoints))
         indices = np.linspace(0, len(checkpoints) - 1, count).round().astype(int)
         steps = [sorted(checkpoints)[i] for i in indices]
@@ -83,6 +83,7 @@ def described(lm: LanguageModel, tokenizer: Tokenizer) -> dict[str, Any]:
         raise InputError(
             "the page cannot compute this model, because of data.tokenizer: it must be bpe or char"
         )
+    # ids without a token, which round a vocabulary up, are ""
     names = {token_id: token for token, token_id in tokenizer.backend.get_vocab().items()}
     return {
         "config": {name: getattr(config, name) for name in SIZES},

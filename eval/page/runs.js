@@ -5,7 +5,7 @@
 const FIGURES = [
   { name: "loss", title: t("Training loss"), unit: t("nats a token"), split: "train", isNoisy: true, of: (line) => line.loss },
   { name: "val", title: t("Validation loss"), unit: t("nats a token"), split: "val", of: (line) => line.loss },
-  { name: "gap", title: t("Gap to the floor"), unit: t("bits a byte above the best there is"), split: "floor",
+  { name: "gap", title: t("Gap to the floor"), unit: t("bits a byte above the lowest possible"), split: "floor",
     of: (line) => line.model - line.floor },
   { name: "lr", title: t("Learning rate"), unit: "", split: "train", of: (line) => line.lr },
   { name: "speed", title: t("Tokens a second"), unit: "", split: "train", isNoisy: true, of: (line) => line.tokens_per_s },
@@ -80,7 +80,7 @@ function showRuns(root, address) {
 
   // ------------------------------------------------------------------ what is there
 
-  const none = element("p", "card", t("This folder holds no run yet. Train one, for example with: make demo"));
+  const none = element("p", "card", t("This folder has no run yet. Train one, for example with: make demo"));
   const table = tableOf("run-table", [t("run"), ...Object.keys(COLUMNS), ""], []);
   const charts = FIGURES.map((about) => new Chart(about, chartMenu));
   const differences = element("section", "differences");
@@ -202,8 +202,8 @@ function showRuns(root, address) {
       .filter(([, ...row]) => new Set(row).size > 1);
     const title = [t("setting"), ...names];
     const save = saveMenu(t("Save the settings that differ"), { CSV: () => saveCsv([title, ...different], "settings.csv") });
-    differences.append(element("div", "head-line", "", {}, [element("h2", "", t("In what their settings differ")), save]));
-    if (!different.length) differences.append(element("p", "soft", t("In nothing but their names.")));
+    differences.append(element("div", "head-line", "", {}, [element("h2", "", t("Settings that differ")), save]));
+    if (!different.length) differences.append(element("p", "soft", t("Only their names differ.")));
     else differences.append(element("div", "scroll", "", { tabindex: 0 }, [tableOf("difference-table", title, different)]));
   }
 }

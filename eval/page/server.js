@@ -81,12 +81,12 @@ class RunHeads {
     const now = all.get(address.run);
     if (!address.run) {
       const first = known.find((run) => run.looks[0]) ?? known.find((run) => run.state === "training");
-      return first ? address.open(first.name) : this.wait(t("No run of this folder has looked at its heads yet."));
+      return first ? address.open(first.name) : this.wait(t("No run of this folder has a snapshot of its heads yet."));
     }
     if (!now) return this.wait(t("There is no run “{0}” in this folder.", address.run));
     this.drawLive(now, known);
     const wanted = own || String(now.looks);
-    if (!own && !now.looks[0]) this.wait(t("The run “{0}” has not looked at its heads yet. Its first look appears here by itself.", now.name));
+    if (!own && !now.looks[0]) this.wait(t("The run “{0}” has no snapshot of its heads yet. The first one appears here by itself.", now.name));
     else if (wanted !== this.shown) {
       this.shown = wanted;
       this.queue = this.queue.then(() => (own ? this.look(own) : this.read(now.name))).catch((error) => {
@@ -134,7 +134,7 @@ class RunHeads {
 
   // A text of one's own, at every checkpoint.
   async look(text) {
-    this.wait(t("Every checkpoint of the run looks at your text …"));
+    this.wait(t("Every checkpoint of the run reads your text …"));
     const told = await post(`/live/runs/${part(this.address.run)}/look`, { text }, { signal: this.address.signal });
     const frames = new Map(Object.entries(told.frames).map(([key, packed]) => [key, bytesOf(packed)]));
     const title = t("your own text");

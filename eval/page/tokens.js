@@ -46,7 +46,7 @@ function drawAttention(pane) {
   });
   if (here === null) box.removeAttribute("aria-activedescendant");
   else box.setAttribute("aria-activedescendant", pane.tokens[here].id);
-  const words = !head ? (pane.run.isWaiting(pane.view.at, state.probe) ? t("Reading the map …") : t("This run was not looked at on this text at this step."))
+  const words = !head ? (pane.run.isWaiting(pane.view.at, state.probe) ? t("Reading the map …") : t("There is no map of this text at this step."))
     : t("Point at a token, here or in the map: blue is what it looks at, orange is what looks at it.");
   pane.find(".readout").replaceChildren(...(here === null ? [words] : readout(head, here)));
 }
@@ -55,7 +55,7 @@ function readout(head, here) {
   const { labels, first = 0 } = head.text;
   const strongest = (from, to, weight) => Array.from({ length: to - from }, (_, i) => [from + i, weight(from + i)])
     .filter(([, share]) => share >= 0.0005).sort((a, b) => b[1] - a[1]).slice(0, 5)
-    .map(([i, share]) => `${labels[i]} (${first + i}) ${number(share)}`).join(" · ") || t("nothing that is shown");
+    .map(([i, share]) => `${labels[i]} (${first + i}) ${number(share)}`).join(" · ") || t("no token that is shown");
   const seen = here + 1 < head.length ? strongest(here + 1, head.length, (q) => head.weight(q, here)) : t("none: it is the last");
   return [
     element("b", "", `${labels[here]} (${first + here})`), " ", element("span", "looks", t("looks at")),

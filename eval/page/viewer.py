@@ -1,12 +1,11 @@
 """viewer.html: every head at every step in one file, which needs no network.
 
-The page is one program, in `page/`. The server sends it without data, and it requests them
-(serve/page_api.py). Here program and data (deflated, in base64) are one file. During training the
-file is rewritten after each snapshot, and reloads itself.
+The server sends the same page without data, and it requests them (serve/page_api.py). Here program
+and data (deflated, in base64) are one file. During training it is rewritten after each snapshot,
+and reloads itself.
 
-It needs a browser of 2024 or later (Chrome 123, Firefox 120, Safari 17.5). It reads and sends
-nothing, and stores only the reader's language. So it also works in a notebook, and in wandb:
-`wandb.Html(str(path), inject=False)`.
+It needs a browser of 2024 or later (Chrome 123, Firefox 120, Safari 17.5), and stores only the
+reader's language. It also works in a notebook, and in wandb: `wandb.Html(str(path), inject=False)`.
 """
 
 from __future__ import annotations
@@ -50,23 +49,26 @@ HEADS = (
     "controls heads"
 ).split()
 ON_SERVER = [*HEADS, "runs", "server", "chat", "chat_answer", "chat_heads", "chat_forms"]
+# The page may load nothing from anywhere, nor send anything.
 POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
 )
 LEVELS = 255
-AT_THE_END = 20_000_000  # The maps of a finished run have at most so many bytes.
-WHILE_TRAINING = 4_000_000  # Less during training, as the page reloads again and again.
-PROBES = {  # name -> title and note
+# The maps of a run have at most so many bytes. During training the page reloads again and again.
+AT_THE_END = 20_000_000
+WHILE_TRAINING = 4_000_000
+# Probe -> title and note.
+PROBES = {
     "text": ("ordinary text", "your own, or how an unseen document begins"),
     "repeated_2": (
         "repeated words",
-        "random tokens, written twice: an induction head knows the second half",
+        "random tokens, written twice: an induction head predicts the second half",
     ),
     "repeated_4": ("words repeated four times", "random tokens, written four times"),
     "songs": ("songs", "a story in which a nonsense song comes back word for word"),
     "stories": (
         "stories",
-        "a held-out story, in which names and pronouns stand for earlier mentions",
+        "a held-out story, in which names and pronouns refer to earlier mentions",
     ),
     "packed": ("several documents", "several documents in one row: thin lines show where one ends"),
 }
@@ -81,11 +83,12 @@ Key = tuple[int, int, str]  # The maps of all heads belong to a run, a step and 
 def quantise(weights: np.ndarray) -> np.ndarray:
     """Code weights (..., T, T) in 0 … 1 as 255 sqrt(weight), uint8.
 
-    Returns the lower triangle, row by row: (..., T(T+1)/2). A weight w = (code / 255)² has an error
-    of at most sqrt(w) / 255 + 4e-6, so 0.01 has 0.0004 and 1 has 0.004. Non-finite weights give 0.
+    Returns the lower triangle, row by row: (..., T(T+1)/2).
     """
     rows, columns = np.tril_indices(weights.shape[-1])  # a query sees no later key
     triangle = np.nan_to_num(weights[..., rows, columns].astype(np.float32), nan=0.0)
+    # The root gives small weights more levels: the error of a weight w is at most
+    # sqrt(w) / 255 + 4e-6, so 0.01 has 0.0004 and 1 has 0.004.
     return np.round(LEVELS * np.sqrt(triangle.clip(0, 1))).astype(np.uint8)
 
 
@@ -105,22 +108,19 @@ def without_weights(snapshot: Snapshot) -> Snapshot:
 
 @dataclass
 class Looks:
-    """The snapshots of one run, without the weights of their maps.
-
-    packed:  (step, probe) -> the maps of all heads, a line of the file
-    experts: of eval.experts
-    network: of page_model.described, for a model that computes in the page
-    weights: step -> that model's weights, a line of the file
-    """
+    """The snapshots of one run, without the weights of their maps."""
 
     name: str
     snapshots: list[Snapshot] = field(default_factory=list)
-    experts: dict[str, Any] | None = None
+    experts: dict[str, Any] | None = None  # of eval.experts.for_viewer
+    # (step, probe) -> the maps of all heads, a line of the file.
     packed: dict[tuple[int, str], str] = field(default_factory=dict)
+    # For a model that computes in the page: page_model.described, and step -> its weights, a line.
     network: dict[str, Any] | None = None
     weights: dict[int, str] = field(default_factory=dict)
 
     def add(self, snapshot: Snapshot) -> None:
+        # once for each snapshot: the page is written again after every one
         for probe, item in snapshot.maps.items():
             self.packed[snapshot.step, probe] = pack(quantise(item.weights).tobytes())
         self.snapshots.append(without_weights(snapshot))
@@ -188,7 +188,8 @@ def _run(
                 address: str | int | None = f"{snapshot.step}/{probe}"
             else:
                 address = lines.get((r, snapshot.step, probe))
-            if address is not None:  # else page() left this map out
+            # without an address, page() left this map out
+            if address is not None:
                 text = {
                     "labels": [escape(label) for label in item.labels],
                     "documents": item.documents,
@@ -229,7 +230,7 @@ def _run(
 
 
 def _number(value: float | None) -> float | None:
-    """Round to four decimals; None for a non-finite number, which JSON does not have."""
+    # JSON has no NaN
     return round(value, 4) if value is not None and math.isfinite(value) else None
 
 
@@ -253,8 +254,8 @@ def write_viewer(
 
     runs:     (name, snapshots) each
     head:     layer and head of the first run to open on; default: the best induction head
-    experts:  name -> `experts_of`; the page has a tab for them
-    networks: name -> `page_model.read_models`; the page then reads any text, at those steps
+    experts:  name -> `experts_of`
+    networks: name -> `page_model.read_models`; the page then reads any text
 
     Raises InputError if there is nothing to show.
     """
@@ -291,11 +292,8 @@ def page(
     head: tuple[int, int] | None = None,
     status: dict[str, Any] | None = None,
 ) -> str:
-    """Return the page with its data. head, status: see `write_viewer`, `write_page`.
-
-    If the maps exceed max_bytes, those of some steps are left out, and the page notes it. The
-    first, the last, early ones, and all scores stay.
-    """
+    """Return the page with its data. head, status: see `write_viewer`, `write_page`."""
+    # If the maps exceed max_bytes, leave those of some steps out, but no scores.
     most = max(len(run.shown()) for run in runs)
     while True:
         chosen = [choose(run.shown(), most) for run in runs]
@@ -360,7 +358,8 @@ def assemble(title: str, data: str, computes: bool) -> str:
 
 
 def with_parts(head: str, end: str) -> str:
-    """Fill in page.html. A part is not searched again, so it may contain @@END@@."""
+    """Fill in page.html."""
+    # one pass: a part is not searched again, so it may contain @@END@@
     parts = {"HEAD": head, "END": end}
     page = (PAGE / "page.html").read_text(encoding="utf-8")
     return re.sub("@@([A-Z]+)@@", lambda match: parts[match[1]], page)

@@ -1,7 +1,4 @@
-"""Parts of all pictures: colours, maps, curves, colour bars, and text in any language.
-
-Uses matplotlib's Figure and Agg canvas, not pyplot, whose global state a notebook shares.
-"""
+"""Parts of all pictures: colours, maps, curves, colour bars, and text in any language."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from configs.text import columns
 
 # The colour is weight ** GAMMA. On a linear scale, one weight of 0.9 leaves all others white.
 GAMMA = 0.4
-NOTHING = "#e4e4e8"  # for NaN: a key after the query, an undefined score
+NOTHING = "#e4e4e8"  # The colour of NaN: a key after the query, an undefined score.
 GROUP_COLOURS = "#0072B2 #D55E00 #009E73 #CC79A7 #56B4E9 #E69F00 #8c6bb1 #555555".split()
 MARKERS = "os^Dv*PX"  # Curves differ by these in greyscale.
 BADGE = "#8c1d40"
@@ -36,7 +33,7 @@ def colour_map():
 
 
 def weight_norm():
-    """Scale of attention weights in every picture: 0 … 1, power law."""
+    """Scale of attention weights in every picture: a power law from 0 to 1."""
     from matplotlib.colors import PowerNorm
 
     return PowerNorm(GAMMA, 0, 1)
@@ -49,6 +46,7 @@ def group_colour(number: int) -> str:
 
 def new_figure(width: float, height: float, title: str = ""):
     """Return a white figure of this size in pixels."""
+    # not pyplot, whose global state a notebook shares
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -62,7 +60,7 @@ def new_figure(width: float, height: float, title: str = ""):
 
 def save_figure(figure, path: Path) -> Path:
     """Write PNG or SVG, by the suffix."""
-    # keep labels beside axes that were placed by hand
+    # without a layout, labels lie outside the figure: "tight" keeps them
     box = "tight" if figure.get_layout_engine() is None else None
     metadata = {"Date": None} if path.suffix == ".svg" else None
     figure.savefig(path, metadata=metadata, bbox_inches=box)
@@ -73,7 +71,7 @@ def draw_map(
     axes,
     values: np.ndarray,
     rows: tuple[Sequence[float], Sequence[str]],
-    columns: tuple[Sequence[float], Sequence[str]] | None = None,
+    columns: tuple[Sequence[float], Sequence[str]],
     norm: Any = None,
     size: float = 8,
 ):
@@ -83,10 +81,10 @@ def draw_map(
     norm:          default, the scale of attention weights
     """
     norm = norm or weight_norm()
+    # "none": a blurred map would show weights that are not there
     image = axes.imshow(values, colour_map(), norm, interpolation="none", aspect="auto")
     axes.set_yticks(*rows, fontsize=size, **text_style())
-    if columns:
-        axes.set_xticks(*columns, fontsize=size, **text_style())
+    axes.set_xticks(*columns, fontsize=size, **text_style())
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
     return image
@@ -104,6 +102,7 @@ def draw_scale(axes, image, ticks, label: str = "", mark: float | None = None) -
     """Draw the colour bar of a map. mark: a line across it, such as chance."""
     width, height = axes.bbox.size
     share = min(1, 420 / height)  # at most 420 pixels high
+    # 14 pixels to the right of the map, 12 wide
     bar_axes = axes.inset_axes((1 + 14 / width, 1 - share, 12 / width, share))
     bar = axes.figure.colorbar(image, cax=bar_axes)
     bar.set_ticks(list(ticks), labels=[short(tick) for tick in ticks])
@@ -116,7 +115,7 @@ def draw_scale(axes, image, ticks, label: str = "", mark: float | None = None) -
 
 
 def draw_curve(axes, x: Any, y: Any, number: int = 0, label: str = "", **style: Any) -> None:
-    """Draw a curve with the colour and marker of this number."""
+    # the colour and marker of this number, unless the style says otherwise
     usual = {"color": group_colour(number), "marker": MARKERS[number % len(MARKERS)]}
     axes.plot(x, y, **{"ms": 4, "lw": 1.6} | usual | style, label=label)
 
@@ -134,19 +133,17 @@ def frame_curves(axes, title: str, over: str = "tokens seen") -> None:
 
 
 def legend_below(figure, axes, title: str | None = None) -> None:
-    """Draw the legend of these axes below the figure."""
     handles, labels = axes.get_legend_handles_labels()
     style = {"loc": "outside lower center", "frameon": False, "title_fontsize": 9}
     font = {"family": fonts(), "size": 9}
     figure.legend(handles, labels, ncols=min(8, len(labels)), title=title, prop=font, **style)
 
 
-# -------------------------------------------------------------------------------------------------
-# text
+# Text.
 
 
 def text_style() -> dict[str, Any]:
-    """Style of text from a user: may be Chinese, and `$x_1$` is no formula."""
+    """Style of text from a user: it may be Chinese, and `$x_1$` is no formula."""
     return {"family": fonts(), "parse_math": False}
 
 
@@ -162,6 +159,7 @@ def short(value: float) -> str:
     """Format a number in three characters: .07, .53, 1, 12."""
     if value == round(value) or abs(value) >= 10:
         return f"{value:.0f}"
+    # .2f rounds 0.995 to 1.00
     return f"{value:.1f}" if abs(value) >= 0.995 else f"{value:.2f}".replace("0.", ".", 1)
 
 
@@ -191,15 +189,13 @@ def _drawable() -> frozenset[int]:
 
 @cache
 def fonts() -> list[str]:
-    """Return matplotlib's own font, then those with Chinese characters.
-
-    matplotlib caches its list of fonts, so newly installed ones are added here.
-    """
+    """Return matplotlib's own font, then those with Chinese characters."""
     from matplotlib.font_manager import findSystemFonts, fontManager
 
     def is_cjk(file: str) -> bool:
         return any(part in Path(file).name.lower() for part in CJK)
 
+    # matplotlib caches its list of fonts on disk, without newly installed ones
     for file in {*filter(is_cjk, findSystemFonts())} - {font.fname for font in fontManager.ttflist}:
         fontManager.addfont(file)
     return [

@@ -1,7 +1,6 @@
 """Pictures of attention snapshots: maps and scores of all heads, curves, a time-lapse.
 
-A row of a map is a query (the token that looks), a column is a key (the token looked at). A colour
-means the same weight in all pictures.
+A row of a map is a query (the token that looks), a column is a key (the token looked at).
 """
 
 from __future__ import annotations
@@ -22,13 +21,14 @@ from eval.attention.snapshots import Snapshot, file_of
 from eval.page.viewer import VIEWER, experts_of, write_viewer
 from eval.pictures import drawing
 
-PICTURES = {  # file name -> title
+# File name -> title, in the order of report.md.
+PICTURES = {
     "timelapse.gif": "every head while it learns",
     "curves.png": "the heads' scores over training",
     "heads.png": "the scores of every head, at the last look",
     "induction_head.png": "the strongest induction head, on random repeated tokens",
 }
-MOST_FRAMES = 24  # of the time-lapse
+MOST_FRAMES = 24  # The time-lapse has at most so many pictures.
 GAP = 8  # Heads are so many pixels apart.
 BETWEEN = -1.0  # Gaps have this value; it is below the colour scale, so they are white.
 
@@ -68,30 +68,27 @@ def render(
     return [*paths, write_viewer([(name, snapshots)], folder / VIEWER, experts=experts)]
 
 
-# -------------------------------------------------------------------------------------------------
-# maps
+# Maps.
 
 
 def cell_size(weights: np.ndarray, room: int, largest: int) -> int:
-    """Return the pixels of a token, so that all heads fit into `room` pixels.
-
-    At most `largest`, or 150 pixels a head of few tokens; at least 1.
-    """
+    """Return the pixels of a token, at most `largest`, so that all heads fit into `room` pixels."""
     layers, heads, tokens, _ = weights.shape  # (layer, head, query, key)
     side = room // max(layers, heads) - GAP
+    # a head of few tokens may be 150 pixels large
     return max(1, min(side // tokens, max(largest, 150 // tokens)))
 
 
 def tile(weights: np.ndarray, cell: int) -> np.ndarray:
     """Return all heads as one array of pixels: layers down, heads to the right.
 
-    A token has cell x cell pixels. Keys after the query are NaN.
+    A token has cell x cell pixels.
     """
     layers, heads, tokens, _ = weights.shape  # (layer, head, query, key)
     side = tokens * cell
-    # NaN has its own colour, so the future does not look like a weight of 0
+    # Keys after the query are NaN, which has its own colour: they are not a weight of 0.
     causal = np.where(np.tril(np.ones((tokens, tokens), bool)), weights, np.nan)
-    pixels = causal.repeat(cell, axis=2).repeat(cell, axis=3)
+    pixels = causal.repeat(cell, axis=2).repeat(cell, axis=3)  # (layer, head, side, side)
     canvas = np.full((layers, side + GAP, heads, side + GAP), BETWEEN, np.float32)
     canvas[:, :side, :, :side] = pixels.transpose(0, 2, 1, 3)
     # without the gap behind the last row and column
@@ -99,10 +96,8 @@ def tile(weights: np.ndarray, cell: int) -> np.ndarray:
 
 
 def draw_heads(snapshot: Snapshot, probe: str, cell: int) -> Any:
-    """Draw every head on one probe, with its pattern; the frame's colour is its key/value head.
-
-    Pillow needs some milliseconds for this, so a run can do it often.
-    """
+    """Draw every head on one probe, with its pattern; the frame's colour is its key/value head."""
+    # Pillow needs some milliseconds for a picture, matplotlib a second; a run draws many.
     from matplotlib.font_manager import findfont
     from PIL import Image, ImageDraw, ImageFont
 
@@ -112,6 +107,7 @@ def draw_heads(snapshot: Snapshot, probe: str, cell: int) -> Any:
     pitch = side + GAP
     left, top = 38, 46  # pixels for labels
     title = f"{moment(snapshot)} · probe: {probe}"
+    # at least as wide as the title
     size = max(left + heads * pitch, 9 * len(title)), top + layers * pitch
     picture = Image.new("RGB", size, "white")
     colour_map = drawing.colour_map()
@@ -133,9 +129,9 @@ def draw_heads(snapshot: Snapshot, probe: str, cell: int) -> Any:
         frame = drawing.group_colour(snapshot.group(snapshot.heads[j]))
         pen.rectangle((x - 4, y - 4, x + side + 3, y + side + 3), outline=frame, width=2)
         if side >= 90:  # room for text
+            # one word a line, in the corner without weights
             lines = badge(snapshot, probe, i, j).replace(" ", "\n")
             corner = x + side - 3, y + 2
-            # one word a line, so that it covers little of the map
             pen.text(corner, lines, drawing.BADGE, bold, anchor="ra", align="right")
     return picture
 
@@ -162,7 +158,8 @@ def timelapse(snapshots: Sequence[Snapshot], path: Path, probe: str | None = Non
     frames = []
     for snapshot in chosen:
         maps = draw_heads(snapshot, probe, cell)
-        if gains:  # the whole curve in grey; the part up to this frame in colour
+        if gains:
+            # the whole curve in grey; the part up to this frame in colour
             figure = drawing.new_figure(maps.width, 150)
             axes = figure.subplots()
             end = tokens.index(snapshot.tokens) + 1
@@ -176,7 +173,8 @@ def timelapse(snapshots: Sequence[Snapshot], path: Path, probe: str | None = Non
             frame.paste(Image.open(curve), (0, maps.height))
             maps = frame
         frames.append(maps)
-    durations = [350] * (len(frames) - 1) + [2500]  # milliseconds
+    # milliseconds; the last frame stays longer
+    durations = [350] * (len(frames) - 1) + [2500]
     frames[0].save(path, save_all=True, append_images=frames[1:], duration=durations, loop=0)
     return path
 
@@ -196,14 +194,15 @@ def mosaic(snapshot: Snapshot, path: Path, title: str = "", probe: str | None = 
     pitch = side + GAP
     canvas = tile(weights, cell)
     figure = drawing.new_figure(canvas.shape[1], canvas.shape[0])
-    figure.set_layout_engine(None)  # another layout would blur the pixels of a token
+    # A layout would rescale the axes, so that a token would no longer have whole pixels.
+    figure.set_layout_engine(None)
     axes = figure.add_axes((0, 0, 1, 1))
     every = math.ceil(9 / cell)  # a label needs nine pixels
     labels = [drawing.shorten(label) for label in probe_map.labels[::every]]
     middles = (np.arange(0, tokens, every) + 0.5) * cell
     rows = np.add.outer(np.arange(layers) * pitch, middles).ravel(), labels * layers
     columns = np.add.outer(np.arange(heads) * pitch, middles).ravel(), labels * heads
-    size = min(9.0, max(6.0, 0.65 * cell))
+    size = min(9.0, max(6.0, 0.65 * cell))  # points
     image = drawing.draw_map(axes, canvas, rows, columns, size=size)
     axes.tick_params(axis="x", rotation=90)
 
@@ -247,8 +246,7 @@ def one_head(snapshot: Snapshot, layer: int, head: int, path: Path, **options: A
     return mosaic(alone, path, **options)
 
 
-# -------------------------------------------------------------------------------------------------
-# scores
+# Scores.
 
 
 def score_maps(snapshot: Snapshot, path: Path, title: str = "") -> Path:
@@ -276,9 +274,11 @@ def score_maps(snapshot: Snapshot, path: Path, title: str = "") -> Path:
         chance = snapshot.chance.get(name)
         norm: Normalize
         if score.low is None or score.high is None:
+            # 1e-6: the two ends must differ
             limits = [0.0, 1e-6, chance or 0, *values[np.isfinite(values)]]
             norm = Normalize(min(limits), max(limits))
-        else:  # a power law, because chance is near the lower end
+        else:
+            # a power law, because chance is near the lower end
             norm = PowerNorm(drawing.GAMMA, score.low, score.high)
         image = drawing.draw_map(axes, values, rows, columns, norm, size=7)
         if cell >= 18:  # room for numbers
@@ -344,17 +344,13 @@ def curves(
     return drawing.save_figure(figure, path)
 
 
-# -------------------------------------------------------------------------------------------------
-# texts
+# Texts.
 
 
 def badge(snapshot: Snapshot, probe: str, layer: int, head: int) -> str:
     """Return a head's clearest pattern on this probe, such as "induction 0.53", or "".
 
     layer, head: index in the snapshot
-
-    A score must be twice chance, and 0.05 above it. A sink counts half, because most heads rest on
-    the first token (Xiao et al. 2023, arXiv 2309.17453).
     """
     best = ""
     best_excess = 0.0
@@ -363,6 +359,7 @@ def badge(snapshot: Snapshot, probe: str, layer: int, head: int) -> str:
         if name not in snapshot.scores or SCORES[name].probe != probe or chance is None:
             continue
         value = float(snapshot.scores[name][layer, head])
+        # A sink counts half: most heads rest on the first token (Xiao et al. 2023, 2309.17453).
         excess = (value - chance) * (0.5 if name == "sink" else 1)
         if value >= 2 * chance and value >= chance + 0.05 and excess > best_excess:
             best = f"{SCORES[name].title} {value:.2f}"
@@ -371,7 +368,8 @@ def badge(snapshot: Snapshot, probe: str, layer: int, head: int) -> str:
 
 
 def shown_probe(snapshot: Snapshot) -> str:
-    """Prefer the repeated tokens, on which a head that copies draws a stripe."""
+    """Return the probe of a run's pictures."""
+    # on repeated tokens a head that copies draws a stripe
     return "repeated_2" if "repeated_2" in snapshot.maps else next(iter(snapshot.maps))
 
 

@@ -62,7 +62,7 @@ def main() -> None:
         replies = [answer.reply(tokenizer) for answer in answers]
         right = sum(map(is_right, questions, replies)) / len(questions)
         calling = sum(answer.calls > 0 for answer in answers) / len(questions)
-        calls = sum(answer.calls for answer in answers)
+        calls = sum(answer.calls for answer in answers)  # one answer may call several times
         failed = sum(answer.errors for answer in answers) / max(1, calls)
         rows.append([heading, f"{right:.1%}", f"{calling:.1%}", f"{failed:.1%}"])
     print(table([f"{len(questions)} questions", "right", "calling", "failed calls"], rows))

@@ -49,12 +49,10 @@ class Written:
         self.log_probs += [0.0] * len(ids) if log_probs is None else log_probs
 
     def last_turn(self, tokenizer: Tokenizer, tools: bool = False) -> Reply:
-        """Return the model's last turn, taken apart.
-
-        A call without a response is cut off, unless `tools` asks for calls.
-        """
+        """Return the model's last turn, parsed. tools: with its calls."""
         turn = self.ids[self.begin :]
         if self.waits and not tools:
+            # cut off a call without a response
             turn = turn[: turn.index(tokenizer.special_id(CALL))]
         before = [*self.prompt, *self.ids[: self.begin]]
         return read_reply(tokenizer, turn, before, tools=tools)
@@ -96,8 +94,9 @@ def write_answers(
     waiting = answers
     rows = [list(prompt) for prompt in prompts]
     while waiting:
-        ids, real = left_pad(rows, tokenizer.pad_id)
+        ids, real = left_pad(rows, tokenizer.pad_id)  # (rows, T)
         log_probs: list[Tensor] = []
+        # each token has its own number: a second round goes on behind the first one's
         uniform = [x.uniform[len(x.ids) :] for x in waiting if x.uniform is not None]
         drawn = generate(
             lm,
@@ -114,22 +113,24 @@ def write_answers(
         new_ids = drawn[:, ids.shape[1] :].tolist()
         chances = torch.stack(log_probs, dim=1).tolist() if log_probs else [[] for _ in waiting]
         for answer, new, chance in zip(waiting, new_ids, chances, strict=True):
+            # + 1: with the token that stops it
             end = next((i + 1 for i, token in enumerate(new) if token in stops), len(new))
             end = min(end, answer.room - len(answer.ids))
             answer.add(new[:end], chance[:end])
         waiting = [answer for answer in waiting if _goes_on(answer, tokenizer, tools)]
+        # from now on each answer is a row of its own
         rows = [[*answer.prompt, *answer.ids] for answer in waiting]
     return answers
 
 
 def _goes_on(answer: Written, tokenizer: Tokenizer, tools: bool) -> bool:
-    """Return True if an answer needs another round; add the responses if its last turn called."""
     turn = answer.ids[answer.begin :]
     if not turn or turn[-1] not in tokenizer.stop_ids:
         # in a batch, a longer prompt may have cut this answer early
         return len(answer.ids) < answer.room
     if not tools or turn[-1] != tokenizer.turn_end:
         return False
+    # the last turn has ended: if it calls, run the calls, and the model goes on
     calls = answer.last_turn(tokenizer, tools=True).calls
     if not calls:
         return False

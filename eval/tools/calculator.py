@@ -14,9 +14,9 @@ from typing import Any
 
 from data.chat import read_call
 
-LONGEST = 200  # characters of an expression or an error
-LARGEST = 1e30  # the limit of intermediate results, too
-ERROR = "error: "  # begins the response to a wrong call
+LONGEST = 200  # An expression or an error has at most so many characters.
+LARGEST = 1e30  # No result may be larger, nor an intermediate one.
+ERROR = "error: "  # The response to a wrong call begins so.
 OPERATORS: dict[type[ast.AST], Any] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -34,16 +34,14 @@ PARAMETERS = {
     "required": ["expression"],
 }
 DESCRIPTION = "Computes an expression, for example 6 * 7."
-SCHEMAS: tuple[dict[str, Any], ...] = (  # for the chat template
+# The chat template shows these to the model.
+SCHEMAS: tuple[dict[str, Any], ...] = (
     {"name": "calculator", "description": DESCRIPTION, "parameters": PARAMETERS},
 )
 
 
 def calculate(expression: str) -> str:
-    """Compute + - * / // % ** and brackets over numbers. Raises ValueError for anything else.
-
-    The expression is only parsed, never evaluated as code.
-    """
+    """Compute + - * / // % ** and brackets over numbers. Raises ValueError for anything else."""
     if len(expression) > LONGEST:
         raise ValueError(
             f"the expression has {len(expression):,} characters, and {LONGEST} are allowed"
@@ -58,6 +56,7 @@ def calculate(expression: str) -> str:
 
 
 def _value(node: ast.AST) -> int | float:
+    # `type`, not isinstance: True is an int
     if isinstance(node, ast.Constant) and type(node.value) in (int, float):
         value: Any = node.value
     elif isinstance(node, ast.UnaryOp) and type(node.op) in OPERATORS:
@@ -66,9 +65,10 @@ def _value(node: ast.AST) -> int | float:
         left = _value(node.left)
         right = _value(node.right)
         if isinstance(node.op, ast.Pow) and left:
+            # refuse 9 ** 9 ** 9 before it is computed, which takes forever
             digits = right * math.log10(abs(left))
             if abs(digits) > math.log10(LARGEST):
-                raise ValueError("a power is too large")  # before it is computed
+                raise ValueError("a power is too large")
         value = OPERATORS[type(node.op)](left, right)
     else:
         raise ValueError(f"{type(node).__name__} is not allowed: use numbers and + - * / // % **")
@@ -91,5 +91,6 @@ def respond(call: str) -> str:
     except json.JSONDecodeError:
         return f"{ERROR}the call is not JSON"
     except (ValueError, RecursionError) as error:
+        # JSON may contain half a character (a lone surrogate), which no tokenizer encodes
         text = " ".join(str(error).split())[:LONGEST]
-        return ERROR + text.encode(errors="replace").decode()  # JSON may hold half a character
+        return ERROR + text.encode(errors="replace").decode()

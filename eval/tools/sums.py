@@ -2,8 +2,8 @@
 
     user: What is 347 * 26?   assistant: calls the calculator   tool: 9022   assistant: It is 9022.
 
-In half of the chats the assistant answers at once. Every answer is right, so a small model learns
-when to call, or to guess: sums of three digits are too hard for it alone.
+In half of the chats the assistant answers at once. So a small model learns to call, and to guess:
+sums of three digits are too hard for it alone.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def sums_chat(seed: int, index: int, calls: float) -> dict[str, Any]:
     """
     rng = Random(f"sums {seed} {index}")
     expression = f"{rng.randint(LEAST, MOST)} {rng.choice('+-*')} {rng.randint(LEAST, MOST)}"
-    value = calculate(expression)
+    value = calculate(expression)  # the answer is right, also without a call
     question = rng.choice(WORDINGS).format(expression)
     messages: list[dict[str, Any]] = [{"role": "user", "content": question}]
     if rng.random() < calls:
@@ -51,7 +51,8 @@ def main() -> None:
     )
     args = parser.parse_args()
     args.file.parent.mkdir(parents=True, exist_ok=True)
-    with args.file.open("x", encoding="utf-8") as out:  # "x": never overwrite a file
+    # "x": never overwrite a file
+    with args.file.open("x", encoding="utf-8") as out:
         for index in range(args.chats):
             print(json.dumps(sums_chat(0, index, 0.5)), file=out)
     print(f"{args.file}: {args.chats:,} chats, half of them with a call", file=sys.stderr)

@@ -166,4 +166,4 @@ def test_half_a_file_says_so(browser, tmp_path):
     half = tmp_path / "half.html"
     half.write_bytes(FILE.read_bytes()[:1_000_000])
     with opened(browser, half, wait="main p") as page:
-        assert "the file is not whole" in page.locator("main").inner_text()
+        assert "the file is incomplete" in page.locator("main").inner_text()

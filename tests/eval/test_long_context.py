@@ -94,7 +94,7 @@ def test_what_cannot_be_measured_is_refused_and_nothing_is_written(run, tokenize
     strange = train_tokenizer(TokenizerConfig(kind="char"), ["the cat sat"])
     cases = {
         "has learned a vector for 64 positions": [make_run(tmp_path / "learned", tokenizer, **changes)],
-        "has no config.yaml beside it": [shutil.copytree(run / "checkpoints/step_00000010", tmp_path / "alone")],
+        "there is no config.yaml": [shutil.copytree(run / "checkpoints/step_00000010", tmp_path / "alone")],
         "has another tokenizer than": [run, make_run(tmp_path / "strange", strange)],
         "--lengths: give two or more": [run, "--lengths", "256,128"],
         "--lengths: the held-out text has": [run, "--lengths", "64,100000"],

@@ -127,7 +127,7 @@ def test_what_runs_and_models_say_is_shown_as_text(browser, address):
 def test_heads_of_a_run_that_trains(browser, address, runs):
     young = runs[1]
     with visited(browser, address, "#/heads/young") as page:
-        page.get_by_text("has not looked at its heads yet").wait_for()
+        page.get_by_text("has no snapshot of its heads yet").wait_for()
         young.look(0, 0.01)
         page.wait_for_selector(".thumbnail")
         assert not page.locator(".formed").first.is_visible()
@@ -201,7 +201,7 @@ def test_what_is_shown_can_be_kept(browser, address):
 
 def test_a_text_of_ones_own_and_back(browser, folder):
     with serving(folder) as (address, _), visited(browser, address, "#/heads/text") as page:
-        page.get_by_text("has not looked at its heads yet").wait_for()
+        page.get_by_text("has no snapshot of its heads yet").wait_for()
         page.get_by_text("A text of your own").click()
         page.get_by_label("A text of your own").fill("Once there was a fox.")
         page.get_by_role("button", name="Look at it").click()
@@ -211,7 +211,7 @@ def test_a_text_of_ones_own_and_back(browser, folder):
         page.reload()
         page.wait_for_selector(".thumbnail")
         page.get_by_role("button", name="Back to the texts of the run").click()
-        page.get_by_text("has not looked at its heads yet").wait_for()
+        page.get_by_text("has no snapshot of its heads yet").wait_for()
         assert page.locator(".thumbnail").count() == 0
 
 

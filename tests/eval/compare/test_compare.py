@@ -137,7 +137,7 @@ def test_an_unfinished_run_and_a_broken_snapshot_are_reported_and_under_a_clock_
         config = (run / "config.yaml").read_text()
         (run / "config.yaml").write_text(config.replace("max_minutes: null", "max_minutes: 2.0"))
     done = command(*pair)
-    assert all(told in done.stderr for told in ("mha-seed0 is not finished", f"{broken}: not a whole"))
+    assert all(told in done.stderr for told in ("mha-seed0 is not finished", f"{broken}: the snapshot is damaged"))
     # of the last that can be read
     assert table(done.stdout)["copy gain (nats a token)"] == ["2.0000", "-"]
     assert "budget" not in done.stderr

@@ -18,7 +18,7 @@ from tests.eval.page.viewer_helpers import chromium, english_in, opened, snapsho
 
 NAMES = {"Headlight", "@@HEAD@@", "@@END@@", "This page needs JavaScript.", "中文 / English"}
 NAMES |= {  # in both languages, because no script runs yet
-    "Loading … If this line stays, the file is not whole: download it again.",
+    "Loading … If this line does not disappear, the file is incomplete: download it again.",
     "正在加载……如果一直显示这一行，说明文件不完整：请重新下载。",
 }
 OF_PAGE, OF_RUNS = (

@@ -28,9 +28,12 @@ from pydantic import ValidationError
 from configs.language import translated
 from configs.text import escape, plain
 
-CGROUP = Path("/sys/fs/cgroup")  # Linux keeps the limits of a container here.
-BUSY_S = 8.0  # `still_busy` prints a line after so many seconds.
-Reader = Callable[[str], Any]  # This is for `type=` of argparse; it raises InputError.
+# Linux keeps the limits of a container here.
+CGROUP = Path("/sys/fs/cgroup")
+# `still_busy` prints a line after so many seconds.
+BUSY_S = 8.0
+# This is for `type=` of argparse; it raises InputError.
+Reader = Callable[[str], Any]
 
 
 class InputError(Exception):
@@ -39,8 +42,9 @@ class InputError(Exception):
 
 def exit_on_bad_input(command: Callable[[], int | None]) -> None:
     """Run a command and end the process: one clear line and exit code 2 for bad input."""
+    # argparse prints this name; from Python 3.14 on it finds it by itself
     spec = sys.modules["__main__"].__spec__
-    if spec:  # argparse prints this name; from Python 3.14 on it finds it by itself
+    if spec:
         sys.argv[0] = f"python -m {spec.name.removesuffix('.__main__')}"
     # PyTorch 2.13 keeps compiled code for all CPUs in one folder: with another's, a loss was half.
     kernels = os.environ.get("ATEN_CPU_CAPABILITY")
@@ -49,28 +53,34 @@ def exit_on_bad_input(command: Callable[[], int | None]) -> None:
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", cache)
     stdout = sys.stdout
     sys.stdout = Plain(stdout)
-    code, line = 0, ""
+    code = 0
+    line = ""
     try:
         code = command() or 0
         sys.stdout.flush()
     except (InputError, ValidationError) as error:
-        code, line = 2, f"error: {error}"
+        code = 2
+        line = f"error: {error}"
     except KeyboardInterrupt:
-        code, line = 130, "stopped; run the same command again to continue"
-    except BrokenPipeError:  # `… | head -1`: the reader has enough, so drop what is still buffered
+        code = 130
+        line = "stopped; run the same command again to continue"
+    except BrokenPipeError:  # `… | head -1`: the reader has enough
         code = 141
+        # at its end, Python writes what is still buffered, and would fail again
         os.dup2(os.open(os.devnull, os.O_WRONLY), stdout.fileno())
     except OSError as error:  # no permission, a full disk
         file = f"{error.filename}: " if error.filename else ""
-        code, line = 2, f"error: {file}{error.strerror or error}"
+        code = 2
+        line = f"error: {file}{error.strerror or error}"
     except Exception as error:
-        code, line = 1, f"error: {type(error).__name__}: {error}"
+        code = 1
+        line = f"error: {type(error).__name__}: {error}"
         if is_out_of_memory(error):
             code = 2
             line = "error: out of memory: use a smaller model, shorter rows or smaller batches"
         elif os.environ.get("HEADLIGHT_TRACEBACK"):
             traceback.print_exc()
-        else:
+        else:  # users need one line, a bug report the traceback
             descriptor, file = tempfile.mkstemp(".txt", "headlight-")
             os.write(descriptor, traceback.format_exc().encode("utf-8", "backslashreplace"))
             line += f" (traceback: {file})"
@@ -86,7 +96,8 @@ class Plain:
 
     def __init__(self, stream: TextIO):
         self.stream = stream
-        if hasattr(stream, "reconfigure"):  # print a line even if the terminal lacks a letter
+        # print a line even if the terminal lacks a letter
+        if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
 
     def write(self, text: str) -> int:
@@ -98,6 +109,7 @@ class Plain:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Recognise Python's MemoryError, torch's on a GPU, and torch's RuntimeError on a CPU."""
+    # by name, because importing torch takes seconds
     names = {kind.__name__ for kind in type(error).__mro__}
     on_cpu = "DefaultCPUAllocator|Storage size calculation overflowed|Overflow when unpacking long"
     is_named = bool(names & {"MemoryError", "OutOfMemoryError"})

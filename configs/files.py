@@ -1,12 +1,5 @@
 """Read and write files safely: text, JSON, logs, checkpoints.
 
-    text = read_text(file)                          UTF-8
-    values = read_json(file, Manifest)              checked against a pydantic type
-    records = read_lines(file, warn=print)          one JSON object a line, without damaged lines
-    append_line(file, record)                       the whole line or nothing, also on a full disk
-    write_atomically(file, text)                    the new file or the old one, never a part
-    read_checkpoint(run, read)                      the newest checkpoint, while the run replaces it
-
 A reader raises `DamagedFile`, one line with the file and its problem.
 """
 
@@ -32,13 +25,19 @@ from configs.text import did_you_mean, escape
 
 # Files that only training needs have a folder: vLLM and SGLang load every *.safetensors beside it.
 TRAINING = "training"
-MANIFEST, STATE = "manifest.json", "trainer_state.json"  # Both are in this folder.
-ADAPTER = "adapter_config.json"  # It names the model that the adapters belong to.
-CARD = "README.md"  # It is not in the manifest, because you may edit it.
+# Both are in this folder.
+MANIFEST = "manifest.json"
+STATE = "trainer_state.json"
+# It names the model that the adapters belong to.
+ADAPTER = "adapter_config.json"
+# It is not in the manifest, because you may edit it.
+CARD = "README.md"
 ROOT = Path(__file__).resolve().parents[1]
-PRETRAINED = ROOT / "pretrained"  # These runs ship with the repository.
+# These runs ship with the repository.
+PRETRAINED = ROOT / "pretrained"
 Result = TypeVar("Result")
-type_adapter = cache(TypeAdapter)  # making one takes longer than using it
+# Making one takes longer than using it.
+type_adapter = cache(TypeAdapter)
 
 
 class DamagedFile(InputError, ValueError):
@@ -91,16 +90,14 @@ def checked(value: Any, where: str, kind: Any, strict: bool | None = True) -> An
 def read_lines(
     file: Path, warn: Callable[[str], None] | None = None, kind: Any = dict[str, Any]
 ) -> list[dict[str, Any]]:
-    """Return the records of a .jsonl file; [] if there is no file. Damaged lines are skipped.
-
-    There is no warning for a last line without a line end: a process may be writing it.
-    """
+    """Return the records of a .jsonl file; [] if there is no file. Damaged lines are skipped."""
     lines = _read(file).split(b"\n") if os.path.lexists(file) else []
     records = []
     for number, raw in enumerate(lines, start=1):
         try:
             records.append(parse_json(raw, f"{file}:{number}", kind))
         except DamagedFile as error:
+            # a last line without a line end is no fault: a process may be writing it
             if warn is not None and number < len(lines) and raw.strip():
                 warn(f"{error}: this line is skipped")
     return records
@@ -109,6 +106,7 @@ def read_lines(
 def append_line(file: Path, record: dict[str, Any]) -> None:
     """Append one line. After an error the file is as before. Raises OSError."""
     raw = (json.dumps(record, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace")
+    # unbuffered: one call of the system, so that lines of two processes do not mix
     with file.open("ab", buffering=0) as stream:
         before = stream.tell()
         if stream.write(raw) != len(raw):  # a full disk takes a part of it, without an error
@@ -122,7 +120,7 @@ def write_atomically(file: Path, content: str | bytes) -> None:
     temporary.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
     with temporary.open("rb+") as stream:
         os.fsync(stream.fileno())  # the bytes must be on the disk before the name points at them
-    temporary.replace(file)
+    temporary.replace(file)  # a reader sees the old file or the new one
 
 
 @contextmanager
@@ -140,7 +138,7 @@ def writing_to(folder: Path) -> Iterator[None]:
 
 
 def is_adapter(directory: Path) -> bool:
-    """Return True for adapters, which need the model that they name."""
+    """Return True for a folder of adapters."""
     return (directory / ADAPTER).is_file()
 
 
@@ -169,6 +167,7 @@ def run_path(path: str | Path) -> Path:
     path = Path(path)
     is_folder = path.name == "runs"
     folder = path if is_folder else path.parent
+    # NAME, runs/NAME, or runs/NAME of this repository from another folder
     is_in_runs = folder in (Path(), Path("runs")) or folder.resolve() == ROOT / "runs"
     if path.exists() or not is_in_runs:
         return path
@@ -195,7 +194,7 @@ def _print_once(line: str) -> None:
 def hub_snapshot(path: Path) -> Path:
     """Return the folder of OWNER/NAME on the Hugging Face Hub, downloaded if it is not cached.
 
-    Other paths, and those whose first folder exists, stay as they are. Raises DamagedFile.
+    Other paths stay as they are. Raises DamagedFile.
     """
     is_name = re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", path.as_posix())
     if not is_name or path.parts[0] == "runs" or path.suffix == ".json" or path.parent.exists():
@@ -247,5 +246,6 @@ def read_checkpoint(path: str | Path, read: Callable[[Path], Result]) -> Result:
         try:
             return read(directory)
         except Exception:
+            # a run deletes old checkpoints (train.keep_last), also while they are read
             if directory == Path(path) or directory.exists():
                 raise

@@ -1,8 +1,8 @@
-"""Print in Chinese where HEADLIGHT_LANG=zh or the locale is Chinese, else in English.
+"""Print in Chinese if HEADLIGHT_LANG=zh or the locale is Chinese, else in English.
 
 sentences.zh.txt has the lines of a run, a chat and the notebooks' checks: an English line, its
-Chinese one, an empty line. {name} is any text; {rest…} is translated too. Other lines, errors and
-files stay English. If you change an English sentence, tests/configs/test_language.py fails.
+Chinese one, an empty line. Other lines, errors and files stay English. If you change an English
+sentence, tests/configs/test_language.py fails.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ def in_chinese(line: str) -> str:
         match = pattern.fullmatch(line)
         if match:
             parts = match.groupdict()
+            # {name} is any text; {rest…} is a sentence of its own
             for name, part in parts.items():
                 if name.startswith("rest"):
                     parts[name] = in_chinese(part)
@@ -48,6 +49,7 @@ def sentences() -> list[tuple[re.Pattern[str], str]]:
     pairs = []
     for block in text.strip().split("\n\n"):
         english, chinese = block.split("\n")
+        # {name} becomes a group; spaces in front of it only align figures
         pattern = re.sub(r"\\\{(\w+)\\\}", r"\\s*(?P<\1>\\S.*?)", re.escape(english))
         pairs.append((re.compile(pattern), chinese))
     return pairs

@@ -30,7 +30,8 @@ Model = TypeVar("Model", bound=BaseModel)
 SHIPPED = Path(__file__).parent
 # Text in quotes, as YAML reads it.
 QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"|\'(?:[^\']|\'\')*\'')
-MOST_PROBLEMS = 5  # One error lists so many problems.
+# One error lists so many problems.
+MOST_PROBLEMS = 5
 NUMBER = r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?"
 # YAML 1.2's words and their first letters, by the tag from which PyYAML makes a value.
 WORDS = {
@@ -44,15 +45,17 @@ WORDS = {
 class Key(str):
     """A key of a YAML mapping with its place: `file:line`, or the override on the command line.
 
-    order: (layer, line); the greater one was set later. The command line is the top layer.
+    It equals plain text, so dicts and pydantic take it as such.
     """
 
     place: str
+    # (layer, line): the greater one was set later; the command line is the top layer
     order: tuple[float, int]
 
     def __new__(cls, name: str, place: str = "", order: tuple[float, int] = (-math.inf, 0)) -> Key:
         key = super().__new__(cls, name)
-        key.place, key.order = place, order
+        key.place = place
+        key.order = order
         return key
 
 
@@ -68,11 +71,12 @@ class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         values = dict[Any, Any]()
         for key_node, value in node.value:
+            # `<<` merges mappings in YAML 1.1
             if not isinstance(key_node, yaml.ScalarNode) or key_node.value in ("", "<<"):
                 _refuse("keys must be plain words (use `extends` to reuse another file)", key_node)
             line = key_node.start_mark.line + 1
             key = Key(key_node.value, f"{self.name}:{line}", (self.layer, line))
-            if key in values:
+            if key in values:  # PyYAML would take the last one
                 _refuse(f"`{key}` is given twice", key_node)
             values[key] = self.construct_object(value, deep=True)
         return values
@@ -99,7 +103,8 @@ def parse_yaml(text: str, where: str, layer: int = 0) -> Any:
     """Return the value of a text, with `Key`s; None if it is empty. Raises InputError."""
     try:
         loader = _Loader(text)
-        loader.name, loader.layer = where, layer
+        loader.name = where
+        loader.layer = layer
         return loader.get_single_data()
     except yaml.MarkedYAMLError as error:
         line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
@@ -126,6 +131,7 @@ class Section(BaseModel):
     @field_validator("*")
     @classmethod
     def _check_size(cls, value: Any) -> Any:
+        # PyTorch would fail far from here, without the name of the key
         for number in value if isinstance(value, list) else [value]:
             if isinstance(number, int) and abs(number) >= 2**63:
                 raise PydanticCustomError("too_large", "must be below 2**63, PyTorch's limit")
@@ -136,7 +142,7 @@ class Tag(Enum):
     """The right of a key to change when a run is resumed. Without a tag, its section's holds."""
 
     IDENTITY = "no: it makes a run what it is"
-    RUNTIME = "yes, though its section says no: where it computes, or filled in by what is compared"
+    RUNTIME = "yes, in a section that must not: where it computes, or ids of the tokenizer"
 
 
 def fields(schema: type[BaseModel], prefix: KeyPath = ()) -> Iterator[tuple[KeyPath, FieldInfo]]:
@@ -159,6 +165,7 @@ def identity_keys(schema: type[BaseModel]) -> frozenset[str]:
     tags: dict[KeyPath, Tag | None] = {}
     for path, info in fields(schema):
         own = (tag for tag in info.metadata if isinstance(tag, Tag))
+        # without one, that of the section, which was before its keys
         tags[path] = next(own, tags.get(path[:-1]))
     return frozenset(".".join(path) for path, tag in tags.items() if tag is Tag.IDENTITY)
 
@@ -175,7 +182,8 @@ def _check_path(text: str) -> str:
     raise PydanticCustomError("path", message)
 
 
-PathText = Annotated[str, AfterValidator(_check_path)]  # `~` is a home.
+# A path in which `~` was replaced by a home.
+PathText = Annotated[str, AfterValidator(_check_path)]
 
 
 @dataclass
@@ -193,6 +201,7 @@ class LoadedConfig:
             if isinstance(value, list) and part.isdecimal() and int(part) < len(value):
                 value = value[int(part)]
             elif isinstance(value, dict) and part in value:
+                # a lookup gives the value only; the key that remembers its place is in the dict
                 for own in value:
                     if own == part and isinstance(own, Key):
                         key = own
@@ -206,10 +215,8 @@ class LoadedConfig:
         return self.find(path)[0].place
 
     def keys_of_start(self, *section: str) -> set[str]:
-        """Return the keys of a section that must agree with the model of init_from.
-
-        Files below the one with init_from do not count: they were written for another model.
-        """
+        """Return the keys of a section that must agree with the model of init_from."""
+        # files below the one with init_from were written for another model
         keys = self.find(section)[1]
         layer = self.find(("init_from",))[0].order[0]
         if not isinstance(keys, dict):
@@ -222,8 +229,7 @@ def load_config(
 ) -> LoadedConfig:
     """Read a YAML file, the files that it `extends`, and overrides. Raises InputError.
 
-    If x.yaml or configs/x.yaml is not in the working directory, the shipped config is read. The
-    schema decides which overrides are text as it was typed.
+    If x.yaml or configs/x.yaml is not in the working directory, the shipped config is read.
     """
     # Path.expanduser raises if there is no such home.
     path = Path(os.path.expanduser(path))  # noqa: PTH111
@@ -232,7 +238,7 @@ def load_config(
         path = shipped
     loaded = LoadedConfig(path, _read_file(path))
     splits = [override.partition("=") for override in overrides]
-    # `kind` goes first, because a section of another kind inherits nothing.
+    # `kind` goes first: a section of another kind inherits nothing, and would drop the others
     for name, equals, text in sorted(splits, key=lambda split: not split[0].endswith(".kind")):
         override = name + equals + text
         place = f"command line `{override:.100}`"
@@ -243,7 +249,7 @@ def load_config(
         for name in reversed(keys):
             value = {Key(name, place, (1, 0)): value}
         loaded.values = _merge(loaded.values, value)
-    # The tokenizer is that of the model in init_from, unless the config names another one.
+    # the tokenizer is that of the model in init_from, unless the config names another one
     start = loaded.values.get("init_from")
     data = loaded.values.setdefault("data", {}) if start else None
     if isinstance(data, dict):
@@ -256,10 +262,8 @@ def load_config(
 
 
 def _read_override(text: str, keys: KeyPath, place: str, schema: type[BaseModel]) -> Any:
-    """Return an override's value: YAML, or text as it was typed where the key takes text.
-
-    So `run #2` and `2024` are names. Null, quoted text, lists and mappings are YAML even there.
-    """
+    """Return an override's value: YAML, or text as it was typed if the key takes text."""
+    # So `run #2` and `2024` are names. Null, quoted text, lists and mappings are YAML even there.
     kinds = set().union(*(_kinds(info.annotation) for path, info in fields(schema) if path == keys))
     takes_text = any(isinstance(kind, type) and issubclass(kind, str | BaseModel) for kind in kinds)
     is_null = text == "null" and NoneType in kinds
@@ -308,7 +312,8 @@ def _read_file(path: Path, above: tuple[Path, ...] = (), place: str = "") -> dic
 
 def _merge(below: Any, above: Any, path: KeyPath = ()) -> Any:
     """Merge mappings key by key; any other value above replaces the one below."""
-    if path == ("data", "source") and isinstance(above, str | list):  # a path stands for a section
+    # a path alone is a source of files
+    if path == ("data", "source") and isinstance(above, str | list):
         above = {"kind": "files", "path": above}
     if not isinstance(above, dict):
         return above
@@ -342,8 +347,9 @@ def _explain(
     problem: Any, known: list[KeyPath], prefix: KeyPath, loaded: LoadedConfig
 ) -> tuple[str, str]:
     """Return the place and the key, and what is wrong with it."""
-    key, kind = prefix, problem["type"]
-    # pydantic's path also has kinds ("source", "files", "path") and the members of unions.
+    key = prefix
+    kind = problem["type"]
+    # pydantic's path also has kinds ("source", "files", "path") and the members of unions
     for part in map(str, problem["loc"]):
         if (*_plain(key), part) in known or loaded.find((*key, part))[1] is not ...:
             key = (*key, part)
@@ -377,7 +383,7 @@ def _explain(
 
 
 def _plain(key: KeyPath) -> KeyPath:
-    # parts.0.weight -> parts.weight, as `fields` has it
+    # parts.0.weight -> parts.weight, as in `fields`
     return tuple(part for part in key if not part.isdecimal())
 
 

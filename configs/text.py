@@ -8,7 +8,8 @@ import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-INVISIBLE = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # These are Unicode categories.
+# Unicode's categories of control, format and surrogate characters, and its line ends.
+INVISIBLE = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 # These stay. The last two join letters of Persian words and parts of emoji.
 KEPT = "\n\t\u200c\u200d"
 # These characters mean something to Markdown within a line, but not the `_` of words_like_this.
@@ -24,11 +25,11 @@ def plain(text: str) -> str:
     """Return lines without the same characters. Line ends and tabs stay."""
     if text.isprintable():
         return text
-    shown = {}
+    visible = {}
     for c in set(text):
         is_hidden = c not in KEPT and unicodedata.category(c) in INVISIBLE
-        shown[c] = f"⟨U+{ord(c):04X}⟩" if is_hidden else c
-    return "".join(shown[c] for c in text)
+        visible[c] = f"⟨U+{ord(c):04X}⟩" if is_hidden else c
+    return "".join(visible[c] for c in text)
 
 
 def did_you_mean(name: str, names: Mapping[str, object]) -> str:
@@ -52,6 +53,7 @@ def code(text: str) -> str:
 
 def fenced(text: str) -> str:
     """Return lines as a block of code, for Markdown. They may have backticks."""
+    # a fence ends at one that is as long
     longest = max(map(len, re.findall("`+", text)), default=0)
     fence = "`" * max(3, 1 + longest)
     return f"{fence}\n{plain(text)}\n{fence}"
@@ -65,6 +67,7 @@ def table(header: Sequence[Any], rows: Iterable[Sequence[Any]]) -> str:
     lines = []
     for cells in (header, *rows):
         texts = [escape(str(cell).replace("\n", " ")) for cell in cells]
+        # a bar would begin the next cell, also within code
         lines.append([re.sub(r"(?<!\\)\|", r"\\|", text) for text in texts])
     widths = [max(3, *map(columns, column)) for column in zip(*lines, strict=True)]
     lines.insert(1, ["-" * (width - 1) + (":" if i else "-") for i, width in enumerate(widths)])

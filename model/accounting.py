@@ -8,35 +8,35 @@ from model.transformer import LanguageModel
 
 
 def num_active_parameters(lm: LanguageModel) -> int:
-    """Count the parameters that a token uses: all, with the experts that its router chooses."""
+    """Count the parameters that a token uses: of the experts, only those that it is sent to."""
     share = lm.config.num_experts_per_tok / (lm.config.num_experts or 1)
     return round(lm.num_parameters() - (1 - share) * lm.num_parameters(".experts."))
 
 
 def flops_per_token(lm: LanguageModel, sequence_length: int, *, training: bool = True) -> float:
-    """Return the floating-point operations that a token costs, in rows of `sequence_length` tokens.
-
-    forward = 2 * (parameters of matrices, with the head, without the embedding, a table)
-              + 4 * H * D * (keys that a token sees), over the layers: q · k, and weights @ v
-    training = 3 * forward, because the backward pass multiplies twice as much; with adapters
-               2 * forward, because frozen matrices have no gradient
+    """Return the floating-point operations of a token, in rows of `sequence_length` tokens.
 
     Kaplan et al. 2020 (arXiv 2001.08361), table 1, without keys that causality or a window hides.
     Not counted: document boundaries, norms, softmax, RoPE, adapters and the optimizer.
     """
     config = lm.config
+    # all matrices with the head; the embedding is a table, where nothing is multiplied
     matrices = 0.0
     for module in lm.modules():
         if isinstance(module, nn.Linear) and getattr(module, "optimizer_group", "") != "adapter":
             matrices += module.weight.numel()
     experts = lm.num_parameters(".experts.")
     matrices += experts * config.num_experts_per_tok / (config.num_experts or 1)
-    keys = 0.0  # average number of keys for a token: i for token i = 1 … T, at most the window
+    # average number of keys for a token: i for token i = 1 … T, at most the window
+    keys = 0.0
     for window in config.windows:
         seen = min(window or sequence_length, sequence_length)
         keys += (seen * (seen + 1) / 2 + (sequence_length - seen) * seen) / sequence_length
     heads = config.num_attention_heads
+    # 2 for a multiplication and an addition; q · k and weights @ v cost as many for each key
     forward = 2 * matrices + 2 * heads * (config.head_size + config.value_size) * keys
     if not training:
         return forward
+    # backward costs one forward for the gradients of the inputs, and one for those of the weights,
+    # which are frozen under adapters
     return forward * (3 if lm.adapters is None else 2)

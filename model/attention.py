@@ -1,8 +1,8 @@
-r"""Attention: every token asks (q), every token answers (k), and what was asked for is copied (v).
+r"""Attention: a token compares its query (q) with keys (k), and copies a mixture of values (v).
 
     output_i = Σ_j softmax_j( q_i · k_j / sqrt(D) ) v_j          over the tokens j ≤ i
 
-H query heads ask in parallel; H_kv key/value heads answer, each shared by H / H_kv query heads:
+H query heads work in parallel. Each key/value head, of H_kv, serves H / H_kv of them:
 
     MHA  H_kv = H          GQA  1 < H_kv < H          MQA  H_kv = 1
     q q q q q q q q        q q q q q q q q            q q q q q q q q
@@ -33,8 +33,10 @@ from model.masks import Mask
 from model.norm import HeadsNorm, RMSNorm, initialize
 from model.rope import apply_rotary
 
-QK_NORM_GAIN = 1.5  # With 1, no score exceeds sqrt(D), too flat to attend to one token alone.
-MIMETIC_STRENGTH = 0.7  # The copied token has this weight, the token itself 1.
+# With a gain of 1, no score exceeds sqrt(D): too flat to attend to one token alone.
+QK_NORM_GAIN = 1.5
+# The copied token has this weight, the token itself 1.
+MIMETIC_STRENGTH = 0.7
 
 # attend(q, k, v, mask, dropout) -> output (B, H, T, D), with a mask in this backend's form
 AttentionFunction = Callable[[Tensor, Tensor, Tensor, Any, float], Tensor]
@@ -43,21 +45,21 @@ Recorder = Callable[[int, Tensor, Tensor, Tensor, Tensor], None]
 
 
 def repeat_kv(x: Tensor, groups: int) -> Tensor:
-    """Give every query head its key/value head: (B, H_kv, S, D) -> (B, H_kv * groups, S, D).
-
-    Head h of the result is head h // groups of x: 0 0 1 1 …, not 0 1 0 1 …
-    """
-    if groups == 1:
+    """Give every query head its key/value head: (B, H_kv, S, D) -> (B, H_kv * groups, S, D)."""
+    if groups == 1:  # MHA
         return x
-    batch, kv_heads, length, head_dim = x.shape
-    x = x[:, :, None].expand(batch, kv_heads, groups, length, head_dim)
-    return x.reshape(batch, kv_heads * groups, length, head_dim)
+    B, H_kv, S, D = x.shape
+    # the copies of a head are neighbours: query head h reads head h // groups, 0 0 1 1, not 0 1 0 1
+    x = x[:, :, None].expand(B, H_kv, groups, S, D)
+    return x.reshape(B, H_kv * groups, S, D)
 
 
 def attention_scores(q: Tensor, k: Tensor, mask: Tensor) -> Tensor:
     """Return q kᵀ / sqrt(D), with the dtype's lowest number for hidden keys: (B, H, T, S)."""
     k = repeat_kv(k, q.shape[1] // k.shape[1])  # (B, H, S, D)
+    # a sum of D products grows with sqrt(D); undivided, it would make the softmax one-hot
     scores = (q @ k.transpose(2, 3)) * q.shape[-1] ** -0.5  # (B, H, T, S)
+    # not minus infinity: the softmax of a row that is hidden completely would be NaN
     return scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
 
 
@@ -70,8 +72,10 @@ def normalise(scores: Tensor, mask: Tensor) -> Tensor:
 def attention_weights(q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
     """Return the softmax of the scores in float32 (B, H, T, S). mask: None = causal."""
     if mask is None:
-        queries, keys = q.shape[2], k.shape[2]
-        mask = torch.ones(queries, keys, dtype=torch.bool, device=q.device).tril(keys - queries)
+        T = q.shape[2]
+        S = k.shape[2]
+        # the queries are the last T of the S tokens: a cache holds those before
+        mask = torch.ones(T, S, dtype=torch.bool, device=q.device).tril(S - T)
     return normalise(attention_scores(q, k, mask), mask)
 
 
@@ -79,7 +83,7 @@ def eager(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) 
     """The formula: q (B, H, T, D), k, v (B, H_kv, S, D), mask (B or 1, 1, T, S) -> (B, H, T, D)."""
     weights = attention_weights(q, k, mask).to(q.dtype)  # (B, H, T, S)
     weights = F.dropout(weights, dropout, training=dropout > 0)
-    return weights @ repeat_kv(v, q.shape[1] // v.shape[1])
+    return weights @ repeat_kv(v, q.shape[1] // v.shape[1])  # (B, H, T, S) @ (B, H, S, D)
 
 
 def fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
@@ -87,23 +91,24 @@ def fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) 
 
     Flash attention never stores the T x S scores (Dao et al. 2022, arXiv 2205.14135).
     """
-    batch, heads, queries, head_dim = q.shape
-    kv_heads, keys = k.shape[1:3]
-    groups = heads // kv_heads
-    shape = (batch, heads, queries, v.shape[3])
+    B, H, T, D = q.shape
+    H_kv, S = k.shape[1:3]
+    groups = H // H_kv
+    shape = (B, H, T, v.shape[3])
     out_dtype = v.dtype
     with torch.autocast(q.device.type, enabled=False):
         q, k, v = in_kernel_dtype(q, k, v)
-        if queries == 1 < keys and groups > 1:
-            # decoding: the queries of a group become rows of one head
-            q = q.reshape(batch, kv_heads, groups, head_dim)  # (B, H_kv, H / H_kv, D)
+        if T == 1 < S and groups > 1:
+            # decoding: the queries of a group become rows of one head, so k and v are read once
+            q = q.reshape(B, H_kv, groups, D)  # (B, H_kv, H / H_kv, D)
             groups = 1
         elif q.is_cuda and (mask is not None or q.dtype == torch.float32):
             # no fast kernel of a GPU takes grouped heads here; PyTorch would use the formula
             k = repeat_kv(k, groups)  # (B, H, S, D)
             v = repeat_kv(v, groups)
             groups = 1
-        is_causal = mask is None and queries > 1
+        # note: PyTorch's flag lets query i see keys 0 … i, so one query would see only the first
+        is_causal = mask is None and T > 1
         out = F.scaled_dot_product_attention(
             q, k, v, mask, dropout, is_causal, enable_gqa=groups > 1
         )
@@ -130,24 +135,26 @@ class Attention(nn.Module):
         self.divides = config.scale_attn_weights
         self.mimetic = config.initialization == "mimetic"
         self.attention_dropout = config.attention_dropout
-        self.attend: AttentionFunction = eager  # LanguageModel.set_attn_implementation chooses
+        # LanguageModel.set_attn_implementation chooses another backend
+        self.attend: AttentionFunction = eager
         self.recorder: Recorder | None = None
         query_size = config.num_attention_heads * self.head_dim
         kv_size = config.kv_heads * self.head_dim
         qkv_bias = config.qkv_bias or config.attention_bias
+        # one matrix makes the vectors of all heads
         self.q_proj = nn.Linear(config.hidden_size, query_size, bias=qkv_bias)
         self.k_proj = nn.Linear(config.hidden_size, kv_size, bias=qkv_bias)
         self.v_proj = nn.Linear(config.hidden_size, kv_size, bias=qkv_bias)
         self.o_proj = nn.Linear(query_size, config.hidden_size, bias=config.attention_bias)
         self.q_norm: nn.Module = nn.Identity()
         self.k_norm: nn.Module = nn.Identity()
-        if config.qk_norm:
-            norm = RMSNorm  # for each head, with a weight that all heads share, as in Qwen3
-            query_norm_size = key_norm_size = self.head_dim
-            if config.qk_norm == "whole":  # over all heads of a token, as in OLMo 2
-                norm, query_norm_size, key_norm_size = HeadsNorm, query_size, kv_size
-            self.q_norm = norm(query_norm_size, config.rms_norm_eps, QK_NORM_GAIN)
-            self.k_norm = norm(key_norm_size, config.rms_norm_eps, QK_NORM_GAIN)
+        eps = config.rms_norm_eps
+        if config.qk_norm == "whole":  # over all heads of a token, as in OLMo 2
+            self.q_norm = HeadsNorm(query_size, eps, QK_NORM_GAIN)
+            self.k_norm = HeadsNorm(kv_size, eps, QK_NORM_GAIN)
+        elif config.qk_norm:  # each head alone, with one weight for all heads, as in Qwen3
+            self.q_norm = RMSNorm(self.head_dim, eps, QK_NORM_GAIN)
+            self.k_norm = RMSNorm(self.head_dim, eps, QK_NORM_GAIN)
 
     def forward(
         self,
@@ -159,36 +166,41 @@ class Attention(nn.Module):
     ) -> Tensor:
         """Return (B, T, hidden_size). With a cache, the T tokens see S ≥ T keys."""
         B, T, _ = x.shape
-        q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
-        q = self.q_norm(q.view(B, T, -1, self.head_dim)).transpose(1, 2)  # (B, H, T, D)
-        k = self.k_norm(k.view(B, T, -1, self.head_dim)).transpose(1, 2)  # (B, H_kv, T, D)
-        v = v.view(B, T, -1, self.head_dim).transpose(1, 2)  # (B, H_kv, T, D)
+        q = self.q_proj(x).view(B, T, -1, self.head_dim)  # (B, T, H, D)
+        k = self.k_proj(x).view(B, T, -1, self.head_dim)  # (B, T, H_kv, D)
+        v = self.v_proj(x).view(B, T, -1, self.head_dim)  # (B, T, H_kv, D)
+        # heads come before tokens: then each head is one matrix product
+        q = self.q_norm(q).transpose(1, 2)  # (B, H, T, D)
+        k = self.k_norm(k).transpose(1, 2)  # (B, H_kv, T, D)
+        v = v.transpose(1, 2)  # (B, H_kv, T, D)
         if self.rotates:  # without RoPE, only the mask shows the order (NoPE, arXiv 2305.19466)
             q = apply_rotary(q, cos, sin)
             k = apply_rotary(k, cos, sin)
         if not self.divides:
             q = q * math.sqrt(self.head_dim)  # cancels the 1 / sqrt(D) of every backend
         if kv_cache is not None:
+            # after RoPE: cached keys are rotated already, each by its own position
             k, v = kv_cache.update(self.layer_index, k, v)  # (B, H_kv, S, D)
         dropout = self.attention_dropout if self.training else 0.0
         out = self.attend(q, k, v, mask, dropout)  # (B, H, T, D)
         if self.recorder is not None:
             self.recorder(self.layer_index, q, k, v, out)
+        # the heads side by side, (B, T, H * D); o_proj mixes them
         return self.o_proj(out.transpose(1, 2).reshape(B, T, -1))
 
     def reset_parameters(self) -> None:
         """Draw the matrices. mimetic: heads attend to similar tokens and copy them from the start.
 
-        Keys begin as the queries of the first head that they serve, the output as the transposed
-        values (Trockman & Kolter 2023, arXiv 2305.09828).
+        Trockman & Kolter 2023 (arXiv 2305.09828).
         """
         initialize(self, output="o_proj")
         if self.mimetic:
-            q, k, v, out = self.q_proj, self.k_proj, self.v_proj, self.o_proj
-            groups = q.out_features // k.out_features
+            groups = self.q_proj.out_features // self.k_proj.out_features
             with torch.no_grad():
-                queries = q.weight.unflatten(0, (-1, groups, self.head_dim))
-                k.weight.copy_(queries[:, 0].flatten(0, 1))
-                values = v.weight.unflatten(0, (-1, self.head_dim))  # (H_kv, D, in)
+                # keys equal the queries of the first head that they serve
+                queries = self.q_proj.weight.unflatten(0, (-1, groups, self.head_dim))
+                self.k_proj.weight.copy_(queries[:, 0].flatten(0, 1))
+                # the output is the transposed values: together nearly the identity
+                values = self.v_proj.weight.unflatten(0, (-1, self.head_dim))  # (H_kv, D, in)
                 values = values.repeat_interleave(groups, dim=0).flatten(0, 1)  # (H * D, in)
-                out.weight.copy_(MIMETIC_STRENGTH * values.T)
+                self.o_proj.weight.copy_(MIMETIC_STRENGTH * values.T)

@@ -1,7 +1,7 @@
 """ModelConfig: every architectural number, validated, under Hugging Face's field names.
 
-A value that follows from other keys is computed here, once (`gqa` as a number, a kind for every
-layer). An impossible shape is refused, with a remedy. All other code reads plain numbers.
+A value that follows from other keys is computed here, once, and an impossible shape is refused. All
+other code reads plain numbers.
 """
 
 from __future__ import annotations
@@ -31,13 +31,11 @@ TokenId = Annotated[int, Field(ge=-1, lt=1 << 31)]  # -1 means none in some of L
 class ModelConfig(Section):
     """The shape of a decoder-only transformer, and its parts (docs/families.md).
 
-    This project is about `num_key_value_heads`, the number of heads that have keys and values of
-    their own (drawn in model/attention.py).
-
-    `gqa` is a divisor of the query heads between 1 and all, the nearest to a quarter of them: of
-    two equally near, the larger (8 -> 2, 4 -> 2, 6 -> 2, 12 -> 3, 18 -> 6).
+    This project is about `num_key_value_heads`, drawn in model/attention.py: `kv_heads_of` turns
+    its words into a number.
     """
 
+    # Sizes, and the feed-forward part
     vocab_size: Annotated[int | None, Tag.RUNTIME] = Field(None, ge=1)
     """Number of different tokens. The tokenizer sets it."""
     hidden_size: int = Field(256, ge=1)
@@ -50,6 +48,7 @@ class ModelConfig(Section):
     """Activation function: silu | gelu_new (GPT-2) | gelu | gelu_pytorch_tanh | relu."""
     mlp_bias: bool = False
     """Add a learned vector to the output of each matrix of the feed-forward layers."""
+    # Mixture of experts (model/variants/experts.py)
     num_experts: int | None = Field(None, ge=1)
     """Mixture of experts: feed-forward networks in a layer. null = one, without a router."""
     num_experts_per_tok: int = Field(2, ge=1)
@@ -64,6 +63,7 @@ class ModelConfig(Section):
     """Every n-th layer has experts: 1 = all, 2 = every second."""
     mlp_only_layers: list[Annotated[int, Field(ge=0)]] = Field([])
     """Layers without experts, counted from 0."""
+    # Attention
     num_hidden_layers: int = Field(6, ge=1, le=10_000)
     """Number of layers."""
     num_attention_heads: int = Field(8, ge=1, le=10_000)
@@ -74,6 +74,7 @@ class ModelConfig(Section):
     """Size of one head, an even number. null = hidden_size / num_attention_heads."""
     attention: Literal["heads", "mla"] = "heads"
     """heads: num_key_value_heads keys and values | mla: every head makes its own from a latent."""
+    # Latent attention (model/variants/latent_attention.py)
     kv_lora_rank: int | None = Field(None, ge=1)
     """mla: size of the cached latent. null = 4 x head_dim, at most half of hidden_size."""
     q_lora_rank: int | None = Field(None, ge=1)
@@ -86,6 +87,7 @@ class ModelConfig(Section):
     """mla: size of a value. null = head_dim."""
     rope_interleave: bool | None = None
     """mla: RoPE rotates neighbours together (true, null) or numbers of two halves (false)."""
+    # The scores of attention, and where the norms are
     qk_norm: bool | Literal["whole"] = True
     """Normalise queries and keys, for stable training: true = each head | whole = all as one."""
     attention_bias: bool = False
@@ -96,6 +98,7 @@ class ModelConfig(Section):
     """Divide scores by the square root of head_dim. false shows what that is for."""
     norm_position: Literal["before", "after"] = "before"
     """Normalise before attention and feed-forward | after: their outputs, as in OLMo 2."""
+    # Positions, and how far back a token sees
     position_embedding: Literal["rope", "learned", "none"] = "rope"
     """Positions: rope = rotate queries and keys | learned = add a vector (GPT-2) | none."""
     no_rope_layers: list[Flag] | None = Field(None, min_length=1, examples=[[1, 1, 1, 0]])
@@ -118,6 +121,7 @@ class ModelConfig(Section):
         None, examples=[["sliding_attention", "full_attention"]]
     )
     """full_attention | sliding_attention. A short list repeats. null: sliding_window decides."""
+    # The rest of the network
     norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
     """rmsnorm: scale a token to one size (Llama) | layernorm: with mean and bias (GPT-2)."""
     rms_norm_eps: float = Field(1e-06, ge=1e-30, le=1)
@@ -132,6 +136,7 @@ class ModelConfig(Section):
     """First attention weights: random | mimetic: keys equal queries; heads copy similar tokens."""
     loadable_elsewhere: bool = True
     """true: parts of one architecture of transformers | false: any, for Headlight alone."""
+    # These do not change the model: how it computes, and the ids of its tokenizer
     attn_implementation: Annotated[AttentionImplementation, Tag.RUNTIME] = "auto"
     """Code of attention, same numbers: auto | eager (formula) | flash | … (docs/attention.md)."""
     my_attention: Annotated[PathText | None, Tag.RUNTIME] = Field(
@@ -148,7 +153,8 @@ class ModelConfig(Section):
     @model_validator(mode="after")
     def _resolve(self) -> ModelConfig:
         """Fill in every value that follows from others, and refuse impossible shapes."""
-        values = self.__dict__  # to write here: the config is frozen
+        # pydantic has checked each key alone; the config is frozen, so write here
+        values = self.__dict__
         heads = self.num_attention_heads
         is_mla = self.attention == "mla"
         has_rope = self.position_embedding == "rope"
@@ -240,10 +246,11 @@ class ModelConfig(Section):
     @property
     def has_experts(self) -> list[bool]:
         """True for every layer whose feed-forward part is a mixture of experts."""
-        layers, step = range(self.num_hidden_layers), self.decoder_sparse_step
+        layers = self.num_hidden_layers
         if self.num_experts is None:
-            return [False for _ in layers]
-        return [(i + 1) % step == 0 and i not in self.mlp_only_layers for i in layers]
+            return [False] * layers
+        every = self.decoder_sparse_step
+        return [(i + 1) % every == 0 and i not in self.mlp_only_layers for i in range(layers)]
 
     @property
     def rotates(self) -> list[bool]:
@@ -266,19 +273,20 @@ class ModelConfig(Section):
         heads = f"{query} query heads / {self.kv_heads} key-value heads ({name})"
         if self.attention == "mla":
             heads = f"{query} heads (MLA, latent {self.kv_lora_rank} + rotary {self.rotary_size})"
-        if self.num_experts is None:
-            return f"{layers}, {heads}"
-        return (
-            f"{layers}, {heads}, {self.num_experts_per_tok} of {self.num_experts} experts a token"
-        )
+        experts = ""
+        if self.num_experts is not None:
+            experts = f", {self.num_experts_per_tok} of {self.num_experts} experts a token"
+        return f"{layers}, {heads}{experts}"
 
 
 def kv_heads_of(toggle: int | str, heads: int) -> int:
     """Return mha, gqa, mqa or a divisor as a number. Raises ValueError, also if a word has none."""
+    # each key/value head serves equally many query heads
     divisors = [divisor for divisor in range(1, heads + 1) if heads % divisor == 0]
     between = divisors[1:-1]
     number = toggle
     if toggle == "gqa" and between:
+        # nearest to a quarter; of two equally near, the larger: 4 -> 2, 6 -> 2, 8 -> 2, 18 -> 6
         number = min(between, key=lambda divisor: (abs(divisor - heads / 4), -divisor))
     elif toggle == "mha":
         number = heads

@@ -34,6 +34,7 @@ def write_converted(source: Path, num_key_value_heads: int, out: Path) -> str:
 
     models = read_checkpoint(source, convert)
     parameters = " -> ".join(f"{lm.num_parameters():,}" for lm in models)
+    # float32 has 4 bytes
     sizes = [4 * lm.config.num_hidden_layers * lm.config.cache_numbers for lm in models]
     cache = " -> ".join(f"{size:,}" for size in sizes)
     # training must continue with the same data and tokenizer: those of the run's own config

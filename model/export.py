@@ -4,8 +4,7 @@
     hub-folder   a checkpoint without its training state, for the Hugging Face Hub
     merged       one whole model, made of adapters (LoRA) and their base
 
-A checkpoint is a Hugging Face model directory, so transformers and vLLM need none of these. Weights
-keep their dtype, or get `--dtype`: f32, f16 or bf16, and for gguf also q8_0.
+A checkpoint is a Hugging Face model directory, so transformers and vLLM need none of these.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ def write_merged(directory: Path, out: Path, dtype: str | None) -> str:
     return f"{out}: a whole model, which transformers loads"
 
 
-# each: (checkpoint directory, out, dtype) -> what to print
+# Each takes the checkpoint's directory, `out` and dtype, and returns what to print.
 TARGETS: dict[str, Callable[[Path, Path, str | None], str]] = {
     "gguf": write_gguf,
     "hub-folder": write_hub_folder,
@@ -76,12 +75,12 @@ def main() -> None:
     parser.add_argument(
         "source", type=Path, help="a run (its newest checkpoint) or a model directory"
     )
-    to_help = "for llama.cpp and Ollama | the Hub | one model"
-    parser.add_argument("--to", choices=TARGETS, required=True, help=to_help)
-    out_help = "the directory to write; must be new"
-    parser.add_argument("--out", type=Path, required=True, metavar="PATH", help=out_help)
-    dtype_help = "dtype of the weights; default: as saved, gguf: f32"
-    parser.add_argument("--dtype", choices=[*FORMATS, "q8_0"], help=dtype_help)
+    text = "for llama.cpp and Ollama | the Hub | one model"
+    parser.add_argument("--to", choices=TARGETS, required=True, help=text)
+    text = "the directory to write; must be new"
+    parser.add_argument("--out", type=Path, required=True, metavar="PATH", help=text)
+    text = "dtype of the weights; default: as saved, gguf: f32"
+    parser.add_argument("--dtype", choices=[*FORMATS, "q8_0"], help=text)
     args = parser.parse_args()
     print(export(args.source, args.to, args.out, args.dtype))
 

@@ -1,4 +1,4 @@
-"""The feed-forward part of a layer: it changes every token alone, after attention mixed them."""
+"""The feed-forward part of a layer. It changes each token alone; attention mixed them before."""
 
 from __future__ import annotations
 
@@ -44,7 +44,9 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.gated:
+            # the gate decides how much of each inner number passes: (B, T, inner)
             return self.down_proj(self.act(self.gate_proj(x)) * self.up_proj(x))
+        # without an activation, the two matrices would be no more than one
         return self.down_proj(self.act(self.up_proj(x)))
 
     def reset_parameters(self) -> None:

@@ -18,23 +18,20 @@ from model.kv_cache import KVCache
 from model.transformer import LanguageModel
 from model.variants.caches import StaticCache, cache_for
 
-# float32 divides by a temperature in this range without losing the differences between tokens.
+# In this range, float32 logits that are divided by a temperature keep their differences.
 LEAST = 1e-6
 MOST = 1e6
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """The settings of a draw; temperature 0 takes the likeliest token. Applied in this order:
+    """The settings of a draw, in the order in which `next_token` applies them.
 
-    repetition_penalty  divides the positive logits of earlier ids and multiplies their negative
-                        ones (CTRL, Keskar et al. 2019, arXiv 1909.05858); 1.0 changes nothing
-    temperature         divides all logits
+    repetition_penalty  makes earlier ids less likely; 1.0 changes nothing
+    temperature         divides all logits; 0 takes the likeliest token
     top_k               keeps the k likeliest tokens
-    top_p               keeps the smallest set whose probabilities reach p (Holtzman et al. 2019,
-                        arXiv 1904.09751)
+    top_p               keeps the smallest set whose probabilities reach p
     min_p               keeps tokens that are at least min_p times as likely as the likeliest
-                        (Nguyen et al. 2024, arXiv 2407.01082)
     """
 
     temperature: float = 1.0
@@ -100,23 +97,22 @@ def stream(
     """Yield the next token of every row, (B * n,), as soon as it is drawn.
 
     A row that has produced a stop id repeats it. Generation ends when every row has stopped, or
-    when the context (max_position_embeddings) is full. The global random state is not touched.
+    when the context (max_position_embeddings) is full.
 
     input_ids             (B, T)
     stop_ids              None: the config's end tokens; (): none
-    seed                  with a seed the result depends on nothing else
+    seed                  makes the result repeatable
     attention_mask        (B, T), 0 = padding, for prompts of different lengths; see `left_pad`
-    num_return_sequences  n continuations of each prompt, in adjacent rows; it is read once
-    kv_cache              dynamic | static | offloaded | int8; None reads all tokens again for every
-                          token. Or the cache of an earlier call: tokens at the beginning that are
-                          the same are not read again
-    compile               torch.compile the step of one token; needs kv_cache="static", and pays
-                          off over many tokens
+    num_return_sequences  n continuations of each prompt, in adjacent rows
+    kv_cache              dynamic | static | offloaded | int8 | the cache of an earlier call: an
+                          equal beginning is not read again. None reads everything for every token
+    compile               torch.compile the step of one token, for many tokens; needs a static cache
     log_probs             a list; each step appends the ln p of its tokens, (B * n,) float32, after
                           temperature and filters; 0 at temperature 0 and after a stop
     uniform               (B * n, max_new_tokens): numbers in [0, 1) to draw by, in place of a
                           seed, so that a row does not depend on the other rows
     """
+    # note: a generator, so nothing below runs before the first token is taken
     if input_ids.ndim != 2 or input_ids.shape[1] == 0:
         raise ValueError("input_ids must be (batch, tokens), with at least one token in each row")
     count = input_ids.shape[1]
@@ -135,6 +131,7 @@ def stream(
     device = input_ids.device
     stop_ids = lm.config.end_ids if stop_ids is None else stop_ids
     stop = torch.tensor([*stop_ids], dtype=torch.long, device=device)
+    # torch's global generator stays as it is, and so does a training run
     generator = torch.Generator(device=device)
     if seed is None:
         generator.seed()
@@ -156,12 +153,12 @@ def stream(
     if attention_mask is not None:
         real = attention_mask.bool()
         mask = F.pad(real, (0, columns - count), value=True)
-        positions = (mask.cumsum(dim=1) - 1).clamp(min=0)
+        positions = (mask.cumsum(dim=1) - 1).clamp(min=0)  # 0 is the first real token
         # padding does not belong to the prompt, so the repetition penalty must not see it
         written[:, :count] = torch.where(real, input_ids, input_ids[:, -1:])
     try:
         for step in range(width - count):
-            # 1. read the tokens that the model has not seen
+            # 1. read what the model has not seen: the prompt, then one token a step
             unread = slice(seen, count)
             padding = {}
             if mask is not None and positions is not None:
@@ -170,11 +167,12 @@ def stream(
             forward: Any = lm
             if compile and count - seen == 1:
                 forward = partial(compiled_step(device.type), lm)
-            if was_training:  # not always, because it visits every module
+            # without dropout; only if needed, because this visits every module
+            if was_training:
                 lm.eval()
             logits = forward(written[:, unread], kv_cache=cache, logits_to_keep=1, **padding)
             logits = logits[:, -1].float()  # (B, V)
-            if was_training:
+            if was_training:  # before the yield: the caller may train in between
                 lm.train()
             seen = count if cache is not None else 0
             if step == 0 and num_return_sequences > 1:
@@ -186,9 +184,8 @@ def stream(
                     positions = positions.repeat_interleave(num_return_sequences, dim=0)
                 if cache is not None:
                     cache.repeat_interleave(num_return_sequences)
-            # 2. draw the next token of every row
+            # 2. draw the next token of every row: (rows,), and p (rows, V)
             numbers = None if uniform is None else uniform[:, step]
-            # (rows,), (rows, V)
             ids, p = next_token(logits, written[:, :count], sampling, generator, numbers)
             if log_probs is not None:
                 drawn = torch.zeros(ids.shape, device=device)
@@ -205,6 +202,7 @@ def stream(
             written[:, count] = ids
             count += 1
             yield ids
+            # a sync point on a GPU, after the yield: the caller has the token already
             if stopped is not None and bool(stopped.all()):
                 break
     finally:
@@ -221,17 +219,14 @@ def next_token(
     generator: torch.Generator,
     uniform: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Draw the next token of every row.
-
-    logits    (B, V)
-    seen_ids  (B, T): the ids so far
-    uniform   (B,): numbers in [0, 1) to draw by, in place of the generator
+    """Draw the next token of every row from logits (B, V), by the generator or uniform (B,).
 
     Return the ids (B,) and the probabilities (B, V) that they were drawn from, not normalised;
-    None at temperature 0. Raises ValueError if a logit is NaN or infinite.
+    None at temperature 0. seen_ids (B, T): the ids so far. Raises ValueError for NaN or infinity.
     """
     if not bool(logits.amax(dim=-1).isfinite().all()):  # NaN anywhere makes the maximum NaN
         raise ValueError("non-finite logits: the weights are damaged, or training diverged")
+    # CTRL (Keskar et al. 2019, arXiv 1909.05858): both ways make an id less likely
     penalty = sampling.repetition_penalty
     if penalty != 1.0:
         seen = logits.gather(1, seen_ids)  # (B, T)
@@ -239,11 +234,12 @@ def next_token(
         logits = logits.scatter(1, seen_ids, seen)
     if sampling.temperature == 0:
         return logits.argmax(dim=-1), None
-    # subtract the maximum first: then all logits are at most 0, and nothing overflows
+    # without their maximum, all logits are at most 0, and a small temperature overflows nothing
     logits = (logits - logits.amax(dim=-1, keepdim=True)) / sampling.temperature
     if sampling.top_k is not None:
         kth = logits.topk(min(sampling.top_k, logits.shape[-1])).values[:, -1:]  # (B, 1)
         logits = logits.masked_fill(logits < kth, -torch.inf)
+    # nucleus sampling (Holtzman et al. 2019, arXiv 1904.09751)
     if sampling.top_p is not None:
         sorted_logits, order = logits.sort(descending=True)  # (B, V), likeliest first
         probabilities = sorted_logits.softmax(dim=-1)
@@ -252,6 +248,7 @@ def next_token(
         drop = drop.scatter(1, order, before >= sampling.top_p)
         logits = logits.masked_fill(drop, -torch.inf)
     probabilities = logits.softmax(dim=-1)  # (B, V)
+    # min-p (Nguyen et al. 2024, arXiv 2407.01082)
     if sampling.min_p is not None:
         floor = sampling.min_p * probabilities.amax(dim=-1, keepdim=True)  # (B, 1)
         probabilities = probabilities.masked_fill(probabilities < floor, 0.0)
@@ -268,6 +265,7 @@ def next_token(
 
 def left_pad(prompts: Sequence[Sequence[int]], pad_id: int = 0) -> tuple[Tensor, Tensor]:
     """Pad prompts on the left: return input_ids and attention_mask, both (B, longest)."""
+    # on the left, because the last column of every row must be a token that is continued
     if not prompts or not all(map(len, prompts)):
         raise ValueError("there must be a prompt, and none may be empty")
     rows = [torch.tensor(prompt, dtype=torch.long) for prompt in prompts]

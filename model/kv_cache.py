@@ -1,10 +1,8 @@
 """The key-value cache: while decoding, keep the keys and values of every token that was read.
 
 It grows in blocks, so that appending a token copies only that token. Layers with a sliding window
-keep only the last window - 1 tokens. Other caches are in model/variants/caches.py.
-
-Size: 2 * H_kv * D numbers per token and layer. With latent attention, latents
-(B, 1, T, kv_lora_rank) take the place of keys, and the rotary part that of values.
+keep only the last window - 1 tokens. Size: 2 * H_kv * D numbers per token and layer. With latent
+attention, latents (B, 1, T, kv_lora_rank) are the keys, and the rotary part the values.
 """
 
 from __future__ import annotations
@@ -16,20 +14,21 @@ from model.config import ModelConfig
 
 
 class KVCache:
-    """The dynamic cache, and the interface of all caches. One cache serves one batch.
+    """The dynamic cache, and the interface of all caches. One cache serves one batch."""
 
-    config: its windows; without it every layer keeps every token.
-    """
-
-    has_room = False  # True if `update` also returns room for later tokens, for a mask to hide
+    # True if `update` also returns room for later tokens, for a mask to hide
+    has_room = False
 
     def __init__(self, config: ModelConfig | None = None, block_size: int = 256):
         self.block_size = block_size
+        # by layer; without a config every layer keeps every token
         self.windows = config.windows if config is not None else []
-        self.token_ids: Tensor | None = None  # (B, up to length): `generate` reads no token twice
+        # (B, up to length): the tokens that `generate` need not read again
+        self.token_ids: Tensor | None = None
         # layer -> its keys and values, each (B, heads, room, size), and the position in slot 0
         self.buffers: dict[int, list[Tensor]] = {}
         self.first: dict[int, int] = {}
+        # a tensor in StaticCache, which torch.compile must not take for a constant
         self._length: int | Tensor = 0
 
     @property
@@ -39,7 +38,7 @@ class KVCache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes in use: 2 * B * H_kv * D * bytes per number, times the tokens of every layer."""
+        """Bytes in use."""
         total = 0
         for layer in self.buffers:
             for tensor in self._between(layer, self._kept_from(layer), self.length):
@@ -65,9 +64,11 @@ class KVCache:
 
     def crop(self, length: int) -> None:
         """Keep the first `length` tokens; none, if a window has dropped some of them."""
+        # the next token needs the window - 1 before it in every layer
         for layer, window in enumerate(self.windows):
             if window is not None and self.first.get(layer, 0) > max(0, length - window + 1):
                 length = 0
+        # nothing is moved: later tokens are written over the rest
         self._length = max(0, min(self.length, length))
         if not self._length:
             self.buffers = {}
@@ -82,6 +83,7 @@ class KVCache:
 
     def _kept_from(self, layer: int) -> int:
         """Return the first position that a later query may see."""
+        # the window includes the query itself
         window = self.windows[layer] if self.windows else None
         return 0 if window is None else max(0, self.length - window + 1)
 
@@ -96,7 +98,7 @@ class KVCache:
         start = self.length
         end = start + new[0].shape[2]  # positions start … end - 1 are new
         room = self.buffers[layer][0].shape[2] if layer in self.buffers else 0  # in tokens
-        # new memory if this is full, or far larger than its window, after a long prompt
+        # new memory if this is full, or (after a long prompt) far larger than its window
         is_full = end - self.first.get(layer, 0) > room
         if is_full or room > end - first + 2 * self.block_size:
             earlier = self._between(layer, first, start) if room else []

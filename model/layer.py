@@ -30,8 +30,8 @@ class DecoderLayer(nn.Module):
         super().__init__()
         self.norm_after = config.norm_position == "after"
         self.has_experts = config.has_experts[layer_index]
-        # "after": f is zero at first, where RMSNorm multiplies gradients by gain / sqrt(eps). With
-        # gain 1 the first gradient was 240 times too long.
+        # "after": f is zero at first, and there RMSNorm multiplies gradients by gain / sqrt(eps).
+        # With a gain of 1, the first gradient was 240 times too long.
         gain = math.sqrt(config.rms_norm_eps) if self.norm_after else 1.0
         if not self.norm_after:
             self.input_layernorm = make_norm(config)
@@ -42,6 +42,7 @@ class DecoderLayer(nn.Module):
             self.self_attn = LatentAttention(config, layer_index)
         else:
             self.self_attn = Attention(config, layer_index)
+        # transformers' names: "before", this one is in front of the feed-forward part
         self.post_attention_layernorm = make_norm(config, gain)
         self.mlp: FeedForward | MixtureOfExperts
         if self.has_experts:
@@ -64,7 +65,8 @@ class DecoderLayer(nn.Module):
         real: Tensor | None = None,  # (B, T): the tokens that are not padding; None: all
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the stream, and the auxiliary losses of the feed-forward part."""
-        out = x if self.norm_after else self.input_layernorm(x)  # (B, T, hidden_size)
+        # x is the residual stream: each part reads it and adds to it, all (B, T, hidden_size)
+        out = x if self.norm_after else self.input_layernorm(x)
         out = self.self_attn(out, cos, sin, mask, kv_cache)
         if self.norm_after:
             out = self.post_attention_layernorm(out)

@@ -1,8 +1,7 @@
 """Cross-entropy over the vocabulary, without the logits of all positions in memory at once.
 
-The head's logits are the largest tensor of a small model: B * T * V numbers, and autograd keeps
-several copies. Here one chunk of positions at a time goes through head, softmax and gradient, and
-only the gradients stay.
+The logits are the largest tensor of a small model: B * T * V numbers, and autograd keeps several
+copies. Here one chunk of positions at a time goes through head, softmax and gradient.
 """
 
 from __future__ import annotations
@@ -18,9 +17,11 @@ from torch.utils.checkpoint import checkpoint
 
 from configs import IGNORED
 
-CHUNK = {"cpu": 512}  # This many positions at a time; on a CPU their logits stay in its cache.
+# This many positions at a time; on a CPU their logits stay in its cache.
+CHUNK = {"cpu": 512}
 CHUNK_ELSEWHERE = 8192
-WORTH_IT = 0.75  # If a smaller share of the positions is trained, the others are left out first.
+# If a smaller share of the positions is trained, the others are left out first.
+WORTH_IT = 0.75
 ChunkLoss = Callable[[Tensor, Tensor, Tensor, Tensor | None, bool], tuple[Tensor, Tensor]]
 
 
@@ -30,8 +31,7 @@ def cross_entropy_sum(
     """Sum -ln softmax(hidden @ weightᵀ)[label] over the labels that are not -100.
 
     hidden (N, D), weight (V, D), labels (N,) -> scalar float32. chunk_loss: `loss_of_chunk`,
-    compiled. Matrix products run in autocast's dtype, the softmax in float32. Gradients are
-    computed in the forward pass, so a backward pass costs one multiplication.
+    compiled. Matrix products run in autocast's dtype, the softmax in float32.
     """
     is_plain = chunk_loss is None and not torch.compiler.is_compiling()
     # on a GPU, counting would be a sync point; compiled, every count would be another shape
@@ -45,7 +45,7 @@ def cross_entropy_sum(
 
 
 class _CrossEntropySum(torch.autograd.Function):
-    """Compute loss and gradients chunk by chunk; backward only scales them."""
+    """Compute loss and gradients chunk by chunk, in the forward pass; backward scales them."""
 
     @staticmethod
     def forward(
@@ -82,7 +82,8 @@ class _CrossEntropySum(torch.autograd.Function):
     def backward(
         ctx: Any, *grad_outputs: Tensor
     ) -> tuple[Tensor | None, Tensor | None, None, None, None]:
-        (scale,) = grad_outputs  # dL / d loss, a scalar
+        # dL / d loss, a scalar: one over the tokens of the step, times fp16's loss scale
+        (scale,) = grad_outputs
         hidden_grad, weight_grad = ctx.saved_tensors
         if weight_grad is not None:
             weight_grad = weight_grad * scale
@@ -95,7 +96,7 @@ def loss_of_chunk(
     """Return the sum of the losses and its gradient (N, D); without gradients, the chunk instead.
 
     chunk (N, D), head (V, D), labels (N,). The head's gradient is accumulated into weight_grad
-    (V, D). d loss / d logits = softmax - one_hot(label).
+    (V, D).
     """
     logits = (chunk @ head.T).float()  # (N, V)
     is_trained = (labels != IGNORED)[:, None].float()  # (N, 1)
@@ -107,7 +108,7 @@ def loss_of_chunk(
     loss = ((total.log() + largest - target_logit) * is_trained).sum()
     if not gradients:
         return loss, chunk
-    # zero where the label is ignored
+    # d loss / d logits = softmax - one_hot(label), and zero where the label is ignored
     gradient = exponentials.mul_(is_trained / total).scatter_add_(1, target, -is_trained)
     gradient = gradient.to(head.dtype)  # (N, V)
     if weight_grad is not None:
@@ -119,21 +120,21 @@ def log_probs(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
     """Return ln p of each label: hidden (B, T, D), weight (V, D), labels (B, T) -> (B, T) float32.
 
     Entry t is ln p(labels[:, t]), which the hidden state of t - 1 predicts; 0 if the label is -100,
-    and at t = 0. The weight of each position is known only later (preferences, rewards), so the
-    backward pass computes the logits of each chunk again.
+    and at t = 0.
     """
     targets = labels[:, 1:]  # (B, T - 1)
     is_label = targets != IGNORED  # few positions of a prompt with an answer
     dtype = compute_dtype(hidden)
     size = CHUNK.get(hidden.device.type, CHUNK_ELSEWHERE)
     chunks = zip(hidden[:, :-1][is_label].split(size), targets[is_label].split(size), strict=True)
-    # backward goes from the last chunk to the first: in reverse order, the gradients of the chunks
-    # are added up in the order of the text
+    # The weight of a position (preferences, rewards) is known only later, so there is no gradient
+    # to keep yet: the backward pass computes the logits of each chunk again. It goes from the last
+    # chunk to the first; in reverse order, gradients are added up in the order of the text.
     again = partial(checkpoint, _chunk_log_probs, use_reentrant=False, preserve_rng_state=False)
     parts = [again(*chunk, weight, dtype) for chunk in reversed(list(chunks))]
     result = torch.zeros_like(targets, dtype=torch.float32)  # (B, T - 1)
     result = result.masked_scatter(is_label, torch.cat(parts[::-1]))
-    return F.pad(result, (1, 0))  # (B, T)
+    return F.pad(result, (1, 0))  # (B, T): nothing predicts the first token
 
 
 def _chunk_log_probs(hidden: Tensor, labels: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:

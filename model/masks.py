@@ -1,17 +1,17 @@
 """Attention masks: small predicates that combine. Boolean everywhere, `True` = may attend.
 
-A `MaskSpec` names the predicates of a forward pass. Each backend turns it into the form that it
-needs: `boolean_mask` below, or another (model/backends/kernels.py). A query that may attend to
-nothing (padding) gets zeros from every backend, never NaN.
+A `MaskSpec` has the predicates of a forward pass. Each backend turns it into the form that it needs
+(`boolean_mask`, model/backends/kernels.py). A query that may attend to nothing gets zeros from
+every backend, never NaN.
 
-Positions here are places in the sequence, cached tokens included. `position_ids` only rotate RoPE;
-documents are separated by `document_ids`, never by positions that start again.
+Positions are places in the sequence, cached tokens included. `position_ids` only rotate RoPE, and
+`document_ids` separate documents.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch.nn.functional as F
@@ -73,24 +73,20 @@ def not_padding(attention_mask: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class MaskSpec:
-    """The predicates of one kind of layer in one forward pass: B rows, T queries over S keys each.
+    """The predicates of one kind of layer in one forward pass: B rows, T queries, S keys."""
 
-    query_positions  (T,): places in the sequence
-    key_positions    (S,)
-    attention_mask   (B, tokens so far): 1 = real token
-    document_ids     (B, T): packed rows, T = S
-    sliding_window   visible tokens, or None
-    all_visible      every query sees every key up to itself: a kernel's causal flag is enough
-    document_starts  (B, N): beginnings of documents, filled up with T; None = search for them
-    """
-
+    # places in the sequence: (T,) and (S,)
     query_positions: Tensor
     key_positions: Tensor
     batch_size: int = 1
+    # (B, tokens so far): 1 = real token
     attention_mask: Tensor | None = None
+    # (B, T): packed rows, T = S
     document_ids: Tensor | None = None
     sliding_window: int | None = None
+    # every query sees every key up to itself: a kernel's causal flag is enough
     all_visible: bool = False
+    # (B, N): beginnings of documents, filled up with T; None = search for them
     document_starts: Tensor | None = None
 
     def of_layers(
@@ -99,6 +95,7 @@ class MaskSpec:
         """Complete this with the keys of each kind of layer: window -> spec. windows: by layer."""
         queries = self.query_positions
         count = len(queries)
+        # such a cache returns keys that are not written yet, which only a mask hides
         has_spare_keys = cache is not None and cache.has_room
         is_plain = self.attention_mask is None and self.document_ids is None and not has_spare_keys
         specs: dict[int | None, MaskSpec] = {}
@@ -112,10 +109,9 @@ class MaskSpec:
             fits = window is None or len(keys) < window + (count == 1)
             # a causal flag is right for one query, or for as many queries as keys
             all_visible = is_plain and fits and count in (1, len(keys))
-            specs[window] = MaskSpec(
-                queries, keys, self.batch_size, self.attention_mask, self.document_ids, window,
-                all_visible, self.document_starts,
-            )  # fmt: skip
+            specs[window] = replace(
+                self, key_positions=keys, sliding_window=window, all_visible=all_visible
+            )
         return specs
 
     @property
@@ -135,6 +131,7 @@ def boolean_mask(spec: MaskSpec) -> Tensor | None:
     """Combine the predicates: (B or 1, 1, T, S), or None if the causal flag is enough."""
     if spec.all_visible:
         return None
+    # broadcasting compares every query with every key
     queries = spec.query_positions[:, None]  # (T, 1)
     keys = spec.key_positions[None, :]  # (1, S)
     mask = causal(queries, keys)  # (T, S)
@@ -146,6 +143,7 @@ def boolean_mask(spec: MaskSpec) -> Tensor | None:
         mask = mask & not_padding(real_keys)[:, None, None, :]  # (B, 1, T, S)
     documents = spec.document_ids  # (B, T), and T = S
     if documents is not None:
+        # (B, T, 1) with (B, 1, T), and a dimension for the heads
         mask = mask & same_document(documents[:, :, None], documents[:, None, :])[:, None]
     return mask
 
@@ -156,7 +154,7 @@ def real_tokens(
     """Mark the tokens that are not padding, (B, T), for experts; None: all, or no experts."""
     if not config.num_experts:
         return None
-    if attention_mask is not None:
+    if attention_mask is not None:  # without columns for cached tokens
         return attention_mask[:, -input_ids.shape[1] :]
     return None if config.pad_token_id is None else input_ids != config.pad_token_id
 

@@ -15,9 +15,10 @@ from model.config import ModelConfig
 class RMSNorm(nn.Module):
     """x / sqrt(mean(x²) + eps) * weight over the last dimension (Zhang et al., arXiv 1910.07467).
 
-    Computed in float32, then cast, then multiplied, as in transformers. gain: the first weight.
+    gain: the first value of the weight.
     """
 
+    # AdamW trains it: Muon is for matrices (train/optimizer.py)
     optimizer_group = "vector"
 
     def __init__(self, size: int, eps: float, gain: float = 1.0):
@@ -62,6 +63,7 @@ def initialize(module: nn.Module, output: str | tuple[()] = ()) -> None:
     The `output` projection is zero, so the module starts as a no-op; biases are zero as well.
     """
     for name, parameter in module.named_parameters():
+        # a sum of n products of random numbers grows with sqrt(n); the last dimension is n
         if parameter.ndim > 1 and not name.startswith(output):
             nn.init.normal_(parameter, std=1 / math.sqrt(parameter.shape[-1]))
         else:
@@ -78,9 +80,9 @@ def make_norm(config: ModelConfig, gain: float = 1.0) -> RMSNorm | LayerNorm:
 
 def _normalized(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """Return x with a mean square of 1, in its own dtype, and the float32 factor."""
-    x32 = x.float()
+    x32 = x.float()  # in 16 bits, a sum of squares would be rounded or overflow
     factor = torch.rsqrt(x32.pow(2).mean(-1, keepdim=True) + eps)  # (…, 1)
-    return (x32 * factor).to(x.dtype), factor
+    return (x32 * factor).to(x.dtype), factor  # cast before the weight, as transformers does
 
 
 class _RMSNorm(torch.autograd.Function):
@@ -105,4 +107,5 @@ class _RMSNorm(torch.autograd.Function):
         mean = product @ weight.to(product.dtype) / weight.shape[0]  # mean(d * n)
         x_grad = torch.addcmul(gradient * weight, normalized, mean[..., None], value=-1)
         x_grad = x_grad.mul_(factor)
+        # the weight is shared by all tokens, so its gradient is a sum over them
         return x_grad.to(normalized.dtype), product.flatten(0, -2).sum(0).to(weight.dtype), None

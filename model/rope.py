@@ -1,10 +1,8 @@
 """Rotary position embedding: turn each pair of numbers by an angle that grows with position.
 
 The dot product of a rotated query at position i and a rotated key at position j depends on i - j
-only. Su et al. 2021, RoFormer (arXiv 2104.09864). The half-split form and the order of the float32
-operations are transformers' (Llama, Qwen3), so that logits agree to the last bit.
-
-Angles are computed from the positions, once for all layers; there is no table that must grow.
+only. Su et al. 2021, RoFormer (arXiv 2104.09864). The order of operations is transformers', so that
+logits agree to the last bit.
 """
 
 from __future__ import annotations
@@ -25,10 +23,12 @@ class RotaryEmbedding(nn.Module):
     def __init__(self, head_dim: int, rope_theta: float, scaling: RopeScaling | None = None):
         super().__init__()
         inv_freq, self.attention_factor = inverse_frequencies(head_dim, rope_theta, scaling)
+        # a buffer moves to the GPU with the model; it is computed, so no checkpoint has it
         self.register_buffer("inv_freq", inv_freq, persistent=False)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> RotaryEmbedding:
         """Move the frequencies with lm.to(device), but do not round them in lm.to(bfloat16)."""
+        # a rounded frequency times position 1,000 would be another angle
         exact = self.inv_freq
         super()._apply(fn, recurse)
         self.inv_freq = exact.to(self.inv_freq.device)
@@ -36,23 +36,23 @@ class RotaryEmbedding(nn.Module):
 
     @torch.no_grad()
     def forward(self, position_ids: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return cos and sin, each (B, 1, T, head_dim), of position_ids (B, T).
-
-        They are computed in float32, then cast. The first half of sin is negated.
-        """
+        """Return cos and sin, each (B, 1, T, head_dim), of position_ids (B, T)."""
+        # computed for each batch, so there is no table that must grow; in float32, then cast
         angles = position_ids[..., None].float() * self.inv_freq  # (B, T, head_dim/2)
         cos = angles.cos()
         sin = angles.sin()
         if self.attention_factor != 1.0:
             cos = cos * self.attention_factor
             sin = sin * self.attention_factor
+        # number i and number i + head_dim/2 are a pair; apply_rotary subtracts in the first half
         cos = torch.cat((cos, cos), dim=-1)  # (B, T, head_dim)
         sin = torch.cat((-sin, sin), dim=-1)
-        return cos[:, None].to(dtype), sin[:, None].to(dtype)
+        return cos[:, None].to(dtype), sin[:, None].to(dtype)  # the same for all heads
 
 
 def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Turn x (B, H, T, head_dim): halves (a, b) become (a cos - b sin, b cos + a sin)."""
+    # roll swaps the halves, (b, a), and sin is (-sin, sin)
     return x * cos + x.roll(x.shape[-1] // 2, dims=-1) * sin
 
 
@@ -60,6 +60,7 @@ def inverse_frequencies(
     head_dim: int, rope_theta: float, scaling: RopeScaling | None
 ) -> tuple[Tensor, float]:
     """Return radians per position of every pair (head_dim/2,), and the factor for cos and sin."""
+    # from 1 to almost rope_theta: fast pairs show near distances, slow ones far distances
     wavelengths = rope_theta ** (torch.arange(0, head_dim, 2, dtype=torch.float) / head_dim)
     if scaling is None:
         return 1.0 / wavelengths, 1.0

@@ -1,9 +1,7 @@
 """The network: token ids -> embedding -> layers -> norm -> head -> logits, or the summed loss.
 
 Parameter names are Hugging Face's, so a checkpoint needs no conversion. A module has
-`reset_parameters`, and may name an `optimizer_group` (train/optimizer.py) for its parameters. A
-feed-forward layer may return `(output, {name: loss})`: auxiliary losses, which training minimises
-together with any objective (train/loop.py).
+`reset_parameters`, and may name an `optimizer_group` (train/optimizer.py) for its parameters.
 """
 
 from __future__ import annotations
@@ -33,20 +31,18 @@ if TYPE_CHECKING:  # loaded only by a model that needs it
 
 
 class Output(NamedTuple):
-    """The result of one forward pass.
+    """The result of one forward pass."""
 
-    hidden       (B, T, hidden_size): input of the head, for other losses (`model.loss.log_probs`)
-    auxiliary    {name: loss} of the layers in training, each summed over all real tokens; training
-                 minimises them too, and they are never part of loss_sum
-    logits       (B, T, V), or the last `logits_to_keep` of the T positions
-    loss_sum     the sum of -ln p over the trained positions
-    token_count  their number; the caller divides by that of the whole step
-    """
-
+    # (B, T, hidden_size): input of the head, for other losses (`model.loss.log_probs`)
     hidden: Tensor
+    # losses of the layers by name, each summed over all real tokens; training adds them to any
+    # objective (train/loop.py), and they are never part of loss_sum
     auxiliary: dict[str, Tensor]
+    # (B, T, V), or the last `logits_to_keep` of the T positions
     logits: Tensor | None = None
+    # the sum of -ln p over the trained positions
     loss_sum: Tensor | None = None
+    # their number; the caller divides by that of the whole step
     token_count: Tensor | None = None
 
 
@@ -67,11 +63,12 @@ class Decoder(nn.Module):
             config.rotary_size, config.rope_theta, config.rope_scaling
         )
         self.dropout = nn.Dropout(config.hidden_dropout)
-        self.backend = "sdpa"  # set by LanguageModel.set_attn_implementation, as in the layers
+        # LanguageModel.set_attn_implementation changes it here and in the layers
+        self.backend = "sdpa"
         # training calls layers by this; train/machine/compilation.py puts a compiled call here
         self.call_layer: Callable[..., Any] = DecoderLayer.__call__
-        # True: in training, keep only the input of every layer and compute the rest again in the
-        # backward pass. Less memory, about a third more time (Chen et al., arXiv 1604.06174).
+        # True: training keeps only the input of every layer, and computes the rest again in the
+        # backward pass: less memory, about a third more time (Chen et al., arXiv 1604.06174)
         self.activation_checkpointing = False
 
     def forward(
@@ -90,7 +87,7 @@ class Decoder(nn.Module):
         else:
             positions = kv_cache.positions(T, input_ids.device)  # behind the cached tokens
         if position_ids is None:
-            position_ids = positions[None]
+            position_ids = positions[None]  # (1, T)
         spec = MaskSpec(
             positions, positions, B, attention_mask, document_ids, document_starts=document_starts
         )
@@ -190,11 +187,12 @@ class LanguageModel(nn.Module):
         document_starts  (B, N): beginnings of documents, filled up with T; saves flash a search
         """
         inputs = (input_ids, attention_mask, document_ids, position_ids, kv_cache)
-        if not torch.compiler.is_compiling():
+        if not torch.compiler.is_compiling():  # a check of numbers would break the graph
             check_inputs(self.config, *inputs)
         hidden, auxiliary = self.model(*inputs, document_starts)
         if labels is not None:
             targets = F.pad(labels[:, 1:], (0, 1), value=IGNORED)  # position t predicts token t + 1
+            # the loss contains the head, so that all logits (B, T, V) never exist at once
             sum_loss = self.sum_loss if self.training else cross_entropy_sum
             loss_sum = sum_loss(hidden.flatten(0, 1), self.lm_head.weight, targets.flatten())
             return Output(
@@ -210,7 +208,8 @@ class LanguageModel(nn.Module):
         return output.logits if output.loss_sum is None else (output.loss_sum, output.token_count)
 
     def outputs(self, *inputs: Any, **options: Any) -> Output:
-        """Return the whole Output. The module's hooks run, in which FSDP2 gathers the weights."""
+        """Return the whole Output."""
+        # nn.Module's own call runs the hooks, in which FSDP2 gathers the weights
         return super().__call__(*inputs, **options)
 
     @property

@@ -25,7 +25,7 @@ from train.config import RunConfig
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/configuration.md"
 SCHEMA = ROOT / "configs/schema.json"
-# Headings of the page. The introduction and the rules are written by hand, the rest is generated.
+# Headings of the page. Its introduction and its rules are written by hand.
 MATTER = "\n## Twelve keys that matter\n"
 RULES = "\n## How a config is read\n"
 TABLES = "\n## The run\n"
@@ -39,6 +39,7 @@ HEADINGS: dict[type[BaseModel], str] = {
     ProbeFile: "The file that eval.attention.probe_file names",
 }
 WORDS = {"integer": "integer", "number": "number", "boolean": "`true`, `false`", "null": "`null`"}
+# A value of this type has a table of its own.
 SECTION = "a section"
 SIGNS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
 
@@ -63,11 +64,11 @@ def tables() -> str:
     base = load_config(ROOT / "configs/base.yaml").values
     order = ["", *sorted(base, key=lambda name: base[name] is None)]  # optional sections come last
 
-    def place(section: tuple[str, type[BaseModel]]) -> int:
+    def position(section: tuple[str, type[BaseModel]]) -> int:
         return order.index(section[0].partition(".")[0])
 
     prefixes: dict[type[BaseModel], str] = {}
-    for prefix, model in [*sorted(sections(RunConfig), key=place), *sections(ProbeFile)]:
+    for prefix, model in [*sorted(sections(RunConfig), key=position), *sections(ProbeFile)]:
         prefixes.setdefault(model, prefix)  # a section in several places has one table
     parts = []
     written: set[str] = set()
@@ -92,6 +93,7 @@ def tables() -> str:
 def twelve() -> str:
     """Return the keys that matter most, each with the first sentence of its description."""
     described = {}
+    # reversed: of the members of a union (data.source), the first one describes a key
     for path, field in reversed([*fields(RunConfig)]):
         described[".".join(path)] = one_line(field.description or "")
     lines = ["", "| key | meaning |", "|---|---|"]
@@ -117,8 +119,8 @@ def table(model: type[BaseModel], prefix: str, left_out: Sequence[str] = ()) -> 
     yield "| key | takes | default | meaning |"
     yield "|---|---|---|---|"
     if model is RunConfig:
-        about = "Another YAML file that this one changes, relative to this file. "
-        about += "Where there is none, a config of this name that Headlight brings along."
+        # no field, because the loader merges the files before pydantic sees them
+        about = "Another YAML file that this one changes, beside it or shipped with Headlight."
         yield f"| `extends` | text | | {about} |"
     for name, field in sorted(schema["properties"].items(), key=lambda item: item[0] != "kind"):
         if name in left_out:
@@ -128,10 +130,11 @@ def table(model: type[BaseModel], prefix: str, left_out: Sequence[str] = ()) -> 
         meaning = field["description"]
         if value is None:  # null is the default, so it is allowed
             takes = takes.removesuffix(", or `null`")
+        # the meaning may explain all words of a choice: no need to list them twice
         choices = set(re.findall(r"\w+", takes))
         is_choice = re.fullmatch(r"`\w+`(, `\w+`){2,}", takes)
         if is_choice and choices <= set(re.findall(r"\w+", meaning)):
-            takes = "a choice"  # the meaning explains its words
+            takes = "a choice"
         if takes != SECTION or value is not None:  # the keys of a section have a table
             examples = []
             for example in field.get("examples", []):
@@ -140,7 +143,7 @@ def table(model: type[BaseModel], prefix: str, left_out: Sequence[str] = ()) -> 
             if examples:
                 meaning += f" For example {' or '.join(examples)}."
         default = value
-        if isinstance(value, dict):
+        if isinstance(value, dict):  # of a section, whose table has the defaults
             default = ""
         elif value != "*required*":
             default = _code(value)
@@ -158,6 +161,7 @@ def _code(value: Any) -> str:
 
 def _takes(field: dict[str, Any], schema: dict[str, Any]) -> str:
     """Return the type and the allowed values of a field of a JSON Schema, in words."""
+    # pydantic writes sections and types with a name once, in $defs
     if "$ref" in field:
         return _takes(schema["$defs"][field["$ref"].rsplit("/", 1)[1]], schema)
     options = field.get("anyOf") or field.get("oneOf")
@@ -188,10 +192,7 @@ def _takes(field: dict[str, Any], schema: dict[str, Any]) -> str:
 
 
 def json_schema() -> str:
-    """Return the JSON Schema of a YAML config, for editors.
-
-    No key is required, because it may be in a file that is extended.
-    """
+    """Return the JSON Schema of a YAML config, for editors."""
     schema = RunConfig.model_json_schema()
     extends = {"type": "string", "description": "Another YAML file that this one changes."}
     schema["properties"]["extends"] = extends
@@ -199,7 +200,8 @@ def json_schema() -> str:
         if prefix:
             section = schema["$defs"][model.__name__]
             section["description"] = first_paragraph(model)
-            if "N." not in prefix:  # an item of a list is always complete
+            # a required key may be in a file that is extended; but an item of a list is complete
+            if "N." not in prefix:
                 section.pop("required", None)
     source = schema["$defs"]["DataConfig"]["properties"]["source"]
     source["anyOf"] = source.pop("oneOf")  # without its kind, a part of a source fits several

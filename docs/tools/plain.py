@@ -17,21 +17,19 @@ DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 @dataclass
 class Figures:
-    """The figures of some files.
+    """The figures of some files."""
 
-    characters  of stripped lines that are not blank
-    lines       that are not blank
-    wide        lines of more than 100 columns
-    packed      assignments such as `a, b = x, y`; a swap and a shape are not counted
-    relative    docstrings that begin with What, Whether, Where, …
-    comments    without markers for tools
-    """
-
+    # of stripped lines that are not blank: neither squeezing nor indenting changes them
     characters: int = 0
+    # that are not blank
     lines: int = 0
+    # of more than 100 columns
     wide: int = 0
+    # assignments such as `a, b = x, y`; a swap and a shape are not counted
     packed: int = 0
+    # docstrings that begin with What, Whether, Where, …
     relative: int = 0
+    # without markers for tools
     comments: int = 0
 
 
@@ -58,9 +56,8 @@ def packed(tree: ast.AST) -> Iterator[int]:
             continue
         if isinstance(node.targets[0], ast.Tuple):
             left = sorted(map(ast.unparse, node.targets[0].elts))
-            if left != sorted(
-                map(ast.unparse, node.value.elts)
-            ):  # a swap has the same on both sides
+            right = sorted(map(ast.unparse, node.value.elts))
+            if left != right:  # a swap has the same on both sides
                 yield node.lineno
 
 

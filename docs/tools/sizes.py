@@ -1,7 +1,6 @@
 """Print the size of the code, and of the part that one training run executes: `make sizes`
 
-Comments and docstrings count as lines. The run is two steps of the demo on prepared text. It counts
-the lines in functions that were executed.
+The run is two steps of the demo on prepared text.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from train.pretrain import main
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = "configs model storyworld data train eval serve benchmarks notebooks".split()
+# One process and no hooks: the path of the training itself.
 TWO_STEPS = f"""{ROOT}/configs/demo.yaml train.max_steps=2 train.processes=1 eval.hooks=[]
     data.source.documents=60 data.source.validation_documents=8 tracking.wandb=disabled""".split()
 
@@ -30,11 +30,11 @@ def lines_run(run: Callable[[], object]) -> dict[str, set[int]]:
     Imports do not count: call `run` once before, so that it imports nothing.
     """
     lines: dict[str, set[int]] = defaultdict(set)
-    names: dict[CodeType, str | None] = {}
+    names: dict[CodeType, str | None] = {}  # a path takes long; a call is traced each time
 
     def name(code: CodeType) -> str | None:
         path = Path(code.co_filename)
-        is_function = code.co_flags & 0x2  # not the body of a module or a class
+        is_function = code.co_flags & 0x2  # CO_NEWLOCALS: not the body of a module or a class
         if not (is_function and path.is_relative_to(ROOT)):
             return None
         file = path.relative_to(ROOT).as_posix()

@@ -1,7 +1,7 @@
 """The attention backends, what each can serve, and what `auto` takes. Also: which device computes.
 
-A backend that you ask for and that cannot serve is an error that says why: only `auto` falls back.
-train.doctor tries whether a kernel computes the right numbers on your machine.
+A backend that you ask for and that cannot serve is an error with its reason: only `auto` falls
+back. train.doctor checks the numbers of each kernel on your machine.
 """
 
 from __future__ import annotations
@@ -26,20 +26,19 @@ HALF = (torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True)
 class Situation:
-    """The demands on a backend in one forward pass.
-
-    dtype: in which the kernel computes (autocast's, if that is enabled). value_dim: None is as
-    head_dim. padding: also the tokens of a cache, because both need a mask, or lengths.
-    """
+    """The demands on a backend in one forward pass."""
 
     device: str
+    # the kernel's: autocast's, if that is enabled
     dtype: torch.dtype
     head_dim: int
+    # None: as head_dim
     value_dim: int | None = None
     windows: bool = False
     dropout: float = 0.0
     gradients: bool = False
     documents: bool = False
+    # also with a cache: its tokens need a mask or lengths, too
     padding: bool = False
     compiled: bool = False
 
@@ -60,7 +59,8 @@ def _flash_limits(here: Situation) -> str | None:
         return "takes values as large as keys"
     if here.device not in ("cpu", "cuda"):
         return f"has no kernel on {here.device}"
-    if here.dropout and here.masked:  # on a GPU it then reads lengths
+    # with any of these it reads lengths on a GPU, and that kernel has no dropout
+    if here.dropout and here.masked:
         return "has no dropout with documents, windows or padding"
     if here.device == "cpu":
         return "has no dropout" if here.dropout else None
@@ -68,7 +68,7 @@ def _flash_limits(here: Situation) -> str | None:
         return "computes in 16 bits only (train.precision: bf16)"
     if here.head_dim > 256:
         return f"takes heads of at most 256, not {here.head_dim}"
-    # The compiler cannot follow a question to the GPU. It was asked before, without the compiler.
+    # The compiler cannot trace this call. A run checks its GPU before it compiles anything.
     if torch.cuda.is_available() and not torch.compiler.is_compiling():
         generation, _ = torch.cuda.get_device_capability()
         if generation < 8:
@@ -109,14 +109,13 @@ def _mine_limits(here: Situation) -> str | None:
 
 @dataclass(frozen=True)
 class Backend:
-    """A way to compute attention.
+    """A way to compute attention."""
 
-    compute: compute(q, k, v, mask, dropout), with the signature of `eager` in model/attention.py.
-    mask: turns a MaskSpec into the mask that `compute` reads. limits: see `why_not`.
-    """
-
+    # with the signature of `eager` in model/attention.py
     compute: AttentionFunction
+    # turns a MaskSpec into the form that `compute` reads
     mask: Callable[[MaskSpec], Mask] = boolean_mask
+    # returns why it cannot serve, or None
     limits: Callable[[Situation], str | None] | None = None
 
 
@@ -150,10 +149,9 @@ def why_not(name: str, here: Situation) -> str | None:
 def masks_for(decoder: Any, spec: MaskSpec, kv_cache: KVCache | None) -> dict[int | None, Mask]:
     """Return the mask of each kind of layer: window -> mask, in the form of the model's backend.
 
-    decoder: a Decoder of model/transformer.py, which imports this file.
-
-    Raises ValueError, before anything is computed, if the backend cannot serve this pass.
+    decoder: a Decoder of model/transformer.py. Raises ValueError if the backend cannot serve this.
     """
+    # one mask for all layers of a kind, and an error before anything is computed
     name = decoder.backend
     config = decoder.config
     weight = decoder.embed_tokens.weight
@@ -176,16 +174,12 @@ def masks_for(decoder: Any, spec: MaskSpec, kv_cache: KVCache | None) -> dict[in
 
 
 def choose_attention(here: Situation) -> tuple[str, str]:
-    """Return what `auto` stands for, and why: (backend, reason).
-
-    sdpa serves everything. To train on a CPU, blocked is faster (FINDINGS.md#backends). On a GPU
-    in 16 bits, flash and flex skip what documents or windows hide.
-    """
+    """Return the backend that `auto` takes, and why: (backend, reason)."""
     candidates: list[str] = []
     if here.device == "cuda" and here.dtype in HALF and (here.documents or here.windows):
-        candidates = ["flash", "flex"]
+        candidates = ["flash", "flex"]  # they skip what documents or windows hide
     elif here.device == "cpu" and here.gradients:
-        candidates = ["blocked"]
+        candidates = ["blocked"]  # faster in training (FINDINGS.md#backends)
     rejected = ""
     for name in candidates:
         problem = why_not(name, here)
@@ -195,21 +189,23 @@ def choose_attention(here: Situation) -> tuple[str, str]:
     return "sdpa", "PyTorch picks its kernel" + rejected
 
 
-def choose_device(wanted: str = "auto", option: str = "--device") -> torch.device:
+def choose_device(device: str = "auto", option: str = "--device") -> torch.device:
     """Return the device to compute on. auto: a CUDA GPU, else Apple's (mps), else the CPU.
 
-    Raises InputError, which names the option, for a device that this machine does not have.
+    Raises InputError, with the option's name, if this machine does not have it.
     """
     counts = {"cuda": 0, "mps": int(torch.backends.mps.is_available()), "cpu": 1}
     if torch.cuda.is_available():
         counts["cuda"] = torch.cuda.device_count()
     kinds = [kind for kind, count in counts.items() if count]
-    numbered = [f"{kind}:{number}" for kind in kinds for number in range(counts[kind])]
-    name = kinds[0] if wanted == "auto" else wanted
-    if name not in (*kinds, *numbered):
+    names = list(kinds)
+    for kind in kinds:
+        names += [f"{kind}:{number}" for number in range(counts[kind])]
+    name = kinds[0] if device == "auto" else device
+    if name not in names:
         available = ", ".join(kinds)
-        raise InputError(f"{option} {wanted}: not available here: use auto or one of: {available}")
-    # PyTorch counts cores, and does not know the quota of a container.
+        raise InputError(f"{option} {device}: not available here: use auto or one of: {available}")
+    # PyTorch counts the cores of the machine, not the quota of a container.
     if name == "cpu" and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(min(torch.get_num_threads(), usable_cores()))
     return torch.device(name)

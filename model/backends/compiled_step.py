@@ -14,10 +14,13 @@ from torch.overrides import TorchFunctionMode
 from model.transformer import LanguageModel
 
 OPTIONS: dict[str, dict[str, Any]] = {
-    "cpu": {"options": {"cpp.min_chunk_size": 16384}},  # threads do not share smaller loops
-    "cuda": {"mode": "reduce-overhead"},  # a CUDA graph; not tested yet
+    # threads do not share smaller loops
+    "cpu": {"options": {"cpp.min_chunk_size": 16384}},
+    # a CUDA graph; not tested yet
+    "cuda": {"mode": "reduce-overhead"},
 }
-FEW = 32  # A product with at most so many rows has its own loops.
+# A product with at most so many rows has its own loops.
+FEW = 32
 
 
 @cache
@@ -37,9 +40,10 @@ class FewRows(TorchFunctionMode):
     """Compute every F.linear on a CPU with at most FEW rows in another way.
 
     PyTorch's library call for one row took four times as long as reading the weights
-    (FINDINGS.md#decoding). Compiled, (x * w).sum() becomes one loop that reads each weight once. It
-    adds in another order, so eager decoding keeps the library's bits.
+    (FINDINGS.md#decoding). Compiled, (x * w).sum() becomes one loop that reads each weight once.
     """
+
+    # note: it adds in another order, so only compiled decoding uses it
 
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -47,14 +51,13 @@ class FewRows(TorchFunctionMode):
         if function is F.linear and len(args) == 3:  # as an nn.Linear calls it
             x, weight, bias = args
             rows = x.numel() // x.shape[-1]
-            is_plain = type(weight) in (
-                Tensor,
-                nn.Parameter,
-            )  # quantised weights bring their own product
+            # quantised weights bring their own product
+            is_plain = type(weight) in (Tensor, nn.Parameter)
             if rows <= FEW and x.device.type == "cpu" and is_plain:
                 if rows == 1:
                     product = (x.unsqueeze(-2) * weight).sum(dim=-1)
-                else:  # the tall weight in front made a step of 16 rows a fifth faster
+                else:
+                    # the tall weight in front made a step of 16 rows a fifth faster
                     product = (weight @ x.flatten(0, -2).T).T.contiguous().view(*x.shape[:-1], -1)
                 return product if bias is None else product + bias
         return function(*args, **(kwargs or {}))

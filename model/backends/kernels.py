@@ -30,17 +30,18 @@ FEWEST = 4
 # blocked: queries of a block, and tokens of the longest row that is computed in blocks.
 BLOCK = 64
 LONGEST = 1024
-HIDDEN = -1e30  # A score whose weight is zero.
+# A score whose weight is zero.
+HIDDEN = -1e30
 
 
 # -------------------------------------------------------------------------------------------------
 # sdpa: PyTorch picks the kernel. On a CPU, a sliding window is computed chunk by chunk.
 #
 #   chunks of keys    0 1 2 3      A chunk of queries sees its own keys and those of the chunk
-#   chunk of queries  x . . .      before, no others: two chunks a token, however long the row is. A
-#                     x x . .      boolean mask over the whole row gives the same numbers, but
-#                     . x x .      computes every product: five times the time for a window of 16
-#                     . . x x      in 512 tokens.
+#   chunk of queries  x . . .      before, however long the row is. A boolean mask over the whole
+#                     x x . .      row gives the same numbers, but computes every product: five
+#                     . x x .      times the time for a window of 16 in 512 tokens.
+#                     . . x x
 
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
@@ -65,7 +66,8 @@ def chunks_or_mask(spec: MaskSpec) -> Tensor | None:
 
     This needs a CPU, a short window, no padding and no cache. Else it is a `boolean_mask`.
     """
-    queries, keys = spec.query_positions, spec.key_positions
+    queries = spec.query_positions
+    keys = spec.key_positions
     window = spec.sliding_window
     if window is None or queries.device.type != "cpu" or spec.attention_mask is not None:
         return boolean_mask(spec)
@@ -88,8 +90,8 @@ def chunks_or_mask(spec: MaskSpec) -> Tensor | None:
 
 # -------------------------------------------------------------------------------------------------
 # flash: FlashAttention and no other kernel (Dao 2023, arXiv 2307.08691). On a CPU it reads a
-# boolean mask. On a GPU it reads none, but it takes lengths (PyTorch's varlen_attn), and these
-# say all that our masks say: no score is computed that a mask would forbid.
+# boolean mask. On a GPU it takes lengths instead (PyTorch's varlen_attn), which can express all our
+# masks: no score is computed that a mask would forbid.
 #
 #   documents   0 0 1 1 1 | 3 3 3 3 3      two rows of five tokens, three documents
 #   starts      0 2 5 5   | 0 5 5 5        per row, filled up with its length (data/packing.py)
@@ -101,19 +103,17 @@ def chunks_or_mask(spec: MaskSpec) -> Tensor | None:
 
 @dataclass(frozen=True)
 class Sequences:
-    """The places where documents begin among the queries and the keys, rows laid end to end.
+    """The places where documents begin among the queries and the keys, rows laid end to end."""
 
-    cu_queries, cu_keys: cumulative lengths, (documents + 1,) int32.
-    window: tokens seen to the left and right; -1 = all.
-    query_order, key_order: order of the B * T and B * S tokens, with padding last in each row.
-    real_queries: (B, T), True for real tokens. The last three are None without padding.
-    """
-
+    # cumulative lengths, (documents + 1,) int32
     cu_queries: Tensor
     cu_keys: Tensor
+    # tokens seen to the left and right; -1 = all
     window: tuple[int, int]
+    # the B * T and B * S tokens, with padding last in each row; None without padding, as the next
     query_order: Tensor | None = None
     key_order: Tensor | None = None
+    # (B, T): True for real tokens
     real_queries: Tensor | None = None
 
 
@@ -121,7 +121,7 @@ FlashMask = Sequences | Tensor | None
 
 
 def flash(q: Tensor, k: Tensor, v: Tensor, mask: FlashMask, dropout: float) -> Tensor:
-    """Return zeros for a query that is padding. With lengths there is no dropout (choice.py)."""
+    """Return zeros for a query that is padding. With lengths there is no dropout."""
     if not isinstance(mask, Sequences):
         with torch_attention.sdpa_kernel(torch_attention.SDPBackend.FLASH_ATTENTION):
             return fused(q, k, v, mask, dropout)
@@ -136,14 +136,16 @@ def flash(q: Tensor, k: Tensor, v: Tensor, mask: FlashMask, dropout: float) -> T
     else:
         k = repeat_kv(k, H // k.shape[1])
         v = repeat_kv(v, H // v.shape[1])
-    # (B * T, H, D), (B * S, H_kv, D)
+    # rows end to end: q (B * T, H, D), k and v (B * S, H_kv, D)
     q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in in_kernel_dtype(q, k, v))
     if mask.query_order is not None:
-        q, k, v = q[mask.query_order], k[mask.key_order], v[mask.key_order]
+        q = q[mask.query_order]
+        k = k[mask.key_order]
+        v = v[mask.key_order]
     # T and S are upper bounds of a document's length, which is enough for the kernel.
     lengths = (mask.cu_queries, mask.cu_keys, T, S)
     out: Any = varlen_attn(q, k, v, *lengths, window_size=mask.window, **grouped)
-    if mask.query_order is not None:
+    if mask.query_order is not None:  # back to the order of the rows
         out = torch.empty_like(out).index_copy(0, mask.query_order, out)
     out = out.view(B, T, H, D).transpose(1, 2)
     if mask.real_queries is not None:
@@ -161,14 +163,15 @@ def sequences(spec: MaskSpec) -> Sequences:
     """Return the predicates of a MaskSpec as lengths.
 
     The tokens of a document must be neighbours: an id that returns later begins a new document. A
-    window counts real tokens, so padding must be at an end of the row. It is one document more,
-    behind the others, with the free room of a static cache. So shapes are fixed, and nothing is
-    read back from the GPU. The kernel aligns the queries and keys of a document at their ends.
+    window counts real tokens, so padding must be at an end of the row.
     """
+    # Padding is one document more, behind the others, with the free room of a static cache. So
+    # shapes are fixed, and nothing is read back from the GPU. The kernel aligns the queries and
+    # keys of a document at their ends.
     B = spec.batch_size
     real = spec.real_keys
     window = (-1 if spec.sliding_window is None else spec.sliding_window - 1, 0)
-    # Not the free room of a static cache.
+    # without the free room of a static cache
     real_keys = (spec.key_positions <= spec.query_positions[-1]).expand(B, -1)
     if real is not None:
         real_keys = real_keys & not_padding(real)
@@ -176,9 +179,9 @@ def sequences(spec: MaskSpec) -> Sequences:
     if spec.document_ids is None:
         starts = torch.zeros(B, 1, dtype=torch.int32, device=real_keys.device)
     else:
-        known = spec.document_starts
-        starts = find_starts(spec.document_ids) if known is None else known
-        # A document begins behind the real tokens before it.
+        row_starts = spec.document_starts
+        starts = find_starts(spec.document_ids) if row_starts is None else row_starts
+        # a document begins behind the real tokens before it
         starts = F.pad(real_keys.cumsum(1), (1, 0)).gather(1, starts.long())
     cu_queries = _cumulative(starts, real_queries)
     cu_keys = _cumulative(starts, real_keys)
@@ -205,11 +208,12 @@ def _real_first(real: Tensor) -> Tensor:
 def find_starts(document_ids: Tensor) -> Tensor:
     """Find where documents begin in each row, filled up with T: (B, T) -> (B, N).
 
-    It waits for the GPU, to learn N, the most of a row. A compiled model must know N: then it is T.
+    N is the most of a row; in a compiled model, whose shapes are fixed, it is T.
     """
     T = document_ids.shape[1]
     begins = F.pad(document_ids[:, 1:] != document_ids[:, :-1], (1, 0), value=True)
     starts = torch.where(begins, torch.arange(T, device=begins.device), T).sort(dim=1).values
+    # note: int() waits for the GPU
     return starts if torch.compiler.is_compiling() else starts[:, : int(begins.sum(1).max())]
 
 
@@ -254,9 +258,10 @@ def block_mask(spec: MaskSpec) -> FlexMask:
         return allowed
 
     rows = None if real is None and documents is None else spec.batch_size  # None: all rows alike
-    queries, keys = len(spec.query_positions), len(spec.key_positions)
-    device = spec.query_positions.device
-    return create_block_mask(visible, rows, None, queries, keys, device=device)
+    queries = spec.query_positions
+    keys = spec.key_positions
+    device = queries.device
+    return create_block_mask(visible, rows, None, len(queries), len(keys), device=device)
 
 
 @cache
@@ -278,9 +283,8 @@ def flex_kernel_compiled() -> Any:
 #          x x . .             key/value head are rows of one matrix: nothing is repeated, and a few
 #          x x x .             large products replace many small ones. The weights are kept for the
 #          x x x x             backward pass, T * T / 2 per head, so rows have at most LONGEST
-#          ---------------     tokens. PyTorch's kernel keeps none. It takes over beyond that, in
-#          x x x x | x . . .   float32 without gradients, in other dtypes, and if queries and keys
-#                              differ in number (FINDINGS.md#backends).
+#          ---------------     tokens. PyTorch's kernel, which keeps none, serves all else
+#          x x x x | x . . .   (FINDINGS.md#backends).
 
 
 def blocked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
@@ -318,7 +322,7 @@ class _Blocked(torch.autograd.Function):
             end = min(first + BLOCK, q.shape[2])
             size = end - first
             scores = rows[:, first * groups : end * groups] @ keys[:, :end].mT
-            # In place, the lowest score for what the block's queries may not see.
+            # in place, the lowest score for what the block's queries may not see
             if bias is None:
                 triangle = scores.new_full((size, size), HIDDEN).triu(1)
                 scores.view(-1, size, groups, end)[..., first:] += triangle[:, None]
@@ -342,6 +346,7 @@ class _Blocked(torch.autograd.Function):
         row_grads = []
         key_grad = torch.zeros_like(keys)
         value_grad = torch.zeros_like(values)
+        # out = w v, w = softmax(s), s = q kᵀ: so dv = wᵀ dout, dw = dout vᵀ, dq = ds k, dk = dsᵀ q
         for first, weight in zip(range(0, length, BLOCK), weights, strict=True):
             end = weight.shape[2]
             block = slice(first * groups, end * groups)

@@ -3,8 +3,8 @@
     def attention(q, k, v, mask):    # q, k, v (B, H, T, D) -> (B, H, T, D)
                                      # mask (B, 1, T, S), True = may look
 
-Training runs the file, because its command line says whose code may run (train/config.py). Opening
-a model runs none: what your function has trained loads everywhere, with any backend.
+Training runs the file, if your config may name code to run (train/config.py). Loading a model never
+does: it loads everywhere, with any backend.
 """
 
 from __future__ import annotations
@@ -25,16 +25,17 @@ from configs.command import InputError, is_out_of_memory
 from model.attention import eager, repeat_kv
 from model.masks import MaskSpec, boolean_mask
 
-EXACT = 1e-4  # Float32 may differ by this much, for numbers around 1.
+# Float32 may differ by this much, for numbers around 1.
+EXACT = 1e-4
 Attention = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # q, k, v, mask -> output
-_opened: dict[Path, Attention] = {}  # At most one: the function that this process trains with.
+# At most one: the function that this process trains with.
+_opened: dict[Path, Attention] = {}
 
 
 def open_file(path: str) -> str:
-    """Run a Python file and train with its function `attention` from here on.
+    """Run a Python file and train with its function `attention`; return a sentence about it.
 
-    Returns a sentence on how it compares with the formula: it need not be the formula. Raises
-    InputError for a function that is missing or fails on a small example.
+    Raises InputError for a function that is missing or fails on a small example.
     """
     _opened.clear()
     file = Path(path).absolute()
@@ -43,7 +44,7 @@ def open_file(path: str) -> str:
     except (Exception, SystemExit) as error:  # it is a user's code
         raise InputError(f"model.my_attention: {blame(error, file)}") from None
 
-    # two packed rows, forward and backward, beside the formula
+    # two packed rows, forward and backward, beside the formula (which it need not be)
     draw = torch.Generator().manual_seed(0)
     positions = torch.arange(6)
     documents = torch.tensor([[0] * 6, [0, 0, 1, 1, 1, 2]])
@@ -54,7 +55,7 @@ def open_file(path: str) -> str:
     for function in (attend, eager):
         out = function(q, k, v, mask, 0.0)
         if not out.requires_grad:
-            problem = f"what {path} returns has no gradient, so nothing could be learned"
+            problem = f"the result of {path} has no gradient, so nothing could be learned"
             raise InputError(f"model.my_attention: {problem}")
         loss = out.square().sum()
         gradients = torch.autograd.grad(loss, inputs, allow_unused=True, materialize_grads=True)
@@ -65,19 +66,19 @@ def open_file(path: str) -> str:
     return (
         f"warning: attention is computed by {path}, which differs from the formula by "
         f"{difference:.2g}: so maps of attention weights would not be its own, and the attention "
-        "hook will say so and stop"
+        "hook will stop"
     )
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, dropout: float) -> Tensor:
-    """Call the user's function, with key/value heads repeated, as many as there are queries."""
+    """Call the user's function, with a key/value head for every query head."""
     ((file, function),) = _opened.items()
     groups = q.shape[1] // k.shape[1]
     try:
-        keys, values = repeat_kv(k, groups), repeat_kv(v, groups)
-        out = function(q, keys, values, mask.expand(len(q), -1, -1, -1))
+        mask = mask.expand(len(q), -1, -1, -1)  # (B, 1, T, S)
+        out = function(q, repeat_kv(k, groups), repeat_kv(v, groups), mask)
     except Exception as error:
-        if is_out_of_memory(error):
+        if is_out_of_memory(error):  # training tries again with smaller batches
             raise
         raise InputError(f"model.my_attention: {blame(error, file)}") from None
     if isinstance(out, Tensor) and out.shape == (*q.shape[:3], v.shape[3]):
@@ -103,7 +104,7 @@ def problem() -> str | None:
 
 def run_file(file: Path) -> ModuleType:
     """Import a Python file that is in no package. Raises what it raises."""
-    linecache.checkcache(str(file))
+    linecache.checkcache(str(file))  # a traceback must not show lines of an older version
     # Named by its path: a file model.py must not take the place of the package `model`.
     spec = importlib.util.spec_from_file_location(str(file), file)
     if spec is None or spec.loader is None:
@@ -119,6 +120,7 @@ def blame(error: BaseException, file: Path) -> str:
     problem = f"{type(error).__name__}: {error}".strip(": ").replace("\n", " ")
     if isinstance(error, SyntaxError) and error.filename == str(file):
         return f"{file}, line {error.lineno}: {type(error).__name__}: {error.msg}"
+    # the last call in the user's file; below it there may be calls of PyTorch
     calls = traceback.extract_tb(error.__traceback__)
     frames = [frame for frame in calls if frame.filename == str(file)]
     if frames:

@@ -11,7 +11,8 @@ from configs.text import code, markdown
 from model.files.families import family_of
 from model.transformer import LanguageModel
 
-USE = {  # library -> how to load the model
+# library -> how to load the model
+USE = {
     "transformers": "`AutoModelForCausalLM` and `AutoTokenizer` of transformers load it: "
     "`….from_pretrained(FOLDER)`.",
     "peft": "This folder holds adapters (LoRA) for the model {base}. Load that model with its "
@@ -22,11 +23,9 @@ USE = {  # library -> how to load the model
 
 
 def model_card(name: str, lm: LanguageModel, progress: dict[str, Any]) -> str:
-    """Return metadata and a short description.
+    """Return metadata and a short description of a run.
 
-    name      the run
-    progress  fields of trainer_state.json, {} if it is unknown: step, tokens, best_loss (nats per
-              token of held-out text), best_step, and identity, the run's own keys with dots
+    progress: fields of trainer_state.json (step, tokens, best_loss, best_step, identity); or {}.
     """
     family = family_of(lm.config).model_type
     identity = progress.get("identity") or {}
@@ -41,7 +40,7 @@ def model_card(name: str, lm: LanguageModel, progress: dict[str, Any]) -> str:
     if lm.adapters and family == "gpt2":  # in peft's GPT-2, q, k and v are one matrix
         library = None
     tags = list(dict.fromkeys(("headlight", family)))
-    # facts for readers; a path of the user is never among them
+    # facts for readers; people publish cards, so none of them is a path of the user
     facts = []
     if identity:
         start = identity.get("init_from")
@@ -103,7 +102,7 @@ def _describe_source(source: dict[str, Any]) -> tuple[str, list[str]]:
     kind = source.get("kind", "")
     if kind == "hub":
         name = source["name"]
-        datasets = [] if Path(name).exists() else [name]
+        datasets = [] if Path(name).exists() else [name]  # a local folder has no page on the Hub
         return f"the dataset {name}, split {source['split']}", datasets
     if kind == "mix":
         texts = []

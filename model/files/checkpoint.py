@@ -1,9 +1,8 @@
 """Weights + config.json: a saved model directory IS a Hugging Face model directory.
 
 Parameter names and the order of operations are transformers', so its
-`AutoModelForCausalLM.from_pretrained(dir)` gives the same logits. model/files/families.py has the
-differences between architectures. A directory may come from another program: a fault in it is a
-DamagedFile, one line that names the file.
+`AutoModelForCausalLM.from_pretrained(dir)` gives the same logits. A directory may come from another
+program: a fault in it is a DamagedFile, one line that names the file.
 """
 
 from __future__ import annotations
@@ -50,8 +49,8 @@ def save(
 ) -> None:
     """Write model.safetensors, config.json and generation_config.json.
 
-    A model with adapters is written as adapters, which name their base (model/variants/lora.py).
-    weights: the full state_dict, if the parameters are spread over several processes.
+    Of a model with adapters, write only those, with the name of their base. weights: the full
+    state_dict, if the parameters are spread over several processes.
     """
     directory = Path(directory)
     family = family_of(lm.config)
@@ -73,7 +72,7 @@ def save(
         save_adapters(lm, directory, weights)
         return
     tensors = family.to_files({name: weights[name] for name in stored_names(lm)})
-    # contiguous: a tensor that is part of another one is copied
+    # safetensors refuses a transposed tensor, or a part of another one
     tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
     save_file(tensors, directory / WEIGHTS, metadata={"format": "pt"})
 
@@ -96,7 +95,7 @@ def new_directory(out: Path) -> Iterator[Path]:
     try:
         temporary.mkdir(parents=True)
         yield temporary
-        temporary.rename(out)
+        temporary.rename(out)  # atomic: `out` is complete or does not exist
     except (OSError, SafetensorError) as error:
         raise InputError(f"--out: {out} cannot be written: {error}") from None
     finally:
@@ -117,9 +116,10 @@ def load(path: str | Path, device: str | torch.device = "cpu") -> LanguageModel:
 
     def build(directory: Path) -> LanguageModel:
         config = read_config(directory)
+        # a config may ask for any size: count its parameters before memory is taken for them
         try:
             parameters = on_meta(config).num_parameters()
-        except (RuntimeError, OverflowError, TypeError, ValueError) as error:  # sizes too large
+        except (RuntimeError, OverflowError, TypeError, ValueError) as error:
             problem = str(error).partition("\n")[0]
             raise DamagedFile(f"{directory / 'config.json'}: {problem}") from None
         files = sum(file.stat().st_size for file in directory.glob("*.safetensors"))
@@ -138,15 +138,13 @@ def load(path: str | Path, device: str | torch.device = "cpu") -> LanguageModel:
 
 
 def read_config(directory: Path) -> ModelConfig:
-    """Read config.json. Raises DamagedFile for an architecture that Headlight does not build.
-
-    As in transformers, the end tokens of generation_config.json come first. peft writes no
-    config.json next to adapters, so the base's is read.
-    """
+    """Read config.json. Raises DamagedFile for an architecture that Headlight does not build."""
     file = directory / "config.json"
+    # peft writes none next to adapters
     if is_adapter(directory) and not file.is_file():
         return read_config(base_of(directory))
     fields = read_json(file)
+    # the end tokens of this file come first, as in transformers
     generation = directory / "generation_config.json"
     if generation.is_file():
         end_ids = read_json(generation).get("eos_token_id")
@@ -158,8 +156,7 @@ def read_config(directory: Path) -> ModelConfig:
 def load_weights(lm: LanguageModel, directory: Path) -> None:
     """Copy a directory's weights into a model; adapters are merged into their base.
 
-    Every tensor must fit, and none may be missing or left over. A model with more token ids than
-    the directory gets new rows for them (`add_rows`). Raises DamagedFile.
+    Every tensor must fit, and none may be missing or left over. Raises DamagedFile.
     """
     if is_adapter(directory):
         # imported here, because most models have no adapters
@@ -171,6 +168,7 @@ def load_weights(lm: LanguageModel, directory: Path) -> None:
         return
     config = read_config(directory)
     vocab_size = lm.lm_head.out_features
+    # the model has more token ids than the directory: they get new rows
     if config.vocab_size is not None and config.vocab_size < vocab_size:
         smaller = LanguageModel(config)
         load_weights(smaller, directory)
@@ -205,6 +203,7 @@ def read_weights(lm: LanguageModel, directory: Path) -> dict[str, Tensor]:
                 f"{file}: lm_head.weight differs from {name}: they are not tied, so set "
                 f"tie_word_embeddings to false in {config_file}"
             )
+    # expected shapes, from tensors without memory
     state = lm.state_dict()
     empty = {name: torch.empty(state[name].shape, device="meta") for name in stored_names(lm)}
     shapes = {name: list(tensor.shape) for name, tensor in family.to_files(empty).items()}
@@ -215,15 +214,14 @@ def read_weights(lm: LanguageModel, directory: Path) -> dict[str, Tensor]:
 def base_of(directory: Path) -> Path:
     """Return the model directory of the base that adapters name.
 
-    The name is a path from the working directory, or from a folder that contains the adapters. If
-    the base is a run that went on training, its newest checkpoint is a wrong one, and the hash of
-    the base shows that.
+    The name is a path from the working directory, or from a folder that contains the adapters.
     """
     file = directory / ADAPTER
     name = Path(str(read_json(file).get("base_model_name_or_path")))
     names = [name]
+    # the run of this checkpoint: if it went on training, the hash of the base will not fit
     if name.parent.name == "checkpoints":
-        names.append(name.parents[1])  # the run of this checkpoint
+        names.append(name.parents[1])
     for folder in (Path(), *directory.resolve().parents):
         for path in (folder / name for name in names):
             has_checkpoint = (path / "checkpoints" / "latest").is_file()

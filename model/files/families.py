@@ -1,11 +1,8 @@
 """The table of architectures: FAMILIES.
 
-A model is saved as the first family that can express its config. To add an architecture, add a
-`Family` to the table. Logits equal transformers' to the last bit (float32, on a CPU); for gpt2,
-qwen3_moe and deepseek_v3 within 1e-5.
-
-A field that transformers reads and Headlight does not build is refused by name. A field that
-transformers ignores is ignored here.
+A model is saved as the first family that can express its config. Logits equal transformers' to the
+last bit (float32, on a CPU); for gpt2, qwen3_moe and deepseek_v3 within 1e-5. A field that
+transformers reads and Headlight does not build is refused by name.
 """
 
 from __future__ import annotations
@@ -21,13 +18,15 @@ from model.files.gpt2 import GPT2
 from model.files.qwen3_moe import QWEN3_MOE
 from model.variants.config import LATENT_KEYS
 
-PARTS = (  # A family has the default of each of these, unless it names the part.
+# A family has the default of each of these, unless it names the part.
+PARTS = (
     "gated_mlp", "hidden_act", "mlp_bias", "num_experts", "attention", "qk_norm", "attention_bias",
     "qkv_bias", "scale_attn_weights", "norm_position", "position_embedding", "no_rope_layers",
     "sliding_window", "norm", "loadable_elsewhere",
 )  # fmt: skip
 DEFAULTS = {key: ModelConfig.model_fields[key].default for key in PARTS}
-ONE_VALUE = {  # With another value transformers computes something that Headlight does not build.
+# With another value transformers computes something that Headlight does not build.
+ONE_VALUE = {
     "is_causal": True, "is_encoder_decoder": False, "quantization_config": None,
     "compression_config": None, "per_layer_config": None, "fusion_config": None,
     "transformers_weights": None,
@@ -206,10 +205,10 @@ def family_of(config: ModelConfig) -> Family:
         if "loadable_elsewhere" not in changes:
             changes_by_family[family.model_type] = changes
 
+    # name the family with the fewest changes of what the user set, then of all
     unusual = [key for key, value in DEFAULTS.items() if getattr(config, key) != value]
 
     def distance(name: str) -> tuple[int, int]:
-        """Count the changes of what the user set, then all changes."""
         changes = changes_by_family[name]
         return len(changes.keys() & unusual), len(changes)
 

@@ -17,7 +17,8 @@ from torch import Tensor
 from configs.files import DamagedFile, checked
 from model.config import LayerType, ModelConfig
 
-SAME_NAME = (  # These have the same name and the same values in every config.json.
+# These have the same name and the same values in every config.json.
+SAME_NAME = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
     "num_key_value_heads", "head_dim", "max_position_embeddings", "rms_norm_eps",
     "tie_word_embeddings", "attention_dropout", "bos_token_id", "eos_token_id", "pad_token_id",
@@ -28,14 +29,12 @@ Count = Annotated[int, Field(ge=0, le=100_000)]
 
 
 class ConfigJson(BaseModel):
-    """The fields that are required or translated. ModelConfig checks the others.
-
-    A default is the value that transformers takes for a missing field; Family.defaults has the
-    exceptions.
-    """
+    """The fields that are required or translated. ModelConfig checks the others."""
 
     model_config = ConfigDict(extra="allow")
 
+    # A default is the value that transformers takes for a missing field. Family.defaults has the
+    # exceptions.
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -54,7 +53,8 @@ class ConfigJson(BaseModel):
     num_experts: Count | None = None
     num_local_experts: Count | None = None
     first_k_dense_replace: int = 0
-    headlight: Fields = {}  # Headlight's own fields, which transformers ignores
+    # Headlight's own fields, which transformers ignores
+    headlight: Fields = {}
 
 
 def current_name(name: str) -> str | None:
@@ -68,38 +68,34 @@ def current_name(name: str) -> str | None:
 
 @dataclass(frozen=True)
 class Family:
-    """One architecture of transformers.
-
-    needs       fields of ModelConfig that have one value here
-    free        fields of ModelConfig that may have any value, under the same name in config.json
-    follows     fields of ModelConfig whose value here depends on the others
-    slides      (layer, fields) -> does this layer have a window? For files without layer_types;
-                None if the family has no windows
-    switch      a window counts only if use_sliding_window is true
-    defaults    values that transformers takes for missing fields, if ConfigJson has another one
-    fixed       fields of config.json with the only value that Headlight builds
-    write_own   fields of config.json with other names than ModelConfig's
-    read_own    the inverse: all fields of config.json -> those of ModelConfig
-    to_files    LanguageModel's tensors by name -> the tensors of this family's files
-    from_files  the inverse
-    current     the name of a tensor in a file -> its present name; None if it is not a weight
-    """
+    """One architecture of transformers."""
 
     model_type: str
     architecture: str
+    # fields of ModelConfig that have one value here
     needs: Fields = field(default_factory=dict)
+    # fields of ModelConfig that may have any value, under the same name in config.json
     free: tuple[str, ...] = ()
+    # fields of ModelConfig whose value here depends on the others
     follows: Callable[[ModelConfig], Fields] = lambda config: {}
+    # (layer, fields of a file without layer_types) -> True for a layer with a window; None if the
+    # family has no windows
     slides: Callable[[int, Fields], bool] | None = None
+    # a window counts only if use_sliding_window is true
     switch: bool = True
+    # values that transformers takes for missing fields, if ConfigJson has another one
     defaults: Fields = field(default_factory=dict)
+    # fields of config.json with the only value that Headlight builds
     fixed: Fields = field(
         default_factory=lambda: {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
     )
+    # fields of config.json with other names than ModelConfig's, and the inverse
     write_own: Callable[[ModelConfig], Fields] = lambda config: {}
     read_own: Callable[[Fields], Fields] = lambda fields: {}
+    # LanguageModel's tensors by name -> the tensors of this family's files, and the inverse
     to_files: Callable[[Tensors], Tensors] = dict
     from_files: Callable[[Tensors], Tensors] = dict
+    # the name of a tensor in a file -> its present name; None if it is not a weight
     current: Callable[[str], str | None] = current_name
 
     def write(self, config: ModelConfig) -> Fields:
@@ -117,8 +113,8 @@ class Family:
             # without use_… transformers forgets the window; layer_types decides for each layer
             fields["use_sliding_window"] = bool(config.sliding_window)
             fields["sliding_window"] = config.sliding_window
-            # vLLM has one window for all layers. It refuses mixed layer_types unless this is the
-            # number of layers, and then computes wrong numbers. So count the full layers in front.
+            # note: vLLM has one window for all layers. It refuses mixed layer_types unless this is
+            # the number of layers, and then computes wrong numbers. So count the full ones in front
             types = [*(config.layer_types or []), "sliding_attention"]
             fields["max_window_layers"] = types.index("sliding_attention")
         fields |= self.write_own(config)

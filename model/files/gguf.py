@@ -1,6 +1,6 @@
 """GGUF, the one file that llama.cpp reads: architecture, weights under its names, and tokenizer.
 
-A model that llama.cpp would compute differently, without an error, is refused here.
+A model that llama.cpp would compute differently, without an error, is refused.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from model.transformer import LanguageModel
 # In these, llama.cpp rotates neighbours (0, 1) together, and expects the rows of q and k so.
 NEIGHBOURS = ("llama", "smollm3")
 QUERY_OR_KEY = re.compile(r"self_attn\.([qk])_proj\.(weight|bias)$")
-# Only transformers has these tags. An empty comment treats the spaces around it in the same way.
+# Only transformers has these tags; an empty comment in their place treats spaces in the same way.
 GENERATION = re.compile(r"\{%([+-]?)\s*(?:end)?generation\s*([+-]?)%\}")
 # These are llama.cpp's types of tokens.
 NORMAL = 1
@@ -30,6 +30,7 @@ CONTROL = 3
 USER_DEFINED = 4
 UNUSED = 5
 TURN_END = "<|im_end|>"
+# Ollama's templates are Go's: doubled braces are for the f-string.
 CHAT = f"""\
 TEMPLATE \"\"\"{{{{ range .Messages }}}}<|im_start|>{{{{ .Role }}}}
 {{{{ .Content }}}}{TURN_END}
@@ -54,7 +55,8 @@ def write_gguf(directory: Path, out: Path, dtype: str | None = None) -> str:
     # 1. the numbers of the architecture
     quantisation = gguf.GGMLQuantizationType[(dtype or "f32").upper()]
     file_type = "ALL_F32" if quantisation.name == "F32" else f"MOSTLY_{quantisation.name}"
-    settings = {  # arguments of GGUFWriter's `add_…`; None: the architecture has no such number
+    # arguments of GGUFWriter's `add_…`; None: the architecture has no such number
+    settings = {
         "name": run_name(directory),
         "file_type": gguf.LlamaFileType[file_type],
         "quantization_version": gguf.GGML_QUANT_VERSION,
@@ -114,10 +116,8 @@ def write_gguf(directory: Path, out: Path, dtype: str | None = None) -> str:
         else:
             modelfile += COMPLETION
         (folder / "Modelfile").write_text(modelfile, encoding="utf-8")
-    modelfile_path = out / "Modelfile"
-    return (
-        f"{out / 'model.gguf'}: for llama.cpp. For Ollama: ollama create NAME -f {modelfile_path}"
-    )
+    create = f"ollama create NAME -f {out / 'Modelfile'}"
+    return f"{out / 'model.gguf'}: for llama.cpp. For Ollama: {create}"
 
 
 def _default_system(template: str | None) -> str:
@@ -133,10 +133,8 @@ def _default_system(template: str | None) -> str:
 
 
 def not_in_llama_cpp(config: ModelConfig) -> str | None:
-    """Return why llama.cpp cannot compute this model, or None.
-
-    Each reason was tried, or is fixed in llama.cpp's source.
-    """
+    """Return why llama.cpp cannot compute this model, or None."""
+    # each reason was tried, or is fixed in llama.cpp's source
     family = family_of(config).model_type
     if "sliding_attention" in (config.layer_types or []):
         return f"llama.cpp ignores the sliding windows of {family}: its numbers would be others"
@@ -188,7 +186,7 @@ def _gguf_tensors(gguf: Any, lm: LanguageModel) -> dict[str, np.ndarray]:
 # GPT-2's words. Ours have a maximum length (data/tokenizer.py): with more than 512 letters in a
 # row, ids may differ.
 WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-# Steps of a tokenizer.json -> llama.cpp's name for them; SmolLM and GPT-2 were the first models.
+# Steps of a tokenizer.json -> llama.cpp's name for them, which is that of their first model.
 RULES = {
     ("digits", "words", "bytes"): "smollm",
     ("digits", "words as bytes"): "smollm",
@@ -197,14 +195,11 @@ RULES = {
 
 
 def _read_tokenizer(directory: Path, vocab_size: int) -> dict[str, Any]:
-    """Return arguments of GGUFWriter's `add_…`.
-
-    Raises InputError for a tokenizer that llama.cpp cannot copy: it selects rules of splitting by
-    name (`tokenizer.ggml.pre`). Ids without a token (spare rows of the embedding) are unused.
-    """
+    """Return arguments of GGUFWriter's `add_…`. Raises InputError."""
     file = directory / "tokenizer.json"
     fields = read_json(file)
     bpe = fields["model"]
+    # llama.cpp selects the rules of splitting by name (`tokenizer.ggml.pre`)
     is_bpe = bpe.get("type") == "BPE" and not (bpe.get("byte_fallback") or bpe.get("ignore_merges"))
     rule = fields.get("pre_tokenizer") or {}
     rules = rule["pretokenizers"] if rule.get("type") == "Sequence" else [rule]
@@ -221,9 +216,11 @@ def _read_tokenizer(directory: Path, vocab_size: int) -> dict[str, Any]:
         raise InputError(
             f"{file}: has id {last}, and the model {vocab_size} ids: they do not belong together"
         )
+    # the embedding may have spare rows: ids without a token
     rows = [tokens.get(number, (f"[PAD{number}]", UNUSED)) for number in range(vocab_size)]
     config_file = directory / "tokenizer_config.json"
     settings = read_json(config_file) if config_file.is_file() else {}
+    # older checkpoints have the template in tokenizer_config.json
     template_file = directory / "chat_template.jinja"
     template = settings.get("chat_template")
     if template_file.is_file():

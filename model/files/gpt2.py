@@ -1,7 +1,6 @@
 """GPT-2's spelling: learned positions, LayerNorm, biases, a feed-forward part without a gate.
 
-Radford et al. 2019, "Language Models are Unsupervised Multitask Learners". Its files have names
-and a layout of their own.
+Radford et al. 2019, "Language Models are Unsupervised Multitask Learners".
 """
 
 from __future__ import annotations
@@ -15,7 +14,8 @@ from configs.files import DamagedFile, checked
 from model.config import ModelConfig
 from model.files.family import Family, Fields, Tensors
 
-FIELDS = {  # config.json -> ModelConfig
+# config.json -> ModelConfig
+FIELDS = {
     "n_positions": "max_position_embeddings", "n_embd": "hidden_size",
     "n_layer": "num_hidden_layers", "n_head": "num_attention_heads",
     "n_inner": "intermediate_size", "activation_function": "hidden_act",
@@ -24,7 +24,8 @@ FIELDS = {  # config.json -> ModelConfig
     "tie_word_embeddings": "tie_word_embeddings", "bos_token_id": "bos_token_id",
     "eos_token_id": "eos_token_id", "pad_token_id": "pad_token_id",
 }  # fmt: skip
-NAMES = {  # part of a tensor's name in transformers -> in Headlight
+# part of a tensor's name in transformers -> in Headlight
+NAMES = {
     "transformer.wte.": "model.embed_tokens.", "transformer.wpe.": "model.embed_positions.",
     "transformer.ln_f.": "model.norm.", "transformer.h.": "model.layers.",
     ".ln_1.": ".input_layernorm.", ".ln_2.": ".post_attention_layernorm.",
@@ -36,11 +37,9 @@ MATRIX = re.compile(r"(qkv|o|up|down)_proj\.weight$")
 
 
 def _to_files(tensors: Tensors) -> Tensors:
-    """Transpose to Conv1D's (inputs, outputs), and put queries, keys and values side by side.
-
-    transformers multiplies those three at once. The sums are added up in another order, so its
-    logits are equal within 1e-5, not `==`.
-    """
+    """Transpose to Conv1D's (inputs, outputs), and put queries, keys and values side by side."""
+    # transformers multiplies those three at once, and adds in another order: its logits are equal
+    # within 1e-5, not `==`
     files: Tensors = {}
     for name, tensor in tensors.items():
         if ".k_proj." in name or ".v_proj." in name:
@@ -72,7 +71,7 @@ def _from_files(files: Tensors) -> Tensors:
 
 
 def _current_name(name: str) -> str | None:
-    """Read OpenAI's own files: no `transformer.` in front, and a causal mask in every layer."""
+    # OpenAI's own files: no `transformer.` in front, and a causal mask in every layer
     if name.endswith((".attn.bias", ".attn.masked_bias")):
         return None
     return name if name.startswith(("transformer.", "lm_head.")) else f"transformer.{name}"

@@ -18,6 +18,7 @@ ALL_EXPERT_KEYS = (*EXPERT_KEYS, "norm_topk_prob", "router_aux_loss_coef")
 
 
 def _follow(config: ModelConfig) -> Fields:
+    # any number of experts, and windows in all layers or in none
     values: Fields = {"num_experts": config.num_experts or 8}
     if len(set(config.layer_types or [])) > 1:
         values["layer_types"] = ["sliding_attention"]
@@ -41,7 +42,6 @@ EXPERT_TENSOR = re.compile(r"(.*\.mlp\.experts)\.(\d+)\.(gate|up|down)_proj\.wei
 
 def _to_files(tensors: Tensors) -> Tensors:
     """Unstack gate_up_proj (E, 2, I, D) and down_proj (E, D, I): one tensor for each expert."""
-    # ours are stacks, for one grouped product; files have one tensor for each expert's matrix
     files: Tensors = {}
     for name, tensor in tensors.items():
         layer, _, part = name.rpartition(".")

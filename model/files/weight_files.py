@@ -14,8 +14,10 @@ from safetensors.torch import load_file
 from configs.files import DamagedFile, read_json
 from model.files.family import Tensors
 
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)  # Loading rounds none of these.
-FileName = Annotated[str, Field(pattern=r"^[\w.\-]+\.safetensors$")]  # in the same directory
+# Loading rounds none of these.
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+# A file in the same directory: a path could lead anywhere.
+FileName = Annotated[str, Field(pattern=r"^[\w.\-]+\.safetensors$")]
 
 
 class Index(BaseModel):
@@ -37,6 +39,7 @@ def read_tensors(file: Path, current: Callable[[str], str | None] = str) -> Tens
     tensors: Tensors = {}
     for part in parts:
         if not part.is_file():  # also a pipe, which would block when it is opened
+            # old files are pickles: programs that run when they are opened
             pickles = sorted(file.parent.glob("*_model*.bin")) if part == file else []
             if pickles:
                 raise DamagedFile(
@@ -44,10 +47,10 @@ def read_tensors(file: Path, current: Callable[[str], str | None] = str) -> Tens
                     "with transformers' from_pretrained, and save it with save_pretrained"
                 )
             raise DamagedFile(f"{part}: cannot be read: there is no such file")
-        try:  # the library checks that the tensors fill the file exactly, without overlap
+        # the library checks that the tensors fill the file exactly; an unknown dtype is a KeyError
+        try:
             stored = load_file(part)
         except (OSError, SafetensorError, RuntimeError, OverflowError, KeyError) as error:
-            # note: an unknown dtype is a KeyError
             problem = str(error).partition("\n")[0][:200]
             raise DamagedFile(f"{part}: cannot be read: {problem}") from None
         for stored_name, tensor in stored.items():

@@ -17,7 +17,8 @@ from model.config import ModelConfig
 from model.kv_cache import KVCache
 from model.transformer import LanguageModel
 
-CACHES = ("dynamic", "static", "offloaded")  # These do not change a number; int8 rounds.
+# These do not change a number; int8 rounds.
+CACHES = ("dynamic", "static", "offloaded")
 # A static cache has room for a multiple of this, so that similar calls share compiled code.
 STATIC_BLOCK = 64
 
@@ -29,7 +30,7 @@ class OffloadedCache(KVCache):
     """
 
     def update(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        # k.cpu() waits for the GPU, so no earlier copy still reads the memory that is written here
+        # note: k.cpu() waits for the GPU, so no earlier copy still reads the memory written here
         visible, _ = self._append(layer, k.cpu(), v.cpu(), pinned=k.is_cuda)
         count = visible.shape[2]
         start = self._kept_from(layer) - self.first[layer]
@@ -43,14 +44,14 @@ class QuantisedCache(KVCache):
 
         scale = largest |number| / 127    stored = round(number / scale)    read = stored * scale
 
-    Every token that is read turns the numbers back into floats: this saves bytes, not time. With 2
-    bits: KIVI, Liu et al. 2024 (arXiv 2402.02750).
+    With 2 bits: KIVI, Liu et al. 2024 (arXiv 2402.02750).
     """
 
     def update(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         # new tokens are rounded too, so numbers do not depend on how many are read at a time
         tensors = self._append(layer, *quantise(k), *quantise(v))
         keys, key_scales, values, value_scales = tensors
+        # every number becomes a float again for every token: this saves bytes, not time
         return keys * key_scales, values * value_scales
 
 
@@ -63,10 +64,7 @@ def quantise(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class StaticCache(KVCache):
-    """Room for `capacity` tokens in every layer. The length is a tensor, so nothing recompiles.
-
-    A layer with a sliding window has full room too; the mask applies the window.
-    """
+    """Room for `capacity` tokens in every layer. The length is a tensor, so nothing recompiles."""
 
     def __init__(
         self,
@@ -76,7 +74,7 @@ class StaticCache(KVCache):
         device: torch.device | str,
         dtype: torch.dtype,
     ):
-        super().__init__()
+        super().__init__()  # without windows: all layers have full room, and masks hide the rest
         self.capacity = capacity
         for layer in range(config.num_hidden_layers):
             self.buffers[layer] = [
@@ -84,7 +82,7 @@ class StaticCache(KVCache):
                 for heads, size in config.cache_shapes
             ]
         self._length = torch.zeros((), dtype=torch.long, device=device)
-        self.repeat_interleave(1)
+        self.repeat_interleave(1)  # marks the buffers
 
     def repeat_interleave(self, times: int) -> None:
         super().repeat_interleave(times)
@@ -97,7 +95,8 @@ class StaticCache(KVCache):
     @property
     def nbytes(self) -> int:
         """Bytes of the whole room, filled or not."""
-        return sum(buffer.nbytes for buffers in self.buffers.values() for buffer in buffers)
+        keys, values = self.buffers[0]
+        return len(self.buffers) * (keys.nbytes + values.nbytes)
 
     def positions(self, count: int, device: torch.device) -> Tensor:
         if not torch.compiler.is_compiling() and self.length + count > self.capacity:
@@ -115,6 +114,7 @@ class StaticCache(KVCache):
         k = k.to(keys.dtype)  # under autocast they may differ
         v = v.to(values.dtype)
         positions = super().positions(k.shape[2], k.device)
+        # at an index that is a tensor: slices would compile anew for each length
         keys.index_copy_(2, positions, k)
         values.index_copy_(2, positions, v)
         return (keys, values) if self.has_room else (k, v)

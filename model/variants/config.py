@@ -1,7 +1,6 @@
-"""Keys of variants: `lora:`, `rope_scaling:`, and values that latent attention, experts and kinds
-of layers fill in.
+"""Keys of variants: `lora:`, `rope_scaling:`, latent attention, experts and kinds of layers.
 
-`values` is a ModelConfig by key. A value that is None and follows from other keys is filled in.
+The `resolve_…` functions fill in values of a ModelConfig, by key, that follow from other keys.
 """
 
 from __future__ import annotations
@@ -37,8 +36,10 @@ class LoraConfig(Section):
     """Names of the matrices that get adapters. null = every linear layer of the blocks."""
 
 
-SCALINGS = ("none", "linear", "yarn")  # The scalings that a trained model may be read with.
-KEYS = {  # The keys of each kind of rope_scaling, without rope_type and factor.
+# The scalings that a trained model may be read with.
+SCALINGS = ("none", "linear", "yarn")
+# The keys of each kind of rope_scaling, without rope_type and factor.
+KEYS = {
     "linear": (),
     "yarn": ("original_max_position_embeddings", "beta_fast", "beta_slow", "attention_factor"),
     "llama3": ("original_max_position_embeddings", "low_freq_factor", "high_freq_factor"),
@@ -67,6 +68,7 @@ class RopeScaling(Section):
 
     @model_validator(mode="after")
     def _check(self) -> RopeScaling:
+        # every kind needs its own keys, and has none of another kind
         kind = self.rope_type
         keys = KEYS[kind]
         for other_kind in reversed(KEYS):
@@ -96,6 +98,7 @@ class RopeScaling(Section):
 
 def resolve_layers(values: dict[str, Any]) -> None:
     """Repeat layer_types and no_rope_layers for all layers. Raises ValueError."""
+    # without layer_types, a window is in all layers
     window = values["sliding_window"]
     if values["layer_types"] is None:
         values["layer_types"] = ["full_attention" if window is None else "sliding_attention"]
@@ -124,11 +127,8 @@ def resolve_layers(values: dict[str, Any]) -> None:
 
 
 def resolve_latent(values: dict[str, Any], is_set: Set[str]) -> None:
-    """Fill in the sizes of latent attention: head_dim = qk_nope_head_dim + qk_rope_head_dim.
-
-    DeepSeek-V2 (arXiv 2405.04434) uses kv_lora_rank = 4 heads and qk_rope_head_dim = half a head.
-    is_set: the keys that the user set. Raises ValueError.
-    """
+    """Fill in the sizes of latent attention. is_set: the keys of the user. Raises ValueError."""
+    # DeepSeek-V2 (arXiv 2405.04434): a latent as large as 4 heads, and RoPE for half a head
     head = values["head_dim"]
     nope = values["qk_nope_head_dim"]
     rotary = values["qk_rope_head_dim"]
@@ -153,6 +153,7 @@ def resolve_latent(values: dict[str, Any], is_set: Set[str]) -> None:
             values[key] = size
     if "qk_norm" not in is_set:
         values["qk_norm"] = False
+    # what LatentAttention does not build
     heads = values["num_attention_heads"]
     for key, required, reason in (
         ("qk_norm", False, "normalises its latents instead"),

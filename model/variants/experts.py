@@ -7,8 +7,8 @@ r"""Mixture of experts: many feed-forward networks in a layer, a few of them for
 Shazeer et al. 2017 (arXiv 1701.06538); Switch, Fedus et al. 2021 (2101.03961). As in Qwen3
 (2505.09388), a token is never dropped, however many choose the same expert.
 
-Tokens are sorted by expert, and `torch.nn.functional.grouped_mm` multiplies every group by its own
-matrix. transformers does the same by default, so logits are equal to the last bit.
+Tokens are sorted by expert, and `grouped_mm` multiplies every group by its own matrix, as in
+transformers: logits are equal to the last bit.
 """
 
 from __future__ import annotations
@@ -49,11 +49,9 @@ class Router(nn.Linear):
 
 
 class Experts(nn.Module):
-    """All experts: gate_up_proj (E, 2, I, hidden_size) and down_proj (E, hidden_size, I).
+    """All experts: gate_up_proj (E, 2, I, hidden_size) and down_proj (E, hidden_size, I)."""
 
-    I is moe_intermediate_size. Muon orthogonalises the step of each matrix in these stacks.
-    """
-
+    # Muon orthogonalises the step of each matrix in these stacks
     optimizer_group = "expert"
 
     def __init__(self, config: ModelConfig):
@@ -116,21 +114,21 @@ def load_balancing_loss(
     """Return E * Σ_e f_e P_e of every row, (B,): 1 if all experts are used equally.
 
     f_e is the share of the row's choices (B, T, k) that are expert e, P_e the mean of its
-    probabilities (B, T, E). The gradient goes through P: experts that are chosen often become less
-    likely. real (B, T): the tokens that count, because padding always chooses the same experts.
+    probabilities (B, T, E). real (B, T): the tokens that count; None: all.
 
-    Switch (equations 4 to 6), row by row as in DeepSeek-V3 (arXiv 2412.19437, equations 17 to 20):
-    a row is never split, so any micro-batches have the same loss.
+    Switch (equations 4 to 6), row by row as in DeepSeek-V3 (arXiv 2412.19437, equations 17 to 20).
     """
+    # row by row, because rows are never split: any micro-batches have the same loss
     k = experts.shape[-1]
     counts = torch.ones_like(probabilities[..., 0])  # (B, T)
-    if real is not None:
+    if real is not None:  # padding always chooses the same experts
         counts = real.to(probabilities.dtype)
     tokens = counts.sum(1, keepdim=True).clamp(min=1)  # (B, 1)
     chosen = torch.zeros_like(probabilities[:, 0])  # (B, E)
     chosen = chosen.scatter_add_(1, experts.flatten(1), counts.repeat_interleave(k, dim=1))
     share = chosen / (k * tokens)  # f_e, (B, E)
     mean = (probabilities * counts[..., None]).sum(1) / tokens  # P_e, (B, E)
+    # a count has no gradient, P has: experts that are chosen often become less likely
     return probabilities.shape[-1] * (share * mean).sum(-1)
 
 
@@ -139,9 +137,7 @@ def sort_by_expert(experts: Tensor, count: int, multiple: int) -> tuple[Tensor, 
 
     choices  (R,): the choice, of N * k, in each row; R ≥ N * k
     rows     (N * k,): the row of each choice
-    ends     (count,) int32: the end of each expert's rows
-
-    Each expert has a multiple of `multiple` rows. Choice 0 fills spare rows, which nobody reads.
+    ends     (count,) int32: the end of each expert's rows, a multiple of `multiple`
     """
     N, k = experts.shape
     device = experts.device
@@ -155,5 +151,6 @@ def sort_by_expert(experts: Tensor, count: int, multiple: int) -> tuple[Tensor, 
     row = torch.arange(N * k, device=device) + spare[sorted_experts]
     rows = torch.empty_like(order).scatter_(0, order, row)
     size = N * k if multiple == 1 else int(ends[-1])
+    # choice 0 fills the spare rows, whose results are never read
     choices = order.new_zeros(size).scatter_(0, row, order)
     return choices, rows, ends

@@ -12,16 +12,15 @@ r"""Multi-head latent attention (MLA): the cache keeps one small vector per toke
     k_nope_h = K_h c        v_h = V_h c        K_h, V_h: rows of kv_b_proj for head h
     score_h  = (q_nope_h · k_nope_h + q_rot_h · k_rot) / sqrt(qk_nope_head_dim + qk_rope_head_dim)
 
-A rotation between query and key would not let K_h move to the query (below). So a few separate
-numbers, k_rot, carry the position.
+A few separate numbers, k_rot, carry the position, because a rotation between query and key would
+not let K_h move to the query:
 
 **Decoding by absorbed matrices.** To read one token, the keys of earlier ones are not needed:
 
     q_nope_h · (K_h c) = (K_hᵀ q_nope_h) · c        Σ_j w_j (V_h c_j) = V_h (Σ_j w_j c_j)
 
 K moves to the query and V to the output, which leaves MQA: H queries, one key (c, k_rot), one
-value c. The plain form equals transformers to the last bit. The absorbed form adds in another
-order; `attention.absorbs = False` (for attention in lm.attention_modules()) switches it off.
+value c. The plain form equals transformers to the last bit, the absorbed form only nearly.
 
 DeepSeek-V2 (2024, arXiv 2405.04434), section 2.1 and appendix C; DeepSeek-V3 (2024, 2412.19437).
 """
@@ -40,7 +39,8 @@ from model.masks import Mask
 from model.norm import RMSNorm, initialize
 from model.rope import apply_rotary
 
-LATENT_EPS = 1e-6  # transformers normalises latents with this, whatever rms_norm_eps is.
+# transformers normalises latents with this, whatever rms_norm_eps is.
+LATENT_EPS = 1e-6
 
 
 class LatentAttention(nn.Module):
@@ -50,9 +50,11 @@ class LatentAttention(nn.Module):
         super().__init__()
         self.layer_index = layer_index
         self.attention_dropout = config.attention_dropout
-        self.attend: AttentionFunction = eager  # LanguageModel.set_attn_implementation chooses
+        # LanguageModel.set_attn_implementation chooses another backend
+        self.attend: AttentionFunction = eager
         self.recorder: Recorder | None = None
-        self.absorbs = True  # decode by absorbed matrices
+        # decode by absorbed matrices; False: as transformers, to the last bit
+        self.absorbs = True
         self.interleaved = config.rope_interleave
         self.rotates = config.rotates[layer_index]
         self.heads = config.num_attention_heads
@@ -144,4 +146,4 @@ class LatentAttention(nn.Module):
 
     def reset_parameters(self) -> None:
         initialize(self)
-        nn.init.zeros_(self.o_proj.weight)  # drawn first: a seed keeps its meaning
+        nn.init.zeros_(self.o_proj.weight)  # after it was drawn: a seed keeps its meaning

@@ -6,12 +6,12 @@ r"""LoRA: freeze every matrix and train two thin ones beside it. Hu et al. 2021,
                                             alpha / rank
 
 Fine-tuning changes a matrix in few directions. B A has `rank` of them, and rank · (in + out)
-numbers instead of in · out. A starts at random and B at zero, so the model begins exactly as it
-was. The optimizer keeps state for A and B only, and only they are saved: a few per cent of a model.
+numbers instead of in · out. B starts at zero, so the model begins exactly as it was. Only A and B
+have optimizer state, and only they are saved: a few per cent of a model.
 
 Afterwards B A can be added to W, and the merged model is as fast as the base. Names and arithmetic
-are those of the `peft` library, so each can read the other's files. The files name the base and do
-not contain it; a hash of its weights proves that it is the right one.
+are those of the `peft` library, so each can read the other's files. The files name the base, with a
+hash of its weights.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -34,10 +35,13 @@ from model.files.weight_files import check_tensors, read_tensors
 from model.transformer import LanguageModel
 from model.variants.config import LoraConfig
 
-NOT_CALLED = "kv_b_proj"  # While decoding, LatentAttention reads this matrix without its module.
+# While decoding, LatentAttention reads this matrix without its module.
+NOT_CALLED = "kv_b_proj"
 TENSORS = "adapter_model.safetensors"
-PREFIX = "base_model.model."  # peft wraps the model in two modules.
-HASH = "base_sha256"  # It is in the file's metadata, which peft ignores.
+# peft wraps the model in two modules.
+PREFIX = "base_model.model."
+# It is in the file's metadata, which peft ignores.
+HASH = "base_sha256"
 # These are the added rows of the embedding or the head (AddedRows): our name, and peft's.
 ROWS = "parametrizations.weight.0.lora_rows"
 PEFT_ROWS = "token_adapter.trainable_tokens_delta"
@@ -56,9 +60,10 @@ OTHER_KINDS = (
 
 @dataclass
 class Adapters:
-    """The adapters of a model. base: its directory, with its `weights_hash`; on: a switch."""
+    """The adapters of a model, which share this object."""
 
     config: LoraConfig
+    # the directory of the base, and its `weights_hash`
     base: str = ""
     base_sha256: str = ""
     on: bool = True
@@ -74,6 +79,7 @@ class LoraLinear(nn.Linear):
     """A frozen linear layer with an adapter."""
 
     def __init__(self, linear: nn.Linear, adapters: Adapters):
+        # "meta": without memory, because the base has the tensors already
         super().__init__(linear.in_features, linear.out_features, linear.bias is not None, "meta")
         self.weight = linear.weight  # the same tensors, not copies
         self.bias = linear.bias
@@ -95,10 +101,7 @@ class LoraLinear(nn.Linear):
 
 
 class AddedRows(nn.Module):
-    """Trained rows of the embedding or the head, for tokens that the base does not have.
-
-    A parametrization of `weight`: these rows replace the last frozen ones while adapters are on.
-    """
+    """Trained rows of the embedding or the head, for tokens that the base does not have."""
 
     optimizer_group = "adapter"
 
@@ -108,6 +111,7 @@ class AddedRows(nn.Module):
         self.adapters = adapters
 
     def forward(self, weight: Tensor) -> Tensor:
+        # a parametrization of `weight`, whose last rows are frozen like all others
         if not self.adapters.on:
             return weight
         return torch.cat([weight[: -len(self.lora_rows)], self.lora_rows])
@@ -123,8 +127,7 @@ def add_adapters(
     """Freeze the model and add adapters to the matrices that the config names.
 
     rows: the number of the base's tokens, if more were added; the rows of those are trained too.
-    Raises ValueError, before anything is changed, for a model that has adapters already and for a
-    module that does not exist.
+    Raises ValueError, before anything is changed.
     """
     if lm.adapters is not None:
         raise ValueError("this model has adapters already: remove or merge them first")
@@ -146,7 +149,7 @@ def add_adapters(
             lm.set_submodule(name, LoraLinear(linear, adapters))
     if rows is not None and rows < lm.lm_head.out_features:
         head_rows = AddedRows(lm.lm_head.weight, rows, adapters)
-        embedding_rows = head_rows
+        embedding_rows = head_rows  # a tied matrix has one set of rows
         if not lm.config.tie_word_embeddings:
             embedding_rows = AddedRows(lm.model.embed_tokens.weight, rows, adapters)
         parametrize.register_parametrization(lm.model.embed_tokens, "weight", embedding_rows)
@@ -173,7 +176,7 @@ def adapted(lm: LanguageModel) -> dict[str, LoraLinear]:
 
 @contextmanager
 def without_adapters(lm: LanguageModel) -> Iterator[None]:
-    """Switch the adapters off: the model is its own reference, without a second copy (DPO)."""
+    """Switch the adapters off: the model is its own reference (DPO), without a second copy."""
     if lm.adapters is None:
         raise ValueError("this model has no adapters: it would be compared with itself")
     adapters = lm.adapters
@@ -272,11 +275,9 @@ def load_adapters(lm: LanguageModel, directory: Path) -> None:
         raise DamagedFile(f"{file}: {key} must be the last rows, up to {vocab_size - 1}")
     sha256 = weights_hash(lm)  # of the base: lm has no adapters yet
     check_base(directory, sha256)
-    values = {
-        "target_modules": sorted(
-            {name.partition(".lora_")[0] for name in tensors if ROWS not in name}
-        )
-    }
+    # full names: the modules that have tensors, however the file names its targets
+    modules = {name.partition(".lora_")[0] for name in tensors if ROWS not in name}
+    values: dict[str, Any] = {"target_modules": sorted(modules)}
     for ours, theirs in (("rank", "r"), ("alpha", "lora_alpha"), ("dropout", "lora_dropout")):
         if theirs in fields:
             values[ours] = fields[theirs]
@@ -290,7 +291,8 @@ def load_adapters(lm: LanguageModel, directory: Path) -> None:
 
 
 def check_base(directory: Path, sha256: str) -> None:
-    """Raise DamagedFile if adapters were trained with another base; peft records no hash."""
+    """Raise DamagedFile if adapters were trained with another base."""
+    # peft records no hash: then any base is right
     with safe_open(directory / TENSORS, "pt") as file:
         recorded = (file.metadata() or {}).get(HASH, sha256)
     if recorded != sha256:

@@ -1,17 +1,14 @@
 """A paged key-value cache: many sequences share one memory, and equal beginnings share its pages.
 
-A row of the dynamic cache (kv_cache.py) grows in one piece, and all rows of a batch begin and end
-together. In a server, sequences come and go. So the memory is cut into blocks of `block_size`
-tokens, in every layer alike, and a sequence has a *table*: the numbers of its blocks, in order
-(PagedAttention, Kwon et al. 2023, arXiv 2309.06180).
+All rows of a dynamic cache (kv_cache.py) begin and end together. In a server, sequences come and
+go. So the memory is cut into blocks of `block_size` tokens, in every layer alike, and a sequence
+has a *table*: the numbers of its blocks (PagedAttention, Kwon et al. 2023, arXiv 2309.06180).
 
     memory     | 0 | 1 | 2 | 3 | 4 | 5 | …        a block: keys and values of 4 tokens
     table of "the fox saw a red ball by the"      2, 0     (4 + 4 tokens)
     table of "the fox saw a blue kite"            2, 5     (4 + 2 tokens): both share block 2
 
 A full block never changes, so it may be shared. Its key is a digest of all tokens up to its end.
-When the last sequence that uses a block ends, the block is free at once. Its content stays until
-the memory is needed.
 """
 
 from __future__ import annotations
@@ -37,28 +34,25 @@ class OutOfBlocks(RuntimeError):
 
 @dataclass
 class Table:
-    """The blocks of one sequence.
+    """The blocks of one sequence."""
 
-    token_ids  the tokens that were read, or are about to be
-    blocks     the numbers of its blocks
-    slots      (room,): the place of each token in the memory of a layer
-    length     the number of tokens that were read
-    keys       the keys of its full blocks
-    apart      blocks are shared among tables with an equal mark only
-    """
-
+    # the tokens that were read, or are about to be
     token_ids: list[int]
     blocks: list[int]
+    # (room,): the place of each token in the memory of a layer
     slots: Tensor
+    # the number of tokens that were read
     length: int = 0
+    # the keys of the full blocks
     keys: list[bytes] = field(default_factory=list)
+    # blocks are shared among tables with an equal mark only
     apart: bytes = b""
 
 
 class PagedCache:
     """Keys and values of many sequences: `begin` one, read tokens in a `PagedView`, then `free` it.
 
-    blocks: their number in the memory; block_size: tokens in each; like: a tensor of the model.
+    blocks: their number; block_size: tokens in each; like: a tensor of the model.
     """
 
     def __init__(self, config: ModelConfig, blocks: int, like: Tensor, block_size: int = 16):
@@ -67,9 +61,11 @@ class PagedCache:
         for _ in range(config.num_hidden_layers):
             shapes = [(blocks * block_size, heads, size) for heads, size in config.cache_shapes]
             self.layers.append([like.new_zeros(shape) for shape in shapes])
-        self.users = [0] * blocks  # the number of sequences that use each block
+        # the number of sequences that use each block
+        self.users = [0] * blocks
         self.shared: dict[bytes, int] = {}  # key -> full block
-        # block without users -> its key, if it is full; the longest unused block is first
+        # block without users -> its key, if it is full. The longest unused block is first; until
+        # its memory is taken, a new sequence may share it.
         self.unused: OrderedDict[int, bytes | None] = OrderedDict.fromkeys(range(blocks))
 
     @property
@@ -85,10 +81,10 @@ class PagedCache:
     ) -> Table:
         """Return a table with blocks for `room` tokens.
 
-        Full blocks with the same beginning are shared, and need not be read again. At least one
-        token is left to read, for its logits; with share=False all are. apart: only tables with an
-        equal mark share blocks. Raises OutOfBlocks.
+        Full blocks with the same beginning and the same `apart` are shared, and need not be read
+        again; with share=False none are. Raises OutOfBlocks.
         """
+        # 1. shared blocks; at least one token is left to read, for its logits
         keys: list[bytes] = []
         blocks: list[int] = []
         while share and (len(keys) + 1) * self.block_size < len(token_ids):
@@ -97,9 +93,11 @@ class PagedCache:
                 break
             keys.append(key)
             blocks.append(self.shared[key])
+        # 2. raise before anything is changed; blocks to be shared cannot be taken as well
         needed = self.blocks_for(room) - len(blocks)
         if needed > len(self.unused) - sum(block in self.unused for block in blocks):
             raise OutOfBlocks(f"{needed} blocks are needed, and {len(self.unused)} are free")
+        # 3. the others, from the longest unused on, whose content is then lost
         for block in blocks:
             self.unused.pop(block, None)
         for _ in range(needed):
@@ -138,6 +136,7 @@ class PagedCache:
 
     def _next_key(self, keys: list[bytes], token_ids: Sequence[int], apart: bytes) -> bytes:
         """Return the key of the block that follows the blocks with these keys."""
+        # each digest contains the one before, and so all tokens from the beginning
         start = len(keys) * self.block_size
         tokens = array("q", token_ids[start : start + self.block_size])
         return hashlib.sha256((keys[-1] if keys else apart) + tokens.tobytes()).digest()
@@ -146,15 +145,13 @@ class PagedCache:
 class PagedView(KVCache):
     """Some sequences as rows of one forward pass, which reads the next `count` tokens of each.
 
-    attention_mask  (B, S), False = padding, on the left; None = there is none
-    position_ids    (B, count)
-
-    Give both to the model, with the view as kv_cache; then call `PagedCache.read`.
+    Give it to the model with its attention_mask and position_ids; then call `PagedCache.read`.
     """
 
     def __init__(self, cache: PagedCache, tables: Sequence[Table], count: int):
         super().__init__()  # without windows: blocks stay whole, and the mask applies the window
         self.memory = cache.layers
+        # rows end together: shorter ones have padding on the left
         self._length = max(table.length for table in tables)
         rows = [table.slots[: table.length + count] for table in tables]
         self.seen = pad_sequence(rows, batch_first=True, padding_side="left")  # (B, S)
@@ -162,7 +159,8 @@ class PagedView(KVCache):
         device = self.seen.device
         width = self.seen.shape[1]
         lengths = torch.tensor([table.length for table in tables], device=device)[:, None]
-        self.position_ids = lengths + torch.arange(count, device=device)
+        self.position_ids = lengths + torch.arange(count, device=device)  # (B, count)
+        # (B, S), False = padding; None = there is none
         mask = torch.arange(width, device=device) >= self._length - lengths
         self.attention_mask = mask if width > min(map(len, rows)) else None
 
@@ -171,4 +169,5 @@ class PagedView(KVCache):
         keys, values = self.memory[layer]  # (slots, heads, size)
         keys[self.written] = k.transpose(1, 2).to(keys.dtype)  # (B, count, heads, D)
         values[self.written] = v.transpose(1, 2).to(values.dtype)
+        # note: this copies all keys and values; a paged kernel would read them in place
         return keys[self.seen].transpose(1, 2), values[self.seen].transpose(1, 2)

@@ -1,8 +1,7 @@
 """Weights of 8 or 4 bits, for reading only. Numbers and kernels are torchao's.
 
     int8   a scale for each row of a matrix; the model computes in its own dtype
-    int4   a scale and a zero point for 32 numbers of a row. The model becomes bfloat16, because in
-           float32 PyTorch's kernel took a hundred times as long (FINDINGS.md#bits)
+    int4   a scale and a zero point for 32 numbers of a row; the model becomes bfloat16
 
 Linear layers of the blocks and an untied head become small. Embedding, norms, experts and the
 matrix that latent attention reads past its module do not. A small model does not get faster.
@@ -19,15 +18,16 @@ from torch import Tensor, nn
 from model.transformer import LanguageModel
 from model.variants.lora import adaptable
 
-GROUP = 32  # In int4 so many numbers share a scale.
-ROWS = 16  # PyTorch's int4 kernel takes a multiple of so many rows.
+# In int4 so many numbers share a scale.
+GROUP = 32
+# PyTorch's int4 kernel takes a multiple of so many rows.
+ROWS = 16
 
 
 def quantise_weights(lm: LanguageModel, kind: str) -> None:
-    """Replace the weights of linear layers in place, as int8 or int4; the model can only be read.
+    """Replace the weights of linear layers in place, as int8 or int4, which cannot be trained.
 
-    Raises ImportError without torchao, and ValueError for a model that cannot be quantised; then
-    nothing was changed.
+    Raises ImportError without torchao, and ValueError, before anything is changed.
     """
     if find_spec("torchao") is None:
         raise ImportError("torchao is not installed: pip install 'torchao>=0.18'")
@@ -50,6 +50,7 @@ def quantise_weights(lm: LanguageModel, kind: str) -> None:
         from torchao.prototype.quantization.int4 import PrototypeInt4WeightOnlyConfig
 
         config = PrototypeInt4WeightOnlyConfig(group_size=GROUP)
+        # in float32 PyTorch's kernel took a hundred times as long (FINDINGS.md#bits)
         lm.to(torch.bfloat16)
     quantize_(lm, config, filter_fn=lambda module, name: name in layers)
 

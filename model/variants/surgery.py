@@ -17,8 +17,8 @@ from model.transformer import LanguageModel
 def add_rows(lm: LanguageModel, vocab_size: int) -> None:
     """Add rows for new token ids to embedding and head, each the mean of the other rows.
 
-    So the new tokens start as average ones, and none of them is likely (Hewitt 2021,
-    https://nlp.stanford.edu/~johnhew/vocab-expansion.html). Logits of earlier ids do not change.
+    So none of them is likely, and logits of earlier ids do not change (Hewitt 2021,
+    https://nlp.stanford.edu/~johnhew/vocab-expansion.html).
     """
     embedding = lm.model.embed_tokens
     head = lm.lm_head
@@ -38,9 +38,8 @@ def with_config(lm: LanguageModel, **changes: Any) -> LanguageModel:
     No weight may depend on them: a window, scaled RoPE, more positions.
     """
     config = ModelConfig.model_validate(lm.config.model_dump() | changes)
-    other = copy.deepcopy(
-        lm, {id(weight): weight for weight in lm.parameters()}
-    )  # these are shared
+    shared = {id(weight): weight for weight in lm.parameters()}  # deepcopy takes them as copied
+    other = copy.deepcopy(lm, shared)
     other.config = other.model.config = config
     rotary_emb = RotaryEmbedding(config.rotary_size, config.rope_theta, config.rope_scaling)
     other.model.rotary_emb = rotary_emb.to(next(lm.parameters()).device)
@@ -48,13 +47,9 @@ def with_config(lm: LanguageModel, **changes: Any) -> LanguageModel:
 
 
 def with_rope_scaling(lm: LanguageModel, kind: str, factor: float, trained: int) -> LanguageModel:
-    """Return a model that shares the weights, with RoPE scaled for longer texts.
+    """Return a model that shares the weights, with RoPE scaled for texts `factor` times as long.
 
-    kind     a rope_type; `none`: not scaled
-    factor   longest text from now on / longest text in training
-    trained  longest text in training, in tokens
-
-    Raises ValueError. See docs/long_context.md.
+    kind: a rope_type, or `none`. trained: longest text in training, in tokens. Raises ValueError.
     """
     if kind == "none":
         return with_config(lm, rope_scaling=None)
@@ -75,19 +70,16 @@ def with_rope_scaling(lm: LanguageModel, kind: str, factor: float, trained: int)
 def convert_kv_heads(lm: LanguageModel, num_key_value_heads: int) -> LanguageModel:
     """Return a new model with another number of key/value heads.
 
-    Fewer heads: a group of heads becomes one, with the mean of their rows of `k_proj` and `v_proj`
-    (Ainslie et al. 2023, arXiv 2305.13245, section 2.1). Training must continue from there: the
-    paper spends another 5 % of the steps. More heads: rows are repeated, which computes the same.
+    Fewer heads: a group becomes one, with the mean of its rows of `k_proj` and `v_proj` (Ainslie
+    et al. 2023, arXiv 2305.13245, section 2.1). Training must continue: the paper spends another
+    5 % of the steps. More heads: rows are repeated, which computes the same.
 
         4 -> 2   k0, k1 -> (k0 + k1) / 2          2 -> 4   k0 -> k0, k0
                  k2, k3 -> (k2 + k3) / 2                   k1 -> k1, k1
 
-    Without QK-norm a key is linear in x, so the new score is the mean of the group's scores. With
-    QK-norm, the norm brings the mean back to full length, but a head with longer raw keys outweighs
-    the others. With qk_norm: whole, the gains in `k_norm.weight` are pooled as well.
-
-    No random number is drawn. Raises ValueError unless every query head keeps one key/value head,
-    made of whole old ones.
+    Without QK-norm, the new score is the mean of the group's scores. With it, the mean has full
+    length again, but a head with longer raw keys outweighs the others. Raises ValueError unless
+    every new head is made of whole old ones.
     """
     config = lm.config
     query_heads = config.num_attention_heads
@@ -106,7 +98,7 @@ def convert_kv_heads(lm: LanguageModel, num_key_value_heads: int) -> LanguageMod
         )
     tensors = lm.state_dict()
     parts = ["k_proj.weight", "k_proj.bias", "v_proj.weight", "v_proj.bias"]
-    if config.qk_norm == "whole":
+    if config.qk_norm == "whole":  # with a gain for every number of every head
         parts.append("k_norm.weight")
     for name in [name for name in tensors if name.endswith(tuple(parts))]:
         heads = tensors[name].unflatten(0, (old, -1))  # (old, D, …): rows, or numbers of a bias

@@ -1,4 +1,4 @@
-"""Helpers of notebook 07, which writes a head by hand; at the end are its exercises' solutions.
+"""Helpers for notebook 07, in which you write a head by hand, and the solutions of its exercises.
 
 The stream of a token has four fields: its letter, the letter before it, the predicted letter, a 1.
 """
@@ -31,7 +31,7 @@ def tokens(text: str) -> Tensor:
 
 
 def repeated(rows: int = 16, period: int = 25) -> Probe:
-    """Return ·, a block of random letters and the same block again: repeated_2, for letters."""
+    """Return the probe repeated_2 for letters: ·, a random block, and the same block again."""
     draw = torch.Generator().manual_seed(0)
     blocks = torch.stack([1 + torch.randperm(V - 1, generator=draw)[:period] for _ in range(rows)])
     ids = torch.cat([torch.zeros(rows, 1, dtype=torch.long), blocks, blocks], dim=1)
@@ -48,14 +48,14 @@ def fields(lm: LanguageModel, text: str) -> Tensor:
 
 
 def show(lm: LanguageModel, text: str) -> None:
-    """Print the letter of each field; –: none."""
+    """Print the letter of each field, or – if it is empty."""
     for name, field in zip(("TOKEN", "BEFORE", "NEXT"), fields(lm, text), strict=True):
         print(f"{name:7}", *[letters[row.argmax()] if row.max() > 0.6 else "–" for row in field])
 
 
 @torch.no_grad()
 def right(lm: LanguageModel, probe: Probe) -> float:
-    """Return the share of tokens of the second copy that the model predicts."""
+    """Return the share of tokens that the model predicts in the second copy."""
     predicted = lm(probe.input_ids)[:, :-1].argmax(-1)
     is_right = predicted == probe.input_ids[:, 1:]
     return is_right[copied(probe)[1][:, 1:]].float().mean().item()
@@ -76,7 +76,7 @@ def draw(maps: dict[str, Tensor], labels: Sequence[str] = ()) -> None:
 def bars(
     values: dict[str, list[float]], names: Sequence[str], title: str, chance: float | None = None
 ) -> None:
-    """Draw a group of bars for each name, one for each model. chance: the height of a line."""
+    """Draw a bar for each name and model. chance: the height of a dashed line."""
     import matplotlib.pyplot as plt
 
     axes: Any = plt.figure(figsize=(7.6, 2.9), layout="constrained").subplots()
@@ -99,7 +99,7 @@ def bars(
 def followers(
     lm: LanguageModel, words: Sequence[int], begin: int, again: str, rows: int = 400
 ) -> list[float]:
-    """Return the mean probability of B and of D after … A X B … C X D … and `again`, AX or CX."""
+    """Return the mean probabilities of B and D after … A X B … C X D … `again`, AX or CX."""
     generator = torch.Generator().manual_seed(0)
     orders = [torch.randperm(len(words), generator=generator)[:17] for _ in range(rows)]
     drawn = torch.tensor(words)[torch.stack(orders)]  # (rows, 17)

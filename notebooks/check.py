@@ -1,8 +1,8 @@
 """Build the parts of a language model yourself: `python -m notebooks.check NAME`.
 
 The first call writes notebooks/build/NAME.py, a file with a gap, and explains the task. Fill the
-gap and run the same command again: it compares your code with float64 numbers. Without a NAME it
-lists the exercises. `--again` starts an exercise again, and keeps your old file.
+gap and run the same command again. It compares the results of your code with float64 numbers.
+Without a NAME it lists the exercises. `--again` restarts an exercise, and keeps your old file.
 
     python -m notebooks.check assemble
 
@@ -12,7 +12,7 @@ builds notebooks/mine/my_model.py from your parts, a language model that trains 
     1      not yet
     2      bad input: there is no such exercise
 
-The files with gaps are made from notebooks/solutions/, so they always fit the checks.
+The files with gaps come from notebooks/solutions/, so they always fit the checks.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def main() -> int:
     form = argparse.RawDescriptionHelpFormatter
     command = "python -m notebooks.check"
     parser = argparse.ArgumentParser(prog=command, description=__doc__, formatter_class=form)
-    parser.add_argument("name", nargs="?", help="an exercise; without it, all are listed")
-    answer = "after `broken`: the number of a training, and a cause"
+    parser.add_argument("name", nargs="?", help="an exercise; without it, list all")
+    answer = "after `broken`: the number of a training, and the letter of a cause"
     parser.add_argument("answer", nargs="*", help=answer)
     again = "start again; your old file is kept beside the new one"
     parser.add_argument("--again", action="store_true", help=again)
@@ -183,7 +183,7 @@ def is_done(name: str) -> bool:
 
 
 def text_of(name: str) -> str:
-    """Return the text of an exercise: its solution's docstring, with a title and minutes."""
+    """Return the text of an exercise: the docstring of its solution, with a title and minutes."""
     code = (ROOT / SOLUTIONS / f"{name}.py").read_text(encoding="utf-8")
     return ast.get_docstring(ast.parse(code)) or ""
 
@@ -193,7 +193,7 @@ def stub(name: str) -> str:
     code = (SOLUTIONS / f"{name}.py").read_text(encoding="utf-8")
     code = code.replace("from notebooks.solutions.", "from notebooks.build.")
     code = GAP.sub(rf"\1raise NotImplementedError  {GAP_ENDS}", code)
-    if "\nimport torch\n" not in code:  # the reader may need it
+    if "\nimport torch\n" not in code:  # readers may use torch itself
         code = code.replace("\nfrom torch import", "\nimport torch\nfrom torch import")
     return code
 

@@ -25,10 +25,10 @@ from typing import Any
 from configs.command import InputError, exit_on_bad_input
 
 FOLDER = Path(__file__).parent
-# A line that is overwritten during a training.
+# A training overwrites such a line.
 PROGRESS = re.compile(r"\r(?:[^\r\n]* … (?=\r|$))?")
-LARGEST_PAGE = 100_000  # An output may have so many characters of HTML.
-CELL_SECONDS = 900  # A cell that hangs is stopped; no cell takes so long, even on a slow machine.
+LARGEST_PAGE = 100_000  # An output may have at most this many characters of HTML.
+CELL_SECONDS = 900  # A longer cell is stopped. No cell needs so long, even on a slow machine.
 # The cell of an exercise names its answer: `answer = None  # what it is`.
 ANSWER = re.compile(r"^(\w+) = None  # ", re.MULTILINE)
 SOLUTION = re.compile(r"<details>.*?```python\n(.*?)```", re.DOTALL)
@@ -54,7 +54,7 @@ def main() -> None:
 def execute(path: Path, *, write: bool) -> int:
     """Run a notebook and return its number of exercises.
 
-    Raises InputError where a cell fails, or an exercise proves nothing.
+    Raises InputError if a cell fails, or if an exercise proves nothing.
     """
     import nbformat  # slow to import, and `--help` does not need it
     from nbclient import NotebookClient
@@ -77,7 +77,7 @@ def execute(path: Path, *, write: bool) -> int:
     except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
         problem = str(error)
         if isinstance(error, CellExecutionError):
-            print(error, file=sys.stderr)  # its traceback does not fit into an InputError's line
+            print(error, file=sys.stderr)  # an InputError has one line, too short for a traceback
             problem = f"{error.ename}: {error.evalue}"
         raise InputError(f"{path.name}, cell {started[-1] + 1} failed: {problem}") from None
     if write:
@@ -111,8 +111,8 @@ def add_proofs(cells: list[Any], name: str) -> int:
 def prove(variables: dict[str, Any], answer: str, check: str, solution: str, wrong: str) -> None:
     """Assert that a check accepts the solution and refuses wrong answers, each with its own hint.
 
-    It runs in the notebook's kernel, but on copies of its variables. So no later cell can depend on
-    a solution that the reader did not write.
+    It runs in the kernel of the notebook, but on copies of its variables. So no later cell can
+    depend on the solution.
     """
     from notebooks.start import HINTS
 
@@ -139,13 +139,13 @@ def prove(variables: dict[str, Any], answer: str, check: str, solution: str, wro
 
 
 def tidy(notebook: Any) -> None:
-    """Remove progress, large pages, and all that differs from run to run."""
+    """Remove progress lines, large pages, and everything that changes from run to run."""
     for cell in notebook.cells:
         for output in cell.get("outputs", []):
             if "text" in output:
                 output.text = PROGRESS.sub("", output.text)
             if len(output.get("data", {}).get("text/html", "")) > LARGEST_PAGE:
-                del output["data"]["text/html"]  # its text has the file's name
+                del output["data"]["text/html"]  # its plain text names the file
         if "outputs" in cell:
             cell.outputs = [output for output in cell.outputs if output.get("text") != ""]
     notebook.metadata = {
@@ -157,8 +157,8 @@ def tidy(notebook: Any) -> None:
 def refresh(path: Path) -> None:
     """Copy every cell of the notebook to zh/<name>, except for the text of Markdown cells.
 
-    Cells with the same id belong together. Raises InputError for a Markdown cell that is not
-    translated.
+    Cells with the same id belong together. Raises InputError for a Markdown cell without a
+    translation.
     """
     import nbformat
 

@@ -23,14 +23,14 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 
-@dataclass(frozen=True)  # 1. Every number that was chosen, named as in the library's YAML files.
+@dataclass(frozen=True)  # 1. The settings, named as in the library's YAML files.
 class Config:
     seed: int = 0  # decides the first weights and the order of the text
     sequence_length: int = 128  # T: tokens that the model reads at once
     tokens_per_step: int = 2048  # 16 rows: with fewer the gradient is noise, with more it is slow
     hidden_size: int = 128  # C: numbers for a token inside the network
     intermediate_size: int = 352  # inside the feed-forward part: about 8/3 C
-    num_hidden_layers: int = 2  # copying needs two: the second reads what the first has noted
+    num_hidden_layers: int = 2  # copying needs two: the second reads notes of the first
     num_attention_heads: int = 4  # H: each attends to the text in its own way
     num_key_value_heads: int = 4  # H_kv: 4 = MHA | 2 = GQA | 1 = MQA, one for all query heads
     attention: str = "flash"  # flash: a fast kernel | eager: the formula. Equal up to rounding
@@ -38,8 +38,8 @@ class Config:
     lr: float = 0.005  # the highest learning rate, which is the size of a step
     embedding_lr: float = 0.1  # larger, because a token's row learns only if the token occurs
     weight_decay: float = 0.01  # matrices shrink a little at every step, so useless weights fade
-    warmup_steps: int = 50  # steps begin small, while Adam does not know the size of gradients
-    cooldown: float = 0.7  # share of the run in which the rate falls: small steps at the end settle
+    warmup_steps: int = 50  # steps begin small, until Adam has measured the gradients
+    cooldown: float = 0.7  # share of the run in which the rate falls, to settle near a minimum
     final_lr_fraction: float = 0.05
     grad_clip: float = 1.0
 
@@ -94,7 +94,7 @@ def repeat_kv(x: Tensor, groups: int) -> Tensor:
     return x[:, :, None].expand(B, H_kv, groups, T, D).reshape(B, H_kv * groups, T, D)
 
 
-class Attention(nn.Module):  # Queries (q) meet earlier keys (k). Values (v) that fit are copied.
+class Attention(nn.Module):  # Queries (q) match earlier keys (k), and copy their values (v).
     def __init__(self, config: Config):
         super().__init__()
         C, H, H_kv = config.hidden_size, config.num_attention_heads, config.num_key_value_heads
@@ -223,7 +223,7 @@ def train(text: str, config: Config) -> tuple[LanguageModel, list[str], list[flo
         targets = targets.masked_fill((targets == BOS) | (targets == PAD), IGNORED)
         loss_sum, trained = model(batch, targets), int((targets != IGNORED).sum())
         (loss_sum * (1 / trained)).backward()  # how does the mean loss change with each parameter?
-        nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip)  # for one strange batch
+        nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip)  # limits one strange batch
         # The learning rate goes up, stays, and falls in a line. It depends only on the step.
         warmup = min(1.0, (step + 1) / max(1, config.warmup_steps))
         shape = min(1.0, (1 - step / max(1, config.max_steps - 1)) / config.cooldown)
@@ -239,7 +239,7 @@ def train(text: str, config: Config) -> tuple[LanguageModel, list[str], list[flo
             tested[step] = float(F.cross_entropy(logits, unseen[:, 1:].flatten()))
             figures = f"loss {losses[-1]:.3f}  unseen text {tested[step]:.3f}"
             print(f"step {step:5,}  {figures}  {time.perf_counter() - began:.0f} s")
-    best = min(tested, key=tested.get, default=0)  # later the text is learned by heart
+    best = min(tested, key=tested.get, default=0)  # later it only memorises
     if tested and losses[-1] < tested[best] < tested[step] - 0.1:
         print(f"Unseen text was best at step {best}: try max_steps={best}, or give it more text")
     return model, vocabulary, losses
@@ -292,7 +292,7 @@ if __name__ == "__main__":
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
     model, vocabulary, _ = train(text, config)
-    torch.set_grad_enabled(False)  # nothing is learned from here on
+    torch.set_grad_enabled(False)  # no training from here on
     begin = text.rfind("\n", 0, -48) + 1  # of the last line with 48 characters after it
     draw(model, vocabulary, text[begin : begin + 48], "heads.png")
     print(f"\n{write(model, vocabulary, 300)}\n\nheads.png: heads, row = query, column = key")

@@ -25,7 +25,7 @@ def heatmap(
     """Draw a matrix (queries, keys) and return the mesh, for a colour bar.
 
     - rows, columns: their labels
-    - decimals: of the numbers; None: no numbers
+    - decimals: digits after the point of the printed numbers; None prints no numbers
 
     A boolean matrix is a mask: blue = may attend. Numbers from 0 to 1 are attention weights, in the
     colours of eval.attention: grey = none. Other numbers are scores: red above 0, blue below, grey

@@ -1,9 +1,9 @@
-"""Begin a notebook: a run to look at, controls to play with, checks that can fail.
+"""Start a notebook: find a run, show controls, check answers.
 
     from notebooks.start import check, demo, play, same
 
-Importing it makes the repository the working directory, so `runs/demo` is found from everywhere. A
-notebook shows an InputError as one sentence, without a traceback.
+The import makes the repository the working directory, so a notebook in any folder finds
+`runs/demo`. A notebook shows an InputError as one sentence, without a traceback.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from notebooks.checks.verdict import judged
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIG = "configs/small.yaml"
-PROGRESS_SECONDS = 2  # A training prints its step so often.
-YOUR_CELL = "Your cell"  # This is the name of the reader's code in sentences.
+PROGRESS_SECONDS = 2  # A training prints its step at this interval.
+YOUR_CELL = "Your cell"  # Sentences call the reader's code by this name.
 if Path.cwd().name == "zh" and not os.environ.get("HEADLIGHT_LANG"):
     os.environ["HEADLIGHT_LANG"] = "zh"  # a notebook in Chinese answers in Chinese
-HINTS: dict[str, Any] = {}  # exercise, such as "01.2" -> hint
+HINTS: dict[str, Any] = {}  # from exercise, such as "01.2", to hint
 for name in ("hints.yaml", "hints.zh.yaml") if language() == "zh" else ("hints.yaml",):
     HINTS |= parse_yaml((ROOT / "notebooks" / name).read_text(encoding="utf-8"), name)
 
 
 def demo() -> Path:
-    """Return the run that you trained, runs/demo or else runs/small, or the demo in pretrained/."""
+    """Return your runs/demo, else your runs/small, else the demo in pretrained/."""
     run = None
     if is_finished("demo") or not is_finished("small"):
         run = finished("demo")
@@ -47,12 +47,12 @@ def demo() -> Path:
 
 
 def small() -> Path:
-    """Return runs/small or pretrained/small; without both, runs/small is trained now."""
+    """Return runs/small or pretrained/small. Train runs/small if neither exists."""
     return described(finished("small") or trained("small", "train.pretrain", CONFIG))
 
 
 def shipped(name: str) -> Path:
-    """Return pretrained/<name>, for text that has its numbers; `demo()` may be another run."""
+    """Return pretrained/<name>, for text with fixed numbers. `demo()` may return another run."""
     return described(Path("pretrained") / name)
 
 
@@ -62,7 +62,7 @@ def is_finished(name: str) -> bool:
 
 
 def finished(name: str) -> Path | None:
-    """Return runs/<name> if it is finished, else pretrained/<name> if there is one."""
+    """Return runs/<name> if it is finished, else pretrained/<name> if it exists, else None."""
     if is_finished(name):
         return Path("runs") / name
     run = Path("pretrained") / name
@@ -73,7 +73,7 @@ def finished(name: str) -> Path | None:
 
 
 def described(run: Path) -> Path:
-    """Print which model the outputs are of. A test compares this line with today's config."""
+    """Print the run and its size. A test compares this line with today's config."""
     from train.config import load_run_config
 
     result = json.loads((ROOT / run / "result.json").read_text(encoding="utf-8"))
@@ -84,7 +84,7 @@ def described(run: Path) -> Path:
 
 
 def trained(name: str, *command: str) -> Path:
-    """Return runs/<name>. If it is missing, `python -m command` trains it. Raises InputError."""
+    """Return runs/<name>. Train it with `python -m command` if missing. Raises InputError."""
     run = Path("runs") / name
     if not is_finished(name):
         print(translated(f"training {run.as_posix()}: a minute or so …"))
@@ -93,7 +93,7 @@ def trained(name: str, *command: str) -> Path:
 
 
 def train(command: list[str], run: Path) -> None:
-    """Train a run in a process that ends with its cell, and print its steps."""
+    """Train a run in a process that ends with the cell, and print its steps."""
     began = time.perf_counter()
     process = subprocess.Popen(
         [sys.executable, "-m", *command],
@@ -127,7 +127,7 @@ def train(command: list[str], run: Path) -> None:
 
 
 def play(draw: Callable[..., Any], **controls: Any) -> None:
-    """Show a control for each argument of `draw`, which is called again when one moves.
+    """Show a control for each argument of `draw`. A change of a control calls `draw` again.
 
     If ipywidgets is missing, print how to install it. The figures above stay.
     """
@@ -152,7 +152,7 @@ def play(draw: Callable[..., Any], **controls: Any) -> None:
 def check(exercise: str, answer: Any, judge: Any, within: float = 0.0) -> None:
     """Print that an answer is right, or raise InputError with the difference and a hint.
 
-    - exercise: such as "01.2". Its hint is in hints.yaml, so nobody reads it before the first try
+    - exercise: such as "01.2". Its hint is in hints.yaml, and unseen before the first try
     - answer: None means no answer yet
     - judge: the right value, or a function of the answer with asserts (`same` helps)
     - within: the largest error of a number
@@ -171,7 +171,7 @@ def check(exercise: str, answer: Any, judge: Any, within: float = 0.0) -> None:
 
 
 def predicted(guess: float | str | None, truth: float | str, unit: str = "") -> None:
-    """Print the reader's guess beside the truth: a number, or one of a few words.
+    """Print the reader's guess and the truth: a number, or one of a few words.
 
     Raises InputError for a guess that is no number if the truth is one.
     """

@@ -9,7 +9,7 @@ from notebooks.broken import train
 
 
 def break_it() -> None:
-    """Shift the labels, as the model does once more: it learns the token after the next one."""
+    """Shift the labels, which the model shifts again: it learns the token after the next one."""
     forward = LanguageModel.forward
 
     def shifted(

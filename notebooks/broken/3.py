@@ -29,10 +29,10 @@ class FixedScale:
         optimizer.step()
 
     def update(self) -> None:
-        """A scale that overflows should be halved here. This one stays."""
+        """Do nothing. A correct scale is halved here after an overflow."""
 
     def is_enabled(self) -> bool:
-        return False  # so overflows are not looked for
+        return False  # so nothing looks for overflows
 
     def state_dict(self) -> dict[str, Any]:
         return {}

@@ -7,7 +7,7 @@ from notebooks.broken import train
 
 
 def break_it() -> None:
-    """Open the mask one place too far: every token sees the one that it has to predict."""
+    """Open the mask one place too far: every token sees the token that it predicts."""
     causal = masks.causal
     of_layers = MaskSpec.of_layers
 

@@ -12,7 +12,7 @@ def break_it() -> None:
     A score then depends on the sum of two positions, not on their distance.
     """
     rotate = attention.apply_rotary
-    signs = cycle((1, -1))  # it is called for q, then for k
+    signs = cycle((1, -1))  # the model calls it for q, then for k
 
     def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         return rotate(x, cos, next(signs) * sin)

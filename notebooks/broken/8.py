@@ -24,6 +24,7 @@ def all_at_once(self: Samples, event: EvalEvent) -> None:
 
 
 def break_it() -> None:
+    """Write all samples as one batch that is padded on the right."""
     Samples.evaluate = all_at_once  # type: ignore[method-assign]
 
 

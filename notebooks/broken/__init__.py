@@ -1,7 +1,7 @@
 """The break-it lab: eight trainings, each with one fault. `python -m notebooks.broken 3` runs one.
 
 notebooks/broken/README.md has the rules. Training 0 has no fault. The function `break_it` of a file
-puts the fault in; the product has no switch for it.
+adds the fault; the library has no switch for it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def config_of(number: int, *changes: str, config: str = "configs/small.yaml") ->
 
 
 def train(number: int, break_it: Callable[[], None], *changes: str) -> None:
-    """Break it, train, and end the program. The command line may have more changes."""
+    """Add the fault, train, and end the program. The command line may change more keys."""
 
     def main() -> int:
         break_it()

@@ -15,7 +15,7 @@ SCRIPTS = sorted(path.stem for path in Path(__file__).parent.glob("[0-9].py"))
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m notebooks.broken", description=__doc__)
     parser.add_argument("training", choices=SCRIPTS)
-    parser.add_argument("changes", nargs="*", metavar="section.key=value", help="of the config")
+    parser.add_argument("changes", nargs="*", metavar="section.key=value", help="config changes")
     args = parser.parse_args()
     sys.argv = [args.training, *args.changes]  # the script's own command line
     runpy.run_module(f"notebooks.broken.{args.training}", run_name="__main__")

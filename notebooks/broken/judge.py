@@ -16,9 +16,9 @@ def answers() -> dict[str, Any]:
 
 
 def judge(number: str = "", cause: str = "", *more: str) -> int:
-    """Print if the cause is right, and why. Return the exit code: 0 right or listed, 1 not yet.
+    """Print whether the cause is right, and why. Return 0 (right, or only listed) or 1 (not yet).
 
-    Raises InputError for a number or a letter that does not exist.
+    Raises InputError for an unknown number or letter.
     """
     causes = answers()["causes"]
     trainings = answers()["trainings"]

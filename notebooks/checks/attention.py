@@ -13,9 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from notebooks.checks.compare import same, shape_of
 
-BEFORE = (
-    "Forbid before the softmax. After it, a forbidden score has taken its share from the others."
-)
+BEFORE = "Mask before the softmax. After it, a forbidden score already has a share."
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
@@ -50,12 +48,12 @@ def causal_mask(mine: ModuleType) -> str:
 
 
 def attention(mine: ModuleType) -> str:
-    # The example of the text.
+    # The example in the text.
     keys = torch.tensor([[1.0, 1, 1, 1], [1, -1, 1, -1]])[None, None]
     values = torch.tensor([[10.0], [20.0]])[None, None]
     everything = torch.ones(1, 1, 1, 2, dtype=torch.bool)
     out = mine.attention(keys[:, :, :1], keys, values, everything)
-    same("the example of the text", out, torch.tensor([[[[11.192]]]]))
+    same("the example in the text", out, torch.tensor([[[[11.192]]]]))
 
     call = "attention(q, k, v, mask)"
     q, k, v = (random(2, 3, length, 6, seed=seed) for seed, length in enumerate((4, 7, 7)))
@@ -88,7 +86,7 @@ def attention(mine: ModuleType) -> str:
         "python -m train.pretrain configs/small.yaml name=my_heads "
         "model.attn_implementation=mine model.my_attention=notebooks/build/attention.py"
     )
-    return f"This is the heart of every language model, and it can train one: {command}"
+    return f"This is the heart of every language model. Train one with it: {command}"
 
 
 def formula(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
@@ -97,7 +95,7 @@ def formula(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 
 
 def same_gradients(call: str, got: Tensor, expected: Tensor, inputs: dict[str, Tensor]) -> None:
-    """Assert that a right result also has the right gradients."""
+    """Assert that the gradients are right, too."""
     lesson = "The numbers are right, but training would break: something is detached, or NaN."
     assert got.requires_grad, f"{call} has no gradient. {lesson}"
     options: dict[str, Any] = {"allow_unused": True, "materialize_grads": True}
@@ -124,7 +122,7 @@ def repeat_kv(mine: ModuleType) -> str:
     expected = q.double() @ x.double().repeat_interleave(2, 1).mT / 2
     call = "shared_scores(q, k) with 6 query heads and 3 key/value heads"
     same(call, mine.shared_scores(q, x), expected)
-    return "MHA, GQA and MQA are one model to you now, with three numbers of key/value heads."
+    return "Your code fits MHA, GQA and MQA: they differ only in the number of key/value heads."
 
 
 def rope(mine: ModuleType) -> str:
@@ -147,7 +145,7 @@ def rope(mine: ModuleType) -> str:
     assert is_order, f"order(8) is {order.tolist()}: each of 0 … 7 must be there once."
     got = mine.interleaved(x[..., order], angles)
     same("interleaved(x[..., order(8)], angle)", got, halves[..., order])
-    return "You can read both customs, and convert a model from one to the other."
+    return "You can read both customs, and convert a model between them."
 
 
 def masks(mine: ModuleType) -> str:
@@ -157,7 +155,7 @@ def masks(mine: ModuleType) -> str:
     mask = real[:, None, None].bool() & causal
     same("combined_mask(real)", mine.combined_mask(real), mask)
     scores = 3 * random(2, 3, 4, 4)
-    hidden = scores.masked_fill(~mask, 200.0)  # the forbidden ones are by far the largest
+    hidden = scores.masked_fill(~mask, 200.0)  # the forbidden ones are the largest by far
     for call, x, lesson in [
         ("masked_softmax(scores, mask)", scores, ""),
         ("masked_softmax(scores, mask) where forbidden scores are 200", hidden, BEFORE),
@@ -171,7 +169,7 @@ def masks(mine: ModuleType) -> str:
         is_zero = (weights[~mask.expand_as(weights)] == 0).all()
         assert is_zero, "A forbidden share is small, and must be exactly 0."
         same_gradients(call, weights, expected, {"scores": x})
-    return "A batch of texts of any lengths is safe: no padding is read, and no row turns into NaN."
+    return "Texts of any lengths fit into a batch: no token reads padding, and no row becomes NaN."
 
 
 class OnlyTiles(TorchDispatchMode):
@@ -188,7 +186,9 @@ class OnlyTiles(TorchDispatchMode):
     ) -> Any:
         result = function(*args, **(kwargs or {}))
         is_kernel = "scaled_dot_product" in str(function)
-        assert not is_kernel, "PyTorch's own kernel reads the tiles here: write the loop."
+        assert not is_kernel, (
+            "This calls PyTorch's own kernel: write the loop over the tiles yourself."
+        )
         if isinstance(result, Tensor) and result.is_floating_point():
             shape = tuple(result.shape)
             problem = "is as large as all scores (T x S): use the tiles"
@@ -203,12 +203,12 @@ class OnlyTiles(TorchDispatchMode):
 def online_softmax(mine: ModuleType) -> str:
     example = [torch.tensor(x)[None, None, :, None] for x in ([1.0], [1.0, 2, 4], [10.0, 20, 30])]
     out = mine.attention_in_tiles(*example, 2)
-    same("the example of the text, tile = 2", out, torch.tensor([[[[28.0178]]]]))
+    same("the example in the text, tile = 2", out, torch.tensor([[[[28.0178]]]]))
     q, k, v = (random(1, 2, length, 7, seed=seed) for seed, length in enumerate((64, 300, 300)))
     rising = torch.arange(300)[:, None] / 30  # later tiles have larger scores
     cases = {
         "random keys": k,
-        "ever larger scores": k + rising * q.mean(2, keepdim=True),
+        "growing scores": k + rising * q.mean(2, keepdim=True),
         "large keys": 40 * k,
     }
     for name, keys in cases.items():
@@ -247,7 +247,7 @@ def kv_cache(mine: ModuleType) -> str:
         got = cache.append(k[:, :, layer:4], v[:, :, layer:4])[0]
         is_own = got.shape[2] == cache.seen == 4 - layer
         assert is_own, "Two caches share their keys: store keys, values and `seen` in `self`."
-    return "Text is written without reading it again, and a window keeps the memory constant."
+    return "A model need not read its text again, and a window keeps the memory constant."
 
 
 CHECKS = {

@@ -1,4 +1,4 @@
-"""Compare with float64 numbers, and name shapes and the first different number in a sentence."""
+"""Compare results with float64 numbers, and describe a difference in one sentence."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def same(call: str, got: Any, expected: Any, tolerance: float = 1e-4, lesson: st
     """Assert that a function returned a tensor, a number, a tuple of them, or a list.
 
     - tolerance: a share of a number, or absolute for small ones; float32 errs by about 1e-6
-    - lesson: the meaning of different numbers
+    - lesson: a sentence about the cause of a difference
     """
     if expected is not None:
         is_there(call, got)

@@ -74,7 +74,7 @@ def sampling(mine: ModuleType) -> str:
     lesson = "Only 0 is greedy: a small temperature divides, too."
     same_shares(mine, call, close, {"temperature": 1e-4}, lesson)
 
-    # Rows as a model writes them, and Headlight's own function.
+    # Rows as from a model, and Headlight's own function.
     logits = 3 * normal(64, 50).float()
     settings = {"temperature": 0.8, "top_k": 20, "top_p": 0.9}
     call = "probabilities(64 rows of 50 logits, temperature=0.8, top_k=20, top_p=0.9)"
@@ -83,7 +83,8 @@ def sampling(mine: ModuleType) -> str:
     _, weights = next_token(logits, seen, Sampling(**settings), torch.Generator())
     assert weights is not None
     expected = weights / weights.sum(1, keepdim=True)
-    same(f"{call} (beside model/generation.py)", mine.probabilities(logits, **settings), expected)
+    got = mine.probabilities(logits, **settings)
+    same(f"{call} (compared with model/generation.py)", got, expected)
 
     # Up to chance, the drawn shares are the probabilities.
     draws = 20_000
@@ -113,7 +114,7 @@ def sampling(mine: ModuleType) -> str:
     uses_generator = torch.equal(draw(0), ids) and not torch.equal(draw(1), ids)
     uses_generator &= torch.equal(torch.random.get_rng_state(), state)
     assert uses_generator, "sample must draw all its random numbers from the given generator."
-    return "These lines choose every token of a chat: greedily, by temperature, from the top."
+    return "Code like yours chooses every token of a chat."
 
 
 def same_shares(
@@ -159,7 +160,7 @@ def bpe(mine: ModuleType) -> str:
         ("aaa", ("a", "a"), ["aa", "a"]),
         ("aaaa", ("a", "a"), ["aa", "aa"]),
         ("abc", ("b", "a"), ["a", "b", "c"]),
-        (["ba", "b"], ("a", "b"), ["ba", "b"]),  # whole tokens, not parts of them
+        (["ba", "b"], ("a", "b"), ["ba", "b"]),  # a pair joins whole tokens only
     ]:
         got = mine.joined(list(tokens), pair)
         call = f"joined({list(tokens)}, {pair})"
@@ -197,7 +198,7 @@ def bpe(mine: ModuleType) -> str:
         call = f"encode_word({word!r}) with {len(merges)} merges"
         assert got == ids, f"{call} is {got}, and must be {ids}."
     count = f"{len(merges)} merges, and the ids of {len(words)} words"
-    return f"Your {count}, are those of the library `tokenizers`."
+    return f"Your {count}, equal those of the library `tokenizers`."
 
 
 def same_merges(call: str, got: Any, expected: list[Pair]) -> None:
@@ -223,7 +224,7 @@ def from_stories() -> tuple[Any, dict[str, int], list[Pair]]:
 
 
 def label_mask(mine: ModuleType) -> str:
-    # The ids of the exercise's text.
+    # The ids in the exercise's text.
     user = [1, 4, 3, 6, 2, 3]
     header = [1, 5, 3]
     end = 2
@@ -236,11 +237,11 @@ def label_mask(mine: ModuleType) -> str:
         "two answers": [asked, [7, 2], again, [8, 7, 2], [3]],
         "an answer that is cut off": [asked, [7, 8]],
         "a header that is cut off": [[0, *user, 1, 5]],
-        "nothing behind the header": [asked],
+        "nothing after the header": [asked],
         "an empty answer": [asked, [2], [3, *user]],
         "a user who writes `assistant` and a line end": [trick, [7, 2], [3]],
         "an assistant who writes `assistant` and a line end": [asked, [7, 5, 3, 8, 2], [3]],
-        "nobody but a user": [[0, *user]],
+        "only a user": [[0, *user]],
     }
     for name, parts in cases.items():
         ids: list[int] = []
@@ -268,8 +269,8 @@ def label_mask(mine: ModuleType) -> str:
             answers += is_trained and token == end
         name = f"conversation {i} of the built-in world"
         same_labels(mine, name, encoded, trained, header, end, label)
-    count = f"In {len(records)} conversations you train the {answers} answers"
-    return f"{count} that data/chat.py trains, and nothing else."
+    count = f"In {len(records)} conversations you train the same {answers} answers"
+    return f"{count} as data/chat.py, and nothing else."
 
 
 def same_labels(
@@ -292,7 +293,7 @@ def lora(mine: ModuleType) -> str:
     a = torch.tensor([[1.0, 1.0]]).double()
     b = torch.tensor([[1.0], [0.0]]).double()
     x = torch.tensor([[3.0, 4.0]]).double()
-    example = "with the W, A, B of the text and alpha=2"
+    example = "with W, A, B from the text and alpha=2"
     expected = torch.tensor([[17.0, 4.0]])
     same(f"adapted(x = (3, 4)) {example}", mine.adapted(x, identity, a, b, 2.0), expected)
     expected = torch.tensor([[3.0, 2.0], [0.0, 1.0]])
@@ -314,14 +315,14 @@ def lora(mine: ModuleType) -> str:
     is_frozen = torch.equal(weight, before)
     assert is_frozen, "the frozen weight has changed: compute a new tensor (not weight += …)."
 
-    # Every matrix of a small model of Headlight's.
+    # Every matrix of a small model in Headlight.
     torch.manual_seed(0)
     config = ModelConfig(vocab_size=64, hidden_size=32, num_hidden_layers=1, num_attention_heads=4)
     lm = LanguageModel(config)
     add_adapters(lm, LoraConfig(rank=4, alpha=6.0))
     layers: dict[str, tuple[LoraLinear, Tensor]] = {}
     for name, layer in adapted(lm).items():
-        nn.init.normal_(layer.lora_B.weight, std=0.2)  # a trained one is not 0
+        nn.init.normal_(layer.lora_B.weight, std=0.2)  # after training it is not 0
         factors = layer.lora_A.weight.detach(), layer.lora_B.weight.detach()
         weight = layer.weight.detach()
         x = torch.randn(2, 3, layer.in_features)
@@ -331,8 +332,8 @@ def lora(mine: ModuleType) -> str:
     merge(lm)
     for name, (layer, got) in layers.items():
         same(f"merged for {name} of a model", got, layer.weight.detach())
-    source = f"model/variants/lora.py computes in {len(layers)} matrices"
-    return f"Your adapters compute what {source}, and merge as it merges."
+    source = f"model/variants/lora.py in {len(layers)} matrices"
+    return f"Your adapters equal those of {source}, also after the merge."
 
 
 def preference_loss(mine: ModuleType) -> str:
@@ -357,7 +358,7 @@ def preference_loss(mine: ModuleType) -> str:
     same("preference_loss of six pairs", got, torch.tensor(losses, dtype=torch.float64), 1e-9)
     ratios = torch.cat([chosen - reference_chosen, rejected - reference_rejected])
     expected = headlights_preference_loss(ratios, torch.ones(12), DPOConfig(beta=beta))
-    same("preference_loss of six pairs (beside train/dpo.py)", got, expected, 1e-9)
+    same("preference_loss of six pairs (compared with train/dpo.py)", got, expected, 1e-9)
 
     def slope(which: int) -> Tensor:
         losses = []
@@ -366,7 +367,7 @@ def preference_loss(mine: ModuleType) -> str:
             losses.append(mine.preference_loss(*moved, beta))
         return (losses[0] - losses[1]) / (2 * step)
 
-    call = "gradient of six pairs (beside the slope of your loss: two losses 0.0002 apart)"
+    call = "gradient of six pairs (compared with the slope of your loss, from inputs 0.0002 apart)"
     same_all(call, slopes(slope(0), slope(1)), mine.gradient(*inputs, beta), 1e-6)
 
     zeros = torch.zeros(2)
@@ -376,7 +377,7 @@ def preference_loss(mine: ModuleType) -> str:
     same(f"preference_loss {call}", mine.preference_loss(*far, 0.1), expected)
     push = torch.tensor([0.0, 0.1])
     same_all(f"gradient {call}", slopes(-push, push), mine.gradient(*far, 0.1), 1e-6)
-    return "Your loss is that of train/dpo.py, and its slope is your gradient."
+    return "Your loss equals that of train/dpo.py, and your gradient is its slope."
 
 
 def slopes(chosen: Tensor, rejected: Tensor) -> dict[str, Tensor]:
@@ -404,18 +405,18 @@ def group_advantage(mine: ModuleType) -> str:
             got = mine.group_advantage(rewards, size, scaled)
             same(call, got, torch.tensor(expected), 1e-6)
             own = advantages(groups.flatten(), size, scaled)
-            same(f"{call} (beside train/grpo.py)", got, own, 1e-6)
+            same(f"{call} (compared with train/grpo.py)", got, own, 1e-6)
             is_same = torch.equal(rewards, groups.flatten())
             assert is_same, f"{call} changes the rewards: compute a new tensor."
-        # float32 sums of a whole tensor and of its rows err in different places, so groups come
-        # alone and together
+        # float32 sums of a tensor and of its rows round differently, so test groups alone and
+        # together
         for equal in ([0.1], [0.7], [1 / 3], [0.1, 0.0, 0.7, 1 / 3]):
             rewards = torch.tensor(equal).repeat_interleave(8)
             values = ", ".join(f"8 times {x:.4g}" for x in equal)
             got = mine.group_advantage(rewards, 8, scaled)
             zeros = torch.zeros(len(rewards))
             same(f"group_advantage(({values}), 8, {scaled})", got, zeros, 0.0)
-    return "Your advantages are those of train/grpo.py, also where a whole group earns the same."
+    return "Your advantages equal those of train/grpo.py, also for a group of equal rewards."
 
 
 def optimizer_step(mine: ModuleType) -> str:
@@ -423,10 +424,10 @@ def optimizer_step(mine: ModuleType) -> str:
     half = torch.tensor([0.5])
     zero = torch.zeros(1)
     got = mine.sgd(one, half, zero, 0.1, 0.9)
-    same_all("sgd with the numbers of the text", {"weight": 0.95 * one, "buffer": half}, got)
+    same_all("sgd with the numbers in the text", {"weight": 0.95 * one, "buffer": half}, got)
     got = mine.adamw(one, half, torch.zeros(1), torch.zeros(1), 1, 0.1, (0.9, 0.999), 1e-8, 0.1)
     expected = {"weight": 0.89 * one, "mean": 0.05 * one, "square": 0.00025 * one}
-    same_all("adamw with the numbers of the text", expected, got, 1e-6)
+    same_all("adamw with the numbers in the text", expected, got, 1e-6)
 
     def sgd(weight: Tensor, grad: Tensor, buffer: Tensor, step: int) -> Any:
         return mine.sgd(weight, grad, buffer, 0.03, 0.9)
@@ -435,15 +436,12 @@ def optimizer_step(mine: ModuleType) -> str:
         return mine.adamw(weight, grad, mean, square, step, 0.03, (0.9, 0.95), 0.1, 0.1)
 
     weights = nn.Parameter(normal(7, 5))
-    theirs = torch.optim.SGD([weights], lr=0.03, momentum=0.9)
+    theirs: torch.optim.Optimizer = torch.optim.SGD([weights], lr=0.03, momentum=0.9)
     same_steps("sgd", sgd, theirs, ["weight", "buffer"])
     settings: dict[str, Any] = {"lr": 0.03, "betas": (0.9, 0.95), "eps": 0.1, "weight_decay": 0.1}
-    same_steps(
-        "adamw", adamw, torch.optim.AdamW([weights], **settings), ["weight", "mean", "square"]
-    )
-    return (
-        "Five steps of yours end where those of torch.optim end. Training is a gradient, and this."
-    )
+    theirs = torch.optim.AdamW([weights], **settings)
+    same_steps("adamw", adamw, theirs, ["weight", "mean", "square"])
+    return "Five of your steps end at the weights of torch.optim. Training repeats such steps."
 
 
 def muon(mine: ModuleType) -> str:
@@ -462,24 +460,24 @@ def muon(mine: ModuleType) -> str:
         own = orthogonalize(wide[None], dtype=torch.float64)[0]
         call = f"newton_schulz(a matrix of {rows} x {columns})"
         expected = own if rows <= columns else own.T
-        same(f"{call} (beside train/optimizer.py)", got, expected, 1e-9)
+        same(f"{call} (compared with train/optimizer.py)", got, expected, 1e-9)
         values = torch.linalg.svdvals(got)
         is_near_one = 0.68 < values.min() <= values.max() < 1.21
         assert is_near_one, f"{call} has the singular values {digits(values)}."
         optimizer = Muon([nn.Parameter(matrix)], lr=0.02, momentum=0.95, dtype=torch.float64)
         call = f"muon for a matrix of {rows} x {columns}"
         same_steps(call, step, optimizer, ["weight", "buffer"])
-    return "Your steps are those with which `make story` trains its matrices."
+    return "`make story` trains its matrices with the same steps."
 
 
 def same_steps(call: str, mine: Callable, theirs: torch.optim.Optimizer, names: list[str]) -> None:
-    """Take five steps of both with the same gradients. names: the reader's step returns these."""
+    """Take five steps of both with the same gradients. names: the results of the reader's step."""
     (parameter,) = theirs.param_groups[0]["params"]
     weight = parameter.detach().clone()
     results = [weight, *(torch.zeros_like(weight) for _ in names[1:])]
     for step in range(1, 6):
         grad = normal(*weight.shape, seed=step)
-        if step == 4:  # momentum and decay go on without a gradient
+        if step == 4:  # momentum and decay continue without a gradient
             grad = grad * 0
         parameter.grad = grad.clone()
         inputs = [results[0], grad, *results[1:]]
@@ -487,11 +485,11 @@ def same_steps(call: str, mine: Callable, theirs: torch.optim.Optimizer, names: 
         theirs.step()
         results = several(call, mine(*inputs, step=step), names)
         peer = type(theirs).__name__
-        name = f"weight after step {step} of {call} (beside {peer})"
+        name = f"weight after step {step} of {call} (compared with {peer})"
         same(name, results[0], parameter.detach(), 1e-12)
         is_same = all(map(torch.equal, inputs, before))
         remedy = "compute new ones (buffer = …, not buffer += …)."
-        assert is_same, f"{call} changes a tensor that it is given: {remedy}"
+        assert is_same, f"{call} changes one of its inputs: {remedy}"
 
 
 def same_all(call: str, expected: dict[str, Tensor], got: Any, tolerance: float = 1e-4) -> None:

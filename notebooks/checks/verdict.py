@@ -15,7 +15,7 @@ from model.backends.mine import blame
 
 class Verdict(NamedTuple):
     is_right: bool
-    sentence: str  # the reader's achievement, or the difference
+    sentence: str  # about the success, or the difference
     hint: str = ""
 
 
@@ -24,20 +24,20 @@ Hints = str | Mapping[str, str]
 
 
 def judged(check: Check, answer: Any, hints: Hints, file: Path, name: str) -> Verdict:
-    """Run a check, which raises AssertionError with a sentence if something differs.
+    """Run a check. It raises AssertionError with a sentence if something differs.
 
     - hints: one for every mistake, or hints by symptom: a piece of the sentence or a wrong answer
       in Python, and "else"
-    - file: of the reader's code; name: its name in a sentence
+    - file: the reader's code; name: its name in a sentence
     """
     try:
         return Verdict(True, check(answer) or "")
-    except (Exception, SystemExit) as error:  # it is the reader's code
+    except (Exception, SystemExit) as error:  # the reader's code may raise anything
         return Verdict(False, explain(error, file, name), hint_for(str(error), check, hints))
 
 
 def explain(error: BaseException, file: Path, name: str) -> str:
-    """Return the sentence of a check, or the error with the line of the reader's file."""
+    """Return the sentence of a check, or the error with its line in the reader's file."""
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [frame for frame in frames if frame.filename == str(file)]
     if isinstance(error, AssertionError) and frames[-1] not in theirs:

@@ -1,8 +1,8 @@
 """Attention: ask, compare, copy. 15 minutes.
 
-Every token asks a question (its query q). Every token has a label (its key k) and a
-content (its value v). A query is compared with every key; the better they agree, the
-more of that value is copied.
+Every token has a question (its query q), a label (its key k) and a content (its value v).
+Attention compares a query with every key. The better they match, the more of that value
+it copies.
 
     scores  = q kᵀ / √D                   (B, H, T, S)
     weights = softmax(scores)             (B, H, T, S)      forbidden scores are -∞ before it
@@ -18,15 +18,14 @@ One query and two keys, D = 4:
     scores 4/√4 = 2 and 0        weights 0.881 and 0.119
     v₀ = 10, v₁ = 20             output 0.881 · 10 + 0.119 · 20 = 11.19
 
-Why √D? A sum of D products of random numbers has a spread of √D. Without the division
-the softmax soon gives one token everything, and then there is no gradient left to learn
-from.
+Why √D? A sum of D products of random numbers has a spread of √D. Without the division,
+the softmax soon gives everything to one token. Then no gradient is left to learn from.
 
 Why -∞ before the softmax, and not 0 after it? After it, the shares of a row would no
 longer sum to 1.
 
-The same in Headlight: `eager` in model/attention.py. You may use torch.softmax now: you
-have written it.
+The same in Headlight: `eager` in model/attention.py. You may use torch.softmax now,
+because you have written it.
 """
 
 from __future__ import annotations

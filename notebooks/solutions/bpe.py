@@ -1,18 +1,18 @@
 """Byte-pair encoding (BPE): where tokens come from. 30 minutes.
 
-A word starts as letters. The two neighbours that stand together most often become one token, again
-and again. Frequent words end as one token, rare ones as a few pieces.
+A word starts as letters. The most frequent pair of neighbours becomes one token, again and again.
+Frequent words end as one token, rare words as a few pieces.
 
     train    Count all pairs of neighbours in all words, each as often as its word occurs.
-             Join the most frequent pair wherever it stands. That is a merge: write it down.
+             Join the most frequent pair everywhere. This is a merge: add it to the list.
              Count again, and so on.
-    encode   Split a word into letters. Look for pairs that are merges, and join the one that was
-             learned first wherever it stands. Repeat until no pair is a merge.
+    encode   Split a word into letters. Among its pairs that are merges, choose the one that was
+             learned first, and join it everywhere. Repeat until no pair is a merge.
 
-    A tie    Two pairs are equally frequent: the one with the smaller ids wins. Compare
+    A tie    If two pairs are equally frequent, take the one with the smaller ids. Compare
              (id of left, id of right) as Python compares tuples.
-    An id    is a place in the vocabulary: first the letters in their given order, then what the
-             merges make, in the order in which they were learned. `ids_of` below is given.
+    An id    is a place in the vocabulary: first the letters in their given order, then the
+             tokens of the merges, in the order of learning. `ids_of` below is given.
 
 An example: letters a, b, c with the ids 0, 1, 2, and the words {"abc": 3, "bc": 2, "ab": 2}.
 
@@ -22,11 +22,11 @@ An example: letters a, b, c with the ids 0, 1, 2, and the words {"abc": 3, "bc":
     merge 2    (ab, c), abc has id 4
     encode     "abcb" -> a b c b -> ab c b -> abc b -> the ids 4, 1
 
-In a a a the pair (a, a) stands twice, and both count. Joining goes from left to right: aa a.
-You write `joined` (one pair in one word), then `learn_merges` and `encode_word`, which use it.
+a a a has the pair (a, a) twice, and both count. But joining goes from left to right: aa a.
+Write `joined` first (one pair in one word). Then use it in `learn_merges` and `encode_word`.
 
 The same in Headlight: `train_tokenizer` in data/tokenizer.py. It calls the library `tokenizers`,
-which follows the same rule for ties; your merges and ids are compared with its own.
+which follows the same rule for ties. The check compares your merges and ids with the library's.
 BPE for text: Sennrich et al. 2016, arXiv 1508.07909.
 """
 
@@ -38,7 +38,7 @@ Pair = tuple[str, str]
 
 
 def ids_of(letters: list[str], merges: list[Pair]) -> dict[str, int]:
-    """token -> id: the letters first, then what the merges make."""
+    """Return the id of each token: first the letters, then the tokens of the merges."""
     return {
         token: i for i, token in enumerate([*letters, *(left + right for left, right in merges)])
     }
@@ -81,7 +81,7 @@ def learn_merges(words: dict[str, int], letters: list[str], count: int) -> list[
 
 
 def encode_word(word: str, letters: list[str], merges: list[Pair]) -> list[int]:
-    """The ids of a word."""
+    """Return the ids of a word."""
     # <solution>
     rank = {pair: i for i, pair in enumerate(merges)}
     tokens = list(word)

@@ -1,11 +1,10 @@
 """Causal mask: nobody sees the future. 5 minutes.
 
-A language model guesses the next token. While it trains, the next token already stands
-in the text. So each token may look at itself and at what comes before it, never at what
-comes after.
+A language model predicts the next token. In training, the text already contains this
+token. So each token may look at itself and at earlier tokens, never at later ones.
 
-A mask says who may look at whom: True = may look. Rows are queries (who looks), columns
-are keys (at whom).
+A mask holds True where a token may look. Rows are queries (they look), columns are keys
+(they are looked at).
 
     causal_mask(3, 3)        keys  0 1 2            (T, S) = (3, 3)
                        query 0     x . .
@@ -19,8 +18,8 @@ S tokens:
                        query 3     x x x x .
                        query 4     x x x x x
 
-A trap: a mask that only counts from the upper left corner lets query 3 see key 0 alone.
-(So does is_causal=True in torch.nn.functional.scaled_dot_product_attention.)
+There is a trap. A triangle from the upper left corner lets query 3 see only key 0.
+(is_causal=True in torch.nn.functional.scaled_dot_product_attention makes this triangle.)
 
 The same in Headlight: `causal` in model/masks.py.
 """

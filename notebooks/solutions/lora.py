@@ -1,20 +1,20 @@
 """LoRA: fine-tune a matrix by two thin ones beside it. 10 minutes.
 
-The matrix W stays as it is: it is frozen. Two thin matrices, A and B, are trained beside it:
+The matrix W does not change: it is frozen. Two thin matrices, A and B, are trained beside it:
 
          ┌───────── W (out × in), frozen ──────────┐
     x ───┤                                         + ─── y        y = W x + (alpha / r) · B A x
          └── A (r × in) ── B (out × r) ── × ───────┘
                                       alpha / r
 
-    r        the rank. The change B A has r directions. r is the number of rows of A.
-    alpha    a number of the config: how much the change counts.
+    r        the rank, which is the number of rows of A. The change B A has r directions.
+    alpha    a number of the config: the strength of the change.
 
-A starts at random and B at zero. So B A is zero at first, and the model is what it was.
+A starts at random and B at zero. So B A is zero at first, and the model is unchanged.
 A matrix of 512 × 512 has 262,144 numbers. With r = 8, A and B have 2 · 8 · 512 = 8,192.
 
 After training comes the merge: compute W + (alpha / r) · B A once, and use it in place of W.
-The outputs are the same, and an ordinary model is left. An example with r = 1 and alpha = 2:
+The outputs are the same, and the model is an ordinary one again. An example with r = 1, alpha = 2:
 
     x = 3    W = 1 0    A = 1 1    B = 1      A x = 7    B A x = 7    y = 3 + 2 · 7 = 17
         4        0 1                   0                         0        4 + 2 · 0    4
@@ -23,7 +23,7 @@ The outputs are the same, and an ordinary model is left. An example with r = 1 a
                           0 1                        0 · 3 + 1 · 4    4
 
 In PyTorch a token is a row, not a column: W x is written x @ weight.T.
-Compute A x first, then B of that: B A would be as large as W. That is how LoRA saves memory.
+Compute A x first, then B of that. This saves memory, because B A is as large as W.
 
 The same in Headlight: `LoraLinear` and `merge` in model/variants/lora.py.
 LoRA: Hu et al. 2021, arXiv 2106.09685.
@@ -42,7 +42,7 @@ def adapted(x: Tensor, weight: Tensor, a: Tensor, b: Tensor, alpha: float) -> Te
 
 
 def merged(weight: Tensor, a: Tensor, b: Tensor, alpha: float) -> Tensor:
-    """One matrix (out, in) that does the same, as a new tensor: the given weight is not changed."""
+    """Return one matrix (out, in) that does the same, as a new tensor. Do not change the weight."""
     # <solution>
     return weight + (b @ a) * (alpha / a.shape[0])
     # </solution>

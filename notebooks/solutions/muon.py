@@ -2,26 +2,26 @@
 
 A weight matrix has directions, its singular vectors. A gradient is often strong in a few of them
 and weak in the others. Muon keeps the directions and makes all of them equally strong: it brings
-every singular value near 1. No singular value is computed for that, only products of matrices.
+every singular value near 1. For that it computes no singular value, only products of matrices.
 
-Newton-Schulz. Divide the matrix by its norm, the root of the sum of all squares: then no singular
+Newton-Schulz. Divide the matrix by its norm, the root of the sum of all squares. Then no singular
 value is above 1. Repeat `steps` times:
 
     X = a X + b (X Xᵀ) X + c (X Xᵀ)² X            a = 3.4445   b = -4.7750   c = 2.0315
 
 All are products of matrices: (X Xᵀ)² is X Xᵀ times X Xᵀ, not the square of every number.
-Each singular value s becomes a s + b s³ + c s⁵, and every direction stays as it is. The constants
-make small values grow fast; nothing ends exactly at 1. After five steps whatever was above 0.002
-is between 0.68 and 1.21.
+Each singular value s becomes a s + b s³ + c s⁵, and every direction stays the same. The constants
+make small values grow fast. In exchange, no value ends exactly at 1. After five steps, every value
+that was above 0.002 is between 0.68 and 1.21.
 
     diag(3, 4), norm 5       0.6             0.8
     after one step           1.193           0.976
     after five               0.723           1.119          up and down around 1
 
-If a matrix has more rows than columns, transpose it first, and transpose the result back: X Xᵀ is
-the smaller one then, and the result is the same up to rounding.
+If a matrix has more rows than columns, transpose it first, and transpose the result back. X Xᵀ is
+smaller then, and the result is the same up to rounding.
 
-Muon's step for a weight (rows, columns); buffer is a running mean of the gradients, 0 at first:
+Muon's step for a weight (rows, columns). buffer is a running mean of the gradients, 0 at first:
 
     buffer = momentum · buffer + (1 - momentum) · grad
     update = momentum · buffer + (1 - momentum) · grad      with the new buffer (Nesterov)
@@ -39,7 +39,7 @@ A, B, C = 3.4445, -4.7750, 2.0315
 
 
 def newton_schulz(matrix: Tensor, steps: int = 5) -> Tensor:
-    """The same directions with singular values near 1: (rows, columns) -> (rows, columns)."""
+    """Return the same directions with singular values near 1: (rows, columns) -> the same."""
     # <solution>
     if matrix.shape[0] > matrix.shape[1]:
         return newton_schulz(matrix.T, steps).T
@@ -54,7 +54,7 @@ def newton_schulz(matrix: Tensor, steps: int = 5) -> Tensor:
 def muon(
     weight: Tensor, grad: Tensor, buffer: Tensor, lr: float, momentum: float
 ) -> tuple[Tensor, Tensor]:
-    """One step: the new weight and the new buffer. The given tensors stay as they are."""
+    """Return the new weight and the new buffer. Do not change the given tensors."""
     # <solution>
     rows, columns = weight.shape
     buffer = momentum * buffer + (1 - momentum) * grad

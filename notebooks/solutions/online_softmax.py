@@ -1,31 +1,31 @@
 """Online softmax: attention in tiles, as flash attention does it. 25 minutes.
 
-Attention over S keys writes down T x S scores. For 100,000 tokens these are 10 billion
-numbers a head. Flash attention never writes them down: it reads keys and values in
-tiles, and keeps three things per query:
+Attention over S keys stores T x S scores. For 100,000 tokens these are 10 billion numbers
+a head. Flash attention never stores them. It reads keys and values in tiles, and keeps
+three things for each query:
 
     m   the largest score so far         (B, H, T, 1)       starts at -∞
     l   the sum of exp(score - m)        (B, H, T, 1)       starts at 0
     o   the sum of exp(score - m) · v    (B, H, T, D)       starts at 0         at the end: o / l
 
-The trap: when a tile has a larger score, everything so far was computed with the old m.
-Correct it first:
+There is a trap. When a tile has a larger score, l and o were computed with the old m.
+Correct them first:
 
     new_m = max(m, largest score of the tile)
     l = l · exp(m - new_m) + Σ exp(scores - new_m)
     o = o · exp(m - new_m) + exp(scores - new_m) v
 
-One query; scores 1, 2 | 4, values 10, 20 | 30; the tiles are divided by |
+One query; scores 1, 2 | 4, values 10, 20 | 30; a | separates two tiles:
 
     tile 1    m = 2    l = e⁻¹ + 1 = 1.368           o = 10 e⁻¹ + 20 = 23.68
     tile 2    m = 4    l = 1.368 e⁻² + 1 = 1.185     o = 23.68 e⁻² + 30 = 33.20        o / l = 28.02
 
-In the file l is `total` and o is `out`: each turn of the loop brings all three up to date.
-The last tile may be shorter. There is no mask here, to keep it short.
+In the file l is `total` and o is `out`. Each turn of the loop updates all three.
+The last tile may be shorter. To keep it short, there is no mask.
 The check watches your tensors: none may be as large as T x S.
 
 Milakov and Gimelshein 2018; Dao et al. 2022 (FlashAttention). In Headlight PyTorch's
-kernel does it: `fused` in model/attention.py, and notebook 08 draws it.
+kernel does it: `fused` in model/attention.py. Notebook 08 draws it.
 """
 
 from __future__ import annotations
@@ -43,10 +43,12 @@ def attention_in_tiles(q: Tensor, k: Tensor, v: Tensor, tile: int) -> Tensor:
     out = torch.zeros_like(q)  # o
     for start in range(0, k.shape[2], tile):
         # <solution>
-        keys, values = k[:, :, start : start + tile], v[:, :, start : start + tile]
+        keys = k[:, :, start : start + tile]
+        values = v[:, :, start : start + tile]
         scores = q @ keys.transpose(-2, -1) / math.sqrt(q.shape[-1])  # (B, H, T, tile)
         new_m = torch.maximum(m, scores.amax(dim=-1, keepdim=True))
-        weights, correction = (scores - new_m).exp(), (m - new_m).exp()
+        weights = (scores - new_m).exp()
+        correction = (m - new_m).exp()
         total = total * correction + weights.sum(dim=-1, keepdim=True)
         out = out * correction + weights @ values
         m = new_m

@@ -1,8 +1,8 @@
 """Repeat keys and values: query heads share them. 15 minutes.
 
-In GQA several query heads share one key/value head. Its neighbours share it: with 4
-query heads and 2 key/value heads (groups = 2), query heads 0 and 1 read key head 0,
-query heads 2 and 3 read key head 1.
+In GQA, neighbouring query heads share one key/value head. With 4 query heads and 2
+key/value heads (groups = 2), query heads 0 and 1 read key head 0. Query heads 2 and 3
+read key head 1.
 
     x (B, H_kv, S, D)  ->  (B, H_kv * groups, S, D)
 
@@ -16,11 +16,11 @@ Write it in three ways:
     by_expand       add a dimension, `expand` it (copies nothing), `reshape` it away (copies)
     shared_scores   q kᵀ / √D without repeating: q gets a dimension for the group, k one of size 1
 
-A trap: `view` in the place of `reshape` fails after `expand`, because the repeated
-numbers are not in memory.
+There is a trap. After `expand`, `view` in the place of `reshape` fails, because the
+repeated numbers are not in memory.
 
-Why repeat at all? The cache keeps H_kv heads and not H: that is all that GQA is for.
-The third way repeats nothing at all, as a fast kernel does.
+Why repeat at all? The cache keeps only H_kv heads, not H. That is the purpose of GQA.
+The third way repeats nothing, as a fast kernel does.
 The same in Headlight: `repeat_kv` in model/attention.py.
 """
 

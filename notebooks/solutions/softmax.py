@@ -1,7 +1,7 @@
 """Softmax: scores become shares. 5 minutes.
 
-A head gives every token a score. Softmax turns the scores of a row into shares:
-all are positive, and together they are 1.
+A head gives every token a score. Softmax turns the scores of a row into shares: all are
+positive, and their sum is 1.
 
     softmax(x)_i = exp(x_i) / Σ_j exp(x_j)          x (..., N) -> (..., N), along the last dimension
 
@@ -10,8 +10,8 @@ all are positive, and together they are 1.
     softmax   0.090   0.245   0.665
 
 There is a trap. exp(1000) is too large for a computer: it becomes inf, and inf / inf is
-NaN. But a number that you subtract from every score of a row changes nothing in the
-shares. So subtract the largest score of the row first: then no exponent is above 0.
+NaN. But you can subtract the same number from every score of a row, and the shares stay
+the same. So subtract the largest score first. Then no exponent is above 0.
 
 Write it with exp, amax and sum, not with torch.softmax.
 The same in Headlight: `normalise` in model/attention.py.
@@ -23,7 +23,7 @@ from torch import Tensor
 
 
 def softmax(x: Tensor) -> Tensor:
-    """The shares of the last dimension: x (..., N) -> (..., N). x itself stays as it is."""
+    """Return shares along the last dimension: x (..., N) -> (..., N). Do not change x itself."""
     # <solution>
     weights = (x - x.amax(dim=-1, keepdim=True)).exp()
     return weights / weights.sum(dim=-1, keepdim=True)

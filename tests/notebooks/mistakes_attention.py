@@ -91,20 +91,23 @@ WRONG = {
         ("torch.maximum(m, scores.amax(dim=-1, keepdim=True))", "scores.amax(dim=-1, keepdim=True)"),
         ("        m = new_m\n", ""),
         ("scores = q @ keys", "scores = (q @ k.transpose(-2, -1))[..., start : start + tile]; q @ keys"),
-        ("start : start + tile], v[:, :, start : start + tile]", "start : start + tile], v[:, :, start:]"),
+        ("values = v[:, :, start : start + tile]", "values = v[:, :, start:]"),
         # no tiles: an ordinary softmax for one query at a time, or for eight; PyTorch's own kernel
         *(("return out / total", f"return torch.cat([{PLAIN} for x in q.split({n}, dim=2)], dim=2)") for n in (1, 8)),
         ("return out / total", "return torch.nn.functional.scaled_dot_product_attention(q, k, v)"),
     ],
     "kv_cache": [
-        ("k[:, :, start:], v[:, :, start:]", "k[:, :, -(self.window or 0) + 1 :], v[:, :, -(self.window or 0) + 1 :]"),
+        (
+            "self.k = k[:, :, start:]\n        self.v = v[:, :, start:]",
+            "begin = -(self.window or 0) + 1\n        self.k, self.v = k[:, :, begin:], v[:, :, begin:]",
+        ),
         ("k.shape[2] - (self.window - 1)", "k.shape[2] - self.window"),  # keeps one too many
         ("torch.cat((self.v, v), dim=2)", "torch.cat((v, self.v), dim=2)"),
         ("        self.seen += k.shape[2]\n", "        self.seen = k.shape[2]\n"),
         # a prompt loses what its own first tokens look at
         ("return k, v", "return self.k, self.v"),
-        ("start:], v[:, :, start:]", "start:], v"),
-        ("self.k, self.v = k[:, :, start:], v[:, :, start:]", "self.k, self.v = k, v"),
+        ("self.v = v[:, :, start:]", "self.v = v"),
+        ("self.k = k[:, :, start:]\n        self.v = v[:, :, start:]", "self.k, self.v = k, v"),
         (
             "v[:, :, start:]\n        return k, v",
             "v\n        return k, v[:, :, v.shape[2] - k.shape[2] :]",

@@ -45,16 +45,15 @@ class Batch:
         return self.tensors[name]
 
     def to(self, device: torch.device) -> Batch:
-        """Copy to a device; asynchronous if the batch is pinned."""
-        moved = {
-            name: tensor.to(device, non_blocking=True) for name, tensor in self.tensors.items()
-        }
-        return replace(self, tensors=moved)
+        """Copy to a device."""
+        # from pinned memory, nothing waits for the copy
+        copies = {name: array.to(device, non_blocking=True) for name, array in self.tensors.items()}
+        return replace(self, tensors=copies)
 
     def pinned(self) -> Batch:
         """Pin the tensors in memory for fast copies to a GPU."""
-        tensors = {name: tensor.pin_memory() for name, tensor in self.tensors.items()}
-        return replace(self, tensors=tensors)
+        pinned = {name: tensor.pin_memory() for name, tensor in self.tensors.items()}
+        return replace(self, tensors=pinned)
 
     def split(self, rows: int) -> list[Batch]:
         """Split into micro-batches of at most `rows` rows."""
@@ -73,10 +72,7 @@ class Batch:
 
 
 def make_rows(config: DataConfig, data: PreparedData, split: Split, rows_per_step: int = 8) -> Rows:
-    """Cut a split into rows; of conversations to train on, join data.rows_joined of them.
-
-    Raises InputError if no conversation has an answer to train on within a row.
-    """
+    """Cut a split into rows. Raises InputError if no conversation has an answer within a row."""
     stream = data.stream(split)
     bos_id = data.tokenizer.bos_id
     measures = (stream, config.sequence_length, bos_id, data.tokenizer.pad_id)
@@ -88,6 +84,7 @@ def make_rows(config: DataConfig, data: PreparedData, split: Split, rows_per_ste
         is_aligned = is_aligned and np.array_equal(stream.documents(bos_id)[0], begins)
         held_out = split == "validation" and not is_aligned
         return DocumentRows(*measures, in_order=is_aligned, held_out=held_out)
+    # of pairs, the loss is measured on the better answers
     every = 2 if config.records == "pairs" and split == "validation" else 1
     noun = "conversations" if split == "train" else "held-out conversations"
     rows = ConversationRows(*measures, config.too_long, not config.shuffle, every, noun)
@@ -95,6 +92,7 @@ def make_rows(config: DataConfig, data: PreparedData, split: Split, rows_per_ste
         if config.rows_joined != "auto":
             rows.join(config.rows_joined)
             return rows
+        # number of rows that divides a step -> share that is not padding
         shares = {n: rows.join(n) for n in JOINED if rows_per_step % n == 0}
         enough = [n for n in shares if shares[n] >= ENOUGH]
         rows.join(enough[0] if enough else max(shares, key=shares.__getitem__))
@@ -102,7 +100,7 @@ def make_rows(config: DataConfig, data: PreparedData, split: Split, rows_per_ste
 
 
 def too_long(rows: Rows, config: DataConfig, split: Split) -> str:
-    """Return a line about the conversations that did not fit into a row; "" if all did."""
+    """Return a line about conversations that were too long for a row; "" if none was."""
     if not isinstance(rows, ConversationRows) or not rows.cut + rows.dropped:
         return ""
     return (
@@ -113,31 +111,27 @@ def too_long(rows: Rows, config: DataConfig, split: Split) -> str:
     )
 
 
+@dataclass(eq=False)
 class TrainBatches:
-    """The training batches of a run, in any order. shuffle=False: rows keep their own order."""
+    """The training batches of a run, in any order."""
 
-    def __init__(
-        self,
-        rows: Rows,
-        tokenizer: Tokenizer,
-        rows_per_batch: int,
-        seed: int,
-        isolate_documents: bool = False,
-        restart_positions: bool = False,
-        shuffle: bool = True,
-    ):
-        self.rows = rows
-        self.tokenizer = tokenizer
-        self.rows_per_batch = rows_per_batch
-        self.seed = seed
-        self.packed_as = (isolate_documents, restart_positions)
-        self.shuffle = shuffle
-        # a batch may cross the end of an epoch
+    rows: Rows
+    tokenizer: Tokenizer
+    rows_per_batch: int
+    seed: int
+    isolate_documents: bool = False
+    restart_positions: bool = False
+    # False: rows keep their own order
+    shuffle: bool = True
+
+    def __post_init__(self) -> None:
+        # of two epochs, because a batch may cross the end of one
         self._order = lru_cache(maxsize=2)(self._draw_order)
 
     def batch(self, k: int, rank: int = 0, world_size: int = 1) -> Batch:
         """Return the share of batch k that process `rank` of `world_size` trains on."""
         first = k * self.rows_per_batch
+        # equal shares; if the division leaves a rest, some have one row more
         begin = first + self.rows_per_batch * rank // world_size
         end = first + self.rows_per_batch * (rank + 1) // world_size
         rows = []
@@ -149,7 +143,8 @@ class TrainBatches:
 
     def collate(self, rows: Sequence[Any], row_ids: list[int]) -> Batch:
         """Make a batch of the results of `self.rows.row`. Other objectives override this."""
-        return make_batch(rows, row_ids, self.tokenizer, *self.packed_as)
+        layout = (self.isolate_documents, self.restart_positions)
+        return make_batch(rows, row_ids, self.tokenizer, *layout)
 
     def _draw_order(self, epoch: int) -> tuple[int, np.ndarray]:
         if not self.shuffle:
@@ -202,12 +197,12 @@ def make_batch(
             tensors["document_ids"] = documents
             tensors["document_starts"] = packing.document_starts(documents)  # (B, N)
         if restart:
-            # 0 0 0 1 1 2 -> 0 1 2 0 1 0
-            places = np.arange(ids.shape[1])
+            # documents 0 0 0 1 1 2 -> positions 0 1 2 0 1 0
+            columns = np.arange(ids.shape[1])  # (T,)
             begins = np.diff(documents, axis=1, prepend=-1) != 0
-            starts = np.maximum.accumulate(np.where(begins, places, 0), axis=1)
+            starts = np.maximum.accumulate(np.where(begins, columns, 0), axis=1)  # (B, T)
             # padding may be longer than any document, and a table of learned positions is not
-            positions = np.where(ids == tokenizer.pad_id, 0, places - starts)
+            positions = np.where(ids == tokenizer.pad_id, 0, columns - starts)
             tensors["position_ids"] = positions
     return Batch({name: torch.from_numpy(array) for name, array in tensors.items()}, row_ids)
 
@@ -216,6 +211,7 @@ def prefetched(items: Iterable[Item], ahead: int = 2) -> Generator[Item]:
     """Yield the same items, up to `ahead` of them made in advance by a thread."""
     source = iter(items)
     end = object()
+    # torch and the tokenizer release Python's lock, so the thread can work
     thread = ThreadPoolExecutor(1, "prefetch")
     ready: deque[Any] = deque(thread.submit(next, source, end) for _ in range(ahead))
     try:

@@ -1,13 +1,11 @@
-"""Encode conversations, with flags for training; split an answer's ids into its parts.
+"""Encode conversations with flags for training; split an answer's ids into its parts.
 
     <|bos|><|im_start|>user⏎Hi!<|im_end|>⏎<|im_start|>assistant⏎Hello!<|im_end|>⏎
                                                                 ~~~~~~~~~~~~~~~~      trained on
 
-A chat template renders the text, which is encoded once. Training uses our own template
-(chat_template.jinja), prompts the template of the model.
+A chat template renders the text, which is encoded once. Training uses chat_template.jinja, and
+prompts use the template of the model.
 """
-
-from __future__ import annotations
 
 import itertools
 import json
@@ -42,11 +40,12 @@ def segments(conversation: Conversation, chat: ChatTemplate = OURS) -> list[Piec
     result: list[Piece] = []
     before = None
     for piece in _pieces(chat, conversation):
-        # after an answer comes a line end
+        # a conversation may be cut after an answer and its line end
         if piece.block is None:
             result.append(piece._replace(flags=0 if before is None else MAY_END))
         else:
             answer = answers[piece.block]
+            # parts may have weights of their own, special tokens not
             parts = answer.parts if answer.parts and not piece.special else [(piece.text, 1)]
             for text, weight in parts:
                 flags = TRAINED * answer.weight * weight
@@ -74,6 +73,7 @@ def _pieces(
     messages = []
     raw_messages = raw_messages or conversation.messages
     for message, raw in zip(conversation.messages, raw_messages, strict=True):
+        # what the checked message lacks: ids of calls, names, parts
         extra = raw if isinstance(raw, dict) else {}
         fields: dict[str, Any] = {"role": message.role, "content": message.content}
         for name in ("name", "tool_call_id"):
@@ -81,6 +81,7 @@ def _pieces(
                 fields[name] = extra[name]
         content = extra.get("content")
         if content is not None and not splits_thoughts:
+            # as it was sent, with the thoughts in it
             is_text = isinstance(content, str)
             fields["content"] = content if is_text else "".join(part["text"] for part in content)
         if message.reasoning_content and (splits_thoughts or fields["content"] == message.content):
@@ -120,7 +121,7 @@ def encode_conversations(
     result = []
     for pieces, (ids, piece_of) in zip(rendered, tokenizer.encode_pieces(rendered), strict=True):
         piece_flags = np.array([piece.flags for piece in pieces], dtype=np.uint8)
-        flags = piece_flags[piece_of] & TRAINED
+        flags = piece_flags[piece_of] & TRAINED  # (T,)
         ends = np.flatnonzero(piece_flags & MAY_END)
         # a conversation may end after the last token of such a piece
         flags[np.searchsorted(piece_of, ends, "right") - 1] |= MAY_END
@@ -145,7 +146,7 @@ def encode_pairs(tokenizer: Tokenizer, pairs: Sequence[Pair]) -> list[tuple[list
 
 
 def plain_texts(content: str | Conversation | Pair, flag: int = 0) -> list[str]:
-    """Return the texts of a document; of a chat only those with the flag, without special ones."""
+    """Return the texts of a document, without special tokens; of a chat those with the flag."""
     if isinstance(content, str):
         return [content]
     if isinstance(content, Conversation):
@@ -153,6 +154,7 @@ def plain_texts(content: str | Conversation | Pair, flag: int = 0) -> list[str]:
         return [piece.text for piece in pieces if piece.flags & flag == flag]
     texts = []
     if not flag:
+        # once, though both conversations have it
         prompt = content.chosen.messages[: content.shared]
         texts = plain_texts(Conversation(prompt, content.chosen.tools))
     for side in (content.chosen, content.rejected):
@@ -169,22 +171,19 @@ def prompt_ids(
 ) -> list[int]:
     """Return the ids of a conversation up to the assistant's answer.
 
-    For Headlight's own models they are exactly the ids before this answer in training.
-
     - continued: the last message is an answer to continue.
     - variables: for the template; ours has enable_thinking, which begins the thoughts.
 
     Raises BadRecord; InputError for a model without a template and our special tokens.
     """
     conversation = checked_conversation(messages, tools)
+    # with our template, these are exactly the ids before this answer in training
     variables = {"add_generation_prompt": not continued} | variables
     tools = () if isinstance(tools, str) else tools
     pieces = _pieces(tokenizer.chat, conversation, messages, tools, **variables)
     if continued:
         if conversation.messages[-1].role != "assistant" or variables.get("enable_thinking"):
-            raise BadRecord(
-                "only a message of the assistant can be continued, and without enable_thinking"
-            )
+            raise BadRecord("only an answer can be continued, and without enable_thinking")
         end = tokenizer.turn_end and tokenizer.backend.id_to_token(tokenizer.turn_end)
         ends = [i for i, piece in enumerate(pieces) if piece.special and piece.text == end]
         # without the end of its turn
@@ -195,10 +194,9 @@ def prompt_ids(
 def ids_after_answer(
     tokenizer: Tokenizer, messages: Sequence[dict] = (), **variables: Any
 ) -> list[int]:
-    """Return the ids after an answer: the end of its turn, and these messages. Raises BadRecord.
-
-    So the ids before them stay the same.
-    """
+    """Return the ids after an answer: the end of its turn, and these messages. Raises BadRecord."""
+    # Rendered with a stand-in for the answer. Its own ids stay as the model wrote them, because
+    # its text may have other tokens when it is encoded again.
     answer = f"{PRIVATE}."
     question = {"role": "user", "content": "."}
     messages = [question, {"role": "assistant", "content": answer}, *messages]
@@ -210,7 +208,6 @@ def ids_after_answer(
     return tokenizer.encode_pieces([[piece for piece in pieces if piece.text]])[0][0].tolist()
 
 
-# ---------------------------------------------------------------------------------------------
 # from ids to text
 
 
@@ -230,7 +227,7 @@ class TextStream:
             return ""
         self._new.append(token)
         text = self.end()
-        # part of a character
+        # the first bytes of a character
         if not text or text.endswith("\ufffd"):
             return ""
         self._before = self._new
@@ -257,9 +254,6 @@ class Reply:
 
         <think>⏎Six sevens.⏎</think>⏎⏎Let me see.⏎<tool_call>⏎{"name": …}⏎</tool_call><|im_end|>
                  reasoning_content      content                calls
-
-    The ids of special tokens, which no text can have, begin a part. A special token in a wrong
-    place and a call that cannot be read stay in the content, as text.
 
     - prompt: the ids before the answer; they may have begun the thoughts.
     - stops: texts at which the content ends; they are not part of it.
@@ -292,6 +286,7 @@ class Reply:
         self._call: str | None = None
         # the characters of thoughts and content that were returned
         self._returned = [0, 0]
+        # parts begin at the ids of special tokens, which no text can have
         self._marks: dict[int, str] = {}
         for mark in (THINK, THINK_END, CALL, CALL_END) if is_chat else ():
             token = tokenizer.backend.token_to_id(mark)
@@ -299,6 +294,7 @@ class Reply:
             if token is not None:
                 self._marks[token] = mark
 
+        # after <think>, the answer begins in the thoughts
         special = tokenizer.special_ids | self._marks.keys()
         rest = [*itertools.takewhile(lambda token: token not in special, reversed(prompt))]
         opening = prompt[-len(rest) - 1] if len(rest) < len(prompt) else -1
@@ -341,6 +337,7 @@ class Reply:
         return self._new(is_end=True)
 
     def _write(self, text: str) -> None:
+        # to the part that is open; line ends after a mark belong to the mark
         while self._line_ends and text.startswith("\n"):
             text = text[1:]
             self._line_ends -= 1
@@ -354,7 +351,7 @@ class Reply:
             self.content += text
 
     def _write_mark(self, mark: str) -> None:
-        # a mark begins another part; in a wrong place it is text
+        # a mark begins another part; in a wrong place it is text, as is a call that is not valid
         has_begun = (
             self._has_thoughts or self.content.strip() or self.calls or self._call is not None
         )

@@ -1,10 +1,8 @@
 """Render conversations with a chat template, the Jinja text that comes with a model.
 
-Our own models have our template, foreign models have theirs. A foreign template is a stranger's
-program, so it runs in Jinja's sandbox, with the functions that transformers provides.
+A foreign template is a stranger's program, so it runs in Jinja's sandbox, with the functions that
+transformers provides.
 """
-
-from __future__ import annotations
 
 import json
 import re
@@ -24,19 +22,20 @@ from jinja2.utils import Namespace
 from data.reading.messages import BadRecord
 
 CHAT_TEMPLATE = Path(__file__).with_name("chat_template.jinja").read_text(encoding="utf-8")
-# The version is part of the key of prepared chats and pairs. Raise it when a record gets other ids
-# (data/chat.py and data/reading/records.py included) and record the new digest, which
-# tests/storyworld/test_versions.py prints. A comment needs no new version.
+# The version is part of the key of prepared chats and pairs. Raise it when a record gets other ids,
+# and record the new digest, which tests/storyworld/test_versions.py prints.
 CHAT_TEMPLATE_VERSION = 2
 CHAT_TEMPLATE_DIGESTS = {1: "954ab88876cda5aa", 2: "fc8f6cd6252004d9"}
 # Marks inside a rendered text begin with this. No message can hold it: each process draws its own.
 PRIVATE = f"\ufdd0{secrets.token_hex(8)}"
 # A {% generation %} block is rendered between two of these.
 BLOCK = f"{PRIVATE}|\ufdd1"
+# A special token in a message is rendered as this, with its number.
+HIDDEN = re.compile(f"{PRIVATE}(\\d+)\ufdd1")
 
 
 class CannotRender(BadRecord):
-    """The chat template refuses a conversation, or is not valid. It has the template's message."""
+    """The chat template refuses a conversation, or is not valid."""
 
 
 class Piece(NamedTuple):
@@ -68,6 +67,7 @@ class ChatTemplate:
         self.tokens = tokens
         # of two tokens with the same beginning, the longest match wins
         self.specials = sorted(specials, key=len, reverse=True)
+        # (?!) never matches: there may be no special tokens
         self._special = re.compile(f"({'|'.join(map(re.escape, self.specials)) or '(?!)'})")
         self._number = {token: i for i, token in enumerate(self.specials)}
 
@@ -82,21 +82,20 @@ class ChatTemplate:
         environment = _compiled(self.source()).environment
         tree = environment.parse(self.source())
         usual = {"messages", "tools", "documents", "add_generation_prompt"}
-        usual |= {*self.tokens, *environment.globals}
+        usual |= self.tokens.keys() | environment.globals.keys()
         # a name that the template sets before it reads it is no option
         first_use: dict[str, str] = {}
-        names = sorted(
-            tree.find_all(nodes.Name), key=lambda name: (name.lineno, name.ctx != "load")
-        )
-        for node in names:
-            first_use.setdefault(node.name, node.ctx)
+        # {% set x = x or 1 %} reads x before it sets it
+        uses = sorted(tree.find_all(nodes.Name), key=lambda use: (use.lineno, use.ctx != "load"))
+        for use in uses:
+            first_use.setdefault(use.name, use.ctx)
         options = find_undeclared_variables(tree) - usual
         return sorted(name for name in options if first_use[name] == "load")
 
     def render(
         self, messages: Sequence[dict], tools: Sequence[dict] | None = None, **variables: Any
     ) -> list[Piece]:
-        """Render a conversation in pieces. Joined, they equal transformers' apply_chat_template.
+        """Render a conversation in pieces: joined, they equal transformers' apply_chat_template.
 
         variables: options of the template, and add_generation_prompt. Raises CannotRender.
         """
@@ -118,23 +117,21 @@ class ChatTemplate:
             block = number // 2 if number % 2 else None
             for i, piece in enumerate(self._special.split(part)):
                 if piece:
-                    pieces.append(Piece(self._revealed(piece), i % 2 == 1, block))
+                    # the respelled tokens of messages become text again
+                    piece = HIDDEN.sub(lambda hidden: self.specials[int(hidden[1])], piece)
+                    pieces.append(Piece(piece, i % 2 == 1, block))
         return pieces
 
     def _hidden(self, value: Any) -> Any:
         # special tokens are respelled, so that only those of the template are special
         if isinstance(value, str):
-            return self._special.sub(
-                lambda token: f"{PRIVATE}{self._number[token[0]]}\ufdd1", value
-            )
+            number = self._number
+            return self._special.sub(lambda token: f"{PRIVATE}{number[token[0]]}\ufdd1", value)
         if isinstance(value, dict):
             return {self._hidden(key): self._hidden(part) for key, part in value.items()}
         if isinstance(value, list | tuple):
             return [self._hidden(part) for part in value]
         return value
-
-    def _revealed(self, text: str) -> str:
-        return re.sub(f"{PRIVATE}(\\d+)\ufdd1", lambda hidden: self.specials[int(hidden[1])], text)
 
 
 class _Generation(Extension):

@@ -32,9 +32,10 @@ Drill = Literal[
 
 def _check_shares(drills: dict[str, float]) -> dict[str, float]:
     total = sum(drills.values())
+    # what is left of 1 is the share of stories
     if total > 1:
         raise ValueError(
-            f"drills are shares of all chats, and these are {total:g} in all: make them 1 at most"
+            f"drills are shares of all chats, and add up to {total:g}: make them 1 at most"
         )
     # the order decides which chat is of which drill
     return {name: drills[name] for name in get_args(Drill) if name in drills}
@@ -103,9 +104,7 @@ class StoryworldSource(Section):
     @model_validator(mode="after")
     def _check_recall(self) -> StoryworldSource:
         if self.recall is not None and self.repeats:
-            raise ValueError(
-                "repeats and recall are two kinds of documents: set repeats: 0.0, or recall: null"
-            )
+            raise ValueError("recall documents have no repeats: set repeats: 0.0, or recall: null")
         return self
 
 
@@ -166,10 +165,7 @@ class HubSource(_WithText):
     @model_validator(mode="after")
     def _check_splits(self) -> HubSource:
         if self.split == self.validation_split:
-            raise ValueError(
-                f"validation_split is {self.split}, the split that is trained on: name another, "
-                "or null"
-            )
+            raise ValueError("validation_split is the split to train on: name another, or null")
         return self
 
 
@@ -218,10 +214,7 @@ class TokenizerConfig(Section):
     @model_validator(mode="after")
     def _check_path(self) -> TokenizerConfig:
         if (self.path is None) == (self.kind == "pretrained"):
-            raise ValueError(
-                "path: name a tokenizer.json (or set init_from) with kind: pretrained, and only "
-                "then"
-            )
+            raise ValueError("path: set it (or init_from) with kind: pretrained, and only then")
         return self
 
 
@@ -275,10 +268,7 @@ class DataConfig(Section):
         if self.shuffle:
             for source in sources:
                 if isinstance(source, StoryworldSource) and source.course:
-                    raise ValueError(
-                        "source.course goes from easy to difficult, in that order: set "
-                        "data.shuffle: false"
-                    )
+                    raise ValueError("source.course has a fixed order: set data.shuffle: false")
         unknown = self.chat_fields.keys() - USUAL.keys() - ROLES.keys()
         if self.chat_fields and (self.records == "text" or unknown):
             raise ValueError(
@@ -286,15 +276,11 @@ class DataConfig(Section):
                 "(data.records)"
             )
         if self.restart_positions and not self.isolate_documents:
-            raise ValueError(
-                "restart_positions needs isolate_documents: true, or two tokens have the same "
-                "position"
-            )
+            # else two tokens have the same position
+            raise ValueError("restart_positions needs isolate_documents: true")
         if self.rows_joined not in ("auto", 1) and not self.isolate_documents:
-            raise ValueError(
-                "rows_joined needs isolate_documents: true, or a document sees further back than "
-                "a row"
-            )
+            # else a document would see further back than a row
+            raise ValueError("rows_joined needs isolate_documents: true")
         return self
 
 

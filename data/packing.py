@@ -1,12 +1,10 @@
 """Cut documents into fixed-length rows that keep their document boundaries.
 
 The shards of a split are one long stream:   bos doc eos  bos doc eos  bos doc …
-Pretraining cuts it into rows of T tokens, anywhere in a document. Plain text never produces a bos
-token, so a row needs no index: a bos token is a boundary. Conversations stay whole: several share a
-row if they fit, and padding fills the rest.
+Pretraining cuts it into rows of T tokens, anywhere in a document. No text has a bos token, so a
+row needs no index: a bos token is a boundary. Conversations stay whole: several share a row if they
+fit, and padding fills the rest.
 """
-
-from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,6 +31,7 @@ class TokenStream:
         # memory-mapped: the system reads parts on demand and caches them
         self._shards = [np.memmap(path, dtype, "r") for path in shards]
         self._flags = [np.memmap(path, "uint8", "r") for path in flags or []]
+        # shard i has the tokens from ends[i - 1] up to ends[i]
         self._ends = np.cumsum([len(shard) for shard in self._shards])
 
     def __len__(self) -> int:
@@ -40,6 +39,7 @@ class TokenStream:
 
     def read(self, start: int, length: int) -> np.ndarray:
         """Read ids (length,) int64. The stream is a circle."""
+        # shards have uint16 or uint32, and an embedding takes int64
         return self._read(self._shards, start, length).astype(np.int64)
 
     def read_flags(self, start: int, length: int) -> np.ndarray:
@@ -58,12 +58,14 @@ class TokenStream:
         for shard, begin in zip(self._shards, begins, strict=True):
             parts.append(np.flatnonzero(shard == bos_id) + begin)
         starts = np.concatenate(parts)
+        # a document ends where the next one starts
         return starts, np.diff(starts, append=len(self))
 
     def _read(self, arrays: Sequence[np.ndarray], start: int, length: int) -> np.ndarray:
         pieces = []
         while length > 0:
             start %= len(self)
+            # "right": an end is the first token of the next shard
             shard = int(np.searchsorted(self._ends, start, side="right"))
             # a negative start: counted from the end of this shard
             piece = arrays[shard][start - int(self._ends[shard]) :][:length]
@@ -75,13 +77,11 @@ class TokenStream:
 
 @dataclass(frozen=True)
 class PreparedData:
-    """A prepared corpus: its tokenizer, the manifest, and two streams of tokens.
-
-    manifest[split] has the numbers of documents, tokens, trained_tokens (those that can be
-    targets) and their bytes; bytes_per_token; and shards, file name -> sha256.
-    """
+    """A prepared corpus: its tokenizer, the manifest, and two streams of tokens."""
 
     directory: Path
+    # manifest[split] has the numbers of documents, tokens, trained_tokens (those that can be
+    # targets) and their bytes; bytes_per_token; and shards, file name -> sha256
     manifest: dict[str, Any]
     tokenizer: Tokenizer
 
@@ -93,40 +93,38 @@ class PreparedData:
         return TokenStream(ids, self.manifest["dtype"], flags)
 
 
+@dataclass(eq=False)
 class DocumentRows:
     """The stream cut into rows of T tokens: each token once an epoch, padding in the last row only.
 
-    An epoch has `per_epoch` rows. It starts at one of `offsets` places of the circle, so epochs
-    have different rows. in_order: each starts at the beginning. held_out: so does each.
+    An epoch has `per_epoch` rows, in_order and held_out from the beginning of the stream.
     """
 
-    def __init__(
-        self,
-        stream: TokenStream,
-        length: int,
-        bos_id: int,
-        pad_id: int,
-        in_order: bool = False,
-        held_out: bool = False,
-    ):
-        self.stream = stream
-        self.length = length
-        self.bos_id = bos_id
-        self.pad_id = pad_id
-        # Held-out rows overlap by one token. The first token of a row has no context, so the row
-        # before predicts it as its last label: each token is predicted once.
-        self.stride = length - 1 if held_out else length
-        self.offsets = 1 if in_order or held_out else len(stream)
-        self.per_epoch = -(-len(stream) // length)  # rounded up
-        if held_out:
-            self.per_epoch = rows_within(len(stream), length)
+    stream: TokenStream
+    length: int
+    bos_id: int
+    pad_id: int
+    in_order: bool = False
+    held_out: bool = False
+
+    def __post_init__(self) -> None:
+        tokens = len(self.stream)
+        # held-out rows overlap by one token: the first of a row has no context, so the row before
+        # predicts it
+        self.stride = self.length - 1 if self.held_out else self.length
+        # other epochs start at any token, so their rows differ
+        self.offsets = 1 if self.in_order or self.held_out else tokens
+        # rounded up
+        self.per_epoch = -(-tokens // self.length)
+        if self.held_out:
+            self.per_epoch = rows_within(tokens, self.length)
 
     def row(self, index: int, offset: int = 0) -> tuple[np.ndarray, np.ndarray]:
         """Return (ids, labels) of a row, each (T,) int64."""
         start = index * self.stride
         length = min(self.length, len(self.stream) - start)
         ids = self.stream.read(offset + start, length)
-        ids = np.pad(ids, (0, self.length - length), constant_values=self.pad_id)
+        ids = np.pad(ids, (0, self.length - length), constant_values=self.pad_id)  # (T,)
         # nothing predicts where the next document starts
         is_ignored = (ids == self.bos_id) | (ids == self.pad_id)
         return ids, np.where(is_ignored, IGNORED, ids)
@@ -142,11 +140,11 @@ class ConversationRows:
 
     - in_order: a row holds conversations that (nearly) follow each other.
     - every: 2 reads only the first of two conversations, the better answer of a pair.
-    - noun: names the conversations in the error.
 
-    Raises InputError if no conversation has an answer to train on.
+    Raises InputError, which calls them `noun`, if no conversation has an answer to train on.
     """
 
+    # every epoch has the same rows, in another order
     offsets = 1
 
     def __init__(
@@ -171,7 +169,7 @@ class ConversationRows:
         for i in long:
             ends = np.flatnonzero(stream.read_flags(int(starts[i]), length) & MAY_END)
             sizes[i] = ends[-1] + 1 if len(ends) and too_long == "truncate" else 0
-        trained = trained_tokens(stream, starts, sizes)
+        trained = trained_tokens(stream, starts, sizes)  # (N,)
         # a row of these alone would have a loss of 0 / 0
         sizes[trained == 0] = 0
         if not sizes.any():
@@ -190,6 +188,7 @@ class ConversationRows:
 
     def join(self, rows: int) -> float:
         """Join this many rows into one. Returns the share of tokens that are not padding."""
+        # the limit of a conversation stays, so less of a row is left over
         self.length = self._longest * rows
         together = NEIGHBORS if self._in_order else len(self.sizes)
         # the conversations of each row
@@ -215,25 +214,25 @@ Rows = DocumentRows | ConversationRows
 class Pairs:
     """The pairs of a stream with two answers to train on, each within `longest` tokens.
 
-    left_out: the number of other pairs. Raises InputError if no pair is left.
+    Raises InputError if there is none.
     """
 
     offsets = 1
 
     def __init__(self, stream: TokenStream, longest: int, bos_id: int):
         starts, sizes = stream.documents(bos_id)
-        spans = np.stack([starts, sizes], axis=1).reshape(-1, 2, 2)  # pair, answer, (start, size)
+        # chosen and rejected conversations take turns
+        spans = np.stack([starts, sizes], axis=1).reshape(-1, 2, 2)  # (pairs, 2, start and size)
         has_answer = trained_tokens(stream, starts, sizes) > 0
-        fits = ((sizes <= longest) & has_answer).reshape(-1, 2).all(axis=1)
+        fits = ((sizes <= longest) & has_answer).reshape(-1, 2).all(axis=1)  # (pairs,)
         if not fits.any():
-            raise InputError(
-                f"data.sequence_length: none of {len(spans):,} pairs fits into {longest} tokens: "
-                "raise it"
-            )
+            problem = f"none of {len(spans):,} pairs fits into {longest} tokens"
+            raise InputError(f"data.sequence_length: {problem}: raise it")
         self._stream = stream
         self._spans = spans[fits]
         self.length = 2 * longest
         self.per_epoch = len(self._spans)
+        # the number of other pairs
         self.left_out = int((~fits).sum())
 
     def row(self, index: int, offset: int = 0) -> dict[str, np.ndarray]:
@@ -254,10 +253,9 @@ def trained_tokens(stream: TokenStream, starts: np.ndarray, sizes: np.ndarray) -
 
 
 def best_fit(sizes: np.ndarray, capacity: int) -> list[list[int]]:
-    """Pack items into rows; return the items of each row, without those of size 0.
-
-    Best-fit decreasing: the longest first, each into the fullest row that still has room.
-    """
+    """Pack items into rows; return the items of each row, without those of size 0."""
+    # Best-fit decreasing: the longest first, each into the fullest row that still has room. It
+    # takes at most 22 % more rows than needed (Johnson 1973).
     rows: list[list[int]] = []
     # rows_with[room]: the rows with exactly this much room; has_row[room]: there is one
     rows_with: list[list[int]] = [[] for _ in range(capacity + 1)]
@@ -267,6 +265,7 @@ def best_fit(sizes: np.ndarray, capacity: int) -> list[list[int]]:
         size = int(sizes[item])
         if size == 0:
             break
+        # argmax finds the first True: the least room that is enough
         room = size + int(has_row[size:].argmax())
         if room == capacity:
             rows.append([])
@@ -287,8 +286,9 @@ def document_starts(documents: np.ndarray) -> np.ndarray:
     """
     length = documents.shape[1]
     begins = np.diff(documents, axis=1, prepend=documents[:, :1] - 1) != 0  # (B, T)
-    places = np.where(begins, np.arange(length, dtype=np.int32), np.int32(length))
-    starts = np.sort(places, axis=1)
+    # T wherever no document begins; sorting moves those to the end
+    columns = np.where(begins, np.arange(length, dtype=np.int32), np.int32(length))
+    starts = np.sort(columns, axis=1)
     # N is a power of two, 8 or more, so that a compiled model meets few shapes
     most = int(begins.sum(axis=1).max())
     width = max(8, 1 << (most - 1).bit_length())

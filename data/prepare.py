@@ -4,12 +4,8 @@ Prepared data is in <output_dir>/.prepared/<key>/. The key is a hash of everythi
 depend on, the text included. A shard is a plain array of token ids; for conversations, a second
 array holds flags, one byte a token. manifest.json comes last: without it the data is unfinished.
 
-The same command on several machines with one disk shares the work, and writes the same bytes. Each
-reads all of the text, because the end of a shard depends on the text before it, and encodes the
-shards that no other process works on.
+The same command on several machines with one disk shares the work, and writes the same bytes.
 """
-
-from __future__ import annotations
 
 import argparse
 import hashlib
@@ -40,6 +36,7 @@ from data.reading.records import Conversation
 from data.tokenizer import Tokenizer, cut, load_tokenizer, train_tokenizer
 from storyworld import STORYWORLD_VERSION
 
+# A part of the key. Raise it when a shard gets other bytes from the same text.
 FORMAT_VERSION = 7
 SPLITS: tuple[Split, ...] = ("train", "validation")
 # A shard has about this many tokens. They are kept in memory, at 4 or 5 bytes each.
@@ -58,9 +55,7 @@ def prepare(
 ) -> PreparedData:
     """Tokenize the corpus, continue where this was interrupted, or open it if it is prepared.
 
-    Every process of a run may call this: the first one prepares, the others wait at a lock.
-    together: take a part of the work instead, on another machine (one process uses all cores).
-    Raises InputError for a source that cannot be read or holds too little.
+    together: share the work. Raises InputError for a source that cannot be read or is too small.
     """
     tokenizer = config.tokenizer.model_dump()
     if config.tokenizer.path is not None:
@@ -76,7 +71,7 @@ def prepare(
         "drop_duplicates": config.drop_duplicates,
         "on_bad_record": config.on_bad_record,
     }
-    # older runs have no such key
+    # only if set: older prepared data has no such key
     if config.chat_fields:
         depends_on["chat_fields"] = config.chat_fields
     text = json.dumps(depends_on, sort_keys=True)
@@ -85,6 +80,7 @@ def prepare(
     if not (directory / MANIFEST).is_file():
         lock = FileLock(f"{directory}.lock")
         waiting = f"waiting for another process, which prepares {directory}"
+        # the first process of a run prepares, the others wait here
         with still_busy(waiting) if show_progress else nullcontext():
             held = lock.acquire()
         with writing_to(directory), held:
@@ -104,7 +100,7 @@ def prepare(
 
 
 def open_prepared(directory: Path) -> PreparedData:
-    """Open a prepared corpus. Raises InputError if a file has changed since it was written."""
+    """Open a prepared corpus. Raises InputError if a file has changed."""
     try:
         manifest = read_json(directory / MANIFEST)
         tokenizer = load_tokenizer(directory)
@@ -114,24 +110,23 @@ def open_prepared(directory: Path) -> PreparedData:
                 raise InputError(f"{file}: its bytes have changed since it was written")
     except InputError as error:
         raise InputError(
-            f"{error}: the prepared data is damaged: delete {directory}, then it is made again"
+            f"{error}: the prepared data is damaged: delete {directory} to make it again"
         ) from None
     return PreparedData(directory, manifest, tokenizer)
 
 
-# ---------------------------------------------------------------------------------------------
-# the key: what the shards depend on
+# the key
 
 
 def source_identity(source: Any) -> dict[str, Any]:
-    """Describe a source and its contents: equal identities give equal text."""
+    """Describe a source and its contents. Equal identities give equal text."""
     described = source.model_dump()
     if isinstance(source, MixSource):
         described["parts"] = [
             {"weight": part.weight, "source": source_identity(part.source)} for part in source.parts
         ]
     elif isinstance(source, FilesSource):
-        # as it is searched for
+        # as it is searched for, also with Windows' line ends
         described["separator"] = source.separator.replace("\n", "\r?\n")
         described["path"] = _digests(files_of(source))
         described["validation_path"] = _digests(files_of(source, held_out=True))
@@ -148,8 +143,9 @@ def _digests(paths: list[Path]) -> list[str]:
 
 
 def hashes(paths: Iterable[Path]) -> dict[Path, str]:
-    """Return the SHA-256 of every file, on all cores: about 1.4 GB/s each."""
+    """Return the SHA-256 of every file."""
 
+    # hashlib releases Python's lock: about 1.4 GB/s a core
     def sha256(path: Path) -> tuple[Path, str]:
         with path.open("rb") as raw:
             return path, hashlib.file_digest(raw, "sha256").hexdigest()
@@ -158,12 +154,12 @@ def hashes(paths: Iterable[Path]) -> dict[Path, str]:
         return dict(pool.map(sha256, paths))
 
 
-# ---------------------------------------------------------------------------------------------
 # writing
 
 
 def _write(config: DataConfig, directory: Path, depends_on: dict[str, Any]) -> None:
-    # the missing shards that no other process works on; after the last, the manifest
+    # Write the missing shards that no other process works on, and after the last one the manifest.
+    # Each process reads all of the text, because a shard ends where the text before it decides.
     tokenizer = load_tokenizer(directory)
     dtype = "uint16" if tokenizer.vocab_size <= 2**16 else "uint32"
     # A shard's end is found without encoding: a learned token has about four characters.
@@ -172,16 +168,16 @@ def _write(config: DataConfig, directory: Path, depends_on: dict[str, Any]) -> N
     # Each round reads the text again, as long as another process may have left a shard unfinished.
     while not (directory / MANIFEST).is_file():
         documents = 0
-        place = "the first"
+        newest = "the first"
         ledger = Ledger()
         notes = []
         batches = prefetched(_batches(read(config, ledger), characters))
 
         def progress() -> str:
-            return f"preparing: {documents:,} documents, up to {place}"  # noqa: B023
+            return f"preparing: {documents:,} documents, up to {newest}"  # noqa: B023
 
         with closing(batches), still_busy(progress):
-            for number, of_shard in groupby(batches, key=lambda batch: batch[0]):
+            for number, shard_batches in groupby(batches, key=lambda batch: batch[0]):
                 note = directory / f"{number:05d}.json"
                 notes.append(note)
                 # a lock ends with its process, so another one takes over
@@ -190,10 +186,10 @@ def _write(config: DataConfig, directory: Path, depends_on: dict[str, Any]) -> N
                     if note.is_file() or (directory / MANIFEST).is_file():
                         continue
                     shard: list[Encoded] = []
-                    for _, batch in of_shard:
+                    for _, batch in shard_batches:
                         shard += _encoded(batch, tokenizer)
                         documents += len(batch)
-                        place = batch[-1].where
+                        newest = batch[-1].where
                     counts = _write_shard(shard, directory, dtype, number)
                     write_atomically(note, json.dumps(counts, indent=1) + "\n")
         with FileLock(directory / "manifest.lock"):
@@ -220,7 +216,7 @@ def _write_manifest(
     vocab_size: int,
     ledger: Ledger,
 ) -> None:
-    # the counts of all shards are added up
+    # adds up the counts of all shards
     names = ("documents", "tokens", "trained_tokens", "bytes")
     manifest: dict[str, Any] = {}
     for split in SPLITS:
@@ -235,14 +231,12 @@ def _write_manifest(
         if not counts["documents"]:
             number = sum(manifest[split]["documents"] for split in SPLITS)
             raise InputError(
-                f"data.source: none of {number:,} documents falls into the {split} part, which "
-                "their hashes decide: give more, change data.validation_fraction, or name held-out "
-                "files or a held-out split"
+                f"data.source: none of {number:,} documents is in the {split} part: give more, "
+                "change data.validation_fraction, or name held-out files or a held-out split"
             )
+        # for bits per byte, the same for all tokenizers
         counts["bytes_per_token"] = round(counts["bytes"] / max(1, counts["trained_tokens"]), 4)
-    manifest["depends_on"] = depends_on
-    manifest["dtype"] = dtype
-    manifest["vocab_size"] = vocab_size
+    manifest |= {"depends_on": depends_on, "dtype": dtype, "vocab_size": vocab_size}
     manifest["read"] = asdict(ledger)
     write_atomically(directory / MANIFEST, json.dumps(manifest, indent=1) + "\n")
 
@@ -266,7 +260,7 @@ def _write_shard(
         part = [document for document in documents if document.split == split]
         if not part:
             continue
-        ids = np.concatenate([document.ids for document in part])
+        ids = np.concatenate([document.ids for document in part])  # (tokens,)
         flags = [document.flags for document in part if document.flags is not None]
         arrays = {"bin": ids.astype(dtype)}
         # the first token of a text is not predicted
@@ -293,7 +287,7 @@ def _write_shard(
 def _batches(
     documents: Iterable[Document], characters: int
 ) -> Iterator[tuple[int, list[Document]]]:
-    """Yield batches of about BATCH characters, each with the number of its shard."""
+    # (number of the shard, about BATCH characters of documents)
     shard = 0
     shard_size = 0
     batch: list[Document] = []
@@ -316,6 +310,7 @@ def _batches(
 
 def _encoded(batch: list[Document], tokenizer: Tokenizer) -> list[Encoded]:
     contents: list[Any] = [document.content for document in batch]
+    # of chats, only the trained text counts as bytes; of texts all
     weight = TRAINED
     encoded: list[Any]
     if isinstance(contents[0], str):
@@ -347,7 +342,7 @@ def tokenizer_texts(config: DataConfig) -> Iterator[str]:
         without = {"drills": {}, "course": [], "validation_documents": 0}
         stories = source.model_copy(update=without)
         config = config.model_copy(update={"source": stories})
-    # Of files, bpe learns from pieces that are evenly spread; of other sources, from the first.
+    # of files, which may be sorted, bpe learns from evenly spread pieces; else from the first
     share = 1.0
     if kind == "bpe" and isinstance(source, FilesSource) and source.max_records is None:
         paths = files_of(source)
@@ -362,6 +357,7 @@ def tokenizer_texts(config: DataConfig) -> Iterator[str]:
             continue
         for text in plain_texts(document.content):
             for piece in cut(text, EXCERPT):
+                # takes pieces until their share is reached
                 size = len(piece.encode("utf-8", "surrogatepass"))
                 if kind == "char" or taken <= share * seen:
                     yield piece
@@ -371,7 +367,6 @@ def tokenizer_texts(config: DataConfig) -> Iterator[str]:
             return
 
 
-# ---------------------------------------------------------------------------------------------
 # the command
 
 
@@ -384,16 +379,14 @@ def describe(prepared: PreparedData) -> str:
     lines = []
     for split in SPLITS:
         counts = manifest[split]
-        megabytes = counts["bytes"] / 1e6
+        size = f"{counts['bytes'] / 1e6:.2f} MB"
         documents = f"{counts['documents']:,} {noun}{'s' * (counts['documents'] != 1)}"
         tokens = f"{counts['tokens']:,} tokens"
-        if noun == "document":
-            size = f"{megabytes:.2f} MB, {tokens}"
-        else:
-            trained = counts["trained_tokens"]
-            size = f"{tokens}; trained on: {trained:,}, {megabytes:.2f} MB of answers"
-        ratio = counts["bytes_per_token"]
-        lines.append(f"{split}: {documents}, {size} ({ratio:.2f} bytes per token)")
+        summary = f"{size}, {tokens}"
+        if noun != "document":
+            summary = f"{tokens}; trained on: {counts['trained_tokens']:,}, {size} of answers"
+        ratio = f"{counts['bytes_per_token']:.2f} bytes per token"
+        lines.append(f"{split}: {documents}, {summary} ({ratio})")
     if ledger["duplicates"]:
         action = "left out" if manifest["depends_on"]["drop_duplicates"] else "kept"
         lines.append(f"{ledger['duplicates']:,} exact duplicates {action}")
@@ -405,16 +398,11 @@ def describe(prepared: PreparedData) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description="Tokenize the corpus of a config, without training."
-    )
-    parser.add_argument("config", help="a YAML file, for example configs/demo.yaml")
-    parser.add_argument(
-        "overrides",
-        nargs="*",
-        metavar="section.key=value",
-        help="for example data.records=text",
-    )
+    parser = argparse.ArgumentParser(description="Tokenize the corpus of a config.")
+    add = parser.add_argument
+    add("config", help="a YAML file, for example configs/demo.yaml")
+    example = "for example data.records=text"
+    add("overrides", nargs="*", metavar="section.key=value", help=example)
     args = parser.parse_args()
     config = validate(CorpusConfig, load_config(args.config, args.overrides, CorpusConfig))
     prepared = prepare(config.data, Path(config.output_dir), together=True)

@@ -1,8 +1,7 @@
 """Train, load and save tokenizers, which are ordinary tokenizer.json files.
 
-Special tokens have the lowest ids from the start: a fine-tune changes no shape. Reserved tokens
-round the vocabulary up to a multiple of 64, for fast matrix products. A pretrained tokenizer keeps
-its ids; tokens that it lacks are added after them.
+Special tokens have the lowest ids from the start, so a fine-tune changes no shape. A pretrained
+tokenizer keeps its ids; tokens that it lacks are added after them.
 """
 
 from __future__ import annotations
@@ -42,16 +41,16 @@ DECIDING = ("model", "normalizer", "pre_tokenizer")
 DEFAULT_VOCAB_SIZE = 2048
 # One core encodes this many characters of a text at a time.
 PIECE = 1 << 16
-# All cores encode this many characters at a time; each needs about 100 bytes of memory.
+# All cores encode this many characters at a time. Each takes about 100 bytes of memory.
 TOGETHER = 1 << 20
-# A word has at most this many characters. Without a limit, one word of a megabyte takes minutes to
-# learn from: the work grows with the square of its length. Ordinary text has up to 369.
+# A word has at most this many characters; in ordinary text, up to 369. The work of learning grows
+# with the square: one word of a megabyte would take minutes.
 LONGEST = 512
 # A token that no other token reaches across.
 JOINT = f"{PRIVATE}-"
 VISIBLE = str.maketrans({" ": "␣", "\n": "⏎", "\t": "⇥"})
 # No token of a byte-level tokenizer crosses the end of this line end, or the beginning of this
-# space. The look behind comes last: `re` is quick where a pattern begins with plain characters.
+# space. The look behind is last, because `re` is quick if plain characters come first.
 BETWEEN_WORDS = re.compile(r"[\n ](?=\S)(?<=\S[\n ])")
 # GPT-2's table of letters: printable bytes are themselves, the others come after 255.
 PRINTABLE = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1)]
@@ -93,6 +92,7 @@ class Tokenizer:
     ):
         self.backend = backend
         self.roles = dict(roles or ROLES)
+        # "<|im_end|>" in a text becomes the ids of its characters
         self.backend.encode_special_tokens = True
         # transformers saves the padding and truncation of its last call
         self.backend.no_padding()
@@ -153,7 +153,7 @@ class Tokenizer:
 
     @cached_property
     def turn_end(self) -> int | None:
-        """The special token that the chat template writes after an answer. Raises CannotRender."""
+        """The special token that the template writes after an answer. Raises CannotRender."""
         answer = f"{PRIVATE}."
         messages = [{"role": "user", "content": "."}, {"role": "assistant", "content": answer}]
         pieces = self.chat.render(messages)
@@ -170,18 +170,15 @@ class Tokenizer:
     # which tokenizer it is
 
     def sha256(self) -> str:
-        """Hash everything that decides ids. Tokenizers with the same hash give the same ids."""
-        # without padding, truncation and post-processor, which other programs write
+        """Hash everything that decides ids: tokenizers with the same hash give the same ids."""
+        # without padding, truncation and post-processor, which other programs change
         described = json.loads(self.backend.to_str())
         deciding = [described[key] for key in (*DECIDING, "added_tokens")]
         text = json.dumps([deciding, self.roles], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
     def tokens_beyond(self, other: Tokenizer) -> list[str] | None:
-        """Return the tokens that were added to the other one's, without reserved ones.
-
-        Returns None if an id of the other one has another meaning here.
-        """
+        """Return the tokens that were added to the other one's; None if one of its ids changed."""
         ours = json.loads(self.backend.to_str())
         theirs = json.loads(other.backend.to_str())
         vocab = self.backend.get_vocab()
@@ -191,6 +188,7 @@ class Tokenizer:
         if not other_vocab.items() <= vocab.items():
             return None
         added = sorted(vocab.keys() - other_vocab.keys(), key=vocab.__getitem__)
+        # reserved ones mean nothing yet
         return [token for token in added if not token.startswith("<|reserved_")]
 
     # text -> ids; each of these raises ValueError for half a character
@@ -225,7 +223,8 @@ class Tokenizer:
         self, texts: Sequence[Sequence[Piece]]
     ) -> list[tuple[np.ndarray, np.ndarray]]:
         """Encode texts of a chat template: (ids, the piece that each id ends in), uint32."""
-        # each text is encoded once and whole; if it may be cut, no token reaches across a joint
+        # Each text is encoded once and whole. If it may be cut, joints end its pieces: no token
+        # reaches across one.
         reader = self._template_reader
         joined = []
         ends = []
@@ -243,7 +242,8 @@ class Tokenizer:
         encodings = _in_batches(reader.backend.encode_batch, joined)
         for encoding, end in zip(encodings, ends, strict=True):
             ids = reader.own_ids[np.array(encoding.ids, dtype=np.int64)]  # (N,)
-            begins, stops = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2).T
+            begins, stops = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2).T  # (N,)
+            # a token may have no characters
             last_characters = np.maximum(begins, stops - 1)
             piece_of = np.searchsorted(end, last_characters, "right")
             result.append((ids[ids >= 0].astype(np.uint32), piece_of[ids >= 0]))
@@ -253,7 +253,7 @@ class Tokenizer:
     def _template_reader(self) -> _TemplateReader:
         backend = tokenizers.Tokenizer.from_str(self.backend.to_str())
         backend.encode_special_tokens = True
-        # A new token gets the number of tokens for its id, so ids without a token come first.
+        # note: a new token gets the number of tokens for its id, so gaps are filled first
         gaps = range(self.vocab_size - backend.get_vocab_size())
         backend.add_tokens([f"{PRIVATE}gap{i}" for i in gaps])
         backend.add_tokens([tokenizers.AddedToken(JOINT, normalized=False)])
@@ -300,6 +300,7 @@ class Tokenizer:
             token = self.backend.id_to_token(token_id) or ""
             if token_id in self.special_ids:
                 continue
+            # Llama spells a byte like this
             byte = re.fullmatch("<0x([0-9A-Fa-f]{2})>", token)
             if b'"ByteLevel"' in decoder and set(token) <= BYTES.keys():
                 parts.append(bytes(BYTES[letter] for letter in token))
@@ -365,10 +366,11 @@ class Tokenizer:
 
 
 def train_tokenizer(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
-    """Train a tokenizer; `byte` has nothing to learn, and `pretrained` exists already."""
+    """Train a tokenizer. `byte` has nothing to learn, and `pretrained` exists already."""
     if config.kind == "pretrained":
         return _adopt(str(config.path), config.vocab_size or 0)
     if config.kind == "char":
+        # the chat template needs these letters
         characters = set("".join(HEADERS)).union(*texts)
         tokens = [*SPECIAL_TOKENS, *sorted(characters)]
         vocabulary = {token: i for i, token in enumerate(tokens)}
@@ -382,6 +384,7 @@ def train_tokenizer(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
         backend.pre_tokenizer = pre_tokenizer(has_words=config.kind == "bpe")
         backend.decoder = decoders.ByteLevel()
         size = round_up(config.vocab_size or DEFAULT_VOCAB_SIZE)
+        # `byte` is bpe without a single merge
         trainer = trainers.BpeTrainer(
             vocab_size=size if config.kind == "bpe" else len(SPECIAL_TOKENS) + len(BYTES),
             special_tokens=SPECIAL_TOKENS,
@@ -399,6 +402,7 @@ def pre_tokenizer(has_words: bool = True) -> pre_tokenizers.PreTokenizer:
     space = rf"\s{some}(?!\S)|\s{some}"
     letters = rf" ?\p{{L}}{some}| ?\p{{N}}{some}| ?[^\s\p{{L}}\p{{N}}]{some}"
     words = tokenizers.Regex(f"'s|'t|'re|'ve|'m|'ll|'d|{letters}|{space}")
+    # each digit is a token of its own, so 17 and 71 share their tokens
     parts: list[Any] = [pre_tokenizers.Digits(individual_digits=True)]
     if has_words:
         parts.append(pre_tokenizers.Split(words, behavior="isolated"))
@@ -411,16 +415,11 @@ def _adopt(path: str, at_least: int) -> Tokenizer:
     vocabulary = backend.get_vocab()
     last = max(vocabulary.values(), default=-1)
     if last + 1 != len(vocabulary):
-        raise InputError(
-            f"{file}: its ids have gaps ({len(vocabulary):,} tokens, the last one is {last:,})"
-        )
+        raise InputError(f"{file}: its ids have gaps ({len(vocabulary):,} tokens up to {last:,})")
     # Its own bos, eos and pad tokens are kept if possible. The bos token marks where a document
     # begins, so it must differ from the others and from those of the chat.
     named = settings.named_tokens
-    roles = dict(ROLES)
-    for role in ROLES:
-        if named.get(role) in vocabulary:
-            roles[role] = named[role]
+    roles = ROLES | {role: named[role] for role in ROLES if named.get(role) in vocabulary}
     if roles["bos_token"] in (roles["eos_token"], roles["pad_token"], *CHAT):
         roles["bos_token"] = BOS
     if roles["pad_token"] in (roles["eos_token"], getattr(backend.model, "unk_token", None)):
@@ -437,6 +436,7 @@ def _adopt(path: str, at_least: int) -> Tokenizer:
         if isinstance(rows, int) and used <= rows <= MOST_TOKENS:
             size = rows
     tokenizer = Tokenizer(_with_reserved(backend, size), roles)
+    # in a Unigram vocabulary, a special token may be a piece of text
     for token in specials:
         ids = tokenizer.encode(f"a {token} b") + tokenizer.encode(token)
         if tokenizer.special_id(token) in ids:
@@ -455,10 +455,7 @@ def _with_reserved(backend: tokenizers.Tokenizer, size: int) -> tokenizers.Token
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:
-    """Load the tokenizer of a run (its newest checkpoint), a directory or a tokenizer.json.
-
-    Raises InputError if there is none, or if it cannot be used.
-    """
+    """Load the tokenizer of a run, a directory or a tokenizer.json. Raises InputError."""
     file, backend, settings = _open(path)
     # a foreign one may lack roles: then the token that ends a text begins and pads it, too
     own = {role: ours for role, ours in ROLES.items() if backend.token_to_id(ours) is not None}
@@ -473,16 +470,14 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
 
 
 def _open(path: str | Path) -> tuple[Path, tokenizers.Tokenizer, Settings]:
-    # path of tokenizer.json, the tokenizer, its settings
+    # the path of tokenizer.json, the tokenizer, its settings
     path = run_path(path)
     is_missing = not path.exists() and path.suffix != ".json"
     if is_pointer(path) or is_missing or (path / "checkpoints" / "latest").is_file():
         return read_checkpoint(path, _open)
     file = path if path.is_file() else path / "tokenizer.json"
     if not file.is_file():
-        raise InputError(
-            f"{path}: holds no tokenizer.json: give a run, a checkpoint directory or the file"
-        )
+        raise InputError(f"{path}: holds no tokenizer.json: give a run, a checkpoint or the file")
     config = file.with_name("tokenizer_config.json")
     template = file.with_name("chat_template.jinja")
     text = read_text(file)
@@ -499,6 +494,7 @@ def _open(path: str | Path) -> tuple[Path, tokenizers.Tokenizer, Settings]:
             templates = {template["name"]: template["template"] for template in templates}
         templates = {"default": templates} if isinstance(templates, str) else dict(templates)
         backend = tokenizers.Tokenizer.from_str(text)
+        # one that is damaged may load, and fail at the first text
         backend.decode(backend.encode("A fox, 7 foxes and an é.\n").ids)
     except (KeyboardInterrupt, SystemExit):
         raise
@@ -506,7 +502,7 @@ def _open(path: str | Path) -> tuple[Path, tokenizers.Tokenizer, Settings]:
     except BaseException as error:
         reason = str(error).partition("\n")[0][:200]
         raise InputError(
-            f"{file}: is not a tokenizer.json that works, or {config.name} is not: {reason}"
+            f"{file}: it, or {config.name} beside it, cannot be used: {reason}"
         ) from None
     if template.is_file():
         templates["default"] = read_text(template)
@@ -529,7 +525,7 @@ def cut(text: str, length: int) -> list[str]:
 
 
 def round_up(size: int) -> int:
-    """Round a vocabulary size up to a multiple of 64."""
+    """Round a vocabulary size up to a multiple of 64, for fast matrix products."""
     return -(-size // 64) * 64
 
 
@@ -542,6 +538,4 @@ def _in_batches(
         try:
             yield from encode([text for _, text in batch], add_special_tokens=False)
         except TypeError:
-            raise ValueError(
-                "a text holds half a character (a surrogate): it is not valid UTF-8"
-            ) from None
+            raise ValueError("a text holds half a character (a surrogate)") from None

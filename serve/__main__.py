@@ -5,8 +5,6 @@ model. The server listens on this machine only; for others, give --host and --ap
 docs/serving.md shows how to use it, and what protects it.
 """
 
-from __future__ import annotations
-
 import argparse
 import ipaddress
 import os
@@ -15,7 +13,7 @@ from configs.command import InputError, exit_on_bad_input, integer, number
 from configs.files import run_path
 from eval.load_model import add_device_option, add_quantise_option
 
-# In the environment, the key is not in the list of processes, where every user could read it.
+# Every user can read options in the list of processes, but not this variable.
 KEY = "HEADLIGHT_API_KEY"
 
 
@@ -44,7 +42,8 @@ def main() -> None:
     args = parser.parse_args()
     try:
         is_local = args.host == "localhost" or ipaddress.ip_address(args.host).is_loopback
-    except ValueError:  # a name
+    except ValueError:
+        # a name, which may lead anywhere
         is_local = False
     if not is_local and not args.api_key:
         remedy = f"give --api-key (or {KEY}) as well"
@@ -52,15 +51,17 @@ def main() -> None:
     if "*" in args.allow_origin:
         raise InputError("--allow-origin *: every web page could use your models: name the pages")
 
-    print(f"looking for models in {args.runs} …", flush=True)  # the imports below take seconds
+    # the imports below take seconds
+    print(f"looking for models in {args.runs} …", flush=True)
     from serve.app import LOCAL, create_app, make_server
     from serve.library import Library
     from serve.limits import Limits
 
     batching = {"max_running": args.max_running, "max_waiting": args.max_waiting}
     library = Library(args.runs, args.device, args.quantise, **batching)
-    options = {"seconds": args.seconds, "max_new_tokens": args.max_new_tokens}
-    limits = Limits(**options, api_key=args.api_key or None)
+    key = args.api_key or None
+    limits = Limits(seconds=args.seconds, max_new_tokens=args.max_new_tokens, api_key=key)
+    # any name of this machine is right in a network
     app = create_app(library, limits, LOCAL if is_local else ["*"], args.allow_origin)
     host = f"[{args.host}]" if ":" in args.host else args.host
     print(f"models: {', '.join(library.runs()) or 'none yet'}")
@@ -69,6 +70,7 @@ def main() -> None:
     try:
         make_server(app, args.host, args.port, args.seconds).run()
     except SystemExit:
+        # uvicorn's answer to a port that is in use
         raise InputError(f"--port: {host}:{args.port} cannot be used: name another one") from None
 
 

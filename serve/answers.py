@@ -24,13 +24,18 @@ class Answer:
     index: int
     request: Request
     reply: Reply
-    begun: int = 0  # The last ids of the prompt begin the answer: so many.
-    shows_prompt: bool = False  # True: `prompt` lists the prompt's tokens, with their text.
-    echo: str = ""  # the prompt's text, if the answer repeats it
+    # this many ids at the end of the prompt begin the answer
+    begun: int = 0
+    # True: `prompt` lists the prompt's tokens, with their text
+    shows_prompt: bool = False
+    # the prompt's text, if the answer repeats it
+    echo: str = ""
     tokens: list[Token] = field(default_factory=list)
     prompt: list[Token] = field(default_factory=list)
-    end: list[Token] = field(default_factory=list)  # the stop id, which is no token of the answer
-    finish_reason: str | None = None  # stop, length or tool_calls at the end
+    # the stop id, which is no token of the answer
+    end: list[Token] = field(default_factory=list)
+    # stop, length or tool_calls at the end
+    finish_reason: str | None = None
 
     def __post_init__(self) -> None:
         self.text = TextStream(self.reply.tokenizer)
@@ -43,6 +48,7 @@ class Answer:
         before = len(self.tokens)
         new = []
         if is_first and self.shows_prompt:
+            # the batcher lists tokens only with log-probabilities
             read = self.request.read or [Token(token) for token in self.request.token_ids]
             start = len(read) - self.begun
             offset = 0
@@ -57,7 +63,8 @@ class Answer:
         is_call = self.request.form is not None and self.request.form.is_call
         if isinstance(event, End):
             new.append(self.reply.end())
-            if is_call and event.reason == "stop" and not self.end:  # the call is complete
+            # the form ended the answer, not a stop id: the call is complete
+            if is_call and event.reason == "stop" and not self.end:
                 self.reply.tool_calls = [read_call(self.reply.content)]
                 self.reply.content = ""
             if event.reason == "length" and not self.end:
@@ -67,12 +74,13 @@ class Answer:
         elif self.reply.stopped:
             self.finish_reason = "stop"
         reasoning, content = map("".join, zip(*new, strict=True))
-        if is_call:  # its text is content only if it was cut
+        # the text of a call is content only if it was cut
+        if is_call:
             content = self.reply.content if self.finish_reason else ""
         return Piece(self, Delta(reasoning, content), self.tokens[before:], is_first)
 
     def _add(self, token: Token) -> Delta:
-        """Add a token of the answer, or the one that ends it."""
+        # a token of the answer, or the one that ends it
         is_end = token.id in self.request.stop_ids
         offset = len(self.reply.content)
         was_thinking = self.reply.thinking
@@ -104,7 +112,8 @@ async def answer_all(
     events = asyncio.Queue[tuple[Answer, Event]]()
     until = loop.time() + seconds
 
-    def emit(answer: Answer, event: Event) -> None:  # in the batcher's thread
+    def emit(answer: Answer, event: Event) -> None:
+        # note: runs in the batcher's thread, but the queue belongs to the loop's
         loop.call_soon_threadsafe(events.put_nowait, (answer, event))
 
     try:
@@ -112,12 +121,14 @@ async def answer_all(
             answer.request.emit = partial(emit, answer)
             batcher.submit(answer.request)
         while any(answer.finish_reason is None for answer in answers):
+            # the time of all answers together
             async with asyncio.timeout_at(until):
                 answer, event = await events.get()
             if answer.finish_reason is None:
                 piece = answer.take(event)
                 if answer.finish_reason is not None:
-                    answer.request.cancelled = True  # it may have met a stop text
+                    # the batcher does not see a stop text
+                    answer.request.cancelled = True
                 yield piece
     finally:
         for answer in answers:
@@ -125,14 +136,11 @@ async def answer_all(
 
 
 def chat_ids(model: Model, body: ChatRequest) -> list[int]:
-    """Return the ids of a conversation, to be answered. Raises ApiError.
-
-    A model that was not trained on chats continues the text of the messages.
-    """
+    """Return the ids of a conversation, to be answered. Raises ApiError."""
     variables = model.tokenizer.chat.variables if model.is_chat else ()
     for name, value in body.template.items():
         if name not in variables or (name == "enable_thinking" and not isinstance(value, bool)):
-            reason = "has none, as it was not trained on chats"
+            reason = "was not trained on chats"
             if variables:
                 reason = f"has only {', '.join(variables)}, true or false"
             message = f"chat_template_kwargs: {name[:100]!r} is not for this model, which {reason}"
@@ -147,6 +155,7 @@ def chat_ids(model: Model, body: ChatRequest) -> list[int]:
         conversation = checked_conversation(body.messages)
     except (BadRecord, TypeError, AttributeError) as error:
         raise ApiError(400, f"messages: {error}") from None
+    # a model that was not trained on chats continues the text of the messages
     return text_ids(model, "\n".join(message.content for message in conversation.messages))
 
 
@@ -157,6 +166,7 @@ def text_ids(model: Model, prompt: str | list[int], field: str = "prompt") -> li
             return model.tokenizer.begin(prompt)
         except ValueError as error:
             raise ApiError(400, f"prompt: {error}") from None
+    # rows of the head, of which a vocabulary may leave some unused
     highest = model.lm.lm_head.out_features
     if not prompt or not all(0 <= token < highest for token in prompt):
         raise ApiError(400, f"{field}: token ids must be 0 to {highest - 1}, and at least one")
@@ -164,9 +174,9 @@ def text_ids(model: Model, prompt: str | list[int], field: str = "prompt") -> li
 
 
 def room_for(model: Model, token_ids: Sequence[int], number: int | None, most: int) -> int:
-    """Return how many tokens may be written. Raises ApiError if they do not fit.
+    """Return how many tokens may be written, `most` at most. Raises ApiError if they do not fit.
 
-    number: of tokens that must fit; None: at least one. most: the upper bound.
+    number: of tokens that must fit; None: at least one.
     """
     left = model.context_length - len(token_ids)
     least = 1 if number is None else number

@@ -12,8 +12,6 @@ Keys and values are in a paged cache (model/variants/paged_cache.py). A request 
 when it joins, so it never has to stop for lack of memory.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import threading
@@ -32,7 +30,8 @@ from model.generation import Sampling, next_token
 from model.variants.paged_cache import PagedCache, PagedView, Table
 from serve.structured import Form
 
-MEMORY = 2**29  # A cache has so many bytes by default.
+# A cache has this many bytes by default, 512 MB.
+MEMORY = 2**29
 DAMAGED = "the model's logits are non-finite: its weights are damaged"
 
 
@@ -44,9 +43,12 @@ class Token(NamedTuple):
     """One token. serve/answers.py, which has the texts, fills in the last three fields."""
 
     id: int
-    log_prob: float | None = None  # ln p of the model itself
-    top: tuple[tuple[int, float], ...] = ()  # the likeliest ids with theirs
-    offset: int = 0  # in characters of the answer
+    # ln p of the model itself, before temperature
+    log_prob: float | None = None
+    # the likeliest ids with theirs
+    top: tuple[tuple[int, float], ...] = ()
+    # in characters of the answer
+    offset: int = 0
     text: str = ""
     is_thought: bool = False
 
@@ -72,26 +74,32 @@ class Request:
     stop_ids: frozenset[int]
     emit: Callable[[Event], None] = lambda event: None
     seed: int | None = None
-    top_log_probs: int | None = None  # So many likely ids come with a token; None: no log_prob.
-    of_prompt: bool = False  # The prompt's tokens have log-probabilities too, in `read`.
-    heads: dict[Head, float] = field(default_factory=dict)  # Their outputs are scaled by this.
-    form: Form | None = None  # None: any answer is allowed.
-    cancelled: bool = False  # The client sets it; the blocks are free before the next token.
-    # These are set when it joins.
+    # this many likely ids come with a token; None: no log_prob
+    top_log_probs: int | None = None
+    # the prompt's tokens have log-probabilities too, in `read`
+    of_prompt: bool = False
+    # head -> factor of its output
+    heads: dict[Head, float] = field(default_factory=dict)
+    # None: any answer is allowed
+    form: Form | None = None
+    # the client sets it; the blocks are free before the next token
+    cancelled: bool = False
+    # these are set when it joins
     table: Table = field(init=False)
     generator: torch.Generator = field(init=False)
     read: list[Token] = field(default_factory=list, init=False)
 
     @property
     def reads_prompt(self) -> bool:
-        """True until only the newest token is unread."""
+        # until only the newest token is unread
         return self.table.length < len(self.token_ids)
 
     def send(self, event: Event) -> None:
-        """Call `emit`. If it fails, say because its event loop is closed, cancel the request."""
+        """Call `emit`. If it fails, cancel the request."""
         try:
             self.emit(event)
         except Exception:
+            # its event loop may be closed
             logging.getLogger(__name__).exception("no token reaches the client: request cancelled")
             self.cancelled = True
 
@@ -99,7 +107,7 @@ class Request:
 class Batcher:
     """One model and its requests. Call `submit` in any thread, and `start` or `step`.
 
-    - blocks: of the cache; by default 512 MB of them, for 4 to max_running full contexts
+    - blocks: of the cache; by default MEMORY of them, for 4 to max_running full contexts
     - max_running: requests in one pass
     - max_waiting: more requests are refused
     - chunk: tokens of prompts that are read between two tokens
@@ -116,9 +124,11 @@ class Batcher:
     ):
         self.lm = lm.eval()
         like = next(lm.parameters())
+        # keys and values of one token in one layer
         numbers = sum(heads * width for heads, width in lm.config.cache_shapes)
         block_bytes = lm.config.num_hidden_layers * numbers * like.element_size() * block_size
-        context = -(-lm.config.max_position_embeddings // block_size)  # blocks
+        # the blocks of a full context, rounded up
+        context = -(-lm.config.max_position_embeddings // block_size)
         if not blocks:
             blocks = min(max(MEMORY // block_bytes, 4 * context), max(4, max_running) * context)
         self.cache = PagedCache(lm.config, blocks, like, block_size)
@@ -135,7 +145,7 @@ class Batcher:
 
     @property
     def is_idle(self) -> bool:
-        """True if no request runs or waits."""
+        """True if no request or job runs or waits."""
         return not (self.running or self.waiting or self.jobs)
 
     def submit(self, request: Request) -> None:
@@ -191,7 +201,7 @@ class Batcher:
         return True
 
     def _admit(self) -> Request | None:
-        """Let the next request join, if there is room for it. Later ones never pass it."""
+        # the next request joins if there is room; a later, shorter one never passes it
         with self._changed:
             if not self.waiting or len(self.running) >= self.max_running:
                 return None
@@ -214,22 +224,24 @@ class Batcher:
         return request
 
     def _read_prompt(self, request: Request, most: int) -> int:
-        """Read a chunk of a prompt and return its size. At the end, write the first token."""
+        # reads a chunk and returns its size; at the end of a prompt, writes the first token
         table = request.table
         count = min(most, len(request.token_ids) - table.length)
         logits = self._forward([request], count, keep=0 if request.of_prompt else 1)
         if request.of_prompt:
-            if not request.read:  # nothing predicts the first token
+            # nothing predicts the first token
+            if not request.read:
                 request.read = [Token(request.token_ids[0])]
             predicted = request.token_ids[len(request.read) : table.length + 1]
-            scores = logits[0, : len(predicted)]  # the last logits of all predict a new token
+            # the last logits of all predict a new token
+            scores = logits[0, : len(predicted)]  # (tokens, V)
             request.read += _with_log_probs(predicted, scores, request.top_log_probs)
         if not request.reads_prompt:
             self._write([request], logits[:, -1])
         return count
 
     def _forward(self, rows: Sequence[Request], count: int, keep: int = 1) -> Tensor:
-        """Read the next `count` tokens of requests; return float32 logits (rows, keep, V)."""
+        # reads the next `count` tokens of requests; returns float32 logits (B, keep, V)
         tables = [row.table for row in rows]
         # a head that any row changes is scaled in all; a factor of 1 leaves a row's bits unchanged
         factors = {}
@@ -238,24 +250,26 @@ class Batcher:
             factors[head] = column[:, None, None]  # (B, 1, 1)
         view = PagedView(self.cache, tables, count)
         ids = [table.token_ids[table.length : table.length + count] for table in tables]
-        places = {"attention_mask": view.attention_mask, "position_ids": view.position_ids}
+        masks = {"attention_mask": view.attention_mask, "position_ids": view.position_ids}
         with scaled(self.lm, factors):
-            batch = torch.tensor(ids, device=self.device)
-            logits = self.lm(batch, **places, kv_cache=view, logits_to_keep=keep)
+            batch = torch.tensor(ids, device=self.device)  # (B, count)
+            logits = self.lm(batch, **masks, kv_cache=view, logits_to_keep=keep)
         for table in tables:
             self.cache.read(table, count)
         return logits.float()
 
     def _write(self, requests: list[Request], logits: Tensor) -> None:
-        """Choose the next token of each request from logits (requests, V)."""
+        # chooses the next token of each request from logits (B, V)
+        # note: `tolist` waits for the GPU: once for all rows
         usable = logits.amax(-1).isfinite().tolist()
         greedy = logits.argmax(-1).tolist()
         for row, request in enumerate(requests):
-            scores = logits[row : row + 1]
+            scores = logits[row : row + 1]  # (1, V)
             token = greedy[row]
             if not usable[row] or any(math.isnan(read.log_prob or 0.0) for read in request.read):
                 self._leave(request, End("error", DAMAGED))
                 continue
+            # only the prompt's log-probabilities were requested
             if not request.max_new_tokens:
                 self._leave(request, End("length"))
                 continue
@@ -272,6 +286,7 @@ class Batcher:
                 seen = torch.tensor([request.table.token_ids], device=self.device)
                 ids, _ = next_token(candidates, seen, request.sampling, request.generator)
                 token = int(ids[0])
+            # of the model itself, without the form
             (chosen,) = _with_log_probs([token], scores, request.top_log_probs)
             if token in request.stop_ids:
                 self._leave(request, End("stop", token=chosen))
@@ -300,6 +315,7 @@ class Batcher:
                 self._changed.wait_for(lambda: self._stopping or not self.is_idle)
                 if self.is_idle:
                     return
+            # a job waits for one token at most
             while self.jobs:
                 future, job = self.jobs.popleft()
                 if not future.set_running_or_notify_cancel():
@@ -310,7 +326,8 @@ class Batcher:
                     future.set_exception(error)
             try:
                 self.step()
-            except Exception as error:  # every client gets it, and the server goes on
+            except Exception as error:
+                # every client gets it, and the server goes on
                 for request in [*self.running]:
                     self._leave(request, End("error", f"{type(error).__name__}: {error}"))
 
@@ -324,10 +341,11 @@ class Batcher:
 
 
 def _with_log_probs(ids: list[int], logits: Tensor, top: int | None) -> list[Token]:
-    """Return tokens, from the logits (tokens, V) that predicted them."""
+    # logits (tokens, V): those that predicted the ids
     if top is None or not ids:
         return [Token(token) for token in ids]
-    log_probs = logits.log_softmax(-1).clamp(min=-9999.0)  # JSON has no infinity
+    # JSON has no infinity
+    log_probs = logits.log_softmax(-1).clamp(min=-9999.0)
     chosen = log_probs.gather(1, torch.tensor(ids, device=logits.device)[:, None])[:, 0].tolist()
     best = log_probs.topk(min(top, log_probs.shape[-1]))
     rows = zip(ids, chosen, best.indices.tolist(), best.values.tolist(), strict=True)

@@ -4,8 +4,6 @@ Any checkpoint of a run can be loaded, with adapters. A name is looked up in the
 never joined to a path, so no name leads out of the folder.
 """
 
-from __future__ import annotations
-
 import threading
 from collections import OrderedDict
 from contextlib import suppress
@@ -23,7 +21,7 @@ from serve.batching import Batcher
 from serve.limits import ApiError
 from serve.run_folder import runs_in, watched_runs
 
-# So many models stay in memory. Of the idle ones, the least recently used one leaves.
+# This many models stay in memory. Of the idle ones, the least recently used one leaves.
 MOST_LOADED = 4
 
 
@@ -34,7 +32,8 @@ class Model:
     checkpoint: Path
     lm: LanguageModel
     tokenizer: Tokenizer
-    is_chat: bool  # It was trained on chats, so it ends its turns.
+    # it was trained on chats, so it ends its turns
+    is_chat: bool
     batcher: Batcher
     context_length: int
 
@@ -49,9 +48,11 @@ class Library:
         self.device = device
         self.quantise = quantise
         self.batching = batching
+        # in the order of their last use
         self._loaded: OrderedDict[tuple[tuple[Path, int], ...], Model] = OrderedDict()
         self._lock = threading.Lock()
-        if not self.runs() and not watched_runs(folder):  # a run that has just begun can be watched
+        # a run that has just begun can be watched
+        if not self.runs() and not watched_runs(folder):
             remedy = "train one first, for example with `make demo`"
             raise InputError(f"{folder}: is no model and holds no run: {remedy}")
 
@@ -72,6 +73,7 @@ class Library:
         runs = self.runs()
         bases: dict[str, str | None] = dict.fromkeys(runs)
         for name, run in runs.items():
+            # a training run may replace its checkpoint meanwhile
             with suppress(DamagedFile, OSError):
                 directory = checkpoint_directory(run)
                 if is_adapter(directory):
@@ -92,6 +94,7 @@ class Library:
             raise ApiError(404, f"step: {name} has no checkpoint {step}. There are: {known}")
         if adapter is not None and self.bases().get(adapter) != name:
             raise ApiError(404, f"adapter: {adapter[:100]!r} is no run with adapters for {name}")
+        # two requests for a new model load it once
         with self._lock:
             try:
                 paths = [run if step is None else steps[step]]
@@ -109,11 +112,13 @@ class Library:
             idle = [other for other in others if self._loaded[other].batcher.is_idle]
             for other in idle[: max(0, len(self._loaded) - MOST_LOADED)]:
                 stop = self._loaded.pop(other).batcher.stop
+                # in a thread: it may have taken a request by now, and finishes that
                 threading.Thread(target=stop, daemon=True).start()
             return self._loaded[key]
 
     def _open(self, path: Path, adapter: Path | None = None) -> Model:
-        quantise = self.quantise if adapter is None else None  # adapters need the weights as saved
+        # adapters need the weights as saved
+        quantise = self.quantise if adapter is None else None
         lm, tokenizer, checkpoint = open_checkpoint(path, self.device, quantise=quantise)
         conversation = Conversation(lm, tokenizer)
         if adapter is not None:

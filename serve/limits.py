@@ -1,7 +1,5 @@
 """Refuse clients without the key, and requests that are too large. Errors have OpenAI's form."""
 
-from __future__ import annotations
-
 import hmac
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -16,7 +14,8 @@ from configs.text import escape
 from serve.batching import TooManyRequests
 
 TOO_LONG = "the answer took too long: ask for fewer tokens, or try again later"
-COOKIE = "headlight"  # The page has this cookie after the key was typed into it.
+# The page has this cookie after the key was typed into it.
+COOKIE = "headlight"
 Bearer = Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))]
 Cookie = Annotated[str | None, Depends(APIKeyCookie(name=COOKIE, auto_error=False))]
 # OpenAI's type of an error, by HTTP status.
@@ -28,10 +27,13 @@ KINDS |= {401: "authentication_error", 429: "rate_limit_error"}
 class Limits:
     """Limits of a request."""
 
-    body: int = 1_000_000  # bytes
-    seconds: float = 120.0  # of an answer
+    # bytes
+    body: int = 1_000_000
+    # of an answer
+    seconds: float = 120.0
     max_new_tokens: int = 2048
-    api_key: str | None = None  # None: no key is required.
+    # None: no key is required
+    api_key: str | None = None
 
     @property
     def cookie(self) -> str | None:
@@ -42,6 +44,7 @@ class Limits:
 
     def check_key(self, bearer: Bearer, cookie: Cookie) -> None:
         """Raise ApiError 401 without the key. Every route that shows a run depends on this."""
+        # headers are bytes, which Starlette decodes as latin-1
         header = (bearer.credentials if bearer else "").encode("latin-1")
         if not equal(header, self.api_key) and not equal((cookie or "").encode(), self.cookie):
             message = "Incorrect API key: send the header Authorization: Bearer KEY"
@@ -49,7 +52,8 @@ class Limits:
 
 
 def equal(text: bytes, key: str | None) -> bool:
-    """Compare with the key in constant time, so timing leaks nothing. None: no key is required."""
+    """Compare with the key. None: no key is required."""
+    # in constant time: `==` ends at the first wrong letter, so its time would help to guess
     return key is None or hmac.compare_digest(text, key.encode())
 
 
@@ -82,7 +86,8 @@ def handle_errors(app: FastAPI) -> None:
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
         problem = error.errors()[0]
         path = [str(part) for part in problem["loc"] if part != "body"]
-        field = escape(".".join(path))  # a key may be half a character
+        # a key may be half a character
+        field = escape(".".join(path))
         message = escape(str(problem["msg"]).removeprefix("Value error, "))
         if problem["type"] == "extra_forbidden":
             message = "is not supported here: leave it out"

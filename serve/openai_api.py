@@ -1,10 +1,8 @@
 """Serve OpenAI's API: /v1/models, /v1/chat/completions and /v1/completions.
 
-The page's chat uses it too, with one more field, `inspect` (serve/requests.py). Then `logprobs`
-also has the ids of tokens, and the first part of an answer has the tokens of the prompt.
+The page's chat uses it too, with one more field, `inspect` (serve/requests.py). Then `logprobs` has
+the ids of tokens as well, and the first part of an answer has the tokens of the prompt.
 """
-
-from __future__ import annotations
 
 import asyncio
 import json
@@ -13,7 +11,6 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -30,7 +27,8 @@ from serve.limits import TOO_LONG, ApiError, Limits, error_body
 from serve.requests import ChatRequest, CompletionRequest, Inspect
 from serve.structured import make_form
 
-SEED_STEP = 1_000_003  # The seeds of two answers to one prompt differ by this.
+# The seeds of two answers to one prompt differ by this.
+SEED_STEP = 1_000_003
 Body = ChatRequest | CompletionRequest
 Factors = dict[Head, float]
 
@@ -56,16 +54,18 @@ def router(library: Library, limits: Limits) -> APIRouter:
         ids = text_ids(model, [*chat_ids(model, body), *body.answer_ids], "answer_ids")
         completion = Completion(model, body, [ids], heads, limits)
         if body._form is not None:
-            wanted = body._form
+            field, schema, functions = body._form
             rows = model.lm.lm_head.out_features
-            make = partial(make_form, model.tokenizer, rows, ids, wanted.schema, wanted.functions)
             try:
-                form = await asyncio.to_thread(make)
+                # a large schema takes seconds
+                form = await asyncio.to_thread(
+                    make_form, model.tokenizer, rows, ids, schema, functions
+                )
             except ImportError:
-                problem = f"{wanted.field} needs llguidance: pip install llguidance"
-                raise ApiError(400, problem) from None
+                raise ApiError(400, f"{field} needs llguidance: pip install llguidance") from None
             except (ValueError, RecursionError) as error:
-                raise ApiError(400, f"{wanted.field}: {error}") from None
+                raise ApiError(400, f"{field}: {error}") from None
+            # each answer has its own place in the grammar
             for answer in completion.answers:
                 answer.request.form = replace(form, matcher=form.matcher.deep_copy())
         return await completion.respond(request)
@@ -113,7 +113,8 @@ class Completion:
         stop_ids = set() if body.ignore_eos else {*self.tokenizer.stop_ids}
         if body.stop_token_ids:
             stop_ids.update(text_ids(model, body.stop_token_ids, "stop_token_ids"))
-        if begun and prompts[0][-1] in stop_ids:  # the answer has ended
+        # the answer has ended
+        if begun and prompts[0][-1] in stop_ids:
             least = most = 0
         is_chat = isinstance(body, ChatRequest) and model.is_chat
         stops = [body.stop] if isinstance(body.stop, str) else body.stop
@@ -143,16 +144,18 @@ class Completion:
         }
         if self.body.stream:
             head["object"] += ".chunk" if is_chat else ""
+            # an error before the first piece gets its own status
             events = self._events(head, await anext(self.pieces))
             return StreamingResponse(events, media_type="text/event-stream")
         async with aclosing(self.pieces):
             async for _ in self.pieces:
+                # closing `pieces` frees the blocks
                 if await request.is_disconnected():
                     raise ApiError(499, "the client went away")
         choices = []
         for answer in self.answers:
-            whole = Delta(answer.reply.reasoning_content, answer.reply.content)
-            choices.append(self._choice(Piece(answer, whole, answer.tokens), is_whole=True))
+            text = Delta(answer.reply.reasoning_content, answer.reply.content)
+            choices.append(self._choice(Piece(answer, text, answer.tokens), is_whole=True))
         return JSONResponse(head | {"choices": choices, "usage": self._usage()})
 
     async def _events(self, head: dict[str, Any], piece: Piece | None) -> AsyncGenerator[str]:
@@ -172,6 +175,7 @@ class Completion:
                 yield _event(error_body(error))
 
     def _usage(self) -> dict[str, int]:
+        # each prompt once, for all n answers
         read = sum(len(a.request.token_ids) - a.begun for a in self.answers[:: self.body.n])
         written = sum(len(a.tokens) for a in self.answers)
         return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
@@ -209,7 +213,7 @@ class Completion:
         }
 
     def _top(self, token: Token) -> dict[str, float] | None:
-        # of two tokens with the same text, the less likely one is listed under its id
+        # of two tokens with the same text, the less likely one is listed by its id
         top: dict[str, float] = {}
         for token_id, log_prob in token.top:
             name = _name(self.tokenizer, token_id)
@@ -217,11 +221,8 @@ class Completion:
         return None if token.log_prob is None else top
 
     def _listed(self, token: Token) -> dict[str, Any]:
-        """Return a token and the likeliest ones with log-probabilities, in OpenAI's form.
-
-        The page also gets ids, labels, and the text that the token adds.
-        """
-
+        # a token and the likeliest ones with log-probabilities, in OpenAI's form; for the page
+        # with ids, labels, and the text that the token adds
         def entry(token_id: int, log_prob: float) -> dict[str, Any]:
             name = _name(self.tokenizer, token_id)
             raw = [*self.tokenizer.decode_bytes([token_id])]
@@ -239,7 +240,7 @@ class Completion:
 
 
 def _message(piece: Piece, is_whole: bool) -> dict[str, Any]:
-    """Return the assistant's message, or the part that the piece adds."""
+    # the assistant's message, or the part that the piece adds
     answer = piece.answer
     message: dict[str, Any] = {"role": "assistant", "content": ""} if piece.is_first else {}
     for name, text in piece.new._asdict().items():
@@ -258,7 +259,7 @@ def _message(piece: Piece, is_whole: bool) -> dict[str, Any]:
 
 
 def _name(tokenizer: Tokenizer, token_id: int) -> str:
-    """Return a token as text; a part of a character by its bytes, as OpenAI does."""
+    # a token as text; a part of a character by its bytes, as OpenAI does
     if token_id in tokenizer.special_ids:
         return tokenizer.decode([token_id], skip_special_tokens=False)
     raw = tokenizer.decode_bytes([token_id])
@@ -267,4 +268,5 @@ def _name(tokenizer: Tokenizer, token_id: int) -> str:
 
 
 def _event(body: dict[str, Any]) -> str:
-    return f"data: {json.dumps(body, ensure_ascii=False)}\n\n"  # JSON has no line end of its own
+    # an empty line ends an event, and JSON on one line has none
+    return f"data: {json.dumps(body, ensure_ascii=False)}\n\n"

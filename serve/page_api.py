@@ -1,9 +1,4 @@
-"""Serve the page: its files, the runs with their figures and heads, and the models of its chat.
-
-The chat itself uses /v1/chat/completions.
-"""
-
-from __future__ import annotations
+"""Serve the page: its files, the runs with their figures and heads, and the models of its chat."""
 
 import asyncio
 import base64
@@ -55,7 +50,8 @@ OwnText = Annotated[str, Body(embed=True, min_length=1, max_length=2000)]
 def page(limits: Limits) -> APIRouter:
     """Return the routes that need no key: the page itself, and the one that takes the key."""
     routes = APIRouter()
-    files = {  # no other file is served
+    # no other file is served
+    files = {
         "page.html": ("text/html", viewer.with_parts(HEAD, "")),
         "page.css": ("text/css", (viewer.PAGE / "page.css").read_text(encoding="utf-8")),
         "page.js": ("text/javascript", viewer.script(viewer.ON_SERVER)),
@@ -74,6 +70,7 @@ def page(limits: Limits) -> APIRouter:
         if not equal(key.encode(), limits.api_key):
             raise ApiError(401, "this is not the key of this server", "invalid_api_key")
         response = JSONResponse({})
+        # no script can read it, and no other page's request has it
         if limits.cookie is not None:
             response.set_cookie(COOKIE, limits.cookie, httponly=True, samesite="strict")
         return response
@@ -82,7 +79,7 @@ def page(limits: Limits) -> APIRouter:
 
 
 class AttentionRequest(WhichModel):
-    """A text, and the position of a token in it. The heads that predicted the token are shown."""
+    """A text, and the position of a token in it."""
 
     ids: list[int] = Field(min_length=2)
     position: int = Field(ge=1)
@@ -94,18 +91,21 @@ class Live:
     def __init__(self, library: Library, limits: Limits):
         self.library = library
         self.limits = limits
-        self.opens_many = asyncio.Lock()  # held while many checkpoints are opened one by one
+        # held while many checkpoints are opened one by one
+        self.opens_many = asyncio.Lock()
         self.routes = APIRouter(prefix="/live")
-        self.routes.get("/runs")(self.runs)
-        self.routes.get("/runs/{name}/config")(self.config)
-        self.routes.get("/runs/{name}/metrics")(self.metrics)
-        self.routes.get("/runs/{name}/attention")(self.attention)
-        self.routes.get("/runs/{name}/attention/{step}/{probe}")(self.maps)
-        self.routes.post("/runs/{name}/look")(self.look)
-        self.routes.get("/models")(self.models)
-        self.routes.get("/models/{name}")(self.model)
-        self.routes.get("/models/{name}/question")(self.question)
-        self.routes.post("/models/{name}/attention")(self.row)
+        get = self.routes.get
+        post = self.routes.post
+        get("/runs")(self.runs)
+        get("/runs/{name}/config")(self.config)
+        get("/runs/{name}/metrics")(self.metrics)
+        get("/runs/{name}/attention")(self.attention)
+        get("/runs/{name}/attention/{step}/{probe}")(self.maps)
+        post("/runs/{name}/look")(self.look)
+        get("/models")(self.models)
+        get("/models/{name}")(self.model)
+        get("/models/{name}/question")(self.question)
+        post("/models/{name}/attention")(self.row)
 
     def _run(self, name: str) -> Path:
         run = watched_runs(self.library.folder).get(name)
@@ -114,7 +114,7 @@ class Live:
         return run
 
     def runs(self) -> dict[str, Any]:
-        """Return a few figures of every run."""
+        """Summarise every run."""
         return {"runs": [*summaries(self.library.folder).values()]}
 
     def config(self, name: str) -> dict[str, str]:
@@ -125,6 +125,7 @@ class Live:
     def metrics(self, name: str) -> FileResponse:
         """Send metrics.jsonl, or a range of its bytes."""
         file = self._run(name) / METRICS
+        # a link may lead to a file outside of the runs
         if file.is_symlink() or not file.is_file():
             raise ApiError(404, "nothing is written yet")
         return FileResponse(file, media_type="application/x-ndjson")
@@ -150,7 +151,7 @@ class Live:
         return Response(viewer.quantise(weights).tobytes(), media_type="application/octet-stream")
 
     async def look(self, name: str, text: OwnText) -> dict[str, Any]:
-        """Return the maps of your own text, at every checkpoint or evenly spread ones."""
+        """Return the maps of your own text, at checkpoints that are evenly spread."""
         steps = sorted(checkpoints_of(self.library.run(name)).items())
         number = min(len(steps), MOST_CHECKPOINTS)
 
@@ -160,6 +161,7 @@ class Live:
             return take_snapshot(lm, [probe], CONFIG, (step, 0, 0.0))
 
         snapshots: list[Snapshot] = []
+        # in a thread, one at a time: two models would need twice the memory
         async with asyncio.timeout(self.limits.seconds), self.opens_many:
             for i in np.linspace(0, len(steps) - 1, number).round().astype(int):
                 snapshots.append(await asyncio.to_thread(take, *steps[i]))
@@ -188,7 +190,8 @@ class Live:
         run = self.library.run(name)
         knows_questions = False
         with suppress(InputError):
-            knows_questions = bool(source_of(run))  # of the built-in world
+            # of the built-in world
+            knows_questions = bool(source_of(run))
         steps = {path: number for number, path in checkpoints_of(run).items()}
         return {
             "run": name,
@@ -208,13 +211,15 @@ class Live:
         """Return a story of the built-in world, a question about it, and the right answer."""
         model = self.library.find(name, step)
 
+        # with room for the answer and its end
         def fits(question: Question) -> bool:
             prompt = prompt_ids(model.tokenizer, question.messages)
             return len(prompt) + len(model.tokenizer.encode(question.reply)) < model.context_length
 
         try:
             question = one_question(source_of(self.library.run(name)), number, fits)
-        except ValueError as error:  # no story fits
+        except ValueError as error:
+            # no story fits
             raise InputError(str(error)) from None
         messages = list(question.messages)
         return {"messages": messages, "reply": question.reply, "answer": question.answer}
@@ -230,8 +235,10 @@ class Live:
         limit = model.context_length
         if position >= len(ids) or len(ids) > limit:
             raise ApiError(400, f"ids: position {position} of {len(ids)}, and context {limit}")
+        # a range, so that the next tokens need no new capture
         rows = rows_around(model.lm, ids, position)
         capture = partial(_maps, model, tuple(ids), rows, frozenset(factors.items()))
+        # between two tokens: other requests must not see the scaled heads
         async with asyncio.timeout(self.limits.seconds):
             maps = await asyncio.wrap_future(model.batcher.do(capture))
         queries, keys = maps.weights.shape[3:]  # (layers, B, heads, queries, keys)
@@ -241,7 +248,8 @@ class Live:
         return {"layers": layers, "heads": heads, "keys": keys, "weights": weights}
 
 
-@lru_cache(maxsize=1)  # the next token is most often one of the same text
+# The next token is most often one of the same text.
+@lru_cache(maxsize=1)
 def _maps(
     model: Model, ids: tuple[int, ...], rows: tuple[int, int], heads: frozenset[tuple[Head, float]]
 ) -> AttentionMaps:
@@ -251,7 +259,7 @@ def _maps(
 
 @lru_cache(maxsize=4096)
 def _without_maps(file: Path, modified: int) -> Snapshot:
-    """Read the scores and texts of a snapshot, again only if the file was modified."""
+    # a changed file is read again
     return viewer.without_weights(read(file))
 
 

@@ -1,7 +1,6 @@
 """Check the requests of OpenAI's API before anything is computed.
 
 Unknown fields are refused, because a client that asks for JSON must not believe that it gets it.
-Only null, which means that a field is not set, and `IGNORED` are left out.
 """
 
 from __future__ import annotations
@@ -18,7 +17,8 @@ from serve.limits import ApiError
 from serve.structured import WantedForm
 
 MOST_ANSWERS = 16
-MOST_TOP = 20  # OpenAI lists as many likely tokens beside a token.
+# OpenAI lists as many likely tokens beside a token.
+MOST_TOP = 20
 # Some clients always send these fields. Each is accepted with the value that changes nothing, or
 # with ANY value.
 ANY: Any = object()
@@ -51,20 +51,25 @@ class GenerationRequest(BaseModel):
     top_k: int | None = Field(None, ge=1)
     min_p: float | None = Field(None, ge=0, le=1)
     repetition_penalty: float = Field(1.0, gt=0, le=100)
-    stop_token_ids: list[TokenId] = Field(default=[], max_length=100)  # added to the model's own
-    ignore_eos: bool = False  # True: the model's own stop ids do not end an answer.
+    # added to the model's own
+    stop_token_ids: list[TokenId] = Field(default=[], max_length=100)
+    # True: the model's own stop ids do not end an answer
+    ignore_eos: bool = False
     _sampling: Sampling
 
     @model_validator(mode="before")
     @classmethod
     def _leave_out_ignored(cls, body: Any) -> Any:
+        # pydantic refuses anything else
         if not isinstance(body, dict):
             return body
+        # null means that a field is not set
         return {k: v for k, v in body.items() if v is not None and IGNORED.get(k) not in (ANY, v)}
 
     @model_validator(mode="after")
     def _set_sampling(self) -> GenerationRequest:
-        temperature = self.temperature if self.top_p else 0.0  # 0 leaves only the likeliest token
+        # a top_p of 0 leaves only the likeliest token
+        temperature = self.temperature if self.top_p else 0.0
         top_p = self.top_p if 0 < self.top_p < 1 else None
         penalty = self.repetition_penalty
         self._sampling = Sampling(temperature, self.top_k, top_p, self.min_p, penalty)
@@ -76,12 +81,16 @@ class WhichModel(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    step: int | None = None  # None: the newest checkpoint
-    adapter: str | None = None  # a run
-    heads: list[tuple[int, int, Factor]] = []  # layer, head, factor of its output (0: off)
+    # None: the newest checkpoint
+    step: int | None = None
+    # a run
+    adapter: str | None = None
+    # layer, head, factor of its output (0: off)
+    heads: list[tuple[int, int, Factor]] = []
 
     async def find(self, library: Library, name: str) -> tuple[Model, dict[Head, float]]:
         """Return the model, loaded if need be, and its heads' factors. Raises ApiError."""
+        # a thread, because loading takes seconds
         model = await asyncio.to_thread(library.find, name, self.step, self.adapter)
         layers = range(model.lm.config.num_hidden_layers)
         heads = range(model.lm.config.num_attention_heads)
@@ -94,7 +103,8 @@ class WhichModel(BaseModel):
 class Inspect(WhichModel):
     """The field `inspect` of the page's chat, which is not OpenAI's."""
 
-    answer_ids: list[int] = []  # the beginning of the answer, or with no new tokens all of it
+    # the beginning of the answer, or with no new tokens all of it
+    answer_ids: list[int] = []
 
 
 class ChatRequest(GenerationRequest):
@@ -109,7 +119,8 @@ class ChatRequest(GenerationRequest):
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] = "auto"
     parallel_tool_calls: bool = True
     response_format: dict[str, Any] | None = None
-    chat_template_kwargs: dict[str, Any] = {}  # this one and the next are vLLM's
+    # this one and the next are vLLM's
+    chat_template_kwargs: dict[str, Any] = {}
     continue_final_message: bool = False
     reasoning_effort: str | None = Field(None, max_length=100)
     inspect: Inspect | None = None
@@ -127,11 +138,10 @@ class ChatRequest(GenerationRequest):
         return self
 
     def _wanted_form(self) -> WantedForm | None:
-        functions: list[dict[str, Any]] = []
-        for tool in self.usable_tools:
-            if isinstance(tool.get("function"), dict):
-                functions.append(tool["function"])
+        values = [tool.get("function") for tool in self.usable_tools]
+        functions = [function for function in values if isinstance(function, dict)]
         must_call = self.tool_choice not in ("none", "auto")
+        # one function, by name; anything else is no choice
         match self.tool_choice:
             case {"type": "function", "function": {"name": name}}:
                 functions = [function for function in functions if function.get("name") == name]
@@ -139,6 +149,7 @@ class ChatRequest(GenerationRequest):
                 functions = []
         if must_call and not functions:
             raise ValueError("tool_choice: use none, auto, required, or name a function of tools")
+        # without a form, nothing keeps a model from calling twice
         if functions and not must_call and not self.parallel_tool_calls:
             raise ValueError("parallel_tool_calls: false works with tool_choice: required only")
         schema: dict[str, Any] | None = None
@@ -148,9 +159,7 @@ class ChatRequest(GenerationRequest):
             case {"type": "json_object", **others} if not others:
                 schema = {"type": "object"}
             case dict():
-                raise ValueError(
-                    "response_format: use text, json_object, or json_schema and a schema"
-                )
+                raise ValueError("response_format: use text, json_object, json_schema with schema")
         if must_call:
             return WantedForm("tool_choice", None, functions)
         return None if schema is None else WantedForm("response_format", schema, functions)
@@ -165,9 +174,10 @@ class ChatRequest(GenerationRequest):
 
     @property
     def template(self) -> dict[str, Any]:
-        """The values of the chat template's variables. Effort none means no thinking."""
+        """The values of the chat template's variables."""
         effort: dict[str, Any] = {}
-        if self.reasoning_effort == "none":  # templates have a switch for it
+        # no effort means no thinking, for which templates have a switch
+        if self.reasoning_effort == "none":
             effort = {"enable_thinking": False}
         elif self.reasoning_effort is not None:
             effort = {"reasoning_effort": self.reasoning_effort}
@@ -184,9 +194,8 @@ class ChatRequest(GenerationRequest):
 class CompletionRequest(GenerationRequest):
     """POST /v1/completions."""
 
-    prompt: str | list[str] | list[int] | list[list[int]] | None = (
-        None  # None: as a document begins
-    )
+    # None: as a document begins
+    prompt: str | list[str] | list[int] | list[list[int]] | None = None
     max_tokens: int = Field(16, ge=0)
     logprobs: int | None = Field(None, ge=0, le=MOST_TOP)
     echo: bool = False
@@ -194,13 +203,14 @@ class CompletionRequest(GenerationRequest):
     @model_validator(mode="after")
     def _check_counts(self) -> CompletionRequest:
         if self.max_tokens == 0 and not self.echo:
-            raise ValueError("max_tokens: 0 needs echo: true, else there is nothing to answer")
+            raise ValueError("max_tokens: 0 needs echo: true")
         if self.prompt == [] or len(self.prompts) * self.n > MOST_ANSWERS:
             raise ValueError(f"prompt: give 1 to {MOST_ANSWERS} prompts, times n")
         return self
 
     @property
     def prompts(self) -> list[Any]:
+        # one text, or the ids of one
         if isinstance(self.prompt, str) or (self.prompt and isinstance(self.prompt[0], int)):
             return [self.prompt]
         return list(self.prompt or [])

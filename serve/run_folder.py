@@ -4,8 +4,6 @@ A run never waits for a reader. A name is looked up in the list of runs and neve
 so no name leads out of the folder.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import suppress
 from functools import lru_cache
@@ -24,14 +22,16 @@ from train.run.run_directory import LOCK
 MARKS = ("config.yaml", METRICS, "checkpoints/latest")
 # A summary is made of these files.
 SOURCES = (METRICS, "config.yaml", "attention/index.jsonl", "checkpoints/latest")
-TAIL = 200_000  # The newest figures are in the last bytes of a log.
+# The newest figures are in this many bytes at the end of a log.
+TAIL = 200_000
 
 
 def runs_in(folder: Path, is_run: Callable[[Path], bool]) -> dict[str, Path]:
     """Return the runs of a folder by name, or the folder itself if it is one."""
 
     def has_address(path: Path) -> bool:
-        with suppress(OSError, UnicodeEncodeError):  # a name may not be text
+        # a name may not be text, so no address leads to it
+        with suppress(OSError, UnicodeEncodeError):
             path.name.encode()
             return is_run(path)
         return False
@@ -58,12 +58,14 @@ def summaries(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def _stamp(file: Path) -> tuple[int, int, int] | None:
+    # another one after every change of the file
     with suppress(OSError):
         stat = file.stat()
         return stat.st_ino, stat.st_size, stat.st_mtime_ns
     return None
 
 
+# The stamps are part of the key: a changed file is read again.
 @lru_cache(maxsize=4096)
 def _summary(name: str, run: Path, *stamps: tuple[int, int, int] | None) -> dict[str, Any]:
     log, config, looks = stamps[:3]
@@ -73,7 +75,8 @@ def _summary(name: str, run: Path, *stamps: tuple[int, int, int] | None) -> dict
             stream.seek(max(0, log[1] - TAIL))
             lines = stream.read().splitlines()
         for raw in lines:
-            with suppress(ValueError):  # the first and the last one may be a part of a line
+            # the first and the last one may be a part of a line
+            with suppress(ValueError):
                 line = parse_json(raw.decode("utf-8"), METRICS, Metric).model_dump()
                 newest[line["split"]] = line
     train, val, floor = (newest.get(split, {}) for split in ("train", "val", "floor"))
@@ -99,13 +102,14 @@ def _summary(name: str, run: Path, *stamps: tuple[int, int, int] | None) -> dict
 
 
 def _state(run: Path) -> str:
-    """Return training, finished or stopped. A run holds a lock; a kill releases it."""
+    # training, finished or stopped; a run holds a lock, and a kill releases it
     if (run / LOCK).exists():
         try:
             FileLock(run / LOCK, timeout=0).acquire().lock.release()
         except Timeout:
             return "training"
-        except OSError:  # the folder may be read-only
+        except OSError:
+            # the folder may be read-only, so nothing trains in it
             pass
     return "finished" if (run / RESULT).is_file() else "stopped"
 

@@ -4,8 +4,6 @@ After every token, the optional library llguidance lists the tokens that its gra
 others cannot be drawn. So a complete answer always has the form.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from functools import lru_cache
@@ -18,7 +16,7 @@ from torch import Tensor
 from data.chat import CALL, CALL_END, THINK_END, Reply
 from data.tokenizer import Tokenizer
 
-# This is the spacing of json.dumps. With free white space, a small model may write blanks for ever.
+# The spacing of json.dumps. With free white space, a small model may write blanks for ever.
 SPACING = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
 # A schema with one of these may have properties that it does not list.
 OPEN = {"additionalProperties", "patternProperties", "allOf", "anyOf", "oneOf", "$ref"}
@@ -27,7 +25,8 @@ OPEN = {"additionalProperties", "patternProperties", "allOf", "anyOf", "oneOf", 
 class WantedForm(NamedTuple):
     """The form that a request asks for: JSON of a schema, or a call of a function."""
 
-    field: str  # of the request; errors name it
+    # of the request; errors name it
+    field: str
     schema: dict[str, Any] | None
     functions: list[dict[str, Any]]
 
@@ -36,16 +35,21 @@ class WantedForm(NamedTuple):
 class Form:
     """The form of one answer, and how much of it is written."""
 
-    matcher: Any  # llguidance's LLMatcher
+    # llguidance's LLMatcher
+    matcher: Any
     tokenizer: Tokenizer
-    rows: int  # of the model's head
-    is_call: bool  # The whole answer is a call, because the tokenizer has no tokens that mark one.
+    # of the model's head
+    rows: int
+    # the whole answer is a call, because the tokenizer has no tokens that mark one
+    is_call: bool
 
     def allowed(self) -> Tensor:
         """Return the tokens that may come next: (V,) bool. Raises ValueError if there are none."""
+        # one bit for each token, in whole bytes
         bits = np.frombuffer(self.matcher.compute_bitmask(), np.uint8)
         mask = torch.from_numpy(np.unpackbits(bits, bitorder="little")[: self.rows]).bool()
-        if self.tokenizer.unk_id is not None:  # it stands for any character without a token
+        # any character without a token would be the same one
+        if self.tokenizer.unk_id is not None:
             mask[self.tokenizer.unk_id] = False
         problem = self.matcher.get_error().partition("\n")[0][:200]
         if problem or not mask.any():
@@ -62,15 +66,16 @@ def make_form(
 ) -> Form:
     """Return the form of answers to a prompt: JSON of the schema, or a call of a function.
 
-    If the prompt opens thoughts, they come first. rows: of the model's head. Raises ValueError,
-    RecursionError if it is nested too deep, and ImportError without llguidance.
+    rows: of the model's head. Raises ValueError, RecursionError if the schema is nested too deep,
+    and ImportError without llguidance.
     """
     from llguidance import LLMatcher
 
     think_end, call, call_end = map(tokenizer.backend.token_to_id, (THINK_END, CALL, CALL_END))
     schemas: list[dict] = [] if schema is None else [schema]
     choices = ["@schema0"] if schemas else []
-    if call is None and schemas:  # nothing would tell a call from other JSON
+    # without tokens that mark it, a call looks like other JSON
+    if call is None and schemas:
         functions = []
     for function in functions:
         name = json.dumps(function["name"], ensure_ascii=False)
@@ -83,6 +88,7 @@ def make_form(
             raise ValueError(f"the parameters of {name:.60} must be those of an object")
         schemas.append({"type": "object"} | parameters)
     start = " | ".join(choices)
+    # if the prompt opens thoughts, they come first
     if Reply(tokenizer, prompt).thinking:
         start = f"/(.|\\n)*/ <[{think_end}]> /\\n{{0,2}}/ ({start})"
     grammars: list[dict] = [{"lark_grammar": f"start: {start}"}]
@@ -92,17 +98,19 @@ def make_form(
     vocabulary = _vocabulary(tokenizer, rows)
     matcher = LLMatcher(vocabulary, json.dumps({"grammars": grammars}), log_level=0)
     form = Form(matcher, tokenizer, rows, is_call=call is None and schema is None)
-    form.allowed()  # raises if the model has no token to begin with
+    # raises if the model has no token to begin with
+    form.allowed()
     return form
 
 
 def _closed(schema: Any) -> Any:
-    """Forbid properties that a schema does not list, because small models invent some."""
+    # forbids properties that a schema does not list, because small models invent some
     if isinstance(schema, list):
         return [_closed(each) for each in schema]
     if not isinstance(schema, dict):
         return schema
     closed = dict(schema)
+    # const and enum hold values, which may look like schemas
     for key in schema.keys() - {"const", "enum"}:
         closed[key] = _closed(schema[key])
     if schema.get("type") == "object" and "properties" in schema and OPEN.isdisjoint(schema):
@@ -110,9 +118,10 @@ def _closed(schema: Any) -> Any:
     return closed
 
 
+# One takes seconds to make.
 @lru_cache(maxsize=4)
 def _vocabulary(tokenizer: Tokenizer, rows: int) -> Any:
-    """Return the tokenizer for llguidance: the bytes of its tokens, and text to ids."""
+    # for llguidance: the bytes of each token, and text to ids
     from llguidance import LLTokenizer, TokenizerWrapper
 
     texts = [tokenizer.decode_bytes([token]) for token in range(rows)]

@@ -4,10 +4,10 @@
 in bits. On average no language model can do better, so a loss curve has a floor. Names and songs
 are random: to predict them, a model must look back and copy.
 
-A story has `facts`, so there are questions with known answers (`questions_about`, `draw_question`),
-conversations about them (`converse`, `interview`), and pairs of a right and a wrong answer
-(`prefer`). Its mentions are known (`antecedents`, and `align` for any tokenizer). `repeated` makes
-documents for finding induction heads, `recall` documents of facts and questions.
+From the `facts` of a story come questions with known answers (`questions_about`, `draw_question`),
+conversations (`converse`, `interview`), and pairs of a right and a wrong answer (`prefer`). Its
+mentions are known (`antecedents`, and `align` for any tokenizer). `repeated` makes documents for
+finding induction heads, `recall` documents of facts and questions.
 """
 
 from .conversations import converse, interview, prefer
@@ -19,8 +19,7 @@ from .recall import REPEATED_WORDS, Recall, recall, repeated
 from .story import Story, read, tell
 
 # Runs and prepared data remember the version. Raise it when any story, question or conversation
-# changes, and record the new digest, which tests/storyworld/test_versions.py prints. A docstring or
-# a faster way to the same text needs no new version.
+# changes, and record the new digest, which tests/storyworld/test_versions.py prints.
 STORYWORLD_VERSION = 6
 STORYWORLD_DIGESTS = {6: "e2537cad1de03529"}
 

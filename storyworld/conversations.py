@@ -5,7 +5,7 @@
 - prefer: a question, its right answer, and a wrong one in the same wording.
 
 They are `{"conversations": [{"role", "content"}, ...], "meta": {...}}`, in the form of OpenAI and
-MiniMind. Those of the validation split have names that no training text holds.
+MiniMind. Those of the validation split have names that no training text has.
 """
 
 from collections.abc import Mapping, Sequence
@@ -93,7 +93,7 @@ def interview(
     checked: float = 0.0,
     echoed: float = 0.0,
 ) -> dict[str, Any]:
-    """Make conversation number `index`, as in `converse`, of the kind "questions".
+    """Make conversation number `index`, of the kind "questions".
 
     The keyword arguments are keys of data.source: `most` is questions, `weights` class_weights.
     """
@@ -141,17 +141,19 @@ def _wrong_answer(story: Story, question: Question, shortly: bool, rng: Random) 
     candidates = [text for text in question.candidates if text != question.answer]
     wrong = pick(rng, candidates)
     if question.kind == "yes_no":
-        # "It was Belna. Tiko? No." for a question about Tiko whose answer is yes
+        # "Was it Tiko who sang?" is about the first name in it
         is_place = question.text.split()[0] != "Is" and " who " not in question.text
         possible = places_of(story) if is_place else list(story.people.values())
         named = [name for name in possible if name in question.text]
         candidate = min(named, key=question.text.find)
+        # with another name, but judged rightly
         if question.answer == "no":
             return judged(candidate, candidate, is_place)
         unnamed = [name for name in possible if name not in named] or ["somebody else"]
         return judged(candidate, pick(rng, unnamed), is_place)
     if shortly:
         return wrong
+    # a whole sentence
     if question.kind == "where":
         return f"{wrong.capitalize()}."
     if question.kind == "feeling":
@@ -177,8 +179,8 @@ class Talk:
 
     def ask(self, question: Question, shortly: bool = False, prompt: str | None = None) -> None:
         """Add a question (or a prompt with it), its answer, and its entry in "meta"."""
-        # Yes or no always comes after its reason: to judge before anything is written takes more
-        # heads in a row than a small model has (FINDINGS.md#reader).
+        # yes or no always comes after its reason: to judge at once takes more heads in a row than a
+        # small model has (FINDINGS.md#reader)
         shortly = shortly and question.kind != "yes_no"
         self.turn(prompt or question.text, question.answer if shortly else question.sentence)
         self.questions.append(
@@ -199,6 +201,7 @@ class Talk:
     def ask_for(self, story: Story, rng: Random) -> None:
         """Ask for a story that this one fits ("about a shy fox named Tiko"), and tell it."""
         texts = wordings("conversations")
+        # "shy fox named Tiko", or "fox named Tiko"
         people = []
         for number in story.people:
             forms = story.entities[number]
@@ -206,6 +209,7 @@ class Talk:
             if "trait" in forms and rng.random() < 1 / 2:
                 kind = f"{forms['a_trait']} {forms['kind']}"
             people.append(f"{kind} named {forms['']}")
+        # only things have colours
         things = [forms for forms in story.entities if "a_colour" in forms and "" in forms]
         ways = ["about_one"]
         if len(people) > 1:
@@ -216,6 +220,7 @@ class Talk:
             ways.append("about_topic")
         way = pick(rng, ways)
         first = int(rng.random() * len(people))
+        # any but the first
         second = (first + 1 + int(rng.random() * (len(people) - 1))) % len(people)
         names = list(story.people.values())
         values = {"one": people[first], "two": people[second]}
@@ -235,7 +240,7 @@ class Talk:
 
 
 def weighted(parts: Sequence[tuple[str, int]]) -> list[dict[str, Any]]:
-    """Return message content of (text, weight) parts; weight 0 is not trained on."""
+    """Return message content of (text, weight) parts. Weight 0 is not trained on."""
     return [{"type": "text", "text": text, "weight": weight} for text, weight in parts]
 
 
@@ -248,7 +253,7 @@ def in_prompt(story: str, question: str, shortly: bool, rng: Random) -> str:
 
 
 def _more_questions(story: Story, first: Question, rng: Random) -> list[Question]:
-    """Draw one to three new questions of different kinds, yes as likely as no."""
+    # one to three new questions of different kinds, yes as likely as no
     more: list[Question] = []
     kinds = [kind for kind in KINDS if kind != first.kind]
     for _ in range(1 + int(rng.random() * 3)):
@@ -272,19 +277,20 @@ def many_questions(
     checked: float = 0.0,
 ) -> list[Question]:
     """Draw new questions about the story, of any kind."""
-    # Yes or no is asked about every candidate alike, so the name in the question does not reveal
-    # the answer. If yes is right half of the time, models learn to repeat that name
-    # (FINDINGS.md#reader).
+    # Yes or no is asked about every candidate alike. If yes were right half of the time, models
+    # would learn to repeat the name in the question (FINDINGS.md#reader).
     questions = [first]
-    of_kind: dict[str, list[Question]] = {}
+    by_kind: dict[str, list[Question]] = {}
+    # each kind as often as its weight
     kinds: list[str] = []
     for kind in KINDS:
         possible = questions_about(story, kind)
         if possible:
-            of_kind[kind] = possible
+            by_kind[kind] = possible
             kinds += [kind] * weights.get(kind, 1)
+    # a short story may have fewer new questions than `most`
     for _ in range(3 * most):
-        question = pick(rng, of_kind[pick(rng, kinds)])
+        question = pick(rng, by_kind[pick(rng, kinds)])
         if _is_new(question, questions):
             questions.append(question)
             if checked and question.kind in OPEN_KINDS and rng.random() < checked:
@@ -310,11 +316,9 @@ def _is_new(question: Question, earlier: Sequence[Question]) -> bool:
 
 
 def with_echoes(story: Story, rng: Random) -> list[dict[str, Any]]:
-    """Return the text of a story in parts, with some of the names of `echoes` in it.
-
-    Only these names have a loss. So the model learns to note at a thing whose it is, as the drill
-    `pairs` does with single words.
-    """
+    """Return the text of a story in parts, with some of the names of `echoes` in it."""
+    # Only these names have a loss. So the model learns to note at a thing whose it is, as in the
+    # drill `pairs`.
     parts: list[tuple[str, int]] = []
     start = 0
     for at, name in sorted(echoes(story).items()):
@@ -325,10 +329,8 @@ def with_echoes(story: Story, rng: Random) -> list[dict[str, Any]]:
 
 
 def echoes(story: Story) -> dict[int, str]:
-    """Find the names that can be repeated: number of characters before -> name.
-
-    They come after a thing, or after the first word of a feeling or a place.
-    """
+    """Find the names that can be repeated: number of characters before -> name."""
+    # they come after a thing, or after the first word of a feeling or a place
     names: dict[int, str] = {}
     for fact in story.facts:
         name, at = _about_whom(story, fact)
@@ -341,17 +343,18 @@ def echoes(story: Story) -> dict[int, str]:
 
 
 def _about_whom(story: Story, fact: Fact) -> tuple[str, int]:
-    """Return the subject of a fact, and where it can be repeated; ("", 0) if nowhere."""
+    # the subject of a fact, and where it can be repeated; ("", 0) if nowhere
     values = fact.values
     name = values.get("who") or values["what"]
     if fact.kind == "feels":
         return name, fact.at - len(values["feeling"]) + len(first_word(values["feeling"]))
-    what = values.get("thing") or values.get("place", "")
+    noun = values.get("thing") or values.get("place", "")
     if fact.kind == "did":
         # the last word of "Who broke the seal?"
-        what = values.get("who_did", "?").partition("?")[0].rpartition(" ")[2]
+        noun = values.get("who_did", "?").partition("?")[0].rpartition(" ")[2]
     for start, end, number, form in reversed(story.mentions):
-        if story.entities[number].get("") != what or form in ("colour", "a_colour"):
+        # "red" mentions the kite, but is not its noun
+        if story.entities[number].get("") != noun or form in ("colour", "a_colour"):
             continue
         if fact.at - NEAR < end <= fact.at:
             if fact.kind == "at":

@@ -1,6 +1,6 @@
 """Conversations of one small task, many times: copy, pair, compare, answer shortly.
 
-Stories train these skills too seldom. docs/data_formats.md shows an example of each of DRILLS.
+Stories train these skills too seldom. docs/data_formats.md shows an example of each.
 """
 
 from collections.abc import Callable, Iterator
@@ -44,7 +44,8 @@ Names = tuple[str, ...]
 
 
 def say_again(seed: int, index: int, split: Split = "train") -> dict[str, Any]:
-    """Make a conversation in which the assistant repeats random words: it can only copy."""
+    """Make a conversation in which the assistant repeats random words."""
+    # nothing predicts them, so it can only copy
     talk = Talk()
     held_out = split == "validation"
     for number in range(COPIES):
@@ -56,6 +57,7 @@ def say_again(seed: int, index: int, split: Split = "train") -> dict[str, Any]:
 def _drill(name: str, seed: int, index: int, split: Split = "train") -> dict[str, Any]:
     kind = name.replace("_", " ")
     talk = Talk()
+    # note: another wording of the seed gives other documents
     rng = Random(f"{kind} {split} {seed} {index}")
     TASKS[name](talk, rng, held_out_names() if split == "validation" else names())
     return talk.finished(kind)
@@ -80,27 +82,26 @@ def _known_words() -> tuple[str, ...]:
 
 
 def _say_words(talk: Talk, rng: Random, pool: Names) -> None:
-    """The assistant repeats words of the stories."""
-    # Most are one token, and no two are alike, so the token before decides the next one. A name is
-    # three tokens, and many names share the first. With words, heads learn to copy in half of the
-    # steps.
+    # The assistant repeats words of the stories. Most are one token, and no two are alike, so the
+    # token before decides the next one. A name is three tokens, and many names share the first.
+    # With words, heads learn to copy in half of the steps.
     for _ in range(COPIES):
         words = sample(_known_words(), pick(rng, KNOWN_WORDS), rng)
         talk.turn(" ".join(words), " ".join(words))
 
 
 def _compare(talk: Talk, rng: Random, pool: Names) -> None:
-    """The assistant compares two names, or two places."""
-    # nothing else is repeated, so a head that finds earlier words is enough
+    # The assistant compares two names, or two places. Nothing else is repeated, so a head that
+    # finds earlier words is enough.
     for candidate, actual, is_place in _to_compare(rng, pool, few=False):
         question = f"It was {actual}. Was it {candidate}?"
         talk.turn(question, judged(candidate, actual, is_place))
 
 
 def _judge(talk: Talk, rng: Random, pool: Names) -> None:
-    """The assistant compares in its own, invented statement: "It was Belna. Tiko? No." """
-    # Only "yes" and "no" are trained on. In most conversations the same few names come again, as in
-    # a story: after `compare` alone, a model guesses in stories (FINDINGS.md#reader).
+    # The assistant compares in its own, invented statement: "It was Belna. Tiko? No." Only "yes"
+    # and "no" are trained on. In most conversations the same few names come again, as in a story:
+    # after `compare` alone, a model guesses in stories (FINDINGS.md#reader).
     questions = wordings("conversations")["judged"]
     for candidate, actual, is_place in _to_compare(rng, pool, few=rng.random() < 0.7):
         sentence = judged(candidate, actual, is_place)
@@ -118,14 +119,14 @@ def _to_compare(rng: Random, pool: Names, few: bool) -> Iterator[tuple[str, str,
     for number in range(COMPARED):
         is_place = rng.random() < 1 / 4
         is_same = rng.random() < 1 / 2
-        words = places if is_place else people
-        actual, other = sample(words, 2, rng) if few else words[2 * number : 2 * number + 2]
+        options = places if is_place else people
+        actual, other = sample(options, 2, rng) if few else options[2 * number : 2 * number + 2]
         yield actual if is_same else other, actual, is_place
 
 
 def _one_fact(talk: Talk, rng: Random, pool: Names) -> None:
-    """The assistant answers questions about one sentence each, two of three in a few words."""
-    # It learns the tokens of an answer (" sleepy" is one, "sleepy" alone is "s", "leepy"), and that
+    # The assistant answers questions about one sentence each, two of three in a few words. It
+    # learns the tokens of an answer (" sleepy" is one, "sleepy" alone is "s", "leepy"), and that
     # someone who runs to the barn is in the barn.
     facts = wordings("conversations")["facts"]
     for name in sample(pool, FACTS, rng):
@@ -161,13 +162,12 @@ def _one_fact(talk: Talk, rng: Random, pool: Names) -> None:
 
 
 def _pair(talk: Talk, rng: Random, pool: Names, task: str) -> None:
-    """The assistant pairs names with things, then asks and answers in another order."""
-    # In a story the name comes first ("Folen had a ladder"), and questions ask about the ladder. An
-    # induction head finds the word *after* an earlier one. To find the word before takes two heads,
-    # each of no use without the other. So in half of the sentences and questions, the answer is
-    # repeated at the first word where it can be known, which takes only one of the two
-    # (FINDINGS.md#reader). Only names and answers are trained on: nothing predicts the next thing,
-    # and a loss on it would hide the task.
+    # The assistant pairs names with things, then asks and answers in another order. In a story the
+    # name comes first ("Folen had a ladder"), and questions ask about the ladder. An induction head
+    # finds the word *after* an earlier one. The word before takes two heads, each of no use alone.
+    # So in half of the sentences and questions, the answer is repeated at the first word where it
+    # can be known, which takes only one of the two (FINDINGS.md#reader). Only names and answers are
+    # trained on: nothing predicts the next thing, and a loss on it would hide the task.
     texts = wordings("conversations")["pairs"]
     bare = texts["bare"][:1]
     plain = texts["told"][:1]
@@ -204,13 +204,14 @@ def _pair(talk: Talk, rng: Random, pool: Names, task: str) -> None:
         else:
             values = _described(name, rng)
             wording = pick(rng, statements)
+        # a wording has one of these slots
         values |= {"thing": thing, "place": thing}
         question = pick(rng, questions).format(**values)
         pairs.append((wording.format(**values), question, name, thing))
 
     parts: list[tuple[str, int]] = []
 
-    def say(text: str, at: int, again: str) -> None:
+    def add(text: str, at: int, again: str) -> None:
         # half of the time, a name is repeated at this character, except at the end
         space = " " if parts else ""
         parts.append((space + text[:at], 0))
@@ -221,11 +222,12 @@ def _pair(talk: Talk, rng: Random, pool: Names, task: str) -> None:
     for statement, _, name, thing in pairs:
         # after the thing, or after the first word of a place: a head can find its notes there
         end = len(first_word(thing)) if hidden else len(thing)
-        say(statement, statement.rindex(thing) + end, name)
+        add(statement, statement.rindex(thing) + end, name)
+    # the questions come in another order than the statements
     while pairs:
         _, question, name, thing = pairs.pop(int(rng.random() * len(pairs)))
         about, answer = (name, thing) if "by_name" in task else (thing, name)
-        say(question, question.rindex(about) + len(about), answer)
+        add(question, question.rindex(about) + len(about), answer)
         parts += [(f" {answer}", 1), (".", 0)]
     talk.turn(texts["request"], weighted(parts))
 
@@ -243,7 +245,7 @@ def _described(name: str, rng: Random) -> dict[str, str]:
 
 
 def _crowds(seed: int, index: int, split: Split = "train", told: bool = False) -> dict[str, Any]:
-    """Ask about a crowd. told: the assistant tells it, with repeated names (`echoes`)."""
+    # Questions about a crowd. told: the assistant tells of it, with repeated names (`echoes`).
     rng = Random(f"{'tell' if told else 'ask'} crowd {split} {seed} {index}")
     story = crowd(seed, index, split)
     kind = pick(rng, sorted({question.kind for question in questions_about(story)}))
@@ -261,11 +263,8 @@ def _crowds(seed: int, index: int, split: Split = "train", told: bool = False) -
 
 
 def crowd(seed: int, index: int, split: Split = "train") -> Story:
-    """Write one sentence of a plot about each of CROWD people, with its facts.
-
-    In a story two people have the same part, and a guess is right half of the time; here, a
-    quarter.
-    """
+    """Write one sentence of a plot about each of CROWD people, with its facts."""
+    # a guess is right a quarter of the time; in a story, where two have the same part, half of it
     rng = Random(f"crowd {split} {seed} {index}")
     plots = wordings("conversations")["crowds"]
     plot = pick(rng, list(plots))
@@ -276,6 +275,7 @@ def crowd(seed: int, index: int, split: Split = "train") -> Story:
         pen.say("soup.opening", **cast)
         # the wishes of the cook are not asked for
         pen.noted.clear()
+    # a sentence of "wish" is about two people
     for _ in range(CROWD // 2 if plot == "wish" else CROWD):
         for beat, roles in plots[plot].items():
             cast |= pen.cast(**roles)
@@ -290,12 +290,9 @@ TASKS: dict[str, Callable[[Talk, Random, Names], None]] = {
     "compare": _compare,
     "judge": _judge,
     "one_fact": _one_fact,
-    "pairs": partial(_pair, task="pairs"),
-    "ask_pairs": partial(_pair, task="ask_pairs"),
-    "by_name": partial(_pair, task="by_name"),
-    "ask_by_name": partial(_pair, task="ask_by_name"),
 }
-
+for task in ("pairs", "ask_pairs", "by_name", "ask_by_name"):
+    TASKS[task] = partial(_pair, task=task)
 # The names are those of data.source.drills.
 DRILLS: dict[str, Callable[..., dict[str, Any]]] = {
     **{name: partial(_drill, name) for name in TASKS},

@@ -1,7 +1,7 @@
 """Read the words and sentences of the world from YAML, once, when the first story is told.
 
-`words.yaml` holds pools of words. Each word has *forms*: the fox is "fox" or "a fox", lives in a
-"den" and likes "berries". `beats/*.yaml` holds the sentences: a *beat* is one event, with one
+`words.yaml` has pools of words. Each word has *forms*: the fox is "fox" or "a fox", lives in a
+"den" and likes "berries". `beats/*.yaml` has the sentences: a *beat* is one event, with one
 template a line for each wording:
 
     give: |
@@ -10,8 +10,7 @@ template a line for each wording:
 
 `{giver}` mentions a character, `{giver.kind}` another form of it, `[a|b]` is a small choice of
 words and `[@glad]` a choice from the list of that name in `words.yaml`. The facts after a beat are
-under `facts` in the same file. `questions.yaml` and `conversations.yaml` have the wordings of
-questions and conversations.
+under `facts` in the same file.
 """
 
 import re
@@ -24,9 +23,11 @@ from typing import Any, NamedTuple, TypeAlias
 import yaml
 
 HERE = Path(__file__).parent
-# A choice in brackets, which may hold one more; a bar outside of inner brackets; a slot.
+# A choice in brackets, which may hold one more: [a [big|small] fox|a hen].
 CHOICE = re.compile(r"(\[(?:[^][]|\[[^][]*\])*\])")
+# A bar outside of inner brackets.
 BAR = re.compile(r"\|(?![^\[]*\])")
+# {giver.kind}
 SLOT = re.compile(r"\{([\w.]+)\}")
 
 
@@ -54,20 +55,21 @@ Part: TypeAlias = str | Slot | Beat
 
 @dataclass(frozen=True, eq=False)
 class Pool:
-    """Words for one facet (kind, colour, place...) of an entity, each equally likely.
+    """Words for one facet (kind, colour, place...) of an entity, each equally likely."""
 
-    No two entities of a story share a word of a facet, except "gender": two can be "she".
-    """
-
+    # no two entities of a story share a word of a facet, except "gender": two can be "she"
     facet: str
-    texts: Mapping[str, Mapping[str, str]]  # word -> form -> text
+    # word -> form -> text
+    texts: Mapping[str, Mapping[str, str]]
 
 
 class Lexicon(NamedTuple):
     """The words and sentences that a pen needs."""
 
-    beats: Mapping[str, Beat]  # "hide.first" -> Beat
-    roles: Mapping[str, Mapping[str, Pool | str]]  # "friend" -> {"": "name", "kind": Pool, ...}
+    # "hide.first" -> Beat
+    beats: Mapping[str, Beat]
+    # "friend" -> {"": "name", "kind": Pool, ...}
+    roles: Mapping[str, Mapping[str, Pool | str]]
     song_words: tuple[str, ...]
 
 
@@ -107,6 +109,7 @@ def lexicon() -> Lexicon:
     for path in sorted((HERE / "beats").glob("*.yaml")):
         plot = wordings(f"beats/{path.stem}")
         for name in plot.keys() - {"facts"}:
+            # the numbers are recorded as choices
             templates = {str(n): _compiled(line, lists) for n, line in enumerate(plot[name])}
             facts: list = []
             for fact in plot.get("facts", {}).get(name, ()):
@@ -119,11 +122,12 @@ def lexicon() -> Lexicon:
 def _pool(spec: dict[str, Any], pronouns: dict[str, dict[str, str]]) -> Pool:
     # spec: {facet: kind, words: {fox: {home: den}, ...}}; articles and pronouns are added
     plain = spec.get("plain", spec["facet"])
-    words = spec["words"]
-    if isinstance(words, str):
-        words = {word: {} for word in words.split(", ")}
+    more_forms_of = spec["words"]
+    # words without other forms are one text
+    if isinstance(more_forms_of, str):
+        more_forms_of = {word: {} for word in more_forms_of.split(", ")}
     texts = {}
-    for word, more_forms in words.items():
+    for word, more_forms in more_forms_of.items():
         article = "an" if word[0] in "aeiou" else "a"
         forms = {plain: word, f"a_{plain}".rstrip("_"): f"{article} {word}", **more_forms}
         texts[word] = forms | pronouns.get(forms.pop("gender", ""), {})
@@ -138,6 +142,7 @@ def _compiled(line: str, lists: Mapping[str, list[str]]) -> tuple[Part, ...]:
             for option in BAR.split(piece[1:-1]):
                 options += lists[option[1:]] if option.startswith("@") else [option]
             templates = {option: _compiled(option, lists) for option in options}
+            # a single option is no choice
             parts += [Beat("word", templates)] if len(options) > 1 else templates[options[0]]
             continue
         # every second piece is a slot
@@ -158,7 +163,8 @@ def feelings() -> tuple[str, ...]:
 
 @cache
 def feeling_words() -> str:
-    """A pattern for any feeling. The longest come first: "very tired" is not "tired"."""
+    """A pattern for any feeling."""
+    # the longest come first: "very tired" is not "tired"
     return "|".join(sorted(feelings(), key=len, reverse=True))
 
 

@@ -1,8 +1,7 @@
 """The longer plots of level 2: more characters, more state, and speech within speech.
 
-In a letter, a theft with witnesses and a rumor, words travel. A message ("say, 'Rain or shine we
-stay friends'") or a witness decides sentences a few hundred words later. Often one character
-reports the words of another.
+A message ("say, 'Rain or shine we stay friends'") or a witness decides sentences a few hundred
+words later. Often one character reports the words of another.
 """
 
 from itertools import pairwise
@@ -15,7 +14,8 @@ COUNTS = "two three four five six seven eight nine ten eleven".split()
 
 
 def counted(pen: Pen, number: int) -> Entity:
-    """Return a number as a word. It follows from the story, so there is no choice."""
+    """Return a number as a word."""
+    # it follows from the story, so there is no choice
     count = pen.new("count")
     count.texts[""] = COUNTS[number - 2]
     return count
@@ -28,16 +28,15 @@ def tell_letter(pen: Pen) -> None:
     pen.say("letter.opening", "letter.write", "letter.seal", **cast)
     carriers = [pen.new("friend")]
     pen.say("letter.entrust", next=carriers[0], **cast)
+    # each may happen to one carrier; two to four carriers
     peeker = None
     wet = False
     for may_arrive in (0, 1, 1, 1):
         here = {"carrier": carriers[-1], "stop": pen.new("place"), **cast}
         pen.say("letter.way", **here)
-        weights = {"letter.honest": 2, "letter.peek": 1, "letter.wet": 1}
-        if peeker or wet:
-            weights["letter.peek"] = 0
-        if wet:
-            weights["letter.wet"] = 0
+        # one peek at most, and none at a wet letter
+        may_peek = not (peeker or wet)
+        weights = {"letter.honest": 2, "letter.peek": may_peek, "letter.wet": not wet}
         event = pen.say_either(weights, **here)
         if event == "letter.peek":
             peeker = carriers[-1]
@@ -47,6 +46,7 @@ def tell_letter(pen: Pen) -> None:
         if pen.say_either(weights, next=following, **here) == "letter.arrive":
             break
         carriers.append(following)
+    # a beat about the peeker is only written if there is one
     cast |= {"one": carriers[0], "last": carriers[-1], "peeker": peeker or carriers[0]}
     weights = {"letter.deliver": 2, "letter.muddle": 1}
     delivered = pen.say_either(weights, carrier=carriers[-1], **cast)
@@ -63,11 +63,11 @@ def tell_letter(pen: Pen) -> None:
     cast["count"] = counted(pen, len(carriers))
     if delivered == "letter.deliver":
         cast["heard"] = cast["saying"]
-        words = "letter.words_right"
+        outcome = "letter.words_right"
     else:
         cast["heard"] = cast["other"]
-        words = "letter.words_wrong"
-    pen.say("meanwhile.day", "letter.meet", "letter.recall", words, "letter.thanks", **cast)
+        outcome = "letter.words_wrong"
+    pen.say("meanwhile.day", "letter.meet", "letter.recall", outcome, "letter.thanks", **cast)
     if peeker:
         pen.say("letter.sorry", **cast)
     pen.say("letter.end", **cast)
@@ -122,6 +122,7 @@ def tell_rumor(pen: Pen) -> None:
     seen = pen.cast(number="number", place="place", flock="flock")
     pen.say("rumor.opening", first=first, **seen)
     pen.say("rumor.begin", "aside.day", first=first, listener=tellers[1], **seen)
+    # the rumor as it is told now; number and place may each change once
     heard = dict(seen)
     changed_by: Cast = {}
     for _ in range(4):
@@ -187,7 +188,7 @@ def tell_ferry(pen: Pen) -> None:
     for who, insult in insult_of.items():
         pen.say("ferry.quarrel", who=who, insult=insult, **cast)
     pen.say("ferry.think", **cast)
-    # it takes seven crossings to bring all three over without leaving b alone with another
+    # as with a wolf, a goat (b) and a cabbage, it takes seven crossings
     crossings = 7
     weights = {"ferry.wrong": 1, "meanwhile.day": 2}
     if pen.say_either(weights, guest=OneOf(a, c), **cast) == "ferry.wrong":

@@ -1,7 +1,6 @@
 """Antecedents: the earlier words that a mention copies or refers to, for any tokenizer.
 
-The pen records the entity of every name, noun and pronoun, so these labels are exact. They measure
-how much of a head's attention goes from a mention to its antecedent.
+The pen records the entity of every name, noun and pronoun, so these labels are exact.
 """
 
 from collections.abc import Iterable, Sequence
@@ -29,8 +28,7 @@ def antecedents(story: Story, which: Literal["latest", "all"] = "latest") -> lis
     """Find the antecedent of every mention, in the order of the text; first mentions have none.
 
     A mention copies the latest mention of its entity with the same text; a pronoun refers to the
-    latest mention by name or noun. "all" labels each such mention: a head that attends to the first
-    of three copies is right, too.
+    latest mention by name or noun. "all" labels every such mention.
     """
     # entity -> (start, end, text, form) of its names and nouns so far
     earlier: dict[int, list[tuple[int, int, str, str]]] = {}
@@ -52,6 +50,7 @@ def antecedents(story: Story, which: Literal["latest", "all"] = "latest") -> lis
                 form = core_form
             fitting = [mention for mention in named if mention[2] == text]
             named.append((start, end, text, form))
+        # "all": a head that attends to the first of three copies is right, too
         for earlier_start, earlier_end, *_ in fitting if which == "all" else fitting[-1:]:
             labels.append(Antecedent(start, end, earlier_start, earlier_end, kind))
     return labels
@@ -62,10 +61,9 @@ def align(
 ) -> list[tuple[int, list[int]]]:
     """Return the labels in tokens: pairs of a token and the earlier tokens that it goes with.
 
-    offsets: the characters of every token (`tokenizers`: Encoding.offsets) in the text of the
-    story. A pronoun goes with all tokens of the name; a copy token by token. With i copying j, a
-    head's A[i, j] is its attention to the same word; A[i, j + 1], induction, to the word after
-    that; A[i - 1, j], to the word that comes next.
+    offsets: the characters of every token (`tokenizers`: Encoding.offsets) in the story. With i
+    copying j, a head's A[i, j] is its attention to the same word; A[i, j + 1], induction, to the
+    word after that; A[i - 1, j], to the word that comes next.
     """
 
     def tokens_in(start: int, end: int) -> list[int]:
@@ -79,11 +77,12 @@ def align(
     for mention in antecedents:
         tokens = tokens_in(mention.start, mention.end)
         sources = tokens_in(mention.earlier_start, mention.earlier_end)
+        # characters between the copies
         shift = mention.start - mention.earlier_start
         same_cuts = cuts(tokens, mention.start) == cuts(sources, mention.earlier_start)
         for rank, token in enumerate(tokens):
-            # Copies that are cut alike go token by token. Others (a name at the start of a text has
-            # no space) go by their characters.
+            # A pronoun goes with all tokens of the name; copies that are cut alike, token by token;
+            # others (a name at the start of a text has no space), by their characters.
             chosen = sources
             if mention.kind == "copies" and same_cuts:
                 chosen = sources[rank : rank + 1]

@@ -1,7 +1,7 @@
 """Invented words: names for the characters, nonsense for the songs.
 
-A new name can only be written again by looking back to its first mention. So it teaches copying,
-the first skill of attention.
+A name can only be written again by looking back to its first mention. So names teach copying, the
+first skill of attention.
 """
 
 import re
@@ -63,7 +63,7 @@ def name_set(held_out: bool = False) -> frozenset[str]:
 
 
 def _is_usable(name: str, *lists: str) -> bool:
-    # it is no word, and contains no piece of these lists in words.yaml
+    # true if it is no word, and has no piece of these lists in words.yaml
     if name in _unwanted("real_words"):
         return False
     return not any(piece in name for key in lists for piece in _unwanted(key))
@@ -75,7 +75,8 @@ def _unwanted(key: str) -> frozenset[str]:
 
 
 def pick(rng: Random, options: Sequence[T]) -> T:
-    """Draw an option. Unlike random.choice, it is the same one in every version of Python."""
+    """Draw an option."""
+    # note: random.choice may draw another one in another version of Python
     return options[int(rng.random() * len(options))]
 
 
@@ -96,10 +97,8 @@ def sample(pool: Sequence[str], count: int, rng: Random) -> list[str]:
 
 
 def renamed(texts: list[str], rng: Random) -> list[str]:
-    """Replace every name by one of another form, the same in all texts: Tamil becomes Ubora.
-
-    A model that has seen a single form may copy only words of this form.
-    """
+    """Replace every name by one of another form, the same in all texts: Tamil becomes Ubora."""
+    # a model that has seen a single form may copy only words of this form
     new: dict[str, str] = {}
 
     def other(match: re.Match[str]) -> str:

@@ -3,8 +3,7 @@
 A story program (plots.py) calls its pen to write a beat; the pen chooses the wording and, at first
 mention, the name, kind, colour or place. Every choice is visible in the very next characters. So a
 Reader can run the same program over a finished text: at every choice, exactly one option's *head*
-(its text up to the next choice) fits. If two did, the probability of the text would not be the
-product of its choices; the Reader refuses such a text.
+(its text up to the next choice) fits.
 """
 
 import re
@@ -27,16 +26,14 @@ Heads = Callable[[str], Iterable[str]]
 
 
 class Choice(NamedTuple):
-    """One choice in a story.
-
-    bits: -log2 of its probability, given the text before it.
-    """
+    """One choice in a story."""
 
     # "plot", "branch" (the next event), "beat:hide.first" (its wording), "word" (in a sentence),
     # "who", "name", a facet in words.yaml ("kind"), "song" (a nonsense word), "song:end"
     kind: str
     # a word, the key of a branch, or the number of a wording
     option: str
+    # -log2 of its probability, given the text before it
     bits: float
 
 
@@ -61,8 +58,10 @@ class Entity:
     """A person, thing or place of a story. Its texts are chosen one facet at a time."""
 
     def __init__(self, role: Mapping[str, Pool | str]):
-        self.role = role  # form -> the pool that it is chosen from
-        self.texts: dict[str, str] = {}  # form -> text
+        # form -> the pool that it is chosen from
+        self.role = role
+        # form -> text
+        self.texts: dict[str, str] = {}
         self.chosen: Entity = self
 
 
@@ -82,13 +81,13 @@ class Pen:
         self.held_out = held_out
         self.lexicon = lexicon()
         self.text = ""
-        # The number of characters written or read so far.
+        # the number of characters written or read so far
         self.at = 0
         self.choices: list[Choice] = []
         self.entities: list[Entity] = []
         self.noted: list[tuple[int, str, Mapping[str, Entity | str], Mapping[str, Entity]]] = []
         self.mentioned: list[tuple[int, int, Entity, str]] = []
-        # Words of each facet that the story uses, and wordings of each beat that it has not used.
+        # the used words of each facet, and the unused wordings of each beat
         self.taken: dict[str, set[str]] = defaultdict(set)
         self.unused: dict[str, list[str]] = {}
 
@@ -108,7 +107,8 @@ class Pen:
                 return word
 
     def new(self, role: str) -> Entity:
-        """Create an entity of a role in words.yaml; all its texts are still open."""
+        """Create an entity of a role in words.yaml."""
+        # all its texts are open until they are mentioned
         self.entities.append(Entity(self.lexicon.roles[role]))
         return self.entities[-1]
 
@@ -117,22 +117,22 @@ class Pen:
         return {name: self.new(role) for name, role in roles.items()}
 
     def fact(self, kind: str, **values: Entity | str) -> None:
-        """Note a fact that is true from here on. Draws nothing and writes nothing.
+        """Note a fact that is true from here on. Most facts are in the YAML of a beat instead.
 
-        Most facts are in the YAML of a beat, under `facts`. A value that is an entity is recorded
-        as its usual text. In a string, {key} is the text of another value or of a role of the beat.
+        An entity is recorded as its usual text. In a string, {key} is the text of another value or
+        of a role of the beat.
 
         - has (who, thing): who alone holds the thing now.
         - at (what, place): a thing or character is there, until another "at" or "has" moves it.
-        - lost (what): nobody knows the thing's owner; "at" may note its place.
+        - lost (what): the thing has no owner; "at" may note its place.
         - wants (who, thing)
         - did (who, deed): "found the {toy}". Deeds are in the order of the story; one that may have
           happened earlier has no `deed`.
-        - feels (who, feeling): "sad", "full of joy"; said (who, words). story.py finds them.
+        - feels (who, feeling): "sad"; said (who, words). story.py finds both.
 
-        `asked`: the only questions about this fact, separated by bars, if the general ones do not
-        fit: "Where did {what} hide?|Where was {what} hiding?" For did they ask for the order ("Who
-        helped first?"); `who_did` has the others ("Who broke the seal?").
+        `asked`: all questions about this fact, if the general ones do not fit: "Where did {what}
+        hide?|Where was {what} hiding?" For did they ask for the order ("Who helped first?");
+        `who_did` has the others ("Who broke the seal?").
         """
         roles = {key: value for key, value in values.items() if isinstance(value, Entity)}
         self.noted.append((self.at, kind, values, roles))
@@ -155,6 +155,7 @@ class Pen:
     def decide(self, kind: str, weights: Mapping[str, float], heads: Heads) -> str:
         """Draw an option by its weight, and record the choice."""
         options = [option for option, weight in weights.items() if weight]
+        # the weights 1, 2, 1 are the intervals up to 1, 3, 4
         cumulative = list(accumulate(weights[option] for option in options))
         option = options[self.choose(options, cumulative, heads)]
         self.choices.append(Choice(kind, option, log2(cumulative[-1] / weights[option])))
@@ -163,6 +164,7 @@ class Pen:
     def heads(self, key: str, cast: Mapping[str, Entity]) -> list[str]:
         """Return the possible beginnings of a beat for this cast."""
         templates = self.lexicon.beats[key].templates
+        # if all wordings were used, they may come again
         heads: list[str] = []
         for label in self.unused.get(key) or templates:
             heads += heads_of(templates[label], cast)
@@ -198,7 +200,7 @@ class Pen:
         return label
 
     def _settle(self, entity: Entity, form: str) -> None:
-        # an open text: it is chosen here, at first mention
+        # an open text is chosen here, at first mention
         if isinstance(entity, OneOf) and not entity.role:
             candidates = {candidate.texts[form]: candidate for candidate in entity.candidates}
             text = self.decide("who", dict.fromkeys(candidates, 1), lambda text: (text,))
@@ -207,6 +209,7 @@ class Pen:
             entity.texts = entity.chosen.texts
             self.write(text)
             return
+        # a pool, "name" or "song"
         pool = entity.role[form]
         if pool == "song":
             entity.texts[form] = self._song()
@@ -216,6 +219,7 @@ class Pen:
             taken = self.taken[pool.facet]
             weights = {word: 1 for word in texts if word not in taken}
             word = self.decide(pool.facet, weights, lambda word: (texts[word][form],))
+            # with all its other forms: "fox", "a fox", "den"
             entity.texts.update(texts[word])
             if pool.facet != "gender":
                 taken.add(word)
@@ -239,7 +243,8 @@ class Pen:
         while True:
             song.append(self._invent("song", self.lexicon.song_words, ()))
             self.write(song[-1])
-            longer = SONG_LENGTHS[-1] - len(song)  # the number of greater lengths
+            # the number of greater lengths
+            longer = SONG_LENGTHS[-1] - len(song)
             if not longer:
                 break
             if len(song) >= SONG_LENGTHS.start:
@@ -254,7 +259,8 @@ class Reader(Pen):
     """The reader of a finished text. Raises ValueError unless exactly one option fits."""
 
     def __init__(self, text: str, held_out: bool = False):
-        super().__init__(Random(0), held_out)  # nothing is drawn
+        # nothing is drawn
+        super().__init__(Random(0), held_out)
         self.text = text
 
     def write(self, text: str) -> None:
@@ -263,6 +269,7 @@ class Reader(Pen):
         self.at += len(text)
 
     def choose(self, options: Sequence[str], cumulative: Sequence[float], heads: Heads) -> int:
+        # if two fitted, the probability of the text would not be the product of its choices
         fitting = []
         for number, option in enumerate(options):
             if any(self._fits(text) for text in heads(option)):
@@ -298,11 +305,13 @@ def heads_of(parts: Sequence[Part], cast: Mapping[str, Entity]) -> Iterable[str]
             head += part
             continue
         if isinstance(part, Slot):
+            # a settled text belongs to the head, an open one ends it
             entity = cast.get(part.role)
             if entity and part.form in entity.texts:
                 head += entity.texts[part.form]
                 continue
             pool = entity.role.get(part.form) if entity else None
+            # it begins with a choice, whose options are the heads
             if not head and isinstance(pool, Pool):
                 return [texts[part.form] for texts in pool.texts.values()]
         elif not head:

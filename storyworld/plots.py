@@ -1,13 +1,13 @@
 """The plots of the stories: one short program each, for every pen.
 
-A program keeps the state of its story (who holds the kite, who hides where) in plain variables and
+A program keeps the state of its story (who holds the kite, who hides where) in variables, and
 writes beats from `beats/<plot>.yaml`. Later sentences follow from that state, so a model must
 remember earlier events to predict them.
 """
 
 from .pen import Entity, OneOf, Pen
 
-# By the number of places that still follow.
+# Questions about a place, by the number of places that still follow.
 LOST_STOPS = (
     "Where did {what} stop last on the way out?|Where was the last stop of {what}?",
     "Where did {what} stop after {before}?|Where was the second stop of {what}?",
@@ -30,6 +30,7 @@ def tell_pass(pen: Pen) -> None:
     pen.say(
         "pass.opening", "pass.joy", "aside.day", "pass.friends", friend=friend, third=third, **cast
     )
+    # two to four times
     for may_end in (0, 0, 1, 1):
         others = [entity for entity in friends if entity is not holder]
         taker = OneOf(*others)
@@ -38,6 +39,7 @@ def tell_pass(pen: Pen) -> None:
             break
         holder = taker.chosen
     else:
+        # not drawn, so it costs no bits
         pen.say("pass.dusk")
     back = "pass.back" if holder is cast["hero"] else "pass.away"
     pen.say("pass.keeper", back, holder=holder, **cast)
@@ -52,6 +54,7 @@ def tell_hide(pen: Pen) -> None:
     for hider in (one, two):
         pen.say("hide.hide", hider=hider, spot=spot_of[hider], clothes=clothes_of[hider])
     pen.say_either({"hide.ready": 1, "hide.wrong": 1}, seeker=seeker, wrong=pen.new("spot"))
+    # which clothes are seen decides who is found
     seen = OneOf(clothes_of[one], clothes_of[two])
     cast = {"seeker": seeker, "wrong": pen.new("spot"), "seen": seen}
     if pen.say_either({"hide.wrong": 1, "hide.seen": 1}, **cast) == "hide.wrong":
@@ -73,6 +76,7 @@ def tell_lost(pen: Pen) -> None:
     early, middle, late = places
     dropped_at: Entity | None = None
     for places_left, place in zip((2, 1, 0), places, strict=True):
+        # 1/3, then 1/2 of 2/3, then the rest
         weights = {"lost.walk": places_left, "lost.drop": 1}
         if dropped_at:
             weights = {"lost.walk": 1, "lost.drop": 0}
@@ -145,6 +149,7 @@ def tell_soup(pen: Pen) -> None:
     pen.say("soup.opening", "soup.go", one=one, two=two, **cast)
     lent = OneOf(one, two)
     pen.say("soup.lend", cook=cook, giver=neighbors[0], gift=lent)
+    # both helped, so a question must ask for the order
     pen.fact("did", who=neighbors[0], deed="helped {cook}", cook=cook, asked=HELPED_FIRST)
     gifts = (one, two) if lent.chosen is one else (two, one)
     pen.say("soup.lend", cook=cook, giver=neighbors[1], gift=gifts[1])

@@ -1,8 +1,7 @@
 """Questions about a story, with the answers that its facts decide.
 
-Every question has one right answer, and a wrong one that occurs in the story. `questions_about`
-lists all questions about a story. `draw_question` draws a story and a question: classes are
-balanced, and no cheap guess pays.
+Every question has one right answer, and a wrong one that occurs in the story. `draw_question` draws
+a story and a question: classes are balanced, and no cheap guess pays.
 """
 
 import re
@@ -44,13 +43,12 @@ class Question(NamedTuple):
 
 
 def questions_about(story: Story, kind: str | None = None) -> list[Question]:
-    """Return all questions about a story (of one kind) in all their wordings.
-
-    A question without a wrong candidate, or one that gives its answer away, is left out.
-    """
+    """Return all questions about a story (of one kind) in all their wordings."""
+    # a dict: no question comes twice, and their order is kept
     questions: dict[Question, None] = {}
     for name in [kind] if kind else KINDS:
         questions |= dict.fromkeys(ASKERS[name](story))
+    # without those that have no wrong candidate, or give their answer away
     return [q for q in questions if len(q.candidates) > 1 and q.answer in q.candidates]
 
 
@@ -63,6 +61,7 @@ def _about(story: Story, kind: str, text: str, answer: str) -> Question:
     else:
         possible = list(story.people.values())
         sentence = f"{answer} {text.removeprefix('Who ').removesuffix('?')}."
+    # `in` is a quick test before the slow one
     named = [name for name in possible if name in text and re.search(rf"\b{name}\b", text)]
     candidates = [name for name in possible if name not in named]
     return Question(kind, text, answer, sentence, tuple(candidates))
@@ -103,7 +102,7 @@ def _asked(story: Story, kind: str, key: str, answer: str, **values: str) -> Ite
 
 
 def _ask_who_has(story: Story) -> Iterator[Question]:
-    """Ask who held a thing at the end, at first, right before or right after somebody."""
+    # Who held a thing at the end, at first, right before or right after somebody?
     # thing -> its holders in order; "" while nobody held it
     held: dict[str, list[str]] = {}
     for fact in story.facts:
@@ -120,6 +119,7 @@ def _ask_who_has(story: Story) -> Iterator[Question]:
             answers["has_end", ""] = holders[-1]
         if len(holders) > 1:
             answers["has_first", ""] = holders[0]
+        # "after Tiko" is clear if Tiko held it once
         for earlier, later in pairwise(holders):
             if earlier and later and holders.count(earlier) == 1:
                 answers["has_after", earlier] = later
@@ -131,21 +131,22 @@ def _ask_who_has(story: Story) -> Iterator[Question]:
 
 
 def _ask_where(story: Story) -> Iterator[Question]:
-    """Ask where an event was, and where something is in the end."""
+    # Where was an event, and where is something in the end?
     yield from _own_questions(story, "where", "at")
+    # thing or person -> the newest fact about its place
     last: dict[str, Fact] = {}
     for fact in story.facts:
         if fact.kind in ("at", "has", "lost"):
             last[fact.values["thing" if fact.kind == "has" else "what"]] = fact
-    for what, fact in last.items():
+    for name, fact in last.items():
         if fact.kind == "at" and "asked" not in fact.values:
-            if what not in story.people.values() and not what.startswith("the "):
-                what = f"the {what}"
-            yield from _asked(story, "where", "at_end", _place_of(story, fact), what=what)
+            if name not in story.people.values() and not name.startswith("the "):
+                name = f"the {name}"
+            yield from _asked(story, "where", "at_end", _place_of(story, fact), what=name)
 
 
 def _ask_who_wanted(story: Story) -> Iterator[Question]:
-    """Ask who wished for a thing, unless two did, or others need it for a trade."""
+    # Who wished for a thing? Unless two did, or others need it for a trade.
     wanting: dict[str, set[str]] = {}
     needed = set()
     for fact in story.facts:
@@ -160,27 +161,29 @@ def _ask_who_wanted(story: Story) -> Iterator[Question]:
 
 
 def _ask_who_said(story: Story) -> Iterator[Question]:
-    """Ask who said these three or more words, which occur once."""
+    # Who said these three or more words, which occur once?
     for fact in story.facts:
         if fact.kind != "said":
             continue
         who = fact.values["who"]
-        # the question has its own final mark
-        words = re.sub("[.,!?]+('?)$", r"\1", fact.values["words"])
-        if len(words.split()) >= 3 and story.text.count(words.removesuffix("'")) == 1:
+        # the question has its own final mark; ' ends a quote inside the quote
+        quote = re.sub("[.,!?]+('?)$", r"\1", fact.values["words"])
+        if len(quote.split()) >= 3 and story.text.count(quote.removesuffix("'")) == 1:
+            # "I see," becomes a sentence
             spoken = re.sub(",('?)$", r".\1", fact.values["words"])
-            for question in _asked(story, "who_said", "said", who, words=words):
+            for question in _asked(story, "who_said", "said", who, words=quote):
                 yield question._replace(sentence=f'{who} said, "{spoken}"')
 
 
 def _ask_first(story: Story) -> Iterator[Question]:
-    """Ask which deed was first, and who was first (or second, or last)."""
+    # Which deed was first, and who was first (or second, or last)?
     yield from _own_questions(story, "first", "did")
     deeds = [fact for fact in story.facts if "deed" in fact.values]
     for fact, other in combinations(deeds, 2):
         deed = fact.values["deed"]
         if deed == other.values["deed"] and "asked" not in fact.values:
             yield _about(story, "first", f"Who {deed} first?", fact.values["who"])
+    # "Tiko found the drum"
     clauses = [f"{fact.values['who']} {fact.values['deed']}" for fact in deeds]
     for i, j in combinations(range(len(deeds)), 2):
         earlier = clauses[i]
@@ -193,8 +196,8 @@ def _ask_first(story: Story) -> Iterator[Question]:
 
 
 def _ask_feeling(story: Story) -> Iterator[Question]:
-    """Ask how somebody felt: at all, if there is one answer; else at first, and in the end."""
-    # a quick test first: most stories have fewer than two feelings
+    # How did somebody feel: at all, if there is one answer; else at first, and in the end?
+    # A quick test first: most stories have fewer than two feelings
     if len(set(re.findall(rf"\b(?:{feeling_words()})\b", story.text))) < 2:
         return
     felt: dict[str, list[str]] = {}
@@ -218,7 +221,7 @@ def _ask_feeling(story: Story) -> Iterator[Question]:
 
 
 def _ask_yes_no(story: Story) -> Iterator[Question]:
-    """Offer each candidate of every question of who and where as the answer."""
+    # offers each candidate of every question of who and where as the answer
     for kind in OPEN_KINDS:
         for question in questions_about(story, kind):
             for candidate in question.candidates:
@@ -227,9 +230,9 @@ def _ask_yes_no(story: Story) -> Iterator[Question]:
 
 def yes_no(question: Question, candidate: str) -> list[Question]:
     """Ask whether this candidate is the answer, in all wordings; [] for "What happened first?"."""
-    # The answer gives the name first, and then judges with both names side by side, where a head
-    # that sees a few tokens can compare them: "It was Tiko. Belna? No." With "Belna?" first, models
-    # often repeated it in place of the right name (FINDINGS.md#reader).
+    # The answer judges with both names side by side, where a head that sees a few tokens can
+    # compare them: "It was Tiko. Belna? No." With "Belna?" first, models often repeated it in place
+    # of the right name (FINDINGS.md#reader).
     text = question.text.removesuffix("?")
     is_place = question.kind == "where"
     who = re.fullmatch(r"Who (.*)", text)
@@ -271,14 +274,13 @@ def draw_question(
     kind: str | None = None,
     held_out_names: bool | None = None,
 ) -> tuple[Story, Question]:
-    """Draw question number `index` with its story, the same one on every machine.
+    """Draw question number `index` with its story. Without `kind`, the kinds take turns.
 
-    Without `kind`, the kinds take turns. held_out_names: True by default for validation questions.
+    held_out_names: True by default for validation questions.
     """
     # The answer (the second of the people, a group of feelings, yes or no) is drawn first; then
-    # stories are read until one has a question with such an answer. So answers are balanced,
-    # whatever the plots prefer. The best guess is right 57 times in 100 (the first feeling of two,
-    # at level 2; tests/storyworld/test_questions.py).
+    # stories are read until one has a question with such an answer. So answers are balanced. The
+    # best guess is right 57 times in 100: the first feeling of two, at level 2.
     if held_out_names is None:
         held_out_names = split == "validation"
     rng = Random(f"question {split} {level} {seed} {index}")
@@ -290,11 +292,11 @@ def draw_question(
     if to_judge:
         kind = pick(rng, OPEN_KINDS)
 
-    # The answer is this one of the people (or places), in the order of the story; it is the name
-    # that is mentioned last (or not); it is the name before the thing, or the earlier name of two
-    # clauses (or not).
+    # the answer is this one of the people (or places), in the order of the story;
     which = rng.random()
+    # it is the name that is mentioned last (or not);
     last = rng.random() < 1 / 3
+    # it is the name before the thing, or the earlier name of two clauses (or not)
     near = rng.random() < 1 / 2
     if kind == "who_wanted" and not near:
         # the last of three is always next to the thing that he or she wants
@@ -315,6 +317,7 @@ def draw_question(
     answers, plots = pick(rng, groups) if groups else (frozenset(), [])
 
     is_a_name = kind not in ("feeling", "where") and not clauses
+    # questions do not share stories
     for number in count(index * 10_000):
         plot = pick(rng, plots) if plots else None
         story = tell(BOOK + seed, number, split, level, held_out_names, plot)
@@ -355,7 +358,7 @@ def as_yes_no(question: Question, is_right: bool, rng: Random) -> Question | Non
 
 
 def _is_first_name(story: Story, question: Question) -> bool | None:
-    # did the first name of the story do the first deed? None if one did both
+    # Did the first name of the story do the first deed? None if the same person did both.
     names = {clause.split()[0] for clause in question.candidates}
     if len(names) == 1:
         return None

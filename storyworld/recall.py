@@ -1,6 +1,6 @@
 """Documents that measure looking back: repeated random words, and questions about facts.
 
-- repeated: foom Tiko ladda foom Tiko ladda: random words twice, for finding induction heads.
+- repeated: foom Tiko ladda foom Tiko ladda: random words, for finding induction heads.
 - recall: Tiko red kite river  Belna blue kite hill  …  Belna blue kite hill  …  red kite river Tiko
   A fact is a name and one word of each facet (colour, toy, place, food). A question about *one*
   thing repeats a name; its words follow. A question about *several* repeats the words and asks for
@@ -70,7 +70,7 @@ class Repeated(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The text. Each word has a space before it, so that all copies have the same tokens."""
+        # each word has a space before it, so that all copies have the same tokens
         return "".join(f" {word}" for word in self.words) * self.times
 
 
@@ -121,11 +121,9 @@ class Recall(NamedTuple):
 
 
 def recall(seed: int, index: int, shape: RecallDocuments, held_out: bool = False) -> Recall:
-    """Make document number `index`: facts of 1 + shape.facets words, and questions of as many.
-
-    No held-out document has the facts of a training one.
-    """
+    """Make document number `index`: facts of 1 + shape.facets words, and questions of as many."""
     rng = Random(f"recall {seed} {index} {held_out}")
+    # until the checksum fits: no held-out document has the facts of a training one
     while True:
         facts = _draw_facts(rng, shape)
         words = [word for fact in facts for word in fact]
@@ -138,12 +136,14 @@ def recall(seed: int, index: int, shape: RecallDocuments, held_out: bool = False
         start = len(words)
         fact = who * size
         if rng.random() < shape.several:
+            # red kite river Tiko: one word to look up
             last = start + shape.facets
             clues = tuple(range(start, last))
             needs = _words_needed(facts, who)
             questions.append(RecallQuestion(last, fact, clues, needs, "several"))
             words += [*facts[who][1:], facts[who][0]]
         else:
+            # Tiko red kite river: each word after the name
             for i in range(1, size):
                 questions.append(RecallQuestion(start + i, fact + i, (start,), 1, "one"))
             words += facts[who]
@@ -152,7 +152,8 @@ def recall(seed: int, index: int, shape: RecallDocuments, held_out: bool = False
 
 @cache
 def recalled_names() -> tuple[str, ...]:
-    """The names in these documents: few, so that each is one token of a small vocabulary."""
+    """The names in these documents."""
+    # few, so that each is one token of a small vocabulary
     stride = len(names()) // MOST_NAMES
     return names()[stride // 2 :: stride][:MOST_NAMES]
 

@@ -20,11 +20,7 @@ LEVELS = {1: (PLOTS, PLOT_WEIGHTS), 2: (LONG_PLOTS, LONG_PLOT_WEIGHTS)}
 
 @dataclass(frozen=True)
 class Story:
-    """A story and the choices that made it.
-
-    The bits add up to -log2 of the probability of exactly this text under the generator. No model
-    can do better, so their mean over held-out stories is the entropy floor of the corpus.
-    """
+    """A story and the choices that made it."""
 
     text: str
     choices: tuple[Choice, ...]
@@ -55,6 +51,8 @@ class Story:
 
     @property
     def bits(self) -> float:
+        # -log2 of the probability of exactly this text under the generator. No model can do better,
+        # so the mean over held-out stories is the entropy floor of the corpus.
         return fsum(choice.bits for choice in self.choices)
 
 
@@ -66,7 +64,7 @@ def tell(
     held_out_names: bool = False,
     plot: str | None = None,
 ) -> Story:
-    """Write story number `index` of this seed and split; the same one on every machine.
+    """Write story number `index` of this seed and split, the same one on every machine.
 
     - level: 1, nine plots, or 2, which adds longer ones.
     - held_out_names: the same story with names of another shape, which no training text holds.
@@ -83,8 +81,7 @@ def tell(
 def read(text: str, level: int = 1, held_out_names: bool = False) -> Story:
     """Recover the whole story from a text: `read(story.text) == story`.
 
-    Raises ValueError with the character position and the expected text, if it is not a story of
-    this level and these names.
+    Raises ValueError with the position and the expected text, if it is no story of this level.
     """
     reader = Reader(text, held_out_names)
     story = tell_with(reader, level)
@@ -94,7 +91,7 @@ def read(text: str, level: int = 1, held_out_names: bool = False) -> Story:
 
 
 def tell_with(pen: Pen, level: int = 1, plot: str | None = None) -> Story:
-    """Draw a plot of this level, unless there is one, and write it with this pen."""
+    """Write a story with this pen. Without a plot, draw one of this level."""
     plots, weights = LEVELS[level]
     if plot is None:
         plot = pen.decide("plot", weights, lambda plot: pen.heads(f"{plot}.opening", {}))
@@ -106,17 +103,18 @@ def tell_with(pen: Pen, level: int = 1, plot: str | None = None) -> Story:
 
 
 def finished(pen: Pen, plot: str) -> Story:
-    """Return the story of a pen; entities become numbers in mentions, and texts in facts."""
+    """Return the story of a pen. Entities become numbers in mentions, and texts in facts."""
+    # by identity: two entities may have equal texts
     numbers = {id(entity): number for number, entity in enumerate(pen.entities)}
     mentions = []
     for start, end, entity, form in pen.mentioned:
         mentions.append(Mention(start, end, numbers[id(entity.chosen)], form))
     facts = []
     for at, kind, values, cast in pen.noted:
-        words = {role: who.texts[""] for role, who in cast.items() if "" in who.texts}
+        names = {role: who.texts[""] for role, who in cast.items() if "" in who.texts}
         texts = {}
         for key, value in values.items():
-            texts[key] = value.format(**words) if isinstance(value, str) else value.texts[""]
+            texts[key] = value.format(**names) if isinstance(value, str) else value.texts[""]
         facts.append(Fact(at, kind, texts))
     entities = tuple(entity.texts for entity in pen.entities)
     return Story(pen.text, tuple(pen.choices), plot, tuple(facts), tuple(mentions), entities)
@@ -140,7 +138,7 @@ BEFORE_WAS = re.compile(r"(?:, who| the (?:\w+ )?\w+)? "), re.compile(r" [a-z ]+
 
 
 def said_and_felt(story: Story) -> Iterator[Fact]:
-    """Find the facts of the kinds said and feels; unclear ones are left out."""
+    """Find the facts of the kinds said and feels. Unclear ones are left out."""
     # A quote belongs to the mention (a name or "she") that a verb of saying connects it to, a
     # feeling to the mention before "was".
     text = story.text
@@ -155,7 +153,7 @@ def said_and_felt(story: Story) -> Iterator[Fact]:
         return 1 + max(text.rfind(mark, 0, at) for mark in '.!?"')
 
     def subject_of(verb: int, patterns: tuple[re.Pattern[str], ...]) -> list[Mention]:
-        # the subject of the verb at this character; [] if it is unclear
+        # the subject of the verb at this character; [] if it is unclear, as with two names
         possible = between(sentence_start(verb), verb)
         if len({mention.entity for mention in possible}) != 1:
             patterns = patterns[:1]
@@ -164,6 +162,7 @@ def said_and_felt(story: Story) -> Iterator[Fact]:
 
     for quote in QUOTE.finditer(text):
         said_by = SAID_BY.match(text, quote.end())
+        # three forms: "Oh!" said Tiko | "Oh!" Tiko said | Tiko said, "Oh!"
         speaker = by_start.get(said_by.end() if said_by else quote.end() + 1)
         if said_by is None and speaker is not None:
             if not DID_SAY.match(text, speaker.end):

@@ -1,10 +1,8 @@
 """Print the rows that training will see: `python -m data.inspect configs/x.yaml [key=value ...]`
 
-Nothing of a row is hidden, and nothing in it can control the terminal. If a text holds one of the
-marks ⟦ ⟧ ⟨ ⟩ ⏎ ⇥, or a control character, its number is printed: ⟨U+001B⟩.
+Nothing of a row is hidden, and nothing in it can control the terminal: of a control character, and
+of the marks ⟦ ⟧ ⟨ ⟩ ⏎ ⇥ in a text, the number is printed (⟨U+001B⟩).
 """
-
-from __future__ import annotations
 
 import argparse
 import re
@@ -57,6 +55,7 @@ def row_as_text(ids: Sequence[int], labels: Sequence[int], tokenizer: Tokenizer)
     inside = False
     if ids[0] != tokenizer.bos_id:
         out = "──── document 0: it began in another row ".ljust(64, "─") + "\n"
+    # decoded in runs, because a character may take several ids
     tokens = zip(ids, labels, strict=True)
     runs = groupby(tokens, lambda token: (kinds.get(token[0], "text"), token[1] != IGNORED))
     for (kind, is_trained), items in runs:
@@ -75,6 +74,7 @@ def row_as_text(ids: Sequence[int], labels: Sequence[int], tokenizer: Tokenizer)
             out += tokenizer.decode(run, skip_special_tokens=False)
         else:
             text = tokenizer.decode_bytes(run).decode("utf-8", "surrogateescape")
+            # every second part looks like a special token
             for i, part in enumerate(looks_special.split(text)):
                 marked = "".join(MARKS.get(letter) or plain(letter) for letter in part)
                 out += f"⟨text: {marked}⟩" if i % 2 else marked
@@ -84,9 +84,10 @@ def row_as_text(ids: Sequence[int], labels: Sequence[int], tokenizer: Tokenizer)
 def summary(config: DataConfig, data: PreparedData, split: Split, rows: Rows) -> dict[str, str]:
     """Describe an epoch of a split: figures by name."""
     stream = data.stream(split)
-    _, lengths = stream.documents(data.tokenizer.bos_id)
-    places = rows.per_epoch * rows.length
+    _, lengths = stream.documents(data.tokenizer.bos_id)  # (N,)
+    positions = rows.per_epoch * rows.length
     if isinstance(rows, ConversationRows):
+        # of held-out pairs, only the better answers are in rows
         lengths = lengths[:: rows.every]
         filled = int(rows.sizes.sum())
         trained = rows.trained
@@ -95,13 +96,13 @@ def summary(config: DataConfig, data: PreparedData, split: Split, rows: Rows) ->
         filled = len(stream) + (rows.per_epoch - 1) * (rows.length - rows.stride)
         trained = data.manifest[split]["trained_tokens"]
     quantiles = np.quantile(lengths, list(QUANTILES.values()), method="inverted_cdf").astype(int)
-    column = {}
-    for name, length in zip(QUANTILES, quantiles, strict=True):
-        column[name] = f"{length:,}"
-    column["longer than a row"] = f"{(lengths > config.sequence_length).mean():.2%}"
-    column["rows an epoch"] = f"{rows.per_epoch:,}"
-    column["padding in them"] = f"{(places - filled) / places:.2%}"
-    column["trained on"] = f"{trained / places:.2%}"
+    column = {
+        **dict(zip(QUANTILES, map("{:,}".format, quantiles), strict=True)),
+        "longer than a row": f"{(lengths > config.sequence_length).mean():.2%}",
+        "rows an epoch": f"{rows.per_epoch:,}",
+        "padding in them": f"{(positions - filled) / positions:.2%}",
+        "trained on": f"{trained / positions:.2%}",
+    }
     if isinstance(rows, ConversationRows):
         column["cut to whole turns that fit"] = f"{rows.cut:,}"
         column["left out: too long for a row"] = f"{rows.dropped:,}"
@@ -109,36 +110,23 @@ def summary(config: DataConfig, data: PreparedData, split: Split, rows: Rows) ->
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description="Show the rows that training will see, and what the corpus is like."
-    )
-    parser.add_argument("config", help="a YAML file, for example configs/demo.yaml")
-    parser.add_argument(
-        "overrides",
-        nargs="*",
-        metavar="section.key=value",
-        help="for example data.sequence_length=64",
-    )
-    parser.add_argument(
-        "--rows",
-        type=integer("--rows", 0),
-        default=3,
-        metavar="N",
-        help="how many rows (default 3)",
-    )
+    parser = argparse.ArgumentParser(description="Show the rows that training will see.")
+    add = parser.add_argument
+    add("config", help="a YAML file, for example configs/demo.yaml")
+    example = "for example data.sequence_length=64"
+    add("overrides", nargs="*", metavar="section.key=value", help=example)
+    add("--rows", type=integer("--rows", 0), default=3, metavar="N", help="how many (default 3)")
     args = parser.parse_intermixed_args()
     loaded = load_config(args.config, args.overrides, CorpusConfig)
     corpus = validate(CorpusConfig, loaded)
     config = corpus.data
-    # train.tokens_per_step limits how many rows may be joined
+    # train.tokens_per_step, if it is set, limits how many rows may be joined
     rows_per_step = max(JOINED)
     train = loaded.values.get("train")
     if isinstance(train, dict) and isinstance(train.get("tokens_per_step"), int):
         rows_per_step = max(1, train["tokens_per_step"] // config.sequence_length)
     data = prepare(config, Path(corpus.output_dir))
-    rows: dict[Split, Rows] = {}
-    for split in SPLITS:
-        rows[split] = make_rows(config, data, split, rows_per_step)
+    rows = {split: make_rows(config, data, split, rows_per_step) for split in SPLITS}
 
     # a row does not depend on the batch size
     batches = TrainBatches(

@@ -1,11 +1,8 @@
 """Read the documents of a source, and decide which of them are held out.
 
 A source is read once, in a fixed order. A document's split depends on the document alone: its seed,
-its file or its hash. Two books are too few for a hash to hold out the right share: there, the end
-of each is held out.
+its file or its hash.
 """
-
-from __future__ import annotations
 
 import hashlib
 import json
@@ -43,7 +40,8 @@ CHUNK = 32
 FEWEST = 1000
 # At most this many processes make stories.
 MOST = 8
-# A hash holds out a share of few documents by chance, when it would hold out fewer than this.
+# A hash that would hold out fewer documents than this leaves their share to chance (two books).
+# Then the end of each document is held out.
 FEW_HELD_OUT = 5
 Content = str | Conversation | Pair
 
@@ -58,7 +56,7 @@ class Document(NamedTuple):
 
 @dataclass
 class Ledger:
-    """Counts of records, empty texts and exact duplicates; the bad records with their reasons."""
+    """Counts of records, and the bad ones with their reasons."""
 
     records: int = 0
     empty: int = 0
@@ -71,8 +69,8 @@ class Ledger:
         if self.bad > 0.01 * self.records and self.records >= at_least:
             examples = "; ".join(self.bad_records[:3])
             raise InputError(
-                f"data.source: {self.bad:,} of {self.records:,} records cannot be used, "
-                f"more than 1 %: {examples}: repair them, or name other files"
+                f"data.source: {self.bad:,} of {self.records:,} records cannot be used, more "
+                f"than 1 %: {examples}: repair them, or name other files"
             )
 
 
@@ -103,14 +101,13 @@ def files_of(source: FilesSource, held_out: bool = False) -> list[Path]:
     return [file for file in train if file.resolve() not in taken]
 
 
-# ---------------------------------------------------------------------------------------------
 # one source
 
 
 def _documents_of(source: Any, config: DataConfig, ledger: Ledger) -> Iterator[Document]:
     if isinstance(source, StoryworldSource):
-        counts: dict[Split, int] = {"validation": source.validation_documents}
-        counts["train"] = source.documents
+        counts: dict[Split, int]
+        counts = {"validation": source.validation_documents, "train": source.documents}
         for split, index, content in world_documents(source, config.records, counts):
             ledger.records += 1
             yield Document(content, split, f"storyworld, {split} {index}")
@@ -127,9 +124,10 @@ def _documents_of(source: Any, config: DataConfig, ledger: Ledger) -> Iterator[D
     elif config.records == "text" and is_files and source.document_start is None:
         few = list(islice(contents, math.ceil(FEW_HELD_OUT / fraction)))
         parts = [(None, chain(few, contents))]
-        # plain texts may be books, and of a book the end can be held out
+        # plain texts may be books, which can be cut; records cannot
         is_plain = all(files.kind_of(path) in files.PLAIN for path in files_of(source))
         ends_are_held_out = is_plain and len(few) * fraction < FEW_HELD_OUT
+    # fingerprints, because texts may not fit in memory
     seen: set[int] = set()
     for named_split, items in parts:
         for where, content in items:
@@ -149,7 +147,8 @@ def _documents_of(source: Any, config: DataConfig, ledger: Ledger) -> Iterator[D
 
 
 def fingerprint(content: Content) -> int:
-    """Return 64 bits of a document's SHA-256: the same on every machine, in [0, 2**64)."""
+    """Return 64 bits of a document's SHA-256, in [0, 2**64)."""
+    # note: Python's own `hash` of a text differs from process to process
     text = content if isinstance(content, str) else repr(content)
     digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
     return int.from_bytes(digest[:8], "big")
@@ -168,6 +167,7 @@ def _contents(
     column = None
     if config.records == "text":
         parse = partial(text_of, text_field=source.text_field)
+        # a wide table is read faster by its one column
         column = source.text_field.partition(".")[0]
     elif config.records == "pairs":
         parse = partial(pair_of, names=config.chat_fields)
@@ -256,7 +256,6 @@ def _mix(mix: MixSource, config: DataConfig, ledger: Ledger) -> Iterator[Documen
             yield document
 
 
-# ---------------------------------------------------------------------------------------------
 # the built-in world: a document is a function of its index and the settings
 
 
@@ -265,7 +264,7 @@ def world_documents(
 ) -> Iterator[tuple[Split, int, Content]]:
     """Yield (split, index, document), as many of each split as `counts` has, in its order."""
     # With n processes, each makes every n-th chunk and writes it to a pipe. A full pipe makes it
-    # wait. If the command ends, its processes find their pipes closed and end as well.
+    # wait, a closed one ends it.
     # note: no `multiprocessing.Pool`. A pool imports the caller's main program in each process
     # (with torch, for seconds), and hangs if that has no `if __name__ == "__main__"`.
     number = min(MOST, usable_cores()) if sum(counts.values()) >= FEWEST else 1
@@ -299,6 +298,7 @@ def _start(job: tuple) -> subprocess.Popen[bytes]:
         f"import sys; sys.path.insert(0, {path!r}); "
         "from data.reading.documents import make_share; make_share()"
     )
+    # -P: no modules of the current folder
     # the new session keeps Ctrl-C for the command itself
     process = subprocess.Popen(
         [sys.executable, "-P", "-c", program],
@@ -312,7 +312,7 @@ def _start(job: tuple) -> subprocess.Popen[bytes]:
 
 
 def make_share() -> None:
-    """Make every n-th chunk from number k on. This is the program of a started process."""
+    """Make every n-th chunk from number k on: the program of a started process."""
     source, records, counts, k, number = pickle.load(sys.stdin.buffer)
     with suppress(BrokenPipeError):
         for split, indices in islice(_chunks(counts), k, None, number):
@@ -327,7 +327,7 @@ def world_document(source: StoryworldSource, index: int, split: Split, records: 
     """Make a story, a conversation, a pair, facts with questions, or repeated words."""
     rng = Random(f"names {source.seed} {index}")
     other_names = split == "train" and rng.random() < source.other_names
-    # the repeats are spread evenly
+    # evenly spread: wherever index * repeats passes a whole number
     repeats = int((index + 1) * source.repeats) > int(index * source.repeats)
     held_out = split == "validation"
     if records == "pairs":
@@ -340,8 +340,8 @@ def world_document(source: StoryworldSource, index: int, split: Split, records: 
     if source.recall is not None:
         return storyworld.recall(source.seed, index, source.recall, held_out).text
     if repeats:
-        words = storyworld.REPEATED_WORDS
-        text = storyworld.repeated(source.seed, index, words, held_out).text
+        lengths = storyworld.REPEATED_WORDS
+        text = storyworld.repeated(source.seed, index, lengths, held_out).text
     else:
         text = storyworld.tell(source.seed, index, split, source.level).text
     return storyworld.renamed([text], rng)[0] if other_names else text
@@ -358,6 +358,7 @@ def talk_about(source: StoryworldSource, index: int, split: Split, repeats: bool
         progress = 1.0 if split == "validation" else (index + 0.5) / source.documents
         step = bisect(ends, progress * ends[-1])
         drills = source.course[min(step, len(ends) - 1)].drills
+    # the shares are intervals of [0, 1), the rest is for stories
     drawn = Random(f"drills {source.seed} {index}").random()
     for name, share in drills.items():
         drawn -= share

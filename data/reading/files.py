@@ -1,7 +1,7 @@
 """Read the records of local files and of the Hugging Face Hub.
 
-Each record has its place (`file:line`), also one that cannot be read: the caller decides whether to
-skip it. A file whose rest cannot be read (a truncated .gz) raises InputError at once.
+Each record has its place (`file:line`). The caller may skip one that cannot be read. A file whose
+rest cannot be read (a truncated .gz) raises InputError at once.
 """
 
 from __future__ import annotations
@@ -54,15 +54,15 @@ class Record(NamedTuple):
     problem: str = ""
 
 
-# ---------------------------------------------------------------------------------------------
 # which files
 
 
 def search(paths: str | list[str], key: str, train_only: bool = False) -> list[Path]:
     """Find the files of a path, a folder, a pattern or a list of these, in a fixed order.
 
-    train_only: without parts whose names mean validation or test. Raises InputError with the key.
+    train_only: without parts that are named for validation or test. Raises InputError with the key.
     """
+    # a dict, because two paths may lead to the same file
     files: dict[Path, Path] = {}
     for path in [paths] if isinstance(paths, str) else paths:
         root = Path(path).expanduser()
@@ -92,14 +92,10 @@ def search(paths: str | list[str], key: str, train_only: bool = False) -> list[P
         if not chosen:
             problem = "this kind of file cannot be read:" if matching else "no such file:"
             if is_folder:
-                problem = "no file that can be read and is no validation or test part in"
-            kinds = " ".join(KINDS)
-            remedy = f"give a file of a kind that can be read ({kinds}), a folder or a pattern"
+                problem = "no readable file, or only validation and test parts, in"
+            remedy = f"give a file ({' '.join(KINDS)}), a folder or a pattern"
             if "shakespeare" in path.lower():
-                remedy = (
-                    "fetch input.txt, 1.1 MB, from data/tinyshakespeare of the GitHub repository "
-                    "karpathy/char-rnn"
-                )
+                remedy = "fetch data/tinyshakespeare/input.txt from karpathy/char-rnn on GitHub"
             raise InputError(f"{key}: {problem} {path}: {remedy}")
         for file in chosen:
             files.setdefault(file.resolve(), file)
@@ -116,7 +112,8 @@ def _is_held_out(file: Path) -> bool:
 
 
 def _declared(files: list[Path], card: Path, key: str) -> list[Path]:
-    # the README.md of a copy from the Hub may name the files of `train` (`configs:` in its head)
+    # In a copy of a dataset from the Hub, the head of README.md may list the files of each part
+    # (`configs:`). Then only those of `train` are chosen.
     text = card.read_text(encoding="utf-8", errors="replace")
     if not re.match(r"---\r?\n(?:(?!---).*\n)*configs:", text):
         return files
@@ -135,7 +132,6 @@ def kind_of(file: Path) -> str:
     return Path(name).suffix.lower().replace(".ndjson", ".jsonl")
 
 
-# ---------------------------------------------------------------------------------------------
 # which records
 
 
@@ -155,7 +151,7 @@ def opened(file: Path) -> Iterator[Any]:
         yield io.BufferedReader(pyarrow.input_stream(str(file), compression), BLOCK)
     except OSError as error:
         raise InputError(
-            f"{file}: is truncated or damaged ({error}): fetch it or compress it again"
+            f"{file}: is truncated or damaged ({error}): fetch or compress it again"
         ) from None
 
 
@@ -176,13 +172,12 @@ def records(file: Path, separator: str = "", column: str | None = None) -> Itera
 
 
 def _plain(file: Path, stream: BinaryIO, separator: str) -> Iterator[Record]:
-    # Line ends next to a separator belong to it. Its own line ends match those of Windows, too.
+    # mapped, so that a file may be larger than the memory
     is_mapped = file.suffix.lower() not in COMPRESSED and file.stat().st_size > 0
     raw = mmap(stream.fileno(), 0, access=ACCESS_READ) if is_mapped else stream.read()
     if raw.find(b"\0") >= 0:
-        raise InputError(
-            f"{file}: holds zero bytes, so it is a binary file, not text: give a UTF-8 text file"
-        )
+        raise InputError(f"{file}: holds zero bytes, so it is no text: give a UTF-8 text file")
+    # its line ends match those of Windows, too
     lines = separator.encode("utf-8").replace(b"\r\n", b"\n").split(b"\n")
     pattern = b"\r?\n".join(map(re.escape, lines))
     ends = [match.span() for match in re.finditer(pattern, raw)]
@@ -195,6 +190,7 @@ def _plain(file: Path, stream: BinaryIO, separator: str) -> Iterator[Record]:
         try:
             text = piece.decode("utf-8")
             first_line = line
+            # line ends next to a separator belong to it
             if ends:
                 stripped = text.lstrip("\r\n")
                 first_line += text[: len(text) - len(stripped)].count("\n")
@@ -218,9 +214,7 @@ def _jsonl(file: Path, stream: BinaryIO) -> Iterator[Record]:
         try:
             line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
             if number == 1 and (line.lstrip().startswith("[") or line.strip() == "{"):
-                raise InputError(
-                    f"{file}: holds one JSON value, not one in each line: name it .json"
-                )
+                raise InputError(f"{file}: has no JSON value in each line: name it .json")
             if line.strip():
                 yield Record(where, json.loads(line))
         except UnicodeDecodeError as error:
@@ -266,6 +260,7 @@ def _csv(file: Path, stream: BinaryIO, delimiter: str) -> Iterator[Record]:
             where = f"{file}:{line}"
             # a field may hold line ends
             line = reader.line_num + 1
+            # DictReader puts extra fields under None, and None for missing ones
             if None in row or None in row.values():
                 yield Record(
                     where, None, f"has more or fewer fields than the {len(names)} of the first line"
@@ -276,8 +271,7 @@ def _csv(file: Path, stream: BinaryIO, delimiter: str) -> Iterator[Record]:
                 yield Record(where, row)
     except csv.Error as error:
         raise InputError(
-            f"{file}:{line}: is not valid CSV: {error}: double a quote inside a field, and end "
-            "each field that begins with one"
+            f"{file}:{line}: is not valid CSV: {error}: double each quote inside a quoted field"
         ) from None
 
 
@@ -299,7 +293,6 @@ def as_json(value: Any, kind: pyarrow.DataType) -> Any:
     return value
 
 
-# ---------------------------------------------------------------------------------------------
 # what `datasets` reads: tables, datasets of the Hub, and local folders of its kind
 
 
@@ -335,6 +328,7 @@ def _table(file: Path, kind: str, column: str | None) -> Iterator[Record]:
                 raw.seek(-4, io.SEEK_END)
                 if raw.read() not in (b"\0\0\0\0", b"ROW1"):
                     raise ValueError("the file ends too early")
+        # `datasets` reads the name as a pattern, and puts all files into "train"
         rows = datasets.load_dataset(
             kind[1:], data_files=glob.escape(str(file)), split="train", streaming=True
         )
@@ -354,8 +348,8 @@ def _rows(rows: Any, where: str) -> Iterator[Record]:
 
 @contextmanager
 def _datasets(problem: str) -> Iterator[Any]:
-    # whatever the library raises becomes one line
-    # without a home, the library would make a folder named ~
+    # Whatever the library raises becomes one line.
+    # note: for a user without a home, it would make a folder named ~
     cache = os.environ.get("HF_HOME") or os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     try:
         Path(cache).expanduser().mkdir(parents=True, exist_ok=True)
@@ -368,10 +362,8 @@ def _datasets(problem: str) -> Iterator[Any]:
     try:
         yield datasets
     except Exception as error:
+        # the reason; further lines are advice for programmers
         reason = " ".join(str(error).splitlines()[:2])[:300] or type(error).__name__
         if isinstance(error, ConnectionError):
-            reason += (
-                ": check the network and HF_HUB_OFFLINE, or give local files "
-                "(data.source.kind=files)"
-            )
+            reason += ": check the network and HF_HUB_OFFLINE, or use data.source.kind=files"
         raise InputError(f"{problem}: {reason}") from None

@@ -1,6 +1,4 @@
-"""A message of a conversation, in any of the spellings that docs/data_formats.md lists."""
-
-from __future__ import annotations
+"""Check a message of a conversation, in any of the spellings that docs/data_formats.md lists."""
 
 import ast
 import json
@@ -17,7 +15,8 @@ ROLES: dict[str, Role] = {
     **{"function_call": "assistant", "tool": "tool", "observation": "tool", "function": "tool"},
 }
 TOOLS = ("tools", "functions")
-REASONING = ("reasoning_content", "thinking", "reasoning")  # in the order of transformers
+# In the order in which transformers looks for them.
+REASONING = ("reasoning_content", "thinking", "reasoning")
 # Other projects' names for `weight`. They do not all mean the same, so they are refused.
 SWITCHES = ("train", "training", "trainable", "loss", "loss_mask", "masked", "mask")
 # A chat template writes nested values by recursion, which Python limits.
@@ -60,7 +59,7 @@ def read_message(raw: Any) -> Message:
     if not isinstance(name, str) or name not in ROLES:
         raise BadRecord(f"{role_field} {name!r} is not known: use one of {', '.join(ROLES)}")
     role = ROLES[name]
-    # the content of a function_call is the call
+    # ShareGPT: the content of a function_call is the call
     is_call = name == "function_call"
     calls = read_calls(
         value if is_call else fields.get("tool_calls") or fields.get("function_call")
@@ -70,12 +69,14 @@ def read_message(raw: Any) -> Message:
     if is_call:
         value = ""
 
+    # OpenAI's files may have content in parts, with a weight each
     parts = value if isinstance(value, list) else [{"type": "text", "text": value}]
     for part in parts:
         is_text = isinstance(part, dict) and part.get("type") == "text"
         if not is_text or not isinstance(part.get("text"), str):
             raise BadRecord(f"`{body}` is {value!r:.60}: use text, models read text only")
     content = read_text("".join(part["text"] for part in parts), f"`{body}`")
+    # a set: the same thoughts may be in two fields
     thoughts = {read_text(fields[key], f"`{key}`") for key in REASONING if fields.get(key)}
     if len(thoughts) > 1:
         raise BadRecord(f"has different thoughts in two of {', '.join(REASONING)}: keep one")
@@ -96,7 +97,7 @@ def read_message(raw: Any) -> Message:
 
 
 def _weight(fields: dict) -> int:
-    # of a message, or of a part of one
+    # 1 or 0, of a message or of a part of one
     for name in ("weight", *SWITCHES):
         value = fields.get(name)
         if value is not None and (name in SWITCHES or value not in (0, 1)):
@@ -116,7 +117,6 @@ def split_thinking(content: str) -> tuple[str, str]:
     return before.lstrip("\n").removeprefix("<think>").strip("\n"), rest.lstrip("\n")
 
 
-# ---------------------------------------------------------------------------------------------
 # tools and their calls
 
 
@@ -142,6 +142,7 @@ def untagged(message: Message) -> Message:
         answers = re.split(r"\n?</?tool_response>\n?", text)
         return replace(message, content="\n".join(answer for answer in answers if answer))
     content, *rest = message.content.split("<tool_call>")
+    # nothing but calls may follow the first one
     tagged = [re.fullmatch(r"\s*(\{.*\})\s*</tool_call>\s*", text, re.DOTALL) for text in rest]
     if message.role != "assistant" or message.parts or not rest or not all(tagged):
         return message
@@ -150,7 +151,7 @@ def untagged(message: Message) -> Message:
 
 
 def _call(text: str) -> Any:
-    # as JSON, or in Python's quotes
+    # JSON, or what Python prints for a dict, with single quotes
     with suppress(ValueError, RecursionError):
         return json.loads(text)
     try:
@@ -171,7 +172,7 @@ def read_tools(holders: Iterable[dict]) -> tuple[dict, ...]:
 
 
 def _functions(raw: Any, name: str) -> tuple[dict, ...]:
-    # tools or calls, without OpenAI's {"function": …} around them
+    # tools or calls, without the {"function": …} that OpenAI has around each
     value = _parsed(raw, name)
     functions = []
     for entry in [value] if isinstance(value, dict) else read_list(value, name):
@@ -188,7 +189,6 @@ def _functions(raw: Any, name: str) -> tuple[dict, ...]:
     return tuple(functions)
 
 
-# ---------------------------------------------------------------------------------------------
 # values; `name` is the field in an error message
 
 
@@ -222,6 +222,7 @@ def read_text(value: Any, name: str) -> str:
     """Return a text. Raises BadRecord for another type, and for half a character."""
     if not isinstance(value, str):
         raise BadRecord(f"{name} is of type {type(value).__name__}: it must be a text")
+    # JSON can spell half a character, "\ud83d", which has no bytes
     try:
         value.encode("utf-8")
     except UnicodeEncodeError:

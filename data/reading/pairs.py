@@ -1,7 +1,5 @@
 """Read a record with two answers to one prompt, a chosen and a rejected one."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +10,7 @@ from data.reading import records
 from data.reading.messages import BadRecord, Message, Messages, names_of, read_tools, untagged
 from data.reading.records import Conversation, Names
 
+# TRL's names of the two answers, and OpenAI's.
 SIDES = (("chosen", "rejected"), ("preferred_output", "non_preferred_output"))
 
 
@@ -30,9 +29,8 @@ def pair_of(record: Any, names: Names = None) -> Pair:
     The answers are texts or messages. The prompt is in other fields, or in both answers, or both.
     """
     fields = records.usual_fields(record, names)
-    sides = SIDES[1] if fields.keys().isdisjoint(SIDES[0]) else SIDES[0]
-    if fields.keys().isdisjoint(sides):
-        sides = SIDES[0]
+    # if there is no answer, the error names TRL's fields
+    sides = next((pair for pair in SIDES if not fields.keys().isdisjoint(pair)), SIDES[0])
     for name in sides:
         if name not in fields:
             raise BadRecord(f"has no `{name}`, which a pair needs (it has {names_of(fields)})")
@@ -46,14 +44,13 @@ def pair_of(record: Any, names: Names = None) -> Pair:
     if isinstance(fields.get("input"), dict):
         fields |= records.usual_fields(fields.pop("input"), names)
     fields = {name: value for name, value in fields.items() if value != ""}
+    # the prompt in fields of its own; the answers may have it, too
     prompt, tools = _prompt_beside(fields, answers[0], names)
     if all(isinstance(answer, str) for answer in answers):
         if _turns(prompt):
             question = re.escape(prompt[-1].content.strip())
             if all(re.match(rf"\s*{question}\s", answer) for answer in answers):
-                raise BadRecord(
-                    "both answers begin with the prompt, which has its own field: keep one"
-                )
+                raise BadRecord("both answers begin with the prompt, which has a field: keep one")
         else:
             question, answers = _common_question(fields, answers)
             prompt = (*prompt, Message("user", question))
@@ -67,6 +64,7 @@ def pair_of(record: Any, names: Names = None) -> Pair:
     records.check_rest(fields, chosen, [name for pair in SIDES for name in pair])
     if chosen == rejected:
         raise BadRecord("has two answers that are equal: leave the pair out")
+    # the prompt is what both sides have in common
     shared = 0
     while chosen[shared : shared + 1] == rejected[shared : shared + 1]:
         shared += 1
@@ -84,7 +82,7 @@ def pair_of(record: Any, names: Names = None) -> Pair:
 
 
 def _prompt_beside(fields: dict, answer: Any, names: Names) -> tuple[Messages, tuple[dict, ...]]:
-    # the prompt in other fields, which are removed, and its tools
+    # take the prompt, with its tools, from the fields beside the answers
     messages = records.take_question(fields)
     listed = records.take_listed(fields, names)
     # UltraFeedback lists the chosen conversation twice
@@ -103,10 +101,10 @@ def _prompt_beside(fields: dict, answer: Any, names: Names) -> tuple[Messages, t
 
 
 def _common_question(fields: dict, answers: Sequence[str]) -> tuple[str, list[str]]:
-    # the common beginning of two texts, up to white space, and the rest of both
+    # Return the common beginning of two texts, cut between words, and the rest of both.
     for name in fields.keys() - {*records.SYSTEMS, *records.TOOLS}:
         if isinstance(fields[name], str) and " " in fields[name].strip():
-            raise BadRecord(f"has no prompt but a text in `{name}`: name it `prompt`, or remove it")
+            raise BadRecord(f"has no prompt, but a text in `{name}`: call it `prompt` or remove it")
     first, second = (answer.rstrip() for answer in answers)
     length = min(len(first), len(second))
     length = next((i for i in range(length) if first[i] != second[i]), length)

@@ -1,10 +1,7 @@
 """Read a record as a text or a conversation; pairs.py reads pairs.
 
-Layouts are recognised by their field names; docs/data_formats.md shows one of each. A field that is
-null counts as missing: tables have a null in every column that a row does not use.
+Layouts are recognised by their field names. docs/data_formats.md shows one of each.
 """
-
-from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -60,26 +57,26 @@ class Conversation:
 
 
 def text_of(record: Any, text_field: str = "text") -> str:
-    """Return the text of a record, or the record that is itself a text; it may be "".
+    """Return the text of a record, or a record that is a text itself; it may be "".
 
-    text_field: `a.b` is field b of the object in field a. A list of texts is joined by line ends.
-    Raises BadRecord.
+    text_field: `a.b` is field b of the object in field a. Raises BadRecord.
     """
     if not isinstance(record, dict):
         return read_text(record, "the record")
     value = _field(record, text_field)
     if value is None:
         raise BadRecord(
-            f"has no field `{text_field}` (it has {names_of(record)}): name the one with the text "
-            "in data.source.text_field, or set data.records: conversations for a chat"
+            f"has no field `{text_field}` (it has {names_of(record)}): name the text's field in "
+            "data.source.text_field, or set data.records: conversations"
         )
+    # a list of sentences or paragraphs
     if isinstance(value, list) and all(isinstance(part, str) for part in value):
         value = "\n".join(value)
     return read_text(value, f"field `{text_field}`")
 
 
 def _field(record: dict, path: str) -> Any:
-    # path: a name, or `a.b`
+    # a name with a dot in it comes before the field of an object
     value = record.get(path)
     if value is None:
         value = record
@@ -92,17 +89,14 @@ def conversation_of(record: Any, names: Names = None) -> Conversation:
     """Return the conversation in a record. names: data.chat_fields. Raises BadRecord."""
     fields = usual_fields(record, names)
     if "chosen" in fields and "rejected" in fields:
-        raise BadRecord(
-            "is a pair: set data.records: pairs for train.dpo, or keep the chosen answers"
-        )
+        raise BadRecord("is a pair: set data.records: pairs, or keep only the chosen answers")
     messages = take_listed(fields, names)
     if not messages:
         name, answer = _take(fields, ANSWERS)
         if answer is None or fields.keys().isdisjoint(QUESTIONS):
             raise BadRecord(
-                f"holds no conversation (it has {names_of(record)}): set data.records: text, "
-                "or name "
-                "question and answer with data.chat_fields={question: …, answer: …}"
+                f"holds no conversation (it has {names_of(record)}): set data.records: text, or "
+                "name question and answer with data.chat_fields={question: …, answer: …}"
             )
         messages = [*take_question(fields), *as_messages(answer, name)]
     conversation = checked_conversation(messages, read_tools([fields]), names)
@@ -110,14 +104,15 @@ def conversation_of(record: Any, names: Names = None) -> Conversation:
     if system and conversation.messages[0].role == "system":
         raise BadRecord("has a field `system` and a system message as well: keep one of them")
     check_rest(fields, (*system, *conversation.messages), ANSWERS)
+    # an answer is trained on if its weight, and that of a part, is 1
     for message in conversation.messages:
         weights = [weight for _, weight in message.parts] or [1]
         if message.role == "assistant" and message.weight and any(weights):
             break
     else:
         raise BadRecord(
-            "has no assistant message of weight 1, so there is nothing to learn: leave it out, or "
-            'give an empty answer, "", for train.grpo with a reward of your own'
+            "has no assistant message of weight 1 to learn from: leave it out, or give an empty "
+            'answer, "", for train.grpo with a reward of your own'
         )
     return Conversation((*system, *map(untagged, conversation.messages)), conversation.tools)
 
@@ -125,7 +120,7 @@ def conversation_of(record: Any, names: Names = None) -> Conversation:
 def checked_conversation(
     messages: Sequence[Message | dict], tools: Any = (), names: Names = None
 ) -> Conversation:
-    """Check messages in any of the known spellings; an answer may be missing. Raises BadRecord."""
+    """Check messages in any known spelling; an answer may be missing. Raises BadRecord."""
     if not messages:
         raise BadRecord("holds no messages: give some, or leave the record out")
     checked = []
@@ -140,16 +135,17 @@ def checked_conversation(
     return Conversation(tuple(checked), read_tools([{"tools": tools}, *holders]))
 
 
-# ---------------------------------------------------------------------------------------------
 # the fields of a record; `take_…` removes those that it reads
 
 
 def usual_fields(record: Any, names: Names) -> dict:
-    """Return the fields that are not null, by their usual names."""
+    """Return the fields that are not null, by their usual names. Raises BadRecord."""
     if not isinstance(record, dict):
         kind = type(record).__name__
         raise BadRecord(f"is of type {kind}, not an object with messages (or data.records: text)")
+    # tables have null in columns that a row does not use
     fields = {k: value for k, value in _renamed(record, names).items() if value is not None}
+    # a bad answer would be trained on like a good one
     for name in VERDICTS:
         if str(fields.get(name)).lower() in ("true", "false", "0", "1"):
             raise BadRecord(f"has `{name}` for the whole record: keep the good answers, without it")
@@ -157,7 +153,7 @@ def usual_fields(record: Any, names: Names) -> dict:
 
 
 def _renamed(fields: Any, names: Names) -> Any:
-    # Fields get their usual names. A field in `names` replaces others of the same meaning.
+    # fields get their usual names; one in `names` replaces others of the same meaning
     if not isinstance(fields, dict) or not names:
         return fields
     replaced: set[str] = set()
@@ -211,12 +207,14 @@ def take_question(fields: dict) -> list:
         if not isinstance(turns, list | tuple) or len(turns) != 2:
             raise BadRecord(f"field `history`: use [question, answer] pairs, not {turns!r:.40}")
         messages += [Message("user", turns[0]), Message("assistant", turns[1])]
+    # a prompt may be a list of messages
     if isinstance(fields.get("prompt"), list):
         return [*messages, *fields.pop("prompt")]
     name, question = _take(fields, tuple(QUESTIONS))
     if question is None:
         return messages
     question = read_text(question, f"field `{name}`")
+    # at most one: Alpaca's `input`, for example
     second_half = [key for key in QUESTIONS[name] if fields.get(key)][:1]
     for key in (*second_half, *CONTEXTS):
         text = read_text(fields.pop(key, ""), f"field `{key}`")
@@ -237,7 +235,8 @@ def take_system(fields: dict) -> Messages:
 
 
 def read_dialogue(text: str) -> list[Message]:
-    """Return the turns of a text that holds a dialogue, as HH-RLHF's; [] for any other text."""
+    """Return the turns of a dialogue in one text, as HH-RLHF has; [] for any other text."""
+    # turns: speaker, text, speaker, text …
     before, *turns = re.split(r"(?:^|\n+)(Human|Assistant): ?", text.lstrip())
     if before or turns[:1] != ["Human"] or "Assistant" not in turns[::2]:
         return []
@@ -246,7 +245,7 @@ def read_dialogue(text: str) -> list[Message]:
 
 
 def as_messages(value: Any, name: str) -> list:
-    """Return an answer, which is a text, a message or a list of messages, as a list."""
+    """Return an answer as a list: of a text, a message or a list of messages."""
     if isinstance(value, str):
         return [Message("assistant", value)]
     return [value] if isinstance(value, dict) else read_list(value, f"field `{name}`")
@@ -254,6 +253,7 @@ def as_messages(value: Any, name: str) -> list:
 
 def check_rest(fields: dict, messages: Messages, names: Sequence[str]) -> None:
     """Check that the remaining fields repeat the messages. Raises BadRecord if text is lost."""
+    # a record may repeat its question
     questions = [m.content.strip() for m in messages if m.role == "user" and m.content.strip()]
     contents = [message.content for message in messages]
     contents += [message.reasoning_content for message in messages]
@@ -265,7 +265,6 @@ def check_rest(fields: dict, messages: Messages, names: Sequence[str]) -> None:
         if not is_template and not any(text in content for content in contents):
             usual = next((key for key, names in USUAL.items() if name in names), "messages")
             raise BadRecord(
-                f"has a field `{name}` that would be lost, because no message holds it: put "
-                "it into "
-                f"one, or ignore it with data.chat_fields={{{usual}: null}}"
+                f"has a field `{name}` that would be lost, because no message holds it: put it "
+                f"into one, or ignore it with data.chat_fields={{{usual}: null}}"
             )

@@ -253,7 +253,7 @@ def test_an_answer_ends_before_a_stop_text_also_when_streamed(client, direct):
         ({"chat_template_kwargs": {"enable_thinking": "false"}}, 400, "true or false"),
         ({"model": "text", "chat_template_kwargs": {"enable_thinking": True}}, 400, "not trained on chats"),
         ({"model": "text", "tools": [{"name": "f"}]}, 400, "not trained on chats"),
-        ({"continue_final_message": True}, 400, "only a message of the assistant"),
+        ({"continue_final_message": True}, 400, "only an answer can be continued"),
         ({"stop_token_ids": [10**6]}, 400, "stop_token_ids: token ids must be"),
         # misspelt: a client must not believe that it did something
         ({"max_token": 5}, 400, "max_token"),

@@ -1,13 +1,12 @@
 """Train each project on the same text: `python -m benchmarks.compare --peers FOLDER`
 
 FOLDER has checkouts of nanoGPT and minimind, each optional; transformers' Trainer needs none. Each
-project runs its own recipe, in a copy of its checkout, one after the other. All figures come from
-its log, and from when each line came. nanoGPT measures held-out loss on 20 random batches, the
-Trainer and MiniMind on all of it, ours on as much as `eval` sets.
+project runs its own recipe, one after the other. All figures come from its log, and from the time
+of each line. nanoGPT measures held-out loss on 20 random batches, the Trainer and MiniMind on all
+of it, ours on as much as `eval` sets.
 
-A file is read by characters, a folder as pieces of words. nanoGPT and the Trainer get our token
-ids. MiniMind has its own tokenizer, so compare bits per byte and bytes/s. It reads the text a whole
-number of times.
+A file is read by characters, a folder as pieces of words. MiniMind has its own tokenizer, so
+compare bits per byte and bytes/s.
 """
 
 from __future__ import annotations
@@ -49,14 +48,15 @@ CHECKOUTS = {"nanoGPT": "train.py", "minimind": "trainer/train_pretrain.py"}
 # The patterns of nanoGPT and of benchmarks/trainer.py, of ours, and of MiniMind.
 STEP = re.compile(r'^iter (\d+): loss|"step": (\d+),.*"split": "train"|^Epoch:\[.*?\]\((\d+)/')
 HELD_OUT = re.compile(r'^step \d+: .*val loss ([\d.]+)|"split": "val", "loss": ([\d.]+)')
-LOG_S = 0.02  # The log is read so often,
-MEMORY_S = 0.5  # and the memory so often.
-NGRAM = 5  # This n is the best of 2 to 8 on Shakespeare's held-out part.
+LOG_S = 0.02  # seconds between two looks at the log
+MEMORY_S = 0.5  # seconds between two looks at the memory
+NGRAM = 5  # The best n of 2 to 8 on Shakespeare's held-out part.
 TRIAL = 60  # A first training of so many steps shows how many fit into --minutes.
+# What nanoGPT's README recommends for a CPU.
 NANOGPT = """train.py config/train_shakespeare_char.py --dataset=headlight --device=cpu
     --compile=False --eval_iters=20 --block_size=64 --batch_size=12 --n_layer=4 --n_head=4
     --n_embd=128 --dropout=0.0 --max_iters=STEPS --lr_decay_iters=STEPS
-    --eval_interval=EVERY"""  # what its README says for a CPU
+    --eval_interval=EVERY"""
 MINIMIND = """../validation.jsonl --data_path=../train.jsonl --device=cpu --hidden_size=128
     --num_hidden_layers=4 --max_seq_len=340 --batch_size=32 --epochs=EPOCHS
     --accumulation_steps=1 --num_workers=1 --log_interval=1"""
@@ -76,12 +76,12 @@ class Project:
     """A project and its recipe."""
 
     name: str
-    folder: Path  # The command starts here.
-    command: list[str]  # It has STEPS and EVERY or EPOCHS for these numbers.
-    steps: int  # MiniMind's are those of one epoch.
+    folder: Path  # the command starts here
+    command: list[str]  # STEPS, EVERY and EPOCHS in it are replaced by numbers
+    steps: int  # of the recipe; in MiniMind, of one epoch
     tokens_per_step: int
     bytes_per_token: float
-    log: Path | None = None  # None: it prints its log.
+    log: Path | None = None  # None: it prints its log
 
 
 def main() -> None:
@@ -124,11 +124,12 @@ def main() -> None:
 
 
 def projects_of(args: argparse.Namespace, work: Path) -> list[Project]:
-    """Prepare the text for each project. Raises InputError where there is no checkout."""
+    """Prepare the text for each project. Raises InputError if there is no checkout."""
     present = [name for name, script in CHECKOUTS.items() if (args.peers / name / script).is_file()]
     if not present:
         raise InputError(f"--peers: {args.peers} has no checkout of {' or '.join(CHECKOUTS)}")
     for name in present:
+        # a copy, because projects write into their folders
         ignored = shutil.ignore_patterns(".git", "assets", "images")
         shutil.copytree(args.peers / name, work / name, ignore=ignored)
     by_characters = args.text.is_file()
@@ -169,7 +170,7 @@ def write_ids(data: PreparedData, folder: Path, by_characters: bool) -> int:
     size = data.tokenizer.vocab_size
     numbers = np.arange(size)
     parts = [data.stream(split).read(0, len(data.stream(split))) for split in SPLITS]
-    if by_characters:  # nanoGPT numbers them by their order, without a first and a last token
+    if by_characters:  # nanoGPT's ids are characters in order; it has no first and last token
         parts = [ids[1:-1] for ids in parts]
         used = np.unique(np.concatenate(parts)).tolist()
         used.sort(key=lambda token: data.tokenizer.decode([token]))
@@ -198,7 +199,7 @@ def minimind(data: PreparedData, folder: Path) -> Project:
 
 
 def train(project: Project, steps: int, work: Path) -> dict[str, Any]:
-    """Train once and return the figures; `failed` is the reason why there are none."""
+    """Train once and return the figures, or the reason of a failure as `failed`."""
     lengths = {"STEPS": steps, "EVERY": steps // 8 if steps > TRIAL else steps}
     lengths["EPOCHS"] = max(1, round(steps / max(1, project.steps)))
     command = project.command
@@ -206,7 +207,7 @@ def train(project: Project, steps: int, work: Path) -> dict[str, Any]:
         command = [part.replace(key, str(length)) for part in command]
     record: dict[str, Any] = {"command": shlex.join(["python", *command]), "held_out": []}
     if project.log:
-        shutil.rmtree(project.log.parent, ignore_errors=True)  # else it would be finished already
+        shutil.rmtree(project.log.parent, ignore_errors=True)  # a finished run trains no more
     printed = work / "printed.txt"
     log = None
     steps_at: dict[float, int] = {}  # seconds -> step
@@ -220,7 +221,7 @@ def train(project: Project, steps: int, work: Path) -> dict[str, Any]:
     try:
         is_running = True
         while is_running:
-            is_running = process.poll() is None  # its log is read once more after its end
+            is_running = process.poll() is None  # before reading, so that no last line is missed
             now = time.perf_counter() - began
             if log is None and (project.log or printed).exists():
                 log = (project.log or printed).open(encoding="utf-8", errors="replace")
@@ -246,27 +247,29 @@ def train(project: Project, steps: int, work: Path) -> dict[str, Any]:
         last = printed.read_text("utf-8", "replace").strip().rpartition("\n")[2][:200]
         record["failed"] = f"exit code {process.returncode}; last line: {last}"
         return record
+    # seconds of a step, between two lines of the log
     seconds = [(b - a) / max(1, steps_at[b] - steps_at[a]) for a, b in pairwise(steps_at)]
     record["tokens_per_s"] = project.tokens_per_step / median(seconds)
     record["bytes_per_s"] = record["tokens_per_s"] * project.bytes_per_token
     first, step = next(iter(steps_at.items()))
-    record["first_step_s"] = first - max(0, step - 1) * median(seconds)  # it may log every tenth
+    # the first line may be that of the tenth step
+    record["first_step_s"] = first - max(0, step - 1) * median(seconds)
     record["peak_mb"] = peak / 1e6
     return record
 
 
 def memory_of(process: psutil.Process) -> int:
-    """Return the bytes of a process and its children; what they share counts once (on Linux)."""
+    """Return the bytes of a process and its children."""
     total = 0
-    with suppress(psutil.Error):
+    with suppress(psutil.Error):  # it may have ended
         for part in (process, *process.children(recursive=True)):
             memory = part.memory_full_info()
-            total += getattr(memory, "pss", memory.rss)
+            total += getattr(memory, "pss", memory.rss)  # pss, on Linux: shared pages count once
     return total
 
 
 def report(records: list[dict[str, Any]], title: str) -> str:
-    """Return the table in Markdown, and below it why a project failed and each command."""
+    """Return the table in Markdown, and below it failures and commands."""
     nanogpt = [record for record in records if record["project"] == "nanoGPT"]
     goal = nanogpt[0].get("bits_per_byte", -math.inf) if nanogpt else -math.inf
     rows = []
@@ -279,7 +282,8 @@ def report(records: list[dict[str, Any]], title: str) -> str:
         figures = record
         if "failed" in record:
             notes += f"- {name} **failed**: {markdown(record['failed'])}\n"
-            name, figures = f"{name} (failed)", {}
+            name = f"{name} (failed)"
+            figures = {}
         row = [name]
         for key, (_, form) in COLUMNS.items():
             row.append(f"{figures[key]:{form}}" if key in figures else "–")
@@ -291,7 +295,6 @@ def report(records: list[dict[str, Any]], title: str) -> str:
 
 
 def draw(records: list[dict[str, Any]], file: Path) -> None:
-    """Draw held-out bits per byte against seconds: a line for each project."""
     figure = drawing.new_figure(900, 500)
     axes = figure.add_subplot()
     for i, record in enumerate(records):

@@ -35,9 +35,12 @@ WAYS: dict[str, dict] = {
     "static, compiled": {"kv_cache": "static", "compile": True},
     "offloaded": {"kv_cache": "offloaded"},
 }
-READ = 2**28  # The array for the bandwidth has so many bytes, more than most processors cache.
-SIDE = 1024  # The matrices for the rate are so wide.
-LONGEST_PROMPT = 8192  # With more tokens in a batch, the first token would take minutes.
+# The array for the bandwidth has so many bytes, more than most processors cache.
+READ = 2**28
+# The matrices for the rate are so wide.
+SIDE = 1024
+# With more tokens in a batch, the first token would take minutes.
+LONGEST_PROMPT = 8192
 
 
 def main() -> None:
@@ -48,10 +51,9 @@ def main() -> None:
         ("--contexts", [128, 512, 2048], "with --kv-heads: tokens before the one that is written"),
     ):
         listed = f" ({','.join(map(str, default))})" if default else ""
-        read = numbers(option, 1)
-        parser.add_argument(
-            option, type=read, default=default, metavar="N,N", help=f"{meaning}{listed}"
-        )
+        kind = numbers(option, 1)
+        help_text = f"{meaning}{listed}"
+        parser.add_argument(option, type=kind, default=default, metavar="N,N", help=help_text)
     count = integer("--tokens", 1)
     parser.add_argument("--tokens", type=count, default=256, help="new ones of an answer (256)")
     args = parser.parse_intermixed_args()
@@ -64,9 +66,10 @@ def main() -> None:
 
 
 def random_weights(config: ModelConfig) -> LanguageModel:
-    """Return a model whose layers all contribute; a new one's layers add nothing."""
+    """Return a model with random weights everywhere."""
     torch.manual_seed(0)
     lm = LanguageModel(config).eval()
+    # In a new model the output projections are zero, so all layers would agree by adding nothing.
     with torch.no_grad():
         for parameter in lm.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.02)
@@ -74,7 +77,7 @@ def random_weights(config: ModelConfig) -> LanguageModel:
 
 
 def compare_caches(config: ModelConfig, device: torch.device, args: argparse.Namespace) -> None:
-    """Print tokens/s with each cache; without a cache for one row only."""
+    """Print tokens/s with each cache."""
     lm = random_weights(config).to(device)
     new_tokens = min(args.tokens, config.max_position_embeddings - PROMPT)
     rows = []
@@ -83,11 +86,11 @@ def compare_caches(config: ModelConfig, device: torch.device, args: argparse.Nam
         options = {"temperature": 0, "stop_ids": ()}
         calls: dict[str, Callable[[], Tensor]] = {}
         for name, settings in WAYS.items():
-            if name != "no cache" or batch == 1:
+            if name != "no cache" or batch == 1:  # without a cache many rows take minutes
                 calls[name] = partial(generate, lm, ids, new_tokens, **options | settings)
         if args.versus:
             other = in_transformers(lm).to(device)
-            other.generation_config.eos_token_id = None
+            other.generation_config.eos_token_id = None  # both write all tokens
             other.generation_config.pad_token_id = 0
             options = {"attention_mask": torch.ones_like(ids), "do_sample": False}
             theirs = partial(other.generate, ids, max_new_tokens=new_tokens, **options)
@@ -98,7 +101,8 @@ def compare_caches(config: ModelConfig, device: torch.device, args: argparse.Nam
             row = [f"batch {batch}, {new_tokens} new: {name}", f"{batch * new_tokens / took:,.0f}"]
             for peer in ("transformers", "no cache"):
                 row.append(f"{seconds[peer] / took:.2f}x" if peer in seconds else "")
-            # another kernel may swap two likely tokens, and then the rest differs
+            # Kernels round differently. Where two tokens are equally likely, one may choose the
+            # other token, and from there on the text differs.
             same = (outputs[name] == outputs["dynamic"]).float().mean().item()
             rows.append([*row, f"{same:.0%}"])
     header = ["", "tokens/s", "against transformers", "against no cache", "same tokens"]
@@ -106,11 +110,9 @@ def compare_caches(config: ModelConfig, device: torch.device, args: argparse.Nam
 
 
 def compare_kv_heads(config: ModelConfig, device: torch.device, args: argparse.Namespace) -> None:
-    """Print milliseconds of the first and the next token, measured and predicted.
-
-    The difference is the program: Python, small kernels, copies. Raises InputError.
-    """
-    # the machine's limits: read a large array, multiply two matrices
+    """Print milliseconds of the first and the next token, measured and predicted."""
+    # Measure the machine's limits: read a large array, multiply two matrices. What a token takes
+    # beyond the prediction is the program: Python, small kernels, copies.
     ones = torch.ones(READ // 4, device=device)
     matrix = torch.randn(SIDE, SIDE, device=device)
     limits: dict[str, Callable[[], object]] = {}
@@ -153,6 +155,7 @@ def filled(lm: LanguageModel, batch: int, context: int) -> KVCache:
     """Return a cache of random keys and values, as after a prompt of `context` tokens."""
     cache = KVCache(lm.config)
     device = next(lm.parameters()).device
+    # (B, H_kv, T, D)
     k_shape, v_shape = [(batch, heads, context, width) for heads, width in lm.config.cache_shapes]
     for layer in range(lm.config.num_hidden_layers):
         k = torch.randn(k_shape, device=device)
@@ -171,11 +174,11 @@ def first_token(lm: LanguageModel, batch: int, context: int) -> Tensor:
 
 @torch.inference_mode()
 def next_token(lm: LanguageModel, cache: KVCache, batch: int) -> Tensor:
-    """Read one token after the cached ones and choose the next. The cache is as before then."""
+    """Read one token after the cached ones and choose the next."""
     ids = torch.ones(batch, 1, dtype=torch.long, device=next(lm.parameters()).device)
     before = cache.length
     chosen = lm(ids, kv_cache=cache, logits_to_keep=1).argmax(-1)
-    cache.crop(before)
+    cache.crop(before)  # the next call finds the same cache
     return chosen
 
 

@@ -22,7 +22,7 @@ nats = 0.0
 tokens = 0
 with torch.no_grad():
     for ids, labels in script["PretrainDataset"](validation, tokenizer, args.max_seq_len):
-        # the last token of every row is not in the text
+        # It adds this token at the end of every row; it is not in the text.
         labels[labels == tokenizer.eos_token_id] = -100
         count = int((labels[1:] != -100).sum())
         nats += float(model(ids[None], labels=labels[None]).loss) * count

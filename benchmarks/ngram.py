@@ -1,10 +1,7 @@
 """The sceptic's baseline: only count characters. `python -m benchmarks.ngram [FILE]`
 
-An interpolated n-gram over characters (Witten and Bell 1991). The probability of a character is a
-weighted mean of two: its share among the characters that followed the last n-1 ones, and its
-probability in the same model with one character less. The more different characters followed the
-longer context, the more the shorter one counts. 90 % of the file are counted, the rest predicted. A
-network should beat it: this table sees n-1 characters and cannot generalise.
+An interpolated n-gram over characters (Witten and Bell 1991). It counts 90 % of the file and
+predicts the rest. A network should beat it: this table sees n-1 characters and cannot generalise.
 """
 
 from __future__ import annotations
@@ -42,12 +39,15 @@ def bits_per_byte(train: str, held_out: str, n: int) -> float:
     bits = 0.0
     for i in range(len(held_out)):
         probability = 1 / alphabet
+        # From no context to the longest one. The probability is a weighted mean: the share of this
+        # character after the context, and its probability after the shorter context, which counts
+        # more if many different characters followed.
         for length in range(min(n, i + 1)):
             key = held_out[i - length : i + 1]
             context = key[:-1]
             if context not in seen[length]:
                 break
-            weight = kinds[length][context]  # of the shorter contexts
+            weight = kinds[length][context]  # of the shorter context
             count = followed_by[length][key]
             probability = (count + weight * probability) / (seen[length][context] + weight)
         bits -= math.log2(probability)

@@ -1,7 +1,7 @@
 """Measure the server with many clients: `python -m benchmarks.serving runs/demo`
 
-It starts `python -m serve` on a free port and asks it over HTTP: all clients one after another,
-then all at once. No two prompts share their beginning.
+It starts `python -m serve` on a free port. Clients ask over HTTP, one after another, then all at
+once.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=count, default=64, help="tokens of each answer (64)")
     add_device_option(parser)
     args = parser.parse_args()
+    # No two prompts begin alike, so the server cannot reuse a cached beginning.
     prompts = [f"Once there was a fox named {chr(65 + i % 26)}{i}. " for i in range(args.clients)]
     rows = []
     with served(args.run, args.device) as (address, name):
@@ -61,7 +62,7 @@ def main() -> None:
 def served(run: Path, device: str) -> Iterator[tuple[str, str]]:
     """Run the server; yield the address of its API and the model's name. Raises InputError."""
     with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
+        free.bind(("127.0.0.1", 0))  # 0: any free port
         port = free.getsockname()[1]
     options = [str(run), "--port", str(port), "--device", device]
     server = subprocess.Popen([sys.executable, "-m", "serve", *options])
@@ -71,7 +72,7 @@ def served(run: Path, device: str) -> Iterator[tuple[str, str]]:
         while models is None:
             if server.poll() is not None:
                 raise InputError(f"python -m serve {run} ended with exit code {server.returncode}")
-            time.sleep(0.1)
+            time.sleep(0.1)  # it loads the model before it listens
             with suppress(urllib.error.URLError):
                 models = fetch(f"{address}/models")
         yield address, models["data"][0]["id"]

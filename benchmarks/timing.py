@@ -1,7 +1,6 @@
-"""Measure fairly on a noisy machine: candidates take turns within one run, and medians are printed.
+"""Shared by the benchmarks: the command line, the clock, and transformers' model with our weights.
 
-All benchmarks of a config share this: the command line, the clock, and transformers' model with
-our weights.
+A machine is noisy, so candidates take turns within one run, and medians are printed.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ def measured_config(args: argparse.Namespace) -> tuple[RunConfig, torch.device]:
     if run.train.device == "auto":
         use_gpu = torch.cuda.is_available()
     device = torch.device("cuda" if use_gpu else "cpu")
-    keep_freed_memory()
+    keep_freed_memory()  # as a run does
     print(f"{machine(device)}, torch {torch.__version__}")
     print(f"vocabulary {run.model.vocab_size:,}: {source}", flush=True)
     return run, device
@@ -59,17 +58,15 @@ def alternate(
     patience_s: float = 60.0,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, float]:
-    """Return the median seconds of each candidate, called in turns. A first call does not count.
-
-    It ends after the round in which patience_s is spent, so that a slow one does not take an hour.
-    """
+    """Return the median seconds of each candidate, called in turns, for patience_s at most."""
     for call in candidates.values():
-        call()
+        call()  # the first call compiles, allocates and fills caches
     seconds: dict[str, list[float]] = {name: [] for name in candidates}
     began = clock()
     for _ in range(rounds):
         for name, call in candidates.items():
             seconds[name].append(seconds_of(call, device, clock))
+        # after a whole round, so that all candidates have the same number of calls
         if clock() - began > patience_s:
             break
     return {name: statistics.median(times) for name, times in seconds.items()}
@@ -79,7 +76,7 @@ def seconds_of(
     call: Call, device: torch.device, clock: Callable[[], float] = time.perf_counter
 ) -> float:
     """Return the seconds of one call, including the GPU's work."""
-    synchronize(device)
+    synchronize(device)  # a call returns before the GPU has finished
     before = clock()
     call()
     synchronize(device)

@@ -25,8 +25,8 @@ class Lines(TrainerCallback):
 
 def rows(name):
     ids = torch.from_numpy(np.fromfile(folder / name, np.uint16).astype(np.int64))
-    ids = ids[: len(ids) // 128 * 128].view(-1, 128)
-    return [{"input_ids": row, "labels": row} for row in ids]
+    ids = ids[: len(ids) // 128 * 128].view(-1, 128)  # (rows, 128), without the rest
+    return [{"input_ids": row, "labels": row} for row in ids]  # the model shifts labels
 
 
 folder = Path(sys.argv[1])

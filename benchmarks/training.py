@@ -43,8 +43,8 @@ from train.optimizer import build_optimizers
 
 WARM_UP = 0.25  # Steps count after this share of the time.
 PROFILED = 3  # The profiler records so many steps.
-DOCUMENT = 150  # About as many tokens as a story, for isolated documents.
-DIFFERENT = 4  # So many steps have their own tokens, because a router sends others elsewhere.
+DOCUMENT = 150  # Isolated documents have about as many tokens as a story.
+DIFFERENT = 4  # So many steps have tokens of their own: a router sends other tokens elsewhere.
 Step = Callable[[], object]
 Optimizers = Sequence[torch.optim.Optimizer]
 
@@ -59,7 +59,7 @@ def main() -> int:
     if args.versus:
         compare(run, args.rounds)
         return 0
-    device = resolve_device(run)  # before the processes start, because it may measure the machine
+    device = resolve_device(run)  # once, before the processes start
     folder = None if args.profile is None else Path(args.profile or run.output_dir)
     work = partial(measure, run, device, args.seconds, folder)
     on_processes(number_of_processes(run), work)
@@ -67,7 +67,7 @@ def main() -> int:
 
 
 def measure(run: RunConfig, device: Device, seconds: float, profile: Path | None) -> None:
-    """Measure in every process; print in the first."""
+    """Measure in every process, and print on rank 0."""
     on_gpu = device.device.type == "cuda"
     length = run.data.sequence_length
     with processes(run.train.parallel, run.train.device) as world:
@@ -83,13 +83,14 @@ def measure(run: RunConfig, device: Device, seconds: float, profile: Path | None
         if profile is not None:
             trace = profile / f"{run.name or 'step'}.trace.json"
             where_time_goes(step, device.device, trace if world.rank == 0 else None)
-        if on_gpu:
+        if on_gpu:  # apart from the timing, and after compiling, which needs memory too
             torch.cuda.reset_peak_memory_stats(device.device)
             before = torch.cuda.memory_allocated(device.device)
             seconds_of(step, device.device)
             peak = torch.cuda.max_memory_allocated(device.device) - before
         if world.rank:
             return
+    # What stays between steps; the peak within a step comes on top.
     lasting = sum(parameter.nbytes for parameter in lm.parameters())
     for optimizer in optimizers:
         for state in optimizer.state.values():
@@ -123,7 +124,6 @@ def measure(run: RunConfig, device: Device, seconds: float, profile: Path | None
 
 
 def model_of(run: RunConfig, device: Device) -> LanguageModel:
-    """Return the network of a config as it is trained."""
     torch.manual_seed(run.seed)
     lm = LanguageModel(run.model).to(device.device).train()
     lm.set_attn_implementation(device.attention)
@@ -143,7 +143,7 @@ def step_of(
     def step() -> None:
         batches = next(next_step)
         for batch in batches:
-            with device.autocast():
+            with device.autocast():  # batches have equal size, so a mean of means is right
                 loss = mean_loss(model(**batch)) / (len(batches) * world.size)
             loss.backward()
         if world.memory is not None:
@@ -184,7 +184,7 @@ def repeat(step: Step, seconds: float, device: torch.device, world: World) -> li
     while True:
         spent = time.perf_counter() - began
         goes_on = spent < seconds or len(times) < 3
-        # the first process's clock decides for all, because a step needs every process
+        # The clock of rank 0 decides for all: if one process stopped alone, the rest would hang.
         if not world.sum(int(world.rank == 0 and goes_on))[0]:
             return times
         took = seconds_of(step, device)
@@ -202,7 +202,7 @@ def where_time_goes(step: Step, device: torch.device, trace: Path | None) -> Non
         profiler.export_chrome_trace(str(trace))
         print(f"{trace}: open it in chrome://tracing or ui.perfetto.dev; its {PROFILED} steps:")
         key = f"self_{'cuda' if device.type == 'cuda' else 'cpu'}_time_total"
-        averages = profiler.key_averages()
+        averages = profiler.key_averages()  # Chrome shows when, this table how much in all
         print(averages.table(sort_by=key, row_limit=15, max_name_column_width=40))
 
 
@@ -222,9 +222,8 @@ def compare(run: RunConfig, rounds: int) -> None:
         if compiled:
             compile_layers(lm)
             forward = torch.compile(other, dynamic=False)
-        adamw = [
-            torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True) for model in (lm, other)
-        ]
+        # the same optimizer for both: this compares networks
+        adamw = [torch.optim.AdamW(x.parameters(), lr=1e-4, fused=True) for x in (lm, other)]
         ours = step_of(lm, adamw[:1], run, device, rows)
         theirs = step_of(forward, adamw[1:], run, device, rows)
         steps[f"Headlight{suffix}"] = partial(with_products, ours, device)

@@ -1,24 +1,14 @@
-"""RunConfig: everything that one YAML file says, checked."""
+"""RunConfig: the checked contents of one YAML file."""
 
 from __future__ import annotations
 
-import unicodedata
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from configs.command import InputError
-from configs.loader import (
-    LoadedConfig,
-    PathText,
-    Section,
-    Tag,
-    flatten,
-    identity_keys,
-    load_config,
-    validate,
-)
+from configs.loader import PathText, Section, Tag, flatten, identity_keys, load_config, validate
 from data.config import DataConfig
 from eval.config import EvalConfig
 from model.config import ModelConfig
@@ -26,12 +16,11 @@ from model.files.families import NoFamily, family_of
 from model.variants.config import LoraConfig
 from train.methods.config import DistillConfig, DPOConfig, GRPOConfig
 from train.methods.shape import shape_of
+from train.run.config_checks import problem_of_name, refuse_foreign_code
 
 
 class OptimizerConfig(Section):
-    """AdamW (Loshchilov & Hutter 2019, arXiv 1711.05101) alone, or Muon for the matrices of the
-    blocks.
-    """
+    """AdamW (Loshchilov & Hutter 2019, arXiv 1711.05101), alone or beside Muon."""
 
     name: Literal["muon", "adamw"] = "muon"
     """muon: Muon for the layers' matrices, AdamW for the rest | adamw: AdamW for everything."""
@@ -122,7 +111,7 @@ class TrackingConfig(Section):
 
 
 class RunConfig(Section):
-    """One run. The key `extends` is resolved before."""
+    """The whole run: keys of its own, and a section for each part."""
 
     name: str = ""
     """Name of the run and of its directory, in letters, digits, spaces and `_ . + = -`. Empty = the
@@ -130,7 +119,7 @@ class RunConfig(Section):
     """
     output_dir: PathText = "runs"
     """Folder that holds all run directories, and the prepared data."""
-    seed: Annotated[int, Tag.IDENTITY] = Field(0, ge=0, lt=2**63)
+    seed: Annotated[int, Tag.IDENTITY] = Field(0, ge=0, lt=2**63)  # PyTorch's limit
     """Decides all random choices: first weights, order of the rows, dropout."""
     resume: PathText = "auto"
     """auto: continue the run of this name | never: refuse a directory that exists | or a checkpoint
@@ -141,11 +130,11 @@ class RunConfig(Section):
     rungs: dict[str, dict[str, Any]] | None = Field(
         None, examples=[{"learned-positions": {"model.position_embedding": "learned"}}]
     )
-    """Variants for train.sweep: a name, and the keys that it changes. train.pretrain takes no
-    notice: it trains the config itself, the baseline.
+    """Variants for train.sweep: a name, and the keys that it changes. train.pretrain ignores them
+    and trains the config itself, the baseline.
     """
     tracking: TrackingConfig = TrackingConfig()
-    """Where figures go, besides metrics.jsonl."""
+    """Where figures go in addition to metrics.jsonl."""
 
     dpo: Annotated[DPOConfig | None, Tag.IDENTITY] = Field(
         None, examples=[{"beta": 0.1, "loss": "sigmoid", "label_smoothing": 0.0}]
@@ -177,53 +166,51 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _check_across_sections(self) -> RunConfig:
-        limits = [f"train.{name}" for name in LIMITS if getattr(self.train, name) is not None]
+        model = self.model
+        train = self.train
+        limits = [f"train.{name}" for name in LIMITS if getattr(train, name) is not None]
         if len(limits) > 1:
             raise ValueError(f"{' and '.join(limits)} both limit the run: set one of them to null")
+
+        # learned positions are a table of this length, and RoPE was trained no further
         length = self.data.sequence_length
-        longest = self.model.max_position_embeddings
-        rows = self.rows_per_step
+        longest = model.max_position_embeddings
         probed = self.eval.attention.max_tokens if self.eval.attention.every else 0
-        for key, tokens in (
-            ("data.sequence_length", length),
-            ("eval.attention.max_tokens", probed),
-        ):
+        lengths = {"data.sequence_length": length, "eval.attention.max_tokens": probed}
+        for key, tokens in lengths.items():
             if tokens > longest:
                 raise ValueError(
                     f"{key} ({tokens}) is longer than model.max_position_embeddings ({longest})"
                 )
-        together = 1
-        why = ""  # rows that must be in one step
+
+        # Some rows belong together and must be in one step: a group of answers, or a pair.
+        unit = length
+        why = ""
         if self.grpo is not None:
-            together = self.grpo.group_size
+            unit *= self.grpo.group_size
             why = f" times grpo.group_size ({self.grpo.group_size})"
         elif self.data.records == "pairs":
-            together = 2
+            unit *= 2
             why = " times 2, for both answers of a pair"
-        if self.train.tokens_per_step % (together * length):
-            below = max(1, rows // together) * together * length
+        if train.tokens_per_step % unit:
+            below = max(1, train.tokens_per_step // unit) * unit
             raise ValueError(
-                f"train.tokens_per_step ({self.train.tokens_per_step}) must be a multiple of "
-                "data.sequence_length "
-                f"({length}){why}: use {below} or {below + together * length}"
+                f"train.tokens_per_step ({train.tokens_per_step}) must be a multiple of "
+                f"data.sequence_length ({length}){why}: use {below} or {below + unit}"
             )
+        rows = self.rows_per_step
         joined = self.data.rows_joined
-        micro = self.train.micro_batch_size
+        micro = train.micro_batch_size
         for key, share in (("data.rows_joined", joined), ("train.micro_batch_size", micro)):
             if share != "auto" and rows % share:
                 raise ValueError(f"{key} ({share}) must divide the {rows} rows of a step")
+
         if self.lora is not None and self.init_from is None:
-            raise ValueError(
-                "lora trains beside the matrices of a trained model: set init_from, such as "
-                "runs/demo"
-            )
-        if (
-            (self.model.num_experts or 0) > 1
-            and self.model.num_experts_per_tok == 1
-            and self.model.norm_topk_prob
-        ):
-            # the weights of a token's experts add up to 1, so one alone is always 1, and the router
-            # learns nothing
+            raise ValueError("lora needs a trained model: set init_from, for example to runs/demo")
+        has_experts = (model.num_experts or 0) > 1
+        if has_experts and model.num_experts_per_tok == 1 and model.norm_topk_prob:
+            # The weights of a token's experts add up to 1. The weight of one alone is always 1,
+            # whatever the router computes, so no gradient reaches it.
             raise ValueError(
                 "num_experts_per_tok 1: set model.norm_topk_prob=false, or the router cannot learn"
             )
@@ -231,90 +218,61 @@ class RunConfig(Section):
 
     @property
     def rows_per_step(self) -> int:
-        """Rows of data.sequence_length tokens that an optimizer step sees, over all micro-batches
-        and processes.
-        """
+        """The rows of data.sequence_length tokens in a step, over all processes."""
         return self.train.tokens_per_step // self.data.sequence_length
 
     @property
     def max_steps(self) -> int | None:
-        """Optimizer steps in all, from max_steps or max_tokens; None if the clock decides
-        (max_minutes).
-        """
+        """The steps of the whole run; None if the clock decides (max_minutes)."""
         if self.train.max_minutes is not None:
             return None
         if self.train.max_tokens is not None:
-            return -(-self.train.max_tokens // self.train.tokens_per_step)
+            return -(-self.train.max_tokens // self.train.tokens_per_step)  # rounded up
         return self.train.max_steps or DEFAULT_STEPS
 
     def progress(self, step: int, seconds: float) -> float:
-        """Share of the run that is over, 0 … 1: of the steps, or of the minutes if they are the
-        limit.
-        """
+        """Return the share of the run that is over, 0 … 1, by steps or by the clock."""
         if self.train.max_minutes is not None:
             return min(1.0, seconds / (60 * self.train.max_minutes))
         return step / (self.max_steps or DEFAULT_STEPS)
 
     @property
     def directory(self) -> Path:
-        """<output_dir>/<name>"""
+        """The folder of the run."""
         return Path(self.output_dir) / self.name
 
     def identity(self) -> dict[str, Any]:
-        """Return the values that identify a run, by dotted key.
-
-        If one differs, it is another run.
-        """
+        """Return what makes a run itself, by dotted key. If a value differs, it is another run."""
         values = flatten(self.model_dump())
         if self.init_from is not None:
-            values["init_from"] = str(Path(self.init_from))  # whichever way its path is written
+            values["init_from"] = str(Path(self.init_from))  # runs/demo/ is runs/demo
         return {key: value for key, value in values.items() if key in IDENTITY}
 
 
-LIMITS = ("max_steps", "max_tokens", "max_minutes")
-DEFAULT_STEPS = 1000
+LIMITS = ("max_steps", "max_tokens", "max_minutes")  # keys of `train:`, of which one may be set
+DEFAULT_STEPS = 1000  # without a limit
 IDENTITY = identity_keys(RunConfig)
 
 
 def load_run_config(
     path: str | Path, overrides: list[str] | None = None, *, trust_hooks: bool = True
 ) -> RunConfig:
-    """YAML file + overrides -> a checked RunConfig. Nothing that it names is imported. Raises
-    InputError.
+    """Read a YAML file and overrides into a checked RunConfig. Nothing that it names is imported.
 
-    trust_hooks: False refuses code that a config from elsewhere names.
+    trust_hooks=False refuses code that a config from elsewhere names. Raises InputError.
     """
     loaded = load_config(path, overrides or [], RunConfig)
     loaded.values["name"] = loaded.values.get("name") or Path(path).stem
     config = validate(RunConfig, loaded)
-    if problem := problem_of_name(config.name):
-        raise InputError(
-            f"{loaded.where(('name',))}: the name of the run is {config.name[:120]!r}: it {problem}"
-        )
+    problem = problem_of_name(config.name)
+    if problem:
+        place = loaded.where(("name",))
+        raise InputError(f"{place}: the name of the run is {config.name[:120]!r}: it {problem}")
     if not trust_hooks:
-        _refuse_foreign_code(loaded, config)
-    if (
-        config.init_from is not None
-        and not (named := loaded.keys_of_start("model")) >= ModelConfig.model_fields.keys()
-    ):
-        # model: is as the model there needs it, but for the keys that were said about it; all of
-        # them are in the config.yaml of a run. Once this run has begun, init_from may be gone, and
-        # is not needed.
-        source = config.init_from
-        data = config.data
-        if (config.directory / "checkpoints" / "latest").is_file():
-            source = str(config.directory)
-            if data.tokenizer.path == config.init_from:
-                data = data.model_copy(
-                    update={"tokenizer": data.tokenizer.model_copy(update={"path": source})}
-                )
-        config = config.model_copy(
-            update={"model": shape_of(source, config.model, named), "data": data}
-        )
-        try:
-            config._check_across_sections()  # type: ignore[operator]  # learned positions may be fewer than a row's
-        except ValueError as error:
-            raise InputError(f"init_from: {error}") from None
+        refuse_foreign_code(loaded, config.eval, config.model, config.grpo)
+    if config.init_from is not None:
+        named = loaded.keys_of_start("model")
+        config = _with_shape_of_start(config, config.init_from, named)
     try:
         family_of(config.model)
     except NoFamily as error:
@@ -322,59 +280,22 @@ def load_run_config(
     return config
 
 
-def problem_of_name(name: str) -> str:
-    """Return the problem with a run's name, "" if it can be a folder's name on every system."""
-    is_plain = all(
-        c in " _.+=-" or unicodedata.category(c)[0] in "LMN" for c in name
-    )  # letters, their marks, numbers
-    if (
-        is_plain
-        and 0 < len(name.encode()) <= 200
-        and name[0] not in " .-+="
-        and name[-1] not in " ."
-    ):
-        return ""
-    return (
-        "must be 1 to 100 letters, digits, spaces and _ . + = -, begin with a letter or digit and "
-        "not end in a dot"
-    )
-
-
-def _refuse_foreign_code(loaded: LoadedConfig, config: RunConfig) -> None:
-    """Raise InputError for code that a config from elsewhere names.
-
-    Code named on the command line or in a config under the working directory is trusted. A config
-    from elsewhere may be someone else's, and so may a config.yaml, which is how a run keeps its
-    own.
-    """
-    named = [
-        (("eval", "hooks"), hook if isinstance(hook, str) else hook.name)
-        for hook in config.eval.hooks
-    ]
-    named += [(("grpo", "reward"), config.grpo.reward)] if config.grpo else []
-    named = [(key, name) for key, name in named if ":" in name]
-    named += (
-        [(("model", "my_attention"), config.model.my_attention)]
-        if config.model.my_attention
-        else []
-    )
-    for key, code in named:
-        place = loaded.where(key)
-        file = Path(place.rpartition(":")[0]).resolve()
-        own_folders = (Path.cwd(), Path(__file__).parents[1])
-        is_own = file.name != "config.yaml" and any(
-            file.is_relative_to(folder.resolve()) for folder in own_folders
-        )
-        if not place.startswith("command line ") and not is_own:
-            raise InputError(
-                f"{place}: `{'.'.join(key)}` names {code[:100]}, code that training would "
-                "run, in a "
-                "config that came from elsewhere: name built-in ones instead, or read that code "
-                "and give --trust-hooks"
-            )
-
-
-TRUST_HELP = (
-    "run the code that eval.hooks, grpo.reward and model.my_attention name, also in a config that "
-    "came from elsewhere"
-)
+def _with_shape_of_start(config: RunConfig, source: str, named: set[str]) -> RunConfig:
+    """Return a config whose `model:` has the shape of `source`. named: keys that the user set."""
+    if named >= ModelConfig.model_fields.keys():
+        return config  # it is the config.yaml of a run, which names all keys
+    data = config.data
+    if (config.directory / "checkpoints" / "latest").is_file():
+        # This run has begun and has the shape itself. By now init_from may be gone.
+        source = str(config.directory)
+        if data.tokenizer.path == config.init_from:
+            tokenizer = data.tokenizer.model_copy(update={"path": source})
+            data = data.model_copy(update={"tokenizer": tokenizer})
+    model = shape_of(source, config.model, named)
+    config = config.model_copy(update={"model": model, "data": data})
+    try:
+        # again: learned positions may be fewer than the tokens of a row
+        config._check_across_sections()  # type: ignore[operator]
+    except ValueError as error:
+        raise InputError(f"init_from: {error}") from None
+    return config

@@ -1,13 +1,7 @@
 """The two choices that make a kind of training: an objective and a source of batches.
 
-The loss of a step is the sum of its losses, divided by its count, over all micro-batches and
-processes. So an objective returns sums, never means. `count` must be known before the first
-backward pass, so it reads the batch alone.
-
-A source makes batches from prepared text, or with the model itself. Batch k is a function of (seed,
-k), or of (seed, k, weights). So most sources have nothing to save, and a resumed run draws the same
-batches. A source whose batches depend on earlier weights adds to the checkpoint what it needs
-(`state_tensors`).
+Pretraining is `NextToken` on rows of text. SFT, DPO, distillation and GRPO replace one of the two,
+or both; the loop (train/loop.py) stays the same.
 """
 
 from __future__ import annotations
@@ -25,17 +19,18 @@ from model.transformer import Output
 from train.config import RunConfig
 from train.machine.device import Device
 
-Forward = Callable[..., Output]  # The model as training calls it, perhaps wrapped in DDP.
+# The model as training calls it, perhaps wrapped in DDP.
+Forward = Callable[..., Output]
+# Figures of a batch by name: sums, which stay on the device until they are logged.
 Figures = dict[str, Tensor]
 
 
 class Loss(NamedTuple):
     """The loss of a batch, and its other figures.
 
-    sum         over what `Objective.count` counts
-    figures     more figures by name, summed likewise; they are logged as means
-    auxiliary   losses of the model's own layers (`Output.auxiliary`), as experts have them. The
-                loop minimises and logs them
+    sum         over what `Objective.count` counts; the loop divides it
+    figures     more figures, summed likewise; logged as means
+    auxiliary   losses of the model's layers, such as experts' (`Output.auxiliary`); minimised too
     """
 
     sum: Tensor
@@ -44,14 +39,14 @@ class Loss(NamedTuple):
 
 
 class Objective(Protocol):
-    """The thing that a step minimises."""
+    """The function that a step minimises."""
+
+    # Why sums, and why two methods? All tokens of a step must weigh the same, in whatever
+    # micro-batch or process. So the loop adds up the counts first, and divides each loss by their
+    # sum before backward().
 
     def count(self, batch: Batch) -> int:
-        """Return the divisor of a batch's sums: trained tokens, pairs, … The loop calls it on the
-        CPU.
-
-        A step in which it is 0 everywhere has nothing to learn, and moves nothing.
-        """
+        """Return the divisor of a batch's sums: its trained tokens, pairs, … Called on the CPU."""
         ...
 
     def loss(self, forward: Forward, batch: Batch) -> Loss:
@@ -60,45 +55,40 @@ class Objective(Protocol):
 
 
 class NextToken:
-    """Cross-entropy of the next token, in nats: for pretraining, and for fine-tuning with masked
-    labels.
-    """
+    """Cross-entropy of the next token, in nats, on all labels that are not masked."""
 
     def count(self, batch: Batch) -> int:
-        """Return the trained tokens: labels that the model predicts from an earlier token."""
+        # (B, T): no token comes before the first one of a row, so nothing predicts it
         return int((batch["labels"][:, 1:] != IGNORED).sum())
 
     def loss(self, forward: Forward, batch: Batch) -> Loss:
-        """Return the model's own loss (model/loss.py), which never holds all logits at once."""
+        # The model shifts the labels and computes its own loss (model/loss.py). It never holds the
+        # logits (B, T, V) of all positions at once, which would be the largest tensor of the step.
         output = forward(**batch.tensors)
         assert output.loss_sum is not None  # the batch has labels
         return Loss(output.loss_sum, {}, output.auxiliary)
 
 
-# Makes an objective before the run is opened; it may open a second model.
+# A function that makes the objective of a run. It may open a second model.
 MakeObjective = Callable[[RunConfig, PreparedData, LanguageModel, Device], Objective]
 
 
 class BatchSource:
-    """A source of batches: subclass it and write `batch`.
+    """A source of batches: subclass it and write `batch`."""
 
-    rows_per_batch  rows of a step, over all processes
-    row_length      in tokens
-    notes           lines that the run prints about it before it starts
-    joined          how rows of data.sequence_length tokens become one row, where several do
-    """
+    # Batch k is a function of (seed, k), or of (seed, k, weights). So a resumed run draws the same
+    # batches, and nothing is saved. If a batch depends on earlier weights, a checkpoint must keep
+    # it: `state_tensors`.
 
-    rows_per_batch: int
-    row_length: int
-    notes: str = ""
-    joined: str = "into one"
+    rows_per_batch: int  # over all processes
+    row_length: int  # in tokens
+    notes: str = ""  # lines that the run prints before it starts
+    joined: str = "into one"  # a word for rows that are joined: "2 joined into one"
 
     def batch(self, k: int, lm: LanguageModel) -> Batch:
-        """Return this process's share of batch k, on the CPU. lm has taken k steps by then.
-
-        Draw random numbers from (seed, k) and a row's number only, with a generator of your own:
-        then any number of processes draws the same.
-        """
+        """Return this process's share of batch k, on the CPU. lm has taken k steps by then."""
+        # Draw random numbers from (seed, k, row), with a generator of your own. Then any number of
+        # processes draws the same.
         raise NotImplementedError
 
     def state_tensors(self, k: int) -> dict[str, Tensor]:
@@ -106,13 +96,10 @@ class BatchSource:
         return {}
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
-        """Continue from `state_tensors`.
-
-        {} if there were none, or if the number of processes changed.
-        """
+        """Continue from `state_tensors`. {}: there were none, or other processes saved them."""
 
     def upcoming(self, first: int, stop: int, lm: LanguageModel) -> Generator[Batch]:
-        """Yield batches first … stop - 1, each made when the loop needs it."""
+        """Yield batches first … stop - 1, each made when the loop asks for it."""
         for k in range(first, stop):
             yield self.batch(k, lm)
 

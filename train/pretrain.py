@@ -1,8 +1,8 @@
 """Pretraining: `python -m train.pretrain configs/demo.yaml [section.key=value ...]`
 
 Several GPUs: `torchrun --nproc_per_node=N -m train.pretrain configs/x.yaml`. Read `_run` from top
-to bottom: processes, where to resume, data, model, optimizer, training, report. Another kind of
-training calls `run` with another objective and another source of batches.
+to bottom: it is the whole run. Other kinds of training call `run` with another objective or another
+source of batches.
 """
 
 from __future__ import annotations
@@ -57,25 +57,25 @@ def run(
     script     the module of the command
     objective  (config, data, lm, device) -> an Objective; default: the next token
     source     (config, data, world, device) -> a BatchSource; default: rows of the prepared text
-    parts      of a step, that can be computed by themselves; default: its rows, or 1 with an
-               objective or a source of your own. On a CPU each core gets a process, if there are
-               parts to share
+    parts      of a step, which processes can share; default: its rows
     """
     if parts is None and (objective, source) != (None, TextBatches):
-        parts = 1
+        parts = 1  # an objective or a source of your own may need all rows at once
+    # On a CPU a run starts one process a core: see train/machine/cpu_processes.py.
     number = number_of_processes(config, parts)
     return on_processes(number, partial(_run, config, script, objective, source))
 
 
 def _run(config: RunConfig, script: str, objective: MakeObjective | None, source: Any) -> int:
-    # 1. This process and the others; the run directory is theirs alone until the end. Bad input is
-    # found before text is read.
+    # 1. Join the other processes, the `world`; most runs are alone. `own` locks the run directory
+    # until the end. Bad input is found here, before minutes go into reading text.
     with processes(config.train.parallel, config.train.device) as world, ExitStack() as on_exit:
         world.on_rank0(lambda: on_exit.enter_context(own(config.directory)))
         check_shares(config, world)
         hooks = Hooks(config.eval, config.model)
 
-        # 2. Is this run new, half-way or finished? And where does it compute?
+        # 2. Is this run new, half-way or finished? And where does it compute? Rank 0 looks and
+        # broadcasts what it sees: two processes might see two states of a disk.
         start = world.on_rank0(lambda: find_start(config))
         if start.finished:
             if world.rank == 0:
@@ -92,20 +92,21 @@ def _run(config: RunConfig, script: str, objective: MakeObjective | None, source
             initial = world.on_rank0(lambda: find_initial_weights(config, start.checkpoint))
         world.on_rank0(lambda: check_memory(config, device, world.size))
 
-        # 3. Text -> tokens -> rows. The tokenizer has the last numbers of the network.
+        # 3. Text -> tokens -> rows. A tokenizer is trained if need be; then we know the size of
+        # the vocabulary, and can say whether the model still fits into memory.
         data = prepare(config.data, Path(config.output_dir), show_progress=world.rank == 0)
         batches = source(config, data, world, device.device)
         held_out = make_rows(config.data, data, "validation")
         config = with_tokenizer(config, data.tokenizer)
-        world.on_rank0(lambda: check_memory(config, device, world.size))  # with the vocabulary
+        world.on_rank0(lambda: check_memory(config, device, world.size))
 
-        # 4. The network, and how its gradients become steps; a stopped run resumes here.
+        # 4. The network, its loss and its optimizers. A stopped run gets its weights here.
         if device.device.type == "cpu":
             keep_freed_memory()
         precision = torch.get_float32_matmul_precision()
         on_exit.callback(torch.set_float32_matmul_precision, precision)
         set_float32_products(device, writes=source is not TextBatches)
-        torch.manual_seed(config.seed)  # for the random weights, which `initial` replaces
+        torch.manual_seed(config.seed)  # all processes draw the same random weights
         lm = LanguageModel(config.model).to(device.device)
         lm.set_attn_implementation(device.attention)
         lm.model.activation_checkpointing = config.train.activation_checkpointing
@@ -113,12 +114,13 @@ def _run(config: RunConfig, script: str, objective: MakeObjective | None, source
             added = load_initial_weights(lm, initial, data.tokenizer, config.lora)
             if added and world.rank == 0:
                 print(added)
-        if world.shares_model:
+        if world.shares_model:  # before the optimizers are built, which hold the parameters
             shard(lm, device.dtype, world)
-        if world.rank:  # all processes drew the same weights; from here on each has its own dropout
+        if world.rank:  # from here on each process draws its own dropout
             torch.manual_seed((config.seed * 1_000_003 + world.rank) % 2**63)
         chosen = objective(config, data, lm, device) if objective else NextToken()
         optimizers = build_optimizers(lm, config.train.optimizer, world, device.dtype)
+        # Only fp16 needs a loss scale: bf16 has the exponents of fp32.
         scaler = torch.amp.GradScaler(device.device.type, enabled=device.precision == "fp16")
         state = resume(config, start, lm, optimizers, batches, data, device, world)
         if state.scaler and scaler.is_enabled():
@@ -142,7 +144,7 @@ def _run(config: RunConfig, script: str, objective: MakeObjective | None, source
             state=state,
         )
 
-        # 5. Train, and draw while the tracker is still open.
+        # 5. Train. Then hooks draw their figures, while wandb is still there to take them.
         exit_code = 1
         try:
             run.tracker.say(report.opening(run, start.checkpoint))
@@ -153,7 +155,7 @@ def _run(config: RunConfig, script: str, objective: MakeObjective | None, source
         finally:
             run.tracker.close(exit_code)
 
-        # 6. The result.
+        # 6. The result: report.md, and what the run prints at its end.
         if exit_code == 0 and world.rank == 0:
             report.write(run)
             print(translated(report.summary(config.directory)))
@@ -161,10 +163,7 @@ def _run(config: RunConfig, script: str, objective: MakeObjective | None, source
 
 
 def with_tokenizer(config: RunConfig, tokenizer: Tokenizer) -> RunConfig:
-    """Return the config with the tokenizer's numbers in `model:`.
-
-    Raises InputError for other ones.
-    """
+    """Return the config with the tokenizer's numbers in `model:`. Raises InputError for others."""
     is_text = config.data.records == "text"
     numbers = {
         "vocab_size": tokenizer.vocab_size,
@@ -175,9 +174,8 @@ def with_tokenizer(config: RunConfig, tokenizer: Tokenizer) -> RunConfig:
     for key, number in numbers.items():
         configured = getattr(config.model, key)
         if configured not in (None, number):
-            raise InputError(
-                f"model.{key} is {configured}, but the tokenizer has {number}: leave that key out"
-            )
+            problem = f"model.{key} is {configured}, but the tokenizer has {number}"
+            raise InputError(f"{problem}: leave that key out")
     return config.model_copy(update={"model": config.model.model_copy(update=numbers)})
 
 

@@ -1,9 +1,9 @@
 """Supervised fine-tuning on conversations: `python -m train.sft configs/sft_demo.yaml
 init_from=runs/demo [...]`
 
-The same run as pretraining (train/pretrain.py), from the weights, the architecture and the
-tokenizer of another one, and with the same loss. Only the labels differ: what the user says is
-masked with -100, which the loss leaves out. So the model learns to answer, and not to ask.
+It is pretraining (train/pretrain.py) that starts from a trained model, with its tokenizer and with
+the same loss. Only the labels differ: where the user speaks they are -100, which the loss leaves
+out. So the model learns to answer, not to ask.
 
     input_ids   <|im_start|> user ⏎ Hi ! <|im_end|> ⏎ <|im_start|> assistant ⏎ Hel lo ! <|im_end|> ⏎
     labels      -100 -100 -100 -100 … -100                                     Hel lo ! <|im_end|> ⏎
@@ -20,11 +20,9 @@ from train.run.command_line import parse_command_line
 
 
 def main() -> int:
+    description = "Fine-tune a trained model on conversations."
     example = "configs/sft_demo.yaml init_from=runs/demo"
-    return run(
-        parse_command_line("Fine-tune a trained model on conversations.", example, "train.sft"),
-        "train.sft",
-    )
+    return run(parse_command_line(description, example, "train.sft"), "train.sft")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from configs.command import Plain
 from configs.text import INVISIBLE, code, columns, escape, fenced, markdown, plain, table
 from tests.docs.checks import MARKDOWN
-from train.config import problem_of_name
+from train.run.config_checks import problem_of_name
 
 MARKS = st.text(st.sampled_from("ab 1_*~`|[](){}<>!&;#:\\\"'/=-+.\n\t\x1b\u202e\u200b猫é"), max_size=20)
 TEXTS = MARKS | st.text(max_size=20)

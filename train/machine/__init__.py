@@ -1,1 +1,1 @@
-"""What this machine can do: devices, processes, compilation, memory and time."""
+"""The machine: devices, processes, compilation, memory and time."""

@@ -1,8 +1,8 @@
-"""What a run costs, and whether it fits: `python -m train.budget configs/x.yaml [key=value ...]`
+"""The cost of a run: `python -m train.budget configs/x.yaml [key=value ...]`
 
 Nothing is prepared, downloaded or built. Parameters and the key-value cache are exact, memory is a
 formula, and minutes are a guess from FLOPs. `python -m train.doctor` times real steps instead. A
-run asks here before anything is built.
+run calls `check_memory` before anything is built.
 """
 
 from __future__ import annotations
@@ -31,26 +31,23 @@ from train.optimizer import build_optimizers
 
 # The formula counts the least that a step needs, and kernels need room as well.
 USABLE_SHARE = 0.6
+# `auto` takes at most so many tokens in a forward pass.
 AUTO_MICRO_TOKENS = {"cpu": 8192, "cuda": 65536, "mps": 16384}
 # 116 characters and 12 special tokens: tiny Shakespeare has 65, and plain English fits.
 ASSUMED_CHAR_VOCABULARY = 128
 
 
 def check_memory(config: RunConfig, device: Device, processes: int) -> None:
-    """Raise InputError, with the figures, for a model whose training step does not fit.
-
-    Before the vocabulary is known, it counts as small. processes: on a CPU they share the memory,
-    and each holds everything.
-    """
-    run = sized(config)
+    """Raise InputError, with the figures, if a training step does not fit into memory."""
+    run = sized(config)  # as long as the vocabulary is not known, it counts as small
     kind = device.device.type
     total, owner = memory_of(kind) or (math.inf, "")
-    rows = 1  # on a GPU `auto` halves the rows that do not fit
+    rows = 1  # on a GPU `auto` halves the rows until they fit
     if kind == "cpu" or run.train.micro_batch_size != "auto":
         rows = micro_batch_rows(run, device, processes)
-    if kind == "cpu":
+    if kind == "cpu":  # processes share the memory, and each holds everything
         total /= processes
-    elif run.train.parallel != "ddp":  # each process holds a share
+    elif run.train.parallel != "ddp":  # each GPU holds a share
         total *= processes if run.train.parallel == "fsdp2" else local_size(processes)
     needed = step_memory(run, rows, device)
     if sum(needed.values()) <= total:
@@ -65,15 +62,12 @@ def check_memory(config: RunConfig, device: Device, processes: int) -> None:
 
 
 def micro_batch_rows(config: RunConfig, device: Device, world_size: int = 1) -> int:
-    """Return the rows of data.sequence_length in one forward pass of one process.
-
-    auto: the largest divisor of its rows of a step within a fixed number of tokens and, on a GPU,
-    within its memory.
-    """
+    """Return the rows of data.sequence_length tokens in one forward pass of one process."""
     rows = config.rows_per_step // world_size
     kind = device.device.type
     if config.train.micro_batch_size != "auto":
         return min(config.train.micro_batch_size, rows)
+    # auto: within a fixed number of tokens, and on a GPU within its memory
     limit = max(1, AUTO_MICRO_TOKENS[kind] // config.data.sequence_length)
     memory = memory_of(kind)
     if kind == "cuda" and memory is not None and config.model.vocab_size:
@@ -91,10 +85,11 @@ def largest_micro_batch(run: RunConfig, memory: float, device: Device) -> int:
 def step_memory(run: RunConfig, rows: int, device: Device) -> dict[str, int]:
     """Return the bytes of each part of a training step when its backward pass begins.
 
-    It is the least that micro-batches of `rows` rows need. Weights, gradients and optimizer state
-    are exact. Of the activations it counts what must be kept: without torch.compile PyTorch keeps
-    up to half as much again, mostly copies in another number format. run.model has a vocabulary.
+    It is the least that micro-batches of `rows` rows need. run.model has a vocabulary.
     """
+    # Weights, gradients and optimizer state are exact. Of the activations this counts what must be
+    # kept. Without torch.compile PyTorch keeps up to half as much again, mostly copies in another
+    # number format.
     model = run.model
     length = run.data.sequence_length
     lm = on_meta(model)
@@ -169,21 +164,16 @@ def kv_cache_bytes(
     bytes_per_number: int,
     kv_heads: int = 0,
 ) -> int:
-    """Return the exact bytes of the keys and values of one sequence in a KVCache.
-
-    2 * H_kv * D numbers for every token and layer (with a latent: its size and that of the rotary
-    part); a sliding layer holds window - 1 tokens at most. kv_heads: in place of the model's.
-    """
+    """Return the exact bytes of one sequence in a KVCache. kv_heads: instead of the model's."""
+    # 2 * H_kv * D numbers a token and layer; with a latent, its size and that of the rotary part.
+    # A sliding layer holds window - 1 tokens at most.
     numbers = 2 * kv_heads * model.head_size if kv_heads else model.cache_numbers
     held = [min(tokens, window - 1) if window else tokens for window in model.windows]
     return sum(held) * numbers * bytes_per_number
 
 
 def with_vocabulary(run: RunConfig) -> tuple[RunConfig, str]:
-    """Return the config with the size of its vocabulary, and the source of this number.
-
-    Nothing is prepared, so it may be an estimate, and the source says so.
-    """
+    """Return the config with the size of its vocabulary, perhaps an estimate, and its source."""
     tokenizer = run.data.tokenizer
     size = run.model.vocab_size
     source = "model.vocab_size"

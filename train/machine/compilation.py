@@ -9,7 +9,6 @@ change too often.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -26,25 +25,20 @@ from train.run.run import Run
 
 
 def compile_layers(lm: LanguageModel, **options: Any) -> None:
-    """Compile what lm calls in training mode. options: of torch.compile.
-
-    There is a graph for each kind of layer and one for a chunk of the loss, for each shape.
-    """
+    """Compile what lm calls in training mode. options: of torch.compile."""
+    # That makes a graph for each kind of layer and one for a chunk of the loss, for each shape.
     compiled = partial(torch.compile, dynamic=False, **options)
     lm.model.call_layer = compiled(DecoderLayer.__call__)
     lm.sum_loss = partial(cross_entropy_sum, chunk_loss=compiled(loss_of_chunk))
 
 
-def compile_and_try(run: Run, stopped: Callable[[], int] = lambda: 0) -> None:
-    """Compile, and take one micro-batch forward and backward.
-
-    If `auto` chose it and it fails, nothing is compiled. stopped: the signal that asked the run to
-    stop, or 0. Ctrl-C reaches the compiler too, and that is not the compiler's fault.
-    """
+def compile_and_try(run: Run) -> None:
+    """Compile, and try one micro-batch. If that fails and `auto` chose it, do not compile."""
+    stopped = run.state.stop_signal  # Ctrl-C ends the compiler, too, which is no failure
     if run.device.device.type == "cpu":
         # Compiled kernels then add up in an order that is always the same. The loop turns it off.
         torch.use_deterministic_algorithms(True, warn_only=True)
-        # To fill memory only takes time.
+        # This also fills new memory with NaN, which only takes time here.
         deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     compile_layers(run.lm)
     gpus = [torch.cuda.current_device()] if run.device.device.type == "cuda" else []

@@ -1,11 +1,10 @@
 """A run on a CPU starts one process a core, which add up their gradients once a step.
 
-The threads of one process wait for each other inside every operation, thousands of times a step,
-and compute nothing while they wait. Beside a busy program that takes ten times as long
-(FINDINGS.md#busy).
+The threads of one process wait for each other inside every operation, thousands of times a step.
+Beside a busy program that takes ten times as long (FINDINGS.md#busy).
 
 The first process is the one that was started. The others are copies of it (on Windows and macOS
-they start anew), read the same config, write nothing, ignore signals, and end when the first does.
+they start anew). They read the same config, write nothing, ignore signals, and end with the first.
 """
 
 from __future__ import annotations
@@ -40,6 +39,7 @@ Value = TypeVar("Value")
 Compute = Callable[[Tensor], Tensor]
 # With fewer tokens in a step, a process would wait longer than it computes.
 LEAST_TOKENS = 512
+# macOS has fork, but its system libraries may crash in a copy.
 CAN_COPY = platform.system() == "Linux"
 LOOPBACK = {"Linux": "lo", "Darwin": "lo0"}
 STORE = "HEADLIGHT_STORE"  # Names the file in which these processes find each other.
@@ -47,10 +47,7 @@ IN_MEMORY = Path("/dev/shm")  # On Linux, files here never reach a disk.
 
 
 def number_of_processes(config: RunConfig, parts: int | None = None) -> int:
-    """Return what train.processes stands for. A resumed run keeps its number if it has the cores.
-
-    parts: of a step, that may be computed apart; None: its rows.
-    """
+    """Return what train.processes stands for. parts: of a step; None: its rows."""
     if parts == 1 or "WORLD_SIZE" in os.environ or config.train.parallel != "ddp":
         return 1  # torchrun decides
     number = config.train.processes
@@ -63,6 +60,7 @@ def number_of_processes(config: RunConfig, parts: int | None = None) -> int:
         check_rows(config, number)  # before any is started
         return number
     cores = torch.get_num_threads()
+    # A resumed run keeps its number: other sums would differ in the last bits.
     if (config.directory / "checkpoints" / "latest").is_file():
         with suppress(InputError, KeyError):  # a damaged checkpoint is reported later
             state = read_json(checkpoint_directory(config.directory) / TRAINING / STATE)
@@ -82,7 +80,7 @@ def check_rows(config: RunConfig, processes: int) -> None:
 
 
 def joined(config: RunConfig) -> int:
-    """Return how many rows may be joined into one, which one process computes."""
+    """Return how many rows may be joined into one."""
     if config.data.rows_joined != "auto":
         return config.data.rows_joined
     if config.data.records == "text" or not config.data.isolate_documents:
@@ -103,9 +101,9 @@ def processes_in_words(number: int, threads: int) -> str:
 
 
 def on_processes(number: int, work: Callable[[], Value]) -> Value:
-    """Call `work` in `number` processes, as one run: in this one, whose result is returned.
+    """Call `work` in this process and `number` - 1 others, and return the result of this one.
 
-    Raises InputError if one of the others ended before its time.
+    Raises InputError if one of the others ended early.
     """
     if number == 1:
         return work()
@@ -115,7 +113,7 @@ def on_processes(number: int, work: Callable[[], Value]) -> Value:
     method = "fork" if CAN_COPY and threads == 1 else "spawn"
     context: Any = multiprocessing.get_context(method)
     with tempfile.TemporaryDirectory(prefix="headlight-processes-") as folder:
-        # as torchrun describes it, but the processes find each other in a file
+        # the variables of torchrun, but a file instead of a network address: it needs no port
         shared = {STORE: str(Path(folder) / "store"), "WORLD_SIZE": str(number), "RANK": "0"}
         if platform.system() in LOOPBACK and "GLOO_SOCKET_IFNAME" not in os.environ:
             shared["GLOO_SOCKET_IFNAME"] = LOOPBACK[platform.system()]
@@ -176,14 +174,11 @@ def _work_on_rank(work: Callable[[], Any], shared: dict[str, str], rank: int, th
 
 
 # -------------------------------------------------------------------------------------------------
-# what they exchange
+# gradients
 
 
 def add_up_gradients(lm: nn.Module, memory: SharedMemory, sums: Iterable[Tensor] = ()) -> None:
-    """Make each gradient the sum over the processes, after the last micro-batch of a step.
-
-    sums: more float32 tensors to add up, so that nobody waits once more.
-    """
+    """Make each gradient the sum over the processes. sums: more float32 tensors to add up."""
     gradients = []
     for parameter in lm.parameters():
         if parameter.requires_grad and parameter.grad is None:  # no row here reached it
@@ -197,9 +192,10 @@ class SharedMemory:
     """The same float32 numbers for `size` processes, which make the same calls in the same order.
 
     Sending numbers from process to process took more than twice as long (FINDINGS.md#busy).
-    Results alternate between two rows. While one process still reads the result of a call, a
-    quicker one may be in the next call, but not in the one after it.
     """
+
+    # Results alternate between two rows. While one process still reads the result of a call, a
+    # quicker one may be in the next call, but not in the one after it.
 
     def __init__(self, rank: int, size: int):
         self.rank = rank
@@ -210,7 +206,9 @@ class SharedMemory:
         self.results = torch.empty(0)  # (2, length)
 
     def add_up(self, tensors: list[Tensor]) -> None:
-        """Make each tensor its sum over the processes, by rank: the same bits in all of them."""
+        """Make each tensor its sum over the processes."""
+        # Each process sums one share of the numbers, always in the order of ranks. So all get the
+        # same bits, and models do not drift apart.
         lengths = [tensor.numel() for tensor in tensors]
         length = sum(lengths)
         result = self._next_result(length)
@@ -224,10 +222,7 @@ class SharedMemory:
             tensor.copy_(total.view_as(tensor))
 
     def in_shares(self, compute: Compute, items: Sequence[Tensor]) -> list[Tensor]:
-        """Return compute(item) for each; a process computes its share of an item's first dimension.
-
-        compute: keeps the shape.
-        """
+        """Return compute(item) for each; each process computes a share of its first dimension."""
         lengths = [item.numel() for item in items]
         results = self._next_result(sum(lengths)).split(lengths)
         for result, item in zip(results, items, strict=True):
@@ -267,7 +262,8 @@ class SharedMemory:
 
 
 def _file_with_room(size: int) -> str | None:
-    """Make an empty file on a disk with so many free bytes. To write beyond them is fatal."""
+    """Make an empty file where so many bytes are free."""
+    # Writing to mapped memory without room on its disk kills the process (SIGBUS).
     for folder in (IN_MEMORY, Path(tempfile.gettempdir())):
         if folder.is_dir() and shutil.disk_usage(folder).free > size:
             descriptor, name = tempfile.mkstemp(prefix="headlight-", dir=folder)

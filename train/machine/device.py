@@ -1,7 +1,6 @@
-"""What `auto` stands for here: device, precision, compiled or not, and the backend of attention.
+"""The choices of `auto`: device, precision, compiled or not, and the backend of attention.
 
-A resumed run keeps its choices: the last bits of its sums depend on them, and on the machine
-(`decided_by`).
+A resumed run keeps them, because the last bits of its sums depend on them (`decided_by`).
 """
 
 from __future__ import annotations
@@ -64,13 +63,13 @@ Auto = Callable[[], tuple[Any, str]]  # -> (choice, reason)
 
 @dataclass(frozen=True)
 class Device:
-    """The resolved choices. attention: a backend's name. notes: each choice and its reason."""
+    """The resolved choices."""
 
     device: torch.device
     precision: str
     compile: bool
-    attention: str
-    notes: tuple[str, ...]
+    attention: str  # a backend's name
+    notes: tuple[str, ...]  # each choice and its reason
 
     @property
     def dtype(self) -> torch.dtype:
@@ -85,12 +84,12 @@ class Device:
 
 
 def resolve_device(config: RunConfig, resolved: Mapping[str, Any] | None = None) -> Device:
-    """Decide what `auto` stands for. With several processes, rank 0 decides for all.
+    """Decide what `auto` stands for. resolved: the choices of a resumed run, kept if possible.
 
-    resolved: the choices of a resumed run; they are kept if possible. Raises InputError if you ask
-    for something that this machine does not have.
+    Raises InputError if you ask for something that this machine does not have.
     """
-    train, model = config.train, config.model
+    train = config.train
+    model = config.model
     kind = resolve_kind(config)
     source = "asked for" if train.device != "auto" else "auto"
     if kind == "mps":
@@ -115,29 +114,31 @@ def resolve_device(config: RunConfig, resolved: Mapping[str, Any] | None = None)
         notes.append(f"{name} {text} ({reason})")
         return value
 
+    def cannot_compile(is_on: bool) -> str:
+        problem = compiler_problem(kind) if is_on and kind in PAYS_AFTER_MINUTES else ""
+        return f"{problem}: install it, or use train.compile=auto" if problem else ""
+
     auto: Auto = partial(fastest_precision, kind)
     precision = settle("precision", train.precision, lambda name: lacks(name, kind), auto)
     auto = partial(pays_to_compile, config, kind, precision)
-    compiled = settle("compile", train.compile, lambda is_on: no_compiler(kind, is_on), auto)
+    compiled = settle("compile", train.compile, cannot_compile, auto)
     here = Situation.of(model, kind, DTYPES[precision], gradients=True, compiled=compiled)
     documents = config.data.isolate_documents
     here = replace(here, dropout=model.attention_dropout, documents=documents)
+
+    def cannot_serve(backend: str) -> str:
+        problem = why_not(backend, here)
+        remedy = "use model.attn_implementation=auto, or sdpa, which serves everything"
+        return f"{problem}: {remedy}" if problem else ""
+
     auto = partial(choose_attention, here)
-    backend = model.attn_implementation
-    attention = settle("attention", backend, lambda name: cannot_serve(name, here), auto)
+    attention = settle("attention", model.attn_implementation, cannot_serve, auto)
     return Device(torch.device(kind), precision, compiled, attention, tuple(notes))
 
 
 def resolve_kind(config: RunConfig) -> str:
     """Return cpu, cuda or mps. Raises InputError if this machine does not have what you ask for."""
     return choose_device(config.train.device, "train.device").type
-
-
-def cannot_serve(backend: str, here: Situation) -> str:
-    """Return why a backend cannot train here, and what to use instead; "" if it can."""
-    problem = why_not(backend, here)
-    remedy = "use model.attn_implementation=auto, or sdpa, which serves everything"
-    return f"{problem}: {remedy}" if problem else ""
 
 
 def lacks(precision: str, kind: str) -> str:
@@ -148,17 +149,12 @@ def lacks(precision: str, kind: str) -> str:
         return "does not train on mps: use train.precision=auto or fp32"
     has_bf16 = kind != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False)
     if precision == "bf16" and not has_bf16:
-        return "needs instructions that this GPU has not: use train.precision=auto, fp16 or fp32"
+        return "needs instructions that this GPU lacks: use train.precision=auto, fp16 or fp32"
     return ""
 
 
 def fastest_precision(kind: str) -> tuple[str, str]:
-    """Return what `auto` takes, and why.
-
-    A CPU's flag avx512_bf16 is not enough: with it an AMD EPYC trained 1.2 to 1.7 times as fast as
-    in fp32, and an Intel Xeon 0.75 times. With AMX the Xeon trained 1.4 to 2.3 times as fast.
-    Without any of them bf16 is emulated, and takes eight times as long (FINDINGS.md#bf16).
-    """
+    """Return what `auto` takes, and why."""
     if kind == "cuda":
         lacks_it = ("fp16", "this GPU lacks bf16")
         return lacks_it if lacks("bf16", kind) else ("bf16", "this GPU has bf16")
@@ -167,17 +163,16 @@ def fastest_precision(kind: str) -> tuple[str, str]:
     limit = os.environ.get("ONEDNN_MAX_CPU_ISA")  # of the library that multiplies bf16
     if limit:
         return "fp32", f"ONEDNN_MAX_CPU_ISA={limit}"
+    # avx512_bf16 is not enough: with it an AMD EPYC trained 1.2 to 1.7 times as fast as in fp32,
+    # and an Intel Xeon 0.75 times. With AMX the Xeon trained 1.4 to 2.3 times as fast. Without any
+    # of them bf16 is emulated, and takes eight times as long (FINDINGS.md#bf16).
     if CPU.get("amx_bf16") or (CPU.get("avx512_bf16") and is_amd()):
         return "bf16", "this CPU computes in bf16"
     return "fp32", "this CPU is no faster in bf16"
 
 
 def pays_to_compile(config: RunConfig, kind: str, precision: str) -> tuple[bool, str]:
-    """Return what `auto` takes, and why.
-
-    The minutes of the run are a guess from its FLOPs alone: the same command on the same machine
-    always compiles or never, whatever other programs do.
-    """
+    """Return what `auto` takes, and why."""
     steps = config.max_steps
     if config.model.attn_implementation == "mine":
         return False, "attention is code of your own"
@@ -186,6 +181,8 @@ def pays_to_compile(config: RunConfig, kind: str, precision: str) -> tuple[bool,
     problem = compiler_problem(kind)
     if problem:
         return False, problem
+    # A guess from FLOPs alone: the same command on the same machine always compiles or never,
+    # whatever other programs do.
     minutes = config.train.max_minutes or 0.0
     if steps is not None:
         tokens = config.train.tokens_per_step
@@ -206,12 +203,6 @@ def compiler_problem(kind: str) -> str:
     return f"not tried on {kind}"
 
 
-def no_compiler(kind: str, is_on: bool) -> str:
-    """Return why a device that you ask to compile cannot, and what to do; "" if it can."""
-    problem = compiler_problem(kind) if is_on and kind in PAYS_AFTER_MINUTES else ""
-    return f"{problem}: install it, or use train.compile=auto" if problem else ""
-
-
 def guess_speed(kind: str, precision: str, tflops: float = 0, share: float = GPU_SHARE) -> float:
     """Guess the FLOP/s of training in one process. tflops: the peak, 0 = ask the machine."""
     if kind == "cpu" and not tflops:
@@ -227,16 +218,16 @@ def guess_seconds(config: RunConfig, tokens: int, speed: float) -> float:
 
 
 def sized(config: RunConfig) -> RunConfig:
-    """Return a config with a vocabulary: as long as none is known, a small one."""
+    """Return a config with a vocabulary, a small one if none is known yet."""
     size = config.model.vocab_size or SMALL_VOCABULARY
     return config.model_copy(update={"model": config.model.model_copy(update={"vocab_size": size})})
 
 
 # -------------------------------------------------------------------------------------------------
-# The last bits of a run depend on more than its config. Sums of floating-point numbers depend on
-# their order. Another processor, number of threads or version of PyTorch adds up in another order,
-# and so does another choice of `auto`. A run that is resumed there continues, and reports the step
-# after which results may differ in the last bits.
+# The last bits of a run depend on more than its config, because sums of floating-point numbers
+# depend on their order. Another processor, number of threads, version of PyTorch or choice of
+# `auto` adds up in another order. A run that is resumed there reports the step after which results
+# may differ in the last bits.
 
 
 def decided_by(device: Device, rows: int, world_size: int) -> dict[str, Any]:
@@ -263,7 +254,7 @@ def decided_by(device: Device, rows: int, world_size: int) -> dict[str, Any]:
 
 
 def differences(before: dict[str, Any], now: dict[str, Any]) -> str:
-    """Describe what has changed, "" if nothing has. A key that only one has does not count."""
+    """Describe what has changed among the keys that both have; "" if nothing has."""
     changed = [key for key in now if key in before and before[key] != now[key]]
     if "device" in changed:  # on another kind of device everything is different
         changed = ["device"]
@@ -271,7 +262,7 @@ def differences(before: dict[str, Any], now: dict[str, Any]) -> str:
 
 
 def exact_until(ended: dict[str, Any]) -> str:
-    """Write a line for the terminal and the report. ended: a member of TrainerState.breaks."""
+    """Return a line about a member of TrainerState.breaks."""
     return (
         f"exact until step {ended['step']:,}: from there {ended['what']}, so figures may differ by "
         "rounding from those of a run without this interruption"
@@ -306,10 +297,7 @@ def known_peak(device: torch.device, dtype: torch.dtype) -> tuple[float, str] | 
 
 
 def memory_of(kind: str) -> tuple[float, str] | None:
-    """Return the bytes that this process can ever have, and whose they are.
-
-    They are the GPU's, or RAM within its container's limit. None if there is no such GPU.
-    """
+    """Return the bytes that this process can have, and their owner. None: no such GPU."""
     if kind == "cuda":
         if not torch.cuda.is_available():
             return None
@@ -331,12 +319,13 @@ def synchronize(device: torch.device) -> None:
 def set_float32_products(device: Device, writes: bool) -> None:
     """Multiply float32 matrices with tf32's bits if that is the precision, else exactly.
 
-    AMD's processors with AVX-512 do it twice as fast by oneDNN as by MKL, which PyTorch calls by
-    itself and which uses AVX2 there (FINDINGS.md#cpu-step). The switch is named "medium", because
-    oneDNN may then round to bfloat16. Without AMX it does not, and a product shows that. writes:
-    the model writes text, token by token, and for such small products oneDNN takes longer.
+    writes: the model writes text, token by token.
     """
     setting = "high" if device.precision == "tf32" else "highest"
+    # A trick: by default PyTorch calls MKL, which uses AVX2 on AMD. With "medium" it calls oneDNN,
+    # which uses AVX-512 and is twice as fast (FINDINGS.md#cpu-step), but not for the small products
+    # of writing. A footgun: "medium" allows bfloat16. Without AMX oneDNN does not use it, and a
+    # product shows that.
     if device.device.type == "cpu" and device.precision == "fp32" and not writes and is_amd():
         has_avx512 = CPU.get("avx512_f") and not CPU.get("amx_bf16")
         if has_avx512 and "ONEDNN_MAX_CPU_ISA" not in os.environ:
@@ -348,16 +337,14 @@ def set_float32_products(device: Device, writes: bool) -> None:
 
 
 def keep_freed_memory() -> bool:
-    """Ask glibc not to give freed blocks back to the system. Returns True if it agrees.
-
-    By default it returns large blocks and asks for them again in every step, and the system clears
-    each page first: 4 to 9 % of the time of a 6 x 256 model (FINDINGS.md#cpu-step). In return the
-    process holds the most that it ever needed at once. Other C libraries do nothing. Call it before
-    the first step.
-    """
+    """Ask glibc not to give freed blocks back to the system. Returns True if it agrees."""
+    # By default it returns large blocks and asks for them again in every step. The system clears
+    # each page first: 4 to 9 % of the time of a 6 x 256 model (FINDINGS.md#cpu-step). In return the
+    # process holds the most that it ever needed at once.
     if not sys.platform.startswith("linux"):
         return False
-    trim_threshold, mmap_threshold = -1, -3  # of malloc.h
+    trim_threshold = -1  # numbers of malloc.h
+    mmap_threshold = -3
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl has none
     if mallopt is None:
         return False

@@ -3,9 +3,8 @@
     torchrun --nproc_per_node=N -m train.pretrain configs/x.yaml train.parallel=fsdp2
 
 starts them on GPUs. On the cores of a CPU a run starts them itself (cpu_processes.py). Each takes
-an equal share of the rows of every step. DDP and FSDP2 average gradients. The loss of a step is
-(own token sum / trained tokens of all) * processes, so that average is the gradient of one process
-alone. Small numbers travel between the CPUs (gloo), so that no GPU waits for them.
+an equal share of the rows of every step. Small numbers travel between the CPUs (gloo), so that no
+GPU waits for them.
 """
 
 from __future__ import annotations
@@ -34,20 +33,17 @@ Parallel = Literal["ddp", "fsdp2", "hsdp"]
 
 @dataclass(frozen=True)
 class World:
-    """The processes of a run, as one of them sees them. A run of one process has rank 0 of 1.
-
-    memory: shared by the processes on the cores of a CPU; None for all others.
-    """
+    """The processes of a run, as one of them sees them."""
 
     rank: int = 0
-    size: int = 1
-    local_rank: int = 0
+    size: int = 1  # 1: this process is alone
+    local_rank: int = 0  # on this machine
     parallel: Parallel = "ddp"
-    memory: SharedMemory | None = None
+    memory: SharedMemory | None = None  # of processes on the cores of a CPU
 
     @property
     def shares_model(self) -> bool:
-        """True if each process holds a share of every parameter, and all make each forward pass."""
+        """True if each process holds a share of every parameter (FSDP2, HSDP)."""
         return self.size > 1 and self.parallel != "ddp"
 
     def sum(self, *numbers: int) -> list[int]:
@@ -111,8 +107,8 @@ def processes(parallel: Parallel, device: str) -> Iterator[World]:
     try:
         yield World(rank, size, local_rank, parallel, memory)
     finally:
-        # gloo's thread frees the tensors of the last reductions under Python's lock, which closing
-        # the connection holds while it waits for that thread: let the thread finish first
+        # A deadlock: gloo's thread frees the tensors of the last reductions under Python's lock,
+        # and closing holds that lock while it waits for the thread. Let the thread finish first.
         gc.collect()
         time.sleep(0.1)
         dist.destroy_process_group()
@@ -136,15 +132,15 @@ def local_size(size: int) -> int:
 
 
 def shard(lm: LanguageModel, dtype: torch.dtype, world: World) -> None:
-    """Leave each process its share of every parameter, gathered block by block when needed.
+    """Leave each process its share of every parameter, gathered layer by layer when needed.
 
-    fsdp2: all processes share one model. hsdp: those of each machine do, and machines add up their
-    gradients; so parameters travel within a machine only. Call it before the optimizers are built:
-    they hold the shares. dtype: of matrix products; gradients are added up in float32. Zhao et al.
-    2023, PyTorch FSDP (arXiv 2304.11277).
+    PyTorch FSDP (Zhao et al. 2023, arXiv 2304.11277). dtype: of matrix products. Call it before the
+    optimizers are built, for they hold the shares.
     """
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
+    # fsdp2: all processes share one model. hsdp: those of each machine do, so parameters travel
+    # within a machine only, and machines add up their gradients.
     mesh = None
     if world.parallel == "hsdp":
         local = local_size(world.size)
@@ -152,10 +148,9 @@ def shard(lm: LanguageModel, dtype: torch.dtype, world: World) -> None:
         shape = (world.size // local, local)
         mesh = dist.init_device_mesh(kind, shape, mesh_dim_names=("machine", "process"))
     half = dtype if dtype != torch.float32 else None
+    # Gradients are added up in float32: in bf16 small ones would vanish in the sum.
     policy = MixedPrecisionPolicy(
-        param_dtype=half,
-        reduce_dtype=torch.float32,
-        cast_forward_inputs=False,
+        param_dtype=half, reduce_dtype=torch.float32, cast_forward_inputs=False
     )
     for layer in lm.model.layers:
         fully_shard(layer, mesh=mesh, mp_policy=policy)
@@ -163,7 +158,7 @@ def shard(lm: LanguageModel, dtype: torch.dtype, world: World) -> None:
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
-    """Put the shares of all processes together (under ddp there are none); all ranks call it."""
+    """Put the shares of all processes together. A trap: all ranks must call it, or it hangs."""
     return tensor.full_tensor().detach() if isinstance(tensor, DTensor) else tensor.detach()
 
 
@@ -188,7 +183,7 @@ class _Outputs(nn.Module):
 
 
 def wrap(lm: LanguageModel, world: World, device: torch.device) -> Callable[..., Any]:
-    """Return what training calls: with ddp, its backward pass averages the gradients."""
+    """Return what training calls, wrapped in DDP if the run uses it."""
     if world.parallel != "ddp":
         return lm.outputs
     ids = [world.local_rank] if device.type == "cuda" else None
@@ -197,7 +192,7 @@ def wrap(lm: LanguageModel, world: World, device: torch.device) -> Callable[...,
 
 
 def sync_gradients(forward: Any, lm: LanguageModel, world: World, wanted: bool) -> None:
-    """Let the next micro-batch exchange gradients or not: the last one of a step does."""
+    """Let the next backward pass exchange gradients, or only add them up."""
     if world.shares_model:
         lm.set_requires_gradient_sync(wanted)  # type: ignore[operator]
     elif isinstance(forward, nn.parallel.DistributedDataParallel):

@@ -1,8 +1,7 @@
 """Try what works on this machine: `python -m train.doctor [configs/x.yaml] [section.key=value ...]`
 
-It prints one verdict a line, in a minute. Then it recommends settings for this config, without what
-failed, with minutes that were measured. Exit code 0: training will work here; 2: it will not, and a
-line says why.
+It takes a minute, and prints a line for each check. Then it recommends settings for this config,
+with measured minutes. Exit code 0: training will work here; 2: it will not.
 """
 
 from __future__ import annotations
@@ -39,13 +38,14 @@ from train.machine.device import DTYPES, Device, guess_seconds, guess_speed, lac
 from train.machine.distributed import World, check_shares
 from train.pretrain import run as pretrain
 
-# The allowed error, as a share of the largest entry, is five to fifty times that of rounding.
+# The allowed error, as a share of the largest entry: five to fifty times that of rounding.
 ALLOWED = {"fp32": 1e-3, "bf16": 1e-1, "fp16": 5e-2}
 FORMULA = "attention eager "  # A precision in which the formula is wrong is not taken.
 BUSY = 10  # Per cent of the cores that other programs may use.
-CLEARLY = 1.1  # What is less than so many times as fast may be noise.
-STEPS = 4  # Each run here takes these.
-STEP_S = 1.0  # A timed step has as many rows as this guess of its seconds allows.
+CLEARLY = 1.1  # A smaller speed-up may be noise.
+STEPS = 4  # Each run here takes so many steps.
+STEP_S = 1.0  # A timed step has as many rows as fit into this guess of its seconds.
+# A tiny run on bytes: nothing is downloaded, and no tokenizer is trained.
 STORIES = """
 data.source={"kind":"storyworld","documents":200,"validation_documents":8}
 data.tokenizer={"kind":"byte"} data.records=text data.rows_joined=1
@@ -76,7 +76,7 @@ def main() -> int:
             state, reason = test(*inputs)
         except InputError as error:
             state, reason = "FAIL", str(error)
-        except Exception as error:  # to find them is what a check is for
+        except Exception as error:  # checks exist to find errors of any kind
             message = (str(error).splitlines() or [""])[0][:100]
             state, reason = "FAIL", f"{type(error).__name__}: {message}"
         lines = textwrap.wrap(reason, 86, break_long_words=False)
@@ -98,7 +98,7 @@ def main() -> int:
                 break
         return device
 
-    # one after the other, so that nothing disturbs what is timed
+    # One after the other, so that nothing disturbs a timing.
     run = configure()
     kind = hardware.resolve_kind(run)
     settings = []
@@ -132,7 +132,7 @@ def main() -> int:
 
 
 def computes(kind: str) -> Verdict:
-    """Multiply on the device; look at its memory, and at the cores that other programs use."""
+    """Multiply on the device, and look at its memory and at other programs."""
     ones = torch.ones(8, 8, device=kind)
     total = float((ones @ ones).sum())
     if total != 512:
@@ -175,7 +175,6 @@ def attention(name: str, precision: str, kind: str, model: ModelConfig) -> Verdi
 
 
 def compiling(kind: str, model: ModelConfig) -> Verdict:
-    """Compile the formula."""
     problem = hardware.compiler_problem(kind)
     if problem:
         return "--", f"{problem}; training works without it"
@@ -184,10 +183,8 @@ def compiling(kind: str, model: ModelConfig) -> Verdict:
 
 
 def judge(backend: Backend, precision: str, here: Situation, model: ModelConfig) -> Verdict:
-    """Find the largest error of the output and the gradients, as a share of the largest entry.
-
-    There are two rows of 192 tokens, and two key/value heads of this model's size.
-    """
+    """Find the largest error of the output and the gradients, as a share of the largest entry."""
+    # Two rows of 192 tokens: q (2, H, T, D), k and v (2, 2, T, D), with this model's D.
     generator = torch.Generator().manual_seed(0)
     heads = 2 * model.num_attention_heads // model.kv_heads
     shapes = [(heads, model.head_size), (2, model.head_size), (2, model.value_size)]
@@ -217,7 +214,7 @@ def judge(backend: Backend, precision: str, here: Situation, model: ModelConfig)
 
 
 def save_and_resume(run: RunConfig, device: Device) -> Verdict:
-    """Train some steps, whole and in two halves: every weight must be equal to the last bit."""
+    """Train some steps, at once and in two halves: weights must be equal to the last bit."""
     with tempfile.TemporaryDirectory(prefix="doctor-", ignore_cleanup_errors=True) as folder:
         for name, steps in (("whole", STEPS), ("halves", STEPS // 2), ("halves", STEPS)):
             settings = (f"name={name}", f"train.max_steps={steps}", "train.processes=1")
@@ -235,15 +232,12 @@ def save_and_resume(run: RunConfig, device: Device) -> Verdict:
 
 
 def time_step(run: RunConfig, device: Device) -> float:
-    """Measure the seconds of a step of this config, in some real steps.
-
-    They may have fewer rows, and their vocabulary is that of bytes: the FLOPs say how much longer a
-    step of the config takes.
-    """
+    """Measure the seconds of a step of this config, in some real steps."""
     with tempfile.TemporaryDirectory(prefix="doctor-", ignore_cleanup_errors=True) as folder:
         timed = train_quietly(run, device, folder, f"train.max_steps={STEPS}")
         lines = read_metrics(timed.directory, lambda problem: None)
     speed = max(line["tokens_per_s"] for line in lines if line["split"] == "train")
+    # The timed steps may have fewer rows, and the vocabulary of bytes. FLOPs give the ratio.
     flops = []
     for model in (run.model, with_vocabulary(timed)[0].model):
         flops.append(flops_per_token(on_meta(model), run.data.sequence_length))
@@ -251,10 +245,7 @@ def time_step(run: RunConfig, device: Device) -> float:
 
 
 def train_quietly(run: RunConfig, device: Device, folder: str, *overrides: str) -> RunConfig:
-    """Train this config for a few steps, on stories in bytes; return the config of that run.
-
-    Raises InputError if it fails.
-    """
+    """Train this config for a few steps; return the config of that run. Raises InputError."""
     number = number_of_processes(run)
     length = run.data.sequence_length
     row_s = guess_seconds(run, length, guess_speed(device.device.type, device.precision))
@@ -288,7 +279,7 @@ def chosen(device: Device) -> list[str]:
 
 
 def recommendation(run: RunConfig, timings: list[tuple[Device, float]], is_auto: bool) -> str:
-    """Return a table of the seconds of a step, and the settings to take, with their minutes.
+    """Return a table of timings, and the settings to take.
 
     timings: the preferred device first. is_auto: `auto` takes that one by itself.
     """

@@ -1,4 +1,4 @@
-"""A signal that asks a run to stop ends it after its step, with everything saved."""
+"""Stop signals: the run ends after its step, with everything saved."""
 
 from __future__ import annotations
 
@@ -15,19 +15,16 @@ STOP_SIGNALS = [getattr(signal, name) for name in _NAMES if hasattr(signal, name
 
 @contextmanager
 def stop_signals() -> Iterator[Callable[[], int]]:
-    """Only note the first stop signal: the loop finishes its step, saves and stops.
+    """Only note the first stop signal; a second SIGINT or SIGTERM ends the process at once.
 
-    Yields a function that returns this signal (0: none came). A second SIGINT or SIGTERM ends the
-    process at once. Nothing is half-written by that: a checkpoint takes its name when it is
-    complete, and the run resumes from the newest one. SIGHUP means that the terminal is gone. It
-    often comes twice (kernel and shell), so it never counts as a second one. Behind `nohup` it is
-    ignored, and stays ignored.
+    Yields a function that returns the signal, 0 if none came.
     """
     received = 0
 
     def note(number: int, frame: Any) -> None:
         nonlocal received
         name = signal.Signals(number).name
+        # SIGHUP: the terminal is gone. It often comes twice, from kernel and shell.
         is_second = received and name != "SIGHUP"
         if is_second or not received:
             text = "saving after this step … (once more: stop at once)"
@@ -37,12 +34,12 @@ def stop_signals() -> Iterator[Callable[[], int]]:
             with suppress(OSError):  # the terminal may be gone
                 # not print: a signal may come in the middle of one
                 os.write(2, f"\n{name}: {text}\n".encode())
-        if is_second:
+        if is_second:  # no harm: a checkpoint takes its name only when it is complete
             os._exit(128 + number)
         received = received or number
 
     before = {}
-    for stop in STOP_SIGNALS:
+    for stop in STOP_SIGNALS:  # nohup ignores SIGHUP, and it stays ignored
         if stop.name != "SIGHUP" or signal.getsignal(stop) is not signal.SIG_IGN:
             before[stop] = signal.signal(stop, note)
     try:

@@ -1,7 +1,7 @@
 """The sections of the methods that come after pretraining.
 
-Each is null, which is off, or holds the method's keys. A method adds its section here and to
-RunConfig (train/config.py), and its script to METHODS (train/run/command_line.py).
+A section that is null is off. A method adds its section here and to RunConfig (train/config.py),
+and its script to METHODS (train/run/command_line.py).
 """
 
 from __future__ import annotations
@@ -19,19 +19,17 @@ class DPOConfig(Section):
     beta: float = Field(0.1, ge=1e-6)
     """Strength of the pull towards the reference: a larger value keeps the model nearer to it."""
     loss: Literal["sigmoid", "ipo"] = "sigmoid"
-    """sigmoid = DPO's own | ipo = a wanted distance between the answers, which is not exceeded, a
-    mean over tokens.
-    """
+    """sigmoid = DPO's own | ipo stops at a fixed distance, as a mean over tokens."""
     label_smoothing: float = Field(0.0, ge=0, lt=0.5)
     """sigmoid: share of pairs whose answers are swapped by mistake (robust DPO)."""
     sft_weight: float = Field(0.0, ge=0)
-    """What the chosen answer's own loss, a mean over its tokens, counts beside the preference: with
-    it, the chosen answer stays likely (RPO).
+    """Weight of the chosen answer's own loss, a mean over its tokens. It keeps that answer likely
+    (RPO).
     """
 
 
 class DistillConfig(Section):
-    """Distillation (train/distill.py): who teaches, and how the student is compared with it."""
+    """Distillation (train/distill.py): the teacher, and the distance from it."""
 
     teacher: PathText = Field(min_length=1)
     """The run or model directory to learn from. It must have the same tokenizer."""
@@ -51,9 +49,7 @@ class DistillConfig(Section):
 
 
 class GRPOConfig(Section):
-    """Group relative policy optimisation (train/grpo.py): what is sampled, its worth, and how far a
-    step goes.
-    """
+    """Group relative policy optimisation (train/grpo.py): samples, rewards, and the loss."""
 
     reward: str = Field("exact_match", min_length=1)
     """exact_match (the right answer to the letter) | contains_answer (can be gamed) | or a function
@@ -61,7 +57,7 @@ class GRPOConfig(Section):
     reply, and returns a number. Code that a config from elsewhere names is refused without
     --trust-hooks.
     """
-    group_size: int = Field(8, ge=2, le=2**16)  # the largest known groups have some hundred
+    group_size: int = Field(8, ge=2, le=2**16)
     """Answers that are sampled to each question and compared with each other. A step has
     train.tokens_per_step / data.sequence_length answers.
     """
@@ -69,14 +65,13 @@ class GRPOConfig(Section):
     """Tokens of an answer at most; one that is longer is cut, and so never right."""
     tools: list[Literal["calculator"]] = Field([], max_length=1)
     """Tools that the prompt describes and whose calls are run: [calculator]. What they return is
-    read, not trained on, and belongs to max_new_tokens. [] = none.
+    read, not trained on, and counts towards max_new_tokens. [] = none.
     """
     temperature: float = Field(1.0, ge=1e-6)
     """Sampling temperature; the loss uses the same value."""
     num_iterations: int = Field(1, ge=1, le=1000)
-    """Steps that learn from the same answers.
-
-    From the second one on, the ratio is not 1 and the clip matters.
+    """Steps that learn from the same answers. From the second one on, the ratio is not 1 and the
+    clip matters.
     """
     scale_advantages: bool = True
     """Divide advantages by the group's standard deviation: true = GRPO | false = Dr. GRPO."""
@@ -87,7 +82,7 @@ class GRPOConfig(Section):
     clip_high: float = Field(0.2, ge=0)
     """And up to 1 + clip_high. DAPO: 0.28, so that rare tokens may rise."""
     mean: Literal["sequence", "token", "fixed"] = "sequence"
-    """What a token weighs: sequence = all answers weigh the same (GRPO) | token = all tokens do
+    """Weight of a token: sequence = all answers weigh the same (GRPO) | token = all tokens do
     (DAPO) | fixed = as token, and longer answers weigh more in all (Dr. GRPO).
     """
     kl: float = Field(0.0, ge=0)

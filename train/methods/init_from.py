@@ -1,6 +1,4 @@
-"""A new run that starts from the weights of another one: `init_from=runs/x`, a run or a model
-directory.
-"""
+"""A new run that starts from the weights of another: `init_from=runs/x`."""
 
 from __future__ import annotations
 
@@ -20,40 +18,40 @@ from train.methods.shape import ADDED, free_keys, read_start
 
 
 def find_initial_weights(config: RunConfig, checkpoint: Path | None) -> Path | None:
-    """The directory whose weights a run needs: the model that `init_from` names; None where
-    `checkpoint` has them all.
+    """Return the directory whose weights a run needs; None if `checkpoint` has them all.
 
-    A checkpoint of a run with `lora:` holds the adapters alone, so that run needs its base wherever
-    it begins. Raises InputError unless the architecture is that of `model:`, naming the keys that
-    differ, and for what can have no such adapters.
+    Raises InputError for another architecture than that of `model:`, naming the keys that differ,
+    and for a model that cannot have the adapters of `lora:`.
     """
-    if config.lora is not None and (parallel := config.train.parallel) != "ddp":
+    if config.lora is not None and config.train.parallel != "ddp":
+        # FSDP2 would shard the frozen matrices, which a checkpoint of adapters does not hold.
         raise InputError(
-            f"lora: train.parallel={parallel} spreads the frozen matrices, which nothing "
-            "saves: use ddp"
+            f"lora cannot be combined with train.parallel={config.train.parallel}: use ddp"
         )
-    if checkpoint is not None:
+    if checkpoint is not None:  # one of a run with `lora:` holds the adapters alone
         return base_of(checkpoint) if config.lora is not None else None
     directory, there = read_start(str(config.init_from))
     here = config.model.model_dump()
-    free = free_keys(there) - (
-        ADDED if config.lora else set()
-    )  # adapters are opened beside the model as it is
-    if different := [key for key in here if here[key] != there[key] and key not in free]:
+    free = free_keys(there)
+    if config.lora is not None:  # adapters are loaded beside the base model exactly as it is
+        free -= ADDED
+    different = [key for key in here if here[key] != there[key] and key not in free]
+    if different:
         listed = ", ".join(
-            f"{k} is {json.dumps(here[k])} here and {json.dumps(there[k])}" for k in different
+            f"{key} is {json.dumps(here[key])} here and {json.dumps(there[key])}"
+            for key in different
         )
         remedy = " ".join(f"model.{key}={json.dumps(there[key])}" for key in different)
         raise InputError(f"init_from: {listed} in {directory / 'config.json'}: set {remedy}")
-    if config.lora is not None and is_adapter(directory):
-        raise InputError(
-            f"init_from: {directory} holds adapters: merge them first (model.export --to merged)"
-        )
     if config.lora is not None:
+        if is_adapter(directory):
+            remedy = "merge them first (model.export --to merged)"
+            raise InputError(f"init_from: {directory} holds adapters: {remedy}")
         from model.variants.lora import add_adapters
 
+        # A trial on the meta device, which has shapes but no numbers, before weights are read.
         lm = on_meta(sized(config).model)
-        try:  # without numbers, before anything is read
+        try:
             add_adapters(lm, config.lora)
         except ValueError as error:
             raise InputError(f"lora: {error}") from None
@@ -61,23 +59,21 @@ def find_initial_weights(config: RunConfig, checkpoint: Path | None) -> Path | N
 
 
 def load_initial_weights(
-    lm: LanguageModel, directory: Path, tokenizer: Tokenizer, lora: LoraConfig | None = None
+    lm: LanguageModel, directory: Path, tokenizer: Tokenizer, lora: LoraConfig | None
 ) -> str:
-    """Copy the weights of a model directory into a new run's model; then freeze them, beside
-    adapters, with `lora`.
+    """Copy the weights of a model directory into a new run's model; `lora` freezes them there.
 
-    The tokenizer may have tokens that the directory's has not. Returns a line about them; "" where
-    there are none. Raises InputError if the same ids would stand for other text.
+    Returns a line about tokens that are new in this run, or "". Raises InputError for a tokenizer
+    in which the same ids mean other text.
     """
     rows = read_start(str(directory))[1]["vocab_size"]
-    wanted = tokenizer.vocab_size
+    size = tokenizer.vocab_size
     theirs = load_tokenizer(directory)
     new = tokenizer.tokens_beyond(theirs)
-    if rows > wanted or new is None:
+    if rows > size or new is None:
         raise InputError(
-            f"init_from: {directory / 'tokenizer.json'} is not the tokenizer of this run's "
-            "data: take it over with "
-            f"'data.tokenizer={{kind: pretrained, path: {directory}}}'"
+            f"init_from: {directory / 'tokenizer.json'} is not the tokenizer of this run's data: "
+            f"take it over with 'data.tokenizer={{kind: pretrained, path: {directory}}}'"
         )
     load_weights(lm, directory)
     if lora is not None:
@@ -86,9 +82,7 @@ def load_initial_weights(
         add_adapters(lm, lora, str(directory), weights_hash(lm), theirs.vocab_size if new else None)
     if not new:
         return ""
-    where = (
-        f"in {wanted - rows} new rows, each at first the mean of the others"
-        if rows < wanted
-        else "in free rows"
-    )
+    where = "in free rows"
+    if rows < size:
+        where = f"in {size - rows} new rows, each at first the mean of the others"
     return f"added to the tokenizer of {directory}, {where}: {' '.join(new)}"

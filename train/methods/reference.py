@@ -1,7 +1,6 @@
 """A second model beside the one that is trained: frozen, in evaluation mode, on the same device.
 
-The reference of DPO and GRPO says how far the model has moved; the teacher of a distillation says
-where to go.
+DPO and GRPO measure how far the model has moved from a reference. A distillation has a teacher.
 """
 
 from __future__ import annotations
@@ -29,19 +28,19 @@ def open_reference(
     device: Device,
     key: Literal["init_from", "distill.teacher"] = "init_from",
 ) -> LanguageModel:
-    """The model that `key` of the config names, to be asked and never trained. Call it under
-    torch.no_grad.
+    """Load the model that `key` of the config names. Call it under torch.no_grad.
 
-    Raises InputError for what cannot be loaded, for another tokenizer than the run's (the same ids
-    would stand for other text), and for rows longer than it can read.
+    Raises InputError if it cannot be loaded, has another tokenizer, or reads only shorter rows.
     """
-    path = (
-        config.distill.teacher if config.distill and key == "distill.teacher" else config.init_from
-    )
+    path = config.init_from
+    if config.distill is not None and key == "distill.teacher":
+        path = config.distill.teacher
     assert path is not None  # check_script
-    if (parallel := config.train.parallel) != "ddp":
+    if config.train.parallel != "ddp":
+        # The losses multiply with lm_head.weight themselves, outside of FSDP2's forward pass.
         raise InputError(
-            f"train.parallel: {parallel} shares out the head, and this loss needs it whole: use ddp"
+            "this loss needs the whole head on each GPU: use train.parallel=ddp, not "
+            f"{config.train.parallel}"
         )
     its_tokenizer, lm = read_checkpoint(
         path, lambda directory: (load_tokenizer(directory), load(directory))
@@ -49,9 +48,9 @@ def open_reference(
     added = tokenizer.vocab_size - lm.lm_head.out_features
     if added < 0 or tokenizer.tokens_beyond(its_tokenizer) is None:
         raise InputError(
-            f"{key}: {path} has another tokenizer than this run: the same ids stand for other text"
+            f"{key}: {path} has another tokenizer than this run: the same ids mean other text"
         )
-    if added:  # as in the model that starts from this one
+    if added:  # tokens that are new in this run; a model that starts from this one gets them too
         add_rows(lm, tokenizer.vocab_size)
     length = config.data.sequence_length
     longest = lm.config.max_position_embeddings
@@ -66,13 +65,10 @@ def open_reference(
 
 @contextmanager
 def as_reference(reference: LanguageModel | None, lm: LanguageModel) -> Iterator[LanguageModel]:
-    """The reference in evaluation mode, without gradients.
-
-    None: it is lm without its adapters, in one copy.
-    """
+    """Yield the reference, without gradients. None: it is lm with its adapters switched off."""
     if reference is not None:
         with torch.no_grad():
             yield reference
-    else:
+    else:  # evaluating() switches off the dropout of lm, and on again
         with torch.no_grad(), evaluating(lm), without_adapters(lm):
             yield lm

@@ -1,14 +1,8 @@
 """GRPO's questions, the reward of a reply, and the batch of answers. train/grpo.py samples them.
 
-Batch k is a function of (seed, k, weights): questions and random numbers come from (seed, k, row),
-the answers from the weights. So nothing is saved, and a stopped run resumes exactly. With
-grpo.num_iterations a batch serves several steps. Then a checkpoint between these holds it, since
-the weights that drew it are gone.
-
-A reward is a function of a question and a reply: a finite number, the more the better. The built-in
-world knows the right answer to every question. So `exact_match` cannot be wrong, and nothing can be
-gained by pleasing it. `contains_answer` is here to be gamed: it pays for a reply that names
-everybody.
+A reward is a function of a question and a reply: a finite number, the more the better. In the
+built-in world every question has one right answer, so `exact_match` cannot be gamed.
+`contains_answer` is here to be gamed: a reply that names everybody gets the full reward.
 """
 
 from __future__ import annotations
@@ -40,31 +34,34 @@ from train.config import RunConfig
 from train.machine.distributed import World
 from train.objective import BatchSource
 
-COLUMNS = (
-    "input_ids",
-    "labels",
-    "drawn_log_probs",
-    "advantages",
-    "copies",
-    "weights",
-)  # of a batch
-FIGURE = "figure "  # before the name of a figure, in a checkpoint
-ATTEMPTS = 1000  # to find a question that fits
-ENOUGH = 20  # questions from which on their replies are compared
-NEARLY_ALL = 0.95  # a larger share of equal replies means that they are placeholders
-Draw = Callable[[Random], Question | None]  # None: there is no question in what was drawn
+# The tensors of a batch, in its order.
+COLUMNS = ("input_ids", "labels", "drawn_log_probs", "advantages", "copies", "weights")
+FIGURE = "figure "  # A checkpoint has it before the name of a figure.
+ATTEMPTS = 1000  # If so many questions are too long, none fits.
+# Among this many questions, a larger share of equal replies means that they are placeholders.
+ENOUGH = 20
+NEARLY_ALL = 0.95
+# A function that draws a question; None: the document that was drawn has none.
+Draw = Callable[[Random], Question | None]
 Reward = Callable[[Question, str], float]
 
 
 class AnswerBatches(BatchSource):
     """Batches of sampled answers; train/grpo.py samples them.
 
-    A batch holds the answers of groups whose rewards differ, right-padded, with their questions in
-    front: input_ids and labels (B, T), where only answers are labels; drawn_log_probs (B, T),
-    aligned with labels; advantages (B,); weights (B, T), what a token counts; copies (B,), how
-    often the answer was drawn: equal ones are one row. Where no group's rewards differ there is one
-    row, of 0 copies: there is nothing to learn.
+    A batch has the answers of groups whose rewards differ, each after its question, right-padded:
+
+    input_ids, labels     (B, T)  only answers are labels
+    drawn_log_probs       (B, T)  aligned with labels
+    weights               (B, T)  of each token in the loss
+    advantages            (B,)
+    copies                (B,)    how often the answer was drawn: equal ones share a row
     """
+
+    # Questions and random numbers come from (seed, k, row), the answers from the weights. So
+    # nothing is saved, and a stopped run resumes exactly. But with grpo.num_iterations a batch
+    # serves several steps. A checkpoint between them holds it, for the weights that drew it are
+    # gone.
 
     def __init__(self, config: RunConfig, data: PreparedData, world: World, device: torch.device):
         assert config.grpo is not None
@@ -76,20 +73,16 @@ class AnswerBatches(BatchSource):
         self.row_length = config.data.sequence_length
         self.groups = self.rows_per_batch // self.settings.group_size
         if self.groups % world.size or world.shares_model:
-            raise InputError(
-                f"{world.size} processes cannot share {self.groups} questions: set "
-                "train.processes=1"
-            )
-        self.numbers = range(world.rank, self.groups, world.size)  # of this process's questions
+            problem = f"{world.size} processes cannot share {self.groups} questions"
+            raise InputError(f"{problem}: set train.processes=1")
+        self.numbers = range(world.rank, self.groups, world.size)  # this process's questions
         self.draw_question = questions_to_draw(config.data, self.settings.reward)
         self.reward: Reward = import_named("grpo.reward", self.settings.reward, REWARDS)
         self.steps_per_batch = self.settings.num_iterations
-        self.drawn: tuple[int, Batch] | None = (
-            None  # what is trained on: the step that drew it, and the batch
-        )
+        self.drawn: tuple[int, Batch] | None = None  # the newest batch, and the step that drew it
         self.tools = SCHEMAS if self.settings.tools else ()
         if self.tools:
-            self.tokenizer.special_id(CALL)  # raises where the tokenizer knows no calls
+            self.tokenizer.special_id(CALL)  # raises if the tokenizer has no token for a call
 
     def upcoming(self, first: int, stop: int, lm: LanguageModel) -> Generator[Batch]:
         for k in range(first, stop):
@@ -108,23 +101,21 @@ class AnswerBatches(BatchSource):
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
         if tensors:
-            columns = {
-                name: tensors[name] for name in COLUMNS
-            }  # the file has them in another order
+            columns = {name: tensors[name] for name in COLUMNS}  # a file has another order
             figures = {
-                name[len(FIGURE) :]: float(tensors[name])
-                for name in tensors
+                name.removeprefix(FIGURE): float(value)
+                for name, value in tensors.items()
                 if name.startswith(FIGURE)
             }
             self.drawn = int(tensors["step"]), Batch(columns, tensors["row_ids"].tolist(), figures)
 
     def question(self, k: int, number: int) -> tuple[Question, list[int]]:
-        """Question `number` of step k, and its prompt's ids."""
+        """Return question `number` of step k, and the ids of its prompt."""
         rng = Random(f"question {self.seed} {k} {number}")
         for _ in range(ATTEMPTS):
             question = self.draw_question(rng)
             if question is None:
-                continue  # a conversation in which nothing is asked
+                continue
             ids = prompt_ids(self.tokenizer, question.messages, self.tools or question.tools)
             if len(ids) + self.settings.max_new_tokens <= self.row_length:
                 return question, ids
@@ -140,29 +131,27 @@ class AnswerBatches(BatchSource):
         differ: Tensor,
         figures: dict[str, float],
     ) -> Batch:
-        """What is trained on: answers with their advantages (answers,), of groups whose rewards
-        differ (groups,).
-
-        A process none of whose groups' rewards differ has one answer, which weighs nothing.
-        """
+        """Return the batch of answers. advantages (answers,). differ (groups,): rewards differ."""
         values = advantages.tolist()
         size = self.settings.group_size
-        equal: dict[
-            tuple[Any, ...], list[int]
-        ] = {}  # group, ids, own, advantage -> answers that have them
+
+        # Equal answers become one row, which is computed once. If no rewards differ, there is
+        # nothing to learn: take one answer and 0 copies of it, since a batch needs a row.
+        equal: dict[tuple[Any, ...], list[int]] = {}
         for row, answer in enumerate(answers):
             if differ[row // size] or not (differ.any() or row):
                 key = (row // size, tuple(answer.ids), tuple(answer.own), values[row])
                 equal.setdefault(key, []).append(row)
-        copies = sorted(
-            equal.values(),
-            key=lambda rows: len(answers[rows[0]].prompt) + len(answers[rows[0]].ids),
-        )
+
+        def length(rows: list[int]) -> int:
+            return len(answers[rows[0]].prompt) + len(answers[rows[0]].ids)
+
+        copies = sorted(equal.values(), key=length)  # so micro-batches need little padding
         first = [rows[0] for rows in copies]
-        counts = torch.tensor([len(rows) for rows in copies]) * differ.any()
-        lengths = torch.tensor(
-            [sum(answers[row].own) for row in first]
-        )  # tools' tokens weigh nothing
+        counts = torch.tensor([len(rows) for rows in copies]) * differ.any()  # (B,)
+
+        # The weight of a token (B,). Tokens that a tool wrote are not the model's own.
+        lengths = torch.tensor([sum(answers[row].own) for row in first])  # (B,)
         everywhere = self.world.gather((int(counts.sum()), int((counts * lengths).sum())))
         all_answers, all_tokens = map(sum, zip(*everywhere, strict=True))  # of all processes
         per_token = {
@@ -173,7 +162,8 @@ class AnswerBatches(BatchSource):
         ids = []
         labels = []
         drawn = []
-        for answer in (answers[row] for row in first):
+        for row in first:
+            answer = answers[row]
             prompt = torch.tensor(answer.prompt)
             new = torch.tensor(answer.ids)
             ids.append(torch.cat([prompt, new]))
@@ -188,30 +178,27 @@ class AnswerBatches(BatchSource):
             "copies": counts,
         }
         tensors["weights"] = (counts * per_token)[:, None] * (tensors["labels"] != IGNORED)
-        in_float32 = torch.tensor([*figures.values()]).tolist()  # as a checkpoint keeps them
+        # Round figures as a checkpoint does, so that a resumed run logs the same.
+        in_float32 = torch.tensor([*figures.values()]).tolist()
         return Batch(tensors, first, dict(zip(figures, in_float32, strict=True)))
 
 
 # --------------------------------------------------------------------------------------------------
-# what is asked, and what a reply earns
+# questions and rewards
 
 
 def questions_to_draw(data: DataConfig, reward: str) -> Draw:
-    """Return a function that draws a question of the training text: about a story of the built-in
-    world, or the last question of any conversation. Raises InputError where there is none, and
-    where the right replies are nearly all equal but a built-in reward needs them.
+    """Return a function that draws a question of the training text.
+
+    Raises InputError if there is none, or if a built-in reward would compare with placeholders.
     """
     source = data.source
-    if not isinstance(source, StoryworldSource):
-        questions = [
-            question
-            for each in documents(data, "train")
-            if (question := question_of(each)) is not None
-        ]
+    if not isinstance(source, StoryworldSource):  # the last question of a conversation
+        all_questions = map(question_of, documents(data, "train"))
+        questions = [question for question in all_questions if question is not None]
         if not questions:
             raise InputError(
-                "data.source: no training conversation ends with an answer of the assistant to "
-                "a question"
+                "data.source: no training conversation ends with a question and its answer"
             )
         reply, count = Counter(question.reply for question in questions).most_common(1)[0]
         if reward in REWARDS and len(questions) >= ENOUGH and count > NEARLY_ALL * len(questions):
@@ -223,9 +210,8 @@ def questions_to_draw(data: DataConfig, reward: str) -> Draw:
         return lambda rng: rng.choice(questions)
     if source.recall is not None:
         raise InputError("data.source.recall: train.grpo needs conversations: set recall to null")
-    world = source.model_copy(
-        update={"echoed": 0.0}
-    )  # names that are said again would give answers away
+    # Questions about a story. Repeated names would give answers away.
+    world = source.model_copy(update={"echoed": 0.0})
 
     @lru_cache(maxsize=4096)  # making a conversation takes longer than answering it
     def conversation(index: int) -> dict[str, Any]:
@@ -239,39 +225,34 @@ def questions_to_draw(data: DataConfig, reward: str) -> Draw:
 
 
 def exact_match(question: Question, reply: str) -> float:
-    """1 for the right reply to the letter, 0 for every other."""
+    """Return 1 for the right reply to the letter, 0 for every other."""
     return float(is_right(question, reply))
 
 
 def contains_answer(question: Question, reply: str) -> float:
-    """1 where the short answer stands anywhere in the reply, whatever else does.
-
-    It can be gamed.
-    """
+    """Return 1 if the short answer is anywhere in the reply, whatever else is. Easily gamed."""
     return float(question.answer.casefold() in reply.casefold())
 
 
-REWARDS = {
-    name: f"{__name__}:{name}" for name in ("exact_match", "contains_answer")
-}  # or module:function of your own
+# The built-in values of grpo.reward; others are module:function.
+REWARDS = {name: f"{__name__}:{name}" for name in ("exact_match", "contains_answer")}
 
 
 def rewards_of(
     reward: Reward, questions: Sequence[Question], replies: Sequence[str]
 ) -> tuple[list[float], str]:
-    """The reward of each reply, and what is wrong with the first that has none; "" = nothing."""
+    """Return the reward of each reply, and the problem of the first that failed, or ""."""
     values = []
     for row, (question, reply) in enumerate(zip(questions, replies, strict=True)):
         try:
             values.append(float(reward(question, reply)))
             problem = "" if math.isfinite(values[-1]) else f"returned {values[-1]}"
-        except Exception as error:  # it is a user's code
+        except Exception as error:  # a user's code may raise anything
             problem = f"raised {type(error).__name__}: {error}"
         if problem:
             text = question.messages[-1]["content"][-120:]
             return values, (
                 f"grpo.reward {problem} for row {row}, question {escape(text)!r}, reply "
-                f"{escape(reply[:120])!r}: it "
-                "must return a finite number; this step is not taken"
+                f"{escape(reply[:120])!r}: it must return a finite number; this step is not taken"
             )
     return values, ""

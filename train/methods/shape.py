@@ -1,4 +1,4 @@
-"""`init_from`: the shape of a new model is that of the model whose weights it starts from."""
+"""`init_from`: a new model has the shape of the model whose weights it starts from."""
 
 from __future__ import annotations
 
@@ -10,12 +10,10 @@ from configs.files import read_checkpoint
 from model.config import ModelConfig
 from model.files.checkpoint import read_config
 
-ADDED = {
-    "rope_scaling",
-    "sliding_window",
-    "layer_types",
-}  # a model that has none learns to live with them
-FREE = {  # Another value of these leaves the meaning of the weights of init_from as it is.
+# A model that was trained without these can learn to work with them.
+ADDED = {"rope_scaling", "sliding_window", "layer_types"}
+# With another value of these, the weights of init_from mean the same.
+FREE = {
     "router_aux_loss_coef",
     "max_position_embeddings",
     "attention_dropout",
@@ -32,13 +30,10 @@ FREE = {  # Another value of these leaves the meaning of the weights of init_fro
 
 
 def shape_of(source: str, model: ModelConfig, named: set[str]) -> ModelConfig:
-    """Return `model:` with the shape of `source`; keys that the user set are kept.
-
-    A source that cannot be read changes nothing here: the run that needs it says so.
-    """
+    """Return `model:` with the shape of `source`; the keys in `named` are kept."""
     try:
         _, there = read_start(source)
-    except InputError:
+    except InputError:  # the run that needs it raises again, when it opens the weights
         return model
     own = named | free_keys(there)
     if "max_position_embeddings" in own - named:  # no tensor has its size
@@ -50,27 +45,28 @@ def shape_of(source: str, model: ModelConfig, named: set[str]) -> ModelConfig:
         own.discard("loadable_elsewhere")
     taken = ModelConfig.model_validate(there)
     update = {key: getattr(taken, key) for key in there if key not in own}
-    if "layer_types" in own and model.layer_types:  # there may be fewer layers, or more
-        update["layer_types"] = (model.layer_types * taken.num_hidden_layers)[
-            : taken.num_hidden_layers
-        ]
+    if "layer_types" in own and model.layer_types:  # repeat the pattern over the layers there
+        layers = taken.num_hidden_layers
+        update["layer_types"] = (model.layer_types * layers)[:layers]
     return model.model_copy(update=update)
 
 
 def read_start(init_from: str) -> tuple[Path, dict[str, Any]]:
-    """A model's directory and its config's values."""
-    return read_checkpoint(
-        init_from, lambda directory: (directory, read_config(directory).model_dump())
-    )
+    """Return the directory of a model and the values of its config. Raises InputError."""
+
+    def read(directory: Path) -> tuple[Path, dict[str, Any]]:
+        return directory, read_config(directory).model_dump()
+
+    return read_checkpoint(init_from, read)
 
 
 def free_keys(there: dict[str, Any]) -> set[str]:
-    """The keys of `model:` that may have another value than `there`, in the config of the model
-    begun from.
-    """
-    free = FREE | {
-        key for key in ADDED if there[key if key == "rope_scaling" else "sliding_window"] is None
-    }
+    """Return the keys of `model:` that may differ from `there`, the config of init_from."""
+    free = set(FREE)
+    if there["rope_scaling"] is None:
+        free.add("rope_scaling")
+    if there["sliding_window"] is None:
+        free |= {"sliding_window", "layer_types"}
     if there["position_embedding"] == "learned":
         free.discard("max_position_embeddings")  # it is the size of a tensor
     return free

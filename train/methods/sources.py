@@ -22,16 +22,14 @@ from train.machine.distributed import ALONE, World
 from train.objective import BatchSource
 
 CPU = torch.device("cpu")
-MULTIPLE = 64  # Pairs are padded to a multiple of it, so that few shapes occur.
+# Pairs are padded to a multiple of it. Each new shape may compile kernels again.
+MULTIPLE = 64
 
 
 class TextBatches(BatchSource):
-    """Rows of prepared text. Batches do not depend on the weights, so a thread makes them ahead of
-    time.
+    """Rows of prepared text. A subclass may have other `rows`, and make other batches of them.
 
-    A subclass may have other `rows`, and another way to make a batch of them. Where an epoch does
-    not fill a step, the step goes on with the next one: it has the rows that train.tokens_per_step
-    asks for.
+    If an epoch ends within a step, the step goes on with the next epoch.
     """
 
     Batches = TrainBatches
@@ -44,37 +42,36 @@ class TextBatches(BatchSource):
         world: World = ALONE,
         device: torch.device = CPU,
     ):
-        """Raises InputError if the processes cannot share a step's rows."""
+        """Raise InputError if the processes cannot share the rows of a step."""
         rows = self.rows(config, data)
-        wanted = config.train.tokens_per_step // rows.length
-        if wanted % world.size:
-            enough = -(-wanted // world.size) * world.size * rows.length
+        number = config.train.tokens_per_step // rows.length
+        if number % world.size:
+            enough = -(-number // world.size) * world.size * rows.length  # rounded up
             joined = " or data.rows_joined=1" if isinstance(rows, ConversationRows) else ""
-            problem = (
-                f"{world.size} processes cannot share the {wanted} {self.name_of_rows}s "
-                "of a step evenly"
+            raise InputError(
+                f"{world.size} processes cannot share the {number} {self.name_of_rows}s of a step "
+                f"evenly: set train.tokens_per_step={enough}{joined}"
             )
-            raise InputError(f"{problem}: set train.tokens_per_step={enough}{joined}")
+        # A joined row holds several conversations, so positions begin anew in it.
         restart = config.data.restart_positions or rows.length > config.data.sequence_length
         packed_as = (config.data.isolate_documents, restart)
         self.batches = self.Batches(
-            rows, data.tokenizer, wanted, config.seed, *packed_as, config.data.shuffle
+            rows, data.tokenizer, number, config.seed, *packed_as, config.data.shuffle
         )
-        self.rows_per_batch = wanted
+        self.config = config
+        self.tokenizer = data.tokenizer
+        self.rows_per_batch = number
         self.row_length = rows.length
         self._share = (world.rank, world.size)
         self._pin = device.type == "cuda"
         notes = [too_long(rows, config.data, "train"), self.notes]
-        if rows.per_epoch < wanted:
-            name = (
-                f"{rows.per_epoch:,} {self.name_of_rows}{'s' * (rows.per_epoch != 1)} of "
-                f"{rows.length:,} tokens"
+        if rows.per_epoch < number:
+            name = self.name_of_rows + "s" * (rows.per_epoch != 1)
+            notes.append(
+                f"the training text makes {rows.per_epoch:,} {name} of {rows.length:,} tokens, and "
+                f"a step has {number:,}, so it reads some of them again: a smaller "
+                "train.tokens_per_step makes quicker steps"
             )
-            problem = (
-                f"the training text makes {name}, and a step has {wanted:,}, so it reads "
-                "some of them again"
-            )
-            notes += [f"{problem}: a smaller train.tokens_per_step makes quicker steps"]
         self.notes = "\n".join(filter(None, notes))
 
     def rows(self, config: RunConfig, data: PreparedData) -> Any:
@@ -85,8 +82,9 @@ class TextBatches(BatchSource):
         return self.batches.batch(k, *self._share)
 
     def upcoming(self, first: int, stop: int, lm: LanguageModel) -> Generator[Batch]:
+        # Batches do not depend on the weights, so a thread makes them ahead of time. From
+        # page-locked memory a GPU copies while it computes.
         batches = (self.batch(k, lm) for k in range(first, stop))
-        # from page-locked memory a GPU copies while it computes
         return prefetched(batch.pinned() if self._pin else batch for batch in batches)
 
     def epochs(self, steps: int) -> float:
@@ -94,33 +92,25 @@ class TextBatches(BatchSource):
 
 
 class PairBatches(TrainBatches):
-    """Batches of `Pairs`, padded at their ends: (B, T) each, T the longest conversation of the
-    batch, rounded up.
-    """
+    """Batches of `Pairs`: chosen and rejected answers as tensors (B, T), padded at their ends."""
 
     def collate(self, rows: Sequence[dict[str, np.ndarray]], row_ids: list[int]) -> Batch:
-        wide = (
-            -(-max(len(array) for pair in rows for array in pair.values()) // MULTIPLE) * MULTIPLE
-        )
-        wide = min(
-            wide, self.rows.length // 2
-        )  # a pair has two rows of data.sequence_length, and the model no more
+        # T: the longest conversation, rounded up, but no more than a row: a pair counts as two rows
+        longest = max(len(array) for pair in rows for array in pair.values())
+        width = min(-(-longest // MULTIPLE) * MULTIPLE, self.rows.length // 2)
         tensors = {}
         for name in rows[0]:
             filling = self.tokenizer.pad_id if name.endswith("input_ids") else IGNORED
-            padded = [
-                np.pad(pair[name], (0, wide - len(pair[name])), constant_values=filling)
-                for pair in rows
-            ]
+            padded = []
+            for pair in rows:
+                end = (0, width - len(pair[name]))
+                padded.append(np.pad(pair[name], end, constant_values=filling))
             tensors[name] = torch.from_numpy(np.stack(padded))
         return Batch(tensors, row_ids)
 
 
 class PairSource(TextBatches):
-    """Pairs of the training part.
-
-    One takes the place of two rows of data.sequence_length; longer ones are left out.
-    """
+    """Pairs of the training part. A pair counts as two rows; longer ones are left out."""
 
     Batches = PairBatches
     joined = "to a pair"
@@ -129,60 +119,46 @@ class PairSource(TextBatches):
     def rows(self, config: RunConfig, data: PreparedData) -> Pairs:
         pairs = Pairs(data.stream("train"), config.data.sequence_length, data.tokenizer.bos_id)
         if pairs.left_out:
-            number = f"{pairs.left_out:,} of {pairs.left_out + pairs.per_epoch:,} pairs"
             self.notes = (
-                f"{number} are left out: longer than data.sequence_length, or with an "
-                "answer of weight 0"
+                f"{pairs.left_out:,} of {pairs.left_out + pairs.per_epoch:,} pairs are left out: "
+                "longer than data.sequence_length, or with an answer of weight 0"
             )
         return pairs
 
 
 class OwnText(TextBatches):
-    """On-policy batches: rows of the text, or what the student writes where such a row has its
-    first trained token.
+    """On-policy batches: in a share of the steps the student writes the rows itself.
 
-    Of stories that is a whole document; of conversations, the answer to a question. Its rows are
-    right-padded, and have `is_own` (B,) besides input_ids and labels. Which steps are its own comes
-    from (seed, k), and the random numbers of what it writes from (seed, k, row); the text comes
-    from the weights. So nothing is saved, and a stopped run resumes exactly.
+    It writes from the first trained token of a row on: a whole story, or the answer to a question.
+    Such a batch has right-padded input_ids and labels (B, T), and is_own (B,).
     """
 
-    def __init__(
-        self,
-        config: RunConfig,
-        data: PreparedData,
-        world: World = ALONE,
-        device: torch.device = CPU,
-    ):
-        super().__init__(config, data, world, device)
-        assert config.distill is not None
-        self.settings = config.distill
-        self.seed = config.seed
-        self.tokenizer = data.tokenizer
-        self.length = config.data.sequence_length
-
     def upcoming(self, first: int, stop: int, lm: LanguageModel) -> Generator[Batch]:
-        return BatchSource.upcoming(
-            self, first, stop, lm
-        )  # none ahead of time: the next weights write it
+        # None ahead of time, because the next weights write it. Undo what TextBatches does.
+        return BatchSource.upcoming(self, first, stop, lm)
 
     def batch(self, k: int, lm: LanguageModel) -> Batch:
+        # A function of (seed, k, row, weights): nothing is saved, and a resume is exact.
         rows = super().batch(k, lm)
-        if Random(f"whose text {self.seed} {k}").random() >= self.settings.on_policy:
+        settings = self.config.distill
+        seed = self.config.seed
+        assert settings is not None  # check_script
+        if Random(f"whose text {seed} {k}").random() >= settings.on_policy:
             return rows
         prompts = [
             self.prompt(ids, labels)
             for ids, labels in zip(rows["input_ids"], rows["labels"], strict=True)
         ]
-        rngs = [Random(f"own text {self.seed} {k} {row}") for row in rows.row_ids]
-        longest = self.settings.max_new_tokens
+        rngs = [Random(f"own text {seed} {k} {row}") for row in rows.row_ids]
+        longest = settings.max_new_tokens
         answers = write_answers(
             lm, self.tokenizer, prompts, max_new_tokens=longest, temperature=1.0, rngs=rngs
         )
         ids = []
         labels = []
         for prompt, answer in zip(prompts, answers, strict=True):
-            new = answer.ids[: self.length - len(prompt)]  # the teacher may read no more
+            # the teacher may read no longer rows
+            new = answer.ids[: self.config.data.sequence_length - len(prompt)]
             ids.append(torch.tensor(prompt + new))
             labels.append(torch.tensor([IGNORED] * len(prompt) + new))
         tensors = {
@@ -193,7 +169,7 @@ class OwnText(TextBatches):
         return Batch(tensors, rows.row_ids)
 
     def prompt(self, ids: Tensor, labels: Tensor) -> list[int]:
-        """Cut a row (T,): from its first document's begin to the first token that is trained on."""
+        """Cut a row (T,): from the start of its first document to its first trained token."""
         starts = (ids == self.tokenizer.bos_id).nonzero()[:, 0].tolist()
         start = starts[0] if starts else 0
         trained = (labels[start + 1 :] != IGNORED).nonzero()[:, 0].tolist()

@@ -12,7 +12,8 @@ from train.run.metrics import StepFigures, append_trace
 from train.run.run import Run
 from train.run.run_directory import log_sizes
 
-SMALLEST_LOSS_SCALE = 1.0  # An overflow at this scale is a fault of the run, not of the scale.
+# An overflow at this scale or a smaller one is the fault of the run.
+SMALLEST_LOSS_SCALE = 1.0
 
 
 class NonFiniteLoss(Exception):
@@ -20,10 +21,7 @@ class NonFiniteLoss(Exception):
 
 
 def after_step(run: Run, batch: Batch, figures: StepFigures) -> bool:
-    """Log, evaluate and save when it is time. Returns whether the run is over.
-
-    Figures stay on the device until they are needed, because reading one waits for the GPU.
-    """
+    """Log, evaluate and save when due. Returns True if the run is over."""
     state = run.state
     run.tracker.first_step_is_taken()
     run.meter.add(figures)
@@ -41,20 +39,22 @@ def after_step(run: Run, batch: Batch, figures: StepFigures) -> bool:
 
 
 def agreed_progress(run: Run) -> float:
-    """Return the share of the run that is over; under max_minutes by the clock of rank 0."""
+    """Return the share of the run that is over, the same in all processes."""
     run.state.seconds = time.perf_counter() - run.state.started
     progress = run.config.progress(run.state.step, run.state.seconds)
     if run.config.max_steps is not None:
         return progress
+    # Clocks differ. If one process went on and another stopped, the first would wait forever.
     return run.world.on_rank0(lambda: progress)
 
 
 def read_figures(run: Run, is_last: bool) -> None:
-    """Read losses off the device if they are needed now; check, show and log them."""
+    """Read losses off the device if they are needed now, and check, show and log them."""
     config = run.config
     state = run.state
     meter = run.meter
     logs = is_last or state.step % config.train.log_every == 0
+    # Reading a figure waits for the GPU, which then waits for the CPU to queue the next step.
     if run.gates_on_device and not logs and not run.hooks.are_due(state.step):
         return
     for figures in meter.read_device():
@@ -74,56 +74,46 @@ def read_figures(run: Run, is_last: bool) -> None:
 
 def check_finite(run: Run, figures: StepFigures) -> None:
     """Log a step that was skipped. Raises NonFiniteLoss if it is one too many."""
-    # nothing is trained where all answers earned the same, or a row is padding or one token
-    if not figures.counts.trained:
+    if not figures.counts.trained:  # in GRPO all answers earned the same, or a row is padding
         return
     loss = figures.values["loss"]
     grad_norm = figures.values["grad_norm"]
     if math.isfinite(loss) and math.isfinite(grad_norm):
         return
     if math.isfinite(loss) and figures.values.get("loss_scale", 0.0) > SMALLEST_LOSS_SCALE:
-        return  # the scale was too large for a gradient of fp16, and the next one is smaller
+        return  # fp16's scale was too large for a gradient; this is normal, and it gets smaller
     state = run.state
     state.skipped += 1
     first = figures.step * run.source.rows_per_batch
     last = first + run.source.rows_per_batch - 1
     record = {"loss": loss, "grad_norm": grad_norm, "rows": [first, last]}
     run.tracker.log("skipped", figures.step + 1, state.tokens, state.seconds, record)
-    step = (
-        f"loss {loss}, gradient norm {grad_norm} at step {figures.step:,} (rows {first} to {last})"
-    )
+    problem = f"loss {loss}, gradient norm {grad_norm} at step {figures.step:,}"
+    problem += f" (rows {first} to {last})"
     if state.skipped > run.config.train.skip_non_finite:
         raise NonFiniteLoss(
-            f"{step}; no step was taken. Lower train.optimizer.lr, use train.precision=fp32, "
-            "look at "
-            f"these rows, or skip them with train.skip_non_finite={state.skipped}"
+            f"{problem}; no step was taken. Lower train.optimizer.lr, use train.precision=fp32, "
+            f"look at these rows, or skip them with train.skip_non_finite={state.skipped}"
         )
-    run.tracker.say(f"skipped: {step}")
+    run.tracker.say(f"skipped: {problem}")
 
 
 def evaluate_and_save(run: Run) -> None:
-    """Do what is due after a step, and everything after the last one.
-
-    In a resumed run, only what was not done yet. A validation loss that is better than any before
-    makes this the best step.
-    """
+    """Do what is due after a step, and everything after the last one, unless it is done already."""
     state = run.state
     config = run.config
     is_last = state.is_last
-    if is_last:  # before the evaluation, which may take long
+    if is_last:  # first, because the evaluation may take long, or fail
         save(run, needed=True)
     if state.evaluated_at != state.step and run.hooks.are_due(state.step, is_last):
         state.saved_at = None  # a checkpoint of this step has no results of these hooks
         name = "the last evaluation" if is_last else "evaluating"
         with run.tracker.doing(name, run.meter, "eval_s"), run.device.autocast():
             loss = run.hooks.run(run)
-        best = state.best_loss if state.best_tokens == config.eval.max_tokens else None
-        if (
-            state.step
-            and loss is not None
-            and math.isfinite(loss)
-            and (best is None or loss < best)
-        ):
+        # Losses on another number of held-out tokens cannot be compared.
+        comparable = state.best_tokens == config.eval.max_tokens
+        best = state.best_loss if comparable and state.best_loss is not None else math.inf
+        if state.step and loss is not None and loss < best:
             state.best_loss = loss
             state.best_step = state.step
             state.best_tokens = config.eval.max_tokens
@@ -136,15 +126,12 @@ def evaluate_and_save(run: Run) -> None:
 
 
 def save(run: Run, needed: bool) -> None:
-    """Write a checkpoint, if there is none of this step.
-
-    A checkpoint that cannot be written is reported; if it is needed, InputError is raised.
-    """
+    """Write a checkpoint, unless this step has one. needed: raise InputError if that fails."""
     state = run.state
     config = run.config.train
     if state.saved_at == state.step:
         return
-    for figures in run.meter.read_device():  # nothing is saved before its loss was checked
+    for figures in run.meter.read_device():  # save no weights whose loss was not checked
         check_finite(run, figures)
     state.seconds = time.perf_counter() - state.started
     state.logged = log_sizes(run.directory)

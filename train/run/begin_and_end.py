@@ -22,12 +22,12 @@ EXIT_NON_FINITE = 3
 
 
 def train_to_the_end(run: Run) -> int:
-    """Train from run.state to the end of the run.
+    """Train from run.state to the end.
 
     Returns the exit code: 0, 3 (non-finite loss), or 128 + the number of a signal.
     """
     state = run.state
-    state.started = time.perf_counter() - state.seconds  # from here, so that compiling counts
+    state.started = time.perf_counter() - state.seconds  # max_minutes includes compiling
     with stop_signals() as state.stop_signal:
         try:
             return _train_to_the_end(run)
@@ -48,18 +48,18 @@ def train_to_the_end(run: Run) -> int:
             raise
         finally:
             torch.use_deterministic_algorithms(False)  # compiling turns them on
-            # DDP must not outlive the connection of the processes: its end would wait forever
+            # Drop DDP while the processes are still connected, or its destructor waits forever.
             state.forward = run.lm.outputs
 
 
 def _train_to_the_end(run: Run) -> int:
     state = run.state
-    # of a run that was over, only the last evaluation may be missing
+    # A run that was over comes here again only if its last evaluation is missing.
     was_over = run.config.progress(state.step, state.seconds) >= 1
     if run.device.compile:
-        from train.machine.compilation import compile_and_try  # it takes long to import
+        from train.machine.compilation import compile_and_try  # takes seconds to import
 
-        compile_and_try(run, state.stop_signal)
+        compile_and_try(run)
     if run.world.size > 1 and run.world.memory is None:
         state.forward = wrap(run.lm, run.world, run.device.device)
     if state.before and run.config.max_steps:  # under a clock, a resume is never exact
@@ -79,28 +79,28 @@ def _train_to_the_end(run: Run) -> int:
 
 
 def show_stop(run: Run, reason: str) -> None:
-    """Let the hooks show why the run stops. An error here would hide the one that led here."""
-    with suppress(Exception):
+    """Let the hooks show why the run stops."""
+    with suppress(Exception):  # an error here would hide the one that stopped the run
         run.hooks.on_rank0("stop", run, reason)
 
 
 def report_rising_rate(run: Run) -> None:
-    """Print a line where a longer run goes back to a higher learning rate than it had."""
+    """Print a line if the learning rate rises again, because the run was made longer."""
     config = run.config
     state = run.state
     progress = config.progress(state.step, state.seconds)
-    # the rate of the next step, which the loop sets again before it takes the step
+    # The rate of the next step. (The loop sets it again before that step.)
     lr = set_learning_rate(run.optimizers, lr_factor(config, state.step, progress))
     if state.lr is not None and lr > state.lr and state.step >= config.train.warmup_steps:
-        run.tracker.say(
-            "the learning rate follows the new length of the run: it rises again from "
-            f"{state.lr:#.2g} to {lr:#.2g}"
-        )
+        rise = f"it rises again from {state.lr:#.2g} to {lr:#.2g}"
+        run.tracker.say(f"the learning rate follows the new length of the run: {rise}")
 
 
 @torch.no_grad()
 def report_initial_loss(run: Run) -> None:
-    """Print the loss before the first step: an untrained model finds every token equally likely."""
+    """Print the loss before the first step."""
+    # A check: an untrained model finds every token equally likely, so it must be ln(vocabulary).
+    # Another value means a wrong initialisation or wrong labels.
     run.lm.eval()
     for attempt in Attempts(run, agree=False):
         with attempt, run.device.autocast():
@@ -108,7 +108,7 @@ def report_initial_loss(run: Run) -> None:
             batch = next((part for part in parts if run.objective.count(part)), parts[0])
             loss_sum = run.objective.loss(run.lm.outputs, batch.to(run.device.device)).sum
             count = run.objective.count(batch)
-    if count:  # where all answers to a question earn the same, there is nothing to learn
+    if count:  # in GRPO it is 0 if all answers earn the same
         message = f"step 0: loss {float(loss_sum) / count:.4f}"
         if isinstance(run.objective, NextToken):
             vocabulary = run.tokenizer.vocab_size

@@ -6,7 +6,8 @@ from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from pathlib import Path
 
 from configs.command import InputError
-from train.config import TRUST_HELP, RunConfig, load_run_config
+from train.config import RunConfig, load_run_config
+from train.run.config_checks import TRUST_HELP
 
 MORE_HELP = """
 What people change most:
@@ -27,7 +28,7 @@ name=… starts another one. To train longer, raise train.max_steps.
 def parse_command_line(
     description: str, example: str = "configs/demo.yaml", script: str = "train.pretrain"
 ) -> RunConfig:
-    """`configs/x.yaml [section.key=value ...]` -> RunConfig. script: whose command line it is."""
+    """Read `configs/x.yaml [section.key=value ...]` into a RunConfig that this script can train."""
     usage = f"python -m {script} configs/x.yaml [section.key=value ...] [--trust-hooks]"
     parser = ArgumentParser(
         usage=usage,
@@ -36,25 +37,21 @@ def parse_command_line(
         formatter_class=RawDescriptionHelpFormatter,
     )
     parser.add_argument("config", nargs="?", help=f"a YAML file, for example {example.split()[0]}")
-    parser.add_argument(
-        "overrides", nargs="*", metavar="section.key=value", help="for example seed=1"
-    )
+    key_value = "section.key=value"
+    parser.add_argument("overrides", nargs="*", metavar=key_value, help="for example seed=1")
     parser.add_argument("--trust-hooks", action="store_true", help=TRUST_HELP)
-    arguments = parser.parse_intermixed_args()
-    if arguments.config is None or "=" in Path(arguments.config).name:
+    args = parser.parse_intermixed_args()
+    if args.config is None or "=" in Path(args.config).name:  # an override, and no config
         raise InputError(f"name a config: python -m {script} {example} (--help has more)")
-    config = load_run_config(
-        arguments.config, arguments.overrides, trust_hooks=arguments.trust_hooks
-    )
+    config = load_run_config(args.config, args.overrides, trust_hooks=args.trust_hooks)
     check_script(config, script)
     return config
 
 
 # --------------------------------------------------------------------------------------------------
-# which script trains it
+# which script trains which config
 
-# the scripts after train.pretrain: their section, and what data.records must be ("" = it does not
-# matter)
+# Script: its section, and what data.records must be. "" = any.
 METHODS = {
     "train.sft": ("", "conversations"),
     "train.dpo": ("dpo", "pairs"),
@@ -64,39 +61,32 @@ METHODS = {
 
 
 def script_of(config: RunConfig) -> str:
-    """The script that trains what a RunConfig says.
-
-    Raises InputError where it has the sections of two.
-    """
-    named = [
-        script
-        for script, (section, _) in METHODS.items()
-        if section and getattr(config, section) is not None
-    ]
-    if len(named) > 1:
-        sections = " and ".join(METHODS[script][0] for script in named)
-        raise InputError(f"the config has sections of {sections}: set all but one of them to null")
-    if named or config.data.records == "pairs":
-        return named[0] if named else "train.dpo"
+    """Return the script that trains a config. Raises InputError if it has the sections of two."""
+    sections = [section for section, _ in METHODS.values()]
+    present = [name for name in sections if name and getattr(config, name) is not None]
+    if len(present) > 1:
+        both = " and ".join(present)
+        raise InputError(f"the config has sections of {both}: set all but one of them to null")
+    if present:
+        return f"train.{present[0]}"
+    if config.data.records == "pairs":
+        return "train.dpo"
     tunes = config.init_from is not None and config.data.records == "conversations"
     return "train.sft" if tunes else "train.pretrain"
 
 
 def check_script(config: RunConfig, script: str) -> None:
-    """Raises InputError where this script cannot train what a RunConfig says."""
-    own, (section, records) = script_of(config), METHODS.get(script, ("", ""))
-    if own != script and METHODS.get(own, ("", ""))[0]:
-        named = (
-            own.removeprefix("train.")
-            if getattr(config, METHODS[own][0]) is not None
-            else "data.records: pairs"
-        )
-        raise InputError(f"{script} knows nothing of `{named}`: use python -m {own}")
+    """Raise InputError if this script cannot train this config."""
+    own = script_of(config)
+    own_section = METHODS.get(own, ("", ""))[0]
+    section, records = METHODS.get(script, ("", ""))
+    if own != script and own_section:
+        has_section = getattr(config, own_section) is not None
+        cause = own_section if has_section else "data.records: pairs"
+        raise InputError(f"{script} cannot train a config with `{cause}`: use python -m {own}")
     if section in ("grpo", "distill") and getattr(config, section) is None:
-        raise InputError(
-            f"{section}: is null: {script} needs this section, as "
-            f"configs/{section}_demo.yaml has it"
-        )
+        example = f"configs/{section}_demo.yaml"
+        raise InputError(f"{section}: is null: {script} needs this section, as in {example}")
     if records and config.data.records != records:
         instead = "" if own == script else f", or use python -m {own}"
         raise InputError(f"{script} needs {records}: set data.records={records}{instead}")

@@ -1,8 +1,6 @@
-"""Figures of a run: what each step measured, and where it goes: metrics.jsonl, a progress bar,
-wandb, TensorBoard.
+"""Figures of a run, and where they go: metrics.jsonl, a progress bar, wandb, TensorBoard.
 
-None of these programs stops a run: one that raises is switched off, and the run continues without
-it.
+None of these programs stops a run: one that raises is switched off, and the run continues.
 """
 
 from __future__ import annotations
@@ -42,37 +40,29 @@ SILENCE = 0.05
 
 
 class Counts(NamedTuple):
-    """The counts of one step, over all processes.
+    """The counts of one step, over all processes."""
 
-    trained    what the objective counts
-    tokens     without padding
-    positions  with padding
-    """
-
-    trained: int
-    tokens: int
-    positions: int
+    trained: int  # by Objective.count
+    tokens: int  # without padding
+    positions: int  # with padding
 
 
 @dataclass(frozen=True)
 class StepFigures:
-    """The figures of one step, over all processes.
-
-    waited: seconds for the batch. scalars: `loss` (nats a token), `grad_norm`, both NaN where
-    nothing was trained, and the rest by name; they stay on the device until somebody needs them.
-    values: the same, once read.
-    """
+    """The figures of one step, over all processes."""
 
     step: int
     lr: float
     counts: Counts
-    waited: float
+    waited: float  # seconds for the batch
+    # `loss` (nats a token), `grad_norm`, and the rest by name; NaN if nothing was trained. They
+    # stay on the device, for reading one waits for the GPU.
     scalars: dict[str, Tensor]
-    values: dict[str, float] = field(default_factory=dict)
+    values: dict[str, float] = field(default_factory=dict)  # the same, once read
 
 
 class Meter:
-    """Speed, share of the peak, waiting, memory: figures since the last line of metrics.jsonl."""
+    """Speed, waiting and memory since the last line of metrics.jsonl."""
 
     def __init__(
         self, config: RunConfig, lm: LanguageModel, device: Device, world_size: int = 1
@@ -87,7 +77,7 @@ class Meter:
         self.start()
 
     def start(self) -> None:
-        """Begin a line now: the time before, for example of compiling, does not count."""
+        """Begin a line now: time before, such as that of compiling, does not count."""
         self.tokens = self.positions = 0
         self.waited = 0.0
         self._began = time.perf_counter() - sum(self.elsewhere.values())
@@ -108,11 +98,9 @@ class Meter:
         read = self._unread
         self._unread = []
         if read:
-            values = iter(
-                torch.stack(
-                    [x.float() for figures in read for x in figures.scalars.values()]
-                ).tolist()
-            )
+            # one stack and one tolist(): a .item() for each would wait for the GPU as often
+            scalars = [x.float() for figures in read for x in figures.scalars.values()]
+            values = iter(torch.stack(scalars).tolist())
             for figures in read:
                 figures.values.update(zip(figures.scalars, values, strict=False))
             self.last = read[-1]
@@ -123,9 +111,13 @@ class Meter:
         assert self.last is not None
         last = self.last
         seconds = self.seconds()
-        on_gpu = self.device.type == "cuda"
+        # peak GPU memory, or this process's resident memory on a CPU
+        memory = psutil.Process().memory_info().rss
+        if self.device.type == "cuda":
+            memory = torch.cuda.max_memory_allocated()
+        # Padding is computed as well, so it counts as work of the machine, but not as tokens.
         flops_per_s = self.flops * self.positions / seconds
-        values = {
+        values: dict[str, Any] = {
             "loss": last.values["loss"],
             "lr": last.lr,
             "grad_norm": last.values["grad_norm"],
@@ -133,19 +125,11 @@ class Meter:
             "padding_share": 1 - last.counts.tokens / max(1, last.counts.positions),
             "data_wait_share": round(self.waited / seconds, 4),
             "tflops": round(flops_per_s / 1e12, 4),
-            **({"mfu": round(flops_per_s / self.peak_flops, 4)} if self.peak_flops else {}),
-            # peak GPU memory, or this process's resident memory on a CPU
-            "memory_gb": round(
-                (
-                    torch.cuda.max_memory_allocated()
-                    if on_gpu
-                    else psutil.Process().memory_info().rss
-                )
-                / 1e9,
-                3,
-            ),
-            **{name: round(spent, 3) for name, spent in self.elsewhere.items()},
         }
+        if self.peak_flops:
+            values["mfu"] = round(flops_per_s / self.peak_flops, 4)
+        values["memory_gb"] = round(memory / 1e9, 3)
+        values |= {name: round(spent, 3) for name, spent in self.elsewhere.items()}
         self.elsewhere = dict.fromkeys(self.elsewhere, 0.0)
         self.start()
         return values | {name: value for name, value in last.values.items() if name not in values}
@@ -185,9 +169,7 @@ class Tracker:
 
     @contextmanager
     def first_step(self, step: int) -> Iterator[None]:
-        """While inside, say that this step is taken, until `first_step_is_taken`: it warms up,
-        which may take long.
-        """
+        """Show that this step runs, until `first_step_is_taken`: the first one may take long."""
         with self._first_step as waiting:
             waiting.enter_context(self.doing(f"step {step:,}"))
             yield
@@ -196,7 +178,7 @@ class Tracker:
         self._first_step.close()
 
     def _tell(self, method: str, *arguments: Any) -> None:
-        """Call a method of every other program; one that raises is switched off."""
+        """Call a method of every other program, and switch off one that raises."""
         for other in list(self._others):
             try:
                 getattr(other, method)(*arguments)
@@ -208,27 +190,22 @@ class Tracker:
         self, split: str, step: int, tokens: int, time_s: float, values: dict[str, Any]
     ) -> None:
         """Write a line of metrics.jsonl; wandb gets the figures as `train/loss`, `val/loss`, …"""
-        self.append(
-            self.file,
-            {"step": step, "tokens": tokens, "time_s": round(time_s, 3), "split": split, **values},
-        )
+        place = {"step": step, "tokens": tokens, "time_s": round(time_s, 3), "split": split}
+        self.append(self.file, place | values)
         self._tell("log", {f"{split}/{key}": value for key, value in values.items()}, step)
 
     def append(self, file: Path, record: dict[str, Any]) -> None:
-        """Write a line of a .jsonl file of the run; NaN and infinity become null.
-
-        A failure to write is reported once, and training continues.
-        """
+        """Write a line of a .jsonl file of the run. A failure is reported once."""
         if not self.writes:
             return
-        finite = {
-            k: None if isinstance(v, float) and not math.isfinite(v) else v
-            for k, v in record.items()
-        }
+        finite = dict(record)
+        for key, value in record.items():
+            if isinstance(value, float) and not math.isfinite(value):
+                finite[key] = None  # JSON has no NaN
         try:
             append_line(file, finite)
         except OSError as error:
-            if not file.parent.exists():  # nothing of what it learns from here on could be saved
+            if not file.parent.exists():  # no checkpoint could be saved either: stop
                 raise InputError(
                     f"{file.parent} was moved or deleted while a run was writing into it"
                 ) from None
@@ -243,15 +220,11 @@ class Tracker:
         self._tell("show", name, media, step)
 
     def progress(self, step: int, seconds: float, **shown: str) -> None:
-        """Move the bar to this step (under max_minutes, to this time) and show these figures beside
-        it.
-
-        Without a terminal: a line of its own where nothing was said for a while, so that nobody
-        takes work for a hang.
-        """
+        """Move the bar to this step (or minute), with these figures beside it."""
         at = step if self._minutes is None else min(seconds / 60, self._minutes)
         self.bar.set_postfix(shown, refresh=False)
         self.bar.update(at - self.bar.n)
+        # Without a terminal print a line now and then: else the run looks as if it hangs.
         now = time.monotonic()
         if self.bar.disable and now - self._said > max(SILENCE_S, (now - self._began) * SILENCE):
             left = (now - self._began) / 60 * (self._total - at) / max(at - self._first, 1e-9)
@@ -260,10 +233,9 @@ class Tracker:
 
     @contextmanager
     def doing(self, what: str, meter: Meter | None = None, figure: str = "") -> Iterator[None]:
-        """While inside, the bar says what keeps it from moving; without a terminal a line does,
-        every few seconds.
+        """Show why the bar does not move; without a terminal, by a line every few seconds.
 
-        meter, figure: its time is not training's, but that of "eval_s" or "save_s".
+        meter, figure: count the time as "eval_s" or "save_s", not as training.
         """
         self.bar.set_postfix_str(f"{what} …")
         before = time.perf_counter()
@@ -276,20 +248,18 @@ class Tracker:
             self.bar.set_postfix_str("", refresh=False)
 
     def say(self, text: str) -> None:
-        """Print a line without tearing the progress bar. If nobody reads it any more, the run
-        continues: Ctrl-C ends both sides of `… | tee log`, and the checkpoint is still to be
-        written.
-        """
+        """Print a line without tearing the progress bar."""
         if self.writes:
             self._said = time.monotonic()
             try:
                 self.bar.write(translated(text), file=sys.stdout)
                 sys.stdout.flush()
             except OSError:
-                os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # and what still waits goes nowhere
+                # Nobody reads any more: Ctrl-C ends both sides of `… | tee log`. The checkpoint is
+                # still to be written, so go on, and drop what is printed from here on.
+                os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
     def close(self, exit_code: int = 0) -> None:
-        """Close the bar, and the others' runs with our exit code."""
         self.bar.close()
         self._tell("finish", exit_code)
 
@@ -297,29 +267,28 @@ class Tracker:
 def append_trace(
     tracker: Tracker, world: World, directory: Path, batch: Batch, figures: StepFigures
 ) -> None:
-    """A line of trace.jsonl, which proves two runs equal to the last bit (`train.trace: true`):
-    sha256 of the whole batch, and the figures as hexadecimal floats. It waits for the device at
-    every step, so it is not always on.
+    """Write a line of trace.jsonl, which proves two runs equal to the last bit.
+
+    It has the sha256 of the whole batch, and figures as hexadecimal floats.
     """
-    rows = zip(
-        batch.row_ids, *(tensor.cpu().numpy() for tensor in batch.tensors.values()), strict=True
-    )
-    hashes = [
-        sha256(str(number).encode() + b"".join(a.tobytes() for a in row)).hexdigest()
-        for number, *row in rows
-    ]
+    columns = [tensor.cpu().numpy() for tensor in batch.tensors.values()]
+    hashes = []
+    for number, *row in zip(batch.row_ids, *columns, strict=True):
+        content = str(number).encode() + b"".join(array.tobytes() for array in row)
+        hashes.append(sha256(content).hexdigest())
     everywhere = "".join(row_hash for share in world.gather(hashes) for row_hash in share)
-    exact = {name: float(figures.scalars[name]).hex() for name in ("loss", "grad_norm")} | {
-        "lr": figures.lr.hex()
+    record = {
+        "step": figures.step + 1,
+        "batch": sha256(everywhere.encode()).hexdigest(),
+        "loss": float(figures.scalars["loss"]).hex(),  # waits for the GPU at every step
+        "grad_norm": float(figures.scalars["grad_norm"]).hex(),
+        "lr": figures.lr.hex(),
     }
-    record = {"step": figures.step + 1, "batch": sha256(everywhere.encode()).hexdigest(), **exact}
     tracker.append(directory / "trace.jsonl", record)
 
 
 class Wandb:
-    """Weights & Biases, which has a process of its own: a line costs training next to nothing. The
-    runs of a sweep are one group there (WANDB_RUN_GROUP, train/run/sweep.py).
-    """
+    """Weights & Biases. It has a process of its own, so it hardly slows training."""
 
     name = "wandb"
 
@@ -335,14 +304,12 @@ class Wandb:
             mode=config.tracking.wandb,
             dir=str(config.directory.resolve()),  # its service may have another working directory
             config=config.model_dump(),
-            settings=wandb.Settings(
-                silent=True, x_service_wait=300.0
-            ),  # a busy machine starts it slowly
+            # a busy machine starts it slowly
+            settings=wandb.Settings(silent=True, x_service_wait=300.0),
         )
         self._run.define_metric("*", step_metric="step")
-        self._run.define_metric(
-            "val/loss", step_metric="step", summary="min"
-        )  # the table of runs shows the best
+        # the table of runs shows the best loss, not the last
+        self._run.define_metric("val/loss", step_metric="step", summary="min")
 
     def log(self, values: dict[str, Any], step: int) -> None:
         self._run.log({**values, "step": step})
@@ -351,26 +318,24 @@ class Wandb:
         import wandb
 
         if media.suffix == ".html":
-            shown: Any = wandb.Html(media.read_text(encoding="utf-8"), inject=False)
+            content: Any = wandb.Html(media.read_text(encoding="utf-8"), inject=False)
         else:
-            shown = wandb.Image(str(media))
-        self.log({name: shown}, step)
+            content = wandb.Image(str(media))
+        self.log({name: content}, step)
 
     def finish(self, exit_code: int) -> None:
         self._run.finish(exit_code=exit_code)  # waits for what is still to be sent
 
 
 class TensorBoard:
-    """Event files in `runs/<name>/tensorboard`, for `tensorboard --logdir runs`: figures and
-    pictures.
-    """
+    """Event files in `runs/<name>/tensorboard`, for `tensorboard --logdir runs`."""
 
     name = "tensorboard"
 
     def start(self, config: RunConfig, state: TrainerState) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        # what a run that was killed wrote beyond its last checkpoint is replaced
+        # replaces what a killed run wrote after its last checkpoint
         self._writer = SummaryWriter(config.directory / "tensorboard", purge_step=state.step + 1)
 
     def log(self, values: dict[str, Any], step: int) -> None:
@@ -384,9 +349,8 @@ class TensorBoard:
 
         if media.suffix == ".png":  # it has no place for a page
             with Image.open(media) as picture:
-                self._writer.add_image(
-                    name, np.asarray(picture.convert("RGB")), step, dataformats="HWC"
-                )
+                pixels = np.asarray(picture.convert("RGB"))
+            self._writer.add_image(name, pixels, step, dataformats="HWC")
 
     def finish(self, exit_code: int) -> None:
         self._writer.close()

@@ -26,67 +26,70 @@ from train.run.run import Run
 
 def opening(run: Run, checkpoint: Path | None = None) -> str:
     """Return a few lines about the run: model, device, length, rows, text."""
-    c = run.config
+    config = run.config
     world = run.world
-    active = (
-        f" ({num_active_parameters(run.lm):,} active for a token)" if c.model.num_experts else ""
-    )
-    length = (
-        f"{c.train.max_minutes} minutes by the clock (so never twice exactly the same) in steps"
-    )
+    model = f"{config.name}: {run.lm.num_parameters():,} parameters"
+    if config.model.num_experts:
+        model += f" ({num_active_parameters(run.lm):,} active for a token)"
+    model += f", {config.model.in_words()}"
+
+    length = f"{config.train.max_minutes} minutes by the clock (so never twice exactly the same)"
+    length += " in steps"
     epochs = None
-    if c.max_steps:
-        length = f"{c.max_steps:,} steps"
-        epochs = run.source.epochs(c.max_steps)
+    if config.max_steps:
+        length = f"{config.max_steps:,} steps"
+        epochs = run.source.epochs(config.max_steps)
+    tokens = config.data.sequence_length
     rows = run.source.rows_per_batch * run.rows_joined
-    joined = f", {run.rows_joined} joined {run.source.joined}" if run.rows_joined > 1 else ""
+    length += f" of {rows * tokens:,} tokens ({rows} row{'s' * (rows != 1)} of {tokens}, "
+    length += f"{run.state.micro_rows * run.rows_joined} at a time"
+    if run.rows_joined > 1:
+        length += f", {run.rows_joined} joined {run.source.joined}"
+    length += f"), {epochs:.2f} epochs" if epochs else ")"
+    if config.init_from:
+        length += f"; starts from {config.init_from}"
+
     processes = f"{world.size} processes, {world.parallel}" if world.size > 1 else ""
     if world.memory is not None:
         processes = processes_in_words(world.size, torch.get_num_threads())
     lines = [
-        f"{c.name}: {run.lm.num_parameters():,} parameters{active}, {c.model.in_words()}",
+        model,
         "; ".join(run.device.notes),
-        f"{length} of {rows * c.data.sequence_length:,} tokens ({rows} row{'s' * (rows != 1)} of "
-        f"{c.data.sequence_length}, {run.state.micro_rows * run.rows_joined} at a time{joined})"
-        + (f", {epochs:.2f} epochs" if epochs else "")
-        + (f"; starts from {c.init_from}" if c.init_from else ""),
+        length,
         processes,
         describe(run.data),
         run.source.notes,
-        too_long(run.held_out, c.data, "validation"),
-        f"resumed from {str(checkpoint).removesuffix('.tmp')}, step {run.state.step:,}"
-        if checkpoint
-        else "",
-        *map(exact_until, run.state.breaks),
+        too_long(run.held_out, config.data, "validation"),
     ]
+    if checkpoint:
+        directory = str(checkpoint).removesuffix(".tmp")  # the name that `tidy` gives it
+        lines.append(f"resumed from {directory}, step {run.state.step:,}")
+    lines += map(exact_until, run.state.breaks)
     return "\n".join(filter(None, lines))
 
 
 def write(run: Run) -> None:
-    """Write loss.png, report.md and, last, result.json: with it the run counts as finished.
-
-    For one process.
-    """
+    """Write loss.png, report.md and result.json. Rank 0 calls it."""
     directory = run.config.directory
     state = run.state
+
+    def warn(problem: str) -> None:
+        run.tracker.say(f"warning: {problem}")
+
     metrics: list[dict[str, Any]] = []
-    with suppress(DamagedFile):  # a folder, a pipe: the run has said that it cannot write there
-        metrics = read_lines(
-            directory / METRICS, lambda problem: run.tracker.say(f"warning: {problem}")
-        )
+    with suppress(DamagedFile):  # the run has already warned that it cannot write there
+        metrics = read_lines(directory / METRICS, warn)
     outcomes = run.hooks.outcomes(run, metrics)
     train = [line for line in metrics if line["split"] == "train"]
-    speed = median_high(
-        [line["tokens_per_s"] for line in train if line.get("tokens_per_s") is not None] or [0.0]
-    )
-    apart = sum(run.meter.elsewhere.values()) + sum(
-        (m.get("eval_s") or 0) + (m.get("save_s") or 0) for m in train
-    )
+    speeds = [line["tokens_per_s"] for line in train if line.get("tokens_per_s") is not None]
+    speed = median_high(speeds or [0.0])
+    apart = sum(run.meter.elsewhere.values())  # since the last line of metrics.jsonl
+    apart += sum((line.get("eval_s") or 0) + (line.get("save_s") or 0) for line in train)
     lines = [line for outcome in outcomes for line in outcome.lines]
     lines.append(
         f"{state.seconds / 60:.1f} minutes ({apart / 60:.1f} of them evaluating and saving), "
-        f"{state.tokens:,} tokens, "
-        f"{speed:,.0f} tokens/s (median), finished at step {state.step:,}"
+        f"{state.tokens:,} tokens, {speed:,.0f} tokens/s (median), "
+        f"finished at step {state.step:,}"
     )
     figures: dict[str, Any] = {
         "step": state.step,
@@ -102,11 +105,9 @@ def write(run: Run) -> None:
         f"torch {torch.__version__}, Python {platform.python_version()}, "
         f"{machine(run.device.device)}; {date.today()}"
     )
-    sample = (
-        ["A sample, as the model wrote it:", "", fenced(figures["sample"]), ""]
-        if figures.get("sample")
-        else []
-    )
+    sample = []
+    if figures.get("sample"):
+        sample = ["A sample, as the model wrote it:", "", fenced(figures["sample"]), ""]
     page = [
         *(f"# {markdown(run.config.name)}", "", fenced(opening(run)), ""),
         *("## Result", "", fenced("\n".join(lines)), "", *sample),
@@ -116,13 +117,12 @@ def write(run: Run) -> None:
     ]
     plot_loss(metrics, directory / "loss.png")
     (directory / "report.md").write_text("\n".join(page), encoding="utf-8")
-    write_atomically(
-        directory / RESULT, json.dumps(figures, indent=2) + "\n"
-    )  # with it, the run is finished
+    # Last: with this file the run counts as finished.
+    write_atomically(directory / RESULT, json.dumps(figures, indent=2) + "\n")
 
 
 def summary(directory: Path) -> str:
-    """Return the summary of a finished run: a sample, figures, files, and what the heads did."""
+    """Return what a finished run prints: a sample, figures, files, and news of its heads."""
     result = read_json(directory / RESULT)
     viewer = directory / "attention" / VIEWER
     checkpoint = directory / "checkpoints" / f"step_{result['step']:08d}"
@@ -132,32 +132,29 @@ def summary(directory: Path) -> str:
         "checkpoint": checkpoint,
     }
     listed = [f"{label + ':':<12}{path}" for label, path in places.items() if path.exists()]
-    to_watch = (
-        [f"To watch every head while it learns, open {viewer} in a browser."]
-        if viewer.exists()
-        else []
-    )
-    seen = [result["seen"]] if result.get("seen") else []
-    parts = [[result.get("sample", "")], result.get("summary", []), listed, seen + to_watch]
-    return "\n".join(line for part in parts if part for line in ("", *part))
+    about_heads = [result["seen"]] if result.get("seen") else []
+    if viewer.exists():
+        about_heads.append(f"To watch every head while it learns, open {viewer} in a browser.")
+    lines: list[str] = []
+    for part in ([result.get("sample", "")], result.get("summary", []), listed, about_heads):
+        if part:
+            lines += ["", *part]
+    return "\n".join(lines)
 
 
 def plot_loss(metrics: list[dict[str, Any]], path: Path) -> None:
-    """Plot training and validation loss against tokens."""
     from matplotlib.figure import Figure
 
-    figure = Figure(
-        figsize=(7, 4), dpi=110
-    )  # margins by hand: a layout engine draws everything twice
-    axes = figure.add_axes((0.12, 0.12, 0.86, 0.84))
-    for split, style in (
-        ("train", {"lw": 0.8, "alpha": 0.6}),
-        ("val", {"ls": "none", "marker": "o"}),
-    ):
-        chosen = [m for m in metrics if m["split"] == split and m.get("loss") is not None]
-        axes.plot(
-            [m["tokens"] / 1e6 for m in chosen], [m["loss"] for m in chosen], label=split, **style
-        )
+    figure = Figure(figsize=(7, 4), dpi=110)
+    axes = figure.add_axes((0.12, 0.12, 0.86, 0.84))  # a layout engine would draw all twice
+    styles: dict[str, dict[str, Any]] = {
+        "train": {"lw": 0.8, "alpha": 0.6},
+        "val": {"ls": "none", "marker": "o"},
+    }
+    for split, style in styles.items():
+        points = [m for m in metrics if m["split"] == split and m.get("loss") is not None]
+        tokens = [point["tokens"] / 1e6 for point in points]
+        axes.plot(tokens, [point["loss"] for point in points], label=split, **style)
     axes.set(xlabel="million tokens seen", ylabel="loss (nats per token)")
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)

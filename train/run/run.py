@@ -1,4 +1,4 @@
-"""Run: everything that a training run holds. All that changes while it trains is in run.state."""
+"""Run: everything that a training run holds. What changes while it trains is in run.state."""
 
 from __future__ import annotations
 
@@ -30,33 +30,26 @@ from train.run.run_directory import CONTENTS, Start, check_contents
 
 @dataclass
 class RunState(TrainerState):
-    """The changing part of a run: TrainerState, which checkpoints save, and this process's own.
+    """The changing part of a run: TrainerState, which checkpoints save, and more that they do not.
 
-    before       `resolved` of the checkpoint
-    micro_rows   rows of one forward pass
-    saved_at     step of the newest checkpoint
-    started      when the run would have begun if it had never been interrupted
-    progress     share of the run that is over, 0 … 1
-    is_last      nothing is trained any more: what runs now is the last evaluation
-    forward      what training calls: `LanguageModel.outputs`, or the model in DDP
-    non_finite   steps skipped so far, counted on the device; `skipped` is the part that was read
-    stop_signal  the signal that asked this process to stop, 0 = none
+    forward: what training calls, `LanguageModel.outputs` or DDP. `resume` sets it.
     """
 
-    before: dict[str, Any] = field(default_factory=dict)
-    micro_rows: int = 1
-    saved_at: int | None = None
-    started: float = 0.0
-    progress: float = 0.0
-    is_last: bool = False
-    forward: Forward = None  # type: ignore[assignment]  # `resume` sets it
+    before: dict[str, Any] = field(default_factory=dict)  # `resolved` of the checkpoint
+    micro_rows: int = 1  # rows of one forward pass
+    saved_at: int | None = None  # step of the newest checkpoint
+    started: float = 0.0  # when the run would have begun if it had never been interrupted
+    progress: float = 0.0  # share of the run that is over, 0 … 1
+    is_last: bool = False  # training has ended, and the last evaluation runs
+    forward: Forward = None  # type: ignore[assignment]
+    # Skipped steps, counted on the device. `skipped` is the number that the CPU has read.
     non_finite: Tensor = field(default_factory=lambda: torch.zeros(()))
-    stop_signal: Callable[[], int] = lambda: 0
+    stop_signal: Callable[[], int] = lambda: 0  # the signal that came to this process; 0 = none
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run, as one of its processes sees it. script: the module of its command."""
+    """One run in one of its processes. script: the module of its command."""
 
     config: RunConfig
     script: str
@@ -73,25 +66,19 @@ class Run:
     tracker: Tracker
     meter: Meter
     state: RunState
-    memory: dict[str, Any] = field(
-        default_factory=dict
-    )  # of a hook that is a function, between two events
+    # Here a hook that is a function keeps what it needs for its next call.
+    memory: dict[str, Any] = field(default_factory=dict)
 
     @property
     def gates_on_device(self) -> bool:
-        """Return whether a bad step is skipped without the CPU waiting for it.
-
-        Fused AdamW and Muon can do so on CUDA. In fp16 the loss scale is read at every step anyway.
-        """
-        return (
-            self.device.device.type == "cuda"
-            and not self.world.shares_model
-            and not self.scaler.is_enabled()
-        )
+        """True if bad steps are skipped without the CPU waiting for the GPU."""
+        # Fused AdamW and Muon can skip on CUDA. fp16 reads its loss scale at every step anyway.
+        on_cuda = self.device.device.type == "cuda"
+        return on_cuda and not self.world.shares_model and not self.scaler.is_enabled()
 
     @property
     def rows_joined(self) -> int:
-        """Return how many rows of data.sequence_length are joined into a row of this run."""
+        """The number of rows of data.sequence_length tokens in a row of this run."""
         return max(1, self.source.row_length // self.config.data.sequence_length)
 
     # What hooks read: a Run is their event (EvalEvent in eval/hooks/hook.py).
@@ -184,10 +171,9 @@ def resume(
     device: Device,
     world: World,
 ) -> RunState:
-    """Return the state to start from: a new one, or that of a checkpoint with weights and moments.
+    """Return the state to start from: a new one, or a checkpoint's, with weights and moments.
 
-    Raises InputError if the checkpoint does not fit, or the text is not the one that the run was
-    trained on.
+    Raises InputError if the checkpoint does not fit, or the run was trained on another text.
     """
     state = RunState()
     rows = micro_batch_rows(config, device, world.size)
@@ -199,15 +185,12 @@ def resume(
         else:
             state.wandb_id = None  # another run continues, under its own name
         check_contents(config, state, data)
-        before = (state.resolved.get("device"), state.resolved.get("world_size"))
+        saved = state.resolved
+        before = (saved.get("device"), saved.get("world_size"))
         if config.train.micro_batch_size == "auto" and before == (device.device.type, world.size):
-            # memory may have run out since
-            rows = min(
-                state.resolved.get("micro_batch_size") or rows, config.rows_per_step // world.size
-            )
-    state.identity = config.identity() | {
-        CONTENTS: data.directory.name
-    }  # from here on it is the continued run's
+            # Keep it: it is smaller than the guess if memory ran out.
+            rows = min(saved.get("micro_batch_size") or rows, config.rows_per_step // world.size)
+    state.identity = config.identity() | {CONTENTS: data.directory.name}
     state.before = state.resolved
     state.resolved = decided_by(device, rows, world.size)
     joined_rows = rows * config.data.sequence_length // source.row_length

@@ -1,7 +1,6 @@
-"""runs/<name>/: who may write there, where a run starts, and when it is finished.
+"""runs/<name>/: its lock, where a run starts, and when it is finished.
 
-The same command on an existing run resumes it. What makes a run itself (`RunConfig.identity`) must
-be equal, else the keys that differ are named.
+The same command on an existing run resumes it, if `RunConfig.identity` is the same.
 """
 
 from __future__ import annotations
@@ -23,21 +22,19 @@ from data.packing import PreparedData
 from eval.page.viewer import VIEWER
 from eval.pictures.heads import PICTURES
 from eval.run_files import EXPERTS, METRICS, RESULT, SAMPLES, read_result
-from train.config import LIMITS, RunConfig, load_run_config
+from train.config import RunConfig, load_run_config
 from train.run.checkpoint import STEPS, TrainerState, damage, newest_intact, read_state, tidy
 
-LOCK = "owner.lock"  # held as long as a process works in the run directory
-PATIENCE_S = 1.0  # with an owner that is just leaving
-CONTENTS = "data.contents"  # key of the identity that says what the prepared data was made of
+LOCK = "owner.lock"  # A process locks it as long as it writes into the run directory.
+PATIENCE_S = 1.0  # Another process may be about to end.
+CONTENTS = "data.contents"  # This key of the identity is a hash of the text.
 LOGS = (METRICS, SAMPLES, EXPERTS, "trace.jsonl", "attention/index.jsonl")
 
 
 @contextmanager
 def own(directory: Path) -> Iterator[None]:
-    """Be the only process that writes into a folder, which is made if it does not exist.
-
-    The lock ends with the process, however that ends. Raises InputError if another process has it.
-    """
+    """Lock a folder, which is made if it does not exist. Raises InputError if it is in use."""
+    # The system frees this lock when the process ends, even if it is killed.
     lock = FileLock(directory / LOCK, timeout=PATIENCE_S)
     directory.mkdir(parents=True, exist_ok=True)
     try:
@@ -51,116 +48,96 @@ def own(directory: Path) -> Iterator[None]:
             yield
     finally:
         with suppress(OSError):
-            (directory / LOCK).unlink()  # while it is locked: who waits for it sees that it is gone
-            for folder in (
-                directory,
-                directory.parent,
-            ):  # as if never made, if nothing was written into them
+            (directory / LOCK).unlink()  # while locked, so that a process that waits sees it gone
+            for folder in (directory, directory.parent):  # fails, as it should, if they have files
                 folder.rmdir()
         lock.release()
 
 
 @dataclass(frozen=True)
 class Start:
-    """The begin of a run: at a checkpoint, from scratch (None), or not at all: it is finished.
+    """The begin of a run: at a checkpoint, from scratch, or not at all if it is finished."""
 
-    newest: the run's own newest checkpoint that is intact; it is not checked again.
-    """
-
-    checkpoint: Path | None = None
+    checkpoint: Path | None = None  # None: from scratch
     finished: bool = False
-    state: TrainerState | None = None
-    newest: Path | None = None
+    state: TrainerState | None = None  # of the checkpoint
+    newest: Path | None = None  # the run's own newest intact checkpoint
 
 
 def find_start(config: RunConfig) -> Start:
-    """Look at what exists and decide. Writes nothing; hashes each file once at most.
+    """Look at what exists and decide; write nothing.
 
-    Raises InputError if the directory belongs to another run or to no run, if resume=never meets an
-    existing run, and if resume names no complete checkpoint.
+    Raises InputError if the directory belongs to another run or to no run, if it exists and
+    resume=never, or if resume names no complete checkpoint.
     """
     directory = config.directory
     newest = None
     begun_with = config
-    before_config = {
-        LOCK,
-        "config.tmp",
-    }  # all that a run leaves that was killed before it wrote its config
+    # A run that was killed before it wrote its config leaves only these.
+    before_config = {LOCK, "config.tmp"}
     if directory.exists() and any(path.name not in before_config for path in directory.iterdir()):
         if config.resume == "never":
-            raise InputError(
-                f"{directory} exists and resume=never: choose another name, or resume=auto to "
-                "continue"
-            )
+            problem = f"{directory} exists and resume=never"
+            raise InputError(f"{problem}: choose another name, or resume=auto to continue")
         try:
             begun_with = load_run_config(directory / "config.yaml")
         except InputError as error:
-            raise InputError(
-                f"{directory} exists and is not a run: {error}: choose another name"
-            ) from None
+            problem = f"{directory} exists and is not a run: {error}"
+            raise InputError(f"{problem}: choose another name") from None
         newest = newest_intact(directory / "checkpoints")
         if newest is None and any((directory / "checkpoints").glob(STEPS)):
             raise InputError(
                 f"no checkpoint in {directory} is complete: move it away to start again"
             )
     checkpoint = newest
-    if config.resume not in ("auto", "never") and (
-        newest is None or newest.resolve() != Path(config.resume).resolve()
-    ):
-        checkpoint = Path(config.resume)
-        if (problem := damage(checkpoint)) is not None:
-            raise InputError(
-                f"resume: {problem}: give a checkpoint directory: runs/x/checkpoints/step_…"
-            )
+    if config.resume not in ("auto", "never"):
+        named = Path(config.resume)
+        if newest is None or newest.resolve() != named.resolve():  # else it is checked already
+            checkpoint = named
+            damaged = damage(named)
+            if damaged is not None:
+                remedy = "give a checkpoint directory: runs/x/checkpoints/step_…"
+                raise InputError(f"resume: {damaged}: {remedy}")
     if checkpoint is None:
         return Start()
 
     state = read_state(checkpoint)
-    if newest is not None and (reached := read_state(newest).step) > state.step:
+    reached = read_state(newest).step if newest is not None else 0
+    if reached > state.step:
         raise InputError(
             f"resume: {directory} already continued to step {reached:,}: choose another name"
         )
-    # a key that came after the run was begun: what it does by default is what was done without it
-    wanted = config.identity()
-    saved = state.identity or {}
-    saved = {key: value for key, value in RunConfig().identity().items() if key in wanted} | saved
+    here = config.identity()
+    # Keys that are newer than the run have their defaults: these do what was done without the key.
+    defaults = RunConfig().identity()
+    there = {key: defaults[key] for key in here if key in defaults} | (state.identity or {})
+    keys = sorted({*here, *there} - {CONTENTS})
     different = [
-        key for key in sorted({*wanted, *saved} - {CONTENTS}) if saved.get(key) != wanted.get(key)
+        f"{key} (there {there.get(key)!r}, here {here.get(key)!r})"
+        for key in keys
+        if there.get(key) != here.get(key)
     ]
     if different:
-        listed = ", ".join(
-            f"{key} (there {saved.get(key)!r}, here {wanted.get(key)!r})" for key in different
-        )
+        listed = ", ".join(different)
         _refuse(config, f"{checkpoint} belongs to another run; these keys differ: {listed}")
     if config.max_steps is not None and state.step > config.max_steps:
-        limit = next(
-            (name for name in LIMITS[1:] if getattr(config.train, name) is not None), LIMITS[0]
-        )
-        raise InputError(
-            f"train.{limit} ends before step {state.step:,} of this run: raise it or choose "
-            "another name"
-        )
+        limit = "max_tokens" if config.train.max_tokens is not None else "max_steps"
+        problem = f"train.{limit} ends before step {state.step:,} of this run"
+        raise InputError(f"{problem}: raise it or choose another name")
+
     is_over = checkpoint == newest and config.progress(state.step, state.seconds) >= 1
-    # with another name for the text, the run continues until `check_contents` can compare the text
-    # itself
+    # If the text has another path now, go on until `check_contents` can compare the text itself.
     is_over = is_over and begun_with.data.source == config.data.source
-    result = (
-        read_result(directory, lambda problem: None) or {}
-    )  # if it cannot be read, it is written again
+    result = read_result(directory, lambda problem: None) or {}  # if unreadable, write it again
     return Start(checkpoint, is_over and result.get("step") == state.step, state, newest)
 
 
 def check_contents(config: RunConfig, state: TrainerState, data: PreparedData) -> None:
-    """The text itself must be what the run was trained on, in any place.
-
-    Raises InputError if it changed.
-    """
+    """Raise InputError if the text is not the one that the run was trained on."""
+    # The folder's name is a hash of the text. So the text may have moved, but must not change.
     if (state.identity or {}).get(CONTENTS, data.directory.name) != data.directory.name:
-        _refuse(
-            config,
-            "data.source: the text, or what generates it, is no longer what this run was "
-            "trained on",
-        )
+        changed = "the text, or what generates it, is no longer what this run was trained on"
+        _refuse(config, f"data.source: {changed}")
 
 
 def _refuse(config: RunConfig, problem: str) -> None:
@@ -171,47 +148,34 @@ def _refuse(config: RunConfig, problem: str) -> None:
 
 
 def open_for(config: RunConfig, start: Start) -> None:
-    """Write config.yaml. In a run that exists, remove what an interrupted run left half done, and
-    what it logged and drew after its newest checkpoint.
+    """Write config.yaml, and bring an existing run back to its newest checkpoint.
 
-    For one process, after every process has read the checkpoint. Raises OSError if the directory
-    cannot be written.
+    Rank 0 calls it when all processes have read the checkpoint. Raises OSError.
     """
     directory = config.directory
-    checkpoints = config.directory / "checkpoints"
     begun = (directory / "config.yaml").exists()
-    (directory / RESULT).unlink(missing_ok=True)  # from here on it is not finished
-    write_atomically(
-        directory / "config.yaml", dump_yaml(config.model_dump())
-    )  # it can be trained from again
+    (directory / RESULT).unlink(missing_ok=True)  # from here on the run is not finished
+    write_atomically(directory / "config.yaml", dump_yaml(config.model_dump()))
     if not begun:
         return
     saved = TrainerState(step=-1)
     if start.newest is not None:
         saved = read_state(start.newest)
-        tidy(
-            checkpoints,
-            start.newest,
-            config.train.keep_last,
-            saved.best_step if config.train.keep_best else None,
-        )
+        best_step = saved.best_step if config.train.keep_best else None
+        tidy(directory / "checkpoints", start.newest, config.train.keep_last, best_step)
+    # Later lines of the logs, and later pictures, come again: the resumed run repeats these steps.
     for name, size in log_sizes(directory).items():
-        if size > (before := saved.logged.get(name, 0)):
-            os.truncate(directory / name, before)
+        size_before = saved.logged.get(name, 0)
+        if size > size_before:
+            os.truncate(directory / name, size_before)
     for file in (directory / "attention").glob("*"):
         number = re.fullmatch(r"step_(\d{8})", file.stem)
-        if (
-            int(number[1]) > saved.step if number else file.name in (*PICTURES, VIEWER)
-        ):  # drawn again at the end
+        is_later = number is not None and int(number[1]) > saved.step
+        if is_later or file.name in (*PICTURES, VIEWER):
             file.unlink()
 
 
 def log_sizes(directory: Path) -> dict[str, int]:
-    """Return the bytes of each log.
-
-    A checkpoint keeps them, and a resumed run goes back to them.
-    """
-    return {
-        name: (directory / name).stat().st_size if (directory / name).is_file() else 0
-        for name in LOGS
-    }
+    """Return the bytes of each log, 0 if there is none."""
+    files = {name: directory / name for name in LOGS}
+    return {name: file.stat().st_size if file.is_file() else 0 for name, file in files.items()}

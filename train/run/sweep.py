@@ -25,86 +25,72 @@ from pathlib import Path
 
 from configs.command import InputError, integer
 from configs.loader import flatten, parse_yaml
-from train.config import TRUST_HELP, RunConfig, load_run_config
+from train.config import RunConfig, load_run_config
 from train.machine.signals import stop_signals
 from train.run.command_line import script_of
+from train.run.config_checks import TRUST_HELP
 from train.run.run_directory import find_start, own
 
+# Exit codes of a run that explain themselves.
 REASONS = {2: " (bad input)", 3: " (its loss became non-finite)"}
 
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One run. label: its variant, a part of its name. changes: the variant's overrides, [] = the
-    baseline. overrides: all of them, as on the command line. folder: of the sweep.
-    """
+    """One run of a sweep."""
 
-    label: str
-    changes: list[str]
+    label: str  # the variant, a part of the run's name
+    changes: list[str]  # overrides of the variant; [] = the baseline
     config: RunConfig
-    overrides: list[str]
-    folder: Path
+    overrides: list[str]  # all of them, as on the command line
+    folder: Path  # of the sweep
 
 
 def plan(
     path: str, arguments: Sequence[str], seeds: int, *, trust_hooks: bool = False
 ) -> list[PlannedRun]:
-    """Every run, baseline first, seed by seed. Trains and writes nothing.
+    """Return every run, baseline first, seed by seed. It trains and writes nothing.
 
-    arguments: `key=value` holds for all runs, `key=a,b,c` is swept; where none is, the config's
-    `rungs` are. Raises InputError for a key that does not exist, a value that does not fit, and if
-    there is nothing to compare.
+    arguments: `key=value` holds for all runs, `key=a,b,c` is swept; if nothing is, the config's
+    `rungs` are. Raises InputError for a wrong key or value, and if there is nothing to compare.
     """
     fixed = list[str]()
     swept = dict[str, list[str]]()
     for argument in arguments:
         key, _, text = argument.partition("=")
         values = list[str]()
-        with suppress(
-            InputError
-        ):  # text that is no YAML, such as the path `[old] a.txt`, is one value
-            # as in a YAML list: a comma within brackets or quotes belongs to the value
-            values = [
-                json.dumps(value, ensure_ascii=False)
-                for value in parse_yaml(f"[{text}]", f"`{argument}`")
-            ]
-        if len(values) < 2 and not text.rstrip().endswith(
-            ","
-        ):  # `key=1,` sweeps one value against the baseline
+        # A YAML list: a comma within brackets or quotes belongs to the value. Text that is no YAML,
+        # such as the path `[old] a.txt`, is one value.
+        with suppress(InputError):
+            listed = parse_yaml(f"[{text}]", f"`{argument}`")
+            values = [json.dumps(value, ensure_ascii=False) for value in listed]
+        is_list = text.rstrip().endswith(",")  # `key=1,` sweeps one value against the baseline
+        if len(values) < 2 and not is_list:
             fixed.append(argument)
         elif key == "seed":
-            raise InputError(
-                f"`{argument}`: seeds are not swept: --seeds {len(values)} gives every "
-                "variant as many"
-            )
+            remedy = f"--seeds {len(values)} gives every variant as many"
+            raise InputError(f"`{argument}`: seeds are not swept: {remedy}")
         else:
             swept[key] = swept.get(key, []) + values
     base = load_run_config(path, fixed, trust_hooks=trust_hooks)
     rungs = {} if swept else base.rungs or {}
     if not swept and not rungs and seeds == 1:
-        raise InputError(
-            "nothing is swept: give a key two values, for example train.cooldown=0.5,0.7, or "
-            "--seeds 3"
-        )
+        remedy = "give a key two values, for example train.cooldown=0.5,0.7, or --seeds 3"
+        raise InputError(f"nothing is swept: {remedy}")
     if base.rungs is not None:
-        fixed.append("rungs=null")  # a single run has none
+        fixed.append("rungs=null")  # so that a run's own config.yaml has none
 
-    # of one swept key the baseline is named after its value, so that the same run serves every
-    # sweep of that key
+    # If one key is swept, the baseline is named after its value of this key. So the same run serves
+    # every sweep of that key.
     own_value = flatten(base.model_dump()).get(*swept) if len(swept) == 1 else None
-    variants = [
-        (
-            "baseline" if own_value is None else json.dumps(own_value, ensure_ascii=False),
-            list[str](),
-        )
-    ]
+    name = "baseline" if own_value is None else json.dumps(own_value, ensure_ascii=False)
+    variants = [(name, list[str]())]
     for key, values in swept.items():
         prefix = f"{key.rpartition('.')[2]}-" if len(swept) > 1 else ""
         variants += [(prefix + value, [f"{key}={value}"]) for value in values]
-    for name, changed in rungs.items():
-        variants.append(
-            (name, [f"{key}={json.dumps(value)}" for key, value in flatten(changed).items()])
-        )
+    for name, rung in rungs.items():
+        settings = [f"{key}={json.dumps(value)}" for key, value in flatten(rung).items()]
+        variants.append((name, settings))
 
     changes_of = dict[str, list[str]]()
     configs = list[RunConfig]()
@@ -115,67 +101,56 @@ def plan(
             config = load_run_config(path, [*fixed, *changes])
         except InputError as error:
             raise InputError(f"`rungs.{label}`: {error}" if rungs else str(error)) from None
-        if config not in configs:  # mqa and 1 are one variant
+        if config not in configs:  # mqa and 1 are the same variant
             configs.append(config)
             changes_of[f"{label}-{len(changes_of)}" if label in changes_of else label] = changes
 
-    folder = Path(base.output_dir) / "-".join(
-        [base.name, "sweep", *(key.rpartition(".")[2] for key in swept)]
-    )
+    keys = [key.rpartition(".")[2] for key in swept]
+    folder = Path(base.output_dir) / "-".join([base.name, "sweep", *keys])
     runs = []
     for seed in range(base.seed, base.seed + seeds):
         for label, changes in changes_of.items():
-            overrides = [
-                *fixed,
-                *changes,
-                f"seed={seed}",
-                f"name={json.dumps(f'{base.name}-{label}-seed{seed}')}",
-            ]
-            runs.append(
-                PlannedRun(label, changes, load_run_config(path, overrides), overrides, folder)
-            )
+            name = json.dumps(f"{base.name}-{label}-seed{seed}")
+            overrides = [*fixed, *changes, f"seed={seed}", f"name={name}"]
+            config = load_run_config(path, overrides)
+            runs.append(PlannedRun(label, changes, config, overrides, folder))
     return runs
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m train.sweep", description=__doc__.split("\n")[0]
-    )
+    description = __doc__.split("\n")[0]
+    parser = argparse.ArgumentParser(prog="python -m train.sweep", description=description)
     parser.add_argument("config", help="the baseline, a YAML file, for example configs/demo.yaml")
-    parser.add_argument(
-        "overrides", nargs="*", metavar="key=a,b,c", help="swept; key=value holds for all runs"
-    )
+    swept = "swept; key=value holds for all runs"
+    parser.add_argument("overrides", nargs="*", metavar="key=a,b,c", help=swept)
     seeds = "runs of every variant, from the config's seed on"
     parser.add_argument("--seeds", type=integer("--seeds", 1), default=1, help=seeds)
-    parser.add_argument(
-        "--out",
-        type=Path,
-        help="folder of comparison.md; default: <output_dir>/<name>-sweep-<keys>",
-    )
+    folder = "folder of comparison.md; default: <output_dir>/<name>-sweep-<keys>"
+    parser.add_argument("--out", type=Path, help=folder)
     parser.add_argument("--trust-hooks", action="store_true", help=TRUST_HELP)
-    given = parser.parse_intermixed_args()
-    runs = plan(given.config, given.overrides, given.seeds, trust_hooks=given.trust_hooks)
-    out = given.out or runs[0].folder
+    args = parser.parse_intermixed_args()
+    runs = plan(args.config, args.overrides, args.seeds, trust_hooks=args.trust_hooks)
+    command = [args.config, *["--trust-hooks"] * args.trust_hooks]
+    out = args.out or runs[0].folder
     with own(out):
         waiting = [run for run in runs if not find_start(run.config).finished]
-        variants = {
-            run.label: " ".join(run.changes) or f"the baseline, {given.config}" for run in runs
-        }
-        print(f"sweep: {len(variants)} variants x {given.seeds} seeds = {len(runs)} runs,", end=" ")
+        baseline = f"the baseline, {args.config}"
+        variants = {run.label: " ".join(run.changes) or baseline for run in runs}
+        print(f"sweep: {len(variants)} variants x {args.seeds} seeds = {len(runs)} runs,", end=" ")
         print(f"{len(runs) - len(waiting)} of them already trained")
         for label, changes in variants.items():
             print(f"  {label}: {changes}")
         failed = dict[str, int]()
         with stop_signals() as stopped:
             for run in waiting:
-                if code := train(
-                    run, [given.config, *["--trust-hooks"] * given.trust_hooks], out.name, stopped
-                ):
+                code = train(run, command, out.name, stopped)
+                if code:
                     failed[run.config.name] = code
                 if stopped():
                     print("sweep: stopped; the same command continues from here", file=sys.stderr)
                     return 128 + stopped()
 
+        # here, because matplotlib takes long to import
         from eval.compare.__main__ import compare
         from eval.compare.runs import read_runs
 
@@ -187,34 +162,32 @@ def main() -> int:
         if paths:
             print()
             compare(read_runs(paths), out, notes=notes)
-        return (
-            3
-            if 3 in failed.values()
-            else next((code if code > 0 else 128 - code for code in failed.values()), 0)
-        )
+        if 3 in failed.values():
+            return 3
+        first = next(iter(failed.values()), 0)
+        return first if first >= 0 else 128 - first  # killed by a signal: -9 is 137 to a shell
 
 
 def train(run: PlannedRun, command: list[str], group: str, stopped: Callable[[], int]) -> int:
-    """Train a run in a new process, with fresh memory.
+    """Train a run in a new process, with fresh memory. Returns its exit code.
 
-    Returns its exit code. group: of the sweep's runs in wandb.
+    group: of the sweep's runs in wandb.
     """
     print(f"sweep: {run.config.name}: training", flush=True)
     line = [sys.executable, "-m", script_of(run.config), *command, *run.overrides]
-    # a session of its own: Ctrl-C reaches the sweep alone, which passes it on once; twice would
-    # mean "stop at once"
-    process = subprocess.Popen(
-        line, env={"WANDB_RUN_GROUP": group} | os.environ, start_new_session=True
-    )
+    # In a session of its own Ctrl-C reaches only the sweep, which passes it on once. A run that
+    # gets it twice stops without saving.
+    environment = {"WANDB_RUN_GROUP": group} | os.environ
+    process = subprocess.Popen(line, env=environment, start_new_session=True)
     while process.poll() is None and not stopped():
         time.sleep(0.1)
-    if stopped() and os.name != "nt":  # Ctrl-C reaches every process of a console on Windows
+    if stopped() and os.name != "nt":  # on Windows Ctrl-C reaches every process of a console
         process.send_signal(stopped())
     code = process.wait()
-    what = (
-        f"FAILED, exit code {code}{REASONS.get(code, '')}; the others continue"
-        if code
-        else "trained"
-    )
-    print(f"sweep: {run.config.name}: {'stopped' if stopped() else what}", flush=True)
+    outcome = "trained"
+    if stopped():
+        outcome = "stopped"
+    elif code:
+        outcome = f"FAILED, exit code {code}{REASONS.get(code, '')}; the others continue"
+    print(f"sweep: {run.config.name}: {outcome}", flush=True)
     return code

@@ -44,7 +44,7 @@ from train.optimizer import build_optimizers
 WARM_UP = 0.25  # Steps count after this share of the time.
 PROFILED = 3  # The profiler records so many steps.
 DOCUMENT = 150  # Isolated documents have about as many tokens as a story.
-DIFFERENT = 4  # So many steps have tokens of their own: a router sends other tokens elsewhere.
+BATCHES = 4  # Batches with different tokens take turns, so that experts get different ones.
 Step = Callable[[], object]
 Optimizers = Sequence[torch.optim.Optimizer]
 
@@ -137,7 +137,7 @@ def step_of(
 ) -> Step:  # fmt: skip
     """Return a training step on random tokens. rows: of each process of the world."""
     rows_at_once = min(rows, micro_batch_rows(run, device, world.size))
-    steps = [random_batches(run, rows, rows_at_once, device.device) for _ in range(DIFFERENT)]
+    steps = [random_batches(run, rows, rows_at_once, device.device) for _ in range(BATCHES)]
     next_step = cycle(steps)
 
     def step() -> None:

@@ -391,8 +391,8 @@ class Reply:
                 self.stopped = True
         ends = [len(self.reasoning_content), len(self.content)]
         # a line end belongs to the special token after it, if there is one
-        if not is_end:
-            ends[0] -= self.thinking and self.reasoning_content.endswith("\n")
+        if not is_end and self.thinking and self.reasoning_content.endswith("\n"):
+            ends[0] -= 1
         if not is_end and not self.stopped:
             uncertain = [int(self.tools and self.content.endswith("\n"))]
             # a stop may have begun

@@ -38,7 +38,7 @@ class Form:
     # llguidance's LLMatcher
     matcher: Any
     tokenizer: Tokenizer
-    # of the model's head
+    # Rows of the model's head: it may have more than the tokenizer has tokens.
     rows: int
     # the whole answer is a call, because the tokenizer has no tokens that mark one
     is_call: bool
@@ -48,7 +48,7 @@ class Form:
         # one bit for each token, in whole bytes
         bits = np.frombuffer(self.matcher.compute_bitmask(), np.uint8)
         mask = torch.from_numpy(np.unpackbits(bits, bitorder="little")[: self.rows]).bool()
-        # any character without a token would be the same one
+        # `encode` gives this id for every character without a token, so it stands for no text
         if self.tokenizer.unk_id is not None:
             mask[self.tokenizer.unk_id] = False
         problem = self.matcher.get_error().partition("\n")[0][:200]
@@ -79,7 +79,9 @@ def make_form(
         functions = []
     for function in functions:
         name = json.dumps(function["name"], ensure_ascii=False)
-        written = json.dumps(f'{{"name": {name}, "arguments": ') + f' @schema{len(schemas)} "}}"'
+        # a rule of the grammar: "{\"name\": \"add\", \"arguments\": " @schema1 "}"
+        before_arguments = json.dumps(f'{{"name": {name}, "arguments": ')
+        written = f'{before_arguments} @schema{len(schemas)} "}}"'
         if call is not None:
             written = f'<[{call}]> "\\n" {written} "\\n" <[{call_end}]>'
         choices.append(written)

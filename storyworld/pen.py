@@ -131,8 +131,8 @@ class Pen:
         - feels (who, feeling): "sad"; said (who, words). story.py finds both.
 
         `asked`: all questions about this fact, if the general ones do not fit: "Where did {what}
-        hide?|Where was {what} hiding?" For did they ask for the order ("Who helped first?");
-        `who_did` has the others ("Who broke the seal?").
+        hide?|Where was {what} hiding?" With kind `did`, it holds questions about the order ("Who
+        helped first?"); `who_did` holds the others ("Who broke the seal?").
         """
         roles = {key: value for key, value in values.items() if isinstance(value, Entity)}
         self.noted.append((self.at, kind, values, roles))

@@ -64,7 +64,7 @@ def pair_of(record: Any, names: Names = None) -> Pair:
     records.check_rest(fields, chosen, [name for pair in SIDES for name in pair])
     if chosen == rejected:
         raise BadRecord("has two answers that are equal: leave the pair out")
-    # the prompt is what both sides have in common
+    # the prompt is what both sides have in common; they differ somewhere, so this ends
     shared = 0
     while chosen[shared : shared + 1] == rejected[shared : shared + 1]:
         shared += 1

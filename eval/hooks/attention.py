@@ -160,8 +160,8 @@ def _probes_of(event: EvalEvent) -> list[Probe]:
         texts["text" if number == 1 else f"text_{number}"] = text
     if settings.probe_file is not None:
         texts |= read_probe_file(settings.probe_file)
-    # Fine-tuning keeps the random tokens of its base model. Its own text may have a few dozen
-    # tokens, learned by heart, and on these a head that copies seems to have lost its score.
+    # Fine-tuning uses the probe's random tokens of its base model. If they were drawn from its own
+    # text, which may have a few dozen tokens, learned by heart, copying heads would score too low.
     begin = snapshots.newest(event.directory)
     if begin is None and event.base:
         begin = snapshots.newest(run_folder(event.base))

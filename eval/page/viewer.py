@@ -143,7 +143,7 @@ class Looks:
 def described(runs: Sequence[Looks], lines: Mapping[Key, int] | None = None) -> dict[str, Any]:
     """Return the page's data without the maps, for JSON.
 
-    lines: the file's line of each map; default, each map has an address at the server
+    lines: the line of each map in the file. None: the page asks the server for each map.
     """
     # from the last snapshot back, so that the last step always has the first of the texts
     snapshots = [snapshot for run in runs for snapshot in reversed(run.shown())]

@@ -46,8 +46,8 @@ def exit_on_bad_input(command: Callable[[], int | None]) -> None:
     spec = sys.modules["__main__"].__spec__
     if spec:
         sys.argv[0] = f"python -m {spec.name.removesuffix('.__main__')}"
-    # PyTorch 2.13 keeps compiled code for all CPUs in one folder. Code that was compiled for another
-    # CPU once gave half of the right loss.
+    # PyTorch 2.13 keeps compiled code for all CPUs in one folder. Code that was compiled for
+    # another CPU once gave half of the right loss.
     kernels = os.environ.get("ATEN_CPU_CAPABILITY")
     if kernels:
         cache = f"{tempfile.gettempdir()}/torchinductor_{kernels}"

@@ -379,12 +379,12 @@ def describe(prepared: PreparedData) -> str:
     lines = []
     for split in SPLITS:
         counts = manifest[split]
-        size = f"{counts['bytes'] / 1e6:.2f} MB"
+        size = f"{counts['bytes'] / 1e6:.2f}"
         documents = f"{counts['documents']:,} {noun}{'s' * (counts['documents'] != 1)}"
         tokens = f"{counts['tokens']:,} tokens"
-        summary = f"{size}, {tokens}"
+        summary = f"{size} MB, {tokens}"
         if noun != "document":
-            summary = f"{tokens}; trained on: {counts['trained_tokens']:,}, {size} of answers"
+            summary = f"{tokens}; trained on: {counts['trained_tokens']:,}, {size} MB of answers"
         ratio = f"{counts['bytes_per_token']:.2f} bytes per token"
         lines.append(f"{split}: {documents}, {summary} ({ratio})")
     if ledger["duplicates"]:

@@ -42,8 +42,8 @@ class DecoderLayer(nn.Module):
             self.self_attn = LatentAttention(config, layer_index)
         else:
             self.self_attn = Attention(config, layer_index)
-        # The name is transformers'. With norm_position "before", this norm precedes the feed-forward
-        # part.
+        # The name is transformers'. With norm_position "before", this norm is in front of the
+        # feed-forward part.
         self.post_attention_layernorm = make_norm(config, gain)
         self.mlp: FeedForward | MixtureOfExperts
         if self.has_experts:

@@ -32,16 +32,18 @@ from configs.text import did_you_mean
 from model.backends.mine import run_file
 from notebooks import assemble
 from notebooks.broken.judge import judge
-from notebooks.checks import attention, parts, training
+from notebooks.checks import attention, backward, parts, training
 from notebooks.checks.verdict import Verdict, judged
 from notebooks.start import HINTS, ROOT
 
-CHECKS: dict[str, Callable[[ModuleType], str]] = attention.CHECKS | parts.CHECKS | training.CHECKS
+CHECKS: dict[str, Callable[[ModuleType], str]] = (
+    attention.CHECKS | backward.CHECKS | parts.CHECKS | training.CHECKS
+)
 # The exercises are in this order: the model first, in the order in which its parts need each other.
 ORDER = (
-    "softmax causal_mask attention repeat_kv rope kv_cache tokenizer embedding rmsnorm mlp block "
-    "loss model batches loop sampling bpe masks online_softmax optimizer_step muon label_mask lora "
-    "preference_loss group_advantage"
+    "softmax causal_mask attention repeat_kv rope kv_cache tokenizer embedding autograd rmsnorm "
+    "mlp block loss attention_backward model batches loop sampling bpe masks online_softmax "
+    "optimizer_step muon label_mask lora preference_loss group_advantage"
 )
 CHECKS = {name: CHECKS[name] for name in ORDER.split()}
 # notebooks.start makes the repository the working directory.

@@ -12,14 +12,14 @@ import pytest
 from configs.command import InputError
 from notebooks import check
 from notebooks.start import HINTS
-from tests.notebooks import mistakes_attention, mistakes_parts, mistakes_training
+from tests.notebooks import mistakes_attention, mistakes_backward, mistakes_parts, mistakes_training
 from tests.notebooks.making import ROOT
 
 CHECKS = check.CHECKS
 # exercise -> (what the solution has, what is wrong)
-WRONG = mistakes_attention.WRONG | mistakes_parts.WRONG | mistakes_training.WRONG
+WRONG = mistakes_attention.WRONG | mistakes_backward.WRONG | mistakes_parts.WRONG | mistakes_training.WRONG
 # exercise -> right answers, written differently
-RIGHT = mistakes_attention.RIGHT | mistakes_parts.RIGHT | mistakes_training.RIGHT
+RIGHT = mistakes_attention.RIGHT | mistakes_backward.RIGHT | mistakes_parts.RIGHT | mistakes_training.RIGHT
 
 
 @pytest.fixture

@@ -329,9 +329,16 @@ def loop(mine: ModuleType) -> str:
     same("rate_at(0, Training(max_steps=1))", mine.rate_at(0, one_step), 0.02, 1e-6, lesson)
     no_warmup = mine.Training(warmup_steps=0)
     same("rate_at(0, Training(warmup_steps=0))", mine.rate_at(0, no_warmup), 1.0, 1e-6, lesson)
+    both = mine.Training(max_steps=101, warmup_steps=100, cooldown=1.0, final_lr_fraction=0.0)
+    lesson = "warmup and the rest are multiplied: (50 + 1) / 100 · (1 - 50 / 100)."
+    call = "rate_at(50, a training that warms up and cools down at once)"
+    same(call, mine.rate_at(50, both), 0.255, 1e-6, lesson)
     numbers = torch.Generator().manual_seed(1)
     stream = [torch.randint(1, 16, (4, 6), generator=numbers) for _ in range(9)]
-    for grad_clip in (1.0, 0.05):
+    for i, ids in enumerate(stream):
+        ids[i % 3 :, 2:] = 0  # padding, so that batches have different numbers of targets
+    # AdamW forgets the size of all gradients. Where none is clipped, only a mean is right.
+    for grad_clip in (1.0, 0.05, 1e9):
         training = mine.Training(max_steps=6, warmup_steps=2, grad_clip=grad_clip)
         lm = Tiny()
         given = iter(stream)

@@ -43,6 +43,10 @@ def solution(name: str) -> str:
 
 
 def judge(path: Path, name: str, code: str) -> tuple[bool, str]:
+    """Judge code beside the solutions of the parts that it imports."""
+    for part in check.needs(SOLUTIONS / f"{name}.py"):
+        for needed in [part, *check.needs(SOLUTIONS / f"{part}.py")]:
+            (path / f"{needed}.py").write_text(solution(needed).replace(".solutions.", ".build."), encoding="utf-8")
     path = path / f"{name}.py"
     path.write_text(code, encoding="utf-8")
     return check.attempt(name, path)[:2]
@@ -50,9 +54,6 @@ def judge(path: Path, name: str, code: str) -> tuple[bool, str]:
 
 @pytest.mark.parametrize("name", CHECKS)
 def test_the_solution_passes_and_its_stub_is_still_to_be_written(build, name, monkeypatch, capsys):
-    for part in check.needs(SOLUTIONS / f"{name}.py"):
-        for needed in [part, *check.needs(SOLUTIONS / f"{part}.py")]:
-            (build / f"{needed}.py").write_text(solution(needed).replace(".solutions.", ".build."), encoding="utf-8")
     is_right, sentence = judge(build, name, solution(name))
     assert is_right, sentence
     assert run(monkeypatch, name, "--again") == 1  # a text and a stub
@@ -80,6 +81,7 @@ def test_a_plausible_wrong_answer_is_refused_with_one_sentence(build, name, righ
     assert len(sentence.splitlines()) == 1
     assert len(sentence) < 400
     assert "does not fit the check" not in sentence
+    assert "which is not right yet" not in sentence, "another part was refused, not this one"
 
 
 @pytest.mark.parametrize(("name", "code"), [(name, code) for name in RIGHT for code in RIGHT[name]])

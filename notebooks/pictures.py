@@ -1,4 +1,4 @@
-"""Draw a matrix: a mask, scores or attention weights."""
+"""Draw a matrix (a mask, scores or attention weights), or the graph of an expression."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import Tensor
 from eval.pictures import drawing
 
 MAY = "#0072B2"
+GRADIENT = "#D55E00"
 LINES_UP_TO = 24  # With more rows, the white lines between the cells would hide them.
 
 
@@ -61,3 +62,61 @@ def heatmap(
             text = f"{round(number, decimals) + 0.0:.{decimals}f}"  # + 0.0: no "-0.0"
             drawing.write_number(axes, mesh, number, (column + 0.5, row + 0.5), text, 7)
     return mesh
+
+
+def expression_graph(axes: Any, out: Any) -> None:
+    """Draw how a value was computed, from left to right.
+
+    Each value is a box with its name and number. An arrow leads from a parent to a child, with the
+    child's slope for this parent, if it has slopes. The gradient is below a box, unless it is 0.
+
+    - out: the last value, with the attributes of notebook 00b's Value: data, grad, parents, slopes
+      and name
+    """
+    distances: dict[Any, int] = {}  # value -> the largest number of arrows from it to `out`
+
+    def visit(value: Any, distance: int) -> None:
+        distances[value] = max(distance, distances.get(value, 0))
+        for parent in value.parents:
+            visit(parent, distance + 1)
+
+    visit(out, 0)
+    columns: dict[int, list[Any]] = {}
+    for value, distance in distances.items():
+        columns.setdefault(distance, []).append(value)
+    places = {}
+    for distance, values in columns.items():
+        for row, value in enumerate(values):
+            places[value] = (-2.2 * distance, 1.6 * ((len(values) - 1) / 2 - row))
+    top = max(y for _, y in places.values()) + 0.7
+    box = {"boxstyle": "round,pad=0.4", "facecolor": "white", "edgecolor": MAY}
+    for value, (x, y) in places.items():
+        text = f"{value.name}\n{value.data:.4g}".strip()
+        axes.text(x, y, text, ha="center", va="center", fontsize=9, bbox=box, zorder=3)
+        if value.grad:
+            gradient = f"gradient {value.grad:.4g}"
+            axes.text(x, y - 0.6, gradient, ha="center", va="center", fontsize=9, color=GRADIENT)
+        for i, parent in enumerate(value.parents):
+            bend = 0.0
+            if value.parents.count(parent) > 1:  # two arrows between the same boxes
+                bend = 0.35 if i else -0.35
+            from_x, from_y = places[parent]
+            if from_y == y and distances[parent] > distances[value] + 1:
+                bend = -0.5  # around the boxes between them
+            style = {"arrowstyle": "->", "shrinkA": 24, "shrinkB": 26, "color": "grey"}
+            style["connectionstyle"] = f"arc3,rad={bend}"
+            axes.annotate("", (x, y), (from_x, from_y), arrowprops=style)
+            # an arc's middle is half of `bend` beside the line
+            middle_x = (x + from_x) / 2 + bend / 2 * (y - from_y)
+            middle_y = (y + from_y) / 2 - bend / 2 * (x - from_x)
+            top = max(top, middle_y + 0.3)
+            if value.slopes:
+                slope = f"× {value.slopes[i]:.4g}"
+                field = {"facecolor": "white", "edgecolor": "none", "pad": 1}
+                axes.text(
+                    middle_x, middle_y, slope, ha="center", va="center", fontsize=8, bbox=field
+                )
+    axes.set_xlim(min(x for x, _ in places.values()) - 0.9, 0.9)
+    axes.set_ylim(min(y for _, y in places.values()) - 0.9, top)
+    axes.set_aspect("equal")
+    axes.set_axis_off()

@@ -35,7 +35,7 @@ ABSOLUTE = r"(?<![\w.])/(tmp|home|work|root|Users|private|mnt|opt|content|usr)/|
 MIRROR = "https://cdnjs.cloudflare.com/"  # where nbconvert's pages look for MathJax and require.js
 IMAGES = (ROOT / "docs" / "images").as_uri()
 # a hint of a notebook; others are of `python -m notebooks.check`
-BY_NUMBER = re.compile(r"\d\d\.\d+").fullmatch
+BY_NUMBER = re.compile(r"\d\d\w?\.\d+").fullmatch
 every_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
 
@@ -153,7 +153,7 @@ def test_no_notebook_shows_a_hint_before_the_first_try():
     checks = [
         cell.source for path in NOTEBOOKS for cell in code_cells(path) if "check" in cell.metadata.get("tags", [])
     ]
-    assert sorted(re.search(r'"(\d\d\.\d+)"', source)[1] for source in checks) == sorted(filter(BY_NUMBER, HINTS))
+    assert sorted(re.search(r'"(\d\d\w?\.\d+)"', source)[1] for source in checks) == sorted(filter(BY_NUMBER, HINTS))
     text = "\n".join(map(words, NOTEBOOKS))
     hints = [hint for one in HINTS.values() for hint in ([one] if isinstance(one, str) else one.values())]
     assert not [hint for hint in hints if hint in text or json.dumps(hint, ensure_ascii=False)[1:-1] in text]

@@ -1,4 +1,4 @@
-"""Matrices drawn by the notebooks: forbidden fields are empty, and written numbers are right."""
+"""Pictures of the notebooks: forbidden fields are empty, and written numbers are right."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from eval.pictures import drawing
-from notebooks.pictures import heatmap
+from notebooks.pictures import expression_graph, heatmap
+from notebooks.solutions.autograd import Value
 
 TRIANGLE = torch.ones(3, 3, dtype=torch.bool).tril()
 
@@ -51,3 +52,21 @@ def test_the_numbers_stand_in_their_cells_first_row_on_top():
     }
     assert axes.yaxis_inverted()
     assert [label.get_text() for label in axes.get_yticklabels()] == ["a", "b"]
+
+
+def test_a_graph_has_an_arrow_for_each_parent_and_parents_are_left_of_their_children():
+    a = Value(3.0)
+    out = a * a + a
+    for value, name in ((a, "a"), (out, "y"), (out.parents[0], "square")):
+        value.name = name
+    axes = drawing.new_figure(500, 300).subplots()
+    expression_graph(axes, out)
+    texts = {text.get_text(): text.get_position() for text in axes.texts if text.get_text()}
+    assert texts["a\n3"][0] < texts["square\n9"][0] < texts["y\n12"][0]
+    assert sum(text.arrowprops is not None for text in axes.texts if hasattr(text, "arrowprops")) == 4
+    slopes = [text.get_text() for text in axes.texts if text.get_text().startswith("×")]
+    assert sorted(slopes) == ["× 1", "× 1", "× 3", "× 3"]
+    assert not [text for text in texts if "gradient" in text]
+    out.backward()
+    expression_graph(axes, out)
+    assert [text.get_text() for text in axes.texts if "gradient" in text.get_text()].count("gradient 7") == 1

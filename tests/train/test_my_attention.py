@@ -58,7 +58,7 @@ def test_in_the_small_config_the_losses_are_those_of_the_formula(tmp_path):
 
 def test_another_attention_trains_and_one_line_says_that_its_weights_cannot_be_shown(tmp_path, no_pictures):
     config = write_config(tmp_path, eval={"attention": {"every": 6, "max_tokens": 12}})
-    done = pretrain(config, *mine(tmp_path, ATTENTION.replace(" / math.sqrt(q.shape[-1])", "")))
+    done = pretrain(config, *mine(tmp_path, ATTENTION.replace(" * q.shape[-1] ** -0.5", "")))
     lines = [line for line in done.stdout.splitlines() if "warning" in line]
     assert len(lines) == 2
     assert "own.py, which differs from the formula by" in lines[0]

@@ -73,7 +73,7 @@ REFUSED = [
     ("grpo", "train.grpo needs conversations", FACTS),
     ("grpo", "no question fits beside grpo.max_new_tokens", "grpo.max_new_tokens=90"),
     ("grpo", "no question with its tools fits beside", "grpo.tools=[calculator]"),
-    ("grpo", "ends with an answer of the assistant", "data.source.path=FOLDER/greetings.jsonl"),
+    ("grpo", "ends with a question and its answer", "data.source.path=FOLDER/greetings.jsonl"),
     ("grpo", "right replies are '空'", "data.source.path=FOLDER/rlaif.jsonl", "grpo.reward=contains_answer"),
     ("sweep", "did you mean", "model.heads=1,2"),
     ("sweep", f"`{HEADS}=3`: ", f"{HEADS}=1,3"),

@@ -39,8 +39,8 @@ def open_reference(
     if config.train.parallel != "ddp":
         # The losses multiply with lm_head.weight themselves, outside of FSDP2's forward pass.
         raise InputError(
-            "this loss needs the whole head on each GPU: use train.parallel=ddp, not "
-            f"{config.train.parallel}"
+            f"train.parallel: {config.train.parallel} splits the head, and this loss needs all of "
+            "it on each GPU: use ddp"
         )
     its_tokenizer, lm = read_checkpoint(
         path, lambda directory: (load_tokenizer(directory), load(directory))

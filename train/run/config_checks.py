@@ -22,8 +22,8 @@ def problem_of_name(name: str) -> str:
     # Unicode's classes L, M and N: letters, their marks, numbers
     is_plain = all(c in " _.+=-" or unicodedata.category(c)[0] in "LMN" for c in name)
     # File systems allow 255 bytes. Windows drops a space or a dot at the end of a name.
-    fits = 0 < len(name.encode()) <= 200
-    if is_plain and fits and name[0] not in " .-+=" and name[-1] not in " .":
+    fits = is_plain and 0 < len(name.encode()) <= 200
+    if fits and name[0] not in " .-+=" and name[-1] not in " .":
         return ""
     return (
         "must be 1 to 100 letters, digits, spaces and _ . + = -, begin with a letter or digit and "

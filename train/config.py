@@ -271,8 +271,7 @@ def load_run_config(
     if not trust_hooks:
         refuse_foreign_code(loaded, config.eval, config.model, config.grpo)
     if config.init_from is not None:
-        named = loaded.keys_of_start("model")
-        config = _with_shape_of_start(config, config.init_from, named)
+        config = _with_shape_of_start(config, config.init_from, loaded.keys_of_start("model"))
     try:
         family_of(config.model)
     except NoFamily as error:

@@ -18,7 +18,7 @@ from configs.command import InputError, exit_on_bad_input, integer
 from configs.text import table
 from data.config import StoryworldSource
 from data.tokenizer import Tokenizer
-from eval.attention.capture import capture
+from eval.attention.capture import capture, layers_with_weights, without_weights
 from eval.attention.controls import ablated
 from eval.language_modeling import predictions
 from eval.load_model import add_device_option, open_model
@@ -107,13 +107,14 @@ def half_at(lines: list[dict[str, Any]]) -> int | None:
 def lookups(lm: LanguageModel, exam: Exam) -> tuple[Tensor, Tensor]:
     """Measure every head where words of a fact ask for its name.
 
-    Returns (layer, head, 3): its mean weight on the fact of the right person, of a person who
-    shares some of the words, and of one who shares none; and (layer, head): the share of right
-    answers without the head.
+    Layers are those with attention weights. Returns (layer, head, 3): its mean weight on the fact
+    of the right person, of a person who shares some of the words, and of one who shares none; and
+    (layer, head): the share of right answers without the head.
     """
     chosen = [i for i, question in enumerate(exam.questions) if question.kind == "several"]
     device = next(lm.parameters()).device
-    weights = capture(lm, exam.ids.to(device)).weights  # (layer, B, head, query, key)
+    maps = capture(lm, exam.ids.to(device))
+    weights = maps.weights  # (layer, B, head, query, key)
     sums = torch.zeros(weights.shape[0], weights.shape[2], 3)
     counts = torch.zeros(3)
     for i in chosen:
@@ -139,7 +140,7 @@ def lookups(lm: LanguageModel, exam: Exam) -> tuple[Tensor, Tensor]:
     without = torch.zeros(sums.shape[:2])
     # note: heads that do the same lookup can replace each other
     for layer, head in product(*map(range, without.shape)):
-        with ablated(lm, [(layer, head)]):
+        with ablated(lm, [(maps.layers[layer], head)]):
             without[layer, head] = right(lm, exam)[chosen].float().mean()
     return sums / counts, without
 
@@ -157,11 +158,14 @@ def main() -> None:
     args = parser.parse_args()
     source = source_of(args.run)
     lm, tokenizer = open_model(args.run, args.device)
+    layers = layers_with_weights(lm.config)
+    if not layers:
+        raise InputError(f"{args.run}: {without_weights(lm.config)}")
     attention, without = lookups(lm, held_out(source, tokenizer, args.documents))
     rows = []
     for layer, head in product(*map(range, without.shape)):
         shares = (*attention[layer, head], without[layer, head])
-        rows.append([f"layer {layer} head {head}", *(f"{share:.1%}" for share in shares)])
+        rows.append([f"layer {layers[layer]} head {head}", *(f"{share:.1%}" for share in shares)])
     header = ["looks at", "right person", "shares a word", "shares none", "right without it"]
     print(table(header, rows))
 

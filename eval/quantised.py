@@ -28,7 +28,7 @@ import torch
 from configs.command import InputError, exit_on_bad_input
 from configs.text import table
 from data.config import StoryworldSource
-from eval.attention.capture import capture
+from eval.attention.capture import capture, layers_with_weights, without_weights
 from eval.attention.controls import copy_gain
 from eval.attention.probes import probe_from_text, repeated_probe, story_probe
 from eval.language_modeling import compare_with_floor
@@ -83,6 +83,8 @@ def main() -> None:
             # torchao is missing, or no layer can be quantised
             print(f"{name} left out: {error}", flush=True)
             continue
+        if not layers_with_weights(lm.config):
+            raise InputError(f"{args.run}: {without_weights(lm.config)}")
         device = next(lm.parameters()).device
         longest = lm.config.max_position_embeddings
         # a story if the run has stories

@@ -29,12 +29,17 @@ def flops_per_token(lm: LanguageModel, sequence_length: int, *, training: bool =
     matrices += experts * config.num_experts_per_tok / (config.num_experts or 1)
     # average number of keys for a token: i for token i = 1 … T, at most the window
     keys = 0.0
-    for window in config.windows:
+    memories = 0  # numbers of a head in layers of linear attention
+    D = config.head_size
+    for window, is_linear in zip(config.windows, config.is_linear, strict=True):
+        if is_linear:  # for each number: return, correct, read
+            memories += (config.linear_key_head_dim or D) * (config.linear_value_head_dim or D)
+            continue
         seen = min(window or sequence_length, sequence_length)
         keys += (seen * (seen + 1) / 2 + (sequence_length - seen) * seen) / sequence_length
     heads = config.num_attention_heads
     # 2 for a multiplication and an addition; q · k and weights @ v cost as many for each key
-    forward = 2 * matrices + 2 * heads * (config.head_size + config.value_size) * keys
+    forward = 2 * matrices + 2 * heads * ((D + config.value_size) * keys + 3 * memories)
     if not training:
         return forward
     # backward costs one forward for the gradients of the inputs, and one for those of the weights,

@@ -15,6 +15,7 @@ from model.backends.names import AttentionImplementation
 from model.variants.config import (
     EXPERT_KEYS,
     LATENT_KEYS,
+    LINEAR_KEYS,
     RopeScaling,
     resolve_experts,
     resolve_latent,
@@ -22,7 +23,7 @@ from model.variants.config import (
 )
 
 Activation = Literal["silu", "gelu_new", "gelu", "gelu_pytorch_tanh", "relu"]  # transformers' names
-LayerType = Literal["full_attention", "sliding_attention"]
+LayerType = Literal["full_attention", "sliding_attention", "linear_attention"]
 KeyValueHeads = Annotated[int, Field(ge=0)] | Literal["mha", "gqa", "mqa"]
 Flag = Annotated[int, Field(ge=0, le=1)]
 TokenId = Annotated[int, Field(ge=-1, lt=1 << 31)]  # -1 means none in some of Llama's configs
@@ -118,9 +119,16 @@ class ModelConfig(Section):
     sliding_window: int | None = Field(None, ge=1)
     """Tokens that a sliding_attention layer sees, its own included. null = no window."""
     layer_types: list[LayerType] | None = Field(
-        None, examples=[["sliding_attention", "full_attention"]]
+        None, examples=[["sliding_attention", "full_attention"], ["linear_attention"]]
     )
-    """full_attention | sliding_attention. A short list repeats. null: sliding_window decides."""
+    """full_, sliding_ or linear_attention. A short list repeats. null: sliding_window decides."""
+    # Linear attention (model/variants/linear_attention.py)
+    linear_key_head_dim: int | None = Field(None, ge=1)
+    """linear_attention: numbers of a key, in each of num_attention_heads. null = head_dim."""
+    linear_value_head_dim: int | None = Field(None, ge=1)
+    """linear_attention: numbers of a value. null = head_dim."""
+    linear_conv_kernel_dim: int = Field(4, ge=1)
+    """linear_attention: tokens that are mixed first, each one's own included. 1 = none."""
     # The rest of the network
     norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
     """rmsnorm: scale a token to one size (Llama) | layernorm: with mean and bias (GPT-2)."""
@@ -160,6 +168,8 @@ class ModelConfig(Section):
         has_rope = self.position_embedding == "rope"
         self._refuse_keys_without(LATENT_KEYS, "attention: mla", is_mla)
         self._refuse_keys_without(EXPERT_KEYS, "num_experts", self.num_experts is not None)
+        is_linear = "linear_attention" in (self.layer_types or [])
+        self._refuse_keys_without(LINEAR_KEYS, "layer_types: [linear_attention]", is_linear)
         rope_keys = ("no_rope_layers", "rope_scaling")
         self._refuse_keys_without(rope_keys, "position_embedding: rope", has_rope)
 
@@ -242,6 +252,11 @@ class ModelConfig(Section):
         """The window of every layer, in tokens; None = all tokens."""
         types = self.layer_types or []
         return [self.sliding_window if kind == "sliding_attention" else None for kind in types]
+
+    @property
+    def is_linear(self) -> list[bool]:
+        """True for every layer of linear attention, which has no weights and caches no keys."""
+        return [kind == "linear_attention" for kind in self.layer_types or []]
 
     @property
     def has_experts(self) -> list[bool]:

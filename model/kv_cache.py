@@ -28,6 +28,8 @@ class KVCache:
         # layer -> its keys and values, each (B, heads, room, size), and the position in slot 0
         self.buffers: dict[int, list[Tensor]] = {}
         self.first: dict[int, int] = {}
+        # layer of linear attention -> what it keeps of all tokens, each (B, …)
+        self.states: dict[int, tuple[Tensor, ...]] = {}
         # a tensor in StaticCache, which torch.compile must not take for a constant
         self._length: int | Tensor = 0
 
@@ -43,6 +45,8 @@ class KVCache:
         for layer in self.buffers:
             for tensor in self._between(layer, self._kept_from(layer), self.length):
                 total += tensor.nbytes
+        for state in self.states.values():
+            total += sum(tensor.nbytes for tensor in state)
         return total
 
     def positions(self, count: int, device: torch.device) -> Tensor:
@@ -68,11 +72,14 @@ class KVCache:
         for layer, window in enumerate(self.windows):
             if window is not None and self.first.get(layer, 0) > max(0, length - window + 1):
                 length = 0
+        if self.states and length < self.length:  # such a state cannot go back
+            length = 0
         # nothing is moved: later tokens are written over the rest
         self._length = max(0, min(self.length, length))
         if not self._length:
             self.buffers = {}
             self.first = {}
+            self.states = {}
         if self.token_ids is not None:
             self.token_ids = self.token_ids[:, : self.length]
 
@@ -80,6 +87,8 @@ class KVCache:
         """Make `times` adjacent rows of every row: several continuations of one prompt."""
         for buffers in self.buffers.values():
             buffers[:] = [buffer.repeat_interleave(times, dim=0) for buffer in buffers]
+        for layer, state in self.states.items():
+            self.states[layer] = tuple(x.repeat_interleave(times, dim=0) for x in state)
 
     def _kept_from(self, layer: int) -> int:
         """Return the first position that a later query may see."""

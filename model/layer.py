@@ -17,6 +17,7 @@ from model.norm import make_norm
 if TYPE_CHECKING:  # loaded only by a model that needs them
     from model.variants.experts import MixtureOfExperts
     from model.variants.latent_attention import LatentAttention
+    from model.variants.linear_attention import LinearAttention
 
 
 class DecoderLayer(nn.Module):
@@ -35,8 +36,12 @@ class DecoderLayer(nn.Module):
         gain = math.sqrt(config.rms_norm_eps) if self.norm_after else 1.0
         if not self.norm_after:
             self.input_layernorm = make_norm(config)
-        self.self_attn: Attention | LatentAttention
-        if config.attention == "mla":
+        self.self_attn: Attention | LatentAttention | LinearAttention
+        if config.is_linear[layer_index]:
+            from model.variants.linear_attention import LinearAttention
+
+            self.self_attn = LinearAttention(config, layer_index)
+        elif config.attention == "mla":
             from model.variants.latent_attention import LatentAttention
 
             self.self_attn = LatentAttention(config, layer_index)

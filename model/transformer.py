@@ -28,6 +28,7 @@ from model.rope import RotaryEmbedding
 
 if TYPE_CHECKING:  # loaded only by a model that needs it
     from model.variants.latent_attention import LatentAttention
+    from model.variants.linear_attention import LinearAttention
 
 
 class Output(NamedTuple):
@@ -102,8 +103,10 @@ class Decoder(nn.Module):
         cos, sin = self.rotary_emb(position_ids, x.dtype)  # once for all layers
         call_layer = self.call_layer if self.training else DecoderLayer.__call__
         auxiliary: dict[str, Tensor] = {}
-        for layer, window in zip(self.layers, self.config.windows, strict=True):
-            inputs = (layer, x, cos, sin, masks[window])
+        kinds = zip(self.layers, self.config.windows, self.config.is_linear, strict=True)
+        for layer, window, is_linear in kinds:
+            # linear attention has no scores to hide: it reads the predicates themselves
+            inputs = (layer, x, cos, sin, spec if is_linear else masks[window])
             if self.activation_checkpointing and self.training:
                 x, losses = checkpoint(call_layer, *inputs, None, real, use_reentrant=False)
             else:
@@ -225,7 +228,7 @@ class LanguageModel(nn.Module):
         for layer in self.model.layers:
             layer.self_attn.attend = BACKENDS[self.model.backend].compute  # type: ignore[union-attr]
 
-    def attention_modules(self) -> list[Attention | LatentAttention]:
+    def attention_modules(self) -> list[Attention | LatentAttention | LinearAttention]:
         return [layer.self_attn for layer in self.model.layers]  # type: ignore[misc]
 
     def num_parameters(self, inside: str = "") -> int:

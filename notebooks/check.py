@@ -43,7 +43,7 @@ CHECKS: dict[str, Callable[[ModuleType], str]] = (
 ORDER = (
     "softmax causal_mask attention repeat_kv rope kv_cache tokenizer embedding autograd rmsnorm "
     "mlp block loss attention_backward model batches loop sampling bpe masks online_softmax "
-    "optimizer_step muon label_mask lora preference_loss group_advantage"
+    "linear_attention optimizer_step muon label_mask lora preference_loss group_advantage"
 )
 CHECKS = {name: CHECKS[name] for name in ORDER.split()}
 # notebooks.start makes the repository the working directory.

@@ -251,11 +251,17 @@ class Batcher:
         view = PagedView(self.cache, tables, count)
         ids = [table.token_ids[table.length : table.length + count] for table in tables]
         masks = {"attention_mask": view.attention_mask, "position_ids": view.position_ids}
+        # sequences are read for the first time alone, so either all have states or none
+        for layer in tables[0].states:
+            states = [table.states[layer] for table in tables]
+            view.states[layer] = tuple(map(torch.cat, zip(*states, strict=True)))
         with scaled(self.lm, factors):
             batch = torch.tensor(ids, device=self.device)  # (B, count)
             logits = self.lm(batch, **masks, kv_cache=view, logits_to_keep=keep)
-        for table in tables:
+        for i, table in enumerate(tables):
             self.cache.read(table, count)
+            for layer, state in view.states.items():
+                table.states[layer] = tuple(x[i : i + 1] for x in state)
         return logits.float()
 
     def _write(self, requests: list[Request], logits: Tensor) -> None:

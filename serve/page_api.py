@@ -16,7 +16,7 @@ from pydantic import Field
 from configs.command import InputError
 from configs.files import checkpoints_of
 from data.chat import prompt_ids
-from eval.attention.capture import AttentionMaps
+from eval.attention.capture import AttentionMaps, layers_with_weights, without_weights
 from eval.attention.controls import Head, scaled
 from eval.attention.probes import probe_from_text
 from eval.attention.snapshots import Snapshot, file_of, read, take_snapshot
@@ -201,6 +201,7 @@ class Live:
             "context_length": model.context_length,
             "layers": model.lm.config.num_hidden_layers,
             "heads": model.lm.config.num_attention_heads,
+            "linear_layers": [i for i, linear in enumerate(model.lm.config.is_linear) if linear],
             "knows_questions": knows_questions,
             "first_line": first_line(run),
         }
@@ -227,9 +228,12 @@ class Live:
     async def row(self, name: str, body: AttentionRequest) -> dict[str, Any]:
         """Return the attention of every head at the query that predicted one token.
 
+        Heads of linear attention have no weights: zeros.
         weights: (layers, heads, keys), float32, little-endian, base64.
         """
         model, factors = await body.find(self.library, name)
+        if not layers_with_weights(model.lm.config):
+            raise ApiError(400, without_weights(model.lm.config))
         ids = text_ids(model, body.ids, "ids")
         position = body.position
         limit = model.context_length
@@ -243,9 +247,11 @@ class Live:
             maps = await asyncio.wrap_future(model.batcher.do(capture))
         queries, keys = maps.weights.shape[3:]  # (layers, B, heads, queries, keys)
         row = maps.weights[:, 0, :, position - 1 - (keys - queries), :position]
-        layers, heads, keys = row.shape
-        weights = _base64(row.numpy().astype(np.dtype("<f4")))
-        return {"layers": layers, "heads": heads, "keys": keys, "weights": weights}
+        _, heads, keys = row.shape
+        layers = model.lm.config.num_hidden_layers
+        weights = np.zeros((layers, heads, keys), np.dtype("<f4"))
+        weights[maps.layers] = row.numpy()
+        return {"layers": layers, "heads": heads, "keys": keys, "weights": _base64(weights)}
 
 
 # The next token is most often one of the same text.

@@ -18,6 +18,7 @@ from pathlib import Path
 from configs.command import InputError, exit_on_bad_input, integer
 from configs.files import run_path
 from data.config import DataConfig
+from eval.attention.capture import layers_with_weights, without_weights
 from eval.attention.history import best_head
 from eval.attention.metrics import SCORES
 from eval.attention.probes import build_probes, probe_from_text
@@ -112,6 +113,8 @@ def from_text(args: argparse.Namespace, out: Path) -> list[Path]:
             f"or a score: {', '.join(SCORES)}"
         )
     lm, tokenizer, directory = open_checkpoint(args.run, args.device)
+    if not layers_with_weights(lm.config):
+        raise InputError(f"{args.run}: {without_weights(lm.config)}")
     longest = lm.config.max_position_embeddings
     try:
         probes = [probe_from_text(tokenizer, args.text, longest)]

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from eval.language_modeling import evaluating
-from model import LanguageModel
+from model import LanguageModel, ModelConfig
 from model.attention import attention_scores, normalise, repeat_kv
 from model.kv_cache import KVCache
 from model.masks import MaskSpec, boolean_mask
@@ -62,12 +63,13 @@ def capture(
 ) -> AttentionMaps:
     """Run input_ids (B, T) through the model once and return every head's attention weights.
 
-    layers, heads: the ones to capture; default all
+    layers, heads: the ones to capture; default all with attention weights
     kv_cache:      tokens that were read before; it grows by T
     attention_mask, document_ids: as for LanguageModel
 
     Mode, gradients and random state do not change. Raises ValueError for a layer or head that
-    does not exist, and RuntimeError if the weights do not reproduce the kernel's output.
+    does not exist, for a layer without weights (linear_attention), and RuntimeError if the weights
+    do not reproduce the kernel's output.
     """
     # The recorder needs the plain model, not the ones around it.
     lm = getattr(lm, "module", lm)  # inside DDP
@@ -75,6 +77,11 @@ def capture(
     if not isinstance(lm, LanguageModel):
         raise TypeError(f"capture reads a LanguageModel, not a {type(lm).__name__}")
     config = lm.config
+    if any(config.is_linear):
+        with_weights = layers_with_weights(config)
+        layers = with_weights if layers is None else layers
+        if not layers or not set(layers) <= set(with_weights):
+            raise ValueError(without_weights(config))
     layer_numbers = _check("layer", layers, config.num_hidden_layers)
     head_numbers = _check("head", heads, config.num_attention_heads)
     # Backends have masks of their own form; here each layer's mask is built as a tensor.
@@ -88,7 +95,7 @@ def capture(
         # With all_visible the kernel needs no mask, but the recorder does.
         specs[layer] = replace(by_window[window], all_visible=False)
     recorder = _Recorder(head_numbers, specs, cache.length + T)
-    modules = [lm.attention_modules()[layer] for layer in layer_numbers]
+    modules: list[Any] = [lm.attention_modules()[layer] for layer in layer_numbers]
     try:
         for module in modules:
             module.recorder = recorder
@@ -109,6 +116,17 @@ def capture(
         torch.stack([recorder.max_logits[layer] for layer in layer_numbers]),
         config.attention,
     )
+
+
+def layers_with_weights(config: ModelConfig) -> list[int]:
+    """Return the layers that have attention weights: all but those of linear_attention."""
+    return [layer for layer, is_linear in enumerate(config.is_linear) if not is_linear]
+
+
+def without_weights(config: ModelConfig) -> str:
+    """Return the sentence that names the layers without attention weights."""
+    numbers = [str(layer) for layer, is_linear in enumerate(config.is_linear) if is_linear]
+    return f"linear_attention has no attention weights (layers {', '.join(numbers)} of this model)"
 
 
 def _check(name: str, numbers: Sequence[int] | None, count: int) -> list[int]:

@@ -76,7 +76,7 @@ def scaled(lm: LanguageModel, factors: Mapping[Head, float | Tensor]) -> Iterato
 
     def scale(layer: int, _module: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
         # a head's output is its slice of the input of o_proj
-        x = inputs[0].unflatten(-1, (-1, config.value_size)).clone()  # (…, H, D)
+        x = inputs[0].unflatten(-1, (config.num_attention_heads, -1)).clone()  # (…, H, D)
         for (factor_layer, head), factor in factors.items():
             if factor_layer == layer:
                 x[..., head, :] *= factor

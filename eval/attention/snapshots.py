@@ -21,7 +21,7 @@ import torch
 from configs.command import InputError
 from configs.files import append_line, write_atomically
 from eval.attention import metrics
-from eval.attention.capture import capture
+from eval.attention.capture import capture, layers_with_weights
 from eval.attention.controls import Ablated, ablate_strongest, copy_gain
 from eval.attention.probes import BUILT_IN_PROBES, Probe
 from eval.config import AttentionConfig
@@ -158,17 +158,24 @@ def ablate(lm: LanguageModel, probes: Sequence[Probe], snapshot: Snapshot) -> No
     """Ablate the strongest induction heads, and random ones; add the results to the snapshot."""
     probe = next((probe for probe in probes if probe.name == "repeated_2"), None)
     # The strongest head may be one that was not captured: then nothing is ablated.
-    all_heads = (lm.config.num_hidden_layers, lm.config.num_attention_heads)
+    all_heads = (len(layers_with_weights(lm.config)), lm.config.num_attention_heads)
     induction = snapshot.scores.get("induction", np.empty(0))
     if probe is None or induction.shape != all_heads:
         return
     previous = snapshot.scores.get("previous_token")
-    previous_token = None if previous is None else torch.from_numpy(previous)
-    ablations = ablate_strongest(lm, probe, torch.from_numpy(induction), previous_token)
+    previous_token = None if previous is None else _by_layer(lm, snapshot, previous)
+    ablations = ablate_strongest(lm, probe, _by_layer(lm, snapshot, induction), previous_token)
     snapshot.ablations.extend(ablations)
     draws = [ablation.rise for ablation in ablations if ablation.what.startswith("random")]
     snapshot.scalars["ablation_induction_heads"] = ablations[0].rise
     snapshot.scalars["ablation_random_heads"] = sum(draws) / len(draws) if draws else math.nan
+
+
+def _by_layer(lm: LanguageModel, snapshot: Snapshot, scores: np.ndarray) -> torch.Tensor:
+    """Return scores for all layers: NaN for the heads of linear attention, which have none."""
+    everything = torch.full((lm.config.num_hidden_layers, scores.shape[1]), math.nan)
+    everything[snapshot.layers] = torch.from_numpy(scores)
+    return everything
 
 
 def file_of(folder: Path, step: int) -> Path:

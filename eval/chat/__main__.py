@@ -264,7 +264,7 @@ class Chat:
             title = f"L{layer} H{head}, {reason}"
         size = shutil.get_terminal_size((80, 24))
         most_rows = max(8, size.lines - 8) if sys.stdout.isatty() else None
-        weights = answer.maps.weights[layer, 0, head].numpy()
+        weights = answer.maps.weights[answer.maps.layers.index(layer), 0, head].numpy()
         width = max(20, size.columns - 1)
         rows = attention_map(weights, answer.labels, answer.first, width, most_rows)
         end = "at its end: the token with most"

@@ -80,6 +80,7 @@ def head_to_show(run: str | Path, answer: AnswerMaps) -> tuple[int, int, str]:
     far = weights.tril(keys - queries - 2)[..., 1:]
     sharpness = far[:, :, answer.first - keys :].amax(-1).mean(-1)
     layer, head = divmod(int(sharpness.argmax()), sharpness.shape[1])
+    layer = answer.maps.layers[layer]
     return layer, head, "of all heads the one most focused on single tokens further back"
 
 

@@ -130,7 +130,7 @@ def _read_run(path: Path) -> RunResult:
     tokenizer = read_checkpoint(path, load_tokenizer).sha256()
     figures: dict[str, float | None] = {
         "parameters": on_meta(model).num_parameters(),
-        KV_BYTES: 2 * model.num_hidden_layers * model.cache_numbers,  # numbers of 16 bits
+        KV_BYTES: 2 * model.is_linear.count(False) * model.cache_numbers,  # numbers of 16 bits
         "tokens trained on": (lines["train"] or lines["val"])[-1]["tokens"],
     }
     speeds = [line["tokens_per_s"] for line in lines["train"] if line.get("tokens_per_s")]

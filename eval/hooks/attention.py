@@ -14,6 +14,7 @@ from typing import Any
 
 from configs.command import InputError
 from eval.attention import snapshots
+from eval.attention.capture import layers_with_weights, without_weights
 from eval.attention.history import changes, findings, formed, without_them
 from eval.attention.metrics import SCORES
 from eval.attention.probes import Probe, build_probes, read_probe_file
@@ -35,6 +36,11 @@ class Attention(Hook):
 
     def check(self, config: EvalConfig, model: ModelConfig) -> None:
         settings = config.attention
+        with_weights = layers_with_weights(model)
+        if not with_weights:
+            raise InputError(f"eval.hooks: attention: {without_weights(model)}: leave it out")
+        if not set(settings.layers or []) <= set(with_weights) and any(model.is_linear):
+            raise InputError(f"eval.attention.layers: {without_weights(model)}: leave them out")
         for name, numbers, count in (
             ("layers", settings.layers or [], model.num_hidden_layers),
             ("heads", settings.heads or [], model.num_attention_heads),

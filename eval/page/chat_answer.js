@@ -184,10 +184,11 @@ async function* choicesOf(request, signal) {
 }
 
 // One number a token: of one head, or where none is chosen the mean of all.
-function attentionOf({ layers, heads, keys, weights }, chosen) {
+function attentionOf({ heads, keys, weights }, chosen) {
   const begin = chosen && (chosen.layer * heads + chosen.head) * keys;
   if (chosen) return [...weights.subarray(begin, begin + keys)];
   const mean = new Array(keys).fill(0);
-  weights.forEach((weight, i) => { mean[i % keys] += weight / (layers * heads); });
-  return mean;
+  weights.forEach((weight, i) => { mean[i % keys] += weight; });
+  const rows = mean.reduce((sum, weight) => sum + weight, 0); // each head's weights sum to 1; those of linear attention are 0
+  return mean.map((weight) => weight / rows);
 }

@@ -7,8 +7,8 @@ const strengthOf = (factor) => (factor === 0 ? t("off") : `×${factor}`);
 const factorOf = (heads, place) => heads.find((change) => isSame(change, place))?.factor ?? 1;
 
 class HeadGrid {
-  constructor({ layers, heads }, chat) {
-    this.chat = chat;
+  constructor({ layers, heads, linear_layers: linear }, chat) {
+    Object.assign(this, { chat, linear });
     this.mean = button(t("Mean of all heads"), () => chat.chooseHead(null));
     const grid = element("div", "head-grid grid", "", { role: "group", "aria-label": t("Heads: choose one to see what it looked at") });
     const names = (count, letter) => Array.from({ length: count }, (_, i) => `${letter}${i}`);
@@ -34,6 +34,7 @@ class HeadGrid {
     this.root = element("section", "card", "", { "aria-label": t("Heads") }, [
       element("h2", "", t("Heads")), this.mean, grid,
       element("p", "soft", t("A stronger colour: more of its attention is on one token (not counting the first one).")),
+      ...(linear.length ? [element("p", "soft", t("No weights, because these layers are linear attention: {0}", linear.map((layer) => `L${layer}`).join(", ")))] : []),
       this.hint, this.strength, this.changed,
     ]);
   }
@@ -51,7 +52,8 @@ class HeadGrid {
     this.cells.forEach((cell, i) => {
       const factor = factorOf(heads, this.places[i]);
       const [at, weight] = row ? sharpest(attentionOf(row, this.places[i])) : [0, 0];
-      const looks = row ? t("; most at “{0}”, {1}", labels[at], percent(weight)) : "";
+      const isLinear = this.linear.includes(this.places[i].layer);
+      const looks = isLinear ? t("; linear attention has no weights") : row ? t("; most at “{0}”, {1}", labels[at], percent(weight)) : "";
       const strength = factor === 1 ? "" : factor === 0 ? t("; switched off") : t("; scaled by {0}", factor);
       cell.style.backgroundColor = cell.style.color = "";
       if (row) fillCell(cell, magma(SCALES.power(weight)), "");

@@ -70,6 +70,8 @@ def described(lm: LanguageModel, tokenizer: Tokenizer) -> dict[str, Any]:
     """Return sizes, names and shapes of the tensors in the order of `packed`, and the tokenizer."""
     config = lm.config
     problems = [f"model.{name}" for name, value in NEEDED.items() if getattr(config, name) != value]
+    if any(config.is_linear):
+        problems.append("model.layer_types")
     if config.qk_norm == "whole":
         problems.append("model.qk_norm")
     if 0 in (config.no_rope_layers or []):

@@ -116,7 +116,8 @@ const ZH = {
   "no token more than others": "没有特别关注哪个 token", "Save the conversation": "保存对话", "layer {0}, head {1}": "第 {0} 层第 {1} 个头", "off": "关", "Mean of all heads": "所有头的平均",
   "Heads: choose one to see what it looked at": "注意力头：选一个，看它关注了什么", "Choose a head to switch it off, or to scale it.": "选一个头，可以关掉它，或者调整它的强度。",
   "A stronger colour: more of its attention is on one token (not counting the first one).": "颜色越醒目，注意力越集中在一个 token 上（不算第一个 token）。",
-  "; most at “{0}”, {1}": "；最关注“{0}”，{1}", "; switched off": "；已关掉", "; scaled by {0}": "；强度 ×{0}", "Strength of {0}": "强度：{0}", "×1, as trained": "×1，与训练时一样",
+  "; most at “{0}”, {1}": "；最关注“{0}”，{1}", "; switched off": "；已关掉", "; linear attention has no weights": "；线性注意力没有权重",
+  "No weights, because these layers are linear attention: {0}": "这些层是线性注意力，没有权重：{0}", "; scaled by {0}": "；强度 ×{0}", "Strength of {0}": "强度：{0}", "×1, as trained": "×1，与训练时一样",
   "Switch on": "打开", "Switch off": "关掉", "Changed: {0} ": "已改变：{0} ", "All as trained": "全部恢复",
 };
 

@@ -194,6 +194,9 @@ def family_of(config: ModelConfig) -> Family:
 
     Raises NoFamily, which names the nearest family and the changes that it needs.
     """
+    if config.loadable_elsewhere and any(config.is_linear):
+        remedy = "set model.loadable_elsewhere=false, with which only Headlight can load it"
+        raise NoFamily(f"linear_attention is saved as Headlight's own: {remedy}", ["layer_types"])
     changes_by_family: dict[str, Fields] = {}
     for family in FAMILIES:
         free = (*family.free, "sliding_window" if family.slides else "")

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from configs.files import DamagedFile, checked
-from model.config import LayerType, ModelConfig
+from model.config import ModelConfig
 
 # These have the same name and the same values in every config.json.
 SAME_NAME = (
@@ -44,7 +44,7 @@ class ConfigJson(BaseModel):
     rope_theta: float | None = None
     rope_parameters: Fields | None = None
     rope_scaling: Fields | None = None
-    layer_types: list[LayerType] | None = None
+    layer_types: list[Literal["full_attention", "sliding_attention"]] | None = None
     sliding_window: int | None = None
     use_sliding_window: bool = False
     max_window_layers: int = 28

@@ -74,6 +74,10 @@ class StaticCache(KVCache):
         device: torch.device | str,
         dtype: torch.dtype,
     ):
+        if any(config.is_linear):
+            raise ValueError(
+                "linear_attention needs no room for later tokens: use kv_cache=dynamic"
+            )
         super().__init__()  # without windows: all layers have full room, and masks hide the rest
         self.capacity = capacity
         for layer in range(config.num_hidden_layers):

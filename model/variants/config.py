@@ -19,6 +19,7 @@ LATENT_KEYS = (
     "kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim",
     "rope_interleave",
 )  # fmt: skip
+LINEAR_KEYS = ("linear_key_head_dim", "linear_value_head_dim", "linear_conv_kernel_dim")
 # Rows of matrices must begin at multiples of 16 bytes for torch.nn.functional.grouped_mm.
 EXPERT_MULTIPLE = 8
 

@@ -47,6 +47,8 @@ class Table:
     keys: list[bytes] = field(default_factory=list)
     # blocks are shared among tables with an equal mark only
     apart: bytes = b""
+    # layer of linear attention -> what it keeps of all tokens, each (1, …)
+    states: dict[int, tuple[Tensor, ...]] = field(default_factory=dict)
 
 
 class PagedCache:
@@ -61,6 +63,8 @@ class PagedCache:
         for _ in range(config.num_hidden_layers):
             shapes = [(blocks * block_size, heads, size) for heads, size in config.cache_shapes]
             self.layers.append([like.new_zeros(shape) for shape in shapes])
+        # linear attention keeps no state of a shared beginning
+        self.shares = not any(config.is_linear)
         # the number of sequences that use each block
         self.users = [0] * blocks
         self.shared: dict[bytes, int] = {}  # key -> full block
@@ -87,7 +91,7 @@ class PagedCache:
         # 1. shared blocks; at least one token is left to read, for its logits
         keys: list[bytes] = []
         blocks: list[int] = []
-        while share and (len(keys) + 1) * self.block_size < len(token_ids):
+        while share and self.shares and (len(keys) + 1) * self.block_size < len(token_ids):
             key = self._next_key(keys, token_ids, apart)
             if key not in self.shared:
                 break

@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -222,6 +223,83 @@ def online_softmax(mine: ModuleType) -> str:
     )
 
 
+class InChunks(TorchDispatchMode):
+    """Count the operations of the reader's code; raise AssertionError for scores of all tokens."""
+
+    def __init__(self, tokens: int):
+        super().__init__()
+        self.tokens = tokens
+        self.count = 0
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        result = function(*args, **(kwargs or {}))
+        self.count += 1
+        if isinstance(result, Tensor):
+            problem = f"a tensor has the shape {tuple(result.shape)}: compute a chunk at a time"
+            assert result.shape[-2:] != (self.tokens, self.tokens), problem
+        return result
+
+
+def delta_rule(q: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Tensor:
+    """The formula, token by token in float64."""
+    q, k, v, beta = q.double(), k.double(), v.double(), beta.double()
+    memory = torch.zeros(*k.shape[:2], k.shape[3], v.shape[3], dtype=torch.float64)
+    outputs = []
+    for t in range(k.shape[2]):
+        returned = torch.einsum("bhkv,bhk->bhv", memory, k[:, :, t])
+        correction = beta[:, :, t, None] * (v[:, :, t] - returned)
+        memory = memory + torch.einsum("bhk,bhv->bhkv", k[:, :, t], correction)
+        outputs.append(torch.einsum("bhkv,bhk->bhv", memory, q[:, :, t]))
+    return torch.stack(outputs, dim=2)
+
+
+def linear_attention(mine: ModuleType) -> str:
+    # The example of the text.
+    keys = torch.tensor([[1.0, 0], [0.6, 0.8], [1, 0]])[None, None]
+    values = torch.tensor([[10.0], [20], [30]])[None, None]
+    shares = torch.tensor([[[1.0, 1, 0.5]]])
+    outputs = torch.tensor([[10.0], [20], [24.2]])[None, None]
+    out = mine.recurrent(keys, keys, values, shares)
+    same("recurrent: the example of the text", out, outputs)
+    for size in (3, 1, 2):
+        out = mine.chunked(keys, keys, values, shares, size)
+        same(f"chunked: the example of the text in chunks of {size}", out, outputs)
+
+    # Queries and keys of length 1, as in a model.
+    q = F.normalize(random(2, 3, 100, 6), dim=-1)
+    k = F.normalize(random(2, 3, 100, 6, seed=1), dim=-1)
+    v = random(2, 3, 100, 4, seed=2)
+    beta = random(2, 3, 100, seed=3).sigmoid()
+    expected = delta_rule(q, k, v, beta)
+    same("recurrent(q, k, v, beta) for 100 tokens", mine.recurrent(q, k, v, beta), expected, 1e-5)
+    for size in (100, 32, 1):
+        call = f"chunked(q, k, v, beta, {size}) for 100 tokens"
+        same(call, mine.chunked(q, k, v, beta, size), expected, 1e-5)
+    nothing = mine.recurrent(q, k, v, torch.zeros_like(beta))
+    same("recurrent where β is 0, so nothing is written", nothing, torch.zeros_like(expected))
+
+    inputs = {"q": q, "k": k, "v": v, "beta": beta}
+    for tensor in inputs.values():
+        tensor.requires_grad_()
+    for name, out in (
+        ("recurrent", mine.recurrent(q, k, v, beta)),
+        ("chunked", mine.chunked(q, k, v, beta, 32)),
+    ):
+        same_gradients(name, out, delta_rule(q, k, v, beta), inputs)
+
+    long = [random(1, 1, 256, 6, seed=seed) / 6 for seed in range(3)]
+    with InChunks(256) as mode:
+        mine.chunked(*long, torch.ones(1, 1, 256), 64)
+    problem = f"chunked takes {mode.count} operations for 256 tokens in 4 chunks"
+    assert mode.count < 256, f"{problem}: solve the equations of a chunk at once, without a loop."
+    return (
+        "Your memory is as large after a million tokens as after three. A model with it: "
+        "python -m train.pretrain configs/hybrid.yaml"
+    )
+
+
 def kv_cache(mine: ModuleType) -> str:
     k = random(1, 2, 8, 4)
     v = random(1, 2, 8, 4, seed=1)
@@ -258,5 +336,6 @@ CHECKS = {
     "rope": rope,
     "masks": masks,
     "online_softmax": online_softmax,
+    "linear_attention": linear_attention,
     "kv_cache": kv_cache,
 }

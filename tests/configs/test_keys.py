@@ -39,6 +39,8 @@ norm_topk_prob=false router_aux_loss_coef=0.5 decoder_sparse_step=2 mlp_only_lay
 rope_scaling.attention_factor=2.0
 {LLAMA3} | rope_scaling.low_freq_factor=2.0 rope_scaling.high_freq_factor=16.0
 model.sliding_window=4 | layer_types=[full_attention,sliding_attention]
+model.layer_types=[linear_attention] {ELSEWHERE} | linear_key_head_dim=12 linear_value_head_dim=12 \
+linear_conv_kernel_dim=2
 """
 RUN = """
 | seed=1 train.max_steps=10 train.tokens_per_step=128 train.final_lr_fraction=0.5 train.schedule=cosine

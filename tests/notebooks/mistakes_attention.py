@@ -96,6 +96,37 @@ WRONG = {
         *(("return out / total", f"return torch.cat([{PLAIN} for x in q.split({n}, dim=2)], dim=2)") for n in (1, 8)),
         ("return out / total", "return torch.nn.functional.scaled_dot_product_attention(q, k, v)"),
     ],
+    "linear_attention": [
+        ("(v[:, :, t] - returned)", "v[:, :, t]"),  # keys that are alike pile up
+        ("beta[:, :, t, None] * (v[:, :, t] - returned)", "beta[:, :, t, None] * v[:, :, t] - returned"),
+        ("beta[:, :, t, None] * (v", "(v"),
+        ("(v[:, :, t] - returned)", "(v[:, :, t] + returned)"),
+        ("memory = memory + key * correction[:, :, None]", "memory = key * correction[:, :, None]"),
+        ("returned = (memory * key)", "returned = (memory * q[:, :, t, :, None])"),
+        ("(memory * q[:, :, t, :, None])", "(memory * key)"),
+        ("memory = memory + key * correction[:, :, None]", "memory = memory + key * correction[:, :, None].detach()"),
+        # reads before it writes
+        ("outputs.append((memory * q", "outputs.append(((memory - key * correction[:, :, None]) * q"),
+        ("(shares * (keys @ keys.mT)).tril(-1)", "(keys @ keys.mT).tril(-1)"),
+        ("(shares * (keys @ keys.mT)).tril(-1)", "(shares.mT * (keys @ keys.mT)).tril(-1)"),  # β of j
+        ("(shares * (keys @ keys.mT)).tril(-1)", "(shares * (queries @ keys.mT)).tril(-1)"),
+        ("shares * (values - keys @ memory)", "values - keys @ memory"),
+        ("shares * (values - keys @ memory)", "shares * values"),  # right in the first chunk alone
+        ("shares * (values - keys @ memory)", "shares * values - keys @ memory"),
+        ("(queries @ keys.mT).tril()", "queries @ keys.mT"),  # sees the future
+        ("(queries @ keys.mT).tril()", "(queries @ keys.mT).tril(-1)"),  # not its own correction
+        ("(queries @ keys.mT).tril()", "(queries @ keys.mT).tril().softmax(-1)"),
+        ("queries @ memory + scores @ corrections", "scores @ corrections"),
+        ("queries @ memory + scores @ corrections", "queries @ memory + scores @ values"),
+        ("memory = memory + keys.mT @ corrections", "memory = keys.mT @ corrections"),
+        ("memory = memory + keys.mT @ corrections", "memory = memory + keys.mT @ values"),
+        ("(system, sides,", "(-system, sides,"),
+        ("(system, sides, upper=False,", "(system, sides, upper=True,"),
+        ("upper=False, unitriangular=True)\n        scores", "upper=False)\n        scores"),
+        # no chunks: all tokens at once, and one after the other
+        ("size: int) -> Tensor:", "size: int) -> Tensor:\n    size = k.shape[2]"),
+        ("    return torch.cat(outputs, dim=2)", "    return recurrent(q, k, v, beta)"),
+    ],
     "kv_cache": [
         (
             "self.k = k[:, :, start:]\n        self.v = v[:, :, start:]",
@@ -260,6 +291,41 @@ def attention_in_tiles(q, k, v, tile):
             total = both
         state = total, mixed
     return state[1]
+""",
+    ],
+    "linear_attention": [
+        """
+def recurrent(q, k, v, beta):
+    S, out = torch.zeros(k.shape[0], k.shape[1], k.shape[3], v.shape[3]), []
+    for q, k, v, b in zip(q.unbind(2), k.unbind(2), v.unbind(2), beta.unbind(2)):
+        old = torch.einsum('bhkv,bhk->bhv', S, k)
+        S = S + torch.einsum('bhk,bhv->bhkv', k, (v - old) * b.unsqueeze(-1))
+        out.append(torch.einsum('bhkv,bhk->bhv', S, q))
+    return torch.stack(out, 2)
+
+def chunked(q, k, v, beta, size):
+    S, out = torch.zeros(k.shape[0], k.shape[1], k.shape[3], v.shape[3]), []
+    for q, k, v, b in zip(*(x.split(size, 2) for x in (q, k, v, beta[..., None]))):
+        A = torch.eye(k.shape[2]) + torch.tril(b * (k @ k.transpose(-1, -2)), -1)
+        c = torch.linalg.solve(A, b * (v - k @ S))
+        out.append(q @ S + torch.tril(q @ k.transpose(-1, -2)) @ c)
+        S = S + k.transpose(-1, -2) @ c
+    return torch.cat(out, 2)
+""",
+        # the diagonal and what is above it need not be 0: the solver reads neither
+        """
+def recurrent(q, k, v, beta):
+    return chunked(q, k, v, beta, 1)
+
+def chunked(q, k, v, beta, size):
+    S, out = 0 * k[:, :, :1].mT @ v[:, :, :1], []
+    for t in range(0, k.shape[2], size):
+        places = slice(t, t + size)
+        K, V, Q, b = k[:, :, places], v[:, :, places], q[:, :, places], beta[:, :, places, None]
+        c = torch.linalg.solve_triangular(b * K @ K.mT, b * (V - K @ S), upper=False, unitriangular=True)
+        out += [Q @ S + (Q @ K.mT).tril() @ c]
+        S = S + K.mT @ c
+    return torch.cat(out, 2)
 """,
     ],
     "kv_cache": [

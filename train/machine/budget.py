@@ -111,18 +111,23 @@ def step_memory(run: RunConfig, rows: int, device: Device) -> dict[str, int]:
     key_heads = heads if model.attention == "mla" else model.kv_heads  # a latent becomes all heads
     queries_and_keys = (heads + key_heads) * model.head_size
     values = (heads + key_heads) * model.value_size  # and outputs
-    stored = 2 * (4 + size) * width  # the float32 stream before each norm, and the norm's result
-    stored += (4 + size) * queries_and_keys + size * values  # before and after RoPE
+    stream = 2 * (4 + size) * width  # the float32 stream before each norm, and the norm's result
+    stored = (4 + size) * queries_and_keys + size * values  # before and after RoPE
     if model.attn_implementation in ("eager", "mine"):  # every weight
         stored += (4 + size) * heads * length
     elif device.attention == "blocked" and length <= LONGEST:  # half of the weights
         stored += size * heads * length // 2
+    # linear attention, in float32: q, k and v after each step, and the products within a chunk
+    key_size = model.linear_key_head_dim or model.head_size
+    channels = 2 * key_size + (model.linear_value_head_dim or model.head_size)
+    linear = 4 * heads * (9 * channels + 6 * min(64, length))
     layers = []
-    for has_experts in model.has_experts:
+    for has_experts, is_linear in zip(model.has_experts, model.is_linear, strict=True):
         inner = model.intermediate_size or 0
         if has_experts:
             inner = model.num_experts_per_tok * (model.moe_intermediate_size or 0)
-        layers.append(stored + (4 if model.gated_mlp else 2) * size * inner)
+        feed_forward = (4 if model.gated_mlp else 2) * size * inner
+        layers.append(stream + (linear if is_linear else stored) + feed_forward)
     token = sum(layers)
     if run.train.activation_checkpointing:  # the input of every layer, and one layer at a time
         token = 4 * width * len(layers) + max(layers)
@@ -169,6 +174,8 @@ def kv_cache_bytes(
     # A sliding layer holds window - 1 tokens at most.
     numbers = 2 * kv_heads * model.head_size if kv_heads else model.cache_numbers
     held = [min(tokens, window - 1) if window else tokens for window in model.windows]
+    # linear attention keeps no keys
+    held = [count for count, is_linear in zip(held, model.is_linear, strict=True) if not is_linear]
     return sum(held) * numbers * bytes_per_number
 
 

@@ -35,6 +35,8 @@ def find_initial_weights(config: RunConfig, checkpoint: Path | None) -> Path | N
     free = free_keys(there)
     if config.lora is not None:  # adapters are loaded beside the base model exactly as it is
         free -= ADDED
+    if "linear_attention" in here["layer_types"]:  # such a layer has weights of its own
+        free.discard("layer_types")
     different = [key for key in here if here[key] != there[key] and key not in free]
     if different:
         listed = ", ".join(

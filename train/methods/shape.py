@@ -67,6 +67,8 @@ def free_keys(there: dict[str, Any]) -> set[str]:
         free.add("rope_scaling")
     if there["sliding_window"] is None:
         free |= {"sliding_window", "layer_types"}
+    if "linear_attention" in there["layer_types"]:
+        free.discard("layer_types")  # such a layer has weights of its own
     if there["position_embedding"] == "learned":
         free.discard("max_position_embeddings")  # it is the size of a tensor
     return free

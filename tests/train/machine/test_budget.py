@@ -69,6 +69,7 @@ def on(kind: str, precision: str, attention: str = "sdpa") -> Device:
 
 GPT2 = {"gated_mlp": False, "norm": "layernorm", "position_embedding": "learned", "num_key_value_heads": "mha"}
 LATENT = {"attention": "mla", "num_key_value_heads": "mha", "kv_lora_rank": 16, "qk_rope_head_dim": 8}
+HYBRID = {"layer_types": ["linear_attention", "full_attention"], "loadable_elsewhere": False}
 KEPT = "kept for the backward pass"
 STATE = "optimizer state"
 
@@ -81,9 +82,11 @@ STATE = "optimizer state"
         (False, run_config(num_hidden_layers=2, num_experts=4)),
         (False, run_config(num_hidden_layers=2, **GPT2)),
         (False, run_config(num_hidden_layers=2, **LATENT)),
+        (False, run_config(num_hidden_layers=2, **HYBRID)),
+        (True, run_config(num_hidden_layers=2, **HYBRID)),
         (False, run_config("adamw", attn_implementation="eager", tie_word_embeddings=False)),
     ],
-    ids=["fp32", "bf16", "experts", "gpt2", "latent", "eager, adamw"],
+    ids=["fp32", "bf16", "experts", "gpt2", "latent", "linear", "linear, bf16", "eager, adamw"],
 )
 def test_a_step_holds_what_the_formula_says(half, run):
     """Weights, gradients and optimizer state exactly.

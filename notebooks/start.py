@@ -149,18 +149,21 @@ def play(draw: Callable[..., Any], **controls: Any) -> None:
         display(result)
 
 
-def check(exercise: str, answer: Any, judge: Any, within: float = 0.0) -> None:
+def check(exercise: str, answer: Any, judge: Any, within: float = 0.0, *, ours: Any = None) -> Any:
     """Print that an answer is right, or raise InputError with the difference and a hint.
 
     - exercise: such as "01.2". Its hint is in hints.yaml, and unseen before the first try
     - answer: None means no answer yet
     - judge: the right value, or a function of the answer with asserts (`same` helps)
     - within: the largest error of a number
+    - ours: our function; then `check` returns the reader's, or ours until there is an answer
     """
     hints = HINTS[exercise]
     if answer is None:
         print(translated("No answer yet: change the cell above, and run it and this one."))
-        return
+        if ours is not None:
+            print(translated("Until then, the cells below use Headlight's function."))
+        return ours
     code = getattr(answer, "__code__", None)  # of a function: each cell is a file of its own
     test = judge if callable(judge) else partial(is_value, expected=judge, tolerance=within)
     file = Path(code.co_filename if code else YOUR_CELL)
@@ -168,6 +171,7 @@ def check(exercise: str, answer: Any, judge: Any, within: float = 0.0) -> None:
     if not is_right:
         raise InputError(translated(f"Not yet. {sentence}\nHint: {hint}"))
     print(translated("Right."))
+    return None if ours is None else answer  # without `ours`, Jupyter would print the answer
 
 
 def predicted(guess: float | str | None, truth: float | str, unit: str = "") -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from contextlib import nullcontext
 from types import ModuleType
 from typing import Any
@@ -22,6 +23,13 @@ def random(*shape: int, seed: int = 0) -> Tensor:
 
 
 def softmax(mine: ModuleType) -> str:
+    check_softmax("softmax", mine.softmax)
+    return (
+        "Attention, sampling and the loss turn scores into shares like this. Yours do not overflow."
+    )
+
+
+def check_softmax(name: str, function: Callable[[Tensor], Tensor]) -> None:
     x = torch.tensor([[0.0, 1.0, 2.0], [-1.0, 3.0, 0.5]])
     cases = {
         f"x = {x.tolist()}": x,
@@ -30,14 +38,11 @@ def softmax(mine: ModuleType) -> str:
         "a score of -inf beside others": torch.tensor([[0.0, -torch.inf, 1.0]]),
         "random x": random(2, 3, 5),
     }
-    for name, scores in cases.items():
+    for case, scores in cases.items():
         before = scores.clone()
-        same(f"softmax(x) for {name}", mine.softmax(scores), scores.double().softmax(-1))
+        same(f"{name}(x) for {case}", function(scores), scores.double().softmax(-1))
         is_same = torch.equal(scores, before)
-        assert is_same, "softmax(x) changes x itself: compute a new tensor (x - …, not x -= …)."
-    return (
-        "Attention, sampling and the loss turn scores into shares like this. Yours do not overflow."
-    )
+        assert is_same, f"{name}(x) changes x itself: compute a new tensor (x - …, not x -= …)."
 
 
 def causal_mask(mine: ModuleType) -> str:

@@ -1,0 +1,136 @@
+"""Check the functions that readers write in notebooks 01 and 03, with float64 numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from model import ModelConfig
+from notebooks import steps
+from notebooks.checks import attention
+from notebooks.checks.compare import same, shape_of
+
+Function = Callable[..., Any]
+
+
+def score(function: Function) -> None:
+    q = torch.tensor([[1.0, 0], [0, 2]])
+    k = torch.tensor([[3.0, 1], [4, 5]])
+    expected = torch.tensor([[3.0, 4], [2, 10]])
+    same("my_score([[1, 0], [0, 2]], [[3, 1], [4, 5]])", function(q, k), expected)
+    shapes = {
+        "six words, q and k (6, 8)": (6, 8),
+        "heads in front, q and k (2, 3, 6, 8)": (2, 3, 6, 8),
+    }
+    for name, shape in shapes.items():
+        q = attention.random(*shape)
+        k = attention.random(*shape, seed=1)
+        same(f"my_score(q, k) of {name}", function(q, k), steps.score(q.double(), k.double()))
+
+
+def hide(function: Function) -> None:
+    example = torch.tensor([[3.0, 4, 5], [2, 10, 1], [6, 7, 8]])
+    call = f"my_hide({example.int().tolist()})"
+    unchanged(call, function, example)
+    same(call, function(example.clone()), steps.hide(example))
+    for name, shape in {"six words": (6, 6), "heads in front, (2, 3, 6, 6)": (2, 3, 6, 6)}.items():
+        scores = 5 * attention.random(*shape)
+        same(f"my_hide(scores) of {name}", function(scores), steps.hide(scores))
+
+
+def softmax(function: Function) -> None:
+    x = torch.tensor([[0.0, 1, 2]])
+    same("my_softmax([[0, 1, 2]])", function(x), x.double().softmax(-1))
+    attention.check_softmax("my_softmax", function)  # as `python -m notebooks.check softmax` does
+    hidden = steps.hide(attention.random(2, 3, 6, 6))
+    expected = hidden.double().softmax(-1)
+    same("my_softmax(hide(scores)) with heads in front", function(hidden), expected)
+
+
+def mix(function: Function) -> None:
+    weights = torch.tensor([[1.0, 0], [0.25, 0.75]])
+    v = torch.tensor([[10.0, 0], [20, 4]])
+    expected = torch.tensor([[10.0, 0], [17.5, 3]])
+    same("my_mix([[1, 0], [0.25, 0.75]], [[10, 0], [20, 4]])", function(weights, v), expected)
+    for name, shape in {"six words": (6,), "heads in front": (2, 3, 6)}.items():
+        weights = attention.random(*shape, 6).softmax(-1)
+        v = attention.random(*shape, 8, seed=1)
+        call = f"my_mix(weights, v) of {name}, {tuple(weights.shape)} and {tuple(v.shape)}"
+        same(call, function(weights, v), steps.mix(weights.double(), v.double()))
+
+
+def divide(function: Function) -> None:
+    example = torch.tensor([[8.0, 16]])
+    unchanged("my_divide([[8, 16]], 64)", function, example, 64)
+    same("my_divide([[8, 16]], 64)", function(example.clone(), 64), torch.tensor([[1.0, 2]]))
+    for D in (4, 256):
+        scores = steps.score(attention.random(300, D), attention.random(300, D, seed=1))
+        divided = function(scores, D)
+        shape_of(f"my_divide(scores, {D})", divided, (300, 300))
+        deviation = f"the standard deviation of my_divide(scores, {D}) for random q and k"
+        same(deviation, divided.std(), 1.0, 0.1)
+
+
+def attend(function: Function) -> None:
+    for name, shape in {"(6, 8)": (6, 8), "(2, 3, 6, 32), heads in front": (2, 3, 6, 32)}.items():
+        q, k, v = (2 * attention.random(*shape, seed=seed) for seed in range(3))
+        call = f"my_attend(q, k, v) of {name}"
+        got = function(q, k, torch.ones_like(v))
+        lesson = "The shares of a word must sum to 1."
+        same(f"{call}, where every value is 1", got, torch.ones_like(v), lesson=lesson)
+        later = v.clone()
+        later[..., -1, :] = 1000
+        got = function(q, k, later)
+        shape_of(call, got, shape)
+        first = got[..., 0, :]
+        lesson = "It may read only itself."
+        same(f"the output of the first word, {call}", first, v[..., 0, :], lesson=lesson)
+        same(call, function(q, k, v), steps.attend(q.double(), k.double(), v.double()))
+
+
+def repeat_kv(function: Function) -> None:
+    for kv_heads, groups in ((2, 2), (2, 4), (4, 2), (3, 1), (1, 4)):
+        numbers = torch.arange(float(kv_heads)).view(1, kv_heads, 1, 1)
+        numbered = numbers.expand(2, kv_heads, 3, 5)  # each head has its number
+        call = f"my_repeat_kv(x, {groups}) with {kv_heads} key/value heads"
+        result = function(numbered, groups)
+        shape_of(call, result, (2, kv_heads * groups, 3, 5))
+        heads = [int(number) for number in result[0, :, 0, 0]]
+        expected = [head for head in range(kv_heads) for _ in range(groups)]
+        is_right = heads == expected
+        assert is_right, f"{call}: these are heads {heads} of x, and must be heads {expected}."
+        x = attention.random(2, kv_heads, 3, 5)
+        same(call, function(x, groups), x.repeat_interleave(groups, 1))
+
+
+def cache_bytes(function: Function) -> None:
+    # (layers, query heads, key/value heads, head size, tokens, bytes of a number)
+    cases = [
+        (3, 6, 2, 4, 5, 4),  # the example of the text
+        (1, 1, 1, 4, 1, 1),
+        (3, 6, 2, 16, 10, 2),
+        (32, 32, 8, 128, 8192, 2),
+    ]
+    for layers, heads, kv_heads, size, tokens, each in cases:
+        config = ModelConfig(
+            hidden_size=size * (heads + 1),
+            num_hidden_layers=layers,
+            num_attention_heads=heads,
+            num_key_value_heads=kv_heads,
+            head_dim=size,
+        )
+        given = f"{layers} layers, {heads} query and {kv_heads} key/value heads of {size} numbers"
+        # the formula, not the library's function: that one reads the same config
+        expected = 2 * layers * kv_heads * size * tokens * each
+        call = f"my_cache_bytes(config, {tokens}, {each}) of {given}"
+        same(call, function(config, tokens, each), float(expected), 1e-9)
+
+
+def unchanged(call: str, function: Function, x: Tensor, *others: Any) -> None:
+    """Assert that a function leaves its argument as it is."""
+    before = x.clone()
+    function(x, *others)
+    assert torch.equal(x, before), f"{call} changes its argument: return a new tensor."

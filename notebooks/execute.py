@@ -1,8 +1,9 @@
 """Run notebooks: `python -m notebooks.execute [--write | --refresh] [notebooks …]`.
 
 Each exercise is tested after its check. The check must accept the solution below it, and refuse the
-wrong answer in the exercise's metadata. Each mistake in hints.yaml must get its own hint. `--write`
-saves the outputs in the files. `play` draws once, because a page without a kernel has no controls.
+wrong answer in the exercise's metadata. Each wrong answer in hints.yaml must get its own hint. (A
+key that is a piece of a sentence is no answer.) `--write` saves the outputs in the files. `play`
+draws once, because a page without a kernel has no controls.
 
 notebooks/zh/NN_….ipynb is a notebook in Chinese with its own Markdown cells. `--write` copies the
 other cells from the English notebook, and so does `--refresh`, which runs nothing. So change code
@@ -129,13 +130,22 @@ def prove(variables: dict[str, Any], answer: str, check: str, solution: str, wro
     number = re.search(r'check\("(\d\d\w?\.\d+)"', check)
     hints = HINTS.get(number[1], "") if number else ""
     for mistake, hint in {} if isinstance(hints, str) else hints.items():
-        if mistake != "else":
+        if is_answer(mistake):
             problem = problem_of(f"import math, torch\n{answer} = {mistake}\n{check}")
             assert hint in problem, f"its check does not give {mistake} its own hint: {problem}"
     # a check that prints nothing would also accept a missing answer
     is_set = f"assert {answer} is not None, 'the solution sets no {answer}'"
     problem = problem_of(f"{answer} = None\n{solution}\n{check}\n{is_set}")
     assert not problem, f"its check does not accept the solution: {problem}"
+
+
+def is_answer(key: str) -> bool:
+    """Return True if a key of hints.yaml is an answer in Python, not a piece of a sentence."""
+    try:
+        compile(key, "a hint", "eval")
+    except SyntaxError:  # "else" is one, too
+        return False
+    return True
 
 
 def tidy(notebook: Any) -> None:

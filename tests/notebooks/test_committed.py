@@ -8,7 +8,6 @@ import ast
 import itertools
 import json
 import re
-from contextlib import chdir
 from pathlib import Path
 
 import nbformat
@@ -17,11 +16,10 @@ import pytest
 from data.tokenizer import DEFAULT_VOCAB_SIZE
 from eval.compare.pictures import sharing_keys
 from model.transformer import on_meta
-from notebooks.execute import ANSWER, execute
+from notebooks.execute import ANSWER
 from notebooks.start import HINTS
 from tests.eval.page.viewer_helpers import chromium
 from tests.notebooks.making import FIND_IT, FIRST_CELL, ROOT
-from tests.train.helpers import pretrain
 from train.config import load_run_config
 from train.run.sweep import plan
 
@@ -179,48 +177,6 @@ def test_its_cells_are_short_and_its_links_lead_somewhere(path):
         if not target.startswith(("http://", "https://")):
             assert (path.parent / target).exists(), f"the link to {target} leads nowhere"
     assert not re.search(r"\\(frac|sqrt|sum|text|cdot|left|mathrm|begin)\b", text), "TeX needs a network to be drawn"
-
-
-# --------------------------------------------------------------------------------------------------
-# with a reader's own run
-
-
-@pytest.fixture(scope="module")
-def readers_folder(tmp_path_factory) -> Path:
-    """The repository with a run in which no head has formed yet, of another seed and with other
-    tokens.
-    """
-    folder = tmp_path_factory.mktemp("reader")
-    for entry in ROOT.iterdir():
-        if entry.name not in ("runs", "mine", ".git"):
-            (folder / entry.name).symlink_to(entry)
-    short = ["seed=1", "train.max_steps=60", "data.source.documents=1500", "eval.attention.every=20"]
-    short += ["eval.final_max_tokens=2048", "eval.floor_documents=1"]
-    with chdir(folder), pytest.MonkeyPatch.context() as patch:
-        # pictures take longer than the training
-        patch.setattr("eval.hooks.attention.render", lambda *_: [])
-        pretrain(Path("configs/small.yaml"), *short)
-    return folder
-
-
-# the reader's run, or the one that comes with Headlight
-OPENS = re.compile(r"\b(?:demo|small)\(\)")
-OWN = [path for path in NOTEBOOKS if OPENS.search(path.read_text(encoding="utf-8")) and path.stem[:2] != "13"]
-
-
-# 13 trains on from the run, for minutes
-@pytest.mark.parametrize("path", OWN, ids=lambda path: path.stem)
-def test_it_runs_on_another_run_than_the_one_that_it_tells_of(path, readers_folder, monkeypatch):
-    """`make notebooks` runs each on the models in pretrained/, so what a cell says of yours holds
-    for any run.
-    """
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    notebook = read(path)
-    first = next(cell for cell in notebook.cells if cell.cell_type == "code")
-    first.source += "\nimport os, pathlib, notebooks.start"
-    first.source += f"\nnotebooks.start.ROOT = pathlib.Path({str(readers_folder)!r})\nos.chdir(notebooks.start.ROOT)"
-    nbformat.write(notebook, readers_folder / path.name)
-    execute(readers_folder / path.name, write=False)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 # make demo          trains a very small model in some two minutes: watch a head learn to copy.
 # make story         trains the demo, which writes stories, in $(STORY_MINUTES) minutes on two CPU cores.
-# make student       copies the notebooks to mine/, which git ignores: work there, and `git pull` meets no changes of yours.
+# make mine          copies the notebooks to mine/, which git ignores: work there, and `git pull` meets no changes of yours.
+# make student       copies all of Headlight without solutions, for a class: OUT=../class; CLASSROOM=--classroom for GitHub.
 # make test          style, types, import rules, and the tests of every room: at most 5 minutes on two cores.
 # make test-all      `make test`, then all the rest: slow tests, notebooks, quick commands of README, benchmarks/gpu.sh on a CPU.
 # make notebooks     runs every notebook; with WRITE=--write it also keeps what they print and draw.
@@ -26,7 +27,7 @@ STORY_MINUTES := 3 to 10
 NOTEBOOKS = $(patsubst notebooks/%,%,$(wildcard notebooks/*.ipynb notebooks/zh/*.ipynb))
 PYTEST := $(RUN) -m pytest -n $(WORKERS) --dist loadfile
 
-.PHONY: demo story student install test test-all gpu-dry-run notebooks readme readme-quick lint sizes bench clean
+.PHONY: demo story mine student install test test-all gpu-dry-run notebooks readme readme-quick lint sizes bench clean
 
 demo: $(VENV)/installed
 	$(RUN) -m train.pretrain configs/small.yaml
@@ -37,10 +38,13 @@ story: $(VENV)/installed
 	$(RUN) -m train.pretrain configs/demo.yaml
 
 # A copy that is there already is yours and stays. The folder lies beside notebooks/, so that links work in it, too.
-student:
+mine:
 	@mkdir -p mine/zh
 	@for file in $(NOTEBOOKS); do [ -e mine/$$file ] || cp notebooks/$$file mine/$$file; done
-	@echo 'Your copies are in mine/. Delete one, and `make student` copies it anew.'
+	@echo 'Your copies are in mine/. Delete one, and `make mine` copies it anew.'
+
+student: $(VENV)/installed
+	$(RUN) -m notebooks.student $(CLASSROOM) $(or $(OUT),../headlight-for-students)
 
 install: $(VENV)/ready
 

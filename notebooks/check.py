@@ -4,6 +4,11 @@ The first call writes notebooks/build/NAME.py, a file with a gap, and explains t
 gap and run the same command again. It compares the results of your code with float64 numbers.
 Without a NAME it lists the exercises. `--again` restarts an exercise, and keeps your old file.
 
+    python -m notebooks.check --json [NAME …]
+
+prints one JSON object for a class: what is done, what is open, and why. It names nobody.
+HEADLIGHT_VARIANT=7 gives the checks other random numbers, and the object holds the variant.
+
     python -m notebooks.check assemble
 
 builds notebooks/mine/my_model.py from your parts, a language model that trains and writes.
@@ -20,8 +25,10 @@ from __future__ import annotations
 import argparse
 import ast
 import io
+import json
 import re
 import sys
+import tomllib
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -33,6 +40,7 @@ from model.backends.mine import run_file
 from notebooks import assemble
 from notebooks.broken.judge import judge
 from notebooks.checks import attention, backward, parts, training
+from notebooks.checks.examples import variant
 from notebooks.checks.verdict import Verdict, judged
 from notebooks.start import HINTS, ROOT
 
@@ -63,7 +71,11 @@ def main() -> int:
     parser.add_argument("answer", nargs="*", help=answer)
     again = "start again; your old file is kept beside the new one"
     parser.add_argument("--again", action="store_true", help=again)
+    parser.add_argument("--json", action="store_true", help="print one JSON object, for a class")
     args = parser.parse_args()
+    if args.json:
+        names = [args.name, *args.answer] if args.name else [*CHECKS]
+        return print_report([known(name) for name in names])
     if args.name is None:
         return list_exercises()
     if args.name == "broken":  # the break-it lab, notebooks/broken/README.md
@@ -72,23 +84,27 @@ def main() -> int:
         return assemble_model()
     if args.answer:
         raise InputError(f"an exercise has one name: {command} {args.name}")
-    if args.name not in CHECKS:
-        hint = did_you_mean(args.name, {name: name for name in CHECKS})
-        names = ", ".join(CHECKS)
-        raise InputError(f"there is no exercise {args.name!r}{hint}. There are: {names}")
-    path = BUILD / f"{args.name}.py"
+    path = BUILD / f"{known(args.name)}.py"
     if args.again and path.exists():
         old = assemble.set_aside(path)
         print(f"Your old file is now {old.as_posix()}.\n")
     return try_it(args.name, path) if path.exists() else begin(args.name, path)
 
 
+def known(name: str) -> str:
+    """Return the name of an exercise. Raises InputError if there is none of this name."""
+    if name not in CHECKS:
+        hint = did_you_mean(name, {name: name for name in CHECKS})
+        names = ", ".join(CHECKS)
+        raise InputError(f"there is no exercise {name!r}{hint}. There are: {names}")
+    return name
+
+
 def list_exercises() -> int:
     """List all exercises. An exercise is done if its check accepts the current file."""
     unfinished = []
     for name in CHECKS:
-        with redirect_stdout(io.StringIO()):  # the reader's code may print
-            is_right = is_done(name)
+        is_right = current(name).is_right
         if not is_right:
             unfinished.append(name)
         print(f"{'done' if is_right else 'open'}   {name:<16} {text_of(name).splitlines()[0]}")
@@ -97,6 +113,26 @@ def list_exercises() -> int:
         print(f"Next: python -m notebooks.check {unfinished[0]}")
     else:
         print("All of this is yours now.")
+    return 0
+
+
+def print_report(names: list[str]) -> int:
+    """Print one JSON object about these exercises. It holds no name, no path and no code."""
+    rows = []
+    for name in names:
+        verdict = current(name)
+        rows.append(
+            {
+                "exercise": name,
+                "state": "done" if verdict.is_right else "open",
+                # an error may name a file of the reader's
+                "sentence": verdict.sentence.replace(str(Path.home()), "~"),
+                "minutes": minutes_of(name),
+            }
+        )
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    report = {"headlight": project["version"], "variant": variant(), "exercises": rows}
+    print(json.dumps(report, ensure_ascii=False, indent=1))
     return 0
 
 
@@ -109,13 +145,13 @@ def begin(name: str, path: Path) -> int:
 
 
 def try_it(name: str, path: Path) -> int:
-    is_right, sentence, hint = attempt(name, path)
-    if not is_right:
-        print(f"Not yet. {sentence}")
-        if not sentence.endswith("still to be written."):  # no hint before the first try
-            print(f"Hint: {hint}")
+    verdict = attempt(name, path)
+    print(verdict.text())
+    if not verdict.is_right:
         return 1
-    print(f"Right. {sentence}\nCompare with {(SOLUTIONS / path.name).as_posix()}.")
+    solution = SOLUTIONS / path.name
+    if GAP.search(solution.read_text(encoding="utf-8")):  # a class gets files with gaps
+        print(f"Compare with {solution.as_posix()}.")
     names = list(CHECKS)
     later = names[names.index(name) + 1 :]
     if later:
@@ -157,8 +193,7 @@ def assemble_model() -> int:
     """Write notebooks/mine/my_model.py from the reader's parts, and compare it with one_file.py."""
     ending = SOLUTIONS / "ending.py"
     needed = assemble.needed_parts(ending)
-    with redirect_stdout(io.StringIO()):  # the reader's code may print
-        is_right = {name: is_done(name) for name in CHECKS}
+    is_right = {name: current(name).is_right for name in CHECKS}
     missing = [name for name in CHECKS if name in needed and not is_right[name]]
     if missing:
         print(f"Not yet. A model needs {len(needed)} parts. These are open: {', '.join(missing)}.")
@@ -179,15 +214,24 @@ def assemble_model() -> int:
     return 0
 
 
-def is_done(name: str) -> bool:
+def current(name: str) -> Verdict:
+    """Judge the reader's current file of an exercise."""
     path = BUILD / f"{name}.py"
-    return path.exists() and attempt(name, path).is_right
+    if not path.exists():
+        return Verdict(False, f"{name} is not begun: python -m notebooks.check {name}")
+    with redirect_stdout(io.StringIO()):  # the reader's code may print
+        return attempt(name, path)
 
 
 def text_of(name: str) -> str:
     """Return the text of an exercise: the docstring of its solution, with a title and minutes."""
     code = (ROOT / SOLUTIONS / f"{name}.py").read_text(encoding="utf-8")
     return ast.get_docstring(ast.parse(code)) or ""
+
+
+def minutes_of(name: str) -> int:
+    """Return the minutes in the first line of an exercise's text: `Softmax: …. 5 minutes.`"""
+    return int(text_of(name).splitlines()[0].split()[-2])
 
 
 def stub(name: str) -> str:

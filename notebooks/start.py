@@ -167,10 +167,10 @@ def check(exercise: str, answer: Any, judge: Any, within: float = 0.0, *, ours: 
     code = getattr(answer, "__code__", None)  # of a function: each cell is a file of its own
     test = judge if callable(judge) else partial(is_value, expected=judge, tolerance=within)
     file = Path(code.co_filename if code else YOUR_CELL)
-    is_right, sentence, hint = judged(test, answer, hints, file, YOUR_CELL)
-    if not is_right:
-        raise InputError(translated(f"Not yet. {sentence}\nHint: {hint}"))
-    print(translated("Right."))
+    verdict = judged(test, answer, hints, file, YOUR_CELL)
+    if not verdict.is_right:
+        raise InputError(verdict.text())
+    print(verdict.text())
     return None if ours is None else answer  # without `ours`, Jupyter would print the answer
 
 

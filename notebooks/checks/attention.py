@@ -13,13 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from notebooks.checks.compare import same, shape_of
+from notebooks.checks.compare import same, shape_of, unchanged
+from notebooks.checks.examples import random
 
 BEFORE = "Mask before the softmax. After it, a forbidden score already has a share."
-
-
-def random(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def softmax(mine: ModuleType) -> str:
@@ -41,8 +38,7 @@ def check_softmax(name: str, function: Callable[[Tensor], Tensor]) -> None:
     for case, scores in cases.items():
         before = scores.clone()
         same(f"{name}(x) for {case}", function(scores), scores.double().softmax(-1))
-        is_same = torch.equal(scores, before)
-        assert is_same, f"{name}(x) changes x itself: compute a new tensor (x - …, not x -= …)."
+        unchanged(f"{name}(x)", "x", scores, before)
 
 
 def causal_mask(mine: ModuleType) -> str:
@@ -59,17 +55,18 @@ def attention(mine: ModuleType) -> str:
     values = torch.tensor([[10.0], [20.0]])[None, None]
     everything = torch.ones(1, 1, 1, 2, dtype=torch.bool)
     out = mine.attention(keys[:, :, :1], keys, values, everything)
-    same("the example in the text", out, torch.tensor([[[[11.192]]]]))
+    same("attention(q, k, v, mask) of the example in the text", out, torch.tensor([[[[11.192]]]]))
 
     call = "attention(q, k, v, mask)"
     q, k, v = (random(2, 3, length, 6, seed=seed) for seed, length in enumerate((4, 7, 7)))
     causal = torch.ones(4, 7, dtype=torch.bool).tril(3)[None, None]  # (1, 1, T, S)
     out = mine.attention(q, k, torch.ones_like(v), causal)
-    name = "the output where every value is 1 (shares that sum to 1 copy 1)"
+    name = f"{call} where every value is 1 (shares that sum to 1 copy 1)"
     same(name, out, torch.ones_like(q))
-    masks = {"causal mask": causal, "mask (2, 1, 4, 7)": causal & (random(2, 1, 1, 7) < 1)}
+    some = random(2, 1, 1, 7) < 1
+    some[..., 0] = True  # every row sees something
+    masks = {"causal mask": causal, "mask (2, 1, 4, 7)": causal & some}
     for name, mask in masks.items():
-        assert mask.any(-1).all()
         out = mine.attention(q, k, v, mask)
         same(f"{call} with a {name}", out, formula(q, k, v, mask))
 
@@ -103,7 +100,7 @@ def formula(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 def same_gradients(call: str, got: Tensor, expected: Tensor, inputs: dict[str, Tensor]) -> None:
     """Assert that the gradients are right, too."""
     lesson = "The numbers are right, but training would break: something is detached, or NaN."
-    assert got.requires_grad, f"{call} has no gradient. {lesson}"
+    assert got.requires_grad, f"{call} has no gradient, and must have one. {lesson}"
     options: dict[str, Any] = {"allow_unused": True, "materialize_grads": True}
     tensors = [*inputs.values()]
     gradients = torch.autograd.grad(got.square().sum(), tensors, **options)
@@ -172,8 +169,8 @@ def masks(mine: ModuleType) -> str:
         # an empty row has the sum 0
         expected = allowed / allowed.sum(-1, keepdim=True).clamp(min=1e-300)
         same(call, weights, expected, lesson=lesson)
-        is_zero = (weights[~mask.expand_as(weights)] == 0).all()
-        assert is_zero, "A forbidden share is small, and must be exactly 0."
+        largest = weights[~mask.expand_as(weights)].abs().max().item()
+        assert largest == 0, f"{call}: a forbidden share is {largest:.2g}, and must be exactly 0."
         same_gradients(call, weights, expected, {"scores": x})
     return "Texts of any lengths fit into a batch: no token reads padding, and no row becomes NaN."
 
@@ -192,24 +189,25 @@ class OnlyTiles(TorchDispatchMode):
     ) -> Any:
         result = function(*args, **(kwargs or {}))
         is_kernel = "scaled_dot_product" in str(function)
-        assert not is_kernel, (
-            "This calls PyTorch's own kernel: write the loop over the tiles yourself."
-        )
+        call = "attention_in_tiles"
+        assert not is_kernel, f"{call} calls PyTorch's own kernel, and must loop over the tiles."
         if isinstance(result, Tensor) and result.is_floating_point():
             shape = tuple(result.shape)
-            problem = "is as large as all scores (T x S): use the tiles"
-            assert result.numel() < self.scores, f"a tensor of shape {shape} {problem}"
+            call = f"{call} makes a tensor of the shape {shape}"
+            problem = "as large as all scores (T x S), and must keep to one tile"
+            assert result.numel() < self.scores, f"{call}, {problem}."
             # k itself, turned or scaled, has the size of a head as well
             is_row = self.keys in shape and self.size not in shape
-            problem = f"has a score for each of the {self.keys} keys: take one tile"
-            assert not is_row, f"a tensor of shape {shape} {problem}"
+            problem = f"with a score for each of the {self.keys} keys, and must take one tile"
+            assert not is_row, f"{call}, {problem}."
         return result
 
 
 def online_softmax(mine: ModuleType) -> str:
     example = [torch.tensor(x)[None, None, :, None] for x in ([1.0], [1.0, 2, 4], [10.0, 20, 30])]
     out = mine.attention_in_tiles(*example, 2)
-    same("the example in the text, tile = 2", out, torch.tensor([[[[28.0178]]]]))
+    call = "attention_in_tiles(q, k, v, 2) of the example in the text"
+    same(call, out, torch.tensor([[[[28.0178]]]]))
     q, k, v = (random(1, 2, length, 7, seed=seed) for seed, length in enumerate((64, 300, 300)))
     rising = torch.arange(300)[:, None] / 30  # later tiles have larger scores
     cases = {
@@ -242,7 +240,7 @@ class InChunks(TorchDispatchMode):
         result = function(*args, **(kwargs or {}))
         self.count += 1
         if isinstance(result, Tensor):
-            problem = f"a tensor has the shape {tuple(result.shape)}: compute a chunk at a time"
+            problem = f"a tensor has the shape {tuple(result.shape)}: you must compute a chunk at a time"
             assert result.shape[-2:] != (self.tokens, self.tokens), problem
         return result
 
@@ -308,7 +306,7 @@ def linear_attention(mine: ModuleType) -> str:
 def kv_cache(mine: ModuleType) -> str:
     k = random(1, 2, 8, 4)
     v = random(1, 2, 8, 4, seed=1)
-    for window in (None, 3, 1):
+    for window in (None, 3, 1, 6):
         cache = mine.KVCache(window)
         seen = 0
         for count in (4, 1, 1, 2):
@@ -329,7 +327,9 @@ def kv_cache(mine: ModuleType) -> str:
     for layer, cache in enumerate([mine.KVCache(), mine.KVCache()]):
         got = cache.append(k[:, :, layer:4], v[:, :, layer:4])[0]
         is_own = got.shape[2] == cache.seen == 4 - layer
-        assert is_own, "Two caches share their keys: store keys, values and `seen` in `self`."
+        problem = f"append to cache {layer} of two returns {got.shape[2]} keys"
+        remedy = "store keys, values and `seen` in `self`"
+        assert is_own, f"{problem}, and must return its own {4 - layer}: {remedy}."
     return "A model need not read its text again, and a window keeps the memory constant."
 
 

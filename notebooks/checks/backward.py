@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from notebooks.checks.attention import random as normal
-from notebooks.checks.compare import is_there, same
+from notebooks.checks.compare import is_there, same, unchanged
+from notebooks.checks.examples import random as normal
+from notebooks.checks.examples import shift
 
 TOLERANCE = 1e-9  # float64 errs by about 1e-16, and a step of the wrong size by far more
 
@@ -73,6 +74,8 @@ def check_gradients(
     where = f"({call}) with a = 0.5 and b = -1.5"
     is_there(where, out)
     same(f"the data of {where}", getattr(out, "data", out), right.item(), TOLERANCE)
+    problem = f"{where} is a {type(out).__name__}, and must be a Value."
+    assert isinstance(out, mine.Value), problem
     same(
         f"the data of a after {call}", values[0].data, 0.5, lesson="An operation changes no value."
     )
@@ -91,7 +94,7 @@ def check_gradients(
 def check_random_graphs(mine: ModuleType) -> None:
     """Compare every gradient of graphs in which each value may be used several times."""
     for seed in range(5):
-        chance = random.Random(seed)
+        chance = random.Random(seed + shift())
         numbers = [chance.uniform(-1, 1) for _ in range(3)]
         values: list[Any] = [mine.Value(number) for number in numbers]
         tensors = [torch.tensor(x, dtype=torch.float64, requires_grad=True) for x in numbers]
@@ -135,8 +138,8 @@ def check_number_of_visits(mine: ModuleType) -> None:
     finally:
         sys.setprofile(before)
     same("the gradient of a, doubled 16 times", first.grad, 65_536.0)
-    problem = f"a doubled 16 times is 17 values, and backward makes {calls:,} calls."
-    assert calls < 2000, f"{problem} Visit each value once, not once a path."
+    problem = f"a doubled 16 times is 17 values, and backward makes {calls:,} calls"
+    assert calls < 2000, f"{problem}: it must visit each value once, not once a path."
 
 
 def check_steps(mine: ModuleType) -> float:
@@ -260,8 +263,8 @@ def check_attention(
             assert mine_of.dtype == torch.float64, problem
         right = expected[i].round(decimals=12)  # 0, not 5e-16
         same(f"the gradient of {letter}, {call}", mine_of, right, TOLERANCE)
-    is_same = all(map(torch.equal, (g, q, k, v), before))
-    assert is_same, f"{call} changes a tensor that it is given: compute new ones."
+    for letter, now, old in zip("gqkv", (g, q, k, v), before, strict=True):
+        unchanged(call, letter, now, old)
 
 
 CHECKS: dict[str, Callable[[ModuleType], str]] = {

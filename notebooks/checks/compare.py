@@ -20,7 +20,7 @@ def shape_of(call: str, got: Any, shape: tuple[int, ...]) -> None:
 def is_there(call: str, got: Any) -> None:
     """Assert that a function returned something."""
     lesson = "is there a `return`? To print a result is not to return it."
-    assert got is not None, f"{call} returns None: {lesson}"
+    assert got is not None, f"{call} returns None, and must return a result: {lesson}"
 
 
 def same(call: str, got: Any, expected: Any, tolerance: float = 1e-4, lesson: str = "") -> None:
@@ -42,8 +42,8 @@ def same(call: str, got: Any, expected: Any, tolerance: float = 1e-4, lesson: st
         number = number_of(got)
         assert number is not None, f"{call} is {described(got)}, and must be one number."
         is_right = math.isclose(number, expected, rel_tol=tolerance, abs_tol=tolerance)
-        figures = f"{call} is {in_digits(number)}, and must be {in_digits(float(expected))}."
-        assert is_right, f"{figures} {lesson}".strip()
+        came, right = both(number, float(expected))
+        assert is_right, f"{call} is {came}, and must be {right}. {lesson}".strip()
     else:
         if isinstance(expected, list):  # a range will do
             got = list(got)
@@ -73,12 +73,18 @@ def same_numbers(call: str, got: Any, expected: Tensor, tolerance: float, lesson
     if differs.any():
         first = tuple(differs.nonzero()[0].tolist())
         place = ", ".join(map(str, first))
-        problem = (
-            f"{call}: the shape {tuple(got.shape)} is right, "
-            f"{int(differs.sum())} of {differs.numel()} numbers are not. The first: "
-            f"[{place}] is {show(got[first])}, and must be {show(expected[first])}. {lesson}"
-        )
-        raise AssertionError(problem.strip())
+        came, right = both(got[first].item(), expected[first].item())
+        numbers = f"[{place}] is {came}, and must be {right}"
+        if differs.numel() > 1:
+            numbers += f" ({int(differs.sum())} of {differs.numel()} numbers differ)"
+        raise AssertionError(f"{call}: {numbers}. {lesson}".strip())
+
+
+def unchanged(call: str, name: str, now: Tensor, before: Tensor) -> None:
+    """Assert that a function has not changed its input. name: what the input is called."""
+    is_same = torch.equal(now, before)
+    remedy = f"compute a new tensor ({name} - …, not {name} -= …)"
+    assert is_same, f"{call} changes {name}, and must leave it as it is: {remedy}."
 
 
 def is_value(answer: Any, expected: Any, tolerance: float) -> None:
@@ -120,9 +126,16 @@ def described(value: Any) -> str:
     return f"a value of the type {type(value).__name__}"
 
 
-def show(number: Tensor) -> str:
-    return str(number.item()) if number.dtype == torch.bool else in_digits(number.item())
+def both(came: float, right: float) -> tuple[str, str]:
+    """Write two numbers with as many digits as it takes to see that they differ."""
+    for digits in (5, 9, 17):
+        texts = in_digits(came, digits), in_digits(right, digits)
+        if texts[0] != texts[1]:
+            break
+    return texts
 
 
-def in_digits(number: float) -> str:
-    return f"{number:,.0f}" if abs(number) >= 1e5 else f"{number:.5g}"
+def in_digits(number: float, digits: int = 5) -> str:
+    if isinstance(number, bool):
+        return str(number)
+    return f"{number:,.0f}" if abs(number) >= 1e5 else f"{number:.{digits}g}"

@@ -10,13 +10,26 @@ from typing import Any, NamedTuple
 
 import torch
 
+from configs.language import translated
 from model.backends.mine import blame
 
 
 class Verdict(NamedTuple):
     is_right: bool
-    sentence: str  # about the success, or the difference
+    sentence: str  # about the success; or what was given, what came and what must come
     hint: str = ""
+
+    @property
+    def is_begun(self) -> bool:
+        """Return False if the reader has not filled the gap yet: then a hint is too early."""
+        return not self.sentence.endswith("still to be written.")
+
+    def text(self) -> str:
+        """Return what the reader sees, in a notebook and in a terminal."""
+        if self.is_right:
+            return translated(f"Right. {self.sentence}".strip())
+        hint = f"\nHint: {self.hint}" if self.hint and self.is_begun else ""
+        return translated(f"Not yet. {self.sentence}{hint}")
 
 
 Check = Callable[[Any], Any]
@@ -33,7 +46,8 @@ def judged(check: Check, answer: Any, hints: Hints, file: Path, name: str) -> Ve
     try:
         return Verdict(True, check(answer) or "")
     except (Exception, SystemExit) as error:  # the reader's code may raise anything
-        return Verdict(False, explain(error, file, name), hint_for(str(error), check, hints))
+        sentence = explain(error, file, name)
+        return Verdict(False, sentence, hint_for(sentence, str(error), check, hints))
 
 
 def explain(error: BaseException, file: Path, name: str) -> str:
@@ -47,14 +61,14 @@ def explain(error: BaseException, file: Path, name: str) -> str:
     return blame(error, file).replace(str(file), name)
 
 
-def hint_for(problem: str, check: Check, hints: Hints) -> str:
+def hint_for(sentence: str, problem: str, check: Check, hints: Hints) -> str:
     """Return the hint whose key is in the sentence, or is a wrong answer with the same problem."""
     if isinstance(hints, str):
         return hints
     for wrong, hint in hints.items():
         if wrong == "else":
             continue
-        if wrong in problem:
+        if wrong in sentence:
             return hint
         try:
             check(eval(wrong, {"torch": torch, "math": math}))

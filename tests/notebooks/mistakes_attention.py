@@ -10,12 +10,43 @@ WRONG = {
         ("weights.sum(dim=-1, keepdim=True)", "weights.sum()"),
         ("weights.sum(dim=-1, keepdim=True)", "weights.sum(dim=0, keepdim=True)"),
         ("(x - x.amax(dim=-1, keepdim=True)).exp()", "x.sub_(x.amax(dim=-1, keepdim=True)).exp()"),
+        ("return weights / weights.sum(dim=-1, keepdim=True)", "return weights"),
+        ("weights.sum(dim=-1, keepdim=True)", "weights.sum(dim=-1)"),
+        ("weights.sum(dim=-1, keepdim=True)", "weights.sum(dim=1, keepdim=True)"),  # right for two dimensions
+        ("weights.sum(dim=-1, keepdim=True)", "weights.amax(dim=-1, keepdim=True)"),  # the largest is 1
+        ("weights.sum(dim=-1, keepdim=True)", "(weights.sum(dim=-1, keepdim=True) + 1e-3)"),
+        ("x.amax(dim=-1, keepdim=True)", "x.amax(dim=0, keepdim=True)"),  # of the column
+        ("x.amax(", "x.amin("),  # -inf in a row
+        ("(x - x.amax(dim=-1, keepdim=True)).exp()", "x.clamp(max=80).exp()"),  # 1000 and 1001 become equal
+        ("(x - x.amax(dim=-1, keepdim=True)).exp()", "2 ** (x - x.amax(dim=-1, keepdim=True))"),
+        (
+            "return weights / weights.sum(dim=-1, keepdim=True)",
+            "return (weights / weights.sum(dim=-1, keepdim=True)).log()",
+        ),
     ],
     "causal_mask": [
         ("torch.arange(keys - queries, keys)", "torch.arange(queries)"),  # wrong with a cache
         (">= torch", "> torch"),  # not even itself
         (">= torch", "<= torch"),  # the future instead of the past
         ("query_positions >= torch.arange(keys)", "(query_positions >= torch.arange(keys)).float()"),
+        ("(keys - queries, keys)", "(keys - queries + 1, keys + 1)"),  # one too far
+        ("(keys - queries, keys)", "(queries, keys)"),
+        ("[:, None]  #", "[None]  #"),  # a row against a row
+        (">= torch.arange(keys)", ">= torch.arange(queries)"),
+        (">= torch", "== torch"),  # only itself
+        (
+            "return query_positions >= torch.arange(keys)",
+            "return torch.ones(queries, keys, dtype=torch.bool).tril()",
+        ),  # from the upper left corner, as is_causal does
+        ("return query_positions >= torch.arange(keys)", "return torch.ones(queries, keys).tril(keys - queries)"),
+        ("return query_positions >= torch.arange(keys)", "return torch.ones(queries, keys, dtype=torch.bool)"),
+        # True = may not look
+        ("return query_positions >= torch.arange(keys)", "return ~(query_positions >= torch.arange(keys))"),
+        ("return query_positions >= torch.arange(keys)", "return (query_positions >= torch.arange(keys)).T"),
+        (
+            "query_positions >= torch.arange(keys)",
+            "torch.zeros(queries, keys).masked_fill(query_positions < torch.arange(keys), -torch.inf)",
+        ),  # to be added to scores
     ],
     "attention": [
         (" * q.shape[-1] ** -0.5", ""),
@@ -49,6 +80,20 @@ WRONG = {
             "q.reshape(batch, heads // kv_heads, kv_heads, queries, size).transpose(1, 2)",
         ),
         (" / math.sqrt(size)", ""),
+        ("torch.repeat_interleave(x, groups, dim=1)", "x"),
+        ("torch.repeat_interleave(x, groups, dim=1)", "torch.repeat_interleave(x, groups, dim=0)"),
+        ("return x.reshape(batch, kv_heads * groups, length, size)", "return x"),
+        (
+            "return x.reshape(batch, kv_heads * groups, length, size)",
+            "return x.reshape(batch, length, kv_heads * groups, size).transpose(1, 2)",
+        ),
+        ("math.sqrt(size)", "size"),
+        ("math.sqrt(size)", "math.sqrt(keys)"),
+        ("return scores.reshape(batch, heads, queries, keys)", "return scores"),
+        (
+            "q.reshape(batch, kv_heads, heads // kv_heads, queries, size)\n    scores = q @ k[:, :, None]",
+            "q.reshape(batch, heads // kv_heads, kv_heads, queries, size)\n    scores = q @ k[:, None]",
+        ),  # query head h reads key head h % H_kv
     ],
     "rope": [
         ("torch.arange(length)[:, None]", "torch.arange(1, length + 1)[:, None]"),
@@ -62,6 +107,13 @@ WRONG = {
         # back
         ("torch.stack((first, first + size // 2), dim=1).flatten()", "torch.cat((2 * first, 2 * first + 1))"),
         ("torch.stack((first, first + size // 2), dim=1).flatten()", "torch.stack((first, first), dim=1).flatten()"),
+        ("1.0 / theta **", "theta **"),
+        ("torch.arange(0, size, 2) / size", "torch.arange(0, size, 2)"),
+        ("torch.arange(length)[:, None] * frequencies", "torch.arange(length)[:, None] + frequencies"),
+        ("torch.arange(length)[:, None] * frequencies", "(torch.arange(length)[:, None] * frequencies).repeat(1, 2)"),
+        ("torch.polar(torch.ones_like(angle), angle)", "torch.polar(torch.ones_like(angle), -angle)"),
+        ("torch.view_as_real(turned).flatten(-2)", "turned.real"),
+        ("return torch.stack((first, first + size // 2), dim=1).flatten()", "return torch.arange(size)"),
     ],
     "masks": [
         ("[:, None, None, :]", "[:, None, :, None]"),  # hides queries
@@ -83,6 +135,11 @@ WRONG = {
             "scores.softmax(dim=-1) * mask\n    return weights / weights.sum(dim=-1, keepdim=True).clamp(min=1e-30)",
         ),  # a hidden score that is far larger takes everything
         ("return weights.masked_fill(~mask, 0.0)", "return weights.masked_fill(~mask, 0.0).detach()"),
+        ("causal & padding_mask(real)", "causal"),
+        ("causal & padding_mask(real)", "padding_mask(real)"),
+        (".tril()", ".tril(-1)"),  # not even itself
+        ("weights.masked_fill(~mask, 0.0)", "weights.nan_to_num(1 / scores.shape[-1])"),
+        ("-torch.inf", "0.0"),
     ],
     "online_softmax": [
         ("total * correction", "total"),
@@ -95,6 +152,12 @@ WRONG = {
         # no tiles: an ordinary softmax for one query at a time, or for eight; PyTorch's own kernel
         *(("return out / total", f"return torch.cat([{PLAIN} for x in q.split({n}, dim=2)], dim=2)") for n in (1, 8)),
         ("return out / total", "return torch.nn.functional.scaled_dot_product_attention(q, k, v)"),
+        (" / math.sqrt(q.shape[-1])", ""),
+        ("weights.sum(dim=-1, keepdim=True)", "weights.mean(dim=-1, keepdim=True)"),
+        ("weights.sum(dim=-1, keepdim=True)", "weights.sum()"),
+        ("scores.amax(dim=-1, keepdim=True))", "scores.amax())"),  # of all queries
+        ("out = out * correction + weights @ values", "out = (out * correction + weights @ values) / total"),
+        ("weights = (scores - new_m).exp()", "weights = (scores - m).exp()"),
     ],
     "linear_attention": [
         ("(v[:, :, t] - returned)", "v[:, :, t]"),  # keys that are alike pile up
@@ -144,6 +207,11 @@ WRONG = {
             "v\n        return k, v[:, :, v.shape[2] - k.shape[2] :]",
         ),  # keeps the values for ever
         ("    def append(", "    def __setattr__(self, *item):\n        setattr(KVCache, *item)\n\n    def append("),
+        ("torch.cat((self.k, k), dim=2)", "torch.cat((self.k, k), dim=1)"),
+        ("        self.seen += k.shape[2]\n", ""),
+        ("max(0, k.shape[2] - (self.window - 1))", "k.shape[2] - (self.window - 1)"),  # negative at first
+        ("return k, v\n", "return k[:, :, -1:], v[:, :, -1:]\n"),
+        ("0 if self.window is None else max", "0 if self.window else max"),
     ],
 }
 RIGHT = {

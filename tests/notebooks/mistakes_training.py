@@ -1,5 +1,7 @@
 """Learners' answers to the exercises on training: mistakes, and other right answers."""
 
+# preference_loss has this line twice
+MARGIN = "margin = beta * ((chosen - reference_chosen) - (rejected - reference_rejected))"
 WRONG: dict[str, list[tuple[str, str]]] = {
     "sampling": [
         ("logits = logits / temperature", "logits = logits * temperature"),
@@ -17,6 +19,9 @@ WRONG: dict[str, list[tuple[str, str]]] = {
         ("generator=generator", "generator=None"),
         ("torch.multinomial(probabilities, num_samples=1, generator=generator)[:, 0]", "probabilities.argmax(-1)"),
         ("generator=generator)[:, 0]", "generator=generator)"),
+        ("min(top_k, logits.shape[-1])", "top_k"),  # k may be above V
+        (".values[:, -1:]", ".values[:, :1]"),  # only the likeliest
+        ("sort(descending=True)", "sort()"),
     ],
     "bpe": [
         # ties by the alphabet
@@ -29,6 +34,12 @@ WRONG: dict[str, list[tuple[str, str]]] = {
         ("min(pairs, key=rank.__getitem__)", "pairs[0]"),  # from left to right
         ("min(pairs, key=rank.__getitem__)", "max(pairs, key=len)"),
         ("if not counts:", "if len(counts) < 2:"),
+        ("for pair in pairwise(tokens):", "for pair in set(pairwise(tokens)):"),  # aaa has a pair twice
+        ("while len(merges) < count:", "while len(merges) <= count:"),
+        ("result.append(tokens[i] + tokens[i + 1])", "result.append(tokens[i + 1] + tokens[i])"),
+        ("joined(tokens, best) for word, tokens in splits.items()", "joined(list(word), best) for word in splits"),
+        ("best = min(counts", "best = max(counts"),
+        ("return [ids[token] for token in tokens]", "return tokens"),
     ],
     "label_mask": [
         (
@@ -40,6 +51,13 @@ WRONG: dict[str, list[tuple[str, str]]] = {
         ("is_answer = token != end", "is_answer = True"),  # what the user says next is trained
         ("    return labels", "    return labels[1:] + [IGNORED]"),  # the shift is the loss's
         ("        if is_answer:", "        if is_answer and IGNORED not in labels[:i]:"),
+        ("[IGNORED] * len(ids)", "[0] * len(ids)"),
+        ("is_answer = False\n    for", "is_answer = True\n    for"),
+        ("ids[max(0, i + 1 - len(header)) : i + 1] == header", "token == header[0]"),  # the user's turn, too
+        ("ids[max(0, i + 1 - len(header)) : i + 1] == header", "ids[i : i + len(header)] == header"),  # the header, too
+        ("is_answer = token != end", "is_answer = token not in (end, header[-1])"),  # a line end is no end
+        ("labels[i] = token\n", "labels[i] = True\n"),
+        ("    return labels", "    return [label for label in labels if label != IGNORED]"),
     ],
     "lora": [
         ("(x @ a.T @ b.T) * (alpha / a.shape[0])", "(x @ a.T @ b.T) * alpha"),
@@ -48,6 +66,13 @@ WRONG: dict[str, list[tuple[str, str]]] = {
         ("(b @ a) * (alpha / a.shape[0])", "(b @ a)"),
         ("return weight + ", "weight += "),  # returns nothing, and changes the frozen matrix
         ("weight + (b @ a) * (alpha / a.shape[0])", "weight.add_((b @ a) * (alpha / a.shape[0]))"),
+        ("(x @ a.T @ b.T) * (alpha / a.shape[0])", "(x @ b.T @ a.T) * (alpha / a.shape[0])"),
+        ("(x @ a.T @ b.T) * (alpha / a.shape[0])", "(x @ a.T @ b.T) * (a.shape[0] / alpha)"),
+        ("x @ weight.T + (x", "x @ weight + (x"),
+        ("return weight + (b @ a)", "return weight - (b @ a)"),
+        ("weight + (b @ a) * (alpha / a.shape[0])", "weight + (b @ a) * (alpha / b.shape[0])"),
+        ("weight + (b @ a) * (alpha / a.shape[0])", "weight + (b @ a) * (alpha / a.shape[0] ** 0.5)"),
+        ("return weight + (b @ a)", "return (b @ a)"),
     ],
     "preference_loss": [
         # inf far from 0
@@ -58,6 +83,13 @@ WRONG: dict[str, list[tuple[str, str]]] = {
         ("beta * torch.sigmoid(-margin)", "torch.sigmoid(-margin)"),
         ("return -push, push", "return push, -push"),
         ("return -push, push", "return -push"),
+        (f"{MARGIN}\n    return", "margin = beta * (chosen - rejected)\n    return"),  # no reference
+        (f"{MARGIN}\n    return", f"{MARGIN.replace('beta * ', '')}\n    return"),
+        (f"{MARGIN}\n    return", f"{MARGIN.replace(') - (rej', ') + (rej')}\n    return"),
+        (f"{MARGIN}\n    return", f"{MARGIN.replace('beta', '-beta')}\n    return"),
+        (f"{MARGIN}\n    push", "margin = beta * (chosen - rejected)\n    push"),
+        ("-torch.nn.functional.logsigmoid(margin)", "torch.relu(1 - margin)"),  # a hinge
+        ("beta * torch.sigmoid(-margin)", "beta * torch.sigmoid(margin) * torch.sigmoid(-margin)"),
     ],
     "group_advantage": [
         ("groups.mean(dim=1, keepdim=True)", "rewards.mean()"),  # of all questions
@@ -68,6 +100,13 @@ WRONG: dict[str, list[tuple[str, str]]] = {
         ("groups.std(dim=1, keepdim=True) + EPSILON", "groups.std(dim=1, keepdim=True)"),
         ("    if scaled:", "    if not scaled:"),
         (".where(differ, 0.0).flatten()", ".where(differ, 0.0)"),
+        ("groups - groups.mean(dim=1, keepdim=True)", "groups"),
+        ("groups.mean(dim=1, keepdim=True)", "groups.mean(dim=0, keepdim=True)"),  # of other questions
+        ("groups.mean(dim=1, keepdim=True)", "groups.median(dim=1, keepdim=True).values"),
+        ("groups.std(dim=1, keepdim=True)", "rewards.std()"),
+        ("groups.std(dim=1, keepdim=True)", "groups.var(dim=1, keepdim=True)"),
+        ("keepdim=True) + EPSILON)", "keepdim=True) + 1e-2)"),
+        ("groups - groups.mean(dim=1, keepdim=True)", "groups.sub_(groups.mean(dim=1, keepdim=True))"),
     ],
     "optimizer_step": [
         ("momentum * buffer + grad", "momentum * buffer + (1 - momentum) * grad"),
@@ -81,6 +120,13 @@ WRONG: dict[str, list[tuple[str, str]]] = {
         ("(corrected_square.sqrt() + eps)", "(corrected_square + eps).sqrt()"),
         ("eps), mean, square", "eps), corrected_mean, corrected_square"),
         ("buffer = momentum * buffer + grad", "buffer = buffer.mul_(momentum).add_(grad)"),
+        ("return weight - lr * buffer, buffer", "return buffer, weight - lr * buffer"),
+        ("return weight - lr * buffer, buffer", "return weight + lr * buffer, buffer"),
+        ("return weight - lr * buffer, buffer", "return weight - lr * (grad + momentum * buffer), buffer"),  # Nesterov
+        ("(1 - beta2) * grad**2", "(1 - beta2) * grad.abs()"),
+        ("(1 - lr * weight_decay)", "(1 - weight_decay)"),
+        ("beta1, beta2 = betas", "beta2, beta1 = betas"),
+        ("lr * corrected_mean", "lr * grad"),
     ],
     "muon": [
         ("matrix / matrix.norm()", "matrix"),
@@ -90,6 +136,14 @@ WRONG: dict[str, list[tuple[str, str]]] = {
         ("update = momentum * buffer + (1 - momentum) * grad", "update = buffer"),
         ("lr * max(1, rows / columns)", "lr * max(1, columns / rows)"),
         ("buffer = momentum * buffer + (1 - momentum) * grad", "buffer = momentum * buffer + grad"),
+        ("A * x + (B * gram + C * gram @ gram) @ x", "A * x + B * gram @ x"),  # no fifth power
+        ("A * x + (B", "(B"),
+        ("gram = x @ x.T", "gram = x.T @ x"),
+        ("range(steps)", "range(steps + 1)"),
+        (" ** 0.5 * newton_schulz", " * newton_schulz"),
+        ("newton_schulz(update), buffer", "newton_schulz(grad), buffer"),
+        ("newton_schulz(update), buffer", "newton_schulz(update), update"),
+        ("return weight - lr", "return weight + lr"),
     ],
 }
 RIGHT: dict[str, list[str]] = {

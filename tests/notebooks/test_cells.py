@@ -57,14 +57,14 @@ def test_its_links_open_in_jupyter_from_its_place_and_from_the_readers_copy(path
                 assert file.is_file(), f"{target} from {copy} is no file"
 
 
-def test_make_student_copies_what_is_missing_and_leaves_the_readers_work_alone(tmp_path):
+def test_make_mine_copies_what_is_missing_and_leaves_the_readers_work_alone(tmp_path):
     shutil.copy(ROOT / "Makefile", tmp_path)
     (tmp_path / "notebooks" / "zh").mkdir(parents=True)
     (tmp_path / "notebooks" / "00_a.ipynb").write_text("first", encoding="utf-8")
-    subprocess.run(["make", "student"], cwd=tmp_path, check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(["make", "mine"], cwd=tmp_path, check=True, stdout=subprocess.DEVNULL)
     (tmp_path / "mine" / "00_a.ipynb").write_text("solved", encoding="utf-8")
     (tmp_path / "notebooks" / "zh" / "00_a.ipynb").write_text("一", encoding="utf-8")
-    subprocess.run(["make", "student"], cwd=tmp_path, check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(["make", "mine"], cwd=tmp_path, check=True, stdout=subprocess.DEVNULL)
     assert (tmp_path / "mine" / "00_a.ipynb").read_text(encoding="utf-8") == "solved"
     assert (tmp_path / "mine" / "zh" / "00_a.ipynb").read_text(encoding="utf-8") == "一"
     assert subprocess.run(["git", "check-ignore", "-q", "mine/00_a.ipynb"], cwd=ROOT, check=False).returncode == 0

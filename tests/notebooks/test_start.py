@@ -179,7 +179,7 @@ def refusal(start, exercise, answer, judge, **options) -> str:
 
 
 def test_check_takes_what_is_right_and_shows_the_hint_only_after_a_wrong_try(start, capsys):
-    hint = start.HINTS["07.1"]
+    hint = start.HINTS["07.1"]["else"]
     start.check("07.1", 4, 4)
     assert capsys.readouterr().out == "Right.\n"
     start.check("07.1", None, lambda answer: 1 / 0)
@@ -227,7 +227,7 @@ def test_a_function_is_told_what_it_returned_and_where_it_failed(start):
         start.check("07.1", right, doubles)
     problems = {
         (lambda n: n): "twice(2) is 2, and must be 4.",
-        (lambda n: print(n)): "twice(2) returns None: is there a `return`?",
+        (lambda n: print(n)): "twice(2) returns None, and must return a result",
         (lambda n: [n]): "twice(2) is 1 value, and must be one number.",
         (lambda n: n.foo): "Your cell, line ",
     }

@@ -99,7 +99,7 @@ def test_each_language_leads_to_the_other_and_the_first_line_asks(path):
 
 @pytest.mark.parametrize(("folder", "start"), [("mine/zh", "还没有回答"), ("mine", "No answer yet")])
 def test_who_reads_in_chinese_is_answered_in_chinese(folder, start, tmp_path):
-    (tmp_path / folder).mkdir(parents=True)  # as `make student` makes them
+    (tmp_path / folder).mkdir(parents=True)  # as `make mine` makes them
     command = [sys.executable, "-c", "from notebooks.start import check; check('00.1', None, bool)"]
     own = environment(LANG="C.UTF-8", PYTHONUTF8="1", HEADLIGHT_LANG="", LC_ALL="", LC_MESSAGES="")
     said = subprocess.run(command, cwd=tmp_path / folder, env=own, capture_output=True, encoding="utf-8", check=True)

@@ -7,7 +7,8 @@ draws once, because a page without a kernel has no controls.
 
 notebooks/zh/NN_….ipynb is a notebook in Chinese with its own Markdown cells. `--write` copies the
 other cells from the English notebook, and so does `--refresh`, which runs nothing. So change code
-only in the English notebook.
+only in the English notebook. In the copies, printed sentences of configs/sentences.zh.txt are in
+Chinese, and words in pictures stay English.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.command import InputError, exit_on_bad_input
+from configs.language import in_chinese
 
 FOLDER = Path(__file__).parent
 # A training overwrites such a line.
@@ -183,7 +185,15 @@ def refresh(path: Path) -> None:
                 text = repr(cell.source[:60])
                 raise InputError(f"zh/{path.name} needs a Markdown cell {cell.id}: {text}")
             cell.source = texts[cell.id]
+        translate_outputs(cell)
     nbformat.write(notebook, chinese)
+
+
+def translate_outputs(cell: Any) -> None:
+    """Put the printed lines of a cell into Chinese, where configs/sentences.zh.txt has them."""
+    for output in cell.get("outputs", []):
+        if "text" in output:
+            output.text = "\n".join(in_chinese(line) for line in output.text.split("\n"))
 
 
 if __name__ == "__main__":

@@ -79,7 +79,7 @@ def described(run: Path) -> Path:
     result = json.loads((ROOT / run / "result.json").read_text(encoding="utf-8"))
     tokens = load_run_config(ROOT / run / "config.yaml").train.tokens_per_step
     size = f"{result['parameters']:,} parameters, {result['step']:,} steps of {tokens:,} tokens"
-    print(f"{run.as_posix()}: {size}")
+    print(translated(f"{run.as_posix()}: {size}"))
     return run
 
 

@@ -1,7 +1,9 @@
 """The terminal's sentences in Chinese: each English one is in the code, and a run's lines are translated."""
 
 import ast
+import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -44,14 +46,25 @@ def in_chinese(monkeypatch):
 def templates() -> str:
     """Every text in the code, with {} for what is put into it; 's where a plural may stand."""
     texts = []
-    for room in ("configs", "model", "storyworld", "data", "train", "eval", "serve", "notebooks"):
-        for file in Path(language.__file__).parents[1].joinpath(room).rglob("*.py"):
-            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-                if isinstance(node, ast.JoinedStr):
-                    texts.append("".join(map(piece, node.values)))
-                elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-                    texts.append(node.value)
+    for source in sources():
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.JoinedStr):
+                texts.append("".join(map(piece, node.values)))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                texts.append(node.value)
     return "\n".join(texts)
+
+
+def sources() -> Iterator[str]:
+    """Yield every file of Python and every code cell of a notebook, without its magics."""
+    root = Path(language.__file__).parents[1]
+    for room in ("configs", "model", "storyworld", "data", "train", "eval", "serve", "notebooks"):
+        for file in root.joinpath(room).rglob("*.py"):
+            yield file.read_text(encoding="utf-8")
+    for file in root.joinpath("notebooks").glob("*.ipynb"):
+        for cell in json.loads(file.read_text(encoding="utf-8"))["cells"]:
+            if cell["cell_type"] == "code":
+                yield re.sub(r"(?m)^[%!].*$", "", "".join(cell["source"]))
 
 
 def piece(part: ast.expr) -> str:
@@ -63,7 +76,7 @@ def piece(part: ast.expr) -> str:
 def test_every_english_sentence_is_in_the_code():
     """Change a sentence in the code without its line in the table, and this fails."""
     code = templates().lower()
-    fragments = {part for block in TABLE for part in re.split(r"\{\w+\}|[:;()“”,]", block.split("\n")[0])}
+    fragments = {part for block in TABLE for part in re.split(r"\{\w+\}|[:;()“”,]|\. ", block.split("\n")[0])}
     stale = sorted(part for part in fragments if len(part.strip()) > 3 and part.strip().lower() not in code)
     assert not stale, f"configs/sentences.zh.txt: not in the code, so change it there as well: {stale}"
 

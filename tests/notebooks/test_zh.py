@@ -13,7 +13,7 @@ import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell
 
 from configs.command import InputError
-from notebooks.execute import refresh
+from notebooks.execute import refresh, translate_outputs
 from tests.docs.checks import MARKDOWN, Page, differences
 from tests.notebooks.making import ROOT, environment, write_notebook
 
@@ -84,6 +84,7 @@ def test_it_says_and_shows_what_the_english_notebook_does(path):
             if links(ours.source, FOLDER) != links(theirs.source, path.parent):
                 found.append(f"{ours.id}: {links(ours.source, FOLDER)} and {links(theirs.source, path.parent)}")
             theirs.source = ours.source
+        translate_outputs(ours)
     assert not found, "\n".join(found)
     assert chinese == english, "python -m notebooks.execute --refresh copies code and outputs"
 
@@ -108,7 +109,7 @@ def test_who_reads_in_chinese_is_answered_in_chinese(folder, start, tmp_path):
 
 def test_code_and_outputs_come_from_the_english_notebook(tmp_path):
     (tmp_path / "zh").mkdir()
-    output = nbformat.v4.new_output("stream", text="4\n")
+    output = nbformat.v4.new_output("stream", text="4\nRight.\n")
     text = new_markdown_cell("# Two?")
     code = new_code_cell("print(2 + 2)", outputs=[output])
     english = write_notebook(tmp_path / "01_a.ipynb", text, code)
@@ -117,7 +118,10 @@ def test_code_and_outputs_come_from_the_english_notebook(tmp_path):
     chinese = write_notebook(tmp_path / "zh" / "01_a.ipynb", *translated)
     refresh(english)
     assert [cell.source for cell in cells(chinese)] == ["# 二？", "print(2 + 2)"]
-    assert cells(chinese)[1] == cells(english)[1]
+    shown = cells(chinese)[1]
+    assert shown.outputs[0].text == "4\n正确。\n"
+    shown.outputs[0].text = output.text
+    assert shown == cells(english)[1]
     write_notebook(english, text, code, new_markdown_cell("New"))
     with pytest.raises(InputError, match="zh/01_a.ipynb needs a Markdown cell .*New"):
         refresh(english)

@@ -295,7 +295,7 @@ def linear_attention(mine: ModuleType) -> str:
     long = [random(1, 1, 256, 6, seed=seed) / 6 for seed in range(3)]
     with InChunks(256) as mode:
         mine.chunked(*long, torch.ones(1, 1, 256), 64)
-    problem = f"chunked takes {mode.count} operations for 256 tokens in 4 chunks"
+    problem = f"chunked takes {mode.count} operations for 256 tokens in 4 chunks, and must take few"
     assert mode.count < 256, f"{problem}: solve the equations of a chunk at once, without a loop."
     return (
         "Your memory is as large after a million tokens as after three. A model with it: "

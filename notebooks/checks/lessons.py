@@ -133,4 +133,5 @@ def unchanged(call: str, function: Function, x: Tensor, *others: Any) -> None:
     """Assert that a function leaves its argument as it is."""
     before = x.clone()
     function(x, *others)
-    assert torch.equal(x, before), f"{call} changes its argument: return a new tensor."
+    problem = f"{call} changes its argument, and must leave it as it is: return a new tensor."
+    assert torch.equal(x, before), problem

@@ -240,7 +240,8 @@ class InChunks(TorchDispatchMode):
         result = function(*args, **(kwargs or {}))
         self.count += 1
         if isinstance(result, Tensor):
-            problem = f"a tensor has the shape {tuple(result.shape)}: you must compute a chunk at a time"
+            shape = tuple(result.shape)
+            problem = f"a tensor has the shape {shape}: you must compute a chunk at a time"
             assert result.shape[-2:] != (self.tokens, self.tokens), problem
         return result
 

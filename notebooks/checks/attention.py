@@ -240,9 +240,9 @@ class InChunks(TorchDispatchMode):
         result = function(*args, **(kwargs or {}))
         self.count += 1
         if isinstance(result, Tensor):
-            shape = tuple(result.shape)
-            problem = f"a tensor has the shape {shape}: you must compute a chunk at a time"
-            assert result.shape[-2:] != (self.tokens, self.tokens), problem
+            problem = f"chunked makes a tensor of the shape {tuple(result.shape)}"
+            is_whole = result.shape[-2:] == (self.tokens, self.tokens)
+            assert not is_whole, f"{problem}, and must compute a chunk at a time."
         return result
 
 
@@ -296,8 +296,9 @@ def linear_attention(mine: ModuleType) -> str:
     long = [random(1, 1, 256, 6, seed=seed) / 6 for seed in range(3)]
     with InChunks(256) as mode:
         mine.chunked(*long, torch.ones(1, 1, 256), 64)
-    problem = f"chunked takes {mode.count} operations for 256 tokens in 4 chunks, and must take few"
-    assert mode.count < 256, f"{problem}: solve the equations of a chunk at once, without a loop."
+    problem = f"chunked takes {mode.count} operations for 256 tokens in 4 chunks"
+    remedy = "solve the equations of a chunk at once, without a loop"
+    assert mode.count < 256, f"{problem}, and must take fewer than 256: {remedy}."
     return (
         "Your memory is as large after a million tokens as after three. A model with it: "
         "python -m train.pretrain configs/hybrid.yaml"

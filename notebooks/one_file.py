@@ -19,7 +19,6 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 
@@ -257,6 +256,8 @@ def write(model: LanguageModel, vocabulary: list[str], length: int) -> str:
 
 def draw(model: LanguageModel, vocabulary: list[str], text: str, path: str) -> None:
     """7. The picture: every head on a text. Rows are queries, columns the tokens they attend to."""
+    from matplotlib.figure import Figure  # here, because it takes a second
+
     layers, H = model.model.layers, model.config.num_attention_heads
     labels = [c if c < "\u0600" else "·" for c in text.replace("\n", "¶")]
     for layer in layers:

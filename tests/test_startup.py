@@ -16,6 +16,7 @@ COMMANDS = sorted(
     if 'if __name__ == "__main__":' in path.read_text(encoding="utf-8")
     and path.name != "one_file.py"  # it has the whole of Headlight, and the picture, in sight
     and not path.stem.isdigit()  # notebooks/broken/3.py: `python -m notebooks.broken 3` runs it
+    and path.name != "ending.py"  # it runs as the end of notebooks/mine/my_model.py
 )
 QUICK = ("train.pretrain", "eval.attention", "serve")
 

@@ -19,7 +19,7 @@ IMPORTS = "from notebooks.start import check, play, same"
 VAGUE = """
 def judge(number):
     assert number == 4, "It is another number."
-check("02.2", four, judge)
+check("02b.1", four, judge)
 """
 TWICE = 'check("07.1", twice, lambda f: same("twice(2)", f(2), 4))'
 

@@ -137,7 +137,7 @@ def test_heads_of_a_run_that_trains(browser, address, runs):
         # it went along to the newest look, and to its strongest head
         page.get_by_text("step 100 ·").first.wait_for()
         assert title.text_content().startswith("L1 H2")
-        page.locator("#news").get_by_text("A new look at the heads, step 100.").wait_for(state="attached")
+        page.locator("#news").get_by_text("A new snapshot of the heads, step 100.").wait_for(state="attached")
         page.keyboard.press("Home")
         page.locator(".when").first.get_by_text("step 0").wait_for()
         young.look(200, 0.7)

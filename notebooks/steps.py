@@ -1,4 +1,5 @@
-"""Attention in six functions: notebook 01 uses them until the reader's own are right.
+"""Attention in six functions, and a label mask: notebooks 01 and 13 use them until the reader's own
+are right.
 
 T words, D numbers in a head. Three dots are any dimensions in front, such as (B, H).
 """
@@ -42,3 +43,18 @@ def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 FUNCTIONS = (score, hide, softmax, mix, divide, attend)
+
+
+def label_mask(ids: list[int], header: list[int], end: int) -> list[int]:
+    """Return the labels of a chat: an answer's ids from its header to its end, -100 elsewhere."""
+    labels = [-100] * len(ids)
+    start = 0
+    while start <= len(ids) - len(header):
+        if ids[start : start + len(header)] != header:
+            start += 1
+            continue
+        start += len(header)
+        stop = ids.index(end, start) + 1 if end in ids[start:] else len(ids)
+        labels[start:stop] = ids[start:stop]
+        start = stop
+    return labels

@@ -25,11 +25,6 @@ OPENS = re.compile(r"\b(?:demo|small)\(\)")
 OPENED = [
     path for path in sorted((ROOT / "notebooks").glob("[0-9]*.ipynb")) if OPENS.search(path.read_text(encoding="utf-8"))
 ]
-# Notebook 13 trains on from the run. A few steps show that it can.
-SHORTER = {
-    "train.max_steps=120": "train.max_steps=10",
-    "data.source.documents=1500": "data.source.documents=100",
-}
 
 
 class Reader(NamedTuple):
@@ -69,10 +64,6 @@ def run_notebook(path: Path, reader: Reader) -> dict[str, str]:
     root = f"pathlib.Path({str(reader.folder)!r})"
     code[0].source += f"\nimport os, pathlib, notebooks.start\nnotebooks.start.ROOT = {root}"
     code[0].source += "\nos.chdir(notebooks.start.ROOT)"
-    if path.stem.startswith("13"):
-        for cell in code:
-            for long, short in SHORTER.items():
-                cell.source = cell.source.replace(long, short)
     resources = {"metadata": {"path": str(reader.folder)}}
     client = NotebookClient(notebook, kernel_name="python3", resources=resources, timeout=900)
     client.execute(env=environment(HEADLIGHT_LANG="en", HEADLIGHT_PLAY="once"))

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from configs import IGNORED
 from configs.command import InputError
 from configs.files import write_atomically
 from notebooks import one_file
@@ -84,7 +85,7 @@ def assembled(parts: dict[str, Path]) -> str:
                     from_modules.setdefault(str(node.module), set()).update(
                         ast.unparse(name) for name in node.names
                     )
-            elif not is_docstring(node):
+            elif not is_docstring(node) and not is_main(node):
                 code = ast.unparse(node)
                 for name in defined_names(node):
                     other, other_code = owners.setdefault(name, (part, code))
@@ -110,13 +111,21 @@ def is_docstring(node: ast.stmt) -> bool:
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
 
 
+def is_main(node: ast.stmt) -> bool:
+    """Return True for `if __name__ == "__main__":`, with which a reader tries a part alone."""
+    return isinstance(node, ast.If) and ast.unparse(node.test).startswith("__name__ ==")
+
+
 def defined_names(node: ast.stmt) -> list[str]:
     """Return the names that a statement of a module defines."""
     if isinstance(node, ast.FunctionDef | ast.ClassDef):
         return [node.name]
+    targets = []
     if isinstance(node, ast.Assign):
-        return [target.id for target in node.targets if isinstance(target, ast.Name)]
-    return []
+        targets = node.targets
+    elif isinstance(node, ast.AnnAssign):
+        targets = [node.target]
+    return [target.id for target in targets if isinstance(target, ast.Name)]
 
 
 def write_model(parts: dict[str, Path], path: Path) -> int:
@@ -246,7 +255,9 @@ def forward_stages(mine: ModuleType) -> Iterator[Stage]:
         model(ids)
         traces.append(trace)
     for name, theirs in traces[1].items():
-        yield Stage(name, part_of(name), traces[0][name].detach(), theirs.detach())
+        # a reader may use a matrix without calling its module
+        if name in traces[0]:
+            yield Stage(name, part_of(name), traces[0][name].detach(), theirs.detach())
 
 
 def traced(model: nn.Module) -> dict[str, Tensor]:
@@ -282,8 +293,8 @@ def gradient_stages(mine: ModuleType) -> Iterator[Stage]:
     models = both_models(mine)
     batch = next(one_file.batches(np.arange(800) % 48 + 12, settings()))
     targets = mine.targets_of(batch)
-    right = nn.functional.pad(batch[:, 1:], (0, 1), value=-100)
-    yield Stage("the targets", "batches", targets, right.masked_fill(right <= 1, -100))
+    right = nn.functional.pad(batch[:, 1:], (0, 1), value=IGNORED)
+    yield Stage("the targets", "batches", targets, right.masked_fill(right <= 1, IGNORED))
     traces = [traced(model) for model in models]
     losses = [model(batch, targets) for model in models]
     yield Stage("the loss", "loss", losses[0].detach(), losses[1].detach())
@@ -293,7 +304,8 @@ def gradient_stages(mine: ModuleType) -> Iterator[Stage]:
         loss.backward()
     later = "loss"  # the part whose backward pass computes the next gradient
     for name, theirs in reversed(traces[1].items()):
-        yield Stage(f"the gradient of {name}", later, traces[0][name].grad, theirs.grad)
+        if name in traces[0]:
+            yield Stage(f"the gradient of {name}", later, traces[0][name].grad, theirs.grad)
         later = part_of(name)
     weights = dict(models[0].named_parameters())
     for name, weight in models[1].named_parameters():

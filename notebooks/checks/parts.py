@@ -15,11 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from configs import IGNORED
 from notebooks import one_file
 from notebooks.checks.compare import same, shape_of, unchanged
 from notebooks.checks.examples import generator, random, shift
-
-IGNORED = -100
 
 
 def tokenizer(mine: ModuleType) -> str:

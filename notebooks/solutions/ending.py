@@ -50,7 +50,8 @@ def open_model(folder: Path) -> tuple[MyModel, FromFile]:
     scaling = rope.get("rope_type", rope.get("type", "default"))
     if scaling != "default" or fields.get("attention_bias") or fields.get("mlp_bias"):
         sys.exit(f"error: {folder} has scaled RoPE or biases, which MyModel does not compute")
-    known = {name: fields[name] for name in Config.__dataclass_fields__ if name in fields}
+    given = {name: fields.get(name) for name in Config.__dataclass_fields__}
+    known = {name: value for name, value in given.items() if value is not None}
     known.setdefault("head_dim", fields["hidden_size"] // fields["num_attention_heads"])
     known.setdefault("tie_word_embeddings", False)
     if "rope_theta" not in known:

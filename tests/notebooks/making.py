@@ -10,6 +10,8 @@ import nbformat
 from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
+from configs.command import InputError
+
 ROOT = Path(__file__).resolve().parents[2]
 
 # What every notebook begins with, but for the names that it imports.
@@ -70,6 +72,18 @@ def run_cells(folder: Path, *sources: str) -> list[Any]:
     client = NotebookClient(notebook, kernel_name="python3", resources=place, allow_errors=True, timeout=900)
     client.execute(env=environment())
     return notebook.cells
+
+
+def refusal(prelude: str, answer: str, check: str) -> str:
+    """Return the sentence and the hint of a cell's check, or "" if it accepts an answer."""
+    variables: dict = {}
+    exec(prelude, variables)
+    exec(compile(answer, "an answer", "exec"), variables)
+    try:
+        exec(check, variables)
+    except InputError as error:
+        return str(error)
+    return ""
 
 
 def printed(cell: Any) -> str:

@@ -86,6 +86,15 @@ def test_two_parts_with_one_name_are_refused(tmp_path):
         assembled(tmp_path, bpe=("def joined(", "def encode(text):\n    pass\n\n\ndef joined("))
 
 
+def test_a_reader_s_trial_of_a_part_is_left_out_and_a_matrix_needs_no_call(tmp_path):
+    """A product with `weight` computes the same as its module, whose hook then sees nothing."""
+    gate = ("F.silu(self.gate_proj(x))", "F.silu(x @ self.gate_proj.weight.T)")
+    trial = ("class KVCache:", "if __name__ == '__main__':\n    oops\n\n\nclass KVCache:")
+    mine = assembled(tmp_path, mlp=gate, kv_cache=trial)
+    assert "oops" not in (tmp_path / "my_model.py").read_text("utf-8")
+    assert "20 of 20" in assemble.compare(mine)[-1]
+
+
 def test_an_edited_file_is_kept(tmp_path):
     path = tmp_path / "my_model.py"
     path.write_text("mine = 1\n")

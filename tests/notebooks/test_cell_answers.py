@@ -9,10 +9,9 @@ from __future__ import annotations
 import nbformat
 import pytest
 
-from configs.command import InputError
 from notebooks.execute import SOLUTION, is_answer
 from notebooks.start import HINTS
-from tests.notebooks.making import ROOT
+from tests.notebooks.making import ROOT, refusal
 
 PRELUDE = "import torch\nfrom collections import Counter\nfrom notebooks.start import check, same\n"
 PRELUDE += "from notebooks.planted_faults import judge\n"
@@ -101,28 +100,16 @@ def cells_of(lesson: str, number: str) -> tuple[str, str]:
     return cells[at].source, solution
 
 
-def refusal(check: str, answer: str) -> str:
-    """Return the sentence and the hint of a check, or "" if it accepts an answer."""
-    variables: dict = {}
-    exec(PRELUDE, variables)
-    exec(compile(answer, "an answer", "exec"), variables)
-    try:
-        exec(check, variables)
-    except InputError as error:
-        return str(error)
-    return ""
-
-
 @pytest.mark.parametrize(("lesson", "number"), EXERCISES)
 def test_a_check_accepts_right_answers_and_refuses_mistakes_with_a_hint(lesson, number):
     check, solution = cells_of(lesson, number)
     for answer in [solution, *RIGHT[lesson, number]]:
-        assert refusal(check, answer) == "", answer
+        assert refusal(PRELUDE, answer, check) == "", answer
     hints = list(HINTS[number].values())
     accepted = []
     for right, wrong in WRONG[lesson, number]:
         assert solution.count(right) == 1, right
-        sentence = refusal(check, solution.replace(right, wrong))
+        sentence = refusal(PRELUDE, solution.replace(right, wrong), check)
         if not sentence:
             accepted.append(wrong)
             continue
@@ -144,7 +131,7 @@ def test_a_check_accepts_right_answers_and_refuses_mistakes_with_a_hint(lesson, 
 )
 def test_a_finding_that_is_missed_gets_its_own_hint(right, wrong, piece):
     check, solution = cells_of("11", "11.1")
-    assert refusal(check, solution.replace(right, wrong)).endswith(HINTS["11.1"][piece])
+    assert refusal(PRELUDE, solution.replace(right, wrong), check).endswith(HINTS["11.1"][piece])
 
 
 def test_a_piece_of_a_sentence_is_told_from_an_answer_in_python():

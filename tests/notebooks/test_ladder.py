@@ -14,7 +14,8 @@ from notebooks import ladder, one_file, start, steps
 from notebooks.checks import ladder as judges
 from notebooks.checks import training
 from notebooks.execute import SOLUTION
-from tests.notebooks.making import ROOT
+from tests.notebooks import mistakes_training
+from tests.notebooks.making import ROOT, refusal
 
 LIST = "[other[seed] - baseline[seed] for seed in baseline if seed in other]"
 REACH = "T[len(changes)] * stdev(changes) / len(changes) ** 0.5"
@@ -102,16 +103,7 @@ def label_mask(ids, header, end):
             labels[i + n : stop] = torch.tensor(ids[i + n : stop])
     return labels
 """,
-    "13.2": """
-def group_advantage(rewards, group_size, scaled):
-    result = []
-    for group in rewards.split(group_size):
-        if (group == group[0]).all():
-            result.append(torch.zeros_like(group))
-        else:
-            result.append((group - group.mean()) / (group.std() + 0.0001 if scaled else 1))
-    return torch.cat(result)
-""",
+    "13.2": mistakes_training.RIGHT["group_advantage"][0],
 }
 WRONG_RUNGS = [
     None, 3, {}, [], "model.head_dim: 16",
@@ -149,31 +141,24 @@ def cells_of(number: str) -> tuple[str, str, str]:
     return cells[at - 1].source, cells[at].source, SOLUTION.search(cells[at + 1].source)[1]
 
 
-def refusal(number: str, answer: str) -> str:
-    """Return the sentence and the hint of a check, or "" if it accepts an answer."""
+def refused(number: str, answer: str) -> str:
+    """Return what the check of an exercise prints about an answer; "" if it accepts it."""
     cell, check, _ = cells_of(number)
-    variables: dict = {}
     prelude = "import torch\nfrom notebooks.checks import ladder as judges, training\n"
     prelude += "from types import SimpleNamespace\nfrom notebooks.start import check\n"
-    exec(prelude + cell, variables)
-    exec(compile(answer, "an answer", "exec"), variables)
-    try:
-        exec(check, variables)
-    except InputError as error:
-        return str(error)
-    return ""
+    return refusal(prelude + cell, answer, check)
 
 
 @pytest.mark.parametrize("number", WRONG)
 def test_a_check_accepts_right_answers_and_refuses_mistakes_with_a_hint(number):
     _, _, solution = cells_of(number)
     for answer in (solution, RIGHT[number]):
-        assert refusal(number, answer) == "", answer
+        assert refused(number, answer) == "", answer
     accepted = []
     hints = set()
     for right, wrong in WRONG[number]:
         assert solution.count(right) == 1, right
-        sentence = refusal(number, solution.replace(right, wrong))
+        sentence = refused(number, solution.replace(right, wrong))
         if not sentence:
             accepted.append(wrong)
             continue

@@ -4,6 +4,7 @@ They are one_file.py without one of its parts, on its made-up words. The results
 in ladder_seeds.json, under "without".
 """
 
+import argparse
 import json
 import math
 from contextlib import redirect_stdout
@@ -16,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from configs.command import exit_on_bad_input
 from notebooks import one_file
 
 
@@ -66,7 +68,13 @@ def train(rung, lr=0.005, seed=0, **settings):
     return {"rung": rung, "lr": lr, "seed": seed} | rounded
 
 
-if __name__ == "__main__":
+def main():
+    form = argparse.RawDescriptionHelpFormatter
+    argparse.ArgumentParser(description=__doc__, formatter_class=form).parse_args()
     torch.set_num_threads(1)  # so that a second machine's sums have the same order
     for seed, lr, rung in product(range(3), (0.005, 0.03), RUNGS):
         print(json.dumps(train(rung, lr, seed)), flush=True)
+
+
+if __name__ == "__main__":
+    exit_on_bad_input(main)

@@ -13,7 +13,7 @@ COMMANDS = sorted(
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__main__")
     for room in ROOMS
     for path in (ROOT / room).rglob("*.py")
-    if 'if __name__ == "__main__":' in path.read_text(encoding="utf-8")
+    if '\nif __name__ == "__main__":' in path.read_text(encoding="utf-8")
     and path.name != "one_file.py"  # it has the whole of Headlight, and the picture, in sight
     and not path.stem.isdigit()  # notebooks/broken/3.py: `python -m notebooks.broken 3` runs it
     and path.name != "ending.py"  # it runs as the end of notebooks/mine/my_model.py

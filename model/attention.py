@@ -139,19 +139,20 @@ class Attention(nn.Module):
         self.attend: AttentionFunction = eager
         self.recorder: Recorder | None = None
         query_size = config.num_attention_heads * self.head_dim
-        kv_size = config.kv_heads * self.head_dim
+        (key_heads, _), (value_heads, _) = config.cache_shapes  # they differ with kv_sharing
+        key_size = key_heads * self.head_dim
         qkv_bias = config.qkv_bias or config.attention_bias
         # one matrix makes the vectors of all heads
         self.q_proj = nn.Linear(config.hidden_size, query_size, bias=qkv_bias)
-        self.k_proj = nn.Linear(config.hidden_size, kv_size, bias=qkv_bias)
-        self.v_proj = nn.Linear(config.hidden_size, kv_size, bias=qkv_bias)
+        self.k_proj = nn.Linear(config.hidden_size, key_size, bias=qkv_bias)
+        self.v_proj = nn.Linear(config.hidden_size, value_heads * self.head_dim, bias=qkv_bias)
         self.o_proj = nn.Linear(query_size, config.hidden_size, bias=config.attention_bias)
         self.q_norm: nn.Module = nn.Identity()
         self.k_norm: nn.Module = nn.Identity()
         eps = config.rms_norm_eps
         if config.qk_norm == "whole":  # over all heads of a token, as in OLMo 2
             self.q_norm = HeadsNorm(query_size, eps, QK_NORM_GAIN)
-            self.k_norm = HeadsNorm(kv_size, eps, QK_NORM_GAIN)
+            self.k_norm = HeadsNorm(key_size, eps, QK_NORM_GAIN)
         elif config.qk_norm:  # each head alone, with one weight for all heads, as in Qwen3
             self.q_norm = RMSNorm(self.head_dim, eps, QK_NORM_GAIN)
             self.k_norm = RMSNorm(self.head_dim, eps, QK_NORM_GAIN)
@@ -181,6 +182,9 @@ class Attention(nn.Module):
         if kv_cache is not None:
             # after RoPE: cached keys are rotated already, each by its own position
             k, v = kv_cache.update(self.layer_index, k, v)  # (B, H_kv, S, D)
+        if k.shape[1] != v.shape[1]:  # kv_sharing: a backend takes equally many of both
+            k = repeat_kv(k, q.shape[1] // k.shape[1])  # (B, H, S, D)
+            v = repeat_kv(v, q.shape[1] // v.shape[1])
         dropout = self.attention_dropout if self.training else 0.0
         out = self.attend(q, k, v, mask, dropout)  # (B, H, T, D)
         if self.recorder is not None:
@@ -195,12 +199,14 @@ class Attention(nn.Module):
         """
         initialize(self, output="o_proj")
         if self.mimetic:
-            groups = self.q_proj.out_features // self.k_proj.out_features
+            query_size = self.q_proj.out_features
+            groups = query_size // self.k_proj.out_features
+            value_groups = query_size // self.v_proj.out_features
             with torch.no_grad():
                 # keys equal the queries of the first head that they serve
                 queries = self.q_proj.weight.unflatten(0, (-1, groups, self.head_dim))
                 self.k_proj.weight.copy_(queries[:, 0].flatten(0, 1))
                 # the output is the transposed values: together nearly the identity
                 values = self.v_proj.weight.unflatten(0, (-1, self.head_dim))  # (H_kv, D, in)
-                values = values.repeat_interleave(groups, dim=0).flatten(0, 1)  # (H * D, in)
+                values = values.repeat_interleave(value_groups, dim=0).flatten(0, 1)  # (H * D, in)
                 self.o_proj.weight.copy_(MIMETIC_STRENGTH * values.T)

@@ -71,6 +71,8 @@ class ModelConfig(Section):
     """Query heads in a layer. Each one learns to look at the text in its own way."""
     num_key_value_heads: KeyValueHeads = "gqa"
     """Key/value heads: mha = one per query head | gqa = a quarter | mqa = 1 | or any divisor."""
+    kv_sharing: Literal["both", "keys", "values"] = "both"
+    """Which have only num_key_value_heads: both (GQA, MQA) | keys alone | values alone."""
     head_dim: int | None = Field(None, ge=2)
     """Size of one head, an even number. null = hidden_size / num_attention_heads."""
     attention: Literal["heads", "mla"] = "heads"
@@ -185,6 +187,9 @@ class ModelConfig(Section):
             else:
                 values["head_dim"] = self.hidden_size // heads
         values["num_key_value_heads"] = kv_heads_of(self.num_key_value_heads, heads)
+        if self.kv_sharing != "both" and self.kv_heads == heads:
+            remedy = "set num_key_value_heads: mqa, or kv_sharing: both"
+            raise ValueError(f"kv_sharing ({self.kv_sharing}): nothing is shared: {remedy}")
         if is_mla:
             resolve_latent(values, is_set=self.model_fields_set)
         size = self.rotary_size
@@ -240,7 +245,9 @@ class ModelConfig(Section):
         """(heads, size) of a layer's cached keys and values; with mla, of its two latent parts."""
         if self.attention == "mla":
             return (1, self.kv_lora_rank or 0), (1, self.rotary_size)
-        return (self.kv_heads, self.head_size), (self.kv_heads, self.head_size)
+        key_heads = self.num_attention_heads if self.kv_sharing == "values" else self.kv_heads
+        value_heads = self.num_attention_heads if self.kv_sharing == "keys" else self.kv_heads
+        return (key_heads, self.head_size), (value_heads, self.head_size)
 
     @property
     def cache_numbers(self) -> int:

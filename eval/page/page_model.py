@@ -30,9 +30,9 @@ LEVELS = 127
 # network.js computes only one kind of layer.
 NEEDED = {
     "gated_mlp": True, "hidden_act": "silu", "mlp_bias": False, "attention_bias": False,
-    "qkv_bias": False, "num_experts": None, "attention": "heads", "scale_attn_weights": True,
-    "norm_position": "before", "norm": "rmsnorm", "position_embedding": "rope",
-    "rope_scaling": None, "sliding_window": None,
+    "qkv_bias": False, "num_experts": None, "attention": "heads", "kv_sharing": "both",
+    "scale_attn_weights": True, "norm_position": "before", "norm": "rmsnorm",
+    "position_embedding": "rope", "rope_scaling": None, "sliding_window": None,
 }  # fmt: skip
 SIZES = (
     "hidden_size num_hidden_layers num_attention_heads num_key_value_heads head_dim rope_theta "

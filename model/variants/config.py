@@ -161,6 +161,7 @@ def resolve_latent(values: dict[str, Any], is_set: Set[str]) -> None:
         ("scale_attn_weights", True, "always divides its scores"),
         ("qkv_bias", False, "has the biases of attention_bias only"),
         ("num_key_value_heads", heads, "makes keys and values for every head"),
+        ("kv_sharing", "both", "makes keys and values for every head"),
         ("initialization", "random", "has no matrix of keys that could equal the queries"),
     ):
         if values[key] != required:

@@ -87,8 +87,9 @@ def convert_kv_heads(lm: LanguageModel, num_key_value_heads: int) -> LanguageMod
     new = num_key_value_heads
     allowed = [old]
     is_gpt2 = config.loadable_elsewhere and config.position_embedding == "learned"
-    # in those, every query head has its own
-    if config.attention != "mla" and not is_gpt2 and not any(config.is_linear):
+    # in those, every query head has its own keys or values
+    has_own = config.attention == "mla" or is_gpt2 or any(config.is_linear)
+    if not has_own and config.kv_sharing == "both":
         divisors = [n for n in range(1, query_heads + 1) if query_heads % n == 0]
         allowed = [n for n in divisors if old % n == 0 or n % old == 0]
     if new not in allowed:

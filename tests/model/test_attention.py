@@ -184,6 +184,30 @@ def test_scores_that_are_not_divided_are_those_of_queries_longer_by_the_root(bac
     assert torch.equal(seen.max_logits, expected.max_logits)
 
 
+@pytest.mark.parametrize("backend", CPU_BACKENDS)
+@pytest.mark.parametrize(("shared", "cached_numbers"), [("keys", (1 + 4) * 16), ("values", (4 + 1) * 16)])
+def test_keys_alone_or_values_alone_are_shared(backend, shared, cached_numbers):
+    """The model equals one of four heads of each kind whose rows are copies."""
+    parts = {"num_attention_heads": 4, "head_dim": 16, "loadable_elsewhere": False}
+    lm = random_model(tiny_config(**parts, num_key_value_heads=1, kv_sharing=shared))
+    assert lm.config.cache_numbers == cached_numbers
+    own = random_model(tiny_config(**parts, num_key_value_heads=4))
+    weights = lm.state_dict()
+    for name, weight in weights.items():
+        if name.endswith(f"{shared[0]}_proj.weight"):
+            weights[name] = weight.repeat(4, 1)
+    own.load_state_dict(weights)
+    ids = torch.randint(0, 192, (2, 20))
+    for model in (lm, own):
+        model.set_attn_implementation(backend)
+    with torch.no_grad():
+        assert torch.allclose(lm(ids), own(ids), atol=1e-5)
+        cache = KVCache(lm.config)
+        cached = torch.cat([lm(part, kv_cache=cache) for part in ids.split([7, 12, 1], dim=1)], dim=1)
+        assert torch.allclose(cached, lm(ids), atol=1e-4)
+    assert torch.allclose(capture(lm, ids).weights, capture(own, ids).weights, atol=1e-5)
+
+
 def test_attention_dropout_drops_in_training_only():
     lm = random_model(tiny_config(attention_dropout=0.5))
     ids = torch.randint(0, 192, (1, 20))

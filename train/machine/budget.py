@@ -108,9 +108,11 @@ def step_memory(run: RunConfig, rows: int, device: Device) -> dict[str, int]:
     size = device.dtype.itemsize
     width = model.hidden_size
     heads = model.num_attention_heads
-    key_heads = heads if model.attention == "mla" else model.kv_heads  # a latent becomes all heads
+    key_heads = value_heads = heads  # a latent becomes all heads
+    if model.attention != "mla":
+        (key_heads, _), (value_heads, _) = model.cache_shapes
     queries_and_keys = (heads + key_heads) * model.head_size
-    values = (heads + key_heads) * model.value_size  # and outputs
+    values = (heads + value_heads) * model.value_size  # and outputs
     stream = 2 * (4 + size) * width  # the float32 stream before each norm, and the norm's result
     stored = (4 + size) * queries_and_keys + size * values  # before and after RoPE
     if model.attn_implementation in ("eager", "mine"):  # every weight

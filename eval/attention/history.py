@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from configs.text import table
-from eval.attention.metrics import PATTERNS, SCORES
+from eval.attention.metrics import CONTROLS, PATTERNS, SCORES
 from eval.attention.snapshots import Snapshot
 
 # In nats. At 1 the second copy's tokens are e times as likely as the first's.
@@ -238,7 +238,7 @@ def without_them(last: Snapshot) -> str:
 def strongest_heads(last: Snapshot) -> str:
     """Return a table of every pattern's strongest head, for the patterns above chance."""
     rows = []
-    for name in PATTERNS:
+    for name in (*PATTERNS, *CONTROLS):
         head, (score,) = of_best_head([last], name)
         level = last.chance.get(name)
         if head and score > (level or 0.0):

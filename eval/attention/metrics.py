@@ -85,6 +85,20 @@ def saturated_rows(weights: Tensor) -> Tensor:
     return (weights[..., 1:, :].amax(-1) > SATURATED).to(weights.dtype).mean(-1)
 
 
+def text_induction(weights: Tensor, probe: Probe) -> Tensor:
+    """Mass on the tokens that followed earlier copies of a token, in ordinary text.
+
+    Mean over the tokens that have such copies, without a copy just before; NaN without any.
+    weights (layer, B, head, T, T) -> (layer, B, head)
+    """
+    ids = probe.input_ids  # (B, T)
+    same = (ids[:, :, None] == ids[:, None, :]).tril(-2)  # (B, query, key)
+    followers = torch.zeros_like(same)
+    followers[..., 1:] = same[..., :-1]
+    queries = followers.any(-1).sum(-1).to(weights.dtype)  # (B,)
+    return (weights * followers[:, None]).sum((-2, -1)) / queries[:, None]  # 0 / 0 is NaN
+
+
 # Scores on a probe with known structure: weights (layer, B, head, T, T) -> (layer, B, head).
 
 
@@ -164,6 +178,14 @@ ALL_SCORES = [
           looks_at="the same word, earlier in the text"),
     Score("induction", "induction", "repeated_2", partial(mass_on_copies, shift=1),
           "Attention to what followed the same token before.", looks_at=AFTER),
+    Score("induction_varied", "induction, any distance", "varied",
+          partial(mass_on_targets, kind="induction"),
+          "Induction with blocks of 12 to 40 tokens.", looks_at=AFTER),
+    Score("same_distance", "same distance, no repeat", "varied",
+          partial(mass_on_targets, kind="distance"),
+          "Attention just as far back, where nothing repeats."),
+    Score("text_induction", "induction in text", "text", text_induction,
+          "Induction on words that come again in ordinary text.", looks_at=AFTER),
     Score("prefix_matching", "prefix matching", "repeated_4",
           partial(mass_on_copies, shift=1, each_entry=True),
           "Induction as in Olsson et al. 2022.", high=0.5),
@@ -200,6 +222,9 @@ PATTERNS = (
     "previous_token duplicate_token induction song_induction sink antecedent_writes "
     "antecedent_refers"
 ).split()
+# These show that a head with a high induction score does not merely prefer a distance, and that it
+# does the same in ordinary text.
+CONTROLS = ("induction_varied", "same_distance", "text_induction")
 
 
 def score(maps: AttentionMaps, probe: Probe) -> dict[str, Tensor]:

@@ -3,6 +3,7 @@
     text         your own texts, or the beginnings of held-out documents: ordinary reading
     repeated_2   random tokens, twice: only a model that looks back predicts the second block
     repeated_4   random tokens, four times (Olsson et al. 2022, arXiv 2209.11895)
+    varied       random tokens, twice, in blocks of 12 to 40: no fixed distance is right in all rows
     songs        held-out stories in which a nonsense song comes back word for word
     stories      held-out stories, with the earlier mention of every name, noun and pronoun
     packed       several documents in one row: do they see each other?
@@ -37,6 +38,7 @@ TEXT_ROWS = 8
 TEXT_TOKENS = 64  # Gu et al. 2024 measure sinks at this length.
 BLOCK_ROWS = {2: 16, 4: 8}  # copies -> rows
 BLOCK_TOKENS = 25  # Olsson et al. 2022 repeat blocks of this length.
+VARIED_TOKENS = range(12, 41, 2)  # The block's length in each row of varied.
 # Every evaluation reads the stories, so they are few, and short ones of these candidates.
 STORIES = 4
 CANDIDATES = 24
@@ -45,7 +47,7 @@ PACKED_DOCUMENTS = 3
 PACKED_TOKENS = 16
 LONGEST = 256  # The maps of a probe grow with the square of its tokens.
 SCAN = 1 << 17  # At most so many held-out tokens are read.
-BUILT_IN_PROBES = ("repeated_2", "repeated_4", "songs", "stories", "packed")
+BUILT_IN_PROBES = ("repeated_2", "repeated_4", "varied", "songs", "stories", "packed")
 
 Pairs = list[tuple[int, list[int]]]  # query position, key positions
 
@@ -65,6 +67,8 @@ class Probe:
     period: int | None = None  # tokens of the block behind the first token; None: no block
     copies: int = 1  # of the block
     # Kind -> for each row its (query position, [key positions]).
+    # induction:      from a token of the second block to what followed it in the first
+    # distance:       as far back as in the row before, where nothing repeats
     # song:           from a token of a later singing to what followed it in earlier ones
     # copies, refers: from a token of a mention to the tokens that it copies or refers to
     # writes:         as copies, but from the token before the mention
@@ -134,6 +138,9 @@ def build_probes(
         probes.append(probe)
         if probe and not blocks:
             blocks = probe.input_ids[:, 1 : 1 + (probe.period or 0)].tolist()
+    if blocks:
+        # of the same tokens, so that a resumed run has the same rows
+        probes.append(varied_probe(tokenizer, longest, sorted({*chain(*blocks)})))
     source = data_config.source
     sources = [source]
     if isinstance(source, MixSource):
@@ -193,6 +200,27 @@ def repeated_probe(
         blocks = [rng.sample(pool, size) for _ in range(row_count)]
     rows = [[tokenizer.bos_id, *list(block[:size]) * copies] for block in blocks[:row_count]]
     return _probe(f"repeated_{copies}", tokenizer, rows, period=size, copies=copies)
+
+
+def varied_probe(tokenizer: Tokenizer, longest: int, pool: Sequence[int]) -> Probe | None:
+    """Rows as those of `repeated_probe`, each with a block of another length, of tokens of `pool`.
+
+    A head that always attends 24 tokens back scores on blocks of 25 like an induction head. Here it
+    scores as much on `distance`.
+    """
+    sizes = [size for size in VARIED_TOKENS if size <= min((longest - 1) // 2, len(pool))]
+    if len(sizes) < 2:
+        return None
+    rng = Random("blocks of many lengths")
+    rows = []
+    targets: dict[str, list[Pairs]] = {"induction": [], "distance": []}
+    for size, size_before in zip(sizes, [sizes[1], *sizes], strict=False):
+        rows.append([tokenizer.bos_id, *rng.sample(pool, size) * 2])
+        second_block = range(1 + size, 2 * size)  # nothing follows its last token
+        for kind, back in (("induction", size), ("distance", size_before)):
+            pairs = [(query, [query - back + 1]) for query in second_block if query >= back]
+            targets[kind].append(pairs)
+    return _probe("varied", tokenizer, rows, targets=targets)
 
 
 def story_probe(

@@ -65,6 +65,7 @@ PROBES = {
         "random tokens, written twice: an induction head predicts the second half",
     ),
     "repeated_4": ("words repeated four times", "random tokens, written four times"),
+    "varied": ("repeated words, other lengths", "random tokens, written twice, 12 to 40 of them"),
     "songs": ("songs", "a story in which a nonsense song comes back word for word"),
     "stories": (
         "stories",

@@ -29,12 +29,18 @@ def probe(name: str, T: int, **known) -> Probe:
 
 def probe_of(name: str, T: int) -> Probe:
     where = SCORES[name].probe
+    if name == "text_induction":  # token 2 comes again at 5, and what followed it (3) at 9
+        ids = torch.arange(2 * T).view(2, T)
+        ids[0, 5] = 2
+        ids[0, 9] = 3
+        return replace(probe(where, T), input_ids=ids)
     copies = int(where[-1]) if where.startswith("repeated") else 0
     known = {"period": (T - 1) // copies, "copies": copies} if copies else {}
     if where == "packed":
         known = {"document_ids": (torch.arange(T) // (T // 4)).expand(2, -1)}
-    if where in ("songs", "stories"):
-        known = {"targets": dict.fromkeys(("song", "copies", "refers", "writes"), TARGETS)}
+    if where in ("songs", "stories", "varied"):
+        kinds = ("song", "copies", "refers", "writes", "induction", "distance")
+        known = {"targets": dict.fromkeys(kinds, TARGETS)}
     return probe(where, T, **known)
 
 
@@ -59,6 +65,8 @@ def perfect(name: str, given: Probe) -> torch.Tensor:
         return pointing([max(0, i - 1) for i in range(T)])
     if name == "cross_document":
         return pointing([0 if i >= T // 4 else i for i in range(T)])
+    if name == "text_induction":
+        return pointing([{5: 3, 9: 4}.get(i, i) for i in range(T)])
     return pointing([keys.get(i, i) if given.targets else 0 for i in range(T)])
 
 
@@ -91,6 +99,7 @@ def by_formula(name: str, given: Probe) -> float:
         "entropy_sink_free": lambda: most(name, T),
         "distance": lambda: (T - 1) / 4,
         "saturated_rows": lambda: 0.0,
+        "text_induction": lambda: mean((1 / 6, 1 / 10)),
         "cross_document": lambda: mean((i // (T // 4)) * (T // 4) / (i + 1) for i in range(T // 4, T)),
     }
     return formulas.get(name, lambda: mean(len(keys) / (query + 1) for query, keys in TARGETS[0]))()

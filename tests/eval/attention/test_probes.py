@@ -25,7 +25,7 @@ from eval.attention.probes import (
 )
 from storyworld import tell
 
-REPEATED = ["repeated_2", "repeated_4"]
+REPEATED = ["repeated_2", "repeated_4", "varied"]
 STORYWORLD = StoryworldSource()
 FILES = FilesSource(kind="files", path="x")
 STORIES = [tell(0, index, "validation").text for index in range(40)]
@@ -103,7 +103,7 @@ def test_every_tokenizer_and_context_has_probes_that_fit_the_same_every_time(tok
 
 def test_the_built_in_world_is_found_in_a_mix_and_nowhere_else():
     mixed = MixSource(kind="mix", parts=[MixPart(source=FILES), MixPart(source=STORYWORLD)])
-    for source, names in ((mixed, ["repeated_2", "repeated_4", "songs", "stories"]), (FILES, REPEATED)):
+    for source, names in ((mixed, ["repeated_2", "repeated_4", "varied", "songs", "stories"]), (FILES, REPEATED)):
         assert [probe.name for probe in build_probes(BPE, DataConfig(source=source), 256)] == names
 
 
@@ -132,6 +132,26 @@ def test_blocks_are_shortened_to_the_context_and_shared_also_by_a_run_that_is_re
     blocks = two.input_ids[:, 1 : 1 + two.period].tolist()
     for before, after in zip((two, four), build_probes(BPE, config, context, blocks=blocks), strict=False):
         assert before.input_ids.equal(after.input_ids), before.name
+
+
+def test_a_head_that_prefers_a_distance_is_no_induction_head_on_blocks_of_many_lengths():
+    probe = build_probes(BPE, DataConfig(sequence_length=128), 128)[2]
+    B, T = probe.input_ids.shape
+    assert (B, T) == (15, 81)
+    induction = torch.zeros(1, B, 1, T, T)
+    for row, pairs in enumerate(probe.targets["induction"]):
+        for query, (key,) in pairs:
+            assert probe.input_ids[row, query] == probe.input_ids[row, key - 1]
+            induction[0, row, 0, query, key] = 1.0
+    for row, pairs in enumerate(probe.targets["distance"]):
+        for query, (key,) in pairs:
+            assert probe.input_ids[row, query] != probe.input_ids[row, key - 1]
+    # 23 back is right where a block has 24 tokens, in one of 15 rows
+    back_23 = torch.eye(T).roll(23, dims=0).tril().expand(1, B, 1, T, T)
+    for weights, of_induction, of_distance in ((induction, 1.0, 0.0), (back_23, 1 / 15, 1 / 15)):
+        scores = {name: SCORES[name].measure(weights, probe).mean() for name in ("induction_varied", "same_distance")}
+        assert scores["induction_varied"] == pytest.approx(of_induction, abs=0.01)
+        assert scores["same_distance"] == pytest.approx(of_distance, abs=0.01)
 
 
 def test_blocks_are_drawn_from_what_is_in_use_if_that_is_enough():

@@ -47,6 +47,15 @@ class AttentionConfig(Section):
     """Head scores: all, or a list of names (docs/measure.md)."""
 
 
+class Outcome(Section):
+    """What the runs of a sweep are compared by, named before they are trained."""
+
+    score: str
+    """A figure of the model (copy_gain), a head score (induction; the best head counts), recall."""
+    at_least: float
+    """A run reaches the outcome at the first step with this value."""
+
+
 class EvalConfig(Section):
     """The `eval:` section."""
 

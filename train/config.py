@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from configs.command import InputError
 from configs.loader import PathText, Section, Tag, flatten, identity_keys, load_config, validate
 from data.config import DataConfig
-from eval.config import EvalConfig
+from eval.config import EvalConfig, Outcome
 from model.config import ModelConfig
 from model.files.families import NoFamily, family_of
 from model.variants.config import LoraConfig
@@ -133,6 +133,8 @@ class RunConfig(Section):
     """Variants for train.sweep: a name, and the keys that it changes. train.pretrain ignores them
     and trains the config itself, the baseline.
     """
+    outcome: Outcome | None = Field(None, examples=[{"score": "copy_gain", "at_least": 1.0}])
+    """The outcome of a sweep, for eval.cards. No run changes by it."""
     tracking: TrackingConfig = TrackingConfig()
     """Where figures go in addition to metrics.jsonl."""
 

@@ -32,7 +32,8 @@ KV_BYTES = "KV-cache bytes per token"
 # Rows with these labels are comparable between tokenizers.
 ANY_TOKENIZER = ("parameters", KV_BYTES, "tokens trained on", "train tokens/s", BITS, GAP, "recall")
 # Runs of one variant may differ in these keys and sections of a config.
-NOT_COMPARED = {"seed", "name", "output_dir", "resume", "allow_mismatch", "rungs", "tracking"}
+NOT_COMPARED = {"seed", "name", "output_dir", "resume", "allow_mismatch", "rungs", "outcome"}
+NOT_COMPARED |= {"tracking"}
 # The table has the mean of these scores over all heads, and the largest of other scores.
 MEAN_OVER_HEADS = {"sink", "entropy", "entropy_normalised", "entropy_sink_free"}
 MEAN_OVER_HEADS |= {"distance", "saturated_rows"}

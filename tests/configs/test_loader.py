@@ -197,7 +197,7 @@ def test_the_nearest_file_is_named():
         load_run_config("smal.yaml")
 
 
-@pytest.mark.parametrize("path", sorted(Path("configs").glob("*.yaml")), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", sorted(Path("configs").rglob("*.yaml")), ids=lambda path: path.name)
 def test_every_shipped_config_is_valid_and_its_resolved_form_gives_the_same_run(path, tmp_path):
     config = load_run_config(path)
     assert load_run_config(write(tmp_path, "resolved.yaml", dump_yaml(config.model_dump()))) == config

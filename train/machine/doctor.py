@@ -49,8 +49,8 @@ STEP_S = 1.0  # A timed step has as many rows as fit into this guess of its seco
 STORIES = """
 data.source={"kind":"storyworld","documents":200,"validation_documents":8}
 data.tokenizer={"kind":"byte"} data.records=text data.rows_joined=1
-init_from=null lora=null dpo=null distill=null grpo=null rungs=null model.vocab_size=null
-model.bos_token_id=null model.eos_token_id=null model.pad_token_id=null
+init_from=null lora=null dpo=null distill=null grpo=null rungs=null outcome=null
+model.vocab_size=null model.bos_token_id=null model.eos_token_id=null model.pad_token_id=null
 train.max_tokens=null train.max_minutes=null train.micro_batch_size=auto train.schedule=constant
 train.log_every=1 train.checkpoint_every=0 train.compile=false eval.hooks=[] tracking.wandb=disabled
 """

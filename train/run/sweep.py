@@ -77,8 +77,8 @@ def plan(
     if not swept and not rungs and seeds == 1:
         remedy = "give a key two values, for example train.cooldown=0.5,0.7, or --seeds 3"
         raise InputError(f"nothing is swept: {remedy}")
-    if base.rungs is not None:
-        fixed.append("rungs=null")  # so that a run's own config.yaml has none
+    # so that a run's own config.yaml has neither
+    fixed += [f"{key}=null" for key in ("rungs", "outcome") if getattr(base, key) is not None]
 
     # If one key is swept, the baseline is named after its value of this key. So the same run serves
     # every sweep of that key.

@@ -1,0 +1,1 @@
+"""Tables of FINDINGS.md, from stored results of sweeps: `python -m eval.cards sharing`."""

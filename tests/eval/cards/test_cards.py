@@ -1,0 +1,105 @@
+"""Tables of findings: statistics against numbers worked out by hand, and every card from training to
+its table.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from eval.cards.__main__ import CONFIGS, RESULTS, holm, in_words, loss_difference, median_step, reached_at, times
+
+ROOT = Path(__file__).parents[3]
+CARDS = sorted(path.stem for path in CONFIGS.glob("*.yaml"))
+
+
+def run(seed: int, *values: float | None, loss: float = 5.0) -> dict:
+    steps = [100 * i for i in range(len(values))]
+    return {"seed": seed, "steps": steps, "values": [*values], "loss": loss}
+
+
+def at(seed: int, step: int | None, loss: float = 5.0) -> dict:
+    """A run of 1,200 steps that reaches 1 at this step, or never."""
+    return run(seed, *(float(step is not None and 100 * i >= step) for i in range(13)), loss=loss)
+
+
+def test_a_run_reaches_the_outcome_at_the_first_step_with_it_or_is_censored_at_its_last():
+    assert reached_at(run(0, 0.0, 0.99, 1.0, 0.2), 1.0) == (200, True)
+    assert reached_at(run(0, 0.0, None, 0.9), 1.0) == (200, False)
+
+
+def test_the_median_step_is_the_first_at_which_half_have_reached_the_outcome():
+    early = [at(seed, step) for seed, step in enumerate((300, 400, 500, 600, 700))]
+    assert median_step(times(early, 1.0)).startswith("500 (")
+    # the product of (1 - 1/5) (1 - 1/4) (1 - 1/3) at 500 is 0.4; at 400 it is 0.6
+    late = [at(seed, step) for seed, step in enumerate((300, 400, 500, None, None))]
+    assert median_step(times(late, 1.0)).startswith("500 (")
+    never = [at(seed, step) for seed, step in enumerate((300, 400, None, None, None))]
+    assert median_step(times(never, 1.0)).startswith("– (")
+
+
+def test_p_values_are_corrected_for_their_number():
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert holm([0.6, 0.5]) == [1.0, 1.0]
+    assert holm([]) == []
+
+
+def test_losses_are_compared_seed_by_seed():
+    baseline = [at(seed, 300, loss=5 + seed) for seed in range(4)]
+    other = [at(seed, 300, loss=5.5 + seed + 0.1 * (-1) ** seed) for seed in (3, 2, 1, 0)]
+    # standard deviation 0.11547, standard error 0.05774, times 3.182 (3 degrees of freedom)
+    assert loss_difference(baseline, other) == "+0.500 (+0.316 to +0.684)"
+    assert loss_difference(baseline, [at(9, 300)]) == "–"
+
+
+def test_the_table_tells_a_slow_variant_from_one_that_is_like_the_baseline():
+    def variant(name, steps):
+        runs = [at(seed, step, loss=5 + 0.01 * seed) for seed, step in enumerate(steps)]
+        return {"name": name, "parameters": 1000, "kv_bytes": 64, "runs": runs}
+
+    variants = [variant("baseline", (300, 400, 500, 600) * 5), variant("slow", (1100, None, None, None) * 5)]
+    variants.append(variant("alike", (400, 300, 600, 500) * 5))
+    text = in_words({"outcome": {"score": "copy_gain", "at_least": 1.0}, "variants": variants})
+    cells = {row[0]: row for row in ([c.strip() for c in line.split("|")[1:-1]] for line in text.splitlines()) if row}
+    assert cells["baseline"][3] == "20 of 20"
+    assert cells["slow"][3] == "5 of 20"
+    assert float(cells["slow"][5]) < 1e-6
+    assert float(cells["alike"][5]) == 1.0
+
+
+@pytest.mark.parametrize("name", CARDS)
+def test_the_stored_results_are_those_of_the_cards_config(name):
+    file = RESULTS / f"{name}.json"
+    if not file.is_file():
+        pytest.skip(f"{name} is not measured yet")
+    from train.config import load_run_config
+
+    config = load_run_config(CONFIGS / f"{name}.yaml")
+    results = json.loads(file.read_text())
+    assert results["outcome"] == config.outcome.model_dump()
+    names = [variant["name"] for variant in results["variants"]]
+    assert set(names) <= {"baseline", *config.rungs}
+    assert all(len(variant["runs"]) >= 5 for variant in results["variants"])
+    assert in_words(results)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CARDS)
+def test_a_card_goes_from_training_to_its_table_on_small_settings(name, tmp_path):
+    small = [f"output_dir={tmp_path}", "name=small", "train.max_steps=4", "data.source.documents=300"]
+    small += ["data.source.validation_documents=20", "eval.final_max_tokens=1024", "eval.attention.every=2"]
+    small += ["eval.floor_documents=0"]
+
+    def command(*arguments):
+        line = [sys.executable, "-m", *map(str, arguments)]
+        done = subprocess.run(line, cwd=ROOT, capture_output=True, encoding="utf-8", timeout=600)
+        assert done.returncode == 0, done.stderr[-2000:]
+        return done.stdout
+
+    command("train.sweep", f"configs/cards/{name}.yaml", "--seeds", 2, *small)
+    runs = sorted(tmp_path.glob("small-*-seed?"))
+    said = command("eval.cards", name, "--out", tmp_path / "results.json", "--runs", *runs)
+    assert "2 of 2" in said or "0 of 2" in said
+    assert said.endswith(command("eval.cards", name, "--out", tmp_path / "results.json"))

@@ -2,6 +2,7 @@
 
 python -m eval.attention runs/x               pictures, time-lapse and viewer of training
 python -m eval.attention runs/x --compute     page.html, with the model in it: it reads any text
+python -m eval.attention runs/x --subsets     switch off every subset of the heads: subsets.png
 python -m eval.attention runs/x --text "..."  the newest checkpoint on your text: text.png, .html
 python -m eval.attention runs/x --text "..." --head induction
                                               the best induction head large, too: text_L3H1.png
@@ -15,19 +16,27 @@ import argparse
 import re
 from pathlib import Path
 
-from configs.command import InputError, exit_on_bad_input, integer
+from configs.command import InputError, exit_on_bad_input, integer, still_busy
 from configs.files import run_path
 from data.config import DataConfig
 from eval.attention.capture import layers_with_weights, without_weights
 from eval.attention.history import best_head
 from eval.attention.metrics import SCORES
 from eval.attention.probes import build_probes, probe_from_text
-from eval.attention.snapshots import read_all, take_snapshot
+from eval.attention.snapshots import newest, read_all, take_snapshot
+from eval.attention.subsets import (
+    copy_value,
+    halves,
+    measure_subsets,
+    name_value,
+    named_pair,
+    summary,
+)
 from eval.config import AttentionConfig
 from eval.load_model import add_device_option, data_config, open_checkpoint
 from eval.page.page_model import read_models
 from eval.page.viewer import write_viewer
-from eval.pictures.heads import mosaic, one_head, render
+from eval.pictures.heads import draw_subsets, mosaic, one_head, render
 
 MOST_TOKENS = 256  # A map of more tokens is too fine to see.
 
@@ -55,6 +64,7 @@ def main() -> None:
         metavar="STEPS",
         help="page.html, with the weights of up to 12 checkpoints, or of these steps: 300,600,900",
     )
+    add("--subsets", action="store_true", help="Shapley values of the heads, by all subsets")
     add_device_option(parser)
     args = parser.parse_args()
     if args.compute is not None and args.text is not None:
@@ -66,7 +76,10 @@ def main() -> None:
         out = args.run / "attention" if is_run else Path()
     try:
         out.mkdir(parents=True, exist_ok=True)
-        files = from_snapshots(args, out) if args.text is None else from_text(args, out)
+        if args.subsets:
+            files = all_subsets(args, out)
+        else:
+            files = from_snapshots(args, out) if args.text is None else from_text(args, out)
     except OSError as error:
         raise InputError(f"--out: {out} cannot be written: {error.strerror}") from None
     print("\n".join(map(str, files)))
@@ -101,6 +114,37 @@ def from_snapshots(args: argparse.Namespace, out: Path) -> list[Path]:
     runs = [(args.run.name, snapshots)]
     networks = {args.run.name: (network, weights)}
     return [write_viewer(runs, out / "page.html", networks=networks)]
+
+
+def all_subsets(args: argparse.Namespace, out: Path) -> list[Path]:
+    lm, tokenizer, _ = open_checkpoint(args.run, args.device)
+    snapshot = newest(args.run)
+    longest = lm.config.max_position_embeddings
+    probes = build_probes(
+        tokenizer,
+        data_config(args.run) or DataConfig(),
+        longest,
+        blocks=snapshot.blocks if snapshot else (),  # the tokens on which training measured
+    )
+    by_name = {probe.name: probe for probe in probes}
+    if "repeated_2" not in by_name:
+        raise InputError(f"{args.run}: its context is too short for repeated words")
+    chosen_on, measured_on = halves(by_name["repeated_2"])
+    values = [copy_value(measured_on)]
+    if "stories" in by_name:
+        values.append(name_value(by_name["stories"]))
+    pair = named_pair(lm, chosen_on)
+    files = []
+    for value in values:
+        try:
+            with still_busy(f"switching off heads: {value.name}"):
+                subsets = measure_subsets(lm, value)
+        except ValueError as error:
+            raise InputError(f"{args.run}: {error}") from None
+        print(f"{summary(subsets, value, pair)}\n")
+        file = out / f"subsets_{value.name.replace(' ', '_')}.png"
+        files.append(draw_subsets(subsets, file, f"{args.run}: {value.name}"))
+    return files
 
 
 def from_text(args: argparse.Namespace, out: Path) -> list[Path]:

@@ -60,8 +60,14 @@ def second_copy_loss(lm: LanguageModel, probe: Probe) -> float:
 
 
 @contextmanager
-def scaled(lm: LanguageModel, factors: Mapping[Head, float | Tensor]) -> Iterator[None]:
+def scaled(
+    lm: LanguageModel,
+    factors: Mapping[Head, float | Tensor],
+    instead: Mapping[int, Tensor] | None = None,
+) -> Iterator[None]:
     """Multiply the outputs of these (layer, head) by a factor, within this context; 0 removes one.
+
+    instead: layer -> (B, T, H, D), of which a head writes the share 1 - factor; default: nothing
 
     Raises ValueError for a head that does not exist.
     """
@@ -80,6 +86,8 @@ def scaled(lm: LanguageModel, factors: Mapping[Head, float | Tensor]) -> Iterato
         for (factor_layer, head), factor in factors.items():
             if factor_layer == layer:
                 x[..., head, :] *= factor
+                if instead is not None:
+                    x[..., head, :] += (1 - factor) * instead[layer][..., head, :]
         return (x.flatten(-2),)  # (…, H * D)
 
     with ExitStack() as hooks:

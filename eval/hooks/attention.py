@@ -15,16 +15,34 @@ from typing import Any
 from configs.command import InputError
 from eval.attention import snapshots
 from eval.attention.capture import layers_with_weights, without_weights
-from eval.attention.history import changes, findings, formed, without_them
+from eval.attention.history import ENOUGH_TO_COPY, changes, findings, formed, without_them
 from eval.attention.metrics import SCORES
 from eval.attention.probes import Probe, build_probes, read_probe_file
 from eval.attention.snapshots import ablate, take_snapshot
+from eval.attention.subsets import (
+    copy_value,
+    halves,
+    is_quick,
+    measure_subsets,
+    named_pair,
+    summary,
+)
 from eval.config import EvalConfig
 from eval.hooks import EvalEvent, Hook, Outcome, cadences_of, lines_of
 from eval.load_model import run_folder
 from eval.page.viewer import VIEWER, Looks, write_page
-from eval.pictures.heads import PICTURES, quick_mosaic, render
+from eval.pictures.heads import PICTURES, draw_subsets, quick_mosaic, render
 from model import ModelConfig
+
+# The table of all subsets, in attention/; its picture has the same stem.
+SUBSETS = "subsets.md"
+HEADING = "### Every subset of the heads"
+EXPLANATION = """
+Every subset of the heads was switched off. A head's Shapley value is its mean contribution over all
+orders of switching heads on; they add up to the row *all heads minus none*. The named pair is the
+strongest induction head and the strongest previous-token head below it, chosen on other rows than
+these. p is the chance that a random pair ranks as high, alone or missing.
+""".strip()
 
 
 class Attention(Hook):
@@ -70,6 +88,9 @@ class Attention(Hook):
         snapshot = take_snapshot(event.lm, self.probes, settings, moment, event.any_process)
         if event.is_last:  # only once, because each group of heads takes a forward pass
             ablate(event.lm, self.probes, snapshot)
+            # of a model that does not copy, they would be noise
+            if (snapshot.scalars.get("copy_gain") or 0.0) >= ENOUGH_TO_COPY:
+                self._switch_off_every_subset(event)
         if event.writes:
             page = self.so_far(event.directory)
             page.add(snapshot)
@@ -90,6 +111,21 @@ class Attention(Hook):
                 event.tracker.show("attention/maps", picture, event.step)
         seconds = round(time.perf_counter() - start, 4)
         event.log("attention", snapshot.scalars | {"attention_seconds": seconds})
+
+    def _switch_off_every_subset(self, event: EvalEvent) -> None:
+        probe = next((probe for probe in self.probes if probe.name == "repeated_2"), None)
+        if probe is None or not is_quick(event.lm, probe):
+            return
+        chosen_on, measured_on = halves(probe)
+        value = copy_value(measured_on)
+        subsets = measure_subsets(event.lm, value)
+        text = summary(subsets, value, named_pair(event.lm, chosen_on))
+        if event.writes:
+            folder = event.directory / "attention"
+            folder.mkdir(exist_ok=True)
+            (folder / SUBSETS).write_text(text, encoding="utf-8")
+            title = f"{event.directory.name}: {value.name}, with every subset of the heads"
+            draw_subsets(subsets, (folder / SUBSETS).with_suffix(".png"), title)
 
     def finish(self, event: EvalEvent) -> None:
         all_snapshots, problems = snapshots.read_all(event.directory)
@@ -153,6 +189,10 @@ class Attention(Hook):
         seen = " ".join(filter(None, (formed(all_snapshots), without_them(last))))
         figures = {"attention": scalars, "attention_seconds": cost, "seen": seen}
         sections = ["## Attention heads", "", *findings(all_snapshots), summary, ""]
+        if (directory / "attention" / SUBSETS).is_file():
+            text = (directory / "attention" / SUBSETS).read_text(encoding="utf-8")
+            sections += [HEADING, "", EXPLANATION, "", text, ""]
+            sections.append("![Shapley values of the heads](attention/subsets.png)\n")
         for name, title in PICTURES.items():
             if (directory / "attention" / name).is_file():
                 sections.append(f"![{title}](attention/{name})\n")

@@ -18,6 +18,7 @@ from eval.attention import history
 from eval.attention.history import PhaseChange, best_head, choose, copy_gains
 from eval.attention.metrics import PATTERNS, SCORES
 from eval.attention.snapshots import Snapshot, file_of
+from eval.attention.subsets import Subsets, sizes_of
 from eval.page.viewer import VIEWER, experts_of, write_viewer
 from eval.pictures import drawing
 
@@ -341,6 +342,28 @@ def curves(
         amount = drawing.amount(mark.tokens)
         text = f"L{mark.layer} H{mark.head} forms: step {mark.step:,}, {amount} tokens"
         top.set_title(text, fontsize=8.5, loc="right", color="#333333")
+    return drawing.save_figure(figure, path)
+
+
+def draw_subsets(subsets: Subsets, path: Path, title: str) -> Path:
+    """Draw Shapley values, and the most that k heads reach, for each k."""
+    figure = drawing.new_figure(1000, 380, title)
+    left, right = figure.subplots(1, 2, width_ratios=(3, 2))
+    names = [f"L{layer} H{head}" for layer, head in subsets.heads]
+    width = 0.8 / len(subsets.values)
+    sizes = sizes_of(len(names))
+    for number, (ablation, values) in enumerate(subsets.values.items()):
+        colour = drawing.group_colour(number)
+        places = np.arange(len(names)) + (number - (len(subsets.values) - 1) / 2) * width
+        left.bar(places, subsets.shapley(ablation), width, color=colour, label=f"off = {ablation}")
+        most = [values[sizes == size].max() for size in range(len(names) + 1)]
+        drawing.draw_curve(right, range(len(most)), most, number)
+    left.axhline(0, color=drawing.INK, lw=0.8)
+    left.legend(fontsize=8, frameon=False)
+    drawing.frame_curves(left, "Shapley value of each head (nats)", "")
+    left.set_axisbelow(True)
+    left.set_xticks(range(len(names)), names)
+    drawing.frame_curves(right, "the best that k heads reach (nats)", "heads that are on")
     return drawing.save_figure(figure, path)
 
 

@@ -1,0 +1,256 @@
+"""Every subset of a model's heads: what does each head add, alone and together with others?
+
+With n heads there are 2^n subsets. For each, all other heads are switched off, and a value is
+measured, such as the copy gain. So three things are exact that are usually sampled:
+
+    Shapley values   a head's mean contribution over all orders of switching heads on; they add up
+                     to the value of all heads minus that of none (Shapley 1953)
+    smallest set     the fewest heads that keep 95 % of the value
+    rank of a pair   among all pairs, by what the two reach alone, and by what is lost without both:
+                     rank / pairs is an exact p-value of choosing a pair at random
+
+Off can mean three things: a head's output becomes zero, its mean, or that of another row
+(resample). The pair is chosen on one half of the rows, and the values are measured on the other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import combinations
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from configs.text import table
+from eval.attention import metrics
+from eval.attention.capture import capture, layers_with_weights
+from eval.attention.controls import Head, copied, scaled
+from eval.attention.probes import Probe
+from eval.language_modeling import LOGITS, predictions
+from model import LanguageModel
+from model.accounting import flops_per_token
+
+ABLATIONS = ("zero", "mean", "resample")
+# 4,096 subsets. One more head takes twice as long.
+MOST_HEADS = 12
+# A run's report has the subsets if they take at most so many floating-point operations: a minute on
+# a slow core.
+QUICK = 1e12
+# At most so many tokens are in one forward pass: small matrices stay in a processor's cache.
+TOKENS = 1 << 13
+# The smallest set keeps this share.
+KEPT = 0.95
+
+
+class Value(NamedTuple):
+    """A figure of a model: a weighted sum of the losses of a probe's tokens."""
+
+    name: str
+    probe: Probe
+    weights: Tensor  # (B, T) of the losses, in nats
+
+
+class Subsets(NamedTuple):
+    """Values of all subsets. Bit i of a subset's number is heads[i]: 1 = on."""
+
+    heads: list[Head]
+    values: dict[str, np.ndarray]  # ablation -> (2^n,)
+
+    def shapley(self, ablation: str) -> np.ndarray:
+        """Return each head's Shapley value, (n,). Their sum is values[-1] - values[0]."""
+        values = self.values[ablation]
+        n = len(self.heads)
+        subsets = np.arange(2**n)
+        sizes = sizes_of(n)
+        # the share of orders in which exactly the heads of a subset come before this head
+        share = np.array([1 / (n * math.comb(n - 1, size)) for size in range(n)])
+        shapley = np.zeros(n)
+        for i in range(n):
+            without = subsets[subsets >> i & 1 == 0]
+            gains = values[without | 1 << i] - values[without]
+            shapley[i] = (share[sizes[without]] * gains).sum()
+        return shapley
+
+    def smallest(self, ablation: str) -> list[Head]:
+        """Return the fewest heads that keep KEPT of the value; of equally many, the best."""
+        values = self.values[ablation]
+        enough = values[0] + KEPT * (values[-1] - values[0])
+        sizes = sizes_of(len(self.heads))
+        sufficient = np.flatnonzero(values >= enough) if values[-1] > values[0] else np.array([0])
+        fewest = sufficient[sizes[sufficient] == sizes[sufficient].min()]
+        best = int(fewest[np.argmax(values[fewest])])
+        return [head for i, head in enumerate(self.heads) if best >> i & 1]
+
+    def rank(self, ablation: str, pair: Sequence[Head], is_on: bool) -> tuple[int, int]:
+        """Return the rank of a pair among all pairs (1 = first), and the number of pairs.
+
+        is_on: by the value with these two heads alone; otherwise by what is lost without them,
+               where every pair with one necessary head is as good
+        """
+        values = self.values[ablation]
+        all_heads = len(values) - 1
+        amounts = {}
+        for i, j in combinations(range(len(self.heads)), 2):
+            subset = 1 << i | 1 << j
+            amounts[i, j] = values[subset] if is_on else -values[all_heads & ~subset]
+        i, j = sorted(map(self.heads.index, pair))
+        return sum(amount >= amounts[i, j] for amount in amounts.values()), len(amounts)
+
+
+def sizes_of(n: int) -> np.ndarray:
+    """Return the number of heads in each of the 2^n subsets."""
+    return np.array([subset.bit_count() for subset in range(2**n)])
+
+
+def copy_value(probe: Probe) -> Value:
+    """The copy gain: mean loss on first copies minus mean loss on second copies."""
+    first, second = copied(probe)
+    return Value("copy gain", probe, first / first.sum() - second / second.sum())
+
+
+def name_value(probe: Probe) -> Value:
+    """The mean ln p of words that a story mentions again."""
+    again = torch.zeros(probe.input_ids.shape)
+    for row, pairs in enumerate(probe.targets["writes"]):
+        for query, _ in pairs:
+            again[row, query + 1] = 1.0
+    return Value("name in a story", probe, -again / again.sum())
+
+
+def is_quick(lm: LanguageModel, probe: Probe) -> bool:
+    """Return True if a run's report should have all subsets of its heads, on half of the rows."""
+    n = len(layers_with_weights(lm.config)) * lm.config.num_attention_heads
+    B, T = probe.input_ids.shape
+    per_token = flops_per_token(lm, T, training=False)
+    return n <= MOST_HEADS and len(ABLATIONS) * 2**n * B // 2 * T * per_token <= QUICK
+
+
+def halves(probe: Probe) -> tuple[Probe, Probe]:
+    """Split a probe's rows: to choose heads on, and to measure them on."""
+    middle = len(probe.input_ids) // 2
+    return _rows(probe, slice(0, middle)), _rows(probe, slice(middle, None))
+
+
+def _rows(probe: Probe, rows: slice) -> Probe:
+    return replace(
+        probe,
+        input_ids=probe.input_ids[rows],
+        labels=probe.labels[rows],
+        real=None if probe.real is None else probe.real[rows],
+        targets={kind: of_rows[rows] for kind, of_rows in probe.targets.items()},
+    )
+
+
+def named_pair(lm: LanguageModel, probe: Probe) -> list[Head]:
+    """Return the strongest induction head, and the strongest previous-token head below it.
+
+    probe: repeated tokens. [] if no head is in a layer below.
+    """
+    maps = capture(lm, probe.input_ids.to(next(lm.parameters()).device))
+    induction = metrics.score(maps, probe)["induction"].nan_to_num(-1)
+    layer, head = divmod(int(induction.argmax()), induction.shape[1])
+    previous = metrics.previous_token(maps.weights).mean(1)[:layer]  # (layers below, head)
+    if not len(previous):
+        return []
+    below, partner = divmod(int(previous.argmax()), previous.shape[1])
+    return [(maps.layers[below], partner), (maps.layers[layer], head)]
+
+
+@torch.no_grad()
+def measure_subsets(
+    lm: LanguageModel, value: Value, ablations: Sequence[str] = ABLATIONS
+) -> Subsets:
+    """Measure a value with every subset of the heads. Raises ValueError above MOST_HEADS."""
+    layers = layers_with_weights(lm.config)
+    heads = [(layer, head) for layer in layers for head in range(lm.config.num_attention_heads)]
+    n = len(heads)
+    if n > MOST_HEADS:
+        raise ValueError(
+            f"{n} heads have {2**n:,} subsets: at most {MOST_HEADS} heads are measured"
+        )
+    inputs = value.probe.for_model(next(lm.parameters()).device)
+    outputs = head_outputs(lm, inputs)
+    B, T = value.probe.input_ids.shape
+    tokens = min(TOKENS, LOGITS // lm.lm_head.out_features)
+    at_once = max(1, tokens // (B * T))  # subsets in one forward pass
+    values = {}
+    for ablation in ablations:
+        instead = {layer: replacement(outputs[layer], ablation) for layer in layers}
+        parts = []
+        for subsets in torch.arange(2**n).split(at_once):
+            repeats = len(subsets)
+            factors = {}
+            for i, head in enumerate(heads):
+                is_on = (subsets >> i & 1).repeat_interleave(B)  # rows of a subset are neighbours
+                factors[head] = is_on[:, None, None].to(outputs[head[0]])
+            tiled = {layer: x.repeat(repeats, 1, 1, 1) for layer, x in instead.items()}
+            batch = {name: x.repeat(repeats, 1) for name, x in inputs.items()}
+            with scaled(lm, factors, tiled):
+                losses = predictions(lm, **batch)[0].view(repeats, B, T)
+            # the first token has no loss, and its weight is 0
+            parts.append((losses.nan_to_num(0) * value.weights).double().sum((1, 2)))
+        values[ablation] = torch.cat(parts).numpy()
+    return Subsets(heads, values)
+
+
+def head_outputs(lm: LanguageModel, inputs: dict[str, Tensor]) -> dict[int, Tensor]:
+    """Return the outputs of every layer's heads, before o_proj: layer -> (B, T, H, D)."""
+    outputs: dict[int, Tensor] = {}
+    with recording(lm, outputs):
+        predictions(lm, **inputs)
+    return outputs
+
+
+@contextmanager
+def recording(lm: LanguageModel, outputs: dict[int, Tensor]) -> Iterator[None]:
+    modules = lm.attention_modules()
+    hooks = []
+    for layer in layers_with_weights(lm.config):
+
+        def record(_module: torch.nn.Module, inputs: tuple[Tensor], layer: int = layer) -> None:
+            outputs[layer] = inputs[0].unflatten(-1, (lm.config.num_attention_heads, -1)).clone()
+
+        hooks.append(modules[layer].o_proj.register_forward_pre_hook(record))
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def replacement(outputs: Tensor, ablation: str) -> Tensor:
+    """Return what a head writes instead when it is off, (B, T, H, D)."""
+    if ablation == "zero":
+        return torch.zeros_like(outputs)
+    if ablation == "mean":  # over all rows and tokens
+        return outputs.mean((0, 1), keepdim=True).expand_as(outputs)
+    return outputs.roll(1, dims=0)  # resample: the same position of another row
+
+
+def summary(subsets: Subsets, value: Value, pair: Sequence[Head]) -> str:
+    """Return a table of Shapley values, the smallest set and the rank of the pair."""
+    rows = []
+    shapley = {ablation: subsets.shapley(ablation) for ablation in subsets.values}
+    for i, (layer, head) in enumerate(subsets.heads):
+        mark = " (named)" if (layer, head) in pair else ""
+        cells = [f"{values[i]:+.3f}" for values in shapley.values()]
+        rows.append([f"L{layer} H{head}{mark}", *cells])
+    totals = [values[-1] - values[0] for values in subsets.values.values()]
+    rows.append(["all heads minus none", *(f"{total:+.3f}" for total in totals)])
+    sets = []
+    ranks: dict[str, list[str]] = {"alone": [], "missing": []}
+    for ablation in subsets.values:
+        sets.append(", ".join(f"L{i} H{j}" for i, j in subsets.smallest(ablation)) or "none")
+        for state, cells in ranks.items() if pair else ():
+            rank, pairs = subsets.rank(ablation, pair, state == "alone")
+            cells.append(f"{rank} of {pairs} (p = {rank / pairs:.3f})")
+    rows.append([f"fewest heads that keep {KEPT:.0%}", *sets])
+    for state, cells in ranks.items() if pair else ():
+        rows.append([f"rank of the named pair, {state}", *cells])
+    header = [f"{value.name}, nats", *(f"off = {ablation}" for ablation in subsets.values)]
+    return table(header, rows)

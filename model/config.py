@@ -102,8 +102,8 @@ class ModelConfig(Section):
     norm_position: Literal["before", "after"] = "before"
     """Normalise before attention and feed-forward | after: their outputs, as in OLMo 2."""
     # Positions, and how far back a token sees
-    position_embedding: Literal["rope", "learned", "none"] = "rope"
-    """Positions: rope = rotate queries and keys | learned = add a vector (GPT-2) | none."""
+    position_embedding: Literal["rope", "learned", "sinusoidal", "none"] = "rope"
+    """Positions: rope = rotate queries and keys | learned, sinusoidal = add a vector | none."""
     no_rope_layers: list[Flag] | None = Field(None, min_length=1, examples=[[1, 1, 1, 0]])
     """Layers with RoPE (1) and without (0), as in SmolLM3. A short list is repeated. null = all."""
     max_position_embeddings: int = Field(512, ge=1)
@@ -132,8 +132,8 @@ class ModelConfig(Section):
     linear_conv_kernel_dim: int = Field(4, ge=1)
     """linear_attention: tokens that are mixed first, each one's own included. 1 = none."""
     # The rest of the network
-    norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
-    """rmsnorm: scale a token to one size (Llama) | layernorm: with mean and bias (GPT-2)."""
+    norm: Literal["rmsnorm", "layernorm", "none"] = "rmsnorm"
+    """rmsnorm: scale a token to one size (Llama) | layernorm: with mean and bias (GPT-2) | none."""
     rms_norm_eps: float = Field(1e-06, ge=1e-30, le=1)
     """Keeps the norm from dividing by zero."""
     tie_word_embeddings: bool = False
@@ -192,6 +192,9 @@ class ModelConfig(Section):
             raise ValueError(f"kv_sharing ({self.kv_sharing}): nothing is shared: {remedy}")
         if is_mla:
             resolve_latent(values, is_set=self.model_fields_set)
+        if self.position_embedding == "sinusoidal" and self.tie_word_embeddings:
+            remedy = "set tie_word_embeddings: false"
+            raise ValueError(f"position_embedding: sinusoidal hides tied embeddings: {remedy}")
         size = self.rotary_size
         if has_rope and size % 2:
             key = "qk_rope_head_dim" if is_mla else "head_dim"  # the error shows this key's line

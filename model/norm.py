@@ -57,6 +57,13 @@ class LayerNorm(nn.LayerNorm):
         nn.init.zeros_(self.bias)
 
 
+class NoNorm(nn.Identity):
+    """No norm: to see what norms are for (FINDINGS.md#parts)."""
+
+    def reset_parameters(self) -> None:
+        pass
+
+
 def initialize(module: nn.Module, output: str | tuple[()] = ()) -> None:
     """Draw matrices with std 1 / sqrt(inputs), which keeps activations at their scale.
 
@@ -73,7 +80,9 @@ def initialize(module: nn.Module, output: str | tuple[()] = ()) -> None:
             norm.reset_parameters()
 
 
-def make_norm(config: ModelConfig, gain: float = 1.0) -> RMSNorm | LayerNorm:
+def make_norm(config: ModelConfig, gain: float = 1.0) -> RMSNorm | LayerNorm | NoNorm:
+    if config.norm == "none":
+        return NoNorm()
     kind = LayerNorm if config.norm == "layernorm" else RMSNorm
     return kind(config.hidden_size, config.rms_norm_eps, gain)
 

@@ -1,5 +1,7 @@
 """Rotary position embedding: turn each pair of numbers by an angle that grows with position.
 
+The older way, the same sines and cosines added to a token, is `sinusoidal_positions`.
+
 The dot product of a rotated query at position i and a rotated key at position j depends on i - j
 only. Su et al. 2021, RoFormer (arXiv 2104.09864). The order of operations is transformers', so that
 logits agree to the last bit.
@@ -48,6 +50,14 @@ class RotaryEmbedding(nn.Module):
         cos = torch.cat((cos, cos), dim=-1)  # (B, T, head_dim)
         sin = torch.cat((-sin, sin), dim=-1)
         return cos[:, None].to(dtype), sin[:, None].to(dtype)  # the same for all heads
+
+
+def sinusoidal_positions(position_ids: Tensor, size: int) -> Tensor:
+    """Return sines and cosines of (B, T) positions, (B, T, size), as in arXiv 1706.03762."""
+    inv_freq = 10000.0 ** (-torch.arange(0, size, 2, device=position_ids.device) / size)
+    angles = position_ids[..., None].float() * inv_freq  # (B, T, size/2)
+    # the paper's sines and cosines alternate; the next matrix can exchange them, so order is free
+    return torch.cat((angles.sin(), angles.cos()), dim=-1)[..., :size]
 
 
 def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ from model.layer import DecoderLayer
 from model.loss import cross_entropy_sum
 from model.masks import MaskSpec, check_inputs, real_tokens
 from model.norm import make_norm
-from model.rope import RotaryEmbedding
+from model.rope import RotaryEmbedding, sinusoidal_positions
 
 if TYPE_CHECKING:  # loaded only by a model that needs it
     from model.variants.latent_attention import LatentAttention
@@ -99,6 +99,8 @@ class Decoder(nn.Module):
         x = self.embed_tokens(input_ids)  # (B, T, hidden_size)
         if self.embed_positions is not None:
             x = x + self.embed_positions(position_ids)
+        elif self.config.position_embedding == "sinusoidal":
+            x = x + sinusoidal_positions(position_ids, x.shape[-1]).to(x.dtype)
         x = self.dropout(x)
         cos, sin = self.rotary_emb(position_ids, x.dtype)  # once for all layers
         call_layer = self.call_layer if self.training else DecoderLayer.__call__

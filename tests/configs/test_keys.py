@@ -31,6 +31,7 @@ MODEL = f"""
 {LATENT} | kv_lora_rank=12 q_lora_rank=12 qk_nope_head_dim=2 qk_rope_head_dim=2 v_head_dim=12 rope_interleave=false
 {PLAIN} | qkv_bias=true position_embedding=none no_rope_layers=[1,0] hidden_act=gelu mlp_bias=true
 {ELSEWHERE} | scale_attn_weights=false gated_mlp=false norm=layernorm
+{ELSEWHERE} model.tie_word_embeddings=false | norm=none position_embedding=sinusoidal
 {ELSEWHERE} model.num_key_value_heads=mqa | kv_sharing=keys
 model.qk_norm=whole {ELSEWHERE} | norm_position=after
 model.num_experts=4 model.moe_intermediate_size=16 | num_experts_per_tok=3 moe_intermediate_size=24 \

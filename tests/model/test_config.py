@@ -58,6 +58,7 @@ MLA = LATENT | {"kv_lora_rank": 12, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4
         ({"no_rope_layers": [0]}, "no_rope_layers leaves no layer with RoPE"),
         ({"position_embedding": "none", "no_rope_layers": [1, 0]}, "no_rope_layers is for position_embedding: rope"),
         ({"position_embedding": "none", "rope_scaling": LLAMA3}, "rope_scaling is for position_embedding: rope"),
+        ({"position_embedding": "sinusoidal", "tie_word_embeddings": True}, "set tie_word_embeddings: false"),
         (MLA | {"qk_norm": True}, "set qk_norm: false"),
         ({"num_key_value_heads": "mha", "kv_sharing": "keys"}, "nothing is shared: set num_key_value_heads: mqa"),
         (MLA | {"num_key_value_heads": 2}, r"num_key_value_heads \(2\): .* every head"),

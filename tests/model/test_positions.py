@@ -1,5 +1,7 @@
 """Positions: RoPE with every scaling, learned ones, and models that are read with others."""
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -7,7 +9,8 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
 from model import generate, load, save
-from model.rope import RotaryEmbedding, apply_rotary
+from model.kv_cache import KVCache
+from model.rope import RotaryEmbedding, apply_rotary, sinusoidal_positions
 from model.variants.surgery import with_config, with_rope_scaling
 from tests.conftest import GPT2, LATENT, random_model, tiny_config
 from tests.model import reference
@@ -116,6 +119,26 @@ def test_the_weights_are_shared_and_the_first_model_stays_as_it_was():
     assert torch.equal(logits(lm), before)
     for same in (plain, *(with_rope_scaling(plain, kind, 1, trained=16) for kind in ("linear", "yarn"))):
         assert torch.equal(logits(same), logits(never_scaled))  # a factor of one changes nothing
+
+
+def test_sinusoidal_positions_are_added_and_a_cache_continues_them():
+    """The paper's formula: sin and cos of position / 10000^(2i / size)."""
+    vectors = sinusoidal_positions(torch.tensor([[0, 3, 511]]), 8)
+    assert vectors[0, 0].tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
+    for row, position in enumerate((0, 3, 511)):
+        for i in range(4):
+            angle = position / 10000 ** (2 * i / 8)
+            assert vectors[0, row, i].item() == pytest.approx(math.sin(angle), abs=1e-4)
+            assert vectors[0, row, 4 + i].item() == pytest.approx(math.cos(angle), abs=1e-4)
+    parts = {"qk_norm": False, "loadable_elsewhere": False}
+    lm = random_model(tiny_config(position_embedding="sinusoidal", **parts))
+    without = random_model(tiny_config(position_embedding="none", **parts))
+    without.load_state_dict(lm.state_dict())
+    cache = KVCache(lm.config)
+    with torch.no_grad():
+        cached = torch.cat([lm(part, kv_cache=cache) for part in IDS.split([7, 32, 1], dim=1)], dim=1)
+    assert torch.allclose(cached, logits(lm), atol=1e-4)
+    assert not torch.allclose(logits(without), logits(lm), atol=0.01)
 
 
 def test_a_window_set_afterwards_is_the_window_of_the_config():

@@ -80,7 +80,10 @@ def initialize(module: nn.Module, output: str | tuple[()] = ()) -> None:
             norm.reset_parameters()
 
 
-def make_norm(config: ModelConfig, gain: float = 1.0) -> RMSNorm | LayerNorm | NoNorm:
+Norm = RMSNorm | LayerNorm | NoNorm
+
+
+def make_norm(config: ModelConfig, gain: float = 1.0) -> Norm:
     if config.norm == "none":
         return NoNorm()
     kind = LayerNorm if config.norm == "layernorm" else RMSNorm

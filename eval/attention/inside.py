@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from eval.language_modeling import evaluating
 from model import LanguageModel
 from model.layer import DecoderLayer
-from model.norm import LayerNorm, RMSNorm
+from model.norm import LayerNorm, NoNorm, Norm
 
 
 @torch.no_grad()
@@ -183,13 +183,15 @@ def columns(heads: int, z: Tensor) -> Tensor:
     return torch.eye(heads, device=z.device, dtype=z.dtype).repeat_interleave(size, dim=1)
 
 
-def part_of_norm(norm: RMSNorm | LayerNorm, whole: Tensor, part: Tensor) -> Tensor:
+def part_of_norm(norm: Norm, whole: Tensor, part: Tensor) -> Tensor:
     """Norm of a part, with the divisor of the whole and without bias, so that parts add up."""
+    if isinstance(norm, NoNorm):
+        return part
     if isinstance(norm, LayerNorm):
         whole = whole - whole.mean(-1, keepdim=True)
         part = part - part.mean(-1, keepdim=True)
     return part * torch.rsqrt(whole.pow(2).mean(-1, keepdim=True) + norm.eps) * norm.weight
 
 
-def bias_of(norm: RMSNorm | LayerNorm) -> Tensor | float:
+def bias_of(norm: Norm) -> Tensor | float:
     return norm.bias if isinstance(norm, LayerNorm) else 0.0

@@ -26,6 +26,7 @@ FAMILIES = {
     "norm after": {"qk_norm": "whole", "norm_position": "after"},
     "LayerNorm, biases": GPT2,
     "LayerNorm after": {"norm": "layernorm", "norm_position": "after", "attention_bias": True},
+    "no norm": {"norm": "none", "qk_norm": False},
     "MLA": LATENT | {"v_head_dim": 16},
     "experts": {"num_experts": 4},
 }

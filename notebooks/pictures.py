@@ -1,4 +1,6 @@
-"""Draw a matrix (a mask, scores or attention weights), or the graph of an expression."""
+"""Draw matrices (masks, scores, weights or shares), bars, the graph of an expression, a roofline,
+and the places of a batch.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +14,7 @@ from eval.pictures import drawing
 
 MAY = "#0072B2"
 GRADIENT = "#D55E00"
+GREEN = "#009E73"
 LINES_UP_TO = 24  # With more rows, the white lines between the cells would hide them.
 
 
@@ -120,3 +123,76 @@ def expression_graph(axes: Any, out: Any) -> None:
     axes.set_ylim(min(y for _, y in places.values()) - 0.9, top)
     axes.set_aspect("equal")
     axes.set_axis_off()
+
+
+def roofline(
+    axes: Any,
+    bandwidth: float,
+    rate: float,
+    series: dict[str, tuple[Tensor, Tensor, Tensor, Tensor]],
+) -> None:
+    """Draw the highest possible speed of a machine, with predicted and measured speeds.
+
+    - bandwidth: bytes a second; rate: operations a second
+    - series: name -> operations, bytes, predicted and measured seconds, one number a case. Hollow
+      circles are predictions, full circles measurements
+    """
+    intensity = torch.logspace(-0.7, 2.7, 50)
+    roof = (intensity * bandwidth).clamp(max=rate) / 1e9
+    axes.loglog(intensity, roof, color="black", linewidth=1)
+    for colour, (name, numbers) in zip((GREEN, MAY, GRADIENT), series.items(), strict=False):
+        operations, read, predicted, measured = numbers
+        expected = operations / predicted / 1e9
+        speed = operations / measured / 1e9
+        axes.vlines(operations / read, speed, expected, color=colour, linewidth=0.5)
+        axes.loglog(operations / read, expected, "o", color=colour, markerfacecolor="white")
+        axes.loglog(operations / read, speed, "o", color=colour, label=name)
+    axes.axvline(rate / bandwidth, color="grey", linewidth=0.5)
+    axes.set(xlabel="operations for each byte (arithmetic intensity)", ylabel="GFLOP/s")
+    axes.legend(fontsize=8)
+
+
+def batch_places(axes: Any, name: str, answers: Sequence[tuple[int, int, int]]) -> None:
+    """Draw who has which place of a batch, from left to right in rounds.
+
+    - answers: (place, first round, number of tokens) of each request, in the order of the queue
+    """
+    from matplotlib import colormaps
+
+    colours = colormaps["tab20"]
+    for number, (place, start, tokens) in enumerate(answers):
+        axes.barh(place, tokens, left=start, color=colours(number), edgecolor="white")
+        axes.text(start + tokens / 2, place, number, ha="center", va="center", fontsize=8)
+    end = max(start + tokens for _, start, tokens in answers)
+    axes.axvline(end, color="black", linewidth=1)
+    axes.set(xlabel="rounds (a row is a place in the batch)", yticks=[])
+    axes.set_title(f"{name}: {end} rounds")
+
+
+def shares(pictures: dict[str, tuple[Tensor, Sequence[Any], Sequence[Any]]], height: float) -> Any:
+    """Return a figure with matrices of shares side by side, each with its title.
+
+    - pictures: title -> matrix, labels of its rows, labels of its columns. A share below 0 or above
+      1 is drawn as 0 or 1, and one that rounds to 0 is grey
+    - height: of the figure, in inches
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, height), layout="constrained")
+    widths = [matrix.shape[1] for matrix, _, _ in pictures.values()]
+    all_axes = figure.subplots(1, len(pictures), width_ratios=widths, squeeze=False)[0]
+    for axes, (title, (matrix, rows, columns)) in zip(all_axes, pictures.items(), strict=True):
+        heatmap(axes, matrix.clamp(0, 1).round(decimals=2), title, rows, columns, decimals=2)
+    return figure
+
+
+def bars(numbers: dict[str, Any], label: str) -> Any:
+    """Return a figure with a bar for each number. label: what the numbers are."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 2.4), layout="constrained")
+    axes = figure.subplots()
+    axes.bar(list(numbers), [float(number) for number in numbers.values()], color=MAY)
+    axes.axhline(0, color="#999999", linewidth=0.8)
+    axes.set(ylabel=label)
+    return figure

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from eval.pictures import drawing
-from notebooks.pictures import expression_graph, heatmap
+from notebooks.pictures import bars, batch_places, expression_graph, heatmap, roofline, shares
 from notebooks.solutions.autograd import Value
 
 TRIANGLE = torch.ones(3, 3, dtype=torch.bool).tril()
@@ -70,3 +70,30 @@ def test_a_graph_has_an_arrow_for_each_parent_and_parents_are_left_of_their_chil
     out.backward()
     expression_graph(axes, out)
     assert [text.get_text() for text in axes.texts if "gradient" in text.get_text()].count("gradient 7") == 1
+
+
+def test_a_roof_is_flat_where_arithmetic_limits_and_points_have_their_speed():
+    axes = drawing.new_figure(300, 300).subplots()
+    numbers = tuple(torch.tensor([x]) for x in (8e9, 1e9, 1.0, 2.0))  # operations, bytes, seconds
+    roofline(axes, bandwidth=1e9, rate=4e9, series={"read": numbers})
+    roof, expected, measured, _ = axes.lines
+    assert float(roof.get_ydata()[-1]) == 4
+    assert float(roof.get_ydata()[0]) < 1
+    assert [float(line.get_ydata()[0]) for line in (expected, measured)] == [8, 4]
+
+
+def test_the_places_of_a_batch_end_with_the_last_request():
+    axes = drawing.new_figure(300, 300).subplots()
+    batch_places(axes, "fixed", [(0, 0, 5), (1, 0, 2), (1, 2, 7)])
+    assert axes.get_title() == "fixed: 9 rounds"
+    assert [bar.get_x() for bar in axes.patches] == [0, 0, 2]
+
+
+def test_shares_are_side_by_side_and_a_bar_has_its_height():
+    matrix = torch.tensor([[0.001, 1.2], [-0.3, 0.5]])
+    figure = shares({"one": (matrix, "ab", "cd"), "two": (matrix, "ab", "cd")}, height=2)
+    one, two = figure.axes
+    assert (one.get_title(), two.get_title()) == ("one", "two")
+    assert [text.get_text() for text in one.texts] == ["1.00", "0.50"]
+    (axes,) = bars({"a": 1.5, "b": torch.tensor(-2.0)}, "logit").axes
+    assert [bar.get_height() for bar in axes.patches] == [1.5, -2.0]

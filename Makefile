@@ -5,6 +5,7 @@
 # make test          style, types, import rules, and the tests of every room: at most 5 minutes on two cores.
 # make test-all      `make test`, then all the rest: slow tests, notebooks, quick commands of README, benchmarks/gpu.sh on a CPU.
 # make notebooks     runs every notebook; with WRITE=--write it also keeps what they print and draw.
+# make slides        makes slides from the notebooks, a PDF for each week of the course, in slides/; it needs Chromium.
 # make readme        runs every command of README and of three guides in a fresh copy, as a newcomer would: hours.
 # make readme-quick  runs those that take under a minute, with this .venv.
 # make lint          style, types and import rules alone.
@@ -27,7 +28,7 @@ STORY_MINUTES := 3 to 10
 NOTEBOOKS = $(patsubst notebooks/%,%,$(wildcard notebooks/*.ipynb notebooks/zh/*.ipynb))
 PYTEST := $(RUN) -m pytest -n $(WORKERS) --dist loadfile
 
-.PHONY: demo story mine student install test test-all gpu-dry-run notebooks readme readme-quick lint sizes bench clean
+.PHONY: demo story mine student install test test-all gpu-dry-run notebooks slides readme readme-quick lint sizes bench clean
 
 demo: $(VENV)/installed
 	$(RUN) -m train.pretrain configs/small.yaml
@@ -62,6 +63,9 @@ gpu-dry-run: $(VENV)/ready
 
 notebooks: $(VENV)/ready
 	$(RUN) -m notebooks.execute $(WRITE)
+
+slides: $(VENV)/ready
+	$(RUN) -m docs.tools.slides
 
 readme:
 	$(PYTHON) tests/readme_commands.py

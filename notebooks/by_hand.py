@@ -6,7 +6,7 @@ The stream of a token has four fields: its letter, the letter before it, the pre
 from __future__ import annotations
 
 import string
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from eval.attention.controls import copied
 from eval.attention.probes import Probe
-from model import LanguageModel
+from model import LanguageModel, ModelConfig
 from notebooks.pictures import heatmap
 
 letters = "·" + string.ascii_letters + string.digits + "_"
@@ -24,6 +24,50 @@ TOKEN = slice(0, V)
 BEFORE = slice(V, 2 * V)
 NEXT = slice(2 * V, 3 * V)
 ONE = 3 * V
+# Two layers of one head, with RoPE in layer 0 alone.
+CONFIG = ModelConfig(
+    vocab_size=V,
+    hidden_size=3 * V + 1,
+    num_hidden_layers=2,
+    intermediate_size=1,
+    num_attention_heads=1,
+    num_key_value_heads="mha",
+    head_dim=V,
+    qk_norm=False,
+    scale_attn_weights=False,
+    no_rope_layers=[1, 0],
+    loadable_elsewhere=False,
+)
+
+
+@torch.no_grad()
+def blank() -> LanguageModel:
+    """Return a model without attention: the embedding writes TOKEN and ONE, lm_head reads NEXT."""
+    lm = LanguageModel(CONFIG).eval()
+    for parameter in lm.parameters():
+        parameter.zero_()
+    lm.model.embed_tokens.weight[:, TOKEN] = torch.eye(V)
+    lm.model.embed_tokens.weight[:, ONE] = 1
+    lm.lm_head.weight[:, NEXT] = torch.eye(V)
+    # with the number of ones that a token holds in this layer, a norm changes nothing
+    for layer, ones in zip(lm.model.layers, (2, 3), strict=True):
+        norm: Any = layer.input_layernorm
+        norm.weight.fill_((ones / CONFIG.hidden_size) ** 0.5)
+    last: Any = lm.model.norm
+    last.weight.fill_(1)
+    return lm
+
+
+@torch.no_grad()
+def built(*steps: Callable[..., None]) -> LanguageModel:
+    """Return a blank model after these steps. Each step fills the matrices that it gets."""
+    lm = blank()
+    (q0, k0, v0, o0), (q1, k1, v1, o1) = (layer.parameters() for layer in lm.attention_modules())
+    angles = lm.model.rotary_emb.inv_freq
+    of_steps = (q0, k0, angles), (v0, o0), (q1, k1, v1, o1), (q1, k1, v1)
+    for step, matrices in zip(steps, of_steps, strict=False):
+        step(*matrices)
+    return lm
 
 
 def tokens(text: str) -> Tensor:

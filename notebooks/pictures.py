@@ -67,6 +67,46 @@ def heatmap(
     return mesh
 
 
+def tiles(block: int, tokens: int = 128) -> None:
+    """Draw which tiles of (queries, keys) causal attention computes, and show the picture.
+
+    Blue = computed whole, red = with a mask, grey = never.
+    """
+    import matplotlib.pyplot as plt
+    from matplotlib.colors import ListedColormap
+
+    rows = tokens // block
+    kinds = torch.ones(rows, rows).tril() + torch.eye(rows)  # 2: the diagonal
+    axes: Any = plt.figure(figsize=(3.4, 3.6), layout="constrained").subplots()
+    colours = ListedColormap([drawing.NOTHING, MAY, GRADIENT])
+    axes.pcolormesh(kinds, cmap=colours, vmin=0, vmax=2, edgecolor="white")
+    axes.invert_yaxis()
+    axes.set(aspect="equal", xlabel="keys", ylabel="queries", xticks=[], yticks=[])
+    share = (kinds > 0).float().mean()
+    axes.set_title(f"{tokens} tokens, {block} × {block}: {share:.0%} computed", fontsize=10)
+    plt.show()
+
+
+def panels(charts: dict[str, dict[str, list[float]]], x: Sequence[float], xlabel: str) -> None:
+    """Draw charts side by side with logarithmic axes, and show them.
+
+    - charts: title -> a curve's name -> its heights at x
+    """
+    import matplotlib.pyplot as plt
+
+    figure: Any = plt.figure(figsize=(3.5 * len(charts), 2.7), layout="constrained")
+    row = figure.subplots(1, len(charts), squeeze=False)[0]
+    for axes, (title, curves) in zip(row, charts.items(), strict=True):
+        for (name, heights), colour in zip(curves.items(), (GRADIENT, MAY), strict=True):
+            axes.loglog(x, heights, "o-", color=colour, label=name)
+        axes.set_title(title, fontsize=10)
+        axes.set_xticks(x, x)
+        axes.set_xlabel(xlabel, fontsize=8)
+        axes.minorticks_off()
+    row[0].legend(fontsize=8)
+    plt.show()
+
+
 def expression_graph(axes: Any, out: Any) -> None:
     """Draw how a value was computed, from left to right.
 

@@ -1,7 +1,7 @@
-"""Attention in six functions, and a label mask: notebooks 01 and 13 use them until the reader's own
-are right.
+"""Attention in six functions, the online softmax, and what later cells of notebooks need.
 
-T words, D numbers in a head. Three dots are any dimensions in front, such as (B, H).
+Notebooks 01, 04, 08 and 13 use them until the reader's own are right. T words, D numbers in a head,
+R queries. Three dots are any dimensions in front, such as (B, H).
 """
 
 from __future__ import annotations
@@ -43,6 +43,33 @@ def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 FUNCTIONS = (score, hide, softmax, mix, divide, attend)
+
+
+def begins_to_copy(looks: list[dict[str, float]]) -> float | None:
+    """Return the first step with a copy gain of 1 or more, or None."""
+    for look in looks:
+        if look["copy_gain"] >= 1:
+            return look["step"]
+    return None
+
+
+State = tuple[Tensor, Tensor, Tensor]  # largest score, total and mixture: (R, 1), (R, 1), (R, D)
+
+
+def nothing_read(R: int, D: int, dtype: torch.dtype = torch.float32) -> State:
+    """Return the state of R queries before the first key."""
+    largest = torch.full((R, 1), float("-inf"), dtype=dtype)
+    return largest, torch.zeros(R, 1, dtype=dtype), torch.zeros(R, D, dtype=dtype)
+
+
+def read_block(state: State, scores: Tensor, values: Tensor) -> State:
+    """Read one more block of S keys: scores (R, S) and values (S, D)."""
+    largest, total, mixture = state
+    new_largest = torch.maximum(largest, scores.amax(dim=1, keepdim=True))
+    shrink = (largest - new_largest).exp()
+    weights = (scores - new_largest).exp()
+    total = total * shrink + weights.sum(dim=1, keepdim=True)
+    return new_largest, total, mixture * shrink + weights @ values
 
 
 def label_mask(ids: list[int], header: list[int], end: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""Check the functions that readers write in notebooks 01 and 03, with float64 numbers."""
+"""Check the functions that readers write in notebooks 01, 03, 04 and 08."""
 
 from __future__ import annotations
 
@@ -135,3 +135,49 @@ def unchanged(call: str, function: Function, x: Tensor, *others: Any) -> None:
     function(x, *others)
     problem = f"{call} changes its argument, and must leave it as it is: return a new tensor."
     assert torch.equal(x, before), problem
+
+
+def begins_to_copy(function: Function) -> None:
+    cases = {
+        50: [0.1, 1.2, 0.7, 5.0, 3.0],
+        100: [0.0, 0.2, 1.0, 3.0],
+        0: [1.5, 4.0],
+        None: [0.0, 0.1, 0.2],
+    }
+    for step, gains in cases.items():
+        looks = [{"step": 50 * i, "copy_gain": gain} for i, gain in enumerate(gains)]
+        call = f"begins_to_copy(looks) with the gains {gains} at the steps 0, 50, …"
+        same(call, function(looks), step)
+
+
+def rows_of_scores() -> tuple[Tensor, Tensor]:
+    """Return scores (7, 100) whose exp overflows, in rows far apart, and values (100, 5)."""
+    scores = 40 * attention.random(7, 100) + 100 * torch.arange(7)[:, None]
+    return scores.float(), attention.random(100, 5, seed=1).float()
+
+
+def in_blocks(step: Function, scores: Tensor, values: Tensor, sizes: list[int]) -> Tensor:
+    """Return the outputs (R, D) of a step that reads blocks of these sizes."""
+    state = steps.nothing_read(len(scores), values.shape[1])
+    for block, its_values in zip(scores.split(sizes, dim=1), values.split(sizes), strict=True):
+        state = step(state, block, its_values)
+    return state[2] / state[1]
+
+
+def read_block(function: Function) -> None:
+    scores, values = rows_of_scores()
+    at_once = scores.softmax(1) @ values
+    for sizes in ([100], [1, 60, 3, 36]):
+        blocks = "one block of 100 keys" if len(sizes) == 1 else "blocks of 1, 60, 3 and 36 keys"
+        same(f"the output after {blocks}", in_blocks(function, scores, values, sizes), at_once)
+
+
+def join_halves(function: Function) -> None:
+    large, values = rows_of_scores()
+    for name, scores in {"small": large / 40, "large": large}.items():
+        halves = [
+            steps.read_block(steps.nothing_read(7, 5), scores[:, part], values[part])
+            for part in (slice(0, 50), slice(50, 100))
+        ]
+        expected = scores.softmax(1) @ values
+        same(f"join_halves(a, b) of {name} scores", function(*halves), expected)

@@ -1,11 +1,74 @@
-"""Learners' answers to the exercises of notebooks 01 and 03: mistakes, and other right answers."""
+"""Learners' answers to the exercises of notebooks 01, 03, 04 and 08: mistakes, and other right answers."""
 
 HIDE = "torch.ones_like(s).triu(1).bool()"
 MASK = "torch.ones(q.shape[-2], q.shape[-2]).triu(1).bool()"
 SHARES = "(x - x.amax(-1, keepdim=True)).exp()"
 DIVIDED = "q @ k.mT / q.shape[-1] ** 0.5"
 NUMBERS = "c.num_hidden_layers * c.kv_heads * c.head_size"
+FIRST = "next((a['step'] for a in looks if a['copy_gain'] >= 1), None)"
+# state s, scores x and values v; m: the largest score, f: how much the old sums shrink, p: exp(scores)
+READ = (
+    "lambda s, x, v: (lambda m: (lambda f, p: (m, f * s[1] + p.sum(1, keepdim=True), f * s[2] + p @ v))"
+    "((s[0] - m).exp(), (x - m).exp()))(torch.maximum(s[0], x.amax(1, keepdim=True)))"
+)
+JOIN = (
+    "lambda a, b: (lambda m: (lambda f, g: (a[2] * f + b[2] * g) / (a[1] * f + b[1] * g))"
+    "((a[0] - m).exp(), (b[0] - m).exp()))(torch.maximum(a[0], b[0]))"
+)
 WRONG = {
+    "begins_to_copy": [
+        f"lambda looks: {FIRST.replace('>= 1', '> 1')}",
+        f"lambda looks: {FIRST.replace('>= 1', '>= 0')}",
+        f"lambda looks: {FIRST.replace('>= 1', '< 1')}",
+        "lambda looks: " + FIRST.replace(">= 1", ">= looks[-1]['copy_gain'] / 2"),
+        "lambda looks: " + FIRST.replace(">= 1", ">= max(a['copy_gain'] for a in looks) / 2"),
+        f"lambda looks: {FIRST.replace('None', '0')}",
+        f"lambda looks: {FIRST.replace('None', 'len(looks)')}",
+        "lambda looks: " + FIRST.replace("None", "looks[-1]['step']"),
+        "lambda looks: " + FIRST.replace("a['step']", "a['copy_gain']"),
+        "lambda looks: " + FIRST.replace("a['step']", "a"),
+        "lambda looks: next(a['step'] for a in looks if a['copy_gain'] >= 1)",
+        "lambda looks: next((i for i, a in enumerate(looks) if a['copy_gain'] >= 1), None)",
+        "lambda looks: max((a['step'] for a in looks if a['copy_gain'] >= 1), default=None)",
+        "lambda looks: [a['step'] for a in looks if a['copy_gain'] >= 1]",
+        "lambda looks: max(looks, key=lambda a: a['copy_gain'])['step']",
+        "lambda looks: looks[-1]['step']",
+    ],
+    "read_block": [
+        READ.replace("f * s[1]", "s[1]"),
+        READ.replace("f * s[2]", "s[2]"),
+        READ.replace("f * s[1]", "s[1]").replace("f * s[2]", "s[2]"),
+        READ.replace("(s[0] - m).exp()", "(m - s[0]).exp()"),  # grows
+        READ.replace("(x - m)", "(x - s[0])"),  # the old largest
+        READ.replace("(x - m)", "(x - x.amax(1, keepdim=True))"),  # of the block alone
+        READ.replace("(x - m)", "x"),  # overflows
+        READ.replace("torch.maximum(s[0], x.amax(1, keepdim=True))", "x.amax(1, keepdim=True)"),
+        READ.replace("torch.maximum(s[0], x.amax(1, keepdim=True))", "s[0]"),
+        READ.replace("x.amax(1, keepdim=True)", "x.amax()"),  # of all queries: others become 0 / 0
+        READ.replace("x.amax(1, keepdim=True)", "x.amax(0, keepdim=True)"),
+        READ.replace("p.sum(1, keepdim=True)", "p.sum(1)"),
+        READ.replace("p.sum(1, keepdim=True)", "p.sum()"),
+        READ.replace("p.sum(1, keepdim=True)", "p.mean(1, keepdim=True)"),
+        READ.replace("p @ v", "p @ v / p.sum(1, keepdim=True)"),  # divided too early
+        READ.replace("p @ v", "x @ v"),
+        READ.replace("(m, f", "(s[0], f"),  # forgets the new largest
+    ],
+    "join_halves": [
+        "lambda a, b: (a[2] + b[2]) / (a[1] + b[1])",
+        "lambda a, b: (a[2] / a[1] + b[2] / b[1]) / 2",
+        "lambda a, b: a[2] / a[1] + b[2] / b[1]",
+        "lambda a, b: torch.maximum(a[2] / a[1], b[2] / b[1])",
+        "lambda a, b: (a[0] * a[2] + b[0] * b[2]) / (a[0] * a[1] + b[0] * b[1])",
+        "lambda a, b: (a[2] * a[0].exp() + b[2] * b[0].exp()) / (a[1] * a[0].exp() + b[1] * b[0].exp())",  # overflows
+        JOIN.replace("a[2] * f", "a[2]"),
+        JOIN.replace("b[1] * g", "b[1]"),
+        JOIN.replace("a[1] * f + b[1] * g", "a[1] + b[1]"),
+        JOIN.replace("(a[0] - m).exp(), (b[0] - m).exp()", "(m - a[0]).exp(), (m - b[0]).exp()"),
+        JOIN.replace("(a[0] - m).exp(), (b[0] - m).exp()", "(b[0] - m).exp(), (a[0] - m).exp()"),
+        JOIN.replace("a[2] * f + b[2] * g", "a[2] * f - b[2] * g"),
+        JOIN.replace(" / (a[1]", " * (a[1]"),
+        "lambda a, b: print(a, b)",
+    ],
     "score": [
         "lambda q, k: k @ q.mT",
         "lambda q, k: q * k",
@@ -145,6 +208,15 @@ WRONG = {
     ],
 }
 RIGHT = {
+    "begins_to_copy": [
+        f"lambda looks: {FIRST}",
+        "lambda looks: min((a['step'] for a in looks if a['copy_gain'] >= 1), default=None)",
+    ],
+    "read_block": [READ],
+    "join_halves": [
+        JOIN,
+        "lambda a, b: torch.lerp(a[2] / a[1], b[2] / b[1], (b[0] + b[1].log() - a[0] - a[1].log()).sigmoid())",
+    ],
     "score": [
         "lambda q, k: q @ k.transpose(-2, -1)",
         "lambda q, k: torch.einsum('...td,...sd->...ts', q, k)",

@@ -1,4 +1,4 @@
-"""The checks of the functions that readers write in notebooks 01 and 03."""
+"""The checks of the functions that readers write in notebooks 01, 03, 04 and 08."""
 
 from __future__ import annotations
 
@@ -18,6 +18,14 @@ from tests.notebooks.making import ROOT, printed, run_cells
 from tests.notebooks.mistakes_lessons import RIGHT, WRONG
 from train.machine.budget import kv_cache_bytes
 
+
+def join_halves(a: steps.State, b: steps.State) -> torch.Tensor:
+    """The output of two states, by the rule for a block: notebook 08 needs no function of ours."""
+    largest = torch.maximum(a[0], b[0])
+    shrink_a, shrink_b = (a[0] - largest).exp(), (b[0] - largest).exp()
+    return (a[2] * shrink_a + b[2] * shrink_b) / (a[1] * shrink_a + b[1] * shrink_b)
+
+
 EXERCISES = {
     "score": ("01.1", steps.score),
     "hide": ("01.2", steps.hide),
@@ -27,6 +35,9 @@ EXERCISES = {
     "attend": ("01.7", steps.attend),
     "repeat_kv": ("03.1", repeat_kv),
     "cache_bytes": ("03.2", kv_cache_bytes),
+    "begins_to_copy": ("04.2", steps.begins_to_copy),
+    "read_block": ("08.2", steps.read_block),
+    "join_halves": ("08.3", join_halves),
 }
 every_exercise = pytest.mark.parametrize("name", EXERCISES)
 

@@ -42,6 +42,7 @@ from notebooks.broken.judge import judge
 from notebooks.checks import attention, backward, parts, training
 from notebooks.checks.examples import variant
 from notebooks.checks.verdict import Verdict, judged
+from notebooks.labels import BUILD as LABELS
 from notebooks.start import HINTS, ROOT
 
 CHECKS: dict[str, Callable[[ModuleType], str]] = (
@@ -103,11 +104,14 @@ def known(name: str) -> str:
 def list_exercises() -> int:
     """List all exercises. An exercise is done if its check accepts the current file."""
     unfinished = []
+    print("The numbers are difficulty (1 to 5), importance (1 to 5) and minutes.\n")
     for name in CHECKS:
         is_right = current(name).is_right
         if not is_right:
             unfinished.append(name)
-        print(f"{'done' if is_right else 'open'}   {name:<16} {text_of(name).splitlines()[0]}")
+        difficulty, importance, minutes = LABELS[name]
+        label = f"{name:<18} {difficulty}  {importance}  {minutes:>2}"
+        print(f"{'done' if is_right else 'open'}   {label}   {title_of(name)}")
     print(f"\n{len(CHECKS) - len(unfinished)} of {len(CHECKS)} are done.", end=" ")
     if unfinished:
         print(f"Next: python -m notebooks.check {unfinished[0]}")
@@ -127,7 +131,7 @@ def print_report(names: list[str]) -> int:
                 "state": "done" if verdict.is_right else "open",
                 # an error may name a file of the reader's
                 "sentence": verdict.sentence.replace(str(Path.home()), "~"),
-                "minutes": minutes_of(name),
+                "minutes": LABELS[name].minutes,
             }
         )
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -138,6 +142,8 @@ def print_report(names: list[str]) -> int:
 
 def begin(name: str, path: Path) -> int:
     path.write_text(stub(name), encoding="utf-8")
+    difficulty, importance, _ = LABELS[name]
+    print(f"Difficulty {difficulty} of 5, importance {importance} of 5.\n")
     print(f"{text_of(name)}\n\nNow open {path.as_posix()} in an editor.", end=" ")
     print(f"Replace the line that ends in `{GAP_ENDS}`.")
     print(f"Then run the same command again:  python -m notebooks.check {name}")
@@ -229,9 +235,9 @@ def text_of(name: str) -> str:
     return ast.get_docstring(ast.parse(code)) or ""
 
 
-def minutes_of(name: str) -> int:
-    """Return the minutes in the first line of an exercise's text: `Softmax: …. 5 minutes.`"""
-    return int(text_of(name).splitlines()[0].split()[-2])
+def title_of(name: str) -> str:
+    """Return the title in the first line of an exercise's text: `Softmax: …. 5 minutes.`"""
+    return text_of(name).splitlines()[0].rsplit(". ", 1)[0]
 
 
 def stub(name: str) -> str:

@@ -129,7 +129,7 @@ def prove(variables: dict[str, Any], answer: str, check: str, solution: str, wro
 
     problem = problem_of(f"{wrong}\n{check}") or "it raises nothing"
     assert "Not yet" in problem, f"its check does not refuse the wrong answer: {problem}"
-    number = re.search(r'check\("(\d\d\w?\.\d+)"', check)
+    number = re.search(r'check\(\s*"(\d\d\w?\.\d+)"', check)
     hints = HINTS.get(number[1], "") if number else ""
     for mistake, hint in {} if isinstance(hints, str) else hints.items():
         if is_answer(mistake):

@@ -26,7 +26,8 @@ from pathlib import Path
 from configs.command import InputError, exit_on_bad_input
 from configs.loader import parse_yaml
 from notebooks.broken.judge import SEAL, scrambled
-from notebooks.check import CHECKS, SOLUTIONS, minutes_of, stub
+from notebooks.check import CHECKS, SOLUTIONS, stub
+from notebooks.labels import BUILD as LABELS
 from notebooks.start import ROOT
 
 LEFT_OUT = (".ci/", ".github/", "tests/")
@@ -112,7 +113,7 @@ def write_classroom_files(folder: Path) -> None:
             "output": "",
             "comparison": "included",
             "timeout": 5,  # minutes
-            "points": minutes_of(name),
+            "points": LABELS[name].minutes,
         }
         for name in CHECKS
     ]

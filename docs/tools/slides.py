@@ -353,10 +353,13 @@ def blocks_of(cell: Any) -> list[Block]:
 def split_blocks(source: str) -> list[str]:
     """Split Markdown at empty lines, except within fences.
 
-    Folded parts, comments, linked pictures and the way to the next notebook are left out.
+    Labels of difficulty, folded parts, comments, linked pictures and the way to the next notebook
+    are left out.
     """
+    source = re.sub(r"^.*[●○]{5}.*$", "", source, flags=re.MULTILINE)
     source = re.sub(r"<details>.*?</details>|<!--.*?-->", "", source, flags=re.DOTALL)
-    source = re.sub(r"^(!\[.*\]\(.*\)|<img .*>|Next: .*|下一课.*)$", "", source, flags=re.MULTILINE)
+    left_out = r"^(\[?!\[.*\]\(.*\)|<img .*>|Next: .*|下一课.*)$"
+    source = re.sub(left_out, "", source, flags=re.MULTILINE)
     blocks = []
     lines: list[str] = []
     is_fenced = False

@@ -31,6 +31,9 @@ const ZH = {
   ", before it) and what looks at it (": "，在它前面），什么关注它（", "orange": "橙色", ", after it).": "，在它后面）。", "Chance": "随机水平",
   "is the score of a head that spreads its attention evenly over all tokens that it may see. A pattern in the map does not prove that the model uses the head: copy gain and ablation test this.":
     "是均匀关注所有能看到的 token 的头的分数。图中有规律，还不能证明模型用到了这个头：要证明，请看复制增益和消融。",
+  "The picture": "Headlight 仓库里的图 ", "docs/images/course_map.svg": "docs/images/course_map.zh-CN.svg",
+  "of Headlight's repository shows where heads are in a model, and which notebook explains each part.":
+    " 标出了注意力头在模型里的位置，以及哪个笔记本讲解哪个部分。",
   "Attention weights are stored with 8 bits: the error of a weight w is about √w / 255 (0.004 at 1, 0.0004 at 0.01). The weights of a model in this page have 8 bits, too: the probability of its likeliest token is up to 3 points off in stories and up to 9 in other texts (measured on the demo).":
     "注意力权重用 8 位存储：权重 w 的误差约为 √w / 255（w 为 1 时 0.004，为 0.01 时 0.0004）。页面里模型的权重也是 8 位：最可能的 token 的概率，在故事里最多差 3 个百分点，在其他文本里最多差 9 个（在 demo 上测量）。",
   // numbers, keys, views

@@ -47,8 +47,8 @@ def match(step: Step) -> None:
     found = f"After my_match, the head of layer 1 gives {induction:.0%} to what followed last time"
     assert induction > 0.9, f"{found}, and must give more than 90%."
     share = right(lm, twice)
-    predicted = f"only {share:.0%} of the second copy is predicted"
-    assert share > 0.95, f"{found}. That is right. But {predicted}."
+    predicted = f"But only {share:.0%} of the second copy is predicted."
+    assert share > 0.95, f"{found}. That is right. {predicted}"
 
 
 def rest(step: Step) -> None:

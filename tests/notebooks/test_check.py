@@ -12,6 +12,7 @@ import pytest
 
 from configs.command import InputError
 from notebooks import check
+from notebooks.labels import BUILD as LABELS
 from notebooks.start import HINTS
 from tests.notebooks import mistakes_attention, mistakes_backward, mistakes_parts, mistakes_training
 from tests.notebooks.making import ROOT
@@ -118,14 +119,12 @@ def test_a_right_answer_that_is_written_differently_is_accepted(build, name, cod
     assert is_right, sentence
 
 
-def test_every_exercise_has_a_hint_and_a_line_in_the_readme():
+def test_every_exercise_has_a_hint_and_a_label():
     assert {f"build.{name}" for name in CHECKS} == {name for name in HINTS if name.startswith("build.")}
-    rows = []
+    assert list(LABELS) == list(CHECKS)
     for name in CHECKS:
-        title, minutes = re.fullmatch(r"(.+)\. (\d+) minutes\.", check.text_of(name).splitlines()[0]).groups()
-        rows.append(f"| `{name}` | {minutes} | {title} |")
-    readme = (ROOT / "notebooks" / "build" / "README.md").read_text(encoding="utf-8")
-    assert [line for line in readme.splitlines() if line.startswith("| `")] == rows
+        minutes = re.fullmatch(r".+\. (\d+) minutes\.", check.text_of(name).splitlines()[0])[1]
+        assert LABELS[name].minutes == int(minutes), name
 
 
 @pytest.mark.parametrize(
@@ -155,8 +154,8 @@ def test_the_list_says_what_is_done_and_what_comes_next(build, monkeypatch, caps
     assert capsys.readouterr().out.startswith("mine\nRight. ")
     assert run(monkeypatch) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[:2] for line in lines[: len(CHECKS)]] == [
-        ["done" if name == "softmax" else "open", name] for name in CHECKS
+    assert [line.split()[:5] for line in lines[2 : len(CHECKS) + 2]] == [
+        ["done" if name == "softmax" else "open", name, *map(str, LABELS[name])] for name in CHECKS
     ]
     assert lines[-1].startswith(f"1 of {len(CHECKS)} are done. ")
 

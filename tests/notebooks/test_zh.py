@@ -46,9 +46,9 @@ def links(text: str, folder: Path) -> list[str]:
             continue
         there = Path(os.path.normpath(folder / file))
         assert there.exists(), f"the link to {target} leads nowhere"
-        english = there.with_name(there.name.replace(".zh-CN.md", ".md"))
+        english = there.with_name(there.name.replace(".zh-CN.", "."))
         english = FOLDER / there.name if there.parent == FOLDER / "zh" else english
-        chinese = [english.with_suffix(".zh-CN.md"), english.parent / "zh" / english.name]
+        chinese = [english.with_suffix(f".zh-CN{english.suffix}"), english.parent / "zh" / english.name]
         translated = any(page.exists() for page in chinese)
         if translated and folder != FOLDER and f"[English]({target})" not in text:
             assert there in chinese, f"{target} is there in Chinese"

@@ -1,0 +1,155 @@
+"""Write notebooks/labels.yaml into the pages: `python -m docs.tools.labels`
+
+Each notebook gets a line below its title, and each of its exercises a line above its text, also in
+notebooks/zh/. The table of notebooks/build/README.md and those of docs/syllabus*.md get their rows.
+`--check` writes nothing, and exits with 1 if a page is out of date. A test does the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+from typing import Any
+
+import nbformat
+
+from configs.command import InputError, exit_on_bad_input
+from notebooks.check import title_of
+from notebooks.labels import BUILD, CELLS, NOTEBOOKS, Label, exercise_minutes
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "notebooks"
+LINE = re.compile(r"^.*[●○]{5}.*$\n\n?", re.MULTILINE)
+NUMBER = re.compile(r'check\(\s*"(\d\d\w?\.\d+)"')
+HEADING = re.compile(r"^##+ (?:Exercise|练习).*\n\n", re.MULTILINE)
+PARAGRAPH = re.compile(r"^\*\*(?:Exercise|练习)", re.MULTILINE)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m docs.tools.labels", description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing")
+    args = parser.parse_args()
+    stale = [path for path, text in pages().items() if path.read_text(encoding="utf-8") != text]
+    for path in stale:
+        print(f"{path.relative_to(ROOT)}: {'out of date' if args.check else 'written'}")
+        if not args.check:
+            path.write_text(pages()[path], encoding="utf-8")
+    return int(args.check and bool(stale))
+
+
+def pages() -> dict[Path, str]:
+    """Return each page with today's labels."""
+    paths = [*sorted(FOLDER.glob("[0-9]*.ipynb")), *sorted((FOLDER / "zh").glob("*.ipynb"))]
+    texts = {path: labelled_notebook(path) for path in paths}
+    readme = FOLDER / "build" / "README.md"
+    texts[readme] = with_rows(readme, exercise_rows())
+    for path in (ROOT / "docs/syllabus.md", ROOT / "docs/syllabus.zh-CN.md"):
+        texts[path] = with_rows(path, notebook_rows(is_chinese="zh" in path.name))
+    return texts
+
+
+# --------------------------------------------------------------------------------------------------
+# notebooks
+
+
+def labelled_notebook(path: Path) -> str:
+    """Return a notebook with its label below the title, and a label for each exercise."""
+    is_chinese = path.parent.name == "zh"
+    notebook = nbformat.read(path, as_version=4)
+    number = path.name.split("_")[0]
+    if number not in NOTEBOOKS:
+        raise InputError(f"{path.name} needs a label in notebooks/labels.yaml")
+    head = notebook.cells[0]
+    title, rest = LINE.sub("", head.source).split("\n\n", 1)
+    minutes = exercise_minutes(number)
+    head.source = f"{title}\n\n{head_line(NOTEBOOKS[number], minutes, is_chinese)}\n\n{rest}"
+    for i, cell in enumerate(notebook.cells):
+        if "exercise" in cell.metadata.get("tags", []):
+            checks = next(later.source for later in notebook.cells[i:] if is_check(later))
+            task = next(earlier for earlier in notebook.cells[i::-1] if is_text(earlier))
+            found = NUMBER.search(checks)
+            assert found, f"{path.name}, cell {i}: its check has no number"
+            line = exercise_line(CELLS[found[1]], is_chinese)
+            task.source = with_line(task.source, line)
+    return nbformat.writes(notebook) + "\n"
+
+
+def is_check(cell: Any) -> bool:
+    return "check" in cell.metadata.get("tags", [])
+
+
+def is_text(cell: Any) -> bool:
+    return cell.cell_type == "markdown"
+
+
+def head_line(label: Label, minutes: int, is_chinese: bool) -> str:
+    """Return the line below a title. A sign and its name do not break over lines."""
+    difficulty, importance = label.signs()
+    if is_chinese:
+        words = (
+            f"难度 {difficulty} · 重要性 {importance} · {label.minutes} 分钟，练习 {minutes} 分钟"
+        )
+    else:
+        words = (
+            f"Difficulty {difficulty} · importance {importance} · "
+            f"{label.minutes} minutes, exercises {minutes}"
+        )
+    return " · ".join(part.replace(" ", "&nbsp;") for part in words.split(" · "))
+
+
+def exercise_line(label: Label, is_chinese: bool) -> str:
+    """Return the line of an exercise. Its parts do not break over lines."""
+    minutes = f"{label.minutes}&nbsp;{'分钟' if is_chinese else 'min'}"
+    return "&nbsp;&nbsp;".join([*label.signs(), minutes])
+
+
+def with_line(text: str, line: str) -> str:
+    """Put the line below the heading of the exercise, or above its paragraph."""
+    text = LINE.sub("", text)
+    heading = HEADING.search(text)
+    if heading:
+        place = heading.end()
+    else:
+        paragraph = PARAGRAPH.search(text)
+        place = paragraph.start() if paragraph else 0
+    return f"{text[:place]}{line}\n\n{text[place:]}"
+
+
+# --------------------------------------------------------------------------------------------------
+# tables
+
+
+def exercise_rows() -> list[str]:
+    rows = []
+    for name, (difficulty, importance, minutes) in BUILD.items():
+        numbers = f"{difficulty} | {importance} | {minutes}"
+        rows.append(f"| `{name}` | {numbers} | {title_of(name)} |")
+    return rows
+
+
+def notebook_rows(is_chinese: bool) -> list[str]:
+    rows = []
+    for number, label in NOTEBOOKS.items():
+        (english,) = FOLDER.glob(f"{number}_*.ipynb")
+        chinese = FOLDER / "zh" / english.name
+        path = chinese if is_chinese and chinese.exists() else english
+        note = "（英文）" if is_chinese and path == english else ""
+        title = nbformat.read(path, as_version=4).cells[0].source.splitlines()[0].removeprefix("# ")
+        link = f"../{path.relative_to(ROOT).as_posix()}"
+        minutes = f"{label.minutes} | {exercise_minutes(number)}"
+        start = f"| [{number}]({link}) {title}{note}"
+        rows.append(f"{start} | {label.difficulty} | {label.importance} | {minutes} |")
+    return rows
+
+
+def with_rows(path: Path, rows: list[str]) -> str:
+    """Return a page with these rows in the table of labels: the one with stars in its heading."""
+    lines = path.read_text(encoding="utf-8").split("\n")
+    start = next(i for i, line in enumerate(lines) if line.startswith("| ") and "★" in line) + 2
+    end = lines.index("", start)
+    return "\n".join([*lines[:start], *rows, *lines[end:]])
+
+
+if __name__ == "__main__":
+    exit_on_bad_input(main)

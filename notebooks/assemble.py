@@ -85,7 +85,7 @@ def assembled(parts: dict[str, Path]) -> str:
                     from_modules.setdefault(str(node.module), set()).update(
                         ast.unparse(name) for name in node.names
                     )
-            elif not is_docstring(node) and not is_main(node):
+            elif not is_docstring(node) and (part == "ending" or not is_main(node)):
                 code = ast.unparse(node)
                 for name in defined_names(node):
                     other, other_code = owners.setdefault(name, (part, code))
@@ -112,7 +112,10 @@ def is_docstring(node: ast.stmt) -> bool:
 
 
 def is_main(node: ast.stmt) -> bool:
-    """Return True for `if __name__ == "__main__":`, with which a reader tries a part alone."""
+    """Return True for `if __name__ == "__main__":`, with which a reader tries a part alone.
+
+    The ending has one, too, which stays.
+    """
     return isinstance(node, ast.If) and ast.unparse(node.test).startswith("__name__ ==")
 
 

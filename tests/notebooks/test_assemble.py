@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -128,7 +129,7 @@ def test_it_writes_with_a_shipped_model(mine, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     (step,) = Path("pretrained/small/checkpoints").glob("step_*")
     monkeypatch.setattr("sys.argv", ["my_model", "write", str(step), "One day"])
-    mine.main()
+    runpy.run_path(mine.__file__, run_name="__main__")  # as `python -m notebooks.mine.my_model` does
     assert capsys.readouterr().out.startswith("One day ")
 
 

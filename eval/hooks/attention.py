@@ -135,7 +135,8 @@ class Attention(Hook):
             return
         # first, as drawing may fail
         self._write_page(event, "finished")
-        *_, viewer = render(event.directory, all_snapshots)
+        page = event.eval_config.attention.page
+        *_, viewer = render(event.directory, all_snapshots, page=page)
         for name in PICTURES:
             file = event.directory / "attention" / name
             if file.suffix == ".png" and file.is_file():

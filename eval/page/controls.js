@@ -59,6 +59,10 @@ function buildBar() {
     else if (id === "compare") chooseCompare(value);
     else change({ [id]: type === "checkbox" ? checked : value });
   });
+  byId("type-own").addEventListener("click", () => {
+    chooseText(OWN);
+    byId("words").focus();
+  });
   buildOwn();
 }
 
@@ -67,5 +71,6 @@ function drawBar() {
     control[control.type === "checkbox" ? "checked" : "value"] = state[control.id];
   });
   byId("own-text").hidden = !isOwn();
+  byId("type-own").hidden = isOwn() || !about.probes.some(({ name }) => name === OWN);
   byId("wide")?.setAttribute("aria-pressed", state.wide);
 }

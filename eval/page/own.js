@@ -120,7 +120,8 @@ function toggleHead({ layer, head }) {
 function buildOwn() {
   const offer = (title, words) => button(title, () => change({ words, ...NO_TOKEN }), { class: "link" });
   byId("words").addEventListener("input", ({ target }) => change({ words: target.value, ...NO_TOKEN }));
-  byId("of-name").hidden = tries() !== TRIES;
+  const hasSteps = Object.keys(runs[0].own?.about.lines ?? {}).length > 1; // a slider to drag back
+  byId("of-name").hidden = tries() !== TRIES || !hasSteps;
   byId("own-name").hidden = tries() !== TRIES || !runs[0].own?.about.merges; // letters are no such tokens
   document.querySelector(".tries").append(...tries().map((words) => offer(words, words)));
   byId("name").addEventListener("change", ({ target }) => {

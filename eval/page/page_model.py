@@ -7,6 +7,7 @@ these weights, so its maps are those of `capture` on `rounded(lm)`.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,15 @@ from torch import Tensor
 from configs.command import InputError
 from configs.files import checkpoints_of
 from data.tokenizer import Tokenizer, pre_tokenizer
+from eval.attention.snapshots import Snapshot
 from eval.load_model import open_checkpoint
 from model import LanguageModel
+from model.files.checkpoint import read_config
+from model.transformer import on_meta
 
 MOST_STEPS = 12
+# Every run's viewer.html may hold so many bytes of weights.
+MOST_BYTES = 5_000_000
 # Levels on each side of 0. Against the demo's checkpoint, the probability of the likeliest token is
 # off by at most 2.9 points over 928 positions of held-out stories (0.4 at 95 % of them), and by at
 # most 8.7 (2.1) over 723 positions of other texts. With 31 levels the page is a quarter smaller,
@@ -40,10 +46,12 @@ SIZES = (
 ).split()
 
 
-def read_models(run: Path, steps: Sequence[int] = ()) -> tuple[dict[str, Any], dict[int, bytes]]:
+def read_models(
+    run: Path, steps: Sequence[int] = (), most_bytes: float = math.inf
+) -> tuple[dict[str, Any], dict[int, bytes]]:
     """Return a run's model as JSON, and step -> weights.
 
-    steps: default, up to MOST_STEPS checkpoints
+    steps: default, up to MOST_STEPS checkpoints, and as many as most_bytes hold
 
     Raises InputError for a missing checkpoint, and for a model that the page cannot compute.
     """
@@ -55,8 +63,13 @@ def read_models(run: Path, steps: Sequence[int] = ()) -> tuple[dict[str, Any], d
         )
     if not steps:
         # evenly spaced checkpoints, with the first and the last
-        count = min(MOST_STEPS, len(checkpoints))
-        indices = np.linspace(0, len(checkpoints) - 1, count).round().astype(int)
+        config = read_config(checkpoints[max(checkpoints)])
+        # a weight has 8 bits, and the file writes 6 bits a character
+        size = on_meta(config).num_parameters() * 4 / 3
+        count = int(min(MOST_STEPS, len(checkpoints), most_bytes // size))
+        if not count:
+            raise InputError(f"{run}: a page with the model would have {size:,.0f} bytes")
+        indices = np.linspace(len(checkpoints) - 1, 0, count).round().astype(int)
         steps = [sorted(checkpoints)[i] for i in indices]
     weights = {}
     for step in sorted(steps):
@@ -64,6 +77,19 @@ def read_models(run: Path, steps: Sequence[int] = ()) -> tuple[dict[str, Any], d
         model = described(lm, tokenizer)
         weights[step] = b"".join(array.tobytes() for array in packed(lm))
     return model, weights
+
+
+def models_that_fit(run: Path, snapshots: Sequence[Snapshot]) -> dict[str, Any]:
+    """Return {name of the run: read_models}, or {} if the page cannot hold or compute the model."""
+    try:
+        about, weights = read_models(run, most_bytes=MOST_BYTES)
+    except InputError:
+        return {}
+    # the page draws computed and stored maps on one grid
+    grid = (about["config"]["num_hidden_layers"], about["config"]["num_attention_heads"])
+    if any((len(snapshot.layers), len(snapshot.heads)) != grid for snapshot in snapshots):
+        return {}
+    return {run.name: (about, weights)}
 
 
 def described(lm: LanguageModel, tokenizer: Tokenizer) -> dict[str, Any]:

@@ -128,7 +128,7 @@ function startState() {
   const texts = about.probes.map((probe) => probe.name);
   Object.assign(state, { compare: "none", scale: "power", hideSink: false, wide: false, active: 0, words: tries()[0], off: [], ...NO_TOKEN });
   state.score = names.includes("induction") ? "induction" : names[0] ?? "";
-  state.probe = texts.includes(OWN) ? OWN : texts.find((name) => isMeasuredOn(scoreInfo(), name)) ?? texts[0];
+  state.probe = texts[0] === OWN ? OWN : texts.find((name) => isMeasuredOn(scoreInfo(), name)) ?? texts[0];
   const view = { run: 0, at: runs[0].shown.length - 1, ...(about.head ?? strongestHead(runs[0])) };
   state.views = [view, { ...view }];
   if (runs.length > 1) { // a page of several runs is there to compare them

@@ -328,7 +328,9 @@ def page(
             fields["network"] = run.network | {"lines": lines}
             weights += run.weights.values()
     if weights:
-        data["probes"].insert(0, OWN)
+        # The page opens on the first probe. With one step only, that is a text of all steps.
+        opens = any(len(run.weights) > 1 for run in runs)
+        data["probes"].insert(0 if opens else len(data["probes"]), OWN)
     text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     title = " and ".join(run.name for run in runs)
     return assemble(title, "\n".join([pack(text.encode()), *maps, *weights]), bool(weights))

@@ -19,6 +19,7 @@ from eval.attention.history import PhaseChange, best_head, choose, copy_gains
 from eval.attention.metrics import PATTERNS, SCORES
 from eval.attention.snapshots import Snapshot, file_of
 from eval.attention.subsets import Subsets, sizes_of
+from eval.page.page_model import models_that_fit
 from eval.page.viewer import VIEWER, experts_of, write_viewer
 from eval.pictures import drawing
 
@@ -38,8 +39,11 @@ def render(
     run_directory: Path,
     snapshots: Sequence[Snapshot],
     folder: Path | None = None,
+    page: str = "auto",
 ) -> list[Path]:
     """Draw all pictures of a run, and viewer.html, into `folder` (default: attention/).
+
+    page: auto = the model is in viewer.html, if it can be | plain
 
     Snapshots of other heads or texts than the last one's are only in the viewer.
     """
@@ -66,7 +70,10 @@ def render(
         paths.append(one_head(last, layer, head, file, title=name, probe=probe))
     paths.append(timelapse(ordered, folder / "timelapse.gif", probe))
     experts = {name: experts_of(run_directory)}
-    return [*paths, write_viewer([(name, snapshots)], folder / VIEWER, experts=experts)]
+    networks = models_that_fit(run_directory, snapshots) if page == "auto" else {}
+    runs = [(name, snapshots)]
+    viewer = write_viewer(runs, folder / VIEWER, experts=experts, networks=networks)
+    return [*paths, viewer]
 
 
 # Maps.

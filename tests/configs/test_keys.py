@@ -66,7 +66,7 @@ model.max_position_embeddings model.pad_token_id model.rope_scaling model.rope_s
 train.activation_checkpointing train.compile
 train.device train.max_minutes train.micro_batch_size train.parallel train.processes train.skip_non_finite
 data.drop_duplicates data.on_bad_record data.records data.rows_joined data.source data.tokenizer data.too_long
-eval.attention.probe_file
+eval.attention.probe_file eval.attention.page
 eval.hooks eval.final_max_tokens eval.floor_documents eval.questions
 """.split()
 

@@ -1,5 +1,7 @@
 """The page computes: its tokenizer and its network give what ours give, on any text."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -13,7 +15,8 @@ from eval.attention.__main__ import main
 from eval.attention.controls import ablated
 from eval.attention.probes import probe_from_text
 from eval.config import AttentionConfig
-from eval.page.page_model import described, packed, read_models, rounded
+from eval.page import page_model
+from eval.page.page_model import described, models_that_fit, packed, read_models, rounded
 from eval.page.viewer import write_viewer
 from model import LanguageModel, ModelConfig, load, save
 from storyworld import tell
@@ -132,6 +135,41 @@ def test_in_stories_the_pages_weights_move_the_likeliest_tokens_share_by_three_p
         ids = torch.tensor([tokenizer.first_ids + tokenizer.backend.encode(text, add_special_tokens=False).ids[:64]])
         share, best = lm(ids).softmax(-1).max(-1, keepdim=True)
         assert (coarse(ids).softmax(-1).gather(-1, best) - share).abs().max() < 0.03
+
+
+@pytest.mark.slow
+def test_a_page_with_one_step_opens_on_a_text_of_all_steps_and_reads_yours_at_a_click(tmp_path):
+    lm, tokenizer = model_of("bpe")
+    raw = b"".join(array.tobytes() for array in packed(lm))
+    networks = {"r": (described(lm, tokenizer), {7: raw})}
+    path = write_viewer([("r", [snapshot(3), snapshot(7)])], tmp_path / "page.html", networks=networks)
+    with chromium() as browser, watched(browser, path.as_uri(), [path.as_uri()]) as page:
+        assert page.input_value("#probe") == "repeated_2"
+        assert not page.is_visible("#words")
+        page.click("#type-own")
+        page.keyboard.type(" Tiko")
+        assert page.input_value("#words").endswith(" Tiko")
+        assert not page.is_visible("#type-own")
+        assert not page.is_visible("#of-name")  # there is no slider to drag back
+
+
+def test_a_run_s_page_has_its_model_if_that_is_small_and_all_heads_were_measured(tmp_path, monkeypatch):
+    lm, tokenizer = model_of("bpe")
+    for step in (3, 7):
+        folder = tmp_path / "r/checkpoints" / f"step_{step:08d}"
+        save(lm, folder)
+        tokenizer.save(folder)
+    whole = [snapshot(7)]
+    (about, weights) = models_that_fit(tmp_path / "r", whole)["r"]
+    assert list(weights) == [3, 7]
+    assert about["config"]["num_attention_heads"] == 4
+    monkeypatch.setattr(page_model, "MOST_BYTES", lm.num_parameters() * 1.5)
+    assert list(models_that_fit(tmp_path / "r", whole)["r"][1]) == [7]  # the newest
+    monkeypatch.setattr(page_model, "MOST_BYTES", lm.num_parameters())
+    assert models_that_fit(tmp_path / "r", whole) == {}
+    monkeypatch.undo()
+    assert models_that_fit(tmp_path / "r", [replace(snapshot(7), heads=[0])]) == {}
+    assert models_that_fit(tmp_path / "nothing", whole) == {}
 
 
 @pytest.mark.slow

@@ -31,12 +31,21 @@ class Tokenizer {
     }
   }
 
+  // <|bos|> and others, which stand for no text.
+  isSpecial(id) {
+    return /^<\|.+\|>$/.test(this.tokens[id]);
+  }
+
+  decode(ids) {
+    const token = ids.map((id) => this.tokens[id]).join("");
+    if (!this.ranks) return token;
+    return new TextDecoder().decode(Uint8Array.from(token, (letter) => this.bytes.get(letter) ?? 63));
+  }
+
   // What is written for a token: spaces and line ends are seen.
   label(id) {
-    const token = this.tokens[id];
-    if (/^<\|.+\|>$/.test(token)) return token.replaceAll("|", "");
-    const bytes = () => Uint8Array.from(token, (letter) => this.bytes.get(letter) ?? 63);
-    return (this.ranks ? new TextDecoder().decode(bytes()) : token).replaceAll(" ", "␣").replaceAll("\n", "⏎").replaceAll("\t", "⇥");
+    if (this.isSpecial(id)) return this.tokens[id].replaceAll("|", "");
+    return this.decode([id]).replaceAll(" ", "␣").replaceAll("\n", "⏎").replaceAll("\t", "⇥");
   }
 }
 

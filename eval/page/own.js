@@ -4,6 +4,7 @@ const OWN = "own"; // the name of this text among the probes
 const MOST_READ = 256; // tokens: more take half a second a key
 const MOST_OWN = 64; // of them are shown, the last ones
 const MOST_NEXT = 6; // tokens that may come next
+const MOST_WRITTEN = 60; // tokens by which the model continues a text
 const MOST_AT_ALL_STEPS = 32; // of a text that every step reads at every key
 const [MOST_NAMES, MOST_TRIED] = [3, 12]; // names that are offered, and tried for them
 const named = (name, begin) => `A fox named ${name} met a bird. Then ${begin}`;
@@ -47,18 +48,29 @@ class OwnReader {
     return this.read.get(key);
   }
 
-  // The tokens that may follow place `at`, or the last one, likeliest first, as [label, share]; after each layer, the
-  // embedding first.
-  next(step, words, off, place = null) {
+  // The share of every token that may follow place `at`, or the last one: after each layer, the embedding first.
+  shares(step, words, off, place = null) {
     const { text, hidden } = this.look(step, words, off);
     const at = place ?? text.labels.length - 1;
     const size = this.about.config.hidden_size;
-    return hidden.map((x) => {
-      const shares = softmax(this.network(step).logits(x.subarray(at * size, (at + 1) * size)));
-      const best = Array.from(shares.keys()).sort((a, b) => shares[b] - shares[a]).slice(0, MOST_NEXT);
-      return best.map((id) => [this.tokenizer.label(id), shares[id]]);
-    });
+    return hidden.map((x) => softmax(this.network(step).logits(x.subarray(at * size, (at + 1) * size))));
   }
+
+  // The likeliest of them, as [label, share].
+  next(step, words, off, place = null) {
+    return this.shares(step, words, off, place).map((shares) => likeliest(shares).map((id) => [this.tokenizer.label(id), shares[id]]));
+  }
+}
+
+const likeliest = (shares) => Array.from(shares.keys()).sort((a, b) => shares[b] - shares[a]).slice(0, MOST_NEXT);
+
+// A token drawn with these shares; the colder, the rather the likeliest.
+function drawToken(shares, temperature) {
+  if (!temperature) return likeliest(shares)[0];
+  const powers = shares.map((share) => share ** (1 / temperature));
+  let rest = Math.random() * powers.reduce((sum, power) => sum + power, 0);
+  const id = powers.findIndex((power) => (rest -= power) < 0);
+  return id < 0 ? likeliest(shares)[0] : id; // the sum is rounded
 }
 
 // Weights (heads, T, T) from place `begin` on, as the maps of a file are: lower triangles of square roots.
@@ -119,6 +131,8 @@ function toggleHead({ layer, head }) {
 // The field of the reader's text, and texts to begin with.
 function buildOwn() {
   const offer = (title, words) => button(title, () => change({ words, ...NO_TOKEN }), { class: "link" });
+  [0.5, 1].forEach((heat) => byId("temperature").add(new Option(heat, heat)));
+  byId("continue").addEventListener("click", continueText);
   byId("words").addEventListener("input", ({ target }) => change({ words: target.value, ...NO_TOKEN }));
   const hasSteps = Object.keys(runs[0].own?.about.lines ?? {}).length > 1; // a slider to drag back
   byId("of-name").hidden = tries() !== TRIES || !hasSteps;
@@ -129,6 +143,35 @@ function buildOwn() {
     const offers = found.map(([begin, end]) => offer(`${begin}·${end}`, named(begin + end, begin)));
     byId("near").replaceChildren(...(offers.length ? offers : [t("none")]));
   });
+}
+
+let writing = null; // a timer, while the model continues the text
+
+// The model continues the text, a token at a time, until a text ends, or the button is pressed again.
+function continueText() {
+  const button = byId("continue");
+  const stop = () => {
+    clearTimeout(writing);
+    writing = null;
+    button.textContent = t("Continue the text");
+  };
+  if (writing) return stop();
+  const { words } = state;
+  const ids = [];
+  const next = () => {
+    const { run, view } = panes[state.active];
+    const { tokenizer } = run.own;
+    const shares = run.own.shares(stepOf(view).step, state.words, state.off).at(-1);
+    const id = drawToken(shares, Number(byId("temperature").value));
+    if (tokenizer.isSpecial(id) || ids.length === MOST_WRITTEN || !isOwn()) return stop();
+    ids.push(id);
+    change({ words: words + tokenizer.decode(ids), ...NO_TOKEN });
+    writing = setTimeout(next, 30); // so that every step is seen
+    return null;
+  };
+  button.textContent = t("Stop");
+  writing = setTimeout(next, 0);
+  return null;
 }
 
 function listenOwn(pane) {
@@ -149,10 +192,10 @@ function drawOwn(pane) {
   drawNext(pane);
 }
 
-function gauge(share) {
+function gauge(share, mark = -1) {
   const bar = element("div", "gauge");
   bar.style.setProperty("--value", share);
-  bar.style.setProperty("--chance", -1);
+  bar.style.setProperty("--chance", mark);
   return bar;
 }
 
@@ -160,12 +203,19 @@ function drawNext(pane) {
   const maps = isOwn() && mapsOf(pane.view);
   if (!maps) return;
   const at = pointedIn(pane);
-  const layers = pane.run.own.next(stepOf(pane.view).step, state.words, state.off, at);
-  pane.find(".next-title").textContent = t("What comes after {0}?", maps.text.labels.at(at ?? -1));
-  pane.find(".next").replaceChildren(...layers.at(-1).map(([label, share]) => element("tr", "", "", {}, [
-    element("td", "", label), element("td", "number", percent(share)),
-    element("td", "gauge-cell", "", {}, [gauge(share)]),
+  const { own } = pane.run;
+  const { step } = stepOf(pane.view);
+  const now = own.shares(step, state.words, state.off, at).at(-1);
+  const before = state.off.length ? own.shares(step, state.words, [], at).at(-1) : null; // with all heads on
+  const ids = new Set([...(before ? likeliest(before).slice(0, 1) : []), ...likeliest(now)]);
+  pane.find(".next-title").replaceChildren(t("What comes after {0}?", maps.text.labels.at(at ?? -1)),
+    element("span", "soft", before ? t(" before → now; the line: before") : ""));
+  pane.find(".next").replaceChildren(...[...ids].slice(0, MOST_NEXT).map((id) => element("tr", "", "", {}, [
+    element("td", "", own.tokenizer.label(id)),
+    element("td", "number", before ? `${percent(before[id])} → ${percent(now[id])}` : percent(now[id])),
+    element("td", "gauge-cell", "", {}, [gauge(now[id], before?.[id])]), // the line is where it was
   ])));
+  const layers = own.next(step, state.words, state.off, at);
   pane.find(".lens").replaceChildren(...layers.map((best, i) => element("li", "",
     `${i ? t("after layer {0}", i - 1) : t("before layer 0")}: ${best.slice(0, 3).map(([label, share]) => `${label} ${percent(share)}`).join(" · ")}`)));
 }

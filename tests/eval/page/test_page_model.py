@@ -1,6 +1,7 @@
 """The page computes: its tokenizer and its network give what ours give, on any text."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -151,6 +152,33 @@ def test_a_page_with_one_step_opens_on_a_text_of_all_steps_and_reads_yours_at_a_
         assert page.input_value("#words").endswith(" Tiko")
         assert not page.is_visible("#type-own")
         assert not page.is_visible("#of-name")  # there is no slider to drag back
+        page.click(".own-off")
+        page.wait_for_selector(".next-title .soft:not(:empty)")
+        assert "→" in page.text_content(".next")
+        page.click(".own-all")
+        assert "→" not in page.text_content(".next")
+
+
+@pytest.mark.slow
+def test_at_temperature_0_the_page_continues_a_text_as_the_model_does():
+    lm = rounded(load(PRETRAINED))
+    tokenizer = load_tokenizer(PRETRAINED)
+    begin = "A fox named Belna met a bird. Then"
+    path = (Path(__file__).resolve().parents[3] / "docs/demo_viewer.html").as_uri()
+    with chromium() as browser, watched(browser, path, [path]) as page:
+        page.fill("#words", begin)
+        page.click("#continue")
+        while len(page.input_value("#words")) < 70:
+            page.wait_for_timeout(50)
+        page.click("#continue")
+        written = page.input_value("#words")
+    words = begin
+    ids = tokenizer.first_ids + tokenizer.backend.encode(begin, add_special_tokens=False).ids
+    with torch.no_grad():
+        while len(words) < len(written):
+            ids.append(int(lm(torch.tensor([ids]))[0, -1].argmax()))
+            words = tokenizer.decode(ids[1:])
+    assert words == written
 
 
 def test_a_run_s_page_has_its_model_if_that_is_small_and_all_heads_were_measured(tmp_path, monkeypatch):

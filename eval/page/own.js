@@ -43,7 +43,7 @@ class OwnReader {
       const { weights, hidden } = this.network(step).forward(ids, new Set(off));
       const shown = hidden.map((x) => x.slice(begin * (x.length / ids.length)));
       if (this.read.size > 200) this.read.clear();
-      this.read.set(key, { text, codes: codesOf(weights, ids.length, begin), hidden: shown });
+      this.read.set(key, { text, ids: ids.slice(begin), codes: codesOf(weights, ids.length, begin), hidden: shown });
     }
     return this.read.get(key);
   }
@@ -54,6 +54,16 @@ class OwnReader {
     const at = place ?? text.labels.length - 1;
     const size = this.about.config.hidden_size;
     return hidden.map((x) => softmax(this.network(step).logits(x.subarray(at * size, (at + 1) * size))));
+  }
+
+  // How unexpected each shown token is, in bits: -log2 of its share. The first one has nothing before it.
+  surprise(step, words, off) {
+    const look = this.look(step, words, off);
+    const size = this.about.config.hidden_size;
+    const network = this.network(step);
+    const before = (i) => look.hidden.at(-1).subarray((i - 1) * size, i * size);
+    look.surprise ??= look.ids.map((id, i) => (i ? -Math.log2(softmax(network.logits(before(i)))[id]) : null));
+    return look.surprise;
   }
 
   // The likeliest of them, as [label, share].

@@ -13,7 +13,7 @@ function listenPlaces(box, point, choose) {
 function drawTokens(pane) {
   const text = mapsOf(pane.view)?.text ?? null;
   const probe = about.probes.find(({ name }) => name === state.probe);
-  pane.find(".text-note").textContent = [text?.note || translated(probe.note), text?.left_out && t("not shown: {0}", translated(text.left_out))].filter(Boolean).join(t("; "));
+  pane.find(".text-note").textContent = [text?.note || (isOwn() ? t("the longer the line, the less the model expected the token") : translated(probe.note)), text?.left_out && t("not shown: {0}", translated(text.left_out))].filter(Boolean).join(t("; "));
   if (pane.textShown !== text) {
     pane.textShown = text;
     const box = pane.find(".tokens");
@@ -25,7 +25,18 @@ function drawTokens(pane) {
       return token;
     });
   }
+  drawSurprise(pane);
   drawAttention(pane);
+}
+
+// A line under each token of the reader's own text: the longer, the less the model expected the token.
+function drawSurprise(pane) {
+  const bits = isOwn() && mapsOf(pane.view) ? pane.run.own.surprise(stepOf(pane.view).step, state.words, state.off) : [];
+  pane.tokens.forEach((token, i) => {
+    const most = Math.log2(pane.run.own?.about.tokens.length ?? 2); // all tokens equally likely
+    token.style.setProperty("--surprise", bits[i] ? clamp(bits[i] / most, 0, 1) : 0);
+    token.title = bits[i] ? t("{0} bits of surprise", number(bits[i], 3)) : "";
+  });
 }
 
 // The token that is pointed at, in this view or, where it shows the same text, in the other one.

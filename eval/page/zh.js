@@ -16,7 +16,7 @@ const ZH = {
   "column": "列", "what it looks at (the key). Stronger colour: more attention.": "是被它关注的 token（键）。颜色越醒目，关注越多。",
   "Each square is one expert, a small network. The": "每个方格是一个专家，即一个小的前馈网络。同一层的", "router": "路由器",
   "of its layer decides which tokens go there.": "决定每个 token 交给哪些专家。",
-  "Type your own": "输入自己的文本", "Continue the text": "接着写", " before → now; the line: before": " 关掉之前 → 现在；竖线：之前",
+  "Type your own": "输入自己的文本", "Continue the text": "接着写", "the longer the line, the less the model expected the token": "线越长，模型越没料到这个 token", "{0} bits of surprise": "意外程度：{0} 比特", " before → now; the line: before": " 关掉之前 → 现在；竖线：之前",
   "0: always the likeliest": "0：总取最可能的",
   "What is shown and how": "显示什么，怎样显示", "Side by side": "并排 ", "one view": "一个视图", "two steps": "两步", "two runs": "两次运行",
   "Colour scale": "色阶 ", "linear": "线性", "power 0.4": "0.4 次方", "log, from 0.001": "对数，从 0.001 起", "hide first token": " 隐藏第一个 token",

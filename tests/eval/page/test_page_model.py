@@ -1,5 +1,6 @@
 """The page computes: its tokenizer and its network give what ours give, on any text."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -172,6 +173,7 @@ def test_at_temperature_0_the_page_continues_a_text_as_the_model_does():
             page.wait_for_timeout(50)
         page.click("#continue")
         written = page.input_value("#words")
+        titles = [token.get_attribute("title") for token in page.query_selector_all(".tokens .token")]
     words = begin
     ids = tokenizer.first_ids + tokenizer.backend.encode(begin, add_special_tokens=False).ids
     with torch.no_grad():
@@ -179,6 +181,11 @@ def test_at_temperature_0_the_page_continues_a_text_as_the_model_does():
             ids.append(int(lm(torch.tensor([ids]))[0, -1].argmax()))
             words = tokenizer.decode(ids[1:])
     assert words == written
+    with torch.no_grad():
+        shares = lm(torch.tensor([ids]))[0, :-1].log_softmax(-1).gather(-1, torch.tensor(ids[1:])[:, None])[:, 0]
+    bits = (-shares / math.log(2)).tolist()
+    for title, expected in zip(titles[1:], bits, strict=True):
+        assert float(title.split()[0]) == pytest.approx(expected, rel=0.01, abs=0.005), title  # three digits
 
 
 def test_a_run_s_page_has_its_model_if_that_is_small_and_all_heads_were_measured(tmp_path, monkeypatch):

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from eval.cards.__main__ import CONFIGS, RESULTS, holm, in_words, loss_difference, median_step, reached_at, times
+from train.config import load_run_config
 
 ROOT = Path(__file__).parents[3]
 CARDS = sorted(path.stem for path in CONFIGS.glob("*.yaml"))
@@ -74,8 +75,6 @@ def test_the_stored_results_are_those_of_the_cards_config(name):
     file = RESULTS / f"{name}.json"
     if not file.is_file():
         pytest.skip(f"{name} is not measured yet")
-    from train.config import load_run_config
-
     config = load_run_config(CONFIGS / f"{name}.yaml")
     results = json.loads(file.read_text())
     assert results["outcome"] == config.outcome.model_dump()
@@ -88,9 +87,14 @@ def test_the_stored_results_are_those_of_the_cards_config(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CARDS)
 def test_a_card_goes_from_training_to_its_table_on_small_settings(name, tmp_path):
-    small = [f"output_dir={tmp_path}", "name=small", "train.max_steps=4", "data.source.documents=300"]
+    small = [f"output_dir={tmp_path}", "train.max_steps=4", "data.source.documents=300"]
     small += ["data.source.validation_documents=20", "eval.final_max_tokens=1024", "eval.attention.every=2"]
     small += ["eval.floor_documents=0"]
+    # the baseline and one rung
+    card = load_run_config(CONFIGS / f"{name}.yaml").model_dump(exclude_none=True)
+    rung, changes = next(iter(card["rungs"].items()))
+    config = tmp_path / f"{name}.yaml"
+    config.write_text(json.dumps(card | {"rungs": {rung: changes}}))
 
     def command(*arguments):
         line = [sys.executable, "-m", *map(str, arguments)]
@@ -98,8 +102,9 @@ def test_a_card_goes_from_training_to_its_table_on_small_settings(name, tmp_path
         assert done.returncode == 0, done.stderr[-2000:]
         return done.stdout
 
-    command("train.sweep", f"configs/cards/{name}.yaml", "--seeds", 2, *small)
-    runs = sorted(tmp_path.glob("small-*-seed?"))
+    command("train.sweep", config, "--seeds", 1, f"name={name}", *small)
+    runs = sorted(tmp_path.glob(f"{name}-*-seed0"))
     said = command("eval.cards", name, "--out", tmp_path / "results.json", "--runs", *runs)
-    assert "2 of 2" in said or "0 of 2" in said
+    names = [line.split()[1] for line in said.splitlines() if line.startswith("| ")]
+    assert (names[0], *names[2:]) == ("variant", "baseline", rung)
     assert said.endswith(command("eval.cards", name, "--out", tmp_path / "results.json"))

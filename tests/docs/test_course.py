@@ -111,12 +111,27 @@ def test_a_label_is_below_the_heading_or_above_the_paragraph_and_replaces_an_old
     assert labels.with_line(text, "LABEL") == written
 
 
-def test_a_line_of_the_map_breaks_before_it_is_too_long():
-    for words in ("Each id has a row of numbers. It starts the stream.", "每个编号有一行数，残差流从它开始。"):
-        broken = course_map.lines(words, 120)
-        assert len(broken) > 1
-        assert "".join(broken).replace(" ", "") == words.replace(" ", "")
-        assert max(map(course_map.length, broken)) < 150
+@every_language
+def test_no_word_of_the_map_is_outside_its_box(language):
+    drawing = ElementTree.fromstring(course_map.Map(language).draw())
+    svg = "{http://www.w3.org/2000/svg}"
+    boxes = [
+        [float(rectangle.get(key)) for key in ("x", "y", "width", "height")]
+        for rectangle in drawing.iter(f"{svg}rect")
+        if rectangle.get("class") in ("box", "inner")
+    ]
+    inside = 0
+    for text in drawing.iter(f"{svg}text"):
+        if text.get("class") not in ("soft", "plain", "code"):
+            continue
+        left, below = float(text.get("x")), float(text.get("y"))
+        right = left + course_map.length(text.text)
+        # the last box that is drawn around its beginning is the innermost one
+        around = [(x, x + width) for x, y, width, height in boxes if x < left < x + width and y < below < y + height]
+        if around:
+            assert right <= around[-1][1], text.text
+            inside += 1
+    assert inside > 60
 
 
 def test_every_page_of_the_course_shows_the_map():

@@ -45,6 +45,13 @@ def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 FUNCTIONS = (score, hide, softmax, mix, divide, attend)
 
 
+def ablate(weight: Tensor, head: int, D: int) -> Tensor:
+    """Return o_proj's weight (C, H·D) with 0 in the D columns that read this head."""
+    weight = weight.clone()
+    weight[:, head * D : (head + 1) * D] = 0
+    return weight
+
+
 def begins_to_copy(looks: list[dict[str, float]]) -> float | None:
     """Return the first step with a copy gain of 1 or more, or None."""
     for look in looks:

@@ -1,4 +1,4 @@
-"""Check the functions that readers write in notebooks 01, 03, 04 and 08."""
+"""Check the functions that readers write in notebooks 01, 03, 04, 06 and 08."""
 
 from __future__ import annotations
 
@@ -89,6 +89,19 @@ def attend(function: Function) -> None:
         lesson = "It may read only itself."
         same(f"the output of the first word, {call}", first, v[..., 0, :], lesson=lesson)
         same(call, function(q, k, v), steps.attend(q.double(), k.double(), v.double()))
+
+
+def ablate(function: Function) -> None:
+    cases = {
+        "my_ablate(weight, 1, 2) of the example": ((3, 4), 1, 2),
+        "my_ablate(weight, 0, 3), three heads": ((5, 9), 0, 3),
+        "my_ablate(weight, 2, 4), three heads": ((2, 12), 2, 4),
+        "my_ablate(weight, 3, 1), five heads": ((6, 5), 3, 1),
+    }
+    for call, (shape, head, size) in cases.items():
+        weight = torch.arange(1.0, 1 + shape[0] * shape[1]).view(shape)
+        unchanged(call, function, weight, head, size)
+        same(call, function(weight.clone(), head, size), steps.ablate(weight, head, size))
 
 
 def repeat_kv(function: Function) -> None:

@@ -34,6 +34,7 @@ class Verdict(NamedTuple):
 
 Check = Callable[[Any], Any]
 Hints = str | Mapping[str, str]
+UNKNOWN_NAME = "Is this name misspelt? In a notebook, first run the cell above that makes it."
 
 
 def judged(check: Check, answer: Any, hints: Hints, file: Path, name: str) -> Verdict:
@@ -47,6 +48,8 @@ def judged(check: Check, answer: Any, hints: Hints, file: Path, name: str) -> Ve
         return Verdict(True, check(answer) or "")
     except (Exception, SystemExit) as error:  # the reader's code may raise anything
         sentence = explain(error, file, name)
+        if type(error) is NameError:  # a cell above has not run: hints about the answer mislead
+            return Verdict(False, sentence, translated(UNKNOWN_NAME))
         return Verdict(False, sentence, hint_for(sentence, str(error), check, hints))
 
 

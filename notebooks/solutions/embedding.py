@@ -5,8 +5,8 @@ first, and learned like all other weights.
 
     ids (B, T)  ->  x (B, T, C)         x[b, t] is row ids[b, t] of the table
 
-This is also a matrix product. A one-hot row is 0 everywhere but for a 1 at the place of its id,
-and it picks one row of the table:
+This is also a matrix product. A one-hot row is 0 except for a 1 at the place of its id. It picks
+one row of the table:
 
     ids 2, 0 with V = 3        0 0 1   times the table (3, C)   =   row 2
                                1 0 0                                row 0

@@ -16,6 +16,8 @@ The learning rate goes up in a line, stays at 1, and falls in a line. It depends
     shape    = (1 - step / (max_steps - 1)) / cooldown                         at most 1
     rate     = warmup · (final + (1 - final) · shape)
 
+There is a trap. warmup_steps may be 0, and max_steps may be 1: never divide by 0.
+
     warmup_steps 50, max_steps 1000, cooldown 0.7, final 0.05
     step 0: 0.02     step 49: 1     step 299: 1     step 500: 0.728     step 999: 0.05
 

@@ -97,6 +97,8 @@ WRONG = {
     ],
     "rope": [
         ("torch.arange(length)[:, None]", "torch.arange(1, length + 1)[:, None]"),
+        ("torch.arange(length)[:, None]", "torch.arange(length)"),
+        ("torch.polar(torch.ones_like(angle), angle)", "torch.polar(1, angle)"),
         ("torch.arange(0, size, 2) / size", "torch.arange(0, size // 2) / size"),
         # turns backwards
         ("a * angle.cos() - b * angle.sin()", "a * angle.cos() + b * angle.sin()"),
@@ -195,6 +197,7 @@ WRONG = {
             "self.k = k[:, :, start:]\n        self.v = v[:, :, start:]",
             "begin = -(self.window or 0) + 1\n        self.k, self.v = k[:, :, begin:], v[:, :, begin:]",
         ),
+        ("torch.cat((self.k, k), dim=2)", "torch.cat((self.k, k))"),
         ("k.shape[2] - (self.window - 1)", "k.shape[2] - self.window"),  # keeps one too many
         ("torch.cat((self.v, v), dim=2)", "torch.cat((v, self.v), dim=2)"),
         ("        self.seen += k.shape[2]\n", "        self.seen = k.shape[2]\n"),

@@ -173,6 +173,22 @@ WRONG = {
         f"lambda q, k, v: ({DIVIDED}).masked_fill({MASK}, -torch.inf).softmax(-1)",
         f"lambda q, k, v: ({DIVIDED}).masked_fill({MASK}, -1.0).softmax(-1) @ v",
     ],
+    "ablate": [
+        "lambda w, h, D: torch.cat((w[: h * D], 0 * w[h * D : h * D + D], w[h * D + D :]))",  # rows
+        "lambda w, h, D: w.index_fill(1, torch.arange(h, h + D), 0)",
+        "lambda w, h, D: w.index_fill(1, torch.tensor(h), 0)",
+        "lambda w, h, D: w.index_fill_(1, torch.arange(h * D, h * D + D), 0)",
+        "lambda w, h, D: w.index_fill(1, torch.arange(h * D, h * D + D - 1), 0)",
+        "lambda w, h, D: w.index_fill(1, torch.arange(h * D, w.shape[1]), 0)",
+        "lambda w, h, D: w.index_fill(1, torch.arange(0, h * D + D), 0)",
+        "lambda w, h, D: w.index_fill(1, torch.arange(h * D, h * D + D), -1)",
+        "lambda w, h, D: w.index_fill(1, torch.arange(h, w.shape[1], w.shape[1] // D), 0)",
+        "lambda w, h, D: w[:, h * D : h * D + D]",
+        "lambda w, h, D: torch.cat((w[:, : h * D], w[:, h * D + D :]), dim=1)",
+        "lambda w, h, D: torch.zeros_like(w).index_copy(1, torch.arange(D), w[:, h * D : h * D + D])",
+        "lambda w, h, D: torch.zeros_like(w)",
+        "lambda w, h, D: w",
+    ],
     "repeat_kv": [
         "lambda x, groups: x.repeat(1, groups, 1, 1)",
         "lambda x, groups: torch.cat([x] * groups, dim=1)",
@@ -241,6 +257,11 @@ RIGHT = {
     "attend": [
         f"lambda q, k, v: ({DIVIDED}).masked_fill({MASK}, -torch.inf).softmax(-1) @ v",
         "lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True)",
+    ],
+    "ablate": [
+        "lambda w, h, D: w.index_fill(1, torch.arange(h * D, h * D + D), 0)",
+        "lambda w, h, D: w * (torch.arange(w.shape[1]) // D != h)",
+        "lambda w, h, D: torch.cat((w[:, : h * D], 0 * w[:, h * D : h * D + D], w[:, h * D + D :]), dim=1)",
     ],
     "repeat_kv": [
         "lambda x, groups: x.repeat_interleave(groups, dim=1)",

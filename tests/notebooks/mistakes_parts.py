@@ -18,6 +18,8 @@ WRONG: dict[str, list[tuple[str, str]]] = {
         ("enumerate(vocabulary) if token}", "enumerate(vocabulary, start=1) if token}"),
     ],
     "embedding": [
+        ("one_hot(ids, len(table))", "one_hot(ids)"),
+        ("one_hot.to(table.dtype) @ table", "one_hot @ table"),
         ("return self.weight[ids]", "return self.weight[ids].detach()"),
         ("return self.weight[ids]", "return self.weight.data[ids]"),
         ("return self.weight[ids]", "return self.weight[:, ids]"),

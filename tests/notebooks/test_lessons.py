@@ -35,6 +35,7 @@ EXERCISES = {
     "attend": ("01.7", steps.attend),
     "repeat_kv": ("03.1", repeat_kv),
     "cache_bytes": ("03.2", kv_cache_bytes),
+    "ablate": ("06.2", steps.ablate),
     "begins_to_copy": ("04.2", steps.begins_to_copy),
     "read_block": ("08.2", steps.read_block),
     "join_halves": ("08.3", join_halves),

@@ -24,6 +24,9 @@ const CHANCE = { induction: evenly(LENGTH + 1), previous: evenly(2), gain: 0, lo
 
 let kind = "MHA";
 let panels = [];
+let runs = 0;
+// They are used again, because Firefox 140 is very slow in a worker that follows another.
+const workers = [];
 let isRunning = false;
 
 const isDark = () => document.documentElement.dataset.theme === "dark";
@@ -37,9 +40,12 @@ class Panel {
     this.off = new Uint8Array(settings.layers * settings.heads);
     this.history = []; // step -> { loss, gain, induction, previous }
     this.moments = []; // { step, words, isBirth }
-    this.worker = new Worker(ENGINE);
+    workers[number] ??= new Worker(ENGINE);
+    this.worker = workers[number];
     this.worker.onerror = (event) => say(t("The training stopped: {0}. Reload the page.", event.message));
-    this.worker.onmessage = ({ data }) => this.receive(data);
+    this.worker.onmessage = ({ data }) => {
+      if (data.run === settings.run) this.receive(data); // others are late, of the model before
+    };
     this.build();
     this.send("start", { settings });
   }
@@ -141,7 +147,7 @@ class Panel {
   receive(report) {
     const { step, loss, gain, induction, previous } = report;
     this.report = report;
-    if (report.ids) this.ids = report.ids;
+    this.ids = report.ids;
     if (loss !== null || !this.history[step]) {
       this.history[step] = { loss, gain, induction: Math.max(...induction), previous: Math.max(...previous) };
       this.history.length = Math.max(this.history.length, step + 1);
@@ -328,12 +334,12 @@ function startOver() {
   say(source === "own" && !isOwn ? t("Write at least 100 characters.") : "");
   const words = isOwn ? { names: own.names, text: own.ids } : { names: SYMBOLS, text: [] };
   setRunning(false);
-  panels.forEach((panel) => panel.worker.terminate());
+  runs += 1;
   byId("panels").replaceChildren();
   const shape = { heads: number("heads"), layers: number("layers"), seed: number("seed") };
   panels = (kind === ALL ? Object.keys(KINDS) : [kind]).map((name, i) => {
     const groups = KINDS[name](shape.heads);
-    return new Panel(name, { ...shape, ...words, groups }, i);
+    return new Panel(name, { ...shape, ...words, groups, run: runs }, i);
   });
   byId("panels").append(...panels.map((panel) => panel.root));
   byId("stage").classList.toggle("three", panels.length > 1);

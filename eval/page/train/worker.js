@@ -3,15 +3,18 @@
 
 let trainer;
 let isRunning = false;
+let timer;
 
 const commands = {
   start({ settings }) {
+    isRunning = false;
     trainer = new Trainer(settings);
-    postMessage({ ...trainer.look(), loss: null, ids: trainer.probeRows[0] });
+    report();
   },
   run() {
-    if (!isRunning) setTimeout(work);
     isRunning = true;
+    clearTimeout(timer); // one loop only
+    timer = setTimeout(work);
   },
   pause() {
     isRunning = false;
@@ -36,10 +39,13 @@ const commands = {
 function work() {
   if (!isRunning) return;
   report(trainer.train());
-  setTimeout(work); // lets messages in
+  timer = setTimeout(work); // lets messages in
 }
 
-const report = (loss = null) => postMessage({ ...trainer.look(), loss });
+function report(loss = null) {
+  const { settings, probeRows } = trainer;
+  postMessage({ ...trainer.look(), loss, run: settings.run, ids: probeRows[0] });
+}
 
 // The same script also runs in the page, which needs its constants.
 if (typeof WorkerGlobalScope !== "undefined") onmessage = ({ data }) => commands[data.act](data);

@@ -130,7 +130,7 @@ def test_sinusoidal_positions_are_added_and_a_cache_continues_them():
             angle = position / 10000 ** (2 * i / 8)
             assert vectors[0, row, i].item() == pytest.approx(math.sin(angle), abs=1e-4)
             assert vectors[0, row, 4 + i].item() == pytest.approx(math.cos(angle), abs=1e-4)
-    parts = {"qk_norm": False, "loadable_elsewhere": False}
+    parts = {"qk_norm": False, "loadable_elsewhere": False, "tie_word_embeddings": False}
     lm = random_model(tiny_config(position_embedding="sinusoidal", **parts))
     without = random_model(tiny_config(position_embedding="none", **parts))
     without.load_state_dict(lm.state_dict())

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import re
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,7 +25,7 @@ from configs.loader import load_config
 from configs.text import table
 from eval.attention.history import best_head, like_the_last
 from eval.attention.snapshots import Snapshot
-from eval.compare.runs import BITS, GAP, KV_BYTES, RunResult, differing_keys, read_runs
+from eval.compare.runs import BITS, GAP, KV_BYTES, RunResult, read_runs
 from eval.config import Outcome
 from eval.run_files import read_result
 
@@ -64,18 +65,22 @@ def main() -> None:
 
 def read_results(name: str, outcome: Outcome, paths: Sequence[Path]) -> Results:
     """Return what a card stores of its runs, the baseline's first. Rounded to four digits."""
-    variants = read_runs(paths)
-    keys = differing_keys(variants)
+    # by name: the config of an older run may lack keys that later ones have
+    by_rung: dict[str, list[RunResult]] = {}
+    for variant in read_runs(paths):
+        for run in variant.runs:
+            rung = re.sub(r"-seed\d+$", "", run.name.removeprefix(f"{name}-"))
+            by_rung.setdefault(rung, []).append(run)
     stored = []
-    for variant in variants:
-        first = variant.runs[0]
+    for rung, runs in by_rung.items():
+        runs.sort(key=lambda run: run.seed)
+        figures = runs[0].figures
         stored.append(
             {
-                "name": variant.name.removeprefix(f"{name}-"),
-                "settings": {key: variant.settings.get(key) for key in keys},
-                "parameters": first.figures["parameters"],
-                "kv_bytes": first.figures[KV_BYTES],
-                "runs": [run_results(run, outcome) for run in variant.runs],
+                "name": rung,
+                "parameters": figures["parameters"],
+                "kv_bytes": figures[KV_BYTES],
+                "runs": [run_results(run, outcome) for run in runs],
             }
         )
     stored.sort(key=lambda variant: variant["name"] != "baseline")  # stable: the others stay

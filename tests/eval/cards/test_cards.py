@@ -3,13 +3,27 @@ its table.
 """
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from eval.cards.__main__ import CONFIGS, RESULTS, holm, in_words, loss_difference, median_step, reached_at, times
+from eval.cards.__main__ import (
+    CONFIGS,
+    RESULTS,
+    holm,
+    in_words,
+    loss_difference,
+    median_step,
+    reached_at,
+    read_results,
+    times,
+)
+from eval.compare.runs import read_runs
+from eval.config import Outcome
+from tests.train.helpers import pretrain, write_config
 from train.config import load_run_config
 
 ROOT = Path(__file__).parents[3]
@@ -108,3 +122,20 @@ def test_a_card_goes_from_training_to_its_table_on_small_settings(name, tmp_path
     names = [line.split()[1] for line in said.splitlines() if line.startswith("| ")]
     assert (names[0], *names[2:]) == ("variant", "baseline", rung)
     assert said.endswith(command("eval.cards", name, "--out", tmp_path / "results.json"))
+
+
+def test_runs_of_a_rung_belong_together_although_an_older_config_lacks_a_key(tmp_path):
+    """A sweep that goes on after an update of Headlight: its first runs know fewer keys."""
+    small = ["train.max_steps=2", "train.precision=fp32", "eval.hooks=[validation,attention]", "eval.attention.every=1"]
+    config = write_config(tmp_path)
+    paths = []
+    for seed in range(2):
+        pretrain(config, f"name=card-baseline-seed{seed}", f"seed={seed}", *small)
+        paths.append(tmp_path / "runs" / f"card-baseline-seed{seed}")
+    old = paths[0] / "config.yaml"
+    old.write_text(re.sub(r"\n  kv_sharing: both", "", old.read_text("utf-8")), "utf-8")
+    assert len(read_runs(paths)) == 2  # for eval.compare they are two variants
+    (variant,) = read_results("card", Outcome(score="copy_gain", at_least=1.0), paths)["variants"]
+    assert variant["name"] == "baseline"
+    assert [run["seed"] for run in variant["runs"]] == [0, 1]
+    assert variant["runs"][0]["steps"] == [0, 1, 2]

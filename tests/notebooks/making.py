@@ -44,7 +44,7 @@ def environment(**changes: str) -> dict[str, str]:
     return os.environ | {"PYTHONPATH": str(ROOT)} | changes
 
 
-def exercise(solution: str, wrong: str | None, check: str = 'check("06.2", four, 4)', asks: str = "four") -> list[Any]:
+def exercise(solution: str, wrong: str | None, check: str = 'check("06.3", four, 4)', asks: str = "four") -> list[Any]:
     """The three cells of an exercise. asks: the name of its answer."""
     asks = new_code_cell(f"{asks} = None  # a number")
     asks.metadata["tags"] = ["exercise"]

@@ -16,8 +16,7 @@ Off can mean three things: a head's output becomes zero, its mean, or that of an
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations
 from typing import NamedTuple
@@ -30,6 +29,7 @@ from configs.text import table
 from eval.attention import metrics
 from eval.attention.capture import capture, layers_with_weights
 from eval.attention.controls import Head, copied, scaled
+from eval.attention.inside import passing
 from eval.attention.probes import Probe
 from eval.language_modeling import LOGITS, predictions
 from model import LanguageModel
@@ -174,7 +174,11 @@ def measure_subsets(
             f"{n} heads have {2**n:,} subsets: at most {MOST_HEADS} heads are measured"
         )
     inputs = value.probe.for_model(next(lm.parameters()).device)
-    outputs = head_outputs(lm, inputs)
+    modules = lm.attention_modules()
+    passes = passing(lm, inputs["input_ids"], [modules[layer].o_proj for layer in layers])
+    outputs = {}  # of the heads, beside each other in the input of o_proj: (B, T, H, D)
+    for layer, (z, _) in zip(layers, passes, strict=True):
+        outputs[layer] = z.unflatten(-1, (lm.config.num_attention_heads, -1))
     B, T = value.probe.input_ids.shape
     tokens = min(TOKENS, LOGITS // lm.lm_head.out_features)
     at_once = max(1, tokens // (B * T))  # subsets in one forward pass
@@ -196,31 +200,6 @@ def measure_subsets(
             parts.append((losses.nan_to_num(0) * value.weights).double().sum((1, 2)))
         values[ablation] = torch.cat(parts).numpy()
     return Subsets(heads, values)
-
-
-def head_outputs(lm: LanguageModel, inputs: dict[str, Tensor]) -> dict[int, Tensor]:
-    """Return the outputs of every layer's heads, before o_proj: layer -> (B, T, H, D)."""
-    outputs: dict[int, Tensor] = {}
-    with recording(lm, outputs):
-        predictions(lm, **inputs)
-    return outputs
-
-
-@contextmanager
-def recording(lm: LanguageModel, outputs: dict[int, Tensor]) -> Iterator[None]:
-    modules = lm.attention_modules()
-    hooks = []
-    for layer in layers_with_weights(lm.config):
-
-        def record(_module: torch.nn.Module, inputs: tuple[Tensor], layer: int = layer) -> None:
-            outputs[layer] = inputs[0].unflatten(-1, (lm.config.num_attention_heads, -1)).clone()
-
-        hooks.append(modules[layer].o_proj.register_forward_pre_hook(record))
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def replacement(outputs: Tensor, ablation: str) -> Tensor:

@@ -9,13 +9,13 @@ import torch
 
 from data import load_tokenizer
 from eval.attention.controls import ablated, ablation, copy_gain, second_copy_loss
+from eval.attention.inside import passing
 from eval.attention.probes import Probe, repeated_probe
 from eval.attention.subsets import (
     ABLATIONS,
     Subsets,
     copy_value,
     halves,
-    head_outputs,
     is_quick,
     measure_subsets,
     named_pair,
@@ -44,7 +44,9 @@ def brute_force(lm: LanguageModel, probe: Probe, ablation: str) -> dict[tuple, f
     by hand, in the input of o_proj.
     """
     value = copy_value(probe)
-    outputs = head_outputs(lm, probe.for_model())
+    o_projs = [module.o_proj for module in lm.attention_modules()]
+    with torch.no_grad():
+        outputs = [z.unflatten(-1, (2, -1)) for z, _ in passing(lm, probe.input_ids, o_projs)]
     heads = [(layer, head) for layer in range(2) for head in range(2)]
     gains = {}
     for size in range(5):

@@ -212,15 +212,20 @@ def replacement(outputs: Tensor, ablation: str) -> Tensor:
 
 
 def summary(subsets: Subsets, value: Value, pair: Sequence[Head]) -> str:
-    """Return a table of Shapley values, the smallest set and the rank of the pair."""
+    """Return a table: Shapley values, some subsets, the smallest set, the rank of the pair."""
     rows = []
     shapley = {ablation: subsets.shapley(ablation) for ablation in subsets.values}
     for i, (layer, head) in enumerate(subsets.heads):
         mark = " (named)" if (layer, head) in pair else ""
         cells = [f"{values[i]:+.3f}" for values in shapley.values()]
         rows.append([f"L{layer} H{head}{mark}", *cells])
-    totals = [values[-1] - values[0] for values in subsets.values.values()]
-    rows.append(["all heads minus none", *(f"{total:+.3f}" for total in totals)])
+    all_heads = 2 ** len(subsets.heads) - 1
+    named = sum(1 << subsets.heads.index(head) for head in pair)
+    lines = {"all heads": all_heads, "no head": 0}
+    if pair:
+        lines |= {"only the named pair": named, "all but the named pair": all_heads & ~named}
+    for label, subset in lines.items():
+        rows.append([label, *(f"{values[subset]:+.3f}" for values in subsets.values.values())])
     sets = []
     ranks: dict[str, list[str]] = {"alone": [], "missing": []}
     for ablation in subsets.values:

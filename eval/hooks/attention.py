@@ -39,7 +39,7 @@ SUBSETS = "subsets.md"
 HEADING = "### Every subset of the heads"
 EXPLANATION = """
 Every subset of the heads was switched off. A head's Shapley value is its mean contribution over all
-orders of switching heads on; they add up to the row *all heads minus none*. The named pair is the
+orders of switching heads on; they add up to *all heads* minus *no head*. The named pair is the
 strongest induction head and the strongest previous-token head below it, chosen on other rows than
 these. p is the chance that a random pair ranks as high, alone or missing.
 """.strip()

@@ -6,6 +6,9 @@ R queries. Three dots are any dimensions in front, such as (B, H).
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -58,6 +61,18 @@ def begins_to_copy(looks: list[dict[str, float]]) -> float | None:
         if look["copy_gain"] >= 1:
             return look["step"]
     return None
+
+
+def earlier(first: list[Any], second: list[Any]) -> tuple[int, int, int]:
+    """Count the seeds whose first run copies earlier, whose second does, and the ties."""
+    starts = {run["seed"]: begins_to_copy(run["looks"]) for run in second}
+    counts = [0, 0, 0]
+    for run in first:
+        if run["seed"] in starts:
+            pair = (begins_to_copy(run["looks"]), starts[run["seed"]])
+            a, b = [math.inf if step is None else step for step in pair]  # never: after the end
+            counts[0 if a < b else 1 if b < a else 2] += 1
+    return counts[0], counts[1], counts[2]
 
 
 State = tuple[Tensor, Tensor, Tensor]  # largest score, total and mixture: (R, 1), (R, 1), (R, D)

@@ -163,6 +163,34 @@ def begins_to_copy(function: Function) -> None:
         same(call, function(looks), step)
 
 
+Starts = dict[int, int | None]  # seed -> step from which the run copies
+
+
+def earlier(function: Function) -> None:
+    cases: list[tuple[Starts, Starts, tuple[int, int, int]]] = [
+        ({0: 50, 1: 100, 2: 100}, {0: 100, 1: 50, 2: 100}, (1, 1, 1)),
+        ({0: 50, 1: 150}, {1: 150, 0: 0}, (0, 1, 1)),
+        ({3: 50, 4: None, 5: None, 6: None}, {3: None, 4: 50, 5: None, 6: 150}, (1, 2, 1)),
+        ({5: 0, 6: 100}, {5: 50, 6: 150}, (2, 0, 0)),
+        ({7: 50, 8: 100}, {8: 50, 9: 100}, (0, 1, 0)),
+    ]
+    for first, second, counts in cases:
+        lists = []
+        for starts in (first, second):
+            lists.append([{"seed": seed, "looks": looks_from(starts[seed])} for seed in starts])
+        call = f"earlier(first, second) of runs that copy from {first} and {second} (seed: step)"
+        same(call, function(*lists), counts)
+
+
+def looks_from(start: int | None) -> list[dict[str, float]]:
+    """Return the looks at the steps 0, 50, 100 and 150 of a run that copies from a step."""
+    looks = []
+    for step in range(0, 200, 50):
+        gain = 0.2 if start is None or step < start else 1.0
+        looks.append({"step": step, "copy_gain": gain})
+    return looks
+
+
 def rows_of_scores() -> tuple[Tensor, Tensor]:
     """Return scores (7, 100) whose exp overflows, in rows far apart, and values (100, 5)."""
     scores = 40 * attention.random(7, 100) + 100 * torch.arange(7)[:, None]

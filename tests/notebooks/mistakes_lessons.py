@@ -6,6 +6,12 @@ SHARES = "(x - x.amax(-1, keepdim=True)).exp()"
 DIVIDED = "q @ k.mT / q.shape[-1] ** 0.5"
 NUMBERS = "c.num_hidden_layers * c.kv_heads * c.head_size"
 FIRST = "next((a['step'] for a in looks if a['copy_gain'] >= 1), None)"
+START = "next((a['step'] for a in run['looks'] if a['copy_gain'] >= 1), math.inf)"
+EARLIER = (
+    "lambda first, second: (lambda a, b: tuple(sum(f(a[s], b[s]) for s in a.keys() & b.keys()) for f in "
+    "(lambda x, y: x < y, lambda x, y: x > y, lambda x, y: x == y)))"
+    f"(*({{run['seed']: {START} for run in runs}} for runs in (first, second)))"
+)
 # state s, scores x and values v; m: the largest score, f: how much the old sums shrink, p: exp(scores)
 READ = (
     "lambda s, x, v: (lambda m: (lambda f, p: (m, f * s[1] + p.sum(1, keepdim=True), f * s[2] + p @ v))"
@@ -33,6 +39,24 @@ WRONG = {
         "lambda looks: [a['step'] for a in looks if a['copy_gain'] >= 1]",
         "lambda looks: max(looks, key=lambda a: a['copy_gain'])['step']",
         "lambda looks: looks[-1]['step']",
+    ],
+    "earlier": [
+        EARLIER.replace("math.inf", "0"),  # never is before every step
+        EARLIER.replace("math.inf", "run['looks'][-1]['step']"),  # never is at the last step
+        EARLIER.replace("math.inf", "math.nan"),  # two that never copy are no tie
+        EARLIER.replace("x > y, lambda x, y: x == y", "x >= y, lambda x, y: x == y"),
+        EARLIER.replace("x < y, ", "x <= y, "),
+        EARLIER.replace("x < y, lambda x, y: x > y", "x > y, lambda x, y: x < y"),
+        EARLIER.replace(", lambda x, y: x == y", ""),  # no ties
+        EARLIER.replace("x == y", "False"),
+        EARLIER.replace("a.keys() & b.keys()", "a.keys()"),  # KeyError
+        EARLIER.replace("sum(f(a[s], b[s]) for s in a.keys() & b.keys())", "sum(map(f, a.values(), b.values()))"),
+        EARLIER.replace("a[s], b[s]", "a.get(s, math.inf), b.get(s, math.inf)").replace("a.keys() & b", "a.keys() | b"),
+        EARLIER.replace(">= 1", "> 1"),
+        EARLIER.replace(START, f"({START} or math.inf)"),  # a run that copies from step 0
+        EARLIER.replace(START, "run['looks'][-1]['copy_gain']"),
+        EARLIER.replace("sum(f", "list(f"),
+        EARLIER.replace("tuple(", "max("),
     ],
     "read_block": [
         READ.replace("f * s[1]", "s[1]"),
@@ -227,6 +251,10 @@ RIGHT = {
     "begins_to_copy": [
         f"lambda looks: {FIRST}",
         "lambda looks: min((a['step'] for a in looks if a['copy_gain'] >= 1), default=None)",
+    ],
+    "earlier": [
+        EARLIER,
+        EARLIER.replace("tuple(", "list(").replace("math.inf", "10**9"),
     ],
     "read_block": [READ],
     "join_halves": [

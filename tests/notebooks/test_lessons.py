@@ -36,7 +36,8 @@ EXERCISES = {
     "repeat_kv": ("03.1", repeat_kv),
     "cache_bytes": ("03.2", kv_cache_bytes),
     "ablate": ("06.2", steps.ablate),
-    "begins_to_copy": ("04.2", steps.begins_to_copy),
+    "begins_to_copy": ("04.1", steps.begins_to_copy),
+    "earlier": ("04.2", steps.earlier),
     "read_block": ("08.2", steps.read_block),
     "join_halves": ("08.3", join_halves),
 }

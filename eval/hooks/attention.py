@@ -27,11 +27,13 @@ from eval.attention.subsets import (
     named_pair,
     summary,
 )
+from eval.band import departure, health
 from eval.config import EvalConfig
 from eval.hooks import EvalEvent, Hook, Outcome, cadences_of, lines_of
 from eval.load_model import run_folder
 from eval.page.viewer import VIEWER, Looks, write_page
 from eval.pictures.heads import PICTURES, draw_subsets, quick_mosaic, render
+from eval.run_files import read_metrics
 from model import ModelConfig
 
 # The table of all subsets, in attention/; its picture has the same stem.
@@ -51,6 +53,7 @@ class Attention(Hook):
     # Both are made at the first evaluation.
     probes: Sequence[Probe] = ()
     page: Looks | None = None
+    has_left = False  # the band of recorded runs
 
     def check(self, config: EvalConfig, model: ModelConfig) -> None:
         settings = config.attention
@@ -98,6 +101,10 @@ class Attention(Hook):
             for step, line in changes(page.snapshots):
                 if step == event.step:
                     event.say(line)
+            left = departure(event.directory, read_metrics(event.directory, event.tracker.say))
+            if left and not self.has_left:
+                event.say(left)
+            self.has_left = bool(left)
             picture = snapshots.write(snapshot, event.directory / "attention").with_suffix(".png")
             quick_mosaic(snapshot, picture)
             self._write_page(event)
@@ -190,6 +197,8 @@ class Attention(Hook):
         seen = " ".join(filter(None, (formed(all_snapshots), without_them(last))))
         figures = {"attention": scalars, "attention_seconds": cost, "seen": seen}
         sections = ["## Attention heads", "", *findings(all_snapshots), summary, ""]
+        healthy = health(directory, lines)
+        sections += [healthy, ""] if healthy else []
         if (directory / "attention" / SUBSETS).is_file():
             text = (directory / "attention" / SUBSETS).read_text(encoding="utf-8")
             sections += [HEADING, "", EXPLANATION, "", text, ""]
@@ -197,7 +206,7 @@ class Attention(Hook):
         for name, title in PICTURES.items():
             if (directory / "attention" / name).is_file():
                 sections.append(f"![{title}](attention/{name})\n")
-        return Outcome(figures, sections=sections)
+        return Outcome(figures, [healthy] if healthy else [], sections)
 
 
 def _probes_of(event: EvalEvent) -> list[Probe]:

@@ -19,6 +19,7 @@ from eval.attention.history import PhaseChange, best_head, choose, copy_gains
 from eval.attention.metrics import PATTERNS, SCORES
 from eval.attention.snapshots import Snapshot, file_of
 from eval.attention.subsets import Subsets, sizes_of
+from eval.band import Band, band_of, draw_band
 from eval.page.page_model import models_that_fit
 from eval.page.viewer import VIEWER, experts_of, write_viewer
 from eval.pictures import drawing
@@ -61,7 +62,9 @@ def render(
     if last.scores:
         paths.append(score_maps(last, folder / "heads.png", name))
         title = f"{name}: what the heads do"
-        paths.append(curves(ordered, folder / "curves.png", title, history.phase_change(ordered)))
+        mark = history.phase_change(ordered)
+        healthy = band_of(run_directory)
+        paths.append(curves(ordered, folder / "curves.png", title, mark, healthy))
     best = best_head(last, "induction")
     if best and probe == "repeated_2":
         layer = last.layers[best[0]]
@@ -309,11 +312,13 @@ def curves(
     path: Path,
     title: str = "",
     mark: PhaseChange | None = None,
+    healthy: Band | None = None,
 ) -> Path:
     """Draw the pattern scores of the heads that are best at the end, and the copy gain below.
 
     snapshots: ordered by step
     mark:      the phase change, a vertical line
+    healthy:   the band of recorded runs, in grey
     """
     gains = copy_gains(snapshots)
     last = snapshots[-1]
@@ -332,6 +337,8 @@ def curves(
         if chance is not None:
             colour = drawing.group_colour(number)
             top.axhline(chance, color=colour, lw=1, ls=(0, (5, 4)))
+    if "induction" in names:
+        draw_band(top, healthy, "induction", "induction")
     top.legend(
         loc="upper left", bbox_to_anchor=(1.015, 1), borderaxespad=0, fontsize=8, frameon=False
     )
@@ -341,6 +348,7 @@ def curves(
     for axes in below:
         drawing.draw_curve(axes, tokens, gains, color=drawing.INK, marker=".")
         axes.axhline(0, color=drawing.INK, lw=0.8, ls=(0, (5, 4)))
+        draw_band(axes, healthy, "copy_gain", "copy gain")
         meaning = "loss on the first copy of random tokens minus loss on the second"
         drawing.frame_curves(axes, f"copy gain (nats): {meaning}")
     if mark:

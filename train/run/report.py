@@ -16,6 +16,7 @@ from configs.files import DamagedFile, read_json, read_lines, write_atomically
 from configs.text import fenced, markdown
 from data.batches import too_long
 from data.prepare import describe
+from eval.band import band_of, draw_band
 from eval.page.viewer import VIEWER
 from eval.run_files import METRICS, RESULT
 from model.accounting import num_active_parameters
@@ -155,6 +156,7 @@ def plot_loss(metrics: list[dict[str, Any]], path: Path) -> None:
         points = [m for m in metrics if m["split"] == split and m.get("loss") is not None]
         tokens = [point["tokens"] / 1e6 for point in points]
         axes.plot(tokens, [point["loss"] for point in points], label=split, **style)
+    draw_band(axes, band_of(path.parent), "loss", "train, mean of five,", unit=1e6)
     axes.set(xlabel="million tokens seen", ylabel="loss (nats per token)")
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)

@@ -1,0 +1,203 @@
+"""Is my run healthy? The band of recorded runs that differ from it in the seed alone.
+
+`bands.json` has, for configs/small.yaml and configs/demo.yaml, the lowest and the highest curve of
+several seeds. A run with the same settings is drawn over its band. To record one:
+
+    python -m train.sweep configs/cards/sharing.yaml --seeds 20
+    python -m eval.band small runs/sharing-baseline-seed*
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from configs.command import InputError, exit_on_bad_input
+from configs.files import read_json, run_path, write_atomically
+from configs.loader import flatten, load_config
+from eval.run_files import read_metrics
+
+BANDS = Path(__file__).with_name("bands.json")
+CONFIG = "config.yaml"
+# Split and key in metrics.jsonl.
+CURVES = {
+    "loss": ("train", "loss"),
+    "induction": ("attention", "induction_max"),
+    "copy_gain": ("attention", "copy_gain"),
+}
+# What a run reports that is below its band, or above it.
+WORDS = {
+    "loss": ("the training loss is lower", "the training loss is higher"),
+    "induction": ("the best head's induction is lower", "the best head's induction is higher"),
+    "copy_gain": ("the copy gain is lower", "the copy gain is higher"),
+}
+# The loss of one step is noisy: a point is the mean of so many lines.
+SMOOTHED = 5
+# A run has left its band after so many points outside, one after another.
+OUTSIDE = 3
+# Runs of a band differ in the seed, and in what changes nothing but speed or rounding.
+SECTIONS = ("model.", "data.", "train.optimizer.", "init_from", "lora")
+TRAIN = "max_steps max_tokens max_minutes tokens_per_step schedule warmup_steps cooldown"
+TRAIN_KEYS = {f"train.{key}" for key in f"{TRAIN} final_lr_fraction grad_clip".split()}
+NO_MATTER = {"model.attn_implementation", "model.my_attention", "model.loadable_elsewhere"}
+# The tokenizer decides on these.
+NO_MATTER |= {"model.vocab_size", "model.bos_token_id", "model.eos_token_id", "model.pad_token_id"}
+Curves = dict[str, tuple[list[int], list[float]]]  # name -> tokens, values
+
+
+class Band(NamedTuple):
+    """The curves between which all recorded runs stayed."""
+
+    name: str  # of the config, such as "small"
+    seeds: int
+    tokens: dict[str, list[int]]  # curve -> where it is recorded
+    low: dict[str, list[float]]
+    high: dict[str, list[float]]
+
+    def limits(self, curve: str, tokens: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
+        """Return the lowest and the highest value at these places, NaN where none is recorded."""
+        low, high = (
+            np.interp(tokens, self.tokens[curve], ends[curve], left=np.nan, right=np.nan)
+            for ends in (self.low, self.high)
+        )
+        return low, high
+
+
+def main() -> None:
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=form)
+    parser.add_argument("name", help="of the band: the config's, such as small")
+    parser.add_argument("runs", nargs="+", type=run_path, help="finished runs, one for each seed")
+    args = parser.parse_args()
+    bands = read_json(BANDS, dict) if BANDS.exists() else {}
+    bands[args.name] = recorded(args.runs)
+    # a band a line, so that git shows which one changed
+    lines = [f"{json.dumps(name)}: {json.dumps(band)}" for name, band in bands.items()]
+    write_atomically(BANDS, "{" + ",\n".join(lines) + "}\n")
+    print(f"wrote the band of {len(args.runs)} runs to {BANDS}")
+
+
+def recorded(runs: Sequence[Path]) -> dict[str, Any]:
+    """Return what bands.json has of these runs. Raises InputError if their settings differ."""
+    settings = settings_of(runs[-1])
+    curves = []
+    for run in runs:
+        if not are_alike(settings_of(run), settings):
+            raise InputError(f"{run}: differs from {runs[-1]} in more than the seed")
+        curves.append(curves_of(read_metrics(run, print)))
+    band: dict[str, Any] = {"settings": settings, "seeds": len(runs)}
+    for name in CURVES:
+        # places that all runs have; padding differs by seed, so tokens do a little, too
+        points = zip(*(zip(*curve[name], strict=True) for curve in curves), strict=True)
+        tokens = []
+        low = []
+        high = []
+        for at_once in points:
+            places, values = zip(*at_once, strict=True)
+            tokens.append(round(sum(places) / len(places)))
+            low.append(float(f"{min(values):.4g}"))
+            high.append(float(f"{max(values):.4g}"))
+        band[name] = [tokens, low, high]
+    return band
+
+
+def settings_of(run: Path) -> dict[str, Any]:
+    """Return the settings of a run on which its curves depend, by dotted key."""
+    settings = {}
+    for key, value in flatten(load_config(run / CONFIG).values).items():
+        if key in TRAIN_KEYS or (key.startswith(SECTIONS) and key not in NO_MATTER):
+            settings[key] = value
+    return settings
+
+
+def are_alike(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
+    """Compare settings. A key that one of them lacks came later, and has its default."""
+    return all(a[key] == b[key] for key in a.keys() & b.keys())
+
+
+def curves_of(lines: Sequence[Mapping[str, Any]]) -> Curves:
+    """Return the curves of a run from the lines of its metrics.jsonl."""
+    curves: Curves = {}
+    for name, (split, key) in CURVES.items():
+        tokens = []
+        values = []
+        for line in lines:
+            if line["split"] == split and line.get(key) is not None:
+                tokens.append(line["tokens"])
+                values.append(line[key])
+        if name == "loss":
+            starts = range(0, len(values) - SMOOTHED + 1, SMOOTHED)
+            tokens = [tokens[start + SMOOTHED // 2] for start in starts]  # in the middle
+            values = [float(np.mean(values[start : start + SMOOTHED])) for start in starts]
+        curves[name] = (tokens, values)
+    return curves
+
+
+@cache
+def band_of(run: Path) -> Band | None:
+    """Return the band of a run's settings, or None."""
+    try:
+        settings = settings_of(run)
+    except (InputError, OSError):
+        return None  # a folder of snapshots without a config
+    for name, band in read_json(BANDS, dict).items():
+        if are_alike(settings, band["settings"]):
+            ends = [{curve: band[curve][i] for curve in CURVES} for i in range(3)]
+            return Band(name, band["seeds"], *ends)
+    return None
+
+
+def left_at(band: Band, curves: Curves) -> str:
+    """Return a sentence about the first curve that has left the band for good, or ""."""
+    for name, (tokens, values) in curves.items():
+        if not band.tokens[name]:
+            continue  # the recorded runs did not measure it
+        low, high = band.limits(name, tokens)
+        for words, is_outside in zip(WORDS[name], (values < low, values > high), strict=True):
+            inside = np.flatnonzero(~is_outside)
+            first = inside[-1] + 1 if len(inside) else 0
+            if len(values) - first >= OUTSIDE:
+                return (
+                    f"From {tokens[first]:,} tokens on, {words} than in all {band.seeds} "
+                    f"recorded runs of {band.name}.yaml."
+                )
+    return ""
+
+
+def departure(run: Path, lines: Sequence[Mapping[str, Any]]) -> str:
+    """Return a sentence if a curve of this run has left the band of its settings, or ""."""
+    band = band_of(run)
+    return left_at(band, curves_of(lines)) if band else ""
+
+
+def health(run: Path, lines: Sequence[Mapping[str, Any]]) -> str:
+    """Return a sentence: is this run like the recorded ones? "" if none has its settings."""
+    band = band_of(run)
+    if band is None:
+        return ""
+    return departure(run, lines) or (
+        f"Like {band.seeds} recorded runs of {band.name}.yaml: no curve has left their band."
+    )
+
+
+def draw_band(axes: Any, band: Band | None, curve: str, what: str, unit: float = 1) -> None:
+    """Draw the band of a curve in grey, behind what is there.
+
+    what: the word in the legend; unit: tokens of a unit of the horizontal axis
+    """
+    if band is None:
+        return
+    tokens = np.divide(band.tokens[curve], unit)
+    label = f"{what} in {band.seeds} recorded runs"
+    style = {"color": "#999999", "alpha": 0.22, "lw": 0, "zorder": 0, "label": label}
+    axes.fill_between(tokens, band.low[curve], band.high[curve], **style)
+
+
+if __name__ == "__main__":
+    exit_on_bad_input(main)

@@ -1,12 +1,14 @@
 """Attention in six functions, the online softmax, and what later cells of notebooks need.
 
-Notebooks 01, 04, 08 and 13 use them until the reader's own are right. T words, D numbers in a head,
-R queries. Three dots are any dimensions in front, such as (B, H).
+Notebooks 01, 04, 06, 08 and 13 use them until the reader's own are right. T words, D numbers in a
+head, R queries. Three dots are any dimensions in front, such as (B, H).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
+from itertools import permutations
 from typing import Any
 
 import torch
@@ -73,6 +75,16 @@ def earlier(first: list[Any], second: list[Any]) -> tuple[int, int, int]:
             a, b = [math.inf if step is None else step for step in pair]  # never: after the end
             counts[0 if a < b else 1 if b < a else 2] += 1
     return counts[0], counts[1], counts[2]
+
+
+def shapley(value: Callable[[Any], float], heads: Sequence[Any]) -> dict[Any, float]:
+    """Return what each head adds to value(heads that are on), on average over all orders."""
+    added = dict.fromkeys(heads, 0.0)
+    orders = list(permutations(heads))
+    for order in orders:
+        for i, head in enumerate(order):
+            added[head] += value(order[: i + 1]) - value(order[:i])
+    return {head: added[head] / len(orders) for head in heads}
 
 
 State = tuple[Tensor, Tensor, Tensor]  # largest score, total and mixture: (R, 1), (R, 1), (R, D)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from eval.attention.subsets import Subsets
 from model import ModelConfig
 from notebooks import steps
 from notebooks.checks import attention
@@ -189,6 +191,25 @@ def looks_from(start: int | None) -> list[dict[str, float]]:
         gain = 0.2 if start is None or step < start else 1.0
         looks.append({"step": step, "copy_gain": gain})
     return looks
+
+
+def shapley(function: Function) -> None:
+    games = {"0 without heads": [0, 1, 2, 7], "2 without heads": [2, 3, 3, 4, 9, 1, 0, 8]}
+    for title, values in games.items():
+        count = len(values).bit_length() - 1
+        heads = [(0, i) for i in range(count)]
+
+        def value(on: Iterable[Any], values=values, heads=heads) -> float:
+            return float(values[sum(1 << heads.index(head) for head in set(on))])
+
+        expected = Subsets(heads, {"zero": np.array(values, float)}).shapley("zero")
+        got = function(value, heads)
+        call = f"shapley(value, {heads}), where value is {title}"
+        assert isinstance(got, dict), (
+            f"{call}, is {got!r}, and must be a dictionary {{head: number}}."
+        )
+        for head, right in zip(heads, expected, strict=True):
+            same(f"{call}: result[{head}]", got.get(head), float(right))
 
 
 def rows_of_scores() -> tuple[Tensor, Tensor]:

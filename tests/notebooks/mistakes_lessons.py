@@ -1,4 +1,4 @@
-"""Learners' answers to the exercises of notebooks 01, 03, 04 and 08: mistakes, and other right answers."""
+"""Learners' answers to the exercises of notebooks 01, 03, 04, 06 and 08: mistakes, and other right answers."""
 
 HIDE = "torch.ones_like(s).triu(1).bool()"
 MASK = "torch.ones(q.shape[-2], q.shape[-2]).triu(1).bool()"
@@ -11,6 +11,11 @@ EARLIER = (
     "lambda first, second: (lambda a, b: tuple(sum(f(a[s], b[s]) for s in a.keys() & b.keys()) for f in "
     "(lambda x, y: x < y, lambda x, y: x > y, lambda x, y: x == y)))"
     f"(*({{run['seed']: {START} for run in runs}} for runs in (first, second)))"
+)
+ADDED = "value(o[:o.index(h) + 1]) - value(o[:o.index(h)])"
+SHAPLEY = (
+    f"lambda value, heads: (lambda orders: {{h: sum({ADDED} for o in orders)"
+    " / len(orders) for h in heads})(list(itertools.permutations(heads)))"
 )
 # state s, scores x and values v; m: the largest score, f: how much the old sums shrink, p: exp(scores)
 READ = (
@@ -39,6 +44,31 @@ WRONG = {
         "lambda looks: [a['step'] for a in looks if a['copy_gain'] >= 1]",
         "lambda looks: max(looks, key=lambda a: a['copy_gain'])['step']",
         "lambda looks: looks[-1]['step']",
+    ],
+    "shapley": [
+        "lambda value, heads: {h: value([h]) - value([]) for h in heads}",  # alone
+        "lambda value, heads: {h: value(heads) - value([o for o in heads if o != h]) for h in heads}",  # missing
+        "lambda value, heads: {h: (value([h]) - value([]) + value(heads) - value([o for o in heads if o != h])) / 2"
+        " for h in heads}",
+        "lambda value, heads: {h: (value(heads) - value([])) / len(heads) for h in heads}",
+        SHAPLEY.replace(" / len(orders)", ""),
+        SHAPLEY.replace("len(orders)", "len(heads)"),
+        SHAPLEY.replace("list(itertools.permutations(heads))", "[tuple(heads)]"),
+        SHAPLEY.replace("list(itertools.permutations(heads))", "[tuple(heads), tuple(heads[::-1])]"),
+        SHAPLEY.replace("list(itertools.permutations(heads))", "list(itertools.permutations(heads))[1:]"),
+        SHAPLEY.replace(" - value(o[:o.index(h)])", ""),
+        SHAPLEY.replace(
+            "value(o[:o.index(h) + 1]) - value(o[:o.index(h)])", "value(o[:o.index(h)]) - value(o[:o.index(h) + 1])"
+        ),
+        SHAPLEY.replace(
+            "value(o[:o.index(h) + 1]) - value(o[:o.index(h)])",
+            "abs(value(o[:o.index(h) + 1]) - value(o[:o.index(h)]))",
+        ),
+        SHAPLEY.replace("{h: sum(", "[sum(").replace("for h in heads}", "for h in heads]"),  # no dictionary
+        # each subset counts the same (Banzhaf)
+        "lambda value, heads: {h: sum(value([*s, h]) - value(s) for n in range(len(heads)) for s in "
+        "itertools.combinations([o for o in heads if o != h], n)) / 2 ** (len(heads) - 1) for h in heads}",
+        "lambda value, heads: {h: value([h]) / sum(value([o]) for o in heads) * value(heads) for h in heads}",
     ],
     "earlier": [
         EARLIER.replace("math.inf", "0"),  # never is before every step
@@ -251,6 +281,11 @@ RIGHT = {
     "begins_to_copy": [
         f"lambda looks: {FIRST}",
         "lambda looks: min((a['step'] for a in looks if a['copy_gain'] >= 1), default=None)",
+    ],
+    "shapley": [
+        SHAPLEY,
+        "lambda value, heads: {h: sum((value([*s, h]) - value(s)) / (len(heads) * math.comb(len(heads) - 1, n)) for n "
+        "in range(len(heads)) for s in itertools.combinations([o for o in heads if o != h], n)) for h in heads}",
     ],
     "earlier": [
         EARLIER,

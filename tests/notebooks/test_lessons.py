@@ -1,7 +1,8 @@
-"""The checks of the functions that readers write in notebooks 01, 03, 04 and 08."""
+"""The checks of the functions that readers write in notebooks 01, 03, 04, 06 and 08."""
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 
@@ -36,6 +37,7 @@ EXERCISES = {
     "repeat_kv": ("03.1", repeat_kv),
     "cache_bytes": ("03.2", kv_cache_bytes),
     "ablate": ("06.2", steps.ablate),
+    "shapley": ("06.5", steps.shapley),
     "begins_to_copy": ("04.1", steps.begins_to_copy),
     "earlier": ("04.2", steps.earlier),
     "read_block": ("08.2", steps.read_block),
@@ -45,7 +47,7 @@ every_exercise = pytest.mark.parametrize("name", EXERCISES)
 
 
 def written(source: str):
-    return eval(source, {"torch": torch, "math": math, "F": F})
+    return eval(source, {"torch": torch, "math": math, "F": F, "itertools": itertools})
 
 
 def ask(name: str, answer):

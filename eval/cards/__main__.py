@@ -5,7 +5,8 @@ The outcome is named in configs/cards/sharing.yaml, before the runs. To measure 
     python -m train.sweep configs/cards/sharing.yaml --seeds 20
     python -m eval.cards sharing --runs runs/sharing-*-seed*
 
-The second command writes the results into eval/cards/sharing.json. --out names another file.
+The second command writes the results into eval/cards/sharing.json. --out names another file. With
+--prose, every model also reads 16 passages of a book. --picture draws when runs reach the outcome.
 """
 
 from __future__ import annotations
@@ -17,16 +18,22 @@ import re
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
+import numpy as np
+
 from configs.command import InputError, exit_on_bad_input
-from configs.files import read_json, run_path, write_atomically
+from configs.files import read_json, read_text, run_path, write_atomically
 from configs.loader import load_config
 from configs.text import table
 from eval.attention.history import best_head, like_the_last
-from eval.attention.snapshots import Snapshot
+from eval.attention.probes import BLOCK_TOKENS, repeated_probe, text_probe
+from eval.attention.snapshots import Snapshot, take_snapshot
 from eval.compare.runs import BITS, GAP, KV_BYTES, RunResult, read_runs
-from eval.config import Outcome
+from eval.config import AttentionConfig, Outcome
+from eval.load_model import open_checkpoint
+from eval.pictures import drawing
 from eval.run_files import read_result
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,6 +45,18 @@ SCORES = (
     "antecedent_writes"
 ).split()
 FIGURES = ("copy_gain", "song_copy_gain")
+# Columns of the second table, if they were measured: what the models do on other texts.
+ENDS = {
+    "induction_varied": "random tokens, blocks of 12 to 40",
+    "copy_gain": "copy gain there, nats",
+    "song_induction": "songs",
+    "antecedent_writes": "names in stories",
+    "prose_induction": "prose as it is",
+    "passage_induction": "prose, each passage twice",
+    "passage_copy_gain": "copy gain there, nats",
+}
+PASSAGES = 16
+TOKENS = 64  # of a passage as it is; the first BLOCK_TOKENS of it are read twice
 Results = dict[str, Any]
 
 
@@ -47,24 +66,34 @@ def main() -> None:
     names = sorted(path.stem for path in CONFIGS.glob("*.yaml"))
     parser.add_argument("name", choices=names, help=f"a card: {', '.join(names)}", metavar="name")
     parser.add_argument("--runs", nargs="+", type=run_path, help="store the results of these runs")
+    parser.add_argument("--prose", type=Path, help="a text unlike those of training (UTF-8)")
     parser.add_argument("--out", type=Path, help="file of the results")
+    parser.add_argument(
+        "--picture", type=Path, help="draw the share of runs over steps (.png, .svg)"
+    )
     args = parser.parse_args()
     file = args.out or RESULTS / f"{args.name}.json"
     if args.runs:
-        outcome = Outcome(**load_config(CONFIGS / f"{args.name}.yaml").values["outcome"])
-        results = read_results(args.name, outcome, args.runs)
+        results = read_results(args.name, args.runs, args.prose)
         write_atomically(file, json.dumps(results).encode())
         print(f"wrote {file}\n")
     if not file.is_file():
         raise InputError(f"{file}: there are no results yet: train the sweep, then name its --runs")
-    print(in_words(read_json(file, dict)))
+    results = read_json(file, dict)
+    print(in_words(results))
+    if args.picture:
+        draw(results, args.picture)
+        print(f"\nwrote {args.picture}")
 
 
 # Reading runs.
 
 
-def read_results(name: str, outcome: Outcome, paths: Sequence[Path]) -> Results:
-    """Return what a card stores of its runs, the baseline's first. Rounded to four digits."""
+def read_results(name: str, paths: Sequence[Path], prose: Path | None = None) -> Results:
+    """Return what a card stores of its runs, in its config's order. Rounded to four digits."""
+    config = load_config(CONFIGS / f"{name}.yaml").values
+    outcome = Outcome(**config["outcome"])
+    text = read_text(prose) if prose else ""
     # by name: the config of an older run may lack keys that later ones have
     by_rung: dict[str, list[RunResult]] = {}
     for variant in read_runs(paths):
@@ -72,18 +101,21 @@ def read_results(name: str, outcome: Outcome, paths: Sequence[Path]) -> Results:
             rung = re.sub(r"-seed\d+$", "", run.name.removeprefix(f"{name}-"))
             by_rung.setdefault(rung, []).append(run)
     stored = []
-    for rung, runs in by_rung.items():
-        runs.sort(key=lambda run: run.seed)
+    for rung in ("baseline", *config["rungs"]):
+        runs = sorted(by_rung.pop(rung, []), key=lambda run: run.seed)
+        if not runs:
+            continue
         figures = runs[0].figures
         stored.append(
             {
                 "name": rung,
                 "parameters": figures["parameters"],
                 "kv_bytes": figures[KV_BYTES],
-                "runs": [run_results(run, outcome) for run in runs],
+                "runs": [run_results(run, outcome, text) for run in runs],
             }
         )
-    stored.sort(key=lambda variant: variant["name"] != "baseline")  # stable: the others stay
+    for rung, runs in by_rung.items():
+        raise InputError(f"{runs[0].path}: {rung} is no rung of configs/cards/{name}.yaml")
     results = {"outcome": outcome.model_dump(), "variants": stored}
     return json.loads(
         json.dumps(results),
@@ -92,8 +124,8 @@ def read_results(name: str, outcome: Outcome, paths: Sequence[Path]) -> Results:
     )
 
 
-def run_results(run: RunResult, outcome: Outcome) -> Results:
-    """Return a run's curve of the outcome, and its figures at the end."""
+def run_results(run: RunResult, outcome: Outcome, prose: str = "") -> Results:
+    """Return a run's curve of the outcome, and its figures at the end, also on prose."""
     steps = []
     values = []
     if outcome.score == "recall":
@@ -109,6 +141,8 @@ def run_results(run: RunResult, outcome: Outcome) -> Results:
     end = {}
     for name in (*SCORES, *FIGURES) if snapshots else ():
         end[name] = value_of(snapshots[-1], name)
+    if prose:
+        end |= on_prose(run.path, prose)
     if read_result(run.path, print) is None:
         raise InputError(f"{run.path}: is not finished: finish it, or leave it out")
     return {
@@ -119,6 +153,29 @@ def run_results(run: RunResult, outcome: Outcome) -> Results:
         "bits_per_byte": run.figures[BITS],
         "floor_gap": run.figures.get(GAP),
         "end": end,
+    }
+
+
+def on_prose(run: Path, prose: str) -> Results:
+    """Return the figures of a run's newest checkpoint on passages from all parts of a text."""
+    lm, tokenizer, _ = open_checkpoint(run, "cpu")
+    ids = tokenizer.encode(prose)
+    if len(ids) < PASSAGES * TOKENS:
+        raise InputError(f"--prose has {len(ids):,} tokens: give {PASSAGES * TOKENS:,} or more")
+    rows = []
+    for i in range(PASSAGES):
+        start = i * (len(ids) - TOKENS) // (PASSAGES - 1)
+        rows.append(ids[start : start + TOKENS])
+    documents = np.array([token for row in rows for token in (tokenizer.bos_id, *row)])
+    blocks = [row[:BLOCK_TOKENS] for row in rows]
+    as_it_is = text_probe(tokenizer, documents, TOKENS)
+    twice = repeated_probe(tokenizer, 2, 1 + 2 * BLOCK_TOKENS, blocks=blocks)
+    probes = [probe for probe in (as_it_is, twice) if probe is not None]
+    snapshot = take_snapshot(lm, probes, AttentionConfig(), (0, 0, 0.0))
+    return {
+        "prose_induction": value_of(snapshot, "text_induction"),
+        "passage_induction": value_of(snapshot, "induction"),
+        "passage_copy_gain": value_of(snapshot, "copy_gain"),
     }
 
 
@@ -200,7 +257,7 @@ def in_words(results: Results) -> str:
         row = [variant["name"], f"{variant['parameters']:,}", f"{variant['kv_bytes']:,}"]
         row += [f"{hits} of {len(runs)}", median_step(sample)]
         row.append("baseline" if p is None else f"{p:.2g}")
-        row.append(f"{sum(ends) / len(ends):.2f} ({min(ends):.2f} to {max(ends):.2f})")
+        row.append(spread(ends))
         row.append("baseline" if p is None else loss_difference(baseline["runs"], runs))
         rows.append(row)
     header = ["variant", "parameters", "cache, bytes a token", f"runs that reach {at_least:g}"]
@@ -211,7 +268,56 @@ def in_words(results: Results) -> str:
         "corrected for the number of rows (Holm). At the end: mean (lowest to highest). Loss: "
         "held-out nats a token minus the baseline's of the same seed, Student's t."
     )
-    return f"{table(header, rows)}\n\n{note}"
+    return "\n\n".join(filter(None, (table(header, rows), note, ends_in_words(results))))
+
+
+def ends_in_words(results: Results) -> str:
+    """Return a table of what the models do on other texts at the end; "" if nothing is stored."""
+    ends = {}  # variant -> of each run
+    for variant in results["variants"]:
+        ends[variant["name"]] = [run.get("end", {}) for run in variant["runs"]]
+    measured = {name for runs in ends.values() for end in runs for name in end}
+    columns = {name: title for name, title in ENDS.items() if name in measured}
+    if not columns:
+        return ""
+    rows = []
+    for name, runs in ends.items():
+        row = [name]
+        for column in columns:
+            values = [end[column] for end in runs if end.get(column) is not None]
+            row.append(spread(values) if values else "–")
+        rows.append(row)
+    note = "At the end, the best head's induction on each text: mean (lowest to highest run)."
+    return f"{table(['variant', *columns.values()], rows)}\n\n{note}"
+
+
+def draw(results: Results, file: Path) -> None:
+    """Draw the share of runs that have reached the outcome, by step (Kaplan–Meier)."""
+    from scipy.stats import ecdf
+
+    outcome = results["outcome"]
+    figure = drawing.new_figure(640, 360)
+    axes = figure.subplots()
+    for number, variant in enumerate(results["variants"]):
+        reached = ecdf(times(variant["runs"], outcome["at_least"])).cdf
+        last = max(run["steps"][-1] for run in variant["runs"])
+        x = [0, *reached.quantiles, last]
+        y = [0, *reached.probabilities, reached.probabilities[-1]]
+        # lines that would hide each other are a little apart
+        y = [share + 0.004 * number for share in y]
+        colour = drawing.group_colour(number)
+        label = f"{variant['name']} ({len(variant['runs'])} runs)"
+        axes.step(x, y, where="post", color=colour, label=label, lw=1.8)
+    drawing.frame_curves(
+        axes, f"share of runs with {outcome['score']} ≥ {outcome['at_least']:g}", "step"
+    )
+    axes.set_ylim(-0.02, 1.06)
+    axes.legend(loc="upper left", fontsize=8, frameon=False)
+    drawing.save_figure(figure, file)
+
+
+def spread(values: Sequence[float]) -> str:
+    return f"{fmean(values):.2f} ({min(values):.2f} to {max(values):.2f})"
 
 
 def loss_difference(baseline: Sequence[Results], runs: Sequence[Results]) -> str:

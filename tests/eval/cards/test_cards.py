@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from configs.command import InputError
 from eval.cards.__main__ import (
     CONFIGS,
     RESULTS,
@@ -22,11 +23,11 @@ from eval.cards.__main__ import (
     times,
 )
 from eval.compare.runs import read_runs
-from eval.config import Outcome
 from tests.train.helpers import pretrain, write_config
 from train.config import load_run_config
 
 ROOT = Path(__file__).parents[3]
+OUTCOME = {"score": "copy_gain", "at_least": 1.0}
 CARDS = sorted(path.stem for path in CONFIGS.glob("*.yaml"))
 
 
@@ -76,12 +77,29 @@ def test_the_table_tells_a_slow_variant_from_one_that_is_like_the_baseline():
 
     variants = [variant("baseline", (300, 400, 500, 600) * 5), variant("slow", (1100, None, None, None) * 5)]
     variants.append(variant("alike", (400, 300, 600, 500) * 5))
-    text = in_words({"outcome": {"score": "copy_gain", "at_least": 1.0}, "variants": variants})
+    text = in_words({"outcome": OUTCOME, "variants": variants})
     cells = {row[0]: row for row in ([c.strip() for c in line.split("|")[1:-1]] for line in text.splitlines()) if row}
     assert cells["baseline"][3] == "20 of 20"
     assert cells["slow"][3] == "5 of 20"
     assert float(cells["slow"][5]) < 1e-6
     assert float(cells["alike"][5]) == 1.0
+
+
+def test_figures_at_the_end_are_a_second_table_of_what_was_measured():
+    ends = [{"induction_varied": 0.5, "prose_induction": 0.1}, {"induction_varied": 0.3, "prose_induction": None}]
+    runs = [at(seed, 300) | {"end": end} for seed, end in enumerate(ends)]
+    variants = [{"name": "baseline", "parameters": 1, "kv_bytes": 1, "runs": runs}]
+    *_, header, _, row, _, note = in_words({"outcome": OUTCOME, "variants": variants}).splitlines()
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in (header, row)]
+    assert cells[0] == ["variant", "random tokens, blocks of 12 to 40", "prose as it is"]
+    assert cells[1] == ["baseline", "0.40 (0.30 to 0.50)", "0.10 (0.10 to 0.10)"]
+    assert note.startswith("At the end")
+
+
+def test_a_run_of_another_card_is_refused(tmp_path):
+    pretrain(write_config(tmp_path), "name=small-seed0", "train.max_steps=2")
+    with pytest.raises(InputError, match="small is no rung of configs/cards/parts.yaml"):
+        read_results("parts", [tmp_path / "runs" / "small-seed0"])
 
 
 @pytest.mark.parametrize("name", CARDS)
@@ -118,10 +136,15 @@ def test_a_card_goes_from_training_to_its_table_on_small_settings(name, tmp_path
 
     command("train.sweep", config, "--seeds", 1, f"name={name}", *small)
     runs = sorted(tmp_path.glob(f"{name}-*-seed0"))
-    said = command("eval.cards", name, "--out", tmp_path / "results.json", "--runs", *runs)
+    results = ["--out", tmp_path / "results.json"]
+    prose = ["--prose", ROOT / "docs" / "measure.md"] if name != "head-size" else []
+    said = command("eval.cards", name, *results, *prose, "--runs", *runs)
     names = [line.split()[1] for line in said.splitlines() if line.startswith("| ")]
-    assert (names[0], *names[2:]) == ("variant", "baseline", rung)
-    assert said.endswith(command("eval.cards", name, "--out", tmp_path / "results.json"))
+    assert (names[0], *names[2:4]) == ("variant", "baseline", rung)
+    assert ("prose, each passage twice" in said) == bool(prose)
+    assert said.endswith(command("eval.cards", name, *results))
+    command("eval.cards", name, *results, "--picture", tmp_path / "picture.png")
+    assert (tmp_path / "picture.png").stat().st_size > 5000
 
 
 def test_runs_of_a_rung_belong_together_although_an_older_config_lacks_a_key(tmp_path):
@@ -130,12 +153,12 @@ def test_runs_of_a_rung_belong_together_although_an_older_config_lacks_a_key(tmp
     config = write_config(tmp_path)
     paths = []
     for seed in range(2):
-        pretrain(config, f"name=card-baseline-seed{seed}", f"seed={seed}", *small)
-        paths.append(tmp_path / "runs" / f"card-baseline-seed{seed}")
+        pretrain(config, f"name=parts-baseline-seed{seed}", f"seed={seed}", *small)
+        paths.append(tmp_path / "runs" / f"parts-baseline-seed{seed}")
     old = paths[0] / "config.yaml"
     old.write_text(re.sub(r"\n  kv_sharing: both", "", old.read_text("utf-8")), "utf-8")
     assert len(read_runs(paths)) == 2  # for eval.compare they are two variants
-    (variant,) = read_results("card", Outcome(score="copy_gain", at_least=1.0), paths)["variants"]
+    (variant,) = read_results("parts", paths)["variants"]
     assert variant["name"] == "baseline"
     assert [run["seed"] for run in variant["runs"]] == [0, 1]
     assert variant["runs"][0]["steps"] == [0, 1, 2]

@@ -9,8 +9,6 @@ A file is read by characters, a folder as pieces of words. MiniMind has its own 
 compare bits per byte and bytes/s.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math
@@ -36,7 +34,7 @@ import tokenizers
 import torch
 
 from benchmarks import ngram
-from configs.command import InputError, exit_on_bad_input, number
+from configs.command import InputError, command_parser, exit_on_bad_input, number
 from configs.text import markdown, table
 from data.prepare import SPLITS, PreparedData, prepare
 from eval.pictures import drawing
@@ -85,8 +83,7 @@ class Project:
 
 
 def main() -> None:
-    form = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=form)
+    parser = command_parser(__doc__)
     add = parser.add_argument
     add("overrides", nargs="*", metavar="section.key=value", help="for our config")
     add("--peers", type=Path, required=True, metavar="FOLDER", help="has the checkouts")
@@ -101,6 +98,7 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     records = []
     with tempfile.TemporaryDirectory(prefix="headlight-compare-") as name:
+        # everything is written here: a benchmark leaves only --out behind
         work = Path(name).resolve()
         for project in projects_of(args, work):
             steps = project.steps
@@ -132,6 +130,7 @@ def projects_of(args: argparse.Namespace, work: Path) -> list[Project]:
         # a copy, because projects write into their folders
         ignored = shutil.ignore_patterns(".git", "assets", "images")
         shutil.copytree(args.peers / name, work / name, ignore=ignored)
+    # nanoGPT's recipe for one file reads characters; a folder may have any of them
     by_characters = args.text.is_file()
     configs = {"Headlight": "shakespeare_char" if by_characters else "demo"}
     if by_characters and not args.minutes:
@@ -151,11 +150,14 @@ def projects_of(args: argparse.Namespace, work: Path) -> list[Project]:
         command = ["-m", "train.pretrain", str(file), *settings, f"name={json.dumps(name)}"]
         log = work / name / "metrics.jsonl"
         tokens = run.train.tokens_per_step
+        # 0 steps: our config says how long it trains
         projects.append(Project(name, HERE, command, 0, tokens, ratio, log))
+    # the others read our ids, so all predict the same tokens (except MiniMind, see above)
     size = write_ids(data, work / "ids", by_characters)
     if "nanoGPT" in present:
         folder = work / "nanoGPT"
         shutil.copytree(work / "ids", folder / "data/headlight")
+        # 2,000 steps of 12 rows of 64 tokens, as in its recipe
         projects.append(Project("nanoGPT", folder, NANOGPT.split(), 2000, 12 * 64, ratio))
     if "minimind" in present:
         projects.append(minimind(data, work / "minimind"))
@@ -177,6 +179,7 @@ def write_ids(data: PreparedData, folder: Path, by_characters: bool) -> int:
         size = len(used)
         numbers[used] = np.arange(size)
     for name, ids in zip(("train.bin", "val.bin"), parts, strict=True):
+        # nanoGPT reads 16 bits a token
         numbers[ids].astype(np.uint16).tofile(folder / name)
     (folder / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": size}))
     return size
@@ -189,6 +192,7 @@ def minimind(data: PreparedData, folder: Path) -> Project:
         stream = data.stream(split)
         text = data.tokenizer.decode(stream.read(0, len(stream)))
         ends = [end for _, end in tokenizer.encode(text, add_special_tokens=False).offsets]
+        # cut by its own tokens: a row of characters would be padded, or lose its end
         rows = [text[a:b] for a, b in pairwise([0, *ends[337:-1:338], len(text)])]
         lines = "".join(json.dumps({"text": row}) + "\n" for row in rows)
         (folder / f"{split}.jsonl").write_text(lines, encoding="utf-8")
@@ -214,6 +218,7 @@ def train(project: Project, steps: int, work: Path) -> dict[str, Any]:
     peak = 0
     next_sample = 0.0
     options: dict[str, Any] = {"cwd": project.folder, "stderr": subprocess.STDOUT}
+    # or lines come in blocks, and their times mean nothing
     options["env"] = os.environ | {"PYTHONUNBUFFERED": "1"}
     with printed.open("wb") as output:
         began = time.perf_counter()
@@ -225,6 +230,7 @@ def train(project: Project, steps: int, work: Path) -> dict[str, Any]:
             now = time.perf_counter() - began
             if log is None and (project.log or printed).exists():
                 log = (project.log or printed).open(encoding="utf-8", errors="replace")
+            # what was appended since the last look
             for line in iter(log.readline, "") if log else ():
                 step_line = STEP.search(line)
                 loss_line = HELD_OUT.search(line)
@@ -240,15 +246,18 @@ def train(project: Project, steps: int, work: Path) -> dict[str, Any]:
                 next_sample = now + MEMORY_S
             time.sleep(LOG_S)
     finally:
+        # an error here must not leave a training behind
         with suppress(psutil.NoSuchProcess):
             process.terminate()
     record["seconds"] = now
     if process.returncode or len(steps_at) < 2:
+        # the last line of a traceback names the error
         last = printed.read_text("utf-8", "replace").strip().rpartition("\n")[2][:200]
         record["failed"] = f"exit code {process.returncode}; last line: {last}"
         return record
     # seconds of a step, between two lines of the log
     seconds = [(b - a) / max(1, steps_at[b] - steps_at[a]) for a, b in pairwise(steps_at)]
+    # the median, because steps with an evaluation or a checkpoint take longer
     record["tokens_per_s"] = project.tokens_per_step / median(seconds)
     record["bytes_per_s"] = record["tokens_per_s"] * project.bytes_per_token
     first, step = next(iter(steps_at.items()))
@@ -270,11 +279,13 @@ def memory_of(process: psutil.Process) -> int:
 
 def report(records: list[dict[str, Any]], title: str) -> str:
     """Return the table in Markdown, and below it failures and commands."""
+    # A speed alone says little: `reached` is the time to the loss that nanoGPT has at its end.
     nanogpt = [record for record in records if record["project"] == "nanoGPT"]
     goal = nanogpt[0].get("bits_per_byte", -math.inf) if nanogpt else -math.inf
     rows = []
     notes = ""
     for record in records:
+        # backwards: `reached` becomes the earliest of all that are low enough
         for seconds, _, bits in reversed(record.get("held_out", [])):
             if bits <= goal:
                 record["reached"] = seconds
@@ -304,6 +315,7 @@ def draw(records: list[dict[str, Any]], file: Path) -> None:
         elif "bits_per_byte" in record:  # the baseline, which is not trained
             axes.axhline(record["bits_per_byte"], color="grey", ls="--", label=record["project"])
     axes.set(xlabel="seconds since the process started", ylabel="held-out bits per byte")
+    # most of the loss goes in the first seconds, which a linear scale would hide
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter("{x:g}")
     axes.grid(alpha=0.3)

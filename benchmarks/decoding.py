@@ -9,8 +9,6 @@ It decodes greedily with random weights in float32, without a cache and with eac
                              next = (bytes of weights + bytes of the cache) / bandwidth
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable
 from functools import partial
@@ -19,7 +17,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.timing import alternate, command_line, in_transformers, measured_config
-from configs.command import exit_on_bad_input, integer, numbers
+from configs.command import add_number, exit_on_bad_input, numbers
 from configs.text import table
 from model import LanguageModel, generate
 from model.accounting import flops_per_token
@@ -44,7 +42,7 @@ LONGEST_PROMPT = 8192
 
 
 def main() -> None:
-    parser = command_line(__doc__, rounds=5)
+    parser = command_line(__doc__)
     for option, default, meaning in (
         ("--batches", [1, 16], "rows at once"),
         ("--kv-heads", [], "numbers of key/value heads"),
@@ -54,8 +52,7 @@ def main() -> None:
         kind = numbers(option, 1)
         help_text = f"{meaning}{listed}"
         parser.add_argument(option, type=kind, default=default, metavar="N,N", help=help_text)
-    count = integer("--tokens", 1)
-    parser.add_argument("--tokens", type=count, default=256, help="new ones of an answer (256)")
+    add_number(parser, "--tokens", 256, "new ones of an answer")
     args = parser.parse_intermixed_args()
     run, device = measured_config(args)
     print(f"{run.model.in_words()}, greedy, float32")
@@ -91,10 +88,12 @@ def compare_caches(config: ModelConfig, device: torch.device, args: argparse.Nam
         if args.versus:
             other = in_transformers(lm).to(device)
             other.generation_config.eos_token_id = None  # both write all tokens
+            # or each call would print a warning, and be timed with it
             other.generation_config.pad_token_id = 0
             options = {"attention_mask": torch.ones_like(ids), "do_sample": False}
             theirs = partial(other.generate, ids, max_new_tokens=new_tokens, **options)
             calls["transformers"] = torch.no_grad()(theirs)
+        # one call each before the clock starts: it warms up, and shows whether all write the same
         outputs = {name: call() for name, call in calls.items()}
         seconds = alternate(calls, args.rounds, device, 240)
         for name, took in seconds.items():
@@ -127,6 +126,7 @@ def compare_kv_heads(config: ModelConfig, device: torch.device, args: argparse.N
         for context in sorted(args.contexts):
             models: dict[str, LanguageModel] = {}
             for number in args.kv_heads:
+                # the same random weights would not do: fewer heads are another network
                 changes = {"num_key_value_heads": number, "max_position_embeddings": context + 1}
                 shape = ModelConfig.model_validate(config.model_dump() | changes)
                 models[f"{number}"] = random_weights(shape).to(device)
@@ -137,9 +137,12 @@ def compare_kv_heads(config: ModelConfig, device: torch.device, args: argparse.N
             if batch * context <= LONGEST_PROMPT:
                 reads = {h: partial(first_token, lm, batch, context) for h, lm in models.items()}
                 first = alternate(reads, args.rounds, device)
+            # the most key/value heads, which is MHA if you gave it
             slowest = after[max(models, key=int)]
             for heads, lm in models.items():
                 size = caches[heads].nbytes
+                # Reading a prompt is limited by arithmetic, writing one token by the memory's
+                # speed. So there are two predictions.
                 operations = batch * context * flops_per_token(lm, context, training=False)
                 row = [f"{batch} x {context:,}", heads, f"{size / 1e6:,.1f}"]
                 row.append(f"{1e3 * first[heads]:,.1f}" if first else "–")
@@ -154,10 +157,11 @@ def compare_kv_heads(config: ModelConfig, device: torch.device, args: argparse.N
 def filled(lm: LanguageModel, batch: int, context: int) -> KVCache:
     """Return a cache of random keys and values, as after a prompt of `context` tokens."""
     cache = KVCache(lm.config)
-    device = next(lm.parameters()).device
+    device = lm.device
     # (B, H_kv, T, D)
     k_shape, v_shape = [(batch, heads, context, width) for heads, width in lm.config.cache_shapes]
     for layer in range(lm.config.num_hidden_layers):
+        # any numbers will do, as the time does not depend on them
         k = torch.randn(k_shape, device=device)
         v = torch.randn(v_shape, device=device)
         cache.update(layer, k, v)
@@ -168,14 +172,14 @@ def filled(lm: LanguageModel, batch: int, context: int) -> KVCache:
 @torch.inference_mode()
 def first_token(lm: LanguageModel, batch: int, context: int) -> Tensor:
     """Read a prompt and choose the token after it."""
-    ids = torch.ones(batch, context, dtype=torch.long, device=next(lm.parameters()).device)
+    ids = torch.ones(batch, context, dtype=torch.long, device=lm.device)
     return lm(ids, kv_cache=KVCache(lm.config), logits_to_keep=1).argmax(-1)
 
 
 @torch.inference_mode()
 def next_token(lm: LanguageModel, cache: KVCache, batch: int) -> Tensor:
     """Read one token after the cached ones and choose the next."""
-    ids = torch.ones(batch, 1, dtype=torch.long, device=next(lm.parameters()).device)
+    ids = torch.ones(batch, 1, dtype=torch.long, device=lm.device)
     before = cache.length
     chosen = lm(ids, kv_cache=cache, logits_to_keep=1).argmax(-1)
     cache.crop(before)  # the next call finds the same cache

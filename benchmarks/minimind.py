@@ -14,6 +14,7 @@ import torch
 _, validation, *options = sys.argv
 sys.argv = ["train_pretrain.py", *options]
 sys.path[0] = str(Path("..").resolve())  # its package is named model, like ours
+# its script has no function to call: what it leaves behind are its variables
 script = runpy.run_path("train_pretrain.py", run_name="__main__")
 model = script["model"].eval()
 tokenizer = script["tokenizer"]

@@ -4,19 +4,17 @@ An interpolated n-gram over characters (Witten and Bell 1991). It counts 90 % of
 predicts the rest. A network should beat it: this table sees n-1 characters and cannot generalise.
 """
 
-from __future__ import annotations
-
-import argparse
 import math
 from collections import Counter
 from pathlib import Path
 
-from configs.command import InputError, exit_on_bad_input, integer
+from configs.command import InputError, add_number, command_parser, exit_on_bad_input
 from configs.text import table
 
 
 def held_out_bits(text: str, n: int) -> float:
     """Return the bits per byte of the last tenth of a text, by an n-gram of the rest."""
+    # the split of nanoGPT's data/shakespeare_char, so that losses can be compared
     boundary = int(0.9 * len(text))
     return bits_per_byte(text[:boundary], text[boundary:], n)
 
@@ -42,9 +40,11 @@ def bits_per_byte(train: str, held_out: str, n: int) -> float:
         # From no context to the longest one. The probability is a weighted mean: the share of this
         # character after the context, and its probability after the shorter context, which counts
         # more if many different characters followed.
+        # the first characters have short contexts
         for length in range(min(n, i + 1)):
             key = held_out[i - length : i + 1]
             context = key[:-1]
+            # no longer context was seen either
             if context not in seen[length]:
                 break
             weight = kinds[length][context]  # of the shorter context
@@ -55,11 +55,10 @@ def bits_per_byte(train: str, held_out: str, n: int) -> float:
 
 
 def main() -> None:
-    form = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=form)
+    parser = command_parser(__doc__)
     default = Path("data/tinyshakespeare/input.txt")
     parser.add_argument("file", nargs="?", type=Path, default=default, help=f"text ({default})")
-    parser.add_argument("--most", type=integer("--most", 2, 12), default=6, help="largest n (6)")
+    add_number(parser, "--most", 6, "largest n", least=2, most=12)
     args = parser.parse_args()
     try:
         text = args.file.read_text(encoding="utf-8")

@@ -4,9 +4,6 @@ It starts `python -m serve` on a free port. Clients ask over HTTP, one after ano
 once.
 """
 
-from __future__ import annotations
-
-import argparse
 import json
 import socket
 import subprocess
@@ -21,18 +18,17 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from configs.command import InputError, exit_on_bad_input, integer
+from configs.command import InputError, add_number, command_parser, exit_on_bad_input
 from configs.files import run_path
 from configs.text import table
 from eval.load_model import add_device_option
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Answers a second, of one client and of many.")
+    parser = command_parser(__doc__)
     parser.add_argument("run", type=run_path, help="a run with a checkpoint")
-    count = integer("--clients or --tokens", 1, 10_000)
-    parser.add_argument("--clients", type=count, default=64, help="requests at once (64)")
-    parser.add_argument("--tokens", type=count, default=64, help="tokens of each answer (64)")
+    add_number(parser, "--clients", 64, "requests at once", most=10_000)
+    add_number(parser, "--tokens", 64, "tokens of each answer", most=10_000)
     add_device_option(parser)
     args = parser.parse_args()
     # No two prompts begin alike, so the server cannot reuse a cached beginning.
@@ -52,6 +48,7 @@ def main() -> None:
             with ThreadPoolExecutor(workers) as pool:
                 seconds, tokens = zip(*pool.map(answer, prompts), strict=True)
             speed = sum(tokens) / (time.perf_counter() - began)
+            # a mean would hide the clients that wait longest
             late = sorted(seconds)[int(0.95 * len(seconds))]
             rows.append([label, f"{speed:,.0f}", f"{median(seconds):.2f}", f"{late:.2f}"])
     title = f"{args.clients} clients, {args.tokens} tokens each"
@@ -63,6 +60,8 @@ def served(run: Path, device: str) -> Iterator[tuple[str, str]]:
     """Run the server; yield the address of its API and the model's name. Raises InputError."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))  # 0: any free port
+        # the port is free again at the end of the block; another program could take it, but hardly
+        # will
         port = free.getsockname()[1]
     options = [str(run), "--port", str(port), "--device", device]
     server = subprocess.Popen([sys.executable, "-m", "serve", *options])

@@ -3,8 +3,6 @@
 A machine is noisy, so candidates take turns within one run, and medians are printed.
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 import tempfile
@@ -14,7 +12,7 @@ from typing import Any
 
 import torch
 
-from configs.command import integer
+from configs.command import add_config, add_number, command_parser
 from model import LanguageModel, save
 from train.config import RunConfig, load_run_config
 from train.machine.budget import with_vocabulary
@@ -23,18 +21,13 @@ from train.machine.device import keep_freed_memory, machine, synchronize
 Call = Callable[[], object]
 
 
-def command_line(description: str | None, rounds: int) -> argparse.ArgumentParser:
+def command_line(description: str | None) -> argparse.ArgumentParser:
     """Return the parser for a config, the rounds, and the peer."""
-    form = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=description, formatter_class=form)
-    add = parser.add_argument
-    base = "configs/base.yaml"
-    add("config", nargs="?", default=base, help=f"a YAML file ({base})")
-    add("overrides", nargs="*", metavar="section.key=value", help="such as train.device=cuda")
-    peers = ["transformers"]
-    add("--versus", choices=peers, help="beside transformers' model with the same weights")
-    turns = integer("--rounds", 1)
-    add("--rounds", type=turns, default=rounds, help=f"turns of each ({rounds})")
+    parser = command_parser(description)
+    add_config(parser, default="configs/base.yaml")
+    about = "beside transformers' model with the same weights"
+    parser.add_argument("--versus", choices=["transformers"], help=about)
+    add_number(parser, "--rounds", 5, "turns of each")
     return parser
 
 
@@ -90,5 +83,6 @@ def in_transformers(lm: LanguageModel, **options: Any) -> Any:
 
     disable_progress_bar()
     with tempfile.TemporaryDirectory() as directory:
+        # through files, as a user would: the comparison also shows that the format is right
         save(lm, directory)
         return AutoModelForCausalLM.from_pretrained(directory, **options)

@@ -23,8 +23,8 @@ class Lines(TrainerCallback):
             print(f"step {state.global_step}: val loss {logs['eval_loss']}")
 
 
-def rows(name):
-    ids = torch.from_numpy(np.fromfile(folder / name, np.uint16).astype(np.int64))
+def rows(file):
+    ids = torch.from_numpy(np.fromfile(file, np.uint16).astype(np.int64))
     ids = ids[: len(ids) // 128 * 128].view(-1, 128)  # (rows, 128), without the rest
     return [{"input_ids": row, "labels": row} for row in ids]  # the model shifts labels
 
@@ -37,12 +37,15 @@ arguments = TrainingArguments(
     max_steps=steps,
     eval_strategy="steps",
     eval_steps=every,
+    # checkpoints would be timed, and nobody reads them
     save_strategy="no",
     use_cpu=True,
     logging_steps=10,
+    # compare.py takes the time of the first step from its line
     logging_first_step=True,
+    # or it would start every tracker that is installed
     report_to="none",
     disable_tqdm=True,
 )
-data = {"train_dataset": rows("train.bin"), "eval_dataset": rows("val.bin")}
+data = {"train_dataset": rows(folder / "train.bin"), "eval_dataset": rows(folder / "val.bin")}
 Trainer(GPT2LMHeadModel(shape), arguments, callbacks=[Lines()], **data).train()

@@ -7,8 +7,6 @@ memory, and what `auto` chose.
     --versus transformers    compare with its model and the same weights, plain and compiled
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 import time
@@ -23,7 +21,7 @@ from torch import Tensor
 
 from benchmarks import timing
 from benchmarks.timing import seconds_of
-from configs.command import exit_on_bad_input, number
+from configs.command import add_number, exit_on_bad_input
 from configs.text import table
 from data.packing import document_starts
 from model import LanguageModel
@@ -50,10 +48,10 @@ Optimizers = Sequence[torch.optim.Optimizer]
 
 
 def main() -> int:
-    parser = timing.command_line(__doc__, rounds=5)
-    add = parser.add_argument
-    add("--seconds", type=number("--seconds", 0.01), default=30.0, help="to measure for (30)")
-    add("--profile", nargs="?", const="", metavar="DIR", help="write a trace; default: output_dir")
+    parser = timing.command_line(__doc__)
+    add_number(parser, "--seconds", 30.0, "to measure for", least=0.01, kind=float)
+    about = "write a trace; default: output_dir"
+    parser.add_argument("--profile", nargs="?", const="", metavar="DIR", help=about)
     args = parser.parse_intermixed_args()
     run, _ = timing.measured_config(args)
     if args.versus:
@@ -76,8 +74,10 @@ def measure(run: RunConfig, device: Device, seconds: float, profile: Path | None
         if device.compile:
             compile_layers(lm)
         optimizers = build_optimizers(lm, run.train.optimizer, world, device.dtype)
+        # as in a run: this setting doubles the speed of float32 on some CPUs
         set_float32_products(device, writes=False)
         step = step_of(lm, optimizers, run, device, run.rows_per_step // world.size, world)
+        # the first step compiles, so it is timed apart
         first = seconds_of(step, device.device)
         times = repeat(step, seconds, device.device, world)
         if profile is not None:
@@ -137,6 +137,7 @@ def step_of(
 ) -> Step:  # fmt: skip
     """Return a training step on random tokens. rows: of each process of the world."""
     rows_at_once = min(rows, micro_batch_rows(run, device, world.size))
+    # on the device already: a run copies the next batch while it computes
     steps = [random_batches(run, rows, rows_at_once, device.device) for _ in range(BATCHES)]
     next_step = cycle(steps)
 
@@ -163,6 +164,7 @@ def random_batches(
     ids = torch.randint(0, run.model.vocab_size or 0, (rows, run.data.sequence_length))
     tensors = {"input_ids": ids, "labels": ids}
     if run.data.isolate_documents:
+        # a new number wherever a document begins, which is once in DOCUMENT tokens
         documents = (torch.rand(ids.shape) < 1 / DOCUMENT).cumsum(1)
         tensors["document_ids"] = documents
         tensors["document_starts"] = torch.from_numpy(document_starts(documents.numpy()))
@@ -195,6 +197,7 @@ def repeat(step: Step, seconds: float, device: torch.device, world: World) -> li
 def where_time_goes(step: Step, device: torch.device, trace: Path | None) -> None:
     """Write a Chrome trace of some steps, and print the slowest operators. None: only step."""
     with torch.profiler.profile() as profiler:
+        # every process takes these steps, or the others would wait for its gradients
         for _ in range(PROFILED):
             seconds_of(step, device)
     if trace is not None:
@@ -208,6 +211,7 @@ def where_time_goes(step: Step, device: torch.device, trace: Path | None) -> Non
 
 def compare(run: RunConfig, rounds: int) -> None:
     """Time ours and theirs in turns: same network, rows, AdamW and precision; also compiled."""
+    # transformers' model takes no documents, so neither may see where they begin
     run = run.model_copy(update={"data": run.data.model_copy(update={"isolate_documents": False})})
     device = resolve_device(run)
     rows = micro_batch_rows(run, device)
@@ -217,6 +221,7 @@ def compare(run: RunConfig, rounds: int) -> None:
         suffix = ", compiled" if compiled else ""
         lm = model_of(run, device)
         other = timing.in_transformers(lm, attn_implementation="sdpa").to(device.device).train()
+        # or it returns keys and values, which training never reads
         other.config.use_cache = False
         forward = other
         if compiled:

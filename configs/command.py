@@ -8,8 +8,6 @@
 Bad input raises `InputError`: a command prints its message, one line, and exits with code 2.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import re
@@ -17,6 +15,7 @@ import sys
 import tempfile
 import threading
 import traceback
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -53,6 +52,8 @@ def exit_on_bad_input(command: Callable[[], int | None]) -> None:
         cache = f"{tempfile.gettempdir()}/torchinductor_{kernels}"
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", cache)
     stdout = sys.stdout
+    # A text, a model or a name may hold codes that control a terminal. Everything that a command
+    # prints passes here.
     sys.stdout = Plain(stdout)
     code = 0
     line = ""
@@ -66,6 +67,7 @@ def exit_on_bad_input(command: Callable[[], int | None]) -> None:
         code = 130
         line = "stopped; run the same command again to continue"
     except BrokenPipeError:  # `… | head -1`: the reader has enough
+        # 128 + 13, the number of SIGPIPE, as for any program whose reader has gone
         code = 141
         # at its end, Python writes what is still buffered, and would fail again
         os.dup2(os.open(os.devnull, os.O_WRONLY), stdout.fileno())
@@ -108,10 +110,24 @@ class Plain:
         return getattr(self.stream, name)
 
 
+def command_parser(description: str | None) -> ArgumentParser:
+    """Return a parser whose help shows the lines of the description as they are."""
+    return ArgumentParser(description=description, formatter_class=RawDescriptionHelpFormatter)
+
+
+def add_config(parser: ArgumentParser, default: str | None = None) -> None:
+    """Let a command take a YAML file, and after it keys that it changes."""
+    about = f"a YAML file ({default})" if default else "a YAML file, for example configs/demo.yaml"
+    parser.add_argument("config", nargs="?" if default else None, default=default, help=about)
+    key = "section.key=value"
+    parser.add_argument("overrides", nargs="*", metavar=key, help="for example train.device=cpu")
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Recognise Python's MemoryError, torch's on a GPU, and torch's RuntimeError on a CPU."""
     # by name, because importing torch takes seconds
     names = {kind.__name__ for kind in type(error).__mro__}
+    # on a CPU PyTorch raises a plain RuntimeError, and only its text shows the cause
     on_cpu = "DefaultCPUAllocator|Storage size calculation overflowed|Overflow when unpacking long"
     is_named = bool(names & {"MemoryError", "OutOfMemoryError"})
     return is_named or re.search(on_cpu, str(error)) is not None
@@ -124,6 +140,7 @@ def still_busy(doing: str | Callable[[], str]) -> Iterator[None]:
 
     def report() -> None:
         seconds = 0.0
+        # the wait ends with the work, so a quick command is not held up
         while not done.wait(BUSY_S):
             seconds += BUSY_S
             task = doing if isinstance(doing, str) else doing()
@@ -140,6 +157,8 @@ def still_busy(doing: str | Callable[[], str]) -> Iterator[None]:
 
 def usable_cores() -> int:
     """Return the cores of this process: those it is bound to, within its container's quota."""
+    # In a container this is the number of the whole machine. With as many threads, they would wait
+    # for each other.
     cores = os.cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):  # not on macOS
         cores = len(os.sched_getaffinity(0))
@@ -158,6 +177,7 @@ def number(option: str, least: float, most: float = math.inf, kind: type = float
     def read(text: str) -> Any:
         with suppress(ValueError):
             value = kind(text)
+            # for Python "nan" and "inf" are numbers, too; NaN fails both comparisons
             if least <= value <= most and not math.isinf(value):
                 return value
         noun = "a whole number" if kind is int else "a number"
@@ -168,6 +188,21 @@ def number(option: str, least: float, most: float = math.inf, kind: type = float
 
 
 integer = partial(number, kind=int)
+
+
+def add_number(
+    parser: ArgumentParser,
+    option: str,
+    default: float | None,
+    meaning: str,
+    least: float = 1,
+    most: float = math.inf,
+    kind: type = int,
+) -> None:
+    """Add an option for a whole number, or with kind=float for any. The help shows the default."""
+    read = number(option, least, most, kind)
+    shown = meaning if default is None else f"{meaning} ({default:g})"
+    parser.add_argument(option, type=read, default=default, metavar="N", help=shown)
 
 
 def numbers(option: str, least: int) -> Callable[[str], list[int]]:

@@ -3,8 +3,6 @@
 A reader raises `DamagedFile`, one line with the file and its problem.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os
@@ -91,6 +89,7 @@ def read_lines(
     file: Path, warn: Callable[[str], None] | None = None, kind: Any = dict[str, Any]
 ) -> list[dict[str, Any]]:
     """Return the records of a .jsonl file; [] if there is no file. Damaged lines are skipped."""
+    # lexists: a link that leads nowhere is reported, and not taken for a run without this log
     lines = _read(file).split(b"\n") if os.path.lexists(file) else []
     records = []
     for number, raw in enumerate(lines, start=1):
@@ -116,6 +115,7 @@ def append_line(file: Path, record: dict[str, Any]) -> None:
 
 def write_atomically(file: Path, content: str | bytes) -> None:
     """Replace a file completely or not at all, even if the machine stops. Raises OSError."""
+    # in the same folder, because a rename is atomic within one file system only
     temporary = file.with_suffix(".tmp")
     temporary.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
     with temporary.open("rb+") as stream:
@@ -156,6 +156,7 @@ def checkpoints_of(run: Path) -> dict[int, Path]:
     """Return the checkpoints of a run: step -> folder."""
     folders = {}
     for path in (run / "checkpoints").glob("step_*"):
+        # isdecimal leaves out step_….tmp, which a run is still writing
         number = path.name[5:]
         if number.isdecimal() and is_model(path):
             folders[int(number)] = path
@@ -201,6 +202,7 @@ def hub_snapshot(path: Path) -> Path:
         return path
     import huggingface_hub
 
+    # no *.bin: a pickle can run code while it is read
     files = ["*.json", "*.safetensors", "*.jinja"]
     fetch = huggingface_hub.snapshot_download
     try:

@@ -5,8 +5,6 @@ Chinese one, an empty line. Other lines, errors and files stay English. If you c
 sentence, tests/configs/test_language.py fails.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from functools import cache
@@ -30,6 +28,8 @@ def translated(text: str) -> str:
 
 
 def in_chinese(line: str) -> str:
+    # A whole line is matched, and its figures and names are put into the Chinese one. So the code
+    # prints English only, and needs no keys.
     for pattern, chinese in sentences():
         match = pattern.fullmatch(line)
         if match:

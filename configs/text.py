@@ -1,7 +1,5 @@
 """Show foreign text as text: it cannot control the terminal, and no mark-up in it works."""
 
-from __future__ import annotations
-
 import difflib
 import re
 import unicodedata
@@ -9,6 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 # Unicode's categories of control, format and surrogate characters, and its line ends.
+# With them a text can hide a part of itself or reverse its order, so that a reader sees another
+# text than the program (Boucher & Anderson 2021, arXiv 2111.00169).
 INVISIBLE = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 # These stay. The last two join letters of Persian words and parts of emoji.
 KEPT = "\n\t\u200c\u200d"
@@ -23,6 +23,7 @@ def escape(text: str) -> str:
 
 def plain(text: str) -> str:
     """Return lines without the same characters. Line ends and tabs stay."""
+    # nearly every line is, and this test is quick
     if text.isprintable():
         return text
     visible = {}
@@ -70,6 +71,7 @@ def table(header: Sequence[Any], rows: Iterable[Sequence[Any]]) -> str:
         # a bar would begin the next cell, also within code
         lines.append([re.sub(r"(?<!\\)\|", r"\\|", text) for text in texts])
     widths = [max(3, *map(columns, column)) for column in zip(*lines, strict=True)]
+    # a colon in the line of dashes moves the figures of a column to the right
     lines.insert(1, ["-" * (width - 1) + (":" if i else "-") for i, width in enumerate(widths)])
     for line in lines:
         for i, width in enumerate(widths):

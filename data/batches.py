@@ -47,6 +47,7 @@ class Batch:
     def to(self, device: torch.device) -> Batch:
         """Copy to a device."""
         # from pinned memory, nothing waits for the copy
+        # non_blocking matters only for pinned memory; from other memory the copy waits anyway
         copies = {name: array.to(device, non_blocking=True) for name, array in self.tensors.items()}
         return replace(self, tensors=copies)
 
@@ -150,6 +151,7 @@ class TrainBatches:
         if not self.shuffle:
             return 0, np.arange(self.rows.per_epoch)
         generator = np.random.default_rng([self.seed, epoch])
+        # drawn before the permutation, which takes more draws the more rows there are
         offset = int(generator.integers(self.rows.offsets))
         return offset, generator.permutation(self.rows.per_epoch)
 
@@ -213,6 +215,7 @@ def prefetched(items: Iterable[Item], ahead: int = 2) -> Generator[Item]:
     end = object()
     # torch and the tokenizer release Python's lock, so the thread can work
     thread = ThreadPoolExecutor(1, "prefetch")
+    # one thread, so items come in their order; two ahead hide the time of making one
     ready: deque[Any] = deque(thread.submit(next, source, end) for _ in range(ahead))
     try:
         while True:

@@ -39,6 +39,7 @@ def segments(conversation: Conversation, chat: ChatTemplate = OURS) -> list[Piec
     answers = [message for message in conversation.messages if message.role == "assistant"]
     result: list[Piece] = []
     before = None
+    # only what the assistant wrote has a block, so headers and other roles are never trained on
     for piece in _pieces(chat, conversation):
         # a conversation may be cut after an answer and its line end
         if piece.block is None:
@@ -134,6 +135,7 @@ def encode_pairs(tokenizer: Tokenizer, pairs: Sequence[Pair]) -> list[tuple[list
     conversations = []
     for pair in pairs:
         # answers in the common prompt are not trained on
+        # both sides have them, so they would cancel in the difference that DPO learns from
         prompt = tuple(replace(m, weight=0) for m in pair.chosen.messages[: pair.shared])
         for side in (pair.chosen, pair.rejected):
             messages = prompt + side.messages[pair.shared :]
@@ -238,6 +240,7 @@ class TextStream:
         """Return the rest after the last token: replacement characters for half a character."""
         if not self._new:
             return ""
+        # decode both and cut: the text of new ids alone may lack the space in front of it
         length = len(self.tokenizer.decode(self._before))
         return self.tokenizer.decode([*self._before, *self._new])[length:]
 
@@ -296,6 +299,7 @@ class Reply:
 
         # after <think>, the answer begins in the thoughts
         special = tokenizer.special_ids | self._marks.keys()
+        # the newest special token of the prompt decides in which part an answer begins
         rest = [*itertools.takewhile(lambda token: token not in special, reversed(prompt))]
         opening = prompt[-len(rest) - 1] if len(rest) < len(prompt) else -1
         mark = self._marks.get(opening, "")
@@ -394,6 +398,7 @@ class Reply:
         if not is_end and self.thinking and self.reasoning_content.endswith("\n"):
             ends[0] -= 1
         if not is_end and not self.stopped:
+            # hold back what may turn out to be a line end before a call, or the beginning of a stop
             uncertain = [int(self.tools and self.content.endswith("\n"))]
             # a stop may have begun
             for stop in self.stops:

@@ -68,6 +68,7 @@ class ChatTemplate:
         # of two tokens with the same beginning, the longest match wins
         self.specials = sorted(specials, key=len, reverse=True)
         # (?!) never matches: there may be no special tokens
+        # a group, so that `split` also returns the tokens that it cuts at
         self._special = re.compile(f"({'|'.join(map(re.escape, self.specials)) or '(?!)'})")
         self._number = {token: i for i, token in enumerate(self.specials)}
 
@@ -173,6 +174,7 @@ def _compiled(source: str) -> Template:
     def as_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
         return json.dumps(value, ensure_ascii=ensure_ascii, **options)
 
+    # immutable: the template gets our lists of messages and must not change them
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True,
         lstrip_blocks=True,
@@ -181,6 +183,7 @@ def _compiled(source: str) -> Template:
     environment.filters["tojson"] = as_json
     environment.globals |= {
         "raise_exception": raise_exception,
+        # some templates write today's date into the system message
         "strftime_now": lambda form: datetime.now().strftime(form),
         # a function, because the class leads into Python
         "dict": lambda *args, **named: dict(*args, **named),

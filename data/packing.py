@@ -246,6 +246,7 @@ class Pairs:
 
 def trained_tokens(stream: TokenStream, starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     """Count the trained tokens in the first `sizes` tokens of each conversation: (N,)."""
+    # one more at the end: `reduceat` takes no bound behind the last number
     flags = np.append(stream.read_flags(0, len(stream)) & TRAINED, np.uint8(0))
     bounds = np.stack([starts, starts + sizes], axis=1).ravel()
     # reduceat also sums between conversations: every second sum is one of ours
@@ -261,6 +262,7 @@ def best_fit(sizes: np.ndarray, capacity: int) -> list[list[int]]:
     rows_with: list[list[int]] = [[] for _ in range(capacity + 1)]
     has_row = np.zeros(capacity + 1, dtype=bool)
     has_row[capacity] = True  # a new row
+    # stable: equal sizes stay in order on every machine, and so do the rows
     for item in np.argsort(-sizes, kind="stable").tolist():
         size = int(sizes[item])
         if size == 0:

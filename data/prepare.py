@@ -7,7 +7,6 @@ array holds flags, one byte a token. manifest.json comes last: without it the da
 The same command on several machines with one disk shares the work, and writes the same bytes.
 """
 
-import argparse
 import hashlib
 import json
 import shutil
@@ -22,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from filelock import FileLock, Timeout
 
-from configs.command import InputError, exit_on_bad_input, still_busy
+from configs.command import InputError, add_config, command_parser, exit_on_bad_input, still_busy
 from configs.files import read_json, write_atomically, writing_to
 from configs.loader import load_config, validate
 from data.batches import prefetched
@@ -76,6 +75,7 @@ def prepare(
         depends_on["chat_fields"] = config.chat_fields
     text = json.dumps(depends_on, sort_keys=True)
     key = hashlib.sha256(text.encode()).hexdigest()[:16]
+    # a new key is a new folder, so runs of old settings keep the text that they were trained on
     directory = output_dir / ".prepared" / key
     if not (directory / MANIFEST).is_file():
         lock = FileLock(f"{directory}.lock")
@@ -191,6 +191,7 @@ def _write(config: DataConfig, directory: Path, depends_on: dict[str, Any]) -> N
                         documents += len(batch)
                         newest = batch[-1].where
                     counts = _write_shard(shard, directory, dtype, number)
+                    # the note comes after its shard: a shard without one is made again
                     write_atomically(note, json.dumps(counts, indent=1) + "\n")
         with FileLock(directory / "manifest.lock"):
             if not (directory / MANIFEST).is_file() and all(map(_is_written, notes)):
@@ -273,6 +274,7 @@ def _write_shard(
             file = directory / f"{split}_{number:05d}.{kind}"
             raw = values.tobytes()
             write_atomically(file, raw)
+            # from the bytes in memory: read again from the disk, damage would be hashed as it is
             shards[file.name] = hashlib.sha256(raw).hexdigest()
         result[split] = {
             "documents": len(part),
@@ -295,6 +297,7 @@ def _batches(
     for document in documents:
         content = document.content
         batch.append(document)
+        # characters, not tokens: all processes must cut at the same place, and only one encodes
         size += len(content if isinstance(content, str) else repr(content))
         if size >= BATCH or shard_size + size >= characters:
             yield shard, batch
@@ -327,6 +330,7 @@ def _encoded(batch: list[Document], tokenizer: Tokenizer) -> list[Encoded]:
     for (content, split, where), (ids, flags) in zip(batch, encoded, strict=True):
         texts = plain_texts(content, weight)
         size = sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
+        # uint32 here; a shard takes uint16 if the vocabulary allows it
         result.append(Encoded(split, where, np.array(ids, np.uint32), flags, size))
     return result
 
@@ -356,6 +360,7 @@ def tokenizer_texts(config: DataConfig) -> Iterator[str]:
         if kind == "bpe" and document.split != "train":
             continue
         for text in plain_texts(document.content):
+            # excerpts: one long book must not use up the bytes of all others
             for piece in cut(text, EXCERPT):
                 # takes pieces until their share is reached
                 size = len(piece.encode("utf-8", "surrogatepass"))
@@ -398,11 +403,8 @@ def describe(prepared: PreparedData) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Tokenize the corpus of a config.")
-    add = parser.add_argument
-    add("config", help="a YAML file, for example configs/demo.yaml")
-    example = "for example data.records=text"
-    add("overrides", nargs="*", metavar="section.key=value", help=example)
+    parser = command_parser(__doc__)
+    add_config(parser)
     args = parser.parse_args()
     config = validate(CorpusConfig, load_config(args.config, args.overrides, CorpusConfig))
     prepared = prepare(config.data, Path(config.output_dir), together=True)

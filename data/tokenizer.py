@@ -154,6 +154,7 @@ class Tokenizer:
     @cached_property
     def turn_end(self) -> int | None:
         """The special token that the template writes after an answer. Raises CannotRender."""
+        # a marker that no template can contain: what follows it is the end of a turn
         answer = f"{PRIVATE}."
         messages = [{"role": "user", "content": "."}, {"role": "assistant", "content": answer}]
         pieces = self.chat.render(messages)
@@ -279,6 +280,7 @@ class Tokenizer:
     @cached_property
     def can_cut(self) -> bool:
         """True if a text may be encoded in pieces: no space is put before each text."""
+        # tested on an example, because the reasons are many: prefix spaces, normalisers, Metaspace
         texts = ["A fox\nran home", "A", " fox\n", "ran", " home"]
         encodings = self.backend.encode_batch(texts, add_special_tokens=False)
         joined, *pieces = (encoding.ids for encoding in encodings)
@@ -375,6 +377,7 @@ def train_tokenizer(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
         tokens = [*SPECIAL_TOKENS, *sorted(characters)]
         vocabulary = {token: i for i, token in enumerate(tokens)}
         backend = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token=UNK))
+        # WordLevel knows whole words only, so every character becomes a word
         every_character = tokenizers.Regex(r"[\s\S]")
         backend.pre_tokenizer = pre_tokenizers.Split(every_character, behavior="isolated")
         backend.decoder = decoders.Fuse()
@@ -385,6 +388,7 @@ def train_tokenizer(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
         backend.decoder = decoders.ByteLevel()
         size = round_up(config.vocab_size or DEFAULT_VOCAB_SIZE)
         # `byte` is bpe without a single merge
+        # all 256 bytes are in the alphabet, so any text has ids, and `unk` is not needed
         trainer = trainers.BpeTrainer(
             vocab_size=size if config.kind == "bpe" else len(SPECIAL_TOKENS) + len(BYTES),
             special_tokens=SPECIAL_TOKENS,
@@ -425,6 +429,7 @@ def _adopt(path: str, at_least: int) -> Tokenizer:
     if roles["pad_token"] in (roles["eos_token"], getattr(backend.model, "unk_token", None)):
         roles["pad_token"] = PAD
     specials = [*roles.values(), *CHAT, *TOOLS]
+    # existing ones keep their ids; only those that are missing get new ones
     backend.add_special_tokens(specials)
     # A model beside it often has more rows than there are tokens: added tokens take these rows,
     # and reserved ones the rest.

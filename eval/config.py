@@ -1,7 +1,5 @@
 """EvalConfig: what is measured during training, and how often."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeInt

@@ -88,13 +88,14 @@ def routing(
     if E is None:
         raise ValueError("this model has no experts (num_experts is null)")
     layers = list(routers(lm))
-    device = next(lm.parameters()).device
+    device = lm.device
     ids = torch.zeros(len(layers), E * V, dtype=torch.long)
     weights = torch.zeros(len(layers), E, dtype=torch.double)
 
     def count(layer: int, routes: Routes) -> Routes:
         i = layers.index(layer)
         real = tokens != pad_id  # (N,)
+        # padding has no meaning, and its choices would count as those of a real token
         _, weight, experts = (x[real.to(x.device)].cpu() for x in routes)  # (real tokens, k)
         # one bin for each pair of expert and id
         ids[i] += torch.bincount((experts * V + tokens[real, None]).flatten(), minlength=E * V)
@@ -130,6 +131,7 @@ def at_random() -> Change:
 
     def change(layer: int, routes: Routes) -> Routes:
         probabilities, weights, experts = routes
+        # topk of noise draws k different experts, as a real router chooses
         noise = torch.rand(probabilities.shape, generator=generator)
         drawn = noise.topk(experts.shape[1], dim=-1).indices  # (N, k), k different experts
         return probabilities, weights, drawn.to(experts.device)
@@ -148,6 +150,7 @@ def characteristic_ids(routing: Routing) -> np.ndarray:
     in_all = counts.sum(1, keepdims=True) / np.maximum(1, counts.sum((1, 2), keepdims=True))
     with np.errstate(divide="ignore", invalid="ignore"):
         score = np.where(in_expert > 0, in_expert * np.log(in_expert / in_all), 0.0)
+    # stable: equal scores keep the order of ids, so two runs show the same words
     best = np.argsort(-score, axis=-1, kind="stable")[..., :WORDS]
     return np.where(np.take_along_axis(score, best, -1) > 0, best, -1)
 
@@ -189,6 +192,7 @@ def use_of(routing: Routing, step: int, tokens: int, tokenizer: Tokenizer) -> Ex
     words = []
     for layer in characteristic_ids(routing):
         words.append([tokenizer.token_labels(ids[ids >= 0].tolist()) for ids in layer])
+    # six digits are enough for a page, and keep the log small
     share = routing.share.round(6).tolist()
     about = {"step": step, "tokens": tokens, "layers": routing.layers}
     return ExpertUse(**about, share=share, weight=weight, words=words)

@@ -75,7 +75,7 @@ def loss_sums(
 
     may_retry: if memory runs out, split the batch into halves; otherwise raise OutOfStep
     """
-    device = next(lm.parameters()).device
+    device = lm.device
     with evaluating(lm), autocast():
         return [_loss_sum(lm, batch.to(device), may_retry) for batch in batches]
 
@@ -114,9 +114,10 @@ def predictions(
     input_ids (B, T) -> (B, T) float32 and bool, on the CPU; NaN and False for the first token.
     Shorter rows are padded on the right, where no token looks, so they need no mask.
     """
-    device = next(lm.parameters()).device
+    device = lm.device
     losses = torch.full(input_ids.shape, math.nan)
     likeliest = torch.zeros(input_ids.shape, dtype=torch.bool)
+    # the logits of all rows at once would be the largest tensor by far: V numbers a token
     rows = max(1, LOGITS // (input_ids.shape[1] * lm.lm_head.out_features))
     with evaluating(lm):
         for start in range(0, len(input_ids), rows):
@@ -147,6 +148,7 @@ def losses_of(lm: LanguageModel, sequences: Sequence[Sequence[int]]) -> list[Ten
         padded = torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True)
         padded_losses, _ = predictions(lm, padded)
         for i, row in zip(chosen, padded_losses, strict=True):
+            # clone: a view would keep the padded tensor of the whole chunk in memory
             losses[i] = row[1 : len(sequences[i])].clone()
     return [losses[i] for i in range(len(sequences))]
 
@@ -177,7 +179,7 @@ def compare_with_floor(
     backend = lm.attn_implementation
     lm.set_attn_implementation("sdpa")
     try:
-        with torch.autocast(next(lm.parameters()).device.type, enabled=False):
+        with torch.autocast(lm.device.type, enabled=False):
             bits = token_bits(lm, tokenizer, [story.text for story in stories])
     finally:
         lm.set_attn_implementation(backend)

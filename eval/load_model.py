@@ -1,7 +1,5 @@
 """Open the model of a run: `lm, tokenizer = open_model("runs/demo")`."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 
@@ -56,6 +54,7 @@ def open_checkpoint(
         ) from None
     except (OSError, ValueError) as error:
         raise InputError(str(error)) from None
+    # a larger head is fine (rows are often rounded up); a smaller one has no logits for some ids
     if tokenizer.vocab_size > lm.lm_head.out_features:
         raise InputError(
             f"{path}: the tokenizer has {tokenizer.vocab_size:,} ids, the model "

@@ -6,9 +6,6 @@ windows. Further runs are read unchanged. Writes report.md, curves.png and long_
 the run's long_context/. docs/long_context.md explains them.
 """
 
-from __future__ import annotations
-
-import argparse
 import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -21,7 +18,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from configs.command import InputError, exit_on_bad_input, integer, numbers
+from configs.command import (
+    InputError,
+    add_number,
+    command_parser,
+    exit_on_bad_input,
+    numbers,
+)
 from configs.text import markdown, table
 from data.chat import plain_texts
 from data.config import DataConfig
@@ -44,12 +47,12 @@ Make = Callable[[int], LanguageModel]  # length in tokens -> the model for it
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m eval.long_context", description=__doc__)
+    parser = command_parser(__doc__)
     add = parser.add_argument
     add("runs", nargs="+", metavar="RUN", help="a run, and others to be read as they are")
     lengths = numbers("--lengths", 16)
     add("--lengths", type=lengths, default=LENGTHS, metavar="N,N", help="tokens of a text, growing")
-    add("--texts", type=integer("--texts", 1), default=32, metavar="N", help="of each length (32)")
+    add_number(parser, "--texts", 32, "of each length")
     add_device_option(parser)
     args = parser.parse_args()
     if sorted(set(args.lengths)) != args.lengths or len(args.lengths) < 2:
@@ -91,9 +94,11 @@ def study(
     (first, (lm, tokenizer)), *others = models.items()
     trained = config.sequence_length
     longest = lengths[-1]
+    # every length is judged on the same last tokens: those of half the shortest text
     last = lengths[0] // 2
     makers = ways(lm, trained)
     for path, (other, its_tokenizer) in others:
+        # the texts are made of ids, which mean other words to another tokenizer
         if its_tokenizer.sha256() != tokenizer.sha256():
             raise InputError(f"{path}: has another tokenizer than {first}: give runs of one")
         name = Path(path).resolve().name
@@ -137,12 +142,15 @@ def ways(lm: LanguageModel, trained: int) -> dict[str, Make]:
         plain = with_rope_scaling(lm, "none", 1, trained)
 
         def scaled(kind: str, length: int) -> LanguageModel:
+            # the scaling that this length needs: one factor for all would be too strong for short
+            # texts
             factor = max(1.0, length / trained)
             return longer(with_rope_scaling(plain, kind, factor, trained), length)
 
         makers = {kind: partial(scaled, kind) for kind in ("linear", "yarn")}
 
     def windows(length: int) -> LanguageModel:
+        # every token sees as far back as in training, so no distance is new to it
         layers = {"sliding_window": trained, "layer_types": ["sliding_attention"]}
         return with_config(longer(plain, length), **layers)
 
@@ -197,6 +205,7 @@ def recall_texts(tokenizer: Tokenizer, length: int, count: int) -> tuple[Tensor,
     questions = []
     for row in range(count):
         rng = Random(f"recall {length} {row}")
+        # no word twice, so a repeated phrase has one source only
         shuffled = rng.sample(words, len(words))
         # the index of each word; 1: behind a document's first token
         begins = list(accumulate(map(len, shuffled), initial=1))

@@ -4,9 +4,6 @@ Held-out documents have facts and questions with known answers. The hook `recall
 answers during training.
 """
 
-from __future__ import annotations
-
-import argparse
 from collections import defaultdict
 from itertools import product
 from typing import Any, NamedTuple
@@ -14,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from configs.command import InputError, exit_on_bad_input, integer
+from configs.command import InputError, add_number, command_parser, exit_on_bad_input
 from configs.text import table
 from data.config import StoryworldSource
 from data.tokenizer import Tokenizer
@@ -88,6 +85,7 @@ def figures(exam: Exam, answers: Tensor) -> dict[str, float]:
     for question, is_right in zip(exam.questions, answers.tolist(), strict=True):
         groups[question.kind, -1].append(is_right)
         # distance_32: the fact is 17 to 32 words before the answer
+        # groups that double: so near and far have about as many questions each
         next_power_of_two = 1 << (question.distance - 1).bit_length()
         groups["distance", next_power_of_two].append(is_right)
         if question.kind == "several":
@@ -112,7 +110,7 @@ def lookups(lm: LanguageModel, exam: Exam) -> tuple[Tensor, Tensor]:
     (layer, head): the share of right answers without the head.
     """
     chosen = [i for i, question in enumerate(exam.questions) if question.kind == "several"]
-    device = next(lm.parameters()).device
+    device = lm.device
     maps = capture(lm, exam.ids.to(device))
     weights = maps.weights  # (layer, B, head, query, key)
     sums = torch.zeros(weights.shape[0], weights.shape[2], 3)
@@ -146,14 +144,9 @@ def lookups(lm: LanguageModel, exam: Exam) -> tuple[Tensor, Tensor]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Find the heads of a run that look up facts.")
+    parser = command_parser(__doc__)
     parser.add_argument("run", help="a run of configs/recall.yaml, or a checkpoint of it")
-    parser.add_argument(
-        "--documents",
-        type=integer("--documents", 1),
-        default=16,
-        help="held-out documents (16)",
-    )
+    add_number(parser, "--documents", 16, "held-out documents")
     add_device_option(parser)
     args = parser.parse_args()
     source = source_of(args.run)

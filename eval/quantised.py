@@ -14,9 +14,6 @@ A row each for float32, bfloat16, weights of 8 and of 4 bits, and a key-value ca
 Only a run on the built-in world has a gap, and only one on chats an exact match.
 """
 
-from __future__ import annotations
-
-import argparse
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -25,7 +22,7 @@ from typing import Any
 
 import torch
 
-from configs.command import InputError, exit_on_bad_input
+from configs.command import InputError, command_parser, exit_on_bad_input
 from configs.text import table
 from data.config import StoryworldSource
 from eval.attention.capture import capture, layers_with_weights, without_weights
@@ -57,8 +54,7 @@ ROUNDS = 5
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m eval.quantised", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = command_parser(__doc__)
     parser.add_argument("run", help="a run or a checkpoint directory, for example runs/demo")
     add_device_option(parser)
     args = parser.parse_args()
@@ -76,6 +72,7 @@ def main() -> None:
     maps_in_float32 = None
     for name, (dtype, weights, cache) in VARIANTS.items():
         try:
+            # opened anew for each variant, because quantising changes the weights in place
             lm, tokenizer = open_model(args.run, args.device, dtype, weights)
         except InputError as error:
             if not models:  # not even float32
@@ -85,7 +82,7 @@ def main() -> None:
             continue
         if not layers_with_weights(lm.config):
             raise InputError(f"{args.run}: {without_weights(lm.config)}")
-        device = next(lm.parameters()).device
+        device = lm.device
         longest = lm.config.max_position_embeddings
         # a story if the run has stories
         probe = world and story_probe(tokenizer, world, longest, "stories")
@@ -141,8 +138,9 @@ def decode_speeds(models: Mapping[str, tuple[LanguageModel, str]]) -> dict[str, 
     for _ in range(1 + ROUNDS):
         # each round times all models, so that other programs slow all of them alike
         for name, (lm, cache) in models.items():
-            ids = torch.arange(prompt, device=next(lm.parameters()).device)[None]
+            ids = torch.arange(prompt, device=lm.device)[None]
             start = time.perf_counter()
+            # no stop ids: all write equally many tokens, whatever they write
             output = generate(lm, ids, new, temperature=0, stop_ids=(), kv_cache=cache)
             output.cpu()  # note: this waits for the GPU
             seconds[name].append(time.perf_counter() - start)

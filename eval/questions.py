@@ -5,16 +5,19 @@ there to the letter. Questions are asked with names as in training (Tiko, Belna,
 names of a form that training does not have (Belora, Timovu).
 """
 
-from __future__ import annotations
-
-import argparse
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from configs.command import InputError, exit_on_bad_input, integer, still_busy
+from configs.command import (
+    InputError,
+    add_number,
+    command_parser,
+    exit_on_bad_input,
+    still_busy,
+)
 from configs.text import table
 from data.chat import prompt_ids
 from data.config import DataConfig, StoryworldSource
@@ -245,23 +248,12 @@ def source_of(run: str | Path) -> StoryworldSource:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description="Ask a run about held-out stories: exact match, class by class."
-    )
+    parser = command_parser(__doc__)
     add = parser.add_argument
     add("run", help="a run or a checkpoint directory, for example runs/sft_demo")
-    add(
-        "--documents",
-        type=integer("--documents", 1),
-        help="held-out conversations to ask about; default: all of them",
-    )
-    add(
-        "--show",
-        type=integer("--show", 0),
-        default=0,
-        metavar="N",
-        help="print the first N wrong replies as well",
-    )
+    about = "held-out conversations to ask about; default: all of them"
+    add_number(parser, "--documents", None, about)
+    add_number(parser, "--show", 0, "print the first N wrong replies as well", least=0)
     add("--by-plot", action="store_true", help="also count each plot, the worst first")
     add_device_option(parser)
     args = parser.parse_args()

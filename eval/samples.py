@@ -1,13 +1,15 @@
 """Continue a prompt: `python -m eval.samples runs/demo "Once upon a time"`"""
 
-from __future__ import annotations
-
-import argparse
 import sys
 
 import torch
 
-from configs.command import InputError, exit_on_bad_input, integer, number
+from configs.command import (
+    InputError,
+    add_number,
+    command_parser,
+    exit_on_bad_input,
+)
 from configs.language import translated
 from configs.text import escape
 from data.chat import prompt_ids, read_reply
@@ -47,7 +49,7 @@ def complete(
     longest = lm.config.max_position_embeddings
     if len(ids) >= longest:
         raise InputError(f"the prompt has {len(ids)} tokens, the context {longest}: shorten it")
-    row = torch.tensor([ids], device=next(lm.parameters()).device)  # (1, T)
+    row = torch.tensor([ids], device=lm.device)  # (1, T)
     # generate returns the prompt too
     tokens = generate(
         lm,
@@ -74,20 +76,17 @@ def no_token_for(letters: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Continue a prompt with the model of a run.")
+    parser = command_parser(__doc__)
     add = parser.add_argument
     add("run", help="a run or a checkpoint directory, for example runs/demo")
     add("prompt", nargs="?", default="", help="text to continue; default: a document's beginning")
     add("--chat", action="store_true", help="the prompt is a question: print the answer")
-    add("--max-new-tokens", type=integer("--max-new-tokens", 0), default=200)
-    add(
-        "--temperature",
-        type=number("--temperature", 0),
-        default=0.8,
-        help="0 = always the likeliest token",
-    )
-    add("--top-p", type=number("--top-p", 1e-6, 1), default=0.95)
-    add("--seed", type=integer("--seed", 0), default=0)
+    add_number(parser, "--max-new-tokens", 200, "at most this many", least=0)
+    likeliest = "0 = always the likeliest token"
+    add_number(parser, "--temperature", 0.8, likeliest, least=0, kind=float)
+    share = "draw from the likeliest tokens with this probability in all"
+    add_number(parser, "--top-p", 0.95, share, least=1e-6, most=1, kind=float)
+    add_number(parser, "--seed", 0, "the same seed gives the same text", least=0)
     add_device_option(parser)
     # options may come between run and prompt
     args = parser.parse_intermixed_args()

@@ -7,8 +7,6 @@ HellaSwag: Zellers et al. 2019 (arXiv 1905.07830). BLiMP: Warstadt et al. 2020 (
 Zorro: Huebner et al. 2021, BabyBERTa (CoNLL 2021).
 """
 
-from __future__ import annotations
-
 import argparse
 import io
 import json
@@ -23,7 +21,7 @@ import torch
 from pydantic import BaseModel, Field
 from torch import Tensor
 
-from configs.command import InputError, exit_on_bad_input, integer
+from configs.command import InputError, add_number, command_parser, exit_on_bad_input
 from configs.files import checked
 from configs.text import table as markdown_table
 from data.config import StoryworldSource
@@ -41,14 +39,14 @@ FORMATS = {"loss": ",.4f", "perplexity": ",.3f", "bits_per_byte": ",.4f"}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m eval.tasks", description=__doc__)
+    parser = command_parser(__doc__)
     parser.add_argument("run", help="a run or a checkpoint directory, for example runs/demo")
     task = parser.add_mutually_exclusive_group(required=True).add_argument
     task("--minimal-pairs", metavar="FILE", help="BLiMP's .jsonl, Zorro's .txt, or: storyworld")
     task("--multiple-choice", metavar="FILE", help=".jsonl with ctx, endings, label (HellaSwag)")
     task("--text", metavar="FILE", help="loss and perplexity of a text file, as one document")
     add = parser.add_argument
-    add("--limit", type=integer("--limit", 1), metavar="N", help="only the first N of each file")
+    add_number(parser, "--limit", None, "only the first N of each file")
     add("--delimiter", default=" ", help="between context and ending of a choice (a space)")
     add_device_option(parser)
     add("--json", action="store_true", help="print one JSON object instead of a table")
@@ -91,6 +89,7 @@ def question_task(
     scores = iter(score(lm, tokenizer, questions, args.delimiter))
     results = {}
     for name, in_file in files.items():
+        # the scores come in the order of the questions, file after file
         results[name] = figures(in_file, list(islice(scores, len(in_file))))
     if len(files) > 1:
         # each file counts alike, as in BLiMP's overall figure
@@ -352,6 +351,7 @@ def figures(questions: Sequence[Question], scores: Sequence[Sequence[float]]) ->
     """
     credits: dict[str, list[float]] = {"acc": [], "acc_norm": []}
     for question, values in zip(questions, scores, strict=True):
+        # bytes, because a tokenizer must not decide how long an ending is
         sizes = [len(ending.encode()) for ending in question.endings]
         per_byte = [value / size for value, size in zip(values, sizes, strict=True)]
         for name, numbers in (("acc", values), ("acc_norm", per_byte)):
@@ -377,6 +377,7 @@ def text_log_probs(lm: LanguageModel, ids: Sequence[int], window: int) -> Tensor
             . . x x
                 . . x x
     """
+    # half a window of context at least: with none, the first tokens of each window would be guesses
     step = window // 2
     old = window - step  # already scored by the window before
     begins = range(0, max(1, len(ids) - old), step)

@@ -1,7 +1,5 @@
 """Parameters and floating-point operations of a model, counted."""
 
-from __future__ import annotations
-
 from torch import nn
 
 from model.transformer import LanguageModel

@@ -3,12 +3,9 @@
 python -m model.convert_kv_heads RUN --num-key-value-heads 2 --out DIR
 """
 
-from __future__ import annotations
-
-import argparse
 from pathlib import Path
 
-from configs.command import InputError, exit_on_bad_input, integer
+from configs.command import InputError, command_parser, exit_on_bad_input, integer
 from configs.files import read_checkpoint
 from model.files.checkpoint import copy_tokenizer, load, new_directory, save
 from model.transformer import LanguageModel
@@ -50,7 +47,7 @@ def write_converted(source: Path, num_key_value_heads: int, out: Path) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Give a model fewer or more key/value heads.")
+    parser = command_parser(__doc__)
     parser.add_argument(
         "source", type=Path, help="a run (its newest checkpoint) or a model directory"
     )

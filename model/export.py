@@ -7,9 +7,6 @@
 A checkpoint is a Hugging Face model directory, so transformers and vLLM need none of these.
 """
 
-from __future__ import annotations
-
-import argparse
 import re
 import shutil
 from collections.abc import Callable
@@ -17,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from configs.command import InputError, exit_on_bad_input
+from configs.command import InputError, command_parser, exit_on_bad_input
 from configs.files import CARD, STATE, TRAINING, is_adapter, read_checkpoint, read_json
 from model.files.card import model_card
 from model.files.checkpoint import copy_tokenizer, load, new_directory, run_name, save
@@ -71,7 +68,7 @@ def export(source: Path, target: str, out: Path, dtype: str | None = None) -> st
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Write a model for other programs.")
+    parser = command_parser(__doc__)
     parser.add_argument(
         "source", type=Path, help="a run (its newest checkpoint) or a model directory"
     )

@@ -1,7 +1,5 @@
 """The feed-forward part of a layer. It changes each token alone; attention mixed them before."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

@@ -1,11 +1,8 @@
 """Decoding: one token after the other, with a key-value cache, greedy or sampled."""
 
-from __future__ import annotations
-
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from random import Random
 from typing import Any
 
 import torch
@@ -271,9 +268,3 @@ def left_pad(prompts: Sequence[Sequence[int]], pad_id: int = 0) -> tuple[Tensor,
     rows = [torch.tensor(prompt, dtype=torch.long) for prompt in prompts]
     real = [torch.ones(len(prompt), dtype=torch.bool) for prompt in prompts]
     return pad_sequence(rows, True, pad_id, "left"), pad_sequence(real, True, False, "left")
-
-
-def random_numbers(rngs: Iterable[Random], count: int) -> Tensor:
-    """Return `uniform` for `stream`: (rows, count) float32, each row from its own generator."""
-    # 24 bits, which float32 holds exactly: none of them is rounded to 1
-    return torch.tensor([[rng.getrandbits(24) / 2**24 for _ in range(count)] for rng in rngs])

@@ -5,8 +5,6 @@ keep only the last window - 1 tokens. Size: 2 * H_kv * D numbers per token and l
 attention, latents (B, 1, T, kv_lora_rank) are the keys, and the rotary part the values.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

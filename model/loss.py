@@ -4,8 +4,6 @@ The logits are the largest tensor of a small model: B * T * V numbers, and autog
 copies. Here one chunk of positions at a time goes through head, softmax and gradient.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Norms: bring the numbers of a token to one size, so that no layer sees them grow or shrink."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -218,6 +218,11 @@ class LanguageModel(nn.Module):
         return super().__call__(*inputs, **options)
 
     @property
+    def device(self) -> torch.device:
+        # of the first weight: a model is never spread over several devices
+        return next(self.parameters()).device
+
+    @property
     def attn_implementation(self) -> str:
         return self.model.backend
 

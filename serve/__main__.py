@@ -5,11 +5,15 @@ model. The server listens on this machine only; for others, give --host and --ap
 docs/serving.md shows how to use it, and what protects it.
 """
 
-import argparse
 import ipaddress
 import os
 
-from configs.command import InputError, exit_on_bad_input, integer, number
+from configs.command import (
+    InputError,
+    add_number,
+    command_parser,
+    exit_on_bad_input,
+)
 from configs.files import run_path
 from eval.load_model import add_device_option, add_quantise_option
 
@@ -18,29 +22,25 @@ KEY = "HEADLIGHT_API_KEY"
 
 
 def main() -> None:
-    form = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=form)
+    parser = command_parser(__doc__)
     add = parser.add_argument
     add(
         "runs", nargs="?", type=run_path, default="runs", help="a folder of runs, a run, or a model"
     )
     add("--host", default="127.0.0.1", help="address (127.0.0.1, this machine)")
-    add("--port", type=integer("--port", 1, 65535), default=8000, metavar="N", help="(8000)")
+    add_number(parser, "--port", 8000, "where it listens", most=65535)
     add("--api-key", default=os.environ.get(KEY), help=f"clients must send it; default: ${KEY}")
     add("--allow-origin", action="append", default=[], metavar="URL", help="whose page may use it")
-    for option, least, most, default, meaning in (
-        ("--max-running", 1, 4096, 64, "requests that are answered at once"),
-        ("--max-waiting", 0, 10**6, 256, "requests that may wait; more get status 429"),
-        ("--max-new-tokens", 1, 2**24, 2048, "tokens of an answer"),
-    ):
-        count = integer(option, least, most)
-        add(option, type=count, default=default, metavar="N", help=f"{meaning} ({default})")
-    seconds = number("--seconds", 0.1)
-    add("--seconds", type=seconds, default=120.0, metavar="N", help="of an answer; then 503 (120)")
+    add_number(parser, "--max-running", 64, "requests that are answered at once", most=4096)
+    waiting = "requests that may wait; more get status 429"
+    add_number(parser, "--max-waiting", 256, waiting, least=0, most=10**6)
+    add_number(parser, "--max-new-tokens", 2048, "tokens of an answer", most=2**24)
+    add_number(parser, "--seconds", 120.0, "of an answer; then 503", least=0.1, kind=float)
     add_quantise_option(parser)
     add_device_option(parser)
     args = parser.parse_args()
     try:
+        # 0.0.0.0 and a name may be reached from other machines, so they need a key
         is_local = args.host == "localhost" or ipaddress.ip_address(args.host).is_loopback
     except ValueError:
         # a name, which may lead anywhere

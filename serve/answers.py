@@ -45,6 +45,7 @@ class Answer:
         if isinstance(event, End) and event.reason == "error":
             raise ApiError(500, event.message)
         is_first = not (self.tokens or self.end)
+        # a piece lists the tokens that come from here on
         before = len(self.tokens)
         new = []
         if is_first and self.shows_prompt:
@@ -109,6 +110,7 @@ async def answer_all(
     Raises TooManyRequests, TimeoutError, and ApiError 500 for damaged weights.
     """
     loop = asyncio.get_running_loop()
+    # one queue for all answers, so that a stream shows each token as soon as it is there
     events = asyncio.Queue[tuple[Answer, Event]]()
     until = loop.time() + seconds
 
@@ -118,6 +120,7 @@ async def answer_all(
 
     try:
         for answer in answers:
+            # the batcher knows only requests, so this ties each event to its answer
             answer.request.emit = partial(emit, answer)
             batcher.submit(answer.request)
         while any(answer.finish_reason is None for answer in answers):
@@ -139,6 +142,7 @@ def chat_ids(model: Model, body: ChatRequest) -> list[int]:
     """Return the ids of a conversation, to be answered. Raises ApiError."""
     variables = model.tokenizer.chat.variables if model.is_chat else ()
     for name, value in body.template.items():
+        # Jinja ignores a variable that the template does not read, and the client would never know.
         if name not in variables or (name == "enable_thinking" and not isinstance(value, bool)):
             reason = "was not trained on chats"
             if variables:
@@ -178,6 +182,7 @@ def room_for(model: Model, token_ids: Sequence[int], number: int | None, most: i
 
     number: of tokens that must fit; None: at least one.
     """
+    # the batcher reserves all of it at once, so a request never runs out in the middle
     left = model.context_length - len(token_ids)
     least = 1 if number is None else number
     if least > left:

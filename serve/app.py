@@ -55,6 +55,7 @@ def create_app(
 
 def make_server(app: FastAPI, host: str, port: int, seconds: float) -> uvicorn.Server:
     """Return the server. seconds: time for running answers when it is stopped."""
+    # no server header: the name and version of a server help only those who attack it
     options: dict[str, Any] = {"log_level": "warning", "server_header": False}
     options |= {"headers": [*HEADERS.items()], "timeout_graceful_shutdown": int(seconds) + 1}
     return uvicorn.Server(uvicorn.Config(app, host, port, **options))

@@ -154,6 +154,7 @@ class Batcher:
         writes = request.max_new_tokens
         longest = self.lm.config.max_position_embeddings
         blocks = self.cache.blocks_for(reads + writes)
+        # one that can never join would hold up all that wait behind it
         fits = reads + writes <= longest and blocks <= len(self.cache.users)
         if not fits or reads < 1 or writes < (0 if request.of_prompt else 1):
             raise ValueError(
@@ -181,6 +182,7 @@ class Batcher:
         """Do one round. Return False if there was nothing to do."""
         # 1. Cancelled requests leave.
         with self._changed:
+            # under the lock, because other threads append to this queue
             self.waiting = deque(request for request in self.waiting if not request.cancelled)
         for request in [request for request in self.running if request.cancelled]:
             self._leave(request, End("cancelled"))
@@ -210,6 +212,7 @@ class Batcher:
             if self.cache.blocks_for(room) > self.cache.free_blocks:
                 return None
             self.waiting.popleft()
+        # its own: a seed gives the same answer, whatever other requests run beside it
         request.generator = torch.Generator(device=self.device)
         if request.seed is None:
             request.generator.seed()
@@ -288,6 +291,7 @@ class Batcher:
                     continue
                 candidates = scores.masked_fill(forbidden, -torch.inf)
                 token = int(candidates.argmax())
+            # the greedy choice was made above, for all rows at once
             if request.sampling != Sampling(temperature=0):
                 seen = torch.tensor([request.table.token_ids], device=self.device)
                 ids, _ = next_token(candidates, seen, request.sampling, request.generator)
@@ -312,6 +316,7 @@ class Batcher:
 
     def start(self) -> None:
         """Answer requests in a thread, until `stop`."""
+        # a daemon: a model in the middle of a pass must not keep the process alive
         self._thread = threading.Thread(target=self._run, name="batcher", daemon=True)
         self._thread.start()
 
@@ -324,6 +329,7 @@ class Batcher:
             # a job waits for one token at most
             while self.jobs:
                 future, job = self.jobs.popleft()
+                # its client went away while the job waited
                 if not future.set_running_or_notify_cancel():
                     continue
                 try:

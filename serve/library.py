@@ -88,6 +88,7 @@ class Library:
         Raises ApiError: 404 if it does not exist, 503 if it cannot be loaded.
         """
         run = self.run(name)
+        # read at every request, since a run that trains saves and deletes meanwhile
         steps = checkpoints_of(run)
         if step is not None and step not in steps:
             known = ", ".join(map(str, sorted(steps)))
@@ -120,6 +121,7 @@ class Library:
         # adapters need the weights as saved
         quantise = self.quantise if adapter is None else None
         lm, tokenizer, checkpoint = open_checkpoint(path, self.device, quantise=quantise)
+        # the terminal's chat already checks adapters and finds out whether a model ends its turns
         conversation = Conversation(lm, tokenizer)
         if adapter is not None:
             conversation.use_adapters(adapter)

@@ -79,6 +79,7 @@ def handle_errors(app: FastAPI) -> None:
     async def refused(request: Request, error: StarletteHTTPException) -> JSONResponse:
         headers = {"WWW-Authenticate": "Bearer"} if error.status_code == 401 else None
         if error.status_code in (429, 503):
+            # OpenAI's clients wait as long, and try again by themselves
             headers = {"Retry-After": "1"}
         return JSONResponse(error_body(error), error.status_code, headers)
 
@@ -88,6 +89,7 @@ def handle_errors(app: FastAPI) -> None:
         path = [str(part) for part in problem["loc"] if part != "body"]
         # a key may be half a character
         field = escape(".".join(path))
+        # pydantic quotes the client's own text, which must not control a terminal
         message = escape(str(problem["msg"]).removeprefix("Value error, "))
         if problem["type"] == "extra_forbidden":
             message = "is not supported here: leave it out"

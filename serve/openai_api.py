@@ -82,6 +82,7 @@ def router(library: Library, limits: Limits) -> APIRouter:
                 answer.echo = echo if isinstance(echo, str) else model.tokenizer.decode(echo)
         return await completion.respond(request)
 
+    # Newer clients try this address first. An answer that names the other one saves a search.
     @routes.api_route("/responses", methods=["GET", "POST"])
     def responses() -> None:
         raise ApiError(404, "the Responses API is not served here: use /v1/chat/completions")
@@ -110,6 +111,7 @@ class Completion:
             scores_prompt = body.echo
             tools = False
         least, most = body.most_tokens(limits.max_new_tokens)
+        # copied, because a request may add ids of its own
         stop_ids = set() if body.ignore_eos else {*self.tokenizer.stop_ids}
         if body.stop_token_ids:
             stop_ids.update(text_ids(model, body.stop_token_ids, "stop_token_ids"))
@@ -120,10 +122,12 @@ class Completion:
         stops = [body.stop] if isinstance(body.stop, str) else body.stop
         for ids in prompts:
             room = room_for(model, ids, least, most)
+            # thoughts and calls are read from the answer's first token on, wherever that is
             prompt = ids[: len(ids) - begun]
             for number in range(body.n):
                 request = batching.Request(ids, room, body._sampling, frozenset(stop_ids))
                 if body.seed is not None:
+                    # n answers with one seed would be n times the same
                     request.seed = (body.seed + SEED_STEP * number) % 2**63
                 request.top_log_probs = self.top
                 request.of_prompt = scores_prompt
@@ -143,6 +147,7 @@ class Completion:
             "model": self.body.model,
         }
         if self.body.stream:
+            # OpenAI's names differ: texts are streamed under the same one
             head["object"] += ".chunk" if is_chat else ""
             # an error before the first piece gets its own status
             events = self._events(head, await anext(self.pieces))
@@ -205,20 +210,20 @@ class Completion:
         # lm-evaluation-harness drops the last entry, so the ending token is listed too
         for token in (*piece.tokens, *answer.end):
             tokens.append(token._replace(offset=len(answer.echo) + token.offset))
+        tops: list[dict[str, float] | None] = []
+        for token in tokens:
+            top: dict[str, float] = {}
+            for token_id, log_prob in token.top:
+                # of two tokens with the same text, the less likely one is listed by its id
+                name = _name(self.tokenizer, token_id)
+                top[f"token_id:{token_id}" if name in top else name] = log_prob
+            tops.append(None if token.log_prob is None else top)
         return {
             "tokens": [_name(self.tokenizer, token.id) for token in tokens],
             "token_logprobs": [token.log_prob for token in tokens],
-            "top_logprobs": [self._top(token) for token in tokens],
+            "top_logprobs": tops,
             "text_offset": [token.offset for token in tokens],
         }
-
-    def _top(self, token: Token) -> dict[str, float] | None:
-        # of two tokens with the same text, the less likely one is listed by its id
-        top: dict[str, float] = {}
-        for token_id, log_prob in token.top:
-            name = _name(self.tokenizer, token_id)
-            top[f"token_id:{token_id}" if name in top else name] = log_prob
-        return None if token.log_prob is None else top
 
     def _listed(self, token: Token) -> dict[str, Any]:
         # a token and the likeliest ones with log-probabilities, in OpenAI's form; for the page
@@ -251,6 +256,7 @@ def _message(piece: Piece, is_whole: bool) -> dict[str, Any]:
     if answer.reply.tool_calls and answer.finish_reason is not None:
         message["tool_calls"] = calls = []
         for number, function in enumerate(answer.reply.tool_calls):
+            # a client sends this id back with the tool's answer
             call = {"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function}
             calls.append(call if is_whole else {"index": number} | call)
         if is_whole:

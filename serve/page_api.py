@@ -69,6 +69,7 @@ def page(limits: Limits) -> APIRouter:
     def key(key: Annotated[str, Body(embed=True, max_length=1000)]) -> Response:
         if not equal(key.encode(), limits.api_key):
             raise ApiError(401, "this is not the key of this server", "invalid_api_key")
+        # a cookie, because a page opened from a bookmark sends no header
         response = JSONResponse({})
         # no script can read it, and no other page's request has it
         if limits.cookie is not None:
@@ -96,6 +97,7 @@ class Live:
         self.routes = APIRouter(prefix="/live")
         get = self.routes.get
         post = self.routes.post
+        # Plain functions run in FastAPI's threads, so reading files holds up no answer.
         get("/runs")(self.runs)
         get("/runs/{name}/config")(self.config)
         get("/runs/{name}/metrics")(self.metrics)
@@ -138,6 +140,7 @@ class Live:
         for file in sorted((run / "attention").glob("step_????????.npz")):
             try:
                 looks.snapshots.append(_without_maps(file, file.stat().st_mtime_ns))
+            # a damaged snapshot is a note on the page, not the end of it
             except InputError as error:
                 problems.append(str(error))
         return viewer.described([looks]) | {"notes": problems}
@@ -148,6 +151,7 @@ class Live:
             weights = read(file_of(self._run(name) / "attention", step)).maps[probe].weights
         except (KeyError, InputError):
             raise ApiError(404, "there is no such snapshot of the heads") from None
+        # one byte a weight, and no later keys: a picture of 256 tokens has 33 kB a head
         return Response(viewer.quantise(weights).tobytes(), media_type="application/octet-stream")
 
     async def look(self, name: str, text: OwnText) -> dict[str, Any]:

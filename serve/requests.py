@@ -16,6 +16,7 @@ from serve.library import Library, Model
 from serve.limits import ApiError
 from serve.structured import WantedForm
 
+# Each answer takes a row of the batch, and blocks for all that it may write.
 MOST_ANSWERS = 16
 # OpenAI lists as many likely tokens beside a token.
 MOST_TOP = 20
@@ -23,11 +24,11 @@ MOST_TOP = 20
 # with ANY value.
 ANY: Any = object()
 IGNORED = {
-    **{"user": ANY, "metadata": ANY, "store": ANY, "service_tier": ANY, "prediction": ANY},
-    **{"safety_identifier": ANY, "prompt_cache_key": ANY, "suffix": "", "best_of": 1},
-    **{"frequency_penalty": 0, "presence_penalty": 0, "logit_bias": {}},
-    **{"response_format": {"type": "text"}, "modalities": ["text"]},
-}
+    "user": ANY, "metadata": ANY, "store": ANY, "service_tier": ANY, "prediction": ANY,
+    "safety_identifier": ANY, "prompt_cache_key": ANY, "suffix": "", "best_of": 1,
+    "frequency_penalty": 0, "presence_penalty": 0, "logit_bias": {},
+    "response_format": {"type": "text"}, "modalities": ["text"],
+}  # fmt: skip
 
 Text = Annotated[str, Field(min_length=1)]
 TokenId = Annotated[int, Field(ge=0)]

@@ -72,6 +72,7 @@ def _summary(name: str, run: Path, *stamps: tuple[int, int, int] | None) -> dict
     newest: dict[str, dict[str, Any]] = {}
     if log is not None:
         with (run / METRICS).open("rb") as stream:
+            # a log of a long run has megabytes, and a page asks every few seconds
             stream.seek(max(0, log[1] - TAIL))
             lines = stream.read().splitlines()
         for raw in lines:
@@ -80,6 +81,7 @@ def _summary(name: str, run: Path, *stamps: tuple[int, int, int] | None) -> dict
                 line = parse_json(raw.decode("utf-8"), METRICS, Metric).model_dump()
                 newest[line["split"]] = line
     train, val, floor = (newest.get(split, {}) for split in ("train", "val", "floor"))
+    # splits are logged at different steps, and the page shows the newest of all
     last = max(newest.values(), key=lambda line: line["step"], default={})
     total = settings(run).get("train.max_steps")
     gap = None
@@ -105,6 +107,7 @@ def _state(run: Path) -> str:
     # training, finished or stopped; a run holds a lock, and a kill releases it
     if (run / LOCK).exists():
         try:
+            # If nobody trains here, the lock can be taken. It is given back at once.
             FileLock(run / LOCK, timeout=0).acquire().lock.release()
         except Timeout:
             return "training"
@@ -118,6 +121,7 @@ def settings(run: Path) -> dict[str, Any]:
     """Return config.yaml by dotted key, without other files; {} if it cannot be read."""
     try:
         file = run / "config.yaml"
+        # a run's config.yaml has all keys and extends nothing, so this is enough
         values = parse_yaml(read_text(file), str(file))
     except InputError:
         return {}

@@ -72,6 +72,7 @@ def make_form(
     from llguidance import LLMatcher
 
     think_end, call, call_end = map(tokenizer.backend.token_to_id, (THINK_END, CALL, CALL_END))
+    # each schema becomes a rule of the grammar, with its place in this list as its name
     schemas: list[dict] = [] if schema is None else [schema]
     choices = ["@schema0"] if schemas else []
     # without tokens that mark it, a call looks like other JSON

@@ -58,6 +58,7 @@ def converse(
     kind = kind or pick(rng, CONVERSATION_KINDS)
     if kind == "tell":
         held_out = split == "validation" if held_out_names is None else held_out_names
+        # another offset: a requested story is none that questions are asked about
         story = tell(2 * OTHER_BOOK + seed, index, split, level, held_out)
     else:
         question_kind = pick(rng, KINDS)
@@ -124,6 +125,7 @@ def prefer(seed: int, index: int, split: Split = "train", level: int = 1) -> dic
     """
     rng = Random(f"pair {split} {level} {seed} {index}")
     kind = pick(rng, KINDS)
+    # another offset than that of `converse`, so that pairs are about other stories
     story, question = draw_question(3 * OTHER_BOOK + seed, index, split, level, kind)
     talk = Talk()
     shortly = False
@@ -145,6 +147,7 @@ def _wrong_answer(story: Story, question: Question, shortly: bool, rng: Random) 
         is_place = question.text.split()[0] != "Is" and " who " not in question.text
         possible = places_of(story) if is_place else list(story.people.values())
         named = [name for name in possible if name in question.text]
+        # find returns a position, so this is the first name
         candidate = min(named, key=question.text.find)
         # with another name, but judged rightly
         if question.answer == "no":
@@ -159,6 +162,7 @@ def _wrong_answer(story: Story, question: Question, shortly: bool, rng: Random) 
     if question.kind == "feeling":
         # the feeling is the last word
         return question.sentence.removesuffix(f"{question.answer}.") + f"{wrong}."
+    # once: the sentence may name this person again further on
     return question.sentence.replace(question.answer, wrong, 1)
 
 
@@ -257,6 +261,7 @@ def _more_questions(story: Story, first: Question, rng: Random) -> list[Question
     more: list[Question] = []
     kinds = [kind for kind in KINDS if kind != first.kind]
     for _ in range(1 + int(rng.random() * 3)):
+        # pop: a talk asks for each kind once at most
         kind = kinds.pop(int(rng.random() * len(kinds)))
         possible = questions_about(story, kind)
         if kind == "yes_no":
@@ -306,6 +311,7 @@ def many_questions(
 def _is_new(question: Question, earlier: Sequence[Question]) -> bool:
     # "Who sang first?" and "Is it true that Tiko sang first?" are the same question
     for other in earlier:
+        # the ends are compared, because wordings differ at their beginnings
         shorter, longer = sorted((question.text, other.text), key=len)
         if longer.endswith(shorter.removeprefix("Who")):
             return False

@@ -126,8 +126,11 @@ def _pool(spec: dict[str, Any], pronouns: dict[str, dict[str, str]]) -> Pool:
     # words without other forms are one text
     if isinstance(more_forms_of, str):
         more_forms_of = {word: {} for word in more_forms_of.split(", ")}
+    # in the order of the file: a drawn number stands for a place in it, so new words go to the end
+    # of a list only with a new STORYWORLD_VERSION
     texts = {}
     for word, more_forms in more_forms_of.items():
+        # by the letter: words.yaml has no "hour" and no "unicorn"
         article = "an" if word[0] in "aeiou" else "a"
         forms = {plain: word, f"a_{plain}".rstrip("_"): f"{article} {word}", **more_forms}
         texts[word] = forms | pronouns.get(forms.pop("gender", ""), {})
@@ -148,6 +151,7 @@ def _compiled(line: str, lists: Mapping[str, list[str]]) -> tuple[Part, ...]:
         # every second piece is a slot
         for n, text in enumerate(SLOT.split(piece)):
             if n % 2:
+                # {giver} alone has the form ""
                 role, _, form = text.partition(".")
                 parts.append(Slot(role, form))
             elif text:

@@ -32,6 +32,7 @@ def tell_letter(pen: Pen) -> None:
     peeker = None
     wet = False
     for may_arrive in (0, 1, 1, 1):
+        # a new place for each stop, so that questions can ask where a carrier was
         here = {"carrier": carriers[-1], "stop": pen.new("place"), **cast}
         pen.say("letter.way", **here)
         # one peek at most, and none at a wet letter
@@ -55,6 +56,7 @@ def tell_letter(pen: Pen) -> None:
     seal = f"letter.broken_{opened_by}" if peeker else "letter.whole"
     pen.say(f"letter.chain_{len(carriers)}", seal, **passed_on, **cast)
     if wet:
+        # the ink of one of the two is gone; whoever has read the letter can tell it
         event = pen.say_either({"letter.no_place": 1, "letter.no_thing": 1}, **cast)
         unread = event.removeprefix("letter.no_")
         pen.say(f"letter.tell_{unread}" if peeker else f"letter.ask_{unread}", **cast)
@@ -79,6 +81,7 @@ def tell_theft(pen: Pen) -> None:
     cast |= pen.cast(toy="thing", stand="place")
     pen.say("theft.opening", **cast)
     suspects = three_friends(pen)
+    # the plan of each suspect is told early and repeated under questioning: a long-distance copy
     claims = {who: {"who": who, **pen.cast(spot="place", errand="errand")} for who in suspects}
     for claim in claims.values():
         pen.say("theft.plan", **claim)
@@ -117,6 +120,7 @@ def tell_theft(pen: Pen) -> None:
 
 def tell_rumor(pen: Pen) -> None:
     """A rumor passes five people: who was the first to change it?"""
+    # in the order of hearing: teller i told teller i + 1
     tellers = [pen.new("friend"), pen.new("friend")]
     first = tellers[0]
     seen = pen.cast(number="number", place="place", flock="flock")
@@ -169,6 +173,7 @@ def trace_back(
     question = "rumor.question" if part == "place" else "rumor.doubt"
     cast = {"last": tellers[-1], "place": heard["place"], "more": heard["number"]}
     pen.say(question, teller=tellers[-2], **cast)
+    # from the last but one back to the first
     for teller, source in pairwise(tellers[-2::-1]):
         if teller is culprit:
             cast = {"elsewhere": heard["place"], "more": heard["number"], **seen}
@@ -256,6 +261,7 @@ def draw_gifts(pen: Pen, host: Entity, gifts: dict[Entity, Entity]) -> dict[Enti
         left = [gift for gift in gifts if gift not in taken.values()]
         possible = [gift for gift in left if gifts[gift] is not guest]
         # the last guest must not be left with his own gift
+        # else this guest would have no gift of another one to draw
         if len(left) == 2 and last_gift in left:
             possible = [last_gift]
         drawn = OneOf(*possible)
@@ -284,6 +290,7 @@ def tell_bargain(pen: Pen) -> None:
     pen.say("bargain.first", trader=trader, item=item, price=price, **cast)
     stalls = [(trader, item)]
     agreed = ""
+    # down the chain: every trader wants something first, until one takes what the hero has
     while agreed != "bargain.bottom":
         following = pen.new("friend")
         pen.say("bargain.hint", trader=trader, item=price, next=following)

@@ -67,6 +67,7 @@ def align(
     """
 
     def tokens_in(start: int, end: int) -> list[int]:
+        # any overlap counts: a tokenizer may join a name with the space before it
         return [i for i, (begin, stop) in enumerate(offsets) if begin < end and start < stop]
 
     def cuts(tokens: list[int], start: int) -> list[tuple[int, int]]:
@@ -79,6 +80,7 @@ def align(
         sources = tokens_in(mention.earlier_start, mention.earlier_end)
         # characters between the copies
         shift = mention.start - mention.earlier_start
+        # the same name may be cut into other tokens at the beginning of a text
         same_cuts = cuts(tokens, mention.start) == cuts(sources, mention.earlier_start)
         for rank, token in enumerate(tokens):
             # A pronoun goes with all tokens of the name; copies that are cut alike, token by token;

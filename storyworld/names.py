@@ -49,6 +49,7 @@ def held_out_names() -> tuple[str, ...]:
     for a in SYLLABLES:
         for b in SYLLABLES:
             pool += [a + b + c for c in SYLLABLES if c[1] != "e"]
+    # half a million are possible; these 1,800 have every syllable
     pool = pool[::HELD_OUT_STRIDE]
     # no Bababa
     pool = [name for name in pool if len({name[0], name[2], name[4]}) == 3]
@@ -66,6 +67,7 @@ def _is_usable(name: str, *lists: str) -> bool:
     # true if it is no word, and has no piece of these lists in words.yaml
     if name in _unwanted("real_words"):
         return False
+    # pieces, because a name may hide a word in its middle
     return not any(piece in name for key in lists for piece in _unwanted(key))
 
 
@@ -105,6 +107,7 @@ def renamed(texts: list[str], rng: Random) -> list[str]:
         name = match[0]
         while name in name_set() and name not in new:
             word = "".join(pick(rng, LETTERS[sort]) for sort in pick(rng, OTHER_FORMS))
+            # two names must not become one
             if word.capitalize() in new.values():
                 continue
             if _is_usable(word, "unkind_pieces", "more_unkind_pieces"):

@@ -62,6 +62,7 @@ class Entity:
         self.role = role
         # form -> text
         self.texts: dict[str, str] = {}
+        # an entity stands for itself; a OneOf gets the entity that was drawn
         self.chosen: Entity = self
 
 
@@ -77,6 +78,8 @@ class Pen:
     """The writer: it draws every choice and keeps the text."""
 
     def __init__(self, rng: Random, held_out: bool = False):
+        # only this method: its numbers are the same in every version of Python, those of `choice`
+        # are not
         self.random = rng.random
         self.held_out = held_out
         self.lexicon = lexicon()
@@ -97,11 +100,13 @@ class Pen:
 
     def choose(self, options: Sequence[str], cumulative: Sequence[float], heads: Heads) -> int:
         """Choose an option by the sums of the weights; return its number."""
+        # the first option whose sum is above the drawn number
         return bisect(cumulative, self.random() * cumulative[-1])
 
     def choose_invented(self, kind: str, words: Sequence[str], taken: Collection[str]) -> str:
         """Choose a "name" or a "song" word that is not taken, each equally likely."""
         while True:
+            # few words of thousands are taken: to draw again is quicker than to list the free ones
             word = words[int(self.random() * len(words))]
             if word not in taken:
                 return word
@@ -154,6 +159,7 @@ class Pen:
 
     def decide(self, kind: str, weights: Mapping[str, float], heads: Heads) -> str:
         """Draw an option by its weight, and record the choice."""
+        # what cannot happen must not be an option: a reader would look for its text
         options = [option for option, weight in weights.items() if weight]
         # the weights 1, 2, 1 are the intervals up to 1, 3, 4
         cumulative = list(accumulate(weights[option] for option in options))
@@ -201,6 +207,7 @@ class Pen:
 
     def _settle(self, entity: Entity, form: str) -> None:
         # an open text is chosen here, at first mention
+        # the role of a OneOf is empty until an entity is drawn
         if isinstance(entity, OneOf) and not entity.role:
             candidates = {candidate.texts[form]: candidate for candidate in entity.candidates}
             text = self.decide("who", dict.fromkeys(candidates, 1), lambda text: (text,))
@@ -232,6 +239,7 @@ class Pen:
 
     def _invent(self, kind: str, words: Sequence[str], taken: Collection[str]) -> str:
         word = self.choose_invented(kind, words, taken)
+        # each free word is equally likely; in a song, no word is ever taken
         self.choices.append(Choice(kind, word, log2(len(words) - len(taken))))
         return word
 

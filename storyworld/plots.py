@@ -24,6 +24,7 @@ def three_friends(pen: Pen) -> tuple[Entity, Entity, Entity]:
 
 def tell_pass(pen: Pen) -> None:
     """Three friends pass a toy on: who holds it?"""
+    # the holder changes; `hero` stays the first one, whom opening and end are about
     friends = three_friends(pen)
     holder, friend, third = friends
     cast = {"hero": holder, "toy": pen.new("thing"), "place": pen.new("place")}
@@ -31,6 +32,7 @@ def tell_pass(pen: Pen) -> None:
         "pass.opening", "pass.joy", "aside.day", "pass.friends", friend=friend, third=third, **cast
     )
     # two to four times
+    # weight 0: at least two hand-overs, or nothing would have to be remembered
     for may_end in (0, 0, 1, 1):
         others = [entity for entity in friends if entity is not holder]
         taker = OneOf(*others)
@@ -53,6 +55,7 @@ def tell_hide(pen: Pen) -> None:
     pen.say("hide.opening", seeker=seeker)
     for hider in (one, two):
         pen.say("hide.hide", hider=hider, spot=spot_of[hider], clothes=clothes_of[hider])
+    # a search in a wrong place puts distance between the facts and the questions about them
     pen.say_either({"hide.ready": 1, "hide.wrong": 1}, seeker=seeker, wrong=pen.new("spot"))
     # which clothes are seen decides who is found
     seen = OneOf(clothes_of[one], clothes_of[two])
@@ -83,6 +86,7 @@ def tell_lost(pen: Pen) -> None:
         if pen.say_either(weights, place=place, **cast) == "lost.drop":
             dropped_at = place
         pen.fact("did", who=cast["hero"], deed=f"came {place.texts['to']}")
+        # each stop has other questions: only the middle one needs the stop before it
         stops = LOST_STOPS[places_left]
         pen.fact("at", what=cast["hero"], place=place, before=early, asked=stops)
     assert dropped_at is not None
@@ -117,6 +121,7 @@ def tell_race(pen: Pen) -> None:
             "race.pass_first": (second, first, third),
             "race.pass_second": (first, third, second),
         }[event]
+    # the last sentences compare the end with the start, a few dozen tokens earlier
     ahead = "race.stayed_ahead" if first is early else "race.fell_behind"
     cast |= {"first": first, "second": second, "third": third, "early": early}
     pen.say("race.goal", "race.prize", ahead, "race.share", **cast)
@@ -147,6 +152,7 @@ def tell_soup(pen: Pen) -> None:
     two = pen.new("food")
     cast = {"cook": cook, "dish": pen.new("dish")}
     pen.say("soup.opening", "soup.go", one=one, two=two, **cast)
+    # which neighbour lends which food is drawn here, and decides later sentences
     lent = OneOf(one, two)
     pen.say("soup.lend", cook=cook, giver=neighbors[0], gift=lent)
     # both helped, so a question must ask for the order

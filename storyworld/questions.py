@@ -47,6 +47,7 @@ def questions_about(story: Story, kind: str | None = None) -> list[Question]:
     # a dict: no question comes twice, and their order is kept
     questions: dict[Question, None] = {}
     for name in [kind] if kind else KINDS:
+        # kinds in their order: a seed draws by position, so the order must not change
         questions |= dict.fromkeys(ASKERS[name](story))
     # without those that have no wrong candidate, or give their answer away
     return [q for q in questions if len(q.candidates) > 1 and q.answer in q.candidates]
@@ -55,6 +56,7 @@ def questions_about(story: Story, kind: str | None = None) -> list[Question]:
 def _about(story: Story, kind: str, text: str, answer: str) -> Question:
     if kind == "where":
         # the places of the same sort: hiding places, seats, or all others
+        # exactly one sort has it: a wrong candidate of another sort would be easy to rule out
         (sort,) = (places for places in place_sorts().values() if answer in places)
         possible = [place for place in places_of(story) if place in sort]
         sentence = f"{answer.capitalize()}."
@@ -112,6 +114,7 @@ def _ask_who_has(story: Story) -> Iterator[Question]:
         elif fact.kind in ("at", "lost") and fact.values["what"] in held:
             held[fact.values["what"]].append("")
     for thing, with_repeats in held.items():
+        # neighbours that are equal become one: to keep a thing is no hand-over
         holders = [who for who, _ in groupby(with_repeats)]
         # (wording, other person) -> answer
         answers: dict[tuple[str, str], str] = {}
@@ -140,6 +143,7 @@ def _ask_where(story: Story) -> Iterator[Question]:
             last[fact.values["thing" if fact.kind == "has" else "what"]] = fact
     for name, fact in last.items():
         if fact.kind == "at" and "asked" not in fact.values:
+            # a name needs no article
             if name not in story.people.values() and not name.startswith("the "):
                 name = f"the {name}"
             yield from _asked(story, "where", "at_end", _place_of(story, fact), what=name)
@@ -156,6 +160,7 @@ def _ask_who_wanted(story: Story) -> Iterator[Question]:
                 needed.add(fact.values["thing"])
     for thing, who in wanting.items():
         if len(who) == 1 and thing not in needed:
+            # the set has one member; min takes it
             yield from _asked(story, "who_wanted", "wants", min(who), thing=thing)
     yield from _own_questions(story, "who_wanted", "wants")
 

@@ -87,6 +87,7 @@ def repeated(
     count = words if isinstance(words, int) else pick(rng, words)
     block: list[str] = []
     for _ in range(count):
+        # no word twice: in a block, only looking back one period can tell what follows
         block.append(another(pick(rng, pools), block, rng))
     return Repeated(tuple(block), times)
 
@@ -132,6 +133,7 @@ def recall(seed: int, index: int, shape: RecallDocuments, held_out: bool = False
     size = 1 + shape.facets
     questions = []
     for _ in range(shape.questions):
+        # the same person may be asked for again, and each question is a new lookup
         who = int(rng.random() * shape.people)
         start = len(words)
         fact = who * size

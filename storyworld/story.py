@@ -35,6 +35,7 @@ class Story:
     @cached_property
     def facts(self) -> tuple[Fact, ...]:
         """All facts in order: those of the plot, and those in the text (said and felt)."""
+        # a plot may have noted what is also found in the text
         known = {(fact.kind, *fact.values.values()) for fact in self.noted}
         facts = list(self.noted)
         for fact in said_and_felt(self):
@@ -72,6 +73,7 @@ def tell(
     """
     book = f"storyworld {split} {seed} {index}"
     if level > 1:
+        # or stories of both levels with one seed would begin with the same draws
         book += f" level {level}"
     if plot is not None:
         book += f" {plot}"

@@ -10,8 +10,6 @@ others never learns to recover from its own mistakes. With on_policy the student
 the teacher judges them (GKD, Agarwal et al. 2024, arXiv 2306.13649).
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

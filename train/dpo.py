@@ -15,8 +15,6 @@ matters, so often both answers become less likely. Watch reward_chosen.
 How pairs become tokens: data/chat.py.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -14,8 +14,6 @@ DAPO (Yu et al. 2025, arXiv 2503.14476), Dr. GRPO (Liu et al. 2025, arXiv 2503.2
 the batch of answers are in train/methods/rollouts.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain

@@ -4,8 +4,6 @@ Pretraining is `NextToken` on rows of text. SFT, DPO, distillation and GRPO repl
 or both; the loop (train/loop.py) stays the same.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Generator
 from typing import NamedTuple, Protocol
 

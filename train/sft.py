@@ -12,8 +12,6 @@ out. So the model learns to answer, not to ask.
     loss   = Σ -ln p(label) / number of labels         NextToken in train/objective.py
 """
 
-from __future__ import annotations
-
 from configs.command import exit_on_bad_input
 from train.pretrain import run
 from train.run.command_line import parse_command_line

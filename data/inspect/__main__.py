@@ -4,7 +4,6 @@ Nothing of a row is hidden, and nothing in it can control the terminal: of a con
 of the marks ⟦ ⟧ ⟨ ⟩ ⏎ ⇥ in a text, the number is printed (⟨U+001B⟩).
 """
 
-import argparse
 import re
 from collections.abc import Sequence
 from itertools import groupby
@@ -13,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from configs import IGNORED
-from configs.command import exit_on_bad_input, integer
+from configs.command import add_config, add_number, command_parser, exit_on_bad_input
 from configs.loader import load_config, validate
 from configs.text import escape, plain, table
 from data.batches import JOINED, TrainBatches, make_rows
@@ -45,6 +44,7 @@ def row_as_text(ids: Sequence[int], labels: Sequence[int], tokenizer: Tokenizer)
     Without the marks, and the line ends that follow no ⏎, it is the decoded row.
     """
     names = [str(tokenizer.backend.id_to_token(i)) for i in tokenizer.special_ids]
+    # a regular expression takes the first alternative that fits: <a> would hide <a>b
     longest_first = sorted(names, key=len, reverse=True)
     looks_special = re.compile(f"({'|'.join(map(re.escape, longest_first))})")
     kinds = dict.fromkeys(tokenizer.special_ids, "special")
@@ -110,12 +110,9 @@ def summary(config: DataConfig, data: PreparedData, split: Split, rows: Rows) ->
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Show the rows that training will see.")
-    add = parser.add_argument
-    add("config", help="a YAML file, for example configs/demo.yaml")
-    example = "for example data.sequence_length=64"
-    add("overrides", nargs="*", metavar="section.key=value", help=example)
-    add("--rows", type=integer("--rows", 0), default=3, metavar="N", help="how many (default 3)")
+    parser = command_parser(__doc__)
+    add_config(parser)
+    add_number(parser, "--rows", 3, "how many", least=0)
     args = parser.parse_intermixed_args()
     loaded = load_config(args.config, args.overrides, CorpusConfig)
     corpus = validate(CorpusConfig, loaded)

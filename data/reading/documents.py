@@ -112,6 +112,7 @@ def _documents_of(source: Any, config: DataConfig, ledger: Ledger) -> Iterator[D
             ledger.records += 1
             yield Document(content, split, f"storyworld, {split} {index}")
         return
+    # the built-in world needs none: it makes held-out documents of their own
     fraction = config.validation_fraction
     contents = _contents(source, False, config, ledger)
     is_files = isinstance(source, FilesSource)
@@ -132,12 +133,15 @@ def _documents_of(source: Any, config: DataConfig, ledger: Ledger) -> Iterator[D
     for named_split, items in parts:
         for where, content in items:
             number = fingerprint(content)
+            # counted in any case, so that a manifest shows a text that was collected twice
             ledger.duplicates += number in seen
             if number in seen and config.drop_duplicates:
                 continue
             seen.add(number)
             if not ends_are_held_out:
-                yield Document(content, named_split or split_of(number, fraction), where)
+                # by the hash: a document keeps its split when others are added
+                own_split: Split = "validation" if number < fraction * 2**64 else "train"
+                yield Document(content, named_split or own_split, where)
                 continue
             boundary = int(len(content) * (1 - fraction))
             if content[:boundary]:
@@ -152,11 +156,6 @@ def fingerprint(content: Content) -> int:
     text = content if isinstance(content, str) else repr(content)
     digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
     return int.from_bytes(digest[:8], "big")
-
-
-def split_of(number: int, validation_fraction: float) -> Split:
-    """Return the split of a fingerprint. It does not change when documents are added."""
-    return "validation" if number < validation_fraction * 2**64 else "train"
 
 
 def _contents(
@@ -198,6 +197,7 @@ def _contents(
                 ledger.bad += 1
                 if len(ledger.bad_records) < LISTED:
                     ledger.bad_records.append(f"{where}: {error}")
+                # early: nobody should wait an hour to learn that a whole file is of another kind
                 ledger.check_bad(at_least=MANY)
             else:
                 yield where, content
@@ -231,6 +231,8 @@ def _joined(
 
 
 def _mix(mix: MixSource, config: DataConfig, ledger: Ledger) -> Iterator[Document]:
+    # Characters, not documents, are compared with the weights: parts may have documents of very
+    # different lengths.
     weights = [part.weight for part in mix.parts]
     streams = [_documents_of(part.source, config, ledger) for part in mix.parts]
     characters = [0] * len(weights)

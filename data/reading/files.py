@@ -71,6 +71,7 @@ def search(paths: str | list[str], key: str, train_only: bool = False) -> list[P
         existing = next(part for part in (root, *root.parents) if part.exists())
         rest = root.relative_to(existing)
         pattern = str(Path(glob.escape(str(existing)), rest, "**" if is_folder else ""))
+        # a home folder or a network disk may take minutes
         with still_busy(f"looking for the files of {key}"):
             # glob follows links and skips hidden files; pathlib refuses absolute patterns
             matching = [Path(name) for name in glob.glob(pattern, recursive=True)]  # noqa: PTH207
@@ -119,6 +120,7 @@ def _declared(files: list[Path], card: Path, key: str) -> list[Path]:
         return files
     source = f"data.source={{kind: hub, name: {card.parent}, subset: …, split: …}}"
     with _datasets(f"{key}: {card} does not name the files to train on (choose: {source})") as hub:
+        # `datasets` reads the card, with its patterns and defaults, better than we could
         parts = hub.load_dataset_builder(str(card.parent)).config.data_files
         if "train" not in parts:
             raise ValueError(f"Its parts are {', '.join(parts)}")
@@ -148,6 +150,7 @@ def opened(file: Path) -> Iterator[Any]:
     try:
         if not file.stat().st_size:
             raise OSError("it is empty")
+        # buffered, so that a .jsonl.gz can be read line by line
         yield io.BufferedReader(pyarrow.input_stream(str(file), compression), BLOCK)
     except OSError as error:
         raise InputError(
@@ -180,6 +183,7 @@ def _plain(file: Path, stream: BinaryIO, separator: str) -> Iterator[Record]:
     # its line ends match those of Windows, too
     lines = separator.encode("utf-8").replace(b"\r\n", b"\n").split(b"\n")
     pattern = b"\r?\n".join(map(re.escape, lines))
+    # bytes are searched, because a text of gigabytes need not be decoded at once
     ends = [match.span() for match in re.finditer(pattern, raw)]
     line = 1
     start = 3 if raw[:3] == b"\xef\xbb\xbf" else 0  # a byte order mark
@@ -212,6 +216,7 @@ def _jsonl(file: Path, stream: BinaryIO) -> Iterator[Record]:
     for number, raw in enumerate(stream, 1):
         where = f"{file}:{number}"
         try:
+            # -sig: Windows' editors put a byte order mark in front of the first line
             line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
             if number == 1 and (line.lstrip().startswith("[") or line.strip() == "{"):
                 raise InputError(f"{file}: has no JSON value in each line: name it .json")
@@ -249,6 +254,7 @@ def _json(file: Path, stream: Any) -> Iterator[Record]:
 def _csv(file: Path, stream: BinaryIO, delimiter: str) -> Iterator[Record]:
     # bytes that are not UTF-8 become surrogates, so that a bad row does not end the file
     text = io.TextIOWrapper(stream, "utf-8-sig", "surrogateescape", newline="")
+    # strict: without it, a quote that is never closed swallows the rest of the file
     reader = csv.DictReader(text, delimiter=delimiter, strict=True)
     line = 1
     try:
@@ -339,6 +345,7 @@ def _table(file: Path, kind: str, column: str | None) -> Iterator[Record]:
 
 def _rows(rows: Any, where: str) -> Iterator[Record]:
     number = 0
+    # as Arrow tables: `datasets` would turn some columns into arrays and pictures
     for table in rows.with_format("arrow").iter(batch_size=ROWS):
         for row in table.to_pylist():
             number += 1

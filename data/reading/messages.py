@@ -10,10 +10,10 @@ from typing import Any, Literal
 
 Role = Literal["system", "user", "assistant", "tool"]
 ROLES: dict[str, Role] = {
-    **{"system": "system", "developer": "system", "user": "user", "human": "user"},
-    **{"assistant": "assistant", "gpt": "assistant", "chatgpt": "assistant"},
-    **{"function_call": "assistant", "tool": "tool", "observation": "tool", "function": "tool"},
-}
+    "system": "system", "developer": "system", "user": "user", "human": "user",
+    "assistant": "assistant", "gpt": "assistant", "chatgpt": "assistant",
+    "function_call": "assistant", "tool": "tool", "observation": "tool", "function": "tool",
+}  # fmt: skip
 TOOLS = ("tools", "functions")
 # In the order in which transformers looks for them.
 REASONING = ("reasoning_content", "thinking", "reasoning")
@@ -112,6 +112,7 @@ def split_thinking(content: str) -> tuple[str, str]:
     before, end, rest = content.partition("</think>")
     is_whole = before.lstrip("\n").startswith("<think>")
     is_alone = "<think>" not in before and before.endswith("\n") and rest[:1] in ("", "\n")
+    # a story may mention </think>; only a whole or an alone tag means thoughts
     if not end or not (is_whole or is_alone):
         return "", content
     return before.lstrip("\n").removeprefix("<think>").strip("\n"), rest.lstrip("\n")

@@ -108,6 +108,7 @@ def _common_question(fields: dict, answers: Sequence[str]) -> tuple[str, list[st
     first, second = (answer.rstrip() for answer in answers)
     length = min(len(first), len(second))
     length = next((i for i in range(length) if first[i] != second[i]), length)
+    # two answers may begin with the same letters: cut back to a whole word
     question = re.sub(r"\S*$", "", first[:length]).rstrip()
     if not question:
         raise BadRecord("has no common prompt: begin both answers with it, or add a field `prompt`")

@@ -29,20 +29,20 @@ from data.reading.messages import (
 LISTS = ("messages", "conversations", "conversation")
 # Each question with the fields that may hold its second half (Alpaca's `input`).
 QUESTIONS = {
-    **{"instruction": ("input", "query"), "prompt": ("query",)},
-    **{"question": (), "query": (), "input": ()},
-}
+    "instruction": ("input", "query"), "prompt": ("query",), "question": (), "query": (),
+    "input": (),
+}  # fmt: skip
 CONTEXTS = ("context", "passage", "document", "article", "schema")
 ANSWERS = ("output", "completion", "answer", "response")
 SYSTEMS = ("system", "system_prompt")
 SPEAKERS = ("role", "from")
 # The usual names of each field that data.chat_fields can name. It can name a role as well.
 USUAL: dict[str, Collection[str]] = {
-    **{"messages": LISTS, "question": QUESTIONS, "context": CONTEXTS, "answer": ANSWERS},
-    **{"system": SYSTEMS, "tools": TOOLS, "history": ["history"], "role": SPEAKERS},
-    **{"content": ["content", "value"], "weight": ["weight"]},
-    **{"chosen": ["chosen", "preferred_output"], "rejected": ["rejected", "non_preferred_output"]},
-}
+    "messages": LISTS, "question": QUESTIONS, "context": CONTEXTS, "answer": ANSWERS,
+    "system": SYSTEMS, "tools": TOOLS, "history": ["history"], "role": SPEAKERS,
+    "content": ["content", "value"], "weight": ["weight"],
+    "chosen": ["chosen", "preferred_output"], "rejected": ["rejected", "non_preferred_output"],
+}  # fmt: skip
 # Fields of a whole record that say if its answer is a good one (KTO's are the first two).
 VERDICTS = ("label", "kto_tag", "weight", *SWITCHES)
 Names = Mapping[str, str | None] | None
@@ -177,6 +177,7 @@ def _take(fields: dict, names: Sequence[str]) -> tuple[str, Any]:
     present = [name for name in names if name in fields]
     if not present:
         return names[0], None
+    # an empty field beside a full one is a column that this row does not use
     name = next((name for name in present if fields[name]), present[0])
     return name, fields.pop(name)
 

@@ -4,9 +4,6 @@ The descriptions in the config.py of each room become the tables of docs/configu
 configs/schema.json. A test compares both files, and the comments of configs/base.yaml, with them.
 """
 
-from __future__ import annotations
-
-import argparse
 import inspect
 import json
 import re
@@ -17,7 +14,7 @@ from typing import Any, get_args, get_origin
 import yaml
 from pydantic import BaseModel
 
-from configs.command import exit_on_bad_input
+from configs.command import command_parser, exit_on_bad_input
 from configs.loader import fields, load_config
 from eval.attention.probes import ProbeFile
 from train.config import RunConfig
@@ -115,6 +112,7 @@ def one_line(text: str) -> str:
 
 def table(model: type[BaseModel], prefix: str, left_out: Sequence[str] = ()) -> Iterator[str]:
     """Yield the lines of a table: a row for each key of a section."""
+    # pydantic's own JSON Schema: types, limits and defaults are not parsed a second time
     schema = model.model_json_schema()
     yield "| key | takes | default | meaning |"
     yield "|---|---|---|---|"
@@ -219,8 +217,7 @@ def written() -> dict[Path, str]:
 
 
 def main() -> None:
-    description = "Write docs/configuration.md and configs/schema.json."
-    argparse.ArgumentParser(description=description).parse_args()
+    command_parser(__doc__).parse_args()
     for file, text in written().items():
         file.write_text(text, encoding="utf-8", newline="\n")
         print(f"wrote {file.relative_to(ROOT)}")

@@ -5,8 +5,6 @@ beside it, and where each notebook and each exercise is. course_map.zh-CN.svg is
 Chinese. Both come from course_map.yaml. A test compares the files, and finds what is missing.
 """
 
-from __future__ import annotations
-
 import html
 import os
 from pathlib import Path
@@ -58,6 +56,7 @@ class Map:
         self.legend()
 
         # the left side, from the top to the bottom
+        # Each place begins where the one above it ends, so a longer note moves all that is below.
         embedding = TOP + self.height("text") + 18
         stream = embedding + self.height("embedding")
         layer = stream + 26
@@ -85,6 +84,7 @@ class Map:
         # the loop goes up on the right, with equal spaces between its boxes
         after = floor - self.height("after")
         self.box("after", COLUMN, after, RIGHT)
+        # what is left over is shared out, so both sides end at one height
         gap = (after - 22 - TOP - sum(map(self.height, LOOP))) / (len(LOOP) - 1)
         y = float(TOP)
         place = {}
@@ -200,6 +200,7 @@ class Map:
             self.pieces.append(f'<g class="stream" transform="translate({x:g} {y:g})">')
             for i in range(6):
                 for j in range(i + 1):
+                    # never white: a reader should see the triangle of what a token may look at
                     shade = 0.1 + 0.9 * look(i).get(j, 0)
                     place = f'x="{j * CELL}" y="{i * CELL}" width="7" height="7"'
                     self.pieces.append(f'<rect {place} opacity="{shade:.2g}"/>')
@@ -240,6 +241,7 @@ class Map:
         self.pieces.append(f'<path d="{path}" class="{style} arrow"/>')
 
     def document(self, height: float) -> str:
+        # in the file itself: GitHub shows an SVG without any other file
         style = Path(__file__).with_suffix(".css").read_text(encoding="utf-8")
         tip = 'refX="1" refY="4" markerWidth="9" markerHeight="9" orient="auto"'
         tip += ' viewBox="0 0 8 8" markerUnits="userSpaceOnUse"'
@@ -263,6 +265,7 @@ class Map:
 
 def length(words: str) -> float:
     """Return the width of words in the usual size, a little too much rather than too little."""
+    # Chinese characters begin here, and each is as wide as two Latin letters
     wide = sum(ord(letter) > 0x2E80 for letter in words)
     capitals = sum(letter.isupper() for letter in words)
     return 13 * wide + 9 * capitals + 6.9 * (len(words) - wide - capitals)

@@ -5,16 +5,12 @@ notebooks/zh/. The table of notebooks/build/README.md and those of docs/syllabus
 `--check` writes nothing, and exits with 1 if a page is out of date. A test does the same.
 """
 
-from __future__ import annotations
-
-import argparse
 import re
 from pathlib import Path
-from typing import Any
 
 import nbformat
 
-from configs.command import InputError, exit_on_bad_input
+from configs.command import InputError, command_parser, exit_on_bad_input
 from notebooks.check import title_of
 from notebooks.labels import BUILD, CELLS, NOTEBOOKS, Label, exercise_minutes
 
@@ -27,7 +23,7 @@ PARAGRAPH = re.compile(r"^\*\*(?:Exercise|练习)", re.MULTILINE)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m docs.tools.labels", description=__doc__)
+    parser = command_parser(__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing")
     args = parser.parse_args()
     stale = [path for path, text in pages().items() if path.read_text(encoding="utf-8") != text]
@@ -42,8 +38,11 @@ def pages() -> dict[Path, str]:
     """Return each page with today's labels."""
     paths = [*sorted(FOLDER.glob("[0-9]*.ipynb")), *sorted((FOLDER / "zh").glob("*.ipynb"))]
     texts = {path: labelled_notebook(path) for path in paths}
+    rows = []
+    for name, (difficulty, importance, minutes) in BUILD.items():
+        rows.append(f"| `{name}` | {difficulty} | {importance} | {minutes} | {title_of(name)} |")
     readme = FOLDER / "build" / "README.md"
-    texts[readme] = with_rows(readme, exercise_rows())
+    texts[readme] = with_rows(readme, rows)
     for path in (ROOT / "docs/syllabus.md", ROOT / "docs/syllabus.zh-CN.md"):
         texts[path] = with_rows(path, notebook_rows(is_chinese="zh" in path.name))
     return texts
@@ -61,26 +60,26 @@ def labelled_notebook(path: Path) -> str:
     if number not in NOTEBOOKS:
         raise InputError(f"{path.name} needs a label in notebooks/labels.yaml")
     head = notebook.cells[0]
+    # the old label goes first, so that running this twice changes nothing
     title, rest = LINE.sub("", head.source).split("\n\n", 1)
     minutes = exercise_minutes(number)
     head.source = f"{title}\n\n{head_line(NOTEBOOKS[number], minutes, is_chinese)}\n\n{rest}"
     for i, cell in enumerate(notebook.cells):
         if "exercise" in cell.metadata.get("tags", []):
-            checks = next(later.source for later in notebook.cells[i:] if is_check(later))
-            task = next(earlier for earlier in notebook.cells[i::-1] if is_text(earlier))
+            # the text is above the cell to fill in, the check that names its number below
+            is_check = ["check" in later.metadata.get("tags", []) for later in notebook.cells]
+            checks = notebook.cells[is_check.index(True, i)].source
+            task = next(
+                earlier for earlier in notebook.cells[i::-1] if earlier.cell_type == "markdown"
+            )
             found = NUMBER.search(checks)
             assert found, f"{path.name}, cell {i}: its check has no number"
-            line = exercise_line(CELLS[found[1]], is_chinese)
+            label = CELLS[found[1]]
+            minutes_each = f"{label.minutes}&nbsp;{'分钟' if is_chinese else 'min'}"
+            # hard spaces: the parts of the line do not break over two
+            line = "&nbsp;&nbsp;".join([*label.signs(), minutes_each])
             task.source = with_line(task.source, line)
     return nbformat.writes(notebook) + "\n"
-
-
-def is_check(cell: Any) -> bool:
-    return "check" in cell.metadata.get("tags", [])
-
-
-def is_text(cell: Any) -> bool:
-    return cell.cell_type == "markdown"
 
 
 def head_line(label: Label, minutes: int, is_chinese: bool) -> str:
@@ -98,12 +97,6 @@ def head_line(label: Label, minutes: int, is_chinese: bool) -> str:
     return " · ".join(part.replace(" ", "&nbsp;") for part in words.split(" · "))
 
 
-def exercise_line(label: Label, is_chinese: bool) -> str:
-    """Return the line of an exercise. Its parts do not break over lines."""
-    minutes = f"{label.minutes}&nbsp;{'分钟' if is_chinese else 'min'}"
-    return "&nbsp;&nbsp;".join([*label.signs(), minutes])
-
-
 def with_line(text: str, line: str) -> str:
     """Put the line below the heading of the exercise, or above its paragraph."""
     text = LINE.sub("", text)
@@ -118,14 +111,6 @@ def with_line(text: str, line: str) -> str:
 
 # --------------------------------------------------------------------------------------------------
 # tables
-
-
-def exercise_rows() -> list[str]:
-    rows = []
-    for name, (difficulty, importance, minutes) in BUILD.items():
-        numbers = f"{difficulty} | {importance} | {minutes}"
-        rows.append(f"| `{name}` | {numbers} | {title_of(name)} |")
-    return rows
 
 
 def notebook_rows(is_chinese: bool) -> list[str]:
@@ -146,6 +131,7 @@ def notebook_rows(is_chinese: bool) -> list[str]:
 def with_rows(path: Path, rows: list[str]) -> str:
     """Return a page with these rows in the table of labels: the one with stars in its heading."""
     lines = path.read_text(encoding="utf-8").split("\n")
+    # found by its stars: a page may have other tables
     start = next(i for i, line in enumerate(lines) if line.startswith("| ") and "★" in line) + 2
     end = lines.index("", start)
     return "\n".join([*lines[:start], *rows, *lines[end:]])

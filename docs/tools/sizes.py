@@ -3,8 +3,6 @@
 The run is two steps of the demo on prepared text.
 """
 
-from __future__ import annotations
-
 import sys
 import tempfile
 from collections import defaultdict
@@ -49,6 +47,7 @@ def lines_run(run: Callable[[], object]) -> dict[str, set[int]]:
             lines[file].add(frame.f_lineno)
         return trace if file is not None else None
 
+    # coverage and debuggers trace as well, and get their function back
     before = sys.gettrace()
     sys.settrace(trace)
     try:
@@ -69,6 +68,7 @@ def two_steps(folder: Path) -> dict[str, set[int]]:
             if end.code:
                 raise
 
+    # the first run imports and prepares; only the second one is a path that readers follow
     train("first")
     return lines_run(lambda: train("second"))
 
@@ -76,8 +76,8 @@ def two_steps(folder: Path) -> dict[str, set[int]]:
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
         path = two_steps(Path(folder))
-    columns = ("lines", "files", "characters", "a line", "wide", "packed", "relative", "comments")
-    print("\nwide, packed, comments: per 1,000 lines that are not blank\n")
+    columns = ("lines", "files", "characters", "a line", "packed", "relative", "comments")
+    print("\npacked, comments: per 1,000 lines that are not blank\n")
     print(f"{'room':12s}" + "".join(f"{name:>11s}" for name in columns))
     for room in (*ROOMS, "tests"):
         files = list((ROOT / room).rglob("*.py"))
@@ -86,8 +86,8 @@ if __name__ == "__main__":
         share = 1000 / plain.lines
         print(
             f"{room:12s}{lines:11,}{len(files):11,}{plain.characters:11,}"
-            f"{plain.characters / plain.lines:11.1f}{plain.wide * share:11.1f}"
-            f"{plain.packed * share:11.1f}{plain.relative:11,}{plain.comments * share:11.1f}"
+            f"{plain.characters / plain.lines:11.1f}{plain.packed * share:11.1f}"
+            f"{plain.relative:11,}{plain.comments * share:11.1f}"
         )
     print(f"\ntwo steps of the demo: {len(path)} files, {sum(map(len, path.values())):,} lines")
     for file, numbers in path.items():

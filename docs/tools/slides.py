@@ -14,9 +14,6 @@ any other its code and what it printed. The first cell of a notebook gives the c
 A deck is one HTML document. Chromium breaks it into pages and prints them. It needs no network.
 """
 
-from __future__ import annotations
-
-import argparse
 import html
 import json
 import re
@@ -29,7 +26,7 @@ import mistune
 import nbformat
 from playwright.sync_api import sync_playwright
 
-from configs.command import InputError, exit_on_bad_input
+from configs.command import InputError, command_parser, exit_on_bad_input
 
 ROOT = Path(__file__).resolve().parents[2]
 SYLLABUS = {"en": "docs/syllabus.md", "zh": "docs/syllabus.zh-CN.md"}
@@ -84,7 +81,7 @@ render = mistune.create_markdown(renderer=PrintRenderer(), plugins=["table"])
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m docs.tools.slides", description=__doc__)
+    parser = command_parser(__doc__)
     parser.add_argument("--out", type=Path, default=ROOT / "slides", help="default: slides/")
     parser.add_argument("--week", type=int, help="default: all weeks with notebooks")
     parser.add_argument("--language", choices=("en", "zh"), help="default: both")
@@ -111,6 +108,7 @@ def main() -> None:
 def weeks(language: str) -> list[Week]:
     """Return the weeks of the last table of the syllabus that have notebooks."""
     found: dict[int, Week] = {}
+    # from the page that students read, so slides and syllabus cannot disagree
     text = (ROOT / SYLLABUS[language]).read_text(encoding="utf-8")
     for number, notebooks, exercises, minutes in re.findall(
         r"^\| (\d) \| (.*?) \| (.*?) \| (\d*) \|$", text, re.MULTILINE
@@ -134,6 +132,7 @@ def deck(week: Week, language: str) -> str:
         cells = nbformat.read(path, as_version=4).cells
         title, paragraph = cover(cells[0])
         words = html.unescape(re.sub(r"<.*?>", "", title))
+        # JSON's quotes and escapes are those of a CSS string
         foot = json.dumps(f"{name} · {words}", ensure_ascii=False)
         style += f"@page n{number} {{ @bottom-left {{ content: {foot}; }} }}\n"
         slides = "".join(map(as_table, slides_of(cells)))
@@ -159,6 +158,7 @@ def slides_of(cells: list[Any]) -> list[Slide]:
     section = title = cover(cells[0])[0]
     begins = True
     for cell in cells[1:]:
+        # the keys that Jupyter and nbconvert use, so their tools show the same slides
         kind = cell.metadata.get("slideshow", {}).get("slide_type", "skip")
         begins |= kind in ("slide", "subslide")
         if title != section:  # an exercise, which ends with its cell
@@ -207,6 +207,7 @@ def print_pdf(page: str, file: Path) -> None:
     if not programs:
         raise InputError("PDFs need Chromium or Chrome; --html writes pages that you can print")
     with sync_playwright() as playwright:
+        # an installed browser: Playwright's own would be a large download
         browser = playwright.chromium.launch(executable_path=programs[0], args=["--no-sandbox"])
         tab = browser.new_page()
         tab.set_content(page)

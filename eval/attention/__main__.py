@@ -10,13 +10,17 @@ python -m eval.attention runs/x --text "..." --head induction
 --head takes every score of docs/measure.md (previous_token, sink, …), or a layer and a head (3,1).
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 from pathlib import Path
 
-from configs.command import InputError, exit_on_bad_input, integer, still_busy
+from configs.command import (
+    InputError,
+    add_number,
+    command_parser,
+    exit_on_bad_input,
+    still_busy,
+)
 from configs.files import run_path
 from data.config import DataConfig
 from eval.attention.capture import layers_with_weights, without_weights
@@ -42,19 +46,13 @@ MOST_TOKENS = 256  # A map of more tokens is too fine to see.
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_parser(__doc__)
     add = parser.add_argument
     add("run", type=run_path, help="a run or a checkpoint directory, for example runs/demo")
     add("--text", help="what the heads look at; default: the texts of training")
     add("--out", type=Path, help="folder of the pictures; default: the run's, or this one")
-    add(
-        "--max-tokens",
-        type=integer("--max-tokens", 2, MOST_TOKENS),
-        default=MOST_TOKENS,
-        help=f"tokens of the text that are shown ({MOST_TOKENS})",
-    )
+    about = "tokens of the text that are shown"
+    add_number(parser, "--max-tokens", MOST_TOKENS, about, least=2, most=MOST_TOKENS)
     add("--head", metavar="SCORE", help="also draw this head large: a score, or LAYER,HEAD")
     add("--svg", action="store_true", help="draw .svg, not .png")
     add(
@@ -89,6 +87,7 @@ def from_snapshots(args: argparse.Namespace, out: Path) -> list[Path]:
     # Draw the pictures of training again.
     if args.head or args.svg:
         raise InputError("--head and --svg are for a --text: give one")
+    # one damaged file costs one look, not the whole history
     snapshots, problems = read_all(args.run)
     for problem in problems:
         print(f"warning: {problem}")
@@ -133,6 +132,7 @@ def all_subsets(args: argparse.Namespace, out: Path) -> list[Path]:
     values = [copy_value(measured_on)]
     if "stories" in by_name:
         values.append(name_value(by_name["stories"]))
+    # chosen on other rows than those that are measured: there it would win by chance
     pair = named_pair(lm, chosen_on)
     files = []
     for value in values:
@@ -149,6 +149,7 @@ def all_subsets(args: argparse.Namespace, out: Path) -> list[Path]:
 
 def from_text(args: argparse.Namespace, out: Path) -> list[Path]:
     choice = args.head or ""
+    # --head takes two kinds of values; a score's name never looks like 0,1
     numbers = re.fullmatch(r"(\d+),(\d+)", choice)
     score = choice.replace("-", "_")
     if choice and not numbers and score not in SCORES:
@@ -166,6 +167,7 @@ def from_text(args: argparse.Namespace, out: Path) -> list[Path]:
         raise InputError(f"--text: {error}") from None
     if score in SCORES and SCORES[score].probe != "text":
         # measure it on the texts of training
+        # without held-out text: the scores of repeated words and of stories need none
         built_in = build_probes(tokenizer, data_config(args.run) or DataConfig(), longest)
         probes += [probe for probe in built_in if probe.name == SCORES[score].probe]
     step = re.search(r"step_(\d{8})$", directory.name)

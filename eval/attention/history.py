@@ -1,7 +1,5 @@
 """Changes over a run: when the induction head formed, curves, and lines for terminal and report."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -31,6 +29,7 @@ class PhaseChange(NamedTuple):
 
 def best_head(snapshot: Snapshot, score: str) -> tuple[int, int] | None:
     """Return the index in the snapshot of the head with the largest score; None without any."""
+    # a run may measure some scores only, and an old snapshot lacks newer ones
     values = snapshot.scores.get(score)
     if values is None or not np.isfinite(values).any():
         return None
@@ -67,6 +66,7 @@ def phase_change(snapshots: Sequence[Snapshot]) -> PhaseChange | None:
     assert best is not None
     chance = last.chance.get("induction")
     final = float(last.scores["induction"][best])
+    # the first that passes half, even if the score falls again: learning is rarely a straight line
     moment = next(s for s in ordered if s.scores["induction"][best] >= final / 2)
     # ten times chance, or it is no induction head; at the first snapshot, it did not form here
     if final < (10 * chance if chance else 0.1) or moment is ordered[0]:
@@ -97,6 +97,7 @@ def choose(snapshots: Sequence[Snapshot], most: int) -> list[Snapshot]:
     for target in np.linspace(0, position[-1], most)[1:-1]:
         free = [i for i in range(len(snapshots)) if i not in chosen]
         distances = [abs(position[i] - target) for i in free]
+        # each target takes the nearest that is left, so exactly `most` are chosen
         chosen.add(free[int(np.argmin(distances))])
     return [snapshots[i] for i in sorted(chosen)]
 
@@ -140,9 +141,11 @@ def changes(snapshots: Sequence[Snapshot]) -> Iterator[tuple[int, str]]:
             before[:] = np.where(np.isnan(before), now, before)
             change = np.abs(np.nan_to_num(now - before))
             # below chance, a change means little
+            # fmax, because one of the two may be NaN
             change[np.fmax(before, now) < LEAST_TIMES_CHANCE * level] = 0
             clear = change >= LEAST_CHANGE
             if clear.any():
+                # one line a score: a step at which ten heads move would fill the terminal
                 i, j = np.unravel_index(change.argmax(), change.shape)
                 head = f"layer {snapshot.layers[i]}, head {snapshot.heads[j]}"
                 values = f"{before[i, j]:.2f} → {now[i, j]:.2f}"
@@ -160,6 +163,7 @@ def findings(snapshots: Sequence[Snapshot]) -> list[str]:
     snapshots = like_the_last(snapshots)
     first = snapshots[0]
     last = snapshots[-1]
+    # the order of a report: when it formed, what it is good for, what is lost without it
     parts = [formed(snapshots) or "Induction was not measured."]
     for name, text in (
         ("copy_gain", "random tokens"),

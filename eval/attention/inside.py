@@ -7,8 +7,6 @@
 They work for every model of Headlight and do not change it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -30,6 +28,7 @@ def logit_lens(lm: LanguageModel, input_ids: Tensor) -> Tensor:
     input_ids: (B, T). The first logits are of the embedding alone.
     nostalgebraist 2020, "interpreting GPT: the logit lens".
     """
+    # the input of layer i is what layer i - 1 left, and the norm's input is the last of them
     passes = passing(lm, input_ids, [*lm.model.layers, lm.model.norm])
     streams = [stream for stream, _ in passes]  # (B, T, hidden_size) each
     # Norm and head were trained for the last layer's output: only these logits are the model's own.
@@ -68,6 +67,7 @@ def direct_logit_attribution(
     # A logit is the final stream's product with the token's row of the head.
     direction = lm.lm_head.weight[token]  # (hidden_size,), or (B, 1 or T, hidden_size)
     if instead_of is not None:
+        # a difference of two logits: what raises both tokens alike cancels
         direction = direction - lm.lm_head.weight[instead_of]
     layers: list[DecoderLayer] = list(lm.model.layers)  # type: ignore[arg-type]
     norm = lm.model.norm
@@ -173,6 +173,7 @@ def passing(
     with evaluating(lm), ExitStack() as hooks:
         for module in modules:
             hooks.enter_context(module.register_forward_hook(keep))
+        # only the hooks' tensors are wanted, so the head computes one position
         lm(input_ids, logits_to_keep=1)
     return [passes[module] for module in modules]
 

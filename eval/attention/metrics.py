@@ -7,8 +7,6 @@ SCORES lists every score, and `chance` computes the score of uniform attention. 
 formula, range, chance level and paper of each.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -76,6 +74,7 @@ def entropy_sink_free(weights: Tensor) -> Tensor:
 def distance(weights: Tensor) -> Tensor:
     """Σ A[i, j] (i - j) / Σ A[i, j] over all i, j, in tokens. Vig & Belinkov 2019, equation 7."""
     positions = torch.arange(weights.shape[-1], dtype=weights.dtype)
+    # later keys have weight 0; the clamp keeps a rounding error from counting backwards
     back = (positions[:, None] - positions[None, :]).clamp_min(0)  # (T, T)
     return (weights * back).sum((-2, -1)) / weights.sum((-2, -1))
 
@@ -94,6 +93,7 @@ def text_induction(weights: Tensor, probe: Probe) -> Tensor:
     ids = probe.input_ids  # (B, T)
     same = (ids[:, :, None] == ids[:, None, :]).tril(-2)  # (B, query, key)
     followers = torch.zeros_like(same)
+    # one to the right of each earlier copy is what followed it
     followers[..., 1:] = same[..., :-1]
     queries = followers.any(-1).sum(-1).to(weights.dtype)  # (B,)
     return (weights * followers[:, None]).sum((-2, -1)) / queries[:, None]  # 0 / 0 is NaN
@@ -248,11 +248,13 @@ def chance(name: str, probe: Probe) -> float | None:
     if measure is None or SCORES[name].probe != probe.name:
         return None
     B, T = probe.input_ids.shape
+    # measured, not derived: so chance is right for every probe and every new score
     value = measure(uniform(T).expand(1, B, 1, T, T), probe).nanmean().item()
     return None if math.isnan(value) else value
 
 
 def uniform(length: int) -> Tensor:
     """Uniform causal attention, (T, T) float64."""
+    # float64, so that the scores of a uniform head are exact to the digits of a table
     ones = torch.ones(length, length, dtype=torch.float64).tril()
     return ones / torch.arange(1, length + 1)[:, None]

@@ -11,8 +11,6 @@
 Nothing here draws from the global random state, and no probe was trained on.
 """
 
-from __future__ import annotations
-
 import codecs
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,7 +29,7 @@ from configs.command import InputError
 from configs.loader import Section, load_config, validate
 from data.config import DataConfig, MixSource, StoryworldSource
 from data.packing import TokenStream
-from data.tokenizer import Tokenizer
+from data.tokenizer import VISIBLE, Tokenizer
 from storyworld import Story, align, antecedents, tell
 
 TEXT_ROWS = 8
@@ -96,6 +94,7 @@ class ProbeFile(Section):
 def read_probe_file(path: str | Path) -> dict[str, str]:
     """Read the texts of a YAML file, by name. Raises InputError, with file, line and key."""
     texts = validate(ProbeFile, load_config(path)).texts
+    # two probes of one name would be one file and one curve
     taken = texts.keys() & set(BUILT_IN_PROBES)
     if taken:
         raise InputError(
@@ -121,6 +120,7 @@ def build_probes(
     Raises ValueError for an empty text.
     """
     texts = texts or {}
+    # your own text may be longer than a row of training, built-in probes may not
     limit = min(context_length, LONGEST)
     longest = min(limit, data_config.sequence_length)
     probes: list[Probe | None] = []
@@ -157,6 +157,7 @@ def build_probes(
 
 def probe_from_text(tokenizer: Tokenizer, text: str, longest: int, name: str = "text") -> Probe:
     """Build a probe of one text, cut to `longest` tokens. Raises ValueError for an empty text."""
+    # training rows begin with this token, and without it the first word would be a strange one
     ids = [tokenizer.bos_id, *tokenizer.encode(text)]
     if len(ids) == 1:
         raise ValueError(f"the text of the probe {name} is empty: give a few words")
@@ -187,16 +188,20 @@ def repeated_probe(
     A block has 25 different tokens, or as many as context and vocabulary allow; none is special.
     The same tokenizer and in_use always give the same rows.
     """
+    # sorted, because sets have no order: the same tokenizer must give the same rows
     ordinary = sorted({*range(tokenizer.vocab_size)} - {*tokenizer.special_ids})
     # No head can handle a token that training never shows: a quarter of a small BPE vocabulary.
     common = sorted(set(in_use).intersection(ordinary))
+    # with fewer, a block could not have its length without a repeat
     pool = common if len(common) >= BLOCK_TOKENS else ordinary
     size = min(BLOCK_TOKENS, (longest - 1) // copies, len(blocks[0] if blocks else pool))
     if size < 2:  # one token alone has nothing that follows it
         return None
     row_count = BLOCK_ROWS[copies]
     if not blocks:
+        # its own generator: probes must not move the random state of training
         rng = Random("repeated tokens")
+        # `sample` never repeats: a token twice in a block would have two right answers
         blocks = [rng.sample(pool, size) for _ in range(row_count)]
     rows = [[tokenizer.bos_id, *list(block[:size]) * copies] for block in blocks[:row_count]]
     return _probe(f"repeated_{copies}", tokenizer, rows, period=size, copies=copies)
@@ -214,6 +219,7 @@ def varied_probe(tokenizer: Tokenizer, longest: int, pool: Sequence[int]) -> Pro
     rng = Random("blocks of many lengths")
     rows = []
     targets: dict[str, list[Pairs]] = {"induction": [], "distance": []}
+    # the first row has no row before it, and takes the distance of the second
     for size, size_before in zip(sizes, [sizes[1], *sizes], strict=False):
         rows.append([tokenizer.bos_id, *rng.sample(pool, size) * 2])
         second_block = range(1 + size, 2 * size)  # nothing follows its last token
@@ -236,6 +242,7 @@ def story_probe(
         story = tell(source.seed, index, "validation", source.level, plot=plot)
         if kind == "stories" and story.plot == "song":
             continue
+        # the backend's own call, because its result also has the characters of each token
         encoding = tokenizer.backend.encode(story.text, add_special_tokens=False)
         ids = [tokenizer.bos_id, *encoding.ids]
         end = min(len(ids), longest) - 2  # the last token of a row has no next one to predict
@@ -338,5 +345,5 @@ def readable_tokens(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
         if pending and text and "\ufffd" not in text:
             # the first bytes of the next character may follow
             rest = re.sub("(..)", r"⟨\1⟩", decoder.getstate()[0].hex().upper())
-            labels[i] = text.replace(" ", "␣").replace("\n", "⏎").replace("\t", "⇥") + rest
+            labels[i] = text.translate(VISIBLE) + rest
     return labels

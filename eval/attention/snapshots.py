@@ -4,8 +4,6 @@ On disk: attention/step_XXXXXXXX.npz, and its line in attention/index.jsonl. Eve
 (mosaics, curves, time-lapse, viewer, comparison) comes from these files.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import math
@@ -91,7 +89,7 @@ def take_snapshot(
     moment: step, tokens, seconds
     agree:  returns True if its argument is true in any process
     """
-    device = next(lm.parameters()).device
+    device = lm.device
     blocks: list[list[int]] = []
     maps: dict[str, ProbeMap] = {}
     scores: dict[str, np.ndarray] = {}
@@ -117,6 +115,7 @@ def take_snapshot(
         if probe.name == "text":
             figures["sink_rate"] = metrics.sink_rate(captured.weights)
         if probe.name in COPY_GAINS:
+            # one more forward pass: the capture keeps no logits
             figures[COPY_GAINS[probe.name]] = copy_gain(lm, probe)
         if probe.name in MAPS or probe.name not in BUILT_IN_PROBES:
             length = captured.weights.shape[-1]
@@ -135,12 +134,14 @@ def take_snapshot(
     for name in STRONGEST:
         if name in scores:
             key = name if name == "max_logit" else f"{name}_max"
+            # the maximum: one head that copies is enough, and a mean over all would hide it
             summary[key] = _reduce(np.nanmax, scores[name])
     for name in MEAN:
         if name in scores:
             summary[f"{name}_mean"] = _reduce(np.nanmean, scores[name])
     return Snapshot(
         *moment,
+        # the shape is the same for every probe, so the last capture serves
         **{key: getattr(captured, key) for key in SHAPE},
         maps=maps,
         scores=scores,
@@ -173,6 +174,7 @@ def ablate(lm: LanguageModel, probes: Sequence[Probe], snapshot: Snapshot) -> No
 
 def _by_layer(lm: LanguageModel, snapshot: Snapshot, scores: np.ndarray) -> torch.Tensor:
     """Return scores for all layers: NaN for the heads of linear attention, which have none."""
+    # NaN, not 0: a head that was not measured must never rank above one that was
     everything = torch.full((lm.config.num_hidden_layers, scores.shape[1]), math.nan)
     everything[snapshot.layers] = torch.from_numpy(scores)
     return everything
@@ -203,6 +205,7 @@ def write(snapshot: Snapshot, folder: Path) -> Path:
     about |= {"maps": maps, "scores": list(snapshot.scores), "scalars": scalars}
     archive = io.BytesIO()
     text = json.dumps(about, ensure_ascii=False)
+    # text as an array of characters: no pickle, so a file from elsewhere runs no code
     np.savez_compressed(archive, about=np.array(text), **arrays)
     file = file_of(folder, snapshot.step)
     write_atomically(file, archive.getvalue())
@@ -256,6 +259,7 @@ def read_all(run: Path) -> tuple[list[Snapshot], list[str]]:
 
 def newest(run: Path) -> Snapshot | None:
     """Read the newest snapshot of a run, skipping broken ones."""
+    # the names have eight digits, so their order is that of the steps
     for file in sorted((run / "attention").glob("step_????????.npz"), reverse=True):
         with suppress(InputError):
             return read(file)

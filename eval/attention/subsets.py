@@ -13,8 +13,6 @@ Off can mean three things: a head's output becomes zero, its mean, or that of an
 (resample). The pair is chosen on one half of the rows, and the values are measured on the other.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -71,6 +69,7 @@ class Subsets(NamedTuple):
         share = np.array([1 / (n * math.comb(n - 1, size)) for size in range(n)])
         shapley = np.zeros(n)
         for i in range(n):
+            # every subset without head i meets its twin with it, so no order is left out
             without = subsets[subsets >> i & 1 == 0]
             gains = values[without | 1 << i] - values[without]
             shapley[i] = (share[sizes[without]] * gains).sum()
@@ -81,6 +80,7 @@ class Subsets(NamedTuple):
         values = self.values[ablation]
         enough = values[0] + KEPT * (values[-1] - values[0])
         sizes = sizes_of(len(self.heads))
+        # if all heads together are no better than none, the empty set is enough
         sufficient = np.flatnonzero(values >= enough) if values[-1] > values[0] else np.array([0])
         fewest = sufficient[sizes[sufficient] == sizes[sufficient].min()]
         best = int(fewest[np.argmax(values[fewest])])
@@ -110,6 +110,7 @@ def sizes_of(n: int) -> np.ndarray:
 def copy_value(probe: Probe) -> Value:
     """The copy gain: mean loss on first copies minus mean loss on second copies."""
     first, second = copied(probe)
+    # weights of a sum: so one pass over the losses gives any such figure
     return Value("copy gain", probe, first / first.sum() - second / second.sum())
 
 
@@ -151,9 +152,10 @@ def named_pair(lm: LanguageModel, probe: Probe) -> list[Head]:
 
     probe: repeated tokens. [] if no head is in a layer below.
     """
-    maps = capture(lm, probe.input_ids.to(next(lm.parameters()).device))
+    maps = capture(lm, probe.input_ids.to(lm.device))
     induction = metrics.score(maps, probe)["induction"].nan_to_num(-1)
     layer, head = divmod(int(induction.argmax()), induction.shape[1])
+    # below only: a head cannot read what a later layer writes
     previous = metrics.previous_token(maps.weights).mean(1)[:layer]  # (layers below, head)
     if not len(previous):
         return []
@@ -173,7 +175,7 @@ def measure_subsets(
         raise ValueError(
             f"{n} heads have {2**n:,} subsets: at most {MOST_HEADS} heads are measured"
         )
-    inputs = value.probe.for_model(next(lm.parameters()).device)
+    inputs = value.probe.for_model(lm.device)
     modules = lm.attention_modules()
     passes = passing(lm, inputs["input_ids"], [modules[layer].o_proj for layer in layers])
     outputs = {}  # of the heads, beside each other in the input of o_proj: (B, T, H, D)
@@ -193,11 +195,13 @@ def measure_subsets(
                 is_on = (subsets >> i & 1).repeat_interleave(B)  # rows of a subset are neighbours
                 factors[head] = is_on[:, None, None].to(outputs[head[0]])
             tiled = {layer: x.repeat(repeats, 1, 1, 1) for layer, x in instead.items()}
+            # the same rows once for each subset: the subsets differ only in the factors
             batch = {name: x.repeat(repeats, 1) for name, x in inputs.items()}
             with scaled(lm, factors, tiled):
                 losses = predictions(lm, **batch)[0].view(repeats, B, T)
             # the first token has no loss, and its weight is 0
             parts.append((losses.nan_to_num(0) * value.weights).double().sum((1, 2)))
+        # float64 sums: of thousands of subsets, close ones must not tie by rounding
         values[ablation] = torch.cat(parts).numpy()
     return Subsets(heads, values)
 
@@ -219,6 +223,7 @@ def summary(subsets: Subsets, value: Value, pair: Sequence[Head]) -> str:
         mark = " (named)" if (layer, head) in pair else ""
         cells = [f"{values[i]:+.3f}" for values in shapley.values()]
         rows.append([f"L{layer} H{head}{mark}", *cells])
+    # bits again: all ones is every head, and `& ~named` takes the pair out
     all_heads = 2 ** len(subsets.heads) - 1
     named = sum(1 << subsets.heads.index(head) for head in pair)
     lines = {"all heads": all_heads, "no head": 0}

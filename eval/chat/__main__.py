@@ -12,8 +12,6 @@ one after the other. Within the program:
     /quit              leave, as Ctrl-D does; Ctrl-C stops an answer
 """
 
-from __future__ import annotations
-
 import argparse
 import io
 import re
@@ -22,7 +20,12 @@ import sys
 from contextlib import closing, nullcontext, suppress
 from dataclasses import replace
 
-from configs.command import InputError, exit_on_bad_input, integer, number
+from configs.command import (
+    InputError,
+    add_number,
+    command_parser,
+    exit_on_bad_input,
+)
 from configs.files import run_path
 from configs.language import translated
 from configs.text import escape, plain
@@ -31,43 +34,26 @@ from data.reading.messages import Role
 from eval.chat.attention import attention_map, head_to_show, look_back
 from eval.chat.session import first_line, open_conversation
 from eval.load_model import add_device_option, add_quantise_option
-from eval.questions import Question, one_question, source_of
+from eval.questions import one_question, source_of
 from eval.samples import no_token_for
 from eval.tools import MOST_CALLS, SCHEMAS, respond
 from model.variants.config import SCALINGS
 
 HELP = __doc__[__doc__.index("    /attention") :].rstrip("\n")
+# From the help text itself, so that it lists every command, and no other.
 COMMANDS = [line.split()[0] for line in HELP.splitlines()]
 BASE = "base"  # This name means the model without adapters.
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m eval.chat",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_parser(__doc__)
     add = parser.add_argument
     add("run", type=run_path, help="a run or a checkpoint directory, for example runs/sft_demo")
-    add(
-        "--temperature",
-        type=number("--temperature", 0),
-        help="0 = always the likeliest token; default: as the run's",
-    )
-    add(
-        "--max-new-tokens",
-        type=integer("--max-new-tokens", 1),
-        default=256,
-        metavar="N",
-        help="of an answer (256)",
-    )
+    likeliest = "0 = always the likeliest token; default: as the run's"
+    add_number(parser, "--temperature", None, likeliest, least=0, kind=float)
+    add_number(parser, "--max-new-tokens", 256, "of an answer")
     add("--system", default="", metavar="TEXT", help="a message before all others")
-    add(
-        "--seed",
-        type=integer("--seed", 0),
-        default=0,
-        help="the same seed and lines give the same answers (0)",
-    )
+    add_number(parser, "--seed", 0, "the same seed and lines give the same answers", least=0)
     add("--tools", action="store_true", help="a calculator that the model can call")
     add(
         "--adapter",
@@ -81,12 +67,8 @@ def main() -> None:
         choices=SCALINGS,
         help="read texts longer than those of training; default: as it was saved",
     )
-    add(
-        "--rope-factor",
-        type=number("--rope-factor", 1),
-        metavar="N",
-        help="longest text from now on / longest text in training (4)",
-    )
+    about = "longest text from now on / longest text in training (4)"
+    add_number(parser, "--rope-factor", None, about, kind=float)
     add_quantise_option(parser)
     add_device_option(parser)
     args = parser.parse_args()
@@ -105,10 +87,6 @@ def main() -> None:
 def remark(text: str) -> None:
     """Print a line about the chat to stderr, so that piped answers stay clean."""
     print(plain(translated(text)), file=sys.stderr, flush=True)
-
-
-def is_short(question: Question) -> bool:
-    return len(question.messages[-1]["content"]) < 650  # some 200 tokens
 
 
 class Chat:
@@ -137,6 +115,7 @@ class Chat:
             self.adapters[name] = run
         self.adapter_in_use = BASE
         if args.adapter:
+            # the first one that was given; BASE comes before it
             self.use([*self.adapters][1])
         try:
             if args.tools:
@@ -152,16 +131,19 @@ class Chat:
         self.welcome()
         while True:
             try:
+                # no prompt in a pipe: its output must hold answers only
                 line = input("> " if self.is_interactive else "").strip()
                 command, _, rest = line.partition(" ")
                 if command == "/quit":
                     return
                 if command in COMMANDS:
+                    # only names of COMMANDS get here, so nobody can call another method
                     getattr(self, command[1:])(rest.strip())
                 elif command.startswith("/"):
                     remark(f"unknown command {escape(command)}: /help lists the commands")
                 else:
                     self.answer(line)
+            # a mistake costs a line, not the conversation
             except (ValueError, OSError, InputError) as error:
                 remark(escape(str(error)))
             except EOFError:
@@ -195,7 +177,12 @@ class Chat:
         elif self.is_interactive:
             # a run of other data raises: then nothing is suggested
             with suppress(InputError, ValueError):
-                question = one_question(source_of(self.run_directory), 0, is_short)
+                # 650 characters are some 200 tokens: short enough to read, and for any context
+                question = one_question(
+                    source_of(self.run_directory),
+                    0,
+                    lambda question: len(question.messages[-1]["content"]) < 650,
+                )
                 remark("It was trained only on stories and questions about them. Try this line:")
                 remark(question.messages[-1]["content"])
 
@@ -242,6 +229,7 @@ class Chat:
         elif not conversation.is_chat and self.is_interactive:
             remark("(here the text ends; the next line begins a new one)")
         if calls and calls_left:
+            # all calls of a turn get one response, as in eval/tools/answers.py
             responses = "\n".join(map(respond, calls))
             remark(f"(calls: {escape(', '.join(calls))})\n(tool: {escape(responses)})")
             self.answer(responses, "tool", calls_left - 1)
@@ -282,6 +270,7 @@ class Chat:
     def temperature(self, rest: str) -> None:
         if rest:
             sampling = self.conversation.sampling
+            # Sampling checks the number, and what float refuses is a ValueError, too
             self.conversation.sampling = replace(sampling, temperature=float(rest))
         remark(f"temperature {self.conversation.sampling.temperature:g}")
 

@@ -1,7 +1,5 @@
 """Attention of an answer: its weights, a head to show, and the head's map in a terminal."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -45,7 +43,7 @@ def look_back(conversation: Conversation) -> AnswerMaps:
 
 def capture_from(lm: LanguageModel, ids: Sequence[int], start: int) -> AttentionMaps:
     """Capture the rows of the tokens from `start` on; keys are all tokens."""
-    row = torch.tensor([ids], device=next(lm.parameters()).device)
+    row = torch.tensor([ids], device=lm.device)
     cache = KVCache(lm.config)
     if start:
         # read the text before into the cache, without its weights
@@ -102,6 +100,7 @@ def attention_map(
     """
     end = len(labels) if most_rows is None else min(len(labels), first + most_rows)
     names = [escape(label) for label in labels[:end]]
+    # at most a sixth of the line for a label: the map is what a reader came for
     label_width = min(max(map(columns, names)), max(4, width // 6))
     for key, name in enumerate(names):
         # Chinese is two columns wide, so a label is cut by columns, not by characters
@@ -110,6 +109,7 @@ def attention_map(
         names[key] = name + " " * (label_width - columns(name))
     room = max(1, width - 2 * label_width - 8)  # two edges, three blanks and a number such as .71
     # With more keys than columns, a column shows the largest weight of `pool` keys.
+    # rounded up: every key must be in some column
     pool = -(-end // room)
     lines = []
     for key in range(first, end):

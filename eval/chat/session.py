@@ -4,8 +4,6 @@ The chat template writes all messages anew at every turn, as in training. The mo
 tokens behind the common beginning, which the key-value cache holds.
 """
 
-from __future__ import annotations
-
 from collections.abc import Generator
 from dataclasses import dataclass
 from itertools import chain
@@ -63,6 +61,7 @@ class Conversation:
         # These four may change between two answers.
         self.max_new_tokens = max_new_tokens
         self.seed = seed
+        # 0.95 cuts the long tail of a small model's mistakes
         self.sampling = Sampling(temperature, top_p=0.95)
         self.tools: tuple[dict, ...] = ()
         # True if the model was trained on chats and may end a turn by itself; can be set.
@@ -85,6 +84,7 @@ class Conversation:
         self.thought = ""  # the thoughts in the newest piece of an answer
         self.forgotten = 0  # oldest turns that `answer` left out because the context was full
         self._answered = 0
+        # this also gives the memory back
         self.cache.crop(0)
 
     def set_system(self, text: str) -> None:
@@ -166,7 +166,7 @@ class Conversation:
         return self.tokenizer.begin(text)
 
     def _pieces(self, prompt: list[int], message: Message) -> Generator[str, None, None]:
-        row = torch.tensor([prompt], device=next(self.lm.parameters()).device)
+        row = torch.tensor([prompt], device=self.lm.device)
         cached = self.cache.token_ids  # (1, S)
         if cached is not None:
             # keep the common beginning; - 1: the last token is read for its logits
@@ -254,4 +254,5 @@ def first_line(run: str | Path) -> str:
     if not samples:
         return ""
     text = samples[-1]["prompt"] or " ".join(samples[-1]["text"].split()[:6])
+    # one short line, whatever the sample has in it
     return " ".join(text.split())[:60].strip()

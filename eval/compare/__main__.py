@@ -6,15 +6,12 @@ differ only in their seed are one variant: mean ± standard deviation. The same 
 folder; a comparison of other runs is never overwritten.
 """
 
-from __future__ import annotations
-
-import argparse
 import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from configs.command import InputError, exit_on_bad_input, still_busy
+from configs.command import InputError, command_parser, exit_on_bad_input, still_busy
 from configs.files import read_json, run_path
 from configs.text import markdown, table
 from eval.compare import stages
@@ -42,7 +39,7 @@ NOTES = """
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m eval.compare", description=__doc__)
+    parser = command_parser(__doc__)
     parser.add_argument("runs", nargs="+", type=run_path, help="the baseline's runs first")
     parser.add_argument("--out", type=Path, help="default: compare-<names> beside the runs")
     parser.add_argument("--skip-stages", action="store_true", help="do not measure stages")
@@ -50,7 +47,9 @@ def main() -> None:
     args = parser.parse_args()
     variants = read_runs(args.runs)
     names = "-".join(Path(variant.name).name for variant in variants)
+    # a file's name may have 255 bytes at most, and eight runs can have more
     out = args.out or args.runs[0].parent / f"compare-{names}"[:100]
+    # A long comparison must not disappear because another one got the same short name.
     if (out / RUNS).is_file() and read_json(out / RUNS, list[str]) != _paths(variants):
         raise InputError(f"{out} has a comparison of other runs: remove it, or name another --out")
     with still_busy("comparing"):

@@ -1,7 +1,5 @@
 """Figures of a comparison: curves, the cost of shared keys, stages, and a page of heads."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -57,6 +55,7 @@ def draw(variants: Sequence[Variant], histories: Mapping[str, Any], out: Path) -
 
 def curves(variants: Sequence[Variant], histories: Mapping[str, Any]) -> Any:
     """Draw a line for each run over tokens seen; only bits per byte if tokenizers differ."""
+    # a loss a token says nothing across tokenizers: a longer token is harder, and there are fewer
     keys = list(CURVES) if same_tokenizer(variants) else ["bits_per_byte"]
     across = min(2, len(keys))
     down = -(-len(keys) // 2)  # rounded up
@@ -168,6 +167,7 @@ def life(stages: Sequence[Mapping[str, Any]]) -> Any:
     kinds = [kind for kind in KINDS if f"exact_match_{kind}" in asked]
     matrices = list(dict.fromkeys(name for stage in stages for _, name, _ in stage["moved"]))
     # (layer, head); NaN: not measured
+    # a loss that falls without a head would need a second colour; it is rare and small
     needed = [np.array(stage["needed"], float).clip(min=0) for stage in stages]
     # all columns share one scale
     largest = max(1e-6, *(np.nanmax(rises) for rises in needed))
@@ -183,6 +183,7 @@ def life(stages: Sequence[Mapping[str, Any]]) -> Any:
         shares = [right.get(f"exact_match_{kind}", 0) for kind in kinds]
         guesses = [right.get(f"guess_{kind}", np.nan) for kind in kinds]
         top.barh(rows, shares, color="#0072B2", height=0.7)
+        # a bar that ends left of its mark is worse than a rule that never reads
         top.plot(guesses, rows, "|", color="black", markersize=9)
         top.set(xlim=(0, 1), xticks=[0, 0.5, 1], xticklabels=["0", "50 %", "100 %"])
         top.set_yticks(rows, kinds if stage is stages[0] else [""] * len(kinds), fontsize=8)

@@ -1,7 +1,5 @@
 """Compare runs: variants with several seeds, their differences, and the table."""
 
-from __future__ import annotations
-
 import json
 import math
 import re
@@ -131,11 +129,13 @@ def _read_run(path: Path) -> RunResult:
     tokenizer = read_checkpoint(path, load_tokenizer).sha256()
     figures: dict[str, float | None] = {
         "parameters": on_meta(model).num_parameters(),
+        # linear attention keeps a state of fixed size, which no longer text makes larger
         KV_BYTES: 2 * model.is_linear.count(False) * model.cache_numbers,  # numbers of 16 bits
         "tokens trained on": (lines["train"] or lines["val"])[-1]["tokens"],
     }
     speeds = [line["tokens_per_s"] for line in lines["train"] if line.get("tokens_per_s")]
     if speeds:
+        # the median: one slow minute beside another program does not count
         figures["train tokens/s"] = median(speeds)
     figures[BITS] = lines["val"][-1]["bits_per_byte"]
     if figures[BITS] is None:
@@ -222,6 +222,7 @@ def difference(baseline: Mapping[int, float], other: Mapping[int, float]) -> Dif
     changes = [other[seed] - baseline[seed] for seed in baseline.keys() & other.keys()]
     if len(changes) < 2:
         return Difference(mean(other.values()) - mean(baseline.values()))
+    # with two or three seeds the normal distribution's 1.96 would promise far too much
     quantile = T_QUANTILES[min(len(changes) - 1, len(T_QUANTILES)) - 1]
     reach = quantile * stdev(changes) / math.sqrt(len(changes))
     return Difference(mean(changes), (mean(changes) - reach, mean(changes) + reach))

@@ -3,8 +3,6 @@
 They are measured on held-out conversations and stories of the built-in world.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable, Sequence
@@ -66,6 +64,7 @@ def measure(variants: Sequence[Variant], device: str = "auto") -> list[Stage]:
     # every stage reads the same texts
     longest = min(lm.config.max_position_embeddings for lm, _ in models.values())
     stories = [tell(source.seed, i, "validation", source.level) for i in range(STORIES)]
+    # the text of the data, not of the models: so every stage is measured on the same answers
     answers = right_answers(tokenizer, source, longest)
     texts = whole_texts(tokenizer, [story.text for story in stories], longest)
     # A stage is compared with the first one (gained, forgotten) and with its origin (moved).
@@ -74,11 +73,13 @@ def measure(variants: Sequence[Variant], device: str = "auto") -> list[Stage]:
         lm, its_tokenizer = models[run.path]
         stage: Stage = {"name": run.name, "started_from": origin.name if origin else None}
         # Figures of eval.questions; new: with names of a form that training does not have.
+        # a model that has learned its names by heart falls on new ones; one that copies does not
         for key, new_names in (("right", False), ("new", True)):
             questions = list(islice(held_out_questions(source, new_names=new_names), QUESTIONS))
             stage[key] = figures(questions, ask(lm, its_tokenizer, questions))
         # KL(stage || first stage), in nats a token.
         stage["kl_answers"] = divergence(lm, first, answers)
+        # grows where a stage forgets what it could before
         stage["kl_stories"] = divergence(lm, first, texts)
         # Bits per byte above the entropy floor, on stories.
         _, bits, floor = compare_with_floor(lm, its_tokenizer, stories)
@@ -137,12 +138,13 @@ def divergence(lm: LanguageModel, base: LanguageModel, text: Sequence[Batch]) ->
     """Return the mean KL(lm || base) over the labels, in nats; NaN for no text."""
     total = 0.0
     count = 0
-    device = next(lm.parameters()).device
+    device = lm.device
     with evaluating(lm), evaluating(base):
         for row in text:
             ids = row["input_ids"].to(device)
             # position t predicts the label at t + 1
             has_label = (row["labels"][:, 1:] != IGNORED).to(device)
+            # in float32: a KL of two close models is a small difference of large numbers
             ours = F.log_softmax(lm(ids)[:, :-1][has_label].float(), -1)  # (labels, V)
             theirs = F.log_softmax(base(ids)[:, :-1][has_label].float(), -1)
             total += (ours.exp() * (ours - theirs)).sum().item()
@@ -158,6 +160,7 @@ def moved(lm: LanguageModel, before: LanguageModel) -> list[tuple[int, str, floa
         match = MATRIX.search(name)
         # a stage may have new matrices, such as adapters
         if match and weight.dim() == 2 and name in old:
+            # relative, so that large and small matrices can be compared
             change = (weight - old[name]).norm() / old[name].norm().clamp_min(1e-12)
             shares.append((int(match[1]), match[2].rsplit(".", 1)[-1], change.item()))
     return shares

@@ -4,8 +4,6 @@ During training it draws quick pictures and rewrites viewer.html (eval/page/view
 pictures, curves and time-lapse are drawn from snapshots at the end (eval/pictures/heads.py).
 """
 
-from __future__ import annotations
-
 import shlex
 import time
 from collections.abc import Sequence
@@ -85,6 +83,7 @@ class Attention(Hook):
         # Every process captures, since each may hold a share of the model; rank 0 writes.
         start = time.perf_counter()
         is_first = not self.probes
+        # built once: a curve needs the same texts at every step
         self.probes = self.probes or _probes_of(event)
         settings = event.eval_config.attention
         moment = (event.step, event.tokens, event.seconds)
@@ -95,6 +94,7 @@ class Attention(Hook):
             if (snapshot.scalars.get("copy_gain") or 0.0) >= ENOUGH_TO_COPY:
                 self._switch_off_every_subset(event)
         if event.writes:
+            # the whole page is written again: a browser that opens the file needs no server
             page = self.so_far(event.directory)
             page.add(snapshot)
             # all changes are found again, and only the newest are printed
@@ -110,6 +110,7 @@ class Attention(Hook):
             self._write_page(event)
             if is_first:
                 viewer = (picture.parent / VIEWER).resolve().as_uri()
+                # quoted, so that a path with a space can be pasted into a shell
                 folder = shlex.quote(str(event.directory.parent))
                 event.tracker.say(f"watch it: {viewer}")
                 event.tracker.say(f"beside other runs: python -m serve {folder}")
@@ -185,6 +186,7 @@ class Attention(Hook):
             return Outcome()
         last = all_snapshots[-1]
         looks = lines_of(lines, "attention")
+        # a reader should see what watching costs
         cost = sum(line["attention_seconds"] for line in looks)
         share = cost / max(1e-9, lines[-1]["time_s"])
         summary = (

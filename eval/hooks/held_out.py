@@ -30,6 +30,7 @@ class Validation(Hook):
     def evaluate(self, event: EvalEvent) -> float:
         config = event.eval_config
         max_tokens = config.final_max_tokens if event.is_last else config.max_tokens
+        # the last evaluation reads more text: its figure is the one that is quoted
         loss, tokens = held_out_loss(event, max_tokens)
         counts = event.data.manifest["validation"]
         values = {
@@ -130,6 +131,7 @@ class Samples(Hook):
             start: str | list[int] = prompt
             more: dict[str, str] = {}
             if is_chat and not prompt:
+                # without a prompt of yours, the data's own question shows what training is about
                 start, prompt, more["expected"] = held_out_question(event.held_out, event.tokenizer)
             reply = complete(
                 event.lm,
@@ -171,6 +173,7 @@ class Samples(Hook):
 
 def held_out_question(rows: Rows, tokenizer: Tokenizer) -> tuple[list[int], str, str]:
     """Return a held-out conversation's first prompt, as ids; its question; and the answer."""
+    # the first row, at every evaluation the same: so its answers can be compared
     ids, labels = (array.tolist() for array in rows.row(0))
     # the first tokens with labels are the assistant's first answer
     start = next(i for i, label in enumerate(labels) if label != IGNORED)

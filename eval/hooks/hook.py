@@ -1,7 +1,5 @@
 """Hooks look at the model during training, and add figures to the report."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -168,10 +166,12 @@ class FunctionHook(Hook):
             event = event.alone()
         with evaluating(event.lm):
             result = self.function(event.with_memory(self.memory))
+        # a hook may also write files of its own, and return nothing
         if not isinstance(result, Mapping):
             return
         figures = {}
         for name, value in result.items():
+            # one conversion for numbers, numpy scalars and tensors on a GPU
             figures[str(name)] = torch.as_tensor(value, dtype=torch.float64).item()
         taken = set(LINE) & figures.keys()
         if taken:

@@ -1,7 +1,5 @@
 """The hooks of a run, and when each of them runs."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import sys

@@ -1,7 +1,5 @@
 """Parts of all pictures: colours, maps, curves, colour bars, and text in any language."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -51,6 +49,7 @@ def new_figure(width: float, height: float, title: str = ""):
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width / DPI, height / DPI), dpi=DPI, facecolor="white")
+    # it makes room for labels by itself, whatever their language
     figure.set_layout_engine("constrained")
     FigureCanvasAgg(figure)
     if title:
@@ -62,6 +61,7 @@ def save_figure(figure, path: Path) -> Path:
     """Write PNG or SVG, by the suffix."""
     # without a layout, labels lie outside the figure: "tight" keeps them
     box = "tight" if figure.get_layout_engine() is None else None
+    # without a date, the same picture is the same file
     metadata = {"Date": None} if path.suffix == ".svg" else None
     figure.savefig(path, metadata=metadata, bbox_inches=box)
     return path

@@ -3,8 +3,6 @@
 A row of a map is a query (the token that looks), a column is a key (the token looked at).
 """
 
-from __future__ import annotations
-
 import io
 import math
 from collections.abc import Sequence
@@ -130,6 +128,7 @@ def draw_heads(snapshot: Snapshot, probe: str, cell: int) -> Any:
     for i, j in np.ndindex(layers, heads):
         x = left + j * pitch
         y = top + i * pitch
+        # one pixel a token, enlarged below: so each token is coloured once
         cells = norm(tile(weights[i : i + 1, j : j + 1], cell=1))
         head = Image.fromarray(colour_map(cells, bytes=True)[..., :3])
         picture.paste(head.resize((side, side), Image.Resampling.NEAREST), (x, y))
@@ -137,6 +136,7 @@ def draw_heads(snapshot: Snapshot, probe: str, cell: int) -> Any:
             pen.text((4, y), f"L{snapshot.layers[i]}", fill=drawing.INK)
         if i == 0:
             pen.text((x, 25), f"H{snapshot.heads[j]}", fill=drawing.INK)
+        # heads that share a key/value head have one colour
         frame = drawing.group_colour(snapshot.group(snapshot.heads[j]))
         pen.rectangle((x - 4, y - 4, x + side + 3, y + side + 3), outline=frame, width=2)
         if side >= 90:  # room for text
@@ -344,6 +344,7 @@ def curves(
     )
     over = "" if gains else "tokens seen"
     drawing.frame_curves(top, "share of the attention; dashed: chance", over)
+    # from 0: a curve that fills the picture would look like a head that works
     top.set_ylim(bottom=0)
     for axes in below:
         drawing.draw_curve(axes, tokens, gains, color=drawing.INK, marker=".")
@@ -399,6 +400,7 @@ def badge(snapshot: Snapshot, probe: str, layer: int, head: int) -> str:
         value = float(snapshot.scores[name][layer, head])
         # A sink counts half: most heads rest on the first token (Xiao et al. 2023, 2309.17453).
         excess = (value - chance) * (0.5 if name == "sink" else 1)
+        # twice chance alone would name a head for 0.002 instead of 0.001
         if value >= 2 * chance and value >= chance + 0.05 and excess > best_excess:
             best = f"{SCORES[name].title} {value:.2f}"
             best_excess = excess

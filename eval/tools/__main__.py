@@ -4,12 +4,9 @@ The last question of each held-out conversation is asked twice: with the calcula
 run, and without.
 """
 
-from __future__ import annotations
-
-import argparse
 from itertools import islice
 
-from configs.command import InputError, exit_on_bad_input, integer
+from configs.command import InputError, add_number, command_parser, exit_on_bad_input
 from configs.text import table
 from data.chat import prompt_ids
 from data.reading.documents import documents
@@ -21,17 +18,10 @@ ROWS = 64  # So many questions are answered at a time.
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m eval.tools", description=__doc__)
-    add = parser.add_argument
-    add("run", help="a run that was trained on conversations of a file")
-    add("--questions", type=integer("--questions", 1), default=400, help="how many (400)")
-    add(
-        "--max-new-tokens",
-        type=integer("--max-new-tokens", 1),
-        default=96,
-        metavar="N",
-        help="of an answer, responses of tools included (96)",
-    )
+    parser = command_parser(__doc__)
+    parser.add_argument("run", help="a run that was trained on conversations of a file")
+    add_number(parser, "--questions", 400, "how many")
+    add_number(parser, "--max-new-tokens", 96, "of an answer, responses of tools included")
     add_device_option(parser)
     args = parser.parse_args()
     data = data_config_of(args.run)
@@ -48,6 +38,7 @@ def main() -> None:
         )
     lm, tokenizer = open_model(args.run, args.device)
     rows = []
+    # the same questions without tools show what the calls are worth
     for heading, tools in (("calculator", SCHEMAS), ("no tools", ())):
         answers: list[Written] = []
         for start in range(0, len(questions), ROWS):

@@ -6,8 +6,6 @@ A turn that calls a tool, its response, and the answer:
     own                                  of the tool                     own
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
@@ -20,7 +18,6 @@ from data.chat import CALL, Reply, ids_after_answer, read_reply
 from data.tokenizer import Tokenizer
 from eval.tools.calculator import ERROR, respond
 from model import LanguageModel, generate, left_pad
-from model.generation import random_numbers
 
 MOST_CALLS = 4  # After so many calls in a row the model must answer.
 
@@ -82,15 +79,17 @@ def write_answers(
     tools:          run calls; otherwise a call is an answer
     """
     longest = lm.config.max_position_embeddings
-    device = next(lm.parameters()).device
+    device = lm.device
     stops = set(tokenizer.stop_ids)
     answers = []
     for prompt in prompts:
         room = min(max_new_tokens, longest - len(prompt))
         answers += [Written(prompt, room) for _ in range(copies)]
     if temperature:
-        for answer, numbers in zip(answers, random_numbers(rngs, max_new_tokens), strict=True):
-            answer.uniform = numbers
+        for answer, rng in zip(answers, rngs, strict=True):
+            # 24 bits, which float32 holds exactly: none of them is rounded to 1
+            numbers = [rng.getrandbits(24) / 2**24 for _ in range(max_new_tokens)]
+            answer.uniform = torch.tensor(numbers)
     waiting = answers
     rows = [list(prompt) for prompt in prompts]
     while waiting:
@@ -98,6 +97,7 @@ def write_answers(
         log_probs: list[Tensor] = []
         # each token has its own number: a second round goes on behind the first one's
         uniform = [x.uniform[len(x.ids) :] for x in waiting if x.uniform is not None]
+        # all that wait in one batch; those that are done cost nothing more
         drawn = generate(
             lm,
             ids.to(device),
@@ -135,6 +135,7 @@ def _goes_on(answer: Written, tokenizer: Tokenizer, tools: bool) -> bool:
     if not calls:
         return False
     answer.waits = True
+    # or a model that always calls would never end
     if answer.rounds == MOST_CALLS:
         return False
     responses = list(map(respond, calls))

@@ -4,8 +4,6 @@ A call is JSON: {"name": "calculator", "arguments": {"expression": "6 * 7"}}. Th
 wrong one is an error of one line, so the model may try again.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import math

@@ -6,16 +6,13 @@ In half of the chats the assistant answers at once. So a small model learns to c
 sums of three digits are too hard for it alone.
 """
 
-from __future__ import annotations
-
-import argparse
 import json
 import sys
 from pathlib import Path
 from random import Random
 from typing import Any
 
-from configs.command import exit_on_bad_input, integer
+from configs.command import add_number, command_parser, exit_on_bad_input
 from eval.tools import SCHEMAS, calculate
 
 WORDINGS = ("What is {}?", "How much is {}?", "Compute {}.", "{} is how much?")
@@ -29,6 +26,7 @@ def sums_chat(seed: int, index: int, calls: float) -> dict[str, Any]:
     calls: probability that the assistant calls the calculator
     """
     rng = Random(f"sums {seed} {index}")
+    # no division: its results have digits that no short answer shows
     expression = f"{rng.randint(LEAST, MOST)} {rng.choice('+-*')} {rng.randint(LEAST, MOST)}"
     value = calculate(expression)  # the answer is right, also without a call
     question = rng.choice(WORDINGS).format(expression)
@@ -42,13 +40,9 @@ def sums_chat(seed: int, index: int, calls: float) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m eval.tools.sums", description="Write chats about sums."
-    )
+    parser = command_parser(__doc__)
     parser.add_argument("file", type=Path, help="the .jsonl file to write")
-    parser.add_argument(
-        "--chats", type=integer("--chats", 1), default=20_000, help="how many (20000)"
-    )
+    add_number(parser, "--chats", 20_000, "how many")
     args = parser.parse_args()
     args.file.parent.mkdir(parents=True, exist_ok=True)
     # "x": never overwrite a file

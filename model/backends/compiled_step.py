@@ -1,7 +1,5 @@
 """The compiled step of decoding: many small operations become few loops."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 from typing import Any

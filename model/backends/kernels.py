@@ -5,8 +5,6 @@ reads; None is causal. Values may have another size than keys (model/variants/la
 then the output has theirs.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cache
 from typing import Any

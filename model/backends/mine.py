@@ -7,8 +7,6 @@ Training runs the file, if your config may name code to run (train/config.py). L
 does: it loads everywhere, with any backend.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import linecache
 import sys

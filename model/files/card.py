@@ -1,7 +1,5 @@
 """The model card: README.md of a checkpoint, which the Hugging Face Hub shows."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -5,8 +5,6 @@ Parameter names and the order of operations are transformers', so its
 program: a fault in it is a DamagedFile, one line that names the file.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -5,8 +5,6 @@ last bit (float32, on a CPU); for gpt2, qwen3_moe and deepseek_v3 within 1e-5. A
 transformers reads and Headlight does not build is refused by name.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -4,8 +4,6 @@ Every field for which transformers has a default is written out, because transfo
 in its own value silently.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -3,8 +3,6 @@
 A model that llama.cpp would compute differently, without an error, is refused.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

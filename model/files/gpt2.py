@@ -3,8 +3,6 @@
 Radford et al. 2019, "Language Models are Unsupervised Multitask Learners".
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

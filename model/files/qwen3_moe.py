@@ -3,8 +3,6 @@
 Sliding windows are in every layer or in none. Yang et al. 2025 (arXiv 2505.09388).
 """
 
-from __future__ import annotations
-
 import re
 
 import torch

@@ -1,7 +1,5 @@
 """Read tensors from a directory that any program may have written, one file or several."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated

@@ -8,8 +8,6 @@
 A server needs another one, because its sequences come and go: model/variants/paged_cache.py.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

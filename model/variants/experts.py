@@ -11,8 +11,6 @@ Tokens are sorted by expert, and `grouped_mm` multiplies every group by its own 
 transformers: logits are equal to the last bit.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

@@ -25,8 +25,6 @@ value c. The plain form equals transformers to the last bit, the absorbed form o
 DeepSeek-V2 (2024, arXiv 2405.04434), section 2.1 and appendix C; DeepSeek-V3 (2024, 2412.19437).
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

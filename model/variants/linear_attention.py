@@ -11,8 +11,6 @@ the formula, to generate. `chunked` gives its numbers by matrix products, to tra
 2024, 2406.06484). The layer is OLMo Hybrid's, with a simpler α (Yang et al. 2024, 2412.06464).
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

@@ -14,8 +14,6 @@ are those of the `peft` library, so each can read the other's files. The files n
 hash of its weights.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterator

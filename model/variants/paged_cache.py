@@ -11,8 +11,6 @@ has a *table*: the numbers of its blocks (PagedAttention, Kwon et al. 2023, arXi
 A full block never changes, so it may be shared. Its key is a digest of all tokens up to its end.
 """
 
-from __future__ import annotations
-
 import hashlib
 from array import array
 from collections import OrderedDict

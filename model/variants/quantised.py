@@ -7,8 +7,6 @@ Linear layers of the blocks and an untied head become small. Embedding, norms, e
 matrix that latent attention reads past its module do not. A small model does not get faster.
 """
 
-from __future__ import annotations
-
 import logging
 from importlib.util import find_spec
 
@@ -34,7 +32,7 @@ def quantise_weights(lm: LanguageModel, kind: str) -> None:
     if lm.adapters is not None:
         remedy = "merge them first (python -m model.export RUN --to merged)"
         raise ValueError(f"this model has adapters: {remedy}")
-    if kind == "int4" and next(lm.parameters()).device.type != "cpu":
+    if kind == "int4" and lm.device.type != "cpu":
         raise ValueError("its kernel is for --device cpu: use int8 on a GPU")
     layers = quantisable(lm, kind)
     if not layers:

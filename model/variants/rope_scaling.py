@@ -1,7 +1,5 @@
 """RoPE, scaled for texts longer than those of training."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """Changes to a trained model: more tokens, other positions, another number of key/value heads."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 
@@ -42,7 +40,7 @@ def with_config(lm: LanguageModel, **changes: Any) -> LanguageModel:
     other = copy.deepcopy(lm, shared)
     other.config = other.model.config = config
     rotary_emb = RotaryEmbedding(config.rotary_size, config.rope_theta, config.rope_scaling)
-    other.model.rotary_emb = rotary_emb.to(next(lm.parameters()).device)
+    other.model.rotary_emb = rotary_emb.to(lm.device)
     return other
 
 

@@ -22,5 +22,5 @@ def test_the_figures_are_those_of_a_file(tmp_path: Path):
         f'def f():\n    """Return a."""\n    return "{"a" * 100}"\n'
     )
     figures = figures_of([file])
-    assert (figures.relative, figures.packed, figures.comments, figures.wide) == (1, 1, 1, 1)
+    assert (figures.relative, figures.packed, figures.comments) == (1, 1, 1)
     assert figures.lines == 7

@@ -5,17 +5,14 @@ formula, and minutes are a guess from FLOPs. `python -m train.doctor` times real
 run calls `check_memory` before anything is built.
 """
 
-from __future__ import annotations
-
-import argparse
 import math
 from contextlib import suppress
 
 import torch
 
-from configs.command import InputError, number
+from configs.command import InputError, add_config, add_number, command_parser
 from configs.text import table
-from data.tokenizer import DEFAULT_VOCAB_SIZE, SPECIAL_TOKENS, train_tokenizer
+from data.tokenizer import DEFAULT_VOCAB_SIZE, SPECIAL_TOKENS, round_up, train_tokenizer
 from model import LanguageModel, ModelConfig
 from model.accounting import flops_per_token, num_active_parameters
 from model.backends.kernels import LONGEST
@@ -192,7 +189,7 @@ def with_vocabulary(run: RunConfig) -> tuple[RunConfig, str]:
     elif size is None:
         sizes = {"byte": 256 + len(SPECIAL_TOKENS), "char": ASSUMED_CHAR_VOCABULARY}
         size = sizes.get(tokenizer.kind, tokenizer.vocab_size or DEFAULT_VOCAB_SIZE)
-        size = -(-size // 64) * 64  # as a tokenizer rounds up
+        size = round_up(size)
         source = f"of data.tokenizer: {tokenizer.kind}"
         if tokenizer.kind != "byte":
             source = f"an estimate {source}; a small text fills less"
@@ -205,18 +202,14 @@ def with_vocabulary(run: RunConfig) -> tuple[RunConfig, str]:
 
 
 def main() -> None:
-    description = "What a run will cost: parameters, memory, cache, FLOPs, minutes."
-    parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("config", help="a YAML file, for example configs/demo.yaml")
-    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="such as seed=1")
+    parser = command_parser(__doc__)
+    add_config(parser)
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: what this machine has")
-    memory_gb = number("--memory-gb", 0.001)
-    tflops = number("--tflops", 0.001)
-    mfu = number("--mfu", 0.001, 1)
-    parser.add_argument("--memory-gb", type=memory_gb, help="of the device; 1 GB = 1e9 bytes")
-    parser.add_argument("--tflops", type=tflops, default=0, help="its peak; default: a guess")
+    gigabytes = "of the device; 1 GB = 1e9 bytes"
+    add_number(parser, "--memory-gb", None, gigabytes, least=0.001, kind=float)
+    add_number(parser, "--tflops", None, "its peak; default: a guess", least=0.001, kind=float)
     usual = hardware.GPU_SHARE
-    parser.add_argument("--mfu", type=mfu, default=usual, help=f"share of it; default: {usual}")
+    add_number(parser, "--mfu", usual, "share of it", least=0.001, most=1, kind=float)
     args = parser.parse_intermixed_args()
     run, source = with_vocabulary(load_run_config(args.config, args.overrides))
     model = run.model
@@ -270,7 +263,7 @@ def main() -> None:
     print(table(columns, caches) + "\n")
 
     # FLOPs, and the minutes of the training steps alone
-    speed = hardware.guess_speed(kind, device.precision, args.tflops, args.mfu)
+    speed = hardware.guess_speed(kind, device.precision, args.tflops or 0, args.mfu)
     seconds = hardware.guess_seconds(run, run.train.tokens_per_step, speed)
     steps = run.max_steps or int((run.train.max_minutes or 0.0) * 60 / seconds)
     tokens = steps * run.train.tokens_per_step

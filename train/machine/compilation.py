@@ -6,8 +6,6 @@ Evaluation and generation never see the compiled calls (model/transformer.py), b
 change too often.
 """
 
-from __future__ import annotations
-
 import time
 from functools import partial
 from typing import Any

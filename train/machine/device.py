@@ -3,8 +3,6 @@
 A resumed run keeps them, because the last bits of its sums depend on them (`decided_by`).
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import platform

@@ -144,7 +144,7 @@ def shard(lm: LanguageModel, dtype: torch.dtype, world: World) -> None:
     mesh = None
     if world.parallel == "hsdp":
         local = local_size(world.size)
-        kind = next(lm.parameters()).device.type
+        kind = lm.device.type
         shape = (world.size // local, local)
         mesh = dist.init_device_mesh(kind, shape, mesh_dim_names=("machine", "process"))
     half = dtype if dtype != torch.float32 else None

@@ -4,9 +4,6 @@ It takes a minute, and prints a line for each check. Then it recommends settings
 with measured minutes. Exit code 0: training will work here; 2: it will not.
 """
 
-from __future__ import annotations
-
-import argparse
 import io
 import platform
 import tempfile
@@ -20,7 +17,7 @@ from typing import Any
 import psutil
 import torch
 
-from configs.command import InputError
+from configs.command import InputError, add_config, command_parser
 from configs.loader import dump_yaml
 from configs.text import table
 from eval.run_files import read_metrics
@@ -60,10 +57,8 @@ Test = Callable[..., Verdict]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Say what this machine can do, in a minute.")
-    parser.add_argument("config", nargs="?", default="configs/demo.yaml", help="a YAML file")
-    overrides_help = "for example train.precision=fp32"
-    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help=overrides_help)
+    parser = command_parser(__doc__)
+    add_config(parser, default="configs/demo.yaml")
     args = parser.parse_intermixed_args()
     faults: set[str] = set()
 

@@ -1,7 +1,5 @@
 """Stop signals: the run ends after its step, with everything saved."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Callable, Iterator

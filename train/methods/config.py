@@ -4,8 +4,6 @@ A section that is null is off. A method adds its section here and to RunConfig (
 and its script to METHODS (train/run/command_line.py).
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 from pydantic import Field

@@ -1,7 +1,5 @@
 """A new run that starts from the weights of another: `init_from=runs/x`."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 DPO and GRPO measure how far the model has moved from a reference. A distillation has a teacher.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal

@@ -5,8 +5,6 @@ built-in world every question has one right answer, so `exact_match` cannot be g
 `contains_answer` is here to be gamed: a reply that names everybody gets the full reward.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence

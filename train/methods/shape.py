@@ -1,7 +1,5 @@
 """`init_from`: a new model has the shape of the model whose weights it starts from."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

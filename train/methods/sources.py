@@ -1,7 +1,5 @@
 """Sources of batches: prepared text, pairs of answers, or rows that a student writes itself."""
 
-from __future__ import annotations
-
 from collections.abc import Generator, Sequence
 from random import Random
 from typing import Any

@@ -11,7 +11,6 @@ command continues after a stop.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
@@ -23,7 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from configs.command import InputError, integer
+from configs.command import InputError, command_parser, integer
 from configs.loader import flatten, parse_yaml
 from train.config import RunConfig, load_run_config
 from train.machine.signals import stop_signals
@@ -119,7 +118,7 @@ def plan(
 
 def main() -> int:
     description = __doc__.split("\n")[0]
-    parser = argparse.ArgumentParser(prog="python -m train.sweep", description=description)
+    parser = command_parser(description)
     parser.add_argument("config", help="the baseline, a YAML file, for example configs/demo.yaml")
     swept = "swept; key=value holds for all runs"
     parser.add_argument("overrides", nargs="*", metavar="key=a,b,c", help=swept)

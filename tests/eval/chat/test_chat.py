@@ -129,7 +129,8 @@ def test_at_a_terminal_a_model_of_the_built_in_world_shows_a_question_that_it_ca
     typed = iter([lambda: capsys.readouterr().err.splitlines()[-1], lambda: "/quit"])
     monkeypatch.setattr("builtins.input", lambda _: next(typed)())
     chat.main()
-    right = one_question(source_of(PRETRAINED / "reader_sft"), 0, chat.is_short).reply
+    source = source_of(PRETRAINED / "reader_sft")
+    right = one_question(source, 0, lambda question: len(question.messages[-1]["content"]) < 650).reply
     assert capsys.readouterr().out == f"{right}\n"
 
 

@@ -5,9 +5,9 @@ const HIGH = 220;
 
 // Draw lines into an <svg> of its parent's width. lines: {points: [[x, y or null]], kind: a class, dots: a radius};
 // x, y: {range, isLog}; level: [y, words]; marks: [[x, words]]; now: an x. Gives the scales, from values to pixels.
-function drawChart(svg, lines, { title, x: across, y: upwards, level, marks = [], now = null }) {
+function drawChart(svg, lines, { title, x: across, y: upwards, level, marks = [], now = null, high = HIGH }) {
   const wide = Math.max(220, svg.parentElement.clientWidth);
-  const [right, bottom] = [wide - EDGE.right, HIGH - EDGE.bottom];
+  const [right, bottom] = [wide - EDGE.right, high - EDGE.bottom];
   const x = scale(across.range, across.isLog, EDGE.left, right);
   const y = scale(upwards.range, upwards.isLog, bottom, EDGE.top);
   const flat = (value, kind) => drawn("path", { class: kind, d: `M${EDGE.left} ${y.at(value)}H${right}` });
@@ -16,7 +16,7 @@ function drawChart(svg, lines, { title, x: across, y: upwards, level, marks = []
     ...y.ticks.map((value) => flat(value, "grid-line")),
     ...labels(y.ticks).map((text, i) => write(text, EDGE.left - 6, y.at(y.ticks[i]) + 4, "end")),
     ...labels(x.ticks).map((text, i) => write(text, x.at(x.ticks[i]), bottom + 15, "middle")),
-    write(title, right, HIGH - 4, "end"),
+    write(title, right, high - 4, "end"),
   ];
   lines.forEach(({ points, kind = "", dots = 0 }) => {
     parts.push(drawn("path", { class: `curve-line ${kind}`, d: shape(points, x, y) }));
@@ -32,7 +32,7 @@ function drawChart(svg, lines, { title, x: across, y: upwards, level, marks = []
     const [by, anchor] = x.at(value) > wide - 70 ? [-4, "end"] : [4, "start"];
     parts.push(upright(value, "level"), write(words, x.at(value) + by, EDGE.top + 9, anchor, { class: "seen" }));
   });
-  filled(svg, { viewBox: `0 0 ${wide} ${HIGH}`, width: wide, height: HIGH }, "", []).replaceChildren(...parts);
+  filled(svg, { viewBox: `0 0 ${wide} ${high}`, width: wide, height: high }, "", []).replaceChildren(...parts);
   return { x, y, valueAt: ({ clientX }) => x.from(clientX - svg.getBoundingClientRect().left), upright };
 }
 

@@ -11,9 +11,6 @@ const readable = (token) => ({ ...token, label: visible(token.label) });
 // A special token, and a part of a character, adds nothing to the text: its label stands for it.
 const wordsOf = (token) => visible(token.text || token.label).replaceAll("\n", "⏎\n");
 
-const nats = (value) => (value <= -0.005 ? `−${Math.abs(value).toFixed(2)}` : Math.abs(value).toFixed(2));
-const signed = (value) => (value >= 0.005 ? `+${nats(value)}` : nats(value));
-
 // What was read before an answer, turn by turn. Gives the element of each token.
 function drawPrompt(box, tokens) {
   box.replaceChildren();

@@ -56,9 +56,9 @@ class HeadGrid {
       const looks = isLinear ? t("; linear attention has no weights") : row ? t("; most at “{0}”, {1}", labels[at], percent(weight)) : "";
       const strength = factor === 1 ? "" : factor === 0 ? t("; switched off") : t("; scaled by {0}", factor);
       cell.style.backgroundColor = cell.style.color = "";
-      if (row) fillCell(cell, magma(SCALES.power(weight)), "");
+      if (row) fillCell(cell, magma(brightness(weight)), "");
       cell.textContent = factor === 1 ? "" : strengthOf(factor);
-      drawCell(cell, isSame(this.places[i], chosen), `${inWords(this.places[i])}${looks}${strength}`);
+      markCell(cell, isSame(this.places[i], chosen), `${inWords(this.places[i])}${looks}${strength}`);
     });
     if (!chosen) this.cells[0].tabIndex = 0;
     this.hint.hidden = Boolean(chosen);

@@ -6,11 +6,26 @@ const MAGMA = [
   [253, 229, 167], [252, 253, 191],
 ];
 
-const SCALES = {
-  linear: (weight) => weight,
-  power: (weight) => weight ** 0.4,
-  log: (weight) => (weight <= 0.001 ? 0 : 1 + Math.log10(weight) / 3),
-};
+// Small weights are seen, too.
+const brightness = (weight) => weight ** 0.4;
+
+// Light or dark: as the system has it, or the button and D. Views that paint hear of it: document's "theme".
+const isDark = () => document.documentElement.dataset.theme === "dark";
+
+function setTheme(theme) {
+  document.documentElement.dataset.theme = theme;
+  byId("theme").textContent = isDark() ? t("Light") : t("Dark");
+  document.dispatchEvent(new Event("theme"));
+}
+
+const changeTheme = () => setTheme(isDark() ? "light" : "dark");
+
+function followTheme() {
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  setTheme(dark.matches ? "dark" : "light");
+  dark.addEventListener("change", () => setTheme(dark.matches ? "dark" : "light"));
+  byId("theme").addEventListener("click", changeTheme);
+}
 
 // share 0 … 1 -> [r, g, b]; nothing is the page's own colour: light in the light, dark in the dark
 function magma(share) {
@@ -26,10 +41,10 @@ const packed = ([r, g, b]) => (0xff000000 | (b << 16) | (g << 8) | r) >>> 0; // 
 
 const tables = {};
 
-// 256 colours, one for each code, for the scale and theme that are on
-function colourTable(scale) {
-  const shares = () => Array.from({ length: LEVELS + 1 }, (_, code) => SCALES[scale]((code / LEVELS) ** 2));
-  return tables[`${scale} ${isDark()}`] ??= Uint32Array.from(shares(), (share) => packed(magma(share)));
+// 256 colours, one for each code, for the theme that is on
+function colourTable() {
+  const shares = () => Array.from({ length: LEVELS + 1 }, (_, code) => brightness((code / LEVELS) ** 2));
+  return tables[isDark()] ??= Uint32Array.from(shares(), (share) => packed(magma(share)));
 }
 
 // A head as size x size pixels. Where several entries fall into one pixel the largest counts: a diagonal, which is
@@ -46,7 +61,7 @@ function paintHead(canvas, { length, codes }, size) {
   }
   const image = new ImageData(size, size);
   const pixels = new Uint32Array(image.data.buffer);
-  const table = colourTable(state.scale);
+  const table = colourTable();
   const above = packed(absent());
   largest.forEach((code, at) => { pixels[at] = at % size <= Math.floor(at / size) ? table[code] : above; });
   canvas.getContext("2d").putImageData(image, 0, 0);

@@ -11,11 +11,9 @@ const KEYS = [
     { "Shift ArrowUp": () => moveHead(-1, 0), "Shift ArrowDown": () => moveHead(1, 0) }, "tabs"],
   ["[ ]", t("token before, after (in the row of tokens also ↑ ↓)"),
     { "[": () => moveToken(state.active, -1), "]": () => moveToken(state.active, 1) }, "maps"],
-  ["Escape", t("release the token; close the large map"),
-    { Escape: () => (state.token ? letGo() : change({ wide: false })) }, "maps"],
-  ["F", t("large map over the whole width"), { f: () => change({ wide: !state.wide }) }, "maps"],
+  ["Escape", t("release the token"), { Escape: () => letGo() }, "maps"],
+  ["X", t("switch the head off, or on"), { x: () => isOwn() && toggleHead(state.views[state.active]) }, "maps"],
   ["T", t("next text"), { t: () => chooseText(after(about.probes.map((probe) => probe.name), state.probe)) }, "maps"],
-  ["C", t("next colour scale"), { c: () => change({ scale: after(Object.keys(SCALES), state.scale) }) }, "maps"],
   ["H", t("hide the first token"), { h: () => change({ hideSink: !state.hideSink }) }, "maps"],
   ["V", t("one view, two steps, two runs"), { v: () => chooseCompare(after(comparisons(), state.compare)) }, "tabs"],
   ["Tab", t("to the next control"), {}],
@@ -54,10 +52,10 @@ function moveHead(layers, heads) {
 function buildBar() {
   about.probes.forEach((probe) => byId("probe").add(new Option(translated(probe.title), probe.name)));
   if (runs.length < 2) byId("compare").remove(2);
-  byId("bar").addEventListener("change", ({ target: { id, type, value, checked } }) => {
+  byId("bar").addEventListener("change", ({ target: { id, value, checked } }) => {
     if (id === "probe") chooseText(value);
     else if (id === "compare") chooseCompare(value);
-    else change({ [id]: type === "checkbox" ? checked : value });
+    else if (id === "hideSink") change({ hideSink: checked });
   });
   byId("type-own").addEventListener("click", () => {
     chooseText(OWN);
@@ -67,10 +65,10 @@ function buildBar() {
 }
 
 function drawBar() {
-  document.querySelectorAll("#bar select, #bar input, #words").forEach((control) => {
+  document.querySelectorAll("#bar select, #hideSink, #words").forEach((control) => {
     control[control.type === "checkbox" ? "checked" : "value"] = state[control.id];
   });
   byId("own-text").hidden = !isOwn();
+  byId("own-name").hidden = !isOwn() || tries() !== TRIES || !runs[0].own?.about.merges; // letters are no such tokens
   byId("type-own").hidden = isOwn() || !about.probes.some(({ name }) => name === OWN);
-  byId("wide")?.setAttribute("aria-pressed", state.wide);
 }

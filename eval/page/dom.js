@@ -66,3 +66,5 @@ function number(value, digits = 3) {
 const figure = (value) => number(value, 4); // of a log: enough to see a loss move
 const duration = (seconds) => (seconds < 100 ? t("{0} s", seconds.toFixed(0)) : t("{0} min", number(seconds / 60, 2)));
 const percent = (share) => (share >= 0.9995 ? "100%" : share < 0.0005 ? "< 0.1%" : `${(100 * share).toFixed(1)}%`);
+const nats = (value) => (value <= -0.005 ? `−${Math.abs(value).toFixed(2)}` : Math.abs(value).toFixed(2));
+const signed = (value) => (value >= 0.005 ? `+${nats(value)}` : nats(value));

@@ -5,13 +5,16 @@ let touched = 0;
 
 async function showFile(root, to) {
   root.append(element("p", "card", t("Unpacking the maps …")));
+  if (!window.DecompressionStream) throw new Error(t("the browser is too old. Use Chrome 123, Firefox 120, Safari 17.5, or a newer one."));
   const lines = byId("data").textContent.trim().split("\n");
-  const [first, ...frames] = await Promise.all(lines.map(unpack));
-  const data = JSON.parse(new TextDecoder().decode(first));
+  const parts = Promise.all(lines.map(unpack));
+  const [data, ...frames] = await parts.then(([first, ...rest]) => [JSON.parse(new TextDecoder().decode(first)), ...rest]).catch(() => {
+    throw new Error(t("its data are damaged. Download the file again."));
+  });
   const progress = new Progress();
   const box = element("div");
-  root.replaceChildren(...(data.runs.some((run) => run.network) ? [box, progress.root] : [progress.root, box])); // there the text comes first
-  progress.root.hidden = data.runs.length > 1;
+  root.replaceChildren(progress.root, box, progress.story);
+  progress.root.hidden = progress.story.hidden = data.runs.length > 1;
   progress.draw(data.status);
   progress.drawRun(data.runs[0]);
   if (data.status?.stopped) progress.say(data.status.stopped, data.status.command);

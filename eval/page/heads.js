@@ -21,10 +21,15 @@ function startHeads(box, to, data, frameOf, signal) {
     : t("What the attention heads of {0} look at", names);
   byId("notes").textContent = about.notes.map(translated).join(" ");
   byId("notes").hidden = !about.notes.length;
-  byId("keep").replaceChildren(copyLink());
-  if (!runs[0].mixture) byId("keep").prepend(headMenu(), button(t("Enlarge"), () => change({ wide: !state.wide }), {
-    id: "wide", title: t("Give the large map the whole width (F)"),
-  }));
+  const computes = runs.some((run) => run.own);
+  byId("of-own").hidden = !computes;
+  byId("keep").replaceChildren();
+  const tour = () => {
+    chooseText(OWN);
+    showTour();
+  };
+  if (computes) byId("keep").prepend(button(t("Tour"), tour));
+  if (!runs[0].mixture) byId("keep").prepend(headMenu());
   startState();
   buildBar();
   panes = [new Pane(0), new Pane(1)];
@@ -44,12 +49,14 @@ function startHeads(box, to, data, frameOf, signal) {
     render();
   }, { signal });
   signal.addEventListener("abort", () => {
+    showTour(STOPS.length);
     stopPlaying();
     clearTimeout(keeping);
     [render, panes] = [() => {}, []];
   });
-  window.headlight = { state, runs, about, panes, Head }; // for the console, and for tests
+  window.headlight = { state, runs, about, panes, Head, cellOf, drawToken }; // for the console, and for tests
   isReady(true);
+  if (isOwn()) offerTour();
 }
 
 const ofTab = (data) => (state.tab === "experts" ? asExperts(data) : data);
@@ -71,7 +78,7 @@ function growHeads(data) {
   announce(t("A new snapshot of the heads, step {0}.", run.steps[run.shown[last]].step) + words);
 }
 
-// How far a run is, what its heads came to do, and what changed at which step.
+// How far a run is, above its heads, and the story below them: what its heads came to do, and what changed at which step.
 class Progress {
   constructor() {
     this.line = element("p", "line state");
@@ -79,8 +86,8 @@ class Progress {
     this.note = element("p", "quiet", "", { hidden: true });
     this.seen = element("p", "findings");
     this.moments = element("details", "moments", "", {}, [element("summary"), element("ol")]);
-    const parts = [this.line, this.moments, this.bar, this.note, this.seen];
-    this.root = element("section", "progress", "", { "aria-label": t("The run") }, parts);
+    this.root = element("section", "progress", "", { "aria-label": t("The run") }, [this.line, this.bar, this.note]);
+    this.story = element("section", "history", "", {}, [this.seen, this.moments]);
   }
 
   // now: {state, step, total, loss, seconds}; nothing for a file that only shows what there was
@@ -118,8 +125,6 @@ class Progress {
 
 // ------------------------------------------------------------------ keep what is shown
 
-const rounded = (weight) => Number(weight.toFixed(5));
-
 // The grid and the large map of each view.
 function savePicture() {
   const { run, view } = panes[0];
@@ -130,23 +135,17 @@ function savePicture() {
 }
 
 function headMenu() {
-  const ofMap = (save) => () => {
-    const { map, run, view } = panes[state.active];
-    const name = `${run.name} ${headName(run, view.layer, view.head)} step ${stepOf(view).step}`;
-    if (map) save(panes[state.active], name);
-  };
-  return saveMenu(t("Save what is shown"), {
-    [t("Picture (PNG)")]: savePicture,
-    [t("Map (SVG)")]: ofMap((pane, name) => saveSvg(pictureOf([pane.find(".map")], name), `${name}.svg`)),
-    [t("Map and scores (JSON)")]: ofMap((pane, name) => saveJson(numbersOf(pane), `${name}.json`)),
-  });
+  return saveMenu(t("Save what is shown"), { [t("Picture (PNG)")]: savePicture, [t("Map (SVG)")]: saveMap });
 }
 
-function numbersOf({ run, view, map: { head } }) {
-  return {
-    run: run.name, step: stepOf(view).step, layer: run.layers[view.layer], head: run.heads[view.head],
-    scores: Object.fromEntries(about.scores.map((info) => [info.name, scoreOf(view, info)])),
-    text: state.probe, tokens: head.text.labels,
-    weights: head.text.labels.map((_, q) => Array.from({ length: q + 1 }, (__, k) => rounded(head.weight(q, k)))),
-  };
+function saveMap() {
+  const pane = panes[state.active];
+  const { run, view, map } = pane;
+  if (!map) return;
+  const { left: x, top: y, side } = map.layout;
+  const weights = drawn("image", { x, y, width: side, height: side, href: pane.find(".picture").toDataURL(), class: "pixels" });
+  const svg = pane.find(".around");
+  svg.prepend(weights);
+  saveSvg(asFile(svg), `${run.name} ${headName(run, view.layer, view.head)} step ${stepOf(view).step}.svg`);
+  weights.remove();
 }

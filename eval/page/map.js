@@ -3,9 +3,10 @@
 
 const FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", "Noto Sans CJK SC", "PingFang SC", sans-serif';
 const TEXT_HIGH = 205; // of tokens and readout, where they stand below the map
+const CELL_HIGH = 150; // of the numbers of one place, below the map
 const ROOMY = 240; // from this side on, the empty half has room for words
 const TICKS_WIDE = 90; // a narrower colour bar has room for its ends alone
-const TICKS = { linear: [0, 0.5, 1], power: [0, 0.05, 0.25, 1], log: [0.001, 0.1, 1] }; // of a colour bar
+const TICKS = [0, 0.05, 0.25, 1]; // of the colour bar
 const pen = document.createElement("canvas").getContext("2d"); // it measures words
 
 // Where everything is, in pixels, for a map that is `wide` pixels wide.
@@ -53,12 +54,12 @@ function drawMap(pane) {
   pane.map = { head, layout };
 }
 
-// How wide the map may be: all of it is on the screen where it stands beside the heads, the enlarged one may be scrolled.
+// How wide the map may be: all of it is on the screen where it stands beside the heads.
 function roomFor(pane) {
   const [heads, side] = [pane.find(".grid-side"), pane.find(".map-side")];
   const above = pane.find(".map").getBoundingClientRect().top + scrollY;
-  const most = heads.offsetTop !== side.offsetTop ? innerHeight * (state.wide ? 1.2 : 0.86)
-    : innerHeight - above - 12 - (viewCount() === 2 ? TEXT_HIGH : 0);
+  const most = heads.offsetTop !== side.offsetTop ? innerHeight * 0.86
+    : innerHeight - above - 12 - (viewCount() === 2 ? TEXT_HIGH : isOwn() ? CELL_HIGH : 0);
   return clamp(side.clientWidth, 200, Math.max(360, most));
 }
 
@@ -86,10 +87,10 @@ function colourBar(left, top, wide) {
   const colours = Array.from({ length: 40 }, (_, i) => drawn("rect", {
     x: left + (i * wide) / 40, y: top, width: wide / 40 + 0.5, height: 9, fill: css(magma(i / 39)),
   }));
-  const values = TICKS[state.scale].filter((_, i, { length }) => wide >= TICKS_WIDE || i === 0 || i === length - 1);
+  const values = TICKS.filter((_, i, { length }) => wide >= TICKS_WIDE || i === 0 || i === length - 1);
   const ticks = values.map((value, i, { length }) => {
     const anchor = i === 0 ? "start" : i === length - 1 ? "end" : "middle";
-    return write(value, left + SCALES[state.scale](value) * wide, top + 21, anchor, { class: "word", "font-size": 10 });
+    return write(value, left + brightness(value) * wide, top + 21, anchor, { class: "word", "font-size": 10 });
   });
   return [...colours, ...ticks];
 }

@@ -59,7 +59,8 @@ class Network {
   }
 
   // ids -> { weights: of every layer and head (T x T), one after the other; hidden: after the embedding and each layer,
-  // (T, C) each; logits: of the last token }. off: "layer.head" of heads whose output is set to zero.
+  // (T, C) each; logits: of the last token; inside: of each layer { q, k, v, out }, rows of all tokens, where out are the
+  // outputs of the heads, side by side }. off: "layer.head" of heads whose output is set to zero.
   forward(ids, off = new Set()) {
     const { num_hidden_layers: layers, num_attention_heads: heads, head_dim: D, hidden_size: C } = this.config;
     const T = ids.length;
@@ -68,6 +69,7 @@ class Network {
     ids.forEach((id, t) => x.set(embedding.subarray(id * C, (id + 1) * C), t * C));
     const weights = new Float32Array(layers * heads * T * T);
     const hidden = [x.slice()];
+    const inside = [];
     for (let layer = 0; layer < layers; layer++) {
       const name = (part) => `model.layers.${layer}.${part}.weight`;
       const normed = this.norm(x, name("input_layernorm"), C);
@@ -82,6 +84,7 @@ class Network {
           for (let t = 0; t < T; t++) out.fill(0, (t * heads + head) * D, (t * heads + head + 1) * D);
         }
       }
+      inside.push({ q, k, v, out });
       add(x, this.linear(out, name("self_attn.o_proj")));
       const inner = this.norm(x, name("post_attention_layernorm"), C);
       const gate = this.linear(inner, name("mlp.gate_proj"));
@@ -90,7 +93,7 @@ class Network {
       add(x, this.linear(up, name("mlp.down_proj")));
       hidden.push(x.slice());
     }
-    return { weights, hidden, logits: this.logits(x.subarray((T - 1) * C)) };
+    return { weights, hidden, inside, logits: this.logits(x.subarray((T - 1) * C)) };
   }
 
   // softmax(q k / √D) v of one head, in a loop over queries
@@ -109,8 +112,28 @@ class Network {
 
   // Scores of what comes next, from one token's numbers: also those between two layers (the logit lens).
   logits(x) {
-    const head = this.tensors["lm_head.weight"] ? "lm_head.weight" : "model.embed_tokens.weight";
-    return this.linear(this.norm(x, "model.norm.weight", this.config.hidden_size), head);
+    return this.linear(this.norm(x, "model.norm.weight", this.config.hidden_size), this.unembedding);
+  }
+
+  // What each head adds to the logit of a token, directly (direct_logit_attribution in eval/attention/inside.py): one number
+  // for each layer and head. x: the last layer's output at one token; outs: of each layer, the heads' outputs at that token.
+  pushes(x, outs, id) {
+    const { hidden_size: C, num_attention_heads: H, head_dim: D, rms_norm_eps: epsilon } = this.config;
+    const gain = this.tensors["model.norm.weight"].data;
+    const row = this.tensors[this.unembedding].data.subarray(id * C, (id + 1) * C);
+    const factor = 1 / Math.sqrt(dot(x, 0, x, 0, C) / C + epsilon); // the final norm divides a part as it does the whole
+    return outs.map((out, layer) => {
+      const projection = this.tensors[`model.layers.${layer}.self_attn.o_proj.weight`].data; // (C, H * D)
+      return Array.from({ length: H }, (_, head) => {
+        let push = 0;
+        for (let c = 0; c < C; c++) push += dot(projection, (c * H + head) * D, out, head * D, D) * gain[c] * row[c];
+        return push * factor;
+      });
+    });
+  }
+
+  get unembedding() {
+    return this.tensors["lm_head.weight"] ? "lm_head.weight" : "model.embed_tokens.weight";
   }
 
   // x (rows, in) W^T -> (rows, out)

@@ -40,20 +40,31 @@ class OwnReader {
       const note = ids !== all ? t("only the last {0} tokens are read", most)
         : labels.includes("\ufffd") ? t("�: a part of a character that this model never learned") : "";
       const text = { labels, documents: null, left_out, note, first, starts: labels.map(() => -first) };
-      const { weights, hidden } = this.network(step).forward(ids, new Set(off));
-      const shown = hidden.map((x) => x.slice(begin * (x.length / ids.length)));
-      if (this.read.size > 200) this.read.clear();
-      this.read.set(key, { text, ids: ids.slice(begin), codes: codesOf(weights, ids.length, begin), hidden: shown });
+      const { weights, hidden, inside } = this.network(step).forward(ids, new Set(off));
+      const shown = (x) => x.slice(begin * (x.length / ids.length));
+      const parts = inside.map(({ q, k, v, out }) => ({ q: shown(q), k: shown(k), v: shown(v), out: shown(out) }));
+      if (this.read.size > 60) this.read.clear();
+      this.read.set(key, {
+        text, ids: ids.slice(begin), codes: codesOf(weights, ids.length, begin), hidden: hidden.map(shown), inside: parts,
+      });
     }
     return this.read.get(key);
   }
 
-  // The share of every token that may follow place `at`, or the last one: after each layer, the embedding first.
-  shares(step, words, off, place = null) {
+  // The share of every token that may follow a place, or the last one. depth: after so many layers, if not after all.
+  shares(step, words, off, place = null, depth = -1) {
     const { text, hidden } = this.look(step, words, off);
     const at = place ?? text.labels.length - 1;
     const size = this.about.config.hidden_size;
-    return hidden.map((x) => softmax(this.network(step).logits(x.subarray(at * size, (at + 1) * size))));
+    return softmax(this.network(step).logits(hidden.at(depth).subarray(at * size, (at + 1) * size)));
+  }
+
+  // What each head adds to the logit of a token after place `at`: [layer][head].
+  pushes(step, words, off, place, id) {
+    const { text, hidden, inside } = this.look(step, words, off);
+    const at = place ?? text.labels.length - 1;
+    const row = (x) => x.subarray(at * (x.length / text.labels.length), (at + 1) * (x.length / text.labels.length));
+    return this.network(step).pushes(row(hidden.at(-1)), inside.map(({ out }) => row(out)), id);
   }
 
   // How unexpected each shown token is, in bits: -log2 of its share. The first one has nothing before it.
@@ -67,20 +78,30 @@ class OwnReader {
   }
 
   // The likeliest of them, as [label, share].
-  next(step, words, off, place = null) {
-    return this.shares(step, words, off, place).map((shares) => likeliest(shares).map((id) => [this.tokenizer.label(id), shares[id]]));
+  next(step, words, off, place = null, depth = -1) {
+    const shares = this.shares(step, words, off, place, depth);
+    return likeliest(shares).map((id) => [this.tokenizer.label(id), shares[id]]);
   }
 }
 
 const likeliest = (shares) => Array.from(shares.keys()).sort((a, b) => shares[b] - shares[a]).slice(0, MOST_NEXT);
 
-// A token drawn with these shares; the colder, the rather the likeliest.
-function drawToken(shares, temperature) {
+// A token drawn with these shares: colder ones favour the likeliest; then only the top_k likeliest stay, and of them as
+// many as reach top_p together. In the order of model/generation.py.
+function drawToken(shares, { temperature, top_k: most, top_p: enough }) {
   if (!temperature) return likeliest(shares)[0];
   const powers = shares.map((share) => share ** (1 / temperature));
-  let rest = Math.random() * powers.reduce((sum, power) => sum + power, 0);
-  const id = powers.findIndex((power) => (rest -= power) < 0);
-  return id < 0 ? likeliest(shares)[0] : id; // the sum is rounded
+  const order = Array.from(powers.keys()).sort((a, b) => powers[b] - powers[a]).slice(0, most || Infinity);
+  const total = (ids) => ids.reduce((sum, id) => sum + powers[id], 0);
+  const all = total(order);
+  let before = 0;
+  const allowed = order.filter((id) => {
+    const isIn = before < enough * all;
+    before += powers[id];
+    return isIn;
+  });
+  let rest = Math.random() * total(allowed);
+  return allowed.find((id) => (rest -= powers[id]) < 0) ?? allowed[0]; // the sum is rounded
 }
 
 // Weights (heads, T, T) from place `begin` on, as the maps of a file are: lower triangles of square roots.
@@ -93,13 +114,6 @@ function codesOf(weights, length, begin) {
     }
   }
   return codes;
-}
-
-// From which of the shown steps on a short text goes on as at the last one, and with what: {at, label}.
-function formedOf({ run, view }) {
-  if (mapsOf(view).text.labels.length > MOST_AT_ALL_STEPS) return null;
-  const said = run.shown.map((place) => run.own.next(run.steps[place].step, state.words, state.off).at(-1)[0][0]);
-  return { label: said.at(-1), at: said.findLastIndex((label) => label !== said.at(-1)) + 1 };
 }
 
 // Names near to one, as [begin, end], that the newest model finishes: of two tokens, a syllable and two letters, as those
@@ -117,7 +131,7 @@ function namesNear(name, { own, steps, computed }) {
   const isCutSo = ([begin, end]) => own.tokenizer.encodeWord(` ${begin}${end}`).length === 2;
   const near = begins.map(best).filter(isCutSo).sort((a, b) => b[2] - a[2]).slice(0, MOST_TRIED);
   const { step } = steps[computed.at(-1)];
-  const likeliest = (words) => own.next(step, words, []).at(-1)[0][0];
+  const likeliest = (words) => own.next(step, words, [])[0][0];
   return near.filter(([begin, end]) => likeliest(named(begin + end, begin)) === end).slice(0, MOST_NAMES);
 }
 
@@ -132,25 +146,32 @@ function tries() {
 
 const isOwn = () => state.probe === OWN;
 const nameOf = ({ layer, head }) => `${layer}.${head}`; // places, as `off` has them
+const isOff = (place) => isOwn() && state.off.includes(nameOf(place));
 
 function toggleHead({ layer, head }) {
   const name = nameOf({ layer, head });
   change({ off: state.off.includes(name) ? state.off.filter((other) => other !== name) : [...state.off, name].sort() });
 }
 
-// The field of the reader's text, and texts to begin with.
+const SAMPLING = {
+  temperature: [[0, 0], [0.5, 0.5], [1, 1]],
+  top_k: [[0, t("all")], [40, 40], [10, 10], [3, 3]],
+  top_p: [[1, t("all")], [0.95, 0.95], [0.8, 0.8], [0.5, 0.5]],
+};
+
+// The field of the reader's text, how the model continues it, and texts to begin with.
 function buildOwn() {
   const offer = (title, words) => button(title, () => change({ words, ...NO_TOKEN }), { class: "link" });
-  [0.5, 1].forEach((heat) => byId("temperature").add(new Option(heat, heat)));
+  Object.entries(SAMPLING).forEach(([id, options]) => options.forEach(([value, words]) => byId(id).add(new Option(words, value))));
+  byId("temperature").addEventListener("change", ({ target }) => byId("own-text").classList.toggle("draws", target.value !== "0"));
   byId("continue").addEventListener("click", continueText);
   byId("words").addEventListener("input", ({ target }) => change({ words: target.value, ...NO_TOKEN }));
   const hasSteps = Object.keys(runs[0].own?.about.lines ?? {}).length > 1; // a slider to drag back
   byId("of-name").hidden = tries() !== TRIES || !hasSteps;
-  byId("own-name").hidden = tries() !== TRIES || !runs[0].own?.about.merges; // letters are no such tokens
-  document.querySelector(".tries").append(...tries().map((words) => offer(words, words)));
+  byId("examples").append(...tries().map((words) => offer(words, words)));
   byId("name").addEventListener("change", ({ target }) => {
-    const found = namesNear(target.value.trim(), runs[0]);
-    const offers = found.map(([begin, end]) => offer(`${begin}·${end}`, named(begin + end, begin)));
+    const names = namesNear(target.value.trim(), runs[0]);
+    const offers = names.map(([begin, end]) => offer(`${begin}·${end}`, named(begin + end, begin)));
     byId("near").replaceChildren(...(offers.length ? offers : [t("none")]));
   });
 }
@@ -171,8 +192,9 @@ function continueText() {
   const next = () => {
     const { run, view } = panes[state.active];
     const { tokenizer } = run.own;
-    const shares = run.own.shares(stepOf(view).step, state.words, state.off).at(-1);
-    const id = drawToken(shares, Number(byId("temperature").value));
+    const shares = run.own.shares(stepOf(view).step, state.words, state.off);
+    const how = Object.keys(SAMPLING).map((name) => [name, Number(byId(name).value)]);
+    const id = drawToken(shares, Object.fromEntries(how));
     if (tokenizer.isSpecial(id) || ids.length === MOST_WRITTEN || !isOwn()) return stop();
     ids.push(id);
     change({ words: words + tokenizer.decode(ids), ...NO_TOKEN });
@@ -187,6 +209,7 @@ function continueText() {
 function listenOwn(pane) {
   pane.find(".own-off").addEventListener("click", () => toggleHead(pane.view));
   pane.find(".own-all").addEventListener("click", () => change({ off: [] }));
+  pane.find(".next-layers").addEventListener("toggle", () => drawNext(pane));
 }
 
 // The switch of the chosen head, and what the model would say after the token that is pointed at, or the last.
@@ -194,7 +217,8 @@ function drawOwn(pane) {
   const { view, run } = pane;
   pane.root.classList.toggle("of-own", isOwn());
   if (!isOwn()) return;
-  pane.find(".own-off").textContent = state.off.includes(nameOf(view)) ? t("Switch it on") : t("Switch it off");
+  const name = headName(run, view.layer, view.head);
+  pane.find(".own-off").textContent = isOff(view) ? t("Switch {0} on", name) : t("Switch {0} off", name);
   const names = state.off.map((name) => name.split(".").map(Number)).map(([layer, head]) => headName(run, layer, head));
   pane.find(".own-all").hidden = !names.length;
   pane.find(".own-all").textContent = t("All heads on (off: {0})", names.join(", "));
@@ -215,17 +239,71 @@ function drawNext(pane) {
   const at = pointedIn(pane);
   const { own } = pane.run;
   const { step } = stepOf(pane.view);
-  const now = own.shares(step, state.words, state.off, at).at(-1);
-  const before = state.off.length ? own.shares(step, state.words, [], at).at(-1) : null; // with all heads on
+  const now = own.shares(step, state.words, state.off, at);
+  const before = state.off.length ? own.shares(step, state.words, [], at) : null; // with all heads on
   const ids = new Set([...(before ? likeliest(before).slice(0, 1) : []), ...likeliest(now)]);
-  pane.find(".next-title").replaceChildren(t("What comes after {0}?", maps.text.labels.at(at ?? -1)),
+  const label = maps.text.labels.at(at ?? -1);
+  pane.target = state.target ?? [...ids][0]; // the token whose logit the heads push
+  pane.find(".next-title").replaceChildren(t("What comes after {0}?", label),
     element("span", "soft", before ? t(" before → now; the line: before") : ""));
-  pane.find(".next").replaceChildren(...[...ids].slice(0, MOST_NEXT).map((id) => element("tr", "", "", {}, [
-    element("td", "", own.tokenizer.label(id)),
+  pane.find(".next").replaceChildren(...[...ids].slice(0, MOST_NEXT).map((id) => nextRow(pane, id, now, before)));
+  const depths = pane.find(".next-layers").open ? [...maps.hidden.keys()] : [];
+  pane.find(".lens").replaceChildren(...depths.map((depth) => {
+    const best = own.next(step, state.words, state.off, at, depth).slice(0, 3).map(([token, share]) => `${token} ${percent(share)}`);
+    return element("li", "", `${depth ? t("after layer {0}", depth - 1) : t("before layer 0")}: ${best.join(" · ")}`);
+  }));
+  drawPushes(pane, own.pushes(step, state.words, state.off, at, pane.target));
+  if (at === null) announceNext(pane, now, before);
+}
+
+// A token that may come next: its name chooses it for the numbers in the grid, + writes it.
+function nextRow(pane, id, now, before) {
+  const { tokenizer } = pane.run.own;
+  const label = tokenizer.label(id);
+  const choose = () => {
+    change({ target: id });
+    pane.find('.next [aria-pressed="true"]').focus();
+  };
+  const name = button(label, choose, { class: "token-name", "aria-pressed": String(id === pane.target), title: t("Show how much each head pushes {0}", label) });
+  const write = button("+", () => change({ words: state.words + tokenizer.decode([id]), ...NO_TOKEN }), {
+    class: "link", "aria-label": t("Write {0}", label), title: t("Write {0}", label), hidden: tokenizer.isSpecial(id),
+  });
+  return element("tr", "", "", {}, [
+    element("td", "", "", {}, [name]),
     element("td", "number", before ? `${percent(before[id])} → ${percent(now[id])}` : percent(now[id])),
     element("td", "gauge-cell", "", {}, [gauge(now[id], before?.[id])]), // the line is where it was
-  ])));
-  const layers = own.next(step, state.words, state.off, at);
-  pane.find(".lens").replaceChildren(...layers.map((best, i) => element("li", "",
-    `${i ? t("after layer {0}", i - 1) : t("before layer 0")}: ${best.slice(0, 3).map(([label, share]) => `${label} ${percent(share)}`).join(" · ")}`)));
+    element("td", "", "", {}, [write]),
+  ]);
+}
+
+// In each square of the grid: what the head adds to the logit of the chosen token.
+function drawPushes(pane, pushes) {
+  const label = pane.run.own.tokenizer.label(pane.target);
+  const most = Math.max(...pushes.flat().map(Math.abs), 1e-9); // all heads may be off
+  pane.cells.forEach((row, layer) => row.forEach((cell, head) => {
+    const push = pushes[layer][head];
+    const badge = cell.querySelector(".badge");
+    badge.hidden = false;
+    badge.textContent = signed(push);
+    badge.style.color = "";
+    badge.style.backgroundColor = signedShade(push / most, 50);
+    cell.title = cell.ariaLabel = t("{0}: {1} to the logit of {2}", headTitle(pane, layer, head), signed(push), label);
+  }));
+  pane.find(".push-note").textContent = t("A number in a square: what this head adds to the logit of {0}, directly.", label);
+}
+
+let announcing = 0; // a timer
+let lastAnnounced = "";
+
+// For screen readers: what comes next, when it has changed for good.
+function announceNext(pane, now, before) {
+  const [id] = likeliest(now);
+  const was = before ? t(", before {0}", percent(before[id])) : "";
+  const words = t("Step {0}: {1} comes next, {2}", stepOf(pane.view).step, pane.run.own.tokenizer.label(id), percent(now[id])) + was;
+  lastAnnounced ||= words; // where the page opens nothing has changed
+  clearTimeout(announcing);
+  announcing = setTimeout(() => {
+    if (words !== lastAnnounced) announce(words);
+    lastAnnounced = words;
+  }, 700);
 }

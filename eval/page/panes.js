@@ -13,7 +13,6 @@ class Pane {
     runs.forEach((run, i) => this.find(".run-choice").add(new Option(run.name, i)));
     this.find(".run").hidden = runs.length < 2;
     this.find(".run-choice").addEventListener("change", (event) => chooseRun(number, Number(event.target.value)));
-    this.find(".formed").addEventListener("click", () => (isOwn() ? goTo(number, formedOf(this).at) : goToFormed(number)));
     ["pointerdown", "focusin"].forEach((name) => this.root.addEventListener(name, () => this.activate()));
     this.find(".step").addEventListener("input", ({ target }) => goTo(number, Number(target.value)));
     this.find(".play").addEventListener("click", () => togglePlay(number));
@@ -41,20 +40,24 @@ class Pane {
   draw() {
     this.find(".run-choice").value = this.view.run;
     drawSteps(this);
+    drawMarks(this);
     drawCaption(this);
-    drawOwn(this);
     drawHeads(this);
+    drawOwn(this);
     if (this.run.mixture) drawWords(this);
     else {
       drawMap(this);
       drawTokens(this);
       drawCross(this);
+      drawCell(this);
     }
     drawScoreTable(this);
     drawScoreCurve(this);
     const scalars = Object.entries(stepOf(this.view).scalars).filter(([, value]) => value !== null);
     this.find(".all-numbers").hidden = !scalars.length;
-    this.find(".scalars").textContent = scalars.map(([name, value]) => `${name.replaceAll("_", " ")} ${number(value)}`).join(" · ");
+    this.find(".scalars").replaceChildren(...scalars.map(([name, value]) => element("div", "", "", {}, [
+      element("dt", "", name.replaceAll("_", " ")), element("dd", "", number(value)),
+    ])));
   }
 }
 
@@ -62,7 +65,6 @@ function drawPanes() {
   const box = byId("panes");
   box.classList.toggle("two", viewCount() === 2);
   box.classList.toggle("many", visiblePanes().some((pane) => pane.run.heads.length > 6)); // too many for beside the map
-  box.classList.toggle("wide", state.wide);
   panes[1].root.hidden = viewCount() === 1;
   visiblePanes().forEach((pane) => pane.draw());
   panes[state.active].activate();
@@ -98,7 +100,6 @@ function stopPlaying() {
   state.playing = null;
 }
 
-// The slider, and below it a mark where the induction head formed, with a button that goes there.
 function drawSteps(pane) {
   const { run, view } = pane;
   const { step, tokens, seconds } = stepOf(view);
@@ -109,13 +110,6 @@ function drawSteps(pane) {
   const words = [step >= 0 ? t("step {0}", step) : t("of no step"), tokens && t("{0} tokens", number(tokens)), seconds && duration(seconds)];
   pane.find(".when").textContent = words.filter(Boolean).join(" · ");
   pane.find(".play").textContent = isPlaying ? t("❙❙ Pause") : t("▶ Play");
-  const formed = isOwn() ? run.own && formedOf(pane) : run.formed && { at: run.nearest(run.formed.step) };
-  pane.find(".formed-mark").hidden = pane.find(".formed").hidden = !formed || last === 0;
-  if (!formed) return;
-  const share = formed.at / last;
-  pane.find(".formed-mark").style.left = `calc(8px + (100% - 16px) * ${share})`; // the thumb is 16 pixels wide
-  pane.find(".formed").textContent = isOwn() ? t("▲ {0} comes next from step {1} on", formed.label, run.steps[run.shown[formed.at]].step)
-    : t("▲ On random words, {0} forms at step {1}", `L${run.formed.layer} H${run.formed.head}`, run.formed.step);
 }
 
 // ------------------------------------------------------------------ heads: layers downwards, heads of a layer to the right
@@ -135,7 +129,7 @@ function buildGrid(box, rows, columns, kind, choose, width = "minmax(0, 1fr)") {
 }
 
 // What every cell says; the chosen one is where the keyboard comes to.
-function drawCell(cell, isChosen, title) {
+function markCell(cell, isChosen, title) {
   cell.setAttribute("aria-pressed", isChosen);
   cell.tabIndex = isChosen ? 0 : -1;
   cell.title = cell.ariaLabel = title;
@@ -171,7 +165,7 @@ function buildHeads(pane) {
   const columns = run.heads.map((head) => `${TABS[state.tab]}${head}`);
   pane.cells = buildGrid(box, run.layers.map((layer) => `L${layer}`), columns, "thumbnail", (layer, head) => {
     chooseHead(pane.number, layer, head);
-    if (innerWidth <= STACKED) pane.find(".map-side").scrollIntoView({ block: "start" }); // it is below, out of sight
+    if (innerWidth <= STACKED && !isOwn()) pane.find(".map-side").scrollIntoView({ block: "start" }); // it is below, out of sight
   });
   pane.cells.flat().forEach((cell) => cell.append(...(run.mixture ? [] : [element("canvas")]), element("span", "badge")));
 }
@@ -184,16 +178,14 @@ function drawHeads(pane) {
   drawGridNote(pane, info);
   const maps = mapsOf(view);
   const length = maps?.text.labels.length;
-  const hasScore = info && (run.mixture || (maps && isMeasuredOn(info, state.probe)));
+  const hasScore = info && !isOwn() && (run.mixture || (maps && isMeasuredOn(info, state.probe)));
   const wide = pane.cells[0][0].clientWidth; // 0 while the grid is hidden
   pane.cells.forEach((row, layer) => row.forEach((cell, head) => {
-    const group = run.grouped ? t(", KV group {0}", run.group(run.heads[head])) : "";
     const value = hasScore ? scoreOf(view, info, layer, head) : null;
     const score = hasScore ? `: ${translated(info.title)} ${withUnit(value, info)}` : "";
-    const title = `${headName(run, layer, head)}${group}${score}${alarmOf(pane, layer, head)}`;
-    drawCell(cell, layer === view.layer && head === view.head, title);
+    markCell(cell, layer === view.layer && head === view.head, headTitle(pane, layer, head) + score);
     cell.style.borderColor = groupColour(run, run.heads[head]);
-    cell.classList.toggle("off", isOwn() && state.off.includes(nameOf({ layer, head })));
+    cell.classList.toggle("off", isOff({ layer, head }));
     cell.classList.toggle("starved", Boolean(alarmOf(pane, layer, head)));
     const badge = cell.querySelector(".badge");
     badge.hidden = !hasScore;
@@ -204,11 +196,18 @@ function drawHeads(pane) {
   }));
 }
 
+function headTitle(pane, layer, head) {
+  const { run } = pane;
+  const group = run.grouped ? t(", KV group {0}", run.group(run.heads[head])) : "";
+  return `${headName(run, layer, head)}${group}${isOff({ layer, head }) ? t("; switched off") : ""}${alarmOf(pane, layer, head)}`;
+}
+
 function drawGridNote(pane, info) {
   const { run } = pane;
   const shared = run.attention === "mla" ? "" : t(", {0} key/value heads", run.num_key_value_heads);
   const words = isMeasuredOn(info, state.probe) ? t(" The number in a square is its score for {0}; choose another score below.", translated(info?.title))
     : t(" This text has no score for {0}; choose another score below.", translated(info?.title));
+  pane.find(".push-note").textContent = "";
   pane.find(".grid-note").textContent = t("{0} heads a layer{1}. {2}.", run.num_attention_heads, shared, GROUP_WORDS[attentionKind(run)])
     + (info && !isOwn() ? words : "");
 }

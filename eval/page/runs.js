@@ -1,6 +1,5 @@
 // All runs of the folder, alive or finished: their figures over training, and in what they differ.
 
-
 // What is drawn of a line of metrics.jsonl, one chart each. isNoisy: smoothing is for it
 const FIGURES = [
   { name: "loss", title: t("Training loss"), unit: t("nats a token"), split: "train", isNoisy: true, of: (line) => line.loss },
@@ -81,21 +80,19 @@ function showRuns(root, address) {
   // ------------------------------------------------------------------ what is there
 
   const none = element("p", "card", t("This folder has no run yet. Train one, for example with: make demo"));
-  const table = tableOf("run-table", [t("run"), ...Object.keys(COLUMNS), ""], []);
+  const table = tableOf("run-table", [t("run"), ...Object.keys(COLUMNS), t("heads")], []);
   const charts = FIGURES.map((about) => new Chart(about, chartMenu));
   const differences = element("section", "differences");
   byId("heading").textContent = t("Every run of this folder");
-  byId("keep").append(saveMenu(t("Save the data of all charts"), {
-    [t("Data (JSON)")]: () => saveJson(shown().map((name) => ({ ...all.get(name), log: logOf(name).splits })), "runs.json"),
-  }), copyLink());
   root.append(none, element("div", "scroll", "", {}, [table]), bar(),
     element("div", "charts", "", {}, charts.map((chart) => chart.root)), differences);
   document.addEventListener("theme", draw, { signal });
   addEventListener("resize", draw, { signal });
 
-  followRuns(async (_, known) => {
+  followRuns(async (changed, known) => {
     all = known;
     const first = () => [...all.values()].sort(byNewest).slice(0, 1).map(({ name }) => name); // one that trains, or the newest
+    if (chosen) changed.filter(({ name }) => !rows.has(name)).forEach(({ name }) => chosen.add(name)); // it began just now
     chosen ??= new Set(address.get("runs") ? address.get("runs").split(",").map(decoded) : first());
     none.hidden = all.size > 0;
     drawTable();
@@ -176,8 +173,8 @@ function showRuns(root, address) {
   function chartMenu(chart) {
     const name = (ending) => `${chart.about.name} ${shown().join(" ")}`.slice(0, 100) + ending;
     return saveMenu(t("Save the chart {0}", chart.about.title), {
-      PNG: () => savePng(chart.svg, name(".png")),
-      SVG: () => saveSvg(chart.svg, name(".svg")),
+      PNG: () => savePng(asFile(chart.svg), name(".png")),
+      SVG: () => saveSvg(asFile(chart.svg), name(".svg")),
       CSV: () => saveCsv(numbersOf(chart.about), name(".csv")),
     });
   }
@@ -200,11 +197,9 @@ function showRuns(root, address) {
     const keys = [...new Set(values.flatMap(Object.keys))].filter((key) => key !== "name" && !key.startsWith("rungs"));
     const different = keys.map((key) => [key, ...values.map((setting) => setting[key] ?? "–")])
       .filter(([, ...row]) => new Set(row).size > 1);
-    const title = [t("setting"), ...names];
-    const save = saveMenu(t("Save the settings that differ"), { CSV: () => saveCsv([title, ...different], "settings.csv") });
-    differences.append(element("div", "head-line", "", {}, [element("h2", "", t("Settings that differ")), save]));
+    differences.append(element("h2", "", t("Settings that differ")));
     if (!different.length) differences.append(element("p", "soft", t("Only their names differ.")));
-    else differences.append(element("div", "scroll", "", { tabindex: 0 }, [tableOf("difference-table", title, different)]));
+    else differences.append(element("div", "scroll", "", { tabindex: 0 }, [tableOf("difference-table", [t("setting"), ...names], different)]));
   }
 }
 

@@ -2,7 +2,7 @@
 
 const STYLES = ["fill", "stroke", "stroke-width", "stroke-dasharray", "stroke-linejoin", "opacity", "font-family", "font-size",
   "font-weight", "image-rendering", "paint-order", "dominant-baseline"];
-const BOXED = ".thumbnail, .badge, .token, .word-token, .gauge"; // their boxes are drawn, too
+const MEASURED = "canvas, .grid, .tokens"; // parts of a picture whose size depends on the window
 const TITLE_HIGH = 30;
 
 function saveBlob(blob, name) {
@@ -24,70 +24,40 @@ function saveCsv(rows, name) {
   saveText(`${rows.map((row) => row.map(cell).join(",")).join("\r\n")}\r\n`, name, "text/csv");
 }
 
-// The words in a box as they stand on the screen: {words, x, y, style}, one for each line of each text.
-function linesOf(box) {
-  const lines = [];
-  const range = document.createRange();
-  const walker = document.createTreeWalker(box, NodeFilter.SHOW_TEXT);
-  for (let node = walker.nextNode(); node; node = walker.nextNode()) {
-    const parent = node.parentElement;
-    if (parent.closest("svg, summary, .own-heads") || !parent.checkVisibility()) continue;
-    let line = { y: -Infinity };
-    let end = 0;
-    for (const letter of node.data) {
-      range.setStart(node, end);
-      end += letter.length;
-      range.setEnd(node, end);
-      const [rect] = range.getClientRects();
-      if (!rect || (!rect.width && !letter.trim())) continue; // a space where a line ends
-      const y = rect.y + rect.height / 2;
-      if (Math.abs(line.y - y) > rect.height / 2) {
-        line = { words: "", x: rect.x, y, style: getComputedStyle(parent) };
-        lines.push(line);
-      }
-      line.words += letter;
-      line.x = Math.min(line.x, rect.x); // where it goes from right to left
-    }
-  }
-  return lines;
-}
-
-// What is shown of these boxes as one drawing: words, pictures and drawings at their places.
+// What is shown of these boxes: their HTML, with the page's styles, in an SVG. A canvas becomes a background.
 function pictureOf(boxes, title) {
   const frames = boxes.map((box) => box.getBoundingClientRect());
-  const [left, top] = [Math.min(...frames.map(({ x }) => x)), Math.min(...frames.map(({ y }) => y)) - TITLE_HIGH];
+  const [left, top] = ["left", "top"].map((side) => Math.min(...frames.map((frame) => frame[side])));
   const [right, bottom] = ["right", "bottom"].map((side) => Math.max(...frames.map((frame) => frame[side])));
-  const svg = drawn("svg", { viewBox: `0 0 ${right - left} ${bottom - top}` });
-  svg.append(write(title, 0, 18, "start", { "font-size": 15, "font-weight": "bold" }));
-  boxes.flatMap((box) => [...box.querySelectorAll(`canvas, svg, ${BOXED}`)]).forEach((node) => {
-    const style = getComputedStyle(node);
-    [...node.getClientRects()].forEach((rect) => { // one a line; of what is hidden none
-      const { width, height } = rect;
-      const [x, y] = [rect.x - left, rect.y - top];
-      if (node.matches("canvas")) svg.append(drawn("image", { x, y, width, height, href: node.toDataURL(), class: "pixels" }));
-      if (node.matches("svg")) svg.append(filled(node.cloneNode(true), { x, y }, "", []));
-      if (!node.matches(BOXED)) return;
-      const stroke = style.outlineStyle === "none" ? style.borderTopColor : style.outlineColor;
-      const below = parseFloat(style.borderBottomWidth); // what a chat says of a token by a line below it
-      svg.append(drawn("rect", { x, y, width, height, fill: style.backgroundColor, stroke, "stroke-width": style.borderTopWidth }),
-        drawn("rect", { x, y: y + height - below, width, height: below, fill: style.borderBottomColor }));
-      const value = width * style.getPropertyValue("--value"); // of a bar; else 0
-      svg.append(drawn("rect", { x, y, width: value, height, fill: "var(--accent)" }));
+  const [width, height] = [right - left, bottom - top + TITLE_HIGH];
+  const rules = [...document.styleSheets].flatMap(({ cssRules }) => [...cssRules].map((rule) => rule.cssText));
+  const body = element("body", "", "", {}, [element("h2", "", title), ...boxes.map((box, i) => {
+    let copy = box.cloneNode(true);
+    copy.style.width = `${frames[i].width}px`;
+    const nodes = copy.querySelectorAll(MEASURED);
+    box.querySelectorAll(MEASURED).forEach((node, at) => {
+      Object.assign(nodes[at].style, { width: `${node.offsetWidth}px`, maxHeight: `${node.offsetHeight}px`, flex: "none" }); // here are no vh
+      if (node.width) nodes[at].style.background = `url(${node.toDataURL()}) 0 0 / 100% 100%`;
     });
-  });
-  boxes.flatMap(linesOf).forEach(({ words, x, y, style }) => {
-    const font = { "font-size": style.fontSize, "font-weight": style.fontWeight, "dominant-baseline": "central" };
-    const text = write(words.replaceAll(" ", "\u00a0"), x - left, y - top, "start", font);
-    text.style.fill = style.color;
-    svg.append(text);
-  });
-  return svg;
+    copy.querySelectorAll(".own-off, .link").forEach((node) => node.remove());
+    for (let { parentElement: around } = box; around !== document.body; around = around.parentElement) {
+      const shell = around.cloneNode(false); // styles depend on it
+      shell.append(copy);
+      copy = shell;
+    }
+    copy.style.cssText = `position: absolute; left: ${frames[i].left - left}px; top: ${frames[i].top - top + TITLE_HIGH}px; width: ${width}px`;
+    return copy;
+  })]);
+  const { lang, dataset: { theme } } = document.documentElement;
+  const size = { width: width + 32, height: height + 32, viewBox: `-16 -16 ${width + 32} ${height + 32}` };
+  const svg = drawn("svg", { ...size, class: "saved", lang, "data-theme": theme }, "", [
+    drawn("style", {}, rules.join("\n")), drawn("foreignObject", { width, height }, "", [body]),
+  ]);
+  return new XMLSerializer().serializeToString(svg);
 }
 
-// An <svg> as a file of its own: with the styles that the page gives it. One that is not in the page is put there for it.
+// A drawing of the page as a file of its own: with the styles that the page gives it.
 function asFile(svg) {
-  const isApart = !svg.isConnected;
-  if (isApart) document.body.append(element("div", "apart", "", {}, [svg]));
   const copy = filled(svg.cloneNode(true), { xmlns: "http://www.w3.org/2000/svg" }, "", []);
   const [from, to] = [svg, copy].map((root) => [root, ...root.querySelectorAll("*")]);
   from.forEach((node, i) => {
@@ -95,19 +65,17 @@ function asFile(svg) {
     STYLES.forEach((name) => to[i].setAttribute(name, style.getPropertyValue(name)));
   });
   copy.prepend(drawn("rect", { width: "100%", height: "100%", fill: getComputedStyle(document.body).backgroundColor }));
-  if (isApart) svg.parentElement.remove();
   return new XMLSerializer().serializeToString(copy);
 }
 
-const saveSvg = (svg, name) => saveText(asFile(svg), name, "image/svg+xml");
+const saveSvg = (svg, name) => saveText(svg, name, "image/svg+xml");
 
 async function savePng(svg, name) {
   const image = new Image();
-  image.src = `data:image/svg+xml,${encodeURIComponent(asFile(svg))}`;
+  image.src = `data:image/svg+xml,${encodeURIComponent(svg)}`;
   await image.decode();
   const canvas = document.createElement("canvas");
-  const { width, height } = svg.viewBox.baseVal;
-  [canvas.width, canvas.height] = [2 * width, 2 * height];
+  [canvas.width, canvas.height] = [2 * image.width, 2 * image.height];
   canvas.getContext("2d").drawImage(image, 0, 0, canvas.width, canvas.height);
   canvas.toBlob((blob) => saveBlob(blob, name), "image/png");
 }
@@ -123,14 +91,4 @@ function saveMenu(title, ways) {
   menu.addEventListener("keydown", ({ key }) => key === "Escape" && close());
   menu.addEventListener("focusout", ({ relatedTarget: to }) => to && !menu.contains(to) && close());
   return menu;
-}
-
-// The address of what is shown, with all of its state.
-function copyLink() {
-  return button(t("Copy link"), async ({ target }) => {
-    const isCopied = await navigator.clipboard.writeText(location.href).then(() => true, () => false);
-    target.textContent = isCopied ? t("Copied") : t("It is in the address bar");
-    announce(target.textContent);
-    setTimeout(() => { target.textContent = t("Copy link"); }, 2000);
-  });
 }

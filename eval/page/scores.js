@@ -38,6 +38,11 @@ function drawCaption(pane) {
   };
   if (run.mixture) return sentence(...expertsInWords(run, stepOf(view)));
   const pattern = patternOf(pane);
+  if (isOwn() && mapsOf(view)) {
+    const [words, all] = hereInWords(pane);
+    const measured = pattern && t("On {0}, this head looks at {1}.", translated(pattern.measured_on), translated(pattern.looks_at));
+    return sentence(words, [all, measured].filter(Boolean).join(" "));
+  }
   const info = pattern ?? scoreInfo();
   if (!info) return sentence("", "");
   const here = isMeasuredOn(info, state.probe) ? t("This head looks at {0}.", translated(info.looks_at))

@@ -71,7 +71,7 @@ class RunHeads {
     this.progress = new Progress();
     this.live = element("div", "live", "", { hidden: true }, [this.progress.root]);
     this.box = element("div");
-    root.append(this.live, this.waiting, this.box);
+    root.append(this.live, this.waiting, this.box, this.progress.story);
     followRuns((_, all) => this.hear(all), address.signal);
   }
 

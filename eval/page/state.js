@@ -5,21 +5,21 @@ let about = null; // scores, texts and colours of all of them
 let address = null; // of what is shown
 let usual = {}; // what the address need not say
 
-const NO_TOKEN = { token: null, key: null, pinned: false };
+const NO_TOKEN = { token: null, key: null, pinned: false, target: null };
 const state = {
   tab: "heads", // heads | experts
   probe: "",
   compare: "none", // none | steps | runs
-  scale: "power",
   hideSink: false,
   words: "", // the reader's own text
   off: [], // heads that are switched off there: "layer.head", places
-  wide: false, // the large map over the whole width
   score: "",
   active: 0, // the view that keys act on
   playing: null, // the view that plays
   views: [0, 1].map(() => ({ run: 0, at: 0, layer: 0, head: 0 })), // at: place among the run's shown steps; layer, head: places
-  ...NO_TOKEN, // token: {view, place} of what the mouse is over or was clicked; key: in the large map, the column too
+  // token: {view, place} of what the mouse is over or was clicked; key: in the large map, the column, too;
+  // target: the id of the token whose logit the heads push, if not the likeliest
+  ...NO_TOKEN,
 };
 
 function change(fields) {
@@ -126,7 +126,7 @@ function goToFormed(number) {
 function startState() {
   const names = about.scores.map((score) => score.name);
   const texts = about.probes.map((probe) => probe.name);
-  Object.assign(state, { compare: "none", scale: "power", hideSink: false, wide: false, active: 0, words: tries()[0], off: [], ...NO_TOKEN });
+  Object.assign(state, { compare: "none", hideSink: false, active: 0, words: tries()[0], off: [], ...NO_TOKEN });
   state.score = names.includes("induction") ? "induction" : names[0] ?? "";
   state.probe = texts[0] === OWN ? OWN : texts.find((name) => isMeasuredOn(scoreInfo(), name)) ?? texts[0];
   const view = { run: 0, at: runs[0].shown.length - 1, ...(about.head ?? strongestHead(runs[0])) };
@@ -141,7 +141,7 @@ function startState() {
 
 // ------------------------------------------------------------------ in the address
 
-const FIELDS = { probe: "text", words: "words", off: "off", score: "score", scale: "scale", compare: "side", hideSink: "nofirst", wide: "wide" };
+const FIELDS = { probe: "text", words: "words", off: "off", score: "score", compare: "side", hideSink: "nofirst" };
 
 // A head by its true numbers, and its step, if that is not the newest: "1.2.400"; of several runs also which.
 function inAddress() {
@@ -162,8 +162,7 @@ function fromAddress() {
   const named = (list) => list.map(({ name }) => name);
   const places = runs[0].layers.flatMap((_, layer) => runs[0].heads.map((__, head) => nameOf({ layer, head })));
   const allowed = {
-    probe: named(about.probes), score: named(about.scores), scale: Object.keys(SCALES), compare: comparisons(),
-    hideSink: ["1"], wide: ["1"],
+    probe: named(about.probes), score: named(about.scores), compare: comparisons(), hideSink: ["1"],
   };
   Object.entries(FIELDS).forEach(([field, name]) => {
     const value = address.get(name);

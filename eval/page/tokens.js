@@ -1,6 +1,8 @@
 // The tokens as running text. For the one that is pointed at: before it what it looks at, after it who looks at it.
 
-const shade = (name, weight) => `color-mix(in srgb, var(${name}) ${Math.round(85 * SCALES.power(weight))}%, transparent)`;
+const shade = (name, weight) => `color-mix(in srgb, var(${name}) ${Math.round(85 * brightness(weight))}%, transparent)`;
+// Blue above 0, orange below; most: percent of colour at 1 and -1.
+const signedShade = (share, most) => `color-mix(in srgb, var(${share < 0 ? "--seen" : "--looks"}) ${Math.round(most * Math.abs(share))}%, var(--page))`;
 
 // Tokens that can be pointed at and chosen, each with its place in data-place.
 function listenPlaces(box, point, choose) {
@@ -82,6 +84,8 @@ function point(number, place, key = null) {
     drawCross(pane);
     drawAttention(pane);
     drawNext(pane);
+    drawCaption(pane);
+    drawCell(pane);
   });
 }
 
@@ -90,6 +94,7 @@ function pin(number, place, key = null) {
   state.pinned = false;
   point(number, same ? null : place, same ? null : key);
   state.pinned = !same;
+  visiblePanes().forEach(drawCell);
 }
 
 function letGo() {

@@ -18,7 +18,7 @@ TRAIN = PAGE / "train"
 FILE = PAGE.parents[1] / "docs/train.html"
 # These run in the worker, and in the page, which shows their constants.
 ENGINE = "numbers model trainer worker".split()
-SCRIPTS = "train/zh language dom colours train/page".split()
+SCRIPTS = "train/zh language dom colours chart train/page".split()
 
 
 def build() -> str:

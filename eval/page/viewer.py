@@ -45,8 +45,8 @@ PAGE = Path(__file__).parent
 # The scripts share one scope, in this order. The file shows heads; the server's page also has runs
 # and a chat.
 HEADS = (
-    "zh language dom views save colours own data state chart map tokens scores panes experts "
-    "controls heads"
+    "zh language dom views save colours own data state chart map tokens here scores panes experts "
+    "controls tour heads"
 ).split()
 ON_SERVER = [*HEADS, "runs", "server", "chat", "chat_answer", "chat_heads", "chat_forms"]
 # The page may load nothing from anywhere, nor send anything.

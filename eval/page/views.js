@@ -68,25 +68,11 @@ function drawViews({ view, run }) {
   document.title = `${run ? t("{0} of the run {1}", VIEWS[view].title, run) : VIEWS[view].title} · Headlight`;
 }
 
-// Light or dark: as the system has it, or the button and D. Views that paint hear of it: document's "theme".
-const isDark = () => document.documentElement.dataset.theme === "dark";
-
-function setTheme(theme) {
-  document.documentElement.dataset.theme = theme;
-  byId("theme").textContent = isDark() ? t("Light") : t("Dark");
-  document.dispatchEvent(new Event("theme"));
-}
-
-const changeTheme = () => setTheme(isDark() ? "light" : "dark");
-
 document.addEventListener("DOMContentLoaded", () => { // the other scripts are there
   translatePage();
-  const dark = matchMedia("(prefers-color-scheme: dark)");
-  setTheme(dark.matches ? "dark" : "light");
-  dark.addEventListener("change", () => setTheme(dark.matches ? "dark" : "light"));
+  followTheme();
   byId("language").hidden = !storage;
   byId("language").addEventListener("click", changeLanguage);
-  byId("theme").addEventListener("click", changeTheme);
   byId("keys").append(...KEYS.flatMap(([keys, words]) => [element("dt", "", keys), element("dd", "", words)]));
   byId("help-button").addEventListener("click", () => byId("help").showModal());
   addEventListener("hashchange", open);

@@ -12,6 +12,7 @@ import base64
 import json
 import re
 import zlib
+from contextlib import closing
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -20,6 +21,7 @@ import pytest
 import torch
 
 from eval.attention import capture
+from eval.attention.inside import direct_logit_attribution
 from eval.page import viewer
 from tests.eval.page.test_page_model import TEXTS, agrees, unpacked
 from tests.eval.page.viewer_helpers import chromium, opened
@@ -100,6 +102,123 @@ def test_the_step_from_which_a_text_goes_on_so_is_its_own_and_keeps_the_text(bro
         assert "Measured on random words: Around step 1,000" in page.locator(".findings").inner_text()
 
 
+def test_the_sentence_on_what_a_head_does_here_and_its_mark_change_with_the_step(browser):
+    with opened(browser, FILE) as page:
+        caption = page.locator(".caption").first
+        assert caption.inner_text().startswith("From ␣Bel, L1 H2 looks most at na (")
+        assert "what came after the same word last time" in caption.inner_text()
+        looks = page.evaluate("""headlight.runs[0].shown.map((place, at) => {
+            const { steps, own } = headlight.runs[0], run = headlight.runs[0];
+            const maps = own.look(steps[place].step, headlight.state.words, []);
+            const head = new headlight.Head(run, maps, 1, 2, { hideSink: false });
+            const row = Array.from({ length: 13 }, (_, k) => head.weight(12, k));
+            return head.text.labels[row.indexOf(Math.max(...row))]; })""")
+        since = next(STEPS[i] for i in range(5) if set(looks[i:]) == {"na"})
+        mark = page.get_by_role("button", name=f"L1 H2 looks most at na from step {since} on")
+        mark.click()
+        assert page.locator(".when").first.inner_text().startswith(f"step {since} ")
+        marks = page.locator(".pane").first.locator(".mark")
+        assert marks.count() == 3 + page.evaluate("headlight.runs[0].moments.length")
+        page.fill("#words", "Once there was")
+        assert "what came after" not in caption.locator("b").inner_text()
+        assert page.get_by_role("button", name="On random words, L1 H2 forms at step 1000").is_visible()
+
+
+def test_a_number_of_the_map_is_taken_apart_and_each_head_has_its_push_on_the_logit(browser):
+    about, rest = lines()
+    network = about["runs"][0]["network"]
+    lm = unpacked(network, rest[network["lines"]["1800"] - 1])
+    with opened(browser, FILE) as page:
+        ids = torch.tensor([page.evaluate("headlight.runs[0].own.tokenizer.encode(headlight.state.words)")])
+        token = network["tokens"].index("na")
+        expected = direct_logit_attribution(lm, ids, token).heads[:, :, 0, -1]
+        pushes = page.evaluate(f"headlight.runs[0].own.pushes(1800, headlight.state.words, [], null, {token})")
+        assert torch.allclose(torch.tensor(pushes), expected, atol=1e-3)
+        shown = [float(text.replace("−", "-")) for text in page.locator(".badge").all_inner_texts()[:12]]
+        assert np.allclose(shown, expected.flatten(), atol=0.006)
+        # another token that may come next is chosen
+        page.locator(".next .token-name").nth(1).click()
+        assert page.locator(".badge").nth(8).inner_text() != f"+{shown[8]:.2f}"
+        # q·k/√d of two places differ as the logarithms of their weights do
+        cell = """(k) => { const { runs: [run], state } = headlight;
+            return headlight.cellOf(run.maps(4, "own"), run, state.views[0], 12, k); }"""
+        one, other = (page.evaluate(cell, k) for k in (5, 3))
+        ratio = np.log(one["weights"][5] / other["weights"][3])
+        assert one["scaled"] - other["scaled"] == pytest.approx(ratio, abs=1e-3)
+        assert one["score"] == pytest.approx(np.dot(one["query"], one["key"]), rel=1e-5)
+        map_box = page.locator(".around").first.bounding_box()
+        layout = page.evaluate("(({ left, top, cell }) => [left, top, cell])(headlight.panes[0].map.layout)")
+        left, top, size = layout
+        page.mouse.click(map_box["x"] + left + 2.5 * size, map_box["y"] + top + 4.5 * size)
+        assert page.locator(".cell h2").first.inner_text() == "How ␣Bel comes to look at ␣fox"
+        page.mouse.move(5, 5)
+        weight = page.evaluate("headlight.panes[0].map.head.weight(4, 2)")
+        assert f"{weight:.3f}" in page.locator(".cell").first.inner_text()  # it was clicked, and stays
+
+
+def test_x_switches_the_head_off_and_a_screen_reader_hears_what_comes_next_now(browser):
+    with opened(browser, FILE) as page:
+        page.locator(".thumbnail[aria-pressed=true]").first.focus()
+        page.keyboard.press("x")
+        assert page.evaluate("headlight.state.off") == ["1.2"]
+        assert "switched off" in page.locator(".thumbnail[aria-pressed=true]").first.get_attribute("aria-label")
+        page.locator("#news").get_by_text("before 97").wait_for(state="attached")
+        page.keyboard.press("x")
+        assert page.evaluate("headlight.state.off") == []
+
+
+def test_a_token_that_may_come_next_is_written_at_a_click(browser):
+    with opened(browser, FILE) as page:
+        text = page.input_value("#words")
+        page.get_by_role("button", name="Write na").click()
+        assert page.input_value("#words") == f"{text}na"
+
+
+def test_what_is_drawn_is_among_the_top_k_and_top_p(browser):
+    draw = """(how) => Array.from({ length: 300 },
+        () => headlight.drawToken(new Float32Array([0.1, 0.4, 0.3, 0.2]), how))"""
+    with opened(browser, FILE) as page:
+        for how, allowed in (
+            ({"temperature": 1, "top_k": 0, "top_p": 1}, {0, 1, 2, 3}),
+            ({"temperature": 1, "top_k": 2, "top_p": 1}, {1, 2}),
+            ({"temperature": 1, "top_k": 0, "top_p": 0.5}, {1, 2}),
+            ({"temperature": 1, "top_k": 3, "top_p": 0.3}, {1}),
+            ({"temperature": 0, "top_k": 0, "top_p": 1}, {1}),
+        ):
+            assert set(page.evaluate(draw, how)) == allowed, how
+        assert not page.is_visible("#top_k")  # at temperature 0 it does nothing
+        page.select_option("#temperature", "1")
+        assert page.is_visible("#top_k")
+
+
+def test_the_tour_has_five_stops_and_comes_on_the_first_visit_only(browser):
+    with opened(browser, FILE) as page:
+        tour = page.locator("#tour")
+        for stop in range(1, 6):
+            assert f"{stop} of 5" in tour.inner_text()
+            assert page.locator(".toured").count() == 1
+            page.keyboard.press("Enter")
+        assert tour.count() == 0
+        page.reload()
+        page.wait_for_selector("html[data-ready]")
+        assert tour.count() == 0
+        page.get_by_role("button", name="Tour").click()
+        assert "1 of 5" in tour.inner_text()
+        page.keyboard.press("Escape")
+        assert tour.count() == 0
+
+
+def test_on_a_phone_the_switch_and_what_comes_next_are_seen_together(browser):
+    with opened(browser, FILE, viewport={"width": 390, "height": 844}) as page:
+        page.keyboard.press("Escape")
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+        page.locator(".thumbnail").nth(9).click()  # it scrolls nothing away
+        page.locator(".own-off").first.scroll_into_view_if_needed()
+        for part in (page.locator(".own-off").first, page.locator(".next tr").first, page.locator(".thumbnail").nth(9)):
+            box = part.bounding_box()
+            assert 0 <= box["y"] < box["y"] + box["height"] <= 844
+
+
 def test_a_long_text_is_read_to_its_end_and_its_last_tokens_are_shown(browser):
     about, rest = lines()
     network = about["runs"][0]["network"]
@@ -157,9 +276,21 @@ def test_the_saved_picture_of_ones_own_text_has_what_comes_next(browser):
         page.evaluate(keep)
         page.keyboard.press("s")
         picture = unquote(page.evaluate("window.picture"))
-        words = re.findall("<text[^>]*>([^<]*)</text>", picture)
-        asked = words.index(page.locator(".next-title").first.inner_text().replace(" ", "\u00a0"))
+        words = [text for text in re.findall(">([^<]+)<", picture) if text.strip()]
+        asked = words.index(page.locator(".next-title").first.inner_text())
         assert words[asked + 1 : asked + 3] == page.locator(".next tr").first.locator("td").all_inner_texts()[:2]
+        assert len(re.findall("background: url\\(", picture)) == 13  # twelve heads, and the large map
+
+
+def test_damaged_data_are_named(browser, tmp_path):
+    damaged = tmp_path / "damaged.html"
+    text = FILE.read_text(encoding="utf-8")
+    middle = text.index('id="data">') + 5000
+    damaged.write_text(text[:middle] + "A" * 400 + text[middle + 400 :], encoding="utf-8")
+    with closing(browser.new_context(offline=True)) as context:
+        page = context.new_page()
+        page.goto(damaged.as_uri())
+        page.locator("#problem", has_text="its data are damaged. Download the file again.").wait_for()
 
 
 def test_half_a_file_says_so(browser, tmp_path):

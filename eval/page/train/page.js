@@ -29,7 +29,6 @@ let runs = 0;
 const workers = [];
 let isRunning = false;
 
-const isDark = () => document.documentElement.dataset.theme === "dark";
 const best = (scores) => scores.indexOf(Math.max(...scores));
 
 // One model: a worker that trains it, what it has reported, and its pictures.
@@ -274,47 +273,37 @@ function draw() {
   byId("when").value = Math.max(...steps);
   byId("now").textContent = t("step {0}", steps.join(" · "));
   byId("play").textContent = isRunning ? t("❙❙ Pause") : t("▶ Train");
-  drawChart(byId("loss"), "loss", [0, 5], CHANCE.loss, last);
-  drawChart(byId("induction"), "induction", [0, 1], CHANCE.induction, last);
-  drawChart(byId("gain"), "gain", [-0.5, 5], CHANCE.gain, last);
+  drawCurves("loss", [0, 5], last);
+  drawCurves("induction", [0, 1], last);
+  drawCurves("gain", [-0.5, 5], last);
   document.documentElement.toggleAttribute("data-ready", panels.every((panel) => panel.report));
 }
 
 // One curve for each model. What is after the present step is faint: it is a future that may change.
-function drawChart(svg, field, [low, high], chance, last) {
-  const width = svg.clientWidth || 300;
-  const height = svg.clientHeight || 120;
-  const x = (step) => 34 + (step / Math.max(300, last)) * (width - 44);
-  const y = (value) => height - 18 - ((clamp(value, low, high) - low) / (high - low)) * (height - 26);
-  const level = drawn("path", { class: "level", d: `M34,${y(chance)}H${width - 10}` });
-  const axis = drawn("path", { class: "grid-line", d: `M34,8V${height - 18}H${width - 10}` });
-  const parts = [axis, level, write(t("chance"), width - 10, y(chance) - 4, "end")];
-  parts.push(write(String(high), 28, 14, "end"), write("0", 28, y(0) + 4, "end"));
-  parts.push(write("0", 34, height - 4), write(String(Math.max(300, last)), width - 10, height - 4, "end"));
-  for (const panel of panels) {
-    const now = panel.report?.step ?? 0;
-    const line = (from, to, className) => {
-      const points = [];
-      for (let step = from; step < to; step++) {
-        const value = panel.history[step]?.[field];
-        if (Number.isFinite(value)) points.push(`${x(step).toFixed(1)},${y(value).toFixed(1)}`);
-      }
-      return drawn("path", { class: `curve-line run-${panel.number} ${className}`, d: points.length ? `M${points.join("L")}` : "" });
-    };
-    parts.push(line(now, panel.history.length, "faint"), line(0, now + 1, ""));
-    const birth = panel.moments.find((moment) => moment.isBirth);
-    if (!birth) continue;
-    const value = panel.history[birth.step]?.[field] ?? 0;
-    const at = { cx: x(birth.step), cy: y(value), r: 5 };
-    parts.push(drawn("circle", { class: `dot run-${panel.number}`, ...at }, "", [drawn("title", {}, birth.words)]));
+function drawCurves(field, [low, high], last) {
+  const lines = panels.flatMap(({ report, history, number }) => {
+    const now = report?.step ?? 0;
+    const points = history.map((figures, step) => [step, figures[field]]).filter(([, value]) => Number.isFinite(value));
+    const curve = (isIn, kind) => ({
+      points: points.filter(([step]) => isIn(step)).map(([step, value]) => [step, clamp(value, low, high)]),
+      kind: `run-${number} ${kind}`,
+    });
+    return [curve((step) => step >= now, "faint"), curve((step) => step <= now, "")];
+  });
+  const { x, y } = drawChart(byId(field), lines, {
+    title: "", x: { range: [0, Math.max(300, last)] }, y: { range: [low, high] }, level: [CHANCE[field], t("chance")], high: 140,
+  });
+  const births = panels.flatMap(({ moments, history, number }) => (
+    moments.filter((moment) => moment.isBirth).map((birth) => ({ ...birth, number, value: history[birth.step]?.[field] ?? 0 }))));
+  for (const { step, place, words, number, value } of births) {
+    const at = { cx: x.at(step), cy: y.at(value), r: 5 };
+    byId(field).append(drawn("circle", { class: `dot run-${number}`, ...at }, "", [drawn("title", {}, words)]));
     if (field !== "induction") continue;
     // what happened, to the left of the dot; of three models only the step, one below the other
-    const births = panels.flatMap((other) => other.moments.filter((moment) => moment.isBirth));
-    const words = panels.length > 1 ? t("step {0}", birth.step) : t("step {0}: layer {1}, head {2}", birth.step, ...birth.place);
-    const left = x(Math.min(...births.map((moment) => moment.step))) - 12;
-    parts.push(write(words, left, at.cy - 6 - 15 * panel.number, "end", { class: `mark run-${panel.number}` }));
+    const what = panels.length > 1 ? t("step {0}", step) : t("step {0}: layer {1}, head {2}", step, ...place);
+    const left = x.at(Math.min(...births.map((birth) => birth.step))) - 12;
+    byId(field).append(write(what, left, at.cy - 6 - 15 * number, "end", { class: `mark run-${number}` }));
   }
-  svg.replaceChildren(...parts);
 }
 
 const CHARTS = [
@@ -353,12 +342,6 @@ function setRunning(yes) {
   drawSoon();
 }
 
-function setTheme(theme) {
-  document.documentElement.dataset.theme = theme;
-  byId("theme").textContent = isDark() ? t("Light") : t("Dark");
-  drawSoon();
-}
-
 function begin() {
   byId("root").replaceWith(element("main", "", "", { id: "root" }, [byId("view").content.cloneNode(true)]));
   for (const [id, words] of CHARTS) {
@@ -387,9 +370,9 @@ function begin() {
     byId(id).addEventListener("change", () => panels.forEach((panel) => panel.changeSwitches()));
   }
   byId("language").addEventListener("click", changeLanguage);
-  byId("theme").addEventListener("click", () => setTheme(isDark() ? "light" : "dark"));
+  document.addEventListener("theme", drawSoon);
   window.addEventListener("resize", drawSoon);
-  setTheme(matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
+  followTheme();
   startOver();
 }
 

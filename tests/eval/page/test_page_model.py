@@ -15,6 +15,7 @@ from data.tokenizer import train_tokenizer
 from eval.attention import capture, snapshots
 from eval.attention.__main__ import main
 from eval.attention.controls import ablated
+from eval.attention.inside import direct_logit_attribution
 from eval.attention.probes import probe_from_text
 from eval.config import AttentionConfig
 from eval.page import page_model
@@ -113,18 +114,22 @@ def test_a_run_that_looked_at_some_heads_alone_gets_no_page_that_computes(run, t
 
 
 def agrees(page, lm, step, words, off=()):
-    """Maps and logits of the page's first run are those of lm, without the heads that are off.
+    """Maps and logits of the page's first run are those of lm, without the heads that are off, and
+    so is what each head adds to the logit of a token.
 
     Gives the ids.
     """
     ask = """([words, step, off]) => { const { own } = headlight.runs[0]; const ids = own.tokenizer.encode(words);
         const { weights, logits } = own.network(step).forward(ids, new Set(off));
-        return [ids, Array.from(weights), Array.from(logits)]; }"""
-    ids, weights, logits = page.evaluate(ask, [words, step, [f"{layer}.{head}" for layer, head in off]])
+        const pushes = own.pushes(step, words, off, null, 7);
+        return [ids, Array.from(weights), Array.from(logits), pushes]; }"""
+    ids, weights, logits, pushes = page.evaluate(ask, [words, step, [f"{layer}.{head}" for layer, head in off]])
     with ablated(lm, off):
         maps = capture(lm, torch.tensor([ids])).weights[:, 0]
         assert torch.allclose(torch.tensor(weights, dtype=torch.float).view_as(maps), maps, atol=1e-4), words
         assert torch.allclose(torch.tensor(logits, dtype=torch.float), lm(torch.tensor([ids]))[0, -1], atol=1e-3), words
+        heads = direct_logit_attribution(lm, torch.tensor([ids]), 7).heads[:, :, 0, -1]
+        assert torch.allclose(torch.tensor(pushes), heads, atol=1e-3), words
     return ids
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from eval.page.train_page import ENGINE, FILE, TRAIN, build
+from eval.page.viewer import PAGE
 from notebooks.page_twin import GROUPS, LENGTH, PROBE_ROWS, Twin, look, shuffled, stream, train
 from tests.eval.page.viewer_helpers import chromium, english_in, opened
 
@@ -123,7 +124,8 @@ def test_the_file_is_todays_page_and_needs_nothing_beside_it():
 
 def test_every_sentence_is_in_chinese_and_the_table_has_no_other():
     page = (TRAIN / "page.html").read_text(encoding="utf-8")
-    code = "\n".join((TRAIN / f"{name}.js").read_text(encoding="utf-8") for name in ("page", "worker"))
+    scripts = (TRAIN / "page.js", TRAIN / "worker.js", PAGE / "colours.js")
+    code = "\n".join(script.read_text(encoding="utf-8") for script in scripts)
     keys = re.findall(
         r'^\s*"((?:[^"\\]|\\.)*)":|(?<=, )"([^"]*)":', (TRAIN / "zh.js").read_text(encoding="utf-8"), re.M
     )

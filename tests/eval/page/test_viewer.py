@@ -2,7 +2,6 @@
 trains.
 """
 
-import json
 import re
 import time
 from dataclasses import replace
@@ -173,9 +172,7 @@ def test_what_is_shown_can_be_kept(page):
     svg = saved(page, "Map (SVG)").path().read_text(encoding="utf-8")
     assert svg.startswith("<svg")
     assert "var(" not in svg  # it looks the same without the page
-    kept = json.loads(saved(page, "Map and scores (JSON)").path().read_text())
-    assert (kept["run"], kept["step"], kept["layer"], kept["head"]) == ("mha", 20, 0, 0)
-    assert kept["weights"][5] == [0, 0, 0, 0, 1, 0]
+    assert "data:image/png" in svg
 
 
 def test_the_address_says_what_is_shown(browser, file):
@@ -197,7 +194,7 @@ def test_every_key_of_the_help_does_something(page):
     documented = " ".join(page.locator("#keys dt").all_inner_texts())
     page.keyboard.press("Escape")
     page.locator(".step").first.fill("2")
-    for key in "f t c h v d ] ] [ Home End".split():
+    for key in "t h v d ] ] [ Home End".split():
         look = "JSON.stringify([headlight.state, document.documentElement.dataset.theme])"
         before = page.evaluate(look)
         page.keyboard.press(key)
@@ -313,7 +310,7 @@ def test_what_is_undefined_breaks_nothing(browser, tmp_path):
     with opened(browser, file) as page:
         assert shown_steps(page) == [0, 5]  # not those of other heads
         page.select_option("#probe", "packed")
-        for key in ["Home", *"hmcgvfsd"]:
+        for key in ["Home", *"hmgvxsd"]:
             page.keyboard.press(key)
     with pytest.raises(InputError, match="no attention snapshot"):
         write_viewer([("a", [])], tmp_path / "v.html")
@@ -333,13 +330,11 @@ def test_heads_of_a_part_have_their_true_numbers_and_a_score_needs_no_bounds(bro
 def test_the_numbers_of_the_colour_bar_do_not_touch_on_a_short_text(browser, tmp_path, length):
     maps = {"text": ProbeMap(causal(2, 4, length, 0), list("abcdefgh")[:length])}
     with opened(browser, write_viewer([("a", [snapshot(1, maps=maps)])], tmp_path / "v.html")) as page:
-        for scale in ("linear", "power", "log"):
-            page.select_option("#scale", scale)
-            ticks = page.locator(".around").first.locator("text.word[font-size='10']")
-            boxes = [tick.bounding_box() for tick in ticks.all()]
-            assert len(boxes) >= 2
-            for one, other in pairwise(boxes):
-                assert one["x"] + one["width"] < other["x"], scale
+        ticks = page.locator(".around").first.locator("text.word[font-size='10']")
+        boxes = [tick.bounding_box() for tick in ticks.all()]
+        assert len(boxes) >= 2
+        for one, other in pairwise(boxes):
+            assert one["x"] + one["width"] < other["x"]
 
 
 def test_it_works_inside_a_notebook_and_a_sandbox(browser, tmp_path):

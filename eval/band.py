@@ -9,7 +9,6 @@ several seeds. A run with the same settings is drawn over its band. To record on
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -18,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from configs.command import InputError, exit_on_bad_input
+from configs.command import InputError, command_parser, exit_on_bad_input
 from configs.files import read_json, run_path, write_atomically
 from configs.loader import flatten, load_config
 from eval.run_files import read_metrics
@@ -70,8 +69,7 @@ class Band(NamedTuple):
 
 
 def main() -> None:
-    form = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=form)
+    parser = command_parser(__doc__)
     parser.add_argument("name", help="of the band: the config's, such as small")
     parser.add_argument("runs", nargs="+", type=run_path, help="finished runs, one for each seed")
     args = parser.parse_args()

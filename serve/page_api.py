@@ -20,6 +20,7 @@ from eval.attention.capture import AttentionMaps, layers_with_weights, without_w
 from eval.attention.controls import Head, scaled
 from eval.attention.probes import probe_from_text
 from eval.attention.snapshots import Snapshot, file_of, read, take_snapshot
+from eval.band import band_of
 from eval.chat.attention import capture_from, rows_around
 from eval.chat.session import first_line
 from eval.config import AttentionConfig
@@ -135,7 +136,7 @@ class Live:
     def attention(self, name: str) -> dict[str, Any]:
         """Return every snapshot of the run's heads, without the maps."""
         run = self._run(name)
-        looks = viewer.Looks(name, experts=viewer.experts_of(run))
+        looks = viewer.Looks(name, experts=viewer.experts_of(run), healthy=band_of(run))
         problems = []
         for file in sorted((run / "attention").glob("step_????????.npz")):
             try:

@@ -11,7 +11,6 @@ The second command writes the results into eval/cards/sharing.json. --out names 
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import re
@@ -23,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from configs.command import InputError, exit_on_bad_input
+from configs.command import InputError, command_parser, exit_on_bad_input
 from configs.files import read_json, read_text, run_path, write_atomically
 from configs.loader import load_config
 from configs.text import table
@@ -61,8 +60,7 @@ Results = dict[str, Any]
 
 
 def main() -> None:
-    form = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=form)
+    parser = command_parser(__doc__)
     names = sorted(path.stem for path in CONFIGS.glob("*.yaml"))
     parser.add_argument("name", choices=names, help=f"a card: {', '.join(names)}", metavar="name")
     parser.add_argument("--runs", nargs="+", type=run_path, help="store the results of these runs")

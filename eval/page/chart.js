@@ -4,15 +4,17 @@ const EDGE = { left: 54, right: 22, top: 10, bottom: 34 };
 const HIGH = 220;
 
 // Draw lines into an <svg> of its parent's width. lines: {points: [[x, y or null]], kind: a class, dots: a radius};
-// x, y: {range, isLog}; level: [y, words]; marks: [[x, words]]; now: an x. Gives the scales, from values to pixels.
-function drawChart(svg, lines, { title, x: across, y: upwards, level, marks = [], now = null, high = HIGH }) {
+// x, y: {range, isLog}; level: [y, words]; marks: [[x, words]]; now: an x; band: [[x, low, high]], an area behind the lines. Gives the scales, from values to pixels.
+function drawChart(svg, lines, { title, x: across, y: upwards, level, marks = [], now = null, band = [], high = HIGH }) {
   const wide = Math.max(220, svg.parentElement.clientWidth);
   const [right, bottom] = [wide - EDGE.right, high - EDGE.bottom];
   const x = scale(across.range, across.isLog, EDGE.left, right);
   const y = scale(upwards.range, upwards.isLog, bottom, EDGE.top);
   const flat = (value, kind) => drawn("path", { class: kind, d: `M${EDGE.left} ${y.at(value)}H${right}` });
   const upright = (value, kind) => drawn("path", { class: kind, d: `M${x.at(value)} ${EDGE.top}V${bottom}` });
+  const edge = [...band.map(([a, low]) => [a, low]), ...band.map(([a, , top]) => [a, top]).reverse()];
   const parts = [
+    drawn("path", { class: "band", d: shape(edge, x, y) }),
     ...y.ticks.map((value) => flat(value, "grid-line")),
     ...labels(y.ticks).map((text, i) => write(text, EDGE.left - 6, y.at(y.ticks[i]) + 4, "end")),
     ...labels(x.ticks).map((text, i) => write(text, x.at(x.ticks[i]), bottom + 15, "middle")),

@@ -92,14 +92,17 @@ function drawScoreCurve(pane) {
   const { tokens } = run.steps.at(-1);
   const svg = pane.find(".curve");
   const chance = run.chance[info.name];
+  const band = (info.name === "induction" && run.band?.points) || [];
   const { valueAt } = drawChart(svg, [...others, { points: lineOf(view.layer, view.head), dots: 2 }], {
     title: tokens ? t("training step (to {0} tokens)", number(tokens)) : t("training step"),
     x: { range: [steps[0], Math.max(steps[0] + 1, steps.at(-1))] }, y: { range: range(info) }, now: stepOf(view).step,
     level: chance !== null && [chance, levelName()],
+    band,
     marks: info.name === "induction" && run.formed ? [[run.formed.step, t("forms")]] : [],
   });
   svg.onclick = (event) => chooseStep(pane.number, run.nearest(valueAt(event)));
   const words = t("{0} at step {1}: {2}", headName(run, view.layer, view.head), stepOf(view).step, withUnit(scoreOf(view, info), info));
-  pane.find(".curve-note").textContent = t("Thick: {0}. Thin: the other {1}. Click to go to a step.", words, TAB_NAMES[state.tab]);
+  pane.find(".curve-note").textContent = t("Thick: {0}. Thin: the other {1}. Click to go to a step.", words, TAB_NAMES[state.tab])
+    + (band.length ? t(" Grey: the best head of {0} recorded runs like this one.", run.band.seeds) : "");
   svg.ariaLabel = `${t("{0} over training", translated(info.title))}. ${words}`;
 }

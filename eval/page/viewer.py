@@ -37,6 +37,7 @@ from eval.attention.history import (
 )
 from eval.attention.metrics import SCORES
 from eval.attention.snapshots import SHAPE, Snapshot, read_all
+from eval.band import Band, band_of
 from eval.pictures.drawing import GROUP_COLOURS
 from eval.run_files import EXPERTS
 
@@ -114,6 +115,7 @@ class Looks:
     name: str
     snapshots: list[Snapshot] = field(default_factory=list)
     experts: dict[str, Any] | None = None  # of eval.experts.for_viewer
+    healthy: Band | None = None  # of recorded runs like this one
     # (step, probe) -> the maps of all heads, a line of the file.
     packed: dict[tuple[int, str], str] = field(default_factory=dict)
     # For a model that computes in the page: page_model.described, and step -> its weights, a line.
@@ -224,6 +226,7 @@ def _run(
         "chance": {name: _number(last.chance.get(name)) for name in names},
         "scores": scores,
         "experts": run.experts,
+        "band": run.healthy and induction_band(run.healthy, last),
         "formed": change and {"layer": change.layer, "head": change.head, "step": change.step},
         "moments": [{"step": step, "what": line} for step, line in changes(alike)],
         "seen": " ".join(filter(None, (formed(alike), without_them(last)))),
@@ -233,6 +236,18 @@ def _run(
 def _number(value: float | None) -> float | None:
     # JSON has no NaN
     return round(value, 4) if value is not None and math.isfinite(value) else None
+
+
+def induction_band(healthy: Band, last: Snapshot) -> dict[str, Any]:
+    """Return the page's data about a band: [step, low, high] up to the last snapshot."""
+    # padding is the only difference between steps and tokens
+    tokens_per_step = last.tokens / max(1, last.step)
+    points = []
+    ends = (healthy.tokens["induction"], healthy.low["induction"], healthy.high["induction"])
+    for tokens, low, high in zip(*ends, strict=True):
+        if tokens <= last.tokens:
+            points.append([round(tokens / max(1, tokens_per_step)), _number(low), _number(high)])
+    return {"seeds": healthy.seeds, "points": points}
 
 
 def experts_of(directory: Path) -> dict[str, Any] | None:
@@ -250,6 +265,7 @@ def write_viewer(
     head: tuple[int, int] | None = None,
     experts: Mapping[str, Any] | None = None,
     networks: Mapping[str, tuple[dict[str, Any], Mapping[int, bytes]]] | None = None,
+    healthy: Band | None = None,
 ) -> Path:
     """Write one self-contained page with the snapshots of all runs.
 
@@ -257,6 +273,7 @@ def write_viewer(
     head:     layer and head of the first run to open on; default: the best induction head
     experts:  name -> `experts_of`
     networks: name -> `page_model.read_models`; the page then reads any text
+    healthy:  the band of the first run
 
     Raises InputError if there is nothing to show.
     """
@@ -269,6 +286,7 @@ def write_viewer(
             run.network, weights = networks[name]
             run.weights = {step: pack(raw) for step, raw in weights.items()}
         looks.append(run)
+    looks[0].healthy = healthy
     path.write_text(page(looks, AT_THE_END, head), encoding="utf-8")
     return path
 
@@ -282,6 +300,7 @@ def write_page(run: Looks, directory: Path, status: dict[str, Any]) -> None:
             patience: seconds without a change after which it has probably been killed
     """
     run.experts = experts_of(directory)
+    run.healthy = band_of(directory)
     status = status | {"loss": _number(status["loss"]), "written": time.time()}
     text = page([run], WHILE_TRAINING, status=status)
     write_atomically(directory / "attention" / VIEWER, text.encode())

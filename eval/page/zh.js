@@ -104,6 +104,7 @@ const ZH = {
   // the runs of a folder
   "Training loss": "训练损失", "nats a token": "nat/token", "Validation loss": "验证损失", "Gap to the floor": "与熵下限的差距",
   "bits a byte above the lowest possible": "比特/字节，高出可能的最好值", "Learning rate": "学习率", "Tokens a second": "每秒 token 数", "Best induction head": "最强的归纳头",
+  " Grey: the best head of {0} recorded runs like this one.": " 灰色：{0} 次同样设置的训练记录里最强的头。",
   "share of its attention": "注意力的份额", "step": "步", "tokens": "token", "seconds": "秒", "state": "状态", "loss": "损失", "validation": "验证", "gap to the floor": "与熵下限的差距",
   "tokens/s": "token/秒", "run": "运行", "{0} of {1}": "{0} / {1}", "setting": "设置", "{0} is {1}": "{0}：{1}", "Every run of this folder": "这个文件夹里的所有运行",
   "This folder has no run yet. Train one, for example with: make demo": "这个文件夹里还没有任何运行。先训练一个，例如：make demo",

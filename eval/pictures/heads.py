@@ -57,11 +57,11 @@ def render(
     for snapshot in ordered:
         paths.append(file_of(folder, snapshot.step).with_suffix(".png"))
         quick_mosaic(snapshot, paths[-1], probe)
+    healthy = band_of(run_directory)
     if last.scores:
         paths.append(score_maps(last, folder / "heads.png", name))
         title = f"{name}: what the heads do"
         mark = history.phase_change(ordered)
-        healthy = band_of(run_directory)
         paths.append(curves(ordered, folder / "curves.png", title, mark, healthy))
     best = best_head(last, "induction")
     if best and probe == "repeated_2":
@@ -73,7 +73,8 @@ def render(
     experts = {name: experts_of(run_directory)}
     networks = models_that_fit(run_directory, snapshots) if page == "auto" else {}
     runs = [(name, snapshots)]
-    viewer = write_viewer(runs, folder / VIEWER, experts=experts, networks=networks)
+    file = folder / VIEWER
+    viewer = write_viewer(runs, file, experts=experts, networks=networks, healthy=healthy)
     return [*paths, viewer]
 
 

@@ -237,6 +237,21 @@ def load_config(
     if str(path.parent) in (".", "configs") and not path.exists() and shipped.is_file():
         path = shipped
     loaded = LoadedConfig(path, _read_file(path))
+    set_keys(loaded, overrides, schema)
+    # the tokenizer is that of the model in init_from, unless the config names another one
+    start = loaded.values.get("init_from")
+    data = loaded.values.setdefault("data", {}) if start else None
+    if isinstance(data, dict):
+        tokenizer = data.get("tokenizer") or {}
+        if isinstance(tokenizer, dict) and tokenizer.get("path") is None:
+            own = tokenizer if tokenizer.get("kind") == "pretrained" else {}
+            if own or not loaded.keys_of_start("data", "tokenizer"):
+                data["tokenizer"] = own | {"kind": "pretrained", "path": start}
+    return loaded
+
+
+def set_keys(loaded: LoadedConfig, overrides: Sequence[str], schema: type[BaseModel]) -> None:
+    """Set keys as on the command line, `section.key=value` each. Raises InputError."""
     splits = [override.partition("=") for override in overrides]
     # `kind` goes first: a section of another kind inherits nothing, and would drop the others
     for name, equals, text in sorted(splits, key=lambda split: not split[0].endswith(".kind")):
@@ -249,16 +264,6 @@ def load_config(
         for name in reversed(keys):
             value = {Key(name, place, (1, 0)): value}
         loaded.values = _merge(loaded.values, value)
-    # the tokenizer is that of the model in init_from, unless the config names another one
-    start = loaded.values.get("init_from")
-    data = loaded.values.setdefault("data", {}) if start else None
-    if isinstance(data, dict):
-        tokenizer = data.get("tokenizer") or {}
-        if isinstance(tokenizer, dict) and tokenizer.get("path") is None:
-            own = tokenizer if tokenizer.get("kind") == "pretrained" else {}
-            if own or not loaded.keys_of_start("data", "tokenizer"):
-                data["tokenizer"] = own | {"kind": "pretrained", "path": start}
-    return loaded
 
 
 def _read_override(text: str, keys: KeyPath, place: str, schema: type[BaseModel]) -> Any:

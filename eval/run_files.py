@@ -43,6 +43,22 @@ def read_metrics(run: Path, warn: Warn) -> list[dict[str, Any]]:
     return [line.model_dump() for line in read_log(run / METRICS, Metric, warn)]
 
 
+def first_difference(
+    lines: list[dict[str, Any]], others: list[dict[str, Any]]
+) -> tuple[int, str, float, float] | None:
+    """Return the first step at which two runs differ: (step, figure, here, there).
+
+    lines, others: of metrics.jsonl. Only steps that both have logged are compared.
+    """
+    theirs = {(line["split"], line["step"]): line for line in others}
+    for line in lines:
+        other = theirs.get((line["split"], line["step"]), {})
+        for figure in ("loss", "grad_norm", "lr"):
+            if figure in line and figure in other and line[figure] != other[figure]:
+                return line["step"], figure, line[figure], other[figure]
+    return None
+
+
 def read_samples(run: Path, warn: Warn) -> list[dict[str, Any]]:
     return read_log(run / SAMPLES, dict[str, Any], warn)
 

@@ -42,6 +42,8 @@ MIMETIC_STRENGTH = 0.7
 AttentionFunction = Callable[[Tensor, Tensor, Tensor, Any, float], Tensor]
 # recorder(layer_index, q, k, v, output), which eval.attention.capture puts into a layer
 Recorder = Callable[[int, Tensor, Tensor, Tensor, Tensor], None]
+# clamp(v, output) -> output, in which some heads look elsewhere (eval/attention/clamp.py)
+Clamp = Callable[[Tensor, Tensor], Tensor]
 
 
 def repeat_kv(x: Tensor, groups: int) -> Tensor:
@@ -138,6 +140,7 @@ class Attention(nn.Module):
         # LanguageModel.set_attn_implementation chooses another backend
         self.attend: AttentionFunction = eager
         self.recorder: Recorder | None = None
+        self.clamp: Clamp | None = None
         query_size = config.num_attention_heads * self.head_dim
         (key_heads, _), (value_heads, _) = config.cache_shapes  # they differ with kv_sharing
         key_size = key_heads * self.head_dim
@@ -187,6 +190,8 @@ class Attention(nn.Module):
             v = repeat_kv(v, q.shape[1] // v.shape[1])
         dropout = self.attention_dropout if self.training else 0.0
         out = self.attend(q, k, v, mask, dropout)  # (B, H, T, D)
+        if self.clamp is not None:
+            out = self.clamp(v, out)
         if self.recorder is not None:
             self.recorder(self.layer_index, q, k, v, out)
         # the heads side by side, (B, T, H * D); o_proj mixes them

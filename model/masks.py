@@ -148,6 +148,24 @@ def boolean_mask(spec: MaskSpec) -> Tensor | None:
     return mask
 
 
+def specs_of_layers(
+    config: ModelConfig,
+    input_ids: Tensor,
+    attention_mask: Tensor | None = None,
+    document_ids: Tensor | None = None,
+    kv_cache: KVCache | None = None,
+) -> dict[int, MaskSpec]:
+    """Return each layer's spec: layer -> spec. `boolean_mask` makes a tensor of it, never None."""
+    cache = KVCache() if kv_cache is None else kv_cache
+    positions = cache.positions(input_ids.shape[1], input_ids.device)
+    spec = MaskSpec(positions, positions, len(input_ids), attention_mask, document_ids)
+    by_window = spec.of_layers(config.windows, cache)
+    return {
+        layer: replace(by_window[window], all_visible=False)
+        for layer, window in enumerate(config.windows)
+    }
+
+
 def real_tokens(
     config: ModelConfig, input_ids: Tensor, attention_mask: Tensor | None
 ) -> Tensor | None:

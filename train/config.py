@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from configs.command import InputError
-from configs.loader import PathText, Section, Tag, flatten, identity_keys, load_config, validate
+from configs.loader import (
+    LoadedConfig,
+    PathText,
+    Section,
+    Tag,
+    flatten,
+    identity_keys,
+    load_config,
+    set_keys,
+    validate,
+)
 from data.config import DataConfig
 from eval.config import EvalConfig, Outcome
 from model.config import ModelConfig
 from model.files.families import NoFamily, family_of
 from model.variants.config import LoraConfig
-from train.methods.config import DistillConfig, DPOConfig, GRPOConfig
+from train.methods.config import Change, DistillConfig, DPOConfig, Fork, GRPOConfig
 from train.methods.shape import shape_of
 from train.run.config_checks import problem_of_name, refuse_foreign_code
 
@@ -135,6 +147,12 @@ class RunConfig(Section):
     """
     outcome: Outcome | None = Field(None, examples=[{"score": "copy_gain", "at_least": 1.0}])
     """The outcome of a sweep, for eval.cards. No run changes by it."""
+    forked_from: Fork | None = Field(None, examples=[{"run": "runs/small", "step": 600}])
+    """The run that this one continues from a step. train.fork sets it."""
+    changes: Annotated[list[Change], Tag.IDENTITY] = Field(
+        [], examples=[[{"at": 600, "without": ["L0H2"]}]]
+    )
+    """Changes while the run trains. train.fork adds one."""
     tracking: TrackingConfig = TrackingConfig()
     """Where figures go in addition to metrics.jsonl."""
 
@@ -216,7 +234,41 @@ class RunConfig(Section):
             raise ValueError(
                 "num_experts_per_tok 1: set model.norm_topk_prob=false, or the router cannot learn"
             )
+        self.check_changes()
         return self
+
+    def check_changes(self) -> None:
+        """Raise ValueError if a change names a head or a layer that the model does not have."""
+        layers = self.model.num_hidden_layers
+        heads = self.model.num_attention_heads
+        for change in self.changes:
+            for name in (*change.clamp, *change.without, *change.freeze):
+                layer, head, *_ = (*map(int, re.findall(r"\d+", name)), 0, 0)
+                if layer >= layers or head >= heads:
+                    raise ValueError(
+                        f"changes: there is no {name}: this model has layers 0 to {layers - 1} of "
+                        f"heads 0 to {heads - 1}"
+                    )
+
+    def during(self, step: int) -> RunConfig:
+        """Return the config after this many steps: with the changes that have begun by then."""
+        begun = [change for change in self.changes if change.at <= step]
+        values = self.model_dump() | {"changes": [change.model_dump() for change in begun]}
+        loaded = LoadedConfig(self.directory / "config.yaml", values)
+        for change in begun:
+            if change.is_on(step):
+                settings = [f"{key}={json.dumps(value)}" for key, value in change.keys.items()]
+                set_keys(loaded, settings, RunConfig)
+        return validate(RunConfig, loaded) if self.changes else self
+
+    def next_change(self, step: int) -> int | None:
+        """Return the next step at which a change begins or ends, or a model must be kept."""
+        steps = []
+        for change in self.changes:
+            steps += [change.at, change.at + (change.steps or 0)]
+            models = [model for model in change.clamp.values() if isinstance(model, int)]
+            steps += [model for model in models if model < change.at]
+        return min((each for each in steps if each > step), default=None)
 
     @property
     def rows_per_step(self) -> int:

@@ -1,8 +1,8 @@
 """Pretraining: `python -m train.pretrain configs/demo.yaml [section.key=value ...]`
 
-Several GPUs: `torchrun --nproc_per_node=N -m train.pretrain configs/x.yaml`. Read `_run` from top
-to bottom: it is the whole run. Other kinds of training call `run` with another objective or another
-source of batches.
+Several GPUs: `torchrun --nproc_per_node=N -m train.pretrain configs/x.yaml`. Read `_run` and
+`_part` from top to bottom: they are the whole run. Other kinds of training call `run` with another
+objective or another source of batches.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from train.config import RunConfig
 from train.machine.budget import check_memory
 from train.machine.cpu_processes import number_of_processes, on_processes
 from train.machine.device import keep_freed_memory, resolve_device, set_float32_products
-from train.machine.distributed import check_shares, processes, shard
+from train.machine.distributed import World, check_shares, processes, shard
 from train.methods.init_from import find_initial_weights, load_initial_weights
 from train.methods.sources import TextBatches
 from train.objective import MakeObjective, NextToken
@@ -72,6 +72,19 @@ def _run(config: RunConfig, script: str, objective: MakeObjective | None, source
     with processes(config.train.parallel, config.train.device) as world, ExitStack() as on_exit:
         world.on_rank0(lambda: on_exit.enter_context(own(config.directory)))
         check_shares(config, world)
+        # Most runs have one part. Others go on with the next where one of their `changes` begins
+        # or ends, just as a stopped run goes on: from its newest checkpoint.
+        exit_code = None
+        while exit_code is None:
+            exit_code = _part(config, script, objective, source, world)
+        return exit_code
+
+
+def _part(
+    config: RunConfig, script: str, objective: MakeObjective | None, source: Any, world: World
+) -> int | None:
+    """Train from the newest checkpoint to the end or to the next change; None if that comes."""
+    with ExitStack() as on_exit:
         hooks = Hooks(config.eval, config.model)
 
         # 2. Is this run new, half-way or finished? And where does it compute? Rank 0 looks and
@@ -81,6 +94,8 @@ def _run(config: RunConfig, script: str, objective: MakeObjective | None, source
             if world.rank == 0:
                 print(translated(report.summary(config.directory)))
             return 0
+        plan = config
+        config = plan.during(start.state.step if start.state else 0)
         if config.model.my_attention is not None:
             about = mine.open_file(config.model.my_attention)
             if world.rank == 0:
@@ -98,6 +113,7 @@ def _run(config: RunConfig, script: str, objective: MakeObjective | None, source
         batches = source(config, data, world, device.device)
         held_out = make_rows(config.data, data, "validation")
         config = with_tokenizer(config, data.tokenizer)
+        plan = with_tokenizer(plan, data.tokenizer)
         world.on_rank0(lambda: check_memory(config, device, world.size))
 
         # 4. The network, its loss and its optimizers. A stopped run gets its weights here.
@@ -125,7 +141,14 @@ def _run(config: RunConfig, script: str, objective: MakeObjective | None, source
         state = resume(config, start, lm, optimizers, batches, data, device, world)
         if state.scaler and scaler.is_enabled():
             scaler.load_state_dict(state.scaler)
-        world.on_rank0(lambda: open_for(config, start))
+        state.until = plan.next_change(state.step)
+        if plan.changes:
+            from train.run.changes import check_replay, hold, keep_model  # most runs have none
+
+            world.on_rank0(lambda: keep_model(plan, lm, state.step))
+            world.on_rank0(lambda: check_replay(config, state.step))
+            on_exit.enter_context(hold(config, lm, optimizers, state.step, world))
+        world.on_rank0(lambda: open_for(plan, start))
         run = Run(
             config=config,
             script=script,
@@ -149,13 +172,15 @@ def _run(config: RunConfig, script: str, objective: MakeObjective | None, source
         try:
             run.tracker.say(report.opening(run, start.checkpoint))
             exit_code = train_to_the_end(run)
-            if exit_code == 0 and hooks.hooks:
+            if exit_code == 0 and state.is_last and hooks.hooks:
                 with run.tracker.doing("drawing"):
                     hooks.on_rank0("finish", run)
         finally:
             run.tracker.close(exit_code)
 
         # 6. The result: report.md, and what the run prints at its end.
+        if exit_code == 0 and not state.is_last:
+            return None
         if exit_code == 0 and world.rank == 0:
             report.write(run)
             print(translated(report.summary(config.directory)))

@@ -7,7 +7,7 @@ again, and checks that weights @ v is what the kernel returned.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from eval.language_modeling import evaluating
 from model import LanguageModel, ModelConfig
 from model.attention import attention_scores, normalise, repeat_kv
 from model.kv_cache import KVCache
-from model.masks import MaskSpec, boolean_mask
+from model.masks import MaskSpec, boolean_mask, specs_of_layers
 
 # The largest allowed |weights @ v - kernel output|, as a share of the largest |output|.
 TOLERANCE = {
@@ -85,17 +85,11 @@ def capture(
     layer_numbers = _check("layer", layers, config.num_hidden_layers)
     head_numbers = _check("head", heads, config.num_attention_heads)
     # Backends have masks of their own form; here each layer's mask is built as a tensor.
-    B, T = input_ids.shape
-    cache = KVCache() if kv_cache is None else kv_cache
-    positions = cache.positions(T, input_ids.device)
-    spec = MaskSpec(positions, positions, B, attention_mask, document_ids)
-    by_window = spec.of_layers(config.windows, cache)
-    specs = {}
-    for layer, window in enumerate(config.windows):
-        # With all_visible the kernel needs no mask, but the recorder does.
-        specs[layer] = replace(by_window[window], all_visible=False)
-    recorder = _Recorder(head_numbers, specs, cache.length + T)
+    specs = specs_of_layers(config, input_ids, attention_mask, document_ids, kv_cache)
+    length = 0 if kv_cache is None else kv_cache.length
     modules: list[Any] = [lm.attention_modules()[layer] for layer in layer_numbers]
+    clamps = {layer: getattr(lm.attention_modules()[layer], "clamp", None) for layer in specs}
+    recorder = _Recorder(head_numbers, specs, length + input_ids.shape[1], clamps)
     try:
         for module in modules:
             module.recorder = recorder
@@ -145,6 +139,8 @@ class _Recorder:
     heads: list[int]
     specs: dict[int, MaskSpec]
     key_count: int
+    # layer -> ClampedHeads of eval/attention/clamp.py, or None
+    clamps: dict[int, Any]
     weights: dict[int, Tensor] = field(default_factory=dict)
     max_logits: dict[int, Tensor] = field(default_factory=dict)
     # Raised after the pass: within it, under FSDP2 the other processes would wait forever.
@@ -186,6 +182,9 @@ class _Recorder:
             values = v[chunk]
             scores = attention_scores(q[chunk], k[chunk], allowed)  # (rows, heads, T, S)
             recomputed = normalise(scores, allowed)  # float32
+            for head, held in getattr(self.clamps[layer], "weights", {}).items():
+                if head in self.heads:
+                    recomputed[:, self.heads.index(head)] = held.expand(B, -1, -1)[chunk]
             expected = recomputed @ values  # (rows, heads, T, D)
             returned = out[chunk][:, self.heads].float()
             limit = tolerance * max(returned.abs().max().item(), 1e-6)

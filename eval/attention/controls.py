@@ -6,7 +6,7 @@ Copy gain: is a text easier when it comes again? Ablation: is it still, without 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from random import Random
@@ -71,14 +71,9 @@ def scaled(
 
     Raises ValueError for a head that does not exist.
     """
+    check_heads(lm, factors)
     config = lm.config
     modules = lm.attention_modules()
-    for layer, head in factors:
-        if not (0 <= layer < len(modules) and 0 <= head < config.num_attention_heads):
-            raise ValueError(
-                f"layer {layer} has no head {head}: this model has {len(modules)} layers "
-                f"of {config.num_attention_heads} heads, counted from 0"
-            )
 
     def scale(layer: int, _module: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
         # a head's output is its slice of the input of o_proj
@@ -95,6 +90,18 @@ def scaled(
             o_proj = modules[layer].o_proj
             hooks.enter_context(o_proj.register_forward_pre_hook(partial(scale, layer)))
         yield
+
+
+def check_heads(lm: LanguageModel, heads: Iterable[Head]) -> None:
+    """Raise ValueError for a head that does not exist."""
+    layers = lm.config.num_hidden_layers
+    count = lm.config.num_attention_heads
+    for layer, head in heads:
+        if not (0 <= layer < layers and 0 <= head < count):
+            raise ValueError(
+                f"layer {layer} has no head {head}: this model has {layers} layers "
+                f"of {count} heads, counted from 0"
+            )
 
 
 def ablated(lm: LanguageModel, heads: Sequence[Head]) -> AbstractContextManager[None]:

@@ -16,7 +16,15 @@ from configs.files import read_json, run_path
 from configs.text import markdown, table
 from eval.compare import stages
 from eval.compare.pictures import draw
-from eval.compare.runs import Variant, caveats, histories, read_runs, rows_of, same_tokenizer
+from eval.compare.runs import (
+    Variant,
+    caveats,
+    forks,
+    histories,
+    read_runs,
+    rows_of,
+    same_tokenizer,
+)
 from eval.load_model import add_device_option
 
 RUNS = "runs.json"  # This file of a comparison names its runs.
@@ -91,7 +99,8 @@ def compare(
     )
     names = ["", *(variant.name for variant in variants)]
     rows = rows_of(variants)
-    ends = [stages.table(life)] if life else []
+    ends = [fork.sentence for fork in forks(variants)]
+    ends += [stages.table(life)] if life else []
     out.mkdir(parents=True, exist_ok=True)
     figures = []
     for title, file in draw(variants, recorded, out).items():

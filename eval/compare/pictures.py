@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from eval.attention.history import ENOUGH_TO_COPY
-from eval.compare.runs import Variant, difference, same_tokenizer
+from eval.compare.runs import Variant, difference, forks, same_tokenizer
 from eval.page.viewer import write_viewer
 from eval.pictures import drawing
 from storyworld.questions import KINDS
@@ -43,8 +43,8 @@ def draw(variants: Sequence[Variant], histories: Mapping[str, Any], out: Path) -
             files[name] = drawing.save_figure(figure, out / f"comparison_{name}.png").name
     pages = []
     for variant in variants:
-        # the last heads of its first run
-        snapshots = variant.runs[0].snapshots[-1:]
+        # the last heads of its first run; of a life and its fork, those of every step
+        snapshots = variant.runs[0].snapshots[0 if forks(variants) else -1 :]
         if snapshots and snapshots[0].maps:
             pages.append((variant.name, snapshots))
     if pages:
@@ -82,6 +82,8 @@ def curves(variants: Sequence[Variant], histories: Mapping[str, Any]) -> Any:
         drawing.frame_curves(axes, CURVES[key])
         if not any(line.get_xdata().size for line in axes.lines):
             axes.remove()
+        for fork in forks(variants):  # where the lives part
+            axes.axvline(fork.tokens, color="grey", lw=0.8, ls=":")
     drawing.legend_below(figure, figure.axes[0])
     return figure
 

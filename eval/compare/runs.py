@@ -20,7 +20,7 @@ from eval.attention.history import ENOUGH_TO_COPY, best_head, copies_from, like_
 from eval.attention.metrics import SCORES
 from eval.attention.snapshots import Snapshot, read_all
 from eval.lookups import half_at
-from eval.run_files import read_metrics, read_result
+from eval.run_files import first_difference, read_metrics, read_result
 from model.files.checkpoint import read_config
 from model.transformer import on_meta
 
@@ -31,7 +31,7 @@ KV_BYTES = "KV-cache bytes per token"
 ANY_TOKENIZER = ("parameters", KV_BYTES, "tokens trained on", "train tokens/s", BITS, GAP, "recall")
 # Runs of one variant may differ in these keys and sections of a config.
 NOT_COMPARED = {"seed", "name", "output_dir", "resume", "allow_mismatch", "rungs", "outcome"}
-NOT_COMPARED |= {"tracking"}
+NOT_COMPARED |= {"tracking", "forked_from"}
 # The table has the mean of these scores over all heads, and the largest of other scores.
 MEAN_OVER_HEADS = {"sink", "entropy", "entropy_normalised", "entropy_sink_free"}
 MEAN_OVER_HEADS |= {"distance", "saturated_rows"}
@@ -52,6 +52,7 @@ class RunResult:
     figures: dict[str, float | None]  # rows of the table; None: not finite, or not reached
     budget: str  # tokens of all steps with padding, or minutes if these limit the run
     warnings: list[str]
+    forked_from: tuple[Path, int] | None  # a run, and the last step that both have
 
     @property
     def name(self) -> str:
@@ -152,10 +153,15 @@ def _read_run(path: Path) -> RunResult:
         figures[copying] = copies_from(snapshots)
         figures |= _head_figures(snapshots[-1])
     seed = settings["seed"]
+    origin = None
+    if "forked_from.run" in settings:
+        origin = Path(settings["forked_from.run"]).resolve(), settings["forked_from.step"]
     for key in list(settings):
         if key.split(".")[0] in NOT_COMPARED:
             del settings[key]
-    return RunResult(path, seed, settings, tokenizer, lines, snapshots, figures, budget, warnings)
+    return RunResult(
+        path, seed, settings, tokenizer, lines, snapshots, figures, budget, warnings, origin
+    )
 
 
 def _head_figures(last: Snapshot) -> dict[str, float | None]:
@@ -177,6 +183,43 @@ def _head_figures(last: Snapshot) -> dict[str, float | None]:
             unit = " (nats a token)" if "gain" in name or "ablation" in name else ""
             figures[name.replace("_", " ") + unit] = value
     return figures
+
+
+# Forks.
+
+
+class Fork(NamedTuple):
+    """A run beside the run that it continues from a step."""
+
+    step: int  # the last one that both have
+    tokens: int  # read by then
+    sentence: str  # where the two lives part
+
+
+def forks(variants: Sequence[Variant]) -> list[Fork]:
+    """Return the forks among the runs whose origin is among them, too."""
+    runs = {run.path.resolve(): run for variant in variants for run in variant.runs}
+    pairs = []
+    for fork in runs.values():
+        if fork.forked_from is None or fork.forked_from[0] not in runs:
+            continue
+        step = fork.forked_from[1]
+        origin = runs[fork.forked_from[0]]
+        ours, theirs = (
+            sorted(run.lines["train"] + run.lines["val"], key=lambda line: line["step"])
+            for run in (fork, origin)
+        )
+        sentence = f"{fork.name} continues {origin.name} from step {step:,}: "
+        difference = first_difference(ours, theirs)
+        if difference is None:
+            sentence += "no logged step differs."
+        else:
+            at, figure, here, there = difference
+            sentence += f"the first logged step that differs is {at:,}, with {figure} {here:.6g} "
+            sentence += f"against {there:.6g}."
+        tokens = max((line["tokens"] for line in ours if line["step"] <= step), default=0)
+        pairs.append(Fork(step, tokens, sentence))
+    return pairs
 
 
 # Differences.

@@ -143,7 +143,9 @@ class Attention(Hook):
             return
         # first, as drawing may fail
         self._write_page(event, "finished")
-        page = event.eval_config.attention.page
+        # a page with the model in it would compute a clamped head's own pattern
+        is_clamped = any(getattr(each, "clamp", None) for each in event.lm.attention_modules())
+        page = "plain" if is_clamped else event.eval_config.attention.page
         *_, viewer = render(event.directory, all_snapshots, page=page)
         for name in PICTURES:
             file = event.directory / "attention" / name

@@ -61,6 +61,7 @@ eval.attention.max_tokens=9 eval.attention.layers=[1] eval.attention.heads=[0,2]
 # shown by tests of their own: what each does is not a figure of a short run on one device
 SHOWN_ELSEWHERE = """
 name output_dir resume allow_mismatch rungs outcome tracking init_from lora dpo grpo distill sft data.chat_fields
+forked_from changes
 model.attn_implementation model.my_attention model.bos_token_id model.eos_token_id model.loadable_elsewhere
 model.max_position_embeddings model.pad_token_id model.rope_scaling model.rope_scaling.rope_type
 train.activation_checkpointing train.compile

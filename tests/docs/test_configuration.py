@@ -54,7 +54,9 @@ def test_base_yaml_has_every_key_that_a_person_sets_and_says_of_it_what_its_fiel
     derived |= {"model.intermediate_size", "model.head_dim", "name", "resume"}
     for path, field in fields(RunConfig):
         key = ".".join(path)
-        above = path[0] in ("dpo", "lora", "distill", "grpo", "outcome") or "rope_scaling" in path
+        above = (
+            path[0] in ("dpo", "lora", "distill", "grpo", "outcome", "forked_from", "changes") or "rope_scaling" in path
+        )
         if key.startswith(("data.source.", "eval.hooks.")) or (above and path[1:] and path[-1] != "rope_scaling"):
             continue  # kinds of a source, and sections that are null: they have no keys there
         if base.find(path)[1] is ...:

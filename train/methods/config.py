@@ -1,12 +1,15 @@
-"""The sections of the methods that come after pretraining.
+"""The sections of the methods that come after pretraining, and of changes while a run trains.
 
 A section that is null is off. A method adds its section here and to RunConfig (train/config.py),
 and its script to METHODS (train/run/command_line.py).
 """
 
-from typing import Literal
+from __future__ import annotations
 
-from pydantic import Field
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, NonNegativeInt
 
 from configs.loader import PathText, Section
 
@@ -85,3 +88,54 @@ class GRPOConfig(Section):
     """
     kl: float = Field(0.0, ge=0)
     """Weight of the KL divergence from the model of init_from. 0 = that model is not opened."""
+
+
+# A head, such as L0H2; a layer, such as L0.
+HeadName = Annotated[str, Field(pattern=r"^L\d+H\d+$")]
+PartName = Annotated[str, Field(pattern=r"^(L\d+(H\d+)?|embedding)$")]
+PATTERNS = ("uniform", "previous", "itself")
+
+
+class Change(Section):
+    """A change of a run while it trains. All differences that follow have this one cause."""
+
+    at: int = Field(0, ge=0)
+    """It holds after this many steps."""
+    steps: int | None = Field(None, ge=1)
+    """How many steps it lasts. null = until the end."""
+    clamp: dict[HeadName, Literal["uniform", "previous", "itself"] | NonNegativeInt] = Field(
+        {}, examples=[{"L0H2": "previous"}]
+    )
+    """Heads with a pattern that is not their own: uniform (over all visible tokens) | previous (the
+    token before) | itself | a number: what this head of the model after so many steps looks at."""
+    without: list[HeadName] = Field([], examples=[["L0H2"]])
+    """Heads that write nothing: their columns of the output projection are zero."""
+    freeze: list[PartName] = Field([], examples=[["L0H2", "L1", "embedding"]])
+    """Parts that are not updated: a head, a layer, or the embedding."""
+    keys: dict[str, Any] = Field({}, examples=[{"train.optimizer.lr": 0.01}])
+    """Other keys of the config, with their values while it lasts."""
+
+    def is_on(self, step: int) -> bool:
+        """Return True if the change holds when this many steps were taken."""
+        return self.at <= step and (self.steps is None or step < self.at + self.steps)
+
+    def in_words(self) -> str:
+        """Return a line such as "from step 600 to 700: without L0H2"."""
+        parts = []
+        for name, pattern in self.clamp.items():
+            kind = pattern if isinstance(pattern, str) else f"its pattern at step {pattern:,}"
+            parts.append(f"{name} clamped ({kind})")
+        for verb, names in (("without", self.without), ("frozen:", self.freeze)):
+            parts += [f"{verb} {', '.join(names)}"] * bool(names)
+        parts += [f"{key}={json.dumps(value)}" for key, value in self.keys.items()]
+        end = "" if self.steps is None else f" to {self.at + self.steps:,}"
+        return f"from step {self.at:,}{end}: {'; '.join(parts) or 'nothing is changed'}"
+
+
+class Fork(Section):
+    """The origin of a fork."""
+
+    run: PathText
+    """The run that it continues."""
+    step: int = Field(ge=0)
+    """The last step that both have."""

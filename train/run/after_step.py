@@ -35,7 +35,7 @@ def after_step(run: Run, batch: Batch, figures: StepFigures) -> bool:
     read_figures(run, is_over)
     if not is_over:
         evaluate_and_save(run)
-    return is_over
+    return is_over or state.step == state.until
 
 
 def agreed_progress(run: Run) -> float:

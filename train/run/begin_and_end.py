@@ -22,7 +22,7 @@ EXIT_NON_FINITE = 3
 
 
 def train_to_the_end(run: Run) -> int:
-    """Train from run.state to the end.
+    """Train from run.state to the end, or to the next of the run's changes.
 
     Returns the exit code: 0, 3 (non-finite loss), or 128 + the number of a signal.
     """
@@ -73,6 +73,12 @@ def _train_to_the_end(run: Run) -> int:
         report_rising_rate(run)
         evaluate_and_save(run)  # at the start, or when a signal came just before it
         train(run)
+        if state.progress < 1:  # a change begins or ends here: another part of the run goes on
+            save(run, needed=True)
+            signal = max(run.world.gather(state.stop_signal()))
+            if signal:  # in the last step, after which the loop does not look
+                raise Stopped(signal)
+            return 0
     state.is_last = True
     evaluate_and_save(run)
     return 0
@@ -88,6 +94,8 @@ def report_rising_rate(run: Run) -> None:
     """Print a line if the learning rate rises again, because the run was made longer."""
     config = run.config
     state = run.state
+    if config.changes:  # one of them may have set another rate
+        return
     progress = config.progress(state.step, state.seconds)
     # The rate of the next step. (The loop sets it again before that step.)
     lr = set_learning_rate(run.optimizers, lr_factor(config, state.step, progress))

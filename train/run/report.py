@@ -65,6 +65,9 @@ def opening(run: Run, checkpoint: Path | None = None) -> str:
     if checkpoint:
         directory = str(checkpoint).removesuffix(".tmp")  # the name that `tidy` gives it
         lines.append(f"resumed from {directory}, step {run.state.step:,}")
+    if config.forked_from is not None:
+        lines.append(f"forked from {config.forked_from.run} at step {config.forked_from.step:,}")
+    lines += [change.in_words() for change in config.changes]
     lines += map(exact_until, run.state.breaks)
     return "\n".join(filter(None, lines))
 
@@ -100,6 +103,7 @@ def write(run: Run) -> None:
         "tokens_per_s": speed,
         **{name: value for outcome in outcomes for name, value in outcome.figures.items()},
         "summary": lines,
+        **({"forked_from": run.config.forked_from.model_dump()} if run.config.forked_from else {}),
     }
     made_with = (
         f"python -m {run.script} {directory}/config.yaml\n"

@@ -20,12 +20,22 @@ from eval.hooks import Hooks
 from model import LanguageModel
 from train.config import RunConfig
 from train.machine.budget import micro_batch_rows
-from train.machine.device import Device, decided_by
+from train.machine.device import Device, decided_by, differences
 from train.machine.distributed import World
 from train.objective import BatchSource, Forward, Objective
 from train.run.checkpoint import TrainerState, load_checkpoint, load_source_state
 from train.run.metrics import Meter, Tracker
-from train.run.run_directory import CONTENTS, Start, check_contents
+from train.run.run_directory import (
+    CONTENTS,
+    TRAIN_HERE,
+    Start,
+    check_contents,
+    origin_state,
+    refuse,
+)
+
+# The choices of a config among what the last bits depend on; the others are the machine's.
+CHOSEN = ("precision", "attention", "compile", "micro_batch_size")
 
 
 @dataclass
@@ -45,6 +55,7 @@ class RunState(TrainerState):
     # Skipped steps, counted on the device. `skipped` is the number that the CPU has read.
     non_finite: Tensor = field(default_factory=lambda: torch.zeros(()))
     stop_signal: Callable[[], int] = lambda: 0  # the signal that came to this process; 0 = none
+    until: int | None = None  # the step with which this part of the run ends (RunConfig.changes)
 
 
 @dataclass(frozen=True)
@@ -190,9 +201,22 @@ def resume(
         if config.train.micro_batch_size == "auto" and before == (device.device.type, world.size):
             # Keep it: it is smaller than the guess if memory ran out.
             rows = min(saved.get("micro_batch_size") or rows, config.rows_per_step // world.size)
+    elif config.forked_from is not None:
+        # The first steps are repeated: the text, and what computes, must be those of the run.
+        origin = origin_state(config)
+        check_contents(config, origin, data)
+        state.resolved = origin.resolved
     state.identity = config.identity() | {CONTENTS: data.directory.name}
     state.before = state.resolved
     state.resolved = decided_by(device, rows, world.size)
+    if config.forked_from is not None and state.step <= config.forked_from.step:
+        # Where the fork begins, a change may have chosen another precision or number of rows.
+        ours = state.step < config.forked_from.step
+        names = [name for name in state.resolved if ours or name not in CHOSEN]
+        changed = differences(state.before, {name: state.resolved[name] for name in names})
+        if changed:
+            problem = f"{config.forked_from.run} cannot be continued exactly here: {changed}"
+            refuse(config, problem, TRAIN_HERE)
     joined_rows = rows * config.data.sequence_length // source.row_length
     state.micro_rows = max(1, min(joined_rows, source.rows_per_batch // world.size))
     state.forward = lm.outputs

@@ -16,7 +16,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from configs.command import InputError
-from configs.files import write_atomically, writing_to
+from configs.files import checkpoint_directory, write_atomically, writing_to
 from configs.loader import dump_yaml
 from data.packing import PreparedData
 from eval.page.viewer import VIEWER
@@ -28,6 +28,7 @@ from train.run.checkpoint import STEPS, TrainerState, damage, newest_intact, rea
 LOCK = "owner.lock"  # A process locks it as long as it writes into the run directory.
 PATIENCE_S = 1.0  # Another process may be about to end.
 CONTENTS = "data.contents"  # This key of the identity is a hash of the text.
+TRAIN_HERE = "train it here again under another name, and fork that run"
 LOGS = (METRICS, SAMPLES, EXPERTS, "trace.jsonl", "attention/index.jsonl")
 
 
@@ -107,7 +108,9 @@ def find_start(config: RunConfig) -> Start:
         raise InputError(
             f"resume: {directory} already continued to step {reached:,}: choose another name"
         )
-    here = config.identity()
+    current = config.during(state.step)
+    # The step before has made this checkpoint: `changes` may have given it other values.
+    here = config.during(state.step - 1).identity()
     # Keys that are newer than the run have their defaults: these do what was done without the key.
     defaults = RunConfig().identity()
     there = {key: defaults[key] for key in here if key in defaults} | (state.identity or {})
@@ -119,13 +122,13 @@ def find_start(config: RunConfig) -> Start:
     ]
     if different:
         listed = ", ".join(different)
-        _refuse(config, f"{checkpoint} belongs to another run; these keys differ: {listed}")
-    if config.max_steps is not None and state.step > config.max_steps:
-        limit = "max_tokens" if config.train.max_tokens is not None else "max_steps"
+        refuse(config, f"{checkpoint} belongs to another run; these keys differ: {listed}")
+    if current.max_steps is not None and state.step > current.max_steps:
+        limit = "max_tokens" if current.train.max_tokens is not None else "max_steps"
         problem = f"train.{limit} ends before step {state.step:,} of this run"
         raise InputError(f"{problem}: raise it or choose another name")
 
-    is_over = checkpoint == newest and config.progress(state.step, state.seconds) >= 1
+    is_over = checkpoint == newest and current.progress(state.step, state.seconds) >= 1
     # If the text has another path now, go on until `check_contents` can compare the text itself.
     is_over = is_over and begun_with.data.source == config.data.source
     result = read_result(directory, lambda problem: None) or {}  # if unreadable, write it again
@@ -134,16 +137,35 @@ def find_start(config: RunConfig) -> Start:
 
 def check_contents(config: RunConfig, state: TrainerState, data: PreparedData) -> None:
     """Raise InputError if the text is not the one that the run was trained on."""
+    there = state.identity or {}
+    # One of `changes` may have begun, or ended, with this step: another text, or other rows of it.
+    here = {key: value for key, value in config.identity().items() if key.startswith("data.")}
+    if any(there.get(key, value) != value for key, value in here.items()):
+        return
+    for change in config.changes:
+        borders = (change.at, change.at + (change.steps or 0))
+        if state.step in borders and any(key.startswith("data.") for key in change.keys):
+            return
     # The folder's name is a hash of the text. So the text may have moved, but must not change.
-    if (state.identity or {}).get(CONTENTS, data.directory.name) != data.directory.name:
+    if there.get(CONTENTS, data.directory.name) != data.directory.name:
         changed = "the text, or what generates it, is no longer what this run was trained on"
-        _refuse(config, f"data.source: {changed}")
+        refuse(config, f"data.source: {changed}")
 
 
-def _refuse(config: RunConfig, problem: str) -> None:
+def origin_state(config: RunConfig) -> TrainerState:
+    """Return the newest state of the run that was forked; an empty one if it has none any more."""
+    with suppress(InputError):
+        assert config.forked_from is not None
+        return read_state(checkpoint_directory(config.forked_from.run))
+    return TrainerState()
+
+
+def refuse(
+    config: RunConfig, problem: str, remedy: str = "set it back, choose another name"
+) -> None:
+    """Raise InputError, or only warn with allow_mismatch."""
     if not config.allow_mismatch:
-        remedy = "set it back, choose another name, or continue anyway with allow_mismatch=true"
-        raise InputError(f"{problem}: {remedy}")
+        raise InputError(f"{problem}: {remedy}, or continue anyway with allow_mismatch=true")
     print(f"warning: {problem}: continuing, because allow_mismatch is set", file=sys.stderr)
 
 

@@ -15,7 +15,7 @@ from eval.attention import snapshots
 from eval.attention.snapshots import Snapshot
 from eval.compare import __main__ as compare
 from eval.compare.pictures import curves, sharing_keys
-from eval.compare.runs import difference, histories, read_runs, spread
+from eval.compare.runs import difference, forks, histories, read_runs, spread
 from model import load
 from tests.eval.page.viewer_helpers import snapshot
 from tests.train.helpers import metrics, pretrain, refusal, write_config
@@ -207,6 +207,32 @@ def test_the_curves_are_those_of_the_runs(looked_at):
     end = metrics(looked_at / "mha-seed0", "val")[-1]
     assert bits.lines[0].get_xydata()[-1].tolist() == [end["tokens"], end["bits_per_byte"]]
     assert induction.lines[1].get_xydata() == pytest.approx(np.array([[0, 0.01], [2000, 0.35], [4000, 0.7]]))
+
+
+def test_a_life_and_its_fork_part_at_the_first_logged_step_that_differs(own):
+    """Made by hand from two runs: tests/train/run/test_fork.py has real forks."""
+    life, fork = own / "mha-seed0", own / "fork"
+    shutil.copytree(life, fork)
+    shutil.copytree(life, own / "same_")
+    for name in ("fork", "same_"):
+        config = own / name / "config.yaml"
+        text = config.read_text().replace("forked_from: null", f"forked_from: {{run: {life}, step: 2}}")
+        config.write_text(text.replace("changes: []", f"changes: [{{at: 2, without: [L0H{len(name) % 4}]}}]"))
+    lines = metrics(life, "train")
+    change_lines(fork / "metrics.jsonl", split="train", step=lines[-1]["step"], loss=9.5, lr=0.0)
+    variants = read_runs([life, fork, own / "same_"])
+    parted, same = forks(variants)
+    step = lines[-1]["step"]
+    assert parted.sentence.startswith("fork continues mha-seed0 from step 2: the first logged step that differs is ")
+    assert f"is {step:,}, with loss 9.5 against {lines[-1]['loss']:.6g}." in parted.sentence
+    assert parted.tokens == max(line["tokens"] for line in lines if line["step"] <= 2)
+    assert same.sentence == "same_ continues mha-seed0 from step 2: no logged step differs."
+    assert forks(variants[1:]) == []
+    bits, *_ = curves(variants, {"variants": histories(variants)}).axes
+    assert [line.get_xdata() for line in bits.lines[-2:]] == [[parted.tokens] * 2] * 2
+    said = command(life, fork, "--skip-stages", "--out", own / "compared").stdout
+    assert parted.sentence in said
+    assert parted.sentence in (own / "compared/comparison.md").read_text()
 
 
 def test_shared_keys_are_drawn_as_the_mean_of_the_seeds_with_its_interval_and_only_where_nothing_else_differs():

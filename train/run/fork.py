@@ -1,0 +1,234 @@
+"""Continue a run from one of its steps, with one change from there on:
+
+    python -m train.fork runs/small --at 600 --clamp L0H2=previous name=held [section.key=value ...]
+
+Training is the same to the last bit each time, so every difference has this one cause. The fork
+begins as a copy of the run at its last checkpoint up to that step. From there, or from the start,
+it repeats the steps between, and compares its log with the run's. It is a run like any other:
+`config.yaml` has the change, and the same command, or train.pretrain with that file, resumes it.
+
+`section.key=value` holds from that step on if it makes a run what it is, such as seed, data.source
+or train.optimizer.lr. Others, such as eval.every, hold from the beginning: no step changes by them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import re
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from configs.command import InputError, integer
+from configs.files import MANIFEST, STATE, TRAINING, checkpoints_of, run_path, write_atomically
+from configs.loader import dump_yaml, flatten
+from data.config import DataConfig
+from train.config import IDENTITY, LIMITS, RunConfig, load_run_config
+from train.methods.config import PATTERNS, Change, Fork
+from train.run.changes import model_folder
+from train.run.checkpoint import commit, damage, read_state
+from train.run.command_line import script_of
+from train.run.config_checks import TRUST_HELP
+from train.run.run_directory import log_sizes
+
+# Other keys of data change the rows, but neither the text nor its tokens.
+TEXT = ("data.source", "data.records", "data.chat_fields", "data.validation", "data.drop_dup")
+
+
+def main() -> int:
+    args = parse_arguments()
+    run = run_path(args.run)
+    if not (run / "config.yaml").is_file():
+        raise InputError(f"{run}: is not a run (it has no config.yaml): train.pretrain makes one")
+    config = plan(run, args)
+    directory = config.directory
+    is_new = not directory.exists()
+    if is_new:
+        copy(run, config)
+    elif not is_this_fork(config):
+        raise InputError(f"{directory} exists and is not this fork: choose another name")
+    if args.prepare:
+        print(f"ready: python -m {script_of(config)} {directory / 'config.yaml'} trains it")
+        return 0
+    sizes = log_sizes(directory)
+    sys.argv[1:] = [str(directory / "config.yaml"), *["--trust-hooks"] * args.trust_hooks]
+    try:
+        return importlib.import_module(script_of(config)).main()
+    except InputError:
+        if is_new and log_sizes(directory) == sizes:  # it was refused before its first step
+            shutil.rmtree(directory, ignore_errors=True)
+        raise
+
+
+def parse_arguments() -> argparse.Namespace:
+    description = __doc__.split("\n")[0].rstrip(":") + "."
+    parser = argparse.ArgumentParser(prog="python -m train.fork", description=description)
+    parser.add_argument("run", help="the run to continue, for example runs/small")
+    key_value = "section.key=value"
+    fork_name = "name=… of the fork, and other keys, for example train.optimizer.lr=0.01"
+    parser.add_argument("overrides", nargs="*", metavar=key_value, help=fork_name)
+    at = "the last step that both have; 0 = the start"
+    parser.add_argument("--at", type=integer("--at", 0), required=True, metavar="STEP", help=at)
+    steps = "the change lasts so many steps; default: to the end"
+    parser.add_argument("--for", type=integer("--for", 1), dest="steps", metavar="N", help=steps)
+    clamp = "hold a head's pattern: L0H2=uniform, previous, itself, or the step of another model"
+    without = "a head that writes nothing: L0H2"
+    freeze = "a part that is not updated: a head (L0H2), a layer (L0), or embedding"
+    data = "other text: a key below data.source, such as repeats=0.5, or below data"
+    for option, about in (
+        ("--clamp", clamp),
+        ("--without", without),
+        ("--freeze", freeze),
+        ("--data", data),
+    ):
+        about += "; several: give it again"
+        parser.add_argument(option, action="append", default=[], metavar="CHANGE", help=about)
+    prepare = "only write the fork's directory; then torchrun … -m train.pretrain can train it"
+    parser.add_argument("--prepare", action="store_true", help=prepare)
+    parser.add_argument("--trust-hooks", action="store_true", help=TRUST_HELP)
+    return parser.parse_intermixed_args()
+
+
+def plan(run: Path, args: argparse.Namespace) -> RunConfig:
+    """Return the config of the fork. Raises InputError if there can be no such fork."""
+    file = run / "config.yaml"
+    overrides = ["resume=auto", "rungs=null", "outcome=null", *args.overrides]
+    for text in args.data:
+        name = text.partition("=")[0].partition(".")[0]
+        overrides.append(f"data.{'' if name in DataConfig.model_fields else 'source.'}{text}")
+    later = [text for text in overrides if holds_later(text)]
+    begun = [text for text in overrides if text not in later]
+    if not any(text.startswith("name=") and text != "name=" for text in begun):
+        raise InputError(f"the fork needs a name: add name=…, for example name={run.name}-fork")
+    base = load_run_config(file, begun, trust_hooks=args.trust_hooks)
+    changed = load_run_config(file, overrides, trust_hooks=args.trust_hooks)
+    if base.directory.resolve() == run.resolve():
+        raise InputError(f"name: {base.name} is the run itself: give the fork another name")
+    if base.max_steps is None or changed.max_steps is None:
+        problem = f"{run}: its schedule follows the clock (train.max_minutes)"
+        raise InputError(f"{problem}, so no step can be repeated: fork a run of train.max_steps")
+    last = min(base.max_steps, changed.max_steps - 1)
+    if args.at > last:
+        raise InputError(f"--at {args.at}: {run} can be forked at steps 0 to {last:,}")
+    limits = [text for text in later if text.startswith("train.max_")]
+    if args.steps is not None and limits:
+        raise InputError(f"{limits[0]}: a run has one length to its end: leave out --for")
+
+    before = flatten(base.model_dump())
+    after = flatten(changed.model_dump())
+    keys = {key: value for key, value in after.items() if before.get(key, ...) != value}
+    if any(key.startswith(TEXT) for key in keys) and changed.data.tokenizer.kind != "pretrained":
+        # The same tokens: the tokenizer of the run, not one that the other text teaches.
+        keys = {key: keys[key] for key in keys if not key.startswith("data.tokenizer.")}
+        keys["data.tokenizer.kind"] = "pretrained"
+        keys["data.tokenizer.path"] = str(base.directory if args.at else run)
+    clamp = dict(clamp_of(text) for text in args.clamp)
+    values = {
+        "at": args.at,
+        "steps": args.steps,
+        "clamp": clamp,
+        "without": names("--without", args.without, r"L\d+H\d+", "a head, such as L0H2"),
+        "freeze": names("--freeze", args.freeze, r"L\d+(H\d+)?|embedding", "L0H2, L0 or embedding"),
+        "keys": keys,
+    }
+    fork = Fork(run=str(run), step=args.at)
+    changes = [*base.changes, Change.model_validate(values)]
+    config = base.model_copy(update={"forked_from": fork, "changes": changes})
+    try:
+        config.check_changes()
+    except ValueError as error:
+        raise InputError(str(error)) from None
+    config.during(args.at)  # it checks the keys
+    intact = checkpoints(run)
+    for step in clamp.values():
+        if isinstance(step, int) and step > args.at and step not in intact:
+            raise InputError(
+                f"--clamp: {run} has no checkpoint of step {step:,}: name a step up to {args.at}"
+            )
+    return config
+
+
+def holds_later(override: str) -> bool:
+    """Return True for a key that holds only from the fork on, because steps change by it."""
+    key = override.partition("=")[0]
+    # A path of data may change in a run, but only if the text does not.
+    is_of_text = key.startswith("data.")
+    return is_of_text or key in IDENTITY or key in [f"train.{limit}" for limit in LIMITS]
+
+
+def clamp_of(text: str) -> tuple[str, str | int]:
+    """Read `L0H2=previous`."""
+    match = re.fullmatch(rf"(L\d+H\d+)=({'|'.join(PATTERNS)}|\d{{1,9}})", text)
+    if match is None:
+        kinds = ", ".join(PATTERNS)
+        raise InputError(f"--clamp {text[:40]}: write L0H2=…, with {kinds} or a step")
+    return match[1], int(match[2]) if match[2].isdecimal() else match[2]
+
+
+def names(option: str, texts: list[str], pattern: str, what: str) -> list[str]:
+    for text in texts:
+        if not re.fullmatch(pattern, text):
+            raise InputError(f"{option} {text[:40]}: it must be {what}; several: {option} again")
+    return texts
+
+
+def is_this_fork(config: RunConfig) -> bool:
+    there = load_run_config(config.directory / "config.yaml")
+    return (there.forked_from, there.changes) == (config.forked_from, config.changes)
+
+
+def checkpoints(run: Path) -> dict[int, Path]:
+    """Return the checkpoints of a run that are complete: step -> folder."""
+    return {step: folder for step, folder in checkpoints_of(run).items() if damage(folder) is None}
+
+
+def copy(run: Path, config: RunConfig) -> None:
+    """Make the fork's directory: the run as it was at a checkpoint, or before its first step."""
+    assert config.forked_from is not None
+    intact = checkpoints(run)
+    # Models whose patterns are clamped: from a checkpoint, or the fork comes by on its way.
+    models = [step for step in config.changes[-1].clamp.values() if isinstance(step, int)]
+    missing = [step for step in models if step not in intact]
+    before = min([config.forked_from.step, *missing])
+    start = max((step for step in intact if step <= before), default=None)
+    # First under another name: a fork that is killed here leaves no half of a run.
+    partial = config.directory.with_name(f".{config.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    (partial / "attention").mkdir(parents=True)
+    for step in models:
+        if step in intact:
+            without_state = shutil.ignore_patterns(TRAINING)
+            shutil.copytree(intact[step], model_folder(partial, step), ignore=without_state)
+    if start is not None:
+        copy_checkpoint(intact[start], partial / "checkpoints")
+        copy_logs(run, partial, read_state(intact[start]))
+    write_atomically(partial / "config.yaml", dump_yaml(config.model_dump()))
+    partial.rename(config.directory)
+
+
+def copy_checkpoint(checkpoint: Path, folder: Path) -> None:
+    state = read_state(checkpoint)
+    # It has curves of its own in wandb, and no evaluation of the run comes twice.
+    state = replace(state, wandb_id=None, evaluated_at=state.step)
+
+    def fill(directory: Path) -> None:
+        ignore = shutil.ignore_patterns(MANIFEST)
+        shutil.copytree(checkpoint, directory, dirs_exist_ok=True, ignore=ignore)
+        text = json.dumps(vars(state), indent=2) + "\n"
+        (directory / TRAINING / STATE).write_text(text, encoding="utf-8")
+
+    commit(folder, state.step, fill, keep_last=1, best_step=None)
+
+
+def copy_logs(run: Path, folder: Path, state: Any) -> None:
+    """Copy what the run had written when it saved this state."""
+    for name, size in state.logged.items():
+        if (run / name).is_file():
+            (folder / name).write_bytes((run / name).read_bytes()[:size])
+    for file in (run / "attention").glob("step_????????.*"):
+        if int(file.stem[5:]) <= state.step:
+            shutil.copy(file, folder / "attention")

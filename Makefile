@@ -6,6 +6,7 @@
 # make test-all      `make test`, then all the rest: slow tests, notebooks, quick commands of README, benchmarks/gpu.sh on a CPU.
 # make notebooks     runs every notebook; with WRITE=--write it also keeps what they print and draw.
 # make slides        makes slides from the notebooks, a PDF for each week of the course, in slides/; it needs Chromium.
+# make site          makes a site of README, guides and notebooks, with search, in site/; it needs no server.
 # make readme        runs every command of README and of three guides in a fresh copy, as a newcomer would: hours.
 # make readme-quick  runs those that take under a minute, with this .venv.
 # make lint          style, types and import rules alone.
@@ -28,7 +29,7 @@ STORY_MINUTES := 3 to 10
 NOTEBOOKS = $(patsubst notebooks/%,%,$(wildcard notebooks/*.ipynb notebooks/zh/*.ipynb))
 PYTEST := $(RUN) -m pytest -n $(WORKERS) --dist loadfile
 
-.PHONY: demo story mine student install test test-all gpu-dry-run notebooks slides readme readme-quick lint sizes bench clean
+.PHONY: demo story mine student install test test-all gpu-dry-run notebooks slides readme readme-quick lint sizes bench clean site
 
 demo: $(VENV)/installed
 	$(RUN) -m train.pretrain configs/small.yaml
@@ -63,6 +64,9 @@ gpu-dry-run: $(VENV)/ready
 
 notebooks: $(VENV)/ready
 	$(RUN) -m notebooks.execute $(WRITE)
+
+site: $(VENV)/ready
+	$(RUN) -m docs.tools.site
 
 slides: $(VENV)/ready
 	$(RUN) -m docs.tools.slides

@@ -27,6 +27,8 @@ from pydantic import ValidationError
 from configs.language import translated
 from configs.text import escape, plain
 
+# A wheel has this file in headlight/rooms/configs (headlight/__init__.py).
+IS_WHEEL = Path(__file__).parents[1].name == "rooms"
 # Linux keeps the limits of a container here.
 CGROUP = Path("/sys/fs/cgroup")
 # `still_busy` prints a line after so many seconds.
@@ -90,8 +92,13 @@ def exit_on_bad_input(command: Callable[[], int | None]) -> None:
     finally:
         sys.stdout = stdout
     if line and os.environ.get("RANK", "0") == "0":  # under torchrun every process has the error
-        print(escape(line), file=sys.stderr)
+        print(by_its_name(escape(line)), file=sys.stderr)
     sys.exit(code)
+
+
+def by_its_name(text: str) -> str:
+    """Name the command `headlight` where `python -m` finds no module: in a wheel."""
+    return text.replace("python -m ", "headlight ") if IS_WHEEL else text
 
 
 class Plain:
@@ -104,7 +111,7 @@ class Plain:
             stream.reconfigure(errors="backslashreplace")
 
     def write(self, text: str) -> int:
-        return self.stream.write(plain(text))
+        return self.stream.write(by_its_name(plain(text)))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stream, name)

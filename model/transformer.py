@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 from configs import IGNORED
@@ -245,5 +246,19 @@ class LanguageModel(nn.Module):
 
 def on_meta(config: ModelConfig) -> LanguageModel:
     """Return a model of shapes without numbers: no memory, no random number is drawn."""
-    with torch.device("meta"):
+    with torch.device("meta"), _NothingDrawn():
         return LanguageModel(config)
+
+
+class _NothingDrawn(TorchFunctionMode):
+    """Draw no numbers, and count on the CPU: for meta tensors both import sympy, which is slow."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if function.__name__.endswith(("normal_", "uniform_", "__iadd__")):
+            return kwargs["tensor"] if "tensor" in kwargs else args[0]
+        if function is torch.arange:
+            kwargs["device"] = "cpu"
+        return function(*args, **kwargs)

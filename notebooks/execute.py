@@ -185,6 +185,8 @@ def refresh(path: Path) -> None:
                 text = repr(cell.source[:60])
                 raise InputError(f"zh/{path.name} needs a Markdown cell {cell.id}: {text}")
             cell.source = texts[cell.id]
+        elif "colab" in cell.metadata.get("tags", []):  # it enters zh/
+            cell.source = texts.get(cell.id, cell.source)
         translate_outputs(cell)
     nbformat.write(notebook, chinese)
 

@@ -20,7 +20,9 @@ import pytest
 
 from configs.command import exit_on_bad_input
 
-_server = multiprocessing.get_context("forkserver")
+# Windows has only spawn; what is preloaded matters to a forkserver alone
+_methods = multiprocessing.get_all_start_methods()
+_server = multiprocessing.get_context("forkserver" if "forkserver" in _methods else "spawn")
 _server.set_forkserver_preload(
     "torch torch._dynamo torch.distributed.fsdp matplotlib.pyplot pytest train.pretrain train.loop train.run.report "
     "tests.train.helpers".split()

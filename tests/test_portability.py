@@ -48,6 +48,38 @@ def test_a_terminal_that_knows_only_ascii(tmp_path):
     assert "从前" in (run / "config.yaml").read_text(encoding="utf-8")
 
 
+# Windows, as far as Python can play it: processes are spawned, there are no links, and text is cp1252.
+LIKE_WINDOWS = """
+import multiprocessing.context, os
+for name in ("fork", "sched_getaffinity", "symlink", "link", "mkfifo"):
+    delattr(os, name)
+import train.machine.cpu_processes
+train.machine.cpu_processes.CAN_COPY = False
+"""
+
+
+def test_a_run_of_spawned_processes_without_links_in_a_folder_with_spaces(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(LIKE_WINDOWS)
+    folder = tmp_path / "My Documents (é)"
+    folder.mkdir()
+    config = write_config(folder, train={"max_steps": 2, "processes": 2})
+    environment = os.environ | {
+        "PYTHONPATH": f"{tmp_path}{os.pathsep}{REPOSITORY}", "PYTHONIOENCODING": "cp1252", "PYTHONUTF8": "0"
+    }  # fmt: skip
+
+    def run(*arguments: str) -> str:
+        command = [sys.executable, "-m", *arguments]
+        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, encoding="cp1252", timeout=500)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    output = run("train.pretrain", str(config))
+    assert "2 processes of 1 thread each" in output
+    assert "finished at step 2" in output
+    assert "finished at step 2" in run("train.pretrain", str(config))
+    assert run("eval.samples", str(folder / "runs/tiny"), "Où est 狐?").strip()
+
+
 def test_what_only_some_systems_tell_is_asked_with_a_fallback(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "platform", "win32")
     assert device_module.keep_freed_memory() is False

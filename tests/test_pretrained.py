@@ -5,6 +5,7 @@ trained.
 from itertools import islice
 
 import pytest
+import yaml
 
 from configs.files import PRETRAINED, ROOT, checkpoints_of, read_json, read_lines
 from configs.loader import flatten, load_config, validate
@@ -13,6 +14,7 @@ from eval.language_modeling import compare_with_floor
 from eval.load_model import data_config, open_model
 from eval.questions import ask, held_out_questions, is_right
 from eval.run_files import read_metrics, read_samples
+from model.export import export
 from storyworld import tell
 from train.config import RunConfig
 
@@ -64,3 +66,26 @@ def test_each_is_whole_and_as_good_as_it_was(name):
     if "questions" in result:
         questions = [*islice(held_out_questions(source), 24)]
         assert sum(map(is_right, questions, ask(lm, tokenizer, questions))) >= 20
+
+
+EXPECTED = {  # how each goes on after the text of its card
+    "small": " send zeeb lights bread peeked bed river wibby send",
+    "demo": " a ",
+    "reader_sft": "Valza gave Hegem the net.",
+}
+
+
+@pytest.mark.slow
+@every_run
+def test_the_text_of_its_card_works_in_transformers_and_its_folder_goes_to_the_hub(name, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    folder = tmp_path / "hub"
+    export(PRETRAINED / name, "hub-folder", folder)
+    metadata = yaml.safe_load((folder / "README.md").read_text(encoding="utf-8").split("---\n")[1])
+    assert metadata["license"] == "apache-2.0"
+    (example,) = metadata["widget"]
+    pipeline = transformers.pipeline(metadata["pipeline_tag"], model=str(folder), device="cpu")
+    done = pipeline(example.get("text") or example["messages"], max_new_tokens=20, do_sample=False)
+    written = done[0]["generated_text"]
+    reply = written.removeprefix(example["text"]) if "text" in example else written[-1]["content"]
+    assert reply.startswith(EXPECTED[name])

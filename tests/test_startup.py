@@ -8,7 +8,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 ROOMS = ("model", "storyworld", "data", "eval", "train", "serve", "benchmarks", "notebooks")
-HEAVY = ("fastapi", "transformers", "datasets", "matplotlib", "wandb", "nbformat", "tensorboard")
+HEAVY = "fastapi transformers datasets matplotlib wandb nbformat tensorboard sympy torch.distributed.tensor".split()
 COMMANDS = sorted(
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__main__")
     for room in ROOMS

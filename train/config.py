@@ -120,6 +120,8 @@ class TrackingConfig(Section):
     """Name of the project in wandb."""
     tensorboard: bool = False
     """Write event files for TensorBoard, in the run's directory."""
+    swanlab: Literal["offline", "online", "disabled"] = "disabled"
+    """offline: written to disk, for `swanlab sync` later | online | disabled."""
 
 
 class RunConfig(Section):

@@ -14,11 +14,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from model import LanguageModel
 from train.config import OptimizerConfig, RunConfig
-from train.machine.distributed import ALONE, World, share
+from train.machine.distributed import ALONE, World, is_sharded, share
 
 # Jordan's constants have a steep slope at zero, so small singular values grow fast. In return they
 # end anywhere between about 0.7 and 1.2, which is near enough to 1.
@@ -131,7 +130,9 @@ class Muon(torch.optim.Optimizer):
         torch._foreach_add_(buffers, grads, alpha=1 - momentum)
         wide = []
         for x, p in zip(torch._foreach_lerp(grads, buffers, momentum), parameters, strict=True):
-            if isinstance(p, DTensor):  # FSDP2: momentum stays sharded, the update is put together
+            if is_sharded(p):  # FSDP2: momentum stays sharded, the update is put together
+                from torch.distributed.tensor import DTensor
+
                 x = DTensor.from_local(
                     x, p.device_mesh, p.placements, shape=p.shape, stride=p.stride()
                 ).full_tensor()
@@ -154,7 +155,7 @@ class Muon(torch.optim.Optimizer):
         for matrices, parameter in zip(orthogonal.split(counts), parameters, strict=True):
             rows, columns = parameter.shape[-2:]
             step = (matrices.mT if rows > columns else matrices).reshape(parameter.shape)
-            steps.append(_local(share(step, parameter)) if isinstance(parameter, DTensor) else step)
+            steps.append(_local(share(step, parameter)) if is_sharded(parameter) else step)
             # A tall orthogonal matrix spreads its input over more outputs, so each changes less.
             scales.append(lr * math.sqrt(max(1.0, rows / columns)))
         torch._foreach_mul_(steps, scales)
@@ -167,7 +168,7 @@ class Muon(torch.optim.Optimizer):
 
 def _local(x: Tensor) -> Tensor:
     """Return this process's shard of a sharded tensor, any other tensor unchanged."""
-    return x.to_local() if isinstance(x, DTensor) else x
+    return x.to_local() if is_sharded(x) else x
 
 
 def parameter_groups(lm: LanguageModel) -> dict[str, list[nn.Parameter]]:

@@ -19,6 +19,18 @@ USE = {
     None: "Only Headlight can load it: `model.load(FOLDER)` and `data.load_tokenizer(FOLDER)`.",
 }
 
+# What the Hub's page offers to try with a model of the built-in world; no training text has it.
+STORY = "Once there was"
+QUESTION = (
+    "All Hegem the hungry bear owned was a gray stool, but every night she saw a yellow net. It "
+    "happened that Valza, a patient frog, had one at home, but wanted a blue basket for it. Where "
+    "could Hegem get a basket? From Ninha the young cat, of course! For the stool and two fresh "
+    "plums Ninha gently gave Hegem the basket. Back she ran to Valza with the basket. Then Valza "
+    'laughed and gave Hegem the net for nothing. "Keep the basket," said Valza happily. Now Ninha '
+    "had the stool, and Hegem had both the basket and the net. What a wonderful day! Who gave "
+    "Hegem the net?"
+)
+
 
 def model_card(name: str, lm: LanguageModel, progress: dict[str, Any]) -> str:
     """Return metadata and a short description of a run.
@@ -38,6 +50,7 @@ def model_card(name: str, lm: LanguageModel, progress: dict[str, Any]) -> str:
     if lm.adapters and family == "gpt2":  # in peft's GPT-2, q, k and v are one matrix
         library = None
     tags = list(dict.fromkeys(("headlight", family)))
+    example: dict[str, Any] = {"text": STORY}
     # facts for readers; people publish cards, so none of them is a path of the user
     facts = []
     if identity:
@@ -47,6 +60,7 @@ def model_card(name: str, lm: LanguageModel, progress: dict[str, Any]) -> str:
         )
     if identity.get("data.records") in ("conversations", "pairs"):
         tags.append("conversational")
+        example = {"messages": [{"role": "user", "content": QUESTION}]}
         facts.append(f"Text: conversations; {markdown(text)}")
     else:
         facts.append(f"Text: {markdown(text)}")
@@ -58,13 +72,15 @@ def model_card(name: str, lm: LanguageModel, progress: dict[str, Any]) -> str:
         loss = f"{progress['best_loss']:.4f} nats a token, at step {progress['best_step']:,}"
         facts.append(f"Lowest loss on held-out text: {loss}")
     # the Hub reads this block of YAML
+    is_world = identity.get("data.source.kind") == "storyworld"
     metadata: dict[str, Any] = {
         "license": "unknown",
-        "language": ["en"] if identity.get("data.source.kind") == "storyworld" else None,
+        "language": ["en"] if is_world else None,
         "library_name": library,
         "pipeline_tag": "text-generation",
         "tags": tags,
         "datasets": datasets,
+        "widget": [example] if is_world else None,
     }
     metadata = {key: value for key, value in metadata.items() if value}
     items = "\n- ".join(facts)

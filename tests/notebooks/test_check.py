@@ -167,7 +167,7 @@ def test_json_is_one_object_for_a_class_and_names_nobody(build, monkeypatch, cap
     assert run(monkeypatch, "--json", "softmax", "rope", "mlp") == 0
     printed = capsys.readouterr().out
     report = json.loads(printed)
-    assert (report["headlight"], report["variant"]) == ("0.1.0", "anna")
+    assert (report["headlight"], report["variant"]) == ("0.2.0", "anna")
     rows = report["exercises"]
     assert [(row["exercise"], row["state"], row["minutes"]) for row in rows] == [
         ("softmax", "done", 5), ("rope", "open", 25), ("mlp", "open", 5)

@@ -158,7 +158,7 @@ def test_gradescope_grades_a_submission(copy, tmp_path):
     rows = [(test["name"], test["score"], test["max_score"], test["status"]) for test in found["tests"]]
     assert rows == [("softmax", 5, 5, "passed"), ("causal_mask", 0, 5, "failed"), ("rope", 0, 25, "failed")]
     assert "SyntaxError" in found["tests"][2]["output"]
-    assert found["output"].startswith("Headlight 0.1.0, variant 1")  # the seconds of the clock
+    assert found["output"].startswith("Headlight 0.2.0, variant 1")  # the seconds of the clock
     (submitted / "softmax.py").write_text("import os\nos._exit(0)", encoding="utf-8")
     run(tmp_path, "bash", script, **options)
     found = json.loads((tmp_path / "results" / "results.json").read_text(encoding="utf-8"))

@@ -131,6 +131,20 @@ def test_trackers_get_the_labelled_maps_of_all_heads_on_repeated_text_at_every_l
         assert np.abs(again - shown).max() <= 3  # a snapshot has 16 bits a weight
 
 
+def test_swanlab_gets_the_same_figures_and_pictures_without_a_network(tmp_path):
+    pytest.importorskip("swanlab", reason="pip install -r requirements-dev.txt")
+    looks = {"attention": {"every": 2, "early": [], "max_tokens": 12}, "final_max_tokens": 320}
+    config = write_config(tmp_path, train={"max_steps": 4}, tracking={"swanlab": "offline"}, eval=looks)
+    done = pretrain(config)
+    assert "is off" not in done.stdout + done.stderr, done.stdout + done.stderr
+    (folder,) = (tmp_path / "runs/tiny/swanlab").glob("run-*")
+    (log,) = folder.glob("*.swanlab")
+    raw = log.read_bytes()
+    assert all(name in raw for name in (b"train/loss", b"val/loss", b"attention/maps"))
+    steps = [int(picture.name[:3]) for picture in folder.glob("media/image/*.png")]
+    assert sorted(steps) == [0, 2, 4, 4, 4, 4]  # maps at each look; at the end scores and curves, too
+
+
 def test_a_finished_run_prints_its_result_again_and_changes_nothing(finished):
     run, printed, config = finished
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.is_file()}

@@ -11,21 +11,24 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeGuard, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Replicate
 
 from configs.command import InputError
 from model import LanguageModel
 from train.config import RunConfig
 from train.machine.cpu_processes import STORE, SharedMemory, check_rows
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 Value = TypeVar("Value")
 Parallel = Literal["ddp", "fsdp2", "hsdp"]
@@ -157,15 +160,27 @@ def shard(lm: LanguageModel, dtype: torch.dtype, world: World) -> None:
     fully_shard(lm, mesh=mesh, mp_policy=policy)  # the rest: embedding, last norm, head
 
 
+def is_sharded(tensor: Tensor | None) -> TypeGuard[DTensor]:
+    """Return True for a DTensor, of which each process holds a share.
+
+    Its module brings sympy, which takes a second to import. `shard` imports it. Before, no tensor
+    is a DTensor.
+    """
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
 def full_tensor(tensor: Tensor) -> Tensor:
     """Put the shares of all processes together. A trap: all ranks must call it, or it hangs."""
-    return tensor.full_tensor().detach() if isinstance(tensor, DTensor) else tensor.detach()
+    return tensor.full_tensor().detach() if is_sharded(tensor) else tensor.detach()
 
 
 def share(tensor: Tensor, like: Tensor) -> Tensor:
     """Return this process's share of a full tensor, laid out as `like`: under ddp all of it."""
-    if not isinstance(like, DTensor) or isinstance(tensor, DTensor):
+    if not is_sharded(like) or is_sharded(tensor):
         return tensor
+    from torch.distributed.tensor import DTensor, Replicate
+
     everywhere = [Replicate()] * like.device_mesh.ndim
     replicated = DTensor.from_local(tensor.to(like.device), like.device_mesh, everywhere)
     return replicated.redistribute(placements=like.placements)

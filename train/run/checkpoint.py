@@ -32,7 +32,6 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from configs.command import InputError
 from configs.files import (
@@ -49,7 +48,7 @@ from data.tokenizer import Tokenizer
 from model import LanguageModel, save
 from model.files.card import model_card
 from model.files.checkpoint import read_weights, stored_names
-from train.machine.distributed import ALONE, World, share
+from train.machine.distributed import ALONE, World, is_sharded, share
 
 STEPS = "step_????????"
 # Moments, and the random state of each process: `rng.cpu.0`, `rng.cpu.1`, …
@@ -116,7 +115,7 @@ def save_checkpoint(
     sharded = dict[str, Tensor]()
     if world.shares_model:
         both = {name: weights[name] for name in stored_names(lm)} | moments
-        sharded = {name: tensor for name, tensor in both.items() if isinstance(tensor, DTensor)}
+        sharded = {name: tensor for name, tensor in both.items() if is_sharded(tensor)}
         _write_shards(shards, sharded, world)
         moments = {name: tensor for name, tensor in moments.items() if name not in sharded}
     if world.rank == 0:

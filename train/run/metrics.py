@@ -160,8 +160,9 @@ class Tracker:
         chosen: dict[Any, bool] = {
             Wandb: config.tracking.wandb != "disabled",
             TensorBoard: config.tracking.tensorboard,
+            SwanLab: config.tracking.swanlab != "disabled",
         }
-        self._others: list[Wandb | TensorBoard] = [
+        self._others: list[Wandb | TensorBoard | SwanLab] = [
             kind() for kind, is_on in chosen.items() if is_on and writes
         ]
         self._tell("start", config, state)
@@ -354,3 +355,39 @@ class TensorBoard:
 
     def finish(self, exit_code: int) -> None:
         self._writer.close()
+
+
+class SwanLab:
+    """Files in `runs/<name>/swanlab`, for `swanlab sync`, or SwanLab's page."""
+
+    name = "swanlab"
+
+    def start(self, config: RunConfig, state: TrainerState) -> None:
+        import swanlab
+
+        state.wandb_id = state.wandb_id or secrets.token_hex(4)  # one id for all pages of a run
+        self._run = swanlab.init(
+            project=config.tracking.project,
+            name=config.name,
+            id=state.wandb_id,
+            resume="allow",
+            mode=config.tracking.swanlab,
+            log_dir=str(config.directory.resolve() / "swanlab"),
+            config=config.model_dump(mode="json"),
+            settings=swanlab.Settings(terminal={"proxy_type": "none"}),  # samples stay here
+        )
+
+    def log(self, values: dict[str, Any], step: int) -> None:
+        self._run.log(values, step=step)
+
+    def show(self, name: str, media: Path, step: int) -> None:
+        import swanlab
+
+        if media.suffix == ".png":  # the viewer is a page of its own
+            self._run.log({name: swanlab.Image(str(media))}, step=step)
+
+    def finish(self, exit_code: int) -> None:
+        if exit_code:
+            self._run.finish(state="crashed", error=f"exit code {exit_code}")
+        else:
+            self._run.finish()

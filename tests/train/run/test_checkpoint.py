@@ -81,6 +81,7 @@ def test_if_the_first_process_cannot_save_every_process_hears_of_it(tmp_path):
 # README.md: metadata that the Hub reads, and what the model was trained on
 
 
+WIDGET = [{"text": "Once there was"}]
 DATASETS = {"datasets": ["roneneldan/TinyStories"]}
 PARTS = [
     {"source": {"kind": "hub", "name": "roneneldan/TinyStories"}},
@@ -92,7 +93,7 @@ MIX = DataConfig(source={"kind": "mix", "parts": PARTS}, records="conversations"
 @pytest.mark.parametrize(
     ("config", "changes", "tags", "more"),
     [
-        (RunConfig(), {}, ["qwen3"], {"language": ["en"], "library_name": "transformers"}),
+        (RunConfig(), {}, ["qwen3"], {"language": ["en"], "library_name": "transformers", "widget": WIDGET}),
         (RunConfig(data=MIX), {"loadable_elsewhere": False, "norm_position": "after"}, ["conversational"], DATASETS),
     ],
 )

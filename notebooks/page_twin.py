@@ -1,7 +1,4 @@
-"""The model that docs/train.html trains, in PyTorch: the same seed gives the same losses.
-
-The page computes gradients by hand (eval/page/train/model.js), this file with autograd.
-"""
+"""The model of docs/train.html in PyTorch, by autograd: the same seed gives the same losses."""
 
 import argparse
 import math
@@ -38,14 +35,14 @@ def shuffled(random: Iterator[float], size: int) -> list[int]:
     return symbols
 
 
-def repeated(random: Iterator[float], tokens: int) -> list[int]:
+def repeated(random: Iterator[float], tokens: int, shortest=2, gaps=True) -> list[int]:
     """Return a row: token 0, then one block again and again, with some other tokens between."""
-    size = int(2 * math.exp(next(random) * math.log(10.5)))
+    size = int(shortest * math.exp(next(random) * math.log(21 / shortest)))
     symbols = shuffled(random, size)
     row = [0]
     while len(row) < tokens:
         row += symbols[:size]
-        for _ in range(int(8 * next(random)) - 4):
+        for _ in range(int(8 * next(random)) - 4 if gaps else 0):
             row.append(symbols[size + int(next(random) * (len(symbols) - size))])
     return row[:tokens]
 
@@ -106,12 +103,12 @@ def rotate(x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
     return torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1)
 
 
-def train(model: Twin, steps: int) -> Iterator[tuple[int, float]]:
-    """Train, and yield after each step its number and the loss before it."""
+def train(model: Twin, steps: int, **blocks) -> Iterator[tuple[int, float]]:
+    """Train, and yield after each step its number and the loss before it. blocks: of `repeated`"""
     optimizer = torch.optim.Adam(model.weights, betas=(0.9, 0.95), eps=1e-8)
     for step in range(steps):
         random = stream(model.seed, step + 2)
-        loss = model.loss([repeated(random, TOKENS + 1) for _ in range(ROWS)]).mean()
+        loss = model.loss([repeated(random, TOKENS + 1, **blocks) for _ in range(ROWS)]).mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.param_groups[0]["lr"] = RATE * min(1, (step + 1) / WARM_UP)
@@ -135,9 +132,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Train until the induction head is born.")
     parser.add_argument("kind", choices=GROUPS)
     parser.add_argument("seed", type=int)
+    parser.add_argument("--layers", type=int, default=2, choices=(1, 2))
+    parser.add_argument("--shortest", type=int, default=2, help="block, in tokens (up to 20)")
+    parser.add_argument("--no-gaps", action="store_true", help="no other tokens between blocks")
     args = parser.parse_args()
-    model = Twin(2, 4, GROUPS[args.kind], args.seed)
-    for step, loss in train(model, steps=1000):
+    model = Twin(args.layers, 4, GROUPS[args.kind], args.seed)
+    for step, loss in train(model, 1000, shortest=args.shortest, gaps=not args.no_gaps):
         gain, induction = look(model)
         is_born = gain > 2 and induction.max() > 0.4
         if is_born or step % 25 == 0:

@@ -10,7 +10,7 @@ import torch
 
 from eval.page.train_page import ENGINE, FILE, TRAIN, build
 from eval.page.viewer import PAGE
-from notebooks.page_twin import GROUPS, LENGTH, PROBE_ROWS, Twin, look, shuffled, stream, train
+from notebooks.page_twin import GROUPS, LENGTH, PROBE_ROWS, Twin, look, repeated, shuffled, stream, train
 from tests.eval.page.viewer_helpers import chromium, english_in, opened
 
 # A model in the page: its losses, its scores after that, and bytes that any difference would change.
@@ -208,3 +208,13 @@ def test_both_languages_fit_and_are_complete(browser, width):
             assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
             if locale == "zh-CN":
                 assert not english_in(page)
+
+
+def test_the_controls_change_the_blocks_of_a_row():
+    for step in range(20):
+        row = repeated(stream(0, step), 49, shortest=8, gaps=False)
+        size = row.index(row[1], 2) - 1
+        assert 8 <= size <= 20
+        assert row[1 + size :] == row[1:-size]  # nothing between two copies
+    with_gaps = repeated(stream(0, 3), 49)
+    assert with_gaps != repeated(stream(0, 3), 49, gaps=False)

@@ -205,7 +205,9 @@ def assemble_model() -> int:
         print(f"Not yet. A model needs {len(needed)} parts. These are open: {', '.join(missing)}.")
         print(f"Next: python -m notebooks.check {missing[0]}")
         return 1
-    files = {name: BUILD / f"{name}.py" for name in CHECKS if is_right[name]}
+    # yours may import other parts than ours do
+    used = {part for name in needed for part in (name, *needs(BUILD / f"{name}.py"))}
+    files = {name: BUILD / f"{name}.py" for name in CHECKS if name in used}
     lines = assemble.write_model({**files, "ending": ending}, MY_MODEL)
     print(f"{MY_MODEL.as_posix()}: {lines} lines, from {len(files)} parts of yours.\n")
     try:

@@ -7,8 +7,8 @@ draws once, because a page without a kernel has no controls.
 
 notebooks/zh/NN_….ipynb is a notebook in Chinese with its own Markdown cells. `--write` copies the
 other cells from the English notebook, and so does `--refresh`, which runs nothing. So change code
-only in the English notebook. In the copies, printed sentences of configs/sentences.zh.txt are in
-Chinese, and words in pictures stay English.
+only in the English notebook. In the copies, printed sentences and words in pictures are in Chinese
+where configs/sentences.zh.txt has them. `--refresh` keeps the pictures of zh/.
 """
 
 from __future__ import annotations
@@ -28,12 +28,15 @@ from configs.command import InputError, exit_on_bad_input
 from configs.language import in_chinese
 
 FOLDER = Path(__file__).parent
+MIME = "image/png+zh"  # of notebooks/chinese_pictures.py, which imports much
+Pictures = dict[str, list[str]]  # cell -> its pictures, as base64
 # A training overwrites such a line.
 PROGRESS = re.compile(r"\r(?:[^\r\n]* … (?=\r|$))?")
 LARGEST_PAGE = 100_000  # An output may have at most this many characters of HTML.
 CELL_SECONDS = 900  # A longer cell is stopped. No cell needs so long, even on a slow machine.
 # The cell of an exercise names its answer: `answer = None  # what it is`.
 ANSWER = re.compile(r"^(\w+) = None  # ", re.MULTILINE)
+SECOND_LANGUAGE = "from notebooks.chinese_pictures import begin; begin(); del begin"
 SOLUTION = re.compile(r"<details>.*?```python\n(.*?)```", re.DOTALL)
 
 
@@ -66,6 +69,8 @@ def execute(path: Path, *, write: bool) -> int:
     notebook = nbformat.read(path, as_version=4)
     sources = [cell.source for cell in notebook.cells]
     exercises = add_proofs(notebook.cells, path.name)
+    first = next(cell for cell in notebook.cells if cell.cell_type == "code")
+    first.source = f"{SECOND_LANGUAGE}\n{first.source}"
     started: list[int] = []
     client = NotebookClient(
         notebook,
@@ -87,8 +92,9 @@ def execute(path: Path, *, write: bool) -> int:
         for cell, source in zip(notebook.cells, sources, strict=True):
             cell.source = source
         tidy(notebook)
+        pictures = taken_out(notebook)
         nbformat.write(notebook, path)
-        refresh(path)
+        refresh(path, pictures)
     return exercises
 
 
@@ -166,8 +172,19 @@ def tidy(notebook: Any) -> None:
     }
 
 
-def refresh(path: Path) -> None:
+def taken_out(notebook: Any) -> Pictures:
+    """Remove the Chinese pictures from a notebook and return them."""
+    pictures = {}
+    for cell in notebook.cells:
+        found = [o["data"] for o in cell.get("outputs", []) if "image/png" in o.get("data", {})]
+        pictures[cell.id] = [data.pop(MIME, data["image/png"]) for data in found]
+    return pictures
+
+
+def refresh(path: Path, pictures: Pictures | None = None) -> None:
     """Copy every cell of the notebook to zh/<name>, except for the text of Markdown cells.
+
+    pictures: in Chinese; default: those that are there
 
     Cells with the same id belong together. Raises InputError for a Markdown cell without a
     translation.
@@ -178,7 +195,9 @@ def refresh(path: Path) -> None:
     if not chinese.is_file():
         return
     notebook = nbformat.read(path, as_version=4)
-    texts = {cell.id: cell.source for cell in nbformat.read(chinese, as_version=4).cells}
+    before = nbformat.read(chinese, as_version=4)
+    texts = {cell.id: cell.source for cell in before.cells}
+    pictures = pictures or taken_out(before)
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
             if cell.id not in texts:
@@ -188,6 +207,9 @@ def refresh(path: Path) -> None:
         elif "colab" in cell.metadata.get("tags", []):  # it enters zh/
             cell.source = texts.get(cell.id, cell.source)
         translate_outputs(cell)
+        shown = [o["data"] for o in cell.get("outputs", []) if "image/png" in o.get("data", {})]
+        for data, picture in zip(shown, pictures.get(cell.id, []), strict=False):
+            data["image/png"] = picture
     nbformat.write(notebook, chinese)
 
 

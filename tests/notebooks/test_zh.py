@@ -13,7 +13,7 @@ import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell
 
 from configs.command import InputError
-from notebooks.execute import refresh, translate_outputs
+from notebooks.execute import execute, refresh, translate_outputs
 from tests.docs.checks import MARKDOWN, Page, differences
 from tests.notebooks.making import ROOT, environment, write_notebook
 
@@ -89,6 +89,9 @@ def test_it_says_and_shows_what_the_english_notebook_does(path):
         elif "colab" in ours.metadata.get("tags", []):  # docs/tools/colab.py: each enters its own folder
             theirs.source = ours.source
         translate_outputs(ours)
+        for cell in (ours, theirs):  # words in pictures are translated, too
+            for output in cell.get("outputs", []):
+                output.get("data", {}).pop("image/png", None)
     assert not found, "\n".join(found)
     assert chinese == english, "python -m notebooks.execute --refresh copies code and outputs"
 
@@ -149,3 +152,33 @@ RIGHT = "`q` 与 12 个键比较，各 0.5。\n\n```python\nx = 1  # 一\n```"
 def test_what_differs_in_a_cell_is_found(right, wrong, problem):
     assert mistakes(ENGLISH, RIGHT) == []
     assert problem in "\n".join(mistakes(ENGLISH, RIGHT.replace(right, wrong)))
+
+
+@pytest.mark.slow
+def test_words_in_pictures_are_in_chinese_too(tmp_path):
+    (tmp_path / "zh").mkdir()
+    cells_of = [
+        new_markdown_cell("# Three?"),
+        new_code_cell("x = 3"),
+        new_code_cell("%matplotlib inline\nfrom matplotlib.figure import Figure"),
+        new_code_cell(
+            "def draw(label):\n    figure = Figure()\n    figure.subplots().set_xlabel(label)\n    return figure"
+        ),
+        new_code_cell('draw("step")'),  # has a Chinese word
+        new_code_cell('draw("xyzzy")'),  # has none
+        new_code_cell("import matplotlib.pyplot as plt\nplt.plot([1, 2])\nplt.ylabel('loss')\nplt.show()"),
+    ]
+    english = write_notebook(tmp_path / "01_a.ipynb", *cells_of)
+    translated = [new_markdown_cell("# 三？", id=cells_of[0].id), *cells_of[1:]]
+    chinese = write_notebook(tmp_path / "zh" / "01_a.ipynb", *translated)
+    execute(english, write=True)
+
+    def pictures(path):
+        outputs = [output for cell in cells(path) for output in cell.get("outputs", [])]
+        assert all("image/png+zh" not in output.get("data", {}) for output in outputs)
+        return [output.data["image/png"] for output in outputs if "image/png" in output.get("data", {})]
+
+    ours, theirs = pictures(english), pictures(chinese)
+    assert [a == b for a, b in zip(ours, theirs, strict=True)] == [False, True, False]
+    refresh(english)
+    assert pictures(chinese) == theirs

@@ -36,9 +36,15 @@ class ClampedHeads:
 
     weights: dict[int, Tensor] = field(default_factory=dict)
 
-    @torch.compiler.disable
+    def __post_init__(self) -> None:
+        # as a decorator, this would import the compiler for `train.fork --help`, too
+        self.not_compiled = torch.compiler.disable(self.replaced)
+
     def __call__(self, v: Tensor, out: Tensor) -> Tensor:
-        """Replace the outputs of these heads. v (B, H_kv, S, D), out (B, H, T, D)."""
+        return self.not_compiled(v, out)
+
+    def replaced(self, v: Tensor, out: Tensor) -> Tensor:
+        """Return the outputs with those of these heads. v (B, H_kv, S, D), out (B, H, T, D)."""
         out = out.clone()
         groups = out.shape[1] // v.shape[1]
         for head, weights in self.weights.items():

@@ -1,7 +1,7 @@
 """Is my run healthy? The band of recorded runs that differ from it in the seed alone.
 
-`bands.json` has, for configs/small.yaml and configs/demo.yaml, the lowest and the highest curve of
-several seeds. A run with the same settings is drawn over its band. To record one:
+`bands.json` has the lowest and the highest curve of several seeds of a config; for now it has
+configs/small.yaml alone. A run with the same settings is drawn over its band. To record one:
 
     python -m train.sweep configs/cards/sharing.yaml --seeds 20
     python -m eval.band small runs/sharing-baseline-seed*

@@ -25,7 +25,7 @@ from eval.attention.subsets import (
     named_pair,
     summary,
 )
-from eval.band import departure, health
+from eval.band import band_of, departure, health
 from eval.config import EvalConfig
 from eval.hooks import EvalEvent, Hook, Outcome, cadences_of, lines_of
 from eval.load_model import run_folder
@@ -101,10 +101,12 @@ class Attention(Hook):
             for step, line in changes(page.snapshots):
                 if step == event.step:
                     event.say(line)
-            left = departure(event.directory, read_metrics(event.directory, event.tracker.say))
-            if left and not self.has_left:
-                event.say(left)
-            self.has_left = bool(left)
+            if band_of(event.directory):  # most runs need not read their log again
+                lines = read_metrics(event.directory, event.tracker.say)
+                left = departure(event.directory, lines)
+                if left and not self.has_left:
+                    event.say(left)
+                self.has_left = bool(left)
             picture = snapshots.write(snapshot, event.directory / "attention").with_suffix(".png")
             quick_mosaic(snapshot, picture)
             self._write_page(event)

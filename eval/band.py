@@ -38,8 +38,10 @@ WORDS = {
 }
 # The loss of one step is noisy: a point is the mean of so many lines.
 SMOOTHED = 5
-# A run has left its band after so many points outside, one after another.
+# A run has left its band after so many points outside, one after another, by so much of the whole
+# range of the curve: where all runs are near zero, noise is wider than a band of few seeds.
 OUTSIDE = 3
+MARGIN = 0.05
 # Runs of a band differ in the seed, and in what changes nothing but speed or rounding.
 SECTIONS = ("model.", "data.", "train.optimizer.", "init_from", "lora")
 TRAIN = "max_steps max_tokens max_minutes tokens_per_step schedule warmup_steps cooldown"
@@ -157,7 +159,9 @@ def left_at(band: Band, curves: Curves) -> str:
         if not band.tokens[name]:
             continue  # the recorded runs did not measure it
         low, high = band.limits(name, tokens)
-        for words, is_outside in zip(WORDS[name], (values < low, values > high), strict=True):
+        margin = MARGIN * (max(band.high[name]) - min(band.low[name]))
+        sides = (values < low - margin, values > high + margin)
+        for words, is_outside in zip(WORDS[name], sides, strict=True):
             inside = np.flatnonzero(~is_outside)
             first = inside[-1] + 1 if len(inside) else 0
             if len(values) - first >= OUTSIDE:

@@ -64,6 +64,7 @@ def test_a_band_goes_from_the_lowest_to_the_highest_curve_of_its_runs(bands, mon
         ((0, 1.5, 2, 2, 2), "From 200 tokens on, the copy gain is lower than in all 2 recorded runs of small.yaml."),
         ((9, 9, 9, 9, 9), "From 0 tokens on, the copy gain is higher than in all 2 recorded runs of small.yaml."),
         ((9, 9, 9, 4.5, 5), "Like 2 recorded runs of small.yaml: no curve has left their band."),  # it came back
+        ((0.2, 2.2, 5.2, 5.2, 5.2), "Like 2 recorded runs of small.yaml: no curve has left their band."),  # noise
         ((0, 1.5, 4, 2, 2), "Like 2 recorded runs of small.yaml: no curve has left their band."),  # not yet for long
     ],
 )  # fmt: skip

@@ -96,9 +96,7 @@ def test_sequence_and_mask_are_those_of_trls_tool_loop(run, monkeypatch):
         return torch.cat([ids, new], dim=1)
 
     monkeypatch.setattr(answers, "generate", generate)
-    lm = SimpleNamespace(
-        config=SimpleNamespace(max_position_embeddings=10_000), parameters=lambda: iter([torch.zeros(1)])
-    )
+    lm = SimpleNamespace(config=SimpleNamespace(max_position_embeddings=10_000), device=torch.device("cpu"))
     drawing = {"max_new_tokens": room, "tools": True}
     ours = write_answers(lm, tokenizer, prompts, **drawing)
 

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from configs.loader import PathText, Section, Tag
 from data.reading.records import ROLES, USUAL
-from storyworld.recall import RecallDocuments
+from storyworld.recall import BlockDocuments, RecallDocuments
 
 # A vocabulary has at most this many tokens: the largest known ones have some 260,000.
 MOST_TOKENS = 2**20
@@ -100,11 +100,21 @@ class StoryworldSource(Section):
         examples=[{"people": 6, "facets": 2, "values": 8, "questions": 12, "several": 0.5}],
     )
     """In place of stories: facts, then questions about them with exact answers. null = stories."""
+    blocks: BlockDocuments | None = Field(
+        None, examples=[{"shortest": 2, "longest": 20, "between": 3, "length": 47}]
+    )
+    """In place of stories: a few characters in random order, again and again. null = stories."""
+
+    @property
+    def tells_stories(self) -> bool:
+        return self.recall is None and self.blocks is None
 
     @model_validator(mode="after")
-    def _check_recall(self) -> StoryworldSource:
+    def _check_documents(self) -> StoryworldSource:
         if self.recall is not None and self.repeats:
             raise ValueError("recall documents have no repeats: set repeats: 0.0, or recall: null")
+        if self.blocks is not None and (self.repeats or self.recall is not None):
+            raise ValueError("blocks: repeats must be 0.0, and recall null")
         return self
 
 

@@ -43,8 +43,9 @@ class AttentionConfig(Section):
     """Which query heads to look at, counted from 0. null = all."""
     metrics: Literal["all"] | list[str] = Field("all", examples=[["induction", "sink"]])
     """Head scores: all, or a list of names (docs/measure.md)."""
-    page: Literal["auto", "plain"] = "auto"
-    """viewer.html at the end: auto = with the model in it, up to 5 MB | plain = without."""
+    page: Literal["auto", "plain", "none"] = "auto"
+    """At the end, pictures and viewer.html: auto = with the model in it, up to 5 MB | plain =
+    without | none = no pictures, and the page as during training."""
 
 
 class Outcome(Section):

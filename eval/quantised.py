@@ -62,7 +62,7 @@ def main() -> None:
     world = None
     stories = []
     questions = []
-    if config and isinstance(config.source, StoryworldSource) and config.source.recall is None:
+    if config and isinstance(config.source, StoryworldSource) and config.source.tells_stories:
         world = config.source.model_copy(update={"validation_documents": DOCUMENTS})
         stories = [tell(world.seed, i, "validation", world.level) for i in range(DOCUMENTS)]
         if config.records != "text":

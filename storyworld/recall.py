@@ -1,6 +1,8 @@
 """Documents that measure looking back: repeated random words, and questions about facts.
 
 - repeated: foom Tiko ladda foom Tiko ladda: random words, for finding induction heads.
+- blocks: XxafXxafmkXxafXxaf: a few characters in random order, again and again. The smallest text
+  that teaches a model to copy.
 - recall: Tiko red kite river  Belna blue kite hill  …  Belna blue kite hill  …  red kite river Tiko
   A fact is a name and one word of each facet (colour, toy, place, food). A question about *one*
   thing repeats a name; its words follow. A question about *several* repeats the words and asks for
@@ -9,6 +11,7 @@
 
 from __future__ import annotations
 
+import string
 from collections.abc import Sequence
 from functools import cache
 from itertools import combinations
@@ -21,7 +24,7 @@ from pydantic import Field, model_validator
 from configs.loader import Section
 
 from .lexicon import lexicon
-from .names import another, held_out_names, names, pick
+from .names import another, held_out_names, names, pick, sample
 
 # The number of words in a block to train on, for near and far copies.
 REPEATED_WORDS = range(4, 41)
@@ -32,6 +35,8 @@ FACETS = (
     ("nuts", "honey", "bread", "cheese", "soup", "cake", "plums", "beans"),
 )
 MOST_NAMES = 32
+# The characters of blocks.
+SYMBOLS = string.ascii_letters + string.digits
 # One list of facts in this many is held out, by its checksum: no training document has it.
 HELD_OUT = 8
 
@@ -59,6 +64,29 @@ class RecallDocuments(Section):
                 f"people: {self.values} values in {self.facets} facets distinguish only {distinct} "
                 "people"
             )
+        return self
+
+
+class BlockDocuments(Section):
+    """One block of characters again and again, with other characters between.
+
+    Lengths are drawn evenly on a logarithmic scale: short blocks, which come again soon, teach the
+    first heads. Because of the others between, no head can count back a fixed distance.
+    """
+
+    shortest: int = Field(2, ge=1, le=40)
+    """Characters of the shortest block."""
+    longest: int = Field(20, ge=1, le=40)
+    """Characters of the longest block."""
+    between: int = Field(3, ge=0, le=20)
+    """Other characters between two copies, at most. Half of the time there are none."""
+    length: int = Field(47, ge=2, le=10_000)
+    """Characters of a document."""
+
+    @model_validator(mode="after")
+    def _check_lengths(self) -> BlockDocuments:
+        if self.shortest > self.longest:
+            raise ValueError(f"shortest: {self.shortest} is more than longest, {self.longest}")
         return self
 
 
@@ -90,6 +118,22 @@ def repeated(
         # no word twice: in a block, only looking back one period can tell what follows
         block.append(another(pick(rng, pools), block, rng))
     return Repeated(tuple(block), times)
+
+
+def blocks(seed: int, index: int, shape: BlockDocuments, held_out: bool = False) -> str:
+    """Make document number `index`."""
+    rng = Random(f"blocks {seed} {index} {held_out}")
+    span = (shape.longest + 1) / shape.shortest
+    size = int(shape.shortest * span ** rng.random())
+    block = sample(SYMBOLS, size, rng)
+    others = [symbol for symbol in SYMBOLS if symbol not in block]
+    text = ""
+    while len(text) < shape.length:
+        text += "".join(block)
+        # half of the numbers are below zero: nothing between
+        for _ in range(int((2 * shape.between + 2) * rng.random()) - shape.between - 1):
+            text += pick(rng, others)
+    return text[: shape.length]
 
 
 class RecallQuestion(NamedTuple):

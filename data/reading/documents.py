@@ -326,7 +326,7 @@ def make_share() -> None:
 
 
 def world_document(source: StoryworldSource, index: int, split: Split, records: str) -> Content:
-    """Make a story, a conversation, a pair, facts with questions, or repeated words."""
+    """Make a story, a conversation, a pair, facts with questions, or what repeats."""
     rng = Random(f"names {source.seed} {index}")
     other_names = split == "train" and rng.random() < source.other_names
     # evenly spread: wherever index * repeats passes a whole number
@@ -341,6 +341,8 @@ def world_document(source: StoryworldSource, index: int, split: Split, records: 
         return conversation_of(talk)
     if source.recall is not None:
         return storyworld.recall(source.seed, index, source.recall, held_out).text
+    if source.blocks is not None:
+        return storyworld.blocks(source.seed, index, source.blocks, held_out)
     if repeats:
         lengths = storyworld.REPEATED_WORDS
         text = storyworld.repeated(source.seed, index, lengths, held_out).text

@@ -146,7 +146,7 @@ def build_probes(
     if isinstance(source, MixSource):
         sources = [part.source for part in source.parts]
     for source in sources:
-        if isinstance(source, StoryworldSource):
+        if isinstance(source, StoryworldSource) and source.tells_stories:
             probes.append(story_probe(tokenizer, source, longest, "songs"))
             probes.append(story_probe(tokenizer, source, longest, "stories"))
             break

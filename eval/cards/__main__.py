@@ -29,6 +29,7 @@ from configs.text import table
 from eval.attention.history import best_head, like_the_last
 from eval.attention.probes import BLOCK_TOKENS, repeated_probe, text_probe
 from eval.attention.snapshots import Snapshot, take_snapshot
+from eval.cards.forks import forks_in_words, heads_of
 from eval.compare.runs import BITS, GAP, KV_BYTES, RunResult, read_runs
 from eval.config import AttentionConfig, Outcome
 from eval.load_model import open_checkpoint
@@ -93,6 +94,7 @@ def read_results(name: str, paths: Sequence[Path], prose: Path | None = None) ->
     outcome = Outcome(**config["outcome"])
     text = read_text(prose) if prose else ""
     # by name: the config of an older run may lack keys that later ones have
+    has_forks = any("fork" in rung for rung in config["rungs"].values())
     by_rung: dict[str, list[RunResult]] = {}
     for variant in read_runs(paths):
         for run in variant.runs:
@@ -109,7 +111,7 @@ def read_results(name: str, paths: Sequence[Path], prose: Path | None = None) ->
                 "name": rung,
                 "parameters": figures["parameters"],
                 "kv_bytes": figures[KV_BYTES],
-                "runs": [run_results(run, outcome, text) for run in runs],
+                "runs": [run_results(run, outcome, text, has_forks) for run in runs],
             }
         )
     for rung, runs in by_rung.items():
@@ -122,7 +124,9 @@ def read_results(name: str, paths: Sequence[Path], prose: Path | None = None) ->
     )
 
 
-def run_results(run: RunResult, outcome: Outcome, prose: str = "") -> Results:
+def run_results(
+    run: RunResult, outcome: Outcome, prose: str = "", has_forks: bool = False
+) -> Results:
     """Return a run's curve of the outcome, and its figures at the end, also on prose."""
     steps = []
     values = []
@@ -131,6 +135,9 @@ def run_results(run: RunResult, outcome: Outcome, prose: str = "") -> Results:
             steps.append(line["step"])
             values.append(line["accuracy"])
     snapshots = like_the_last(run.snapshots)
+    forked_at = run.forked_from[1] if run.forked_from else 0
+    if forked_at:  # what it does after the change; before, it is its baseline
+        snapshots = [snapshot for snapshot in snapshots if snapshot.step > forked_at]
     for snapshot in snapshots if outcome.score != "recall" else []:
         steps.append(snapshot.step)
         values.append(value_of(snapshot, outcome.score))
@@ -143,7 +150,7 @@ def run_results(run: RunResult, outcome: Outcome, prose: str = "") -> Results:
         end |= on_prose(run.path, prose)
     if read_result(run.path, print) is None:
         raise InputError(f"{run.path}: is not finished: finish it, or leave it out")
-    return {
+    stored = {
         "seed": run.seed,
         "steps": steps,
         "values": values,
@@ -152,6 +159,9 @@ def run_results(run: RunResult, outcome: Outcome, prose: str = "") -> Results:
         "floor_gap": run.figures.get(GAP),
         "end": end,
     }
+    if has_forks:
+        stored |= {"forked_at": forked_at} | heads_of(run.path, snapshots[-1])
+    return stored
 
 
 def on_prose(run: Path, prose: str) -> Results:
@@ -246,7 +256,12 @@ def in_words(results: Results) -> str:
     at_least = outcome["at_least"]
     baseline, *others = results["variants"]
     samples = [times(variant["runs"], at_least) for variant in results["variants"]]
-    p_values = holm([float(logrank(samples[0], sample).pvalue) for sample in samples[1:]])
+    # A fork that begins late has no step to compare: its baseline was there before.
+    first = min(reached_at(run, at_least)[0] for run in baseline["runs"])
+    from_start = [variant["runs"][0].get("forked_at", 0) < first for variant in others]
+    tested = [sample for sample, is_whole in zip(samples[1:], from_start, strict=True) if is_whole]
+    corrected = iter(holm([float(logrank(samples[0], sample).pvalue) for sample in tested]))
+    p_values = [next(corrected) if is_whole else math.nan for is_whole in from_start]
     rows = []
     for variant, sample, p in zip([baseline, *others], samples, [None, *p_values], strict=True):
         runs = variant["runs"]
@@ -254,7 +269,7 @@ def in_words(results: Results) -> str:
         ends = [run["values"][-1] for run in runs if run["values"][-1] is not None]
         row = [variant["name"], f"{variant['parameters']:,}", f"{variant['kv_bytes']:,}"]
         row += [f"{hits} of {len(runs)}", median_step(sample)]
-        row.append("baseline" if p is None else f"{p:.2g}")
+        row.append("baseline" if p is None else f"{p:.2g}" if p == p else "–")
         row.append(spread(ends))
         row.append("baseline" if p is None else loss_difference(baseline["runs"], runs))
         rows.append(row)
@@ -266,7 +281,8 @@ def in_words(results: Results) -> str:
         "corrected for the number of rows (Holm). At the end: mean (lowest to highest). Loss: "
         "held-out nats a token minus the baseline's of the same seed, Student's t."
     )
-    return "\n\n".join(filter(None, (table(header, rows), note, ends_in_words(results))))
+    more = (ends_in_words(results), forks_in_words(results))
+    return "\n\n".join(filter(None, (table(header, rows), note, *more)))
 
 
 def ends_in_words(results: Results) -> str:
@@ -274,7 +290,10 @@ def ends_in_words(results: Results) -> str:
     ends = {}  # variant -> of each run
     for variant in results["variants"]:
         ends[variant["name"]] = [run.get("end", {}) for run in variant["runs"]]
-    measured = {name for runs in ends.values() for end in runs for name in end}
+    measured = set()
+    for runs in ends.values():
+        for end in runs:
+            measured |= {name for name in end if end[name] is not None}
     columns = {name: title for name, title in ENDS.items() if name in measured}
     if not columns:
         return ""

@@ -56,7 +56,7 @@ def measure(variants: Sequence[Variant], device: str = "auto") -> list[Stage]:
         source = source_of(life[-1][0].path)
     except InputError:
         return []
-    if source.recall is not None:
+    if not source.tells_stories:
         return []
     # note: all models are in memory at once
     models = {run.path: open_model(run.path, device) for run, _ in life}

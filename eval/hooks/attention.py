@@ -145,6 +145,8 @@ class Attention(Hook):
             return
         # first, as drawing may fail
         self._write_page(event, "finished")
+        if event.eval_config.attention.page == "none":
+            return
         # a page with the model in it would compute a clamped head's own pattern
         is_clamped = any(getattr(each, "clamp", None) for each in event.lm.attention_modules())
         page = "plain" if is_clamped else event.eval_config.attention.page

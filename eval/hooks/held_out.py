@@ -104,7 +104,9 @@ def log_floor(event: EvalEvent) -> None:
     """Compare the loss on whole stories of the built-in world with the entropy of its choices."""
     data = event.data_config
     source = data.source
-    if not isinstance(source, StoryworldSource) or source.recall or data.records != "text":
+    if not isinstance(source, StoryworldSource) or data.records != "text":
+        return
+    if not source.tells_stories:
         return
     from storyworld import tell
 

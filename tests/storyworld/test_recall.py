@@ -2,6 +2,8 @@
 of facts is trained on.
 """
 
+from itertools import pairwise
+
 import pytest
 from pydantic import ValidationError
 
@@ -11,8 +13,8 @@ from data.config import DataConfig, RecallDocuments, StoryworldSource, Tokenizer
 from data.prepare import prepare
 from data.reading.documents import read
 from data.tokenizer import train_tokenizer
-from storyworld import recall
-from storyworld.recall import FACETS, recalled_names
+from storyworld import blocks, recall
+from storyworld.recall import FACETS, BlockDocuments, recalled_names
 
 SHAPE = {"people": 5, "facets": 3, "values": 3, "questions": 15, "several": 0.5}
 DOCUMENTS = RecallDocuments(**SHAPE)
@@ -86,6 +88,37 @@ def test_the_source_makes_them_instead_of_stories():
     assert sorted((one.split, one.content) for one in read(config)) == sorted(made)
     with pytest.raises(ValidationError):
         StoryworldSource(recall=SHAPE, repeats=0.1)
+
+
+def test_blocks_come_again_and_again_with_other_characters_between():
+    shape = BlockDocuments(shortest=3, longest=5, between=2, length=40)
+    distances = set()
+    for i in range(200):
+        text = blocks(0, i, shape)
+        assert len(text) == 40
+        assert text == blocks(0, i, shape) != blocks(0, i, shape, held_out=True)
+        # the first character of a block is nowhere else
+        starts = [at for at, symbol in enumerate(text) if symbol == text[0]]
+        assert {text[at : at + 3] for at in starts if at <= 37} == {text[:3]}
+        assert len({*text[:3]}) == 3
+        distances |= {after - before for before, after in pairwise(starts)}
+    assert distances == {3, 4, 5, 6, 7}
+    no_gaps = blocks(0, 1, BlockDocuments(between=0, longest=9))
+    assert len(no_gaps) == 47
+    assert len({*no_gaps}) <= 9
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"blocks": {"shortest": 9, "longest": 5}}, "shortest: 9 is more than longest"),
+        ({"blocks": {}, "repeats": 0.1}, "repeats must be 0.0"),
+        ({"blocks": {}, "recall": SHAPE}, "recall null"),
+    ],
+)
+def test_impossible_blocks_are_an_error(wrong, message):
+    with pytest.raises(ValidationError, match=message):
+        StoryworldSource(**wrong)
 
 
 def test_documents_that_are_as_long_as_a_row_are_the_rows(tmp_path):

@@ -23,10 +23,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from configs.command import InputError, integer
 from configs.files import MANIFEST, STATE, TRAINING, checkpoints_of, run_path, write_atomically
 from configs.loader import dump_yaml, flatten
 from data.config import DataConfig
+from eval.attention.history import best_head
+from eval.attention.metrics import SCORES
+from eval.attention.snapshots import read_all
 from train.config import IDENTITY, LIMITS, RunConfig, load_run_config
 from train.methods.config import PATTERNS, Change, Fork
 from train.run.changes import model_folder
@@ -35,6 +40,8 @@ from train.run.command_line import script_of
 from train.run.config_checks import TRUST_HELP
 from train.run.run_directory import log_sizes
 
+# The head with the lowest score in the layer of the one with the highest.
+LEAST = "least_"
 # Other keys of data change the rows, but neither the text nor its tokens.
 TEXT = ("data.source", "data.records", "data.chat_fields", "data.validation", "data.drop_dup")
 
@@ -76,7 +83,10 @@ def parse_arguments() -> argparse.Namespace:
     steps = "the change lasts so many steps; default: to the end"
     parser.add_argument("--for", type=integer("--for", 1), dest="steps", metavar="N", help=steps)
     clamp = "hold a head's pattern: L0H2=uniform, previous, itself, or the step of another model"
-    without = "a head that writes nothing: L0H2"
+    without = (
+        "a head that writes nothing: L0H2; or previous_token: the head that has the highest score "
+        "in the run's last look, or least_previous_token: the lowest in the same layer"
+    )
     freeze = "a part that is not updated: a head (L0H2), a layer (L0), or embedding"
     data = "other text: a key below data.source, such as repeats=0.5, or below data"
     for option, about in (
@@ -126,13 +136,16 @@ def plan(run: Path, args: argparse.Namespace) -> RunConfig:
         keys = {key: keys[key] for key in keys if not key.startswith("data.tokenizer.")}
         keys["data.tokenizer.kind"] = "pretrained"
         keys["data.tokenizer.path"] = str(base.directory if args.at else run)
-    clamp = dict(clamp_of(text) for text in args.clamp)
+    clamp = dict(clamp_of(run, text) for text in args.clamp)
+    a_head = "a head, such as L0H2 or previous_token"
     values = {
         "at": args.at,
         "steps": args.steps,
         "clamp": clamp,
-        "without": names("--without", args.without, r"L\d+H\d+", "a head, such as L0H2"),
-        "freeze": names("--freeze", args.freeze, r"L\d+(H\d+)?|embedding", "L0H2, L0 or embedding"),
+        "without": names(run, "--without", args.without, r"L\d+H\d+", a_head),
+        "freeze": names(
+            run, "--freeze", args.freeze, r"L\d+(H\d+)?|embedding", f"{a_head}, L0 or embedding"
+        ),
         "keys": keys,
     }
     fork = Fork(run=str(run), step=args.at)
@@ -160,20 +173,43 @@ def holds_later(override: str) -> bool:
     return is_of_text or key in IDENTITY or key in [f"train.{limit}" for limit in LIMITS]
 
 
-def clamp_of(text: str) -> tuple[str, str | int]:
+def clamp_of(run: Path, text: str) -> tuple[str, str | int]:
     """Read `L0H2=previous`."""
-    match = re.fullmatch(rf"(L\d+H\d+)=({'|'.join(PATTERNS)}|\d{{1,9}})", text)
-    if match is None:
+    head, _, pattern = text.partition("=")
+    match = re.fullmatch(rf"{'|'.join(PATTERNS)}|\d{{1,9}}", pattern)
+    head = head_of(run, head)
+    if match is None or not re.fullmatch(r"L\d+H\d+", head):
         kinds = ", ".join(PATTERNS)
         raise InputError(f"--clamp {text[:40]}: write L0H2=…, with {kinds} or a step")
-    return match[1], int(match[2]) if match[2].isdecimal() else match[2]
+    return head, int(pattern) if pattern.isdecimal() else pattern
 
 
-def names(option: str, texts: list[str], pattern: str, what: str) -> list[str]:
-    for text in texts:
+def names(run: Path, option: str, texts: list[str], pattern: str, what: str) -> list[str]:
+    found = [head_of(run, text) for text in texts]
+    for text in found:
         if not re.fullmatch(pattern, text):
             raise InputError(f"{option} {text[:40]}: it must be {what}; several: {option} again")
-    return texts
+    return found
+
+
+def head_of(run: Path, name: str) -> str:
+    """Return `L0H2` for a score's name: the head with the highest one in the run's last look.
+
+    least_NAME is the head with the lowest score in the same layer. Other names are returned as
+    they are.
+    """
+    score = name.removeprefix(LEAST)
+    if score not in SCORES:
+        return name
+    snapshots, _ = read_all(run)
+    best = best_head(snapshots[-1], score) if snapshots else None
+    if best is None:
+        raise InputError(f"{name}: {run} has not measured {score}: name a head, such as L0H2")
+    last = snapshots[-1]
+    layer, head = best
+    if name != score:
+        head = int(np.nanargmin(last.scores[score][layer]))
+    return f"L{last.layers[layer]}H{last.heads[head]}"
 
 
 def is_this_fork(config: RunConfig) -> bool:

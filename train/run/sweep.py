@@ -5,6 +5,9 @@
 
 `key=a,b,c` is swept, `key=value` holds for all runs. The baseline is the config itself. A config
 may bring its variants along, under `rungs`: `python -m train.sweep configs/ladder.yaml --seeds 3`.
+A rung `{fork: --at 100 --without previous_token}` is not trained from the start: train.fork
+continues the baseline of the same seed with this change.
+
 Runs are named <name>-<value or rung>-seed<seed>. A finished run is not trained again, so the same
 command continues after a stop.
 """
@@ -14,6 +17,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -39,9 +43,9 @@ class PlannedRun:
     """One run of a sweep."""
 
     label: str  # the variant, a part of the run's name
-    changes: list[str]  # overrides of the variant; [] = the baseline
-    config: RunConfig
-    overrides: list[str]  # all of them, as on the command line
+    changes: list[str]  # overrides of the variant, or options of train.fork; [] = the baseline
+    config: RunConfig  # of a fork, without its change
+    command: list[str]  # after `python -m`
     folder: Path  # of the sweep
 
 
@@ -87,15 +91,20 @@ def plan(
     for key, values in swept.items():
         prefix = f"{key.rpartition('.')[2]}-" if len(swept) > 1 else ""
         variants += [(prefix + value, [f"{key}={value}"]) for value in values]
+    forks = dict[str, list[str]]()
     for name, rung in rungs.items():
+        if "fork" in rung:
+            if len(rung) > 1:
+                raise InputError(f"`rungs.{name}`: a fork has no other keys: put them into `fork`")
+            forks[label_of(name)] = shlex.split(str(rung["fork"]))
+            continue
         settings = [f"{key}={json.dumps(value)}" for key, value in flatten(rung).items()]
         variants.append((name, settings))
 
     changes_of = dict[str, list[str]]()
     configs = list[RunConfig]()
     for name, changes in variants:
-        label = re.sub(r"[^\w.+-]+", "_", name).strip("_")[:60]  # part of a folder's name
-        label = label or ("value" if changes else "baseline")
+        label = label_of(name) or ("value" if changes else "baseline")
         try:
             config = load_run_config(path, [*fixed, *changes])
         except InputError as error:
@@ -106,14 +115,25 @@ def plan(
 
     keys = [key.rpartition(".")[2] for key in swept]
     folder = Path(base.output_dir) / "-".join([base.name, "sweep", *keys])
+    options = ["--trust-hooks"] * trust_hooks
     runs = []
     for seed in range(base.seed, base.seed + seeds):
-        for label, changes in changes_of.items():
+        for label, changes in (changes_of | forks).items():
             name = json.dumps(f"{base.name}-{label}-seed{seed}")
-            overrides = [*fixed, *changes, f"seed={seed}", f"name={name}"]
+            own_keys = changes if label in changes_of else []
+            overrides = [*fixed, *own_keys, f"seed={seed}", f"name={name}"]
             config = load_run_config(path, overrides)
-            runs.append(PlannedRun(label, changes, config, overrides, folder))
+            command = [script_of(config), path, *options, *overrides]
+            if label in forks:
+                baseline = config.directory.with_name(f"{base.name}-{variants[0][0]}-seed{seed}")
+                command = ["train.fork", str(baseline), *options, *changes, f"name={name}"]
+            runs.append(PlannedRun(label, changes, config, command, folder))
     return runs
+
+
+def label_of(name: str) -> str:
+    """Return a variant's name as a part of a folder's name."""
+    return re.sub(r"[^\w.+-]+", "_", name).strip("_")[:60]
 
 
 def main() -> int:
@@ -129,10 +149,9 @@ def main() -> int:
     parser.add_argument("--trust-hooks", action="store_true", help=TRUST_HELP)
     args = parser.parse_intermixed_args()
     runs = plan(args.config, args.overrides, args.seeds, trust_hooks=args.trust_hooks)
-    command = [args.config, *["--trust-hooks"] * args.trust_hooks]
     out = args.out or runs[0].folder
     with own(out):
-        waiting = [run for run in runs if not find_start(run.config).finished]
+        waiting = [run for run in runs if not is_finished(run)]
         baseline = f"the baseline, {args.config}"
         variants = {run.label: " ".join(run.changes) or baseline for run in runs}
         print(f"sweep: {len(variants)} variants x {args.seeds} seeds = {len(runs)} runs,", end=" ")
@@ -142,7 +161,7 @@ def main() -> int:
         failed = dict[str, int]()
         with stop_signals() as stopped:
             for run in waiting:
-                code = train(run, command, out.name, stopped)
+                code = train(run, out.name, stopped)
                 if code:
                     failed[run.config.name] = code
                 if stopped():
@@ -167,13 +186,22 @@ def main() -> int:
         return first if first >= 0 else 128 - first  # killed by a signal: -9 is 137 to a shell
 
 
-def train(run: PlannedRun, command: list[str], group: str, stopped: Callable[[], int]) -> int:
+def is_finished(run: PlannedRun) -> bool:
+    directory = run.config.directory
+    if run.command[0] == "train.fork":  # it has a config of its own there
+        if not directory.exists():
+            return False
+        return find_start(load_run_config(directory / "config.yaml")).finished
+    return find_start(run.config).finished
+
+
+def train(run: PlannedRun, group: str, stopped: Callable[[], int]) -> int:
     """Train a run in a new process, with fresh memory. Returns its exit code.
 
     group: of the sweep's runs in wandb.
     """
     print(f"sweep: {run.config.name}: training", flush=True)
-    line = [sys.executable, "-m", script_of(run.config), *command, *run.overrides]
+    line = [sys.executable, "-m", *run.command]
     # In a session of its own Ctrl-C reaches only the sweep, which passes it on once. A run that
     # gets it twice stops without saving.
     environment = {"WANDB_RUN_GROUP": group} | os.environ

@@ -96,6 +96,27 @@ def test_figures_at_the_end_are_a_second_table_of_what_was_measured():
     assert note.startswith("At the end")
 
 
+def test_a_late_fork_has_no_p_and_its_heads_are_compared_without_the_changed_ones():
+    def life(seed, previous, induction, **more):
+        heads = {"previous_token": previous, "induction": induction}
+        return at(seed, 300) | {"heads": heads, "changed": [], "forked_at": 0} | more
+
+    before = [life(seed, {"L0H0": 0.8, "L0H1": 0.3}, {"L1H0": 0.7, "L1H1": 0.1}) for seed in range(2)]
+    after = {"previous": {"L0H0": 0.9, "L0H1": 0.6}, "changed": ["L0H0"], "forked_at": 400, "values": [1.25, 2.0]}
+    after |= {"steps": [410, 500]}
+    late = [
+        life(0, induction={"L1H0": 0.1, "L1H1": 0.6}, **after),
+        life(1, induction={"L1H0": 0.7, "L1H1": 0.6}, **after),
+    ]
+    variants = [{"name": name, "parameters": 1, "kv_bytes": 1} for name in ("baseline", "late")]
+    variants[0] |= {"runs": before}
+    variants[1] |= {"runs": late}
+    text = in_words({"outcome": OUTCOME, "variants": variants})
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("| late")]
+    assert rows[0][5] == "–"
+    assert rows[1] == ["late", "400", "1.25", "0.60", "0.30", "1 of 2"]
+
+
 def test_a_run_of_another_card_is_refused(tmp_path):
     pretrain(write_config(tmp_path), "name=small-seed0", "train.max_steps=2")
     with pytest.raises(InputError, match="small is no rung of configs/cards/parts.yaml"):

@@ -10,6 +10,7 @@ import torch
 from data import load_tokenizer
 from eval.attention import capture, snapshots
 from eval.attention.clamp import clamped
+from eval.attention.snapshots import read_all
 from model import LanguageModel, load
 from tests.conftest import random_model, tiny_config
 from tests.train.checkpoints import edit_state
@@ -200,6 +201,18 @@ def test_a_clamped_head_looks_where_it_is_told_in_training_and_evaluation(life):
         assert np.array_equal(pattern, np.eye(len(pattern))) == is_on
 
 
+def test_a_head_is_named_by_what_it_does_in_the_last_look(tmp_path, no_pictures):
+    looks = {"hooks": ["attention"], "attention": LOOKS}
+    pretrain(write_config(tmp_path, name="life", train=STEPS, eval=looks))
+    run = tmp_path / "runs/life"
+    scores = read_all(run)[0][-1].scores["previous_token"]
+    layer, head = np.unravel_index(scores.argmax(), scores.shape)
+    ours = fork(run, "ours", "--at", 0, "--without", "previous_token", "--clamp", "least_previous_token=itself")
+    (change,) = load_run_config(ours / "config.yaml").changes
+    assert change.without == [f"L{layer}H{head}"]
+    assert change.clamp == {f"L{layer}H{scores[layer].argmin()}": "itself"}
+
+
 def test_other_text_has_the_tokens_of_the_run(tmp_path):
     """With another source from a step on, and back: its tokenizer would have learned other pieces."""
     source = {"kind": "storyworld", "documents": 60, "validation_documents": 20, "repeats": 0.9}
@@ -335,6 +348,8 @@ REFUSED = [
     ("--clamp L0H1=next: write", "RUN", "--at", 4, "--clamp", "L0H1=next"),
     ("--without L0: it must be a head", "RUN", "--at", 4, "--without", "L0"),
     ("--freeze head: it must be", "RUN", "--at", 4, "--freeze", "head"),
+    ("has not measured induction: name a head", "RUN", "--at", 4, "--without", "induction"),
+    ("--clamp least_sinks=uniform: write", "RUN", "--at", 4, "--clamp", "least_sinks=uniform"),
     ("no checkpoint of step 9", "RUN", "--at", 4, "--clamp", "L0H1=9"),
     ("its schedule follows the clock", "RUN", "--at", 4, "train.max_steps=null", "train.max_minutes=1"),
     ("did you mean `train`", "RUN", "--at", 4, "trian.max_steps=20"),

@@ -11,6 +11,7 @@ import time
 
 import pytest
 
+from configs.command import InputError
 from eval.hooks import EvalEvent
 from tests.train.helpers import REPOSITORY, metrics, pretrain, write_config
 from train.config import load_run_config
@@ -52,7 +53,9 @@ def test_one_key_changes_at_a_time_and_what_is_started_is_what_was_checked(argum
     runs = plan(str(config), arguments, seeds)
     assert [run.config.name.removeprefix("tiny-") for run in runs] == names.split()
     for run in runs:
-        assert load_run_config(config, run.overrides) == run.config
+        script, file, *overrides = run.command
+        assert (script, file) == ("train.pretrain", str(config))
+        assert load_run_config(config, overrides) == run.config
 
 
 RUNGS = {
@@ -72,6 +75,25 @@ def test_a_config_may_bring_its_variants_along(tmp_path):
     assert runs[0].folder == tmp_path / "runs/tiny-sweep"
     runs = plan(str(config), [f"{KEY}=1,2"], 1)  # swept on the command line: instead of the rungs
     assert [run.config.name for run in runs] == ["tiny-2-seed0", "tiny-1-seed0"]
+
+
+def test_a_rung_may_be_a_fork_of_the_baseline(tmp_path):
+    rungs = {"a b": {"fork": "--at 2 --without L0H1"}, "slow": {"train.optimizer.adamw_lr": 0.001}}
+    config = write_config(tmp_path, rungs=rungs, train={"max_steps": 4}, eval={"every": 0})
+    runs = plan(str(config), ["train.optimizer.lr=0.01"], 2)
+    assert [run.label for run in runs] == ["baseline", "slow", "a_b"] * 2
+    baseline = str(tmp_path / "runs/tiny-baseline-seed1")
+    change = ["--at", "2", "--without", "L0H1"]
+    assert runs[5].command == ["train.fork", baseline, *change, 'name="tiny-a_b-seed1"']
+    done = command(config)
+    assert "3 runs, 0 of them already trained" in done.stdout
+    fork = load_run_config(tmp_path / "runs/tiny-a_b-seed0/config.yaml")
+    assert (fork.forked_from.step, fork.changes[0].without) == (2, ["L0H1"])
+    assert "3 runs, 3 of them already trained" in command(config).stdout
+
+    wrong = write_config(tmp_path, rungs={"both": {"fork": "--at 2", "seed": 3}})
+    with pytest.raises(InputError, match="rungs.both`: a fork has no other keys"):
+        plan(str(wrong), [], 1)
 
 
 def test_runs_of_another_sweep_are_refused_before_anything_is_trained(tmp_path):

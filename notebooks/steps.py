@@ -87,6 +87,18 @@ def shapley(value: Callable[[Any], float], heads: Sequence[Any]) -> dict[Any, fl
     return {head: added[head] / len(orders) for head in heads}
 
 
+def parting(ours: dict[int, float], theirs: dict[int, float]) -> int | None:
+    """Return the first step of both logs at which their losses differ; None without any."""
+    both = sorted(ours.keys() & theirs.keys())
+    return next((step for step in both if ours[step] != theirs[step]), None)
+
+
+def middle(steps: list[int | None]) -> int | None:
+    """Return the median, the later one of two. None among the steps, and as a result: never."""
+    late = sorted(math.inf if step is None else step for step in steps)[len(steps) // 2]
+    return None if late == math.inf else int(late)
+
+
 State = tuple[Tensor, Tensor, Tensor]  # largest score, total and mixture: (R, 1), (R, 1), (R, D)
 
 

@@ -20,7 +20,7 @@ def heads_of(run: Path, last: Snapshot) -> dict[str, Any]:
     changed: set[str] = set()
     for change in load_run_config(run / "config.yaml").changes:
         changed |= {*change.clamp, *change.without}
-    scores = {}
+    scores: dict[str, dict[str, float]] = {}
     for name in CIRCUIT:
         for layer, row in zip(last.layers, last.scores[name], strict=True):
             for head, score in zip(last.heads, row, strict=True):

@@ -1,4 +1,4 @@
-"""Check the functions that readers write in notebooks 01, 03, 04, 06 and 08."""
+"""Check the functions that readers write in notebooks 01, 03, 04, 06, 08 and 15."""
 
 from __future__ import annotations
 
@@ -243,3 +243,43 @@ def join_halves(function: Function) -> None:
         ]
         expected = scores.softmax(1) @ values
         same(f"join_halves(a, b) of {name} scores", function(*halves), expected)
+
+
+def parting(function: Function) -> None:
+    life = {1: 5.0, 2: 4.0, 3: 3.0, 4: 2.0}
+    for ours, theirs in (
+        (life, {1: 5.0, 2: 4.0, 3: 2.5, 4: 2.5}),
+        (life, dict(life)),
+        (life, {3: 3.0, 4: 2.0000000001}),
+        ({3: 3.0, 4: 2.5}, life),
+        ({4: 1.0, 3: 1.0, 2: 4.0, 9: 0.0}, life),
+        ({1: 5.0, 2: 4.0}, {3: 3.0, 4: 2.0}),
+        ({1: 5.0, 2: 4.5, 3: 3.0}, life),
+    ):
+        step(f"parting({ours}, {theirs})", function(ours, theirs), steps.parting(ours, theirs))
+
+
+def looks_back(function: Function) -> None:
+    for T in (4, 1, 7):
+        expected = torch.zeros(T, T)
+        for i in range(T):
+            expected[i, max(0, i - 1)] = 1
+        same(f"looks_back({T})", function(T), expected)
+
+
+def middle(function: Function) -> None:
+    for reached in (
+        [200, 100, 300],
+        [100, 175, 200, 300],
+        [100, None, 300],
+        [None, 100, None],
+        [None, 200, None, 100],
+        [None, None],
+        [225],
+        [300, 100, 100, None, 500, 200],
+    ):
+        step(f"middle({reached})", function([*reached]), steps.middle(reached))
+
+
+def step(call: str, got: Any, expected: int | None) -> None:
+    assert got == expected, f"{call} is {got!r}, and must be {expected!r}."

@@ -1,4 +1,4 @@
-"""Learners' answers to the exercises of notebooks 01, 03, 04, 06 and 08: mistakes, and other right answers."""
+"""Learners' answers to the exercises of notebooks 01, 03, 04, 06, 08 and 15: mistakes, and other right answers."""
 
 HIDE = "torch.ones_like(s).triu(1).bool()"
 MASK = "torch.ones(q.shape[-2], q.shape[-2]).triu(1).bool()"
@@ -12,6 +12,9 @@ EARLIER = (
     "(lambda x, y: x < y, lambda x, y: x > y, lambda x, y: x == y)))"
     f"(*({{run['seed']: {START} for run in runs}} for runs in (first, second)))"
 )
+BOTH = "sorted(a.keys() & b.keys())"
+REACHED = "[s for s in steps if s is not None]"
+LATE = "[math.inf if s is None else s for s in steps]"
 ADDED = "value(o[:o.index(h) + 1]) - value(o[:o.index(h)])"
 SHAPLEY = (
     f"lambda value, heads: (lambda orders: {{h: sum({ADDED} for o in orders)"
@@ -44,6 +47,50 @@ WRONG = {
         "lambda looks: [a['step'] for a in looks if a['copy_gain'] >= 1]",
         "lambda looks: max(looks, key=lambda a: a['copy_gain'])['step']",
         "lambda looks: looks[-1]['step']",
+    ],
+    "parting": [
+        "lambda a, b: next((s for s in a if s in b and a[s] != b[s]), None)",  # in the log's own order
+        "lambda a, b: next((s for s in sorted(a) if a[s] != b[s]), None)",
+        "lambda a, b: next((s for s in sorted(a) if a[s] != b.get(s)), None)",
+        f"lambda a, b: next((s for s in {BOTH} if abs(a[s] - b[s]) > 1e-6), None)",
+        f"lambda a, b: next((s for s in {BOTH} if a[s] > b[s]), None)",
+        f"lambda a, b: next((s for s in {BOTH} if a[s] == b[s]), None)",
+        f"lambda a, b: next((s for s in {BOTH} if a[s] != b[s]), 0)",
+        f"lambda a, b: next(s for s in {BOTH} if a[s] != b[s])",
+        f"lambda a, b: next((i for i, s in enumerate({BOTH}) if a[s] != b[s]), None)",
+        f"lambda a, b: next((a[s] for s in {BOTH} if a[s] != b[s]), None)",
+        f"lambda a, b: next((s for s in reversed({BOTH}) if a[s] != b[s]), None)",
+        f"lambda a, b: [s for s in {BOTH} if a[s] != b[s]]",
+        f"lambda a, b: a != b and {BOTH}[0]",
+    ],
+    "looks_back": [
+        "lambda T: torch.eye(T)",
+        "lambda T: torch.eye(T).roll(1, 0)",
+        "lambda T: torch.eye(T).roll(-1, 0)",
+        "lambda T: torch.ones(T - 1).diag(-1)",
+        "lambda T: torch.ones(T - 1).diag(1)",
+        "lambda T: torch.ones(T, T).tril() / torch.arange(1, T + 1)[:, None]",
+        "lambda T: torch.ones(T, T).tril(-1)",
+        "lambda T: torch.ones(T, T).tril(-1).softmax(-1)",
+        "lambda T: torch.ones(T - 1).diag(-1) + torch.eye(T)",
+        "lambda T: (torch.ones(T - 1).diag(-1) + torch.eye(T)) / 2",
+        "lambda T: torch.tensor([max(0, i - 1) for i in range(T)])",
+        "lambda T: F.one_hot(torch.arange(1, T + 1) % T, T).float()",
+    ],
+    "middle": [
+        "lambda steps: sorted(steps)[len(steps) // 2]",
+        "lambda steps: sorted(s or 0 for s in steps)[len(steps) // 2]",
+        f"lambda steps: sorted({REACHED})[len({REACHED}) // 2]",
+        f"lambda steps: sorted({REACHED})[len(steps) // 2]",
+        f"lambda steps: sum({REACHED}) / len(steps)",
+        f"lambda steps: min({REACHED}, default=None)",
+        f"lambda steps: max({REACHED}, default=None)",
+        f"lambda steps: sorted({LATE})[len(steps) // 2]",  # infinity
+        f"lambda steps: {LATE}[len(steps) // 2]",  # not sorted
+        f"lambda steps: sorted({LATE}.copy(), reverse=True)[len(steps) // 2]",
+        f"lambda steps: (lambda s: None if s == math.inf else s)(sorted({LATE})[(len(steps) - 1) // 2])",
+        "lambda steps: steps[len(steps) // 2]",
+        f"lambda steps: None if None in steps else sorted({REACHED})[len(steps) // 2]",
     ],
     "shapley": [
         "lambda value, heads: {h: value([h]) - value([]) for h in heads}",  # alone
@@ -278,6 +325,18 @@ WRONG = {
     ],
 }
 RIGHT = {
+    "parting": [
+        f"lambda a, b: next((s for s in {BOTH} if a[s] != b[s]), None)",
+        "lambda a, b: min((s for s in a if s in b and a[s] != b[s]), default=None)",
+    ],
+    "looks_back": [
+        "lambda T: F.one_hot(torch.arange(-1, T - 1).clamp(min=0), T).float()",
+        "lambda T: torch.tensor([[float(j == max(0, i - 1)) for j in range(T)] for i in range(T)])",
+    ],
+    "middle": [
+        f"lambda steps: (lambda s: None if s == math.inf else s)(sorted({LATE})[len(steps) // 2])",
+        "lambda steps: sorted(steps, key=lambda s: (s is None, s))[len(steps) // 2]",
+    ],
     "begins_to_copy": [
         f"lambda looks: {FIRST}",
         "lambda looks: min((a['step'] for a in looks if a['copy_gain'] >= 1), default=None)",

@@ -1,4 +1,4 @@
-"""The checks of the functions that readers write in notebooks 01, 03, 04, 06 and 08."""
+"""The checks of the functions that readers write in notebooks 01, 03, 04, 06, 08 and 15."""
 
 from __future__ import annotations
 
@@ -42,6 +42,9 @@ EXERCISES = {
     "earlier": ("04.2", steps.earlier),
     "read_block": ("08.2", steps.read_block),
     "join_halves": ("08.3", join_halves),
+    "parting": ("15.1", steps.parting),
+    "looks_back": ("15.2", lambda T: torch.eye(T).roll(1, 0).where(torch.arange(T)[:, None] > 0, torch.eye(T))),
+    "middle": ("15.3", steps.middle),
 }
 every_exercise = pytest.mark.parametrize("name", EXERCISES)
 

@@ -78,6 +78,8 @@ class BlockDocuments(Section):
     """Characters of the shortest block."""
     longest: int = Field(20, ge=1, le=40)
     """Characters of the longest block."""
+    without: list[int] = Field([], examples=[[2, 3]])
+    """Lengths that no block has, to see what they teach."""
     between: int = Field(3, ge=0, le=20)
     """Other characters between two copies, at most. Half of the time there are none."""
     length: int = Field(47, ge=2, le=10_000)
@@ -87,6 +89,8 @@ class BlockDocuments(Section):
     def _check_lengths(self) -> BlockDocuments:
         if self.shortest > self.longest:
             raise ValueError(f"shortest: {self.shortest} is more than longest, {self.longest}")
+        if not {*range(self.shortest, self.longest + 1)} - {*self.without}:
+            raise ValueError("without: no length is left")
         return self
 
 
@@ -124,7 +128,9 @@ def blocks(seed: int, index: int, shape: BlockDocuments, held_out: bool = False)
     """Make document number `index`."""
     rng = Random(f"blocks {seed} {index} {held_out}")
     span = (shape.longest + 1) / shape.shortest
-    size = int(shape.shortest * span ** rng.random())
+    size = 0
+    while not size or size in shape.without:
+        size = int(shape.shortest * span ** rng.random())
     block = sample(SYMBOLS, size, rng)
     others = [symbol for symbol in SYMBOLS if symbol not in block]
     text = ""

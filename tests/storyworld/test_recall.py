@@ -103,6 +103,8 @@ def test_blocks_come_again_and_again_with_other_characters_between():
         assert len({*text[:3]}) == 3
         distances |= {after - before for before, after in pairwise(starts)}
     assert distances == {3, 4, 5, 6, 7}
+    some = BlockDocuments(shortest=3, longest=5, between=0, length=40, without=[3, 5])
+    assert all(blocks(0, i, some)[:4] == blocks(0, i, some)[4:8] for i in range(20))
     no_gaps = blocks(0, 1, BlockDocuments(between=0, longest=9))
     assert len(no_gaps) == 47
     assert len({*no_gaps}) <= 9
@@ -112,6 +114,7 @@ def test_blocks_come_again_and_again_with_other_characters_between():
     ("wrong", "message"),
     [
         ({"blocks": {"shortest": 9, "longest": 5}}, "shortest: 9 is more than longest"),
+        ({"blocks": {"longest": 4, "without": [4, 2, 3]}}, "without: no length is left"),
         ({"blocks": {}, "repeats": 0.1}, "repeats must be 0.0"),
         ({"blocks": {}, "recall": SHAPE}, "recall null"),
     ],

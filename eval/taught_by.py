@@ -1,10 +1,11 @@
 """Ask gradients which documents teach a model to copy: `python -m eval.taught_by RUN …`
 
-The truth is a sweep in which each group of documents is left out once (configs/cards/taught_by.yaml).
-It costs a training for each group. An estimate costs a few gradients (TracIn, Pruthi et al. 2020,
-arXiv 2002.08484): at some checkpoints of one run, the gradient of the loss on the group's documents
-times that of the loss where copying helps. If both point the same way, a step on this group also
-teaches copying. The more it does, the later a model without this group should copy.
+The truth is a sweep that leaves out each group of documents once: configs/cards/taught_by.yaml. It
+costs a training for each group. An estimate costs a few gradients, as in TracIn (Pruthi et al.
+2020, arXiv 2002.08484). At some checkpoints of one run, the gradient of the loss on a group's
+documents is compared with that of the loss where copying helps. If both point the same way, a step
+on this group also teaches copying. The more it does, the later a model without it should copy.
+TracIn multiplies the gradients. Here it is their cosine, because a group's length does not count.
 
 The runs are baselines of that sweep, with a checkpoint every 50 steps. The table compares the order
 of the groups with that in eval/cards/taught_by.json.
@@ -15,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -24,12 +24,15 @@ from torch import Tensor
 from configs.command import InputError, command_parser, exit_on_bad_input
 from configs.files import checkpoints_of, read_json, run_path
 from configs.text import table
+from data.config import StoryworldSource
+from data.tokenizer import Tokenizer
 from eval.attention.controls import copied
 from eval.attention.probes import build_probes
 from eval.cards.__main__ import RESULTS, reached_at
 from eval.load_model import open_checkpoint
 from model import LanguageModel
 from storyworld import blocks
+from storyworld.recall import BlockDocuments
 from train.config import RunConfig, load_run_config
 from train.run.sweep import plan
 
@@ -66,7 +69,15 @@ def main() -> None:
 def groups_of_the_card() -> dict[str, list[int]]:
     """Return the lengths of blocks that each rung leaves out."""
     runs = plan(str(CARD), [], seeds=1)
-    return {run.label: run.config.data.source.blocks.without for run in runs if run.changes}
+    return {run.label: shape_of(run.config).without for run in runs if run.changes}
+
+
+def shape_of(config: RunConfig) -> BlockDocuments:
+    """Return the blocks of a run. Raises InputError if it has learned from others."""
+    source = config.data.source
+    if not isinstance(source, StoryworldSource) or source.blocks is None:
+        raise InputError(f"{config.name}: is no run of {CARD.name}: it has no data.source.blocks")
+    return source.blocks
 
 
 def estimate(run: Path, groups: dict[str, list[int]]) -> dict[str, float]:
@@ -90,12 +101,11 @@ def estimate(run: Path, groups: dict[str, list[int]]) -> dict[str, float]:
     return {name: fmean(values) for name, values in cosines.items()}
 
 
-def documents(config: RunConfig, tokenizer: Any, lengths: Sequence[int]) -> Tensor:
+def documents(config: RunConfig, tokenizer: Tokenizer, lengths: Sequence[int]) -> Tensor:
     """Return held-out documents with blocks of these lengths, (documents, T)."""
-    source: Any = config.data.source
     own = {"shortest": min(lengths), "longest": max(lengths), "without": []}
-    shape = source.blocks.model_copy(update=own)
-    texts = [blocks(source.seed, i, shape, held_out=True) for i in range(DOCUMENTS)]
+    shape = shape_of(config).model_copy(update=own)
+    texts = [blocks(0, i, shape, held_out=True) for i in range(DOCUMENTS)]
     return torch.tensor([[tokenizer.bos_id, *tokenizer.encode(text)] for text in texts])
 
 

@@ -268,7 +268,7 @@ def looks_back(function: Function) -> None:
 
 
 def middle(function: Function) -> None:
-    for reached in (
+    cases: list[list[int | None]] = [
         [200, 100, 300],
         [100, 175, 200, 300],
         [100, None, 300],
@@ -277,7 +277,8 @@ def middle(function: Function) -> None:
         [None, None],
         [225],
         [300, 100, 100, None, 500, 200],
-    ):
+    ]
+    for reached in cases:
         step(f"middle({reached})", function([*reached]), steps.middle(reached))
 
 

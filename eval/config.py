@@ -11,7 +11,7 @@ class HookConfig(Section):
     """One hook and when it runs."""
 
     name: str
-    """validation | questions | samples | attention | experts | recall, or your own as
+    """validation | questions | samples | attention | experts | recall | in_context, or your own as
     `module:function`."""
     every: int | None = Field(None, ge=0)
     """Steps between two runs; 0 = only at the end; null = eval.every (eval.attention.every)."""

@@ -56,6 +56,20 @@ def repeat_kv(x: Tensor, groups: int) -> Tensor:
     return x.reshape(B, H_kv * groups, S, D)
 
 
+def smear_keys(k: Tensor, share: Tensor, has_previous: Tensor) -> Tensor:
+    """Return share * k_j + (1 - share) * k_{j-1}, Olsson et al. 2022 (arXiv 2209.11895).
+
+    k (B, H_kv, S, D), after RoPE; share (H_kv,); has_previous (B or 1, S): False leaves a key alone
+
+    Each key has been turned by its own position, so the scores mix as the keys do: the share of
+    the score of token j, and the rest of that of token j - 1. In the paper, too, a key has its own
+    position in it.
+    """
+    shares = torch.where(has_previous[:, None], share[:, None], 1.0)[..., None]  # (B, H_kv, S, 1)
+    previous = F.pad(k[:, :, :-1], (0, 0, 1, 0))  # one token later, and zeros in front
+    return (shares * k + (1 - shares) * previous).to(k.dtype)
+
+
 def attention_scores(q: Tensor, k: Tensor, mask: Tensor) -> Tensor:
     """Return q kᵀ / sqrt(D), with the dtype's lowest number for hidden keys: (B, H, T, S)."""
     k = repeat_kv(k, q.shape[1] // k.shape[1])  # (B, H, S, D)
@@ -159,6 +173,9 @@ class Attention(nn.Module):
         elif config.qk_norm:  # each head alone, with one weight for all heads, as in Qwen3
             self.q_norm = RMSNorm(self.head_dim, eps, QK_NORM_GAIN)
             self.k_norm = RMSNorm(self.head_dim, eps, QK_NORM_GAIN)
+        self.smear: nn.Parameter | None = None
+        if config.smear_keys:  # zero: half of each key is the one before
+            self.smear = nn.Parameter(torch.zeros(key_heads))
 
     def forward(
         self,
@@ -185,6 +202,10 @@ class Attention(nn.Module):
         if kv_cache is not None:
             # after RoPE: cached keys are rotated already, each by its own position
             k, v = kv_cache.update(self.layer_index, k, v)  # (B, H_kv, S, D)
+        if self.smear is not None:
+            # behind the cache: it keeps every key as it is, so the next one can mix with it
+            mask, has_previous = mask
+            k = smear_keys(k, self.smear.sigmoid(), has_previous)
         if k.shape[1] != v.shape[1]:  # kv_sharing: a backend takes equally many of both
             k = repeat_kv(k, q.shape[1] // k.shape[1])  # (B, H, S, D)
             v = repeat_kv(v, q.shape[1] // v.shape[1])

@@ -99,6 +99,8 @@ class ModelConfig(Section):
     """Add a learned vector to queries, keys and values, as Qwen2 does."""
     scale_attn_weights: bool = True
     """Divide scores by the square root of head_dim. false shows what that is for."""
+    smear_keys: bool = False
+    """true: heads learn to mix each key with the one before, so that one layer can copy."""
     norm_position: Literal["before", "after"] = "before"
     """Normalise before attention and feed-forward | after: their outputs, as in OLMo 2."""
     # Positions, and how far back a token sees
@@ -203,6 +205,9 @@ class ModelConfig(Section):
 
         # 2. kinds of layers: a short pattern is repeated
         resolve_layers(values)
+        if self.smear_keys and set(self.layer_types or []) != {"full_attention"}:
+            # the cache of a window drops the key before the first one that it keeps
+            raise ValueError("smear_keys needs full_attention in all layers: set smear_keys: false")
 
         # 3. the feed-forward part
         if self.intermediate_size is None:

@@ -148,6 +148,20 @@ def boolean_mask(spec: MaskSpec) -> Tensor | None:
     return mask
 
 
+def has_previous(spec: MaskSpec) -> Tensor:
+    """Mark the keys that have a token before them in their document: (B or 1, S).
+
+    documents       0 0 1 1      left padding    0 1 1 1
+                    . x . x                      . . x x
+    """
+    marked = spec.key_positions[None] > 0  # (1, S)
+    if spec.real_keys is not None:
+        marked = marked & F.pad(spec.real_keys.bool()[:, :-1], (1, 0))  # (B, S)
+    if spec.document_ids is not None:
+        marked = marked & F.pad(spec.document_ids.diff(dim=1) == 0, (1, 0))
+    return marked
+
+
 def specs_of_layers(
     config: ModelConfig,
     input_ids: Tensor,

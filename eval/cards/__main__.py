@@ -15,7 +15,7 @@ import json
 import math
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -32,6 +32,7 @@ from eval.attention.snapshots import Snapshot, take_snapshot
 from eval.cards.forks import forks_in_words, heads_of
 from eval.compare.runs import BITS, GAP, KV_BYTES, RunResult, read_runs
 from eval.config import AttentionConfig, Outcome
+from eval.hooks import figures_in
 from eval.load_model import open_checkpoint
 from eval.pictures import drawing
 from eval.run_files import read_result
@@ -54,6 +55,12 @@ ENDS = {
     "prose_induction": "prose as it is",
     "passage_induction": "prose, each passage twice",
     "passage_copy_gain": "copy gain there, nats",
+    "in_context_score": "in-context score, nats",
+    "in_context_without_strongest": "without the strongest induction heads",
+    "in_context_without_random": "without as many random heads",
+    "in_context_induction_heads": "induction heads",
+    "in_context_without_induction_heads": "without all of them",
+    "in_context_lag": "its lag behind induction, steps",
 }
 PASSAGES = 16
 TOKENS = 64  # of a passage as it is; the first BLOCK_TOKENS of it are read twice
@@ -146,6 +153,8 @@ def run_results(
     end = {}
     for name in (*SCORES, *FIGURES) if snapshots else ():
         end[name] = value_of(snapshots[-1], name)
+    if "hooks/in_context" in run.lines:
+        end |= in_context(run, outcome, snapshots)
     if prose:
         end |= on_prose(run.path, prose)
     if read_result(run.path, print) is None:
@@ -162,6 +171,28 @@ def run_results(
     if has_forks:
         stored |= {"forked_at": forked_at} | heads_of(run.path, snapshots[-1])
     return stored
+
+
+def in_context(run: RunResult, outcome: Outcome, snapshots: Sequence[Snapshot]) -> Results:
+    """Return the in-context-learning score at the end, and how far it falls behind induction.
+
+    The lag is between the steps at which each has made half of its way: the score, and the best
+    head's induction. None if the run never reaches the outcome, as neither may have moved.
+    """
+    lines = run.lines["hooks/in_context"]
+    end: Results = {f"in_context_{key}": value for key, value in figures_in(lines[-1]).items()}
+    heads = {s.step: value_of(s, "induction") or 0.0 for s in snapshots}
+    values = (value_of(snapshot, outcome.score) for snapshot in snapshots)
+    if any(value is not None and value >= outcome.at_least for value in values):
+        scores = {line["step"]: line["score"] for line in lines}
+        end["in_context_lag"] = half_way(scores) - half_way(heads)
+    return end
+
+
+def half_way(curve: Mapping[int, float]) -> int:
+    """Return the first step with at least half of the change from the first value to the last."""
+    first, *_, last = curve.values()
+    return next(step for step, x in curve.items() if abs(x - last) <= abs(first - last) / 2)
 
 
 def on_prose(run: Path, prose: str) -> Results:

@@ -23,6 +23,7 @@ BUILT_IN = {
     "attention": "eval.hooks.attention:Attention",
     "experts": "eval.experts:Experts",
     "recall": "eval.hooks.held_out:Recalls",
+    "in_context": "eval.hooks.in_context:in_context",
 }
 
 

@@ -37,7 +37,7 @@ LEVELS = 127
 NEEDED = {
     "gated_mlp": True, "hidden_act": "silu", "mlp_bias": False, "attention_bias": False,
     "qkv_bias": False, "num_experts": None, "attention": "heads", "kv_sharing": "both",
-    "scale_attn_weights": True, "norm_position": "before", "norm": "rmsnorm",
+    "scale_attn_weights": True, "smear_keys": False, "norm_position": "before", "norm": "rmsnorm",
     "position_embedding": "rope", "rope_scaling": None, "sliding_window": None,
 }  # fmt: skip
 SIZES = (

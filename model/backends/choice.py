@@ -19,7 +19,7 @@ from model.backends import kernels, mine, names
 from model.config import ModelConfig
 from model.kv_cache import KVCache
 from model.loss import compute_dtype
-from model.masks import Mask, MaskSpec, boolean_mask
+from model.masks import Mask, MaskSpec, boolean_mask, has_previous
 
 HALF = (torch.float16, torch.bfloat16)
 
@@ -170,7 +170,10 @@ def masks_for(decoder: Any, spec: MaskSpec, kv_cache: KVCache | None) -> dict[in
         remedy = "use sdpa, which serves everything"
         raise ValueError(f"attn_implementation: {name} {problem}: {remedy}")
     specs = spec.of_layers(config.windows, kv_cache)
-    return {window: BACKENDS[name].mask(layer_spec) for window, layer_spec in specs.items()}
+    masks = {window: BACKENDS[name].mask(layer_spec) for window, layer_spec in specs.items()}
+    if config.smear_keys:  # one kind of layer, which also reads where documents begin
+        return {window: (mask, has_previous(specs[window])) for window, mask in masks.items()}
+    return masks
 
 
 def choose_attention(here: Situation) -> tuple[str, str]:

@@ -19,8 +19,8 @@ from model.variants.config import LATENT_KEYS
 # A family has the default of each of these, unless it names the part.
 PARTS = (
     "gated_mlp", "hidden_act", "mlp_bias", "num_experts", "attention", "kv_sharing", "qk_norm",
-    "attention_bias", "qkv_bias", "scale_attn_weights", "norm_position", "position_embedding",
-    "no_rope_layers", "sliding_window", "norm", "loadable_elsewhere",
+    "attention_bias", "qkv_bias", "scale_attn_weights", "smear_keys", "norm_position",
+    "position_embedding", "no_rope_layers", "sliding_window", "norm", "loadable_elsewhere",
 )  # fmt: skip
 DEFAULTS = {key: ModelConfig.model_fields[key].default for key in PARTS}
 # With another value transformers computes something that Headlight does not build.

@@ -162,6 +162,7 @@ def resolve_latent(values: dict[str, Any], is_set: Set[str]) -> None:
         ("qkv_bias", False, "has the biases of attention_bias only"),
         ("num_key_value_heads", heads, "makes keys and values for every head"),
         ("kv_sharing", "both", "makes keys and values for every head"),
+        ("smear_keys", False, "makes its keys from a latent"),
         ("initialization", "random", "has no matrix of keys that could equal the queries"),
     ):
         if values[key] != required:

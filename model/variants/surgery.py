@@ -97,7 +97,7 @@ def convert_kv_heads(lm: LanguageModel, num_key_value_heads: int) -> LanguageMod
             f"use {numbers}"
         )
     tensors = lm.state_dict()
-    parts = ["k_proj.weight", "k_proj.bias", "v_proj.weight", "v_proj.bias"]
+    parts = ["k_proj.weight", "k_proj.bias", "v_proj.weight", "v_proj.bias", "self_attn.smear"]
     if config.qk_norm == "whole":  # with a gain for every number of every head
         parts.append("k_norm.weight")
     for name in [name for name in tensors if name.endswith(tuple(parts))]:

@@ -33,6 +33,7 @@ MODEL = f"""
 {ELSEWHERE} | scale_attn_weights=false gated_mlp=false norm=layernorm
 {ELSEWHERE} model.tie_word_embeddings=false | norm=none position_embedding=sinusoidal
 {ELSEWHERE} model.num_key_value_heads=mqa | kv_sharing=keys
+{ELSEWHERE} | smear_keys=true
 model.qk_norm=whole {ELSEWHERE} | norm_position=after
 model.num_experts=4 model.moe_intermediate_size=16 | num_experts_per_tok=3 moe_intermediate_size=24 \
 norm_topk_prob=false router_aux_loss_coef=0.5 decoder_sparse_step=2 mlp_only_layers=[0]

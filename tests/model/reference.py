@@ -120,6 +120,16 @@ def plain_heads(a, w, config, positions):
     return rotate(heads[0], positions, config), rotate(heads[1], positions, config), heads[2]
 
 
+def smeared(k, logits, may_mix):
+    """Keys (B, H_kv, S, D) of which each is mixed with the one before, where may_mix(b, j)."""
+    mixed = k.clone()
+    for b, head, j in torch.ones(k.shape[:3]).nonzero().tolist():
+        if may_mix(b, j):
+            share = logits[head].sigmoid()
+            mixed[b, head, j] = share * k[b, head, j] + (1 - share) * k[b, head, j - 1]
+    return mixed
+
+
 MLP = ("gate", "up", "down")
 
 
@@ -162,6 +172,10 @@ def logits(lm, input_ids, attention_mask=None, document_ids=None, position_ids=N
             documents, real = (None if x is None else x[b] for x in (document_ids, attention_mask))
             return may_see(i, j, window=window, documents=documents, real=real)
 
+        if config.smear_keys:
+            q, k, v = heads
+            k = smeared(k, own["smear"], lambda b, j, sees=visible: j > 0 and sees(b, j, j - 1))
+            heads = q, k, v
         out = attention(*heads, visible)
         x = x + out.transpose(1, 2).reshape(B, T, -1) @ w["self_attn.o_proj.weight"].T
         a = norm(x, w["post_attention_layernorm.weight"], config)

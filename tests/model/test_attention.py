@@ -8,7 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from eval.attention import capture
-from model.attention import repeat_kv
+from model import LanguageModel, ModelConfig
+from model.attention import repeat_kv, smear_keys
 from model.backends.choice import BACKENDS, Situation, why_not
 from model.kv_cache import KVCache
 from model.masks import MaskSpec
@@ -206,6 +207,57 @@ def test_keys_alone_or_values_alone_are_shared(backend, shared, cached_numbers):
         cached = torch.cat([lm(part, kv_cache=cache) for part in ids.split([7, 12, 1], dim=1)], dim=1)
         assert torch.allclose(cached, lm(ids), atol=1e-4)
     assert torch.allclose(capture(lm, ids).weights, capture(own, ids).weights, atol=1e-5)
+
+
+@pytest.mark.parametrize("heads", [{"num_key_value_heads": 2}, {"num_key_value_heads": 1, "kv_sharing": "values"}])
+@pytest.mark.parametrize("backend", CPU_BACKENDS)
+def test_keys_are_smeared_within_their_document_and_scores_are_those_of_the_keys(backend, heads):
+    lm = random_model(tiny_config(smear_keys=True, loadable_elsewhere=False, **heads), scale=0.5)
+    lm.set_attn_implementation(backend)
+    first, second = torch.randint(0, 192, (2, 1, 9))
+    packed = torch.cat((first, second), dim=1)
+    documents = torch.arange(2).repeat_interleave(9)[None]
+    with torch.no_grad():
+        logits = lm(packed, document_ids=documents)
+        alone = torch.cat((lm(first), lm(second)), dim=1)
+        mixed = lm(packed)
+        for layer in lm.attention_modules():
+            layer.smear.fill_(40.0)  # the sigmoid of which is 1
+        unsmeared = lm(packed)
+    assert torch.allclose(logits, alone, atol=1e-5)
+    assert not torch.allclose(logits, mixed, atol=1e-2)
+    assert not torch.allclose(unsmeared, mixed, atol=1e-2)
+    # capture raises unless weights @ v is what the backend returned
+    assert capture(lm, packed).weights.shape == (2, 1, 4, 18, 18)
+    plain = LanguageModel(ModelConfig(**lm.config.model_dump() | {"smear_keys": False})).eval()
+    plain.load_state_dict({name: x for name, x in lm.state_dict().items() if not name.endswith("smear")})
+    plain.set_attn_implementation(backend)
+    with torch.no_grad():
+        assert torch.allclose(plain(packed), unsmeared, atol=1e-6)
+
+
+def test_smeared_scores_mix_those_of_a_token_and_the_one_before():
+    k = torch.randn(2, 2, 7, 8)
+    q = torch.randn(2, 4, 7, 8)
+    share = torch.tensor([0.3, 1.0])
+    marked = torch.tensor([[False, True, True, False, True, True, True]])
+    scores = q @ repeat_kv(k, 2).mT
+    mixed = q @ repeat_kv(smear_keys(k, share, marked), 2).mT
+    expected = scores.clone()
+    for head in (0, 1):
+        for j in (1, 2, 4, 5, 6):
+            expected[:, head, :, j] = 0.3 * scores[:, head, :, j] + 0.7 * scores[:, head, :, j - 1]
+    assert torch.allclose(mixed, expected, atol=1e-5)
+
+
+def test_the_share_of_a_smeared_key_is_learned():
+    lm = random_model(tiny_config(smear_keys=True, loadable_elsewhere=False)).train()
+    ids = torch.randint(0, 192, (2, 12))
+    loss_sum, _ = lm(ids, labels=ids)
+    loss_sum.backward()
+    for layer in lm.attention_modules():
+        assert layer.smear.shape == (2,)
+        assert (layer.smear.grad != 0).all()
 
 
 def test_attention_dropout_drops_in_training_only():

@@ -49,7 +49,9 @@ def assert_same_training(loss, expected, lm, of_loss, of_gradients):
         assert float((found - wanted).abs().max()) <= of_gradients * max(0.1, float(wanted.abs().max()))
 
 
+SMEARED = {"smear_keys": True, "loadable_elsewhere": False}
 SHAPES = {"full": {}, "windows": MIXED, "olmo2": OLMO2, "smollm3": SMOLLM3, "latent": LATENT, "gpt2": GPT2}
+SHAPES["smeared"] = SMEARED
 CASES = [("blocked", "full", True), *(("blocked", shape, False) for shape in SHAPES), ("sdpa", "full", False)]
 CASES += [pytest.param(name, x, False, marks=pytest.mark.slow) for name in ("eager", "flash", "sdpa") for x in SHAPES]
 
@@ -157,7 +159,7 @@ def test_flex_is_one_graph_too(packed):
 
 
 @pytest.mark.usefixtures("lengths_on_a_cpu")
-@pytest.mark.parametrize("changes", [{}, MIXED, LATENT], ids=["full", "windows", "latent"])
+@pytest.mark.parametrize("changes", [{}, MIXED, LATENT, SMEARED], ids=["full", "windows", "latent", "smeared"])
 @pytest.mark.parametrize("padded", [False, True], ids=["alone", "padded"])
 @pytest.mark.parametrize("backend", ["sdpa", "varlen"])
 def test_decoding_into_a_static_cache_is_one_graph(backend, changes, padded):

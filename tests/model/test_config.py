@@ -61,6 +61,8 @@ MLA = LATENT | {"kv_lora_rank": 12, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4
         ({"position_embedding": "sinusoidal", "tie_word_embeddings": True}, "set tie_word_embeddings: false"),
         (MLA | {"qk_norm": True}, "set qk_norm: false"),
         ({"num_key_value_heads": "mha", "kv_sharing": "keys"}, "nothing is shared: set num_key_value_heads: mqa"),
+        ({"smear_keys": True, "sliding_window": 4}, "smear_keys needs full_attention in all layers"),
+        (MLA | {"smear_keys": True}, "set smear_keys: false"),
         (MLA | {"num_key_value_heads": 2}, r"num_key_value_heads \(2\): .* every head"),
         (MLA | {"head_dim": 12}, r"head_dim \(12\) must be qk_nope_head_dim \(6\) \+ qk_rope_head_dim \(4\)"),
         (MLA | {"qk_rope_head_dim": 5}, r"qk_rope_head_dim \(5\) must be even"),

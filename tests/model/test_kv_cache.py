@@ -36,6 +36,8 @@ def cases(draw):
         "head_dim": draw(st.sampled_from([4, 8, 10])),
         "qk_norm": draw(st.booleans()),
     }
+    if window is None:
+        own["smear_keys"] = draw(st.booleans())
     if draw(st.integers(0, 3)) == 0:
         own = LATENT | {
             "head_dim": 10,

@@ -139,6 +139,8 @@ def weights_of(lm: LanguageModel, name: str) -> list[Part]:
         own = head * projection.out_features // size // heads  # of the query heads that share it
         rows = slice(own * size, (own + 1) * size)
         weights += [(parameter, rows) for parameter in projection.parameters()]
+    if attention.smear is not None:  # one number for each key head
+        weights.append((attention.smear, head * len(attention.smear) // heads))
     return weights
 
 

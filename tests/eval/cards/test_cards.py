@@ -14,6 +14,7 @@ from configs.command import InputError
 from eval.cards.__main__ import (
     CONFIGS,
     RESULTS,
+    half_way,
     holm,
     in_words,
     loss_difference,
@@ -96,6 +97,12 @@ def test_figures_at_the_end_are_a_second_table_of_what_was_measured():
     assert note.startswith("At the end")
 
 
+def test_half_of_the_way_is_the_first_step_past_the_middle_whatever_the_direction():
+    assert half_way({0: 0.0, 50: 0.2, 100: -0.9, 150: -1.6, 200: -2.0}) == 150
+    assert half_way({0: 0.1, 50: 0.3, 100: 0.3, 150: 0.5}) == 50
+    assert half_way({0: 1.0, 50: 1.0}) == 0
+
+
 def test_a_late_fork_has_no_p_and_its_heads_are_compared_without_the_changed_ones():
     def life(seed, previous, induction, **more):
         heads = {"previous_token": previous, "induction": induction}
@@ -156,13 +163,14 @@ def test_a_card_goes_from_training_to_its_table_on_small_settings(name, tmp_path
         return done.stdout
 
     command("train.sweep", config, "--seeds", 1, f"name={name}", *small)
-    runs = sorted(tmp_path.glob(f"{name}-*-seed0"))
+    runs = sorted(tmp_path.glob(f"{name}-*-seed*"))
     results = ["--out", tmp_path / "results.json"]
     prose = ["--prose", ROOT / "docs" / "measure.md"] if name != "head-size" else []
     said = command("eval.cards", name, *results, *prose, "--runs", *runs)
     names = [line.split()[1] for line in said.splitlines() if line.startswith("| ")]
     assert (names[0], *names[2:4]) == ("variant", "baseline", rung)
     assert ("prose, each passage twice" in said) == bool(prose)
+    assert ("in-context score" in said) == (name == "olsson")
     assert said.endswith(command("eval.cards", name, *results))
     command("eval.cards", name, *results, "--picture", tmp_path / "picture.png")
     assert (tmp_path / "picture.png").stat().st_size > 5000

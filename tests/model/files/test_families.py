@@ -308,9 +308,10 @@ def test_what_no_family_has_is_refused_with_the_nearest_and_both_remedies(change
 
 ONLY_HERE = {"norm_position": "after", "qkv_bias": True, "no_rope_layers": [0, 1], "loadable_elsewhere": False}
 EXPERTS_OF_LLAMA = {"num_experts": 4, "qk_norm": False, "loadable_elsewhere": False}
+SMEARED = {"smear_keys": True, "loadable_elsewhere": False}
 
 
-@pytest.mark.parametrize("parts", [ONLY_HERE | {"sliding_window": 9, "rope_scaling": YARN}, EXPERTS_OF_LLAMA])
+@pytest.mark.parametrize("parts", [ONLY_HERE | {"sliding_window": 9, "rope_scaling": YARN}, EXPERTS_OF_LLAMA, SMEARED])
 def test_with_loadable_elsewhere_false_it_is_saved_for_headlight_alone(tmp_path, parts):
     lm = random_model(tiny_config(**parts))
     ids = torch.arange(24)[None]

@@ -40,10 +40,10 @@ def sums_row_by_row(monkeypatch):
 
 @pytest.mark.usefixtures("sums_row_by_row")
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
-@pytest.mark.parametrize("qk_norm", [True, False], ids=["qk_norm", "plain"])
+@pytest.mark.parametrize("parts", [{}, {"qk_norm": False}, {"smear_keys": True}], ids=["qk_norm", "plain", "smeared"])
 @pytest.mark.parametrize(("present", "wanted"), [(1, 2), (2, 4), (3, 12), (4, 4)])
-def test_repeated_heads_give_the_same_logits(present, wanted, qk_norm, implementation):
-    lm = twelve_heads(present, qk_norm=qk_norm)
+def test_repeated_heads_give_the_same_logits(present, wanted, parts, implementation):
+    lm = twelve_heads(present, **parts)
     lm.set_attn_implementation(implementation)
     more = convert_kv_heads(lm, wanted)
     assert more.attn_implementation == implementation

@@ -15,6 +15,7 @@ FAMILIES = {
     "gqa": {},
     "window": {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]},
     "mla": LATENT,
+    "smeared": {"smear_keys": True, "loadable_elsewhere": False},
 }
 
 

@@ -151,7 +151,8 @@ FROZEN = [  # of 4 query heads of 8 and 2 key/value heads, which heads 2 and 3 s
 def test_a_frozen_head_keeps_its_rows_and_columns_and_all_others_learn(tmp_path, optimizer):
     chosen = {"name": optimizer, "weight_decay": 0.1} | ({"lr": 0.005} if optimizer == "adamw" else {})
     train = STEPS | {"keep_last": 99, "checkpoint_every": 1, "optimizer": chosen, "processes": 1}
-    pretrain(write_config(tmp_path, model={"attention_bias": True}, train=train, eval=PLAIN))
+    model = {"attention_bias": True, "smear_keys": True, "loadable_elsewhere": False}
+    pretrain(write_config(tmp_path, model=model, train=train, eval=PLAIN))
     run = tmp_path / "runs/tiny"
     for name, rows, columns in FROZEN:
         ours = fork(run, f"frozen-{name}", "--at", 4, "--for", 4, "--freeze", name)
@@ -159,6 +160,7 @@ def test_a_frozen_head_keeps_its_rows_and_columns_and_all_others_learn(tmp_path,
         prefix = f"model.layers.{name[1]}.self_attn"
         parts = {f"{prefix}.{part}.{kind}": index for part, index in rows.items() for kind in ("weight", "bias")}
         parts[f"{prefix}.o_proj.weight"] = columns
+        parts[f"{prefix}.smear"] = rows["k_proj"][0].start // 8
         for key, tensor in before.items():
             moved = during[key] != tensor
             still = torch.zeros_like(moved)

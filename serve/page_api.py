@@ -53,7 +53,7 @@ def page(limits: Limits) -> APIRouter:
     routes = APIRouter()
     # no other file is served
     files = {
-        "page.html": ("text/html", viewer.with_parts(HEAD, "")),
+        "page.html": ("text/html", viewer.with_parts(HEAD, "heads", "")),
         "page.css": ("text/css", (viewer.PAGE / "page.css").read_text(encoding="utf-8")),
         "page.js": ("text/javascript", viewer.script(viewer.ON_SERVER)),
     }

@@ -3,8 +3,11 @@
 const EDGE = { left: 54, right: 22, top: 10, bottom: 34 };
 const HIGH = 220;
 
-// Draw lines into an <svg> of its parent's width. lines: {points: [[x, y or null]], kind: a class, dots: a radius};
-// x, y: {range, isLog}; level: [y, words]; marks: [[x, words]]; now: an x; band: [[x, low, high]], an area behind the lines. Gives the scales, from values to pixels.
+// Draw lines into an <svg> of its parent's width. Gives the scales, from values to pixels.
+//   lines   {points: [[x, y or null]], kind: a class, dots: a radius}
+//   x, y    {range, isLog}
+//   level   [y, words]; marks: [[x, words, a class]]; now: an x
+//   band    [[x, low, high]], an area behind the lines
 function drawChart(svg, lines, { title, x: across, y: upwards, level, marks = [], now = null, band = [], high = HIGH }) {
   const wide = Math.max(220, svg.parentElement.clientWidth);
   const [right, bottom] = [wide - EDGE.right, high - EDGE.bottom];
@@ -30,9 +33,11 @@ function drawChart(svg, lines, { title, x: across, y: upwards, level, marks = []
     const beside = y.at(level[0]) < EDGE.top + 14 ? 12 : -4;
     parts.push(flat(level[0], "level"), write(level[1], right, y.at(level[0]) + beside, "end", { class: "seen" }));
   }
-  marks.forEach(([value, words]) => {
-    const [by, anchor] = x.at(value) > wide - 70 ? [-4, "end"] : [4, "start"];
-    parts.push(upright(value, "level"), write(words, x.at(value) + by, EDGE.top + 9, anchor, { class: "seen" }));
+  marks.forEach(([value, words, kind = ""], i) => {
+    // words are to the left, because curves rise after what is marked
+    const [by, anchor] = x.at(value) > EDGE.left + 70 ? [-4, "end"] : [4, "start"];
+    const name = write(words, x.at(value) + by, EDGE.top + 9 + 13 * i, anchor, { class: `seen ${kind}` });
+    parts.push(upright(value, `level ${kind}`), name);
   });
   filled(svg, { viewBox: `0 0 ${wide} ${high}`, width: wide, height: high }, "", []).replaceChildren(...parts);
   return { x, y, valueAt: ({ clientX }) => x.from(clientX - svg.getBoundingClientRect().left), upright };

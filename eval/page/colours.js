@@ -39,6 +39,7 @@ const inkOn = ([r, g, b]) => (0.299 * r + 0.587 * g + 0.114 * b > 140 ? "#111" :
 const absent = () => (isDark() ? [42, 46, 54] : [236, 236, 238]);
 const packed = ([r, g, b]) => (0xff000000 | (b << 16) | (g << 8) | r) >>> 0; // ImageData's bytes, little-endian
 
+const LEVELS = 255; // of a weight
 const tables = {};
 
 // 256 colours, one for each code, for the theme that is on
@@ -48,13 +49,15 @@ function colourTable() {
 }
 
 // A head as size x size pixels. Where several entries fall into one pixel the largest counts: a diagonal, which is
-// what a previous-token or induction head is, would vanish in an average.
+// what a previous-token or induction head is, would vanish in an average. codes: of the lower triangle, or of the
+// whole square, where a head without a mask also looks at later tokens.
 function paintHead(canvas, { length, codes }, size) {
   if (canvas.width !== size) canvas.width = canvas.height = size;
   const largest = new Uint8Array(size * size);
   const cells = Uint16Array.from({ length }, (_, i) => Math.floor((i * size) / length));
+  const isSquare = codes.length === length ** 2;
   for (let q = 0, at = 0; q < length; q++) {
-    for (let k = 0; k <= q; k++, at++) {
+    for (let k = 0; k < (isSquare ? length : q + 1); k++, at++) {
       const pixel = cells[q] * size + cells[k];
       largest[pixel] = Math.max(largest[pixel], Math.min(LEVELS, Math.round(codes[at])));
     }
@@ -63,6 +66,9 @@ function paintHead(canvas, { length, codes }, size) {
   const pixels = new Uint32Array(image.data.buffer);
   const table = colourTable();
   const above = packed(absent());
-  largest.forEach((code, at) => { pixels[at] = at % size <= Math.floor(at / size) ? table[code] : above; });
+  largest.forEach((code, at) => {
+    const isSeen = code > 0 || at % size <= Math.floor(at / size);
+    pixels[at] = isSeen ? table[code] : above;
+  });
   canvas.getContext("2d").putImageData(image, 0, 0);
 }

@@ -1,7 +1,5 @@
 // The numbers of runs: what is known of each look, and its maps, of which every line is packed by itself.
 
-const LEVELS = 255;
-
 async function unpack(line) {
   const letters = atob(line);
   const raw = new Uint8Array(letters.length);

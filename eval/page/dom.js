@@ -44,6 +44,43 @@ function check(words, isOn, act) {
   return element("label", "check", "", {}, [box, ` ${words}`]);
 }
 
+// Buttons with the names of rows (words or elements) and columns: cells[row][column].
+// choose(row, column) is called at a click.
+function buildGrid(box, rows, columns, kind, choose, width = "minmax(0, 1fr)") {
+  box.style.gridTemplateColumns = `max-content repeat(${columns.length}, ${width})`;
+  box.replaceChildren(element("span"), ...columns.map((name) => element("span", "column-name", name)));
+  return rows.map((name, row) => {
+    box.append(element("span", "row-name", "", {}, [name]));
+    return columns.map((_, column) => {
+      const cell = button("", () => choose(row, column), { class: kind });
+      box.append(cell);
+      return cell;
+    });
+  });
+}
+
+// What every cell says; the chosen one is where the keyboard comes to.
+function markCell(cell, isChosen, title) {
+  cell.setAttribute("aria-pressed", isChosen);
+  cell.tabIndex = isChosen ? 0 : -1;
+  cell.title = cell.ariaLabel = title;
+}
+
+// Tokens that can be pointed at and chosen, each with its place in data-place.
+function listenPlaces(box, point, choose) {
+  const placeOf = ({ target }) => (target.dataset?.place ? Number(target.dataset.place) : null);
+  box.addEventListener("pointerover", (event) => point(placeOf(event)));
+  box.addEventListener("pointerleave", () => point(null));
+  box.addEventListener("click", (event) => placeOf(event) !== null && choose(placeOf(event)));
+}
+
+// A bar of a share from 0 to 1, and a line at a mark, where there is one.
+function setGauge(bar, share, mark = -1) {
+  bar.style.setProperty("--value", share);
+  bar.style.setProperty("--chance", mark);
+  return bar;
+}
+
 // For screen readers: the newest of what changes by itself.
 function announce(words) {
   byId("news").textContent = words;

@@ -22,7 +22,7 @@ function startHeads(box, to, data, frameOf, signal) {
   byId("notes").textContent = about.notes.map(translated).join(" ");
   byId("notes").hidden = !about.notes.length;
   const computes = runs.some((run) => run.own);
-  byId("of-own").hidden = !computes;
+  byId("of-own").hidden = byId("of-model").hidden = !computes;
   byId("keep").replaceChildren();
   const tour = () => {
     chooseText(OWN);

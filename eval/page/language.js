@@ -1,5 +1,5 @@
 // English, or Chinese where the browser or the reader asks for it. What is written in this page goes through t(), what a
-// run says in English through translated(); zh.js has both. {0}, {1} … stand for values.
+// run says in English through translated(); zh.json has both. {0}, {1} … stand for values.
 
 const storage = (() => {
   try {

@@ -62,7 +62,8 @@ class Network {
   // (T, C) each; logits: of the last token; inside: of each layer { q, k, v, out }, rows of all tokens, where out are the
   // outputs of the heads, side by side }. off: "layer.head" of heads whose output is set to zero.
   forward(ids, off = new Set()) {
-    const { num_hidden_layers: layers, num_attention_heads: heads, head_dim: D, hidden_size: C } = this.config;
+    const { num_hidden_layers: layers, head_dim: D, hidden_size: C } = this.config;
+    const { num_attention_heads: heads, num_key_value_heads: shared } = this.config;
     const T = ids.length;
     const embedding = this.tensors["model.embed_tokens.weight"].data;
     const x = new Float32Array(T * C);
@@ -79,10 +80,11 @@ class Network {
       const out = new Float32Array(T * heads * D);
       for (let head = 0; head < heads; head++) {
         const map = weights.subarray((layer * heads + head) * T * T, (layer * heads + head + 1) * T * T);
-        this.attend(q, k, v, out, map, head, T);
-        if (off.has(`${layer}.${head}`)) {
-          for (let t = 0; t < T; t++) out.fill(0, (t * heads + head) * D, (t * heads + head + 1) * D);
-        }
+        const group = Math.floor((head * shared) / heads) * D; // neighbours share keys and values
+        const [keys, values] = [k, v].map((array) => [array, group, shared * D]);
+        const [queries, outputs] = [q, out].map((array) => [array, head * D, heads * D]);
+        const isOff = off.has(`${layer}.${head}`);
+        attend(queries, keys, values, outputs, map, { tokens: T, size: D, scale: 1 / Math.sqrt(D), isMasked: true, isOff });
       }
       inside.push({ q, k, v, out });
       add(x, this.linear(out, name("self_attn.o_proj")));
@@ -94,20 +96,6 @@ class Network {
       hidden.push(x.slice());
     }
     return { weights, hidden, inside, logits: this.logits(x.subarray((T - 1) * C)) };
-  }
-
-  // softmax(q k / √D) v of one head, in a loop over queries
-  attend(q, k, v, out, map, head, T) {
-    const { num_attention_heads: H, num_key_value_heads: shared, head_dim: D } = this.config;
-    const group = Math.floor((head * shared) / H); // neighbours share keys and values
-    for (let i = 0; i < T; i++) {
-      const row = map.subarray(i * T, i * T + i + 1); // what comes later has weight 0
-      for (let j = 0; j <= i; j++) row[j] = dot(q, (i * H + head) * D, k, (j * shared + group) * D, D) / Math.sqrt(D);
-      softmax(row);
-      for (let j = 0; j <= i; j++) {
-        for (let d = 0; d < D; d++) out[(i * H + head) * D + d] += row[j] * v[(j * shared + group) * D + d];
-      }
-    }
   }
 
   // Scores of what comes next, from one token's numbers: also those between two layers (the logit lens).
@@ -139,8 +127,9 @@ class Network {
   // x (rows, in) W^T -> (rows, out)
   linear(x, name) {
     const { shape: [out, size], data } = this.tensors[name];
-    const y = new Float32Array((x.length / size) * out);
-    for (let i = 0; i < y.length; i++) y[i] = dot(x, Math.floor(i / out) * size, data, (i % out) * size, size);
+    const rows = x.length / size;
+    const y = new Float32Array(rows * out);
+    multiply(x, data, y, rows, out, size);
     return y;
   }
 
@@ -148,11 +137,8 @@ class Network {
   norm(x, name, size) {
     const gain = this.tensors[name].data;
     const y = new Float32Array(x.length);
-    for (let start = 0; start < x.length; start += size) {
-      const factor = 1 / Math.sqrt(dot(x, start, x, start, size) / size + this.config.rms_norm_eps);
-      for (let i = 0; i < size; i++) y[start + i] = x[start + i] * factor * gain[i];
-    }
-    return y;
+    normalise(x, y, size, this.config.rms_norm_eps);
+    return y.map((value, i) => value * gain[i % size]);
   }
 
   // QK-norm, where the model has it, and RoPE: the pair (i, i + D/2) turns by an angle that grows with the position
@@ -180,15 +166,6 @@ function dot(a, i, b, j, size) {
 
 function add(x, y) {
   for (let i = 0; i < x.length; i++) x[i] += y[i];
-}
-
-// in place
-function softmax(row) {
-  const top = row.reduce((a, b) => Math.max(a, b));
-  let sum = 0;
-  for (let i = 0; i < row.length; i++) sum += row[i] = Math.exp(row[i] - top);
-  for (let i = 0; i < row.length; i++) row[i] /= sum;
-  return row;
 }
 
 // The weights of one step: every matrix as whole numbers with one for each row that scales it, vectors as they are.

@@ -53,27 +53,22 @@ class OwnReader {
 
   // The share of every token that may follow a place, or the last one. depth: after so many layers, if not after all.
   shares(step, words, off, place = null, depth = -1) {
-    const { text, hidden } = this.look(step, words, off);
-    const at = place ?? text.labels.length - 1;
-    const size = this.about.config.hidden_size;
-    return softmax(this.network(step).logits(hidden.at(depth).subarray(at * size, (at + 1) * size)));
+    const { ids: { length }, hidden } = this.look(step, words, off);
+    return softmax(this.network(step).logits(rowOf(hidden.at(depth), place ?? length - 1, length)));
   }
 
   // What each head adds to the logit of a token after place `at`: [layer][head].
   pushes(step, words, off, place, id) {
-    const { text, hidden, inside } = this.look(step, words, off);
-    const at = place ?? text.labels.length - 1;
-    const row = (x) => x.subarray(at * (x.length / text.labels.length), (at + 1) * (x.length / text.labels.length));
+    const { ids: { length }, hidden, inside } = this.look(step, words, off);
+    const row = (x) => rowOf(x, place ?? length - 1, length);
     return this.network(step).pushes(row(hidden.at(-1)), inside.map(({ out }) => row(out)), id);
   }
 
   // How unexpected each shown token is, in bits: -log2 of its share. The first one has nothing before it.
   surprise(step, words, off) {
     const look = this.look(step, words, off);
-    const size = this.about.config.hidden_size;
-    const network = this.network(step);
-    const before = (i) => look.hidden.at(-1).subarray((i - 1) * size, i * size);
-    look.surprise ??= look.ids.map((id, i) => (i ? -Math.log2(softmax(network.logits(before(i)))[id]) : null));
+    const before = (i) => this.shares(step, words, off, i - 1);
+    look.surprise ??= look.ids.map((id, i) => (i ? -Math.log2(before(i)[id]) : null));
     return look.surprise;
   }
 
@@ -84,6 +79,8 @@ class OwnReader {
   }
 }
 
+// The numbers of one token, where x has as many rows as there are tokens.
+const rowOf = (x, at, rows) => x.subarray(at * (x.length / rows), (at + 1) * (x.length / rows));
 const likeliest = (shares) => Array.from(shares.keys()).sort((a, b) => shares[b] - shares[a]).slice(0, MOST_NEXT);
 
 // A token drawn with these shares: colder ones favour the likeliest; then only the top_k likeliest stay, and of them as
@@ -153,17 +150,9 @@ function toggleHead({ layer, head }) {
   change({ off: state.off.includes(name) ? state.off.filter((other) => other !== name) : [...state.off, name].sort() });
 }
 
-const SAMPLING = {
-  temperature: [[0, 0], [0.5, 0.5], [1, 1]],
-  top_k: [[0, t("all")], [40, 40], [10, 10], [3, 3]],
-  top_p: [[1, t("all")], [0.95, 0.95], [0.8, 0.8], [0.5, 0.5]],
-};
-
 // The field of the reader's text, how the model continues it, and texts to begin with.
 function buildOwn() {
   const offer = (title, words) => button(title, () => change({ words, ...NO_TOKEN }), { class: "link" });
-  Object.entries(SAMPLING).forEach(([id, options]) => options.forEach(([value, words]) => byId(id).add(new Option(words, value))));
-  byId("temperature").addEventListener("change", ({ target }) => byId("own-text").classList.toggle("draws", target.value !== "0"));
   byId("continue").addEventListener("click", continueText);
   byId("words").addEventListener("input", ({ target }) => change({ words: target.value, ...NO_TOKEN }));
   const hasSteps = Object.keys(runs[0].own?.about.lines ?? {}).length > 1; // a slider to drag back
@@ -193,7 +182,7 @@ function continueText() {
     const { run, view } = panes[state.active];
     const { tokenizer } = run.own;
     const shares = run.own.shares(stepOf(view).step, state.words, state.off);
-    const how = Object.keys(SAMPLING).map((name) => [name, Number(byId(name).value)]);
+    const how = ["temperature", "top_k", "top_p"].map((name) => [name, Number(byId(name).value)]);
     const id = drawToken(shares, Object.fromEntries(how));
     if (tokenizer.isSpecial(id) || ids.length === MOST_WRITTEN || !isOwn()) return stop();
     ids.push(id);
@@ -224,13 +213,6 @@ function drawOwn(pane) {
   pane.find(".own-all").textContent = t("All heads on (off: {0})", names.join(", "));
   pane.find(".own-next").hidden = !mapsOf(view);
   drawNext(pane);
-}
-
-function gauge(share, mark = -1) {
-  const bar = element("div", "gauge");
-  bar.style.setProperty("--value", share);
-  bar.style.setProperty("--chance", mark);
-  return bar;
 }
 
 function drawNext(pane) {
@@ -271,7 +253,8 @@ function nextRow(pane, id, now, before) {
   return element("tr", "", "", {}, [
     element("td", "", "", {}, [name]),
     element("td", "number", before ? `${percent(before[id])} → ${percent(now[id])}` : percent(now[id])),
-    element("td", "gauge-cell", "", {}, [gauge(now[id], before?.[id])]), // the line is where it was
+    // the line is where it was
+    element("td", "gauge-cell", "", {}, [setGauge(element("div", "gauge"), now[id], before?.[id])]),
     element("td", "", "", {}, [write]),
   ]);
 }
@@ -289,7 +272,8 @@ function drawPushes(pane, pushes) {
     badge.style.backgroundColor = signedShade(push / most, 50);
     cell.title = cell.ariaLabel = t("{0}: {1} to the logit of {2}", headTitle(pane, layer, head), signed(push), label);
   }));
-  pane.find(".push-note").textContent = t("A number in a square: what this head adds to the logit of {0}, directly.", label);
+  pane.find(".push-note").textContent =
+    t("In the corner of a square: what this head adds to the logit of {0}, directly. Blue: more, orange: less.", label);
 }
 
 let announcing = 0; // a timer

@@ -114,27 +114,6 @@ function drawSteps(pane) {
 
 // ------------------------------------------------------------------ heads: layers downwards, heads of a layer to the right
 
-// Buttons with the names of rows and columns: cells[row][column]. choose(row, column) is called at a click.
-function buildGrid(box, rows, columns, kind, choose, width = "minmax(0, 1fr)") {
-  box.style.gridTemplateColumns = `max-content repeat(${columns.length}, ${width})`;
-  box.replaceChildren(element("span"), ...columns.map((name) => element("span", "column-name", name)));
-  return rows.map((name, row) => {
-    box.append(element("span", "row-name", name));
-    return columns.map((_, column) => {
-      const cell = button("", () => choose(row, column), { class: kind });
-      box.append(cell);
-      return cell;
-    });
-  });
-}
-
-// What every cell says; the chosen one is where the keyboard comes to.
-function markCell(cell, isChosen, title) {
-  cell.setAttribute("aria-pressed", isChosen);
-  cell.tabIndex = isChosen ? 0 : -1;
-  cell.title = cell.ariaLabel = title;
-}
-
 function fillCell(cell, back, words) {
   cell.style.backgroundColor = css(back);
   cell.style.color = inkOn(back);
@@ -208,6 +187,8 @@ function drawGridNote(pane, info) {
   const words = isMeasuredOn(info, state.probe) ? t(" The number in a square is its score for {0}; choose another score below.", translated(info?.title))
     : t(" This text has no score for {0}; choose another score below.", translated(info?.title));
   pane.find(".push-note").textContent = "";
-  pane.find(".grid-note").textContent = t("{0} heads a layer{1}. {2}.", run.num_attention_heads, shared, GROUP_WORDS[attentionKind(run)])
+  const { layer, head } = pane.view;
+  pane.find(".grid-note").textContent = t("L{0} H{1}: layer {0}, head {1}. ", run.layers[layer], run.heads[head])
+    + t("{0} heads a layer{1}. {2}.", run.num_attention_heads, shared, GROUP_WORDS[attentionKind(run)])
     + (info && !isOwn() ? words : "");
 }

@@ -173,7 +173,7 @@ function showRuns(root, address) {
   function chartMenu(chart) {
     const name = (ending) => `${chart.about.name} ${shown().join(" ")}`.slice(0, 100) + ending;
     return saveMenu(t("Save the chart {0}", chart.about.title), {
-      PNG: () => savePng(asFile(chart.svg), name(".png")),
+      PNG: () => savePng(pictureOf([chart.root], ""), name(".png")), // with the names of the runs
       SVG: () => saveSvg(asFile(chart.svg), name(".svg")),
       CSV: () => saveCsv(numbersOf(chart.about), name(".csv")),
     });

@@ -39,7 +39,7 @@ function pictureOf(boxes, title) {
       Object.assign(nodes[at].style, { width: `${node.offsetWidth}px`, maxHeight: `${node.offsetHeight}px`, flex: "none" }); // here are no vh
       if (node.width) nodes[at].style.background = `url(${node.toDataURL()}) 0 0 / 100% 100%`;
     });
-    copy.querySelectorAll(".own-off, .link").forEach((node) => node.remove());
+    copy.querySelectorAll(".own-off, .link, .save").forEach((node) => node.remove());
     for (let { parentElement: around } = box; around !== document.body; around = around.parentElement) {
       const shell = around.cloneNode(false); // styles depend on it
       shell.append(copy);

@@ -63,10 +63,10 @@ function drawScoreTable(pane) {
     row.querySelector("button").setAttribute("aria-pressed", info.name === state.score);
     row.querySelector(".here").textContent = withUnit(value, info);
     row.querySelector(".chance").textContent = number(chance);
-    const gauge = row.querySelector(".gauge");
-    gauge.title = t("from {0} to {1}; the line is {2}", ...gaugeRange(info).map((end) => number(end)), levelName());
-    gauge.style.setProperty("--value", value === null ? 0 : clamp(shareOf(value, info, gaugeRange(info)), 0, 1));
-    gauge.style.setProperty("--chance", chance === null ? -1 : shareOf(chance, info, gaugeRange(info)));
+    const [bar, ends] = [row.querySelector(".gauge"), gaugeRange(info)];
+    bar.title = t("from {0} to {1}; the line is {2}", ...ends.map((end) => number(end)), levelName());
+    const share = value === null ? 0 : clamp(shareOf(value, info, ends), 0, 1);
+    setGauge(bar, share, chance === null ? -1 : shareOf(chance, info, ends));
   });
 }
 

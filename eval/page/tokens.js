@@ -4,18 +4,12 @@ const shade = (name, weight) => `color-mix(in srgb, var(${name}) ${Math.round(85
 // Blue above 0, orange below; most: percent of colour at 1 and -1.
 const signedShade = (share, most) => `color-mix(in srgb, var(${share < 0 ? "--seen" : "--looks"}) ${Math.round(most * Math.abs(share))}%, var(--page))`;
 
-// Tokens that can be pointed at and chosen, each with its place in data-place.
-function listenPlaces(box, point, choose) {
-  const placeOf = ({ target }) => (target.dataset?.place ? Number(target.dataset.place) : null);
-  box.addEventListener("pointerover", (event) => point(placeOf(event)));
-  box.addEventListener("pointerleave", () => point(null));
-  box.addEventListener("click", (event) => placeOf(event) !== null && choose(placeOf(event)));
-}
-
 function drawTokens(pane) {
   const text = mapsOf(pane.view)?.text ?? null;
   const probe = about.probes.find(({ name }) => name === state.probe);
-  pane.find(".text-note").textContent = [text?.note || (isOwn() ? t("the longer the line, the less the model expected the token") : translated(probe.note)), text?.left_out && t("not shown: {0}", translated(text.left_out))].filter(Boolean).join(t("; "));
+  const note = isOwn() ? t("␣: a space. The longer the line, the less the model expected the token") : translated(probe.note);
+  const left_out = text?.left_out && t("not shown: {0}", translated(text.left_out));
+  pane.find(".text-note").textContent = [text?.note || note, left_out].filter(Boolean).join(t("; "));
   if (pane.textShown !== text) {
     pane.textShown = text;
     const box = pane.find(".tokens");

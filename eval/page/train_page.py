@@ -9,35 +9,27 @@ the viewer (viewer.py).
 from __future__ import annotations
 
 import argparse
-import re
 
 from configs.command import exit_on_bad_input
-from eval.page.viewer import PAGE, POLICY, script
+from eval.page.viewer import PAGE, POLICY, one_file
 
-TRAIN = PAGE / "train"
 FILE = PAGE.parents[1] / "docs/train.html"
 # These run in the worker, and in the page, which shows their constants.
-ENGINE = "numbers model trainer worker".split()
-SCRIPTS = "train/zh language dom colours chart train/page".split()
+ENGINE = "numbers train/model train/trainer train/worker".split()
+SCRIPTS = "language dom views colours chart train/page".split()
+
+
+def engine() -> str:
+    """Return the program of the worker."""
+    return "\n".join((PAGE / f"{name}.js").read_text(encoding="utf-8") for name in ENGINE)
 
 
 def build() -> str:
     """Return the page, complete."""
-    engine = "\n".join((TRAIN / f"{name}.js").read_text(encoding="utf-8") for name in ENGINE)
-    style = "\n".join(
-        path.read_text(encoding="utf-8") for path in (PAGE / "page.css", TRAIN / "page.css")
-    )
-    head = (
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}; worker-src blob:">\n'
-        f"<title>Headlight: a head is born</title>\n<style>\n{style}</style>"
-    )
-    end = (
-        f'<script id="engine">\n"use strict";\n{engine}</script>\n'
-        f"<script>\n{script(SCRIPTS)}</script>"
-    )
-    parts = {"HEAD": head, "END": end}
-    page = (TRAIN / "page.html").read_text(encoding="utf-8")
-    return re.sub("@@([A-Z]+)@@", lambda match: parts[match[1]], page)
+    title = "Headlight: a head is born"
+    policy = f"{POLICY}; worker-src blob:"
+    data = f'<script id="engine">\n"use strict";\n{engine()}</script>'
+    return one_file(title, policy, ["page", "train/page"], "train/page", data, SCRIPTS)
 
 
 def main() -> None:

@@ -46,7 +46,7 @@ PAGE = Path(__file__).parent
 # The scripts share one scope, in this order. The file shows heads; the server's page also has runs
 # and a chat.
 HEADS = (
-    "zh language dom views save colours own data state chart map tokens here scores panes experts "
+    "language dom views save colours own data state chart map tokens here scores panes experts "
     "controls tour heads"
 ).split()
 ON_SERVER = [*HEADS, "runs", "server", "chat", "chat_answer", "chat_heads", "chat_forms"]
@@ -356,33 +356,40 @@ def page(
 
 
 def script(names: Sequence[str]) -> str:
-    """Join scripts of the page, in a scope of their own."""
-    parts = [(PAGE / f"{name}.js").read_text(encoding="utf-8") for name in names]
+    """Join scripts of a page, in a scope of their own, with its Chinese sentences."""
+    sentences = json.loads((PAGE / "zh.json").read_text(encoding="utf-8"))
+    tables = [json.dumps(sentences[name], ensure_ascii=False) for name in ("page", "runs")]
+    parts = [f"const ZH = {tables[0]};\nconst ZH_OF_RUNS = {tables[1]};"]
+    parts += [(PAGE / f"{name}.js").read_text(encoding="utf-8") for name in names]
     return '"use strict";\n(() => {\n' + "\n".join(parts) + "})();\n"
 
 
 def assemble(title: str, data: str, computes: bool) -> str:
     """Put the page and its data into one file. computes: True with a model in it."""
-    style = (PAGE / "page.css").read_text(encoding="utf-8")
-    head = (
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
-        f"<title>{html.escape(title)}: attention heads</title>\n"
-        f"<style>\n{style}</style>"
-    )
     names = [*HEADS, "file"]
     if computes:
-        names.insert(0, "network")
-    end = (
-        f'<script type="text/plain" id="data">\n{data}\n</script>\n'
-        f"<script>\n{script(names)}</script>"
+        names = ["numbers", "network", *names]
+    data = f'<script type="text/plain" id="data">\n{data}\n</script>'
+    return one_file(f"{title}: attention heads", POLICY, ["page"], "heads", data, names)
+
+
+def one_file(
+    title: str, policy: str, styles: Sequence[str], body: str, data: str, scripts: Sequence[str]
+) -> str:
+    """Return a page that needs no file beside it. data: an element that its scripts read"""
+    style = "\n".join((PAGE / f"{name}.css").read_text(encoding="utf-8") for name in styles)
+    head = (
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+        f"<title>{html.escape(title)}</title>\n<style>\n{style}</style>"
     )
-    return with_parts(head, end)
+    return with_parts(head, body, f"{data}\n<script>\n{script(scripts)}</script>")
 
 
-def with_parts(head: str, end: str) -> str:
-    """Fill in page.html."""
+def with_parts(head: str, body: str, end: str) -> str:
+    """Fill in page.html. body: the file with a view's templates"""
     # one pass: a part is not searched again, so it may contain @@END@@
-    parts = {"HEAD": head, "END": end}
+    templates = (PAGE / f"{body}.html").read_text(encoding="utf-8")
+    parts = {"HEAD": head, "BODY": templates, "END": end}
     page = (PAGE / "page.html").read_text(encoding="utf-8")
     return re.sub("@@([A-Z]+)@@", lambda match: parts[match[1]], page)
 

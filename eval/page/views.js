@@ -68,12 +68,34 @@ function drawViews({ view, run }) {
   document.title = `${run ? t("{0} of the run {1}", VIEWS[view].title, run) : VIEWS[view].title} · Headlight`;
 }
 
+// ------------------------------------------------------------------ keys, and the buttons of every page
+
+// keys as the help names them, what they do, {key: act}, and whether they act now
+const KEYS = [
+  ["D", t("light or dark"), { d: () => changeTheme() }, () => true],
+  ["?", t("this help"), { "?": () => byId("help").showModal() }, () => true],
+];
+
+document.addEventListener("keydown", (event) => {
+  const { target, key, shiftKey } = event;
+  if (event.ctrlKey || event.metaKey || event.altKey || byId("help").open) return;
+  if (target.matches("select, textarea, input:not([type=range], [type=checkbox])")) return; // there keys choose, or write
+  if (key === " " && target.matches("button, summary, [type=checkbox]")) return; // it presses
+  const letter = key.length === 1 ? key.toLowerCase() : key;
+  const name = shiftKey && key.length > 1 ? `Shift ${key}` : letter;
+  const row = KEYS.find(([,, acts, isOn]) => acts[name] && isOn(target));
+  if (!row) return;
+  event.preventDefault();
+  row[2][name]();
+});
+
 document.addEventListener("DOMContentLoaded", () => { // the other scripts are there
   translatePage();
   followTheme();
   byId("language").hidden = !storage;
   byId("language").addEventListener("click", changeLanguage);
   byId("keys").append(...KEYS.flatMap(([keys, words]) => [element("dt", "", keys), element("dd", "", words)]));
+  byId("keys").after(byId("help-words").content);
   byId("help-button").addEventListener("click", () => byId("help").showModal());
   addEventListener("hashchange", open);
   open();

@@ -163,7 +163,7 @@ def test_heads_of_a_run_that_trains(browser, address, runs):
         young.look(300, 0.8)
         page.locator("#news").get_by_text("step 300").wait_for(state="attached")
         assert title.text_content().startswith("L0 H3")  # a head that was chosen stays, and a token
-        assert page.locator('.token[aria-selected="true"]').count() > 0
+        page.locator('.token[aria-selected="true"]').first.wait_for()  # its map comes after the news
         page.get_by_text("What changed (1)").click()
         assert "layer 1, head 2: induction" in page.locator(".moments").text_content()
 

@@ -6,32 +6,6 @@ const WIDTH = 64;
 const VOCABULARY = 64;
 const EPSILON = 1e-6;
 
-// out (n, m) = a (n, c) · b (m, c)ᵀ. Every matrix product of the model is this one, after a
-// transposition where need be. n is even and m a multiple of four: eight sums share their loads.
-function multiply(a, b, out, n, m, c) {
-  for (let i = 0; i < n; i += 2) {
-    for (let j = 0; j < m; j += 4) {
-      let s00 = 0, s01 = 0, s02 = 0, s03 = 0;
-      let s10 = 0, s11 = 0, s12 = 0, s13 = 0;
-      let atA = i * c;
-      let atB = j * c;
-      for (const end = atA + c; atA < end; atA++, atB++) {
-        const a0 = a[atA];
-        const a1 = a[atA + c];
-        const b0 = b[atB];
-        const b1 = b[atB + c];
-        const b2 = b[atB + 2 * c];
-        const b3 = b[atB + 3 * c];
-        s00 += a0 * b0; s01 += a0 * b1; s02 += a0 * b2; s03 += a0 * b3;
-        s10 += a1 * b0; s11 += a1 * b1; s12 += a1 * b2; s13 += a1 * b3;
-      }
-      const at = i * m + j;
-      out[at] = s00; out[at + 1] = s01; out[at + 2] = s02; out[at + 3] = s03;
-      out[at + m] = s10; out[at + m + 1] = s11; out[at + m + 2] = s12; out[at + m + 3] = s13;
-    }
-  }
-}
-
 // (n, m) -> (m, n)
 function transposed(a, n, m) {
   const out = new Float32Array(n * m);
@@ -39,18 +13,6 @@ function transposed(a, n, m) {
     for (let j = 0; j < m; j++) out[j * n + i] = a[i * m + j];
   }
   return out;
-}
-
-// Each row divided by the root of its mean square. Returns the divisors, for the way back.
-function normalise(x, out, n) {
-  const inverse = new Float64Array(n);
-  for (let i = 0, at = 0; i < n; i++, at += WIDTH) {
-    let squares = 0;
-    for (let c = 0; c < WIDTH; c++) squares += x[at + c] * x[at + c];
-    inverse[i] = 1 / Math.sqrt(squares / WIDTH + EPSILON);
-    for (let c = 0; c < WIDTH; c++) out[at + c] = x[at + c] * inverse[i];
-  }
-  return inverse;
 }
 
 // Adds to dx what a gradient of the normalised rows is for x: what lies along the row itself
@@ -150,14 +112,14 @@ class Pass {
       residual.set(embedding.subarray(ids[i] * WIDTH, (ids[i] + 1) * WIDTH), i * WIDTH);
     }
     this.layers.forEach((layer, l) => {
-      layer.inverse = normalise(residual, layer.normal, total);
+      layer.inverse = normalise(residual, layer.normal, WIDTH, EPSILON);
       multiply(layer.normal, parameters.layers[l].qkv[0], layer.qkv, total, this.qkvWidth, WIDTH);
       this.rotate(layer.qkv, 1);
       this.attend(layer, l);
       multiply(layer.mixed, parameters.layers[l].output[0], change, total, WIDTH, WIDTH);
       for (let i = 0; i < residual.length; i++) residual[i] += change[i]; // the residual stream
     });
-    this.inverse = normalise(residual, this.last, total);
+    this.inverse = normalise(residual, this.last, WIDTH, EPSILON);
     multiply(this.last, parameters.head[0], this.probabilities, total, VOCABULARY, WIDTH);
     const losses = new Float64Array(total);
     for (let i = 0; i < total; i++) {
@@ -190,53 +152,31 @@ class Pass {
   // For each row of the batch and head: the places of its first query, key, value, attention weight
   // and output. Heads of a group share keys and values.
   places() {
-    const { heads, groups, perHead, tokens } = this;
-    const places = [];
-    for (let row = 0; row < this.rows; row++) {
-      for (let head = 0; head < heads; head++) {
-        const group = Math.floor(head / (heads / groups));
-        const first = row * tokens * this.qkvWidth;
-        const key = first + WIDTH + group * perHead;
-        places.push({
-          head,
-          query: first + head * perHead,
-          key,
-          value: key + groups * perHead,
-          weight: (row * heads + head) * tokens * tokens,
-          out: row * tokens * WIDTH + head * perHead,
-        });
-      }
-    }
-    return places;
+    const { rows, heads, groups, perHead, tokens, qkvWidth } = this;
+    return Array.from({ length: rows * heads }, (_, i) => {
+      const head = i % heads;
+      const group = Math.floor(head / (heads / groups));
+      const row = Math.floor(i / heads) * tokens; // its first token
+      const query = row * qkvWidth + head * perHead;
+      const key = row * qkvWidth + WIDTH + group * perHead;
+      const value = key + groups * perHead;
+      return { head, query, key, value, weight: i * tokens ** 2, out: row * WIDTH + head * perHead };
+    });
   }
 
   // mixed = softmax(q · k / sqrt(D)) v, head by head.
   attend({ qkv, attention, mixed }, l) {
     const { tokens, perHead, qkvWidth, switches } = this;
-    const scale = switches.scaled ? 1 / Math.sqrt(perHead) : 1;
     mixed.fill(0);
     for (const { head, query, key, value, weight, out } of this.headPlaces) {
-      const isOff = switches.off[l * this.heads + head] === 1;
-      for (let t = 0; t < tokens; t++) {
-        const seen = switches.masked ? t + 1 : tokens;
-        const w = weight + t * tokens;
-        const q = query + t * qkvWidth;
-        const o = out + t * WIDTH;
-        for (let s = 0; s < seen; s++) {
-          const k = key + s * qkvWidth;
-          let sum = 0;
-          for (let d = 0; d < perHead; d++) sum += qkv[q + d] * qkv[k + d];
-          attention[w + s] = sum * scale;
-        }
-        softmax(attention, w, seen);
-        attention.fill(0, w + seen, w + tokens);
-        if (isOff) continue; // it still looks, but it writes nothing
-        for (let s = 0; s < seen; s++) {
-          const v = value + s * qkvWidth;
-          const share = attention[w + s];
-          for (let d = 0; d < perHead; d++) mixed[o + d] += share * qkv[v + d];
-        }
-      }
+      const [q, k, v] = [query, key, value].map((place) => [qkv, place, qkvWidth]);
+      attend(q, k, v, [mixed, out, WIDTH], attention.subarray(weight, weight + tokens ** 2), {
+        tokens,
+        size: perHead,
+        scale: switches.scaled ? 1 / Math.sqrt(perHead) : 1,
+        isMasked: switches.masked,
+        isOff: switches.off[l * this.heads + head] === 1,
+      });
     }
   }
 
@@ -303,21 +243,6 @@ class Pass {
     }
     return dQkv;
   }
-}
-
-// `size` numbers from `start` on become shares that add up to 1.
-function softmax(numbers, start, size) {
-  const end = start + size;
-  let largest = -Infinity;
-  for (let i = start; i < end; i++) {
-    if (numbers[i] > largest) largest = numbers[i];
-  }
-  let sum = 0;
-  for (let i = start; i < end; i++) {
-    numbers[i] = exp(numbers[i] - largest);
-    sum += numbers[i];
-  }
-  for (let i = start; i < end; i++) numbers[i] /= sum;
 }
 
 // For y = x Wᵀ: fills dx (n, c) = dy W and the gradient of W (m, c) = dyᵀ x.

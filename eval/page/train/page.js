@@ -5,12 +5,7 @@ const KINDS = {
   GQA: (heads) => heads / 2,
   MQA: () => 1,
 };
-const ALL = "three at once";
 const SYMBOLS = ["·", ..."ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789?"];
-const EXAMPLE =
-  "A head looks at the letters before it and wants to know which one comes next. At first it knows " +
-  "nothing, and looks everywhere. Then it learns that the letter before helps most. Then another head " +
-  "learns to find the same letter further back, and to look at what came after it. It copies. A head is born.";
 const BORN = { induction: 0.4, gain: 2 }; // both are needed, gain in nats a token
 const LOOKS_BACK = 0.3; // a previous-token head
 const GROUP_COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#8c6bb1", "#777777"];
@@ -22,7 +17,6 @@ const evenly = (from) => {
 };
 const CHANCE = { induction: evenly(LENGTH + 1), previous: evenly(2), gain: 0, loss: log(VOCABULARY - 1) };
 
-let kind = "MHA";
 let panels = [];
 let runs = 0;
 // They are used again, because Firefox 140 is very slow in a worker that follows another.
@@ -53,47 +47,28 @@ class Panel {
     this.worker.postMessage({ act, ...more });
   }
 
-  place(head) {
-    return [Math.floor(head / this.heads), head % this.heads];
-  }
-
   headName(head) {
-    return t("layer {0}, head {1}", ...this.place(head));
+    return `L${Math.floor(head / this.heads)} H${head % this.heads}`;
   }
 
   // The squares of the heads, the symbols of the probe, sentences and scores.
   build() {
     const { layers, heads, groups } = this.settings;
-    this.layerNames = [];
-    this.canvases = [];
-    this.squares = [];
+    const count = (length) => Array.from({ length }, (_, i) => i);
+    this.layerNames = count(layers).map((layer) => {
+      const all = count(heads).map((head) => layer * heads + head);
+      return button(`L${layer}`, () => this.toggle(all), { title: t("Switch layer {0} off or on", layer) });
+    });
     const grid = element("div", "grid", "", { role: "group", "aria-label": t("Heads of {0}", this.name) });
-    grid.style.gridTemplateColumns = `auto repeat(${heads}, minmax(0, 1fr))`;
-    for (let layer = 0; layer < layers; layer++) {
-      const title = t("Switch layer {0} off or on", layer);
-      const all = Array.from({ length: heads }, (_, h) => layer * heads + h);
-      const name = button(t("layer {0}", layer), () => this.toggle(all), { class: "row-name", title });
-      this.layerNames.push(name);
-      grid.append(name);
-      for (const head of all) {
-        const group = Math.floor((head % heads) / (heads / groups));
-        const canvas = element("canvas", "", "", { width: PROBE_TOKENS, height: PROBE_TOKENS });
-        const square = button("", () => this.toggle([head]), { class: "thumbnail" });
-        square.style.borderColor = GROUP_COLOURS[group];
-        square.append(canvas, element("span", "badge"));
-        square.addEventListener("pointerenter", () => this.choose(head));
-        square.addEventListener("focus", () => this.choose(head));
-        grid.append(square);
-        this.canvases.push(canvas);
-        this.squares.push(square);
-      }
-    }
-    const cell = (i) => {
-      const made = element("span", "symbol", SYMBOLS[0]);
-      made.addEventListener("pointerenter", () => this.ask(i));
-      return made;
-    };
-    this.cells = Array.from({ length: PROBE_TOKENS + 1 }, (_, i) => cell(i));
+    const names = count(heads).map((head) => `H${head}`);
+    const toggle = (layer, head) => this.toggle([layer * heads + head]);
+    this.squares = buildGrid(grid, this.layerNames, names, "thumbnail", toggle).flat();
+    this.squares.forEach((square, head) => {
+      square.style.borderColor = GROUP_COLOURS[Math.floor((head % heads) / (heads / groups))];
+      square.append(element("canvas"), element("span", "badge"));
+      ["pointerenter", "focus"].forEach((name) => square.addEventListener(name, () => this.choose(head)));
+    });
+    this.cells = count(PROBE_TOKENS + 1).map((i) => element("span", "symbol", SYMBOLS[0], { "data-place": i }));
     const line = (title, from) =>
       element("div", "copy", "", {}, [element("span", "soft", title), ...this.cells.slice(from, from + LENGTH)]);
     const label = t("The symbols: left and right arrow to see where a head looks from each");
@@ -101,22 +76,18 @@ class Panel {
       line(t("first time"), 1),
       line(t("again"), 1 + LENGTH),
     ]);
-    this.symbols.addEventListener("pointerleave", () => this.ask(null));
+    listenPlaces(this.symbols, (place) => this.ask(place), (place) => this.ask(place));
     this.symbols.addEventListener("keydown", ({ key }) => {
       const move = { ArrowLeft: -1, ArrowRight: 1 }[key];
       if (move) this.ask(clamp((this.query ?? 0) + move, 1, PROBE_TOKENS - 1));
     });
     this.readout = element("p", "soft readout");
     const hint = t("Click a head to switch it off, or the name of a layer. How many can the model lose?");
-    this.news = element("p", "story");
+    this.story = element("p", "story");
     this.scores = element("dl", "figures");
-    const sharing = t("{0} heads, {1} key/value heads", heads, groups);
-    const title = element("h2", "", "", {}, [
-      element("span", "swatch"),
-      `${this.name} `,
-      element("span", "soft", sharing),
-    ]);
-    const parts = [title, grid, element("p", "soft hint", hint), this.symbols, this.readout, this.news, this.scores];
+    const sharing = element("span", "soft", t("{0} heads, {1} key/value heads", heads, groups));
+    const title = element("h2", "", "", {}, [element("span", "swatch"), `${this.name} `, sharing]);
+    const parts = [title, grid, element("p", "soft hint", hint), this.symbols, this.readout, this.story, this.scores];
     this.root = element("section", `panel run-${this.number}`, "", {}, parts);
   }
 
@@ -146,10 +117,8 @@ class Panel {
   receive(report) {
     const { step, loss, gain, induction, previous } = report;
     this.report = report;
-    this.ids = report.ids;
     if (loss !== null || !this.history[step]) {
       this.history[step] = { loss, gain, induction: Math.max(...induction), previous: Math.max(...previous) };
-      this.history.length = Math.max(this.history.length, step + 1);
     }
     if (loss !== null) this.noteMoments(report);
     drawSoon();
@@ -158,38 +127,38 @@ class Panel {
   // A moment that a changed past no longer has is forgotten.
   noteMoments({ step, gain, induction, previous }) {
     this.moments = this.moments.filter((moment) => moment.step < step);
-    const note = (isBirth, head, words) => {
-      if (this.moments.some((moment) => moment.isBirth === isBirth)) return;
-      const place = this.place(head);
-      this.moments.push({ step, isBirth, place, words: t(words, step, ...place) });
-      announce(`${this.name}: ${this.moments.at(-1).words}`);
-    };
     const looksBack = best(previous);
-    if (previous[looksBack] > LOOKS_BACK) {
-      note(false, looksBack, "step {0}: layer {1}, head {2} learned to look at the token before");
-    }
     const copies = best(induction);
-    if (induction[copies] > BORN.induction && gain > BORN.gain) {
-      const words = "step {0}: layer {1}, head {2} learned to look at what followed the same token before";
-      note(true, copies, words);
+    if (previous[looksBack] > LOOKS_BACK) {
+      const name = this.headName(looksBack);
+      this.note(false, step, t("step {0}: {1} learned to look at the token before", step, name));
     }
+    if (induction[copies] > BORN.induction && gain > BORN.gain) {
+      const name = this.headName(copies);
+      this.note(true, step, t("step {0}: {1} learned to look at what followed the same token before", step, name));
+    }
+  }
+
+  note(isBirth, step, words) {
+    if (this.moments.some((moment) => moment.isBirth === isBirth)) return;
+    this.moments.push({ step, isBirth, words });
+    announce(`${this.name}: ${words}`);
   }
 
   draw() {
     if (!this.report) return;
-    const { step, induction, previous, gain, surprise, pictures } = this.report;
-    this.canvases.forEach((canvas, head) => {
-      paint(canvas, pictures.subarray(head * PROBE_TOKENS ** 2, (head + 1) * PROBE_TOKENS ** 2));
+    const { step, ids, induction, previous, gain, surprise } = this.report;
+    this.squares.forEach((square, head) => {
       const isOff = this.off[head] === 1;
-      const square = this.squares[head];
+      paintHead(square.firstChild, { length: PROBE_TOKENS, codes: this.picture(head) }, PROBE_TOKENS);
       square.classList.toggle("off", isOff);
+      square.classList.toggle("born", induction[head] > BORN.induction);
       square.ariaPressed = String(!isOff);
       square.ariaLabel = this.headName(head);
-      const [back, follows] = [previous, induction].map((scores) => scores[head].toFixed(2));
+      const [back, follows] = [previous, induction].map((scores) => number(scores[head], 2));
       square.title = t("token before: {0}, what followed the same token: {1}", back, follows);
-      square.classList.toggle("born", induction[head] > BORN.induction);
       const score = Math.max(induction[head], previous[head]);
-      square.lastChild.textContent = isOff ? t("off") : score > LOOKS_BACK ? score.toFixed(2) : "";
+      square.lastChild.textContent = isOff ? t("off") : score > LOOKS_BACK ? number(score, 2) : "";
     });
     this.layerNames.forEach((name, layer) => {
       const all = this.off.subarray(layer * this.heads, (layer + 1) * this.heads);
@@ -199,37 +168,42 @@ class Panel {
     surprise.forEach((loss, i) => {
       const chance = Math.exp(-loss);
       const cell = this.cells[i + 1];
-      cell.textContent = this.settings.names[this.ids[i + 1]] ?? "";
+      cell.textContent = this.settings.names[ids[i + 1]] ?? "";
       cell.style.setProperty("--right", `${(100 * chance).toFixed(1)}%`);
       if (i >= LENGTH + 1) right += chance / (LENGTH - 1);
     });
     this.drawLooks();
     const moments = this.moments.filter((moment) => moment.step <= step);
-    const percent = `${(100 * right).toFixed(0)} %`;
-    this.news.replaceChildren(...moments.map(({ words, isBirth }) => element("span", isBirth ? "birth" : "", words)));
-    if (!moments.length) this.news.append(t("No head knows where to look."));
+    this.story.replaceChildren(...moments.map(({ words, isBirth }) => element("span", isBirth ? "birth" : "", words)));
+    if (!moments.length) this.story.append(t("No head knows where to look."));
     const row = (words, value, chance) => [
       element("dt", "", words),
       element("dd", "", value),
       element("dd", "soft", t("chance {0}", chance)),
     ];
     this.scores.replaceChildren(
-      ...row(t("second copy guessed right"), percent, `${(100 / (VOCABULARY - 1)).toFixed(0)} %`),
-      ...row(t("best previous-token head"), Math.max(...previous).toFixed(2), CHANCE.previous.toFixed(2)),
-      ...row(t("best induction head"), Math.max(...induction).toFixed(2), CHANCE.induction.toFixed(2)),
-      ...row(t("copy gain"), t("{0} nats", gain.toFixed(2)), "0"),
+      ...row(t("second copy guessed right"), percent(right), percent(1 / (VOCABULARY - 1))),
+      ...row(t("best previous-token head"), number(Math.max(...previous), 2), number(CHANCE.previous, 2)),
+      ...row(t("best induction head"), number(Math.max(...induction), 2), number(CHANCE.induction, 2)),
+      ...row(t("copy gain"), t("{0} nats", nats(gain)), "0"),
     );
+  }
+
+  // The codes of one head's picture.
+  picture(head) {
+    return this.report.pictures.subarray(head * PROBE_TOKENS ** 2, (head + 1) * PROBE_TOKENS ** 2);
   }
 
   // Rings around the symbols that the chosen head looks at.
   drawLooks() {
     if (!this.report) return;
-    const { induction, previous, pictures } = this.report;
+    const { induction, previous } = this.report;
     const head = this.chosen ?? (Math.max(...induction) > BORN.induction ? best(induction) : best(previous));
     const query = this.query ?? null;
+    const codes = this.picture(head);
     const weights = this.cells.map((_, key) => {
-      if (query === null || query >= PROBE_TOKENS || key > query) return 0;
-      return (pictures[head * PROBE_TOKENS ** 2 + query * PROBE_TOKENS + key] / 255) ** 2;
+      const isSeen = query !== null && query < PROBE_TOKENS && key <= query;
+      return isSeen ? (codes[query * PROBE_TOKENS + key] / LEVELS) ** 2 : 0;
     });
     this.cells.forEach((cell, i) => {
       cell.style.setProperty("--look", weights[i].toFixed(2));
@@ -237,20 +211,10 @@ class Panel {
     });
     const most = best(weights);
     this.readout.textContent = weights[most]
-      ? t("{0} at {1}: most attention, {2} %, to {3}", this.headName(head), this.cells[query].textContent,
-        (100 * weights[most]).toFixed(0), this.cells[most].textContent)
+      ? t("{0} at {1}: most attention, {2}, to {3}", this.headName(head), this.cells[query].textContent,
+        percent(weights[most]), this.cells[most].textContent)
       : t("Blue: the model expects this symbol. Point at one to see where a head looks from there.");
   }
-}
-
-function paint(canvas, codes) {
-  const image = new ImageData(PROBE_TOKENS, PROBE_TOKENS);
-  const pixels = new Uint32Array(image.data.buffer);
-  codes.forEach((code, at) => {
-    const isLater = at % PROBE_TOKENS > Math.floor(at / PROBE_TOKENS);
-    pixels[at] = packed(isLater && code === 0 ? absent() : magma((code / 255) ** 2));
-  });
-  canvas.getContext("2d").putImageData(image, 0, 0);
 }
 
 let isAsked = false;
@@ -290,47 +254,32 @@ function drawCurves(field, [low, high], last) {
     });
     return [curve((step) => step >= now, "faint"), curve((step) => step <= now, "")];
   });
-  const { x, y } = drawChart(byId(field), lines, {
-    title: "", x: { range: [0, Math.max(300, last)] }, y: { range: [low, high] }, level: [CHANCE[field], t("chance")], high: 140,
+  // in the other charts the words would cross the curves
+  const nameOf = (step) => (field === "induction" ? t("step {0}", step) : "");
+  const marks = panels.flatMap(({ moments, number }) => {
+    const births = moments.filter(({ isBirth }) => isBirth);
+    return births.map(({ step }) => [step, nameOf(step), `run-${number}`]);
   });
-  const births = panels.flatMap(({ moments, history, number }) => (
-    moments.filter((moment) => moment.isBirth).map((birth) => ({ ...birth, number, value: history[birth.step]?.[field] ?? 0 }))));
-  for (const { step, place, words, number, value } of births) {
-    const at = { cx: x.at(step), cy: y.at(value), r: 5 };
-    byId(field).append(drawn("circle", { class: `dot run-${number}`, ...at }, "", [drawn("title", {}, words)]));
-    if (field !== "induction") continue;
-    // what happened, to the left of the dot; of three models only the step, one below the other
-    const what = panels.length > 1 ? t("step {0}", step) : t("step {0}: layer {1}, head {2}", step, ...place);
-    const left = x.at(Math.min(...births.map((birth) => birth.step))) - 12;
-    byId(field).append(write(what, left, at.cy - 6 - 15 * number, "end", { class: `mark run-${number}` }));
-  }
+  const x = { range: [0, Math.max(300, last)] };
+  const y = { range: [low, high] };
+  drawChart(byId(field), lines, { title: "", x, y, level: [CHANCE[field], t("chance")], marks, high: 140 });
 }
-
-const CHARTS = [
-  ["induction", "Induction: the best head's attention to what followed the same token"],
-  ["gain", "Copy gain: nats won on the second copy"],
-  ["loss", "Loss on the training text, in nats a token"],
-];
 
 // New models with random weights, from what the form says.
 function startOver() {
   const form = byId("settings");
-  const number = (name) => Number(form.elements[name].value);
-  const source = form.elements.source.value;
+  const { kinds, source, text, ...sizes } = Object.fromEntries(new FormData(form));
+  const [heads, layers, seed] = [sizes.heads, sizes.layers, sizes.seed].map(Number);
   form.elements.text.hidden = source !== "own";
-  const own = characters(form.elements.text.value);
+  const own = characters(text);
   const isOwn = source === "own" && own.ids.length >= 100;
   say(source === "own" && !isOwn ? t("Write at least 100 characters.") : "");
   const words = isOwn ? { names: own.names, text: own.ids } : { names: SYMBOLS, text: [] };
   setRunning(false);
   runs += 1;
-  byId("panels").replaceChildren();
-  const shape = { heads: number("heads"), layers: number("layers"), seed: number("seed") };
-  panels = (kind === ALL ? Object.keys(KINDS) : [kind]).map((name, i) => {
-    const groups = KINDS[name](shape.heads);
-    return new Panel(name, { ...shape, ...words, groups, run: runs }, i);
-  });
-  byId("panels").append(...panels.map((panel) => panel.root));
+  panels = kinds.split(" ").map((name, i) => (
+    new Panel(name, { heads, layers, seed, ...words, groups: KINDS[name](heads), run: runs }, i)));
+  byId("panels").replaceChildren(...panels.map((panel) => panel.root));
   byId("stage").classList.toggle("three", panels.length > 1);
   panels.forEach((panel) => panel.changeSwitches());
   drawSoon();
@@ -342,18 +291,9 @@ function setRunning(yes) {
   drawSoon();
 }
 
-function begin() {
-  byId("root").replaceWith(element("main", "", "", { id: "root" }, [byId("view").content.cloneNode(true)]));
-  for (const [id, words] of CHARTS) {
-    const svg = drawn("svg", { id, role: "img", "aria-label": t(words) });
-    byId("charts").append(element("figure", "chart-box", "", {}, [element("figcaption", "", t(words)), svg]));
-  }
-  for (const name of [...Object.keys(KINDS), ALL]) {
-    const input = element("input", "", "", { type: "radio", name: "kind", value: name, checked: name === kind });
-    input.addEventListener("change", () => { kind = name; });
-    document.querySelector(".kinds").append(element("label", "kind", "", {}, [input, t(name)]));
-  }
-  byId("settings").elements.text.value = t(EXAMPLE);
+function showTraining(root, { signal }) {
+  byId("heading").textContent = t("A head is born");
+  root.append(byId("train-view").content.cloneNode(true));
   byId("settings").addEventListener("change", startOver);
   byId("settings").addEventListener("submit", (event) => event.preventDefault());
   byId("play").addEventListener("click", () => setRunning(!isRunning));
@@ -369,12 +309,10 @@ function begin() {
   for (const id of ["scaled", "masked"]) {
     byId(id).addEventListener("change", () => panels.forEach((panel) => panel.changeSwitches()));
   }
-  byId("language").addEventListener("click", changeLanguage);
-  document.addEventListener("theme", drawSoon);
-  window.addEventListener("resize", drawSoon);
-  followTheme();
+  document.addEventListener("theme", drawSoon, { signal });
+  window.addEventListener("resize", drawSoon, { signal });
   startOver();
 }
 
-translatePage();
-begin();
+KEYS.unshift([t("Space"), t("train, pause"), { " ": () => setRunning(!isRunning) }, () => true]);
+VIEWS.train = { show: showTraining };

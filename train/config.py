@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from configs.command import InputError
 from configs.loader import (
@@ -29,6 +29,7 @@ from model.variants.config import LoraConfig
 from train.methods.config import Change, DistillConfig, DPOConfig, Fork, GRPOConfig
 from train.methods.shape import shape_of
 from train.run.config_checks import problem_of_name, refuse_foreign_code
+from train.run.wall import parse_wall
 
 
 class OptimizerConfig(Section):
@@ -122,6 +123,15 @@ class TrackingConfig(Section):
     """Write event files for TensorBoard, in the run's directory."""
     swanlab: Literal["offline", "online", "disabled"] = "disabled"
     """offline: written to disk, for `swanlab sync` later | online | disabled."""
+    wall: str | None = Field(None, examples=["Mia@192.168.1.20:8000"])
+    """A class's wall (`serve --class`), which gets the step at which a head forms. null = none."""
+
+    @field_validator("wall")
+    @classmethod
+    def _check_wall(cls, wall: str | None) -> str | None:
+        if wall is not None:
+            parse_wall(wall)
+        return wall
 
 
 class RunConfig(Section):

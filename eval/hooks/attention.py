@@ -13,7 +13,15 @@ from typing import Any
 from configs.command import InputError
 from eval.attention import snapshots
 from eval.attention.capture import layers_with_weights, without_weights
-from eval.attention.history import ENOUGH_TO_COPY, changes, findings, formed, without_them
+from eval.attention.history import (
+    ENOUGH_TO_COPY,
+    changes,
+    findings,
+    formed,
+    like_the_last,
+    phase_change,
+    without_them,
+)
 from eval.attention.metrics import SCORES
 from eval.attention.probes import Probe, build_probes, read_probe_file
 from eval.attention.snapshots import ablate, take_snapshot
@@ -107,6 +115,10 @@ class Attention(Hook):
                 if left and not self.has_left:
                     event.say(left)
                 self.has_left = bool(left)
+            if event.tracker.wall is not None:
+                birth = phase_change(like_the_last(page.snapshots))
+                if birth or event.is_last:
+                    event.tracker.wall.report(birth, snapshot.scalars.get("copy_gain"))
             picture = snapshots.write(snapshot, event.directory / "attention").with_suffix(".png")
             quick_mosaic(snapshot, picture)
             self._write_page(event)

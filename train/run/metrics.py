@@ -33,6 +33,7 @@ from train.config import RunConfig
 from train.machine.device import Device, known_peak
 from train.machine.distributed import World
 from train.run.checkpoint import TrainerState
+from train.run.wall import Wall
 
 # Without a terminal, progress is a line every 10 s, or every 5 % of the run if that is longer.
 SILENCE_S = 10.0
@@ -166,6 +167,12 @@ class Tracker:
             kind() for kind, is_on in chosen.items() if is_on and writes
         ]
         self._tell("start", config, state)
+        self.wall: Wall | None = None
+        if config.tracking.wall and writes:
+            # wandb's id: random, and the same after a resume, so that the wall has each run once
+            state.wandb_id = state.wandb_id or secrets.token_hex(4)
+            about = {"id": state.wandb_id, "config": config.name, "seed": config.seed}
+            self.wall = Wall(config.tracking.wall, about, self.say)
         self._first_step = ExitStack()
 
     @contextmanager
@@ -262,6 +269,8 @@ class Tracker:
 
     def close(self, exit_code: int = 0) -> None:
         self.bar.close()
+        if self.wall is not None:
+            self.wall.finish()
         self._tell("finish", exit_code)
 
 

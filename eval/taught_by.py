@@ -23,18 +23,18 @@ from torch import Tensor
 
 from configs.command import InputError, command_parser, exit_on_bad_input
 from configs.files import checkpoints_of, read_json, run_path
+from configs.loader import load_config
 from configs.text import table
-from data.config import StoryworldSource
+from data.config import DataConfig, StoryworldSource
 from data.tokenizer import Tokenizer
 from eval.attention.controls import copied
 from eval.attention.probes import build_probes
 from eval.cards.__main__ import RESULTS, reached_at
 from eval.load_model import open_checkpoint
+from eval.questions import data_config_of
 from model import LanguageModel
 from storyworld import blocks
 from storyworld.recall import BlockDocuments
-from train.config import RunConfig, load_run_config
-from train.run.sweep import plan
 
 CARD = Path(__file__).resolve().parents[1] / "configs/cards/taught_by.yaml"
 STEPS = (50, 100, 150)  # of the checkpoints, before most runs can copy
@@ -59,7 +59,7 @@ def main() -> None:
         steps = [reached_at(run, at_least)[0] for run in truth[name]]
         rows[name].append(f"{fmean(steps):.0f}")
     for run, each in zip(args.runs, estimates, strict=True):
-        seed = load_run_config(run / "config.yaml").seed
+        seed = load_config(run / "config.yaml").values["seed"]
         delays = {name: delay(truth, name, seed, at_least) for name in groups}
         correlations.append(rank_correlation([*each.values()], [*delays.values()]))
     print(table(["left out", "estimate: mean (lowest to highest)", "copies at"], [*rows.values()]))
@@ -68,21 +68,22 @@ def main() -> None:
 
 def groups_of_the_card() -> dict[str, list[int]]:
     """Return the lengths of blocks that each rung leaves out."""
-    runs = plan(str(CARD), [], seeds=1)
-    return {run.label: shape_of(run.config).without for run in runs if run.changes}
+    rungs = load_config(CARD).values["rungs"]
+    return {name: rung["data.source.blocks.without"] for name, rung in rungs.items()}
 
 
-def shape_of(config: RunConfig) -> BlockDocuments:
-    """Return the blocks of a run. Raises InputError if it has learned from others."""
-    source = config.data.source
+def shape_of(config: DataConfig, run: Path) -> BlockDocuments:
+    """Return the blocks of a run. Raises InputError if it has learned from other text."""
+    source = config.source
     if not isinstance(source, StoryworldSource) or source.blocks is None:
-        raise InputError(f"{config.name}: is no run of {CARD.name}: it has no data.source.blocks")
+        raise InputError(f"{run}: is no run of {CARD.name}: it has no data.source.blocks")
     return source.blocks
 
 
 def estimate(run: Path, groups: dict[str, list[int]]) -> dict[str, float]:
     """Return the cosine of each group's gradient and that of copying, mean over checkpoints."""
-    config = load_run_config(run / "config.yaml")
+    config = data_config_of(run)
+    shape = shape_of(config, run)
     saved = checkpoints_of(run)
     missing = [step for step in STEPS if step not in saved]
     if missing:
@@ -91,20 +92,20 @@ def estimate(run: Path, groups: dict[str, list[int]]) -> dict[str, float]:
     for step in STEPS:
         lm, tokenizer, _ = open_checkpoint(saved[step], "cpu")
         longest = lm.config.max_position_embeddings
-        probe = build_probes(tokenizer, config.data, longest)[0]
+        probe = build_probes(tokenizer, config, longest)[0]
         assert probe.name == "repeated_2"
         copying = gradient(lm, probe.input_ids, copied(probe)[1])
         for name, lengths in groups.items():
-            ids = documents(config, tokenizer, lengths)
+            ids = documents(shape, tokenizer, lengths)
             cosine = F.cosine_similarity(gradient(lm, ids), copying, dim=0)
             cosines[name].append(cosine.item())
     return {name: fmean(values) for name, values in cosines.items()}
 
 
-def documents(config: RunConfig, tokenizer: Tokenizer, lengths: Sequence[int]) -> Tensor:
+def documents(shape: BlockDocuments, tokenizer: Tokenizer, lengths: Sequence[int]) -> Tensor:
     """Return held-out documents with blocks of these lengths, (documents, T)."""
     own = {"shortest": min(lengths), "longest": max(lengths), "without": []}
-    shape = shape_of(config).model_copy(update=own)
+    shape = shape.model_copy(update=own)
     texts = [blocks(0, i, shape, held_out=True) for i in range(DOCUMENTS)]
     return torch.tensor([[tokenizer.bos_id, *tokenizer.encode(text)] for text in texts])
 

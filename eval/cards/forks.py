@@ -7,9 +7,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from configs.loader import load_config
 from configs.text import table
 from eval.attention.snapshots import Snapshot
-from train.config import load_run_config
 
 # One of these notes the token before, the other looks for what followed it.
 CIRCUIT = ("previous_token", "induction")
@@ -18,8 +18,8 @@ CIRCUIT = ("previous_token", "induction")
 def heads_of(run: Path, last: Snapshot) -> dict[str, Any]:
     """Return the scores of the circuit's heads at the end, and the heads that the fork changed."""
     changed: set[str] = set()
-    for change in load_run_config(run / "config.yaml").changes:
-        changed |= {*change.clamp, *change.without}
+    for change in load_config(run / "config.yaml").values.get("changes", []):
+        changed |= {*change["clamp"], *change["without"]}
     scores: dict[str, dict[str, float]] = {}
     for name in CIRCUIT:
         for layer, row in zip(last.layers, last.scores[name], strict=True):

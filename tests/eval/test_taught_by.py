@@ -42,7 +42,7 @@ def test_documents_of_a_group_have_blocks_of_its_lengths():
     groups = taught_by.groups_of_the_card()
     assert sorted(length for lengths in groups.values() for length in lengths) == [*range(2, 21)]
     tokenizer = train_tokenizer(config.data.tokenizer, ["".join(map(chr, range(48, 123)))])
-    ids = taught_by.documents(config, tokenizer, groups["without-2-to-3"])
+    ids = taught_by.documents(config.data.source.blocks, tokenizer, groups["without-2-to-3"])
     assert ids.shape == (128, 48)
     again = ids[:, 1:2] == ids[:, 1:]  # the first character of a block, wherever it comes again
     distances = {int(row.nonzero()[1]) for row in again}

@@ -292,17 +292,18 @@ def in_words(results: Results) -> str:
     from_start = [variant["runs"][0].get("forked_at", 0) < first for variant in others]
     tested = [sample for sample, is_whole in zip(samples[1:], from_start, strict=True) if is_whole]
     corrected = iter(holm([float(logrank(samples[0], sample).pvalue) for sample in tested]))
-    p_values = [next(corrected) if is_whole else math.nan for is_whole in from_start]
+    p_values = [f"{next(corrected):.2g}" if is_whole else "–" for is_whole in from_start]
     rows = []
-    for variant, sample, p in zip([baseline, *others], samples, [None, *p_values], strict=True):
+    p_values = ["baseline", *p_values]
+    for variant, sample, p in zip(results["variants"], samples, p_values, strict=True):
         runs = variant["runs"]
         hits = sum(reached_at(run, at_least)[1] for run in runs)
         ends = [run["values"][-1] for run in runs if run["values"][-1] is not None]
         row = [variant["name"], f"{variant['parameters']:,}", f"{variant['kv_bytes']:,}"]
         row += [f"{hits} of {len(runs)}", median_step(sample)]
-        row.append("baseline" if p is None else f"{p:.2g}" if p == p else "–")
+        row.append(p)
         row.append(spread(ends))
-        row.append("baseline" if p is None else loss_difference(baseline["runs"], runs))
+        row.append(p if variant is baseline else loss_difference(baseline["runs"], runs))
         rows.append(row)
     header = ["variant", "parameters", "cache, bytes a token", f"runs that reach {at_least:g}"]
     header += ["median step (95 %)", "p", f"{outcome['score']} at the end", "loss (95 %)"]

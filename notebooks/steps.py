@@ -93,6 +93,18 @@ def parting(ours: dict[int, float], theirs: dict[int, float]) -> int | None:
     return next((step for step in both if ours[step] != theirs[step]), None)
 
 
+def in_context(losses: Tensor, early: tuple[int, int], late: tuple[int, int]) -> float:
+    """Return the mean loss of late tokens minus that of early ones. losses (B, T)"""
+    means = [losses[:, first : last + 1].mean() for first, last in (early, late)]
+    return (means[1] - means[0]).item()
+
+
+def half_way(curve: dict[int, float]) -> int:
+    """Return the first step with at least half of the change from the first value to the last."""
+    first, *_, last = curve.values()
+    return next(step for step, x in curve.items() if abs(x - last) <= abs(first - last) / 2)
+
+
 def middle(steps: list[int | None]) -> int | None:
     """Return the median, the later one of two. None among the steps, and as a result: never."""
     late = sorted(math.inf if step is None else step for step in steps)[len(steps) // 2]

@@ -361,7 +361,7 @@ def draw(results: Results, file: Path) -> None:
         axes, f"share of runs with {outcome['score']} ≥ {outcome['at_least']:g}", "step"
     )
     axes.set_ylim(-0.02, 1.06)
-    axes.legend(loc="upper left", fontsize=8, frameon=False)
+    axes.legend(loc="best", fontsize=8, frameon=False)
     drawing.save_figure(figure, file)
 
 

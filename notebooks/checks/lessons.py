@@ -1,4 +1,4 @@
-"""Check the functions that readers write in notebooks 01, 03, 04, 06, 08 and 15."""
+"""Check the functions that readers write in notebooks 01, 03, 04, 06, 08, 15 and 16."""
 
 from __future__ import annotations
 
@@ -284,3 +284,39 @@ def middle(function: Function) -> None:
 
 def step(call: str, got: Any, expected: int | None) -> None:
     assert got == expected, f"{call} is {got!r}, and must be {expected!r}."
+
+
+def in_context(function: Function) -> None:
+    example = torch.tensor([[9.0, 5, 3, 1, 2], [9, 3, 4, 3, 2]])
+    for name, losses, early, late in (
+        (f"{example.int().tolist()}", example, (1, 2), (3, 4)),
+        ("(8, 49)", attention.random(8, 49), (3, 6), (42, 47)),
+        ("(1, 20)", attention.random(1, 20), (0, 0), (19, 19)),
+    ):
+        call = f"in_context(losses {name}, {early}, {late})"
+        same(call, function(losses, early, late), steps.in_context(losses, early, late))
+
+
+def half_way(function: Function) -> None:
+    for curve in (
+        {0: 0.0, 10: 0.2, 20: 0.7, 30: 1.0},
+        {0: 0.0, 10: -0.5, 20: -1.2, 30: -2.0},
+        {0: 5.0, 10: 4.6, 25: 4.5, 50: 4.0},
+        {0: 0.4, 10: 0.4, 20: 0.65, 30: 0.75, 40: 1.0},
+        {0: 0.0, 10: 3.0, 20: 0.4, 30: 1.2, 40: 2.0},
+        {5: 1.0, 6: 2.0},
+    ):
+        step(f"half_way({curve})", function(curve), steps.half_way(curve))
+
+
+def smear(function: Function) -> None:
+    example = torch.tensor([[4.0, 0], [0, 8], [2, 2]])
+    for name, k, share in (
+        (f"{example.int().tolist()}", example, 0.25),
+        ("of six tokens, (6, 8)", attention.random(6, 8), 0.7),
+        ("of one token, (1, 4)", attention.random(1, 4), 0.5),
+    ):
+        before = k.clone()
+        mixed = share * k[1:] + (1 - share) * k[:-1]
+        same(f"smear(k {name}, {share})", function(k, share), torch.cat((k[:1], mixed)))
+        assert torch.equal(k, before), "smear changes its argument, and must leave it as it is."

@@ -34,7 +34,7 @@ def notebooks(tmp_path) -> Path:
 
 def test_every_notebook_gets_one_badge_and_one_cell_and_stays_as_it_is(notebooks):
     paths = sorted(notebooks.rglob("*.ipynb"))
-    assert len(paths) == 42
+    assert len(paths) == 44
     for path in paths:
         place = path.relative_to(notebooks)
         before = nbformat.read(ROOT / "notebooks" / place, as_version=4)

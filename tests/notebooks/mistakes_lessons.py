@@ -1,4 +1,4 @@
-"""Learners' answers to the exercises of notebooks 01, 03, 04, 06, 08 and 15: mistakes, and other right answers."""
+"""Learners' answers to the exercises of notebooks 01, 03, 04, 06, 08, 15 and 16: mistakes, and other right answers."""
 
 HIDE = "torch.ones_like(s).triu(1).bool()"
 MASK = "torch.ones(q.shape[-2], q.shape[-2]).triu(1).bool()"
@@ -13,6 +13,11 @@ EARLIER = (
     f"(*({{run['seed']: {START} for run in runs}} for runs in (first, second)))"
 )
 BOTH = "sorted(a.keys() & b.keys())"
+EARLY = "l[:, e[0]:e[1] + 1].mean()"
+LATER = "l[:, t[0]:t[1] + 1].mean()"
+FIRST_VALUE = "next(iter(c.values()))"
+LAST = "[*c.values()][-1]"
+MIDDLE = f"({FIRST_VALUE} + {LAST}) / 2"
 REACHED = "[s for s in steps if s is not None]"
 LATE = "[math.inf if s is None else s for s in steps]"
 ADDED = "value(o[:o.index(h) + 1]) - value(o[:o.index(h)])"
@@ -76,6 +81,50 @@ WRONG = {
         "lambda T: (torch.ones(T - 1).diag(-1) + torch.eye(T)) / 2",
         "lambda T: torch.tensor([max(0, i - 1) for i in range(T)])",
         "lambda T: F.one_hot(torch.arange(1, T + 1) % T, T).float()",
+    ],
+    "in_context": [
+        "lambda l, e, t: (l[:, t[0]:t[1]].mean() - l[:, e[0]:e[1]].mean()).item()",
+        f"lambda l, e, t: ({EARLY} - {LATER}).item()",
+        f"lambda l, e, t: ({LATER} / {EARLY}).item()",
+        f"lambda l, e, t: {LATER}.item()",
+        f"lambda l, e, t: ({LATER} - l.mean()).item()",
+        f"lambda l, e, t: (l.mean() - {EARLY}).item()",
+        "lambda l, e, t: (l[:, t[0]] - l[:, e[0]]).mean().item()",
+        "lambda l, e, t: (l[:, t[1]] - l[:, e[1]]).mean().item()",
+        "lambda l, e, t: (l[t[0]:t[1] + 1].mean() - l[e[0]:e[1] + 1].mean()).item()",
+        f"lambda l, e, t: ({LATER} - {EARLY}).abs().item()",
+        "lambda l, e, t: (l[:, t[0]:t[1] + 1].sum() - l[:, e[0]:e[1] + 1].sum()).item()",
+        "lambda l, e, t: l[:, t[0]:t[1] + 1].mean(1) - l[:, e[0]:e[1] + 1].mean(1)",
+        "lambda l, e, t: (l[0, t[0]:t[1] + 1].mean() - l[0, e[0]:e[1] + 1].mean()).item()",
+    ],
+    "half_way": [
+        "lambda c: next(s for s, x in c.items() if x >= max(c.values()) / 2)",
+        "lambda c: next(s for s, x in c.items() if x >= list(c.values())[-1] / 2)",
+        "lambda c: list(c)[len(c) // 2]",
+        "lambda c: (min(c) + max(c)) // 2",
+        f"lambda c: next(s for s, x in c.items() if x >= {MIDDLE})",
+        f"lambda c: next(s for s, x in c.items() if x <= {MIDDLE})",
+        f"lambda c: min(c, key=lambda s: abs(c[s] - {MIDDLE}))",
+        f"lambda c: next(i for i, x in enumerate(c.values()) if abs(x - {LAST}) <= abs({FIRST_VALUE} - {LAST}) / 2)",
+        f"lambda c: next(x for x in c.values() if abs(x - {LAST}) <= abs({FIRST_VALUE} - {LAST}) / 2)",
+        f"lambda c: next(s for s, x in c.items() if abs(x - {FIRST_VALUE}) > abs({FIRST_VALUE} - {LAST}) / 2)",
+        f"lambda c: [s for s, x in c.items() if abs(x - {LAST}) <= abs({FIRST_VALUE} - {LAST}) / 2][-1]",
+        f"lambda c: next(s for s, x in c.items() if abs(x - {LAST}) <= 0.1)",
+        f"lambda c: next(s for s, x in c.items() if x - {LAST} <= ({FIRST_VALUE} - {LAST}) / 2)",
+    ],
+    "smear": [
+        "lambda k, s: s * k + (1 - s) * k.roll(1, 0)",
+        "lambda k, s: s * k + (1 - s) * torch.cat((0 * k[:1], k[:-1]))",
+        "lambda k, s: s * k + (1 - s) * torch.cat((k[1:], k[-1:]))",
+        "lambda k, s: (1 - s) * k + s * torch.cat((k[:1], k[:-1]))",
+        "lambda k, s: k + (1 - s) * torch.cat((k[:1], k[:-1]))",
+        "lambda k, s: s * k + s * torch.cat((k[:1], k[:-1]))",
+        "lambda k, s: s * k[1:] + (1 - s) * k[:-1]",
+        "lambda k, s: s * k + (1 - s) * torch.cat((k[:, :1], k[:, :-1]), 1)",
+        "lambda k, s: s * k + (1 - s) * k.cumsum(0) / torch.arange(1, len(k) + 1)[:, None]",
+        "lambda k, s: s * k",
+        "lambda k, s: torch.cat((k[:1], (k[1:] + k[:-1]) / 2))",
+        "lambda k, s: torch.cat((s * k[:1], s * k[1:] + (1 - s) * k[:-1]))",
     ],
     "middle": [
         "lambda steps: sorted(steps)[len(steps) // 2]",
@@ -332,6 +381,18 @@ RIGHT = {
     "looks_back": [
         "lambda T: F.one_hot(torch.arange(-1, T - 1).clamp(min=0), T).float()",
         "lambda T: torch.tensor([[float(j == max(0, i - 1)) for j in range(T)] for i in range(T)])",
+    ],
+    "in_context": [
+        f"lambda l, e, t: {LATER} - {EARLY}",
+        f"lambda l, e, t: float({LATER}) - float({EARLY})",
+    ],
+    "half_way": [
+        f"lambda c: next(s for s, x in c.items() if abs(x - {LAST}) <= abs({FIRST_VALUE} - {LAST}) / 2)",
+        f"lambda c: min(s for s in c if (c[s] - {FIRST_VALUE}) / ({LAST} - {FIRST_VALUE}) >= 0.5)",
+    ],
+    "smear": [
+        "lambda k, s: s * k + (1 - s) * torch.cat((k[:1], k[:-1]))",
+        "lambda k, s: torch.lerp(torch.cat((k[:1], k[:-1])), k, s)",
     ],
     "middle": [
         f"lambda steps: (lambda s: None if s == math.inf else s)(sorted({LATE})[len(steps) // 2])",

@@ -1,4 +1,4 @@
-"""The checks of the functions that readers write in notebooks 01, 03, 04, 06, 08 and 15."""
+"""The checks of the functions that readers write in notebooks 01, 03, 04, 06, 08, 15 and 16."""
 
 from __future__ import annotations
 
@@ -45,6 +45,9 @@ EXERCISES = {
     "parting": ("15.1", steps.parting),
     "looks_back": ("15.2", lambda T: torch.eye(T).roll(1, 0).where(torch.arange(T)[:, None] > 0, torch.eye(T))),
     "middle": ("15.3", steps.middle),
+    "in_context": ("16.1", steps.in_context),
+    "half_way": ("16.2", steps.half_way),
+    "smear": ("16.3", lambda k, share: torch.cat((k[:1], share * k[1:] + (1 - share) * k[:-1]))),
 }
 every_exercise = pytest.mark.parametrize("name", EXERCISES)
 
